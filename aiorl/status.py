@@ -79,8 +79,8 @@ def status_of_run(directory: Path) -> dict[str, Any]:
     account["learner_words"] = _words(directory / "log.txt")
     if not account.get("result"):  # the account is missing, or older than the results
         with contextlib.suppress(ValueError):
-            last_line = _last_line(directory / "result.jsonl", _RESULT_BYTES)
-            account["result"] = parse_json(last_line.encode(), is_strict=False)
+            last_result = last_line(directory / "result.jsonl", _RESULT_BYTES)
+            account["result"] = parse_json(last_result.encode(), is_strict=False)
     logs = directory / "logs"
     names = sorted(path.name for path in logs.iterdir() if path.suffix == ".txt") if logs.is_dir() else []
     account["logs"] = {name: _words(logs / name) for name in names[:_MAX_LOGS]}
@@ -101,7 +101,7 @@ def _changed(path: Path) -> float:
         return 0.0
 
 
-def _last_line(path: Path, tail_bytes: int = 16 << 10) -> str:
+def last_line(path: Path, tail_bytes: int = 16 << 10) -> str:
     """Return the last whole line of a file, "" if there is none."""
     try:
         with open_regular(path) as file:
@@ -113,7 +113,7 @@ def _last_line(path: Path, tail_bytes: int = 16 << 10) -> str:
 
 
 def _words(path: Path) -> str:
-    return one_line(_last_line(path), _MAX_WORDS)
+    return one_line(last_line(path), _MAX_WORDS)
 
 
 async def status_of_learner(places: Sequence[str], keys: Path | None, *, wait_s: float = _WAIT_S) -> dict[str, Any]:
@@ -174,18 +174,22 @@ async def status_of_learner(places: Sequence[str], keys: Path | None, *, wait_s:
 # Showing it --------------------------------------------------------------------------------------------------
 
 
-class _Part:
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e18  # no NaN or infinity
+
+
+class Part:
     """Reader of a part of an account, which may hold anything."""
 
     def __init__(self, value: object) -> None:
         self._value = value if isinstance(value, dict) else {}
 
-    def part(self, name: str) -> _Part:
-        return _Part(self._value.get(name))
+    def part(self, name: str) -> Part:
+        return Part(self._value.get(name))
 
-    def parts(self, name: str) -> list[_Part]:
+    def parts(self, name: str) -> list[Part]:
         found = self._value.get(name)
-        return [_Part(each) for each in found] if isinstance(found, list) else []
+        return [Part(each) for each in found] if isinstance(found, list) else []
 
     def texts(self, name: str) -> list[str]:
         found = self._value.get(name)
@@ -196,9 +200,11 @@ class _Part:
 
     def number(self, name: str) -> float | None:
         found = self._value.get(name)
-        if isinstance(found, bool) or not isinstance(found, int | float):
-            return None
-        return found if abs(found) < 1e18 else None  # not NaN or infinity
+        return found if _is_number(found) else None
+
+    def numbers(self, name: str) -> list[float]:
+        found = self._value.get(name)
+        return [*filter(_is_number, found)] if isinstance(found, list) else []
 
     def text(self, name: str, most: int = _MAX_WORDS) -> str:
         """Return a text or a number as one printable line, "" for anything else."""
@@ -210,7 +216,7 @@ class _Part:
 
 def shown(account: dict[str, Any]) -> str:
     """Return an account as text for people."""
-    whole, learner = _Part(account), _Part(account).part("learner")
+    whole, learner = Part(account), Part(account).part("learner")
     result, silent_s = whole.part("result"), max(0.0, whole.number("silent_s") or 0.0)
     state = learner.text("state") or "nothing is known of its state"
     if learner.text("end"):
@@ -250,7 +256,7 @@ def shown(account: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _row(part: _Part) -> list[str]:
+def _row(part: Part) -> list[str]:
     texts = {name: part.text(name) for name in _COLUMNS.values()}
     texts["pid"] = texts["pid"].replace(",", "")
     texts["heard_s"] = _ago(part.number("heard_s") or 0.0)

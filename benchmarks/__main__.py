@@ -42,6 +42,7 @@ MODULES = (
     "offline",
     "replay",
     "off_policy",
+    "watch",
     "stable_baselines",
 )
 

@@ -51,6 +51,19 @@ def split_address(address: str, *, key: str = "address") -> tuple[str, int]:
     return str(in_brackets or name), int(port)
 
 
+def host_and_port(value: int | str, *, key: str) -> tuple[str, int]:
+    """Return host and port of PORT or HOST:PORT; an IPv6 address has brackets, and no host is 127.0.0.1.
+
+    Raises:
+        ConfigError: the value has another form; the error names the key.
+    """
+    host, _, port = str(value).rpartition(":")
+    if not port.isdecimal() or int(port) > MAX_PORT + 1:
+        said = f"{key} must be PORT or HOST:PORT, such as 8265 or 0.0.0.0:8265, not {value!r:.200}."
+        raise ConfigError(said, key=key, value=value)
+    return host.removeprefix("[").removesuffix("]") or "127.0.0.1", int(port)
+
+
 def url(host: str, port: int) -> str:
     """Return "tcp://HOST:PORT", with an IPv6 address in brackets."""
     return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"

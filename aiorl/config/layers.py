@@ -24,6 +24,7 @@ from aiorl.config.files import MAX_BYTES, dump_mapping, parse_yaml, read_config_
 from aiorl.config.key import all_keys, as_written, by_group
 from aiorl.config.rllib_file import convert, is_rllib_file
 from aiorl.errors import ConfigError, nearest
+from aiorl.text import one_line
 
 if TYPE_CHECKING:
     from aiorl.config.schema import CommonConfig
@@ -48,6 +49,8 @@ WITHHELD = "<withheld>"
 ConfigClassOf = Callable[[str], type["CommonConfig"]]
 """Function from the name of an algorithm to its config class; raises UnknownAlgorithmError for unknown names."""
 
+NOTED = re.compile(r"(?m)^#   (\S+): (.+)$")
+"""Origin of a value in a saved config: the key, and the origin. Those of defaults are not noted."""
 _ARGUMENT = "argument"
 _SCHEDULE = "_schedule"
 _PRESETS = importlib.resources.files("aiorl") / "presets"
@@ -470,25 +473,35 @@ def dump_yaml(config: CommonConfig) -> str:
 
 def render_effective(config: CommonConfig) -> str:
     """Return a line for each key with its name, the origin of its value, and the value; secrets are withheld."""
+    rows = _effective(config)
+    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+    return "".join(f"{name:{widths[0]}}  {origin:{widths[1]}}  {text}\n" for name, origin, text in rows)
+
+
+def _effective(config: CommonConfig) -> list[tuple[str, str, str]]:
+    """Return name, origin and value of each key; secrets are withheld."""
     values = without_secrets(config.to_dict())
     keys = [name for name, _ in by_group(all_keys(type(config)))]
     for group in ("model", "multiagent"):  # they can have more keys, which only the user knows
         keys += [name for inner in values[group] if (name := f"{group}.{inner}") not in keys]
     found = (functools.reduce(dict.__getitem__, name.split("."), values) for name in keys)
-    rows = [(name, config.origin_of(name), as_written(value)) for name, value in zip(keys, found, strict=True)]
-    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
-    return "".join(f"{name:{widths[0]}}  {origin:{widths[1]}}  {text}\n" for name, origin, text in rows)
+    return [(name, config.origin_of(name), as_written(value)) for name, value in zip(keys, found, strict=True)]
 
 
 def save_config(config: CommonConfig, run_dir: Path) -> Path:
-    """Write the effective config to the run directory, for users and for `--resume`.
+    """Write the effective config to the run directory, for users and for `--resume`, with the origins as comments.
 
     Raises:
         ConfigError: the file can't be written.
     """
     path, temporary = run_dir / CONFIG_FILE, run_dir / f"{CONFIG_FILE}.tmp"
     try:
-        temporary.write_text(dump_yaml(config.model_copy(update={"resume": None})), encoding="utf-8")
+        former = dict(NOTED.findall(path.read_text("utf-8"))) if config.resume and path.exists() else {}
+        record = f"{Path(str(config.resume)) / CONFIG_FILE}, line " if former else "\n"
+        rows = ((name, former.get(name, DEFAULT) if record in said else said) for name, said, _ in _effective(config))
+        notes = [f"#   {name}: {one_line(said, 300)}\n" for name, said in rows if said != DEFAULT and name != "resume"]
+        text = [dump_yaml(config.model_copy(update={"resume": None})), "\n# Origins of values that are not defaults:\n"]
+        temporary.write_text("".join([*text, *notes]), encoding="utf-8")
         os.replace(temporary, path)
     except OSError as error:
         raise ConfigError(f"{path} can't be written: {error.strerror}.", key="run_dir", value=str(run_dir)) from error

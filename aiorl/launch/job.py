@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from aiorl.config.addresses import split_address
+from aiorl.config.addresses import host_and_port, split_address
 from aiorl.config.command_line import Parser, as_typed
 from aiorl.errors import ConfigError
 from aiorl.process.imports import child_python, find_modules_here, prepare_import, python_path
@@ -41,7 +41,7 @@ __all__ = ["Engine", "Job", "Verb", "checked", "saved"]
 CORES = "from aiorl.process.machine import usable_cores; print(usable_cores())"
 """Python that prints the cores of a host that its processes can use."""
 _FACTS = "launch.json"
-_KEYS = ("algo", "env", "run_dir", "resume", "keys", "insecure", "preset", "init_from")
+_KEYS = ("algo", "env", "run_dir", "resume", "keys", "insecure", "preset", "init_from", "web")
 """Keys of the effective config that a `Job` is made from."""
 
 
@@ -167,6 +167,17 @@ class Job:
         of_new = [name for name in ("preset", "init_from") if self.config[name] is not None]
         unset = [word for name in of_new for word in (f"--{name.replace('_', '-')}", "null")]
         return ["--resume", run_dir, "--run-dir", run_dir, *unset]
+
+    def forward(self, host: str, ssh: str = "ssh") -> str:
+        """Return a line with the command that forwards the page of the run to this machine; "" without a known port.
+
+        Args:
+            host: host of the learner, as `ssh` knows it.
+            ssh: command of ssh with its own options.
+        """
+        name, port = host_and_port(self.config.get("web") or 0, key="web")
+        at = "127.0.0.1" if name in ("0.0.0.0", "::") else name
+        return f"  {ssh} -L {port}:{at}:{port} {host}  # then http://127.0.0.1:{port} is its page\n" if port else ""
 
     def save(self, engine: str, facts: Mapping[str, Any]) -> None:
         """Save what the engine's verbs need to know of this run, in place of what an earlier launch saved.

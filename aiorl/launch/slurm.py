@@ -124,6 +124,7 @@ def run(job: Job, options: dict[str, Any]) -> int:
         if name != "scale" or number:
             words = f"{name} {shlex.quote(str(job.run_dir))} {verb.takes}".rstrip()
             sys.stdout.write(f"  aiorl launch slurm {words}\n")
+    sys.stdout.write(job.forward(f"$(squeue --me -hn {job.name} -o %B)"))
     return 0
 
 

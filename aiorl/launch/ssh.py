@@ -56,7 +56,7 @@ _LEAVE_S = {True: 20.0, False: 10.0}
 """Seconds for an orderly end, of a learner (True) and of workers."""
 _BY_SIGNAL = 128
 """From here on, exit statuses are those of a process that a signal ended; 255 is that of a broken connection."""
-_OWN = ("keys", "lock", "launch.json", "launch.lock")
+_OWN = ("keys", "lock", "launch.json", "launch.lock", "web.token")
 """Files of a run directory that neither go to a host nor come from there."""
 
 
@@ -347,6 +347,8 @@ def run(job: Job, options: dict[str, Any]) -> int:
         job.make_keys()
     size = f"{len(launch.packed_code) / 1024:.1f} kB of code"
     sys.stderr.write(f"aiorl: {job.run_dir}; {size} go to {', '.join(launch.hosts)}\n")
+    if launch.learner:
+        sys.stderr.write(job.forward(launch.learner, options.get("ssh", "ssh")))
     job.save("ssh", {"pid": os.getpid(), "hosts": launch.hosts})
     with lock:
         if options.get("detach"):

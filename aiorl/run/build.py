@@ -43,6 +43,7 @@ from aiorl.run.policy_group import PolicyGroup
 from aiorl.run.policy_plan import PlannedPolicy, check_leases, plan_policies, with_policies_named, with_settings_said
 from aiorl.run.report.loggers import check_loggers
 from aiorl.sampling.callbacks import DefaultCallbacks
+from aiorl.web.child import check_port
 
 logger = logging.getLogger(__name__)
 
@@ -90,6 +91,7 @@ def plan_learning(config: CommonConfig) -> LearningPlan:
     if any(policy.is_of_other_algorithm(config) for policy in policies.values()):
         import_tensorflow(config)
         check_leases(config, policies)
+    check_port("web", config.web)
     return LearningPlan(
         config=with_settings_said(config, policies),
         policies=policies,

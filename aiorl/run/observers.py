@@ -16,6 +16,7 @@ from aiorl.run.evaluations import Evaluations
 from aiorl.run.report.loggers import BackgroundLogger, Loggers, make_loggers, open_loggers
 from aiorl.run.restoring import RunState
 from aiorl.run.training import Observer, Training
+from aiorl.web.child import WebChild, page_of_run
 
 
 class StopCriteria(dict[str, float]):
@@ -95,7 +96,11 @@ class Checkpoints(Observer):
 
 
 class RunFiles(Observer):
-    """Writes the results of a run to its directory, as long as that exists."""
+    """Writes the results of a run to its directory, as long as that exists, and serves a page of them.
+
+    Attributes:
+        page: the page, None if there is none.
+    """
 
     def __init__(self, config: CommonConfig, directory: RunDirectory) -> None:
         """Prepare without opening files yet.
@@ -108,12 +113,13 @@ class RunFiles(Observer):
         self._directory = directory
         self._own: BackgroundLogger | None = None
         self._loggers: list[BackgroundLogger | Loggers] = []
+        self.page: WebChild | None = None
 
     def open(self, resumed: RunState | None = None) -> None:
-        """Open the files of results and remove results from after the checkpoint that is resumed.
+        """Open the files of results, remove results from after the checkpoint that is resumed, and start the page.
 
         Raises:
-            ConfigError: a file cannot be written, or one of the user's loggers cannot be made.
+            ConfigError: a file cannot be written, one of the user's loggers cannot be made, or the page has no port.
         """
         iteration = step = None
         if resumed is not None:
@@ -123,6 +129,7 @@ class RunFiles(Observer):
         self._loggers.append(self._own)
         users = make_loggers(self._config.loggers, path.absolute(), without_secrets(self._config.to_dict()))
         self._loggers.append(users)
+        self.page = page_of_run(self._config.web, path)
 
     def write(self, result: Mapping[str, Any]) -> None:
         """Queue a result to be written, shortly afterwards and at the latest when `flush` returns.
@@ -150,5 +157,5 @@ class RunFiles(Observer):
 
     def close(self) -> None:
         """Close the files."""
-        for loggers in self._loggers:
-            loggers.close()
+        for each in [*self._loggers, *filter(None, [self.page])]:
+            each.close()

@@ -121,13 +121,15 @@ class Run:
             self._display.start(time.monotonic())
             logging.getLogger().addHandler(self._display_logs)
             training = self.training = self._make_training()
+            if self._files.page is not None:
+                self._display.way("page", str(self._files.page), time.monotonic())
             tell_of_stray_errors(self._fail)
             tasks.start(self._tick(training), "display")
             tasks.start(training.source.overview.keep(training), "account")
             await training.start()
             if command := training.source.join_command:
                 logger.info("more workers join with: %s", command)
-                self._display.join(command, time.monotonic())
+                self._display.way("join", command, time.monotonic())
             else:
                 text = "this process samples by itself (num_workers: 0 without bind); no worker can join"
                 self._tell(text, logging.INFO)

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import signal
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aiorl.config.command_line import Parser, exit_status
 from aiorl.errors import ConfigError
-
-if TYPE_CHECKING:
-    from aiorl.web.access import WebOptions
 
 __all__ = ["main"]
 
 _PROG = "python -m aiorl.watch"
 _ABOUT = "Show runs in the browser. Only their directories are read, so it works during and after a run, or on a copy."
 _PORT = 8265
+_NICE = 10
 _EXAMPLES = f"""
 Examples:
   python -m aiorl.watch                          # the runs in ./runs
@@ -55,21 +53,18 @@ def _watch(found: dict[str, Any]) -> None:
     if not root.is_dir():
         said = f"{root} is not a directory."
         raise ConfigError(said, key="DIRECTORY", hint="Give a run directory, or a directory of runs.")
-    asyncio.run(_serve(root, web_options(found)))
-
-
-async def _serve(root: Path, options: WebOptions) -> None:
+    options = web_options(found)
     from aiorl.watch.app import make_app
-    from aiorl.web.server import WebServer
+    from aiorl.web.server import serve
 
-    stopped = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stopped.set)
-    async with WebServer(make_app(root), options) as server:
-        sys.stdout.write(f"{root}: {server.url}\n")
+    if options.inherited is not None:
+        os.nice(_NICE)  # the learner needs its processor more
+
+    def say(url: str) -> None:
+        sys.stdout.write(f"{root}: {url}\n")
         sys.stdout.flush()
-        await stopped.wait()
+
+    asyncio.run(serve(make_app(root), options, say))
 
 
 if __name__ == "__main__":

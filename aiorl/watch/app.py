@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.resources
+import json
 import os
 import re
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import orjson
-
-from aiorl import __version__
 from aiorl.config.files import open_regular
-from aiorl.run.report.loggers import JSONL_FILE
+from aiorl.config.layers import NOTED
+from aiorl.run.report.loggers import JSONL_FILE, to_json
+from aiorl.text import one_line
 from aiorl.watch import reading
-from aiorl.watch.compared import Compared, shorter
+from aiorl.watch.compared import experiments
 from aiorl.watch.glance import Run, Runs
 from aiorl.web.app import App
 from aiorl.web.messages import Refusal, Request, Response, json_response, metrics_response
-
-T = TypeVar("T")
 
 _PAGE = importlib.resources.files("aiorl.watch") / "page"
 _TYPES = {
@@ -43,9 +42,8 @@ _SAFE = (
 )
 _RANGE_BYTES = 4 << 20
 _FILM_BYTES = 64 << 20
-_LOOK_S, _DETAILS_S, _LOOK_AT_ALL_S, _ALIVE_S = 0.4, 1.5, 2.0, 15.0
+_LOOK_S, _DETAILS_S, _LOOK_AT_ALL_S, _ALIVE_S = 0.4, 1.0, 2.0, 15.0
 _MAX_ROWS, _BEHIND_BYTES = 50, 1 << 20
-_MAX_CURVES = 4
 _MAX_METRIC_RUNS = 500
 _METRICS = {
     "env_steps_sampled_total": ("timesteps_total", "Env steps sampled."),
@@ -80,17 +78,15 @@ class _Pages:
 
     def __init__(self, runs: Runs) -> None:
         self._runs = runs
-        self._compared = Compared()
-        self._curves: dict[str, reading.Curves] = {}
         self._lock = asyncio.Lock()
 
-    async def _read(self, do: Callable[..., T], *args: Any) -> T:
+    async def _read(self, do: Callable[..., Any], *args: Any) -> Any:
         async with self._lock:
             return await asyncio.to_thread(do, *args)
 
     async def _run_of(self, request: Request) -> Run:
         name = request.query.get("run", "")
-        run = await self._read(self._runs.run, name)
+        run: Run | None = await self._read(self._runs.run, name)
         if run is None:
             raise Refusal(404, f"There is no run {name!r:.100} in {self._runs.root}.")
         return run
@@ -131,43 +127,37 @@ class _Pages:
 
     async def runs(self, request: Request) -> Response:
         """Answer with the figures of all runs."""
-        return json_response(await self._read(self._all))
+        return Response(await self._read(self._all))
 
-    def _all(self) -> dict[str, Any]:
-        where = {"root": str(self._runs.root.absolute()), "is_single": self._runs.is_single, "version": __version__}
-        return {**where, "runs": self._runs.glances()}
+    def _all(self) -> bytes:
+        where = {"root": str(self._runs.root.absolute()), "is_single": self._runs.is_single}
+        return _json({**where, "runs": self._runs.glances()})
 
     async def run(self, request: Request) -> Response:
         """Answer with all of a run but its curves, config and logs."""
         run = await self._run_of(request)
-        return json_response(await self._read(run.details))
+        return Response(_json(await self._read(run.details)))
 
     async def curves(self, request: Request) -> Response:
         """Answer with the numbers of a run's results by name, thinned, and the place in the file where they end."""
         run = await self._run_of(request)
-        return Response(await self._read(self._curves_of, run))
-
-    def _curves_of(self, run: Run) -> bytes:
-        curves = self._curves.pop(run.name, None) or reading.Curves(run.path)
-        curves.update()
-        self._curves[run.name] = curves  # the newest is last
-        if len(self._curves) > _MAX_CURVES:
-            self._curves.pop(next(iter(self._curves)))
-        columns = {name: shorter(curves.column(name)) for name in curves.names if name != "timestamp"}
-        return orjson.dumps({"end": curves.end, "columns": columns})
+        columns, end = await asyncio.to_thread(reading.curves, run.path)
+        exact = (reading.STEPS, reading.SECONDS)  # others are for pictures
+        shown = {one_line(name, 300): columns[name].astype("f8" if name in exact else "f4") for name in columns}
+        return json_response({"end": end, "columns": shown})
 
     async def config(self, request: Request) -> Response:
-        """Answer with key, value and origin of each setting."""
-        run = await self._run_of(request)
-        return json_response(await self._read(lambda: reading.config_rows(reading.config_text(run.path))))
+        """Answer with the settings, and the origins that are noted."""
+        text = reading.config_text((await self._run_of(request)).path)
+        return Response(_json({"values": reading.parsed_config(text), "origins": dict(NOTED.findall(text))}))
 
     async def log(self, request: Request) -> Response:
         """Answer with the newest entries of a log that have a level and contain a text."""
         run, query = await self._run_of(request), request.query
         name, level = query.get("file", "log.txt"), query.get("level", "DEBUG")
-        if level not in ("DEBUG", "INFO", "WARNING", "ERROR"):
-            raise Refusal(400, "The level is DEBUG, INFO, WARNING or ERROR.")
-        if name not in await asyncio.to_thread(reading.log_names, run.path):
+        if level not in reading.LEVELS:
+            raise Refusal(400, f"The level is one of {', '.join(reading.LEVELS)}.")
+        if name not in reading.log_names(run.path):
             raise Refusal(404, f"This run has no log {name!r:.100}.")
         words = query.get("words", "")[:200]
         entries, is_cut = await asyncio.to_thread(reading.log_entries, run.path / name, words, level)
@@ -178,13 +168,12 @@ class _Pages:
         metric, by = request.query.get("metric", "episode_reward_mean")[:300], request.query.get("by", "steps")
         if by not in ("steps", "seconds"):
             raise Refusal(400, "Experiments are shown by steps or by seconds.")
-        found = await self._read(lambda: self._compared.experiments([*self._runs.find().values()], metric, by))
-        return json_response(found)
+        return json_response(await self._read(experiments, [*self._runs.find().values()], metric, by))
 
     async def film(self, request: Request) -> Response:
         """Answer with a film, or with a part of it, as browsers ask for."""
         run, name = await self._run_of(request), request.query.get("name", "")
-        if name not in await asyncio.to_thread(reading.films, run.path):
+        if name not in reading.films(run.path):
             raise Refusal(404, f"This run has no film {name!r:.100}.")
         found = re.fullmatch(r"bytes=(\d{1,15})-(\d{0,15})", request.header(b"range"))
         start = int(found[1]) if found else 0
@@ -221,7 +210,7 @@ class _Pages:
     async def _events_of_all(self) -> AsyncIterator[bytes]:
         before = b""
         while True:
-            now = orjson.dumps(await self._read(self._all))
+            now = await self._read(self._all)
             yield _event("runs", now) if now != before else b""
             before = now
             await asyncio.sleep(_LOOK_AT_ALL_S)
@@ -229,13 +218,13 @@ class _Pages:
     async def _events_of(self, run: Run, place: int) -> AsyncIterator[bytes]:
         loop, before, looked_at = asyncio.get_running_loop(), b"", 0.0
         while True:
-            rows, place, is_behind = await asyncio.to_thread(_rows_from, run.path / JSONL_FILE, place)
+            rows, place, is_behind = await asyncio.to_thread(_rows_from, run.path, place)
             if is_behind:
                 yield _event("reload", b"{}", place)
             elif rows:
-                yield _event("results", orjson.dumps(rows), place)
+                yield _event("results", _json(rows), place)
             if loop.time() - looked_at > _DETAILS_S:  # they take milliseconds, which a learner on this host may miss
-                details, looked_at = orjson.dumps(await self._read(run.details)), loop.time()
+                details, looked_at = _json(await self._read(run.details)), loop.time()
                 if details != before:
                     yield _event("run", details)
                 before = details
@@ -243,20 +232,22 @@ class _Pages:
             await asyncio.sleep(_LOOK_S)
 
 
-def _rows_from(path: Path, place: int) -> tuple[list[dict[str, float]], int, bool]:
+def _rows_from(directory: Path, place: int) -> tuple[list[dict[str, float]], int, bool]:
     """Return the numbers of the results from a byte on, the byte after them, and whether they are too many."""
     rows: list[dict[str, float]] = []
-    try:
-        with open_regular(path) as file:
-            size = os.fstat(file.fileno()).st_size
-            if not place <= size <= place + _BEHIND_BYTES:
-                return [], size, True
-            for line, end in reading.lines_from(file, place):
-                place = end
-                rows.append(reading.numbers_in(line))
-    except OSError:
-        pass
-    return [row for row in rows if row and row.keys() >= {reading.STEPS, reading.SECONDS}][-_MAX_ROWS:], place, False
+    with contextlib.suppress(OSError):
+        size = (directory / JSONL_FILE).stat().st_size
+        if not place <= size <= place + _BEHIND_BYTES:
+            return [], size, True
+        for end, row in reading.numbers_from(directory, place):
+            place = end
+            rows.append(row)
+    return rows[-_MAX_ROWS:], place, False
+
+
+def _json(value: Any) -> bytes:
+    """Return any value of a run's files as JSON that every browser takes."""
+    return json.dumps(to_json(value)).encode()
 
 
 def _event(name: str, data: bytes, place: int | None = None) -> bytes:

@@ -5,12 +5,12 @@
     app.post("/models/{name}", answer)           # request.names["name"], await request.json()
     app.websocket("/stream", talk)               # async def talk(socket: WebSocket) -> None
 
-    add_web_options(parser)                      # --host, --port, --token-file, --insecure, --tls-cert, ...
-    async with WebServer(app, web_options(found)) as server:
-        print(server.url)
-        await stopped.wait()                     # leaving the block answers accepted requests, then closes
+    add_web_options(parser, port=8000)           # --host, --port, --token-file, --insecure, --tls-cert, ...
+    await serve(app, web_options(found), print)  # until a signal; it then answers accepted requests, and closes
+    async with WebServer(app, options) as server: ...                  # the same as a part of a program
+    WebChild(port_options("web", 8265, ...), module, words, log=path)  # such a command as a child of another process
 
-`json_response`, `text_response` and `Response(stream=...)` make answers; a stream ends when its client leaves or the
+`json_response` and `Response(body)` or `Response(stream=...)` make answers; a stream ends when its client leaves or the
 server closes (`app.closing`). Raise `Refusal(400, "one sentence")` in a handler to answer {"error": sentence}. Any
 other error is logged, and answered by a 500 without its text. `metrics_response(registry)` is Prometheus's text.
 

@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
+import argparse
 import base64
 import binascii
+import contextlib
 import hmac
+import logging
 import os
+import re
 import secrets
-import stat
+import socket
 import time
 from dataclasses import dataclass
+from logging.handlers import MemoryHandler, RotatingFileHandler
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from aiorl.config.addresses import is_loopback
 from aiorl.config.command_line import Parser, at_least
+from aiorl.config.files import open_regular, whose_else
 from aiorl.errors import ConfigError, SecurityError
 from aiorl.process.imports import want_packages
-from aiorl.process.kept_logs import MAX_BYTES, rotate
+from aiorl.process.kept_logs import MAX_BYTES
 from aiorl.text import one_line
 from aiorl.web.app import MAX_BODY_BYTES
 from aiorl.web.messages import Refusal, Request
 
 _MIN_TOKEN, _MAX_TOKEN = 16, 4096
-_LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+_MANY_LINES = 10_000
+_LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
+_PORT = re.compile(r":\d+$")
 
 
 def want_web(by: str) -> None:
@@ -58,6 +66,7 @@ class WebOptions:
         body_s: seconds in which a body has to arrive after its headers.
         idle_s: seconds that a connection is kept without a request.
         grace_s: seconds for answers under way when the server closes.
+        inherited: number of an open socket to listen on, of a parent that the server ends with; None = make one.
     """
 
     host: str = "127.0.0.1"
@@ -74,6 +83,7 @@ class WebOptions:
     body_s: float = 30.0
     idle_s: float = 75.0
     grace_s: float = 10.0
+    inherited: int | None = None
 
 
 def add_web_options(parser: Parser, *, port: int) -> None:
@@ -91,6 +101,7 @@ def add_web_options(parser: Parser, *, port: int) -> None:
     group.add_argument("--max-body-bytes", type=at_least(1024), metavar="N",
                        help=f"Size limit of a request ({MAX_BODY_BYTES:,}).")  # fmt: skip
     group.add_argument("--max-connections", type=at_least(1), metavar="N", help="Connections at a time (4,096).")
+    group.add_argument("--inherited", type=int, help=argparse.SUPPRESS)
     parser.set_defaults(port=port)
 
 
@@ -101,21 +112,40 @@ def web_options(found: dict[str, Any]) -> WebOptions:
         SecurityError: another address than loopback without a token or ``--insecure``.
         ConfigError: an option doesn't fit another one.
     """
-    return checked(WebOptions(**{name: found.pop(name) for name in WebOptions.__slots__ if name in found}))
-
-
-def checked(options: WebOptions) -> WebOptions:
-    """Return options that were checked against each other, with the errors of `web_options`."""
+    options = WebOptions(**{name: found.pop(name) for name in WebOptions.__slots__ if name in found})
     if (options.tls_cert is None) != (options.tls_key is None):
         raise ConfigError("--tls-cert and --tls-key need each other.", key="tls_key")
-    if options.port > 65_535:
-        raise ConfigError(f"--port is {options.port}, but ports end at 65535.", key="port", value=options.port)
     if not (is_loopback(options.host) or options.token_file or options.is_insecure):
         raise SecurityError(
             f"--host {options.host} can be reached by other hosts, so requests need a token.", key="host",
             value=options.host, hint="Add --token-file FILE, or --insecure to let everyone in.",
         )  # fmt: skip
     return options
+
+
+def listen(options: WebOptions, *, key: str = "port") -> socket.socket:
+    """Return a socket that listens at the address of the options.
+
+    Raises:
+        ConfigError: the address can't be listened on; the error names the key.
+    """
+    if options.inherited is not None:
+        return socket.socket(fileno=options.inherited)
+    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+    try:
+        return socket.create_server((options.host, options.port), family=family, backlog=2048)
+    except (OSError, OverflowError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        said = f"{key} {options.port} of {options.host} can't be listened on: {reason}."
+        hint = f"Choose another one with --{key}; 0 picks a free one."
+        raise ConfigError(said, key=key, value=options.port, hint=hint) from error
+
+
+def url_of(options: WebOptions, listener: socket.socket) -> str:
+    """Return the address of a server that listens there, such as ``http://127.0.0.1:8000``."""
+    host = socket.gethostname() if options.host in ("0.0.0.0", "::") else options.host
+    scheme = "http" if options.tls_cert is None else "https"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
 
 
 class Guard:
@@ -133,7 +163,7 @@ class Guard:
             ConfigError: its file can't be read or written.
         """
         self._token = None if options.token_file is None else _token_in(options.token_file)
-        self._hosts = None if self._token or options.is_insecure else _LOCAL_NAMES | {options.host.lower()}
+        self._hosts = None if self._token or options.is_insecure else {*_LOCAL_NAMES, options.host.lower()}
 
     def check(self, request: Request) -> None:
         """Check a request.
@@ -145,18 +175,11 @@ class Guard:
             challenge = ((b"www-authenticate", b'Bearer, Basic realm="aiorl"'),)
             raise Refusal(401, "Send the server's token: 'Authorization: Bearer TOKEN'.", challenge)
         host = request.header(b"host")
-        if self._hosts is not None and _name_in(f"//{host}") not in self._hosts:
+        if self._hosts is not None and _PORT.sub("", host).lower() not in self._hosts:
             raise Refusal(403, f"This server answers to localhost, not to {host:.100}.")
         origin = request.header(b"origin")
         if origin and origin.partition("://")[2].lower() != host.lower():
             raise Refusal(403, f"Pages of {origin:.100} may not use this server.")
-
-
-def _name_in(address: str) -> str:
-    try:
-        return urlsplit(address).hostname or ""
-    except ValueError:
-        return ""
 
 
 def _token_of(request: Request) -> bytes:
@@ -172,25 +195,16 @@ def _token_of(request: Request) -> bytes:
 def _token_in(path: Path) -> bytes:
     """Return the token in a file, which is made if it doesn't exist."""
     try:
-        try:
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        except FileExistsError:
-            pass
-        else:
-            with os.fdopen(descriptor, "w") as file:
-                file.write(secrets.token_urlsafe(32) + "\n")
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as stored:
-            found = os.fstat(stored.fileno())
-            if not stat.S_ISREG(found.st_mode):
-                raise SecurityError(f"--token-file {path} is no regular file.", key="token_file", value=str(path))
-            if found.st_mode & 0o077:
-                mode = stat.S_IMODE(found.st_mode)
-                said = f"--token-file {path} can be read or written by others (mode {mode:04o})."
-                raise SecurityError(said, key="token_file", value=str(path), hint=f"Run: chmod 600 {path}")
-            token = stored.read(_MAX_TOKEN + 1).strip()
+        with contextlib.suppress(FileExistsError), open(os.open(path, _NEW, 0o600), "w") as made:
+            made.write(secrets.token_urlsafe(32) + "\n")
+        with open_regular(path, follow=True) as file:
+            fault, token = whose_else(os.fstat(file.fileno())), file.read(_MAX_TOKEN + 1).strip()
     except OSError as error:
         said = f"--token-file {path} can't be used: {error.strerror}."
         raise ConfigError(said, key="token_file", value=str(path)) from error
+    if fault:
+        said, hint = f"--token-file {path} {fault}.", f"Run: chmod 600 {path}"
+        raise SecurityError(said, key="token_file", value=str(path), hint=hint)
     if not (_MIN_TOKEN <= len(token) <= _MAX_TOKEN) or not all(0x21 <= byte <= 0x7E for byte in token):
         said = f"--token-file {path} must contain one word of {_MIN_TOKEN} to {_MAX_TOKEN} visible ASCII characters."
         raise SecurityError(said, key="token_file", value=str(path), hint="Remove it, and it is made.")
@@ -206,35 +220,27 @@ class AccessLog:
         Raises:
             ConfigError: it can't be written.
         """
-        self._path, self._max_bytes = path.absolute(), max_bytes
-        self._lines: list[str] = []
         try:
-            self._file = path.open("a", encoding="utf-8")
+            file = RotatingFileHandler(path, maxBytes=max_bytes, backupCount=1, encoding="utf-8")
         except OSError as error:
             said = f"--access-log {path} can't be written: {error.strerror}."
             raise ConfigError(said, key="access_log", value=str(path)) from error
+        format = logging.Formatter("%(asctime)s.%(msecs)03dZ %(message)s", "%Y-%m-%dT%H:%M:%S")
+        format.converter = time.gmtime
+        file.setFormatter(format)
+        file.handleError = lambda record: None  # type: ignore[method-assign]  # a full disk costs lines alone
+        self._file, self._lines = file, MemoryHandler(_MANY_LINES, logging.CRITICAL, file)
+        self.flush = self._lines.flush
 
     def note(self, request: Request, status: int, seconds: float) -> None:
         """Add a line, which is written by the next `flush`."""
-        now, client = time.time(), request.scope.get("client") or ("-",)
-        at = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now))
+        client = (request.scope.get("client") or "-")[0]
         method = "WEBSOCKET" if request.scope["type"] == "websocket" else request.method
-        path = one_line(request.path, 200)
-        self._lines.append(
-            f"{at}.{int(now % 1 * 1000):03d}Z {client[0]} {method} {path} {status} {seconds * 1000:.2f}\n"
-        )
-
-    def flush(self) -> None:
-        """Write the lines, and rotate the file if it is full; a full disk costs lines and nothing else."""
-        lines, self._lines = self._lines, []
-        try:
-            self._file.write("".join(lines))
-            self._file.flush()
-            rotate(self._path, self._max_bytes)
-        except OSError:
-            pass
+        path = one_line(request.scope["raw_path"].decode("latin-1"), 200)
+        line = f"{client} {method} {path} {status} {seconds * 1000:.2f}"
+        self._lines.handle(logging.LogRecord("", logging.INFO, "", 0, line, (), None))
 
     def close(self) -> None:
         """Write the last lines."""
-        self.flush()
+        self._lines.close()
         self._file.close()

@@ -62,8 +62,7 @@ class App:
         self.check: Callable[[Request], None] = lambda request: None
         self.on_answer: list[Callable[[Request, int, float], None]] = []
         self.quick: dict[str, Quick] = {}
-        self._exact: dict[str, dict[str, _Route]] = {}
-        self._patterns: list[tuple[list[str], dict[str, _Route]]] = []
+        self._routes: dict[str, tuple[list[str], dict[str, _Route]]] = {}
 
     def get(self, path: str, handler: Handler, *, is_open: bool = False) -> None:
         """Add a route for GET and HEAD.
@@ -102,15 +101,8 @@ class App:
         self._add("WEBSOCKET", path, talk, False)
 
     def _add(self, method: str, path: str, handle: Callable[[Any], Awaitable[Any]], is_open: bool) -> None:
-        route = _Route(handle, is_open)
-        if "{" not in path:
-            self._exact.setdefault(path, {})[method] = route
-            return
-        parts = path.split("/")
-        known = next((methods for pattern, methods in self._patterns if pattern == parts), None)
-        if known is None:
-            self._patterns.append((parts, known := {}))
-        known[method] = route
+        _, methods = self._routes.setdefault(path, (path.split("/"), {}))
+        methods[method] = _Route(handle, is_open)
 
     async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
         """Answer as ASGI's application."""
@@ -136,9 +128,7 @@ class App:
             note(request, status, seconds)
 
     def _route_of(self, request: Request, method: str) -> Callable[[Any], Awaitable[Any]]:
-        methods = self._exact.get(request.path)
-        if methods is None:
-            methods = self._match(request)
+        methods = self._methods(request)
         route = methods.get("GET" if method == "HEAD" else method)
         if route is None:
             allowed = ", ".join(sorted(methods))
@@ -147,15 +137,16 @@ class App:
             self.check(request)
         return route.handle
 
-    def _match(self, request: Request) -> dict[str, _Route]:
+    def _methods(self, request: Request) -> dict[str, _Route]:
+        if request.path in self._routes and "{" not in request.path:
+            return self._routes[request.path][1]
         given = request.scope.get("raw_path", b"").decode("latin-1").split("/")
-        for pattern, methods in self._patterns:
-            if len(pattern) == len(given) and all(
-                part[:1] == "{" or part == own for part, own in zip(pattern, given, strict=True)
-            ):
-                pairs = zip(pattern, given, strict=True)
-                request.names = {part[1:-1]: unquote(own) for part, own in pairs if part[:1] == "{"}
-                return methods
+        for parts, methods in self._routes.values():
+            if len(parts) == len(given):
+                pairs = [*zip(parts, given, strict=True)]
+                if all(part == own or part[:1] == "{" for part, own in pairs):
+                    request.names = {part[1:-1]: unquote(own) for part, own in pairs if part[:1] == "{"}
+                    return methods
         raise Refusal(404, f"There is nothing at {request.path}.")
 
     async def _answer(self, request: Request, response: Response, send: Send) -> None:

@@ -69,11 +69,6 @@ def json_response(value: Any, *, status: int = 200, headers: Headers = ()) -> Re
     return Response(orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY), status, JSON, headers)
 
 
-def text_response(text: str, *, content_type: str = "text/plain; charset=utf-8", headers: Headers = ()) -> Response:
-    """Return an answer in text of any type, for example HTML."""
-    return Response(text.encode(), 200, content_type.encode(), headers)
-
-
 def metrics_response(registry: CollectorRegistry) -> Response:
     """Return the metrics of a registry in Prometheus's text format."""
     from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -143,20 +138,17 @@ class Request:
         announced = self.header(b"content-length")
         if announced.isdecimal() and int(announced) > self.max_bytes:
             raise self.too_large()
-        message = await self._receive()
-        body: bytes = message.get("body", b"")
-        if message.get("more_body"):
-            parts, size = [body], len(body)
-            while message.get("more_body") and size <= self.max_bytes:
-                message = await self._receive()
-                parts.append(message.get("body", b""))
-                size += len(parts[-1])
-            body = b"".join(parts)
-        if len(body) > self.max_bytes:
+        parts: list[bytes] = []
+        size, has_more = 0, True
+        while has_more and size <= self.max_bytes:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise Gone
+            parts.append(message.get("body", b""))
+            size, has_more = size + len(parts[-1]), message.get("more_body", False)
+        if size > self.max_bytes:
             raise self.too_large()
-        if message["type"] == "http.disconnect":
-            raise Gone
-        return body
+        return b"".join(parts)
 
     async def json(self) -> Any:
         """Read the body as JSON.

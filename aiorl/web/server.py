@@ -8,22 +8,23 @@ import logging
 import resource
 import ssl
 import time
-from collections.abc import Iterable
-from email.utils import formatdate
+from collections.abc import Callable, Iterable
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, cast
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
-from uvicorn.server import ServerState
 from websockets.http11 import Request as Handshake
 from websockets.protocol import OPEN
 
 from aiorl.config.addresses import is_loopback
 from aiorl.errors import ConfigError
+from aiorl.process.children import watch_parent
+from aiorl.process.program import on_stop_signals
 from aiorl.process.tasks import Tasks
-from aiorl.web.access import AccessLog, Guard, WebOptions, checked
+from aiorl.web.access import AccessLog, Guard, WebOptions, listen, url_of
 from aiorl.web.app import App, failed, headers_of
 from aiorl.web.messages import ENDING, SOCKET, Receive, Request, Response, json_response
 
@@ -39,9 +40,10 @@ _FULL = (
 _LATE = b'{"error":"The request did not arrive in time."}', b"408 Request Timeout"
 _LONG = b'{"error":"The headers may have at most 65,536 bytes."}', b"431 Request Header Fields Too Large"
 _SPARE_FILES = 256
+_LINGER_S = 1.5
 
 
-class WebServer:
+class WebServer(uvicorn.Server):
     """App on a port; an async context manager that starts and closes it.
 
     Attributes:
@@ -56,27 +58,28 @@ class WebServer:
 
         Raises:
             ConfigError: options can't be applied.
-            SecurityError: the token is unsafe, or missing where it is required (also a ConfigError).
+            SecurityError: the token is unsafe (also a ConfigError).
         """
-        self.app, self.options, self.port, self.url = app, checked(options), options.port, ""
-        self.state = ServerState()
+        self.app, self.options, self.port, self.url = app, options, options.port, ""
         self._heads: dict[Any, bytes] = {}
         app.check, app.max_body_bytes = Guard(options).check, options.max_body_bytes
         self._log = None if options.access_log is None else AccessLog(options.access_log, options.access_log_bytes)
         if self._log is not None:
             app.on_answer.append(self._log.note)
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # it has a line for each malformed request
-        self.config = uvicorn.Config(
-            cast("Any", app), http=HttpToolsProtocol, ws=_Socket, lifespan="off", log_config=None,
-            access_log=False, proxy_headers=False, server_header=False, timeout_keep_alive=int(options.idle_s),
+        config = uvicorn.Config(
+            cast("Any", app), http=cast("Any", partial(_Connection, self)), ws=_Socket, lifespan="off",
+            log_config=None, access_log=False, proxy_headers=False, server_header=False,
+            timeout_keep_alive=int(options.idle_s), timeout_graceful_shutdown=cast("int", options.grace_s),
             ws_max_size=options.max_body_bytes, ws_per_message_deflate=False, ssl_certfile=options.tls_cert,
             ssl_keyfile=options.tls_key,
         )  # fmt: skip
         try:
-            self.config.load()
+            config.load()
         except (OSError, ssl.SSLError) as error:
             said = f"--tls-cert {options.tls_cert} can't be used: {error.strerror or error}."
             raise ConfigError(said, key="tls_cert", value=str(options.tls_cert)) from error
+        super().__init__(config)
 
     async def __aenter__(self) -> Self:
         """Start to listen.
@@ -84,43 +87,27 @@ class WebServer:
         Raises:
             ConfigError: the address can't be listened on.
         """
-        loop, options = asyncio.get_running_loop(), self.options
-        self.app.closing = loop.create_future()
-        _allow_files(options.max_connections + _SPARE_FILES)
-        try:
-            self._server = await loop.create_server(
-                lambda: _Connection(self, loop), options.host, options.port, ssl=self.config.ssl, backlog=2048
-            )
-        except (OSError, UnicodeError) as error:
-            said = f"{options.host} port {options.port} can't be listened on: {getattr(error, 'strerror', error)}."
-            hint = "Choose another one with --port N; 0 picks a free one."
-            raise ConfigError(said, key="port", value=options.port, hint=hint) from error
-        self.port = self._server.sockets[0].getsockname()[1]
-        name = f"[{options.host}]" if ":" in options.host else options.host
-        self.url = f"{'http' if self.config.ssl is None else 'https'}://{name}:{self.port}"
-        if self.config.ssl is None and not is_loopback(options.host):
+        self.app.closing = asyncio.get_running_loop().create_future()
+        _allow_files(self.options.max_connections + _SPARE_FILES)
+        self._listener = listen(self.options)
+        self.port, self.url = self._listener.getsockname()[1], url_of(self.options, self._listener)
+        self.lifespan = self.config.lifespan_class(self.config)
+        await self.startup([self._listener])
+        if self.config.ssl is None and not is_loopback(self.options.host):
             logger.warning("%s is not encrypted: others on its way can read requests and the token", self.url)
         self._tasks = Tasks(lambda error: None)  # which it has logged
-        self._tasks.start(self._sweep(), "web-sweeper")
+        self._tasks.start(self.main_loop(), "web-server")
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
         """Answer the accepted requests, for at most ``grace_s`` seconds, and close."""
-        self._server.close()
         self.app.closing.set_result(None)  # streams end by themselves
-        for connection in list(self.state.connections):
-            connection.shutdown()
-        end = time.monotonic() + self.options.grace_s
-        while (self.state.connections or self.state.tasks) and time.monotonic() < end:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-        for task in list(self.state.tasks):
-            task.cancel()
-        for connection in list(self.state.connections):
+        await self.shutdown([self._listener])
+        for connection in list(self.server_state.connections):
             connection.transport.abort()
         await self._tasks.close()
-        await asyncio.gather(*self.state.tasks, return_exceptions=True)
         if self._log is not None:
             self._log.close()
 
@@ -129,24 +116,45 @@ class WebServer:
         key = response[1:], keep_alive
         found = self._heads.get(key)
         if found is None:
-            headers = [*self.state.default_headers, *headers_of(response)]
+            headers = [*self.server_state.default_headers, *headers_of(response)]
             headers += [] if keep_alive else [(b"connection", b"close")]
             lines = [b"%b: %b\r\n" % header for header in headers if header[0] != b"content-length"]
             found = self._heads[key] = STATUS_LINE[response.status] + b"".join(lines)
         return found + b"content-length: %d\r\n\r\n" % len(response.body)
 
-    async def _sweep(self) -> None:
-        """Once a second: set the date, close late connections, write the access log."""
-        while True:
-            now = time.monotonic()
-            self.state.default_headers = [(b"date", formatdate(usegmt=True).encode())]
+    async def on_tick(self, counter: int) -> bool:
+        """Once a second, set the date, close late connections and write the access log."""
+        if counter % 10 == 0:
             self._heads.clear()
-            for connection in list(self.state.connections):
-                if getattr(connection, "deadline", _NEVER) < now:
-                    cast("_Connection", connection).refuse(*_LATE)
+            now = time.monotonic()
+            for connection in list(self.server_state.connections):
+                if isinstance(connection, _Connection) and connection.deadline < now:
+                    connection.refuse(*_LATE)
             if self._log is not None:
                 self._log.flush()
-            await asyncio.sleep(1.0)
+        return await super().on_tick(counter)
+
+
+async def serve(app: App, options: WebOptions, say: Callable[[str], object] = lambda url: None) -> None:
+    """Serve until Ctrl-C or SIGTERM; with an inherited socket, until the parent is gone.
+
+    Args:
+        app: the app.
+        options: the options.
+        say: called with the server's address when requests can come.
+
+    Raises:
+        ConfigError: as `WebServer`.
+    """
+    stopped, loop = asyncio.Event(), asyncio.get_running_loop()
+    on_stop_signals(lambda name: stopped.set())
+    async with WebServer(app, options) as server:
+        if options.inherited is not None:
+            watch_parent(lambda: loop.call_soon_threadsafe(stopped.set), grace_s=options.grace_s + _LINGER_S)
+        say(server.url)
+        await stopped.wait()
+        if options.inherited is not None and server.server_state.tasks:
+            await asyncio.sleep(_LINGER_S)  # streams tell of the parent's end
 
 
 class _Connection(HttpToolsProtocol):
@@ -158,12 +166,11 @@ class _Connection(HttpToolsProtocol):
         deadline: time at which the peer is late, by the monotonic clock.
     """
 
-    def __init__(self, server: WebServer, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__(server.config, server.state, {}, loop)
-        self._options = server.options
+    def __init__(self, server: WebServer, **state: Any) -> None:
+        super().__init__(**state)
+        self._server, self._app, self._options = server, server.app, server.options
         self._head_bytes = self._dropped_bytes = 0
         self._is_in_head = False
-        self._server, self._app = server, server.app
         self._begun: RequestResponseCycle | None = None  # a request for a quick handler, without its body so far
         self.deadline = time.monotonic() + self._options.head_s
 

@@ -467,9 +467,7 @@ def test_the_openapi_page_has_every_route_with_examples_that_work(served: Served
     page = served.ask("/openapi.json")
     assert page["openapi"].startswith("3.")
     routes = {(path, method.upper()) for path, methods in page["paths"].items() for method in methods}
-    app = served.service.app
-    own = {(path, method) for path, methods in app._exact.items() for method in methods}
-    own |= {("/".join(parts), method) for parts, methods in app._patterns for method in methods}
+    own = {(path, method) for path, (_, methods) in served.service.app._routes.items() for method in methods}
     assert routes == {(path, "GET" if method == "WEBSOCKET" else method) for path, method in own}
     example = page["paths"]["/act"]["post"]["requestBody"]["content"]["application/json"]["examples"]
     assert len(example) > 3

@@ -12,22 +12,29 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
 import numpy as np
+import psutil
 import pytest
 
 pytest.importorskip("uvicorn")
 
 from websockets.sync.client import ClientConnection, connect
 
-from aiorl.watch.compared import Compared
+import aiorl.watch
+from aiorl.config.layers import NOTED, load_config, save_config
+from aiorl.errors import ConfigError
+from aiorl.launch.job import Job
+from aiorl.learning.algorithms.registry import config_class
+from aiorl.watch.compared import experiments
 from aiorl.watch.glance import Run, Runs
-from aiorl.watch.reading import Curves, config_rows, config_text, last_result, log_entries
+from aiorl.watch.reading import config_text, curves, last_result, log_entries
+from aiorl.web.child import page_of_run
 
 MARKUP = "<img src=x onerror=alert(1)>"
 LOG = f"""2026-11-27 07:47:01,150 INFO aiorl.run.build: the seed of this run is 7
@@ -58,7 +65,9 @@ def add(run: Path, *results: dict[str, Any]) -> None:
 
 def make_run(run: Path, num_results: int = 3, *, end: str = "", seed: int = 7, config: str = "lr: 0.1") -> Path:
     run.mkdir(parents=True)
-    (run / "config.yaml").write_text(f"algo: ppo\nenv: CartPole-v1\nseed: {seed}\nstop_timesteps: 1000\n{config}\n")
+    (run / "config.yaml").write_text(
+        f"algo: ppo\nenv: CartPole-v1\nseed: {seed}\nstop_timesteps: 1000\n{config}\n#   seed: argument\n"
+    )
     address = {"address": "tcp://127.0.0.1:5557", "port": 5557}
     (run / "run.json").write_text(json.dumps({"run_id": "mine", "seed": seed, **address}))
     worker = {"slot": 1, "host": "there", "pid": 12, "state": "sampling", "env_steps_per_s": 9.0, "words": MARKUP}
@@ -72,26 +81,16 @@ def make_run(run: Path, num_results: int = 3, *, end: str = "", seed: int = 7, c
 # Reading ------------------------------------------------------------------------------------------------------
 
 
-def test_curves_of_many_results_are_thinned_and_keep_the_newest_result(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", 5000)
-    curves = Curves(run, max_points=100)
-    steps = curves.column("timesteps_total")
-    assert 100 <= len(steps) <= 200
-    assert steps[-1] == 500_000
-    assert (np.diff(steps) > 0).all()
-    add(run, result(5001))
-    curves.update()
-    assert curves.column("timesteps_total")[-1] == 500_100
-    assert curves.end == (run / "result.jsonl").stat().st_size
-
-
-def test_curves_follow_a_run_that_is_resumed_from_an_earlier_checkpoint(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", 9)
-    curves = Curves(run)
-    (run / "result.jsonl").write_text("")
-    add(run, result(1), result(2))
-    curves.update()
-    assert curves.column("timesteps_total").tolist() == [100, 200]
+def test_curves_of_many_results_are_thinned_and_keep_evaluations_and_the_newest_result(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", 1000)
+    add(run, result(1001, evaluation={"episode_reward_mean": 5.0}), result(1002))
+    for num_points, least in ((400, 500), (20, 20)):  # the file is read as a whole, and in parts
+        columns, end = curves(run, num_points=num_points)
+        steps = columns["timesteps_total"]
+        assert least <= len(steps) <= 2 * num_points + 100
+        assert (steps[-1], end) == (100_200, (run / "result.jsonl").stat().st_size)
+        assert (np.diff(steps) > 0).all()
+        assert 5.0 in columns["evaluation/episode_reward_mean"]
 
 
 @pytest.mark.parametrize(
@@ -101,8 +100,8 @@ def test_damaged_results_are_left_out(tmp_path: Path, line: str) -> None:
     run = make_run(tmp_path / "run", 1)
     with (run / "result.jsonl").open("a") as file:
         file.write(f"{line}\n{line}")
-    assert len(Curves(run)) == 1
-    assert Run("run", run).glance()["figures"]["timesteps_total"] in (100, None)
+    assert curves(run)[0]["timesteps_total"].tolist() == [100]
+    assert Run("run", run).glance()["figures"].get("timesteps_total") in (100, None)
 
 
 def test_the_newest_result_is_found_behind_lines_of_any_length(tmp_path: Path) -> None:
@@ -140,16 +139,20 @@ def test_the_phase_of_a_run_is_read_from_its_files(
         assert MARKUP in glance["words"]
     if phase == "training":
         assert glance["figures"]["std"] == 1.0
-        (stop,) = glance["stops"]
-        assert stop["left_s"] == (1000 - 250) / 100
+        assert glance["stops"] == {"stop_timesteps": 1000}
 
 
-def test_settings_say_where_they_come_from(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", config="lr: 0.1\ngamma: 0.99\nmodel:\n  fcnet_hiddens: [64, 64]")
-    found = {key: (value, origin) for key, value, origin in config_rows(config_text(run))}
-    assert found["lr"] == ("0.1", "set for this run")
-    assert found["gamma"] == ("0.99", "default")
-    assert found["model.fcnet_hiddens"] == ("[64, 64]", "default")
+def test_configs_say_where_their_values_come_from_also_after_a_resume(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("lr: 0.1\nenv_config: {size: 4}")
+    given: dict[str, Any] = {"env": "CartPole-v1", "preset": "ppo-cartpole", "seed": 3}
+    for changes in (given, {"resume": str(tmp_path), "stop_timesteps": 9}):
+        save_config(load_config(config_class, file=file if changes is given else None, overrides=changes), tmp_path)
+        noted = dict(NOTED.findall(config_text(tmp_path)))
+        assert (noted["lr"], noted["env_config"]) == (f"{file}, line 1", f"{file}, line 2")
+        assert (noted["seed"], noted["num_sgd_iter"]) == ("argument", "preset ppo-cartpole")
+        assert not noted.keys() & {"horizon", "model.use_lstm", "resume"}
+    assert noted["stop_timesteps"] == "argument"
 
 
 def test_runs_that_differ_only_in_their_seed_are_one_curve(tmp_path: Path) -> None:
@@ -158,11 +161,11 @@ def test_runs_that_differ_only_in_their_seed_are_one_curve(tmp_path: Path) -> No
     make_run(tmp_path / "b", 20, config="lr: 0.2")
     make_run(tmp_path / "new", 0)
     runs = [*Runs(tmp_path).find().values()]
-    first, second = Compared().experiments(runs, "learner/loss", "seconds")
+    first, second = experiments(runs, "learner/loss", "seconds")
     assert first["runs"] == ["a1", "a2", "a3"]
     assert "lr=0.1" in first["name"]
     assert (second["runs"], second["at"][-1]) == (["b"], 10.0)
-    assert Compared().experiments(runs, "no such figure", "steps") == []
+    assert experiments(runs, "no such figure", "steps") == []
 
 
 # Answers ------------------------------------------------------------------------------------------------------
@@ -213,10 +216,11 @@ def test_the_page_and_its_data_are_answered(tmp_path: Path) -> None:
         assert details["account"]["workers"][0]["words"] == MARKUP
         assert "Traceback" in details["failures"][0]["more"]
         assert details["films"] == ["evaluation/film.mp4"]
-        curves = get(port, "/api/curves", run="mine")[1]
-        assert curves["columns"]["learner/loss"] == [1.0, 0.5, 0.333333]
+        columns = get(port, "/api/curves", run="mine")[1]["columns"]
+        assert columns["learner/loss"] == pytest.approx([1.0, 0.5, 1 / 3])
         assert get(port, "/api/experiments")[1][0]["runs"] == ["mine"]
-        assert ["lr", "0.1", "set for this run"] in get(port, "/api/config", run="mine")[1]
+        config = get(port, "/api/config", run="mine")[1]
+        assert (config["values"]["lr"], config["origins"]) == (0.1, {"seed": "argument"})
         assert len(get(port, "/api/log", run="mine", level="ERROR")[1]["entries"]) == 1
         status, part, headers = get(port, "/api/film", run="mine", name="evaluation/film.mp4", range="bytes=10-19")
         assert (status, part, headers["content-range"]) == (206, bytes(range(10, 20)), "bytes 10-19/100")
@@ -266,7 +270,83 @@ def test_a_directory_without_runs_is_shown_and_one_that_is_missing_is_refused(tm
     assert "is not a directory" in done.stderr
 
 
+# The page of a run ---------------------------------------------------------------------------------------------
+
+SMALL = ("--env=CartPole-v1", "--num-workers=0", "--eager", "--train-batch-size=64", "--sgd-minibatch-size=64",
+         "--rollout-fragment-length=64", "--model.fcnet-hiddens=[8]")  # fmt: skip
+
+
+def until(condition: Callable[[], Any]) -> None:
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_a_learner_has_a_page_that_ends_with_it(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "aiorl", "train", *SMALL, "--run-dir", str(tmp_path / "run"), "--web"]
+    with subprocess.Popen([*command, "0"], stdout=subprocess.PIPE, text=True) as learner:
+        try:
+            assert learner.stdout is not None
+            port = next(int(found[1]) for line in learner.stdout if (found := re.search(r"page .*:(\d+)$", line)))
+            assert get(port, "/live")[0] == 200
+            until(lambda: get(port, "/ready")[0] == 200)
+            assert b'aiorl_updates_total{run="run"}' in get(port, "/metrics")[1]
+            taken = subprocess.run([*command, str(port), "--run-dir", str(tmp_path / "other")], capture_output=True)
+            assert (taken.returncode, f"web {port} of 127.0.0.1" in taken.stderr.decode()) == (2, True)
+            assert not (tmp_path / "other").exists()
+        finally:
+            learner.kill()
+    until(lambda: is_free(port))
+
+
+def is_free(port: int) -> bool:
+    with socket.socket() as connection:
+        return connection.connect_ex(("127.0.0.1", port)) != 0
+
+
+def test_a_page_that_fails_is_started_again(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    (run / "logs").mkdir()
+    page = page_of_run("localhost:0", run)
+    assert page is not None
+    port = int(page.url.rpartition(":")[2])
+    assert get(port, "/live")[0] == 200
+    (process,) = (child for child in psutil.Process().children() if str(run) in child.cmdline())
+    process.kill()
+    assert get(port, "/ready")[1]["phase"] == "training"
+    page.close()
+    assert is_free(port)
+    assert Job(run, (), {"web": port}).forward("host1").startswith(f"  ssh -L {port}:127.0.0.1:{port} host1")
+    with pytest.raises(ConfigError, match=r"web must be PORT or HOST:PORT.*not '0\.0\.0\.0'"):
+        page_of_run("0.0.0.0", run)
+
+
 # In a browser -------------------------------------------------------------------------------------------------
+
+COLOURS = re.compile(r"--([a-z0-9-]+): (#\w+);")
+
+
+def luminance(colour: str) -> float:
+    digits = colour[1:] if len(colour) == 7 else "".join(2 * digit for digit in colour[1:])
+    parts = (int(digits[at : at + 2], 16) / 255 for at in (0, 2, 4))
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def test_colours_have_the_contrast_of_wcag_aa() -> None:
+    css = (Path(aiorl.watch.__file__).parent / "page" / "page.css").read_text()
+    light, dark, *_ = (dict(COLOURS.findall(part)) for part in css.split(":root {")[1:])
+    for theme in (light, {**light, **dark}):
+        on = {"back": ["ink", "soft", "accent", "bad"], "panel": ["ink", "soft", "accent", "bad", "warn", "good"],
+              "calm-back": ["ink"], **{f"{kind}-back": [kind] for kind in ("good", "warn", "bad")}}  # fmt: skip
+        pairs = [(back, front, 4.5) for back, fronts in on.items() for front in fronts]
+        pairs += [("panel", front, 3.0) for front in ("focus", *(f"c{number}" for number in range(8)))]
+        for back, front, least in pairs:
+            low, high = sorted(luminance(theme[name]) + 0.05 for name in (back, front))
+            assert high / low >= least, (back, front, high / low)
+
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FLAGS = (
@@ -352,7 +432,7 @@ def test_a_browser_follows_a_run_by_keyboard_and_takes_markup_as_text(tmp_path: 
         for section, words in (
             ("workers", MARKUP),
             ("log", f"failed: ValueError: {MARKUP}"),
-            ("config", "set for this run"),
+            ("config", "stop_timesteps"),
         ):
             page.get(f"document.querySelector('nav a[href$={section}]').focus()")
             page.press("Enter")

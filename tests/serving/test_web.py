@@ -28,7 +28,7 @@ from aiorl.errors import ConfigError, SecurityError
 from aiorl.process.tasks import new_event_loop
 from aiorl.web.access import WebOptions, add_web_options, web_options
 from aiorl.web.app import App
-from aiorl.web.messages import Refusal, Request, Response, WebSocket, json_response, metrics_response, text_response
+from aiorl.web.messages import Refusal, Request, Response, WebSocket, json_response, metrics_response
 from aiorl.web.server import WebServer
 
 
@@ -71,7 +71,7 @@ class Site:
         self._loop.close()
 
     async def live(self, request: Request) -> Response:
-        return text_response("live")
+        return Response(b"live", content_type=b"text/plain")
 
     async def fail(self, request: Request) -> Response:
         raise ValueError("a secret of the server")
@@ -312,7 +312,7 @@ def test_the_end_answers_what_was_accepted_and_ends_streams() -> None:
 def test_a_message_that_was_received_before_the_end_is_answered() -> None:
     with Site() as site, connect(f"ws://127.0.0.1:{site.server.port}/talk?slow=1") as talk:
         assert site.asked.wait(10)
-        (connection,) = site.server.state.connections
+        (connection,) = site.server.server_state.connections
         talk.send("a")
         while not connection.queue.qsize():
             pass

@@ -1,13 +1,15 @@
 """`python tests/support/size.py`: code lines and files of the package and its tests, which may only fall.
 
-A code line is a line with code on it: blank lines, comments and docstrings do not count. The limits below are the
-counts at the time they were last lowered; lower them along with what a change takes away.
+A code line is a line with code on it: blank lines, comments and docstrings do not count. "page" is the live page's own
+JavaScript and CSS. The limits below are the counts at the time they were last lowered; lower them along with what a
+change takes away.
 """
 
 from __future__ import annotations
 
 import ast
 import io
+import re
 import sys
 import tokenize
 from pathlib import Path
@@ -17,6 +19,7 @@ LIMITS = {
     "aiorl": (36_000, 250),
     "many hosts": (2_680, 21),
     "serving": (2_600, 26),
+    "page": (1_200, 3),
     "tests": (42_000, 317),
     "tests of many hosts": (1_700, 16),
     "tests of serving": (1_300, 6),
@@ -36,8 +39,10 @@ _GROUPS = {
 _NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 
 
-def code_lines(source: str) -> int:
-    """Return the number of lines with code."""
+def code_lines(source: str, suffix: str = ".py") -> int:
+    """Return the number of lines with code in Python, JavaScript or CSS."""
+    if suffix != ".py":
+        return len(re.findall(r"(?m)^\s*(?!//)[^\s].*$", re.sub(r"(?s)/\*.*?\*/", "", source)))
     lines: set[int] = set()
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type not in _NO_CODE:
@@ -59,7 +64,9 @@ def main() -> int:
     status = 0
     for name, limits in LIMITS.items():
         files = [path for path in sorted(ROOT.glob("*/**/*.py")) if _group(path) == name]
-        counts = sum(code_lines(path.read_text("utf-8")) for path in files), len(files)
+        if name == "page":  # without the library inside it
+            files = [*ROOT.glob("aiorl/watch/page/*.js"), *ROOT.glob("aiorl/watch/page/*.css")]
+        counts = sum(code_lines(path.read_text("utf-8"), path.suffix) for path in files), len(files)
         print(f"{name}: {counts[0]:,} code lines in {counts[1]:,} files (limits {limits[0]:,} and {limits[1]:,})")
         if counts[0] > limits[0] or counts[1] > limits[1]:
             print(f"{name} has grown beyond its limit: take something away, or say in the commit why it has to grow")

@@ -79,9 +79,9 @@ class PlainDisplay:
         """Write the reason for a wait."""
         self._line(text, now)
 
-    def join(self, command: str, now: float) -> None:
-        """Write the command by which more workers join."""
-        self._line(f"more workers join with: {command}", now)
+    def way(self, name: str, text: str, now: float) -> None:
+        """Write the command by which more workers join, or the address of the run's page."""
+        self._line(f"{'more workers join with' if name == 'join' else 'page of this run'}: {text}", now)
 
     def update(self, result: Mapping[str, Any], now: float) -> None:
         """Write a result's figures if the last ones are a second old; otherwise keep them for later."""
@@ -149,7 +149,7 @@ class LiveDisplay:
         self._returns: list[float] = []
         self._events: deque[tuple[float, str, int]] = deque(maxlen=_NUM_EVENTS)
         self._status = "starting"
-        self._join = ""
+        self._ways: dict[str, str] = {}
         self._shown: Panel | None = None
         self._size = console.size
         self._started = self._now = self._drawn = math.nan
@@ -166,9 +166,9 @@ class LiveDisplay:
         self._status = text
         self._draw(now, force=True)
 
-    def join(self, command: str, now: float) -> None:
-        """Show the command by which more workers join, in full, on several lines if necessary."""
-        self._join = command
+    def way(self, name: str, text: str, now: float) -> None:
+        """Show the command by which more workers join (``join``) or the run's page (``page``), in full."""
+        self._ways[name] = text
         self._draw(now, force=True)
 
     def update(self, result: Mapping[str, Any], now: float) -> None:
@@ -255,8 +255,8 @@ class LiveDisplay:
             curve = sparkline(self._returns, width=min(width, 90))
             ends = f" {min(self._returns):.4g} to {max(self._returns):.4g}"
             parts.append(Text.assemble(("return  ", "dim"), (curve, "cyan"), (ends, "dim")))
-        if self._join:
-            parts.append(Text.assemble(("join    ", "dim"), self._join, overflow="fold"))
+        for name, text in self._ways.items():
+            parts.append(Text.assemble((f"{name}    ", "dim"), text, overflow="fold"))
         if self._events:
             parts.append(Text(""))
             for at, text, level in self._events:

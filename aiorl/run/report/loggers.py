@@ -115,7 +115,7 @@ class JsonlLogger(_AppendedFile):
     def __init__(self, path: Path, *, resume_after: int | None = None) -> None:
         super().__init__(path)
         kept_to = 0
-        for end, result in _results(path):
+        for end, result in results_in(path):
             found = result.get("training_iteration")
             if isinstance(found, int) and (resume_after is None or found <= resume_after):
                 kept_to = end
@@ -175,12 +175,12 @@ class CsvLogger(_AppendedFile):
     def _write_anew(self) -> None:
         """Rewrite the file with all results; new columns come last."""
         source, columns = self._path.with_name(JSONL_FILE), self._columns
-        for _, result in _results(source):
+        for _, result in results_in(source):
             columns.update((name, None) for name, _ in flatten(result) if len(columns) < _MAX_COLUMNS)
         with replaced(self._path) as temporary, temporary.open("wb") as file:
             if columns:
                 file.write(_csv_line(columns))
-            for _, result in _results(source):
+            for _, result in results_in(source):
                 row = dict(flatten(result))
                 file.write(_csv_line(row.get(name) for name in columns))
 
@@ -417,7 +417,7 @@ def each_result(run_dir: Path) -> Iterator[dict[str, Any]]:
     """
     path = run_dir / JSONL_FILE
     size = path.stat().st_size
-    return (result for _, result in _results(path, size // _SAMPLES if size > _READ_WHOLE_BYTES else 0))
+    return (result for _, result in results_in(path, size // _SAMPLES if size > _READ_WHOLE_BYTES else 0))
 
 
 def read_results(run_dir: Path) -> list[dict[str, Any]]:
@@ -456,7 +456,7 @@ def to_json(value: Any) -> Any:
     return [to_json(inner) for inner in value] if isinstance(value, list | tuple) else str(value)
 
 
-def _results(path: Path, skipped_bytes: int = 0) -> Iterator[tuple[int, dict[str, Any]]]:
+def results_in(path: Path, skipped_bytes: int = 0, start: int = 0) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the end of each line of a result.jsonl and its result, without damaged lines.
 
     A last line without a line break does not count: its writer was killed, or is writing it now.
@@ -464,9 +464,10 @@ def _results(path: Path, skipped_bytes: int = 0) -> Iterator[tuple[int, dict[str
     Args:
         path: the file.
         skipped_bytes: number of bytes to skip between two results.
+        start: byte to begin at; inside a line, the rest of it counts as damaged.
     """
     with open_regular(path) as file:
-        end = 0
+        end = file.seek(start)
         while line := file.readline(MAX_LINE_BYTES):
             if not line.endswith(b"\n"):
                 if len(line) == MAX_LINE_BYTES:

@@ -137,7 +137,7 @@ _MAX_TOLD = 3  # settings in a curve's name
 _MAX_VALUE = 30  # characters of each
 OF_A_RUN = (
     "bind", "checkpoint_", "compilation_cache", "extra_python_environs", "insecure", "keys", "log_", "loggers",
-    "max_worker_", "output", "replay_spill_dir", "resume", "run_dir", "seed", "stop_", "transport",
+    "max_worker_", "output", "replay_spill_dir", "resume", "run_dir", "seed", "stop_", "transport", "web",
 )  # fmt: skip
 """Prefixes of the keys in which runs of one experiment can differ."""
 

@@ -8,6 +8,13 @@ const PHASES = {
 const STEPS = "timesteps_total", SECONDS = "time_total_s", RETURN = "episode_reward_mean";
 const EVALUATION = "evaluation/episode_reward_mean";
 const LOSS = /loss|entropy|(^|_|\/)kl$|grad_gnorm|explained_var|q_mean|td_error|alpha$/;
+const OVER = ["ended", "failed", "gone"];
+// stop criterion -> its words, its figure, and the rate of the figure if it grows steadily
+const STOPS = {
+  stop_return: ["return", "episode_reward_mean_last_100"], stop_evaluation_return: ["evaluation", "evaluation_return"],
+  stop_timesteps: ["env steps trained", "env_steps_trained_total", (figures) => figures.trained_steps_per_s],
+  stop_time_s: ["time", "time_total_s", () => 1],
+};
 const SECTIONS = { "": "Overview", workers: "Workers", log: "Log", config: "Config" };
 const MAX_POINTS = 6000;
 
@@ -29,10 +36,10 @@ function say(words, isBad = false) {
 }
 
 // Follow the server's events; the browser connects again by itself.
-function follow(query, handlers) {
+function follow(query, handlers, isOver = () => false) {
   const source = new EventSource(`api/events?${new URLSearchParams(query)}`);
   source.onopen = () => say("Live");
-  source.onerror = () => say("No connection to the server; trying again", true);
+  source.onerror = () => (isOver() ? say("The run is over, and so is its page") : say("No connection to the server; trying again", true));
   for (const [name, handle] of Object.entries(handlers)) {
     source.addEventListener(name, (event) => handle(JSON.parse(event.data)));
   }
@@ -254,7 +261,7 @@ class OneRun {
     ({ "": () => this.buildOverview(), workers: () => this.buildWorkers(), log: () => this.buildLog(), config: () => this.buildConfig() })[section]();
     this.source = follow({ run: name, from: this.end }, {
       run: (details) => this.update(details), results: (rows) => this.append(rows), reload: () => this.reload(),
-    });
+    }, () => OVER.includes(this.glance.phase));
   }
 
   close() {
@@ -302,14 +309,14 @@ class OneRun {
     const rate = (value) => (isNumber(value) ? `${short(value)}/s` : null);
     const range = isNumber(figures.episode_reward_min) ? `${short(figures.episode_reward_min)} to ${short(figures.episode_reward_max)}` : "no episode yet";
     const spread = isNumber(figures.std) ? `± ${short(figures.std)}, ` : "";
-    const stops = list(glance.stops).map((stop) => {
-      const share = stop.is_share && isNumber(stop.now) ? Math.min(1, stop.now / stop.goal) : null;
-      const left = isNumber(stop.left_s) && stop.left_s > 0 ? `, about ${span(stop.left_s)} left` : "";
-      const isTime = stop.words === "seconds";
-      const form = (value) => (isTime ? span(value) : short(value));
-      const name = isTime ? "time" : stop.words;
-      const words = stop.is_share ? `${name}: ${form(stop.now)} of ${form(stop.goal)}${left}` : `goal: ${name} ${form(stop.goal)}, now ${form(stop.now)}`;
-      return el("li", {}, el("span", {}, words), share != null && el("progress", { max: "1", value: share, "aria-label": words }));
+    const stops = Object.entries(map(glance.stops)).filter(([key]) => key in STOPS).map(([key, goal]) => {
+      const [name, figure, rate] = STOPS[key];
+      const now = figures[figure], speed = rate?.(figures);
+      const form = key === "stop_time_s" ? span : short;
+      const left = speed > 0 && goal > now && !OVER.includes(glance.phase) ? `, about ${span((goal - now) / speed)} left` : "";
+      const words = rate ? `${name}: ${form(now)} of ${form(goal)}${left}` : `goal: ${name} ${form(goal)}, now ${form(now)}`;
+      const bar = rate && isNumber(now) && el("progress", { max: "1", value: Math.min(1, now / goal), "aria-label": words });
+      return el("li", {}, el("span", {}, words), bar);
     });
     this.head.replaceChildren(
       el("div", { class: "bar" }, el("h1", {}, this.name), badge(glance.phase)),
@@ -363,7 +370,7 @@ class OneRun {
 
   addCharts() {
     const has = (name) => list(this.columns[name]).some(isNumber);
-    const goal = list(this.glance.stops).find((stop) => stop.words === "return")?.goal;
+    const goal = map(this.glance.stops).stop_return;
     if (!list(this.columns[STEPS]).length) {
       this.grid.append(el("p", { class: "empty" }, "There are no results yet. Curves appear with the first one."));
       this.isEmpty = true;
@@ -574,12 +581,22 @@ class OneRun {
       box.replaceChildren(shown.length ? table(`${shown.length} settings`, ["Key", "Value", "From"], shown, { class: "config" }) : el("p", { class: "empty" }, "No setting."));
     };
     try {
-      rows = list(await get("config", { run: this.name }));
+      const found = await get("config", { run: this.name });
+      rows = settings(map(found.values), map(found.origins));
       show();
     } catch (error) {
       box.textContent = error.message;
     }
   }
+}
+
+// Rows of key, value and origin; a group's origin is that of its keys.
+function settings(values, origins, prefix = "", above = Object.keys(origins).length ? "default" : "–") {
+  return Object.entries(values).flatMap(([name, value]) => {
+    const key = prefix + name, origin = text(origins[key]) || above;
+    if (Object.keys(map(value)).length) return settings(value, origins, `${key}.`, origin);
+    return [[key, typeof value === "string" ? value : JSON.stringify(value), origin]];
+  });
 }
 
 function entryOf(entry) {

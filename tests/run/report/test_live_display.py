@@ -102,7 +102,7 @@ def test_the_summary_is_below_the_panel_in_whole_lines(make: Make) -> None:
 def test_the_join_command_is_readable_on_80_columns_throughout_the_run(make: Make) -> None:
     command = "aiorl worker --connect tcp://learner-0.training.example.org:50571 --keys /home/me/keys"
     display, console = make()
-    display.join(command, 0.1)
+    display.way("join", command, 0.1)
     for number in range(20):
         display.event(f"event number {number};", float(number))
     display.update(RESULT, 30.0)
@@ -142,7 +142,7 @@ def test_a_narrower_terminal_shows_no_remains_of_former_frames(make: Make, width
     screen = Screen()
     screen.write("$ a former command\n")
     display, console = make(widths[0], file=screen)
-    display.join("aiorl worker --connect tcp://127.0.0.1:5557", 0.1)
+    display.way("join", "aiorl worker --connect tcp://127.0.0.1:5557", 0.1)
     for number, width in enumerate(widths):
         if number:
             screen.shrink(width)
