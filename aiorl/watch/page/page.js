@@ -60,7 +60,7 @@ function seldom(wait, run) {
 }
 
 const badge = (phase) => el("span", { class: `badge ${phase in PHASES ? phase : "unknown"}` }, PHASES[phase] ?? "unknown");
-const runLink = (name, section = "") => `#/run/${encodeURIComponent(name)}${section && `/${section}`}`;
+const runLink = (...parts) => `#/run/${parts.filter(Boolean).map(encodeURIComponent).join("/")}`;
 
 function choice(label, options, value, change) {
   const box = el("select", { onchange: () => change(box.value) },
@@ -245,8 +245,8 @@ function aligned(all, drawn, isTime) {
 // One run -----------------------------------------------------------------------------------------------------
 
 class OneRun {
-  constructor(name, section, found, curves, isSingle) {
-    Object.assign(this, { name, section, columns: map(curves.columns), end: curves.end, charts: new Map(), picked: new Set() });
+  constructor(name, section, file, found, curves, isSingle) {
+    Object.assign(this, { name, section, file, columns: map(curves.columns), end: curves.end, charts: new Map(), picked: new Set() });
     this.head = el("div");
     this.body = el("div");
     const links = Object.entries(SECTIONS).map(([each, words]) =>
@@ -523,7 +523,7 @@ class OneRun {
       parts.push(el("section", { class: "panel" }, el("h2", {}, "Gone ", el("small", { class: "soft" }, `${count(account.num_gone)} in all`)),
         table("Workers that are gone", ["Worker", "Host", "When", "Env steps", "Last words"], gone, { class: "cards" })));
     }
-    const words = Object.entries(map(this.found.words)).filter(([, last]) => text(last)).map(([name, last]) => [el("a", { href: runLink(this.name, "log") }, name), last]);
+    const words = Object.entries(map(this.found.words)).filter(([, last]) => text(last)).map(([name, last]) => [el("a", { href: runLink(this.name, "log", `logs/${name}`) }, name), last]);
     if (words.length) parts.push(el("section", { class: "panel" }, el("h2", {}, "Last words"), table("Last lines of the workers' logs", ["Log", "Last line"], words)));
     const facts = text(learner.host) && el("p", { class: "soft" }, `Learner: ${learner.host}, process ${text(learner.pid)}${list(learner.addresses).length ? `, at ${learner.addresses.slice(0, 4).map(text).join(", ")}` : ""}`);
     const open = [...this.workers.querySelectorAll("details[open]")].map((each) => each.dataset.key);
@@ -535,8 +535,9 @@ class OneRun {
 
   buildLog() {
     const words = el("input", { type: "search", placeholder: "text", oninput: () => this.refreshLog() });
-    this.query = { file: "log.txt", level: "DEBUG", words };
     const names = Object.fromEntries(list(this.found.logs).map((name) => [name, name]));
+    const file = this.file in names ? this.file : "log.txt";
+    this.query = { file, level: "DEBUG", words };
     this.entries = el("ol", { class: "log", "aria-label": "Entries, oldest first" });
     this.cut = el("p", { class: "soft", role: "status" });
     const change = (name) => (value) => {
@@ -544,7 +545,7 @@ class OneRun {
       this.showLog(true);
     };
     this.body.replaceChildren(
-      el("div", { class: "bar" }, choice("Log", names, "log.txt", change("file")),
+      el("div", { class: "bar" }, choice("Log", names, file, change("file")),
         choice("From", { DEBUG: "all", INFO: "info", WARNING: "warnings", ERROR: "errors" }, "DEBUG", change("level")), el("label", {}, "Search ", words)),
       this.cut, el("div", { class: "scroll tall", tabindex: "0", role: "region", "aria-label": "Log" }, this.entries));
     this.showLog(true);
@@ -612,7 +613,7 @@ async function show() {
   view.close();
   clearCharts();
   say("Loading");
-  const [, kind, name, section = ""] = location.hash.split("/");
+  const [, kind, name, section = "", file = ""] = location.hash.split("/");
   const address = location.hash;
   try {
     const all = await get("runs");
@@ -623,7 +624,7 @@ async function show() {
       if (address === location.hash) view = new AllRuns(all);
     } else {
       const [found, curves] = await Promise.all([get("run", { run: own }), get("curves", { run: own })]);
-      if (address === location.hash) view = new OneRun(own, section in SECTIONS ? section : "", found, curves, all.is_single);
+      if (address === location.hash) view = new OneRun(own, section in SECTIONS ? section : "", decodeURIComponent(file), found, curves, all.is_single);
     }
   } catch (error) {
     view = { close() {} };
