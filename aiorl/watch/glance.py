@@ -84,8 +84,7 @@ class Run:
         result = Part(self._result)
         evaluation = result.part("evaluation")
         self._evaluation = evaluation.number("episode_reward_mean") or self._evaluation
-        # reading the whole config takes ten times as long
-        head = Part({found[1]: parse_value(found[2]) for found in _HEAD.finditer(config_text(self.path))})
+        head = _head_of(config_text(self.path))
         phase, words = self._phase()
         figures = {name: result.number(name) for name in self._result}
         returns = result.part("hist_stats").numbers("episode_reward")
@@ -126,6 +125,12 @@ class Run:
         if waited_s > _SLOW_S:
             return "waiting", f"No update for {waited_s:.0f} s. {self._account.get('learner_words', '')}"
         return "training", "Training."
+
+
+@functools.lru_cache(maxsize=1000)
+def _head_of(config: str) -> Part:
+    """Return some settings of a config's text; reading all of them takes ten times as long."""
+    return Part({found[1]: parse_value(found[2]) for found in _HEAD.finditer(config)})
 
 
 @functools.lru_cache(maxsize=256)
