@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from aiorl.config.command_line import Parser, at_least, exit_status
-from aiorl.process.program import log_to_stderr, on_stop_signals
+from aiorl.process.program import log_to_stderr
 from aiorl.process.tasks import new_event_loop
 
 __all__ = ["main"]
@@ -61,29 +61,21 @@ def _serve(given: dict[str, Any]) -> None:
     want_web("aiorl serve")
     from aiorl.serving.models import load_models
     from aiorl.serving.service import Service
-    from aiorl.web.server import WebServer
+    from aiorl.web.server import serve
 
     options = web_options(given)
     models = load_models(given["paths"], threads=given.get("threads", 1), seed=given.get("seed"))
     limits = {name: given[name] for name in ("max_sessions", "session_ttl_s") if name in given}
     service = Service(models, **limits, program_version=sys.modules["aiorl"].__version__)
-    server = WebServer(service.app, options)
     gc.freeze()  # loaded objects stay, and the garbage collector takes 35 ms to look at them
 
-    async def run() -> None:
-        stop = asyncio.Event()
-        on_stop_signals(lambda name: stop.set())
-        async with server:
-            names = ", ".join(f"{model.name} {model.arms[0].name} ({model.env})" for model in models.values())
-            sys.stdout.write(f"Serving {names} at {server.url} (Ctrl-C ends).\n")
-            sys.stdout.flush()
-            await stop.wait()
+    def say(url: str) -> None:
+        names = ", ".join(f"{model.name} {model.arms[0].name} ({model.env})" for model in models.values())
+        sys.stdout.write(f"Serving {names} at {url} (Ctrl-C ends).\n")
+        sys.stdout.flush()
 
-    loop = new_event_loop()
-    try:
-        loop.run_until_complete(run())
-    finally:
-        loop.close()
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        runner.run(serve(service.app, options, say))
 
 
 def _parser() -> Parser:
