@@ -61,8 +61,9 @@ def _watch(found: dict[str, Any]) -> None:
         os.nice(_NICE)  # the learner needs its processor more
 
     def say(url: str) -> None:
-        sys.stdout.write(f"{root}: {url}\n")
-        sys.stdout.flush()
+        if options.inherited is None:
+            sys.stdout.write(f"{root}: {url}\n")
+            sys.stdout.flush()
 
     asyncio.run(serve(make_app(root), options, say))
 
