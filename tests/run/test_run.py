@@ -49,8 +49,8 @@ class Showing:
         if "TensorFlow" not in text:
             self.compiling.set()
 
-    def join(self, command: str, now: float) -> None:
-        self.shown.append(("join", command))
+    def way(self, name: str, text: str, now: float) -> None:
+        self.shown.append((name, text))
 
     def update(self, result: Any, now: float) -> None: ...
 
