@@ -11,6 +11,7 @@ import json
 import ssl
 import struct
 import threading
+import time
 from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any
@@ -19,23 +20,26 @@ import msgpack
 from websockets.exceptions import InvalidStatus, WebSocketException
 from websockets.sync.client import ClientConnection, connect
 
-try:
-    from aiorl.errors import RequestRefused
-except ImportError:  # the module is a copy
-
-    class RequestRefused(RuntimeError):  # type: ignore[no-redef]
-        """A server refused a request: its `status` and the reason in a `sentence`."""
-
-        def __init__(self, status: int, sentence: str) -> None:
-            super().__init__(f"{sentence} (status {status})")
-            self.status, self.sentence = status, sentence
-
-
+_MAX_ANSWER = 1 << 30
+_BUSY, _RETRY_S = 503, 0.2
 _FORMATS = dict(
     bool="?", uint8="B", uint16="H", uint32="I", uint64="Q", int8="b", int16="h", int32="i", int64="q", float16="e",
     float32="f", float64="d",
 )  # fmt: skip
-_MAX_ANSWER = 1 << 30
+
+
+class RequestRefused(RuntimeError):
+    """A server of policies refused a request.
+
+    Attributes:
+        status: status of HTTP; 410 = the session is gone.
+        sentence: the fault and how to correct it.
+    """
+
+    def __init__(self, status: int, sentence: str) -> None:
+        """Take over the server's answer."""
+        super().__init__(f"{sentence} (status {status})")
+        self.status, self.sentence = status, sentence
 
 
 class PolicyClient(contextlib.AbstractContextManager["PolicyClient"]):
@@ -88,12 +92,21 @@ class PolicyClient(contextlib.AbstractContextManager["PolicyClient"]):
     def session(self, policy: str | None = None, *, train: bool = True) -> PolicySession:
         """Return a session, for episodes one after the other; with the errors of `act`.
 
+        While the server has no room for it, such as a run without workers yet, it is asked again for ``timeout_s``.
+
         Args:
             policy: name of the policy; None = the only one.
             train: False: a run in training learns nothing from its episodes.
         """
         keys = {} if policy is None else {"policy": policy}
-        return PolicySession(self, self.ask("open", train=train, **keys)["session"])
+        end = time.monotonic() + self._timeout_s
+        while True:
+            try:
+                return PolicySession(self, self.ask("open", train=train, **keys)["session"])
+            except RequestRefused as error:
+                if error.status != _BUSY or time.monotonic() > end:
+                    raise
+            time.sleep(_RETRY_S)
 
     def ask(self, do: str, **keys: Any) -> dict[str, Any]:
         """Return the answer to a request; with the errors of `act`.

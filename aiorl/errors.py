@@ -33,7 +33,6 @@
     ├── EvaluationError(RuntimeError)          an evaluation during training failed
     ├── EndpointClosed                         closed on our side
     ├── WorkerError(RuntimeError)              a worker failed; carries its traceback
-    ├── RequestRefused(RuntimeError)           a server of policies refused a client's request
     └── InternalError                          a bug in aiorl
 
 The facts are attributes, and ``__str__`` makes the sentence. Most classes also derive from a built-in exception, so
@@ -392,23 +391,6 @@ class WorkerError(AiorlError, RuntimeError):
 
     def __str__(self) -> str:
         return f"worker {self.worker_index}: {self.message}"
-
-
-class RequestRefused(AiorlError, RuntimeError):
-    """A server of policies refused a request.
-
-    Attributes:
-        status: status of HTTP; 410 = the session is gone.
-        sentence: the fault and how to correct it.
-    """
-
-    def __init__(self, status: int, sentence: str) -> None:
-        super().__init__(status, sentence)
-        self.status = status
-        self.sentence = sentence
-
-    def __str__(self) -> str:
-        return f"{self.sentence} (status {self.status})"
 
 
 class InternalError(AiorlError):

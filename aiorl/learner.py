@@ -68,7 +68,7 @@ _SHOWN = {
         "num_workers": "N", "num_envs_per_worker": "N", "vectorize": "HOW", "max_worker_restarts": "N",
     },
     "evaluation and data": {"evaluation_interval": "N", "input": "PATH", "output": "PATH"},
-    "network": {"bind": "ADDRESS", "keys": "DIR", "insecure": "", "web": "PORT"},
+    "network": {"bind": "ADDRESS", "keys": "DIR", "insecure": "", "web": "PORT", "client_port": "PORT"},
 }  # fmt: skip
 """Keys that the help shows, and the placeholders of their values."""
 

@@ -85,7 +85,8 @@ class ActingState:
         """Make the state without secrets, and without settings that belong to a run rather than to its policies."""
         own = without_secrets(config.model_copy(update={"resume": None, "run_dir": None}).to_dict())
         name = "extra_python_environs_for_worker"
-        return cls(own, part.model_copy(update={"log_dir": None, "life": 0, name: own[name]}), graphs, spaces)
+        plain = {"log_dir": None, "life": 0, "env_config": own["env_config"], name: own[name]}
+        return cls(own, part.model_copy(update=plain), graphs, spaces)
 
     def with_network(self, policy_id: str | None, where: str | Path) -> str:
         """Return a policy's id, after checking that the policy is one of the learner's networks.

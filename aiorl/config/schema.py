@@ -20,7 +20,7 @@ from pydantic import ConfigDict, PositiveInt, PrivateAttr, ValidationError, fiel
 
 import aiorl.config
 from aiorl.config import deep_update, to_plain, with_base_config
-from aiorl.config.addresses import dialable, host_and_port, is_open_bind
+from aiorl.config.addresses import dialable, is_open_bind
 from aiorl.config.code import code_named_in, import_object, is_local, named, not_importable, plain_code
 from aiorl.config.key import all_keys, check_extras, check_known, check_values, fact_of, key, plain_error, refuse
 from aiorl.config.layers import (
@@ -244,6 +244,9 @@ class CommonConfig(WorkerConfig):
     web: int | str | None = _hosts(None)
     """Port of a page that shows this run in the browser, or HOST:PORT; 0 picks a free port. Another host than loopback
     makes it ask for the token in web.token in the run directory."""
+    client_port: int | str | None = _hosts(None)
+    """Port, or HOST:PORT, at which clients play the episodes of an external environment (env: external), over HTTP and
+    WebSocket; 0 picks a free port. Another host than loopback needs the token in client.token in the run directory."""
     max_worker_restarts: int = _hosts(3, ge=0)
     """Restarts of a local worker before the learner gives up on it; a healthy period resets the count."""
     ignore_worker_failures: bool = _hosts(False)
@@ -582,7 +585,6 @@ class CommonConfig(WorkerConfig):
             ) from error  # fmt: skip
         is_open_bind(self.bind, has_keys=self.keys is not None, insecure=self.insecure)
         dialable(self.bind, self.advertise)
-        host_and_port(self.web or 0, key="web")
 
     @property
     def state_dependent_noise(self) -> SDESettings | None:

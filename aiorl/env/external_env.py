@@ -83,11 +83,8 @@ class _ClientDriven:
             ConfigError: it was already started, for example by another worker.
         """
         if self._thread.ident is not None:
-            raise ConfigError(
-                f"this {type(self).__name__} is already in use by another worker.",
-                key="env",
-                hint="Have its creator make a new one on each call.",
-            )
+            said = f"this {type(self).__name__} is already in use by another worker."
+            raise ConfigError(said, key="env", hint="Have its creator make a new one on each call.")
         self._thread.start()
 
     def is_alive(self) -> bool:
@@ -130,6 +127,14 @@ class _ClientDriven:
             SamplerDied: the sampler has stopped.
         """
         return self._episodes.start(episode_id, training_enabled)
+
+    def drop_episode(self, episode_id: Any) -> None:
+        """End an episode whose client is gone, as truncated after its last observations; ignore an unknown one.
+
+        Args:
+            episode_id: id that ``start_episode`` returned.
+        """
+        self._episodes.cut(episode_id)
 
     def _ask(
         self, episode_id: Any, obs: Mapping[Any, Any], taken: Mapping[Any, Any] | None = None
@@ -266,19 +271,20 @@ class ExternalEnv(_ClientDriven):
         """
         self._log(episode_id, {DEFAULT_AGENT_ID: reward}, {DEFAULT_AGENT_ID: info}, {})
 
-    def end_episode(self, episode_id: Any, observation: Any) -> None:
+    def end_episode(self, episode_id: Any, observation: Any, *, truncated: bool = False) -> None:
         """End an episode with its final observation.
 
         Args:
             episode_id: id that ``start_episode`` returned.
             observation: observation after the last action.
+            truncated: True if the episode could have gone on, so values are bootstrapped from the observation.
 
         Raises:
             BadObservationError: as in ``get_action``; the episode does not end.
             ClosedEpisodeError: the episode is unknown or finished.
         """
         self._check(episode_id, {DEFAULT_AGENT_ID: observation})
-        self._episodes.end(episode_id, {DEFAULT_AGENT_ID: observation})
+        self._episodes.end(episode_id, {DEFAULT_AGENT_ID: observation}, is_cut=truncated)
 
 
 class ExternalMultiAgentEnv(_ClientDriven):
@@ -367,12 +373,13 @@ class ExternalMultiAgentEnv(_ClientDriven):
             dones = {agent_id: done for agent_id, done in dones.items() if agent_id != ALL_AGENTS}
         self._log(episode_id, reward_dict, info_dict or {}, dones)
 
-    def end_episode(self, episode_id: Any, observation_dict: Mapping[Any, Any]) -> None:
+    def end_episode(self, episode_id: Any, observation_dict: Mapping[Any, Any], *, truncated: bool = False) -> None:
         """End an episode with the final observations of the agents still alive.
 
         Args:
             episode_id: id that ``start_episode`` returned.
             observation_dict: agent id -> observation after its last action.
+            truncated: as in ``ExternalEnv.end_episode``.
 
         Raises:
             EnvContractError: an agent that acted and is not done has no final observation, or the observations are
@@ -381,7 +388,7 @@ class ExternalMultiAgentEnv(_ClientDriven):
             ClosedEpisodeError: the episode is unknown or finished.
         """
         self._check(episode_id, observation_dict)
-        self._episodes.end(episode_id, observation_dict)
+        self._episodes.end(episode_id, observation_dict, is_cut=truncated)
 
     def leave_agents_to_sampler(self, *, observations_rewritten: bool, no_done_at_end: bool) -> None:
         """Relax the rules for agents to suit a worker's settings; the worker calls it before the thread starts.
@@ -668,8 +675,8 @@ class EpisodeTable:
                 episode.waiting_for = -1
                 episode.heard_at = self._clock()
 
-    def end(self, episode_id: Hashable, obs: Mapping[Any, Any]) -> None:
-        """Publish the final observations and close the episode, without waiting.
+    def end(self, episode_id: Hashable, obs: Mapping[Any, Any], *, is_cut: bool = False) -> None:
+        """Publish the final observations and close the episode, without waiting; `is_cut` makes it a truncated one.
 
         Raises:
             ClosedEpisodeError: the episode is unknown or ended, or another thread waits for its actions.
@@ -678,8 +685,20 @@ class EpisodeTable:
         with self._changed:
             episode = self._get(episode_id)
             self._check_agents(episode_id, episode, obs, last=True)
-            episode.publish(obs, is_last=True)
+            episode.publish(obs, is_last=not is_cut, is_cut=is_cut)
             self._closing[episode_id] = self._active.pop(episode_id)
+            self._changed.notify_all()
+
+    def cut(self, episode_id: Hashable) -> None:
+        """Close an episode as truncated after its last observations; unknown ones are ignored."""
+        with self._changed:
+            if (episode := self._active.pop(episode_id, None)) is None:
+                return
+            self._ended[episode_id] = True
+            episode.answered = episode.waiting_for  # its client waits in vain
+            if episode.published:
+                episode.publish(episode.live, is_cut=True)
+                self._closing[episode_id] = episode
             self._changed.notify_all()
 
     def take(self, is_alive: Callable[[], bool], idle_timeout_s: float | None) -> Poll:
@@ -767,11 +786,5 @@ class EpisodeTable:
     def _close_silent(self, idle_timeout_s: float) -> None:
         limit = self._clock() - idle_timeout_s
         for episode_id, episode in list(self._active.items()):
-            if episode.waiting_for >= 0 or episode.heard_at > limit:
-                continue
-            del self._active[episode_id]
-            self._ended[episode_id] = True
-            if not episode.published:
-                continue
-            episode.publish(episode.live, is_cut=True)
-            self._closing[episode_id] = episode
+            if episode.waiting_for < 0 and episode.heard_at <= limit:
+                self.cut(episode_id)

@@ -51,6 +51,7 @@ _SOURCES = {
     "gym": "aiorl.env.registry:old_gym_creator",
     "pettingzoo": "aiorl.env.pettingzoo:pettingzoo_creator",
     "envpool": "aiorl.env.envpool:envpool_creator",
+    "external": "aiorl.serving.external:client_env",
 }
 """Prefix of a name -> import path of a function that maps a whole name to the function that makes the environments."""
 

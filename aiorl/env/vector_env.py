@@ -30,13 +30,7 @@ from aiorl.env.base_env import (
     VectorStep,
     env_seeds,
 )
-from aiorl.env.checks import (
-    NestedCheck,
-    as_reward,
-    check_flags,
-    check_rewards,
-    raise_env_fault,
-)
+from aiorl.env.checks import NestedCheck, as_reward, check_flags, check_rewards, raise_env_fault
 from aiorl.env.gym_like import (
     check_gym_like,
     check_seedable,

@@ -56,7 +56,7 @@ _LEAVE_S = {True: 20.0, False: 10.0}
 """Seconds for an orderly end, of a learner (True) and of workers."""
 _BY_SIGNAL = 128
 """From here on, exit statuses are those of a process that a signal ended; 255 is that of a broken connection."""
-_OWN = ("keys", "lock", "launch.json", "launch.lock", "web.token")
+_OWN = ("keys", "lock", "launch.json", "launch.lock", "web.token", "client.token", "client.secret")
 """Files of a run directory that neither go to a host nor come from there."""
 
 

@@ -43,7 +43,7 @@ from aiorl.run.policy_group import PolicyGroup
 from aiorl.run.policy_plan import PlannedPolicy, check_leases, plan_policies, with_policies_named, with_settings_said
 from aiorl.run.report.loggers import check_loggers
 from aiorl.sampling.callbacks import DefaultCallbacks
-from aiorl.web.child import check_port
+from aiorl.web.child import check_ports
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +91,6 @@ def plan_learning(config: CommonConfig) -> LearningPlan:
     if any(policy.is_of_other_algorithm(config) for policy in policies.values()):
         import_tensorflow(config)
         check_leases(config, policies)
-    check_port("web", config.web)
     return LearningPlan(
         config=with_settings_said(config, policies),
         policies=policies,
@@ -142,6 +141,7 @@ def look_at_env(config: CommonConfig) -> EnvFacts:
 
 
 def _check_settings(config: CommonConfig, env: Any, kind: EnvKind) -> None:
+    check_ports(config.web, config.client_port, has_clients=hasattr(env, "clients"))
     if kind.is_external:
         key, number = "num_envs_per_worker", config.num_envs_per_worker
         if number != 1 and key in config.model_fields_set:

@@ -16,7 +16,7 @@ from aiorl.run.evaluations import Evaluations
 from aiorl.run.report.loggers import BackgroundLogger, Loggers, make_loggers, open_loggers
 from aiorl.run.restoring import RunState
 from aiorl.run.training import Observer, Training
-from aiorl.web.child import WebChild, page_of_run
+from aiorl.web.child import Ports
 
 
 class StopCriteria(dict[str, float]):
@@ -96,10 +96,10 @@ class Checkpoints(Observer):
 
 
 class RunFiles(Observer):
-    """Writes the results of a run to its directory, as long as that exists, and serves a page of them.
+    """Writes the results of a run to its directory, as long as that exists, and opens its ports for others.
 
     Attributes:
-        page: the page, None if there is none.
+        ports: the ports.
     """
 
     def __init__(self, config: CommonConfig, directory: RunDirectory) -> None:
@@ -113,13 +113,13 @@ class RunFiles(Observer):
         self._directory = directory
         self._own: BackgroundLogger | None = None
         self._loggers: list[BackgroundLogger | Loggers] = []
-        self.page: WebChild | None = None
+        self.ports = Ports()
 
     def open(self, resumed: RunState | None = None) -> None:
-        """Open the files of results, remove results from after the checkpoint that is resumed, and start the page.
+        """Open the files of results, remove results from after the checkpoint that is resumed, and open the ports.
 
         Raises:
-            ConfigError: a file cannot be written, one of the user's loggers cannot be made, or the page has no port.
+            ConfigError: a file cannot be written, one of the user's loggers cannot be made, or a port is taken.
         """
         iteration = step = None
         if resumed is not None:
@@ -129,7 +129,11 @@ class RunFiles(Observer):
         self._loggers.append(self._own)
         users = make_loggers(self._config.loggers, path.absolute(), without_secrets(self._config.to_dict()))
         self._loggers.append(users)
-        self.page = page_of_run(self._config.web, path)
+        self.ports.open(path, self._config.web, self._config.client_port, self._config.advertise)
+
+    def on_start(self, training: Training) -> None:
+        """Tell environments where clients come in."""
+        training.gate = self.ports.gate
 
     def write(self, result: Mapping[str, Any]) -> None:
         """Queue a result to be written, shortly afterwards and at the latest when `flush` returns.
@@ -156,6 +160,6 @@ class RunFiles(Observer):
         self.flush()
 
     def close(self) -> None:
-        """Close the files."""
-        for each in [*self._loggers, *filter(None, [self.page])]:
+        """Close the files and the ports."""
+        for each in [*self._loggers, self.ports]:
             each.close()

@@ -121,8 +121,8 @@ class Run:
             self._display.start(time.monotonic())
             logging.getLogger().addHandler(self._display_logs)
             training = self.training = self._make_training()
-            if self._files.page is not None:
-                self._display.way("page", str(self._files.page), time.monotonic())
+            for name, address in self._files.ports.ways.items():
+                self._display.way(name, address, time.monotonic())
             tell_of_stray_errors(self._fail)
             tasks.start(self._tick(training), "display")
             tasks.start(training.source.overview.keep(training), "account")

@@ -347,6 +347,7 @@ class Training:
         source: samples and makes the updates.
         tasks: background tasks of the run.
         is_misconfigured: True if a setting turned out impossible before anything was trained.
+        gate: settings by which environments reach the port for clients; {} if there is none.
     """
 
     def __init__(
@@ -387,6 +388,7 @@ class Training:
         self.iteration = Iteration(config, self.counters, is_paced=not stands_still)
         self.tasks = Tasks(self.fail)
         self.is_misconfigured = False
+        self.gate: dict[str, Any] = {}
         self.config = config
         self.directory = directory
         self.tell = tell
@@ -488,6 +490,8 @@ class Training:
         restored, self._restored = self._restored, None  # it may hold a whole replay
         learning = build_learning(self.config, self.directory.path, self._plan)
         give_back(restored, self.config, learning)
+        settings = {**self.config.env_config, **self.gate}
+        learning.worker_part = learning.worker_part.model_copy(update={"env_config": settings})
         return learning
 
     def begin_saving(self, learning: Learning) -> None:

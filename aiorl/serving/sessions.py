@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from reprlib import repr as shown
 from typing import TYPE_CHECKING, Any
 
@@ -72,16 +72,27 @@ class Sessions:
         num_expired: sessions ended because of that.
     """
 
-    def __init__(self, max_sessions: int, ttl_s: float, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """Begin with none; see the class. `clock` returns seconds."""
+    def __init__(
+        self,
+        max_sessions: int,
+        ttl_s: float,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        on_expiry: Callable[[Session], None] = lambda session: None,
+    ) -> None:
+        """Begin with none; see the class. `clock` returns seconds; `on_expiry` is called with each expired session."""
         self.max_sessions, self.ttl_s, self.num_expired = max_sessions, ttl_s, 0
-        self._clock = clock
+        self._clock, self._on_expiry = clock, on_expiry
         self._open: OrderedDict[str, Session] = OrderedDict()  # by the time of their last request
 
     def __len__(self) -> int:
         """Return the number of open sessions."""
         self._expire()
         return len(self._open)
+
+    def __iter__(self) -> Iterator[Session]:
+        """Return an iterator of the open sessions."""
+        return iter(self._open.values())
 
     def open(self, model: str, arm: int = 0, *, id: str = "") -> Session:
         """Open a session of a policy.
@@ -138,3 +149,4 @@ class Sessions:
                 return
             del self._open[session.id]
             self.num_expired += 1
+            self._on_expiry(session)

@@ -162,7 +162,7 @@ class Guard:
             SecurityError: its file can be read by others, or contains none.
             ConfigError: its file can't be read or written.
         """
-        self._token = None if options.token_file is None else _token_in(options.token_file)
+        self._token = None if options.token_file is None else token_in(options.token_file)
         self._hosts = None if self._token or options.is_insecure else {*_LOCAL_NAMES, options.host.lower()}
 
     def check(self, request: Request) -> None:
@@ -171,7 +171,7 @@ class Guard:
         Raises:
             Refusal: it may not be answered.
         """
-        if self._token is not None and not hmac.compare_digest(_token_of(request), self._token):
+        if self._token is not None and not hmac.compare_digest(token_of(request), self._token):
             challenge = ((b"www-authenticate", b'Bearer, Basic realm="aiorl"'),)
             raise Refusal(401, "Send the server's token: 'Authorization: Bearer TOKEN'.", challenge)
         host = request.header(b"host")
@@ -182,7 +182,8 @@ class Guard:
             raise Refusal(403, f"Pages of {origin:.100} may not use this server.")
 
 
-def _token_of(request: Request) -> bytes:
+def token_of(request: Request) -> bytes:
+    """Return the token that a request carries, b"" if there is none."""
     scheme, _, value = request.header(b"authorization").partition(" ")
     if scheme.lower() == "basic":  # a browser's: any name, with the token as password
         try:
@@ -192,7 +193,7 @@ def _token_of(request: Request) -> bytes:
     return value.strip().encode("latin-1") if scheme.lower() == "bearer" else b""
 
 
-def _token_in(path: Path) -> bytes:
+def token_in(path: Path) -> bytes:
     """Return the token in a file, which is made if it doesn't exist."""
     try:
         with contextlib.suppress(FileExistsError), open(os.open(path, _NEW, 0o600), "w") as made:

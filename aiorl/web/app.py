@@ -96,9 +96,9 @@ class App:
         """Add a route for DELETE, with arguments as for `get`."""
         self._add("DELETE", path, handler, False)
 
-    def websocket(self, path: str, talk: Talk) -> None:
+    def websocket(self, path: str, talk: Talk, *, is_open: bool = False) -> None:
         """Add a route for WebSockets; `talk` is called with each one at `path`, and closes it by returning."""
-        self._add("WEBSOCKET", path, talk, False)
+        self._add("WEBSOCKET", path, talk, is_open)
 
     def _add(self, method: str, path: str, handle: Callable[[Any], Awaitable[Any]], is_open: bool) -> None:
         _, methods = self._routes.setdefault(path, (path.split("/"), {}))

@@ -1,10 +1,9 @@
 """Ports that another process serves for this one, such as the page of a run.
 
-    check_port("web", 8265)                        # before a run begins: the ConfigError names the key
-    options = port_options("web", 8265, token_file=run_dir / "web.token")
-    child = WebChild(options, "aiorl.watch", [str(run_dir)], log=run_dir / "logs" / "web.txt")   # `page_of_run`
-    child.url                                      # requests can be sent at once
-    child.close()
+    check_ports(8265, None, has_clients=False)     # before a run begins: the ConfigError names the key
+    ports = Ports()
+    ports.open(run_dir, 8265, None, None)          # requests can be sent at once
+    ports.close()
 
 This process listens and hands the socket to the child, so nothing can take the port in between. The child's module is a
 command with the options of `add_web_options` that calls `aiorl.web.server.serve`. It ends with this process, however
@@ -23,10 +22,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from aiorl.config.addresses import host_and_port, is_loopback
+from aiorl.config.addresses import dialable, host_and_port, is_loopback, split_address, url
+from aiorl.errors import ConfigError
 from aiorl.process.children import DEFAULT_MAX_RESTARTS, FAILED, Restarts, status_text
 from aiorl.process.imports import child_python, python_path
-from aiorl.web.access import WebOptions, listen, url_of, want_web
+from aiorl.web.access import WebOptions, listen, token_in, url_of, want_web
 
 logger = logging.getLogger(__name__)
 
@@ -48,27 +48,80 @@ def port_options(key: str, value: int | str, *, token_file: Path) -> WebOptions:
     return WebOptions(host, port, token_file=None if is_loopback(host) else token_file)
 
 
-def check_port(key: str, value: int | str | None) -> None:
-    """Check that a server can listen at PORT or HOST:PORT; None needs none.
+def check_ports(page: int | str | None, clients: int | str | None, *, has_clients: bool) -> None:
+    """Check that the ports of a run can be opened; see `Ports.open`.
+
+    Args:
+        page: PORT or HOST:PORT of its page, None = no page.
+        clients: PORT or HOST:PORT for clients, None = no such port.
+        has_clients: True if its environment is played by clients.
 
     Raises:
-        ConfigError: it can't, the address has another form, or packages are missing; the error names the key.
+        ConfigError: one can't, its address has another form, or packages are missing; the error names the key.
     """
-    if value is not None:
-        want_web(f"{key} {value}")
-        listen(port_options(key, value, token_file=Path()), key=key).close()
+    if has_clients and clients is None:
+        said = "This environment is played by clients, and they need a port."
+        raise ConfigError(said, key="client_port", hint="Set client_port, for example to 9900.")
+    if clients is not None and not has_clients:
+        said = f"client_port is {clients}, but this environment is not played by clients."
+        raise ConfigError(said, key="client_port", value=clients, hint="Set env: external, or leave client_port out.")
+    for key, value in (("web", page), ("client_port", clients)):
+        if value is not None:
+            want_web(f"{key} {value}")
+            listen(port_options(key, value, token_file=Path()), key=key).close()
 
 
-def page_of_run(value: int | str | None, run_dir: Path) -> WebChild | None:
-    """Return a child that serves the page of a run at PORT or HOST:PORT, None if there is to be none.
+class Ports:
+    """Ports of a run for others: its page, and the port for clients.
 
-    Raises:
-        ConfigError: the address can't be listened on.
+    Attributes:
+        ways: "page" and "clients" -> the address, of those that are open.
+        gate: settings by which environments reach the port for clients: ``gate``, a dict with ``urls``, and the
+            ``secret`` that lets them in; {} if there is none.
     """
-    if value is None:
-        return None
-    options = port_options("web", value, token_file=run_dir / "web.token")
-    return WebChild(options, "aiorl.watch", [str(run_dir)], log=run_dir / "logs" / "web.txt")
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self.ways: dict[str, str] = {}
+        self.gate: dict[str, Any] = {}
+        self._children: list[WebChild] = []
+
+    def open(self, run_dir: Path, page: int | str | None, clients: int | str | None, advertise: str | None) -> None:
+        """Open the ports of a run.
+
+        Args:
+            run_dir: directory of the run, for tokens and logs.
+            page: PORT or HOST:PORT of its page, None = no page.
+            clients: PORT or HOST:PORT for clients, None = no such port.
+            advertise: addresses of this host that the user gives, as for `dialable`.
+
+        Raises:
+            ConfigError: an address can't be listened on, or a file can't be written.
+        """
+        if page is not None:
+            options = port_options("web", page, token_file=run_dir / "web.token")
+            child = self._start(options, "aiorl.watch", run_dir, run_dir / "logs" / "web.txt")
+            self.ways["page"] = str(child)
+        if clients is not None:
+            options = port_options("client_port", clients, token_file=run_dir / "client.token")
+            token_in(secret := run_dir / "client.secret")
+            child = self._start(options, "aiorl.serving.gate", secret, run_dir / "logs" / "client_port.txt")
+            self.ways["clients"] = str(child)
+            host, port = options.host, int(child.url.rpartition(":")[2])
+            hosts = [host]
+            if not is_loopback(host):
+                hosts = [split_address(each)[0] for each in dialable(url(host, port), advertise)]
+            urls = [f"ws{url(each, port).removeprefix('tcp')}" for each in hosts]
+            self.gate = {"gate": {"urls": urls, "secret": token_in(secret).decode()}}
+
+    def close(self) -> None:
+        """End the processes."""
+        for child in self._children:
+            child.close()
+
+    def _start(self, options: WebOptions, module: str, argument: Path, log: Path) -> WebChild:
+        self._children.append(child := WebChild(options, module, [str(argument)], log=log))
+        return child
 
 
 class WebChild:

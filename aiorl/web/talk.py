@@ -98,7 +98,7 @@ class _Talk:
         is_text = isinstance(message, str)
         self._num_under_way += 1
         try:
-            said = parse_json(message) if isinstance(message, str) else _unpacked(message)
+            said = parse_json(message) if isinstance(message, str) else unpacked(message)
             if not isinstance(said, dict):
                 raise Refusal(400, "A message must be an object, such as {'id': 1, 'observation': [0.1, 0.2]}.")
             given, wanted = said.pop("id", None), said.pop("do", "act")
@@ -125,9 +125,9 @@ class _Talk:
 
     def _answer(self, answer: dict[str, Any], id: Any, do: str, is_text: bool, began: float) -> None:
         try:
-            packed = _packed({"id": id, **answer}, is_text)
+            packed = _written({"id": id, **answer}, is_text)
         except Exception as error:  # a value that has no form there
-            packed = _packed({"id": id, **(answer := _fault(error))}, is_text)
+            packed = _written({"id": id, **(answer := _fault(error))}, is_text)
         if not self._answers:  # all answers of a turn are sent together
             asyncio.get_running_loop().call_soon(self._send)
         self._answers.append(packed)
@@ -147,11 +147,14 @@ def _fault(error: BaseException) -> dict[str, Any]:
     return _FAILED
 
 
-def _packed(answer: dict[str, Any], is_text: bool) -> bytes | str:
-    if is_text:
-        return orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY).decode()
-    packed: bytes = msgpack.packb(answer, default=_plain)
-    return packed
+def _written(answer: dict[str, Any], is_text: bool) -> bytes | str:
+    return orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY).decode() if is_text else packed(answer)
+
+
+def packed(answer: Mapping[str, Any]) -> bytes:
+    """Return a message in msgpack."""
+    found: bytes = msgpack.packb(answer, default=_plain)
+    return found
 
 
 def _plain(value: Any) -> Any:
@@ -163,7 +166,12 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} has no form in msgpack")
 
 
-def _unpacked(message: bytes) -> Any:
+def unpacked(message: bytes) -> Any:
+    """Return the value in a message of msgpack.
+
+    Raises:
+        Refusal: it is none.
+    """
     try:
         return msgpack.unpackb(message, ext_hook=_refuse_extension, max_ext_len=0)
     except Refusal:

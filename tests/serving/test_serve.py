@@ -35,7 +35,8 @@ from export_worlds import observations_of, save_world
 from websockets.sync.client import connect
 
 import aiorl
-from aiorl.errors import CheckpointError, ConfigError, RequestRefused
+from aiorl.client import RequestRefused
+from aiorl.errors import CheckpointError, ConfigError
 from aiorl.process.imports import python_path
 from aiorl.process.tasks import new_event_loop
 from aiorl.serving.models import load_models

@@ -34,7 +34,7 @@ from aiorl.learning.algorithms.registry import config_class
 from aiorl.watch.compared import experiments
 from aiorl.watch.glance import Run, Runs
 from aiorl.watch.reading import config_text, curves, last_result, log_entries
-from aiorl.web.child import page_of_run
+from aiorl.web.child import Ports
 
 MARKUP = "<img src=x onerror=alert(1)>"
 LOG = f"""2026-11-27 07:47:01,150 INFO aiorl.run.build: the seed of this run is 7
@@ -309,18 +309,18 @@ def is_free(port: int) -> bool:
 def test_a_page_that_fails_is_started_again(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     (run / "logs").mkdir()
-    page = page_of_run("localhost:0", run)
-    assert page is not None
-    port = int(page.url.rpartition(":")[2])
+    ports = Ports()
+    ports.open(run, "localhost:0", None, None)
+    port = int(ports.ways["page"].rpartition(":")[2])
     assert get(port, "/live")[0] == 200
     (process,) = (child for child in psutil.Process().children() if str(run) in child.cmdline())
     process.kill()
     assert get(port, "/ready")[1]["phase"] == "training"
-    page.close()
+    ports.close()
     assert is_free(port)
     assert Job(run, (), {"web": port}).forward("host1").startswith(f"  ssh -L {port}:127.0.0.1:{port} host1")
     with pytest.raises(ConfigError, match=r"web must be PORT or HOST:PORT.*not '0\.0\.0\.0'"):
-        page_of_run("0.0.0.0", run)
+        Ports().open(run, "0.0.0.0", None, None)
 
 
 # In a browser -------------------------------------------------------------------------------------------------

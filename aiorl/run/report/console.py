@@ -80,8 +80,9 @@ class PlainDisplay:
         self._line(text, now)
 
     def way(self, name: str, text: str, now: float) -> None:
-        """Write the command by which more workers join, or the address of the run's page."""
-        self._line(f"{'more workers join with' if name == 'join' else 'page of this run'}: {text}", now)
+        """Write the command by which more workers join, or the address of the run's page or of its clients."""
+        said = {"join": "more workers join with", "page": "page of this run", "clients": "clients play at"}
+        self._line(f"{said[name]}: {text}", now)
 
     def update(self, result: Mapping[str, Any], now: float) -> None:
         """Write a result's figures if the last ones are a second old; otherwise keep them for later."""
@@ -167,7 +168,7 @@ class LiveDisplay:
         self._draw(now, force=True)
 
     def way(self, name: str, text: str, now: float) -> None:
-        """Show the command by which more workers join (``join``) or the run's page (``page``), in full."""
+        """Show the command by which more workers join (``join``), or the run's page or clients, in full."""
         self._ways[name] = text
         self._draw(now, force=True)
 
@@ -256,7 +257,7 @@ class LiveDisplay:
             ends = f" {min(self._returns):.4g} to {max(self._returns):.4g}"
             parts.append(Text.assemble(("return  ", "dim"), (curve, "cyan"), (ends, "dim")))
         for name, text in self._ways.items():
-            parts.append(Text.assemble((f"{name}    ", "dim"), text, overflow="fold"))
+            parts.append(Text.assemble((f"{name:8}", "dim"), text, overflow="fold"))
         if self._events:
             parts.append(Text(""))
             for at, text, level in self._events:

@@ -1,0 +1,282 @@
+"""Training from clients: the port of a run, and environments whose episodes they play."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import psutil
+import pytest
+from gymnasium import spaces
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
+
+pytest.importorskip("uvicorn")
+
+import aiorl
+from aiorl.client import RequestRefused
+from aiorl.data.spaces import space_to_dict
+from aiorl.env.base_env import ALL_AGENTS
+from aiorl.env.external_env import ExternalBaseEnv
+from aiorl.env.registry import EnvContext, resolve_env
+from aiorl.errors import ConfigError, SamplerDied
+from aiorl.web.child import Ports
+
+BOX, ACTIONS = spaces.Box(-1.0, 1.0, (2,), np.float32), spaces.Discrete(3)
+ROOT = Path(__file__).parents[2]
+CONFIG = str(ROOT / "examples/external_http.yaml")
+TRAIN = [sys.executable, "-m", "aiorl", "train", "--config", CONFIG, "--algo", "ppo", "--client-port", "0"]
+
+
+class Worker:
+    """An environment at a port for clients, and a policy that acts by the number of rows it has seen."""
+
+    def __init__(self, ports: Ports, **config: Any) -> None:
+        one = {"observation_space": space_to_dict(BOX), "action_space": space_to_dict(ACTIONS)}
+        self.env = ExternalBaseEnv(resolve_env("external")(EnvContext({**one, **config, **ports.gate})))
+        self.rows: list[tuple[Any, Any, Any, Any]] = []
+        self.ended: list[tuple[bool, bool]] = []
+        self._thread = threading.Thread(target=self._act, daemon=True)
+        self._thread.start()
+
+    def _act(self) -> None:
+        try:
+            while True:
+                poll = self.env.poll()
+                for env_id, obs in poll.obs.items():
+                    over = poll.terminateds[env_id][ALL_AGENTS], poll.truncateds[env_id][ALL_AGENTS]
+                    taken = poll.off_policy_actions.get(env_id)
+                    self.rows.append((obs, poll.rewards[env_id], poll.infos[env_id], taken))
+                    if any(over):
+                        self.ended.append(over)
+                    else:
+                        self.env.send_actions({env_id: {**dict.fromkeys(obs, len(self.rows) % 3), **(taken or {})}})
+        except SamplerDied:
+            pass
+
+    def end(self) -> None:
+        self.env.stop()
+        self._thread.join(10)
+
+
+@pytest.fixture
+def ports(tmp_path: Path) -> Iterator[Ports]:
+    (tmp_path / "logs").mkdir()
+    made = Ports()
+    made.open(tmp_path, None, 0, None)
+    yield made
+    made.close()
+
+
+def client_of(ports: Ports) -> aiorl.PolicyClient:
+    return aiorl.PolicyClient(ports.ways["clients"])
+
+
+def until(is_true: Any, timeout_s: float = 30.0) -> None:
+    end = time.monotonic() + timeout_s
+    while not is_true():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def status_of(call: Any, *args: Any, **keys: Any) -> int:
+    with pytest.raises(RequestRefused) as caught:
+        call(*args, **keys)
+    return caught.value.status
+
+
+def test_clients_play_episodes_of_an_environment(ports: Ports) -> None:
+    worker = Worker(ports)
+    with client_of(ports) as client:
+        game = client.session()
+        assert game.act([0.1, 0.2], reward=9.0) == 1, "there is no step yet that a reward could belong to"
+        assert game.act(np.float32([0.3, 0.4]), reward=0.5) == 2
+        game.log_action([0.5, 0.6], 1, reward=1.0)
+        found = game.end([0.7, 0.8], reward=2.0, truncated=True, info={"won": True})
+        assert (found["steps"], found["reward"]) == (3, 3.5)
+        game.act([0.0, 0.0])
+        game.end([0.0, 0.1])
+        game.close()
+        assert status_of(game.act, [0.0, 0.0]) == 410
+        game = client.session(train=False)
+        game.act([0.0, 0.0])
+        game.close()
+        until(lambda: len(worker.ended) == 3)
+    worker.end()
+    assert worker.ended == [(False, True), (True, False), (False, True)]
+    rewards = [reward["agent0"] for _, reward, _, _ in worker.rows]
+    assert rewards == [0.0, 0.5, 1.0, 2.0, 0.0, 0.0, 0.0, 0.0]
+    assert [taken for *_, taken in worker.rows[:4]] == [None, None, {"agent0": 1}, None]
+    assert worker.rows[3][2]["agent0"] == {"won": True}
+    assert worker.rows[-1][2]["agent0"] == {"training_enabled": False}
+    np.testing.assert_array_equal(worker.rows[1][0]["agent0"], np.float32([0.3, 0.4]))
+
+
+def test_a_wrong_request_is_refused_and_costs_the_episode_nothing(ports: Ports) -> None:
+    worker = Worker(ports)
+    with client_of(ports) as client:
+        game = client.session()
+        assert status_of(game.end, [0.0, 0.0]) == 400
+        game.act([0.1, 0.2])
+        for wrong in ([0.1], [0.1, float("nan")], "text", None, {"data": b"1234", "dtype": "float32", "shape": [2]}):
+            assert status_of(game.act, wrong, reward=5.0) == 400
+        assert status_of(game.log_action, [0.0, 0.0], 7) == 400
+        assert status_of(game.act, [0.0, 0.0], reward="much") == 400
+        assert status_of(client.ask, "act", session=game.id, observation=[0.0, 0.0], obs=1) == 400
+        assert status_of(client.ask, "act", session="other", observation=[0.0, 0.0]) == 410
+        assert status_of(client.ask, "act", observation=[0.0, 0.0]) == 400
+        game.act([0.3, 0.4], reward=1.0)
+        assert game.end([0.0, 0.0], reward=1.0)["reward"] == 2.0
+    url = ports.ways["clients"].removeprefix("http://")
+    connection = http.client.HTTPConnection(url, timeout=20)
+    connection.request("POST", "/sessions", "{}")
+    session = json.loads(connection.getresponse().read())["session"]
+    connection.request("POST", "/act", json.dumps({"session": session, "observation": [0, 1]}))
+    assert json.loads(connection.getresponse().read())["action"] in range(3)
+    connection.close()
+    with connect(f"ws://{url}/workers") as link, pytest.raises(ConnectionClosed):
+        link.recv(10)  # it has not the secret of workers
+    worker.end()
+
+
+def test_the_episodes_of_a_lost_worker_are_gone_and_those_of_others_go_on(ports: Ports) -> None:
+    workers = [Worker(ports), Worker(ports)]
+    with client_of(ports) as client:
+        until(lambda: len({id(one) for one in workers if one.env.env.clients._link is not None}) == 2)
+        time.sleep(0.2)
+        games = [client.session() for _ in range(6)]
+        for game in games:
+            game.act([0.0, 0.0])
+        workers[0].end()
+        until(lambda: workers[0].env.env.clients._link.close_code is not None)
+        found = []
+        for game in games:
+            try:
+                game.act([0.1, 0.1])
+                found.append(200)
+            except RequestRefused as error:
+                found.append(error.status)
+        assert sorted(found) == [200] * 3 + [410] * 3, "episodes were dealt evenly"
+        client.session().act([0.2, 0.2])
+    workers[1].end()
+
+
+def test_agents_have_observations_actions_and_rewards_of_their_own(ports: Ports) -> None:
+    agents = {"observation_space": {"a": space_to_dict(BOX), "b": space_to_dict(ACTIONS)},
+              "action_space": {"a": space_to_dict(ACTIONS), "b": space_to_dict(BOX)}}  # fmt: skip
+    worker = Worker(ports, **agents)
+    with client_of(ports) as client:
+        game = client.session()
+        assert status_of(game.act, [0.0, 0.0]) == 400
+        assert status_of(game.act, {"c": 1}) == 400
+        assert game.act({"a": [0.1, 0.2], "b": 2}).keys() == {"a", "b"}
+        assert game.act({"a": [0.1, 0.2], "b": 0}, reward={"a": 1.0, "b": 2.0}, dones={"b": True}).keys() == {"a", "b"}
+        assert game.end({"a": [0.0, 0.0]}, reward={"a": 4.0})["reward"] == 7.0
+    worker.end()
+    assert worker.rows[1][1] == {"a": 1.0, "b": 2.0}
+
+
+def test_the_config_has_spaces_and_a_port() -> None:
+    with pytest.raises(ConfigError, match="observation_space"):
+        resolve_env("external")(EnvContext({"action_space": space_to_dict(ACTIONS)}))
+    for words in ([*TRAIN, "--client-port", "null"], [*TRAIN[:4], "--env", "CartPole-v1", "--client-port", "0"]):
+        found = subprocess.run(words, capture_output=True, text=True)
+        assert (found.returncode, "client_port" in found.stderr) == (2, True)
+
+
+# A run ----------------------------------------------------------------------------------------------------------
+
+
+class Run:
+    """A run that waits for clients."""
+
+    def __init__(self, run_dir: Path, *words: str) -> None:
+        command = [*TRAIN, "--num-workers", "2", "--run-dir", str(run_dir), *words]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=run_dir.parent)
+        assert self.process.stdout is not None
+        self.url = next(found[1] for line in self.process.stdout if (found := re.search(r"play at: (\S+)", line)))
+        self._reader = threading.Thread(target=self.process.stdout.read)
+        self._reader.start()
+
+    def end(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+        self.process.wait(60)
+        self._reader.join()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
+def test_a_client_in_javascript_trains_cartpole(tmp_path: Path) -> None:
+    page = (ROOT / "docs/clients.md").read_text("utf-8")
+    (tmp_path / "client.mjs").write_text(page.partition("```javascript\n")[2].partition("```")[0])
+    (tmp_path / "game.mjs").write_text((Path(__file__).parent / "cartpole.mjs").read_text())
+    run = Run(tmp_path / "run", "--stop-return", "475")
+    game = subprocess.Popen(["node", str(tmp_path / "game.mjs"), run.url, "8"])
+    try:
+        assert run.process.wait(240) == 0
+        results = [json.loads(line) for line in (tmp_path / "run/result.jsonl").read_text().splitlines()]
+        assert results[-1]["episode_reward_mean_last_100"] >= 475
+        assert game.wait(30) == 0
+    finally:
+        game.kill()
+        run.end()
+
+
+@pytest.mark.slow
+def test_clients_go_on_when_a_worker_is_killed(tmp_path: Path) -> None:
+    run = Run(tmp_path / "run")
+    refused: list[int] = []
+    played: list[int] = []
+    stop = threading.Event()
+
+    def play(client: aiorl.PolicyClient) -> None:
+        env = gymnasium.make("CartPole-v1")
+        while not stop.is_set():
+            try:
+                game = client.session()
+                while not stop.is_set():
+                    (obs, _), reward, over = env.reset(), 0.0, False
+                    while not over:
+                        obs, reward, terminated, truncated, _ = env.step(game.act(obs, reward=reward))
+                        over = terminated or truncated
+                    game.end(obs, reward=reward, truncated=truncated)
+                    played.append(1)
+            except RequestRefused as error:
+                if error.status not in (410, 503):
+                    raise
+                if error.status == 410:
+                    refused.append(1)
+                time.sleep(0.1)
+
+    with aiorl.PolicyClient(run.url) as client:
+        players = [threading.Thread(target=play, args=(client,)) for _ in range(8)]
+        for player in players:
+            player.start()
+        until(lambda: len(played) > 40, 60)
+        worker = next(one for one in psutil.Process(run.process.pid).children() if "aiorl.worker" in one.cmdline())
+        os.kill(worker.pid, signal.SIGKILL)
+        until(lambda: refused)
+        before = len(played)
+        until(lambda: len(played) > before + 40 and (tmp_path / "run/result.jsonl").read_bytes(), 60)
+        stop.set()
+        for player in players:
+            player.join(60)
+    run.end()
+    assert len(refused) <= 8, "open episodes only"
+    last = json.loads((tmp_path / "run/result.jsonl").read_text().splitlines()[-1])
+    assert last["episodes_total"] > 40
