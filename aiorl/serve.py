@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
+import contextlib
 import gc
 import logging
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from aiorl.config.command_line import Parser, at_least, exit_status
 from aiorl.process.program import log_to_stderr
-from aiorl.process.tasks import new_event_loop
+from aiorl.process.tasks import Tasks, new_event_loop
 
 __all__ = ["main"]
 
 _PROG = "python -m aiorl.serve"
 _PORT = 8000
+_OF_MODELS = ("follow", "share", "threads", "seed")
 _ABOUT = """Answer requests for actions of trained policies, over HTTP and WebSocket.
 
 Each PATH is a run directory (its newest checkpoint), a checkpoint, or an export to ONNX. The policies of a run are
@@ -33,6 +37,10 @@ _EXAMPLES = """examples:
   curl https://HOST:8000/act -H "Authorization: Bearer $(cat token)" -d '{"policy": "hard", "observation": [...]}'
   # an export
   python -m aiorl.serve exported/onnx --port 9000
+  # the newest checkpoint of a run in training; a tenth of the requests for another run
+  python -m aiorl.serve game=runs/mine game=runs/other --follow --share 0.1
+  # episodes as data for aiorl train --input and aiorl estimate
+  python -m aiorl.serve runs/mine --record data
 
 addresses:
   GET  /                      the policies with their spaces
@@ -59,23 +67,42 @@ def _serve(given: dict[str, Any]) -> None:
     from aiorl.web.access import want_web, web_options
 
     want_web("aiorl serve")
-    from aiorl.serving.models import load_models
+    from aiorl.serving.models import Models
     from aiorl.serving.service import Service
     from aiorl.web.server import serve
 
     options = web_options(given)
-    models = load_models(given["paths"], threads=given.get("threads", 1), seed=given.get("seed"))
+    models = Models(given["paths"], **{name: given[name] for name in _OF_MODELS if name in given})
     limits = {name: given[name] for name in ("max_sessions", "session_ttl_s") if name in given}
-    service = Service(models, **limits, program_version=sys.modules["aiorl"].__version__)
+    recorder = None
+    if "record" in given:
+        from aiorl.serving.record import Recorder
+
+        recorder = Recorder(given["record"])
+    service = Service(models, recorder=recorder, **limits, program_version=sys.modules["aiorl"].__version__)
     gc.freeze()  # loaded objects stay, and the garbage collector takes 35 ms to look at them
 
     def say(url: str) -> None:
-        names = ", ".join(f"{model.name} {model.arms[0].name} ({model.env})" for model in models.values())
+        names = ", ".join(
+            f"{one.name} {' and '.join(arm.name for arm in one.arms)} ({one.env})" for one in models.values()
+        )
+        names = names or f"{models.waiting}, when it has a checkpoint,"
         sys.stdout.write(f"Serving {names} at {url} (Ctrl-C ends).\n")
         sys.stdout.flush()
 
+    async def run() -> None:
+        tasks = Tasks(lambda error: None)  # which it has logged
+        if "follow" in given:
+            tasks.start(models.follow(), "follow")
+        try:
+            await serve(service.app, options, say)
+        finally:
+            await tasks.close()
+            if recorder is not None:
+                await asyncio.to_thread(recorder.close)
+
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        runner.run(serve(service.app, options, say))
+        runner.run(run())
 
 
 def _parser() -> Parser:
@@ -83,6 +110,12 @@ def _parser() -> Parser:
 
     parser = Parser(_PROG, "PATH... [options]", _ABOUT, _EXAMPLES)
     parser.add_argument("paths", nargs="+", metavar="[NAME=]PATH", help="A run directory, a checkpoint or an export.")
+    parser.add_argument("--follow", nargs="?", const="newest", choices=("newest", "best"),
+                        help="Serve newer checkpoints of runs as they appear: all, or those in best/.")  # fmt: skip
+    parser.add_argument("--share", type=_share, metavar="S",
+                        help="Share of a policy's requests for each further PATH of its name (none).")  # fmt: skip
+    parser.add_argument("--record", type=Path, metavar="DIR",
+                        help="Write episodes of sessions as stored experience.")  # fmt: skip
     parser.add_argument("--threads", type=at_least(1), metavar="N", help="Threads of an evaluation (1).")
     parser.add_argument("--seed", type=at_least(0), metavar="N", help="Seed of drawn actions (a random one).")
     parser.add_argument("--max-sessions", type=at_least(1), metavar="N", help="Sessions open at a time (10,000).")
@@ -91,6 +124,13 @@ def _parser() -> Parser:
     parser.add_argument("--log-level", choices=("DEBUG", "INFO", "WARNING"), help="Level of the log (INFO).")
     add_web_options(parser, port=_PORT)
     return parser
+
+
+def _share(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if 0.0 < (found := float(text)) < 1.0:
+            return found
+    raise argparse.ArgumentTypeError(f"must be a number between 0 and 1, not {text!r}.")
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,15 +27,25 @@ import psutil
 from websockets.frames import Frame, Opcode
 
 import aiorl
+from aiorl.acting.checkpoint import list_checkpoints, load_checkpoint, save_checkpoint
 from aiorl.process.tasks import new_event_loop
 from benchmarks.measure import alternate, run_command
 from benchmarks.result import Figure
 
-__all__ = ["serve_attacked", "serve_latency", "serve_requests", "serve_start", "serve_tail", "serve_websocket"]
+__all__ = [
+    "serve_attacked",
+    "serve_latency",
+    "serve_requests",
+    "serve_start",
+    "serve_swaps",
+    "serve_tail",
+    "serve_websocket",
+]
 
 ROUND_S = 2.0
 ROUNDS = 5
 CLIENTS, ROWS = 32, 64
+SWAPS, SWAP_S = 100, 0.6
 _CORES = sorted(os.sched_getaffinity(0))
 _BARE = """
 import sys, numpy as np, onnxruntime as ort, orjson, uvicorn
@@ -101,6 +112,30 @@ def serve_attacked() -> list[Figure]:
     return [Figure("serve/requests, 32 clients, others attack", value, "1/s", baseline, target_ratio=0.8)]
 
 
+def serve_swaps() -> list[Figure]:
+    """Count what 100 swaps of the weights in a minute cost clients with 64 requests under way."""
+    with tempfile.TemporaryDirectory() as folder:
+        run_dir = _trained(folder)
+        checkpoints = Path(run_dir, "checkpoints")
+        first = load_checkpoint(list_checkpoints(checkpoints)[-1])
+        with _server(["-m", "aiorl.serve", run_dir, "--follow", "--port", "PORT"]) as (port, _):
+            before = _Asking(port)
+            before.join(10.0)
+            during = _Asking(port)
+            began = time.monotonic()
+            for index in range(SWAPS):
+                save_checkpoint(checkpoints, first.number + 1 + index, first.tensors, first.meta, keep=3)
+                time.sleep(max(0.0, began + (index + 1) * SWAP_S - time.monotonic()))
+            during.join(1.0)
+    num_lost = during.num_asked - sum(during.versions.values())
+    name = "serve/100 swaps in a minute"
+    return [
+        Figure(f"{name}, swaps", len(during.versions) - 1, "", target=float(SWAPS)),
+        Figure(f"{name}, requests without one answer", num_lost, "", target=0.0, smaller_is_better=True),
+        Figure(f"{name}, answers", during.rate, "1/s", before.rate),
+    ]
+
+
 def serve_start() -> list[Figure]:
     """Measure process start to the first answer, and the memory after 32 clients."""
     with tempfile.TemporaryDirectory() as folder:
@@ -116,6 +151,38 @@ def serve_start() -> list[Figure]:
         Figure("serve/start to first answer", statistics.median(seconds), "s", target=1.0, smaller_is_better=True),
         Figure("serve/memory (RSS)", megabytes, "MiB", target=120.0, smaller_is_better=True),
     ]
+
+
+class _Asking:
+    """Four threads of clients, each with 16 requests under way; a second answer to one of them closes a connection."""
+
+    def __init__(self, port: int) -> None:
+        self.versions = collections.Counter[str]()
+        self.num_asked, self.rate, self._is_over = 0, 0.0, threading.Event()
+        self._threads = [threading.Thread(target=self._ask, args=(port,)) for _ in range(4)]
+        self._began = time.monotonic()
+        for thread in self._threads:
+            thread.start()
+
+    def _ask(self, port: int) -> None:
+        os.sched_setaffinity(0, {_CORES[-1]})  # of this thread
+        found = collections.Counter[str]()
+        asked = 0
+        with aiorl.PolicyClient(f"http://127.0.0.1:{port}") as client, contextlib.suppress(Exception):
+            while not self._is_over.is_set():
+                asked += 16
+                answers = [client.submit("act", observation=[0.01, 0.02, -0.03, 0.04]) for _ in range(16)]
+                found.update(answer.result(20)["version"] for answer in answers)
+        self.num_asked += asked
+        self.versions += found
+
+    def join(self, wait_s: float) -> None:
+        """Ask for `wait_s` more, then note the rate."""
+        time.sleep(wait_s)
+        self._is_over.set()
+        for thread in self._threads:
+            thread.join()
+        self.rate = sum(self.versions.values()) / (time.monotonic() - self._began)
 
 
 @contextmanager

@@ -258,7 +258,8 @@ class Actor:
     ) -> tuple[list[Any], list[Array], dict[str, Array]]:
         """Return actions for N observations in one evaluation; states and further outputs are [N, ...].
 
-        See `compute_single_action` for arguments and errors. Without `with_logp`, log-probabilities can be left out.
+        See `compute_single_action` for arguments and errors. Outputs include ACTIONS, in column form and unclipped.
+        Without `with_logp`, log-probabilities can be left out.
         """
         rows = self.observe(observations, update=False)
         if len(stuck := self.rows_without_action(rows)):
@@ -274,7 +275,7 @@ class Actor:
             explore=explore,
             **less,
         )
-        return self.to_env(self.layout.to_column(actions)), states_out, columns
+        return self.to_env(column := self.layout.to_column(actions)), states_out, {**columns, c.ACTIONS: column}
 
     def to_env(self, actions: Array) -> list[Any]:
         """Return N actions in the environment's form, clipped if configured."""

@@ -25,8 +25,8 @@ Array = NDArray[Any]
 
 MAX_ROWS = 1024
 """Rows of one request, and of one evaluation."""
-_FAULTS = (AiorlError, ValueError, TypeError, OverflowError, KeyError)
-
+FAULTS = (AiorlError, ValueError, TypeError, OverflowError, KeyError)
+"""Errors of values that a client sent."""
 
 Acting: TypeAlias = Actor | ExportedActor
 """Policy that is served."""
@@ -63,6 +63,7 @@ class Job:
         session: session that remembers state and action of its only row instead.
         reward: reward of the session's last step.
         is_start: True begins a new episode of the session.
+        action: action that the client of a session took by itself, in the environment's form; None = it asks for one.
         with_logp: True if the client's answer needs log-probabilities.
         finish: makes the client's answer of the rows'.
         answer: the client's answer.
@@ -76,6 +77,7 @@ class Job:
     session: Session | None = None
     reward: float = 0.0
     is_start: bool = False
+    action: Any = None
     with_logp: bool = True
     finish: Callable[[Answer], Any] = lambda answer: answer
     answer: asyncio.Future[Any] = field(init=False)
@@ -93,14 +95,15 @@ class Version:
     Attributes:
         name: its number, as text.
         actor: the policy.
+        env: name of the environment that it was trained on.
+        env_steps: env steps that it was trained on.
         figures: number of evaluations by their rows, for metrics.
         num_rows: rows answered.
     """
 
-    def __init__(self, name: str, actor: Acting) -> None:
-        """Wrap a policy."""
-        self.name = name
-        self.actor = actor
+    def __init__(self, name: str, actor: Acting, env: str, env_steps: int) -> None:
+        """Wrap a policy; see the class."""
+        self.name, self.actor, self.env, self.env_steps = name, actor, env, env_steps
         self.figures: dict[int, int] = {}
         self.num_rows = 0
         self._pending: list[Job] = []
@@ -117,6 +120,11 @@ class Version:
             loop.call_soon(self._flush, context=self._context)
         self._pending.append(job)
         return job.answer
+
+    def finish(self) -> None:
+        """Answer all jobs now."""
+        while self._pending:
+            self._context.run(self._flush)
 
     def _flush(self) -> None:
         if len(self._pending) == 1:
@@ -163,9 +171,9 @@ class Version:
             rows = self.actor.observe(job.observations, update=False)
             if len(stuck := self.actor.rows_without_action(rows)):
                 raise ValueError(f"the action mask of observation {stuck[0]} forbids every action")
-            if is_only and isinstance(error, _FAULTS):
+            if is_only and isinstance(error, FAULTS):
                 raise error
-        except _FAULTS as fault:
+        except FAULTS as fault:
             job.answer.set_exception(Refusal(400, f"The observation can't be used: {fault}"))
             return True
         except Exception:  # a preprocessor of the user's own failed
@@ -201,6 +209,8 @@ class Version:
                 found[own], [state[own] for state in states_out],
                 {name: column[own] for name, column in columns.items()}, self.name,
             )  # fmt: skip
+            if job.action is not None:
+                answer = answer._replace(actions=[job.action])
             if job.session is not None:
                 job.session.note(answer, job.reward, is_start=job.is_start)
             job.answer.set_result(job.finish(answer))

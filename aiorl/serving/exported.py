@@ -126,8 +126,9 @@ class ExportedActor:
         found = dict(zip(self._outputs, self._session.run(self._outputs, feed), strict=True))
         space, leaves = self.layout.space, self.layout.leaves
         names = [f"action_{index}" for index in range(len(leaves))] if self.layout.is_nested else ["action"]
-        actions = self.layout.to_env(self.layout.to_column(joined(space, iter([found[name] for name in names]))))
+        column = self.layout.to_column(joined(space, iter([found[name] for name in names])))
         dist_inputs = found["dist_inputs"]
         logp = self._distribution.logp(dist_inputs, self._distribution.deterministic(dist_inputs))
-        outputs = {c.ACTION_LOGP: logp, c.ACTION_DIST_INPUTS: dist_inputs, c.VF_PREDS: found["vf"]}
-        return actions, [found[f"state_out_{index}"] for index in range(len(self.initial_state))], outputs
+        outputs = {c.ACTIONS: column, c.ACTION_LOGP: logp, c.ACTION_DIST_INPUTS: dist_inputs, c.VF_PREDS: found["vf"]}
+        states_out = [found[f"state_out_{index}"] for index in range(len(self.initial_state))]
+        return self.layout.to_env(column), states_out, outputs

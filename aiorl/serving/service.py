@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import importlib.resources
 import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Set
 from functools import partial
 from reprlib import repr as shown
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -16,8 +17,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from aiorl.data import columns as c
 from aiorl.data.spaces import space_to_dict
 from aiorl.errors import BatchError, nearest
-from aiorl.serving.batching import MAX_ROWS, OUTPUTS, Answer, Job
-from aiorl.serving.models import Model
+from aiorl.serving.batching import MAX_ROWS, OUTPUTS, Answer, Job, Version
+from aiorl.serving.models import Model, Models
 from aiorl.serving.sessions import Session, Sessions
 from aiorl.serving.tensors import BINARY_HEADER, Tensors
 from aiorl.serving.values import given_array, given_value
@@ -25,8 +26,11 @@ from aiorl.web.app import App
 from aiorl.web.messages import Refusal, Request, Response, json_response, metrics_response, parse_json
 from aiorl.web.talk import Handler, over_http, talk
 
+if TYPE_CHECKING:
+    from aiorl.serving.record import Recorder
+
 _KEYS = frozenset(
-    "policy observation observations session start reward explore state prev_action prev_reward logp value "  # noqa: SIM905
+    "policy observation observations session start reward explore action state prev_action prev_reward logp value "  # noqa: SIM905
     "dist_inputs".split()
 )
 _BOUNDS = [0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0]
@@ -44,8 +48,9 @@ class Service:
 
     def __init__(
         self,
-        models: dict[str, Model],
+        models: Models,
         *,
+        recorder: Recorder | None = None,
         max_sessions: int = 10_000,
         session_ttl_s: float = 600.0,
         program_version: str = "",
@@ -54,15 +59,19 @@ class Service:
 
         Args:
             models: models by name.
+            recorder: writer of the episodes of sessions.
             max_sessions: number of open sessions.
             session_ttl_s: seconds that a session is kept after its last request.
             program_version: version of aiorl for clients.
         """
         self._program_version = program_version
         self.models, self.sessions = models, Sessions(max_sessions, session_ttl_s)
-        self._tensors = {name: Tensors(model) for name, model in models.items()}
+        self._recorder = recorder
+        self._tensors = functools.cache(Tensors)
         self._registry = CollectorRegistry()
         self._registry.register(self)
+        if recorder is not None:
+            self._registry.register(recorder.episodes)
         said = "Time from a request's headers to its answer."
         self._seconds = Histogram("aiorl_request_seconds", said, ["path", "status"], registry=self._registry,
                                   buckets=_BOUNDS)  # fmt: skip
@@ -82,8 +91,8 @@ class Service:
         app.websocket("/ws", talk(handlers, lambda do, *rest: self.note(f"/ws/{do}", *rest)))
         extensions = ["binary_tensor_data", "sequence"]
         app.get("/v2", _always({"name": "aiorl", "version": program_version, "extensions": extensions}))
-        for health in ("live", "ready"):
-            app.get(f"/v2/health/{health}", _always({health: True}), is_open=True)
+        app.get("/v2/health/live", _always({"live": True}), is_open=True)
+        app.get("/v2/health/ready", self._are_ready, is_open=True)
         for path in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
             app.get(path, self._metadata)
             app.get(f"{path}/ready", self._ready)
@@ -111,7 +120,11 @@ class Service:
     def _submit(self, model: Model, job: Job, arm: int | None = None) -> asyncio.Future[Any]:
         if arm is None:
             arm = model.pick() if job.session is None else job.session.arm
-        return model.arms[min(arm, len(model.arms) - 1)].submit(job)
+        version = model.arms[arm]
+        if self._recorder is not None and job.session is not None and job.session.train:
+            job.with_logp |= job.explore
+            job.finish = partial(self._recorder.step, version.actor, job, job.finish)
+        return version.submit(job)
 
     def _job(self, model: Model, said: Mapping[str, Any], session: Session | None) -> Job:
         is_single = "observation" in said
@@ -126,9 +139,13 @@ class Service:
             if len(given) > 1 or not said.keys().isdisjoint(("state", "prev_action", "prev_reward")):
                 raise Refusal(400, "A session takes one observation, and knows state and previous action by itself.")
             job.reward, job.is_start = _number(said.get("reward", 0.0), "reward"), _flag(said, "start")
+            if said.get("action") is not None:
+                job.action = _action(model, said["action"], "action")
+                if not model.action_space.contains(job.action):
+                    raise Refusal(400, f"'action' is not in {model.action_space}.")
             return job
-        if "reward" in said or "start" in said:
-            raise Refusal(400, "'reward' and 'start' need a 'session'; POST /sessions opens one.")
+        if not said.keys().isdisjoint(("reward", "start", "action")):
+            raise Refusal(400, "'reward', 'start' and 'action' need a 'session'; POST /sessions opens one.")
 
         def rows_of(name: str) -> list[Any]:
             values = [said[name]] if is_single else said[name]
@@ -139,7 +156,7 @@ class Service:
         if said.get("state") is not None:
             job.states = _states(model, said["state"], () if is_single else (len(given),))
         if said.get("prev_action") is not None:
-            job.prev_actions = [_action(model, action) for action in rows_of("prev_action")]
+            job.prev_actions = [_action(model, action, "prev_action") for action in rows_of("prev_action")]
         if said.get("prev_reward") is not None:
             job.prev_rewards = [_number(reward, "prev_reward") for reward in rows_of("prev_reward")]
         return job
@@ -150,10 +167,12 @@ class Service:
                 raise Refusal(400, f"The session is one of policy {session.model!r}, not of {shown(name)}.")
             name = session.model
         if name is None:
-            if len(self.models) == 1:
+            if len(self.models) == 1 and self.models.waiting is None:
                 return next(iter(self.models.values()))
             name = c.DEFAULT_POLICY_ID
         if not isinstance(name, str) or name not in self.models:
+            if self.models.waiting is not None:
+                raise Refusal(503, f"{self.models.waiting} has no checkpoint yet. Try again later.")
             known = ", ".join(self.models)
             raise Refusal(404, f"There is no policy {shown(name)}; there are {known:.300}.")
         return self.models[name]
@@ -167,21 +186,24 @@ class Service:
             Refusal: there is no such policy, or there are too many sessions.
         """
         _check_keys(said, {"policy", "train"})
-        _flag(said, "train")  # for training from clients
         model = self._model_of(said.get("policy"))
-        session = self.sessions.open(model.name, model.pick())
+        is_recorded = "train" not in said or _flag(said, "train")
+        session = self.sessions.open(model.name, model.pick(), train=is_recorded)
         return {"session": session.id, "policy": model.name, "ttl_s": self.sessions.ttl_s}
 
     def end_episode(self, said: Mapping[str, Any]) -> dict[str, Any]:
         """End the episode of a session, and return its steps and the sum of its rewards.
 
         Raises:
-            Refusal: there is no such session, or the reward is no number.
+            Refusal: there is no such session, or a value can't be used.
         """
         _check_keys(said, {"session", "reward", "observation", "truncated", "info"})
-        session = self.sessions.find(said.get("session"))
-        total = session.total + _number(said.get("reward", 0.0), "reward")
-        found = {"steps": session.steps, "reward": total}
+        session, version = self._finished(said)
+        reward, is_truncated = _number(said.get("reward", 0.0), "reward"), _flag(said, "truncated")
+        if self._recorder is not None and said.get("observation") is not None:
+            obs = given_value(version.actor.observation_space, said["observation"], "observation")
+            self._recorder.end(version.actor, session, obs, reward, is_truncated=is_truncated)
+        found = {"steps": session.steps, "reward": session.total + reward}
         session.restart()
         return found
 
@@ -192,14 +214,26 @@ class Service:
             Refusal: there is no such session.
         """
         _check_keys(said, {"session"})
-        session = self.sessions.close(said.get("session"))
+        session, _ = self._finished(said)
+        self.sessions.close(session.id)
         return {"steps": session.steps, "reward": session.total}
+
+    def _finished(self, said: Mapping[str, Any]) -> tuple[Session, Version]:
+        """Return a session after the answers to its requests so far, and its version."""
+        session = self.sessions.find(said.get("session"))
+        version = self.models[session.model].arms[session.arm]
+        version.finish()
+        return session, version
 
     # Open Inference Protocol ------------------------------------------------------------------------------------
 
     async def _metadata(self, request: Request) -> Response:
         model, _ = self._version_of(request)
-        return json_response(self._tensors[model.name].metadata())
+        return json_response(self._tensors(model).metadata())
+
+    async def _are_ready(self, request: Request) -> Response:
+        is_ready = self.models.waiting is None
+        return json_response({"ready": is_ready}, status=200 if is_ready else 503)
 
     async def _ready(self, request: Request) -> Response:
         model, _ = self._version_of(request)
@@ -210,7 +244,7 @@ class Service:
         encoding = request.header(b"content-encoding")
         if encoding not in ("", "identity"):
             raise Refusal(415, f"Content-Encoding is {encoding:.40}; send the body as it is.")
-        tensors = self._tensors[model.name]
+        tensors = self._tensors(model)
         call = tensors.read(await request.body(), request.header(BINARY_HEADER))
         said, given = call.said, call.parameters
         if "explore" in given:
@@ -258,7 +292,7 @@ class Service:
         policies = [
             {
                 "policy": model.name, "versions": [version.name for version in model.arms], "env": model.env,
-                "env_steps": model.env_steps, "recurrent": bool(model.actor.initial_state),
+                "env_steps": model.arms[0].env_steps, "recurrent": bool(model.actor.initial_state),
                 "observation_space": space_to_dict(model.observation_space),
                 "action_space": space_to_dict(model.action_space),
             }
@@ -350,13 +384,13 @@ def _number(value: Any, name: str) -> float:
     return float(value)
 
 
-def _action(model: Model, given: Any) -> Any:
-    action = given_value(model.action_space, given, "prev_action")
+def _action(model: Model, given: Any, name: str) -> Any:
+    action = given_value(model.action_space, given, name)
     try:
-        model.actor.layout.to_row(action)
+        row = model.actor.layout.to_row(action)
     except (BatchError, ValueError, TypeError) as error:
-        raise Refusal(400, f"'prev_action' can't be used: {error}") from None
-    return action
+        raise Refusal(400, f"{name!r} can't be used: {error}") from None
+    return model.actor.layout.to_env(row[None])[0]
 
 
 def _states(model: Model, given: Any, rows: tuple[int, ...]) -> list[Any] | None:

@@ -15,6 +15,7 @@ from aiorl.web.messages import Refusal
 
 if TYPE_CHECKING:
     from aiorl.serving.batching import Answer
+    from aiorl.serving.record import Episode
 
 
 class Session:
@@ -29,22 +30,30 @@ class Session:
         prev_action: last action, in the environment's form.
         steps: steps of this episode.
         total: sum of the rewards reported in this episode.
+        train: False if its episodes are not recorded.
+        episode: recorded rows of this episode, if there are any.
     """
 
-    __slots__ = ("arm", "id", "is_at_start", "model", "prev_action", "state", "steps", "total", "used")
-
-    def __init__(self, id: str, model: str, arm: int, now: float) -> None:
+    def __init__(self, id: str, model: str, arm: int, now: float, *, train: bool = True) -> None:
         """Begin with an episode's start."""
-        self.id, self.model, self.arm, self.used = id, model, arm, now
+        self.id, self.model, self.arm, self.used, self.train = id, model, arm, now, train
+        self.episode: Episode | None = None
         self.restart()
 
     def restart(self) -> None:
         """Begin a new episode."""
+        self.drop_episode()
         self.is_at_start = True
         self.state: list[NDArray[Any]] = []
         self.prev_action: Any = None
         self.total = 0.0
         self.steps = 0
+
+    def drop_episode(self) -> None:
+        """Forget the rows recorded of this episode."""
+        if self.episode is not None:
+            self.episode.end("dropped")
+            self.episode = None
 
     def note(self, answer: Answer, reward: float, *, is_start: bool) -> None:
         """Note an answered step.
@@ -94,13 +103,14 @@ class Sessions:
         """Return an iterator of the open sessions."""
         return iter(self._open.values())
 
-    def open(self, model: str, arm: int = 0, *, id: str = "") -> Session:
+    def open(self, model: str, arm: int = 0, *, id: str = "", train: bool = True) -> Session:
         """Open a session of a policy.
 
         Args:
             model: name of the policy.
             arm: index of the versions that answers it.
             id: name chosen by the client; "" makes one that no other client can guess.
+            train: False if its episodes are not recorded.
 
         Raises:
             Refusal: there are as many as the server keeps.
@@ -109,7 +119,7 @@ class Sessions:
         if len(self._open) >= self.max_sessions:
             said = f"{self.max_sessions:,} sessions are open, as many as this server keeps. Close some, or try later."
             raise Refusal(503, said)
-        session = Session(id or secrets.token_urlsafe(16), model, arm, self._clock())
+        session = Session(id or secrets.token_urlsafe(16), model, arm, self._clock(), train=train)
         self._open[session.id] = session
         return session
 
@@ -134,7 +144,9 @@ class Sessions:
         Raises:
             Refusal: there is none of that name.
         """
-        return self._open.pop(self.find(id).id)
+        session = self._open.pop(self.find(id).id)
+        session.drop_episode()
+        return session
 
     def is_open(self, id: str) -> bool:
         """Return True if a session of that name is open."""
@@ -148,5 +160,6 @@ class Sessions:
             if session.used >= last:
                 return
             del self._open[session.id]
+            session.drop_episode()
             self.num_expired += 1
             self._on_expiry(session)

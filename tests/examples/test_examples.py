@@ -260,7 +260,7 @@ def test_custom_metrics(folder: Folder) -> None:
 def test_external_http(folder: Folder) -> None:
     learn, play = commands_of("external_http.py")
     learner = folder.start(learn, NO_XLA, "--stop-timesteps=6000")
-    folder.start(f"while ! {play}; do sleep 0.2; done")
+    folder.start(f"until (: > /dev/tcp/localhost/9900) 2> /dev/null; do sleep 0.1; done; {play}")
     assert learner.wait(90) == 0, learner.text
     assert folder.results()[-1]["episodes_total"] > 10
 

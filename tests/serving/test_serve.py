@@ -39,7 +39,7 @@ from aiorl.client import RequestRefused
 from aiorl.errors import CheckpointError, ConfigError
 from aiorl.process.imports import python_path
 from aiorl.process.tasks import new_event_loop
-from aiorl.serving.models import load_models
+from aiorl.serving.models import Models
 from aiorl.serving.service import Service
 from aiorl.serving.values import part_at
 from aiorl.web.access import WebOptions
@@ -53,7 +53,7 @@ class Served:
     """Service on a port, in a thread."""
 
     def __init__(self, *targets: str, seed: int | None = None, **settings: Any) -> None:
-        self.service = Service(load_models(targets, seed=seed), **settings)
+        self.service = Service(Models(targets, seed=seed), **settings)
         self.server = WebServer(self.service.app, WebOptions())
         self.loop = new_event_loop()
         self._started, self._stop = threading.Event(), asyncio.Event()
@@ -399,7 +399,7 @@ def test_infer_refuses_what_breaks_the_protocol(served: Served) -> None:
 
 
 def test_a_bad_request_of_a_turn_costs_the_others_nothing(saved: dict[str, Path]) -> None:
-    service = Service(load_models([str(saved["filtered"])]))
+    service = Service(Models([str(saved["filtered"])]))
     policy = aiorl.load_policy(saved["filtered"])
     observations = observations_of(policy.observation_space, 6)
 
@@ -420,7 +420,7 @@ def test_a_bad_request_of_a_turn_costs_the_others_nothing(saved: dict[str, Path]
 
 
 def test_requests_of_one_session_in_one_turn_follow_each_other(saved: dict[str, Path]) -> None:
-    service = Service(load_models([str(saved["memory"])]))
+    service = Service(Models([str(saved["memory"])]))
     policy = aiorl.load_policy(saved["memory"])
     observations = observations_of(policy.observation_space, 5)
 
@@ -481,7 +481,7 @@ def test_the_openapi_page_has_every_route_with_examples_that_work(served: Served
 def test_an_export_answers_like_its_checkpoint(saved: dict[str, Path], tmp_path: Path, kind: str) -> None:
     policy = aiorl.load_policy(saved[kind])
     aiorl.export_policy(saved[kind], tmp_path, ["onnx"])
-    models = load_models([f"mine={tmp_path}", f"two={tmp_path / 'onnx' / 'policy.onnx'}"])
+    models = Models([f"mine={tmp_path}", f"two={tmp_path / 'onnx' / 'policy.onnx'}"])
     assert list(models) == ["mine", "two"]
     service = Service(models)
 
@@ -507,14 +507,14 @@ def test_an_export_answers_like_its_checkpoint(saved: dict[str, Path], tmp_path:
 
 def test_names_and_paths_that_cannot_be_served_are_refused(saved: dict[str, Path], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="default_policy"):
-        load_models([str(saved["box"]), str(saved["values"])])
+        Models([str(saved["box"]), str(saved["values"])])
     with pytest.raises(CheckpointError, match=str(tmp_path)):
-        load_models([str(tmp_path)])
+        Models([str(tmp_path)])
     (tmp_path / "policy.json").write_text('{"format": "onnx"}')
     with pytest.raises(CheckpointError, match="policy"):
-        load_models([str(tmp_path)])
+        Models([str(tmp_path)])
     with pytest.raises(ConfigError, match="a#b"):
-        load_models([f"a#b={saved['box']}"])
+        Models([f"a#b={saved['box']}"])
 
 
 @contextmanager

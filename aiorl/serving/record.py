@@ -1,0 +1,163 @@
+"""Recorder: episodes of sessions, written as stored experience."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import secrets
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+from numpy.typing import NDArray
+from prometheus_client import Counter
+
+from aiorl.data import columns as c
+from aiorl.data.sample_batch import SampleBatch
+from aiorl.offline.writers import FileWriter
+from aiorl.serving.batching import FAULTS, Acting, Answer, Job
+from aiorl.serving.sessions import Session
+from aiorl.web.messages import Refusal
+
+logger = logging.getLogger(__name__)
+
+MAX_BYTES, MAX_EPISODE_BYTES = 1 << 30, 64 << 20
+"""Memory of all episodes that are not written yet, and of one of them."""
+_ROW_BYTES = 500  # of the objects around the arrays
+_PAUSE_S = 30.0
+
+
+class Recorder:
+    """Writer of whole episodes in a directory for each policy, by a thread of its own.
+
+    A row has the policy's input, the action before it is clipped, and the reward. Episodes whose actions were all drawn
+    also have log-probabilities; they are in files of their own, those of worker 0.
+
+    Attributes:
+        episodes: counts episodes, for Prometheus, by policy and by what became of them: "written", "dropped" because
+            their end or memory was missing, or "failed" because of the disk.
+        num_bytes: memory of the episodes that are not written yet.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        """Create the directory if it is missing.
+
+        Raises:
+            ConfigError: it can't be created.
+        """
+        FileWriter(str(directory))
+        self.episodes = Counter("aiorl_recorded_episodes", "Episodes of sessions.", ["policy", "fate"], registry=None)
+        self.num_bytes = 0
+        self._directory = directory
+        self._writers: dict[tuple[str, bool], FileWriter] = {}
+        self._ids = itertools.count(secrets.randbits(48))  # files of several servers can be read together
+        self._thread = ThreadPoolExecutor(1, "record")
+        self._paused_until = 0.0
+
+    def step(self, actor: Acting, job: Job, finish: Callable[[Answer], Any], answer: Answer) -> Any:
+        """Add an answered step to its session's episode, and return the client's answer, made by `finish`."""
+        session: Any = job.session
+        if session.steps == 1:
+            session.episode = Episode(self, session.model)
+        if session.episode is not None:
+            row = answer.columns[c.ACTIONS][0] if job.action is None else actor.layout.to_row(job.action)
+            logp = answer.columns[c.ACTION_LOGP][0] if job.explore and job.action is None else np.nan
+            obs = actor.observe(job.observations, update=False)[0]
+            session.episode.add(np.array(obs), np.array(row), job.reward, logp)
+            if session.episode.num_bytes > MAX_EPISODE_BYTES or self.num_bytes > MAX_BYTES:
+                session.drop_episode()
+        return finish(answer)
+
+    def end(self, actor: Acting, session: Session, obs: Any, reward: float, *, is_truncated: bool) -> None:
+        """Write a session's episode.
+
+        Args:
+            actor: the session's policy.
+            session: the session.
+            obs: the last observation, as the environment gives it.
+            reward: the last reward.
+            is_truncated: True if the episode could have gone further.
+
+        Raises:
+            Refusal: the observation can't be used.
+        """
+        if (episode := session.episode) is None:
+            return
+        try:
+            last = actor.observe([obs], update=False)[0]
+        except FAULTS as fault:
+            raise Refusal(400, f"The observation can't be used: {fault}") from None
+        session.episode = None
+        loop = asyncio.get_running_loop()
+        written = loop.run_in_executor(self._thread, self._write, episode, last, reward, is_truncated)
+        written.add_done_callback(lambda done: episode.end(done.result()))
+
+    def close(self) -> None:
+        """Write the episodes that have ended."""
+        self._thread.shutdown()
+        for writer in self._writers.values():
+            writer.close()
+
+    def _write(self, episode: Episode, last: NDArray[Any], reward: float, is_truncated: bool) -> str:
+        if time.monotonic() < self._paused_until:
+            return "failed"
+        try:
+            batch = episode.batch(next(self._ids), last, reward, is_truncated)
+            key = episode.policy, c.ACTION_LOGP in batch
+            if key not in self._writers:
+                directory = self._directory / quote(episode.policy, safe="").replace("..", "%2E%2E")
+                self._writers[key] = FileWriter(str(directory), worker_index=int(not key[1]))
+            self._writers[key].write(batch)
+        except Exception:  # serving has to continue
+            logger.exception("writing an episode in %s failed; the next ones are dropped for 30 s", self._directory)
+            self._paused_until = time.monotonic() + _PAUSE_S
+            return "failed"
+        return "written"
+
+
+class Episode:
+    """Rows of an episode.
+
+    Attributes:
+        policy: name of its policy.
+        num_bytes: their memory.
+    """
+
+    def __init__(self, recorder: Recorder, policy: str) -> None:
+        """Begin without rows."""
+        self.policy, self.num_bytes = policy, 0
+        self._recorder = recorder
+        self._rows: list[tuple[NDArray[Any], NDArray[Any], float, float]] = []
+
+    def add(self, obs: NDArray[Any], action: NDArray[Any], reward: float, logp: float) -> None:
+        """Add a row: the policy's input [...], the action [...], the reward before it, and the log-probability."""
+        self._rows.append((obs, action, reward, logp))
+        size = obs.nbytes + action.nbytes + _ROW_BYTES
+        self.num_bytes += size
+        self._recorder.num_bytes += size
+
+    def end(self, fate: str) -> None:
+        """Count it, and give its memory back."""
+        self._recorder.episodes.labels(self.policy, fate).inc()
+        self._recorder.num_bytes -= self.num_bytes
+
+    def batch(self, number: int, last: NDArray[Any], reward: float, is_truncated: bool) -> SampleBatch:
+        """Return its rows [B, ...]; `number` is for ``eps_id``, `last` is the input [...] after the last row."""
+        observations, actions, rewards, logp = zip(*self._rows, strict=True)
+        size = len(actions)
+        obs = np.stack([*observations, last])
+        is_last = np.arange(size) == size - 1
+        batch = SampleBatch({
+            c.T: np.arange(size, dtype=np.int32), c.EPS_ID: np.full(size, number), c.AGENT_INDEX: np.zeros(size, int),
+            c.OBS: obs[:-1], c.NEW_OBS: obs[1:], c.ACTIONS: np.stack(actions),
+            c.REWARDS: np.array([*rewards[1:], reward], np.float32), c.DONES: is_last,
+            c.TERMINATEDS: is_last & (not is_truncated), c.TRUNCATEDS: is_last & is_truncated,
+        })  # fmt: skip
+        if np.isfinite(logp).all():
+            batch[c.ACTION_LOGP] = np.array(logp, np.float32)
+        return batch
