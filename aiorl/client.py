@@ -13,7 +13,7 @@ import struct
 import threading
 import time
 from collections.abc import Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import msgpack
@@ -21,7 +21,7 @@ from websockets.exceptions import InvalidStatus, WebSocketException
 from websockets.sync.client import ClientConnection, connect
 
 _MAX_ANSWER = 1 << 30
-_BUSY, _RETRY_S = 503, 0.2
+_BUSY, _RETRY_S, _NUM_THREADS = 503, 0.2, 100
 _FORMATS = dict(
     bool="?", uint8="B", uint16="H", uint32="I", uint64="Q", int8="b", int16="h", int32="i", int64="q", float16="e",
     float32="f", float64="d",
@@ -53,7 +53,14 @@ class PolicyClient(contextlib.AbstractContextManager["PolicyClient"]):
     """
 
     def __init__(
-        self, url: str, token: str | None = None, *, timeout_s: float = 60.0, tls: ssl.SSLContext | None = None
+        self,
+        url: str,
+        token: str | None = None,
+        *,
+        timeout_s: float = 60.0,
+        tls: ssl.SSLContext | None = None,
+        local: bool = False,
+        keys: str | None = None,
     ) -> None:
         """Connect.
 
@@ -62,10 +69,13 @@ class PolicyClient(contextlib.AbstractContextManager["PolicyClient"]):
             token: the server's token.
             timeout_s: seconds within which an answer has to come.
             tls: context that knows the server's certificate; None = the system's.
+            local: True for a run in training: this process becomes one of its workers and acts by itself, by the newest
+                weights. It needs aiorl, and there can be one in a process.
+            keys: directory of this host's CURVE keys, with `local`, if the run uses keys.
 
         Raises:
             ConnectionError: the server can't be reached.
-            RequestRefused: the token is wrong.
+            RequestRefused: the token is wrong, or the server has no run to join.
         """
         self._url = f"{'ws' + url[4:] if url.startswith('http') else url}".rstrip("/") + "/ws"
         self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
@@ -73,6 +83,12 @@ class PolicyClient(contextlib.AbstractContextManager["PolicyClient"]):
         self._ids, self._lock = itertools.count(1), threading.Lock()
         self._waiting: dict[int, Future[dict[str, Any]]] = {}
         self._socket: ClientConnection | None = self._connect()
+        self._local: Any = None
+        if local:
+            from aiorl.run.worker.local import LocalWorker
+
+            self._local = LocalWorker(self._patiently("join")["addresses"], keys)
+            self._threads = ThreadPoolExecutor(_NUM_THREADS, "policy-client")
 
     def act(self, observation: Any, *, explore: bool = False, **keys: Any) -> Any:
         """Return the action for an observation.
@@ -99,10 +115,13 @@ class PolicyClient(contextlib.AbstractContextManager["PolicyClient"]):
             train: False: a run in training learns nothing from its episodes.
         """
         keys = {} if policy is None else {"policy": policy}
+        return PolicySession(self, self._patiently("open", train=train, **keys)["session"])
+
+    def _patiently(self, do: str, **keys: Any) -> dict[str, Any]:
         end = time.monotonic() + self._timeout_s
         while True:
             try:
-                return PolicySession(self, self.ask("open", train=train, **keys)["session"])
+                return self.ask(do, **keys)
             except RequestRefused as error:
                 if error.status != _BUSY or time.monotonic() > end:
                     raise
@@ -115,7 +134,9 @@ class PolicyClient(contextlib.AbstractContextManager["PolicyClient"]):
             do: "act", "open", "end" or "close".
             keys: keys of the request.
         """
-        return self.submit(do, **keys).result(self._timeout_s)
+        if self._local is None:
+            return self.submit(do, **keys).result(self._timeout_s)
+        return _accepted(self._local.ask(do, keys))
 
     def submit(self, do: str, **keys: Any) -> Future[dict[str, Any]]:
         """Send a request without waiting.
@@ -130,6 +151,8 @@ class PolicyClient(contextlib.AbstractContextManager["PolicyClient"]):
         Raises:
             ConnectionError: the server is gone.
         """
+        if self._local is not None:
+            return self._threads.submit(self.ask, do, **keys)
         answer: Future[dict[str, Any]] = Future()
         answer.set_running_or_notify_cancel()
         id = next(self._ids)
@@ -142,7 +165,9 @@ class PolicyClient(contextlib.AbstractContextManager["PolicyClient"]):
         return answer
 
     def close(self) -> None:
-        """Close the connection."""
+        """Close the connection; a worker in this process leaves the run, with the fragment that it has begun."""
+        if self._local is not None:
+            self._local.close()
         if self._socket is not None:
             self._socket.close()
 
@@ -171,10 +196,10 @@ class PolicyClient(contextlib.AbstractContextManager["PolicyClient"]):
             for message in socket:
                 answer = msgpack.unpackb(message, object_hook=_array)
                 waiting = self._waiting.pop(answer["id"])
-                if "error" in answer:
-                    waiting.set_exception(RequestRefused(answer["status"], answer["error"]))
-                else:
-                    waiting.set_result(answer)
+                try:
+                    waiting.set_result(_accepted(answer))
+                except RequestRefused as error:
+                    waiting.set_exception(error)
         except Exception as error:
             reason = str(error)
         socket.close()
@@ -183,6 +208,12 @@ class PolicyClient(contextlib.AbstractContextManager["PolicyClient"]):
             self._waiting.clear()
         for waiting in lost:
             waiting.set_exception(ConnectionError(f"{self._url} is gone: {reason}"))
+
+
+def _accepted(answer: dict[str, Any]) -> dict[str, Any]:
+    if "error" in answer:
+        raise RequestRefused(answer["status"], answer["error"])
+    return answer
 
 
 class PolicySession(contextlib.AbstractContextManager["PolicySession"]):

@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 _RETRY_S = 1.0
 _IDLE_S = 300.0
 _MAX_CONCURRENT = 100
+here: Callable[[Clients], object] | None = None
+"""Called with the clients of each environment, in a process that plays itself; None if none does."""
 
 
 class ClientEnv(ExternalEnv):
@@ -135,6 +137,10 @@ class Clients:
         Raises:
             ConfigError: the run has no client port.
         """
+        if here is not None:
+            here(self)
+            self._is_over.wait()
+            return
         if not self._gate:
             raise ConfigError("An external environment needs clients.", key="client_port", hint="Set client_port.")
         with ThreadPoolExecutor(self._most, "client") as threads:
@@ -144,7 +150,7 @@ class Clients:
                     with self._dial() as self._link:
                         self._link.send(packed({"about": _described(self._env)}))
                         for message in self._link:
-                            threads.submit(self._answer, self._link, message)
+                            threads.submit(self._reply, self._link, message)
                     said = "the connection was lost"
                 except (OSError, WebSocketException) as error:
                     said = str(error)
@@ -172,22 +178,31 @@ class Clients:
                 found = error
         raise found
 
-    def _answer(self, link: ClientConnection, message: str | bytes) -> None:
+    def _reply(self, link: ClientConnection, message: str | bytes) -> None:
         said = unpacked(message if isinstance(message, bytes) else b"")
-        id, name, do = said.pop("id"), said.pop("session"), said.pop("do")
+        answer = {"id": said.pop("id"), **self.answer(said.pop("do"), said.pop("session"), said)}
+        with suppress(OSError, WebSocketException):  # clients know from the gate
+            link.send(packed(answer))
+
+    def answer(self, do: str, name: str, said: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the answer to a request of a session, with ``status`` and ``error`` if it is refused.
+
+        Args:
+            do: "open", "act", "end" or "close".
+            name: the session.
+            said: the other keys of the request.
+        """
         try:
             if do == "open":
                 self._sessions[name] = _Session(said.get("train") is not False)
-                answer = {"session": name}
-            else:
-                session = self._sessions[name]
-                answer = {"act": self._act, "end": self._end, "close": self._close}[do](session, said)
-                if do == "close":
-                    del self._sessions[name]
+                return {"session": name}
+            session = self._sessions[name]
+            found = {"act": self._act, "end": self._end, "close": self._close}[do](session, said)
+            if do == "close":
+                del self._sessions[name]
+            return found
         except Exception as error:
-            answer = _fault(error)
-        with suppress(OSError, WebSocketException):  # clients know from the gate
-            link.send(packed({"id": id, **answer}))
+            return _fault(error)
 
     def _act(self, session: _Session, said: Mapping[str, Any]) -> dict[str, Any]:
         obs = self._value(said, "observation")

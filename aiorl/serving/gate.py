@@ -18,13 +18,14 @@ from typing import Any
 import msgpack
 import numpy as np
 
+from aiorl.config.addresses import run_facts
 from aiorl.config.command_line import Parser, exit_status
 from aiorl.serving.sessions import Session, Sessions
 from aiorl.web.access import add_web_options, token_in, token_of, web_options
 from aiorl.web.app import App
 from aiorl.web.messages import Refusal, Request, Response, WebSocket, json_response
 from aiorl.web.server import serve
-from aiorl.web.talk import over_http, packed, talk
+from aiorl.web.talk import Handler, over_http, packed, talk
 
 Answer = dict[str, Any]
 
@@ -80,13 +81,15 @@ class Gate:
         app: app with the routes.
     """
 
-    def __init__(self, secret: bytes) -> None:
-        """Wait for workers that have the secret."""
-        self._secret = secret
+    def __init__(self, secret: Path) -> None:
+        """Wait for workers that have the secret in a file of the run directory."""
+        self._secret, self._run_dir = token_in(secret), secret.parent
         self._links: dict[int, _Link] = {}
         self._numbers = itertools.count()
         self._sessions = Sessions(_MAX_SESSIONS, _TTL_S, on_expiry=self._forget)
-        handlers = {"act": self._act, "open": self._open, "end": self._end, "close": self._close}
+        handlers: dict[str, Handler] = {
+            "act": self._act, "open": self._open, "end": self._end, "close": self._close, "join": self._join
+        }  # fmt: skip
         app = self.app = App()
         app.get("/", self._index)
         app.get("/live", self._live, is_open=True)
@@ -148,6 +151,13 @@ class Gate:
         self._sessions.close(said["session"])
         return answer
 
+    def _join(self, said: Answer) -> Answer:
+        """Return the learner's addresses, for a client that is a worker itself."""
+        try:
+            return {"addresses": run_facts(self._run_dir)["addresses"]}
+        except (OSError, ValueError):
+            raise Refusal(503, "No worker can join this run yet. Try again in a second.") from None
+
     async def _index(self, request: Request) -> Response:
         about = next((link.about for link in self._links.values()), None)
         figures = {"workers": len(self._links), "sessions": len(self._sessions)}
@@ -176,7 +186,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("secret", type=Path, metavar="SECRET_FILE", help="File with the secret of the run's workers.")
     add_web_options(parser, port=0)
     given = parser.parse(sys.argv[1:] if argv is None else argv)
-    gate = Gate(token_in(given.pop("secret")))
+    gate = Gate(given.pop("secret"))
     return exit_status(lambda: asyncio.run(serve(gate.app, web_options(given))), interrupted="ended by Ctrl-C")
 
 

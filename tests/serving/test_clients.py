@@ -8,11 +8,13 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +149,8 @@ def test_a_wrong_request_is_refused_and_costs_the_episode_nothing(ports: Ports) 
     connection.request("POST", "/act", json.dumps({"session": session, "observation": [0, 1]}))
     assert json.loads(connection.getresponse().read())["action"] in range(3)
     connection.close()
+    with client_of(ports) as client:
+        assert status_of(client.ask, "join") == 503, "no learner has noted its addresses"
     with connect(f"ws://{url}/workers") as link, pytest.raises(ConnectionClosed):
         link.recv(10)  # it has not the secret of workers
     worker.end()
@@ -280,3 +284,41 @@ def test_clients_go_on_when_a_worker_is_killed(tmp_path: Path) -> None:
     assert len(refused) <= 8, "open episodes only"
     last = json.loads((tmp_path / "run/result.jsonl").read_text().splitlines()[-1])
     assert last["episodes_total"] > 40
+
+
+@pytest.mark.slow
+def test_a_client_with_local_inference_is_a_worker_of_the_run(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        bind = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    run = Run(tmp_path / "run", "--num-workers", "0", "--bind", bind, "--stop-return", "150")
+
+    def play(client: aiorl.PolicyClient) -> None:
+        env = gymnasium.make("CartPole-v1")
+        with suppress(RequestRefused, ConnectionError), client.session() as game:
+            while True:
+                (obs, _), reward, over = env.reset(), 0.0, False
+                while not over:
+                    obs, reward, terminated, truncated, _ = env.step(game.act(obs, reward=reward))
+                    over = terminated or truncated
+                game.end(obs, reward=reward, truncated=truncated)
+
+    with aiorl.PolicyClient(run.url, local=True) as client:
+        game = client.session()
+        assert status_of(game.act, [0.0, float("nan"), 0.0, 0.0]) == 400
+        assert client.submit("act", session=game.id, observation=[0.0] * 4).result(20)["action"] in (0, 1)
+        with pytest.raises(RuntimeError, match="already"):
+            aiorl.PolicyClient(run.url, local=True)
+        players = [threading.Thread(target=play, args=(client,)) for _ in range(8)]
+        for player in players:
+            player.start()
+        assert run.process.wait(120) == 0
+        for player in players:
+            player.join(30)
+        with pytest.raises(ConnectionError, match="ended"):
+            client.session()
+    run.end()
+    last = json.loads((tmp_path / "run/result.jsonl").read_text().splitlines()[-1])
+    assert last["episode_reward_mean_last_100"] >= 150
+    with pytest.raises(ConnectionError):
+        aiorl.PolicyClient(run.url, local=True)

@@ -18,11 +18,11 @@ ROOT = Path(__file__).parents[2]
 LIMITS = {
     "aiorl": (36_000, 250),
     "many hosts": (2_680, 21),
-    "serving": (3_140, 26),
+    "serving": (3_240, 27),
     "page": (1_200, 3),
     "tests": (42_000, 317),
     "tests of many hosts": (1_700, 16),
-    "tests of serving": (1_700, 7),
+    "tests of serving": (1_720, 7),
 }
 """Folder or group -> the most code lines and files that it may have."""
 _GROUPS = {
@@ -32,7 +32,8 @@ _GROUPS = {
         "aiorl/acting/run_lock.py",
     ),
     "tests of many hosts": ("tests/launch/",),
-    "serving": ("aiorl/web/", "aiorl/serving/", "aiorl/serve.py", "aiorl/client.py", "aiorl/watch/"),
+    "serving": ("aiorl/web/", "aiorl/serving/", "aiorl/serve.py", "aiorl/client.py", "aiorl/watch/",
+                "aiorl/run/worker/local.py"),
     "tests of serving": ("tests/serving/",),
 }  # fmt: skip
 """Group -> its files and folders, which are not counted in the folder that they are in."""
