@@ -20,11 +20,12 @@ const MAX_POINTS = 6000;
 
 const main = document.getElementById("main");
 const link = document.getElementById("link");
+const HERE = location.origin + location.pathname; // a password in the page's address may not be in those of requests
 let byTime = false;
 let view = { close() {} };
 
 async function get(path, query = {}) {
-  const answer = await fetch(`api/${path}?${new URLSearchParams(query)}`);
+  const answer = await fetch(`${HERE}api/${path}?${new URLSearchParams(query)}`);
   const found = await answer.json();
   if (!answer.ok) throw new Error(text(found.error) || `The server answered ${answer.status}.`);
   return found;
@@ -37,7 +38,7 @@ function say(words, isBad = false) {
 
 // Follow the server's events; the browser connects again by itself.
 function follow(query, handlers, isOver = () => false) {
-  const source = new EventSource(`api/events?${new URLSearchParams(query)}`);
+  const source = new EventSource(`${HERE}api/events?${new URLSearchParams(query)}`);
   source.onopen = () => say("Live");
   source.onerror = () => (isOver() ? say("The run is over, and so is its page") : say("No connection to the server; trying again", true));
   for (const [name, handle] of Object.entries(handlers)) {
