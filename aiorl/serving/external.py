@@ -36,13 +36,8 @@ here: Callable[[Clients], object] | None = None
 """Called with the clients of each environment, in a process that plays itself; None if none does."""
 
 
-class ClientEnv(ExternalEnv):
-    """Environment of one agent that clients play.
-
-    Its config has ``observation_space`` and ``action_space``, descriptions as by `space_to_dict`; ``max_concurrent``
-    (100), the limit of open episodes; and ``idle_timeout_s`` (300): an episode without a request for that long is
-    truncated.
-    """
+class _Played:
+    """Environment that clients play."""
 
     def __init__(self, config: EnvContext) -> None:
         """Read the spaces.
@@ -50,7 +45,7 @@ class ClientEnv(ExternalEnv):
         Raises:
             ConfigError: a space is missing, or its description is damaged.
         """
-        super().__init__(*_spaces_in(config))
+        super().__init__(*_spaces_in(config))  # type: ignore[call-arg]
         self.clients = Clients(self, config)
 
     def run(self) -> None:
@@ -59,26 +54,21 @@ class ClientEnv(ExternalEnv):
 
     def close(self) -> None:
         """See `ExternalEnv.close`."""
-        super().close()
+        super().close()  # type: ignore[misc]
         self.clients.close()
 
 
-class ClientMultiAgentEnv(ExternalMultiAgentEnv):
+class ClientEnv(_Played, ExternalEnv):
+    """Environment of one agent that clients play.
+
+    Its config has ``observation_space`` and ``action_space``, descriptions as by `space_to_dict`; ``max_concurrent``
+    (100), the limit of open episodes; and ``idle_timeout_s`` (300): an episode without a request for that long is
+    truncated.
+    """
+
+
+class ClientMultiAgentEnv(_Played, ExternalMultiAgentEnv):
     """Environment of several agents that clients play; its spaces are mappings, agent -> description."""
-
-    def __init__(self, config: EnvContext) -> None:
-        """Read the spaces; with the errors of `ClientEnv`."""
-        super().__init__(*_spaces_in(config))
-        self.clients = Clients(self, config)
-
-    def run(self) -> None:
-        """Let clients play until the environment is closed."""
-        self.clients.run()
-
-    def close(self) -> None:
-        """See `ExternalEnv.close`."""
-        super().close()
-        self.clients.close()
 
 
 def client_env(name: str) -> Callable[[EnvContext], Any]:
@@ -120,10 +110,10 @@ class _Session:
 class Clients:
     """Clients of an environment, at the other end of a connection."""
 
-    def __init__(self, env: ExternalEnv | ExternalMultiAgentEnv, config: EnvContext) -> None:
+    def __init__(self, env: Any, config: EnvContext) -> None:
         """Prepare without connecting; arguments as for `ClientEnv`."""
         env.idle_timeout_s = float(config.get("idle_timeout_s", _IDLE_S))
-        self._env: Any = env
+        self._env = env
         self._is_multi_agent = isinstance(env, ExternalMultiAgentEnv)
         self._most = int(config.get("max_concurrent", _MAX_CONCURRENT))
         self._gate: Mapping[str, Any] = config.get("gate") or {}
