@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
+import gc
 import os
 import random
 import socket
@@ -256,9 +257,12 @@ class _Load:
         own = os.sched_getaffinity(0)
         os.sched_setaffinity(0, {_CORES[-1]})
         loop = new_event_loop()
+        gc.collect()
+        gc.disable()  # its pauses would count as the server's
         try:
             loop.run_until_complete(self._run())
         finally:
+            gc.enable()
             loop.close()
             os.sched_setaffinity(0, own)
         return self.latencies

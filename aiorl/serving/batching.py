@@ -17,7 +17,7 @@ from aiorl.data import columns as c
 from aiorl.errors import AiorlError
 from aiorl.serving.exported import ExportedActor
 from aiorl.serving.sessions import Session
-from aiorl.web.messages import Refusal
+from aiorl.web.messages import Refusal, Reply
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ class Job:
     action: Any = None
     with_logp: bool = True
     finish: Callable[[Answer], Any] = lambda answer: answer
-    answer: asyncio.Future[Any] = field(init=False)
+    answer: Reply = field(default_factory=Reply)
 
     def remember(self) -> None:
         """Take state, previous action and reward from the session."""
@@ -112,12 +112,10 @@ class Version:
         self._looks_back = actor.looks_back
         self._blank = actor.layout.to_env(actor.layout.zeros(1))[0]
 
-    def submit(self, job: Job) -> asyncio.Future[Any]:
+    def submit(self, job: Job) -> Reply:
         """Answer a job in this turn of the event loop, together with all others of the turn."""
-        loop = asyncio.get_running_loop()
-        job.answer = loop.create_future()
         if not self._pending:
-            loop.call_soon(self._flush, context=self._context)
+            asyncio.get_running_loop().call_soon(self._flush, context=self._context)
         self._pending.append(job)
         return job.answer
 
@@ -152,9 +150,6 @@ class Version:
             self._answer(jobs, explore)
 
     def _answer(self, jobs: list[Job], explore: bool) -> None:
-        jobs = [job for job in jobs if not job.answer.done()]  # but for those that were cancelled
-        if not jobs:
-            return
         try:
             self._run(jobs, explore)
         except Exception as error:

@@ -23,7 +23,7 @@ from aiorl.config.command_line import Parser, exit_status
 from aiorl.serving.sessions import Session, Sessions
 from aiorl.web.access import add_web_options, token_in, token_of, web_options
 from aiorl.web.app import App
-from aiorl.web.messages import Refusal, Request, Response, WebSocket, json_response
+from aiorl.web.messages import Refusal, Reply, Request, Response, WebSocket, json_response
 from aiorl.web.server import serve
 from aiorl.web.talk import Handler, over_http, packed, talk
 
@@ -41,13 +41,13 @@ class _Link:
         self.about: Any = None
         self._socket = socket
         self._ids = itertools.count()
-        self._waiting: dict[int, asyncio.Future[Answer]] = {}
+        self._waiting: dict[int, Reply] = {}
         self._busy: set[str] = set()
 
-    def ask(self, do: str, session: str, said: Answer) -> asyncio.Future[Answer]:
+    def ask(self, do: str, session: str, said: Answer) -> Reply:
         if session in self._busy:
             raise Refusal(409, "The last request of this session is still under way. Wait for its answer.")
-        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        answer = Reply()
         id = next(self._ids)
         self._waiting[id] = answer
         self._busy.add(session)
@@ -61,8 +61,6 @@ class _Link:
             self.about = said["about"]
             return
         answer = self._waiting.pop(said.pop("id"))
-        if answer.done():  # the client is gone
-            return
         if "error" in said:
             answer.set_exception(Refusal(said["status"], said["error"]))
         else:
@@ -70,8 +68,7 @@ class _Link:
 
     def lose(self) -> None:
         for answer in self._waiting.values():
-            if not answer.done():
-                answer.set_exception(Refusal(410, "The worker of this session is gone. Open a new session."))
+            answer.set_exception(Refusal(410, "The worker of this session is gone. Open a new session."))
 
 
 class Gate:
@@ -118,9 +115,9 @@ class Gate:
 
     def _forget(self, session: Session) -> None:
         if (link := self._links.get(session.arm)) is not None:
-            link.ask("close", session.id, {}).add_done_callback(lambda answer: answer.exception())
+            link.ask("close", session.id, {})
 
-    def _ask(self, do: str, said: Answer, keys: frozenset[str]) -> asyncio.Future[Answer]:
+    def _ask(self, do: str, said: Answer, keys: frozenset[str]) -> Reply:
         session = self._sessions.find(said.pop("session", None))
         if unknown := said.keys() - keys:
             raise Refusal(400, f"There is no key {min(unknown, key=str)!r:.50}. Keys: {', '.join(sorted(keys))}.")
@@ -132,7 +129,7 @@ class Gate:
 
     # Requests of clients ----------------------------------------------------------------------------------------
 
-    def _open(self, said: Answer) -> asyncio.Future[Answer]:
+    def _open(self, said: Answer) -> Reply:
         if not self._links:
             raise Refusal(503, "No worker is ready yet. Try again in a second.")
         load = Counter(session.arm for session in self._sessions)
@@ -140,13 +137,13 @@ class Gate:
         session = self._sessions.open("", number)
         return self._links[number].ask("open", session.id, {"train": said.get("train")})
 
-    def _act(self, said: Answer) -> asyncio.Future[Answer]:
+    def _act(self, said: Answer) -> Reply:
         return self._ask("act", said, _OF_ACT)
 
-    def _end(self, said: Answer) -> asyncio.Future[Answer]:
+    def _end(self, said: Answer) -> Reply:
         return self._ask("end", said, _OF_END)
 
-    def _close(self, said: Answer) -> asyncio.Future[Answer]:
+    def _close(self, said: Answer) -> Reply:
         answer = self._ask("close", dict(said), frozenset())
         self._sessions.close(said["session"])
         return answer

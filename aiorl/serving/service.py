@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import importlib.resources
 import math
@@ -23,7 +22,7 @@ from aiorl.serving.sessions import Session, Sessions
 from aiorl.serving.tensors import BINARY_HEADER, Tensors
 from aiorl.serving.values import given_array, given_value
 from aiorl.web.app import App
-from aiorl.web.messages import Refusal, Request, Response, json_response, metrics_response, parse_json
+from aiorl.web.messages import Refusal, Reply, Request, Response, json_response, metrics_response, parse_json
 from aiorl.web.talk import Handler, over_http, talk
 
 if TYPE_CHECKING:
@@ -100,8 +99,8 @@ class Service:
 
     # /act -------------------------------------------------------------------------------------------------------
 
-    def answer(self, said: Any) -> asyncio.Future[dict[str, Any]]:
-        """Return the future answer to the content of a request to /act.
+    def answer(self, said: Any) -> Reply:
+        """Return the answer to the content of a request to /act.
 
         Raises:
             Refusal: it can't be answered.
@@ -117,7 +116,7 @@ class Service:
         job.finish = partial(_described, wanted, said.get("state") is not None, "observation" in said)
         return self._submit(model, job)
 
-    def _submit(self, model: Model, job: Job, arm: int | None = None) -> asyncio.Future[Any]:
+    def _submit(self, model: Model, job: Job, arm: int | None = None) -> Reply:
         if arm is None:
             arm = model.pick() if job.session is None else job.session.arm
         version = model.arms[arm]

@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from aiorl.process.tasks import Tasks, first_of
-from aiorl.web.messages import Gone, Receive, Refusal, Request, Response, Send, WebSocket, json_response
+from aiorl.web.messages import Gone, Receive, Refusal, Reply, Request, Response, Send, WebSocket, json_response
 
 logger = logging.getLogger(__name__)
 
 Handler = Callable[[Request], Awaitable[Response]]
 Talk = Callable[[WebSocket], Awaitable[None]]
-Quick = Callable[[bytes], asyncio.Future[Any]]
+Quick = Callable[[bytes], Reply]
 
 MAX_BODY_BYTES = 16 << 20
 _ALWAYS = ((b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff"))

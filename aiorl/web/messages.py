@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, MutableMapping
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import parse_qsl
 
@@ -12,6 +14,8 @@ from aiorl.text import one_line
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
+
+logger = logging.getLogger(__name__)
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -44,6 +48,57 @@ class Refusal(Exception):
 
 class Gone(Exception):
     """The client closed its connection before its request was complete."""
+
+
+class Reply:
+    """Answer to come. It is used like a future, but callbacks run at once, in the same turn of the event loop."""
+
+    __slots__ = ("_callbacks", "_error", "_found", "_is_done")
+
+    def __init__(self) -> None:
+        """Begin without an answer."""
+        self._callbacks: list[Callable[[Reply], object]] = []
+        self._found: Any = None
+        self._error: BaseException | None = None
+        self._is_done = False
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        """Wait for the answer."""
+        if not self._is_done:
+            future = asyncio.get_running_loop().create_future()
+            self.add_done_callback(lambda reply: None if future.done() else future.set_result(None))
+            yield from future
+        return self.result()
+
+    def add_done_callback(self, callback: Callable[[Reply], object]) -> None:
+        """Call a function with this reply as soon as it is there."""
+        self._callbacks.append(callback)
+        if self._is_done:
+            self._tell()
+
+    def result(self) -> Any:
+        """Return the answer, which is there, or raise its error."""
+        if self._error is not None:
+            raise self._error
+        return self._found
+
+    def set_result(self, found: Any) -> None:
+        """Set the answer."""
+        self._found = found
+        self._tell()
+
+    def set_exception(self, error: BaseException) -> None:
+        """Set the error."""
+        self._error = error
+        self._tell()
+
+    def _tell(self) -> None:
+        self._is_done, callbacks, self._callbacks = True, self._callbacks, []
+        for callback in callbacks:
+            try:
+                callback(self)
+            except Exception:  # the others are answered
+                logger.exception("an answer could not be sent")
 
 
 class Response(NamedTuple):

@@ -26,7 +26,7 @@ from aiorl.process.program import on_stop_signals
 from aiorl.process.tasks import Tasks
 from aiorl.web.access import AccessLog, Guard, WebOptions, listen, url_of
 from aiorl.web.app import App, failed, headers_of
-from aiorl.web.messages import ENDING, SOCKET, Receive, Request, Response, json_response
+from aiorl.web.messages import ENDING, SOCKET, Receive, Reply, Request, Response, json_response
 
 logger = logging.getLogger(__name__)
 
@@ -242,10 +242,10 @@ class _Connection(HttpToolsProtocol):
             self._respond(cycle, request, began, failed(request, error))
             return
 
-        def done(found: asyncio.Future[Any]) -> None:
+        def done(found: Reply) -> None:
             try:
                 response = json_response(found.result())
-            except (Exception, asyncio.CancelledError) as error:
+            except Exception as error:
                 response = failed(request, error)
             self._respond(cycle, request, began, response)
 

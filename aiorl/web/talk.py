@@ -21,12 +21,12 @@ import msgpack
 import numpy as np
 import orjson
 
-from aiorl.web.messages import Refusal, Request, Response, WebSocket, json_response, parse_json
+from aiorl.web.messages import Refusal, Reply, Request, Response, WebSocket, json_response, parse_json
 
 logger = logging.getLogger(__name__)
 
-Handler = Callable[[dict[str, Any]], dict[str, Any] | asyncio.Future[dict[str, Any]]]
-"""Function that takes the keys of a request, and returns the answer, or a future of it; it may raise a `Refusal`."""
+Handler = Callable[[dict[str, Any]], dict[str, Any] | Reply]
+"""Function that takes the keys of a request, and returns the answer, now or to come; it may raise a `Refusal`."""
 Note = Callable[[str, str, float], None]
 """Function that is called with a request's handler ("" if there is none), status and seconds until its answer."""
 
@@ -116,10 +116,10 @@ class _Talk:
         else:
             answer.add_done_callback(partial(self._done, id=id, do=do, is_text=is_text, began=began))
 
-    def _done(self, answer: asyncio.Future[dict[str, Any]], **request: Any) -> None:
+    def _done(self, answer: Reply, **request: Any) -> None:
         try:
             found = answer.result()
-        except (Exception, asyncio.CancelledError) as error:
+        except Exception as error:
             found = _fault(error)
         self._answer(found, **request)
 
