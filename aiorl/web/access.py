@@ -172,7 +172,7 @@ class Guard:
             Refusal: it may not be answered.
         """
         if self._token is not None and not hmac.compare_digest(token_of(request), self._token):
-            challenge = ((b"www-authenticate", b"Bearer"), (b"www-authenticate", b'Basic realm="aiorl"'))
+            challenge = ((b"www-authenticate", b'Basic realm="aiorl"'), (b"www-authenticate", b"Bearer"))
             raise Refusal(401, "Send the server's token: 'Authorization: Bearer TOKEN'.", challenge)
         host = request.header(b"host")
         if self._hosts is not None and _PORT.sub("", host).lower() not in self._hosts:
