@@ -12,6 +12,7 @@ import itertools
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +116,8 @@ class Gate:
 
     def _forget(self, session: Session) -> None:
         if (link := self._links.get(session.arm)) is not None:
-            link.ask("close", session.id, {})
+            with suppress(Refusal):  # its last request is still under way; the environment gives it up by itself
+                link.ask("close", session.id, {})
 
     def _ask(self, do: str, said: Answer, keys: frozenset[str]) -> Reply:
         session = self._sessions.find(said.pop("session", None))
