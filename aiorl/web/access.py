@@ -135,9 +135,9 @@ def listen(options: WebOptions, *, key: str = "port") -> socket.socket:
     try:
         return socket.create_server((options.host, options.port), family=family, backlog=2048)
     except (OSError, OverflowError, UnicodeError) as error:
-        reason = getattr(error, "strerror", None) or error
+        reason = str(getattr(error, "strerror", None) or error).partition(" (while")[0].rstrip(".")
         said = f"{key} {options.port} of {options.host} can't be listened on: {reason}."
-        hint = f"Choose another one with --{key}; 0 picks a free one."
+        hint = f"Choose another one with --{key.replace('_', '-')}; 0 picks a free one."
         raise ConfigError(said, key=key, value=options.port, hint=hint) from error
 
 

@@ -19,6 +19,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -65,10 +66,11 @@ def check_ports(page: int | str | None, clients: int | str | None, *, has_client
     if clients is not None and not has_clients:
         said = f"client_port is {clients}, but this environment is not played by clients."
         raise ConfigError(said, key="client_port", value=clients, hint="Set env: external, or leave client_port out.")
-    for key, value in (("web", page), ("client_port", clients)):
-        if value is not None:
-            want_web(f"{key} {value}")
-            listen(port_options(key, value, token_file=Path()), key=key).close()
+    with ExitStack() as held:  # until the end, as they could be the same
+        for key, value in (("web", page), ("client_port", clients)):
+            if value is not None:
+                want_web(f"{key} {value}")
+                held.enter_context(listen(port_options(key, value, token_file=Path()), key=key))
 
 
 class Ports:
