@@ -83,10 +83,8 @@ def _serve(given: dict[str, Any]) -> None:
     gc.freeze()  # loaded objects stay, and the garbage collector takes 35 ms to look at them
 
     def say(url: str) -> None:
-        names = ", ".join(
-            f"{one.name} {' and '.join(arm.name for arm in one.arms)} ({one.env})" for one in models.values()
-        )
-        names = names or f"{models.waiting}, when it has a checkpoint,"
+        each = [f"{one.name} {' and '.join(arm.name for arm in one.arms)} ({one.env})" for one in models.values()]
+        names = ", ".join(each) or f"{models.waiting}, when it has a checkpoint,"
         sys.stdout.write(f"Serving {names} at {url} (Ctrl-C ends).\n")
         sys.stdout.flush()
 

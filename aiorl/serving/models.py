@@ -161,8 +161,11 @@ class Models(dict[str, Model]):
                 name = source.name if len(versions) == 1 else f"{source.name}.{policy_id}"
             if name not in self:
                 self[name] = Model(name, version, self._share)
+            elif self._share and (count := len(self[name].arms)) * self._share < 1.0:
+                self[name].put(count, version)
             elif self._share:
-                self[name].put(len(self[name].arms), version)
+                said = f"{count} further paths of the name {name!r} leave no share for the first one."
+                raise ConfigError(said, key="share", value=self._share, hint="Give a smaller --share.")
             else:
                 hint = f"Give names, such as first={source.path}; or a --share, for two versions of one policy."
                 raise ConfigError(
@@ -222,7 +225,7 @@ def split_target(target: str) -> tuple[str, Path]:
     name, equals, path = target.partition("=")
     if not equals or "/" in name:
         return "", Path(target).expanduser()
-    if not (name and is_label(name) and "?" not in name and "#" not in name):
+    if not (name.strip(".") and is_label(name) and "?" not in name and "#" not in name):
         raise ConfigError(f"{name!r} can't be the name of a model.", key="PATH", value=target, hint="Use letters.")
     return name, Path(path).expanduser()
 

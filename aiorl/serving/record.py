@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 from urllib.parse import quote
 
@@ -19,6 +20,7 @@ from prometheus_client import Counter
 
 from aiorl.data import columns as c
 from aiorl.data.sample_batch import SampleBatch
+from aiorl.errors import ConfigError
 from aiorl.offline.writers import FileWriter
 from aiorl.serving.batching import FAULTS, Acting, Answer, Job
 from aiorl.serving.sessions import Session
@@ -48,12 +50,17 @@ class Recorder:
         """Create the directory if it is missing.
 
         Raises:
-            ConfigError: it can't be created.
+            ConfigError: it can't be created or written in.
         """
-        FileWriter(str(directory))
+        self._directory = directory.expanduser()
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            TemporaryFile(dir=self._directory).close()
+        except OSError as error:
+            said = f"--record {directory} can't be written in: {error.strerror}."
+            raise ConfigError(said, key="record", value=str(directory)) from error
         self.episodes = Counter("aiorl_recorded_episodes", "Episodes of sessions.", ["policy", "fate"], registry=None)
         self.num_bytes = 0
-        self._directory = directory
         self._writers: dict[tuple[str, bool], FileWriter] = {}
         self._ids = itertools.count(secrets.randbits(48))  # files of several servers can be read together
         self._thread = ThreadPoolExecutor(1, "record")
