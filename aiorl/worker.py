@@ -200,9 +200,9 @@ async def _work(args: WorkerArgs) -> int:
     from aiorl.net.protocol.worker_session import WorkerSession, WorkerSettings
     from aiorl.net.transport.relay import worker_endpoint
     from aiorl.net.transport.security import load_worker_keys
-    from aiorl.net.transport.system import raise_open_file_limit, share_one_heap
+    from aiorl.net.transport.system import share_one_heap
     from aiorl.process.children import watch_parent
-    from aiorl.process.program import on_stop_signals
+    from aiorl.process.program import on_stop_signals, raise_open_file_limit
     from aiorl.process.tasks import tell_of_stray_errors
     from aiorl.run.worker.service import WorkerService
 

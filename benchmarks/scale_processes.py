@@ -33,9 +33,10 @@ from aiorl.data.fragment import PolicyGraph
 from aiorl.keys import make_keys
 from aiorl.net.protocol.worker_session import WorkerSession, WorkerSettings
 from aiorl.net.transport.security import load_worker_keys
-from aiorl.net.transport.system import give_back_idle_memory, raise_open_file_limit, share_one_heap
+from aiorl.net.transport.system import give_back_idle_memory, share_one_heap
 from aiorl.net.transport.zmq_worker import ZmqWorkerEndpoint
 from aiorl.net.wire.messages import Samples, Snapshot
+from aiorl.process.program import raise_open_file_limit
 from aiorl.process.tasks import new_event_loop
 from aiorl.run.remote_source import RemoteSource
 from aiorl.run.worker import service

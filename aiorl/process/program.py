@@ -9,9 +9,11 @@ from __future__ import annotations
 import io
 import logging
 import os
+import resource
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -35,6 +37,13 @@ def end_at_once_on_stop_signals(program: str) -> None:
 
     for number in _STOP_SIGNALS:
         signal.signal(number, end)
+
+
+def raise_open_file_limit() -> None:
+    """Raise this process's limit of open files as far as permitted."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    with suppress(OSError, ValueError):  # macOS refuses what its kernel cannot hold
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def on_stop_signals(stop: Callable[[str], None]) -> None:

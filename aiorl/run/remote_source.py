@@ -25,7 +25,7 @@ from aiorl.net.protocol import events as ev
 from aiorl.net.protocol.learner_session import BROADCAST, LearnerSession, LearnerSettings
 from aiorl.net.transport.endpoint import Buffer, EndpointLimits, Event, EventKind
 from aiorl.net.transport.security import load_learner_keys
-from aiorl.net.transport.system import give_back_regularly, raise_open_file_limit
+from aiorl.net.transport.system import give_back_regularly
 from aiorl.net.transport.zmq_learner import ZmqLearnerEndpoint
 from aiorl.net.wire.decoding import decode, decode_hello
 from aiorl.net.wire.encoding import encode
@@ -33,6 +33,7 @@ from aiorl.net.wire.format import ACK_BYTES, limits_of, max_workers_of
 from aiorl.net.wire.messages import OUT_OF_DATA, DownMessage, Hello, PolicyArrays, SnapshotRequest, Status, Welcome
 from aiorl.process.log_once import EventRates
 from aiorl.process.machine import keep_within
+from aiorl.process.program import raise_open_file_limit
 from aiorl.process.tasks import Tasks, end_in_time
 from aiorl.run.build import Learning
 from aiorl.run.flow import Flow, progress_of

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import resource
 import ssl
 import time
 from collections.abc import Callable, Iterable
@@ -22,7 +21,7 @@ from websockets.protocol import OPEN
 from aiorl.config.addresses import is_loopback
 from aiorl.errors import ConfigError
 from aiorl.process.children import watch_parent
-from aiorl.process.program import on_stop_signals
+from aiorl.process.program import on_stop_signals, raise_open_file_limit
 from aiorl.process.tasks import Tasks
 from aiorl.web.access import AccessLog, Guard, WebOptions, listen, url_of
 from aiorl.web.app import App, failed, headers_of
@@ -39,7 +38,6 @@ _FULL = (
 )
 _LATE = b'{"error":"The request did not arrive in time."}', b"408 Request Timeout"
 _LONG = b'{"error":"The headers may have at most 65,536 bytes."}', b"431 Request Header Fields Too Large"
-_SPARE_FILES = 256
 _LINGER_S = 1.5
 
 
@@ -88,7 +86,7 @@ class WebServer(uvicorn.Server):
             ConfigError: the address can't be listened on.
         """
         self.app.closing = asyncio.get_running_loop().create_future()
-        _allow_files(self.options.max_connections + _SPARE_FILES)
+        raise_open_file_limit()
         self._listener = listen(self.options)
         self.port, self.url = self._listener.getsockname()[1], url_of(self.options, self._listener)
         self.lifespan = self.config.lifespan_class(self.config)
@@ -296,12 +294,3 @@ class _Socket(WebSocketsSansIOProtocol):
 
     def shutdown(self) -> None:
         cast("asyncio.Queue[Any]", self.queue).put_nowait({"type": ENDING})
-
-
-def _allow_files(number: int) -> None:
-    """Raise the limit of open files to a number, as far as this process may."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = number if hard == resource.RLIM_INFINITY else min(number, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

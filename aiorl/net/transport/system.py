@@ -74,15 +74,6 @@ def _set(settings: dict[int, int]) -> bool:
     return all([mallopt(ctypes.c_int(name), ctypes.c_int(value)) == 1 for name, value in settings.items()])
 
 
-def raise_open_file_limit() -> int:
-    """Raise this process's limit of open files as far as permitted, and return the new limit."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        with contextlib.suppress(OSError, ValueError):  # macOS refuses what its kernel cannot hold
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    return open_file_limit()
-
-
 def open_file_limit() -> int:
     """Return the number of files and connections that this process may have open."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -16,8 +16,8 @@ from aiorl.config.addresses import places_of
 from aiorl.errors import AiorlError
 from aiorl.net.protocol.worker_session import WorkerSession, WorkerSettings
 from aiorl.net.transport.security import load_worker_keys
-from aiorl.net.transport.system import raise_open_file_limit
 from aiorl.net.transport.zmq_worker import ZmqWorkerEndpoint
+from aiorl.process.program import raise_open_file_limit
 from aiorl.process.tasks import new_event_loop
 from aiorl.run.worker.service import WorkerService
 from aiorl.serving import external
