@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ from aiorl.data.spaces import space_from_dict, space_to_dict
 from aiorl.env.external_env import ExternalEnv, ExternalMultiAgentEnv
 from aiorl.env.registry import EnvContext
 from aiorl.errors import AiorlError, ClosedEpisodeError, ConfigError, EpisodeTimeout, SamplerDied
-from aiorl.serving.values import given_value, joined, leaves_of, part_at
+from aiorl.serving.values import flag, given_value, held_by, joined, leaves_of, number, part_at
 from aiorl.web.messages import Refusal
 from aiorl.web.talk import packed, unpacked
 
@@ -144,9 +144,9 @@ class Clients:
                     said = "the connection was lost"
                 except (OSError, WebSocketException) as error:
                     said = str(error)
-                for session in self._sessions.values():
+                lost, self._sessions = self._sessions, {}
+                for session in list(lost.values()):  # threads that still answer may change it
                     self._drop(session)
-                self._sessions = {}
                 if not self._is_over.is_set():
                     logger.warning("no connection to the client port: %s; trying again", said)
 
@@ -184,7 +184,7 @@ class Clients:
         """
         try:
             if do == "open":
-                self._sessions[name] = _Session(said.get("train") is not False)
+                self._sessions[name] = _Session(flag(said, "train", True))
                 return {"session": name}
             session = self._sessions[name]
             found = {"act": self._act, "end": self._end, "close": self._close}[do](session, said)
@@ -197,17 +197,16 @@ class Clients:
     def _act(self, session: _Session, said: Mapping[str, Any]) -> dict[str, Any]:
         obs = self._value(said, "observation")
         action = self._value(said, "action") if "action" in said else None
-        if said.get("start"):
+        if flag(said, "start"):
             self._drop(session)
         if session.episode is None:
             session.episode = self._env.start_episode(training_enabled=session.is_trained_on)
             session.steps, session.total = 0, 0.0
-        if session.steps:
-            self._log(session, said)
-        if action is None:
-            action = self._env.get_action(session.episode, obs)
-        else:
-            self._env.log_action(session.episode, obs, action)
+        with self._logged(session, said):
+            if action is None:
+                action = self._env.get_action(session.episode, obs)
+            else:
+                self._env.log_action(session.episode, obs, action)
         session.steps += 1
         return {"action": action}
 
@@ -215,8 +214,9 @@ class Clients:
         if not session.steps:
             raise Refusal(400, "The session has no step to end: 'act' begins an episode.")
         obs = self._value(said, "observation")
-        self._log(session, said)
-        self._env.end_episode(session.episode, obs, truncated=said.get("truncated") is True)
+        is_truncated = flag(said, "truncated")
+        with self._logged(session, said):
+            self._env.end_episode(session.episode, obs, truncated=is_truncated)
         found = {"steps": session.steps, "reward": session.total}
         session.episode, session.steps = None, 0
         return found
@@ -230,16 +230,29 @@ class Clients:
         if episode is not None:
             self._env.drop_episode(episode)
 
-    def _log(self, session: _Session, said: Mapping[str, Any]) -> None:
-        """Log what came with a request: rewards since the last one, info, and done agents."""
-        if self._is_multi_agent:
-            rewards = said.get("reward") or {}
-            self._env.log_returns(session.episode, rewards, said.get("info"), said.get("dones"))
-            session.total += sum(rewards.values())
-        else:
-            reward = said.get("reward", 0.0)
-            self._env.log_returns(session.episode, reward, said.get("info"))
-            session.total += reward
+    @contextmanager
+    def _logged(self, session: _Session, said: Mapping[str, Any]) -> Iterator[None]:
+        """Log rewards since the last request, info, and done agents; a request that is refused adds no reward."""
+        if not session.steps:  # there is no action that they could belong to
+            yield
+            return
+        rewards = self._rewards(said)
+        dones = [said.get("dones")] if self._is_multi_agent else []
+        self._env.log_returns(session.episode, rewards, said.get("info"), *dones)
+        try:
+            yield
+        except ValueError:
+            self._env.log_returns(session.episode, self._rewards(said, -1.0))
+            raise
+        session.total += sum(rewards.values()) if self._is_multi_agent else rewards
+
+    def _rewards(self, said: Mapping[str, Any], sign: float = 1.0) -> Any:
+        if not self._is_multi_agent:
+            return sign * number(said.get("reward", 0.0), "reward")
+        given = said.get("reward") or {}
+        if not isinstance(given, Mapping):
+            raise Refusal(400, "'reward' must be an object, agent -> reward.")
+        return {agent: sign * number(one, f"reward of {agent}") for agent, one in given.items()}
 
     def _value(self, said: Mapping[str, Any], key: str) -> Any:
         """Return the observation or the action of a request, with arrays; by agent if there are several."""
@@ -248,21 +261,18 @@ class Clients:
             raise Refusal(400, f"The request needs {key!r}.")
         if not self._is_multi_agent:
             return _read(known, said[key], key)
-        if not isinstance(said[key], dict) or (not isinstance(known, spaces.Space) and said[key].keys() - known.keys()):
+        given, is_one = said[key], isinstance(known, spaces.Space)
+        if not isinstance(given, dict) or (not is_one and given.keys() - known.keys()):
             raise Refusal(400, f"{key!r} must be an object, agent -> {key}; the agents are {list(known)!r:.300}.")
-        return {
-            agent: _read(known if isinstance(known, spaces.Space) else known[agent], value, f"{key} of {agent}")
-            for agent, value in said[key].items()
-        }
+        return {who: _read(known if is_one else known[who], one, f"{key} of {who}") for who, one in given.items()}
 
 
 def _described(env: Any) -> dict[str, Any]:
-    return {
-        name: space_to_dict(space)
-        if isinstance(space := getattr(env, name), spaces.Space)
-        else {agent: space_to_dict(one) for agent, one in space.items()}
-        for name in ("observation_space", "action_space")
-    }
+    def described(space: Any) -> dict[str, Any]:
+        is_one = isinstance(space, spaces.Space)
+        return space_to_dict(space) if is_one else {agent: described(one) for agent, one in space.items()}
+
+    return {name: described(getattr(env, name)) for name in ("observation_space", "action_space")}
 
 
 def _read(space: spaces.Space[Any], value: Any, name: str) -> Any:
@@ -271,7 +281,7 @@ def _read(space: spaces.Space[Any], value: Any, name: str) -> Any:
     try:
         parts = []
         for path, leaf in leaves_of(space):
-            part = np.asarray(part_at(given, path), leaf.dtype)
+            part = held_by(np.dtype(leaf.dtype), part_at(given, path))
             if part.shape != leaf.shape or not np.isfinite(part).all():
                 raise ValueError(f"shape {list(part.shape)}, expected {list(leaf.shape or ())} of finite numbers")
             parts.append(part[()])
@@ -288,7 +298,7 @@ def _fault(error: Exception) -> dict[str, Any]:
         case ClosedEpisodeError() | EpisodeTimeout() | SamplerDied() | KeyError():
             return {"status": 410, "error": f"The session or its episode is gone: {error}. Open a new session."}
         case AiorlError() | ValueError() | TypeError():
-            return {"status": 400, "error": str(error)}
+            return {"status": 400, "error": getattr(error, "message", str(error))}
         case RuntimeError():  # as many episodes are open as may be
             return {"status": 503, "error": str(error)}
         case _:

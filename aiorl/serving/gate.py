@@ -13,6 +13,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,10 @@ import numpy as np
 from aiorl.config.addresses import run_facts
 from aiorl.config.command_line import Parser, exit_status
 from aiorl.serving.sessions import Session, Sessions
+from aiorl.serving.values import check_keys, flag
 from aiorl.web.access import add_web_options, token_in, token_of, web_options
 from aiorl.web.app import App
-from aiorl.web.messages import Refusal, Reply, Request, Response, WebSocket, json_response
+from aiorl.web.messages import Refusal, Reply, Request, Response, WebSocket, always, json_response
 from aiorl.web.server import serve
 from aiorl.web.talk import Handler, over_http, packed, talk
 
@@ -86,15 +88,16 @@ class Gate:
         self._numbers = itertools.count()
         self._sessions = Sessions(_MAX_SESSIONS, _TTL_S, on_expiry=self._forget)
         handlers: dict[str, Handler] = {
-            "act": self._act, "open": self._open, "end": self._end, "close": self._close, "join": self._join
+            "act": partial(self._ask, "act", keys=_OF_ACT), "open": self._open,
+            "end": partial(self._ask, "end", keys=_OF_END), "close": self._close, "join": self._join,
         }  # fmt: skip
         app = self.app = App()
         app.get("/", self._index)
-        app.get("/live", self._live, is_open=True)
+        app.get("/live", always({"live": True}), is_open=True)
         app.get("/ready", self._ready, is_open=True)
-        app.post("/act", over_http(self._act))
+        app.post("/act", over_http(handlers["act"]))
         app.post("/sessions", over_http(self._open, 201))
-        app.post("/sessions/{session}/end", over_http(self._end))
+        app.post("/sessions/{session}/end", over_http(handlers["end"]))
         app.delete("/sessions/{session}", over_http(self._close))
         app.websocket("/ws", talk(handlers))
         app.websocket("/workers", self._worker, is_open=True)
@@ -121,8 +124,7 @@ class Gate:
 
     def _ask(self, do: str, said: Answer, keys: frozenset[str]) -> Reply:
         session = self._sessions.find(said.pop("session", None))
-        if unknown := said.keys() - keys:
-            raise Refusal(400, f"There is no key {min(unknown, key=str)!r:.50}. Keys: {', '.join(sorted(keys))}.")
+        check_keys(said, keys)
         link = self._links.get(session.arm)
         if link is None:
             self._sessions.close(session.id)
@@ -132,18 +134,14 @@ class Gate:
     # Requests of clients ----------------------------------------------------------------------------------------
 
     def _open(self, said: Answer) -> Reply:
+        check_keys(said, {"policy", "train"})
+        train = flag(said, "train", True)
         if not self._links:
             raise Refusal(503, "No worker is ready yet. Try again in a second.")
         load = Counter(session.arm for session in self._sessions)
         number = min(self._links, key=lambda each: load[each])
         session = self._sessions.open("", number)
-        return self._links[number].ask("open", session.id, {"train": said.get("train")})
-
-    def _act(self, said: Answer) -> Reply:
-        return self._ask("act", said, _OF_ACT)
-
-    def _end(self, said: Answer) -> Reply:
-        return self._ask("end", said, _OF_END)
+        return self._links[number].ask("open", session.id, {"train": train})
 
     def _close(self, said: Answer) -> Reply:
         answer = self._ask("close", dict(said), frozenset())
@@ -161,9 +159,6 @@ class Gate:
         about = next((link.about for link in self._links.values()), None)
         figures = {"workers": len(self._links), "sessions": len(self._sessions)}
         return json_response({"name": "aiorl", **figures, **(about or {})})
-
-    async def _live(self, request: Request) -> Response:
-        return json_response({"live": True})
 
     async def _ready(self, request: Request) -> Response:
         return json_response({"ready": bool(self._links)}, status=200 if self._links else 503)

@@ -57,8 +57,7 @@ class Recorder:
             self._directory.mkdir(parents=True, exist_ok=True)
             TemporaryFile(dir=self._directory).close()
         except OSError as error:
-            said = f"--record {directory} can't be written in: {error.strerror}."
-            raise ConfigError(said, key="record", value=str(directory)) from error
+            raise ConfigError(f"--record {directory} can't be written in: {error.strerror}.", key="record") from error
         self.episodes = Counter("aiorl_recorded_episodes", "Episodes of sessions.", ["policy", "fate"], registry=None)
         self.num_bytes = 0
         self._writers: dict[tuple[str, bool], FileWriter] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.resources
 import math
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from reprlib import repr as shown
 from typing import TYPE_CHECKING, Any
@@ -15,14 +15,14 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from aiorl.data import columns as c
 from aiorl.data.spaces import space_to_dict
-from aiorl.errors import BatchError, nearest
+from aiorl.errors import BatchError
 from aiorl.serving.batching import MAX_ROWS, OUTPUTS, Answer, Job, Version
 from aiorl.serving.models import Model, Models
 from aiorl.serving.sessions import Session, Sessions
 from aiorl.serving.tensors import BINARY_HEADER, Tensors
-from aiorl.serving.values import given_array, given_value
+from aiorl.serving.values import check_keys, flag, given_array, given_value, number
 from aiorl.web.app import App
-from aiorl.web.messages import Refusal, Reply, Request, Response, json_response, metrics_response, parse_json
+from aiorl.web.messages import Refusal, Reply, Request, Response, always, json_response, metrics_response, parse_json
 from aiorl.web.talk import Handler, over_http, talk
 
 if TYPE_CHECKING:
@@ -89,8 +89,8 @@ class Service:
         app.delete("/sessions/{session}", over_http(self.close_session))
         app.websocket("/ws", talk(handlers, lambda do, *rest: self.note(f"/ws/{do}", *rest)))
         extensions = ["binary_tensor_data", "sequence"]
-        app.get("/v2", _always({"name": "aiorl", "version": program_version, "extensions": extensions}))
-        app.get("/v2/health/live", _always({"live": True}), is_open=True)
+        app.get("/v2", always({"name": "aiorl", "version": program_version, "extensions": extensions}))
+        app.get("/v2/health/live", always({"live": True}), is_open=True)
         app.get("/v2/health/ready", self._are_ready, is_open=True)
         for path in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
             app.get(path, self._metadata)
@@ -107,10 +107,10 @@ class Service:
         """
         if not isinstance(said, dict):
             raise Refusal(400, 'The body must be an object, such as {"observation": [0.1, 0.2]}.')
-        _check_keys(said, _KEYS)
+        check_keys(said, _KEYS)
         session = self.sessions.find(said["session"]) if said.get("session") is not None else None
         model = self._model_of(said.get("policy"), session)
-        wanted = [name for name in OUTPUTS if name in said and _flag(said, name)]
+        wanted = [name for name in OUTPUTS if name in said and flag(said, name)]
         job = self._job(model, said, session)
         job.with_logp = "logp" in wanted
         job.finish = partial(_described, wanted, said.get("state") is not None, "observation" in said)
@@ -133,11 +133,11 @@ class Service:
         if not isinstance(given, list) or not 1 <= len(given) <= MAX_ROWS:
             raise Refusal(400, f"'observations' must be a list of 1 to {MAX_ROWS} observations.")
         observations = [given_value(model.observation_space, obs, "observation") for obs in given]
-        job = Job(observations, explore=_flag(said, "explore"), session=session)
+        job = Job(observations, explore=flag(said, "explore"), session=session)
         if session is not None:
             if len(given) > 1 or not said.keys().isdisjoint(("state", "prev_action", "prev_reward")):
                 raise Refusal(400, "A session takes one observation, and knows state and previous action by itself.")
-            job.reward, job.is_start = _number(said.get("reward", 0.0), "reward"), _flag(said, "start")
+            job.reward, job.is_start = number(said.get("reward", 0.0), "reward"), flag(said, "start")
             if said.get("action") is not None:
                 job.action = _action(model, said["action"], "action")
                 if not model.action_space.contains(job.action):
@@ -157,7 +157,7 @@ class Service:
         if said.get("prev_action") is not None:
             job.prev_actions = [_action(model, action, "prev_action") for action in rows_of("prev_action")]
         if said.get("prev_reward") is not None:
-            job.prev_rewards = [_number(reward, "prev_reward") for reward in rows_of("prev_reward")]
+            job.prev_rewards = [number(reward, "prev_reward") for reward in rows_of("prev_reward")]
         return job
 
     def _model_of(self, name: Any, session: Session | None = None) -> Model:
@@ -184,10 +184,9 @@ class Service:
         Raises:
             Refusal: there is no such policy, or there are too many sessions.
         """
-        _check_keys(said, {"policy", "train"})
+        check_keys(said, {"policy", "train"})
         model = self._model_of(said.get("policy"))
-        is_recorded = "train" not in said or _flag(said, "train")
-        session = self.sessions.open(model.name, model.pick(), train=is_recorded)
+        session = self.sessions.open(model.name, model.pick(), train=flag(said, "train", True))
         return {"session": session.id, "policy": model.name, "ttl_s": self.sessions.ttl_s}
 
     def end_episode(self, said: Mapping[str, Any]) -> dict[str, Any]:
@@ -196,9 +195,9 @@ class Service:
         Raises:
             Refusal: there is no such session, or a value can't be used.
         """
-        _check_keys(said, {"session", "reward", "observation", "truncated", "info"})
+        check_keys(said, {"session", "reward", "observation", "truncated", "info"})
         session, version = self._finished(said)
-        reward, is_truncated = _number(said.get("reward", 0.0), "reward"), _flag(said, "truncated")
+        reward, is_truncated = number(said.get("reward", 0.0), "reward"), flag(said, "truncated")
         if self._recorder is not None and said.get("observation") is not None:
             obs = given_value(version.actor.observation_space, said["observation"], "observation")
             self._recorder.end(version.actor, session, obs, reward, is_truncated=is_truncated)
@@ -212,7 +211,7 @@ class Service:
         Raises:
             Refusal: there is no such session.
         """
-        _check_keys(said, {"session"})
+        check_keys(said, {"session"})
         session, _ = self._finished(said)
         self.sessions.close(session.id)
         return {"steps": session.steps, "reward": session.total}
@@ -249,13 +248,13 @@ class Service:
         if "explore" in given:
             said["explore"] = given["explore"]
         if (session := self._session_of(model, given)) is not None:
-            is_start = _flag(given, "sequence_start") or _flag(given, "start")
+            is_start = flag(given, "sequence_start") or flag(given, "start")
             said = {name: said[name] for name in ("observations", "explore") if name in said}
             said |= {"reward": given.get("reward", 0.0), "start": is_start}
         job = self._job(model, said, session)
         job.finish = partial(tensors.response, call)
         response: Response = await self._submit(model, job, arm)
-        if session is not None and _flag(given, "sequence_end"):
+        if session is not None and flag(given, "sequence_end"):
             self.sessions.close(session.id)
         return response
 
@@ -271,7 +270,7 @@ class Service:
         if not isinstance(sequence, str | int):
             raise Refusal(400, "The parameter 'sequence_id' must be a number or a text.")
         id = f"sequence {model.name} {sequence!r:.200}"
-        if _flag(parameters, "sequence_start") and not self.sessions.is_open(id):
+        if flag(parameters, "sequence_start") and not self.sessions.is_open(id):
             return self.sessions.open(model.name, model.pick(), id=id)
         return self.sessions.find(id)
 
@@ -345,13 +344,6 @@ class Service:
         )
 
 
-def _always(said: Mapping[str, Any]) -> Callable[[Request], Awaitable[Response]]:
-    async def answer(request: Request) -> Response:
-        return json_response(said)
-
-    return answer
-
-
 def _described(wanted: list[str], has_state: bool, is_single: bool, answer: Answer) -> dict[str, Any]:
     """Return an answer of /act, with the wanted outputs."""
     found: dict[str, Any] = {"action": answer.actions[0]} if is_single else {"actions": answer.actions}
@@ -362,25 +354,6 @@ def _described(wanted: list[str], has_state: bool, is_single: bool, answer: Answ
         found["state"] = [state[0] if is_single else state for state in answer.states]
     found["version"] = answer.version
     return found
-
-
-def _check_keys(said: Mapping[str, Any], known: Set[str]) -> None:
-    if not said.keys() <= known:
-        name = str(min(said.keys() - known, key=str))
-        raise Refusal(400, f"There is no key {name!r:.50}.{nearest(name, known) or f' Keys: {sorted(known)}.'}")
-
-
-def _flag(said: Mapping[str, Any], name: str) -> bool:
-    found = said.get(name, False)
-    if not isinstance(found, bool):
-        raise Refusal(400, f"{name!r} must be true or false, not {shown(found)}.")
-    return found
-
-
-def _number(value: Any, name: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise Refusal(400, f"{name!r} must be a number, not {shown(value)}.")
-    return float(value)
 
 
 def _action(model: Model, given: Any, name: str) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from reprlib import repr as shown
 from typing import Any, NamedTuple
 
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 
 from aiorl.serving.batching import MAX_ROWS, OUTPUTS, Answer
 from aiorl.serving.models import Model
-from aiorl.serving.values import joined, part_at
+from aiorl.serving.values import held_by, is_shape, joined, part_at
 from aiorl.web.messages import Refusal, Response, json_response, parse_json
 
 Array = NDArray[Any]
@@ -74,9 +73,11 @@ class Tensors:
         self.outputs = list(named("action", model.actions))
         for name, column in OUTPUTS.items():
             shape = (size,) if name == "dist_inputs" else ()
-            self.outputs.append(Tensor(name, shape, of=partial(_column, column)))
+            self.outputs.append(Tensor(name, shape, of=lambda answer, column=column: answer.columns[column]))
         for index, shape in enumerate(shapes):
-            self.outputs.append(Tensor(f"state_out_{index}", shape, of=partial(_state, index)))
+            self.outputs.append(
+                Tensor(f"state_out_{index}", shape, of=lambda answer, index=index: answer.states[index])
+            )
         self._inputs = {tensor.name: tensor for tensor in (*self.required, *self.optional)}
         self._output_names = [tensor.name for tensor in self.outputs]
 
@@ -203,14 +204,6 @@ class Call(NamedTuple):
     wanted: dict[str, bool]
 
 
-def _column(name: str, answer: Answer) -> Array:
-    return answer.columns[name]
-
-
-def _state(index: int, answer: Answer) -> Array:
-    return answer.states[index]
-
-
 def _rows(space: Any, arrays: Mapping[str, Array], tensors: Sequence[Tensor]) -> list[Any]:
     """Return rows of tensors in the environment's form."""
     given = [arrays[tensor.name] for tensor in tensors]
@@ -228,8 +221,7 @@ def _read(tensor: Tensor, one: Mapping[str, Any], binary: memoryview | None) -> 
     if one.get("datatype") != expected["datatype"]:
         given = one.get("datatype")
         raise Refusal(400, f"Input {tensor.name!r} has datatype {shown(given)}, expected {expected['datatype']}.")
-    is_list = isinstance(shape, list) and all(type(size) is int and size >= 0 for size in shape)
-    if not is_list or not shape or tuple(shape[1:]) != tensor.shape:
+    if not is_shape(shape) or not shape or tuple(shape[1:]) != tensor.shape:
         raise Refusal(400, f"Input {tensor.name!r} has shape {shown(shape)}, expected {expected['shape']}.")
     count = math.prod(shape)
     if binary is not None:
@@ -237,12 +229,7 @@ def _read(tensor: Tensor, one: Mapping[str, Any], binary: memoryview | None) -> 
             raise Refusal(400, f"Input {tensor.name!r} of shape {shape} has {len(binary)} bytes.")
         return np.frombuffer(binary, tensor.dtype.newbyteorder("<")).astype(tensor.dtype, copy=False).reshape(shape)
     try:
-        given = np.array(one.get("data"))
-        with np.errstate(over="ignore", invalid="ignore"):
-            found = given.astype(tensor.dtype)
-        if given.dtype.kind not in "biuf" or (tensor.dtype.kind != "f" and not np.array_equal(found, given)):
-            raise ValueError(f"values that {expected['datatype']} can't hold")
-        return found.reshape(shape)
+        return held_by(tensor.dtype, one.get("data")).reshape(shape)
     except (ValueError, TypeError, OverflowError) as error:
         said = f"Input {tensor.name!r} needs data of {count} numbers of {expected['datatype']}: {error!s:.200}"
         raise Refusal(400, f"{said}.") from None

@@ -6,13 +6,15 @@ import base64
 import binascii
 import io
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
+from reprlib import repr as shown
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from aiorl.errors import nearest
 from aiorl.process.imports import install_command
 from aiorl.web.messages import Refusal
 
@@ -23,6 +25,7 @@ _DTYPES = frozenset(
     "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64".split()  # noqa: SIM905
 )
 _MAX_DIMENSIONS = 8
+_TOO_LARGE = 1e38  # for a float32 that others are added to
 _ARRAYS = (spaces.Box, spaces.MultiDiscrete, spaces.MultiBinary)
 
 
@@ -83,7 +86,7 @@ def given_value(space: spaces.Space[Any], value: Any, name: str) -> Any:
         return _image(value["png"], tuple(space.shape or ()), name)
     if "data" in value:
         shape, dtype = value.get("shape"), value.get("dtype")
-        if dtype not in _DTYPES or not is_shape(shape):
+        if str(dtype) not in _DTYPES or not is_shape(shape):
             raise Refusal(400, f"{name} needs dtype, one of {', '.join(sorted(_DTYPES))}, and shape, a list of sizes.")
         return _packed(_bytes(value["data"], name), np.dtype(str(dtype)), tuple(shape or ()), name)
     raise Refusal(400, f"{name} is an object, expected numbers, {{'png': ...}} or {{'data': ..., 'dtype', 'shape'}}.")
@@ -101,6 +104,55 @@ def given_array(value: Any, shape: tuple[int, ...], name: str) -> Array:
         found = np.zeros(0, np.float32)
     if found.shape != shape or not np.isfinite(found).all():
         raise Refusal(400, f"{name!r} must be an array of shape {list(shape)}.")
+    return found
+
+
+def check_keys(said: Mapping[str, Any], known: Set[str]) -> None:
+    """Check the keys of a request.
+
+    Raises:
+        Refusal: it has others.
+    """
+    if not said.keys() <= known:
+        name = str(min(said.keys() - known, key=str))
+        raise Refusal(400, f"There is no key {name!r:.50}.{nearest(name, known) or f' Keys: {sorted(known)}.'}")
+
+
+def flag(said: Mapping[str, Any], name: str, default: bool = False) -> bool:
+    """Return true or false from a request.
+
+    Raises:
+        Refusal: it is something else.
+    """
+    found = said.get(name, default)
+    if not isinstance(found, bool | np.bool_):
+        raise Refusal(400, f"{name!r} must be true or false, not {shown(found)}.")
+    return bool(found)
+
+
+def number(value: Any, name: str) -> float:
+    """Return a number of a request that float32 can hold.
+
+    Raises:
+        Refusal: it is none.
+    """
+    is_number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+    if not is_number or not abs(value) < _TOO_LARGE:
+        raise Refusal(400, f"{name!r} must be a number below 1e38, not {shown(value)}.")
+    return float(value)
+
+
+def held_by(dtype: np.dtype[Any], value: Any) -> Array:
+    """Return an array of numbers as one of a dtype; those too large for floats become infinite.
+
+    Raises:
+        ValueError: its values are no numbers, or the dtype can't hold them.
+    """
+    given = np.asarray(value)
+    with np.errstate(over="ignore", invalid="ignore"):
+        found = given.astype(dtype)
+    if given.dtype.kind not in "biuf" or (dtype.kind != "f" and not np.array_equal(found, given)):
+        raise ValueError(f"it has values that {dtype} can't hold")
     return found
 
 

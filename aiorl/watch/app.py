@@ -20,7 +20,7 @@ from aiorl.watch import reading
 from aiorl.watch.compared import experiments
 from aiorl.watch.glance import Run, Runs
 from aiorl.web.app import App
-from aiorl.web.messages import Refusal, Request, Response, json_response, metrics_response
+from aiorl.web.messages import Refusal, Request, Response, always, json_response, metrics_response
 
 _PAGE = importlib.resources.files("aiorl.watch") / "page"
 _TYPES = {
@@ -67,7 +67,7 @@ def make_app(root: Path) -> App:
         app.get(path, pages.file)
     for name in ("runs", "run", "curves", "config", "log", "experiments", "film", "events"):
         app.get(f"/api/{name}", getattr(pages, name))
-    app.get("/live", pages.live, is_open=True)
+    app.get("/live", always({"live": True}), is_open=True)
     app.get("/ready", pages.ready, is_open=True)
     app.get("/metrics", pages.metrics)
     return app
@@ -96,9 +96,6 @@ class _Pages:
     async def file(self, request: Request) -> Response:
         name = _PATHS[request.path]
         return Response((_PAGE / name).read_bytes(), 200, _TYPES[Path(name).suffix], _SAFE)
-
-    async def live(self, request: Request) -> Response:
-        return json_response({"live": True})
 
     async def ready(self, request: Request) -> Response:
         """Answer 200 if the run trains; for a directory of runs, if it can be read."""

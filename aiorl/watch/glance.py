@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 import statistics
@@ -162,13 +163,10 @@ class Runs:
 
     def find(self) -> dict[str, Run]:
         """Return the runs that exist now by name, sorted."""
-        if self.is_single:
-            paths = [self.root]
-        else:
-            try:
+        paths = [self.root] if self.is_single else []
+        if not self.is_single:
+            with contextlib.suppress(OSError):
                 paths = sorted(path for path in self.root.iterdir() if _is_run(path))
-            except OSError:
-                paths = []
         names = {one_line(path.absolute().name, 255): path for path in paths}
         self._runs = {name: self._runs.get(name) or Run(name, path) for name, path in names.items()}
         return self._runs

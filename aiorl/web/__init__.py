@@ -2,7 +2,7 @@
 
     app = App()
     app.get("/live", is_live, is_open=True)      # async def is_live(request: Request) -> Response; without a token
-    app.post("/models/{name}", answer)           # request.names["name"], await request.json()
+    app.post("/models/{name}", answer)           # request.names["name"], await request.body()
     app.websocket("/stream", talk)               # async def talk(socket: WebSocket) -> None
 
     add_web_options(parser, port=8000)           # --host, --port, --token-file, --insecure, --tls-cert, ...

@@ -124,6 +124,15 @@ def json_response(value: Any, *, status: int = 200, headers: Headers = ()) -> Re
     return Response(orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY), status, JSON, headers)
 
 
+def always(said: Any) -> Callable[[Request], Awaitable[Response]]:
+    """Return the function for a route that has the same answer to all requests."""
+
+    async def answer(request: Request) -> Response:
+        return json_response(said)
+
+    return answer
+
+
 def metrics_response(registry: CollectorRegistry) -> Response:
     """Return the metrics of a registry in Prometheus's text format."""
     from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -205,15 +214,6 @@ class Request:
             raise self.too_large()
         return b"".join(parts)
 
-    async def json(self) -> Any:
-        """Read the body as JSON.
-
-        Raises:
-            Refusal: it is too large, or no JSON.
-            Gone: the client closed the connection.
-        """
-        return parse_json(await self.body())
-
     async def until_gone(self) -> None:
         """Wait until the client closes the connection; only after the whole body was read."""
         while (await self._receive())["type"] != "http.disconnect":
@@ -257,11 +257,3 @@ class WebSocket:
     async def drain(self) -> None:
         """Wait while the client does not read."""
         await self._connection.writable.wait()
-
-    async def send(self, data: bytes | str) -> None:
-        """Send a message; waits while the client does not read.
-
-        Raises:
-            OSError: the client is gone.
-        """
-        await self._connection.send({"type": "websocket.send", "bytes" if isinstance(data, bytes) else "text": data})

@@ -36,11 +36,9 @@ _MAX_ID = 200
 _FAILED = {"status": 500, "error": "The server failed at this request. Its log has the reason."}
 
 
-def _ignore(do: str, status: str, seconds: float) -> None:
-    pass
-
-
-def talk(handlers: Mapping[str, Handler], note: Note = _ignore) -> Callable[[WebSocket], Awaitable[None]]:
+def talk(
+    handlers: Mapping[str, Handler], note: Note = lambda do, status, seconds: None
+) -> Callable[[WebSocket], Awaitable[None]]:
     """Return the function for `App.websocket` that answers requests by handlers; see the module.
 
     Args:

@@ -94,6 +94,19 @@ def until(is_true: Any, timeout_s: float = 30.0) -> None:
         time.sleep(0.02)
 
 
+def free_port() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return str(free.getsockname()[1])
+
+
+def play_episode(game: Any, env: Any) -> None:
+    (obs, _), reward, over = env.reset(), 0.0, False
+    while not over:
+        obs, reward, terminated, truncated, _ = env.step(game.act(obs, reward=reward))
+        over = terminated or truncated
+    game.end(obs, reward=reward, truncated=truncated)
+
+
 def status_of(call: Any, *args: Any, **keys: Any) -> int:
     with pytest.raises(RequestRefused) as caught:
         call(*args, **keys)
@@ -135,13 +148,19 @@ def test_a_wrong_request_is_refused_and_costs_the_episode_nothing(ports: Ports) 
         game.act([0.1, 0.2])
         for wrong in ([0.1], [0.1, float("nan")], "text", None, {"data": b"1234", "dtype": "float32", "shape": [2]}):
             assert status_of(game.act, wrong, reward=5.0) == 400
-        assert status_of(game.log_action, [0.0, 0.0], 7) == 400
-        assert status_of(game.act, [0.0, 0.0], reward="much") == 400
-        assert status_of(client.ask, "act", session=game.id, observation=[0.0, 0.0], obs=1) == 400
+        for do, wrong in (
+            *(("act", {"action": value}) for value in (7, 1.5, "1")),
+            *(("act", {"reward": value}) for value in ("1", None, [1.0], True, float("nan"), 1e308)),
+            *(("act", {"start": 1}), ("act", {"obs": 1}), ("end", {"truncated": 1}), ("end", {"info": "won"})),
+        ):
+            keys = {"session": game.id, "observation": [0.0, 0.0], "reward": 5.0, **wrong}
+            assert status_of(client.ask, do, **keys) == 400
+        assert status_of(client.ask, "open", train=0) == status_of(client.ask, "open", trian=False) == 400
         assert status_of(client.ask, "act", session="other", observation=[0.0, 0.0]) == 410
         assert status_of(client.ask, "act", observation=[0.0, 0.0]) == 400
         game.act([0.3, 0.4], reward=1.0)
         assert game.end([0.0, 0.0], reward=1.0)["reward"] == 2.0
+    assert [reward["agent0"] for _, reward, _, _ in worker.rows] == [0.0, 1.0, 1.0]
     url = ports.ways["clients"].removeprefix("http://")
     connection = http.client.HTTPConnection(url, timeout=20)
     connection.request("POST", "/sessions", "{}")
@@ -196,7 +215,8 @@ def test_agents_have_observations_actions_and_rewards_of_their_own(ports: Ports)
 def test_the_config_has_spaces_and_a_port() -> None:
     with pytest.raises(ConfigError, match="observation_space"):
         resolve_env("external")(EnvContext({"action_space": space_to_dict(ACTIONS)}))
-    for words in ([*TRAIN, "--client-port", "null"], [*TRAIN[:4], "--env", "CartPole-v1", "--client-port", "0"]):
+    port, other = free_port(), ["--env", "CartPole-v1", "--client-port", "0"]
+    for words in ([*TRAIN, "--client-port", "null"], [*TRAIN[:4], *other], [*TRAIN[:-1], port, "--web", port]):
         found = subprocess.run(words, capture_output=True, text=True)
         assert (found.returncode, "client_port" in found.stderr) == (2, True)
 
@@ -254,11 +274,7 @@ def test_clients_go_on_when_a_worker_is_killed(tmp_path: Path) -> None:
             try:
                 game = client.session()
                 while not stop.is_set():
-                    (obs, _), reward, over = env.reset(), 0.0, False
-                    while not over:
-                        obs, reward, terminated, truncated, _ = env.step(game.act(obs, reward=reward))
-                        over = terminated or truncated
-                    game.end(obs, reward=reward, truncated=truncated)
+                    play_episode(game, env)
                     played.append(1)
             except RequestRefused as error:
                 if error.status not in (410, 503):
@@ -288,20 +304,14 @@ def test_clients_go_on_when_a_worker_is_killed(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_client_with_local_inference_is_a_worker_of_the_run(tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        bind = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    bind = f"tcp://127.0.0.1:{free_port()}"
     run = Run(tmp_path / "run", "--num-workers", "0", "--bind", bind, "--stop-return", "150")
 
     def play(client: aiorl.PolicyClient) -> None:
         env = gymnasium.make("CartPole-v1")
         with suppress(RequestRefused, ConnectionError), client.session() as game:
             while True:
-                (obs, _), reward, over = env.reset(), 0.0, False
-                while not over:
-                    obs, reward, terminated, truncated, _ = env.step(game.act(obs, reward=reward))
-                    over = terminated or truncated
-                game.end(obs, reward=reward, truncated=truncated)
+                play_episode(game, env)
 
     with aiorl.PolicyClient(run.url, local=True) as client:
         game = client.session()

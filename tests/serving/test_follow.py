@@ -191,10 +191,9 @@ def test_requests_are_dealt_to_versions_by_their_share(tmp_path: Path) -> None:
                 assert len({version_of(client, session=game.id) for _ in range(5)}) == 1
         save_next(tmp_path, 9)
         until(lambda: version_of(client) == "9.2")
-    with pytest.raises(ConfigError, match="no share"):
-        Models([f"a={first}", f"a={second}", f"a={tmp_path}"], share=0.5)
-    with pytest.raises(ConfigError, match="name of a model"):
-        Models([f"..={first}"], share=0.5)
+    for targets, fault in (([f"a={first}"] * 3, "no share"), ([f"..={first}"], "name of a model")):
+        with pytest.raises(ConfigError, match=fault):
+            Models(targets, share=0.5)
     save_world("squashed", tmp_path / "other")
     with pytest.raises(PolicyError, match="action space"):
         Models([f"a={first}", f"a={tmp_path / 'other'}"], share=0.25)
@@ -240,9 +239,8 @@ def test_episodes_that_are_not_whole_are_dropped_and_counted(tmp_path: Path, mon
             found = re.findall(r'aiorl_recorded_episodes_total{fate="(\w+)",[^}]*} (\S+)', answer.read().decode())
         return {fate: float(count) for fate, count in found}
 
-    for place in ("/proc/self", __file__):
-        with pytest.raises(ConfigError, match="can't be written in"):
-            Recorder(Path(place))
+    with pytest.raises(ConfigError, match="can't be written in"):
+        Recorder(Path("/proc/self"))
     with followed as client:
         play(client, policy, 3)
         until(lambda: fates() == {"written": 1})

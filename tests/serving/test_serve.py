@@ -345,7 +345,8 @@ def test_images_are_taken_as_png_and_arrays_as_bytes(served: Served, saved: dict
         ({"png": layers[:1]}, "shape"), ({"png": layers * 20}, "size"), ({"png": "AAAA"}, "PNG"),
         ({"png": 3}, "base64"), ({"png": png(np.zeros((9999, 9999), np.uint8))}, "(9999, 9999)"),
         ({**packed, "shape": [10, 12, 3]}, "360"), ({**packed, "dtype": "O"}, "float32"),
-        ({**packed, "shape": [1 << 60]}, "shape"), ({"jpg": ""}, "png"), ([], "shape"), ("text", "shape"),
+        ({**packed, "dtype": ["O"]}, "float32"), ({**packed, "shape": [1 << 60]}, "shape"),
+        ({"jpg": ""}, "png"), ([], "shape"), ("text", "shape"),
     ]:  # fmt: skip
         served.refused({"policy": "filtered-frames", "observation": given}, fact)
 

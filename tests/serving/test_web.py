@@ -28,7 +28,7 @@ from aiorl.errors import ConfigError, SecurityError
 from aiorl.process.tasks import new_event_loop
 from aiorl.web.access import WebOptions, add_web_options, web_options
 from aiorl.web.app import App
-from aiorl.web.messages import Refusal, Request, Response, WebSocket, json_response, metrics_response
+from aiorl.web.messages import Refusal, Request, Response, WebSocket, json_response, metrics_response, parse_json
 from aiorl.web.server import WebServer
 
 
@@ -93,7 +93,7 @@ class Site:
         return Response(content_type=b"text/event-stream", stream=parts())
 
     async def echo(self, request: Request) -> Response:
-        given = await request.json()
+        given = parse_json(await request.body())
         if not isinstance(given, dict):
             raise Refusal(422, f"Expected an object,\nnot {given}.")
         return json_response({**given, "name": request.names["name"], "query": request.query})
@@ -111,7 +111,7 @@ class Site:
             self.asked.set()
             await asyncio.to_thread(self.go_on.wait, 10)
         while (said := await talk.receive()) is not None:
-            await talk.send(said)
+            talk.write([said])
 
     def ask(self, method: str, path: str, body: Any = None, headers: Any = None) -> tuple[int, Any, dict[str, str]]:
         connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=10)
