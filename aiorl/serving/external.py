@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 _RETRY_S = 1.0
 _IDLE_S = 300.0
 _MAX_CONCURRENT = 100
+_MAX_DEPTH = 50
 here: Callable[[Clients], object] | None = None
 """Called with the clients of each environment, in a process that plays itself; None if none does."""
 
@@ -186,11 +187,8 @@ class Clients:
             if do == "open":
                 self._sessions[name] = _Session(flag(said, "train", True))
                 return {"session": name}
-            session = self._sessions[name]
-            found = {"act": self._act, "end": self._end, "close": self._close}[do](session, said)
-            if do == "close":
-                del self._sessions[name]
-            return found
+            session = self._sessions.pop(name) if do == "close" else self._sessions[name]
+            return {"act": self._act, "end": self._end, "close": self._close}[do](session, said)
         except Exception as error:
             return _fault(error)
 
@@ -236,6 +234,8 @@ class Clients:
         if not session.steps:  # there is no action that they could belong to
             yield
             return
+        if _is_deep(said.get("info"), _MAX_DEPTH):
+            raise Refusal(400, f"'info' is nested in more than {_MAX_DEPTH} levels.")
         rewards = self._rewards(said)
         dones = [said.get("dones")] if self._is_multi_agent else []
         self._env.log_returns(session.episode, rewards, said.get("info"), *dones)
@@ -265,6 +265,11 @@ class Clients:
         if not isinstance(given, dict) or (not is_one and given.keys() - known.keys()):
             raise Refusal(400, f"{key!r} must be an object, agent -> {key}; the agents are {list(known)!r:.300}.")
         return {who: _read(known if is_one else known[who], one, f"{key} of {who}") for who, one in given.items()}
+
+
+def _is_deep(value: Any, levels: int) -> bool:
+    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+    return levels < 0 or any(_is_deep(one, levels - 1) for one in inner)
 
 
 def _described(env: Any) -> dict[str, Any]:

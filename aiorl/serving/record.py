@@ -59,11 +59,10 @@ class Recorder:
         except OSError as error:
             raise ConfigError(f"--record {directory} can't be written in: {error.strerror}.", key="record") from error
         self.episodes = Counter("aiorl_recorded_episodes", "Episodes of sessions.", ["policy", "fate"], registry=None)
-        self.num_bytes = 0
+        self.num_bytes, self._paused_until = 0, 0.0
         self._writers: dict[tuple[str, bool], FileWriter] = {}
         self._ids = itertools.count(secrets.randbits(48))  # files of several servers can be read together
         self._thread = ThreadPoolExecutor(1, "record")
-        self._paused_until = 0.0
 
     def step(self, actor: Acting, job: Job, finish: Callable[[Answer], Any], answer: Answer) -> Any:
         """Add an answered step to its session's episode, and return the client's answer, made by `finish`."""

@@ -73,11 +73,9 @@ class Tensors:
         self.outputs = list(named("action", model.actions))
         for name, column in OUTPUTS.items():
             shape = (size,) if name == "dist_inputs" else ()
-            self.outputs.append(Tensor(name, shape, of=lambda answer, column=column: answer.columns[column]))
+            self.outputs.append(Tensor(name, shape, of=lambda answer, column=column: answer.columns[column]))  # type: ignore[misc]
         for index, shape in enumerate(shapes):
-            self.outputs.append(
-                Tensor(f"state_out_{index}", shape, of=lambda answer, index=index: answer.states[index])
-            )
+            self.outputs.append(Tensor(f"state_out_{index}", shape, of=lambda answer, at=index: answer.states[at]))  # type: ignore[misc]
         self._inputs = {tensor.name: tensor for tensor in (*self.required, *self.optional)}
         self._output_names = [tensor.name for tensor in self.outputs]
 

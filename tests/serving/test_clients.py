@@ -151,13 +151,15 @@ def test_a_wrong_request_is_refused_and_costs_the_episode_nothing(ports: Ports) 
         for do, wrong in (
             *(("act", {"action": value}) for value in (7, 1.5, "1")),
             *(("act", {"reward": value}) for value in ("1", None, [1.0], True, float("nan"), 1e308)),
-            *(("act", {"start": 1}), ("act", {"obs": 1}), ("end", {"truncated": 1}), ("end", {"info": "won"})),
+            *(("act", {"info": value}) for value in ("won", {"x": json.loads("[" * 60 + "]" * 60)})),
+            *(("act", {"start": 1}), ("act", {"obs": 1}), ("end", {"truncated": 1})),
         ):
-            keys = {"session": game.id, "observation": [0.0, 0.0], "reward": 5.0, **wrong}
-            assert status_of(client.ask, do, **keys) == 400
+            keys = {"observation": [0.0, 0.0], "reward": 5.0, **wrong}
+            assert status_of(client.ask, do, session=game.id, **keys) == 400
         assert status_of(client.ask, "open", train=0) == status_of(client.ask, "open", trian=False) == 400
         assert status_of(client.ask, "act", session="other", observation=[0.0, 0.0]) == 410
         assert status_of(client.ask, "act", observation=[0.0, 0.0]) == 400
+        assert status_of(client.ask, "join") == 503, "no learner has noted its addresses"
         game.act([0.3, 0.4], reward=1.0)
         assert game.end([0.0, 0.0], reward=1.0)["reward"] == 2.0
     assert [reward["agent0"] for _, reward, _, _ in worker.rows] == [0.0, 1.0, 1.0]
@@ -168,8 +170,6 @@ def test_a_wrong_request_is_refused_and_costs_the_episode_nothing(ports: Ports) 
     connection.request("POST", "/act", json.dumps({"session": session, "observation": [0, 1]}))
     assert json.loads(connection.getresponse().read())["action"] in range(3)
     connection.close()
-    with client_of(ports) as client:
-        assert status_of(client.ask, "join") == 503, "no learner has noted its addresses"
     with connect(f"ws://{url}/workers") as link, pytest.raises(ConnectionClosed):
         link.recv(10)  # it has not the secret of workers
     worker.end()
