@@ -168,6 +168,7 @@ class PolicyClient(contextlib.AbstractContextManager["PolicyClient"]):
         """Close the connection; a worker in this process leaves the run, with the fragment that it has begun."""
         if self._local is not None:
             self._local.close()
+            self._threads.shutdown(wait=False)
         if self._socket is not None:
             self._socket.close()
 

@@ -46,8 +46,9 @@ class _Played:
         Raises:
             ConfigError: a space is missing, or its description is damaged.
         """
-        super().__init__(*_spaces_in(config))  # type: ignore[call-arg]
-        self.clients = Clients(self, config)
+        most = int(config.get("max_concurrent", _MAX_CONCURRENT))
+        super().__init__(*_spaces_in(config), most)  # type: ignore[call-arg]
+        self.clients = Clients(self, config, most)
 
     def run(self) -> None:
         """Let clients play until the environment is closed."""
@@ -81,8 +82,8 @@ def _is_by_agent(given: Any) -> bool:
     return isinstance(given, Mapping) and "kind" not in given
 
 
-def _spaces_in(config: EnvContext) -> tuple[Any, Any, int]:
-    """Return the action space, the observation space, and the limit of open episodes."""
+def _spaces_in(config: EnvContext) -> list[Any]:
+    """Return the action space and the observation space."""
     found = []
     for key in ("action_space", "observation_space"):
         try:
@@ -95,7 +96,7 @@ def _spaces_in(config: EnvContext) -> tuple[Any, Any, int]:
             hint = "Write {kind: Discrete, n: 2} or {kind: Box, shape: [4], low: -1, high: 1, dtype: float32}."
             said = f"env_config.{key} does not describe a space: {error}"
             raise ConfigError(said, key=f"env_config.{key}", hint=hint) from error
-    return found[0], found[1], int(config.get("max_concurrent", _MAX_CONCURRENT))
+    return found
 
 
 @dataclass(slots=True)
@@ -111,12 +112,12 @@ class _Session:
 class Clients:
     """Clients of an environment, at the other end of a connection."""
 
-    def __init__(self, env: Any, config: EnvContext) -> None:
-        """Prepare without connecting; arguments as for `ClientEnv`."""
+    def __init__(self, env: Any, config: EnvContext, most: int) -> None:
+        """Prepare without connecting; config as for `ClientEnv`, `most` is the limit of open episodes."""
         env.idle_timeout_s = float(config.get("idle_timeout_s", _IDLE_S))
         self._env = env
         self._is_multi_agent = isinstance(env, ExternalMultiAgentEnv)
-        self._most = int(config.get("max_concurrent", _MAX_CONCURRENT))
+        self._most = most
         self._gate: Mapping[str, Any] = config.get("gate") or {}
         self._sessions: dict[str, _Session] = {}
         self._is_over = threading.Event()

@@ -106,15 +106,13 @@ class Ports:
             self.ways["page"] = str(child)
         if clients is not None:
             options = port_options("client_port", clients, token_file=run_dir / "client.token")
-            token_in(secret := run_dir / "client.secret")
-            child = self._start(options, "aiorl.serving.gate", secret, run_dir / "logs" / "client_port.txt")
+            secret = token_in(path := run_dir / "client.secret").decode()
+            child = self._start(options, "aiorl.serving.gate", path, run_dir / "logs" / "client_port.txt")
             self.ways["clients"] = str(child)
             host, port = options.host, int(child.url.rpartition(":")[2])
-            hosts = [host]
-            if not is_loopback(host):
-                hosts = [split_address(each)[0] for each in dialable(url(host, port), advertise)]
-            urls = [f"ws{url(each, port).removeprefix('tcp')}" for each in hosts]
-            self.gate = {"gate": {"urls": urls, "secret": token_in(secret).decode()}}
+            found = [url(host, port)] if is_loopback(host) else dialable(url(host, port), advertise)
+            urls = [f"ws{url(split_address(each)[0], port).removeprefix('tcp')}" for each in found]
+            self.gate = {"gate": {"urls": urls, "secret": secret}}
 
     def close(self) -> None:
         """End the processes."""

@@ -28,6 +28,8 @@ from websockets.sync.client import connect
 
 pytest.importorskip("uvicorn")
 
+from processes import wait_until
+
 import aiorl
 from aiorl.client import RequestRefused
 from aiorl.data.spaces import space_to_dict
@@ -87,13 +89,6 @@ def client_of(ports: Ports) -> aiorl.PolicyClient:
     return aiorl.PolicyClient(ports.ways["clients"])
 
 
-def until(is_true: Any, timeout_s: float = 30.0) -> None:
-    end = time.monotonic() + timeout_s
-    while not is_true():
-        assert time.monotonic() < end
-        time.sleep(0.02)
-
-
 def free_port() -> str:
     with socket.create_server(("127.0.0.1", 0)) as free:
         return str(free.getsockname()[1])
@@ -129,7 +124,7 @@ def test_clients_play_episodes_of_an_environment(ports: Ports) -> None:
         game = client.session(train=False)
         game.act([0.0, 0.0])
         game.close()
-        until(lambda: len(worker.ended) == 3)
+        wait_until(lambda: len(worker.ended) == 3)
     worker.end()
     assert worker.ended == [(False, True), (True, False), (False, True)]
     rewards = [reward["agent0"] for _, reward, _, _ in worker.rows]
@@ -178,13 +173,13 @@ def test_a_wrong_request_is_refused_and_costs_the_episode_nothing(ports: Ports) 
 def test_the_episodes_of_a_lost_worker_are_gone_and_those_of_others_go_on(ports: Ports) -> None:
     workers = [Worker(ports), Worker(ports)]
     with client_of(ports) as client:
-        until(lambda: len({id(one) for one in workers if one.env.env.clients._link is not None}) == 2)
+        wait_until(lambda: len({id(one) for one in workers if one.env.env.clients._link is not None}) == 2)
         time.sleep(0.2)
         games = [client.session() for _ in range(6)]
         for game in games:
             game.act([0.0, 0.0])
         workers[0].end()
-        until(lambda: workers[0].env.env.clients._link.close_code is not None)
+        wait_until(lambda: workers[0].env.env.clients._link.close_code is not None)
         found = []
         for game in games:
             try:
@@ -287,12 +282,12 @@ def test_clients_go_on_when_a_worker_is_killed(tmp_path: Path) -> None:
         players = [threading.Thread(target=play, args=(client,)) for _ in range(8)]
         for player in players:
             player.start()
-        until(lambda: len(played) > 40, 60)
+        wait_until(lambda: len(played) > 40, 60)
         worker = next(one for one in psutil.Process(run.process.pid).children() if "aiorl.worker" in one.cmdline())
         os.kill(worker.pid, signal.SIGKILL)
-        until(lambda: refused)
+        wait_until(lambda: refused)
         before = len(played)
-        until(lambda: len(played) > before + 40 and (tmp_path / "run/result.jsonl").read_bytes(), 60)
+        wait_until(lambda: len(played) > before + 40 and (tmp_path / "run/result.jsonl").read_bytes(), 60)
         stop.set()
         for player in players:
             player.join(60)

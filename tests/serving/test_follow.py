@@ -12,7 +12,6 @@ import time
 import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ pytest.importorskip("uvicorn")
 pytest.importorskip("httptools")
 
 from export_worlds import observations_of, save_world
+from processes import wait_until
 
 import aiorl
 from aiorl.acting.checkpoint import list_checkpoints, load_checkpoint, save_checkpoint
@@ -79,13 +79,6 @@ class Followed:
         self._loop.close()
 
 
-def until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def version_of(client: aiorl.PolicyClient, **keys: Any) -> str:
     return str(client.ask("act", observation=[0.1, 0.2, 0.3], **keys)["version"])
 
@@ -118,7 +111,7 @@ def test_swaps_under_load_lose_nothing_and_sessions_keep_their_state(tmp_path: P
             np.testing.assert_equal(found["action"], wanted)
             assert found["value"] == pytest.approx(columns["vf_preds"], abs=1e-5)
             save_next(tmp_path, number)
-            until(lambda number=number: version_of(client) == str(number))
+            wait_until(lambda number=number: version_of(client) == str(number))
             policy = aiorl.load_policy(tmp_path)
         is_over.set()
         for thread in threads:
@@ -152,7 +145,7 @@ def test_a_run_without_checkpoints_is_waited_for_and_damaged_ones_are_left_out(
         (first,) = list_checkpoints(tmp_path / "made" / "checkpoints")
         (run / "best").mkdir(parents=True)
         first.rename(run / "best" / first.name)
-        until(is_ready)
+        wait_until(is_ready)
         assert version_of(client) == "7"
         with pytest.raises(RequestRefused, match="no policy"):
             version_of(client, policy="x")
@@ -160,17 +153,17 @@ def test_a_run_without_checkpoints_is_waited_for_and_damaged_ones_are_left_out(
         damaged = save_next(run, 8, folder="best")
         tensors = (damaged / "tensors.safetensors").read_bytes()
         (damaged / "tensors.safetensors").write_bytes(tensors[:-9])
-        until(lambda: "checkpoint-000008" in caplog.text)
+        wait_until(lambda: "checkpoint-000008" in caplog.text)
         time.sleep(1.2)
         assert version_of(client) == "7"
         assert caplog.text.count("it is not served") == 1
         (damaged / "tensors.safetensors").write_bytes(tensors)  # the copy is complete
-        until(lambda: version_of(client) == "8")
+        wait_until(lambda: version_of(client) == "8")
         save_world("squashed", tmp_path / "other")
         (other,) = list_checkpoints(tmp_path / "other" / "checkpoints")
         foreign = load_checkpoint(other)
         save_checkpoint(run / "best", 9, foreign.tensors, foreign.meta)
-        until(lambda: "can't be served" in caplog.text)
+        wait_until(lambda: "can't be served" in caplog.text)
         assert version_of(client) == "8"
 
 
@@ -190,7 +183,7 @@ def test_requests_are_dealt_to_versions_by_their_share(tmp_path: Path) -> None:
             with client.session() as game:
                 assert len({version_of(client, session=game.id) for _ in range(5)}) == 1
         save_next(tmp_path, 9)
-        until(lambda: version_of(client) == "9.2")
+        wait_until(lambda: version_of(client) == "9.2")
     for targets, fault in (([f"a={first}"] * 3, "no share"), ([f"..={first}"], "name of a model")):
         with pytest.raises(ConfigError, match=fault):
             Models(targets, share=0.5)
@@ -243,7 +236,7 @@ def test_episodes_that_are_not_whole_are_dropped_and_counted(tmp_path: Path, mon
         Recorder(Path("/proc/self"))
     with followed as client:
         play(client, policy, 3)
-        until(lambda: fates() == {"written": 1})
+        wait_until(lambda: fates() == {"written": 1})
         with client.session() as game, pytest.raises(RequestRefused, match="below 1e38"):
             game.act([0.1, 0.2, 0.3], reward=1e308)
         with client.session() as game:  # closed without an end
@@ -261,7 +254,7 @@ def test_episodes_that_are_not_whole_are_dropped_and_counted(tmp_path: Path, mon
         with monkeypatch.context() as patched:
             patched.setattr(record.FileWriter, "write", lambda self, batch: (tmp_path / "none" / "x").write_text(""))
             play(client, policy, 3)
-            until(lambda: fates() == {"written": 1, "dropped": 2, "failed": 1})
+            wait_until(lambda: fates() == {"written": 1, "dropped": 2, "failed": 1})
     assert len(list(StoredEpisodes(str(tmp_path / "data" / "default_policy")))) == 1
     assert followed.service._recorder.num_bytes == 0
 

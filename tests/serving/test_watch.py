@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ import pytest
 
 pytest.importorskip("uvicorn")
 
+from processes import wait_until
 from websockets.sync.client import ClientConnection, connect
 
 import aiorl.watch
@@ -276,13 +277,6 @@ SMALL = ("--env=CartPole-v1", "--num-workers=0", "--eager", "--train-batch-size=
          "--rollout-fragment-length=64", "--model.fcnet-hiddens=[8]")  # fmt: skip
 
 
-def until(condition: Callable[[], Any]) -> None:
-    end = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)
-
-
 @pytest.mark.slow
 def test_a_learner_has_a_page_that_ends_with_it(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "aiorl", "train", *SMALL, "--run-dir", str(tmp_path / "run"), "--web"]
@@ -291,14 +285,14 @@ def test_a_learner_has_a_page_that_ends_with_it(tmp_path: Path) -> None:
             assert learner.stdout is not None
             port = next(int(found[1]) for line in learner.stdout if (found := re.search(r"page .*:(\d+)$", line)))
             assert get(port, "/live")[0] == 200
-            until(lambda: get(port, "/ready")[0] == 200)
+            wait_until(lambda: get(port, "/ready")[0] == 200)
             assert b'aiorl_updates_total{run="run"}' in get(port, "/metrics")[1]
             taken = subprocess.run([*command, str(port), "--run-dir", str(tmp_path / "other")], capture_output=True)
             assert (taken.returncode, f"web {port} of 127.0.0.1" in taken.stderr.decode()) == (2, True)
             assert not (tmp_path / "other").exists()
         finally:
             learner.kill()
-    until(lambda: is_free(port))
+    wait_until(lambda: is_free(port))
 
 
 def is_free(port: int) -> bool:

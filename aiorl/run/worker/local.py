@@ -71,7 +71,7 @@ class LocalWorker:
         if self._clients is None:
             return _NOT_READY
         name = secrets.token_urlsafe(16) if do == "open" else str(said.get("session"))
-        return self._clients.answer(do, name, {key: value for key, value in said.items() if key != "session"})
+        return self._clients.answer(do, name, said)
 
     def close(self) -> None:
         """Leave the run."""
