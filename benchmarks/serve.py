@@ -5,12 +5,12 @@ Both servers run on one core, in turn; the load comes from another one, as bytes
 
 from __future__ import annotations
 
-import asyncio
 import collections
 import contextlib
 import gc
 import os
 import random
+import select
 import socket
 import statistics
 import subprocess
@@ -21,7 +21,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import cast
 
 import msgpack
 import psutil
@@ -29,7 +28,6 @@ from websockets.frames import Frame, Opcode
 
 import aiorl
 from aiorl.acting.checkpoint import list_checkpoints, load_checkpoint, save_checkpoint
-from aiorl.process.tasks import new_event_loop
 from benchmarks.measure import alternate, run_command
 from benchmarks.result import Figure
 
@@ -45,6 +43,7 @@ __all__ = [
 
 ROUND_S = 2.0
 ROUNDS = 5
+TAIL_S, TAIL_ROUNDS = 0.25, 8
 CLIENTS, ROWS = 32, 64
 SWAPS, SWAP_S = 100, 0.6
 _CORES = sorted(os.sched_getaffinity(0))
@@ -99,11 +98,13 @@ def serve_websocket() -> list[Figure]:
 
 
 def serve_tail() -> list[Figure]:
-    """Measure the 99th percentile of the latency at 70 % of the highest rate, and the median there."""
-    with _servers() as (subject, _):
-        found = [_Load(subject, _Client, CLIENTS, 0.7 * _rate(subject)).run() for _ in range(ROUNDS)]
-    tail, median = (statistics.median(_quantile(one, q) for one in found) for q in (0.99, 0.5))
-    return [Figure("serve/p99 latency at 70 % load", tail, "us", median, target_ratio=5.0, smaller_is_better=True)]
+    """Measure the 99th percentile of the latency in medians, at 70 % of the highest rate.
+
+    Pauses of the machine, of milliseconds, are in a few of the short rounds, and so not in their median.
+    """
+    with _servers() as (subject, bare), _ahead_of_others():
+        value, baseline = alternate(lambda: _tail(subject), lambda: _tail(bare), ROUNDS)
+    return [Figure("serve/p99 in medians, 70 % load", value, "", baseline, target=5.0, smaller_is_better=True)]
 
 
 def serve_attacked() -> list[Figure]:
@@ -197,6 +198,17 @@ def _servers() -> Iterator[tuple[int, int]]:
             yield subject[0], other[0]
 
 
+@contextmanager
+def _ahead_of_others() -> Iterator[None]:
+    """Run this process and its servers ahead of the machine's other processes, if the system lets it."""
+    threads = [thread.id for child in psutil.Process().children(recursive=True) for thread in child.threads()]
+    with contextlib.suppress(PermissionError):
+        for number in (0, *threads):
+            os.sched_setscheduler(number, os.SCHED_FIFO, os.sched_param(1))
+    yield
+    os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+
+
 def _trained(folder: str) -> str:
     run_dir = f"{folder}/run"
     run_command([sys.executable, "-m", "aiorl.learner", "--env=CartPole-v1", f"--run-dir={run_dir}",
@@ -230,6 +242,12 @@ def _latency(port: int) -> float:
     return _quantile(_Load(port, _Client, 1).run(), 0.5)
 
 
+def _tail(port: int) -> float:
+    rate = 0.7 * _rate(port)
+    found = [_Load(port, _Client, CLIENTS, rate, seconds=TAIL_S).run() for _ in range(TAIL_ROUNDS)]
+    return statistics.median(_quantile(one, 0.99) / _quantile(one, 0.5) for one in found)
+
+
 def _rate(port: int, kind: type[_Client] | None = None, *, is_attacked: bool = False) -> float:
     load = _Load(port, kind or _Client, 1 if kind else CLIENTS, is_attacked=is_attacked)
     load.run()
@@ -241,142 +259,141 @@ def _quantile(latencies: list[float], share: float) -> float:
 
 
 class _Load:
-    """Load on a server, from the last core: each client asks again after each answer, or all of them at a rate."""
+    """Load on a server, from the last core: each client asks again after each answer, or all of them at a rate.
+
+    A request costs it a few microseconds, so that latencies are the server's.
+    """
 
     def __init__(
-        self, port: int, kind: type[_Client], clients: int, rate: float = 0.0, is_attacked: bool = False
+        self,
+        port: int,
+        kind: type[_Client],
+        clients: int,
+        rate: float = 0.0,
+        is_attacked: bool = False,
+        seconds: float = ROUND_S,
     ) -> None:
         self.port, self.kind, self.num_clients, self.rate, self.is_attacked = port, kind, clients, rate, is_attacked
+        self.seconds = seconds
         self.latencies: list[float] = []
         self.num_answers = 0
-        self.is_running = True
-        self.idle: list[_Client] = []
 
     def run(self) -> list[float]:
         """Return the latencies in seconds."""
         own = os.sched_getaffinity(0)
         os.sched_setaffinity(0, {_CORES[-1]})
-        loop = new_event_loop()
         gc.collect()
         gc.disable()  # its pauses would count as the server's
         try:
-            loop.run_until_complete(self._run())
+            with _attack(self.port) if self.is_attacked else contextlib.nullcontext():
+                self._run()
         finally:
             gc.enable()
-            loop.close()
             os.sched_setaffinity(0, own)
         return self.latencies
 
-    async def _run(self) -> None:
-        loop = asyncio.get_running_loop()
-        attackers = [await self._attacker(index) for index in range(1400 if self.is_attacked else 0)]
-        slow = loop.create_task(_trickle(attackers[:200]))
-        clients = [
-            (await loop.create_connection(lambda: self.kind(self), "127.0.0.1", self.port))[1]
-            for _ in range(self.num_clients)
-        ]
-        await asyncio.sleep(0.1)
-        self.num_answers = 0
-        self.latencies.clear()
-        if self.rate:
-            await self._at_rate()
-        else:
-            for client in clients:
-                client.start()
-            await asyncio.sleep(ROUND_S)
-        self.is_running = False
-        slow.cancel()
-        for end in [client.transport for client in clients] + attackers:
-            end.close()
-        await asyncio.sleep(0.05)
-
-    async def _at_rate(self) -> None:
-        began = time.perf_counter()
-        due, late = began, collections.deque[float]()
-        while (now := time.perf_counter()) < began + ROUND_S:
-            while due < now:
-                late.append(due)
-                due += random.expovariate(self.rate)
-            while late and self.idle:
-                self.idle.pop().ask(late.popleft())
-            await asyncio.sleep(0)
-
-    async def _attacker(self, index: int) -> asyncio.WriteTransport:
-        loop = asyncio.get_running_loop()
-        transport, _ = await loop.create_connection(asyncio.Protocol, "127.0.0.1", self.port)
-        if index < 200:
-            transport.write(_ACT[:20])
-        elif index < 400:
-            transport.write(
-                b"POST /act HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000000000\r\n\r\n" + b" " * 1000
-            )
-        return transport
+    def _run(self) -> None:
+        with select.epoll() as epoll, contextlib.ExitStack() as held:
+            clients = [held.enter_context(self.kind(self.port)) for _ in range(self.num_clients)]
+            by_number = {client.fileno(): client for client in clients}
+            for number in by_number:
+                epoll.register(number, select.EPOLLIN)
+            now = time.perf_counter()
+            end, due = now + self.seconds, now
+            idle, late = clients[:], collections.deque[float]()
+            if not self.rate:
+                while idle:
+                    idle.pop().ask(now)
+            while (now := time.perf_counter()) < end:
+                while self.rate and due < now:
+                    late.append(due)
+                    due += random.expovariate(self.rate)
+                while late and idle:
+                    idle.pop().ask(late.popleft())
+                for number, _ in epoll.poll(0 if self.rate else 0.1):
+                    client = by_number[number]
+                    if (count := client.read()) == 0:
+                        continue
+                    now = time.perf_counter()
+                    self.num_answers += count
+                    self.latencies.append(now - client.began)
+                    if self.rate:
+                        idle.append(client)
+                    else:
+                        client.ask(now)
 
 
-async def _trickle(transports: list[asyncio.WriteTransport]) -> None:
-    """Send further bytes of requests, one after the other."""
-    for byte in _ACT[20:]:
-        await asyncio.sleep(0.05)
-        for transport in transports:
-            transport.write(bytes([byte]))
+@contextmanager
+def _attack(port: int) -> Iterator[None]:
+    """Hold slow clients, bodies of 1 GB that were announced, and idle sockets."""
+    with contextlib.ExitStack() as held:
+        ends = [held.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(1400)]
+        for end in ends[:200]:
+            end.sendall(_ACT[:20])
+        for end in ends[200:400]:
+            end.sendall(b"POST /act HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000000000\r\n\r\n" + b" " * 1000)
+        is_over = threading.Event()
+
+        def trickle() -> None:
+            for byte in _ACT[20:]:
+                for end in ends[:200]:
+                    end.sendall(bytes([byte]))
+                if is_over.wait(0.05):
+                    return
+
+        thread = threading.Thread(target=trickle)
+        thread.start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            thread.join()
 
 
-class _Client(asyncio.Protocol):
-    def __init__(self, load: _Load) -> None:
-        self.load, self.size, self.length, self.began = load, 0, 0, 0.0
+class _Client(socket.socket):
+    """Connection with one request under way."""
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)
-        self.load.idle.append(self)
-
-    def start(self) -> None:
-        self.ask(time.perf_counter())
+    def __init__(self, port: int) -> None:
+        super().__init__()
+        self.connect(("127.0.0.1", port))
+        self.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.began, self._rest = 0.0, b""
 
     def ask(self, began: float) -> None:
+        """Send a request; it began at a time of `time.perf_counter`."""
         self.began = began
-        self.transport.write(_ACT)
+        self.send(_ACT)
 
-    def data_received(self, data: bytes) -> None:
-        if not self.length:
-            assert data.startswith(b"HTTP/1.1 200")
-            head = data.partition(b"\r\n\r\n")[0]
-            self.length = len(head) + 4 + int(head.lower().partition(b"content-length: ")[2].split()[0])
-        self.size += len(data)
-        if self.size < self.length:
-            return
-        assert self.size == self.length
-        self.size = 0
-        now = time.perf_counter()
-        self.load.num_answers += 1
-        self.load.latencies.append(now - self.began)
-        if self.load.rate:
-            self.load.idle.append(self)
-        elif self.load.is_running:
-            self.ask(now)
+    def read(self) -> int:
+        """Read what there is, and return the number of answers that are complete."""
+        data = self._rest + self.recv(1 << 16)
+        assert data.startswith(b"HTTP/1.1 200")
+        head, _, body = data.partition(b"\r\n\r\n")
+        at = head.find(b"content-length: ") + 16
+        is_whole = at > 16 and len(body) == int(head[at : at + 3])
+        self._rest = b"" if is_whole else data
+        return int(is_whole)
 
 
 class _Rows(_Client):
     """WebSocket with rows under way."""
 
-    rest = b""
+    def __init__(self, port: int) -> None:
+        super().__init__(port)
+        self.sendall(_UPGRADE)
+        assert self.recv(1 << 16).startswith(b"HTTP/1.1 101")
+        self._count = ROWS
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
-        self.transport.write(_UPGRADE)
+    def ask(self, began: float) -> None:
+        self.began = began
+        self.send(_ROW * self._count)
 
-    def start(self) -> None:
-        self.transport.write(_ROW * ROWS)
-
-    def data_received(self, data: bytes) -> None:
-        if data.startswith(b"HTTP/1.1 101"):
-            return
-        data = self.rest + data
-        start, size, count = 0, len(data), 0
+    def read(self) -> int:
+        data = self._rest + self.recv(1 << 16)
+        start, size, self._count = 0, len(data), 0
         while start + 2 <= size and start + 2 + data[start + 1] <= size:
             start += 2 + data[start + 1]
-            count += 1
-        self.rest = data[start:]
+            self._count += 1
+        self._rest = data[start:]
         assert b"error" not in data
-        self.load.num_answers += count
-        if self.load.is_running:
-            self.transport.write(_ROW * count)
+        return self._count
