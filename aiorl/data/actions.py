@@ -150,7 +150,7 @@ class ActionLayout:
         Returns:
             A tuple for a Tuple, a dict for a Dict, the column itself for a simple space.
         """
-        return _nested(self.space, iter(self.split(column)))
+        return nested(self.space, iter(self.split(column)))
 
     def split(self, column: Array) -> list[Array]:
         """Return for each of `leaves` a batch ``[N, *leaf.shape]`` in the leaf's own dtype."""
@@ -173,23 +173,28 @@ class ActionLayout:
         return low, high
 
 
-def leaf_spaces(space: spaces.Space[Any]) -> Iterator[spaces.Space[Any]]:
-    """Yield the components of a space that are arrays, depth first.
+def leaves_of(
+    space: spaces.Space[Any], path: tuple[str | int, ...] = ()
+) -> Iterator[tuple[tuple[str | int, ...], spaces.Space[Any]]]:
+    """Yield the components of a space that are arrays, depth first, each as its path and its space.
 
     Raises:
         UnsupportedSpaceError: the space is of another kind, or a Tuple or Dict without components.
     """
     match space:
         case spaces.Box() | spaces.Discrete() | spaces.MultiBinary() | spaces.MultiDiscrete():
-            yield space
-        case spaces.Tuple() if len(space.spaces):
-            for part in space.spaces:
-                yield from leaf_spaces(part)
-        case spaces.Dict() if len(space.spaces):
-            for part in space.spaces.values():
-                yield from leaf_spaces(part)
+            yield path, space
+        case spaces.Tuple() | spaces.Dict() if len(space.spaces):
+            named = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
+            for name, part in named:
+                yield from leaves_of(part, (*path, name))
         case _:
             raise UnsupportedSpaceError("action space", space, KINDS)
+
+
+def leaf_spaces(space: spaces.Space[Any]) -> Iterator[spaces.Space[Any]]:
+    """Yield the spaces of `leaves_of`."""
+    return (leaf for _, leaf in leaves_of(space))
 
 
 def _is_whole(leaf: spaces.Space[Any]) -> bool:
@@ -279,12 +284,13 @@ def _leaf_batch(leaf: spaces.Space[Any], columns: Array) -> Array:
     return columns.astype(dtype).reshape(len(columns), *(leaf.shape or ()))
 
 
-def _nested(space: spaces.Space[Any], batches: Iterator[Array]) -> Any:
+def nested(space: spaces.Space[Any], parts: Iterator[Any]) -> Any:
+    """Return a value that is nested like a space, made of its parts, depth first."""
     if isinstance(space, spaces.Tuple):
-        return tuple(_nested(part, batches) for part in space.spaces)
+        return tuple(nested(part, parts) for part in space.spaces)
     if isinstance(space, spaces.Dict):
-        return {name: _nested(part, batches) for name, part in space.spaces.items()}
-    return next(batches)
+        return {name: nested(part, parts) for name, part in space.spaces.items()}
+    return next(parts)
 
 
 def _rows_of(leaf: spaces.Space[Any], batch: Array) -> list[Any]:

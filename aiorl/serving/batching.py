@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,11 +14,8 @@ from numpy.typing import NDArray
 from aiorl.acting.actor import Actor
 from aiorl.data import columns as c
 from aiorl.errors import AiorlError
-from aiorl.serving.exported import ExportedActor
-from aiorl.serving.sessions import Session
+from aiorl.serving.sessions import Memory, Session
 from aiorl.web.messages import Refusal, Reply
-
-logger = logging.getLogger(__name__)
 
 Array = NDArray[Any]
 
@@ -28,9 +24,8 @@ MAX_ROWS = 1024
 FAULTS = (AiorlError, ValueError, TypeError, OverflowError, KeyError)
 """Errors of values that a client sent."""
 
-Acting: TypeAlias = Actor | ExportedActor
-"""Policy that is served."""
-OUTPUTS = {"logp": c.ACTION_LOGP, "value": c.VF_PREDS, "dist_inputs": c.ACTION_DIST_INPUTS}
+
+OUTPUTS = {"logp": c.ACTION_LOGP, "value": c.VF_PREDS}
 """Further outputs by the names that clients use, and their columns."""
 
 
@@ -39,15 +34,19 @@ class Answer(NamedTuple):
 
     Attributes:
         actions: N actions in the environment's form.
-        states: recurrent state after the step, [N, ...] of each component.
-        columns: further outputs, [N, ...].
         version: the version that answered.
+        columns: further outputs of all rows of the evaluation.
+        rows: the request's own rows in these.
     """
 
-    actions: list[Any]
-    states: list[Array]
-    columns: dict[str, Array]
+    actions: Sequence[Any]
     version: str
+    columns: Mapping[str, Array]
+    rows: slice
+
+    def output(self, name: str) -> Array:
+        """Return one of `OUTPUTS`, [N]."""
+        return self.columns[OUTPUTS[name]][self.rows]
 
 
 @dataclass(slots=True, eq=False)
@@ -57,10 +56,7 @@ class Job:
     Attributes:
         observations: N observations of environments.
         explore: True draws actions.
-        states: recurrent state, [N, ...] of each component; None = an episode's start.
-        prev_actions: N previous actions in the environment's form; None = none yet.
-        prev_rewards: N previous rewards; None = none yet.
-        session: session that remembers state and action of its only row instead.
+        session: session of the only row; None = each row is an episode's first one.
         reward: reward of the session's last step.
         is_start: True begins a new episode of the session.
         action: action that the client of a session took by itself, in the environment's form; None = it asks for one.
@@ -71,9 +67,6 @@ class Job:
 
     observations: Sequence[Any]
     explore: bool = False
-    states: Sequence[Array] | None = None
-    prev_actions: Sequence[Any] | None = None
-    prev_rewards: Sequence[float] | None = None
     session: Session | None = None
     reward: float = 0.0
     is_start: bool = False
@@ -82,11 +75,11 @@ class Job:
     finish: Callable[[Answer], Any] = lambda answer: answer
     answer: Reply = field(default_factory=Reply)
 
-    def remember(self) -> None:
-        """Take state, previous action and reward from the session."""
-        if self.session is not None and not (self.is_start or self.session.is_at_start):
-            self.states = [state[None] for state in self.session.state]
-            self.prev_actions, self.prev_rewards = [self.session.prev_action], [self.reward]
+    def memory(self, blank: Memory) -> Memory:
+        """Return the policy's memory before the rows; `blank` is that at an episode's start."""
+        if self.session is None or self.is_start or self.session.memory is None:
+            return blank
+        return self.session.memory._replace(reward=self.reward)
 
 
 class Version:
@@ -97,20 +90,18 @@ class Version:
         actor: the policy.
         env: name of the environment that it was trained on.
         env_steps: env steps that it was trained on.
-        figures: number of evaluations by their rows, for metrics.
-        num_rows: rows answered.
+        count_rows: called with the number of rows of each evaluation, for metrics.
     """
 
-    def __init__(self, name: str, actor: Acting, env: str, env_steps: int) -> None:
+    def __init__(self, number: int, actor: Actor, env: str, env_steps: int) -> None:
         """Wrap a policy; see the class."""
-        self.name, self.actor, self.env, self.env_steps = name, actor, env, env_steps
-        self.figures: dict[int, int] = {}
-        self.num_rows = 0
+        self.name, self.actor, self.env, self.env_steps = str(number), actor, env, env_steps
+        self.count_rows: Callable[[int], object] = lambda rows: None
         self._pending: list[Job] = []
         self._context = contextvars.copy_context()  # numbers too large for float32 become infinite, which is refused
         self._context.run(np.seterr, over="ignore")
-        self._looks_back = actor.looks_back
-        self._blank = actor.layout.to_env(actor.layout.zeros(1))[0]
+        self._has_memory = bool(actor.initial_state) or actor.looks_back
+        self._blank = Memory(actor.initial_state, actor.layout.to_env(actor.layout.zeros(1))[0])
 
     def submit(self, job: Job) -> Reply:
         """Answer a job in this turn of the event loop, together with all others of the turn."""
@@ -125,87 +116,60 @@ class Version:
             self._context.run(self._flush)
 
     def _flush(self) -> None:
-        if len(self._pending) == 1:
-            (job,), self._pending = self._pending, []
-            self._answer([job], job.explore)
-            return
+        pending, self._pending = self._pending, []
         now: dict[bool, list[Job]] = {}
-        later: list[Job] = []
-        busy: set[Session] = set()
+        busy: set[Session | None] = set()
         rows = 0
-        for job in self._pending:
+        for job in pending:
             rows += len(job.observations)
-            # the second request of a session needs the state after the first one
+            # the second request of a session needs the memory after the first one
             if job.session in busy or (rows > MAX_ROWS and now):
-                later.append(job)
-                busy |= {job.session} if job.session else set()
-                continue
+                self.submit(job)
+            else:
+                now.setdefault(job.explore, []).append(job)
             if job.session is not None:
                 busy.add(job.session)
-            now.setdefault(job.explore, []).append(job)
-        self._pending = later
-        if later:
-            asyncio.get_running_loop().call_soon(self._flush, context=self._context)
         for explore, jobs in now.items():
             self._answer(jobs, explore)
 
-    def _answer(self, jobs: list[Job], explore: bool) -> None:
+    def _answer(self, jobs: Sequence[Job], explore: bool) -> None:
+        """Answer jobs by one evaluation; if that fails, look for the fault in either half."""
         try:
-            self._run(jobs, explore)
+            found, states, columns = self._evaluate(jobs, explore)
         except Exception as error:
-            sound = [job for job in jobs if not self._refuse(job, error, is_only=len(jobs) == 1)]
-            if sound and len(sound) < len(jobs):
-                self._answer(sound, explore)
-                return
-            for job in sound:  # the fault is not in one of the requests
-                job.answer.set_exception(error)
-
-    def _refuse(self, job: Job, error: Exception, *, is_only: bool) -> bool:
-        """Refuse a job if the failure is its own."""
-        try:
-            rows = self.actor.observe(job.observations, update=False)
-            if len(stuck := self.actor.rows_without_action(rows)):
-                raise ValueError(f"the action mask of observation {stuck[0]} forbids every action")
-            if is_only and isinstance(error, FAULTS):
-                raise error
-        except FAULTS as fault:
-            job.answer.set_exception(Refusal(400, f"The observation can't be used: {fault}"))
-            return True
-        except Exception:  # a preprocessor of the user's own failed
-            return False
-        return False
-
-    def _run(self, jobs: list[Job], explore: bool) -> None:
-        actor = self.actor
-        one = len(jobs) == 1
-        observations = jobs[0].observations if one else [obs for job in jobs for obs in job.observations]
-        states: list[Array] = []
-        actions, rewards = None, None
-        if actor.initial_state or self._looks_back:
-            for job in jobs:
-                job.remember()
-            states = [
-                np.concatenate([np.broadcast_to(initial, (len(job.observations), *initial.shape))
-                                if job.states is None else job.states[index] for job in jobs])
-                for index, initial in enumerate(actor.initial_state)
-            ]  # fmt: skip
-        if self._looks_back:
-            actions = [one for job in jobs for one in job.prev_actions or [self._blank] * len(job.observations)]
-            rewards = [one for job in jobs for one in job.prev_rewards or [0.0] * len(job.observations)]
-        found, states_out, columns = actor.compute_actions(
-            observations, states, actions, rewards, explore=explore, with_logp=any(job.with_logp for job in jobs)
-        )
-        self.num_rows += len(found)
-        self.figures[len(found)] = self.figures.get(len(found), 0) + 1
+            if (middle := len(jobs) // 2) > 0:
+                self._answer(jobs[:middle], explore)
+                self._answer(jobs[middle:], explore)
+            elif isinstance(error, FAULTS):
+                jobs[0].answer.set_exception(Refusal(400, f"The observation can't be used: {error}"))
+            else:
+                jobs[0].answer.set_exception(error)
+            return
+        self.count_rows(len(found))
         start = 0
         for job in jobs:
-            own = slice(start, start := start + len(job.observations))
-            answer = Answer(found, states_out, columns, self.name) if one else Answer(
-                found[own], [state[own] for state in states_out],
-                {name: column[own] for name, column in columns.items()}, self.name,
-            )  # fmt: skip
-            if job.action is not None:
-                answer = answer._replace(actions=[job.action])
-            if job.session is not None:
-                job.session.note(answer, job.reward, is_start=job.is_start)
-            job.answer.set_result(job.finish(answer))
+            rows = slice(start, start := start + len(job.observations))
+            actions = found[rows] if job.action is None else [job.action]
+            if (session := job.session) is not None:
+                if job.is_start:
+                    session.restart()
+                session.memory = Memory([state[rows.start].copy() for state in states], actions[0])
+                session.steps += 1
+                session.total += job.reward
+            try:
+                answer = job.finish(Answer(actions, self.name, columns, rows))
+            except Exception as error:
+                job.answer.set_exception(error)
+            else:
+                job.answer.set_result(answer)
+
+    def _evaluate(self, jobs: Sequence[Job], explore: bool) -> tuple[list[Any], list[Array], dict[str, Array]]:
+        """Return actions, recurrent states and further outputs of all rows of jobs."""
+        observations = [obs for job in jobs for obs in job.observations]
+        with_logp = any(job.with_logp for job in jobs)
+        if not self._has_memory:
+            return self.actor.compute_actions(observations, explore=explore, with_logp=with_logp)
+        memories = [job.memory(self._blank) for job in jobs for _ in job.observations]
+        states, actions, rewards = zip(*memories, strict=True)
+        state = [np.stack(parts) for parts in zip(*states, strict=True)]
+        return self.actor.compute_actions(observations, state, actions, rewards, explore=explore, with_logp=with_logp)

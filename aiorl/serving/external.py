@@ -19,11 +19,12 @@ from gymnasium import spaces
 from websockets.exceptions import WebSocketException
 from websockets.sync.client import ClientConnection, connect
 
+from aiorl.data.actions import leaves_of, nested
 from aiorl.data.spaces import space_from_dict, space_to_dict
 from aiorl.env.external_env import ExternalEnv, ExternalMultiAgentEnv
 from aiorl.env.registry import EnvContext
 from aiorl.errors import AiorlError, ClosedEpisodeError, ConfigError, EpisodeTimeout, SamplerDied
-from aiorl.serving.values import flag, given_value, held_by, joined, leaves_of, number, part_at
+from aiorl.serving.values import flag, given_value, held_by, number, part_at
 from aiorl.web.messages import Refusal
 from aiorl.web.talk import packed, unpacked
 
@@ -291,7 +292,7 @@ def _read(space: spaces.Space[Any], value: Any, name: str) -> Any:
             if part.shape != leaf.shape or not np.isfinite(part).all():
                 raise ValueError(f"shape {list(part.shape)}, expected {list(leaf.shape or ())} of finite numbers")
             parts.append(part[()])
-        return joined(space, iter(parts))
+        return nested(space, iter(parts))
     except (ValueError, TypeError, KeyError, IndexError, OverflowError) as error:
         raise Refusal(400, f"The {name} does not fit its space: {error!s:.200}.") from None
 

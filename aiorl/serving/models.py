@@ -5,18 +5,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Literal
 
+from prometheus_client import Counter, Histogram
+
+from aiorl.acting.acting_graph import ActingSpec
 from aiorl.acting.acting_state import SavedRun
+from aiorl.acting.actor import Actor
 from aiorl.acting.checkpoint import list_checkpoints
+from aiorl.acting.filters import NoFilter
+from aiorl.acting.graph_policy import OnnxPolicy
+from aiorl.acting.preprocessors import make_preprocessor
+from aiorl.config.files import parse_json, read_regular
+from aiorl.data.spaces import space_from_dict
 from aiorl.errors import AiorlError, CheckpointError, ConfigError, PolicyError
-from aiorl.serving.batching import Acting, Version
-from aiorl.serving.exported import ExportedActor, export_in
-from aiorl.serving.values import leaves_of
+from aiorl.serving.batching import Version
 from aiorl.text import is_label
 
 logger = logging.getLogger(__name__)
@@ -25,6 +33,9 @@ Follow = Literal["", "newest", "best"]
 """Checkpoints of a run that replace older ones; "" = none do."""
 _FOLDERS = {"newest": "checkpoints", "best": "best"}
 _LOOK_S = 0.5
+_DESCRIPTION = "policy.json"
+_MAX_DESCRIPTION, _MAX_GRAPH = 16 << 20, 2 << 30
+_ROW_BOUNDS = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, math.inf]
 
 
 class Model:
@@ -37,24 +48,15 @@ class Model:
         env: name of the environment that it was trained on.
         observation_space: space of its observations, as the environment gives them.
         action_space: space of its actions.
-        observations: its observation's arrays, each as path and space.
-        actions: its action's arrays, each as path and space.
-        swaps: number of versions that replaced others.
+        state_shapes: shapes of its recurrent state.
     """
 
-    def __init__(self, name: str, version: Version, share: float = 0.0) -> None:
-        """Begin with one version; see the class."""
-        self.name, self.env, self.share, self.swaps = name, version.env, share, 0
-        self.arms = [version]
-        self.observation_space = version.actor.observation_space
-        self.action_space = version.actor.layout.space
-        self.observations = list(leaves_of(self.observation_space))
-        self.actions = list(leaves_of(self.action_space))
-
-    @property
-    def actor(self) -> Acting:
-        """The policy of the first version."""
-        return self.arms[0].actor
+    def __init__(self, name: str, first: Version, share: float) -> None:
+        """Begin without a version, for versions like the `first` one; see the class."""
+        self.name, self.env, self.share = name, first.env, share
+        self.arms: list[Version] = []
+        self.observation_space, self.action_space = first.actor.observation_space, first.actor.layout.space
+        self.state_shapes = [state.shape for state in first.actor.initial_state]
 
     def pick(self) -> int:
         """Return the index of the arm for a request without a session."""
@@ -63,31 +65,34 @@ class Model:
         index = 1 + int(random.random() / self.share)
         return index if index < len(self.arms) else 0
 
-    def put(self, index: int, version: Version) -> None:
+    def put(self, index: int, version: Version) -> Version | None:
         """Serve a version as a further arm, or in place of one, which first answers the requests that it has.
 
         Args:
             index: index of the arm.
             version: the version; numbers of arms but the first one get their index, such as "120.1".
 
+        Returns:
+            The version that was replaced, if there was one.
+
         Raises:
             PolicyError: it can't be a version of this model.
         """
-        own = self.actor
-        for what, given, known in (
-            ("observation space", version.actor.observation_space, self.observation_space),
-            ("action space", version.actor.layout.space, self.action_space),
-            ("recurrent state", [s.shape for s in version.actor.initial_state], [s.shape for s in own.initial_state]),
+        given = version.actor
+        for what, found, known in (
+            ("observation space", given.observation_space, self.observation_space),
+            ("action space", given.layout.space, self.action_space),
+            ("recurrent state", [state.shape for state in given.initial_state], self.state_shapes),
         ):
-            if given != known:
-                raise PolicyError(f"its {what} is {given}, that of model {self.name!r} is {known}")
+            if found != known:
+                raise PolicyError(f"its {what} is {found}, that of model {self.name!r} is {known}")
         version.name += f".{index}" if index else ""
-        if index < len(self.arms):
-            self.arms[index].finish()
-            self.arms[index] = version
-            self.swaps += 1
-        else:
+        if index == len(self.arms):
             self.arms.append(version)
+            return None
+        old, self.arms[index] = self.arms[index], version
+        old.finish()
+        return old
 
 
 class Models(dict[str, Model]):
@@ -95,6 +100,8 @@ class Models(dict[str, Model]):
 
     Attributes:
         waiting: path of a followed run that has no checkpoint yet; None if there is none.
+        rows: rows of evaluations, for Prometheus.
+        swaps: versions that replaced others, for Prometheus.
     """
 
     def __init__(
@@ -122,8 +129,12 @@ class Models(dict[str, Model]):
             ImportError: a network can only be run in TensorFlow, which is not installed.
         """
         super().__init__()
-        load = partial(load_policies, threads=threads, seed=seed)
+        by_version = ["policy", "version"]
+        self.rows = Histogram("aiorl_batch_rows", "Rows of an evaluation.", by_version, registry=None,
+                              buckets=_ROW_BOUNDS)  # fmt: skip
+        self.swaps = Counter("aiorl_swaps", "Versions that replaced others.", ["policy"], registry=None)
         self._share = share
+        load = partial(_load, threads=threads, seed=seed)
         self._sources = [_Source(target, follow, load) for target in targets]
         for source in self._sources:
             if not source.folders:
@@ -152,26 +163,25 @@ class Models(dict[str, Model]):
     def _take(self, source: _Source, versions: Sequence[Version]) -> None:
         for version in versions:
             policy_id = version.actor.policy_id
-            if policy_id in source.arms:
-                name, index = source.arms[policy_id]
-                self[name].put(index, version)
-                continue
-            name = policy_id
-            if source.name:
-                name = source.name if len(versions) == 1 else f"{source.name}.{policy_id}"
-            if name not in self:
-                self[name] = Model(name, version, self._share)
-            elif self._share and (count := len(self[name].arms)) * self._share < 1.0:
-                self[name].put(count, version)
-            elif self._share:
-                said = f"{count} further paths of the name {name!r} leave no share for the first one."
-                raise ConfigError(said, key="share", value=self._share, hint="Give a smaller --share.")
-            else:
-                hint = f"Give names, such as first={source.path}; or a --share, for two versions of one policy."
-                raise ConfigError(
-                    f"Two policies have the name {name!r}.", key="PATH", value=str(source.path), hint=hint
-                )
-            source.arms[policy_id] = name, len(self[name].arms) - 1
+            model, index = source.arms.get(policy_id) or self._arm_for(source, version, is_only=len(versions) == 1)
+            if (old := model.put(index, version)) is not None:
+                self.rows.remove(model.name, old.name)
+                self.swaps.labels(model.name).inc()
+            version.count_rows = self.rows.labels(model.name, version.name).observe
+            source.arms[policy_id] = model, index
+
+    def _arm_for(self, source: _Source, version: Version, *, is_only: bool) -> tuple[Model, int]:
+        """Return the model of a source's first version, and the index of its arm."""
+        name = version.actor.policy_id
+        if source.name:
+            name = source.name if is_only else f"{source.name}.{name}"
+        model = self.setdefault(name, Model(name, version, self._share))
+        index = len(model.arms)
+        if index and not 0.0 < index * self._share < 1.0:
+            said = f"There is no share of the requests to policy {name!r} left for {source.path}."
+            hint = f"Give names, such as first={source.path}; or versions of one policy a --share below {1 / index:g}."
+            raise ConfigError(said, key="share", value=self._share, hint=hint)
+        return model, index
 
 
 class _Source:
@@ -181,13 +191,17 @@ class _Source:
         name: the user's name for them, "" if there is none.
         path: the path.
         folders: directories in which newer checkpoints appear; empty if the path is not followed.
-        arms: policy id -> name of its model, and index of the arm.
+        arms: policy id -> its model, and index of the arm.
     """
 
-    def __init__(self, target: str, follow: Follow, load: Callable[[Path], Iterable[Version]]) -> None:
-        self.name, self.path = split_target(target)
-        self.arms: dict[str, tuple[str, int]] = {}
-        is_fixed = not follow or export_in(self.path) is not None or (self.path / "meta.json").exists()
+    def __init__(self, target: str, follow: Follow, load: Callable[[Path], Iterator[Version]]) -> None:
+        name, equals, path = target.partition("=")
+        is_named = bool(equals) and "/" not in name
+        if is_named and not (name.strip(".") and is_label(name) and not {*name} & {"?", "#"}):  # for addresses
+            raise ConfigError(f"{name!r} can't be the name of a model.", key="PATH", value=target, hint="Use letters.")
+        self.name, self.path = name if is_named else "", Path(path if is_named else target).expanduser()
+        self.arms: dict[str, tuple[Model, int]] = {}
+        is_fixed = not follow or _export_in(self.path) is not None or (self.path / "meta.json").exists()
         self.folders = [] if is_fixed else [self.path / _FOLDERS[follow], self.path]
         self._load = load
         self._loaded: object = None
@@ -216,36 +230,53 @@ class _Source:
         return []
 
 
-def split_target(target: str) -> tuple[str, Path]:
-    """Return name ("" if there is none) and path of a target.
-
-    Raises:
-        ConfigError: the name can't be used in an address.
-    """
-    name, equals, path = target.partition("=")
-    if not equals or "/" in name:
-        return "", Path(target).expanduser()
-    if not (name.strip(".") and is_label(name) and "?" not in name and "#" not in name):
-        raise ConfigError(f"{name!r} can't be the name of a model.", key="PATH", value=target, hint="Use letters.")
-    return name, Path(path).expanduser()
-
-
-def load_policies(path: Path, *, threads: int, seed: int | None) -> Iterable[Version]:
-    """Yield the policies of a run, checkpoint or export.
-
-    Raises:
-        CheckpointError: see `Models`, also for further errors.
-    """
-    if (directory := export_in(path)) is not None:
-        exported = ExportedActor(directory, threads=threads)
-        yield Version(str(exported.number), exported, exported.env, exported.env_steps)
+def _load(path: Path, *, threads: int, seed: int | None) -> Iterator[Version]:
+    """Yield the policies of a run, checkpoint or export; see `Models` for errors."""
+    if (directory := _export_in(path)) is not None:
+        yield _load_export(directory, threads=threads, seed=seed)
         return
     run = SavedRun.open(path)
-    number, env = str(run.checkpoint.number), run.acting.part.env
     if not run.acting.graphs:
         raise PolicyError(f"{run.checkpoint.path} has no network of a learner that could be served")
     for policy_id in run.acting.part.policies:
         if policy_id in run.acting.graphs:
-            yield Version(number, run.actor(policy_id, threads=threads, seed=seed), env, run.env_steps)
+            actor = run.actor(policy_id, threads=threads, seed=seed)
+            yield Version(run.checkpoint.number, actor, run.acting.part.env, run.env_steps)
         else:
             logger.warning("policy %r is of a class of your own, so it is not served", policy_id)
+
+
+def _export_in(path: Path) -> Path | None:
+    """Return the directory of an ONNX export, given as such, as its parent or as its file; None if there is none."""
+    for directory in (path, path / "onnx", path.parent if path.suffix == ".onnx" else path):
+        if (directory / _DESCRIPTION).is_file():
+            return directory
+    return None
+
+
+def _load_export(directory: Path, *, threads: int, seed: int | None) -> Version:
+    """Return the policy of an ONNX export, whose file is an acting graph with weights and filter inside."""
+    try:
+        said = parse_json(read_regular(directory / _DESCRIPTION, max_bytes=_MAX_DESCRIPTION))
+        if said["format"] != "onnx":
+            raise PolicyError(f"it is an export to {said['format']}; only ONNX can be served")
+        graph = read_regular(directory / "policy.onnx", max_bytes=_MAX_GRAPH)
+        space, action_space = (space_from_dict(said[f"{name}_space"]) for name in ("observation", "action"))
+        preprocessor = make_preprocessor(space, action_space=action_space)
+        if type(preprocessor).__name__ != said["preprocessor"]["name"]:
+            raise PolicyError(f"its preprocessor {said['preprocessor']['name']} is the user's own")
+        shapes = {one["name"]: (one["shape"][1:], one["dtype"]) for one in (*said["inputs"], *said["outputs"])}
+        spec = ActingSpec.from_dict({
+            "format": 1, "obs_shape": shapes["obs"][0], "obs_dtype": shapes["obs"][1],
+            "state_shapes": [shape for name, (shape, _) in shapes.items() if name.startswith("state_in_")],
+            "num_dist_inputs": shapes["dist_inputs"][0][0], "distribution": said["distribution"],
+            "action_space": said["action_space"], "weights": [], "prev_action": shapes.get("prev_actions"),
+        })  # fmt: skip
+        policy = OnnxPolicy(graph, spec, threads=threads, seed=seed, observation_space=preprocessor.observation_space)
+        policy.set_weights({})
+        clips = said["clip_actions"] is True
+        actor = Actor(str(said["policy_id"]), policy, preprocessor, NoFilter(), clip_actions=clips)
+        number = int(str(said["checkpoint"]).rpartition("-")[2] or 0)
+        return Version(number, actor, str(said["env"]), int(said["env_steps"]))
+    except Exception as error:  # whatever a damaged file leads to
+        raise CheckpointError(directory, f"its export can't be used: {error!s:.300}") from error

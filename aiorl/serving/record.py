@@ -18,11 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 from prometheus_client import Counter
 
+from aiorl.acting.actor import Actor
 from aiorl.data import columns as c
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import ConfigError
 from aiorl.offline.writers import FileWriter
-from aiorl.serving.batching import FAULTS, Acting, Answer, Job
+from aiorl.serving.batching import FAULTS, Answer, Job
 from aiorl.serving.sessions import Session
 from aiorl.web.messages import Refusal
 
@@ -64,21 +65,21 @@ class Recorder:
         self._ids = itertools.count(secrets.randbits(48))  # files of several servers can be read together
         self._thread = ThreadPoolExecutor(1, "record")
 
-    def step(self, actor: Acting, job: Job, finish: Callable[[Answer], Any], answer: Answer) -> Any:
+    def step(self, actor: Actor, job: Job, finish: Callable[[Answer], Any], answer: Answer) -> Any:
         """Add an answered step to its session's episode, and return the client's answer, made by `finish`."""
         session: Any = job.session
         if session.steps == 1:
             session.episode = Episode(self, session.model)
         if session.episode is not None:
-            row = answer.columns[c.ACTIONS][0] if job.action is None else actor.layout.to_row(job.action)
-            logp = answer.columns[c.ACTION_LOGP][0] if job.explore and job.action is None else np.nan
+            row = answer.columns[c.ACTIONS][answer.rows][0] if job.action is None else actor.layout.to_row(job.action)
+            logp = answer.output("logp")[0] if job.explore and job.action is None else np.nan
             obs = actor.observe(job.observations, update=False)[0]
             session.episode.add(np.array(obs), np.array(row), job.reward, logp)
             if session.episode.num_bytes > MAX_EPISODE_BYTES or self.num_bytes > MAX_BYTES:
                 session.drop_episode()
         return finish(answer)
 
-    def end(self, actor: Acting, session: Session, obs: Any, reward: float, *, is_truncated: bool) -> None:
+    def end(self, actor: Actor, session: Session, obs: Any, reward: float, *, is_truncated: bool) -> None:
         """Write a session's episode.
 
         Args:

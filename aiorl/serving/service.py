@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import functools
 import importlib.resources
-import math
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Mapping
 from functools import partial
 from reprlib import repr as shown
 from typing import TYPE_CHECKING, Any
 
-from prometheus_client import CollectorRegistry, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from aiorl.data import columns as c
 from aiorl.data.spaces import space_to_dict
@@ -19,8 +18,8 @@ from aiorl.errors import BatchError
 from aiorl.serving.batching import MAX_ROWS, OUTPUTS, Answer, Job, Version
 from aiorl.serving.models import Model, Models
 from aiorl.serving.sessions import Session, Sessions
-from aiorl.serving.tensors import BINARY_HEADER, Tensors
-from aiorl.serving.values import check_keys, flag, given_array, given_value, number
+from aiorl.serving.tensors import BINARY_HEADER, Call, Tensors
+from aiorl.serving.values import check_keys, flag, given_value, number
 from aiorl.web.app import App
 from aiorl.web.messages import Refusal, Reply, Request, Response, always, json_response, metrics_response, parse_json
 from aiorl.web.talk import Handler, over_http, talk
@@ -29,11 +28,12 @@ if TYPE_CHECKING:
     from aiorl.serving.record import Recorder
 
 _KEYS = frozenset(
-    "policy observation observations session start reward explore action state prev_action prev_reward logp value "  # noqa: SIM905
-    "dist_inputs".split()
+    ("policy", "observation", "observations", "session", "start", "reward", "action", "explore", *OUTPUTS)
 )
 _BOUNDS = [0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0]
-_ROW_BOUNDS = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, math.inf]
+_NAMED = re.compile(r"(?s)(/sessions|/v2/models)/.+?(/end|/infer|/ready)?")
+"""Paths with names that clients choose."""
+_MAX_KINDS = 256
 
 
 class Service:
@@ -63,23 +63,30 @@ class Service:
             session_ttl_s: seconds that a session is kept after its last request.
             program_version: version of aiorl for clients.
         """
-        self._program_version = program_version
-        self.models, self.sessions = models, Sessions(max_sessions, session_ttl_s)
-        self._recorder = recorder
+        self.models, self._recorder, self._program_version = models, recorder, program_version
         self._tensors = functools.cache(Tensors)
-        self._registry = CollectorRegistry()
-        self._registry.register(self)
-        if recorder is not None:
-            self._registry.register(recorder.episodes)
-        said = "Time from a request's headers to its answer."
-        self._seconds = Histogram("aiorl_request_seconds", said, ["path", "status"], registry=self._registry,
-                                  buckets=_BOUNDS)  # fmt: skip
-        self._observe: dict[tuple[str, str], Callable[[float], None]] = {}  # the same, for paths without names
+        registry = self._registry = CollectorRegistry()
+        for known in (models.rows, models.swaps, *(() if recorder is None else (recorder.episodes,))):
+            registry.register(known)
+        seconds = Histogram("aiorl_request_seconds", "Time from a request's headers to its answer.", ["path", "status"],
+                            registry=registry, buckets=_BOUNDS)  # fmt: skip
+        expired = Counter("aiorl_sessions_expired", "Sessions ended for lack of requests.", registry=registry)
+        self.sessions = Sessions(max_sessions, session_ttl_s, lambda session: expired.inc())
+        Gauge("aiorl_sessions", "Open sessions.", registry=registry).set_function(lambda: len(self.sessions))
+
+        @functools.lru_cache(_MAX_KINDS)
+        def observer(path: str, status: str) -> Callable[[float], None]:
+            match = _NAMED.fullmatch(path)
+            return seconds.labels(path if match is None else match.expand(r"\1/*\2"), status).observe
+
+        def note(request: Request, status: int, seconds: float) -> None:
+            observer(request.path if status != 404 else "", str(status))(seconds)
+
         handlers: dict[str, Handler] = {
             "act": self.answer, "open": self.open_session, "end": self.end_episode, "close": self.close_session
         }  # fmt: skip
         app = self.app = App()
-        app.on_answer.append(self._note)
+        app.on_answer.append(note)
         app.get("/", self._index)
         app.get("/openapi.json", self._openapi)
         app.get("/metrics", self._metrics)
@@ -87,7 +94,7 @@ class Service:
         app.post("/sessions", over_http(self.open_session, 201))
         app.post("/sessions/{session}/end", over_http(self.end_episode))
         app.delete("/sessions/{session}", over_http(self.close_session))
-        app.websocket("/ws", talk(handlers, lambda do, *rest: self.note(f"/ws/{do}", *rest)))
+        app.websocket("/ws", talk(handlers, lambda do, status, seconds: observer(f"/ws/{do}", status)(seconds)))
         extensions = ["binary_tensor_data", "sequence"]
         app.get("/v2", always({"name": "aiorl", "version": program_version, "extensions": extensions}))
         app.get("/v2/health/live", always({"live": True}), is_open=True)
@@ -108,12 +115,24 @@ class Service:
         if not isinstance(said, dict):
             raise Refusal(400, 'The body must be an object, such as {"observation": [0.1, 0.2]}.')
         check_keys(said, _KEYS)
-        session = self.sessions.find(said["session"]) if said.get("session") is not None else None
+        session = None if said.get("session") is None else self.sessions.find(said["session"])
         model = self._model_of(said.get("policy"), session)
-        wanted = [name for name in OUTPUTS if name in said and flag(said, name)]
-        job = self._job(model, said, session)
+        is_single = "observation" in said
+        if is_single == ("observations" in said):
+            raise Refusal(400, "Send either 'observation', or 'observations', a list of them.")
+        job = _job(model, [said["observation"]] if is_single else said["observations"], said, session)
+        wanted = [name for name in OUTPUTS if flag(said, name)]
         job.with_logp = "logp" in wanted
-        job.finish = partial(_described, wanted, said.get("state") is not None, "observation" in said)
+
+        def described(answer: Answer) -> dict[str, Any]:
+            found: dict[str, Any] = {"action": answer.actions[0]} if is_single else {"actions": answer.actions}
+            for name in wanted:
+                output = answer.output(name)
+                found[name] = output[0] if is_single else output
+            found["version"] = answer.version
+            return found
+
+        job.finish = described
         return self._submit(model, job)
 
     def _submit(self, model: Model, job: Job, arm: int | None = None) -> Reply:
@@ -124,41 +143,6 @@ class Service:
             job.with_logp |= job.explore
             job.finish = partial(self._recorder.step, version.actor, job, job.finish)
         return version.submit(job)
-
-    def _job(self, model: Model, said: Mapping[str, Any], session: Session | None) -> Job:
-        is_single = "observation" in said
-        if is_single == ("observations" in said):
-            raise Refusal(400, "Send either 'observation', or 'observations', a list of them.")
-        given = [said["observation"]] if is_single else said["observations"]
-        if not isinstance(given, list) or not 1 <= len(given) <= MAX_ROWS:
-            raise Refusal(400, f"'observations' must be a list of 1 to {MAX_ROWS} observations.")
-        observations = [given_value(model.observation_space, obs, "observation") for obs in given]
-        job = Job(observations, explore=flag(said, "explore"), session=session)
-        if session is not None:
-            if len(given) > 1 or not said.keys().isdisjoint(("state", "prev_action", "prev_reward")):
-                raise Refusal(400, "A session takes one observation, and knows state and previous action by itself.")
-            job.reward, job.is_start = number(said.get("reward", 0.0), "reward"), flag(said, "start")
-            if said.get("action") is not None:
-                job.action = _action(model, said["action"], "action")
-                if not model.action_space.contains(job.action):
-                    raise Refusal(400, f"'action' is not in {model.action_space}.")
-            return job
-        if not said.keys().isdisjoint(("reward", "start", "action")):
-            raise Refusal(400, "'reward', 'start' and 'action' need a 'session'; POST /sessions opens one.")
-
-        def rows_of(name: str) -> list[Any]:
-            values = [said[name]] if is_single else said[name]
-            if not isinstance(values, list) or len(values) != len(given):
-                raise Refusal(400, f"{name!r} must be a list of {len(given)}, one for each observation.")
-            return values
-
-        if said.get("state") is not None:
-            job.states = _states(model, said["state"], () if is_single else (len(given),))
-        if said.get("prev_action") is not None:
-            job.prev_actions = [_action(model, action, "prev_action") for action in rows_of("prev_action")]
-        if said.get("prev_reward") is not None:
-            job.prev_rewards = [number(reward, "prev_reward") for reward in rows_of("prev_reward")]
-        return job
 
     def _model_of(self, name: Any, session: Session | None = None) -> Model:
         if session is not None:
@@ -242,30 +226,24 @@ class Service:
         encoding = request.header(b"content-encoding")
         if encoding not in ("", "identity"):
             raise Refusal(415, f"Content-Encoding is {encoding:.40}; send the body as it is.")
-        tensors = self._tensors(model)
-        call = tensors.read(await request.body(), request.header(BINARY_HEADER))
-        said, given = call.said, call.parameters
-        if "explore" in given:
-            said["explore"] = given["explore"]
-        if (session := self._session_of(model, given)) is not None:
-            is_start = flag(given, "sequence_start") or flag(given, "start")
-            said = {name: said[name] for name in ("observations", "explore") if name in said}
-            said |= {"reward": given.get("reward", 0.0), "start": is_start}
-        job = self._job(model, said, session)
-        job.finish = partial(tensors.response, call)
+        call = Call(self._tensors(model), await request.body(), request.header(BINARY_HEADER))
+        given = call.parameters
+        session = self._sequence(model, given)
+        said = {"explore": given.get("explore", False)}
+        if session is not None:
+            said |= {"reward": given.get("reward", 0.0), "start": given.get("sequence_start", False)}
+        job = _job(model, call.observations, said, session)
+        job.finish = call.response
+        is_end = flag(given, "sequence_end")
         response: Response = await self._submit(model, job, arm)
-        if session is not None and flag(given, "sequence_end"):
+        if session is not None and is_end:
             self.sessions.close(session.id)
         return response
 
-    def _session_of(self, model: Model, parameters: Mapping[str, Any]) -> Session | None:
-        """Return the session that a request names, by our parameter or by Triton's of sequences."""
-        if (id := parameters.get("session")) is not None:
-            session = self.sessions.find(id)
-            self._model_of(model.name, session)
-            return session
-        sequence = parameters.get("sequence_id")
-        if sequence in (None, 0, ""):
+    def _sequence(self, model: Model, parameters: Mapping[str, Any]) -> Session | None:
+        """Return the session of Triton's sequence that a request belongs to."""
+        sequence = parameters.get("sequence_id", 0)
+        if sequence in (0, ""):
             return None
         if not isinstance(sequence, str | int):
             raise Refusal(400, "The parameter 'sequence_id' must be a number or a text.")
@@ -275,14 +253,14 @@ class Service:
         return self.sessions.find(id)
 
     def _version_of(self, request: Request) -> tuple[Model, int | None]:
+        """Return the model that a path names, and the index of the version, if it names one."""
         model, version = self._model_of(request.names["model"]), request.names.get("version")
         if version is None:
             return model, None
-        for index, known in enumerate(model.arms):
-            if known.name == version:
-                return model, index
-        known_names = ", ".join(one.name for one in model.arms)
-        raise Refusal(404, f"Model {model.name!r} has no version {version!r:.50}; it has {known_names}.")
+        names = [one.name for one in model.arms]
+        if version not in names:
+            raise Refusal(404, f"Model {model.name!r} has no version {version!r:.50}; it has {', '.join(names)}.")
+        return model, names.index(version)
 
     # About ------------------------------------------------------------------------------------------------------
 
@@ -290,7 +268,7 @@ class Service:
         policies = [
             {
                 "policy": model.name, "versions": [version.name for version in model.arms], "env": model.env,
-                "env_steps": model.arms[0].env_steps, "recurrent": bool(model.actor.initial_state),
+                "env_steps": model.arms[0].env_steps, "recurrent": bool(model.state_shapes),
                 "observation_space": space_to_dict(model.observation_space),
                 "action_space": space_to_dict(model.action_space),
             }
@@ -305,71 +283,27 @@ class Service:
     async def _metrics(self, request: Request) -> Response:
         return metrics_response(self._registry)
 
-    def _note(self, request: Request, status: int, seconds: float) -> None:
-        self.note(request.path if status != 404 else "", str(status), seconds)
 
-    def note(self, path: str, status: str, seconds: float) -> None:
-        """Count an answer for the metrics, by its kind of path."""
-        if (known := self._observe.get((path, status))) is not None:
-            known(seconds)
-            return
-        parts = path.split("/")
-        if len(parts) > 3 and parts[2] == "models":
-            parts = ["", "v2", parts[-1] if parts[-1] in ("infer", "ready") else "metadata"]
-        elif len(parts) > 2 and parts[1] == "sessions":
-            parts = ["", "sessions", "end" if parts[-1] == "end" else "close"]
-        name = "/".join(parts) or "/"
-        observe = self._seconds.labels(name, status).observe
-        observe(seconds)
-        if name == path:
-            self._observe[path, status] = observe
-
-    def collect(self) -> Iterable[Any]:
-        """Yield the metrics, for Prometheus."""
-        rows = CounterMetricFamily("aiorl_rows", "Observations answered.", labels=["policy", "version"])
-        sizes = HistogramMetricFamily("aiorl_batch_rows", "Rows of an evaluation.", labels=["policy", "version"])
-        swaps = CounterMetricFamily("aiorl_swaps", "Versions that replaced others.", labels=["policy"])
-        for model in self.models.values():
-            swaps.add_metric([model.name], model.swaps)
-            for version in model.arms:
-                label = [model.name, version.name]
-                rows.add_metric(label, version.num_rows)
-                counts = [sum(n for rows, n in version.figures.items() if rows <= bound) for bound in _ROW_BOUNDS]
-                names = [*map(str, _ROW_BOUNDS[:-1]), "+Inf"]
-                sizes.add_metric(label, list(zip(names, counts, strict=True)), version.num_rows)
-        yield from (rows, sizes, swaps)
-        yield GaugeMetricFamily("aiorl_sessions", "Open sessions.", value=len(self.sessions))
-        yield CounterMetricFamily(
-            "aiorl_sessions_expired", "Sessions ended for lack of requests.", value=self.sessions.num_expired
-        )
-
-
-def _described(wanted: list[str], has_state: bool, is_single: bool, answer: Answer) -> dict[str, Any]:
-    """Return an answer of /act, with the wanted outputs."""
-    found: dict[str, Any] = {"action": answer.actions[0]} if is_single else {"actions": answer.actions}
-    for name in wanted:
-        column = answer.columns[OUTPUTS[name]]
-        found[name] = column[0] if is_single else column
-    if has_state:
-        found["state"] = [state[0] if is_single else state for state in answer.states]
-    found["version"] = answer.version
-    return found
-
-
-def _action(model: Model, given: Any, name: str) -> Any:
-    action = given_value(model.action_space, given, name)
-    try:
-        row = model.actor.layout.to_row(action)
-    except (BatchError, ValueError, TypeError) as error:
-        raise Refusal(400, f"{name!r} can't be used: {error}") from None
-    return model.actor.layout.to_env(row[None])[0]
-
-
-def _states(model: Model, given: Any, rows: tuple[int, ...]) -> list[Any] | None:
-    """Return states [N, ...]; None for an empty list, which is an episode's start."""
-    wanted = model.actor.initial_state
-    if not isinstance(given, list) or len(given) not in (0, len(wanted)):
-        said = f"'state' must be the 'state' of the answer before, a list of {len(wanted)} arrays; [] at the start."
-        raise Refusal(400, said)
-    pairs = zip(given, [one.shape for one in wanted], strict=False)
-    return [given_array(one, rows + shape, "state").reshape(-1, *shape) for one, shape in pairs] or None
+def _job(model: Model, given: Any, said: Mapping[str, Any], session: Session | None) -> Job:
+    """Return the job for observations as a client writes them, and the keys of its request."""
+    if not isinstance(given, list) or not 1 <= len(given) <= MAX_ROWS:
+        raise Refusal(400, f"'observations' must be a list of 1 to {MAX_ROWS} observations.")
+    observations = [given_value(model.observation_space, obs, "observation") for obs in given]
+    job = Job(observations, flag(said, "explore"), session)
+    if session is None:
+        if not said.keys().isdisjoint(("reward", "start", "action")):
+            raise Refusal(400, "'reward', 'start' and 'action' need a 'session'; POST /sessions opens one.")
+        return job
+    if len(given) > 1:
+        raise Refusal(400, "A session takes one observation at a time.")
+    job.reward, job.is_start = number(said.get("reward", 0.0), "reward"), flag(said, "start")
+    if said.get("action") is not None:
+        layout = model.arms[session.arm].actor.layout
+        try:
+            row = layout.to_row(given_value(model.action_space, said["action"], "action"))
+        except (BatchError, ValueError, TypeError) as error:
+            raise Refusal(400, f"'action' can't be used: {error}") from None
+        job.action = layout.to_env(row[None])[0]
+        if not model.action_space.contains(job.action):
+            raise Refusal(400, f"'action' is not in {model.action_space}.")
+    return job

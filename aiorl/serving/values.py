@@ -6,7 +6,7 @@ import base64
 import binascii
 import io
 import math
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from reprlib import repr as shown
 from typing import Any
 
@@ -19,7 +19,6 @@ from aiorl.process.imports import install_command
 from aiorl.web.messages import Refusal
 
 Array = NDArray[Any]
-Path = tuple[str | int, ...]
 
 _DTYPES = frozenset(
     "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64".split()  # noqa: SIM905
@@ -29,30 +28,11 @@ _TOO_LARGE = 1e38  # for a float32 that others are added to
 _ARRAYS = (spaces.Box, spaces.MultiDiscrete, spaces.MultiBinary)
 
 
-def leaves_of(space: spaces.Space[Any], path: Path = ()) -> Iterator[tuple[Path, spaces.Space[Any]]]:
-    """Yield the arrays in a space, depth first, each as its path and its space."""
-    if isinstance(space, spaces.Tuple | spaces.Dict):
-        named: Any = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
-        for name, part in named:
-            yield from leaves_of(part, (*path, name))
-    else:
-        yield path, space
-
-
-def part_at(value: Any, path: Path) -> Any:
+def part_at(value: Any, path: tuple[str | int, ...]) -> Any:
     """Return the part of a nested value at a path."""
     for name in path:
         value = value[name]
     return value
-
-
-def joined(space: spaces.Space[Any], parts: Iterator[Any]) -> Any:
-    """Return a nested value made of its parts, depth first."""
-    if isinstance(space, spaces.Dict):
-        return {name: joined(part, parts) for name, part in space.spaces.items()}
-    if isinstance(space, spaces.Tuple):
-        return [joined(part, parts) for part in space.spaces]
-    return next(parts)
 
 
 def given_value(space: spaces.Space[Any], value: Any, name: str) -> Any:
@@ -79,7 +59,7 @@ def given_value(space: spaces.Space[Any], value: Any, name: str) -> Any:
         pairs = enumerate(zip(space.spaces, value, strict=True))
         return [given_value(part, one, f"{name}.{index}") for index, (part, one) in pairs]
     if isinstance(value, bytes):
-        return _packed(value, np.dtype(space.dtype), tuple(space.shape or ()), name)
+        return unpacked_array(value, np.dtype(space.dtype), tuple(space.shape or ()), name)
     if not isinstance(value, Mapping) or isinstance(space, spaces.Dict):
         return value
     if "png" in value:
@@ -88,23 +68,8 @@ def given_value(space: spaces.Space[Any], value: Any, name: str) -> Any:
         shape, dtype = value.get("shape"), value.get("dtype")
         if str(dtype) not in _DTYPES or not is_shape(shape):
             raise Refusal(400, f"{name} needs dtype, one of {', '.join(sorted(_DTYPES))}, and shape, a list of sizes.")
-        return _packed(_bytes(value["data"], name), np.dtype(str(dtype)), tuple(shape or ()), name)
+        return unpacked_array(_bytes(value["data"], name), np.dtype(str(dtype)), tuple(shape or ()), name)
     raise Refusal(400, f"{name} is an object, expected numbers, {{'png': ...}} or {{'data': ..., 'dtype', 'shape'}}.")
-
-
-def given_array(value: Any, shape: tuple[int, ...], name: str) -> Array:
-    """Return a float32 array of a shape; see `given_value` for its forms.
-
-    Raises:
-        Refusal: it has another shape, or is not finite.
-    """
-    try:
-        found = np.asarray(given_value(spaces.Box(-np.inf, np.inf, shape), value, name), np.float32)
-    except (TypeError, ValueError, OverflowError):
-        found = np.zeros(0, np.float32)
-    if found.shape != shape or not np.isfinite(found).all():
-        raise Refusal(400, f"{name!r} must be an array of shape {list(shape)}.")
-    return found
 
 
 def check_keys(said: Mapping[str, Any], known: Set[str]) -> None:
@@ -174,7 +139,12 @@ def _bytes(value: Any, name: str) -> bytes:
         raise Refusal(400, f"{name} is not valid base64.") from None
 
 
-def _packed(data: bytes, dtype: np.dtype[Any], shape: Sequence[int], name: str) -> Array:
+def unpacked_array(data: bytes | memoryview, dtype: np.dtype[Any], shape: Sequence[int], name: str) -> Array:
+    """Return the array that bytes hold, row by row and little endian.
+
+    Raises:
+        Refusal: they are too many or too few.
+    """
     expected = math.prod(shape) * dtype.itemsize
     if len(data) != expected:
         raise Refusal(400, f"{name} has {len(data)} bytes, but {dtype} of shape {list(shape)} has {expected}.")

@@ -116,7 +116,9 @@ def test_swaps_under_load_lose_nothing_and_sessions_keep_their_state(tmp_path: P
         is_over.set()
         for thread in threads:
             thread.join(20)
-    assert models["default_policy"].swaps == 6
+        with urllib.request.urlopen(f"{followed.server.url}/metrics", timeout=10) as answer:
+            assert 'aiorl_swaps_total{policy="default_policy"} 6.0' in (metrics := answer.read().decode())
+            assert set(re.findall(r'aiorl_batch_rows_sum{.*version="(\d+)"', metrics)) == {"13"}
     for index, versions in enumerate(seen):
         assert (len(versions), versions[0], versions[-1]) == (asked[index], 7, 13)
         assert versions == sorted(versions), index

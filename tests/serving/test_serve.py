@@ -36,6 +36,7 @@ from websockets.sync.client import connect
 
 import aiorl
 from aiorl.client import RequestRefused
+from aiorl.data.actions import leaves_of
 from aiorl.errors import CheckpointError, ConfigError
 from aiorl.process.imports import python_path
 from aiorl.process.tasks import new_event_loop
@@ -43,7 +44,6 @@ from aiorl.serving.models import Models
 from aiorl.serving.service import Service
 from aiorl.serving.values import part_at
 from aiorl.web.access import WebOptions
-from aiorl.web.messages import Refusal
 from aiorl.web.server import WebServer
 
 KINDS = ["box", "filtered", "filtered frames", "parts", "memory", "looks back", "masked dict", "values", "squashed"]
@@ -121,20 +121,18 @@ def test_answers_are_those_of_load_policy_bit_for_bit(served: Served, saved: dic
     name = kind.replace(" ", "-")
     policy = aiorl.load_policy(saved[kind])
     session = served.ask("/sessions", {"policy": name}, expected=201)["session"]
-    state, explicit, action, reward = policy.get_initial_state(), [], None, None
+    state, action, reward = policy.get_initial_state(), None, None
     client = aiorl.PolicyClient(served.server.url)
     game = client.session(name)
     for step, obs in enumerate(observations_of(policy.observation_space, 5)):
         wanted, state, columns = policy.compute_single_action(obs, state, action, reward, full_fetch=True)
-        said = {"observation": obs, "logp": True, "value": True, "dist_inputs": True}
-        remembered = served.ask("/act", {**said, "session": session, "reward": reward or 0.0})
-        own = {"prev_action": action, "prev_reward": reward} if step and policy.is_recurrent else {}
-        given = served.ask("/act", {**said, "policy": name, "state": explicit, **own})
-        explicit = given.pop("state")
-        assert remembered == given
-        assert given == {
+        said = {"observation": obs, "logp": True, "value": True, "policy": name}
+        answer = served.ask("/act", {**said, "session": session, "reward": reward or 0.0})
+        if not step:
+            assert served.ask("/act", said) == answer
+        assert answer == {
             "action": plain(wanted), "logp": plain(columns["action_logp"]), "value": plain(columns["vf_preds"]),
-            "dist_inputs": plain(columns["action_dist_inputs"]), "version": "7",
+            "version": "7",
         }  # fmt: skip
         np.testing.assert_equal(game.act(obs, reward or 0.0), wanted)
         action, reward = wanted, 0.5 * step
@@ -145,13 +143,12 @@ def test_answers_are_those_of_load_policy_bit_for_bit(served: Served, saved: dic
 
 
 def test_many_messages_of_a_socket_are_under_way_at_a_time(served: Served) -> None:
-    (version,) = served.service.models["box"].arms
-    before = dict(version.figures)
     with aiorl.PolicyClient(served.server.url) as client:
         asked = [client.submit("act", policy="box", observation=[0.1, 0.2, index], value=True) for index in range(3000)]
         answers = [one.result(20) for one in asked]
         assert [answer["id"] for answer in answers] == list(range(1, 3001))
-        assert version.figures.keys() - before.keys()  # evaluations of several rows
+        (evaluations,) = re.findall(r'aiorl_batch_rows_count{policy="box",.*} (.*)', served.ask("/metrics"))
+        assert float(evaluations) < 1500, "most are of several rows"
         bad = client.submit("act", policy="box", observation=[0.1])
         good = client.submit("act", policy="box", observation=[0.1, 0.2, 0.3])
         with pytest.raises(RequestRefused, match=r"\(3,\)") as caught:
@@ -265,10 +262,7 @@ def test_clients_of_triton_get_the_same(served: Served, saved: dict[str, Path], 
         assert client.get_server_metadata()["name"] == "aiorl"
         described = client.get_model_metadata(name, "7")
         assert described["versions"] == ["7"]
-        state = policy.get_initial_state()
-        actions, states, columns = policy.compute_actions(
-            observations, [np.stack([one] * 3) for one in state] if state else None
-        )
+        actions, _, columns = policy.compute_actions(observations)
         inputs = {}
         for tensor in described["inputs"]:
             if tensor["name"].startswith("obs"):
@@ -287,8 +281,6 @@ def test_clients_of_triton_get_the_same(served: Served, saved: dict[str, Path], 
                 np.testing.assert_array_equal(found, wanted)
         np.testing.assert_array_equal(result.as_numpy("logp"), columns["action_logp"])
         np.testing.assert_array_equal(result.as_numpy("value"), columns["vf_preds"])
-        for index, own in enumerate(states):
-            np.testing.assert_array_equal(result.as_numpy(f"state_out_{index}"), own)
         only = client.infer(name, list(inputs.values()), outputs=[client_module.InferRequestedOutput("value", False)])
         np.testing.assert_array_equal(only.as_numpy("value"), columns["vf_preds"])
         assert only.as_numpy("logp") is None
@@ -315,12 +307,12 @@ def test_sequences_of_triton_remember_states(served: Served, saved: dict[str, Pa
         for _ in range(2):
             state = policy.get_initial_state()
             for step, obs in enumerate(observations_of(policy.observation_space, 4)):
-                wanted, state, _ = policy.compute_single_action(obs, state)
+                wanted, state, columns = policy.compute_single_action(obs, state)
                 one = module.InferInput("obs", [1, 3], "FP32")
                 one.set_data_from_numpy(obs[None])
                 result = client.infer("memory", [one], sequence_id=5, sequence_start=step == 0, sequence_end=step == 3)
                 assert result.as_numpy("action").tolist() == [wanted]
-                np.testing.assert_array_equal(result.as_numpy("state_out_0")[0], state[0])
+                assert result.as_numpy("value").tolist() == [columns["vf_preds"]]
         with pytest.raises(module.InferenceServerException):
             client.infer("memory", [one], sequence_id=5)
 
@@ -357,11 +349,10 @@ def test_a_bad_request_says_what_is_wrong(served: Served, saved: dict[str, Path]
         ([], "object"), ({}, "observation"), ({"observatoin": good}, "Did you mean 'observation'"),
         ({"observation": good, "observations": [good]}, "either"), ({"observations": []}, "1 to 1024"),
         ({"observation": [1, 2]}, "(3,)"), ({"observation": [[1], [2, 3]]}, "shapes"), ({"observation": None}, "obs"),
-        ({"observation": good, "explore": 1}, "'explore'"), ({"observation": good, "state": [[1.0]]}, "'state'"),
+        ({"observation": good, "explore": 1}, "'explore'"), ({"observation": good, "state": []}, "'state'"),
         ({"observation": good, "reward": 1.0}, "/sessions"), ({"observation": [10**400, 1, 2]}, "JSON"),
         ({"observation": [1e300, 1, 2]}, "infinity"), ({"observation": good, "session": 3}, "3"),
-        ({"observation": good, "prev_action": "a"}, "prev_action"), ({"observation": good, "explore": deep}, "true"),
-        ({"observation": good, "prev_reward": "a"}, "prev_reward"),
+        ({"observation": good, "explore": deep}, "true"),
     ]:  # fmt: skip
         if isinstance(said, dict) and "policy" not in said:
             said = {**said, "policy": "box"}
@@ -374,15 +365,15 @@ def test_a_bad_request_says_what_is_wrong(served: Served, saved: dict[str, Path]
     nothing = spaces.unflatten(
         mask := policy.observation_space["action_mask"], 0 * spaces.flatten(mask, obs["action_mask"])
     )
-    served.refused({"policy": "masked-dict", "observation": {**obs, "action_mask": nothing}}, "forbids every action")
+    served.refused({"policy": "masked-dict", "observation": {**obs, "action_mask": nothing}}, "forbids every one")
     served.refused({"policy": "masked-dict", "observation": {**obs, "action_mask": 3}}, "obs")
 
 
 def test_infer_refuses_what_breaks_the_protocol(served: Served) -> None:
     good = {"name": "obs", "shape": [1, 3], "datatype": "FP32", "data": [0.1, 0.2, 0.3]}
     for said, fact in [
-        ({}, "inputs"), ({"inputs": [good], "id": 3}, "id"), ({"inputs": [3]}, "object"), ({"inputs": []}, "missing"),
-        ({"inputs": [good, good]}, "twice"), ({"inputs": [{**good, "name": "x"}]}, "obs"),
+        ({}, "inputs"), ({"inputs": [good], "id": 3}, "id"), ({"inputs": [3]}, "obs"), ({"inputs": []}, "once"),
+        ({"inputs": [good, good]}, "once"), ({"inputs": [{**good, "name": "x"}]}, "obs"),
         ({"inputs": [{**good, "shape": [3]}]}, "-1, 3"), ({"inputs": [{**good, "shape": [-1, 3]}]}, "-1, 3"),
         ({"inputs": [{**good, "shape": [0, 3], "data": []}]}, "1 to 1024"), ({"inputs": [{**good, "data": [1]}]}, "3"),
         ({"inputs": [{**good, "data": ["1", "2", "3"]}]}, "FP32"), ({"inputs": [{**good, "data": {}}]}, "FP32"),
@@ -412,8 +403,9 @@ def test_a_bad_request_of_a_turn_costs_the_others_nothing(saved: dict[str, Path]
 
     answers = asyncio.run(all_at_once())
     assert "(3,)" in answers[2].sentence
-    (version,) = service.models["default_policy"].arms
-    assert version.figures == {4: 1, 1: 1}  # one evaluation of the most likely actions, one of the drawn one
+    (rows,) = service.models.rows.collect()
+    counts = {sample.name: sample.value for sample in rows.samples}
+    assert counts["aiorl_batch_rows_sum"] == 5
     for index in (0, 1, 3, 5):
         np.testing.assert_allclose(
             answers[index]["action"], policy.compute_single_action(observations[index]), rtol=1e-5
@@ -455,10 +447,10 @@ def test_sessions_are_bounded_and_end_after_a_time(saved: dict[str, Path]) -> No
         metrics = found.ask("/metrics")
         for line in (
             "aiorl_sessions 0.0", "aiorl_sessions_expired_total 1.0",
-            'aiorl_rows_total{policy="default_policy",version="7"} 2.0',
+            'aiorl_batch_rows_sum{policy="default_policy",version="7"} 2.0',
             'aiorl_request_seconds_count{path="/act",status="410"} 1.0',
-            'aiorl_request_seconds_count{path="/sessions/close",status="200"} 1.0',
-            'aiorl_batch_rows_bucket{le="1",policy="default_policy",version="7"} 2.0',
+            'aiorl_request_seconds_count{path="/sessions/*",status="200"} 1.0',
+            'aiorl_batch_rows_bucket{le="1.0",policy="default_policy",version="7"} 2.0',
         ):  # fmt: skip
             assert line in metrics, line
     finally:
@@ -478,11 +470,11 @@ def test_the_openapi_page_has_every_route_with_examples_that_work(served: Served
     assert listed["box"]["observation_space"]["shape"] == [3]
 
 
-@pytest.mark.parametrize("kind", ["filtered", "looks back", "parts"])
+@pytest.mark.parametrize("kind", ["filtered", "looks back", "parts", "masked dict"])
 def test_an_export_answers_like_its_checkpoint(saved: dict[str, Path], tmp_path: Path, kind: str) -> None:
     policy = aiorl.load_policy(saved[kind])
     aiorl.export_policy(saved[kind], tmp_path, ["onnx"])
-    models = Models([f"mine={tmp_path}", f"two={tmp_path / 'onnx' / 'policy.onnx'}"])
+    models = Models([f"mine={tmp_path}", f"two={tmp_path / 'onnx' / 'policy.onnx'}"], seed=3)
     assert list(models) == ["mine", "two"]
     service = Service(models)
 
@@ -496,14 +488,16 @@ def test_an_export_answers_like_its_checkpoint(saved: dict[str, Path], tmp_path:
         found = asyncio.run(
             ask({"observation": obs, "session": session, "reward": reward or 0, "logp": True, "value": True})
         )
-        for path, _ in models["mine"].actions:
+        for path, _ in leaves_of(models["mine"].action_space):
             np.testing.assert_allclose(part_at(found["action"], path), part_at(action, path), rtol=1e-5)
         np.testing.assert_allclose(
             [found["logp"], found["value"]], [columns["action_logp"], columns["vf_preds"]], rtol=1e-4
         )
         reward = 0.5 * step
-    with pytest.raises(Refusal, match="checkpoint"):
-        asyncio.run(ask({"observation": obs, "explore": True}))
+    drawn = aiorl.load_policy(saved[kind], seed=3).compute_single_action(obs, explore=True)
+    found = asyncio.run(ask({"observation": obs, "explore": True}))
+    for path, _ in leaves_of(models["mine"].action_space):
+        np.testing.assert_allclose(part_at(found["action"], path), part_at(drawn, path), rtol=1e-4)
 
 
 def test_names_and_paths_that_cannot_be_served_are_refused(saved: dict[str, Path], tmp_path: Path) -> None:
@@ -559,7 +553,7 @@ def test_the_command_starts_soon_answers_and_ends_gracefully(saved: dict[str, Pa
 
 @pytest.mark.slow
 def test_malformed_requests_never_fail_the_server_or_make_it_grow(saved: dict[str, Path]) -> None:
-    words = """policy observation observations session start reward explore state prev_action value id inputs name shape
+    words = """policy observation observations session start reward explore train value id inputs name shape
         datatype data dtype png parameters outputs sequence_id do obs"""
     names = st.sampled_from(words.split())
     plain_values = (

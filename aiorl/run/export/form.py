@@ -38,6 +38,7 @@ from aiorl.acting.distributions import (
     SquashedGaussian,
 )
 from aiorl.acting.filters import MeanStdFilter, Normalisation
+from aiorl.data.actions import leaves_of
 from aiorl.errors import ExportError
 
 Array = NDArray[Any]
@@ -135,23 +136,11 @@ def _action_parts(parts: PolicyParts, clip_actions: bool) -> Iterator[ActionPart
     else:
         found = [(distribution, slice(0, distribution.num_inputs))]
     for index, ((kind, inputs), (path, space)) in enumerate(
-        zip(found, _leaves(parts.policy.action_space, ()), strict=True)
+        zip(found, leaves_of(parts.policy.action_space), strict=True)
     ):
         name = f"{_ACTION}_{index}" if isinstance(distribution, Composite) else _ACTION
         output = ArraySpec(name, tuple(space.shape or ()), np.dtype(space.dtype).name)
         yield ActionPart(output, path, space, kind, inputs, _bounds(space) if clip_actions else None)
-
-
-def _leaves(
-    space: spaces.Space[Any], path: tuple[str | int, ...]
-) -> Iterator[tuple[tuple[str | int, ...], spaces.Space[Any]]]:
-    """Yield the arrays in a space, depth first, each as its path and its space."""
-    if isinstance(space, spaces.Tuple | spaces.Dict):
-        named = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
-        for name, part in named:
-            yield from _leaves(part, (*path, name))
-    else:
-        yield path, space
 
 
 def _bounds(space: spaces.Space[Any]) -> tuple[F32, F32] | None:
