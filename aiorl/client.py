@@ -82,12 +82,14 @@ class PolicyClient(contextlib.AbstractContextManager["PolicyClient"]):
         self._timeout_s, self._tls = timeout_s, tls
         self._ids, self._lock = itertools.count(1), threading.Lock()
         self._waiting: dict[int, Future[dict[str, Any]]] = {}
-        self._socket: ClientConnection | None = self._connect()
+        self._socket: ClientConnection | None = None
         self._local: Any = None
+        socket = self._socket = self._connect()
         if local:
             from aiorl.run.worker.local import LocalWorker
 
-            self._local = LocalWorker(self._patiently("join")["addresses"], keys)
+            with contextlib.closing(socket):  # the worker has a connection of its own
+                self._local = LocalWorker(self._patiently("join")["addresses"], keys)
             self._threads = ThreadPoolExecutor(_NUM_THREADS, "policy-client")
 
     def act(self, observation: Any, *, explore: bool = False, **keys: Any) -> Any:
@@ -169,8 +171,8 @@ class PolicyClient(contextlib.AbstractContextManager["PolicyClient"]):
         if self._local is not None:
             self._local.close()
             self._threads.shutdown(wait=False)
-        if self._socket is not None:
-            self._socket.close()
+        if (socket := self._socket) is not None:
+            socket.close()
 
     def __exit__(self, *error: object) -> None:
         """Close the connection."""
@@ -205,9 +207,8 @@ class PolicyClient(contextlib.AbstractContextManager["PolicyClient"]):
             reason = str(error)
         socket.close()
         with self._lock:
-            self._socket, lost = None, list(self._waiting.values())
-            self._waiting.clear()
-        for waiting in lost:
+            self._socket, lost, self._waiting = None, self._waiting, {}
+        for waiting in lost.values():
             waiting.set_exception(ConnectionError(f"{self._url} is gone: {reason}"))
 
 

@@ -193,29 +193,16 @@ def _run_worker(words: list[str]) -> int:
 
 async def _work(args: WorkerArgs) -> int:
     import asyncio
-    import secrets
-    import socket
     import threading
 
-    from aiorl.net.protocol.worker_session import WorkerSession, WorkerSettings
-    from aiorl.net.transport.relay import worker_endpoint
-    from aiorl.net.transport.security import load_worker_keys
     from aiorl.net.transport.system import share_one_heap
     from aiorl.process.children import watch_parent
-    from aiorl.process.program import on_stop_signals, raise_open_file_limit
+    from aiorl.process.program import on_stop_signals
     from aiorl.process.tasks import tell_of_stray_errors
-    from aiorl.run.worker.service import WorkerService
+    from aiorl.run.worker.service import make_service
 
     share_one_heap()
-    raise_open_file_limit()  # libzmq may abort if it gets no file descriptor
-    keys = None if args.keys is None else load_worker_keys(args.keys)
-    settings = WorkerSettings(
-        worker_id=args.worker_id or secrets.token_hex(8),
-        host=socket.gethostname(),
-        pid=os.getpid(),
-        slot_hint=args.slot or 0,
-    )
-    service = WorkerService(worker_endpoint(args.connect, keys), WorkerSession(settings))
+    service = make_service(args.connect, args.keys, args.worker_id, args.slot or 0)
     service.former_end = os.environ.get(FORMER_END, "") if args.slot is None else ""  # a learner knows how its own end
     loop = asyncio.get_running_loop()
     tell_of_stray_errors(service.fail)

@@ -161,6 +161,7 @@ class Children:
         log_path: Callable[[int], Path | None] | None = None,
         environment: Mapping[str, str] | None = None,
         has_worked: Callable[[int], bool] = lambda slot: True,
+        pass_fds: Sequence[int] = (),
     ) -> None:
         """Prepare without starting any child yet.
 
@@ -172,12 +173,14 @@ class Children:
             log_path: slot -> file to which its output is appended; None uses this process's output.
             environment: variables added to this process's environment.
             has_worked: slot -> False if its ended child has done no useful work.
+            pass_fds: descriptors that each child inherits.
         """
         self._command = command
         self._on_event = on_event
         self._log_path = log_path
         self._environment = environment or {}
         self._has_worked = has_worked
+        self._pass_fds = pass_fds
         self._children = {slot: _Child(Restarts(max_restarts)) for slot in slots}
         self._is_stopping = False
 
@@ -218,8 +221,7 @@ class Children:
         """Take note of children that have ended, and restart them when due."""
         for slot, child in self._children.items():
             if child.process is not None:
-                status = child.process.poll()
-                if status is None:
+                if (status := child.process.poll()) is None:
                     continue
                 assert child.process.stdin is not None
                 child.process.stdin.close()
@@ -230,8 +232,7 @@ class Children:
 
     def kill(self, slot: int) -> None:
         """Kill a running but useless child; it is restarted like any child that a signal has ended."""
-        process = self._running().get(slot)
-        if process is not None:
+        if process := self._running().get(slot):
             self._on_event(ChildKilled(slot))
             process.kill()
 
@@ -250,7 +251,6 @@ class Children:
 
     def _start(self, slot: int, child: _Child) -> None:
         child.began, child.due = time.monotonic(), None
-        command = self._command(slot)
         path = self._log_path(slot) if self._log_path else None
         is_silent = child.restarts.in_a_row and child.status != FAILED  # otherwise it has reported its failure
         ended = {FORMER_END: status_text(child.status)} if is_silent else {}
@@ -259,12 +259,13 @@ class Children:
                 path.parent.mkdir(parents=True, exist_ok=True)  # it may have been removed meanwhile
             output = stack.enter_context(path.open("ab")) if path else None
             child.process = subprocess.Popen(
-                command,
+                self._command(slot),
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
                 env={**os.environ, **self._environment, **ended},
                 start_new_session=True,
+                pass_fds=self._pass_fds,
             )
         child.is_lacking = False
         self._on_event(ChildStarted(slot, child.process.pid))

@@ -26,6 +26,7 @@ from aiorl.serving.sessions import Session, Sessions
 from aiorl.serving.values import check_keys, flag
 from aiorl.web.access import add_web_options, token_in, token_of, web_options
 from aiorl.web.app import App
+from aiorl.web.child import CLIENT_SECRET
 from aiorl.web.messages import Refusal, Reply, Request, Response, WebSocket, always, json_response
 from aiorl.web.server import serve
 from aiorl.web.talk import Handler, over_http, packed, talk
@@ -33,45 +34,35 @@ from aiorl.web.talk import Handler, over_http, packed, talk
 Answer = dict[str, Any]
 
 _MAX_SESSIONS, _TTL_S = 10_000, 600.0
-_OF_ACT = frozenset(("observation", "action", "reward", "info", "dones", "start", "explore"))
-_OF_END = frozenset(("observation", "reward", "info", "dones", "truncated"))
+_GONE = "The worker of this session is gone. Open a new session."
 
 
 class _Link:
-    """Connection of a worker."""
+    """Connection of a worker.
+
+    Attributes:
+        waiting: answers to come, at most one to each session.
+    """
 
     def __init__(self, socket: WebSocket) -> None:
-        self.about: Any = None
         self._socket = socket
-        self._ids = itertools.count()
-        self._waiting: dict[int, Reply] = {}
-        self._busy: set[str] = set()
+        self.waiting: dict[str, Reply] = {}
 
     def ask(self, do: str, session: str, said: Answer) -> Reply:
-        if session in self._busy:
+        if session in self.waiting:
             raise Refusal(409, "The last request of this session is still under way. Wait for its answer.")
-        answer = Reply()
-        id = next(self._ids)
-        self._waiting[id] = answer
-        self._busy.add(session)
-        answer.add_done_callback(lambda done: self._busy.discard(session))
-        self._socket.write([packed({**said, "id": id, "do": do, "session": session})])
+        message = packed({"session": session, "do": do, "said": said})
+        answer = self.waiting[session] = Reply()
+        self._socket.write([message])
         return answer
 
     def take(self, message: bytes | str) -> None:
         said = msgpack.unpackb(message, object_hook=_array)
-        if "about" in said:
-            self.about = said["about"]
-            return
-        answer = self._waiting.pop(said.pop("id"))
-        if "error" in said:
-            answer.set_exception(Refusal(said["status"], said["error"]))
+        waiting, answer = self.waiting.pop(said["session"]), said["answer"]
+        if "error" in answer:
+            waiting.set_exception(Refusal(answer["status"], answer["error"]))
         else:
-            answer.set_result(said)
-
-    def lose(self) -> None:
-        for answer in self._waiting.values():
-            answer.set_exception(Refusal(410, "The worker of this session is gone. Open a new session."))
+            waiting.set_result(answer)
 
 
 class Gate:
@@ -81,24 +72,21 @@ class Gate:
         app: app with the routes.
     """
 
-    def __init__(self, secret: Path) -> None:
+    def __init__(self, run_dir: Path) -> None:
         """Wait for workers that have the secret in a file of the run directory."""
-        self._secret, self._run_dir = token_in(secret), secret.parent
+        self._secret, self._run_dir = token_in(run_dir / CLIENT_SECRET), run_dir
         self._links: dict[int, _Link] = {}
         self._numbers = itertools.count()
         self._sessions = Sessions(_MAX_SESSIONS, _TTL_S, on_expiry=self._forget)
-        handlers: dict[str, Handler] = {
-            "act": partial(self._ask, "act", keys=_OF_ACT), "open": self._open,
-            "end": partial(self._ask, "end", keys=_OF_END), "close": self._close, "join": self._join,
-        }  # fmt: skip
+        handlers: dict[str, Handler] = {do: partial(self._ask, do) for do in ("act", "end", "close")}
+        handlers |= {"open": self._open, "join": self._join}
         app = self.app = App()
-        app.get("/", self._index)
         app.get("/live", always({"live": True}), is_open=True)
         app.get("/ready", self._ready, is_open=True)
         app.post("/act", over_http(handlers["act"]))
-        app.post("/sessions", over_http(self._open, 201))
+        app.post("/sessions", over_http(handlers["open"], 201))
         app.post("/sessions/{session}/end", over_http(handlers["end"]))
-        app.delete("/sessions/{session}", over_http(self._close))
+        app.delete("/sessions/{session}", over_http(handlers["close"]))
         app.websocket("/ws", talk(handlers))
         app.websocket("/workers", self._worker, is_open=True)
 
@@ -108,44 +96,39 @@ class Gate:
         if not hmac.compare_digest(token_of(socket.request), self._secret):
             return
         number, link = next(self._numbers), _Link(socket)
+        self._links[number] = link
         try:
             while (message := await socket.receive()) is not None:
                 link.take(message)
-                self._links.setdefault(number, link)
                 await socket.drain()
         finally:
-            self._links.pop(number, None)
-            link.lose()
+            del self._links[number]
+            for waiting in link.waiting.values():
+                waiting.set_exception(Refusal(410, _GONE))
 
     def _forget(self, session: Session) -> None:
         if (link := self._links.get(session.arm)) is not None:
             with suppress(Refusal):  # its last request is still under way; the environment gives it up by itself
                 link.ask("close", session.id, {})
 
-    def _ask(self, do: str, said: Answer, keys: frozenset[str]) -> Reply:
-        session = self._sessions.find(said.pop("session", None))
-        check_keys(said, keys)
-        link = self._links.get(session.arm)
-        if link is None:
-            self._sessions.close(session.id)
-            raise Refusal(410, "The worker of this session is gone. Open a new session.")
-        return link.ask(do, session.id, said)
-
     # Requests of clients ----------------------------------------------------------------------------------------
 
     def _open(self, said: Answer) -> Reply:
-        check_keys(said, {"policy", "train"})
-        train = flag(said, "train", True)
+        check_keys(said, {"train"})
+        flag(said, "train", True)
         if not self._links:
             raise Refusal(503, "No worker is ready yet. Try again in a second.")
         load = Counter(session.arm for session in self._sessions)
         number = min(self._links, key=lambda each: load[each])
-        session = self._sessions.open("", number)
-        return self._links[number].ask("open", session.id, {"train": train})
+        return self._links[number].ask("open", self._sessions.open("", number).id, said)
 
-    def _close(self, said: Answer) -> Reply:
-        answer = self._ask("close", dict(said), frozenset())
-        self._sessions.close(said["session"])
+    def _ask(self, do: str, said: Answer) -> Reply:
+        session = self._sessions.find(said.pop("session", None))
+        if (link := self._links.get(session.arm)) is None:
+            raise Refusal(410, _GONE)
+        answer = link.ask(do, session.id, said)
+        if do == "close":
+            self._sessions.close(session.id)
         return answer
 
     def _join(self, said: Answer) -> Answer:
@@ -155,13 +138,9 @@ class Gate:
         except (OSError, ValueError):
             raise Refusal(503, "No worker can join this run yet. Try again in a second.") from None
 
-    async def _index(self, request: Request) -> Response:
-        about = next((link.about for link in self._links.values()), None)
-        figures = {"workers": len(self._links), "sessions": len(self._sessions)}
-        return json_response({"name": "aiorl", **figures, **(about or {})})
-
     async def _ready(self, request: Request) -> Response:
-        return json_response({"ready": bool(self._links)}, status=200 if self._links else 503)
+        figures = {"ready": bool(self._links), "workers": len(self._links), "sessions": len(self._sessions)}
+        return json_response(figures, status=200 if self._links else 503)
 
 
 def _array(value: Answer) -> Any:
@@ -176,11 +155,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: arguments; None takes those of the process.
     """
-    parser = Parser("python -m aiorl.serving.gate", "SECRET_FILE [options]", "Serve the client port of a run.", "")
-    parser.add_argument("secret", type=Path, metavar="SECRET_FILE", help="File with the secret of the run's workers.")
+    parser = Parser("python -m aiorl.serving.gate", "RUN_DIR [options]", "Serve the client port of a run.", "")
+    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="Directory of the run.")
     add_web_options(parser, port=0)
     given = parser.parse(sys.argv[1:] if argv is None else argv)
-    gate = Gate(given.pop("secret"))
+    gate = Gate(given.pop("run_dir"))
     return exit_status(lambda: asyncio.run(serve(gate.app, web_options(given))), interrupted="ended by Ctrl-C")
 
 

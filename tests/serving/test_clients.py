@@ -147,7 +147,7 @@ def test_a_wrong_request_is_refused_and_costs_the_episode_nothing(ports: Ports) 
             *(("act", {"action": value}) for value in (7, 1.5, "1")),
             *(("act", {"reward": value}) for value in ("1", None, [1.0], True, float("nan"), 1e308)),
             *(("act", {"info": value}) for value in ("won", {"x": json.loads("[" * 60 + "]" * 60)})),
-            *(("act", {"start": 1}), ("act", {"obs": 1}), ("end", {"truncated": 1})),
+            *(("act", {"start": 1}), ("act", {"obs": 1}), ("act", {"explore": True}), ("end", {"truncated": 1})),
         ):
             keys = {"observation": [0.0, 0.0], "reward": 5.0, **wrong}
             assert status_of(client.ask, do, session=game.id, **keys) == 400
@@ -173,13 +173,13 @@ def test_a_wrong_request_is_refused_and_costs_the_episode_nothing(ports: Ports) 
 def test_the_episodes_of_a_lost_worker_are_gone_and_those_of_others_go_on(ports: Ports) -> None:
     workers = [Worker(ports), Worker(ports)]
     with client_of(ports) as client:
-        wait_until(lambda: len({id(one) for one in workers if one.env.env.clients._link is not None}) == 2)
+        wait_until(lambda: len({id(one) for one in workers if one.env.env._link is not None}) == 2)
         time.sleep(0.2)
         games = [client.session() for _ in range(6)]
         for game in games:
             game.act([0.0, 0.0])
         workers[0].end()
-        wait_until(lambda: workers[0].env.env.clients._link.close_code is not None)
+        wait_until(lambda: workers[0].env.env._link.close_code is not None)
         found = []
         for game in games:
             try:
@@ -200,7 +200,9 @@ def test_agents_have_observations_actions_and_rewards_of_their_own(ports: Ports)
         game = client.session()
         assert status_of(game.act, [0.0, 0.0]) == 400
         assert status_of(game.act, {"c": 1}) == 400
-        assert game.act({"a": [0.1, 0.2], "b": 2}).keys() == {"a", "b"}
+        keys = {"observation": {"a": [0.1, 0.2], "b": 2}, "action": {"a": 1}}
+        found = client.ask("act", session=game.id, **keys)["action"]
+        assert (found["a"], found.keys()) == (1, {"a", "b"}), "the policies act for the others"
         assert game.act({"a": [0.1, 0.2], "b": 0}, reward={"a": 1.0, "b": 2.0}, dones={"b": True}).keys() == {"a", "b"}
         assert game.end({"a": [0.0, 0.0]}, reward={"a": 4.0})["reward"] == 7.0
     worker.end()
@@ -210,6 +212,8 @@ def test_agents_have_observations_actions_and_rewards_of_their_own(ports: Ports)
 def test_the_config_has_spaces_and_a_port() -> None:
     with pytest.raises(ConfigError, match="observation_space"):
         resolve_env("external")(EnvContext({"action_space": space_to_dict(ACTIONS)}))
+    with pytest.raises(ConfigError, match="max_concurrent"):
+        resolve_env("external")(EnvContext({"max_concurrent": "many"}))
     port, other = free_port(), ["--env", "CartPole-v1", "--client-port", "0"]
     for words in ([*TRAIN, "--client-port", "null"], [*TRAIN[:4], *other], [*TRAIN[:-1], port, "--web", port]):
         found = subprocess.run(words, capture_output=True, text=True)

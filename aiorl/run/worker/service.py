@@ -12,6 +12,8 @@ import dataclasses
 import logging
 import os
 import re
+import secrets
+import socket
 import sys
 import time
 import traceback
@@ -21,6 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TypeVar
 
 from aiorl.config.worker import WorkerPart
@@ -36,8 +39,10 @@ from aiorl.errors import (
     UnknownPolicyError,
 )
 from aiorl.net.protocol import events as ev
-from aiorl.net.protocol.worker_session import MAX_UNACKED_BYTES, WorkerSession, WorkerState
+from aiorl.net.protocol.worker_session import MAX_UNACKED_BYTES, WorkerSession, WorkerSettings, WorkerState
 from aiorl.net.transport.endpoint import Buffer, Event, EventKind
+from aiorl.net.transport.relay import worker_endpoint
+from aiorl.net.transport.security import load_worker_keys
 from aiorl.net.transport.system import give_back_regularly
 from aiorl.net.transport.zmq_worker import ZmqWorkerEndpoint
 from aiorl.net.wire.decoding import decode
@@ -46,6 +51,7 @@ from aiorl.net.wire.format import DEFAULT_LIMITS, limits_of
 from aiorl.net.wire.messages import BUILDING, OUT_OF_DATA, Failure, Message, RefusalCode, Samples, Snapshot, Welcome
 from aiorl.process.children import FAILED, HOPELESS, RUN_IS_OVER, STOPPED
 from aiorl.process.machine import age_s, check_heap, keep_children_out
+from aiorl.process.program import raise_open_file_limit
 from aiorl.process.tasks import Tasks
 from aiorl.run.worker.sampler_unit import SamplerUnit, StopSampling, UnitPlace
 
@@ -111,6 +117,24 @@ class _Running:
         if self.unit is not None and not self._is_closed:
             self._is_closed = True
             self.unit.close()
+
+
+def make_service(connect: Sequence[str], keys: Path | str | None, worker_id: str = "", slot: int = 0) -> WorkerService:
+    """Return the service of this process's worker.
+
+    Args:
+        connect: places of the learner, as `aiorl.config.addresses.places_of` returns them.
+        keys: directory of this host's CURVE keys; None = none.
+        worker_id: its name; "" makes one.
+        slot: preferred slot, 0 for any.
+
+    Raises:
+        SecurityError: the keys can't be used.
+    """
+    raise_open_file_limit()  # libzmq may abort if it gets no file descriptor
+    found = None if keys is None else load_worker_keys(keys)
+    settings = WorkerSettings(worker_id or secrets.token_hex(8), socket.gethostname(), os.getpid(), slot)
+    return WorkerService(worker_endpoint(connect, found), WorkerSession(settings))
 
 
 class WorkerService:
