@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import json
 import logging
-import math
 import os
 import socket
 import sys
@@ -24,9 +23,11 @@ import psutil
 from aiorl.acting.run_lock import lock_owner
 from aiorl.config.addresses import RUN_FILE, places_of, run_facts
 from aiorl.config.command_line import Parser, exit_status, usage_error
-from aiorl.config.files import open_regular, parse_json, read_regular
+from aiorl.config.files import open_regular, parse_json
+from aiorl.config.layers import CONFIG_FILE
 from aiorl.errors import AiorlError, ConfigError, RemoteProtocolError
 from aiorl.run.overview import MAX_BYTES, STATUS_FILE
+from aiorl.run.report.loggers import JSONL_FILE, to_json
 from aiorl.text import one_line, return_text
 
 __all__ = ["main", "status_of_learner", "status_of_run"]
@@ -43,9 +44,11 @@ Examples:
   python -m aiorl.status runs/mine --json
 """
 _WAIT_S, _ASK_AGAIN_S = 10.0, 1.0
-_SILENT_S = 20.0
+SILENT_S = 20.0
 """Age of an account from which its learner counts as silent; it writes one every few seconds."""
 _MAX_LOGS, _MAX_WORDS, _RESULT_BYTES = 4096, 300, 1 << 20
+FILES = (RUN_FILE, STATUS_FILE, JSONL_FILE, CONFIG_FILE, "log.txt")
+"""Files of a run directory that change while it runs."""
 _COLUMNS = {"#": "slot", "host": "host", "pid": "pid", "doing": "state", "env steps": "env_steps",
             "steps/s": "env_steps_per_s", "lag": "lag", "heard": "heard_s", "last words": "words"}  # fmt: skip
 
@@ -53,37 +56,34 @@ _COLUMNS = {"#": "slot", "host": "host", "pid": "pid", "doing": "state", "env st
 # Getting an account ------------------------------------------------------------------------------------------
 
 
-def status_of_run(directory: Path) -> dict[str, Any]:
-    """Return the account of a run from its files, with its age ``silent_s`` and ``is_alive`` (None if unknown).
+def is_run(directory: Path) -> bool:
+    """Return True if a directory has files of a run."""
+    return any(os.path.isfile(directory / name) for name in (RUN_FILE, JSONL_FILE, CONFIG_FILE))
 
-    Raises:
-        ConfigError: it is no run directory.
+
+def status_of_run(directory: Path) -> dict[str, Any]:
+    """Return the account of a run from its files.
+
+    Args:
+        directory: the run directory; files can be missing or damaged.
+
+    Returns:
+        The account, with its age ``silent_s`` and ``is_alive`` (None if unknown); ``result`` is the newest one.
     """
-    try:
-        facts = run_facts(directory)
-    except (OSError, ValueError) as error:
-        said = f"{directory} is not a run directory: its run.json can't be read ({error})."
-        raise ConfigError(said, key="RUN_DIR", hint="Give a run directory, or tcp://HOST:PORT.") from error
-    account: dict[str, Any] = {"run_id": facts["run_id"]}
-    try:
-        found = parse_json(read_regular(directory / STATUS_FILE, max_bytes=2 * MAX_BYTES))
-        account = found if isinstance(found, dict) and found.get("run_id") == facts["run_id"] else account
-    except (OSError, ValueError):  # it has just begun, or was made without
-        pass
-    learner = account.setdefault("learner", {})
-    account["run_dir"] = str(directory.absolute())
-    last = max(_changed(directory / name) for name in (RUN_FILE, STATUS_FILE, "log.txt", "result.jsonl"))
+    account: dict[str, Any] = {}
+    with contextlib.suppress(OSError, ValueError):  # it has just begun, or is a copy of its results alone
+        account["run_id"] = run_facts(directory)["run_id"]
+        found = _object_in(part_of(directory / STATUS_FILE, 0, 2 * MAX_BYTES)[0])
+        account = found if found.get("run_id") == account["run_id"] else account
+    last = max((changed for _, _, changed in signature(directory, *FILES)), default=0) / 1e9
     account["silent_s"] = max(0.0, time.time() - last)
-    ended = isinstance(learner, dict) and bool(learner.get("end"))
-    account["is_alive"] = False if ended else _is_alive(directory, account["silent_s"])
+    has_ended = Part(account).part("learner").text("end") != ""
+    account["is_alive"] = False if has_ended else _is_alive(directory, account["silent_s"])
+    account["run_dir"] = str(directory.absolute())
     account["learner_words"] = _words(directory / "log.txt")
-    if not account.get("result"):  # the account is missing, or older than the results
-        with contextlib.suppress(ValueError):
-            last_result = last_line(directory / "result.jsonl", _RESULT_BYTES)
-            account["result"] = parse_json(last_result.encode(), is_strict=False)
-    logs = directory / "logs"
-    names = sorted(path.name for path in logs.iterdir() if path.suffix == ".txt") if logs.is_dir() else []
-    account["logs"] = {name: _words(logs / name) for name in names[:_MAX_LOGS]}
+    account["result"] = _object_in(last_line(directory / JSONL_FILE, _RESULT_BYTES).encode()) or account.get("result")
+    names = sorted((path.name for path in directory.glob("logs/*.txt")), key=lambda name: (len(name), name))
+    account["logs"] = {name: _words(directory / "logs" / name) for name in names[:_MAX_LOGS]}
     return account
 
 
@@ -91,25 +91,48 @@ def _is_alive(directory: Path, silent_s: float) -> bool | None:
     owner = lock_owner(directory)
     if owner is not None and owner["host"] == socket.gethostname():
         return psutil.pid_exists(owner["pid"])
-    return True if silent_s < _SILENT_S else None
+    return True if silent_s < SILENT_S else None
 
 
-def _changed(path: Path) -> float:
+def _object_in(content: bytes) -> dict[str, Any]:
+    """Return the object that a JSON text holds, {} if there is none."""
+    with contextlib.suppress(ValueError):
+        if isinstance(found := parse_json(content, is_strict=False), dict):
+            return found
+    return {}
+
+
+def signature(directory: Path, *names: str) -> tuple[tuple[int, int, int], ...]:
+    """Return inode, size and time of the last change in ns of the files that exist; other contents have others."""
+    found = []
+    for name in names:
+        with contextlib.suppress(OSError):
+            stat = (directory / name).lstat()
+            found.append((stat.st_ino, stat.st_size, stat.st_mtime_ns))
+    return tuple(found)
+
+
+def part_of(path: Path, start: int, max_bytes: int) -> tuple[bytes, int]:
+    """Return a part of a file, and the file's size; b"" and 0 if it can't be read.
+
+    Args:
+        path: the file.
+        start: first byte of the part; a negative one counts from the end.
+        max_bytes: most bytes of the part.
+    """
     try:
-        return path.lstat().st_mtime
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            file.seek(start if start >= 0 else max(0, size + start))
+            return file.read(max_bytes), size
     except OSError:
-        return 0.0
+        return b"", 0
 
 
 def last_line(path: Path, tail_bytes: int = 16 << 10) -> str:
-    """Return the last whole line of a file, "" if there is none."""
-    try:
-        with open_regular(path) as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - tail_bytes))
-            lines = file.read(tail_bytes).decode(errors="replace").split("\n")[:-1]
-    except OSError:
-        return ""
-    return next((line for line in reversed(lines) if line.strip()), "")
+    """Return the last whole line of a file that is not empty, "" if there is none."""
+    tail, _ = part_of(path, -tail_bytes, tail_bytes)
+    return tail.rpartition(b"\n")[0].rstrip().rpartition(b"\n")[2].decode(errors="replace")
 
 
 def _words(path: Path) -> str:
@@ -179,36 +202,40 @@ def _is_number(value: Any) -> bool:
 
 
 class Part:
-    """Reader of a part of an account, which may hold anything."""
+    """Reader of a part of an account, which may hold anything.
+
+    Attributes:
+        value: the part itself, {} if it is missing or of another kind.
+    """
 
     def __init__(self, value: object) -> None:
-        self._value = value if isinstance(value, dict) else {}
+        self.value: dict[Any, Any] = value if isinstance(value, dict) else {}
 
     def part(self, name: str) -> Part:
-        return Part(self._value.get(name))
+        return Part(self.value.get(name))
 
     def parts(self, name: str) -> list[Part]:
-        found = self._value.get(name)
+        found = self.value.get(name)
         return [Part(each) for each in found] if isinstance(found, list) else []
 
     def texts(self, name: str) -> list[str]:
-        found = self._value.get(name)
+        found = self.value.get(name)
         return [one_line(each, 100) for each in found if isinstance(each, str)] if isinstance(found, list) else []
 
     def items(self) -> Iterator[tuple[str, str]]:
-        return ((one_line(str(name), 64), self.text(name)) for name in self._value)
+        return ((one_line(str(name), 64), self.text(name)) for name in self.value)
 
     def number(self, name: str) -> float | None:
-        found = self._value.get(name)
+        found = self.value.get(name)
         return found if _is_number(found) else None
 
     def numbers(self, name: str) -> list[float]:
-        found = self._value.get(name)
+        found = self.value.get(name)
         return [*filter(_is_number, found)] if isinstance(found, list) else []
 
     def text(self, name: str, most: int = _MAX_WORDS) -> str:
         """Return a text or a number as one printable line, "" for anything else."""
-        found, number = self._value.get(name), self.number(name)
+        found, number = self.value.get(name), self.number(name)
         if number is not None:
             return f"{number:,.0f}" if abs(number) >= 10 or number == int(number) else f"{number:.2g}"
         return one_line(found, most) if isinstance(found, str) else ""
@@ -221,7 +248,7 @@ def shown(account: dict[str, Any]) -> str:
     state = learner.text("state") or "nothing is known of its state"
     if learner.text("end"):
         state = f"ended {_ago(silent_s)}: {learner.text('end')}"
-    elif account.get("is_alive") is False or silent_s >= _SILENT_S:
+    elif account.get("is_alive") is False or silent_s >= SILENT_S:
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(max(0.0, time.time() - silent_s)))
         state = "its process is gone" if account.get("is_alive") is False else state
         state += f"; silent since {since}, for {_span(silent_s)}"
@@ -240,19 +267,17 @@ def shown(account: dict[str, Any]) -> str:
         "last words": whole.text("learner_words"),
     }
     lines = [f"{name:11}{text}".rstrip() for name, text in facts.items() if text]
-    rows = [_row(part) for part in whole.parts("workers")]
-    if rows:
-        lines += ["", *_table([[*_COLUMNS], *rows])]
-    gone = whole.parts("gone")[:8]
-    if gone:
-        when = [_ago(max(0.0, time.time() - (part.number("time") or 0.0))) for part in gone]
-        named = [
-            [part.text("slot"), part.text("host"), at, part.text("words")] for part, at in zip(gone, when, strict=True)
-        ]
-        lines += ["", "gone:", *_table(named)]
+    workers = [_row(part) for part in whole.parts("workers")]
+    gone = [
+        [part.text("slot"), part.text("host"), _ago(time.time() - (part.number("time") or 0.0)), part.text("words")]
+        for part in whole.parts("gone")[:8]
+    ]
     logs = [[name, words] for name, words in whole.part("logs").items()]
-    if logs:
-        lines += ["", "logs:", *_table(logs)]
+    if workers:
+        lines += ["", *_table([[*_COLUMNS], *workers])]
+    for title, rows in ("gone:", gone), ("logs:", logs):
+        if rows:
+            lines += ["", title, *_table(rows)]
     return "\n".join(lines) + "\n"
 
 
@@ -276,18 +301,17 @@ def _span(seconds: float) -> str:
 
 
 def _ago(seconds: float) -> str:
-    return f"{_span(seconds)} ago"
+    return f"{_span(max(0.0, seconds))} ago"
 
 
-def _plain(value: object) -> Any:
-    """Return what JSON can hold: no infinities, and texts for all other kinds."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, dict):
-        return {str(name): _plain(item) for name, item in value.items()}
-    if isinstance(value, list):
-        return [_plain(item) for item in value]
-    return value if value is None or isinstance(value, (bool, int, float, str)) else repr(value)
+def _account_at(target: str, keys: Path | None) -> dict[str, Any]:
+    if target.startswith(("tcp:", "run:", "@", "ipc:")):
+        return asyncio.run(status_of_learner(places_of(target), keys))
+    directory = Path(target).expanduser()
+    if not is_run(directory):
+        hint = "Give a run directory, or tcp://HOST:PORT."
+        raise ConfigError(f"{directory} is no run directory: it has no {RUN_FILE}.", key="RUN_DIR", hint=hint)
+    return status_of_run(directory)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -308,11 +332,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.getLogger("aiorl").addHandler(logging.NullHandler())  # the error says it all
 
     def do() -> None:
-        if target.startswith(("tcp:", "run:", "@", "ipc:")):
-            account = asyncio.run(status_of_learner(places_of(target), found.get("keys")))
-        else:
-            account = status_of_run(Path(target).expanduser())
-        sys.stdout.write(json.dumps(_plain(account), indent=1) + "\n" if found.get("json") else shown(account))
+        account = _account_at(target, found.get("keys"))
+        sys.stdout.write(json.dumps(to_json(account), indent=1) + "\n" if found.get("json") else shown(account))
 
     return exit_status(do, interrupted="ended by Ctrl-C")
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from aiorl.config.command_line import Parser, exit_status
 from aiorl.errors import ConfigError
+from aiorl.web.access import add_web_options, want_web, web_options
 
 __all__ = ["main"]
 
@@ -22,7 +23,6 @@ _EXAMPLES = f"""
 Examples:
   python -m aiorl.watch                          # the runs in ./runs
   python -m aiorl.watch runs/mine                # one run
-  python -m aiorl.watch runs --port 9000
   ssh -L {_PORT}:127.0.0.1:{_PORT} HOST aiorl watch /path/to/runs     # of another host; then open the address here
   python -m aiorl.watch runs --host 0.0.0.0 --token-file token --tls-cert cert.pem --tls-key key.pem
 """
@@ -34,36 +34,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: the command's arguments; None takes those of the process.
     """
-    from aiorl.web.access import add_web_options
-
     parser = Parser(_PROG, "[RUN_DIR|DIRECTORY] [options]", _ABOUT, _EXAMPLES)
-    parser.add_argument("where", metavar="RUN_DIR|DIRECTORY", nargs="?", type=Path,
+    parser.add_argument("where", metavar="RUN_DIR|DIRECTORY", nargs="?", type=Path, default=Path("runs"),
                         help="A run directory, or a directory of runs (./runs).")  # fmt: skip
     add_web_options(parser, port=_PORT)
     found = parser.parse(sys.argv[1:] if argv is None else argv)
-
     return exit_status(lambda: _watch(found), interrupted="ended by Ctrl-C")
 
 
 def _watch(found: dict[str, Any]) -> None:
-    from aiorl.web.access import want_web, web_options
-
     want_web("aiorl watch")
-    root = (found.get("where") or Path("runs")).expanduser()
-    if not root.is_dir():
-        said = f"{root} is not a directory."
-        raise ConfigError(said, key="DIRECTORY", hint="Give a run directory, or a directory of runs.")
-    options = web_options(found)
     from aiorl.watch.app import make_app
     from aiorl.web.server import serve
 
+    root, options = found["where"].expanduser(), web_options(found)
+    if not root.is_dir():
+        hint = "Give a run directory, or a directory of runs."
+        raise ConfigError(f"{root} is not a directory.", key="DIRECTORY", hint=hint)
     if options.inherited is not None:
         os.nice(_NICE)  # the learner needs its processor more
 
     def say(url: str) -> None:
-        if options.inherited is None:
-            sys.stdout.write(f"{root}: {url}\n")
-            sys.stdout.flush()
+        sys.stdout.write(f"{root}: {url}\n")
+        sys.stdout.flush()
 
     asyncio.run(serve(make_app(root), options, say))
 

@@ -5,28 +5,25 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-import os
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from aiorl.config.files import MAX_BYTES, open_regular, parse_yaml, read_regular
+from aiorl.config.files import MAX_BYTES, parse_yaml
 from aiorl.config.layers import CONFIG_FILE
-from aiorl.errors import AiorlError
-from aiorl.run.report.loggers import JSONL_FILE, numbers_of, result_of, results_in
-from aiorl.run.report.plot import F64
-from aiorl.status import last_line
+from aiorl.errors import ConfigError
+from aiorl.run.report.loggers import JSONL_FILE, numbers_of, results_in
+from aiorl.status import part_of
 from aiorl.text import many_lines, one_line
 
 STEPS, SECONDS = "timesteps_total", "time_total_s"
-_RARE = "evaluation/episode_reward_mean"
-"""Number that few results have, so that thinning keeps those."""
-_MAX_NAMES = 2000
+_MAX_NAMES, _MAX_NUMBERS = 2000, 4_000_000
 _USUAL_BYTES = 4 << 10
-_TAIL_BYTES, _LAST_BYTES = 64 << 10, 1 << 20
+_TAIL_BYTES = 64 << 10
 _LOG_BYTES = 8 << 20
 _MAX_ENTRIES, _MAX_ENTRY = 300, 24_000
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
@@ -34,26 +31,13 @@ _ENTRY = re.compile(
     r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),\d+ ([A-Z]+) [\w.]+: (.*)"  # a learner's
     r"|(\d\d:\d\d:\d\d) (?:\S+ )?([DIWEC]) (.*)"  # a worker's
 )
+_KEYS = re.compile(r"(?m)^(?=\w)")
+"""Places in a config's text where its keys begin."""
 _FILMS = (".mp4", ".webm", ".gif")
 _MAX_FILMS = 50
 
 
-def signature(*paths: Path) -> tuple[tuple[int, int, int], ...]:
-    """Return a value that changes with the contents of files."""
-    found = []
-    for path in paths:
-        with contextlib.suppress(OSError):
-            stat = path.lstat()
-            found.append((stat.st_ino, stat.st_size, stat.st_mtime_ns))
-    return tuple(found)
-
-
 # Results ------------------------------------------------------------------------------------------------------
-
-
-def last_result(directory: Path) -> dict[str, Any]:
-    """Return the newest whole result of a run, {} if there is none."""
-    return result_of(last_line(directory / JSONL_FILE, _LAST_BYTES).encode("utf-8", "replace")) or {}
 
 
 def numbers_from(directory: Path, start: int, skipped_bytes: int = 0) -> Iterator[tuple[int, dict[str, float]]]:
@@ -61,38 +45,39 @@ def numbers_from(directory: Path, start: int, skipped_bytes: int = 0) -> Iterato
 
     Results without env steps and time are left out.
     """
-    for end, result in results_in(directory / JSONL_FILE, skipped_bytes, start):
-        found = {}
-        with contextlib.suppress(OverflowError, RecursionError):
-            found = numbers_of(result)
-        if len(found) <= _MAX_NAMES and all(math.isfinite(found.get(name, math.nan)) for name in (STEPS, SECONDS)):
-            yield end, found
+    with contextlib.suppress(OSError):
+        for end, result in results_in(directory / JSONL_FILE, skipped_bytes, start):
+            found = {}
+            with contextlib.suppress(OverflowError, RecursionError):
+                found = numbers_of(result)
+            if len(found) <= _MAX_NAMES and all(math.isfinite(found.get(name, math.nan)) for name in (STEPS, SECONDS)):
+                yield end, found
 
 
 def curves(
     directory: Path, *, names: Collection[str] | None = None, num_points: int = 1000
-) -> tuple[dict[str, F64], int]:
+) -> tuple[dict[str, NDArray[Any]], int]:
     """Return the numbers of a run's results by name [P], NaN where a result has none.
 
     Args:
         directory: the run directory.
         names: the numbers to return; None returns all.
-        num_points: number of results from which on some are left out, evenly; about twice as many are left.
+        num_points: number of results to which a large file is thinned, evenly.
 
     Returns:
         The numbers, and the bytes of result.jsonl up to the end of the last result.
     """
-    found: list[tuple[int, dict[str, float]]] = []
-    with contextlib.suppress(OSError):
-        size = (directory / JSONL_FILE).stat().st_size
-        skipped_bytes = size // num_points if size > num_points * _USUAL_BYTES else 0
-        found += numbers_from(directory, 0, skipped_bytes)
-        if skipped_bytes:
-            found += numbers_from(directory, max(found[-1][0] if found else 0, size - _TAIL_BYTES))
-    step = 1 + len(found) // (2 * num_points)
-    rows = [row for at, (_, row) in enumerate(found, 1) if at % step == 0 or at == len(found) or _RARE in row]
-    all_names = sorted({name for row in rows for name in row})[:_MAX_NAMES] if names is None else names
-    columns = {name: np.array([row.get(name, math.nan) for row in rows], np.float64) for name in all_names}
+    _, size = part_of(directory / JSONL_FILE, 0, 0)
+    skipped_bytes = size // num_points if size > num_points * _USUAL_BYTES else 0
+    found = [*numbers_from(directory, 0, skipped_bytes)]
+    if skipped_bytes:  # the newest results are there
+        found += numbers_from(directory, max(found[-1][0] if found else 0, size - _TAIL_BYTES))
+    if names is None:
+        names = sorted({name for _, row in found for name in row})[: _MAX_NUMBERS // max(1, len(found))]
+    kinds = {STEPS: np.float64, SECONDS: np.float64}  # others are for pictures
+    columns = {
+        name: np.array([row.get(name, math.nan) for _, row in found], kinds.get(name, np.float32)) for name in names
+    }
     return columns, found[-1][0] if found else 0
 
 
@@ -101,28 +86,27 @@ def curves(
 
 def config_text(directory: Path) -> str:
     """Return the text of a run's config, "" if there is none."""
-    try:
-        return read_regular(directory / CONFIG_FILE, max_bytes=MAX_BYTES).decode("utf-8", "replace")
-    except OSError:
-        return ""
+    return part_of(directory / CONFIG_FILE, 0, MAX_BYTES)[0].decode("utf-8", "replace")
 
 
-@functools.lru_cache(maxsize=256)
-def parsed_config(text: str) -> Mapping[str, Any]:
-    """Return the values of a config's text, {} if it is damaged."""
-    try:
+def settings(text: str, pick: Callable[[str], object] = bool) -> Mapping[str, Any]:
+    """Return the values in a config's text, {} if it is damaged.
+
+    Args:
+        text: the text.
+        pick: called with the text of each key and its value; those for which it returns False are left out.
+    """
+    return _parsed("".join(filter(pick, _KEYS.split(text))))
+
+
+@functools.lru_cache(maxsize=1000)
+def _parsed(text: str) -> Mapping[str, Any]:
+    with contextlib.suppress(ConfigError):
         return parse_yaml(Path(CONFIG_FILE), text.encode())[0]
-    except AiorlError:
-        return {}
+    return {}
 
 
 # Logs and films -----------------------------------------------------------------------------------------------
-
-
-def log_names(directory: Path) -> list[str]:
-    """Return the names of a run's logs: the learner's, then those of its workers."""
-    names = (f"logs/{path.name}" for path in directory.glob("logs/*.txt"))
-    return ["log.txt", *sorted(names, key=lambda name: (len(name), name))[:4096]]
 
 
 def log_entries(path: Path, words: str = "", level: str = "DEBUG") -> tuple[list[dict[str, str]], bool]:
@@ -137,17 +121,11 @@ def log_entries(path: Path, words: str = "", level: str = "DEBUG") -> tuple[list
         Entries with ``time``, ``level``, ``text`` and the lines that follow it as ``more``, such as a traceback; and
         whether older parts of the log, or older entries, were left out.
     """
-    try:
-        with open_regular(path) as file:
-            size = os.fstat(file.fileno()).st_size
-            file.seek(max(0, size - _LOG_BYTES))
-            lines = file.read(_LOG_BYTES).decode("utf-8", "replace").split("\n")
-    except OSError:
-        return [], False
+    tail, size = part_of(path, -_LOG_BYTES, _LOG_BYTES)
     least, wanted = LEVELS.index(level), words.casefold()
     entries: list[dict[str, str]] = []
     more: list[str] = []
-    for line in reversed(lines):
+    for line in reversed(tail.decode("utf-8", "replace").split("\n")):
         found = _ENTRY.fullmatch(line)
         if found is None:
             more.append(line)

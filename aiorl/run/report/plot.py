@@ -142,7 +142,7 @@ OF_A_RUN = (
 """Prefixes of the keys in which runs of one experiment can differ."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class RunCurve:
     """Learning curve of one run.
 

@@ -11,7 +11,7 @@ const LOSS = /loss|entropy|(^|_|\/)kl$|grad_gnorm|explained_var|q_mean|td_error|
 const OVER = ["ended", "failed", "gone"];
 // stop criterion -> its words, its figure, and the rate of the figure if it grows steadily
 const STOPS = {
-  stop_return: ["return", "episode_reward_mean_last_100"], stop_evaluation_return: ["evaluation", "evaluation_return"],
+  stop_return: ["return", "episode_reward_mean_last_100"], stop_evaluation_return: ["evaluation", EVALUATION],
   stop_timesteps: ["env steps trained", "env_steps_trained_total", (figures) => figures.trained_steps_per_s],
   stop_time_s: ["time", "time_total_s", () => 1],
 };
@@ -295,6 +295,7 @@ class OneRun {
 
   update(found) {
     this.found = found;
+    this.account = map(found.account);
     this.glance = map(found.glance);
     document.title = `${this.name} · aiorl`;
     this.showHead();
@@ -310,9 +311,9 @@ class OneRun {
     const rate = (value) => (isNumber(value) ? `${short(value)}/s` : null);
     const range = isNumber(figures.episode_reward_min) ? `${short(figures.episode_reward_min)} to ${short(figures.episode_reward_max)}` : "no episode yet";
     const spread = isNumber(figures.std) ? `± ${short(figures.std)}, ` : "";
-    const stops = Object.entries(map(glance.stops)).filter(([key]) => key in STOPS).map(([key, goal]) => {
+    const stops = Object.entries(map(glance.stops)).filter(([key, goal]) => key in STOPS && isNumber(goal)).map(([key, goal]) => {
       const [name, figure, rate] = STOPS[key];
-      const now = figures[figure], speed = rate?.(figures);
+      const now = figures[figure] ?? list(this.columns[figure]).findLast(isNumber), speed = rate?.(figures);
       const form = key === "stop_time_s" ? span : short;
       const left = speed > 0 && goal > now && !OVER.includes(glance.phase) ? `, about ${span((goal - now) / speed)} left` : "";
       const words = rate ? `${name}: ${form(now)} of ${form(goal)}${left}` : `goal: ${name} ${form(goal)}, now ${form(now)}`;
@@ -422,7 +423,7 @@ class OneRun {
       this.grid.replaceChildren();
       this.addCharts();
     }
-    const result = map(this.found.result);
+    const result = map(this.account.result);
     const parts = [this.ledger(map(result.ledger)), this.flow(result), this.evaluations(), this.films(), this.failures("h2")];
     const open = [...this.lower.querySelectorAll("details[open]")].map((each) => each.dataset.key);
     this.lower.replaceChildren(...parts.filter(Boolean));
@@ -501,7 +502,7 @@ class OneRun {
   }
 
   showWorkers() {
-    const account = map(this.found.account), learner = map(account.learner);
+    const { account } = this, learner = map(account.learner);
     const hosts = new Map();
     for (const worker of list(account.workers)) {
       const host = text(worker.host) || "an unknown host";
@@ -524,7 +525,7 @@ class OneRun {
       parts.push(el("section", { class: "panel" }, el("h2", {}, "Gone ", el("small", { class: "soft" }, `${count(account.num_gone)} in all`)),
         table("Workers that are gone", ["Worker", "Host", "When", "Env steps", "Last words"], gone, { class: "cards" })));
     }
-    const words = Object.entries(map(this.found.words)).filter(([, last]) => text(last)).map(([name, last]) => [el("a", { href: runLink(this.name, "log", `logs/${name}`) }, name), last]);
+    const words = Object.entries(map(account.logs)).filter(([, last]) => text(last)).map(([name, last]) => [el("a", { href: runLink(this.name, "log", `logs/${name}`) }, name), last]);
     if (words.length) parts.push(el("section", { class: "panel" }, el("h2", {}, "Last words"), table("Last lines of the workers' logs", ["Log", "Last line"], words)));
     const facts = text(learner.host) && el("p", { class: "soft" }, `Learner: ${learner.host}, process ${text(learner.pid)}${list(learner.addresses).length ? `, at ${learner.addresses.slice(0, 4).map(text).join(", ")}` : ""}`);
     const open = [...this.workers.querySelectorAll("details[open]")].map((each) => each.dataset.key);
@@ -536,7 +537,7 @@ class OneRun {
 
   buildLog() {
     const words = el("input", { type: "search", placeholder: "text", oninput: () => this.refreshLog() });
-    const names = Object.fromEntries(list(this.found.logs).map((name) => [name, name]));
+    const names = Object.fromEntries(["log.txt", ...Object.keys(map(this.account.logs)).map((name) => `logs/${name}`)].map((name) => [name, name]));
     const file = this.file in names ? this.file : "log.txt";
     this.query = { file, level: "DEBUG", words };
     this.entries = el("ol", { class: "log", "aria-label": "Entries, oldest first" });

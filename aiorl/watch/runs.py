@@ -1,0 +1,190 @@
+"""Accounts of runs: what a run does in plain words, its figures, and curves of runs and seeds next to each other."""
+
+from __future__ import annotations
+
+import functools
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from aiorl.config.layers import CONFIG_FILE
+from aiorl.run.report.loggers import JSONL_FILE
+from aiorl.run.report.plot import OF_A_RUN, Band, RunCurve, band_of, group_runs
+from aiorl.status import FILES, SILENT_S, Part, is_run, signature, status_of_run
+from aiorl.text import one_line
+from aiorl.watch.reading import SECONDS, STEPS, config_text, curves, films, log_entries, settings
+
+_OVER = ("ended", "failed", "gone", "unknown")
+"""Phases that only a change of the files ends."""
+_ABSENT = {
+    True: ("silent", "Its process exists, but has written nothing for a while."),
+    False: ("gone", "Its process is gone without a last word. It continues with --resume."),
+    None: ("unknown", "No process of this host writes here."),
+}
+"""Existence of a silent run's process -> phase of the run."""
+_CRITERIA = ("stop_return", "stop_evaluation_return", "stop_timesteps", "stop_time_s")
+_SLOW_S = 30.0
+_FAILED = "the learner failed"
+_MAX_WORDS = 300
+_MAX_FAILURES = 20
+_POINTS = 200
+
+
+class Run:
+    """A run directory as a page shows it.
+
+    Attributes:
+        path: the directory.
+        name: its name for people, which is unique in the page.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Take over a directory without reading it yet."""
+        self.path, self.name = path, one_line(path.absolute().name, 255)
+        self._files: object = None
+        self._glance: dict[str, Any] = {}
+        self._account = Part({})
+
+    def glance(self) -> dict[str, Any]:
+        """Return the run's most important figures."""
+        files = signature(self.path, *FILES)
+        if files != self._files or self._glance["phase"] not in _OVER:
+            self._glance = self._look()
+            self._files = files
+        return self._glance
+
+    def details(self) -> dict[str, Any]:
+        """Return all that a page of this run shows besides curves, the config and whole logs."""
+        glance = self.glance()
+        result = self._account.part("result").value
+        shown = {name: value for name, value in result.items() if name != "hist_stats"}  # which are long lists
+        account = {**self._account.value, "result": shown}
+        return {"glance": glance, "account": account, "failures": self._failures(), "films": films(self.path)}
+
+    def _failures(self) -> list[dict[str, str]]:
+        return _failures_in(self.path / "log.txt", signature(self.path, "log.txt"))
+
+    def _look(self) -> dict[str, Any]:
+        self._account = Part(status_of_run(self.path))
+        result = self._account.part("result")
+        head = Part(settings(config_text(self.path), lambda key: key.startswith(("algo:", "env:", "seed:", "stop_"))))
+        phase, words = self._phase()
+        figures = {name: result.number(name) for name in result.value}
+        returns = result.part("hist_stats").numbers("episode_reward")
+        figures |= {"std": statistics.pstdev(returns)} if returns else {}
+        figures["policy_lag"] = result.part("policy_lag").number("mean")
+        if phase in _OVER:
+            figures |= {"sampled_steps_per_s": None, "trained_steps_per_s": None}
+        return {
+            "name": self.name,
+            "env": head.text("env", 100),
+            "algo": head.text("algo", 100),
+            "seed": head.number("seed"),
+            "phase": phase,
+            "words": one_line(words, _MAX_WORDS),
+            "changed": time.time() - self._account.value["silent_s"],
+            "figures": figures,
+            "stops": {name: head.number(name) for name in _CRITERIA},
+        }
+
+    def _phase(self) -> tuple[str, str]:
+        """Return the kind of thing that the run does, and a sentence about it."""
+        account, learner = self._account.value, self._account.part("learner")
+        end, state = learner.text("end"), learner.text("state") or "starting"
+        if end == _FAILED:
+            errors = self._failures()
+            return "failed", f"Failed: {errors[-1]['text'] if errors else 'its log has the reason.'}"
+        if end:
+            return "ended", end
+        if account["is_alive"] is False or account["silent_s"] >= SILENT_S:
+            return _ABSENT[account["is_alive"]]
+        if not self._account.part("result").value:
+            return "starting", f"{state[:1].upper()}{state[1:]}."
+        waited_s = learner.number("no_update_s") or 0.0
+        if waited_s > _SLOW_S:
+            return "waiting", f"No update for {waited_s:.0f} s. {account['learner_words']}"
+        return "training", "Training."
+
+
+@functools.lru_cache(maxsize=256)
+def _failures_in(log: Path, state: object) -> list[dict[str, str]]:
+    """Return the newest errors in a log with a `signature`."""
+    return log_entries(log, level="ERROR")[0][-_MAX_FAILURES:]
+
+
+class Runs:
+    """The runs below a directory, or the one that it holds.
+
+    Attributes:
+        root: the directory.
+        is_single: True if it is a run itself.
+    """
+
+    def __init__(self, root: Path) -> None:
+        """Take over a run directory, or a directory of runs."""
+        self.root, self.is_single = root, is_run(root)
+        self._runs: dict[Path, Run] = {}
+
+    def find(self) -> dict[str, Run]:
+        """Return the runs that exist now by name, sorted."""
+        paths = [self.root] if self.is_single else sorted(filter(is_run, self.root.glob("*")))
+        self._runs = {path: self._runs.get(path) or Run(path) for path in paths}
+        return {run.name: run for run in self._runs.values()}
+
+    def glances(self) -> list[dict[str, Any]]:
+        """Return the figures of all runs."""
+        return [run.glance() for run in self.find().values()]
+
+
+# Runs next to each other --------------------------------------------------------------------------------------
+
+
+def experiments(runs: Sequence[Run], metric: str, by: str) -> list[dict[str, Any]]:
+    """Return runs and seeds as curves, grouped as `aiorl plot` groups them. What has not changed is kept.
+
+    Args:
+        runs: the runs; those without this number are left out.
+        metric: name of a number of the results.
+        by: ``steps`` or ``seconds``.
+
+    Returns:
+        For each experiment its name, environment, the names of its runs, the mean of their last values, and arrays
+        ``at`` (env steps or seconds), ``mean``, ``low`` and ``high``: the interquartile mean of the runs, and its 95 %
+        bootstrap interval.
+    """
+    names = {run.path: run.name for run in runs}
+    found = [_curve(path, signature(path, JSONL_FILE, CONFIG_FILE), metric) for path in names]
+    made = []
+    for one in group_runs([curve for curve in found if len(curve.steps)]):
+        band = _band(one.runs, by)
+        made.append(
+            {
+                "name": one_line(one.name, 200),
+                "env": one_line(one.env, 100),
+                "runs": [names[curve.path] for curve in one.runs],
+                "last": float(np.mean([curve.returns[-1] for curve in one.runs])),
+                **{name: getattr(band, name).astype(np.float32) for name in ("at", "mean", "low", "high")},
+            }
+        )
+    return made
+
+
+@functools.lru_cache(maxsize=2000)
+def _curve(path: Path, state: object, metric: str) -> RunCurve:
+    """Return the curve of a run with a `signature`, which can be empty."""
+    columns, _ = curves(path, num_points=_POINTS, names={STEPS, SECONDS, metric})
+    values, steps, seconds = (columns[name] for name in (metric, STEPS, SECONDS))
+    there = np.flatnonzero(np.isfinite(values))
+    there = there[np.unique(steps[there], return_index=True)[1]]
+    # most runs of an experiment share the other settings, and so the parsing
+    config = settings(config_text(path), lambda key: not key.startswith(OF_A_RUN))
+    return RunCurve(path, config, steps[there], seconds[there], values[there])
+
+
+@functools.lru_cache(maxsize=1000)
+def _band(runs: tuple[RunCurve, ...], by: str) -> Band:
+    return band_of(runs, by=by, rng=np.random.default_rng(0))
