@@ -1,41 +1,57 @@
 """`env: external`: environments whose episodes are played by clients of the run's client port.
 
-Each worker's environment connects to the server of the port (`aiorl.serving.gate`), which passes requests on to it. The
-steps of all its sessions are answered together. A session plays one episode after the other.
+The port is one address for all workers. Its process, the gate, takes the requests of `aiorl serve`: /sessions and /act
+over HTTP, and the WebSocket /ws. It deals sessions to the environments, each of which connects to it by the WebSocket
+/workers, and passes their requests on. A session plays one episode after the other. It stays with its environment, and
+is gone when that is lost. The steps of all sessions of an environment are answered together.
 """
 
 from __future__ import annotations
 
+import hmac
+import itertools
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
+import msgpack
+import numpy as np
 from gymnasium import spaces
 from websockets.exceptions import WebSocketException
 from websockets.sync.client import ClientConnection, connect
 
-from aiorl.config.addresses import Addresses
+from aiorl.config.addresses import Addresses, run_facts
 from aiorl.data.columns import DEFAULT_AGENT_ID
 from aiorl.data.spaces import space_from_dict
 from aiorl.env.external_env import ExternalMultiAgentEnv
 from aiorl.env.registry import EnvContext
 from aiorl.errors import AiorlError, ClosedEpisodeError, ConfigError, EpisodeTimeout, SamplerDied
+from aiorl.serving.sessions import Session, Sessions
 from aiorl.serving.values import check_keys, flag, given_value, number
-from aiorl.web.messages import Refusal
-from aiorl.web.talk import packed, unpacked
+from aiorl.web.access import token_in, token_of
+from aiorl.web.app import App
+from aiorl.web.child import CLIENT_SECRET
+from aiorl.web.messages import Refusal, Reply, Request, Response, WebSocket, always, json_response
+from aiorl.web.talk import Handler, over_http, packed, talk, unpacked
 
 logger = logging.getLogger(__name__)
 
+Answer = dict[str, Any]
+
 _RETRY_S = 1.0
+_MAX_SESSIONS, _TTL_S = 10_000, 600.0
+_GONE = "The worker of this session is gone. Open a new session."
 _MAX_DEPTH = 50
 _OF_ACT = frozenset(("observation", "action", "reward", "info", "dones", "start"))
 _OF_END = frozenset(("observation", "reward", "info", "dones", "truncated"))
-here: Callable[[ClientEnv], object] | None = None
-"""Called with each environment that begins, in a process that plays itself; None if none does."""
+here: Any = None
+"""Worker of this process if that has a client with local inference; it gets each environment that begins as ``env``."""
 
 
 class ClientEnv(ExternalMultiAgentEnv):
@@ -75,7 +91,7 @@ class ClientEnv(ExternalMultiAgentEnv):
             ConfigError: the run has no client port.
         """
         if here is not None:
-            here(self)
+            here.env = self
             self._is_over.wait()
             return
         if not self._gate:
@@ -85,19 +101,18 @@ class ClientEnv(ExternalMultiAgentEnv):
         dial = partial(connect, additional_headers=headers, compression=None, max_size=None, proxy=None)
         with ThreadPoolExecutor(self._most, "client") as threads:
             while not self._is_over.is_set():
-                said = "the connection was lost"
                 try:
                     with dial(f"ws{addresses.next().removeprefix('tcp')}/workers") as self._link:
                         addresses.confirm()
-                        for message in self._link:
-                            threads.submit(self._reply, self._link, message)
+                        while True:
+                            threads.submit(self._reply, self._link, self._link.recv(decode=False))
                 except (OSError, WebSocketException) as error:
-                    said = str(error)
+                    if not self._is_over.is_set():
+                        logger.warning("no connection to the client port: %s; trying again", error)
                 lost, self._sessions = self._sessions, {}
                 for session in list(lost.values()):  # threads that still answer may change it
                     session.drop()
-                if not self._is_over.wait(_RETRY_S):
-                    logger.warning("no connection to the client port: %s; trying again", said)
+                self._is_over.wait(_RETRY_S)
 
     def close(self) -> None:
         """See `ExternalEnv.close`."""
@@ -110,13 +125,13 @@ class ClientEnv(ExternalMultiAgentEnv):
         """Return the actions for observations by agent: those that the client took, and the policies' for others."""
         return {**self._ask(episode_id, obs, taken), **(taken or {})}
 
-    def _reply(self, link: ClientConnection, message: str | bytes) -> None:
-        asked = unpacked(message if isinstance(message, bytes) else b"")
+    def _reply(self, link: ClientConnection, message: bytes) -> None:
+        asked = unpacked(message)
         answer = self.answer(asked["do"], asked["session"], asked["said"])
         with suppress(OSError, WebSocketException):  # clients know from the gate
             link.send(packed({"session": asked["session"], "answer": answer}))
 
-    def answer(self, do: str, name: str, said: Mapping[str, Any]) -> dict[str, Any]:
+    def answer(self, do: str, name: str, said: Mapping[str, Any]) -> Answer:
         """Return the answer to a request of a session, with ``status`` and ``error`` if it is refused.
 
         Args:
@@ -238,3 +253,109 @@ def _spaces(given: Any) -> Any:
 def _is_deep(value: Any, levels: int) -> bool:
     inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
     return levels < 0 or any(_is_deep(one, levels - 1) for one in inner)
+
+
+# The gate -------------------------------------------------------------------------------------------------------
+
+
+class _Link(NamedTuple):
+    """Connection of an environment, and the answers to come, at most one to each session."""
+
+    socket: WebSocket
+    waiting: dict[str, Reply]
+
+    def ask(self, do: str, session: str, said: Answer) -> Reply:
+        if session in self.waiting:
+            raise Refusal(409, "The last request of this session is still under way. Wait for its answer.")
+        message = packed({"session": session, "do": do, "said": said})
+        answer = self.waiting[session] = Reply()
+        self.socket.write([message])
+        return answer
+
+    def take(self, message: bytes | str) -> None:
+        said = msgpack.unpackb(message, object_hook=_array)
+        waiting, answer = self.waiting.pop(said["session"]), said["answer"]
+        if "error" in answer:
+            waiting.set_exception(Refusal(answer["status"], answer["error"]))
+        else:
+            waiting.set_result(answer)
+
+
+class Gate(App):
+    """App of the client port of a run: sessions of clients, each with a worker, and the routes to them."""
+
+    def __init__(self, run_dir: Path) -> None:
+        """Wait for workers that have the secret in a file of the run directory."""
+        super().__init__()
+        self._secret, self._run_dir = token_in(run_dir / CLIENT_SECRET), run_dir
+        self._links: dict[int, _Link] = {}
+        self._numbers = itertools.count()
+        self._sessions = Sessions(_MAX_SESSIONS, _TTL_S, on_expiry=self._forget)
+        handlers: dict[str, Handler] = {do: partial(self._ask, do) for do in ("act", "end", "close")}
+        handlers |= {"open": self._open, "join": self._join}
+        self.get("/live", always({"live": True}), is_open=True)
+        self.get("/ready", self._ready, is_open=True)
+        self.post("/act", over_http(handlers["act"]))
+        self.post("/sessions", over_http(handlers["open"], 201))
+        self.post("/sessions/{session}/end", over_http(handlers["end"]))
+        self.delete("/sessions/{session}", over_http(handlers["close"]))
+        self.websocket("/ws", talk(handlers))
+        self.websocket("/workers", self._worker, is_open=True)
+
+    # Workers ----------------------------------------------------------------------------------------------------
+
+    async def _worker(self, socket: WebSocket) -> None:
+        if not hmac.compare_digest(token_of(socket.request), self._secret):
+            return
+        number, link = next(self._numbers), _Link(socket, {})
+        self._links[number] = link
+        try:
+            while (message := await socket.receive()) is not None:
+                link.take(message)
+                await socket.drain()
+        finally:
+            del self._links[number]
+            for waiting in link.waiting.values():
+                waiting.set_exception(Refusal(410, _GONE))
+
+    def _forget(self, session: Session) -> None:
+        if (link := self._links.get(session.arm)) is not None:
+            with suppress(Refusal):  # its last request is still under way; the environment gives it up by itself
+                link.ask("close", session.id, {})
+
+    # Requests of clients ----------------------------------------------------------------------------------------
+
+    def _open(self, said: Answer) -> Reply:
+        check_keys(said, {"train"})
+        flag(said, "train", True)
+        if not self._links:
+            raise Refusal(503, "No worker is ready yet. Try again in a second.")
+        load = Counter(session.arm for session in self._sessions)
+        number = min(self._links, key=lambda each: load[each])
+        return self._links[number].ask("open", self._sessions.open("", number).id, said)
+
+    def _ask(self, do: str, said: Answer) -> Reply:
+        session = self._sessions.find(said.pop("session", None))
+        if (link := self._links.get(session.arm)) is None:
+            raise Refusal(410, _GONE)
+        answer = link.ask(do, session.id, said)
+        if do == "close":
+            self._sessions.close(session.id)
+        return answer
+
+    def _join(self, said: Answer) -> Answer:
+        """Return the learner's addresses, for a client that is a worker itself."""
+        try:
+            return {"addresses": run_facts(self._run_dir)["addresses"]}
+        except (OSError, ValueError):
+            raise Refusal(503, "No worker can join this run yet. Try again in a second.") from None
+
+    async def _ready(self, request: Request) -> Response:
+        figures = {"ready": bool(self._links), "workers": len(self._links), "sessions": len(self._sessions)}
+        return json_response(figures, status=200 if self._links else 503)
+
+
+def _array(value: Answer) -> Any:
+    if value.keys() != {"data", "dtype", "shape"}:
+        return value
+    return np.frombuffer(value["data"], np.dtype(value["dtype"]).newbyteorder("<")).reshape(value["shape"])

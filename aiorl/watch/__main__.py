@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +17,6 @@ __all__ = ["main"]
 _PROG = "python -m aiorl.watch"
 _ABOUT = "Show runs in the browser. Only their directories are read, so it works during and after a run, or on a copy."
 _PORT = 8265
-_NICE = 10
 _EXAMPLES = f"""
 Examples:
   python -m aiorl.watch                          # the runs in ./runs
@@ -51,8 +49,6 @@ def _watch(found: dict[str, Any]) -> None:
     if not root.is_dir():
         hint = "Give a run directory, or a directory of runs."
         raise ConfigError(f"{root} is not a directory.", key="DIRECTORY", hint=hint)
-    if options.inherited is not None:
-        os.nice(_NICE)  # the learner needs its processor more
 
     def say(url: str) -> None:
         sys.stdout.write(f"{root}: {url}\n")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import base64
 import binascii
 import contextlib
@@ -101,7 +100,6 @@ def add_web_options(parser: Parser, *, port: int) -> None:
     group.add_argument("--max-body-bytes", type=at_least(1024), metavar="N",
                        help=f"Size limit of a request ({MAX_BODY_BYTES:,}).")  # fmt: skip
     group.add_argument("--max-connections", type=at_least(1), metavar="N", help="Connections at a time (4,096).")
-    group.add_argument("--inherited", type=int, help=argparse.SUPPRESS)
     parser.set_defaults(port=port)
 
 

@@ -5,16 +5,20 @@
     ports.open(run_dir, 8265, None, None)          # requests can be sent at once
     ports.close()
 
-This process listens and hands the sockets to its children, so nothing can take a port in between. A child's module is a
-command with a run directory and the options of `add_web_options`, which calls `aiorl.web.server.serve`. It ends with
-this process, however that ends. A child that fails is started again, with the same socket.
+This process listens and hands the sockets to its children, so nothing can take a port in between. A child serves the
+app of the run directory. It ends with this process, however that ends. A child that fails is started again, with the
+same socket.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import os
+import pkgutil
 import signal
 import socket
+import sys
 import threading
 import time
 from contextlib import ExitStack
@@ -33,10 +37,10 @@ logger = logging.getLogger(__name__)
 CLIENT_SECRET = "client.secret"
 """File of a run directory with the secret that lets its workers in at the port for clients."""
 _SERVERS = {
-    "page": ("web", "aiorl.watch", "web.token"),
-    "clients": ("client_port", "aiorl.serving.gate", "client.token"),
+    "page": ("web", "aiorl.watch.app:make_app", "web.token", 10),  # the learner needs its processor more
+    "clients": ("client_port", "aiorl.serving.external:Gate", "client.token", 0),
 }
-"""Port -> its setting, the module that serves it, and the file of its token."""
+"""Port -> its setting, the function that makes its app, the file of its token, and the niceness of its process."""
 _LOOK_S, _END_S = 0.1, 5.0
 
 
@@ -112,17 +116,15 @@ class Ports:
 
     def _open(self, way: str, value: int | str, run_dir: Path) -> tuple[str, int]:
         """Open a port, and return its host and number."""
-        key, module, token = _SERVERS[way]
+        key, make_app, token, niceness = _SERVERS[way]
         options, log = _options(key, value, run_dir / token), run_dir / "logs" / f"{key}.txt"
         listener = listen(options)
-        number = listener.fileno()
-        command = [*child_python(module), str(run_dir), "--host", options.host, "--inherited", str(number)]
-        self.ways[way] = url_of(options, listener)
-        if options.token_file is not None:
-            command += ["--token-file", str(options.token_file)]
-            self.ways[way] += f" (with the token in {options.token_file})"
+        number, token_file = listener.fileno(), str(options.token_file or "")
+        command = [*child_python("aiorl.web.child"), make_app, str(run_dir), options.host, token_file, str(number)]
+        self.ways[way] = url_of(options, listener) + (f" (with the token in {token_file})" if token_file else "")
         child = Children(
-            lambda slot: command, [1], max_restarts=DEFAULT_MAX_RESTARTS, on_event=partial(_note, self.ways[way], log),
+            lambda slot: [*command, str(niceness)], [1], max_restarts=DEFAULT_MAX_RESTARTS,
+            on_event=partial(_note, self.ways[way], log),
             log_path=lambda slot: log, environment=python_path(), pass_fds=[number],
         )  # fmt: skip
         child.start()
@@ -147,3 +149,17 @@ def _note(way: str, log: Path, event: ChildEvent) -> None:
             logger.warning("the server at %s ended with %s; restart in %g s", way, status_text(status), wait_s)
         case ChildGaveUp(_, status):
             logger.error("the server at %s ended with %s and stays down; its log: %s", way, status_text(status), log)
+
+
+def main() -> None:
+    """Serve a port of the parent process; the arguments are those that `Ports` gives."""
+    from aiorl.web.server import serve
+
+    make_app, run_dir, host, token_file, number, niceness = sys.argv[1:]
+    os.nice(int(niceness))
+    options = WebOptions(host, token_file=Path(token_file) if token_file else None, inherited=int(number))
+    asyncio.run(serve(pkgutil.resolve_name(make_app)(Path(run_dir)), options))
+
+
+if __name__ == "__main__":
+    main()

@@ -15,13 +15,14 @@ from aiorl.process.tasks import new_event_loop
 from aiorl.run.worker.service import make_service
 from aiorl.serving import external
 
-_NOT_READY = {"status": 503, "error": "This process's worker is not ready yet. Try again in a second."}
-
 
 class LocalWorker:
     """Worker of a run in a thread of this process, which answers the requests of `aiorl.PolicyClient` itself.
 
     There can be one in a process. It acts by the weights that the learner publishes, and sends fragments to it.
+
+    Attributes:
+        env: the newest environment, which answers the requests; None before the run has one.
     """
 
     def __init__(self, addresses: Sequence[str], keys: str | None) -> None:
@@ -38,11 +39,11 @@ class LocalWorker:
         if external.here is not None:
             raise RuntimeError("This process has a client with local inference already. Close it, or share it.")
         self._service = make_service(places_of(",".join(addresses)), keys)
-        self._env: external.ClientEnv | None = None
+        self.env: external.ClientEnv | None = None
         self._end = ""
         self._loop = new_event_loop()
         self._thread = threading.Thread(target=self._run, name="local-worker", daemon=True)
-        external.here = self._play
+        external.here = self
         self._thread.start()
 
     def ask(self, do: str, said: dict[str, Any]) -> dict[str, Any]:
@@ -53,19 +54,16 @@ class LocalWorker:
         """
         if self._end:
             raise ConnectionError(f"This process's worker has ended: {self._end}")
-        if self._env is None:
-            return _NOT_READY
+        if self.env is None:
+            return {"status": 503, "error": "This process's worker is not ready yet. Try again in a second."}
         name = secrets.token_urlsafe(16) if do == "open" else str(said.pop("session", ""))
-        return self._env.answer(do, name, said)
+        return self.env.answer(do, name, said)
 
     def close(self) -> None:
         """Leave the run."""
         with contextlib.suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(self._service.stop, "the client was closed")
         self._thread.join()
-
-    def _play(self, env: external.ClientEnv) -> None:
-        self._env = env  # a run that was resumed makes a new one
 
     def _run(self) -> None:
         try:
