@@ -15,7 +15,7 @@ from aiorl.acting.actor import Actor
 from aiorl.data import columns as c
 from aiorl.errors import AiorlError
 from aiorl.serving.sessions import Memory, Session
-from aiorl.web.messages import Refusal, Reply
+from aiorl.web.app import Refusal, Reply
 
 Array = NDArray[Any]
 

@@ -35,9 +35,8 @@ from aiorl.errors import AiorlError, ClosedEpisodeError, ConfigError, EpisodeTim
 from aiorl.serving.sessions import Session, Sessions
 from aiorl.serving.values import check_keys, flag, given_value, number
 from aiorl.web.access import token_in, token_of
-from aiorl.web.app import App
+from aiorl.web.app import App, Refusal, Reply, Request, Response, WebSocket, always, json_response
 from aiorl.web.child import CLIENT_SECRET
-from aiorl.web.messages import Refusal, Reply, Request, Response, WebSocket, always, json_response
 from aiorl.web.talk import Handler, over_http, packed, talk, unpacked
 
 logger = logging.getLogger(__name__)

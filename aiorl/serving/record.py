@@ -25,7 +25,7 @@ from aiorl.errors import ConfigError
 from aiorl.offline.writers import FileWriter
 from aiorl.serving.batching import FAULTS, Answer, Job
 from aiorl.serving.sessions import Session
-from aiorl.web.messages import Refusal
+from aiorl.web.app import Refusal
 
 logger = logging.getLogger(__name__)
 

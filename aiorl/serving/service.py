@@ -20,8 +20,7 @@ from aiorl.serving.models import Model, Models
 from aiorl.serving.sessions import Session, Sessions
 from aiorl.serving.tensors import BINARY_HEADER, Call, Tensors
 from aiorl.serving.values import check_keys, flag, given_value, number
-from aiorl.web.app import App
-from aiorl.web.messages import Refusal, Reply, Request, Response, always, json_response, metrics_response, parse_json
+from aiorl.web.app import App, Refusal, Reply, Request, Response, always, json_response, metrics_response, parse_json
 from aiorl.web.talk import Handler, over_http, talk
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from numpy.typing import NDArray
 
-from aiorl.web.messages import Refusal
+from aiorl.web.app import Refusal
 
 if TYPE_CHECKING:
     from aiorl.serving.record import Episode

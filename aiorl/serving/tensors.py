@@ -16,7 +16,7 @@ from aiorl.data.actions import leaves_of, nested
 from aiorl.serving.batching import MAX_ROWS, OUTPUTS, Answer
 from aiorl.serving.models import Model
 from aiorl.serving.values import held_by, is_shape, part_at, unpacked_array
-from aiorl.web.messages import Refusal, Response, json_response, parse_json
+from aiorl.web.app import Refusal, Response, json_response, parse_json
 
 Array = NDArray[Any]
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from aiorl.errors import nearest
 from aiorl.process.imports import install_command
-from aiorl.web.messages import Refusal
+from aiorl.web.app import Refusal
 
 Array = NDArray[Any]
 

@@ -16,8 +16,7 @@ from aiorl.status import part_of
 from aiorl.text import one_line
 from aiorl.watch import reading
 from aiorl.watch.runs import Run, Runs, experiments
-from aiorl.web.app import App
-from aiorl.web.messages import Refusal, Request, Response, always, json_response, metrics_response
+from aiorl.web.app import App, Refusal, Request, Response, always, json_response, metrics_response
 
 _PAGE = {file.name: file for file in Path(__file__).with_name("page").glob("**/*.*")}
 _SAFE = (

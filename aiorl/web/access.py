@@ -11,8 +11,8 @@ import os
 import re
 import secrets
 import socket
-import time
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from logging.handlers import MemoryHandler, RotatingFileHandler
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,7 @@ from aiorl.errors import ConfigError, SecurityError
 from aiorl.process.imports import want_packages
 from aiorl.process.kept_logs import MAX_BYTES
 from aiorl.text import one_line
-from aiorl.web.app import MAX_BODY_BYTES
-from aiorl.web.messages import Refusal, Request
+from aiorl.web.app import MAX_BODY_BYTES, Refusal, Request
 
 _MIN_TOKEN, _MAX_TOKEN = 16, 4096
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
@@ -224,9 +223,6 @@ class AccessLog:
         except OSError as error:
             said = f"--access-log {path} can't be written: {error.strerror}."
             raise ConfigError(said, key="access_log", value=str(path)) from error
-        format = logging.Formatter("%(asctime)s.%(msecs)03dZ %(message)s", "%Y-%m-%dT%H:%M:%S")
-        format.converter = time.gmtime
-        file.setFormatter(format)
         file.handleError = lambda record: None  # type: ignore[method-assign]  # a full disk costs lines alone
         self._file, self._lines = file, MemoryHandler(_MANY_LINES, logging.CRITICAL, file)
         self.flush = self._lines.flush
@@ -234,9 +230,9 @@ class AccessLog:
     def note(self, request: Request, status: int, seconds: float) -> None:
         """Add a line, which is written by the next `flush`."""
         client = (request.scope.get("client") or "-")[0]
-        method = "WEBSOCKET" if request.scope["type"] == "websocket" else request.method
         path = one_line(request.scope["raw_path"].decode("latin-1"), 200)
-        line = f"{client} {method} {path} {status} {seconds * 1000:.2f}"
+        now = datetime.now(UTC).isoformat(timespec="milliseconds")
+        line = f"{now} {client} {request.method} {path} {status} {seconds * 1000:.2f}"
         self._lines.handle(logging.LogRecord("", logging.INFO, "", 0, line, (), None))
 
     def close(self) -> None:

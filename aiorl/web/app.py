@@ -1,27 +1,57 @@
-"""App: routes of a server, and its ASGI application."""
+"""App: routes of a server, its ASGI application, and the requests and answers of HTTP and WebSockets."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
+import re
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, NamedTuple
-from urllib.parse import unquote
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Mapping, MutableMapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import parse_qsl, unquote
 
-from aiorl.process.tasks import Tasks, first_of
-from aiorl.web.messages import Gone, Receive, Refusal, Reply, Request, Response, Send, WebSocket, json_response
+import orjson
+
+from aiorl.process.tasks import first_of
+from aiorl.text import one_line
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
 
 logger = logging.getLogger(__name__)
 
-Handler = Callable[[Request], Awaitable[Response]]
-Talk = Callable[[WebSocket], Awaitable[None]]
-Quick = Callable[[bytes], Reply]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Headers = tuple[tuple[bytes, bytes], ...]
 
 MAX_BODY_BYTES = 16 << 20
+ENDING = 1001
+"""Code by which the server closes WebSockets when it ends."""
+JSON = b"application/json"
+_MAX_SENTENCE = 500
 _ALWAYS = ((b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff"))
-_FAILED = Response(b'{"error":"The server failed at this request. Its log has the reason."}', 500)
+
+
+# Answers ------------------------------------------------------------------------------------------------------
+
+
+class Response(NamedTuple):
+    """Answer to a request.
+
+    Attributes:
+        body: the whole body.
+        status: status of HTTP.
+        content_type: type of the body.
+        headers: further headers, in lower case.
+        stream: parts of the body instead of `body`; for example server-sent events.
+    """
+
+    body: bytes = b""
+    status: int = 200
+    content_type: bytes = JSON
+    headers: Headers = ()
+    stream: AsyncIterator[bytes] | None = None
 
 
 def headers_of(response: Response) -> list[tuple[bytes, bytes]]:
@@ -30,12 +60,214 @@ def headers_of(response: Response) -> list[tuple[bytes, bytes]]:
     return [(b"content-type", response.content_type), *size, *_ALWAYS, *response.headers]
 
 
+def json_response(value: Any, *, status: int = 200, headers: Headers = ()) -> Response:
+    """Return an answer in JSON; NaN and infinities become null, arrays of NumPy become lists."""
+    return Response(orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY), status, JSON, headers)
+
+
+def always(said: Any) -> Handler:
+    """Return the function for a route that has the same answer to all requests."""
+
+    async def answer(request: Request) -> Response:
+        return json_response(said)
+
+    return answer
+
+
+def metrics_response(registry: CollectorRegistry) -> Response:
+    """Return the metrics of a registry in Prometheus's text format."""
+    from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+    return Response(generate_latest(registry), 200, CONTENT_TYPE_LATEST.encode())
+
+
+class Refusal(Exception):
+    """Refusal of a request, answered as {"error": sentence}.
+
+    Attributes:
+        status: status of HTTP, 4xx or 503.
+        sentence: the fault and how to correct it, on one line.
+        headers: headers of the answer.
+    """
+
+    def __init__(self, status: int, sentence: str, headers: Headers = ()) -> None:
+        super().__init__(status, sentence)
+        self.status, self.sentence, self.headers = status, one_line(sentence, _MAX_SENTENCE), headers
+
+
 def failed(request: Request, error: BaseException) -> Response:
     """Return the answer to a request that failed: a refusal as it says, and 500 for others, which are logged."""
     if isinstance(error, Refusal):
-        return error.response()
+        return json_response({"error": error.sentence}, status=error.status, headers=error.headers)
     logger.error("answering %s %s failed", request.method, request.path, exc_info=error)
-    return _FAILED
+    return json_response({"error": "The server failed at this request. Its log has the reason."}, status=500)
+
+
+class Reply:
+    """Answer to come. It is used like a future, but callbacks run at once, in the same turn of the event loop."""
+
+    __slots__ = ("_callbacks", "_found", "_is_done")
+
+    def __init__(self) -> None:
+        """Begin without an answer."""
+        self._callbacks: list[Callable[[Reply], object]] = []
+        self._found: Any = None
+        self._is_done = False
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        """Wait for the answer."""
+        if not self._is_done:
+            future = asyncio.get_running_loop().create_future()
+            self.add_done_callback(lambda reply: None if future.done() else future.set_result(None))
+            yield from future
+        return self.result()
+
+    def add_done_callback(self, callback: Callable[[Reply], object]) -> None:
+        """Call a function with this reply as soon as it is there."""
+        if self._is_done:
+            callback(self)
+        else:
+            self._callbacks.append(callback)
+
+    def result(self) -> Any:
+        """Return the answer, which is there, or raise it if it is an error."""
+        if isinstance(self._found, BaseException):
+            raise self._found
+        return self._found
+
+    def set_result(self, found: Any) -> None:
+        """Set the answer, or the error."""
+        self._found, self._is_done = found, True
+        for callback in self._callbacks:
+            try:
+                callback(self)
+            except Exception:  # the others are answered
+                logger.exception("an answer could not be sent")
+
+    set_exception = set_result
+
+
+# Requests -----------------------------------------------------------------------------------------------------
+
+
+class Gone(Exception):
+    """The client closed its connection before its request was complete."""
+
+
+class Request:
+    """Request whose headers have arrived.
+
+    Attributes:
+        scope: its ASGI scope.
+        names: parts of its path that the route names.
+        max_bytes: size limit of its body, in bytes.
+    """
+
+    __slots__ = ("_receive", "max_bytes", "names", "scope")
+
+    def __init__(self, scope: Mapping[str, Any], receive: Receive, max_bytes: int) -> None:
+        """Take over a request; its body is read on demand."""
+        self.scope, self.max_bytes, self._receive = scope, max_bytes, receive
+        self.names: Mapping[str, str] = {}
+
+    @property
+    def method(self) -> str:
+        """Its method, in upper case."""
+        return str(self.scope.get("method", "WEBSOCKET"))
+
+    @property
+    def path(self) -> str:
+        """Its path, without the query, decoded."""
+        return str(self.scope["path"])
+
+    @property
+    def query(self) -> dict[str, str]:
+        """Its query; the last of several equal names counts."""
+        return dict(parse_qsl(self.scope["query_string"].decode("latin-1"), keep_blank_values=True))
+
+    def header(self, name: bytes) -> str:
+        """Return a header by its `name` in lower case, "" if it is missing."""
+        for known, value in self.scope["headers"]:
+            if known == name:
+                return str(value.decode("latin-1"))
+        return ""
+
+    async def body(self) -> bytes:
+        """Read the whole body.
+
+        Raises:
+            Refusal: it is too large.
+            Gone: the client closed the connection.
+        """
+        announced, body, has_more = self.header(b"content-length"), bytearray(), True
+        is_large = announced.isdecimal() and int(announced) > self.max_bytes
+        while has_more and not is_large:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise Gone
+            body += message.get("body", b"")
+            has_more, is_large = message.get("more_body", False), len(body) > self.max_bytes
+        if is_large:
+            raise self.too_large()
+        return bytes(body)
+
+    async def until_gone(self) -> None:
+        """Wait until the client closes the connection; only after the whole body was read."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+    def too_large(self) -> Refusal:
+        """Return the refusal of a body that is too large."""
+        return Refusal(413, f"The body may have at most {self.max_bytes:,} bytes.")
+
+
+def parse_json(body: bytes | str) -> Any:
+    """Return the value of a JSON text.
+
+    Raises:
+        Refusal: it is none.
+    """
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise Refusal(400, f"The body is not valid JSON: {error}.") from None
+
+
+class WebSocket:
+    """Accepted WebSocket.
+
+    Attributes:
+        request: the request that opened it.
+        is_ending: True once all messages are read because the server closes: answer them, then return.
+    """
+
+    def __init__(self, request: Request, connection: Any) -> None:
+        """Take over a WebSocket after its handshake, with the server's protocol of its connection."""
+        self.request, self.is_ending, self._connection = request, False, connection
+
+    async def receive(self) -> bytes | str | None:
+        """Return the next message; None when the client is gone, or the server closes and all messages are read."""
+        message = await self._connection.receive()
+        if message["type"] == "websocket.disconnect":
+            self.is_ending = message["code"] == ENDING
+            return None
+        data: bytes | str | None = message.get("bytes")
+        return message.get("text", "") if data is None else data
+
+    def write(self, messages: Iterable[bytes | str]) -> None:
+        """Send messages without waiting; those to a client that is gone are dropped. See `drain`."""
+        self._connection.write(messages)
+
+    async def drain(self) -> None:
+        """Wait while the client does not read."""
+        await self._connection.writable.wait()
+
+
+# Routes -------------------------------------------------------------------------------------------------------
+
+Handler = Callable[[Request], Awaitable[Response]]
+Talk = Callable[[WebSocket], Awaitable[None]]
+Quick = Callable[[bytes], Reply]
 
 
 class _Route(NamedTuple):
@@ -62,7 +294,7 @@ class App:
         self.check: Callable[[Request], None] = lambda request: None
         self.on_answer: list[Callable[[Request, int, float], None]] = []
         self.quick: dict[str, Quick] = {}
-        self._routes: dict[str, tuple[list[str], dict[str, _Route]]] = {}
+        self._routes: dict[str, tuple[re.Pattern[str], dict[str, _Route]]] = {}
 
     def get(self, path: str, handler: Handler, *, is_open: bool = False) -> None:
         """Add a route for GET and HEAD.
@@ -101,25 +333,28 @@ class App:
         self._add("WEBSOCKET", path, talk, is_open)
 
     def _add(self, method: str, path: str, handle: Callable[[Any], Awaitable[Any]], is_open: bool) -> None:
-        _, methods = self._routes.setdefault(path, (path.split("/"), {}))
-        methods[method] = _Route(handle, is_open)
+        pattern = re.compile(re.sub(r"\\{(\w+)\\}", r"(?P<\1>[^/]*)", re.escape(path)))
+        self._routes.setdefault(path, (pattern, {}))[1][method] = _Route(handle, is_open)
 
     async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
         """Answer as ASGI's application."""
         began = time.perf_counter()
         request = Request(scope, receive, self.max_body_bytes)
-        if scope["type"] == "websocket":
-            status = await self._talk(request, receive, send)
-        else:
-            try:
-                response = await self._route_of(request, request.method)(request)
-            except Gone:
+        try:
+            handle = self._route_of(request)
+            if request.method == "WEBSOCKET":
+                await receive()
+                await send({"type": "websocket.accept"})
+                await self._talk(handle, WebSocket(request, receive.__self__), send)  # type: ignore[attr-defined]
+                self.note(request, 101, began)
                 return
-            except Exception as error:
-                response = failed(request, error)
-            status = response.status
-            await self._answer(request, response, send)
-        self.note(request, status, began)
+            response = await handle(request)
+        except Gone:
+            return
+        except Exception as error:
+            response = failed(request, error)
+        await self._answer(request, response, send)
+        self.note(request, response.status, began)
 
     def note(self, request: Request, status: int, began: float) -> None:
         """Tell `on_answer` of a request that was answered; it began at a time of `time.perf_counter`."""
@@ -127,76 +362,49 @@ class App:
         for note in self.on_answer:
             note(request, status, seconds)
 
-    def _route_of(self, request: Request, method: str) -> Callable[[Any], Awaitable[Any]]:
-        methods = self._methods(request)
-        route = methods.get("GET" if method == "HEAD" else method)
-        if route is None:
-            allowed = ", ".join(sorted(methods))
-            raise Refusal(405, f"{request.path} takes {allowed}, not {method}.", ((b"allow", allowed.encode()),))
-        if not route.is_open:
-            self.check(request)
-        return route.handle
-
-    def _methods(self, request: Request) -> dict[str, _Route]:
-        if request.path in self._routes and "{" not in request.path:
-            return self._routes[request.path][1]
-        given = request.scope.get("raw_path", b"").decode("latin-1").split("/")
-        for parts, methods in self._routes.values():
-            if len(parts) == len(given):
-                pairs = [*zip(parts, given, strict=True)]
-                if all(part == own or part[:1] == "{" for part, own in pairs):
-                    request.names = {part[1:-1]: unquote(own) for part, own in pairs if part[:1] == "{"}
-                    return methods
+    def _route_of(self, request: Request) -> Callable[[Any], Awaitable[Any]]:
+        raw_path, method = request.scope["raw_path"].decode("latin-1"), request.method
+        for pattern, methods in self._routes.values():
+            if (found := pattern.fullmatch(raw_path)) is None:
+                continue
+            if (route := methods.get("GET" if method == "HEAD" else method)) is None:
+                allowed = ", ".join(sorted(methods))
+                raise Refusal(405, f"{request.path} takes {allowed}, not {method}.", ((b"allow", allowed.encode()),))
+            if not route.is_open:
+                self.check(request)
+            request.names = {name: unquote(part) for name, part in found.groupdict().items()}
+            return route.handle
         raise Refusal(404, f"There is nothing at {request.path}.")
 
     async def _answer(self, request: Request, response: Response, send: Send) -> None:
-        body, stream = response.body, response.stream
-        await send({"type": "http.response.start", "status": response.status, "headers": headers_of(response)})
-        if stream is not None:
-            if request.method != "HEAD":
-                await self._send_parts(request, aiter(stream), send)
-            if (aclose := getattr(stream, "aclose", None)) is not None:
-                await aclose()
-        await send({"type": "http.response.body", "body": body})
+        kind = "websocket.http.response" if request.method == "WEBSOCKET" else "http.response"
+        await send({"type": f"{kind}.start", "status": response.status, "headers": headers_of(response)})
+        if response.stream is not None and request.method != "HEAD":
+            await self._send_parts(request, response.stream, send)
+        await send({"type": f"{kind}.body", "body": response.body})
 
-    async def _send_parts(self, request: Request, parts: Any, send: Send) -> None:
-        async def part() -> bytes:
-            found: bytes = await anext(parts)
-            return found
+    async def _send_parts(self, request: Request, parts: AsyncIterator[bytes], send: Send) -> None:
+        async def send_all() -> None:
+            async for part in parts:
+                await send({"type": "http.response.body", "body": part, "more_body": True})
 
-        tasks = Tasks(lambda error: None)  # which it has logged
-        over = tasks.start(first_of(request.until_gone(), self.closing), "web-client")
+        over = asyncio.ensure_future(first_of(request.until_gone(), self.closing))
         try:
-            while (step := await first_of(part(), over)) is not None:
-                await send({"type": "http.response.body", "body": step.result(), "more_body": True})
-        except StopAsyncIteration:
-            pass
+            if (sent := await first_of(send_all(), over)) is not None:
+                sent.result()
         except Exception:
             logger.exception("the stream at %s failed", request.path)
         finally:
-            await tasks.close()
+            over.cancel()
 
-    async def _talk(self, request: Request, receive: Receive, send: Send) -> int:
-        try:
-            talk = self._route_of(request, "WEBSOCKET")
-        except Refusal as refusal:
-            response = refusal.response()
-            headers = [(b"content-type", response.content_type), *response.headers]
-            start = {"type": "websocket.http.response.start", "status": response.status, "headers": headers}
-            await send(start)
-            await send({"type": "websocket.http.response.body", "body": response.body})
-            return response.status
-        await receive()
-        await send({"type": "websocket.accept"})
-        code = 1001 if self.closing.done() else 1000
+    async def _talk(self, talk: Talk, socket: WebSocket, send: Send) -> None:
+        code = 1000
         with contextlib.suppress(OSError, RuntimeError):  # the client is gone, or it is closed already
             try:
-                await talk(WebSocket(request))
-                code = 1001 if self.closing.done() else 1000
+                await talk(socket)
             except OSError:
                 raise
             except Exception:
-                logger.exception("the WebSocket at %s failed", request.path)
+                logger.exception("the WebSocket at %s failed", socket.request.path)
                 code = 1011
-            await send({"type": "websocket.close", "code": code})
-        return 101
+            await send({"type": "websocket.close", "code": ENDING if self.closing.done() else code})

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import ssl
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
 from functools import partial
-from types import TracebackType
 from typing import Any, Self, cast
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
-from websockets.http11 import Request as Handshake
 from websockets.protocol import OPEN
 
 from aiorl.config.addresses import is_loopback
@@ -24,25 +22,18 @@ from aiorl.process.children import watch_parent
 from aiorl.process.program import on_stop_signals, raise_open_file_limit
 from aiorl.process.tasks import Tasks
 from aiorl.web.access import AccessLog, Guard, WebOptions, listen, url_of
-from aiorl.web.app import App, failed, headers_of
-from aiorl.web.messages import ENDING, SOCKET, Receive, Reply, Request, Response, json_response
+from aiorl.web.app import ENDING, App, Receive, Reply, Request, Response, failed, headers_of, json_response
 
 logger = logging.getLogger(__name__)
 
 _MAX_HEAD_BYTES = 64 << 10
 _MAX_DROPPED_BYTES = 64 << 20
 _NEVER = float("inf")
-_FULL = (
-    b'{"error":"The server has as many connections as it takes. Try again later."}',
-    b"503 Service Unavailable",
-)
-_LATE = b'{"error":"The request did not arrive in time."}', b"408 Request Timeout"
-_LONG = b'{"error":"The headers may have at most 65,536 bytes."}', b"431 Request Header Fields Too Large"
 _LINGER_S = 1.5
 
 
 class WebServer(uvicorn.Server):
-    """App on a port; an async context manager that starts and closes it.
+    """App on a port.
 
     Attributes:
         app: the app.
@@ -79,35 +70,33 @@ class WebServer(uvicorn.Server):
             raise ConfigError(said, key="tls_cert", value=str(options.tls_cert)) from error
         super().__init__(config)
 
-    async def __aenter__(self) -> Self:
-        """Start to listen.
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Self]:
+        """Listen; at the end, answer the accepted requests, for at most ``grace_s`` seconds, and close.
 
         Raises:
             ConfigError: the address can't be listened on.
         """
         self.app.closing = asyncio.get_running_loop().create_future()
         raise_open_file_limit()
-        self._listener = listen(self.options)
-        self.port, self.url = self._listener.getsockname()[1], url_of(self.options, self._listener)
+        listener = listen(self.options)
+        self.port, self.url = listener.getsockname()[1], url_of(self.options, listener)
         self.lifespan = self.config.lifespan_class(self.config)
-        await self.startup([self._listener])
+        await self.startup([listener])
         if self.config.ssl is None and not is_loopback(self.options.host):
             logger.warning("%s is not encrypted: others on its way can read requests and the token", self.url)
-        self._tasks = Tasks(lambda error: None)  # which it has logged
-        self._tasks.start(self.main_loop(), "web-server")
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
-        """Answer the accepted requests, for at most ``grace_s`` seconds, and close."""
-        self.app.closing.set_result(None)  # streams end by themselves
-        await self.shutdown([self._listener])
-        for connection in list(self.server_state.connections):
-            connection.transport.abort()
-        await self._tasks.close()
-        if self._log is not None:
-            self._log.close()
+        tasks = Tasks(lambda error: None)  # which it has logged
+        tasks.start(self.main_loop(), "web-server")
+        try:
+            yield self
+        finally:
+            self.app.closing.set_result(None)  # streams end by themselves
+            await self.shutdown([listener])
+            for connection in list(self.server_state.connections):
+                connection.transport.abort()
+            await tasks.close()
+            if self._log is not None:
+                self._log.close()
 
     def head_of(self, response: Response, keep_alive: bool) -> bytes:
         """Return the head of an answer in HTTP/1.1; all but its length is made once a second."""
@@ -127,7 +116,7 @@ class WebServer(uvicorn.Server):
             now = time.monotonic()
             for connection in list(self.server_state.connections):
                 if isinstance(connection, _Connection) and connection.deadline < now:
-                    connection.refuse(*_LATE)
+                    connection.refuse(408, "The request did not arrive in time.")
             if self._log is not None:
                 self._log.flush()
         return await super().on_tick(counter)
@@ -146,7 +135,7 @@ async def serve(app: App, options: WebOptions, say: Callable[[str], object] = la
     """
     stopped, loop = asyncio.Event(), asyncio.get_running_loop()
     on_stop_signals(lambda name: stopped.set())
-    async with WebServer(app, options) as server:
+    async with WebServer(app, options).running() as server:
         if options.inherited is not None:
             watch_parent(lambda: loop.call_soon_threadsafe(stopped.set), grace_s=options.grace_s + _LINGER_S)
         say(server.url)
@@ -175,7 +164,7 @@ class _Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         super().connection_made(transport)
         if len(self.connections) > self._options.max_connections:
-            self.refuse(*_FULL)
+            self.refuse(503, "The server has as many connections as it takes. Try again later.")
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
@@ -187,7 +176,7 @@ class _Connection(HttpToolsProtocol):
         if self._is_in_head:
             self._head_bytes += len(data)
             if self._head_bytes > _MAX_HEAD_BYTES:
-                self.refuse(*_LONG)
+                self.refuse(431, f"The headers may have at most {_MAX_HEAD_BYTES:,} bytes.")
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -251,35 +240,29 @@ class _Connection(HttpToolsProtocol):
 
     def _respond(self, cycle: RequestResponseCycle, request: Request, began: float, response: Response) -> None:
         cycle.response_started = cycle.response_complete = True
-        if not self.transport.is_closing():
-            self.transport.write(self._server.head_of(response, cycle.keep_alive) + response.body)
-            if not cycle.keep_alive:
-                self.transport.close()
+        self._write(response, keep_alive=cycle.keep_alive)
         self.on_response_complete()
         self._app.note(request, response.status, began)
 
     def send_400_response(self, msg: str) -> None:
-        self.refuse(b'{"error":"The request is not valid HTTP."}', b"400 Bad Request")
+        self.refuse(400, "The request is not valid HTTP.")
 
-    def refuse(self, body: bytes, status: bytes) -> None:
+    def refuse(self, status: int, sentence: str) -> None:
         """Answer without the app, and close the connection."""
         self.deadline = _NEVER
-        if self.transport.is_closing():
-            return
         if self._is_in_head or self.cycle is None or not self.cycle.response_started:
-            head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
-            with contextlib.suppress(OSError, RuntimeError):
-                self.transport.write(b"HTTP/1.1 " + status + b"\r\n" + head + body)
+            self._write(json_response({"error": sentence}, status=status), keep_alive=False)
         self.transport.close()
+
+    def _write(self, response: Response, *, keep_alive: bool) -> None:
+        if not self.transport.is_closing():
+            self.transport.write(self._server.head_of(response, keep_alive) + response.body)
+            if not keep_alive:
+                self.transport.close()
 
 
 class _Socket(WebSocketsSansIOProtocol):
     """Connection of a WebSocket that can also send without waiting, and ends after the messages received so far."""
-
-    def handle_connect(self, event: Handshake) -> None:
-        super().handle_connect(event)
-        if not self.close_sent:
-            cast("dict[str, Any]", self.scope["extensions"])[SOCKET] = self  # read by `WebSocket`
 
     def write(self, messages: Iterable[bytes | str]) -> None:
         """Send messages now; those to a client that is gone are dropped."""
@@ -293,4 +276,4 @@ class _Socket(WebSocketsSansIOProtocol):
         self.transport.write(b"".join(self.conn.data_to_send()))
 
     def shutdown(self) -> None:
-        cast("asyncio.Queue[Any]", self.queue).put_nowait({"type": ENDING})
+        self.queue.put_nowait({"type": "websocket.disconnect", "code": ENDING})

@@ -21,7 +21,7 @@ import msgpack
 import numpy as np
 import orjson
 
-from aiorl.web.messages import Refusal, Reply, Request, Response, WebSocket, json_response, parse_json
+from aiorl.web.app import Refusal, Reply, Request, Response, WebSocket, json_response, parse_json
 
 logger = logging.getLogger(__name__)
 
@@ -109,27 +109,23 @@ class _Talk:
             answer = self._handlers[do](said)
         except Exception as error:
             answer = _fault(error)
-        if isinstance(answer, dict):
-            self._answer(answer, id, do, is_text, began)
+        give = partial(self._give, id=id, do=do, is_text=is_text, began=began)
+        if isinstance(answer, Reply):
+            answer.add_done_callback(give)
         else:
-            answer.add_done_callback(partial(self._done, id=id, do=do, is_text=is_text, began=began))
+            give(answer)
 
-    def _done(self, answer: Reply, **request: Any) -> None:
+    def _give(self, answer: dict[str, Any] | Reply, *, id: Any, do: str, is_text: bool, began: float) -> None:
+        form = _as_text if is_text else packed
         try:
-            found = answer.result()
+            found = answer.result() if isinstance(answer, Reply) else answer
+            written = form({"id": id, **found})
         except Exception as error:
-            found = _fault(error)
-        self._answer(found, **request)
-
-    def _answer(self, answer: dict[str, Any], id: Any, do: str, is_text: bool, began: float) -> None:
-        try:
-            packed = _written({"id": id, **answer}, is_text)
-        except Exception as error:  # a value that has no form there
-            packed = _written({"id": id, **(answer := _fault(error))}, is_text)
+            written = form({"id": id, **(found := _fault(error))})
         if not self._answers:  # all answers of a turn are sent together
             asyncio.get_running_loop().call_soon(self._send)
-        self._answers.append(packed)
-        self._note(do, str(answer.get("status", 200)), time.perf_counter() - began)
+        self._answers.append(written)
+        self._note(do, str(found.get("status", 200)), time.perf_counter() - began)
 
     def _send(self) -> None:
         answers, self._answers = self._answers, []
@@ -145,8 +141,8 @@ def _fault(error: BaseException) -> dict[str, Any]:
     return _FAILED
 
 
-def _written(answer: dict[str, Any], is_text: bool) -> bytes | str:
-    return orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY).decode() if is_text else packed(answer)
+def _as_text(answer: Mapping[str, Any]) -> str:
+    return orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY).decode()
 
 
 def packed(answer: Mapping[str, Any]) -> bytes:
@@ -171,12 +167,10 @@ def unpacked(message: bytes) -> Any:
         Refusal: it is none.
     """
     try:
-        return msgpack.unpackb(message, ext_hook=_refuse_extension, max_ext_len=0)
-    except Refusal:
-        raise
+        return msgpack.unpackb(message, ext_hook=_refuse_extension)
     except Exception as error:  # its own errors, ValueError and others, for anything that is no msgpack
         raise Refusal(400, f"The message is not valid msgpack: {error}.") from None
 
 
 def _refuse_extension(code: int, data: bytes) -> NoReturn:
-    raise Refusal(400, f"The message has a value of msgpack's extension type {code}, which is not used here.")
+    raise ValueError(f"its extension type {code} is not used here")

@@ -57,7 +57,7 @@ class Followed:
 
         async def run() -> None:
             task = self._loop.create_task(models.follow())
-            async with self.server:
+            async with self.server.running():
                 started.set()
                 await self._stop.wait()
             task.cancel()

@@ -62,7 +62,7 @@ class Served:
         assert self._started.wait(10)
 
     async def _run(self) -> None:
-        async with self.server:
+        async with self.server.running():
             self._started.set()
             await self._stop.wait()
 

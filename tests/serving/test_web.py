@@ -27,8 +27,7 @@ from aiorl.config.command_line import Parser
 from aiorl.errors import ConfigError, SecurityError
 from aiorl.process.tasks import new_event_loop
 from aiorl.web.access import WebOptions, add_web_options, web_options
-from aiorl.web.app import App
-from aiorl.web.messages import Refusal, Request, Response, WebSocket, json_response, metrics_response, parse_json
+from aiorl.web.app import App, Refusal, Request, Response, WebSocket, json_response, metrics_response, parse_json
 from aiorl.web.server import WebServer
 
 
@@ -51,7 +50,7 @@ class Site:
         self._thread = threading.Thread(target=lambda: self._loop.run_until_complete(self._run()), daemon=True)
 
     async def _run(self) -> None:
-        async with self.server:
+        async with self.server.running():
             self._started.set()
             await self._stop.wait()
 
@@ -257,7 +256,7 @@ def test_other_addresses_need_a_token_or_a_word(tmp_path: Path) -> None:
         found("--tls-cert", "a")
     with Site() as site, pytest.raises(ConfigError, match=str(site.server.port)):
         Site(port=site.server.port)._loop.run_until_complete(
-            WebServer(App(), WebOptions(port=site.server.port)).__aenter__()
+            WebServer(App(), WebOptions(port=site.server.port)).running().__aenter__()
         )
 
 
