@@ -13,7 +13,7 @@ import secrets
 import socket
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from logging.handlers import MemoryHandler, RotatingFileHandler
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,6 @@ from aiorl.web.app import MAX_BODY_BYTES, Refusal, Request
 
 _MIN_TOKEN, _MAX_TOKEN = 16, 4096
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-_MANY_LINES = 10_000
 _LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
 _PORT = re.compile(r":\d+$")
 
@@ -209,7 +208,7 @@ def token_in(path: Path) -> bytes:
     return token
 
 
-class AccessLog:
+class AccessLog(RotatingFileHandler):
     """File with a line for each request: time, client, method, path, status, milliseconds. It never has a query."""
 
     def __init__(self, path: Path, max_bytes: int) -> None:
@@ -219,23 +218,18 @@ class AccessLog:
             ConfigError: it can't be written.
         """
         try:
-            file = RotatingFileHandler(path, maxBytes=max_bytes, backupCount=1, encoding="utf-8")
+            super().__init__(path, maxBytes=max_bytes, backupCount=1, encoding="utf-8")
         except OSError as error:
             said = f"--access-log {path} can't be written: {error.strerror}."
             raise ConfigError(said, key="access_log", value=str(path)) from error
-        file.handleError = lambda record: None  # type: ignore[method-assign]  # a full disk costs lines alone
-        self._file, self._lines = file, MemoryHandler(_MANY_LINES, logging.CRITICAL, file)
-        self.flush = self._lines.flush
 
     def note(self, request: Request, status: int, seconds: float) -> None:
-        """Add a line, which is written by the next `flush`."""
+        """Add a line."""
         client = (request.scope.get("client") or "-")[0]
         path = one_line(request.scope["raw_path"].decode("latin-1"), 200)
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
         line = f"{now} {client} {request.method} {path} {status} {seconds * 1000:.2f}"
-        self._lines.handle(logging.LogRecord("", logging.INFO, "", 0, line, (), None))
+        self.handle(logging.LogRecord("", logging.INFO, "", 0, line, (), None))
 
-    def close(self) -> None:
-        """Write the last lines."""
-        self._lines.close()
-        self._file.close()
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Go on: a full disk costs lines alone."""

@@ -27,7 +27,6 @@ from aiorl.web.app import ENDING, App, Receive, Reply, Request, Response, failed
 logger = logging.getLogger(__name__)
 
 _MAX_HEAD_BYTES = 64 << 10
-_MAX_DROPPED_BYTES = 64 << 20
 _NEVER = float("inf")
 _LINGER_S = 1.5
 
@@ -110,15 +109,13 @@ class WebServer(uvicorn.Server):
         return found + b"content-length: %d\r\n\r\n" % len(response.body)
 
     async def on_tick(self, counter: int) -> bool:
-        """Once a second, set the date, close late connections and write the access log."""
+        """Once a second, set the date and close late connections."""
         if counter % 10 == 0:
             self._heads.clear()
             now = time.monotonic()
             for connection in list(self.server_state.connections):
                 if isinstance(connection, _Connection) and connection.deadline < now:
                     connection.refuse(408, "The request did not arrive in time.")
-            if self._log is not None:
-                self._log.flush()
         return await super().on_tick(counter)
 
 
@@ -156,7 +153,7 @@ class _Connection(HttpToolsProtocol):
     def __init__(self, server: WebServer, **state: Any) -> None:
         super().__init__(**state)
         self._server, self._app, self._options = server, server.app, server.options
-        self._head_bytes = self._dropped_bytes = 0
+        self._head_bytes = 0
         self._is_in_head = False
         self._begun: RequestResponseCycle | None = None  # a request for a quick handler, without its body so far
         self.deadline = time.monotonic() + self._options.head_s
@@ -189,15 +186,8 @@ class _Connection(HttpToolsProtocol):
         self.deadline = time.monotonic() + self._options.body_s
         super().on_headers_complete()
 
-    def on_body(self, body: bytes) -> None:
-        if self.cycle is not None and self.cycle.response_complete:  # a refused body: let the client send some of it,
-            self._dropped_bytes += len(body)  # or it would meet a reset and never read the answer
-            if self._dropped_bytes > _MAX_DROPPED_BYTES:
-                self.transport.close()
-        super().on_body(body)
-
     def on_message_complete(self) -> None:
-        self.deadline, self._dropped_bytes = _NEVER, 0
+        self.deadline = _NEVER
         super().on_message_complete()
         if self._begun is not None and self._begun is self.cycle:
             self._begun = None

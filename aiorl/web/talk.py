@@ -45,11 +45,7 @@ def talk(
         handlers: handlers by their names.
         note: called with each answer, for metrics.
     """
-
-    async def answer(socket: WebSocket) -> None:
-        await _Talk(socket, handlers, note).run()
-
-    return answer
+    return lambda socket: _Talk(socket, handlers, note).run()
 
 
 def over_http(handler: Handler, status: int = 200) -> Callable[[Request], Awaitable[Response]]:
@@ -81,15 +77,15 @@ class _Talk:
     async def run(self) -> None:
         while (message := await self._socket.receive()) is not None:
             self._take(message)
-            while self._num_under_way >= MAX_UNDER_WAY:
-                await self._next_answers()
+            await self._until(MAX_UNDER_WAY - 1)
             await self._socket.drain()
-        while self._num_under_way and self._socket.is_ending:
-            await self._next_answers()
+        if self._socket.is_ending:
+            await self._until(0)
 
-    async def _next_answers(self) -> None:
-        self._is_answered.clear()
-        await self._is_answered.wait()
+    async def _until(self, num_under_way: int) -> None:
+        while self._num_under_way > num_under_way:
+            self._is_answered.clear()
+            await self._is_answered.wait()
 
     def _take(self, message: bytes | str) -> None:
         began, do, id = time.perf_counter(), "", None
