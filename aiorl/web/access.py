@@ -232,4 +232,4 @@ class AccessLog(RotatingFileHandler):
         self.handle(logging.LogRecord("", logging.INFO, "", 0, line, (), None))
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Go on: a full disk costs lines alone."""
+        """Lose the line: a full disk costs lines alone."""
