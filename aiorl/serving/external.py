@@ -35,9 +35,9 @@ from aiorl.errors import AiorlError, ClosedEpisodeError, ConfigError, EpisodeTim
 from aiorl.serving.sessions import Session, Sessions
 from aiorl.serving.values import check_keys, flag, given_value, number
 from aiorl.web.access import token_in, token_of
-from aiorl.web.app import App, Refusal, Reply, Request, Response, WebSocket, always, json_response
+from aiorl.web.app import App, Asked, Refusal, Reply, Request, Response, WebSocket, always, json_response
 from aiorl.web.child import CLIENT_SECRET
-from aiorl.web.talk import Handler, over_http, packed, talk, unpacked
+from aiorl.web.talk import add_talk, packed, unpacked
 
 logger = logging.getLogger(__name__)
 
@@ -290,16 +290,11 @@ class Gate(App):
         self._links: dict[int, _Link] = {}
         self._numbers = itertools.count()
         self._sessions = Sessions(_MAX_SESSIONS, _TTL_S, on_expiry=self._forget)
-        handlers: dict[str, Handler] = {do: partial(self._ask, do) for do in ("act", "end", "close")}
-        handlers |= {"open": self._open, "join": self._join}
-        self.get("/live", always({"live": True}), is_open=True)
-        self.get("/ready", self._ready, is_open=True)
-        self.post("/act", over_http(handlers["act"]))
-        self.post("/sessions", over_http(handlers["open"], 201))
-        self.post("/sessions/{session}/end", over_http(handlers["end"]))
-        self.delete("/sessions/{session}", over_http(handlers["close"]))
-        self.websocket("/ws", talk(handlers))
-        self.websocket("/workers", self._worker, is_open=True)
+        handlers: dict[str, Asked] = {do: partial(self._ask, do) for do in ("act", "end", "close")}
+        add_talk(self, handlers | {"open": self._open, "join": self._join})
+        self.add("GET", "/live", always({"live": True}), is_open=True)
+        self.add("GET", "/ready", self._ready, is_open=True)
+        self.add("WEBSOCKET", "/workers", self._worker, is_open=True)
 
     # Workers ----------------------------------------------------------------------------------------------------
 

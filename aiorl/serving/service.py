@@ -20,8 +20,18 @@ from aiorl.serving.models import Model, Models
 from aiorl.serving.sessions import Session, Sessions
 from aiorl.serving.tensors import BINARY_HEADER, Call, Tensors
 from aiorl.serving.values import check_keys, flag, given_value, number
-from aiorl.web.app import App, Refusal, Reply, Request, Response, always, json_response, metrics_response, parse_json
-from aiorl.web.talk import Handler, over_http, talk
+from aiorl.web.app import (
+    App,
+    Asked,
+    Refusal,
+    Reply,
+    Request,
+    Response,
+    always,
+    json_response,
+    metrics_response,
+)
+from aiorl.web.talk import add_talk
 
 if TYPE_CHECKING:
     from aiorl.serving.record import Recorder
@@ -81,38 +91,32 @@ class Service:
         def note(request: Request, status: int, seconds: float) -> None:
             observer(request.path if status != 404 else "", str(status))(seconds)
 
-        handlers: dict[str, Handler] = {
-            "act": self.answer, "open": self.open_session, "end": self.end_episode, "close": self.close_session
-        }  # fmt: skip
         app = self.app = App()
         app.on_answer.append(note)
-        app.get("/", self._index)
-        app.get("/openapi.json", self._openapi)
-        app.get("/metrics", self._metrics)
-        app.post_quick("/act", lambda body: self.answer(parse_json(body)))
-        app.post("/sessions", over_http(self.open_session, 201))
-        app.post("/sessions/{session}/end", over_http(self.end_episode))
-        app.delete("/sessions/{session}", over_http(self.close_session))
-        app.websocket("/ws", talk(handlers, lambda do, status, seconds: observer(f"/ws/{do}", status)(seconds)))
+        app.add("GET", "/", self._index)
+        app.add("GET", "/openapi.json", self._openapi)
+        app.add("GET", "/metrics", self._metrics)
+        handlers: dict[str, Asked] = {
+            "act": self.answer, "open": self.open_session, "end": self.end_episode, "close": self.close_session
+        }  # fmt: skip
+        add_talk(app, handlers, lambda do, status, seconds: observer(f"/ws/{do}", status)(seconds))
         extensions = ["binary_tensor_data", "sequence"]
-        app.get("/v2", always({"name": "aiorl", "version": program_version, "extensions": extensions}))
-        app.get("/v2/health/live", always({"live": True}), is_open=True)
-        app.get("/v2/health/ready", self._are_ready, is_open=True)
+        app.add("GET", "/v2", always({"name": "aiorl", "version": program_version, "extensions": extensions}))
+        app.add("GET", "/v2/health/live", always({"live": True}), is_open=True)
+        app.add("GET", "/v2/health/ready", self._are_ready, is_open=True)
         for path in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
-            app.get(path, self._metadata)
-            app.get(f"{path}/ready", self._ready)
-            app.post(f"{path}/infer", self._infer)
+            app.add("GET", path, self._metadata)
+            app.add("GET", f"{path}/ready", self._ready)
+            app.add("POST", f"{path}/infer", self._infer)
 
     # /act -------------------------------------------------------------------------------------------------------
 
-    def answer(self, said: Any) -> Reply:
+    def answer(self, said: Mapping[str, Any]) -> Reply:
         """Return the answer to the content of a request to /act.
 
         Raises:
             Refusal: it can't be answered.
         """
-        if not isinstance(said, dict):
-            raise Refusal(400, 'The body must be an object, such as {"observation": [0.1, 0.2]}.')
         check_keys(said, _KEYS)
         session = None if said.get("session") is None else self.sessions.find(said["session"])
         model = self._model_of(said.get("policy"), session)

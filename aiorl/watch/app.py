@@ -51,13 +51,13 @@ def make_app(root: Path) -> App:
             async with lock:  # the next one finds what this one keeps
                 return await asyncio.to_thread(handle, request)
 
-        app.get(path, answer, is_open=is_open)
+        app.add("GET", path, answer, is_open=is_open)
 
     for name in ("", *_PAGE):
         add(f"/{name}", pages.page)
     for name in ("runs", "run", "curves", "config", "log", "experiments", "film", "events"):
         add(f"/api/{name}", getattr(pages, name))
-    app.get("/live", always({"live": True}), is_open=True)
+    app.add("GET", "/live", always({"live": True}), is_open=True)
     add("/ready", pages.ready, is_open=True)
     add("/metrics", pages.metrics)
     return app

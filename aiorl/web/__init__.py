@@ -1,9 +1,10 @@
 """Server parts that serving and the live page share: HTTP and WebSocket with limits, tokens, TLS and an access log.
 
     app = App()
-    app.get("/live", is_live, is_open=True)      # async def is_live(request: Request) -> Response; without a token
-    app.post("/models/{name}", answer)           # request.names["name"], await request.body()
-    app.websocket("/stream", talk)               # async def talk(socket: WebSocket) -> None
+    app.add("GET", "/live", is_live, is_open=True)   # async def is_live(request: Request) -> Response; no token
+    app.add("POST", "/models/{name}", answer)          # request.names["name"], await request.body()
+    app.add("WEBSOCKET", "/stream", talk)              # async def talk(socket: WebSocket) -> None
+    app.add_asked("POST", "/act", act)                 # def act(said: dict) -> dict or Reply: an object, for an object
 
     add_web_options(parser, port=8000)           # --host, --port, --token-file, --insecure, --tls-cert, ...
     await serve(app, web_options(found), print)  # until a signal; it then answers accepted requests, and closes

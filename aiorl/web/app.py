@@ -65,7 +65,7 @@ def json_response(value: Any, *, status: int = 200, headers: Headers = ()) -> Re
     return Response(orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY), status, JSON, headers)
 
 
-def always(said: Any) -> Handler:
+def always(said: Any) -> Callable[[Request], Awaitable[Response]]:
     """Return the function for a route that has the same answer to all requests."""
 
     async def answer(request: Request) -> Response:
@@ -265,14 +265,8 @@ class WebSocket:
 
 # Routes -------------------------------------------------------------------------------------------------------
 
-Handler = Callable[[Request], Awaitable[Response]]
-Talk = Callable[[WebSocket], Awaitable[None]]
-Quick = Callable[[bytes], Reply]
-
-
-class _Route(NamedTuple):
-    handle: Callable[[Any], Awaitable[Any]]
-    is_open: bool
+Asked = Callable[[dict[str, Any]], dict[str, Any] | Reply]
+"""Function that takes the keys of a request, and returns the answer, now or to come; it may raise a `Refusal`."""
 
 
 class App:
@@ -281,7 +275,7 @@ class App:
     Attributes:
         closing: done when the server closes; exists once it runs.
         max_body_bytes: size limit of bodies, in bytes; the server sets it.
-        quick: handlers of `post_quick` by path.
+        quick: functions of `add_asked` for POST by path, each with the status of its answers.
         check: called with each request to a route that isn't open; raises a `Refusal`. The server sets it.
         on_answer: called with each request, the status and the seconds until the answer was complete.
     """
@@ -293,48 +287,44 @@ class App:
         self.max_body_bytes = MAX_BODY_BYTES
         self.check: Callable[[Request], None] = lambda request: None
         self.on_answer: list[Callable[[Request, int, float], None]] = []
-        self.quick: dict[str, Quick] = {}
-        self._routes: dict[str, tuple[re.Pattern[str], dict[str, _Route]]] = {}
+        self.quick: dict[str, tuple[Callable[[bytes, Mapping[str, str]], dict[str, Any] | Reply], int]] = {}
+        self._routes: dict[str, tuple[re.Pattern[str], dict[str, tuple[Callable[[Any], Awaitable[Any]], bool]]]] = {}
 
-    def get(self, path: str, handler: Handler, *, is_open: bool = False) -> None:
-        """Add a route for GET and HEAD.
+    def add(self, method: str, path: str, handler: Callable[[Any], Awaitable[Any]], *, is_open: bool = False) -> None:
+        """Add a route.
 
         Args:
+            method: "GET" (and HEAD), "POST", "DELETE" or "WEBSOCKET".
             path: its path; a part in braces takes any text and names it.
-            handler: returns the answer to a request.
+            handler: returns the answer to a `Request`; or talks with a `WebSocket`, and closes it by returning.
             is_open: True needs no token.
         """
-        self._add("GET", path, handler, is_open)
+        pattern = re.compile(re.sub(r"\\{(\w+)\\}", r"(?P<\1>[^/]*)", re.escape(path)))
+        self._routes.setdefault(path, (pattern, {}))[1][method] = handler, is_open
 
-    def post(self, path: str, handler: Handler) -> None:
-        """Add a route for POST, with arguments as for `get`."""
-        self._add("POST", path, handler, False)
-
-    def post_quick(self, path: str, handler: Quick) -> None:
-        """Add a route for POST that costs little, for a path that is asked often.
+    def add_asked(self, method: str, path: str, handler: Asked, status: int = 200) -> None:
+        """Add a route for objects in JSON. Without parts in braces, POST costs little, for a path that is asked often.
 
         Args:
-            path: its path, without parts in braces.
-            handler: takes the whole body, and returns the future of an answer in JSON.
+            method: see `add`.
+            path: see `add`.
+            handler: takes the keys of the body, which is an object or empty, and of the path; returns the answer.
+            status: status of the answers.
         """
 
+        def ask(body: bytes, names: Mapping[str, str]) -> dict[str, Any] | Reply:
+            said = parse_json(body) if body.strip() else {}
+            if not isinstance(said, dict):
+                raise Refusal(400, "The body must be empty, or an object.")
+            return handler({**said, **names})
+
         async def answer(request: Request) -> Response:
-            return json_response(await handler(await request.body()))
+            found = ask(await request.body(), request.names)
+            return json_response(await found if isinstance(found, Reply) else found, status=status)
 
-        self.post(path, answer)
-        self.quick[path] = handler
-
-    def delete(self, path: str, handler: Handler) -> None:
-        """Add a route for DELETE, with arguments as for `get`."""
-        self._add("DELETE", path, handler, False)
-
-    def websocket(self, path: str, talk: Talk, *, is_open: bool = False) -> None:
-        """Add a route for WebSockets; `talk` is called with each one at `path`, and closes it by returning."""
-        self._add("WEBSOCKET", path, talk, is_open)
-
-    def _add(self, method: str, path: str, handle: Callable[[Any], Awaitable[Any]], is_open: bool) -> None:
-        pattern = re.compile(re.sub(r"\\{(\w+)\\}", r"(?P<\1>[^/]*)", re.escape(path)))
-        self._routes.setdefault(path, (pattern, {}))[1][method] = _Route(handle, is_open)
+        self.add(method, path, answer)
+        if method == "POST":
+            self.quick[path] = ask, status
 
     async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
         """Answer as ASGI's application."""
@@ -370,10 +360,11 @@ class App:
             if (route := methods.get("GET" if method == "HEAD" else method)) is None:
                 allowed = ", ".join(sorted(methods))
                 raise Refusal(405, f"{request.path} takes {allowed}, not {method}.", ((b"allow", allowed.encode()),))
-            if not route.is_open:
+            handle, is_open = route
+            if not is_open:
                 self.check(request)
             request.names = {name: unquote(part) for name, part in found.groupdict().items()}
-            return route.handle
+            return handle
         raise Refusal(404, f"There is nothing at {request.path}.")
 
     async def _answer(self, request: Request, response: Response, send: Send) -> None:
@@ -397,7 +388,7 @@ class App:
         finally:
             over.cancel()
 
-    async def _talk(self, talk: Talk, socket: WebSocket, send: Send) -> None:
+    async def _talk(self, talk: Callable[[WebSocket], Awaitable[None]], socket: WebSocket, send: Send) -> None:
         code = 1000
         with contextlib.suppress(OSError, RuntimeError):  # the client is gone, or it is closed already
             try:

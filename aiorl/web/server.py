@@ -210,23 +210,27 @@ class _Connection(HttpToolsProtocol):
     def _answer(self, cycle: RequestResponseCycle) -> None:
         began = time.perf_counter()
         request = Request(cycle.scope, cast(Receive, cycle.receive), self._app.max_body_bytes)
-        try:
-            self._app.check(request)
-            if len(cycle.body) > request.max_bytes:
-                raise request.too_large()
-            found = self._app.quick[request.path](bytes(cycle.body))
-        except Exception as error:
-            self._respond(cycle, request, began, failed(request, error))
-            return
+        ask, status = self._app.quick[request.path]
 
-        def done(found: Reply) -> None:
+        def done(found: Any) -> None:
             try:
-                response = json_response(found.result())
+                found = found.result() if isinstance(found, Reply) else found
+                response = found if isinstance(found, Response) else json_response(found, status=status)
             except Exception as error:
                 response = failed(request, error)
             self._respond(cycle, request, began, response)
 
-        found.add_done_callback(done)
+        try:
+            self._app.check(request)
+            if len(cycle.body) > request.max_bytes:
+                raise request.too_large()
+            found: Any = ask(bytes(cycle.body), {})
+        except Exception as error:
+            found = failed(request, error)
+        if isinstance(found, Reply):
+            found.add_done_callback(done)
+        else:
+            done(found)
 
     def _respond(self, cycle: RequestResponseCycle, request: Request, began: float, response: Response) -> None:
         cycle.response_started = cycle.response_complete = True

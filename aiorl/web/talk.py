@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from reprlib import repr as shown
 from typing import Any, NoReturn
@@ -21,12 +21,10 @@ import msgpack
 import numpy as np
 import orjson
 
-from aiorl.web.app import Refusal, Reply, Request, Response, WebSocket, json_response, parse_json
+from aiorl.web.app import App, Asked, Refusal, Reply, WebSocket, parse_json
 
 logger = logging.getLogger(__name__)
 
-Handler = Callable[[dict[str, Any]], dict[str, Any] | Reply]
-"""Function that takes the keys of a request, and returns the answer, now or to come; it may raise a `Refusal`."""
 Note = Callable[[str, str, float], None]
 """Function that is called with a request's handler ("" if there is none), status and seconds until its answer."""
 
@@ -36,39 +34,23 @@ _MAX_ID = 200
 _FAILED = {"status": 500, "error": "The server failed at this request. Its log has the reason."}
 
 
-def talk(
-    handlers: Mapping[str, Handler], note: Note = lambda do, status, seconds: None
-) -> Callable[[WebSocket], Awaitable[None]]:
-    """Return the function for `App.websocket` that answers requests by handlers; see the module.
+def add_talk(app: App, handlers: Mapping[str, Asked], note: Note = lambda do, status, seconds: None) -> None:
+    """Add the routes by which clients talk to handlers, over HTTP and at the WebSocket /ws; see the module.
 
     Args:
-        handlers: handlers by their names.
-        note: called with each answer, for metrics.
+        app: the app.
+        handlers: "act", "open", "end" and "close", and others for the WebSocket alone.
+        note: called with each answer at the WebSocket, for metrics.
     """
-    return lambda socket: _Talk(socket, handlers, note).run()
-
-
-def over_http(handler: Handler, status: int = 200) -> Callable[[Request], Awaitable[Response]]:
-    """Return the function for a route of `App` that answers by a handler.
-
-    Args:
-        handler: handler; it gets the keys of the body, which is an object or empty, and those in the path.
-        status: status of its answers.
-    """
-
-    async def answer(request: Request) -> Response:
-        body = await request.body()
-        said = parse_json(body) if body.strip() else {}
-        if not isinstance(said, dict):
-            raise Refusal(400, "The body must be empty, or an object.")
-        found = handler({**said, **request.names})
-        return json_response(found if isinstance(found, dict) else await found, status=status)
-
-    return answer
+    app.add_asked("POST", "/act", handlers["act"])
+    app.add_asked("POST", "/sessions", handlers["open"], 201)
+    app.add_asked("POST", "/sessions/{session}/end", handlers["end"])
+    app.add_asked("DELETE", "/sessions/{session}", handlers["close"])
+    app.add("WEBSOCKET", "/ws", lambda socket: _Talk(socket, handlers, note).run())
 
 
 class _Talk:
-    def __init__(self, socket: WebSocket, handlers: Mapping[str, Handler], note: Note) -> None:
+    def __init__(self, socket: WebSocket, handlers: Mapping[str, Asked], note: Note) -> None:
         self._socket, self._handlers, self._note = socket, handlers, note
         self._answers: list[bytes | str] = []
         self._num_under_way = 0

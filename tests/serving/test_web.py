@@ -27,7 +27,7 @@ from aiorl.config.command_line import Parser
 from aiorl.errors import ConfigError, SecurityError
 from aiorl.process.tasks import new_event_loop
 from aiorl.web.access import WebOptions, add_web_options, web_options
-from aiorl.web.app import App, Refusal, Request, Response, WebSocket, json_response, metrics_response, parse_json
+from aiorl.web.app import App, Refusal, Reply, Request, Response, WebSocket, json_response, metrics_response, parse_json
 from aiorl.web.server import WebServer
 
 
@@ -36,13 +36,13 @@ class Site:
 
     def __init__(self, **options: Any) -> None:
         self.app = App()
-        self.app.get("/live", self.live, is_open=True)
-        self.app.get("/failing", self.fail)
-        self.app.get("/slow", self.slow)
-        self.app.get("/events", self.events)
-        self.app.post("/echo/{name}/end", self.echo)
-        self.app.post_quick("/quick", self.quick)
-        self.app.websocket("/talk", self.talk)
+        self.app.add("GET", "/live", self.live, is_open=True)
+        self.app.add("GET", "/failing", self.fail)
+        self.app.add("GET", "/slow", self.slow)
+        self.app.add("GET", "/events", self.events)
+        self.app.add("POST", "/echo/{name}/end", self.echo)
+        self.app.add_asked("POST", "/quick", self.quick)
+        self.app.add("WEBSOCKET", "/talk", self.talk)
         self.asked, self.go_on, self.left = threading.Event(), threading.Event(), threading.Event()
         self.server = WebServer(self.app, WebOptions(**options))
         self._started, self._stop = threading.Event(), asyncio.Event()
@@ -97,12 +97,12 @@ class Site:
             raise Refusal(422, f"Expected an object,\nnot {given}.")
         return json_response({**given, "name": request.names["name"], "query": request.query})
 
-    def quick(self, body: bytes) -> asyncio.Future[Any]:
-        if body == b"bad":
+    def quick(self, said: dict[str, Any]) -> Reply:
+        if "bad" in said:
             raise Refusal(422, "bad")
-        found = asyncio.get_running_loop().create_future()
-        settle = (lambda: found.set_exception(ValueError("a secret"))) if body == b"fail" else None
-        self._loop.call_later(0.01, settle or (lambda: found.set_result(len(body))))
+        found = Reply()
+        answer = ValueError("a secret") if "fail" in said else {"size": len(said.get("x", ""))}
+        asyncio.get_running_loop().call_later(0.01, found.set_result, answer)
         return found
 
     async def talk(self, talk: WebSocket) -> None:
@@ -166,19 +166,19 @@ def test_answers_and_errors_are_plain_json() -> None:
 def test_quick_requests_are_answered_in_order_whole_or_in_pieces() -> None:
     head = b"POST /quick HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n"
     last = head.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n")
-    bodies = [b"1", b"bad", b"22", b"fail", b"x" * 100_000, b"333", b"4444"]
+    bodies = [b'{"x":"1"}', b'{"bad":1}', b'{"x":"22"}', b'{"fail":1}', b'{"x":"%s"}' % (b"x" * 100_000), b"[1]", b""]
     sent = b"".join(head % len(body) + body for body in bodies)
-    sent += b"GET /live HTTP/1.1\r\nhost: localhost\r\n\r\n" + last % 5 + b"55555"
+    sent += b"GET /live HTTP/1.1\r\nhost: localhost\r\n\r\n" + last % 11 + b'{"x":"333"}'
     for size in (len(sent), 70, 1000):
         with Site() as site, site.raw() as connection:
             for start in range(0, len(sent), size):
                 connection.sendall(sent[start : start + size])
             answers = [one.partition(b"\r\n\r\n") for one in everything(connection).split(b"HTTP/1.1 ")[1:]]
             assert [head[:3] for head, _, _ in answers] == [
-                b"200", b"422", b"200", b"500", b"200", b"200", b"200", b"200", b"200"
+                b"200", b"422", b"200", b"500", b"200", b"400", b"200", b"200", b"200"
             ]  # fmt: skip
             said = [body for head, _, body in answers if head.startswith(b"200")]
-            assert said == [b"1", b"2", b"100000", b"3", b"4", b"live", b"5"]
+            assert said == [b'{"size":%d}' % size for size in (1, 2, 100_000, 0)] + [b"live", b'{"size":3}']
             assert [b"connection: close" in head for head, _, _ in answers] == [False] * 8 + [True]
 
 
