@@ -125,6 +125,20 @@ class ChildKilled(NamedTuple):
 ChildEvent: TypeAlias = ChildStarted | ChildRestarting | ChildGaveUp | ChildKilled
 
 
+def log_end(name: str, event: ChildEvent) -> None:
+    """Log that a child has ended, unless it has explained that itself.
+
+    Args:
+        name: the child, for the message.
+        event: any event of it.
+    """
+    match event:
+        case ChildRestarting(_, status, restarts, wait_s):
+            logger.warning("%s ended with %s; restart %d in %g s", name, status_text(status), restarts, wait_s)
+        case ChildGaveUp(_, status, restarts) if status not in (WRONG_USAGE, HOPELESS):
+            logger.error("%s ended with %s after %d restarts: given up", name, status_text(status), restarts)
+
+
 class _Child:
     """Successive processes of one slot.
 

@@ -21,11 +21,9 @@ from aiorl.process.children import (
     RUN_IS_OVER,
     WRONG_USAGE,
     ChildEvent,
-    ChildGaveUp,
     Children,
-    ChildRestarting,
     ChildStarted,
-    status_text,
+    log_end,
 )
 
 logger = logging.getLogger(__name__)
@@ -110,13 +108,9 @@ class Keeper:
 
     def _tell(self, event: ChildEvent) -> None:
         name = "worker process" if self._is_single else f"worker process {event.slot}" if event.slot else "relay"
-        match event:
-            case ChildStarted(_, pid) if not self._is_single:
-                logger.info("%s runs (pid %d)", name, pid)
-            case ChildRestarting(_, status, restarts, wait_s):
-                logger.warning("%s ended with %s; restart %d in %g s", name, status_text(status), restarts, wait_s)
-            case ChildGaveUp(_, status, restarts) if status not in (WRONG_USAGE, HOPELESS):  # already explained
-                logger.error("%s ended with %s after %d restarts: given up", name, status_text(status), restarts)
+        if isinstance(event, ChildStarted) and not self._is_single:
+            logger.info("%s runs (pid %d)", name, event.pid)
+        log_end(name, event)
 
     def _end_status(self) -> int:
         statuses = self._children.statuses

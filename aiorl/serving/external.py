@@ -27,13 +27,14 @@ from websockets.exceptions import WebSocketException
 from websockets.sync.client import ClientConnection, connect
 
 from aiorl.config.addresses import Addresses, run_facts
+from aiorl.data.actions import leaves_of, nested
 from aiorl.data.columns import DEFAULT_AGENT_ID
 from aiorl.data.spaces import space_from_dict
 from aiorl.env.external_env import ExternalMultiAgentEnv
 from aiorl.env.registry import EnvContext
 from aiorl.errors import AiorlError, ClosedEpisodeError, ConfigError, EpisodeTimeout, SamplerDied
 from aiorl.serving.sessions import Session, Sessions
-from aiorl.serving.values import check_keys, flag, given_value, number
+from aiorl.serving.values import check_keys, flag, given_value, held_by, number, part_at
 from aiorl.web.access import token_in, token_of
 from aiorl.web.app import App, Asked, Refusal, Reply, Request, Response, WebSocket, always, json_response
 from aiorl.web.child import CLIENT_SECRET
@@ -201,6 +202,8 @@ class _Session:
 
     def _publish(self, said: Mapping[str, Any], publish: Callable[..., Any], *args: Any, **keys: Any) -> Any:
         """Publish after rewards since the last request, infos, and done agents; a refused request adds no reward."""
+        if "dones" in said and not self._env.is_by_agent:
+            raise Refusal(400, "'dones' is for several agents; 'end' ends the episode.")
         infos, dones = self._by_agent(said, "info"), said.get("dones")
         if _is_deep(infos, _MAX_DEPTH):
             raise Refusal(400, f"'info' is nested in more than {_MAX_DEPTH} levels.")
@@ -216,12 +219,12 @@ class _Session:
         return found
 
     def _values(self, said: Mapping[str, Any], key: str) -> dict[str, Any]:
-        """Return the observations or the actions of a request by agent, with arrays; the environment checks them."""
+        """Return the observations or the actions of a request by agent; those of unknown agents are not read."""
         if key not in said:
             raise Refusal(400, f"The request needs {key!r}.")
         given, space = self._by_agent(said, key), getattr(self._env, f"{key}_space")
         known = dict.fromkeys(given, space) if isinstance(space, spaces.Space) else space
-        return {who: given_value(known[who], one, key) if who in known else one for who, one in given.items()}
+        return {who: _read(known[who], one, key) if who in known else one for who, one in given.items()}
 
     def _by_agent(self, said: Mapping[str, Any], key: str, default: Any = None) -> Mapping[str, Any]:
         """Return a part of a request by agent."""
@@ -247,6 +250,16 @@ def _spaces(given: Any) -> Any:
     if isinstance(given, Mapping) and given and "kind" not in given:
         return {str(agent): space_from_dict(one) for agent, one in given.items()}
     return space_from_dict(given)
+
+
+def _read(space: spaces.Space[Any], value: Any, name: str) -> Any:
+    """Return a client's value with arrays in the dtypes of a space; the environment checks shapes and bounds."""
+    given = given_value(space, value, name)
+    try:
+        parts = [held_by(np.dtype(leaf.dtype), part_at(given, path))[()] for path, leaf in leaves_of(space)]
+    except (ValueError, TypeError, KeyError, IndexError, OverflowError) as error:
+        raise Refusal(400, f"The {name} does not fit its space: {error!s:.200}.") from None
+    return nested(space, iter(parts))
 
 
 def _is_deep(value: Any, levels: int) -> bool:
@@ -345,8 +358,7 @@ class Gate(App):
             raise Refusal(503, "No worker can join this run yet. Try again in a second.") from None
 
     async def _ready(self, request: Request) -> Response:
-        figures = {"ready": bool(self._links), "workers": len(self._links), "sessions": len(self._sessions)}
-        return json_response(figures, status=200 if self._links else 503)
+        return json_response({"ready": bool(self._links)}, status=200 if self._links else 503)
 
 
 def _array(value: Answer) -> Any:

@@ -13,7 +13,6 @@ same socket.
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import pkgutil
 import signal
@@ -28,11 +27,9 @@ from typing import Any
 
 from aiorl.config.addresses import dialable, host_and_port, is_loopback, split_address, url
 from aiorl.errors import ConfigError
-from aiorl.process.children import DEFAULT_MAX_RESTARTS, ChildEvent, ChildGaveUp, Children, ChildRestarting, status_text
+from aiorl.process.children import DEFAULT_MAX_RESTARTS, Children, log_end
 from aiorl.process.imports import child_python, python_path
 from aiorl.web.access import WebOptions, listen, token_in, url_of, want_web
-
-logger = logging.getLogger(__name__)
 
 CLIENT_SECRET = "client.secret"
 """File of a run directory with the secret that lets its workers in at the port for clients."""
@@ -124,7 +121,7 @@ class Ports:
         self.ways[way] = url_of(options, listener) + (f" (with the token in {token_file})" if token_file else "")
         child = Children(
             lambda slot: [*command, str(niceness)], [1], max_restarts=DEFAULT_MAX_RESTARTS,
-            on_event=partial(_note, self.ways[way], log),
+            on_event=partial(log_end, f"the server at {self.ways[way]}, with the log {log},"),
             log_path=lambda slot: log, environment=python_path(), pass_fds=[number],
         )  # fmt: skip
         child.start()
@@ -141,14 +138,6 @@ class Ports:
         while not child.is_over:
             time.sleep(_LOOK_S)
             child.look()
-
-
-def _note(way: str, log: Path, event: ChildEvent) -> None:
-    match event:
-        case ChildRestarting(_, status, _, wait_s):
-            logger.warning("the server at %s ended with %s; restart in %g s", way, status_text(status), wait_s)
-        case ChildGaveUp(_, status):
-            logger.error("the server at %s ended with %s and stays down; its log: %s", way, status_text(status), log)
 
 
 def main() -> None:

@@ -147,7 +147,8 @@ def test_a_wrong_request_is_refused_and_costs_the_episode_nothing(ports: Ports) 
             *(("act", {"action": value}) for value in (7, 1.5, "1")),
             *(("act", {"reward": value}) for value in ("1", None, [1.0], True, float("nan"), 1e308)),
             *(("act", {"info": value}) for value in ("won", {"x": json.loads("[" * 60 + "]" * 60)})),
-            *(("act", {"start": 1}), ("act", {"obs": 1}), ("act", {"explore": True}), ("end", {"truncated": 1})),
+            *(("act", wrong) for wrong in ({"start": 1}, {"obs": 1}, {"explore": True}, {"dones": {"agent0": True}})),
+            ("end", {"truncated": 1}),
         ):
             keys = {"observation": [0.0, 0.0], "reward": 5.0, **wrong}
             assert status_of(client.ask, do, session=game.id, **keys) == 400
