@@ -207,7 +207,7 @@ class _Session:
         infos, dones = self._by_agent(said, "info"), said.get("dones")
         if _is_deep(infos, _MAX_DEPTH):
             raise Refusal(400, f"'info' is nested in more than {_MAX_DEPTH} levels.")
-        given = self._by_agent(said, "reward", 0.0) if self._steps else {}  # the first action comes after them
+        given = self._by_agent(said, "reward", 0.0) if self._steps else {}  # they belong to an action
         rewards = {agent: number(one, "reward") for agent, one in given.items()}
         self._env.log_returns(self._episode, rewards, infos, dones)
         try:

@@ -100,10 +100,11 @@ class Ports:
         if page is not None:
             self._open("page", page, run_dir)
         if clients is not None:
+            secret = token_in(run_dir / CLIENT_SECRET).decode()  # made before the other process reads it
             host, port = self._open("clients", clients, run_dir)
             found = dialable(url(host, port), None if is_loopback(host) else advertise)
             addresses = [url(split_address(each)[0], port) for each in found]
-            self.gate = {"gate": {"addresses": addresses, "secret": token_in(run_dir / CLIENT_SECRET).decode()}}
+            self.gate = {"gate": {"addresses": addresses, "secret": secret}}
 
     def close(self) -> None:
         """End the processes, which answer accepted requests first; a slow one ends by itself later."""

@@ -315,7 +315,7 @@ def test_a_client_with_local_inference_is_a_worker_of_the_run(tmp_path: Path) ->
 
     with aiorl.PolicyClient(run.url, local=True) as client:
         game = client.session()
-        assert status_of(game.act, [0.0, float("nan"), 0.0, 0.0]) == 400
+        assert status_of(game.act, [0.0, float("nan"), 0.0, 0.0]) == status_of(game.act, [0.0] * 4, explore=True) == 400
         assert client.submit("act", session=game.id, observation=[0.0] * 4).result(20)["action"] in (0, 1)
         with pytest.raises(RuntimeError, match="already"):
             aiorl.PolicyClient(run.url, local=True)
