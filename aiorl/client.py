@@ -9,7 +9,6 @@ import contextlib
 import itertools
 import json
 import ssl
-import struct
 import threading
 import time
 from collections.abc import Mapping
@@ -22,9 +21,9 @@ from websockets.sync.client import ClientConnection, connect
 
 _MAX_ANSWER = 1 << 30
 _BUSY, _RETRY_S, _NUM_THREADS = 503, 0.2, 100
-_FORMATS = dict(
-    bool="?", uint8="B", uint16="H", uint32="I", uint64="Q", int8="b", int16="h", int32="i", int64="q", float16="e",
-    float32="f", float64="d",
+_FORMATS: dict[str, Any] = dict(
+    bool="?", uint8="B", uint16="H", uint32="I", uint64="Q", int8="b", int16="h", int32="i", int64="q", float32="f",
+    float64="d",
 )  # fmt: skip
 
 
@@ -294,9 +293,5 @@ def _array(value: dict[str, Any]) -> Any:
     try:
         import numpy as np
     except ImportError:
-        form = _FORMATS[value["dtype"]]
-        values: list[Any] = list(struct.unpack(f"<{len(data) // struct.calcsize(form)}{form}", data))
-        for size in reversed(shape[1:]):
-            values = [values[start : start + size] for start in range(0, len(values), size)]
-        return values if shape else values[0]
+        return memoryview(data).cast(_FORMATS[value["dtype"]], shape).tolist()
     return np.frombuffer(data, np.dtype(value["dtype"]).newbyteorder("<")).reshape(shape).copy()
