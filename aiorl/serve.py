@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import contextlib
 import gc
 import logging
 import sys
@@ -20,7 +18,6 @@ __all__ = ["main"]
 
 _PROG = "python -m aiorl.serve"
 _PORT = 8000
-_OF_MODELS = ("follow", "share", "threads", "seed")
 _ABOUT = """Answer requests for actions of trained policies, over HTTP and WebSocket.
 
 Each PATH is a run directory (its newest checkpoint), a checkpoint, or an export to ONNX. The policies of a run are
@@ -28,27 +25,17 @@ served under their ids, such as default_policy; NAME=PATH gives another name."""
 _EXAMPLES = """examples:
   # one policy, on this host
   python -m aiorl.serve runs/mine
-  curl localhost:8000/act -d '{"observation": [0.0, 0.1, 0.0, -0.1]}'
-  # {"action":0,"version":"120"}
-  curl localhost:8000/act -d '{"observation": [0.0, 0.1, 0.0, -0.1], "explore": true, "logp": true, "value": true}'
+  curl localhost:8000/act -d '{"observation": [0.0, 0.1, 0.0, -0.1], "explore": true}'
   # several policies; for other hosts, with a token and TLS
   python -m aiorl.serve easy=runs/mine/checkpoints/checkpoint-000020 hard=runs/mine --host 0.0.0.0 \\
       --token-file token --tls-cert cert.pem --tls-key key.pem
   curl https://HOST:8000/act -H "Authorization: Bearer $(cat token)" -d '{"policy": "hard", "observation": [...]}'
-  # an export
-  python -m aiorl.serve exported/onnx --port 9000
-  # the newest checkpoint of a run in training; a tenth of the requests for another run
-  python -m aiorl.serve game=runs/mine game=runs/other --follow --share 0.1
+  # the newest checkpoint of a run in training; a tenth of the requests for an export
+  python -m aiorl.serve game=runs/mine game=exported/onnx --follow --share 0.1
   # episodes as data for aiorl train --input and aiorl estimate
   python -m aiorl.serve runs/mine --record data
 
-addresses:
-  GET  /                      the policies with their spaces
-  POST /act                   an action for an observation
-  POST /sessions              a session, which remembers a recurrent policy's state
-  GET  /v2/...                the Open Inference Protocol v2, for clients of KServe and Triton
-  GET  /metrics               for Prometheus
-  GET  /openapi.json          all requests and answers, with examples
+GET /openapi.json describes all requests and answers, with examples.
 """
 
 
@@ -58,7 +45,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: the command's arguments; None takes those of the process.
     """
-    given = _parser().parse(sys.argv[1:] if argv is None else argv)
+    from aiorl.web.access import add_web_options
+
+    parser = Parser(_PROG, "PATH... [options]", _ABOUT, _EXAMPLES)
+    parser.add_argument("paths", nargs="+", metavar="[NAME=]PATH", help="A run directory, a checkpoint or an export.")
+    parser.add_argument("--follow", nargs="?", const="newest", choices=("newest", "best"),
+                        help="Serve newer checkpoints of runs as they appear: all, or those in best/.")  # fmt: skip
+    parser.add_argument("--share", type=float, metavar="S",
+                        help="Share of a policy's requests for each further PATH of its name (none).")  # fmt: skip
+    parser.add_argument("--record", type=Path, metavar="DIR",
+                        help="Write episodes of sessions as stored experience.")  # fmt: skip
+    parser.add_argument("--threads", type=at_least(1), metavar="N", help="Threads of an evaluation (1).")
+    parser.add_argument("--seed", type=at_least(0), metavar="N", help="Seed of drawn actions (a random one).")
+    parser.add_argument("--max-sessions", type=at_least(1), metavar="N", help="Sessions open at a time (10,000).")
+    parser.add_argument("--session-ttl-s", type=at_least(1), metavar="S",
+                        help="Seconds that a session is kept after its last request (600).")  # fmt: skip
+    parser.add_argument("--log-level", choices=("DEBUG", "INFO", "WARNING"), help="Level of the log (INFO).")
+    add_web_options(parser, port=_PORT)
+    given = parser.parse(sys.argv[1:] if argv is None else argv)
     log_to_stderr(given.pop("log_level", None))
     return exit_status(lambda: _serve(given), interrupted="ended by Ctrl-C")
 
@@ -71,15 +75,14 @@ def _serve(given: dict[str, Any]) -> None:
     from aiorl.serving.service import Service
     from aiorl.web.server import serve
 
-    options = web_options(given)
-    models = Models(given["paths"], **{name: given[name] for name in _OF_MODELS if name in given})
-    limits = {name: given[name] for name in ("max_sessions", "session_ttl_s") if name in given}
-    recorder = None
-    if "record" in given:
+    options, directory, recorder = web_options(given), given.pop("record", None), None
+    limits = {name: given.pop(name) for name in ("max_sessions", "session_ttl_s") if name in given}
+    models = Models(given.pop("paths"), **given)
+    if directory is not None:
         from aiorl.serving.record import Recorder
 
-        recorder = Recorder(given["record"])
-    service = Service(models, recorder=recorder, **limits, program_version=sys.modules["aiorl"].__version__)
+        recorder = Recorder(directory)
+    service = Service(models, recorder=recorder, **limits)
     gc.freeze()  # loaded objects stay, and the garbage collector takes 35 ms to look at them
 
     def say(url: str) -> None:
@@ -90,8 +93,7 @@ def _serve(given: dict[str, Any]) -> None:
 
     async def run() -> None:
         tasks = Tasks(lambda error: None)  # which it has logged
-        if "follow" in given:
-            tasks.start(models.follow(), "follow")
+        tasks.start(models.follow(), "follow")
         try:
             await serve(service.app, options, say)
         finally:
@@ -101,34 +103,6 @@ def _serve(given: dict[str, Any]) -> None:
 
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         runner.run(run())
-
-
-def _parser() -> Parser:
-    from aiorl.web.access import add_web_options
-
-    parser = Parser(_PROG, "PATH... [options]", _ABOUT, _EXAMPLES)
-    parser.add_argument("paths", nargs="+", metavar="[NAME=]PATH", help="A run directory, a checkpoint or an export.")
-    parser.add_argument("--follow", nargs="?", const="newest", choices=("newest", "best"),
-                        help="Serve newer checkpoints of runs as they appear: all, or those in best/.")  # fmt: skip
-    parser.add_argument("--share", type=_share, metavar="S",
-                        help="Share of a policy's requests for each further PATH of its name (none).")  # fmt: skip
-    parser.add_argument("--record", type=Path, metavar="DIR",
-                        help="Write episodes of sessions as stored experience.")  # fmt: skip
-    parser.add_argument("--threads", type=at_least(1), metavar="N", help="Threads of an evaluation (1).")
-    parser.add_argument("--seed", type=at_least(0), metavar="N", help="Seed of drawn actions (a random one).")
-    parser.add_argument("--max-sessions", type=at_least(1), metavar="N", help="Sessions open at a time (10,000).")
-    parser.add_argument("--session-ttl-s", type=at_least(1), metavar="S",
-                        help="Seconds that a session is kept after its last request (600).")  # fmt: skip
-    parser.add_argument("--log-level", choices=("DEBUG", "INFO", "WARNING"), help="Level of the log (INFO).")
-    add_web_options(parser, port=_PORT)
-    return parser
-
-
-def _share(text: str) -> float:
-    with contextlib.suppress(ValueError):
-        if 0.0 < (found := float(text)) < 1.0:
-            return found
-    raise argparse.ArgumentTypeError(f"must be a number between 0 and 1, not {text!r}.")
 
 
 if __name__ == "__main__":

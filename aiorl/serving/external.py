@@ -27,14 +27,13 @@ from websockets.exceptions import WebSocketException
 from websockets.sync.client import ClientConnection, connect
 
 from aiorl.config.addresses import Addresses, run_facts
-from aiorl.data.actions import leaves_of, nested
 from aiorl.data.columns import DEFAULT_AGENT_ID
 from aiorl.data.spaces import space_from_dict
 from aiorl.env.external_env import ExternalMultiAgentEnv
 from aiorl.env.registry import EnvContext
 from aiorl.errors import AiorlError, ClosedEpisodeError, ConfigError, EpisodeTimeout, SamplerDied
 from aiorl.serving.sessions import Session, Sessions
-from aiorl.serving.values import check_keys, flag, given_value, held_by, number, part_at
+from aiorl.serving.values import check_keys, flag, given_value, number
 from aiorl.web.access import token_in, token_of
 from aiorl.web.app import App, Asked, Refusal, Reply, Request, Response, WebSocket, always, json_response
 from aiorl.web.child import CLIENT_SECRET
@@ -224,7 +223,7 @@ class _Session:
             raise Refusal(400, f"The request needs {key!r}.")
         given, space = self._by_agent(said, key), getattr(self._env, f"{key}_space")
         known = dict.fromkeys(given, space) if isinstance(space, spaces.Space) else space
-        return {who: _read(known[who], one, key) if who in known else one for who, one in given.items()}
+        return {who: given_value(known[who], one, key) if who in known else one for who, one in given.items()}
 
     def _by_agent(self, said: Mapping[str, Any], key: str, default: Any = None) -> Mapping[str, Any]:
         """Return a part of a request by agent."""
@@ -250,16 +249,6 @@ def _spaces(given: Any) -> Any:
     if isinstance(given, Mapping) and given and "kind" not in given:
         return {str(agent): space_from_dict(one) for agent, one in given.items()}
     return space_from_dict(given)
-
-
-def _read(space: spaces.Space[Any], value: Any, name: str) -> Any:
-    """Return a client's value with arrays in the dtypes of a space; the environment checks shapes and bounds."""
-    given = given_value(space, value, name)
-    try:
-        parts = [held_by(np.dtype(leaf.dtype), part_at(given, path))[()] for path, leaf in leaves_of(space)]
-    except (ValueError, TypeError, KeyError, IndexError, OverflowError) as error:
-        raise Refusal(400, f"The {name} does not fit its space: {error!s:.200}.") from None
-    return nested(space, iter(parts))
 
 
 def _is_deep(value: Any, levels: int) -> bool:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
+import numpy as np
 from prometheus_client import Counter, Histogram
 
 from aiorl.acting.acting_graph import ActingSpec
@@ -24,18 +22,18 @@ from aiorl.acting.preprocessors import make_preprocessor
 from aiorl.config.files import parse_json, read_regular
 from aiorl.data.spaces import space_from_dict
 from aiorl.errors import AiorlError, CheckpointError, ConfigError, PolicyError
-from aiorl.serving.batching import Version
+from aiorl.serving.batching import OUTPUTS, Version
+from aiorl.serving.tensors import Tensor, tensors_of
 from aiorl.text import is_label
 
 logger = logging.getLogger(__name__)
 
-Follow = Literal["", "newest", "best"]
-"""Checkpoints of a run that replace older ones; "" = none do."""
 _FOLDERS = {"newest": "checkpoints", "best": "best"}
+"""Checkpoints of a run that replace older ones, and their folder."""
 _LOOK_S = 0.5
 _DESCRIPTION = "policy.json"
 _MAX_DESCRIPTION, _MAX_GRAPH = 16 << 20, 2 << 30
-_ROW_BOUNDS = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, math.inf]
+_ROW_BOUNDS = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
 
 
 class Model:
@@ -48,6 +46,8 @@ class Model:
         env: name of the environment that it was trained on.
         observation_space: space of its observations, as the environment gives them.
         action_space: space of its actions.
+        inputs: arrays of an observation, by their names as tensors.
+        outputs: arrays of an action, and further outputs.
         state_shapes: shapes of its recurrent state.
     """
 
@@ -56,11 +56,13 @@ class Model:
         self.name, self.env, self.share = name, first.env, share
         self.arms: list[Version] = []
         self.observation_space, self.action_space = first.actor.observation_space, first.actor.layout.space
+        self.inputs, self.outputs = tensors_of("obs", self.observation_space), tensors_of("action", self.action_space)
+        self.outputs |= {name: Tensor(name, (), np.dtype(np.float32)) for name in OUTPUTS}
         self.state_shapes = [state.shape for state in first.actor.initial_state]
 
     def pick(self) -> int:
         """Return the index of the arm for a request without a session."""
-        if not self.share:
+        if len(self.arms) == 1:
             return 0
         index = 1 + int(random.random() / self.share)
         return index if index < len(self.arms) else 0
@@ -105,19 +107,13 @@ class Models(dict[str, Model]):
     """
 
     def __init__(
-        self,
-        targets: Sequence[str],
-        *,
-        follow: Follow = "",
-        share: float = 0.0,
-        threads: int = 1,
-        seed: int | None = None,
+        self, targets: Sequence[str], *, follow: str = "", share: float = 0.0, threads: int = 1, seed: int | None = None
     ) -> None:
         """Load all policies.
 
         Args:
             targets: paths, each also as ``NAME=PATH``; without a name, models get the ids of policies.
-            follow: checkpoints of runs that `follow` loads.
+            follow: checkpoints of runs that `follow` loads: "newest", "best", or "" for none.
             share: share of a model's requests for each further target of its name; 0 refuses further targets.
             threads: threads that an evaluation of a network can use.
             seed: seed of sampled actions.
@@ -147,8 +143,8 @@ class Models(dict[str, Model]):
         return next((source.path for source in self._sources if not source.arms), None)
 
     async def follow(self) -> None:
-        """Serve newer checkpoints of followed runs in place of older ones, until cancelled."""
-        while True:
+        """Serve newer checkpoints of followed runs in place of older ones, until cancelled or if there are none."""
+        while any(source.folders for source in self._sources):
             for source in self._sources:
                 if source.folders and (found := await asyncio.to_thread(source.newer)):
                     try:
@@ -194,7 +190,7 @@ class _Source:
         arms: policy id -> its model, and index of the arm.
     """
 
-    def __init__(self, target: str, follow: Follow, load: Callable[[Path], Iterator[Version]]) -> None:
+    def __init__(self, target: str, follow: str, load: Callable[[Path], Iterator[Version]]) -> None:
         name, equals, path = target.partition("=")
         is_named = bool(equals) and "/" not in name
         if is_named and not (name.strip(".") and is_label(name) and not {*name} & {"?", "#"}):  # for addresses
@@ -204,30 +200,23 @@ class _Source:
         is_fixed = not follow or _export_in(self.path) is not None or (self.path / "meta.json").exists()
         self.folders = [] if is_fixed else [self.path / _FOLDERS[follow], self.path]
         self._load = load
-        self._loaded: object = None
-        self._damaged: dict[Path, object] = {}
+        self._seen: object = None
 
     def newer(self) -> list[Version]:
-        """Return the policies of the newest whole checkpoint; [] if it was the last one returned, or there is none."""
-        found: list[Path] = []
-        with contextlib.suppress(CheckpointError):  # a directory that can't be read now
-            found = next(filter(None, map(list_checkpoints, self.folders)), [])
-        for path in reversed(found):
-            state = None
-            try:
-                stats = [file.stat() for file in sorted(path.iterdir())]
-                state = path, [(stat.st_ino, stat.st_size, stat.st_mtime_ns) for stat in stats]
-                if state == self._loaded:
-                    return []
-                if state != self._damaged.get(path):
-                    versions = list(self._load(path))
-                    self._loaded = state
-                    return versions
-            except Exception as error:  # whatever a damaged file leads to
-                if path not in self._damaged and path.exists():  # others were removed, as the oldest ones are
-                    logger.warning("%s; it is not served", error)
-                self._damaged[path] = state
-        return []
+        """Return the policies of the newest checkpoint if it is another one than at the last look, and not damaged."""
+        try:
+            path = next(filter(None, map(list_checkpoints, self.folders)))[-1]
+            stats = [file.stat() for file in sorted(path.iterdir())]
+        except (StopIteration, CheckpointError, OSError):  # there is none, or it is being replaced now
+            return []
+        seen, self._seen = self._seen, (path, [(stat.st_ino, stat.st_size, stat.st_mtime_ns) for stat in stats])
+        if self._seen == seen:
+            return []
+        try:
+            return list(self._load(path if self.arms else path.parent))  # an older one is better than none
+        except Exception as error:  # whatever a damaged file leads to
+            logger.warning("%s; it is not served", error)
+            return []
 
 
 def _load(path: Path, *, threads: int, seed: int | None) -> Iterator[Version]:
@@ -248,10 +237,8 @@ def _load(path: Path, *, threads: int, seed: int | None) -> Iterator[Version]:
 
 def _export_in(path: Path) -> Path | None:
     """Return the directory of an ONNX export, given as such, as its parent or as its file; None if there is none."""
-    for directory in (path, path / "onnx", path.parent if path.suffix == ".onnx" else path):
-        if (directory / _DESCRIPTION).is_file():
-            return directory
-    return None
+    candidates = path, path / "onnx", path.parent if path.suffix == ".onnx" else path
+    return next((directory for directory in candidates if (directory / _DESCRIPTION).is_file()), None)
 
 
 def _load_export(directory: Path, *, threads: int, seed: int | None) -> Version:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
-import importlib.resources
 import re
 from collections.abc import Callable, Mapping
 from functools import partial
+from importlib.resources import files
 from reprlib import repr as shown
 from typing import TYPE_CHECKING, Any
 
@@ -14,31 +14,19 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from aiorl.data import columns as c
 from aiorl.data.spaces import space_to_dict
-from aiorl.errors import BatchError
-from aiorl.serving.batching import MAX_ROWS, OUTPUTS, Answer, Job, Version
+from aiorl.process.versions import versions
+from aiorl.serving.batching import MAX_ROWS, OUTPUTS, Answer, Job
 from aiorl.serving.models import Model, Models
 from aiorl.serving.sessions import Session, Sessions
-from aiorl.serving.tensors import BINARY_HEADER, Call, Tensors
+from aiorl.serving.tensors import BINARY_HEADER, Call
 from aiorl.serving.values import check_keys, flag, given_value, number
-from aiorl.web.app import (
-    App,
-    Asked,
-    Refusal,
-    Reply,
-    Request,
-    Response,
-    always,
-    json_response,
-    metrics_response,
-)
+from aiorl.web.app import App, Refusal, Reply, Request, Response, always, json_response, metrics_response, parse_json
 from aiorl.web.talk import add_talk
 
 if TYPE_CHECKING:
     from aiorl.serving.record import Recorder
 
-_KEYS = frozenset(
-    ("policy", "observation", "observations", "session", "start", "reward", "action", "explore", *OUTPUTS)
-)
+_KEYS = {"policy", "observation", "observations", "session", "start", "reward", "action", "explore", *OUTPUTS}
 _BOUNDS = [0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0]
 _NAMED = re.compile(r"(?s)(/sessions|/v2/models)/.+?(/end|/infer|/ready)?")
 """Paths with names that clients choose."""
@@ -61,7 +49,6 @@ class Service:
         recorder: Recorder | None = None,
         max_sessions: int = 10_000,
         session_ttl_s: float = 600.0,
-        program_version: str = "",
     ) -> None:
         """Serve models.
 
@@ -70,10 +57,8 @@ class Service:
             recorder: writer of the episodes of sessions.
             max_sessions: number of open sessions.
             session_ttl_s: seconds that a session is kept after its last request.
-            program_version: version of aiorl for clients.
         """
-        self.models, self._recorder, self._program_version = models, recorder, program_version
-        self._tensors = functools.cache(Tensors)
+        self.models, self._recorder = models, recorder
         registry = self._registry = CollectorRegistry()
         for known in (models.rows, models.swaps, *(() if recorder is None else (recorder.episodes,))):
             registry.register(known)
@@ -88,20 +73,20 @@ class Service:
             match = _NAMED.fullmatch(path)
             return seconds.labels(path if match is None else match.expand(r"\1/*\2"), status).observe
 
-        def note(request: Request, status: int, seconds: float) -> None:
-            observer(request.path if status != 404 else "", str(status))(seconds)
+        def note(request: Request, status: int, took: float) -> None:
+            observer(request.path if status != 404 else "", str(status))(took)
 
         app = self.app = App()
         app.on_answer.append(note)
         app.add("GET", "/", self._index)
-        app.add("GET", "/openapi.json", self._openapi)
+        app.add(
+            "GET", "/openapi.json", always(parse_json(files("aiorl.serving").joinpath("openapi.json").read_bytes()))
+        )
         app.add("GET", "/metrics", self._metrics)
-        handlers: dict[str, Asked] = {
-            "act": self.answer, "open": self.open_session, "end": self.end_episode, "close": self.close_session
-        }  # fmt: skip
-        add_talk(app, handlers, lambda do, status, seconds: observer(f"/ws/{do}", status)(seconds))
+        add_talk(app, {"act": self.act, "open": self.open, "end": self.end, "close": self.close},
+                 lambda do, status, took: observer(f"/ws/{do}", status)(took))  # fmt: skip
         extensions = ["binary_tensor_data", "sequence"]
-        app.add("GET", "/v2", always({"name": "aiorl", "version": program_version, "extensions": extensions}))
+        app.add("GET", "/v2", always({"name": "aiorl", "version": versions()["aiorl"], "extensions": extensions}))
         app.add("GET", "/v2/health/live", always({"live": True}), is_open=True)
         app.add("GET", "/v2/health/ready", self._are_ready, is_open=True)
         for path in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
@@ -111,7 +96,7 @@ class Service:
 
     # /act -------------------------------------------------------------------------------------------------------
 
-    def answer(self, said: Mapping[str, Any]) -> Reply:
+    def act(self, said: Mapping[str, Any]) -> Reply:
         """Return the answer to the content of a request to /act.
 
         Raises:
@@ -119,7 +104,9 @@ class Service:
         """
         check_keys(said, _KEYS)
         session = None if said.get("session") is None else self.sessions.find(said["session"])
-        model = self._model_of(said.get("policy"), session)
+        model = self._model_of(said.get("policy") if session is None else session.model)
+        if said.get("policy") not in (None, model.name):
+            raise Refusal(400, f"The session is one of policy {model.name!r}, not of {shown(said['policy'])}.")
         is_single = "observation" in said
         if is_single == ("observations" in said):
             raise Refusal(400, "Send either 'observation', or 'observations', a list of them.")
@@ -147,11 +134,7 @@ class Service:
             job.finish = partial(self._recorder.step, version.actor, job, job.finish)
         return version.submit(job)
 
-    def _model_of(self, name: Any, session: Session | None = None) -> Model:
-        if session is not None:
-            if name not in (None, session.model):
-                raise Refusal(400, f"The session is one of policy {session.model!r}, not of {shown(name)}.")
-            name = session.model
+    def _model_of(self, name: Any) -> Model:
         if name is None:
             if len(self.models) == 1 and self.models.waiting is None:
                 return next(iter(self.models.values()))
@@ -165,7 +148,7 @@ class Service:
 
     # Sessions ---------------------------------------------------------------------------------------------------
 
-    def open_session(self, said: Mapping[str, Any]) -> dict[str, Any]:
+    def open(self, said: Mapping[str, Any]) -> dict[str, Any]:
         """Open a session, and return its description.
 
         Raises:
@@ -176,14 +159,16 @@ class Service:
         session = self.sessions.open(model.name, model.pick(), train=flag(said, "train", True))
         return {"session": session.id, "policy": model.name, "ttl_s": self.sessions.ttl_s}
 
-    def end_episode(self, said: Mapping[str, Any]) -> dict[str, Any]:
+    def end(self, said: Mapping[str, Any]) -> dict[str, Any]:
         """End the episode of a session, and return its steps and the sum of its rewards.
 
         Raises:
             Refusal: there is no such session, or a value can't be used.
         """
         check_keys(said, {"session", "reward", "observation", "truncated", "info"})
-        session, version = self._finished(said)
+        session = self.sessions.find(said.get("session"))
+        version = self.models[session.model].arms[session.arm]
+        version.finish()  # the session's requests so far
         reward, is_truncated = number(said.get("reward", 0.0), "reward"), flag(said, "truncated")
         if self._recorder is not None and said.get("observation") is not None:
             obs = given_value(version.actor.observation_space, said["observation"], "observation")
@@ -192,29 +177,25 @@ class Service:
         session.restart()
         return found
 
-    def close_session(self, said: Mapping[str, Any]) -> dict[str, Any]:
+    def close(self, said: Mapping[str, Any]) -> dict[str, Any]:
         """Close a session, and return the steps and the rewards of its open episode.
 
         Raises:
             Refusal: there is no such session.
         """
         check_keys(said, {"session"})
-        session, _ = self._finished(said)
-        self.sessions.close(session.id)
-        return {"steps": session.steps, "reward": session.total}
-
-    def _finished(self, said: Mapping[str, Any]) -> tuple[Session, Version]:
-        """Return a session after the answers to its requests so far, and its version."""
-        session = self.sessions.find(said.get("session"))
-        version = self.models[session.model].arms[session.arm]
-        version.finish()
-        return session, version
+        found = self.end(said)
+        self.sessions.close(said["session"])
+        return found
 
     # Open Inference Protocol ------------------------------------------------------------------------------------
 
     async def _metadata(self, request: Request) -> Response:
         model, _ = self._version_of(request)
-        return json_response(self._tensors(model).metadata())
+        names = [version.name for version in model.arms]
+        inputs, outputs = ([one.described() for one in known.values()] for known in (model.inputs, model.outputs))
+        about = {"name": model.name, "versions": names, "platform": "onnxruntime_onnx"}
+        return json_response({**about, "inputs": inputs, "outputs": outputs})
 
     async def _are_ready(self, request: Request) -> Response:
         is_ready = self.models.waiting is None
@@ -229,7 +210,7 @@ class Service:
         encoding = request.header(b"content-encoding")
         if encoding not in ("", "identity"):
             raise Refusal(415, f"Content-Encoding is {encoding:.40}; send the body as it is.")
-        call = Call(self._tensors(model), await request.body(), request.header(BINARY_HEADER))
+        call = Call(model, await request.body(), request.header(BINARY_HEADER))
         given = call.parameters
         session = self._sequence(model, given)
         said = {"explore": given.get("explore", False)}
@@ -248,8 +229,6 @@ class Service:
         sequence = parameters.get("sequence_id", 0)
         if sequence in (0, ""):
             return None
-        if not isinstance(sequence, str | int):
-            raise Refusal(400, "The parameter 'sequence_id' must be a number or a text.")
         id = f"sequence {model.name} {sequence!r:.200}"
         if flag(parameters, "sequence_start") and not self.sessions.is_open(id):
             return self.sessions.open(model.name, model.pick(), id=id)
@@ -278,10 +257,7 @@ class Service:
             for model in self.models.values()
         ]  # fmt: skip
         links = {"api": "/openapi.json", "act": "/act", "v2": "/v2", "metrics": "/metrics"}
-        return json_response({"name": "aiorl", "version": self._program_version, "policies": policies, "links": links})
-
-    async def _openapi(self, request: Request) -> Response:
-        return Response(importlib.resources.files("aiorl.serving").joinpath("openapi.json").read_bytes())
+        return json_response({"name": "aiorl", "version": versions()["aiorl"], "policies": policies, "links": links})
 
     async def _metrics(self, request: Request) -> Response:
         return metrics_response(self._registry)
@@ -304,7 +280,7 @@ def _job(model: Model, given: Any, said: Mapping[str, Any], session: Session | N
         layout = model.arms[session.arm].actor.layout
         try:
             row = layout.to_row(given_value(model.action_space, said["action"], "action"))
-        except (BatchError, ValueError, TypeError) as error:
+        except ValueError as error:
             raise Refusal(400, f"'action' can't be used: {error}") from None
         job.action = layout.to_env(row[None])[0]
         if not model.action_space.contains(job.action):

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterator, Mapping
+import operator
+from collections.abc import Mapping
 from reprlib import repr as shown
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import orjson
 from gymnasium import spaces
 from numpy.typing import NDArray
 
 from aiorl.data.actions import leaves_of, nested
 from aiorl.serving.batching import MAX_ROWS, OUTPUTS, Answer
-from aiorl.serving.models import Model
-from aiorl.serving.values import held_by, is_shape, part_at, unpacked_array
+from aiorl.serving.values import given_array, is_shape, unpacked_array
 from aiorl.web.app import Refusal, Response, json_response, parse_json
+
+if TYPE_CHECKING:
+    from aiorl.serving.models import Model
 
 Array = NDArray[Any]
 
@@ -44,31 +47,13 @@ class Tensor(NamedTuple):
         return {"name": self.name, "datatype": datatype, "shape": [-1, *self.shape]}
 
 
-class Tensors:
-    """Tensors of a model.
-
-    Attributes:
-        model: the model.
-        inputs: inputs by name.
-        outputs: outputs by name; those of the action come first, and their names begin with ``action``.
-    """
-
-    def __init__(self, model: Model) -> None:
-        """Name the tensors of a model."""
-        self.model = model
-        self.inputs = {tensor.name: tensor for tensor in _parts("obs", model.observation_space)}
-        self.outputs = {tensor.name: tensor for tensor in _parts("action", model.action_space)}
-        self.outputs |= {name: Tensor(name, (), np.dtype(np.float32)) for name in OUTPUTS}
-
-    def metadata(self) -> dict[str, Any]:
-        """Return the model's metadata."""
-        return {
-            "name": self.model.name,
-            "versions": [version.name for version in self.model.arms],
-            "platform": "onnxruntime_onnx",
-            "inputs": [tensor.described() for tensor in self.inputs.values()],
-            "outputs": [tensor.described() for tensor in self.outputs.values()],
-        }
+def tensors_of(name: str, space: spaces.Space[Any]) -> dict[str, Tensor]:
+    """Return a tensor for each array in a space, by their names."""
+    found: dict[str, Tensor] = {}
+    for path, leaf in leaves_of(space):
+        full = ".".join(map(str, (name, *path)))
+        found[full] = Tensor(full, tuple(leaf.shape or ()), np.dtype(leaf.dtype), path)
+    return found
 
 
 class Call:
@@ -79,22 +64,21 @@ class Call:
         parameters: its parameters.
     """
 
-    def __init__(self, tensors: Tensors, body: bytes, header_bytes: str) -> None:
+    def __init__(self, model: Model, body: bytes, header_bytes: str) -> None:
         """Read a request.
 
         Args:
-            tensors: the model's tensors.
+            model: the model.
             body: the request's body.
             header_bytes: length of the JSON in front of binary data, as the header says it; "" without.
 
         Raises:
             Refusal: it breaks the protocol, or doesn't fit the model.
         """
-        size = len(body)
-        if header_bytes:
-            size = int(header_bytes) if header_bytes.isdecimal() and len(header_bytes) < 12 else -1
-            if not 0 <= size <= len(body):
-                raise Refusal(400, f"Inference-Header-Content-Length is {header_bytes:.40}, the body has {len(body)}.")
+        digits = header_bytes or str(len(body))
+        size = int(digits) if digits.isdecimal() and len(digits) < 12 else -1
+        if not 0 <= size <= len(body):
+            raise Refusal(400, f"Inference-Header-Content-Length is {digits:.40}, the body has {len(body)}.")
         said = parse_json(body[:size])
         kinds = {"inputs": list, "outputs": list, "parameters": dict, "id": str}
         if not isinstance(said, dict) or not all(
@@ -102,38 +86,36 @@ class Call:
         ):
             raise Refusal(400, "The body must be an object with lists 'inputs' and 'outputs', an object 'parameters' "
                           "and a text 'id'; all but 'inputs' can be left out.")  # fmt: skip
-        self.parameters, self._tensors, self._id = said.get("parameters", {}), tensors, said.get("id")
+        self.parameters, self._model, self._id = said.get("parameters", {}), model, said.get("id")
         arrays, rest = dict[str, Array](), memoryview(body)[size:]
         for one in said.get("inputs", []):
-            tensor, own = _named(one, tensors.inputs)
+            tensor, own = _named(one, model.inputs)
             arrays[tensor.name], rest = _read(tensor, one, own.get("binary_data_size"), rest)
-        if len(rest) and header_bytes:
+        if len(rest):
             raise Refusal(400, f"The body has {len(rest)} bytes more than its inputs.")
-        if not len(said.get("inputs", [])) == len(arrays) == len(tensors.inputs):
-            raise Refusal(400, f"The inputs are {', '.join(tensors.inputs)}, each of them once.")
+        if not len(said.get("inputs", [])) == len(arrays) == len(model.inputs):
+            raise Refusal(400, f"The inputs are {', '.join(model.inputs)}, each of them once.")
         rows = {len(array) for array in arrays.values()}
         if len(rows) != 1 or not 1 <= max(rows) <= MAX_ROWS:
             raise Refusal(400, f"Inputs have {sorted(rows)} rows, expected all of one number from 1 to {MAX_ROWS}.")
-        columns = [arrays[name] for name in tensors.inputs]
-        self.observations = [nested(tensors.model.observation_space, iter(row)) for row in zip(*columns, strict=True)]
+        columns = [arrays[name] for name in model.inputs]
+        self.observations = [nested(model.observation_space, iter(row)) for row in zip(*columns, strict=True)]
+        wanted = said.get("outputs") or [{"name": name} for name in model.outputs]
         is_binary = self.parameters.get("binary_data_output", False)
-        self._wanted: dict[str, bool] = {}  # by name, True for those in binary form
-        for one in said.get("outputs", []):
-            tensor, own = _named(one, tensors.outputs)
-            self._wanted[tensor.name] = own.get("binary_data", is_binary) is True
-        self._wanted = self._wanted or dict.fromkeys(tensors.outputs, is_binary is True)
+        asked = (_named(one, model.outputs) for one in wanted)
+        self._is_binary = {tensor.name: own.get("binary_data", is_binary) is True for tensor, own in asked}
 
     def response(self, answer: Answer) -> Response:
         """Return the response with the wanted outputs."""
         outputs: list[dict[str, Any]] = []
         binary: list[bytes] = []
-        for name, is_binary in self._wanted.items():
-            tensor = self._tensors.outputs[name]
+        for name, is_binary in self._is_binary.items():
+            tensor = self._model.outputs[name]
             if name in OUTPUTS:
-                found: Any = answer.output(name)
+                rows: Any = answer.output(name)
             else:
-                found = [part_at(action, tensor.path) for action in answer.actions]
-            array = np.ascontiguousarray(found, tensor.dtype)
+                rows = [functools.reduce(operator.getitem, tensor.path, action) for action in answer.actions]
+            array = np.ascontiguousarray(rows, tensor.dtype)
             one = tensor.described() | {"shape": list(array.shape)}
             if is_binary:
                 binary.append(array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes())
@@ -141,20 +123,12 @@ class Call:
             else:
                 one["data"] = array.ravel()
             outputs.append(one)
-        own_id = {} if self._id is None else {"id": self._id}
-        said = {"model_name": self._tensors.model.name, "model_version": answer.version, **own_id, "outputs": outputs}
+        said = {"model_name": self._model.name, "model_version": answer.version, "outputs": outputs}
+        found = json_response(said if self._id is None else {**said, "id": self._id})
         if not binary:
-            return json_response(said)
-        head = orjson.dumps(said, option=orjson.OPT_SERIALIZE_NUMPY)
-        headers = ((BINARY_HEADER, b"%d" % len(head)),)
-        return Response(b"".join([head, *binary]), 200, b"application/octet-stream", headers)
-
-
-def _parts(name: str, space: spaces.Space[Any]) -> Iterator[Tensor]:
-    """Yield a tensor for each array in a space."""
-    for path, leaf in leaves_of(space):
-        full = ".".join(map(str, (name, *path)))
-        yield Tensor(full, tuple(leaf.shape or ()), np.dtype(leaf.dtype), path)
+            return found
+        headers = ((BINARY_HEADER, b"%d" % len(found.body)),)
+        return Response(b"".join([found.body, *binary]), 200, b"application/octet-stream", headers)
 
 
 def _named(one: Any, known: Mapping[str, Tensor]) -> tuple[Tensor, Mapping[str, Any]]:
@@ -184,8 +158,7 @@ def _read(tensor: Tensor, one: Mapping[str, Any], size: Any, rest: memoryview) -
         if type(size) is not int or not 0 <= size <= len(rest):
             raise Refusal(400, f"Input {tensor.name!r} has binary_data_size {shown(size)}, more than the body has.")
         return unpacked_array(rest[:size], tensor.dtype, shape, tensor.name), rest[size:]
-    try:
-        return held_by(tensor.dtype, one.get("data")).reshape(shape), rest
-    except (ValueError, TypeError, OverflowError) as error:
-        said = f"Input {tensor.name!r} needs data of {math.prod(shape)} numbers of {expected['datatype']}"
-        raise Refusal(400, f"{said}: {error!s:.200}.") from None
+    array = given_array(one.get("data"), tensor.dtype, f"Input {tensor.name!r} of {expected['datatype']}")
+    if array.size != math.prod(shape):
+        raise Refusal(400, f"Input {tensor.name!r} of shape {shape} needs {math.prod(shape)} numbers.")
+    return array.reshape(shape), rest

@@ -1,14 +1,13 @@
-"""Observations and actions as clients write them: nested lists, PNG images, packed arrays; and as flat tensors."""
+"""Values as clients write them: keys and numbers; observations and actions with PNG images and packed arrays."""
 
 from __future__ import annotations
 
 import base64
-import binascii
 import io
 import math
 from collections.abc import Mapping, Sequence, Set
 from reprlib import repr as shown
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 from gymnasium import spaces
@@ -23,20 +22,11 @@ Array = NDArray[Any]
 _DTYPES = frozenset(
     "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64".split()  # noqa: SIM905
 )
-_MAX_DIMENSIONS = 8
 _TOO_LARGE = 1e38  # for a float32 that others are added to
-_ARRAYS = (spaces.Box, spaces.MultiDiscrete, spaces.MultiBinary)
-
-
-def part_at(value: Any, path: tuple[str | int, ...]) -> Any:
-    """Return the part of a nested value at a path."""
-    for name in path:
-        value = value[name]
-    return value
 
 
 def given_value(space: spaces.Space[Any], value: Any, name: str) -> Any:
-    """Return a value of a space with its images and packed arrays as arrays; its numbers are not checked.
+    """Return a value as a client writes it, with arrays in the dtypes of a space; shapes and bounds are not checked.
 
     Args:
         space: the space.
@@ -48,28 +38,44 @@ def given_value(space: spaces.Space[Any], value: Any, name: str) -> Any:
     Raises:
         Refusal: a part can't be read.
     """
-    if type(value) is list and isinstance(space, _ARRAYS):
-        return value
     if isinstance(space, spaces.Dict) and isinstance(value, Mapping):
-        return {
-            key: given_value(space.spaces[key], part, f"{name}.{key}") if key in space.spaces else part
-            for key, part in value.items()
-        }
-    if isinstance(space, spaces.Tuple) and isinstance(value, list) and len(value) == len(space.spaces):
+        check_keys(value, space.spaces.keys())
+        return {key: given_value(space.spaces[key], part, f"{name}.{key}") for key, part in value.items()}
+    if isinstance(space, spaces.Tuple) and isinstance(value, list | tuple) and len(value) == len(space.spaces):
         pairs = enumerate(zip(space.spaces, value, strict=True))
         return [given_value(part, one, f"{name}.{index}") for index, (part, one) in pairs]
     if isinstance(value, bytes):
         return unpacked_array(value, np.dtype(space.dtype), tuple(space.shape or ()), name)
-    if not isinstance(value, Mapping) or isinstance(space, spaces.Dict):
-        return value
+    if not isinstance(value, Mapping):
+        return given_array(value, np.dtype(space.dtype), name)[()]
     if "png" in value:
         return _image(value["png"], tuple(space.shape or ()), name)
     if "data" in value:
-        shape, dtype = value.get("shape"), value.get("dtype")
-        if str(dtype) not in _DTYPES or not is_shape(shape):
+        shape, dtype = value.get("shape"), str(value.get("dtype"))
+        if dtype not in _DTYPES or not is_shape(shape):
             raise Refusal(400, f"{name} needs dtype, one of {', '.join(sorted(_DTYPES))}, and shape, a list of sizes.")
-        return unpacked_array(_bytes(value["data"], name), np.dtype(str(dtype)), tuple(shape or ()), name)
+        found = unpacked_array(_bytes(value["data"], name), np.dtype(dtype), shape, name)
+        return found if found.dtype == space.dtype else given_array(found, np.dtype(space.dtype), name)
     raise Refusal(400, f"{name} is an object, expected numbers, {{'png': ...}} or {{'data': ..., 'dtype', 'shape'}}.")
+
+
+def given_array(value: Any, dtype: np.dtype[Any], name: str) -> Array:
+    """Return an array of numbers that a client writes as lists; those too large for floats become infinite.
+
+    Raises:
+        Refusal: it has other values, or some that the dtype can't hold.
+    """
+    try:
+        if isinstance(value, str):
+            raise TypeError("it is a text")
+        given = np.asarray(value, np.float64)  # of its own choice, NumPy would pad all texts to the longest one
+    except (ValueError, TypeError, OverflowError) as error:
+        raise Refusal(400, f"{name} must have numbers, in lists of one length: {error!s:.200}.") from None
+    with np.errstate(over="ignore", invalid="ignore"):
+        found = given.astype(dtype)
+    if dtype.kind != "f" and not np.array_equal(found, given):
+        raise Refusal(400, f"{name} has values that {dtype} can't hold.")
+    return found
 
 
 def check_keys(said: Mapping[str, Any], known: Set[str]) -> None:
@@ -107,27 +113,9 @@ def number(value: Any, name: str) -> float:
     return float(value)
 
 
-def held_by(dtype: np.dtype[Any], value: Any) -> Array:
-    """Return an array of numbers as one of a dtype; those too large for floats become infinite.
-
-    Raises:
-        ValueError: its values are no numbers, or the dtype can't hold them.
-    """
-    given = np.asarray(value)
-    with np.errstate(over="ignore", invalid="ignore"):
-        found = given.astype(dtype)
-    if given.dtype.kind not in "biuf" or (dtype.kind != "f" and not np.array_equal(found, given)):
-        raise ValueError(f"it has values that {dtype} can't hold")
-    return found
-
-
-def is_shape(value: Any) -> bool:
-    """Return True for a list of at most eight sizes."""
-    return (
-        isinstance(value, list)
-        and len(value) <= _MAX_DIMENSIONS
-        and all(type(size) is int and 0 <= size < 1 << 40 for size in value)
-    )
+def is_shape(value: Any) -> TypeGuard[list[int]]:
+    """Return True for a list of at most eight sizes, none of them 0."""
+    return isinstance(value, list) and len(value) <= 8 and all(type(size) is int and size > 0 for size in value)
 
 
 def _bytes(value: Any, name: str) -> bytes:
@@ -135,7 +123,7 @@ def _bytes(value: Any, name: str) -> bytes:
         return value
     try:
         return base64.b64decode(value, validate=True)
-    except (binascii.Error, TypeError, ValueError):
+    except (TypeError, ValueError):
         raise Refusal(400, f"{name} is not valid base64.") from None
 
 
@@ -159,20 +147,18 @@ def _image(given: Any, shape: tuple[int, ...], name: str) -> Array:
         said = f"{name} is a PNG image, which needs Pillow here. Install it with: {install_command('serve')}"
         raise Refusal(400, said) from None
     layers: list[Array] = []
-    for data in given if isinstance(given, list) else [given]:
+    for part in given if isinstance(given, list) else [given]:
+        data, is_fitting = _bytes(part, name), False
         try:
-            with PngImageFile(io.BytesIO(_bytes(data, name))) as image:
-                # compared before anything is unpacked
-                if len(shape) not in (2, 3) or image.size[::-1] != shape[:2] or len(layers) >= max(shape):
-                    raise Refusal(400, f"{name} is an image of size {image.size}, expected an array of {shape}.")
-                if image.mode not in ("L", "RGB", "RGBA"):
-                    raise Refusal(400, f"{name} has PNG's mode {image.mode}, expected grey, RGB or RGBA of 8 bits.")
-                layers.append(np.asarray(image).reshape(*shape[:2], -1))
-        except Refusal:
-            raise
+            with PngImageFile(io.BytesIO(data)) as image:  # its pixels are unpacked only if they fit
+                if image.mode in ("L", "RGB", "RGBA") and image.size[::-1] == shape[:2] and len(layers) < max(shape):
+                    layers.append(np.asarray(image).reshape(*shape[:2], -1))
+                    is_fitting = True
         except Exception as error:  # whatever a damaged file leads to
             raise Refusal(400, f"{name} is not a valid PNG image: {error}.") from None
-    found: Array = np.concatenate(layers, axis=-1) if layers else np.zeros(0, np.uint8)
-    if found.size != math.prod(shape):
-        raise Refusal(400, f"{name} has images of shape {list(found.shape)}, expected {list(shape)}.")
-    return found.reshape(shape)
+        if not is_fitting:
+            said = f"{name} is an image of size {image.size} and PNG's mode {image.mode}, expected an array of {shape}"
+            raise Refusal(400, f"{said} in grey, RGB or RGBA of 8 bits.")
+    if not layers or sum(layer.size for layer in layers) != math.prod(shape):
+        raise Refusal(400, f"{name} has {len(layers)} images, which don't make up an array of shape {list(shape)}.")
+    return np.concatenate(layers, axis=-1).reshape(shape)

@@ -36,13 +36,12 @@ from websockets.sync.client import connect
 
 import aiorl
 from aiorl.client import RequestRefused
-from aiorl.data.actions import leaves_of
 from aiorl.errors import CheckpointError, ConfigError
 from aiorl.process.imports import python_path
 from aiorl.process.tasks import new_event_loop
 from aiorl.serving.models import Models
 from aiorl.serving.service import Service
-from aiorl.serving.values import part_at
+from aiorl.serving.tensors import tensors_of
 from aiorl.web.access import WebOptions
 from aiorl.web.server import WebServer
 
@@ -289,6 +288,7 @@ def test_clients_of_triton_get_the_same(served: Served, saved: dict[str, Path], 
 
 
 def part_of(value: Any, tensor: str) -> Any:
+    """Return the part of an observation or action that is in a tensor."""
     for name in tensor.split(".")[1:]:
         value = value[int(name) if isinstance(value, list | tuple) else name]
     return value
@@ -338,7 +338,7 @@ def test_images_are_taken_as_png_and_arrays_as_bytes(served: Served, saved: dict
         ({"png": 3}, "base64"), ({"png": png(np.zeros((9999, 9999), np.uint8))}, "(9999, 9999)"),
         ({**packed, "shape": [10, 12, 3]}, "360"), ({**packed, "dtype": "O"}, "float32"),
         ({**packed, "dtype": ["O"]}, "float32"), ({**packed, "shape": [1 << 60]}, "shape"),
-        ({"jpg": ""}, "png"), ([], "shape"), ("text", "shape"),
+        ({"jpg": ""}, "png"), ([], "shape"), ("text", "it is a text"),
     ]:  # fmt: skip
         served.refused({"policy": "filtered-frames", "observation": given}, fact)
 
@@ -348,7 +348,7 @@ def test_a_bad_request_says_what_is_wrong(served: Served, saved: dict[str, Path]
     for said, fact in [
         ([], "object"), ({}, "observation"), ({"observatoin": good}, "Did you mean 'observation'"),
         ({"observation": good, "observations": [good]}, "either"), ({"observations": []}, "1 to 1024"),
-        ({"observation": [1, 2]}, "(3,)"), ({"observation": [[1], [2, 3]]}, "shapes"), ({"observation": None}, "obs"),
+        ({"observation": [1, 2]}, "(3,)"), ({"observation": [[1], [2, 3]]}, "length"), ({"observation": None}, "obs"),
         ({"observation": good, "explore": 1}, "'explore'"), ({"observation": good, "state": []}, "'state'"),
         ({"observation": good, "reward": 1.0}, "/sessions"), ({"observation": [10**400, 1, 2]}, "JSON"),
         ({"observation": [1e300, 1, 2]}, "infinity"), ({"observation": good, "session": 3}, "3"),
@@ -367,6 +367,8 @@ def test_a_bad_request_says_what_is_wrong(served: Served, saved: dict[str, Path]
     )
     served.refused({"policy": "masked-dict", "observation": {**obs, "action_mask": nothing}}, "forbids every one")
     served.refused({"policy": "masked-dict", "observation": {**obs, "action_mask": 3}}, "obs")
+    texts = ["a" * 10_000_000, *"b" * 10_000]  # of which NumPy would make 400 GB
+    served.refused({"policy": "box", "observation": texts}, "numbers")
 
 
 def test_infer_refuses_what_breaks_the_protocol(served: Served) -> None:
@@ -375,8 +377,8 @@ def test_infer_refuses_what_breaks_the_protocol(served: Served) -> None:
         ({}, "inputs"), ({"inputs": [good], "id": 3}, "id"), ({"inputs": [3]}, "obs"), ({"inputs": []}, "once"),
         ({"inputs": [good, good]}, "once"), ({"inputs": [{**good, "name": "x"}]}, "obs"),
         ({"inputs": [{**good, "shape": [3]}]}, "-1, 3"), ({"inputs": [{**good, "shape": [-1, 3]}]}, "-1, 3"),
-        ({"inputs": [{**good, "shape": [0, 3], "data": []}]}, "1 to 1024"), ({"inputs": [{**good, "data": [1]}]}, "3"),
-        ({"inputs": [{**good, "data": ["1", "2", "3"]}]}, "FP32"), ({"inputs": [{**good, "data": {}}]}, "FP32"),
+        ({"inputs": [{**good, "shape": [0, 3], "data": []}]}, "-1, 3"), ({"inputs": [{**good, "data": [1]}]}, "3"),
+        ({"inputs": [{**good, "data": ["a", "b", "c"]}]}, "FP32"), ({"inputs": [{**good, "data": {}}]}, "FP32"),
         ({"inputs": [good], "outputs": [{"name": "x"}]}, "action"), ({"inputs": [good], "outputs": [3]}, "action"),
         ({"inputs": [{**good, "parameters": {"binary_data_size": 12}}]}, "binary_data_size"),
         ({"inputs": [good], "parameters": {"explore": "yes"}}, "explore"), ({"inputs": [good], "parameters": 3}, "par"),
@@ -398,7 +400,7 @@ def test_a_bad_request_of_a_turn_costs_the_others_nothing(saved: dict[str, Path]
     async def all_at_once() -> list[Any]:
         given = [obs.tolist() for obs in observations]
         given[2] = [1.0]
-        asked = [service.answer({"observation": obs, "explore": index == 4}) for index, obs in enumerate(given)]
+        asked = [service.act({"observation": obs, "explore": index == 4}) for index, obs in enumerate(given)]
         return await asyncio.gather(*asked, return_exceptions=True)
 
     answers = asyncio.run(all_at_once())
@@ -418,8 +420,8 @@ def test_requests_of_one_session_in_one_turn_follow_each_other(saved: dict[str, 
     observations = observations_of(policy.observation_space, 5)
 
     async def all_at_once() -> list[Any]:
-        said = {"session": service.open_session({})["session"], "value": True}
-        return await asyncio.gather(*(service.answer({**said, "observation": obs.tolist()}) for obs in observations))
+        said = {"session": service.open({})["session"], "value": True}
+        return await asyncio.gather(*(service.act({**said, "observation": obs.tolist()}) for obs in observations))
 
     state = policy.get_initial_state()
     for obs, answer in zip(observations, asyncio.run(all_at_once()), strict=True):
@@ -479,25 +481,25 @@ def test_an_export_answers_like_its_checkpoint(saved: dict[str, Path], tmp_path:
     service = Service(models)
 
     async def ask(said: Any) -> Any:
-        return await service.answer({"policy": "mine", **said})
+        return await service.act({"policy": "mine", **said})
 
-    session = service.open_session({"policy": "mine"})["session"]
+    session = service.open({"policy": "mine"})["session"]
     state, action, reward = policy.get_initial_state(), None, None
     for step, obs in enumerate(observations_of(policy.observation_space, 4)):
         action, state, columns = policy.compute_single_action(obs, state, action, reward, full_fetch=True)
         found = asyncio.run(
             ask({"observation": obs, "session": session, "reward": reward or 0, "logp": True, "value": True})
         )
-        for path, _ in leaves_of(models["mine"].action_space):
-            np.testing.assert_allclose(part_at(found["action"], path), part_at(action, path), rtol=1e-5)
+        for name in tensors_of("action", models["mine"].action_space):
+            np.testing.assert_allclose(part_of(found["action"], name), part_of(action, name), rtol=1e-5)
         np.testing.assert_allclose(
             [found["logp"], found["value"]], [columns["action_logp"], columns["vf_preds"]], rtol=1e-4
         )
         reward = 0.5 * step
     drawn = aiorl.load_policy(saved[kind], seed=3).compute_single_action(obs, explore=True)
     found = asyncio.run(ask({"observation": obs, "explore": True}))
-    for path, _ in leaves_of(models["mine"].action_space):
-        np.testing.assert_allclose(part_at(found["action"], path), part_at(drawn, path), rtol=1e-4)
+    for name in tensors_of("action", models["mine"].action_space):
+        np.testing.assert_allclose(part_of(found["action"], name), part_of(drawn, name), rtol=1e-4)
 
 
 def test_names_and_paths_that_cannot_be_served_are_refused(saved: dict[str, Path], tmp_path: Path) -> None:
