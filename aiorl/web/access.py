@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import contextlib
 import hmac
 import logging
@@ -26,7 +25,7 @@ from aiorl.process.kept_logs import MAX_BYTES
 from aiorl.text import one_line
 from aiorl.web.app import MAX_BODY_BYTES, Refusal, Request
 
-_MIN_TOKEN, _MAX_TOKEN = 16, 4096
+_TOKEN, _MAX_TOKEN_FILE = re.compile(rb"[!-~]{16,4096}"), 8192
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 _LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
 _PORT = re.compile(r":\d+$")
@@ -184,7 +183,7 @@ def token_of(request: Request) -> bytes:
     if scheme.lower() == "basic":  # a browser's: any name, with the token as password
         try:
             return base64.b64decode(value, validate=True).partition(b":")[2]
-        except (binascii.Error, ValueError):
+        except ValueError:
             return b""
     return value.strip().encode("latin-1") if scheme.lower() == "bearer" else b""
 
@@ -195,15 +194,15 @@ def token_in(path: Path) -> bytes:
         with contextlib.suppress(FileExistsError), open(os.open(path, _NEW, 0o600), "w") as made:
             made.write(secrets.token_urlsafe(32) + "\n")
         with open_regular(path, follow=True) as file:
-            fault, token = whose_else(os.fstat(file.fileno())), file.read(_MAX_TOKEN + 1).strip()
+            fault, token = whose_else(os.fstat(file.fileno())), file.read(_MAX_TOKEN_FILE).strip()
     except OSError as error:
         said = f"--token-file {path} can't be used: {error.strerror}."
         raise ConfigError(said, key="token_file", value=str(path)) from error
     if fault:
         said, hint = f"--token-file {path} {fault}.", f"Run: chmod 600 {path}"
         raise SecurityError(said, key="token_file", value=str(path), hint=hint)
-    if not (_MIN_TOKEN <= len(token) <= _MAX_TOKEN) or not all(0x21 <= byte <= 0x7E for byte in token):
-        said = f"--token-file {path} must contain one word of {_MIN_TOKEN} to {_MAX_TOKEN} visible ASCII characters."
+    if not _TOKEN.fullmatch(token):
+        said = f"--token-file {path} must contain one word of 16 to 4096 visible ASCII characters."
         raise SecurityError(said, key="token_file", value=str(path), hint="Remove it, and it is made.")
     return token
 

@@ -159,26 +159,19 @@ class Request:
 
     Attributes:
         scope: its ASGI scope.
+        method: its method, in upper case; WEBSOCKET for a handshake.
+        path: its path, without the query, decoded.
         names: parts of its path that the route names.
         max_bytes: size limit of its body, in bytes.
     """
 
-    __slots__ = ("_receive", "max_bytes", "names", "scope")
+    __slots__ = ("_receive", "max_bytes", "method", "names", "path", "scope")
 
     def __init__(self, scope: Mapping[str, Any], receive: Receive, max_bytes: int) -> None:
         """Take over a request; its body is read on demand."""
         self.scope, self.max_bytes, self._receive = scope, max_bytes, receive
+        self.method, self.path = str(scope.get("method", "WEBSOCKET")), str(scope["path"])
         self.names: Mapping[str, str] = {}
-
-    @property
-    def method(self) -> str:
-        """Its method, in upper case."""
-        return str(self.scope.get("method", "WEBSOCKET"))
-
-    @property
-    def path(self) -> str:
-        """Its path, without the query, decoded."""
-        return str(self.scope["path"])
 
     @property
     def query(self) -> dict[str, str]:
