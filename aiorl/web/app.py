@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl, unquote
 
 import orjson
 
-from aiorl.process.tasks import first_of
+from aiorl.process.tasks import Tasks, first_of
 from aiorl.text import one_line
 
 if TYPE_CHECKING:
@@ -372,14 +372,15 @@ class App:
             async for part in parts:
                 await send({"type": "http.response.body", "body": part, "more_body": True})
 
-        over = asyncio.ensure_future(first_of(request.until_gone(), self.closing))
+        tasks = Tasks(lambda error: None)  # which it has logged
+        over = tasks.start(first_of(request.until_gone(), self.closing), "web-client")
         try:
             if (sent := await first_of(send_all(), over)) is not None:
                 sent.result()
         except Exception:
             logger.exception("the stream at %s failed", request.path)
         finally:
-            over.cancel()
+            await tasks.close()
 
     async def _talk(self, talk: Callable[[WebSocket], Awaitable[None]], socket: WebSocket, send: Send) -> None:
         code = 1000
