@@ -68,14 +68,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _serve(given: dict[str, Any]) -> None:
-    from aiorl.web.access import want_web, web_options
+    from aiorl.web.access import web_options
 
-    want_web("aiorl serve")
+    options, directory, recorder = web_options(given, "aiorl serve"), given.pop("record", None), None
     from aiorl.serving.models import Models
     from aiorl.serving.service import Service
     from aiorl.web.server import serve
 
-    options, directory, recorder = web_options(given), given.pop("record", None), None
     limits = {name: given.pop(name) for name in ("max_sessions", "session_ttl_s") if name in given}
     models = Models(given.pop("paths"), **given)
     if directory is not None:
@@ -85,17 +84,16 @@ def _serve(given: dict[str, Any]) -> None:
     service = Service(models, recorder=recorder, **limits)
     gc.freeze()  # loaded objects stay, and the garbage collector takes 35 ms to look at them
 
-    def say(url: str) -> None:
+    def said(url: str) -> str:
         each = [f"{one.name} {' and '.join(arm.name for arm in one.arms)} ({one.env})" for one in models.values()]
         names = ", ".join(each) or f"{models.waiting}, when it has a checkpoint,"
-        sys.stdout.write(f"Serving {names} at {url} (Ctrl-C ends).\n")
-        sys.stdout.flush()
+        return f"Serving {names} at {url} (Ctrl-C ends)."
 
     async def run() -> None:
         tasks = Tasks(lambda error: None)  # which it has logged
         tasks.start(models.follow(), "follow")
         try:
-            await serve(service.app, options, say)
+            await serve(service.app, options, said)
         finally:
             await tasks.close()
             if recorder is not None:

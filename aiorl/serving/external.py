@@ -35,7 +35,7 @@ from aiorl.errors import AiorlError, ClosedEpisodeError, ConfigError, EpisodeTim
 from aiorl.serving.sessions import Session, Sessions
 from aiorl.serving.values import check_keys, flag, given_value, number
 from aiorl.web.access import token_in, token_of
-from aiorl.web.app import App, Asked, Refusal, Reply, Request, Response, WebSocket, always, json_response
+from aiorl.web.app import App, Asked, Refusal, Reply, Request, Response, WebSocket, always, json_response, refusal_of
 from aiorl.web.child import CLIENT_SECRET
 from aiorl.web.talk import add_talk, packed, unpacked
 
@@ -146,17 +146,15 @@ class ClientEnv(ExternalMultiAgentEnv):
                 return self._sessions.pop(name).drop()
             session = self._sessions[name]
             return {"act": session.act, "end": session.end}[do](said)
-        except Refusal as error:
-            return {"status": error.status, "error": error.sentence}
         except (ClosedEpisodeError, EpisodeTimeout, SamplerDied, KeyError) as error:
-            return {"status": 410, "error": f"The session or its episode is gone: {error}. Open a new session."}
+            refusal = Refusal(410, f"The session or its episode is gone: {error}. Open a new session.")
         except (AiorlError, ValueError, TypeError) as error:
-            return {"status": 400, "error": getattr(error, "message", str(error))}
+            refusal = Refusal(400, getattr(error, "message", str(error)))
         except RuntimeError as error:  # as many episodes are open as may be
-            return {"status": 503, "error": str(error)}
-        except Exception:
-            logger.exception("answering a client failed")
-            return {"status": 500, "error": "The worker failed at this request. Its log has the reason."}
+            refusal = Refusal(503, str(error))
+        except Exception as error:
+            refusal = refusal_of(error)
+        return {"status": refusal.status, "error": refusal.sentence}
 
 
 def client_env(name: str) -> Callable[[EnvContext], ClientEnv]:

@@ -19,9 +19,7 @@ from aiorl.web.app import Refusal
 
 Array = NDArray[Any]
 
-_DTYPES = frozenset(
-    "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64".split()  # noqa: SIM905
-)
+_DTYPES = {np.dtype(code).name for code in "?bhilBHILefd"}
 _TOO_LARGE = 1e38  # for a float32 that others are added to
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from aiorl.config.command_line import Parser, exit_status
 from aiorl.errors import ConfigError
-from aiorl.web.access import add_web_options, want_web, web_options
+from aiorl.web.access import add_web_options, web_options
 
 __all__ = ["main"]
 
@@ -41,20 +41,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _watch(found: dict[str, Any]) -> None:
-    want_web("aiorl watch")
+    options, root = web_options(found, "aiorl watch"), found["where"].expanduser()
     from aiorl.watch.app import make_app
     from aiorl.web.server import serve
 
-    root, options = found["where"].expanduser(), web_options(found)
     if not root.is_dir():
         hint = "Give a run directory, or a directory of runs."
         raise ConfigError(f"{root} is not a directory.", key="DIRECTORY", hint=hint)
-
-    def say(url: str) -> None:
-        sys.stdout.write(f"{root}: {url}\n")
-        sys.stdout.flush()
-
-    asyncio.run(serve(make_app(root), options, say))
+    asyncio.run(serve(make_app(root), options, lambda url: f"{root}: {url}"))
 
 
 if __name__ == "__main__":

@@ -58,8 +58,7 @@ class WebOptions:
         access_log_bytes: size in bytes at which the access log is rotated.
         max_body_bytes: size limit of a body or of a message of a WebSocket, in bytes.
         max_connections: number of connections at a time.
-        head_s: seconds in which the headers of a request have to arrive.
-        body_s: seconds in which a body has to arrive after its headers.
+        arrive_s: seconds in which a request has to arrive.
         idle_s: seconds that a connection is kept without a request.
         grace_s: seconds for answers under way when the server closes.
         inherited: number of an open socket to listen on, of a parent that the server ends with; None = make one.
@@ -75,8 +74,7 @@ class WebOptions:
     access_log_bytes: int = MAX_BYTES
     max_body_bytes: int = MAX_BODY_BYTES
     max_connections: int = 4096
-    head_s: float = 10.0
-    body_s: float = 30.0
+    arrive_s: float = 30.0
     idle_s: float = 75.0
     grace_s: float = 10.0
     inherited: int | None = None
@@ -100,13 +98,18 @@ def add_web_options(parser: Parser, *, port: int) -> None:
     parser.set_defaults(port=port)
 
 
-def web_options(found: dict[str, Any]) -> WebOptions:
+def web_options(found: dict[str, Any], by: str) -> WebOptions:
     """Return the options of a command that has those of `add_web_options`, and remove them from `found`.
+
+    Args:
+        found: options of the command.
+        by: the command.
 
     Raises:
         SecurityError: another address than loopback without a token or ``--insecure``.
-        ConfigError: an option doesn't fit another one.
+        ConfigError: an option doesn't fit another one, or packages are missing.
     """
+    want_web(by)
     options = WebOptions(**{name: found.pop(name) for name in WebOptions.__slots__ if name in found})
     if (options.tls_cert is None) != (options.tls_key is None):
         raise ConfigError("--tls-cert and --tls-key need each other.", key="tls_key")

@@ -95,12 +95,18 @@ class Refusal(Exception):
         self.status, self.sentence, self.headers = status, one_line(sentence, _MAX_SENTENCE), headers
 
 
-def failed(request: Request, error: BaseException) -> Response:
-    """Return the answer to a request that failed: a refusal as it says, and 500 for others, which are logged."""
+def refusal_of(error: BaseException) -> Refusal:
+    """Return how a request that failed is refused; errors that aren't refusals are logged, and make a 500."""
     if isinstance(error, Refusal):
-        return json_response({"error": error.sentence}, status=error.status, headers=error.headers)
-    logger.error("answering %s %s failed", request.method, request.path, exc_info=error)
-    return json_response({"error": "The server failed at this request. Its log has the reason."}, status=500)
+        return error
+    logger.error("answering a request failed", exc_info=error)
+    return Refusal(500, "The server failed at this request. Its log has the reason.")
+
+
+def failed(error: BaseException) -> Response:
+    """Return the answer to a request that failed; see `refusal_of`."""
+    refusal = refusal_of(error)
+    return json_response({"error": refusal.sentence}, status=refusal.status, headers=refusal.headers)
 
 
 class Reply:
@@ -150,10 +156,6 @@ class Reply:
 # Requests -----------------------------------------------------------------------------------------------------
 
 
-class Gone(Exception):
-    """The client closed its connection before its request was complete."""
-
-
 class Request:
     """Request whose headers have arrived.
 
@@ -189,15 +191,14 @@ class Request:
         """Read the whole body.
 
         Raises:
-            Refusal: it is too large.
-            Gone: the client closed the connection.
+            Refusal: it is too large, or the client closed the connection.
         """
         announced, body, has_more = self.header(b"content-length"), bytearray(), True
         is_large = announced.isdecimal() and int(announced) > self.max_bytes
         while has_more and not is_large:
             message = await self._receive()
             if message["type"] == "http.disconnect":
-                raise Gone
+                raise Refusal(400, "The body ended early.")
             body += message.get("body", b"")
             has_more, is_large = message.get("more_body", False), len(body) > self.max_bytes
         if is_large:
@@ -332,10 +333,8 @@ class App:
                 self.note(request, 101, began)
                 return
             response = await handle(request)
-        except Gone:
-            return
         except Exception as error:
-            response = failed(request, error)
+            response = failed(error)
         await self._answer(request, response, send)
         self.note(request, response.status, began)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
+import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
@@ -119,13 +120,13 @@ class WebServer(uvicorn.Server):
         return await super().on_tick(counter)
 
 
-async def serve(app: App, options: WebOptions, say: Callable[[str], object] = lambda url: None) -> None:
+async def serve(app: App, options: WebOptions, said: Callable[[str], str] | None = None) -> None:
     """Serve until Ctrl-C or SIGTERM; with an inherited socket, until the parent is gone.
 
     Args:
         app: the app.
         options: the options.
-        say: called with the server's address when requests can come.
+        said: makes a line of the server's address, which is printed when requests can come.
 
     Raises:
         ConfigError: as `WebServer`.
@@ -135,14 +136,16 @@ async def serve(app: App, options: WebOptions, say: Callable[[str], object] = la
     async with WebServer(app, options).running() as server:
         if options.inherited is not None:
             watch_parent(lambda: loop.call_soon_threadsafe(stopped.set), grace_s=options.grace_s + _LINGER_S)
-        say(server.url)
+        if said is not None:
+            sys.stdout.write(f"{said(server.url)}\n")
+            sys.stdout.flush()
         await stopped.wait()
         if options.inherited is not None and server.server_state.tasks:
             await asyncio.sleep(_LINGER_S)  # streams tell of the parent's end
 
 
 class _Connection(HttpToolsProtocol):
-    """Connection with deadlines for headers and bodies, a size limit for headers, and a short way to quick handlers.
+    """Connection with a deadline for requests, a size limit for headers, and a short way to quick handlers.
 
     A request for a quick handler that arrives as a whole is answered without a task, and without ASGI.
 
@@ -156,7 +159,7 @@ class _Connection(HttpToolsProtocol):
         self._head_bytes = 0
         self._is_in_head = False
         self._begun: RequestResponseCycle | None = None  # a request for a quick handler, without its body so far
-        self.deadline = time.monotonic() + self._options.head_s
+        self.deadline = time.monotonic() + self._options.arrive_s
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         super().connection_made(transport)
@@ -179,11 +182,10 @@ class _Connection(HttpToolsProtocol):
         super().on_message_begin()
         self._is_in_head, self._head_bytes = True, 0
         if self.deadline == _NEVER:  # the first request has to come within that of the connection
-            self.deadline = time.monotonic() + self._options.head_s
+            self.deadline = time.monotonic() + self._options.arrive_s
 
     def on_headers_complete(self) -> None:
         self._is_in_head = False
-        self.deadline = time.monotonic() + self._options.body_s
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
@@ -217,7 +219,7 @@ class _Connection(HttpToolsProtocol):
                 found = found.result() if isinstance(found, Reply) else found
                 response = found if isinstance(found, Response) else json_response(found, status=status)
             except Exception as error:
-                response = failed(request, error)
+                response = failed(error)
             self._respond(cycle, request, began, response)
 
         try:
@@ -226,7 +228,7 @@ class _Connection(HttpToolsProtocol):
                 raise request.too_large()
             found: Any = ask(bytes(cycle.body), {})
         except Exception as error:
-            found = failed(request, error)
+            found = failed(error)
         if isinstance(found, Reply):
             found.add_done_callback(done)
         else:

@@ -10,7 +10,6 @@ endian; in JSON it is a list.
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -21,9 +20,7 @@ import msgpack
 import numpy as np
 import orjson
 
-from aiorl.web.app import App, Asked, Refusal, Reply, WebSocket, parse_json
-
-logger = logging.getLogger(__name__)
+from aiorl.web.app import App, Asked, Refusal, Reply, WebSocket, parse_json, refusal_of
 
 Note = Callable[[str, str, float], None]
 """Function that is called with a request's handler ("" if there is none), status and seconds until its answer."""
@@ -31,7 +28,6 @@ Note = Callable[[str, str, float], None]
 MAX_UNDER_WAY = 1024
 """Requests of one WebSocket that are not answered yet; further ones are not read."""
 _MAX_ID = 200
-_FAILED = {"status": 500, "error": "The server failed at this request. Its log has the reason."}
 
 
 def add_talk(app: App, handlers: Mapping[str, Asked], note: Note = lambda do, status, seconds: None) -> None:
@@ -113,10 +109,8 @@ class _Talk:
 
 
 def _fault(error: BaseException) -> dict[str, Any]:
-    if isinstance(error, Refusal):
-        return {"status": error.status, "error": error.sentence}
-    logger.error("answering a message failed", exc_info=error)
-    return _FAILED
+    refusal = refusal_of(error)
+    return {"status": refusal.status, "error": refusal.sentence}
 
 
 def _as_text(answer: Mapping[str, Any]) -> str:

@@ -200,7 +200,7 @@ def test_bytes_that_are_no_http_are_refused(sent: bytes) -> None:
      (b"GET /live HTTP/1.1\r\nx: " + b"y" * 65_600, 431)],
 )  # fmt: skip
 def test_slow_and_endless_requests_are_refused(sent: bytes, status: int) -> None:
-    with Site(head_s=0.1, body_s=0.1) as site, site.raw() as connection:
+    with Site(arrive_s=0.1) as site, site.raw() as connection:
         connection.sendall(sent)
         assert b" %d " % status in everything(connection)[:13]
 
@@ -246,7 +246,7 @@ def test_a_token_is_required_and_made_in_a_private_file(tmp_path: Path) -> None:
 def test_other_addresses_need_a_token_or_a_word(tmp_path: Path) -> None:
     parser = Parser("prog", "", "", "")
     add_web_options(parser, port=8000)
-    found: Callable[..., WebOptions] = lambda *words: web_options(parser.parse(words))  # noqa: E731
+    found: Callable[..., WebOptions] = lambda *words: web_options(parser.parse(words), "prog")  # noqa: E731
     assert (found().host, found().port) == ("127.0.0.1", 8000)
     with pytest.raises(SecurityError, match=r"0\.0\.0\.0"):
         found("--host", "0.0.0.0")
