@@ -24,7 +24,7 @@ _TOO_LARGE = 1e38  # for a float32 that others are added to
 
 
 def given_value(space: spaces.Space[Any], value: Any, name: str) -> Any:
-    """Return a value as a client writes it, with arrays in the dtypes of a space; shapes and bounds are not checked.
+    """Return a value as a client writes it, with arrays in place of lists; their shapes and bounds are not checked.
 
     Args:
         space: the space.
@@ -36,6 +36,8 @@ def given_value(space: spaces.Space[Any], value: Any, name: str) -> Any:
     Raises:
         Refusal: a part can't be read.
     """
+    if type(value) is list and isinstance(space, spaces.Box):  # first, because isinstance is slow for other spaces
+        return given_array(value, space.dtype, name)
     if isinstance(space, spaces.Dict) and isinstance(value, Mapping):
         check_keys(value, space.spaces.keys())
         return {key: given_value(space.spaces[key], part, f"{name}.{key}") for key, part in value.items()}
@@ -58,7 +60,7 @@ def given_value(space: spaces.Space[Any], value: Any, name: str) -> Any:
 
 
 def given_array(value: Any, dtype: np.dtype[Any], name: str) -> Array:
-    """Return an array of numbers that a client writes as lists; those too large for floats become infinite.
+    """Return an array of numbers that a client writes as lists: float64 for all floats, otherwise of a dtype.
 
     Raises:
         Refusal: it has other values, or some that the dtype can't hold.
@@ -69,9 +71,11 @@ def given_array(value: Any, dtype: np.dtype[Any], name: str) -> Array:
         given = np.asarray(value, np.float64)  # of its own choice, NumPy would pad all texts to the longest one
     except (ValueError, TypeError, OverflowError) as error:
         raise Refusal(400, f"{name} must have numbers, in lists of one length: {error!s:.200}.") from None
-    with np.errstate(over="ignore", invalid="ignore"):
+    if dtype.kind == "f":
+        return given
+    with np.errstate(invalid="ignore"):
         found = given.astype(dtype)
-    if dtype.kind != "f" and not np.array_equal(found, given):
+    if not np.array_equal(found, given):
         raise Refusal(400, f"{name} has values that {dtype} can't hold.")
     return found
 
