@@ -22,7 +22,7 @@ from aiorl.errors import ConfigError, UnsupportedSpaceError
 MAX_SPACE_ELEMENTS = 1 << 24
 """Limit of the numbers in a value of a space, over all its parts."""
 _MAX_DEPTH = 8
-_DTYPES = frozenset(
+DTYPES = frozenset(
     ["bool", "float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32"]
 )
 SIMPLE_KINDS = ("Box", "Discrete", "MultiBinary", "MultiDiscrete")
@@ -161,7 +161,7 @@ def _integer(data: object) -> int:
 
 
 def _dtype(data: object) -> np.dtype[Any]:
-    if data not in _DTYPES:
+    if data not in DTYPES:
         raise _damaged("dtype", data)
     return np.dtype(str(data))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -33,7 +33,6 @@ _FOLDERS = {"newest": "checkpoints", "best": "best"}
 _LOOK_S = 0.5
 _DESCRIPTION = "policy.json"
 _MAX_DESCRIPTION, _MAX_GRAPH = 16 << 20, 2 << 30
-_ROW_BOUNDS = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
 
 
 class Model:
@@ -125,16 +124,15 @@ class Models(dict[str, Model]):
             ImportError: a network can only be run in TensorFlow, which is not installed.
         """
         super().__init__()
-        by_version = ["policy", "version"]
-        self.rows = Histogram("aiorl_batch_rows", "Rows of an evaluation.", by_version, registry=None,
-                              buckets=_ROW_BOUNDS)  # fmt: skip
+        self.rows = Histogram("aiorl_batch_rows", "Rows of an evaluation.", ["policy", "version"], registry=None,
+                              buckets=[2**power for power in range(10)])  # fmt: skip
         self.swaps = Counter("aiorl_swaps", "Versions that replaced others.", ["policy"], registry=None)
         self._share = share
         load = partial(_load, threads=threads, seed=seed)
         self._sources = [_Source(target, follow, load) for target in targets]
         for source in self._sources:
             if not source.folders:
-                self._take(source, list(load(source.path)))
+                self._take(source, load(source.path))
             elif self.waiting == source.path:  # the first of them, so that arms get the order of targets
                 self._take(source, source.newer())
 
@@ -190,7 +188,7 @@ class _Source:
         arms: policy id -> its model, and index of the arm.
     """
 
-    def __init__(self, target: str, follow: str, load: Callable[[Path], Iterator[Version]]) -> None:
+    def __init__(self, target: str, follow: str, load: Callable[[Path], list[Version]]) -> None:
         name, equals, path = target.partition("=")
         is_named = bool(equals) and "/" not in name
         if is_named and not (name.strip(".") and is_label(name) and not {*name} & {"?", "#"}):  # for addresses
@@ -213,26 +211,24 @@ class _Source:
         if self._seen == seen:
             return []
         try:
-            return list(self._load(path if self.arms else path.parent))  # an older one is better than none
+            return self._load(path if self.arms else path.parent)  # an older one is better than none
         except Exception as error:  # whatever a damaged file leads to
             logger.warning("%s; it is not served", error)
             return []
 
 
-def _load(path: Path, *, threads: int, seed: int | None) -> Iterator[Version]:
-    """Yield the policies of a run, checkpoint or export; see `Models` for errors."""
+def _load(path: Path, *, threads: int, seed: int | None) -> list[Version]:
+    """Return the policies of a run, checkpoint or export; see `Models` for errors."""
     if (directory := _export_in(path)) is not None:
-        yield _load_export(directory, threads=threads, seed=seed)
-        return
+        return [_load_export(directory, threads=threads, seed=seed)]
     run = SavedRun.open(path)
-    if not run.acting.graphs:
+    known, env, number = run.acting.part.policies, run.acting.part.env, run.checkpoint.number
+    own = [policy_id for policy_id in known if policy_id in run.acting.graphs]
+    if not own:
         raise PolicyError(f"{run.checkpoint.path} has no network of a learner that could be served")
-    for policy_id in run.acting.part.policies:
-        if policy_id in run.acting.graphs:
-            actor = run.actor(policy_id, threads=threads, seed=seed)
-            yield Version(run.checkpoint.number, actor, run.acting.part.env, run.env_steps)
-        else:
-            logger.warning("policy %r is of a class of your own, so it is not served", policy_id)
+    if len(own) < len(known):
+        logger.warning("policies %s are of classes of your own, so they are not served", sorted({*known} - {*own}))
+    return [Version(number, run.actor(name, threads=threads, seed=seed), env, run.env_steps) for name in own]
 
 
 def _export_in(path: Path) -> Path | None:

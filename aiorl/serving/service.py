@@ -30,7 +30,6 @@ _KEYS = {"policy", "observation", "observations", "session", "start", "reward", 
 _BOUNDS = [0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0]
 _NAMED = re.compile(r"(?s)(/sessions|/v2/models)/.+?(/end|/infer|/ready)?")
 """Paths with names that clients choose."""
-_MAX_KINDS = 256
 
 
 class Service:
@@ -43,12 +42,7 @@ class Service:
     """
 
     def __init__(
-        self,
-        models: Models,
-        *,
-        recorder: Recorder | None = None,
-        max_sessions: int = 10_000,
-        session_ttl_s: float = 600.0,
+        self, models: Models, recorder: Recorder | None = None, max_sessions: int = 10_000, session_ttl_s: float = 600.0
     ) -> None:
         """Serve models.
 
@@ -68,7 +62,7 @@ class Service:
         self.sessions = Sessions(max_sessions, session_ttl_s, lambda session: expired.inc())
         Gauge("aiorl_sessions", "Open sessions.", registry=registry).set_function(lambda: len(self.sessions))
 
-        @functools.lru_cache(_MAX_KINDS)
+        @functools.lru_cache(256)
         def observer(path: str, status: str) -> Callable[[float], None]:
             match = _NAMED.fullmatch(path)
             return seconds.labels(path if match is None else match.expand(r"\1/*\2"), status).observe
@@ -79,9 +73,8 @@ class Service:
         app = self.app = App()
         app.on_answer.append(note)
         app.add("GET", "/", self._index)
-        app.add(
-            "GET", "/openapi.json", always(parse_json(files("aiorl.serving").joinpath("openapi.json").read_bytes()))
-        )
+        openapi = files("aiorl.serving") / "openapi.json"
+        app.add("GET", "/openapi.json", always(parse_json(openapi.read_bytes())))
         app.add("GET", "/metrics", self._metrics)
         add_talk(app, {"act": self.act, "open": self.open, "end": self.end, "close": self.close},
                  lambda do, status, took: observer(f"/ws/{do}", status)(took))  # fmt: skip
@@ -207,9 +200,8 @@ class Service:
 
     async def _infer(self, request: Request) -> Response:
         model, arm = self._version_of(request)
-        encoding = request.header(b"content-encoding")
-        if encoding not in ("", "identity"):
-            raise Refusal(415, f"Content-Encoding is {encoding:.40}; send the body as it is.")
+        if request.header(b"content-encoding") not in ("", "identity"):
+            raise Refusal(415, "The body has a Content-Encoding; send it as it is.")
         call = Call(model, await request.body(), request.header(BINARY_HEADER))
         given = call.parameters
         session = self._sequence(model, given)

@@ -111,8 +111,7 @@ class Sessions:
             Refusal: there are as many as the server keeps.
         """
         if len(self) >= self._max_sessions:
-            said = f"{self._max_sessions:,} sessions are open, as many as this server keeps. Close some, or try later."
-            raise Refusal(503, said)
+            raise Refusal(503, f"{self._max_sessions:,} sessions are open, the most there may be. Try again later.")
         session = Session(id or secrets.token_urlsafe(16), model, arm, self._clock(), train)
         self._open[session.id] = session
         return session

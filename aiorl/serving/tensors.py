@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 
+_KINDS: dict[str, type[Any]] = {"inputs": list, "outputs": list, "parameters": dict, "id": str}
 BINARY_HEADER = b"inference-header-content-length"
 
 
@@ -80,10 +81,7 @@ class Call:
         if not 0 <= size <= len(body):
             raise Refusal(400, f"Inference-Header-Content-Length is {digits:.40}, the body has {len(body)}.")
         said = parse_json(body[:size])
-        kinds = {"inputs": list, "outputs": list, "parameters": dict, "id": str}
-        if not isinstance(said, dict) or not all(
-            isinstance(said.get(key, kind()), kind) for key, kind in kinds.items()
-        ):
+        if not isinstance(said, dict) or any(type(said.get(key, kind())) is not kind for key, kind in _KINDS.items()):
             raise Refusal(400, "The body must be an object with lists 'inputs' and 'outputs', an object 'parameters' "
                           "and a text 'id'; all but 'inputs' can be left out.")  # fmt: skip
         self.parameters, self._model, self._id = said.get("parameters", {}), model, said.get("id")

@@ -13,13 +13,13 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from aiorl.data.spaces import DTYPES
 from aiorl.errors import nearest
 from aiorl.process.imports import install_command
 from aiorl.web.app import Refusal
 
 Array = NDArray[Any]
 
-_DTYPES = {np.dtype(code).name for code in "?bhilBHILefd"}
 _TOO_LARGE = 1e38  # for a float32 that others are added to
 
 
@@ -52,8 +52,8 @@ def given_value(space: spaces.Space[Any], value: Any, name: str) -> Any:
         return _image(value["png"], tuple(space.shape or ()), name)
     if "data" in value:
         shape, dtype = value.get("shape"), str(value.get("dtype"))
-        if dtype not in _DTYPES or not is_shape(shape):
-            raise Refusal(400, f"{name} needs dtype, one of {', '.join(sorted(_DTYPES))}, and shape, a list of sizes.")
+        if dtype not in DTYPES or not is_shape(shape):
+            raise Refusal(400, f"{name} needs dtype, one of {', '.join(sorted(DTYPES))}, and shape, a list of sizes.")
         found = unpacked_array(_bytes(value["data"], name), np.dtype(dtype), shape, name)
         return found if found.dtype == space.dtype else given_array(found, np.dtype(space.dtype), name)
     raise Refusal(400, f"{name} is an object, expected numbers, {{'png': ...}} or {{'data': ..., 'dtype', 'shape'}}.")
@@ -159,8 +159,8 @@ def _image(given: Any, shape: tuple[int, ...], name: str) -> Array:
         except Exception as error:  # whatever a damaged file leads to
             raise Refusal(400, f"{name} is not a valid PNG image: {error}.") from None
         if not is_fitting:
-            said = f"{name} is an image of size {image.size} and PNG's mode {image.mode}, expected an array of {shape}"
-            raise Refusal(400, f"{said} in grey, RGB or RGBA of 8 bits.")
+            said = f"{name} is an image of size {image.size} and PNG's mode {image.mode}"
+            raise Refusal(400, f"{said}, expected {shape} in grey, RGB or RGBA of 8 bits.")
     if not layers or sum(layer.size for layer in layers) != math.prod(shape):
         raise Refusal(400, f"{name} has {len(layers)} images, which don't make up an array of shape {list(shape)}.")
     return np.concatenate(layers, axis=-1).reshape(shape)
