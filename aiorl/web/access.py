@@ -55,12 +55,9 @@ class WebOptions:
         tls_cert: file with its certificate chain, in PEM.
         tls_key: file with the key of the certificate, in PEM.
         access_log: file that gets a line for each request; None = no log.
-        access_log_bytes: size in bytes at which the access log is rotated.
         max_body_bytes: size limit of a body or of a message of a WebSocket, in bytes.
         max_connections: number of connections at a time.
         arrive_s: seconds in which a request has to arrive.
-        idle_s: seconds that a connection is kept without a request.
-        grace_s: seconds for answers under way when the server closes.
         inherited: number of an open socket to listen on, of a parent that the server ends with; None = make one.
     """
 
@@ -71,12 +68,9 @@ class WebOptions:
     tls_cert: Path | None = None
     tls_key: Path | None = None
     access_log: Path | None = None
-    access_log_bytes: int = MAX_BYTES
     max_body_bytes: int = MAX_BODY_BYTES
     max_connections: int = 4096
     arrive_s: float = 30.0
-    idle_s: float = 75.0
-    grace_s: float = 10.0
     inherited: int | None = None
 
 
@@ -213,14 +207,14 @@ def token_in(path: Path) -> bytes:
 class AccessLog(RotatingFileHandler):
     """File with a line for each request: time, client, method, path, status, milliseconds. It never has a query."""
 
-    def __init__(self, path: Path, max_bytes: int) -> None:
+    def __init__(self, path: Path) -> None:
         """Open the file.
 
         Raises:
             ConfigError: it can't be written.
         """
         try:
-            super().__init__(path, maxBytes=max_bytes, backupCount=1, encoding="utf-8")
+            super().__init__(path, maxBytes=MAX_BYTES, backupCount=1, encoding="utf-8")
         except OSError as error:
             said = f"--access-log {path} can't be written: {error.strerror}."
             raise ConfigError(said, key="access_log", value=str(path)) from error

@@ -153,6 +153,19 @@ class Reply:
     set_exception = set_result
 
 
+def asked(ask: Callable[[], Any]) -> Reply:
+    """Return the reply to a function's answer, which is now or to come; errors are answers, too."""
+    try:
+        found = ask()
+    except Exception as error:
+        found = error
+    if isinstance(found, Reply):
+        return found
+    reply = Reply()
+    reply.set_result(found)
+    return reply
+
+
 # Requests -----------------------------------------------------------------------------------------------------
 
 
@@ -313,8 +326,8 @@ class App:
             return handler({**said, **names})
 
         async def answer(request: Request) -> Response:
-            found = ask(await request.body(), request.names)
-            return json_response(await found if isinstance(found, Reply) else found, status=status)
+            body = await request.body()
+            return json_response(await asked(lambda: ask(body, request.names)), status=status)
 
         self.add(method, path, answer)
         if method == "POST":

@@ -23,13 +23,13 @@ from aiorl.process.children import watch_parent
 from aiorl.process.program import on_stop_signals, raise_open_file_limit
 from aiorl.process.tasks import Tasks
 from aiorl.web.access import AccessLog, Guard, WebOptions, listen, url_of
-from aiorl.web.app import ENDING, App, Receive, Reply, Request, Response, failed, headers_of, json_response
+from aiorl.web.app import ENDING, App, Receive, Reply, Request, Response, asked, failed, headers_of, json_response
 
 logger = logging.getLogger(__name__)
 
 _MAX_HEAD_BYTES = 64 << 10
 _NEVER = float("inf")
-_LINGER_S = 1.5
+_IDLE_S, _GRACE_S, _LINGER_S = 75, 10, 1.5
 
 
 class WebServer(uvicorn.Server):
@@ -52,14 +52,14 @@ class WebServer(uvicorn.Server):
         self.app, self.options, self.port, self.url = app, options, options.port, ""
         self._heads: dict[Any, bytes] = {}
         app.check, app.max_body_bytes = Guard(options).check, options.max_body_bytes
-        self._log = None if options.access_log is None else AccessLog(options.access_log, options.access_log_bytes)
+        self._log = None if options.access_log is None else AccessLog(options.access_log)
         if self._log is not None:
             app.on_answer.append(self._log.note)
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # it has a line for each malformed request
         config = uvicorn.Config(
             cast("Any", app), http=cast("Any", partial(_Connection, self)), ws=_Socket, lifespan="off",
             log_config=None, access_log=False, proxy_headers=False, server_header=False,
-            timeout_keep_alive=int(options.idle_s), timeout_graceful_shutdown=cast("int", options.grace_s),
+            timeout_keep_alive=_IDLE_S, timeout_graceful_shutdown=_GRACE_S,
             ws_max_size=options.max_body_bytes, ws_per_message_deflate=False, ssl_certfile=options.tls_cert,
             ssl_keyfile=options.tls_key,
         )  # fmt: skip
@@ -72,7 +72,7 @@ class WebServer(uvicorn.Server):
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Self]:
-        """Listen; at the end, answer the accepted requests, for at most ``grace_s`` seconds, and close.
+        """Listen; at the end, answer the accepted requests, for at most ten seconds, and close.
 
         Raises:
             ConfigError: the address can't be listened on.
@@ -135,7 +135,7 @@ async def serve(app: App, options: WebOptions, said: Callable[[str], str] | None
     on_stop_signals(lambda name: stopped.set())
     async with WebServer(app, options).running() as server:
         if options.inherited is not None:
-            watch_parent(lambda: loop.call_soon_threadsafe(stopped.set), grace_s=options.grace_s + _LINGER_S)
+            watch_parent(lambda: loop.call_soon_threadsafe(stopped.set), grace_s=_GRACE_S + _LINGER_S)
         if said is not None:
             sys.stdout.write(f"{said(server.url)}\n")
             sys.stdout.flush()
@@ -214,31 +214,23 @@ class _Connection(HttpToolsProtocol):
         request = Request(cycle.scope, cast(Receive, cycle.receive), self._app.max_body_bytes)
         ask, status = self._app.quick[request.path]
 
-        def done(found: Any) -> None:
-            try:
-                found = found.result() if isinstance(found, Reply) else found
-                response = found if isinstance(found, Response) else json_response(found, status=status)
-            except Exception as error:
-                response = failed(error)
-            self._respond(cycle, request, began, response)
-
-        try:
+        def answer() -> dict[str, Any] | Reply:
             self._app.check(request)
             if len(cycle.body) > request.max_bytes:
                 raise request.too_large()
-            found: Any = ask(bytes(cycle.body), {})
-        except Exception as error:
-            found = failed(error)
-        if isinstance(found, Reply):
-            found.add_done_callback(done)
-        else:
-            done(found)
+            return ask(bytes(cycle.body), {})
 
-    def _respond(self, cycle: RequestResponseCycle, request: Request, began: float, response: Response) -> None:
-        cycle.response_started = cycle.response_complete = True
-        self._write(response, keep_alive=cycle.keep_alive)
-        self.on_response_complete()
-        self._app.note(request, response.status, began)
+        def respond(reply: Reply) -> None:
+            try:
+                response = json_response(reply.result(), status=status)
+            except Exception as error:
+                response = failed(error)
+            cycle.response_started = cycle.response_complete = True
+            self._write(response, keep_alive=cycle.keep_alive)
+            self.on_response_complete()
+            self._app.note(request, response.status, began)
+
+        asked(answer).add_done_callback(respond)
 
     def send_400_response(self, msg: str) -> None:
         self.refuse(400, "The request is not valid HTTP.")

@@ -20,7 +20,7 @@ import msgpack
 import numpy as np
 import orjson
 
-from aiorl.web.app import App, Asked, Refusal, Reply, WebSocket, parse_json, refusal_of
+from aiorl.web.app import App, Asked, Refusal, Reply, WebSocket, asked, parse_json, refusal_of
 
 Note = Callable[[str, str, float], None]
 """Function that is called with a request's handler ("" if there is none), status and seconds until its answer."""
@@ -66,40 +66,35 @@ class _Talk:
             await self._is_answered.wait()
 
     def _take(self, message: bytes | str) -> None:
-        began, do, id = time.perf_counter(), "", None
-        is_text = isinstance(message, str)
-        self._num_under_way += 1
-        try:
+        known: dict[str, Any] = {"id": None, "do": "", "began": time.perf_counter()}
+
+        def answer() -> dict[str, Any] | Reply:
             said = parse_json(message) if isinstance(message, str) else unpacked(message)
             if not isinstance(said, dict):
                 raise Refusal(400, "A message must be an object, such as {'id': 1, 'observation': [0.1, 0.2]}.")
-            given, wanted = said.pop("id", None), said.pop("do", "act")
-            if not isinstance(given, int | float | str | None) or len(str(given)) > _MAX_ID:
+            id, do = said.pop("id", None), said.pop("do", "act")
+            if not isinstance(id, int | float | str | None) or len(str(id)) > _MAX_ID:
                 raise Refusal(400, f"'id' must be a number, or a text of at most {_MAX_ID} characters.")
-            id = given
-            if not isinstance(wanted, str) or wanted not in self._handlers:
-                raise Refusal(400, f"'do' can't be {shown(wanted)}; there are {', '.join(self._handlers)}.")
-            do = wanted
-            answer = self._handlers[do](said)
-        except Exception as error:
-            answer = _fault(error)
-        give = partial(self._give, id=id, do=do, is_text=is_text, began=began)
-        if isinstance(answer, Reply):
-            answer.add_done_callback(give)
-        else:
-            give(answer)
+            known["id"] = id
+            if not isinstance(do, str) or do not in self._handlers:
+                raise Refusal(400, f"'do' can't be {shown(do)}; there are {', '.join(self._handlers)}.")
+            known["do"] = do
+            return self._handlers[do](said)
 
-    def _give(self, answer: dict[str, Any] | Reply, *, id: Any, do: str, is_text: bool, began: float) -> None:
-        form = _as_text if is_text else packed
+        self._num_under_way += 1
+        form = _as_text if isinstance(message, str) else packed
+        asked(answer).add_done_callback(partial(self._give, form, known))
+
+    def _give(self, form: Callable[[dict[str, Any]], bytes | str], known: dict[str, Any], reply: Reply) -> None:
         try:
-            found = answer.result() if isinstance(answer, Reply) else answer
-            written = form({"id": id, **found})
+            found = reply.result()
+            written = form({"id": known["id"], **found})
         except Exception as error:
-            written = form({"id": id, **(found := _fault(error))})
+            written = form({"id": known["id"], **(found := _fault(error))})
         if not self._answers:  # all answers of a turn are sent together
             asyncio.get_running_loop().call_soon(self._send)
         self._answers.append(written)
-        self._note(do, str(found.get("status", 200)), time.perf_counter() - began)
+        self._note(known["do"], str(found.get("status", 200)), time.perf_counter() - known["began"])
 
     def _send(self) -> None:
         answers, self._answers = self._answers, []

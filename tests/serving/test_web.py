@@ -322,9 +322,12 @@ def test_a_message_that_was_received_before_the_end_is_answered() -> None:
             talk.recv(10)
 
 
-def test_the_access_log_has_a_line_for_each_request_and_rotates(tmp_path: Path) -> None:
+def test_the_access_log_has_a_line_for_each_request_and_rotates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aiorl.web.access.MAX_BYTES", 2000)
     path = tmp_path / "access.log"
-    with Site(access_log=path, access_log_bytes=2000, token_file=tmp_path / "token") as site:
+    with Site(access_log=path, token_file=tmp_path / "token") as site:
         token = (tmp_path / "token").read_text().strip()
         site.ask("GET", f"/failing?token={token}", headers={"Authorization": f"Bearer {token}"})
         site.ask("GET", "/a%0Ab")
