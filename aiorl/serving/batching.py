@@ -117,6 +117,9 @@ class Version:
 
     def _flush(self) -> None:
         pending, self._pending = self._pending, []
+        if len(pending) == 1:
+            self._answer(pending, pending[0].explore)
+            return
         now: dict[bool, list[Job]] = {}
         busy: set[Session | None] = set()
         rows = 0
@@ -166,7 +169,7 @@ class Version:
     def _evaluate(self, jobs: Sequence[Job], explore: bool) -> tuple[list[Any], list[Array], dict[str, Array]]:
         """Return actions, recurrent states and further outputs of all rows of jobs."""
         observations = [obs for job in jobs for obs in job.observations]
-        with_logp = any(job.with_logp for job in jobs)
+        with_logp = any([job.with_logp for job in jobs])
         if not self._has_memory:
             return self.actor.compute_actions(observations, explore=explore, with_logp=with_logp)
         memories = [job.memory(self._blank) for job in jobs for _ in job.observations]

@@ -130,15 +130,12 @@ class Models(dict[str, Model]):
         self._share = share
         load = partial(_load, threads=threads, seed=seed)
         self._sources = [_Source(target, follow, load) for target in targets]
+        self.waiting: Path | None = self._sources[0].path
         for source in self._sources:
             if not source.folders:
                 self._take(source, load(source.path))
             elif self.waiting == source.path:  # the first of them, so that arms get the order of targets
                 self._take(source, source.newer())
-
-    @property
-    def waiting(self) -> Path | None:  # noqa: D102 (the class describes it)
-        return next((source.path for source in self._sources if not source.arms), None)
 
     async def follow(self) -> None:
         """Serve newer checkpoints of followed runs in place of older ones, until cancelled or if there are none."""
@@ -163,6 +160,7 @@ class Models(dict[str, Model]):
                 self.swaps.labels(model.name).inc()
             version.count_rows = self.rows.labels(model.name, version.name).observe
             source.arms[policy_id] = model, index
+        self.waiting = next((source.path for source in self._sources if not source.arms), None)
 
     def _arm_for(self, source: _Source, version: Version, *, is_only: bool) -> tuple[Model, int]:
         """Return the model of a source's first version, and the index of its arm."""

@@ -10,7 +10,7 @@ from importlib.resources import files
 from reprlib import repr as shown
 from typing import TYPE_CHECKING, Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from aiorl.data import columns as c
 from aiorl.data.spaces import space_to_dict
@@ -20,7 +20,7 @@ from aiorl.serving.models import Model, Models
 from aiorl.serving.sessions import Session, Sessions
 from aiorl.serving.tensors import BINARY_HEADER, Call
 from aiorl.serving.values import check_keys, flag, given_value, number
-from aiorl.web.app import App, Refusal, Reply, Request, Response, always, json_response, metrics_response, parse_json
+from aiorl.web.app import App, Refusal, Reply, Request, Response, always, json_response, parse_json
 from aiorl.web.talk import add_talk
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class Service:
         if is_single == ("observations" in said):
             raise Refusal(400, "Send either 'observation', or 'observations', a list of them.")
         job = _job(model, [said["observation"]] if is_single else said["observations"], said, session)
-        wanted = [name for name in OUTPUTS if flag(said, name)]
+        wanted = [name for name in OUTPUTS if name in said and flag(said, name)]
         job.with_logp = "logp" in wanted
 
         def described(answer: Answer) -> dict[str, Any]:
@@ -252,7 +252,7 @@ class Service:
         return json_response({"name": "aiorl", "version": versions()["aiorl"], "policies": policies, "links": links})
 
     async def _metrics(self, request: Request) -> Response:
-        return metrics_response(self._registry)
+        return Response(generate_latest(self._registry), 200, CONTENT_TYPE_LATEST.encode())
 
 
 def _job(model: Model, given: Any, said: Mapping[str, Any], session: Session | None) -> Job:

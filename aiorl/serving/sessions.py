@@ -130,15 +130,13 @@ class Sessions:
         self._open.move_to_end(id)
         return session
 
-    def close(self, id: Any) -> Session:
-        """Close a session, and return it.
+    def close(self, id: Any) -> None:
+        """Close a session.
 
         Raises:
             Refusal: there is none of that name.
         """
-        session = self._open.pop(self.find(id).id)
-        session.drop_episode()
-        return session
+        self._open.pop(self.find(id).id).drop_episode()
 
     def is_open(self, id: str) -> bool:
         """Return True if a session of that name is open."""

@@ -20,6 +20,7 @@ from aiorl.web.app import Refusal
 
 Array = NDArray[Any]
 
+_BOOLS = (bool, np.bool_)
 _TOO_LARGE = 1e38  # for a float32 that others are added to
 
 
@@ -98,7 +99,7 @@ def flag(said: Mapping[str, Any], name: str, default: bool = False) -> bool:
         Refusal: it is something else.
     """
     found = said.get(name, default)
-    if not isinstance(found, bool | np.bool_):
+    if not isinstance(found, _BOOLS):
         raise Refusal(400, f"{name!r} must be true or false, not {shown(found)}.")
     return bool(found)
 

@@ -26,7 +26,7 @@ from aiorl.watch.runs import (
     numbers_from,
     settings,
 )  # fmt: skip
-from aiorl.web.app import App, Refusal, Request, Response, always, json_response, metrics_response
+from aiorl.web.app import App, Refusal, Request, Response, always, json_response
 
 _PAGE = {file.name: file for file in Path(__file__).with_name("page").glob("**/*.*")}
 _SAFE = (
@@ -106,7 +106,7 @@ class _Pages:
 
     def metrics(self, request: Request) -> Response:
         """Answer with the figures of all runs, for Prometheus."""
-        from prometheus_client import CollectorRegistry, Gauge
+        from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, generate_latest
 
         registry = CollectorRegistry()
         facts = Gauge("aiorl_run_info", "Facts of a run.", ["run", "algo", "env", "phase"], registry=registry)
@@ -119,7 +119,7 @@ class _Pages:
             for figure, gauge in gauges.items():
                 if (value := one["figures"].get(figure)) is not None:
                     gauge.labels(one["name"]).set(value)
-        return metrics_response(registry)
+        return Response(generate_latest(registry), 200, CONTENT_TYPE_LATEST.encode())
 
     def runs(self, request: Request) -> Response:
         """Answer with the figures of all runs."""

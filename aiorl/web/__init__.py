@@ -7,13 +7,13 @@
     app.add_asked("POST", "/act", act)                 # def act(said: dict) -> dict or Reply: an object, for an object
 
     add_web_options(parser, port=8000)           # --host, --port, --token-file, --insecure, --tls-cert, ...
-    await serve(app, web_options(found), print)  # until a signal; it then answers accepted requests, and closes
+    await serve(app, web_options(found, "it"))    # until a signal; it then answers accepted requests, and closes
     async with WebServer(app, options).running() as server: ...  # the same as a part of a program
     Ports().open(run_dir, 8265, None, None)      # such commands as children of a run
 
 `json_response` and `Response(body)` or `Response(stream=...)` make answers; a stream ends when its client leaves or the
 server closes (`app.closing`). Raise `Refusal(400, "one sentence")` in a handler to answer {"error": sentence}. Any
-other error is logged, and answered by a 500 without its text. `metrics_response(registry)` is Prometheus's text.
+other error is logged, and answered by a 500 without its text.
 
 The modules need the packages of the extra `serve`; `want_web` raises the error that says how to install them.
 """

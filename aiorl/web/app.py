@@ -8,16 +8,13 @@ import logging
 import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Mapping, MutableMapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote
 
 import orjson
 
 from aiorl.process.tasks import Tasks, first_of
 from aiorl.text import one_line
-
-if TYPE_CHECKING:
-    from prometheus_client import CollectorRegistry
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +25,6 @@ Headers = tuple[tuple[bytes, bytes], ...]
 MAX_BODY_BYTES = 16 << 20
 ENDING = 1001
 """Code by which the server closes WebSockets when it ends."""
-JSON = b"application/json"
 _MAX_SENTENCE = 500
 _ALWAYS = ((b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff"))
 
@@ -49,7 +45,7 @@ class Response(NamedTuple):
 
     body: bytes = b""
     status: int = 200
-    content_type: bytes = JSON
+    content_type: bytes = b"application/json"
     headers: Headers = ()
     stream: AsyncIterator[bytes] | None = None
 
@@ -62,7 +58,7 @@ def headers_of(response: Response) -> list[tuple[bytes, bytes]]:
 
 def json_response(value: Any, *, status: int = 200, headers: Headers = ()) -> Response:
     """Return an answer in JSON; NaN and infinities become null, arrays of NumPy become lists."""
-    return Response(orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY), status, JSON, headers)
+    return Response(orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY), status, headers=headers)
 
 
 def always(said: Any) -> Callable[[Request], Awaitable[Response]]:
@@ -72,13 +68,6 @@ def always(said: Any) -> Callable[[Request], Awaitable[Response]]:
         return json_response(said)
 
     return answer
-
-
-def metrics_response(registry: CollectorRegistry) -> Response:
-    """Return the metrics of a registry in Prometheus's text format."""
-    from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-
-    return Response(generate_latest(registry), 200, CONTENT_TYPE_LATEST.encode())
 
 
 class Refusal(Exception):

@@ -18,9 +18,8 @@ from typing import Any, NoReturn
 
 import msgpack
 import numpy as np
-import orjson
 
-from aiorl.web.app import App, Asked, Refusal, Reply, WebSocket, asked, parse_json, refusal_of
+from aiorl.web.app import App, Asked, Refusal, Reply, WebSocket, asked, json_response, parse_json, refusal_of
 
 Note = Callable[[str, str, float], None]
 """Function that is called with a request's handler ("" if there is none), status and seconds until its answer."""
@@ -82,7 +81,7 @@ class _Talk:
             return self._handlers[do](said)
 
         self._num_under_way += 1
-        form = _as_text if isinstance(message, str) else packed
+        form = packed if isinstance(message, bytes) else lambda answer: json_response(answer).body.decode()
         asked(answer).add_done_callback(partial(self._give, form, known))
 
     def _give(self, form: Callable[[dict[str, Any]], bytes | str], known: dict[str, Any], reply: Reply) -> None:
@@ -106,10 +105,6 @@ class _Talk:
 def _fault(error: BaseException) -> dict[str, Any]:
     refusal = refusal_of(error)
     return {"status": refusal.status, "error": refusal.sentence}
-
-
-def _as_text(answer: Mapping[str, Any]) -> str:
-    return orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY).decode()
 
 
 def packed(answer: Mapping[str, Any]) -> bytes:

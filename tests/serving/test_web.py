@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
-import os
 import socket
 import ssl
 import subprocess
@@ -27,7 +26,7 @@ from aiorl.config.command_line import Parser
 from aiorl.errors import ConfigError, SecurityError
 from aiorl.process.tasks import new_event_loop
 from aiorl.web.access import WebOptions, add_web_options, web_options
-from aiorl.web.app import App, Refusal, Reply, Request, Response, WebSocket, json_response, metrics_response, parse_json
+from aiorl.web.app import App, Refusal, Reply, Request, Response, WebSocket, json_response, parse_json
 from aiorl.web.server import WebServer
 
 
@@ -358,12 +357,3 @@ def test_tls_is_spoken_with_the_given_files(tmp_path: Path) -> None:
         assert site.server.url.startswith("https://")
     with pytest.raises(ConfigError, match=str(key)):
         WebServer(App(), WebOptions(tls_cert=key, tls_key=key))
-
-
-def test_metrics_are_prometheus_text() -> None:
-    from prometheus_client import CollectorRegistry, Counter
-
-    registry = CollectorRegistry()
-    Counter("asked", "Requests.", registry=registry).inc(3)
-    assert b"asked_total 3.0" in metrics_response(registry).body
-    assert os.environ.get("PROMETHEUS_MULTIPROC_DIR") is None
