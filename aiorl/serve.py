@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,8 +15,6 @@ from aiorl.process.tasks import Tasks, new_event_loop
 
 __all__ = ["main"]
 
-_PROG = "python -m aiorl.serve"
-_PORT = 8000
 _ABOUT = """Answer requests for actions of trained policies, over HTTP and WebSocket.
 
 Each PATH is a run directory (its newest checkpoint), a checkpoint, or an export to ONNX. The policies of a run are
@@ -47,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     from aiorl.web.access import add_web_options
 
-    parser = Parser(_PROG, "PATH... [options]", _ABOUT, _EXAMPLES)
+    parser = Parser("python -m aiorl.serve", "PATH... [options]", _ABOUT, _EXAMPLES)
     parser.add_argument("paths", nargs="+", metavar="[NAME=]PATH", help="A run directory, a checkpoint or an export.")
     parser.add_argument("--follow", nargs="?", const="newest", choices=("newest", "best"),
                         help="Serve newer checkpoints of runs as they appear: all, or those in best/.")  # fmt: skip
@@ -61,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--session-ttl-s", type=at_least(1), metavar="S",
                         help="Seconds that a session is kept after its last request (600).")  # fmt: skip
     parser.add_argument("--log-level", choices=("DEBUG", "INFO", "WARNING"), help="Level of the log (INFO).")
-    add_web_options(parser, port=_PORT)
+    add_web_options(parser, port=8000)
     given = parser.parse(sys.argv[1:] if argv is None else argv)
     log_to_stderr(given.pop("log_level", None))
     return exit_status(lambda: _serve(given), interrupted="ended by Ctrl-C")
@@ -92,17 +89,13 @@ def _serve(given: dict[str, Any]) -> None:
     async def run() -> None:
         tasks = Tasks(lambda error: None)  # which it has logged
         tasks.start(models.follow(), "follow")
-        try:
-            await serve(service.app, options, said)
-        finally:
-            await tasks.close()
-            if recorder is not None:
-                await asyncio.to_thread(recorder.close)
+        await serve(service.app, options, said)
 
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         runner.run(run())
+    if recorder is not None:
+        recorder.close()
 
 
 if __name__ == "__main__":
-    logging.captureWarnings(True)
     sys.exit(main())

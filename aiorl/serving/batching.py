@@ -144,9 +144,9 @@ class Version:
                 self._answer(jobs[:middle], explore)
                 self._answer(jobs[middle:], explore)
             elif isinstance(error, FAULTS):
-                jobs[0].answer.set_exception(Refusal(400, f"The observation can't be used: {error}"))
+                jobs[0].answer.set_result(Refusal(400, f"The observation can't be used: {error}"))
             else:
-                jobs[0].answer.set_exception(error)
+                jobs[0].answer.set_result(error)
             return
         self.count_rows(len(found))
         start = 0
@@ -162,9 +162,8 @@ class Version:
             try:
                 answer = job.finish(Answer(actions, self.name, columns, rows))
             except Exception as error:
-                job.answer.set_exception(error)
-            else:
-                job.answer.set_result(answer)
+                answer = error
+            job.answer.set_result(answer)
 
     def _evaluate(self, jobs: Sequence[Job], explore: bool) -> tuple[list[Any], list[Array], dict[str, Array]]:
         """Return actions, recurrent states and further outputs of all rows of jobs."""

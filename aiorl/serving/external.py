@@ -275,7 +275,7 @@ class _Link(NamedTuple):
         said = msgpack.unpackb(message, object_hook=_array)
         waiting, answer = self.waiting.pop(said["session"]), said["answer"]
         if "error" in answer:
-            waiting.set_exception(Refusal(answer["status"], answer["error"]))
+            waiting.set_result(Refusal(answer["status"], answer["error"]))
         else:
             waiting.set_result(answer)
 
@@ -310,7 +310,7 @@ class Gate(App):
         finally:
             del self._links[number]
             for waiting in link.waiting.values():
-                waiting.set_exception(Refusal(410, _GONE))
+                waiting.set_result(Refusal(410, _GONE))
 
     def _forget(self, session: Session) -> None:
         if (link := self._links.get(session.arm)) is not None:

@@ -14,7 +14,6 @@ from aiorl.web.access import add_web_options, web_options
 
 __all__ = ["main"]
 
-_PROG = "python -m aiorl.watch"
 _ABOUT = "Show runs in the browser. Only their directories are read, so it works during and after a run, or on a copy."
 _PORT = 8265
 _EXAMPLES = f"""
@@ -32,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: the command's arguments; None takes those of the process.
     """
-    parser = Parser(_PROG, "[RUN_DIR|DIRECTORY] [options]", _ABOUT, _EXAMPLES)
+    parser = Parser("python -m aiorl.watch", "[RUN_DIR|DIRECTORY] [options]", _ABOUT, _EXAMPLES)
     parser.add_argument("where", metavar="RUN_DIR|DIRECTORY", nargs="?", type=Path, default=Path("runs"),
                         help="A run directory, or a directory of runs (./runs).")  # fmt: skip
     add_web_options(parser, port=_PORT)

@@ -14,18 +14,8 @@ from aiorl.config.layers import NOTED
 from aiorl.run.report.loggers import JSONL_FILE, to_json
 from aiorl.status import part_of
 from aiorl.text import one_line
-from aiorl.watch.runs import (
-    LEVELS,
-    Run,
-    Runs,
-    config_text,
-    curves,
-    experiments,
-    films,
-    log_entries,
-    numbers_from,
-    settings,
-)  # fmt: skip
+from aiorl.watch import reading
+from aiorl.watch.reading import Run, Runs
 from aiorl.web.app import App, Refusal, Request, Response, always, json_response
 
 _PAGE = {file.name: file for file in Path(__file__).with_name("page").glob("**/*.*")}
@@ -132,28 +122,28 @@ class _Pages:
 
     def curves(self, request: Request) -> Response:
         """Answer with the numbers of a run's results by name, thinned, and the place in the file where they end."""
-        columns, end = curves(self._run_of(request).path)
+        columns, end = reading.curves(self._run_of(request).path)
         return json_response({"end": end, "columns": {one_line(name, 300): columns[name] for name in columns}})
 
     def config(self, request: Request) -> Response:
         """Answer with the settings, and the origins that are noted."""
-        text = config_text(self._run_of(request).path)
-        return Response(_json({"values": settings(text), "origins": dict(NOTED.findall(text))}))
+        text = reading.config_text(self._run_of(request).path)
+        return Response(_json({"values": reading.settings(text), "origins": dict(NOTED.findall(text))}))
 
     def log(self, request: Request) -> Response:
         """Answer with the newest entries of a log that have a level and contain a text."""
         run, query = self._run_of(request), request.query
         name, level = query.get("file", "log.txt"), query.get("level", "DEBUG")
-        if level not in LEVELS or not _LOG.fullmatch(name):
+        if level not in reading.LEVELS or not _LOG.fullmatch(name):
             raise Refusal(404, f"There is no log {name!r:.100} with the level {level!r:.100}.")
-        entries, is_cut = log_entries(run.path / name, query.get("words", "")[:200], level)
+        entries, is_cut = reading.log_entries(run.path / name, query.get("words", "")[:200], level)
         return json_response({"entries": entries, "is_cut": is_cut})
 
     def experiments(self, request: Request) -> Response:
         """Answer with curves of experiments, over time or over env steps."""
         metric = request.query.get("metric", "episode_reward_mean")[:300]
         by = "seconds" if request.query.get("by") == "seconds" else "steps"
-        return json_response(experiments([*self._runs.find().values()], metric, by))
+        return json_response(reading.experiments([*self._runs.find().values()], metric, by))
 
     def film(self, request: Request) -> Response:
         """Answer with a film, or with a part of it, as browsers ask for."""
@@ -161,7 +151,7 @@ class _Pages:
         asked = _RANGE.fullmatch(request.header(b"range"))
         start, last = (int(asked[1]), int(asked[2] or _FAR)) if asked else (0, _FAR)
         most = max(0, min(_FILM_BYTES, last + 1 - start))
-        part, size = part_of(run.path / name, start, most) if name in films(run.path) else (b"", 0)
+        part, size = part_of(run.path / name, start, most) if name in reading.films(run.path) else (b"", 0)
         if not part:
             place = (b"content-range", b"bytes */%d" % size)
             raise Refusal(416 if size else 404, f"There is no such part of a film {name!r:.100}.", (place,))
@@ -206,7 +196,7 @@ def _results(directory: Path, place: int) -> Iterator[bytes]:
     while True:
         _, size = part_of(directory / JSONL_FILE, 0, 0)
         if place <= size <= place + _BEHIND_BYTES:
-            found = [*numbers_from(directory, place)]
+            found = [*reading.numbers_from(directory, place)]
             place = found[-1][0] if found else place
             yield _event("results", _json([row for _, row in found[-_MAX_ROWS:]]), place) if found else b""
         else:

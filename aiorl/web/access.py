@@ -12,6 +12,7 @@ import secrets
 import socket
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,6 @@ from aiorl.text import one_line
 from aiorl.web.app import MAX_BODY_BYTES, Refusal, Request
 
 _TOKEN, _MAX_TOKEN_FILE = re.compile(rb"[!-~]{16,4096}"), 8192
-_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-_LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
 _PORT = re.compile(r":\d+$")
 
 
@@ -56,7 +55,6 @@ class WebOptions:
         tls_key: file with the key of the certificate, in PEM.
         access_log: file that gets a line for each request; None = no log.
         max_body_bytes: size limit of a body or of a message of a WebSocket, in bytes.
-        max_connections: number of connections at a time.
         arrive_s: seconds in which a request has to arrive.
         inherited: number of an open socket to listen on, of a parent that the server ends with; None = make one.
     """
@@ -69,7 +67,6 @@ class WebOptions:
     tls_key: Path | None = None
     access_log: Path | None = None
     max_body_bytes: int = MAX_BODY_BYTES
-    max_connections: int = 4096
     arrive_s: float = 30.0
     inherited: int | None = None
 
@@ -88,7 +85,6 @@ def add_web_options(parser: Parser, *, port: int) -> None:
     group.add_argument("--access-log", type=Path, metavar="FILE", help="Write a line for each request.")
     group.add_argument("--max-body-bytes", type=at_least(1024), metavar="N",
                        help=f"Size limit of a request ({MAX_BODY_BYTES:,}).")  # fmt: skip
-    group.add_argument("--max-connections", type=at_least(1), metavar="N", help="Connections at a time (4,096).")
     parser.set_defaults(port=port)
 
 
@@ -155,7 +151,9 @@ class Guard:
             ConfigError: its file can't be read or written.
         """
         self._token = None if options.token_file is None else token_in(options.token_file)
-        self._hosts = None if self._token or options.is_insecure else {*_LOCAL_NAMES, options.host.lower()}
+        self._hosts = (
+            None if self._token or options.is_insecure else {"localhost", "127.0.0.1", "[::1]", options.host.lower()}
+        )
 
     def check(self, request: Request) -> None:
         """Check a request.
@@ -188,7 +186,7 @@ def token_of(request: Request) -> bytes:
 def token_in(path: Path) -> bytes:
     """Return the token in a file, which is made if it doesn't exist."""
     try:
-        with contextlib.suppress(FileExistsError), open(os.open(path, _NEW, 0o600), "w") as made:
+        with contextlib.suppress(FileExistsError), open(path, "x", opener=partial(os.open, mode=0o600)) as made:
             made.write(secrets.token_urlsafe(32) + "\n")
         with open_regular(path, follow=True) as file:
             fault, token = whose_else(os.fstat(file.fileno())), file.read(_MAX_TOKEN_FILE).strip()

@@ -25,7 +25,6 @@ Headers = tuple[tuple[bytes, bytes], ...]
 MAX_BODY_BYTES = 16 << 20
 ENDING = 1001
 """Code by which the server closes WebSockets when it ends."""
-_MAX_SENTENCE = 500
 _ALWAYS = ((b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff"))
 
 
@@ -81,7 +80,7 @@ class Refusal(Exception):
 
     def __init__(self, status: int, sentence: str, headers: Headers = ()) -> None:
         super().__init__(status, sentence)
-        self.status, self.sentence, self.headers = status, one_line(sentence, _MAX_SENTENCE), headers
+        self.status, self.sentence, self.headers = status, one_line(sentence, 500), headers
 
 
 def refusal_of(error: BaseException) -> Refusal:
@@ -106,23 +105,20 @@ class Reply:
     def __init__(self) -> None:
         """Begin without an answer."""
         self._callbacks: list[Callable[[Reply], object]] = []
-        self._found: Any = None
-        self._is_done = False
+        self._found, self._is_done = None, False
 
     def __await__(self) -> Generator[Any, None, Any]:
         """Wait for the answer."""
-        if not self._is_done:
-            future = asyncio.get_running_loop().create_future()
-            self.add_done_callback(lambda reply: None if future.done() else future.set_result(None))
-            yield from future
+        future = asyncio.get_running_loop().create_future()
+        self.add_done_callback(lambda reply: None if future.done() else future.set_result(None))
+        yield from future
         return self.result()
 
     def add_done_callback(self, callback: Callable[[Reply], object]) -> None:
         """Call a function with this reply as soon as it is there."""
+        self._callbacks.append(callback)
         if self._is_done:
-            callback(self)
-        else:
-            self._callbacks.append(callback)
+            self.set_result(self._found)
 
     def result(self) -> Any:
         """Return the answer, which is there, or raise it if it is an error."""
@@ -133,13 +129,11 @@ class Reply:
     def set_result(self, found: Any) -> None:
         """Set the answer, or the error."""
         self._found, self._is_done = found, True
-        for callback in self._callbacks:
+        while self._callbacks:
             try:
-                callback(self)
+                self._callbacks.pop()(self)
             except Exception:  # the others are answered
                 logger.exception("an answer could not be sent")
-
-    set_exception = set_result
 
 
 def asked(ask: Callable[[], Any]) -> Reply:
@@ -385,12 +379,12 @@ class App:
 
     async def _talk(self, talk: Callable[[WebSocket], Awaitable[None]], socket: WebSocket, send: Send) -> None:
         code = 1000
-        with contextlib.suppress(OSError, RuntimeError):  # the client is gone, or it is closed already
-            try:
-                await talk(socket)
-            except OSError:
-                raise
-            except Exception:
-                logger.exception("the WebSocket at %s failed", socket.request.path)
-                code = 1011
+        try:
+            await talk(socket)
+        except OSError:  # the client is gone
+            return
+        except Exception:
+            logger.exception("the WebSocket at %s failed", socket.request.path)
+            code = 1011
+        with contextlib.suppress(OSError, RuntimeError):  # it is closed already
             await send({"type": "websocket.close", "code": ENDING if self.closing.done() else code})

@@ -27,7 +27,7 @@ from aiorl.web.app import ENDING, App, Receive, Reply, Request, Response, asked,
 
 logger = logging.getLogger(__name__)
 
-_MAX_HEAD_BYTES = 64 << 10
+_MAX_HEAD_BYTES, _MAX_CONNECTIONS = 64 << 10, 4096
 _NEVER = float("inf")
 _IDLE_S, _GRACE_S, _LINGER_S = 75, 10, 1.5
 
@@ -156,14 +156,13 @@ class _Connection(HttpToolsProtocol):
     def __init__(self, server: WebServer, **state: Any) -> None:
         super().__init__(**state)
         self._server, self._app, self._options = server, server.app, server.options
-        self._head_bytes = 0
-        self._is_in_head = False
+        self._head_bytes, self._is_in_head = 0, False
         self._begun: RequestResponseCycle | None = None  # a request for a quick handler, without its body so far
         self.deadline = time.monotonic() + self._options.arrive_s
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         super().connection_made(transport)
-        if len(self.connections) > self._options.max_connections:
+        if len(self.connections) > _MAX_CONNECTIONS:
             self.refuse(503, "The server has as many connections as it takes. Try again later.")
 
     def data_received(self, data: bytes) -> None:

@@ -32,7 +32,7 @@ from aiorl.config.layers import NOTED, load_config, save_config
 from aiorl.errors import ConfigError
 from aiorl.launch.job import Job
 from aiorl.learning.algorithms.registry import config_class
-from aiorl.watch.runs import Run, Runs, config_text, curves, experiments, log_entries
+from aiorl.watch.reading import Run, Runs, config_text, curves, experiments, log_entries
 from aiorl.web.child import Ports
 
 MARKUP = "<img src=x onerror=alert(1)>"

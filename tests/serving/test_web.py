@@ -204,8 +204,9 @@ def test_slow_and_endless_requests_are_refused(sent: bytes, status: int) -> None
         assert b" %d " % status in everything(connection)[:13]
 
 
-def test_further_connections_than_allowed_are_refused_until_one_ends() -> None:
-    with Site(max_connections=2) as site:
+def test_further_connections_than_allowed_are_refused_until_one_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aiorl.web.server._MAX_CONNECTIONS", 2)
+    with Site() as site:
         with site.raw() as first, site.raw() as second:
             for connection in (first, second):
                 connection.sendall(b"GET /live HTTP/1.1\r\n\r\n")

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 LIMITS = {
     "aiorl": (36_000, 250),
     "many hosts": (2_680, 21),
-    "serving": (2_526, 22),
+    "serving": (2_500, 22),
     "page": (1_200, 3),
     "tests": (42_000, 317),
     "tests of many hosts": (1_700, 16),
