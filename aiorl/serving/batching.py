@@ -143,10 +143,9 @@ class Version:
             if (middle := len(jobs) // 2) > 0:
                 self._answer(jobs[:middle], explore)
                 self._answer(jobs[middle:], explore)
-            elif isinstance(error, FAULTS):
-                jobs[0].answer.set_result(Refusal(400, f"The observation can't be used: {error}"))
             else:
-                jobs[0].answer.set_result(error)
+                fault = Refusal(400, f"The observation can't be used: {error}")
+                jobs[0].answer.set_result(fault if isinstance(error, FAULTS) else error)
             return
         self.count_rows(len(found))
         start = 0

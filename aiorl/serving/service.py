@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _KEYS = {"policy", "observation", "observations", "session", "start", "reward", "action", "explore", *OUTPUTS}
 _BOUNDS = [0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0]
-_NAMED = re.compile(r"(?s)(/sessions|/v2/models)/.+?(/end|/infer|/ready)?")
+_NAMED = re.compile(r"(?s)\A(/sessions|/v2/models)/.+?(/end|/infer|/ready)?\Z")
 """Paths with names that clients choose."""
 
 
@@ -64,8 +64,7 @@ class Service:
 
         @functools.lru_cache(256)
         def observer(path: str, status: str) -> Callable[[float], None]:
-            match = _NAMED.fullmatch(path)
-            return seconds.labels(path if match is None else match.expand(r"\1/*\2"), status).observe
+            return seconds.labels(_NAMED.sub(r"\1/*\2", path), status).observe
 
         def note(request: Request, status: int, took: float) -> None:
             observer(request.path if status != 404 else "", str(status))(took)

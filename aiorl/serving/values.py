@@ -160,8 +160,7 @@ def _image(given: Any, shape: tuple[int, ...], name: str) -> Array:
         except Exception as error:  # whatever a damaged file leads to
             raise Refusal(400, f"{name} is not a valid PNG image: {error}.") from None
         if not is_fitting:
-            said = f"{name} is an image of size {image.size} and PNG's mode {image.mode}"
-            raise Refusal(400, f"{said}, expected {shape} in grey, RGB or RGBA of 8 bits.")
+            raise Refusal(400, f"{name} has size {image.size} and mode {image.mode}, not {shape} in L, RGB or RGBA.")
     if not layers or sum(layer.size for layer in layers) != math.prod(shape):
         raise Refusal(400, f"{name} has {len(layers)} images, which don't make up an array of shape {list(shape)}.")
     return np.concatenate(layers, axis=-1).reshape(shape)
