@@ -306,8 +306,10 @@ class Categorical(ActionDistribution):
 
     def deterministic(self, inputs: F32) -> NDArray[Any]:
         """Return the likeliest action."""
-        actions: NDArray[Any] = (inputs.argmax(axis=1) + self.start).astype(self.action_dtype)
-        return actions
+        actions: NDArray[Any] = inputs.argmax(axis=1)
+        if self.start:
+            actions += self.start
+        return actions.astype(self.action_dtype, copy=False)
 
     def logp(self, inputs: F32, actions: NDArray[Any]) -> F32:
         """See the base class."""

@@ -147,7 +147,7 @@ class Version:
                 fault = Refusal(400, f"The observation can't be used: {error}")
                 jobs[0].answer.set_result(fault if isinstance(error, FAULTS) else error)
             return
-        self.count_rows(len(found))
+        asyncio.get_running_loop().call_soon(self.count_rows, len(found))  # after the answers
         start = 0
         for job in jobs:
             rows = slice(start, start := start + len(job.observations))

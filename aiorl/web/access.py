@@ -12,7 +12,7 @@ import secrets
 import socket
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
+from functools import lru_cache, partial
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any
@@ -165,11 +165,16 @@ class Guard:
             challenge = ((b"www-authenticate", b'Basic realm="aiorl"'), (b"www-authenticate", b"Bearer"))
             raise Refusal(401, "Send the server's token: 'Authorization: Bearer TOKEN'.", challenge)
         host = request.header(b"host")
-        if self._hosts is not None and _PORT.sub("", host).lower() not in self._hosts:
+        if self._hosts is not None and _name_in(host) not in self._hosts:
             raise Refusal(403, f"This server answers to localhost, not to {host:.100}.")
         origin = request.header(b"origin")
         if origin and origin.partition("://")[2].lower() != host.lower():
             raise Refusal(403, f"Pages of {origin:.100} may not use this server.")
+
+
+@lru_cache(maxsize=256)
+def _name_in(host: str) -> str:
+    return _PORT.sub("", host).lower()
 
 
 def token_of(request: Request) -> bytes:

@@ -336,9 +336,9 @@ class App:
 
     def note(self, request: Request, status: int, began: float) -> None:
         """Tell `on_answer` of a request that was answered; it began at a time of `time.perf_counter`."""
-        seconds = time.perf_counter() - began
+        seconds, loop = time.perf_counter() - began, asyncio.get_running_loop()
         for note in self.on_answer:
-            note(request, status, seconds)
+            loop.call_soon(note, request, status, seconds)  # after the answer is on its way
 
     def _route_of(self, request: Request) -> Callable[[Any], Awaitable[Any]]:
         raw_path, method = request.scope["raw_path"].decode("latin-1"), request.method
