@@ -100,7 +100,7 @@ def serve_websocket() -> list[Figure]:
 def serve_tail() -> list[Figure]:
     """Measure the 99th percentile of the latency in medians, at 70 % of the highest rate.
 
-    Pauses of the machine, of milliseconds, are in a few of the short rounds, and so not in their median.
+    The machine pauses for milliseconds in a few of the short rounds, which do not change their median.
     """
     with _servers() as (subject, bare), _ahead_of_others():
         value, baseline = alternate(lambda: _tail(subject), lambda: _tail(bare), ROUNDS)
