@@ -226,7 +226,8 @@ def test_recorded_episodes_are_what_the_estimators_and_bc_read(tmp_path: Path, k
 def test_episodes_that_are_not_whole_are_dropped_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_world("box", tmp_path / "run")
     policy = aiorl.load_policy(tmp_path / "run")
-    followed = Followed(Models([str(tmp_path / "run")]), Recorder(tmp_path / "data"))
+    recorder = Recorder(tmp_path / "data")
+    followed = Followed(Models([str(tmp_path / "run")]), recorder)
 
     def fates() -> dict[str, float]:
         url = f"{followed.server.url}/metrics"
@@ -258,7 +259,7 @@ def test_episodes_that_are_not_whole_are_dropped_and_counted(tmp_path: Path, mon
             play(client, policy, 3)
             wait_until(lambda: fates() == {"written": 1, "dropped": 2, "failed": 1})
     assert len(list(StoredEpisodes(str(tmp_path / "data" / "default_policy")))) == 1
-    assert followed.service._recorder.num_bytes == 0
+    assert recorder.num_bytes == 0
 
 
 @pytest.mark.slow

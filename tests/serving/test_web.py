@@ -255,9 +255,7 @@ def test_other_addresses_need_a_token_or_a_word(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--tls-key"):
         found("--tls-cert", "a")
     with Site() as site, pytest.raises(ConfigError, match=str(site.server.port)):
-        Site(port=site.server.port)._loop.run_until_complete(
-            WebServer(App(), WebOptions(port=site.server.port)).running().__aenter__()
-        )
+        asyncio.run(WebServer(App(), WebOptions(port=site.server.port)).running().__aenter__())
 
 
 def test_pages_of_other_sites_may_not_ask() -> None:
