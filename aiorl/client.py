@@ -48,7 +48,8 @@ class PolicyClient(contextlib.AbstractContextManager["PolicyClient"]):
             action = client.act([0.0, 0.1, 0.0, -0.1])
 
     Observations and actions are in the environment's form, of numbers, lists, dicts and arrays. Arrays of answers are
-    NumPy's, or nested lists without NumPy. After a loss, the next request connects again.
+    NumPy's. Without NumPy they are nested lists, and those of float16 can't be read. After a loss, the next request
+    connects again.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class PolicyClient(contextlib.AbstractContextManager["PolicyClient"]):
             ConnectionError: the server can't be reached.
             RequestRefused: the token is wrong, or the server has no run to join.
         """
-        self._url = f"{'ws' + url[4:] if url.startswith('http') else url}".rstrip("/") + "/ws"
+        self._url = ("ws" + url[4:] if url.startswith("http") else url).rstrip("/") + "/ws"
         self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         self._timeout_s, self._tls = timeout_s, tls
         self._ids, self._lock = itertools.count(1), threading.Lock()
@@ -109,7 +110,7 @@ class PolicyClient(contextlib.AbstractContextManager["PolicyClient"]):
     def session(self, policy: str | None = None, *, train: bool = True) -> PolicySession:
         """Return a session, for episodes one after the other; with the errors of `act`.
 
-        While the server has no room for it, such as a run without workers yet, it is asked again for ``timeout_s``.
+        A server that has no room for it yet, like a run without workers, is asked again for ``timeout_s``.
 
         Args:
             policy: name of the policy; None = the only one.
@@ -181,7 +182,7 @@ class PolicyClient(contextlib.AbstractContextManager["PolicyClient"]):
         try:
             socket = connect(
                 self._url, additional_headers=self._headers, compression=None, max_size=_MAX_ANSWER, ssl=self._tls
-            ).__enter__()  # newer versions want to be context managers
+            ).__enter__()  # newer versions of websockets want it
         except InvalidStatus as error:
             body = bytes(error.response.body or b"").decode(errors="replace")
             with contextlib.suppress(ValueError, TypeError, KeyError):

@@ -67,13 +67,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _serve(given: dict[str, Any]) -> None:
     from aiorl.web.access import web_options
 
-    options, directory, recorder = web_options(given, "aiorl serve"), given.pop("record", None), None
+    options, directory = web_options(given, "aiorl serve"), given.pop("record", None)
     from aiorl.serving.models import Models
     from aiorl.serving.service import Service
     from aiorl.web.server import serve
 
     limits = {name: given.pop(name) for name in ("max_sessions", "session_ttl_s") if name in given}
     models = Models(given.pop("paths"), **given)
+    recorder = None
     if directory is not None:
         from aiorl.serving.record import Recorder
 

@@ -146,7 +146,7 @@ class _Pages:
         return json_response(reading.experiments([*self._runs.find().values()], metric, by))
 
     def film(self, request: Request) -> Response:
-        """Answer with a film, or with a part of it, as browsers ask for."""
+        """Answer with a film, or with the part of it that a browser asks for."""
         run, name = self._run_of(request), request.query.get("name", "")
         asked = _RANGE.fullmatch(request.header(b"range"))
         start, last = (int(asked[1]), int(asked[2] or _FAR)) if asked else (0, _FAR)
@@ -167,7 +167,7 @@ class _Pages:
         if "run" in request.query:
             run = self._run_of(request)
             results, details = _results(run.path, int(place)), _changes("run", lambda: _json(run.details()))
-            stream = _stream(map(bytes.__add__, results, details), _LOOK_S)
+            stream = _stream((new + now for new, now in zip(results, details, strict=True)), _LOOK_S)
         return Response(b"", 200, b"text/event-stream", stream=stream)
 
 

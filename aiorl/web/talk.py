@@ -2,7 +2,7 @@
 
 Each message is a request: an object with ``do``, the name of a handler ("act" if it is missing); ``id``, a number or a
 text that its answer repeats; and the handler's own keys. A binary message is msgpack and is answered in msgpack, a text
-is JSON and is answered in JSON. Answers come in any order. That to a request that fails is ``{"id", "status",
+is JSON and is answered in JSON. Answers come in any order. A request that fails is answered by ``{"id", "status",
 "error"}``. In msgpack, an array of an answer is ``{"data": bytes, "dtype", "shape"}``, in row-major order and little
 endian; in JSON it is a list.
 """
@@ -22,7 +22,7 @@ import numpy as np
 from aiorl.web.app import App, Asked, Refusal, Reply, WebSocket, asked, json_response, parse_json, refusal_of
 
 Note = Callable[[str, str, float], None]
-"""Function that is called with a request's handler ("" if there is none), status and seconds until its answer."""
+"""Function that is called with a request's handler ("" if there is none), its status, and seconds until its answer."""
 
 MAX_UNDER_WAY = 1024
 """Requests of one WebSocket that are not answered yet; further ones are not read."""
@@ -89,7 +89,9 @@ class _Talk:
             found = reply.result()
             written = form({"id": known["id"], **found})
         except Exception as error:
-            written = form({"id": known["id"], **(found := _fault(error))})
+            refusal = refusal_of(error)
+            found = {"status": refusal.status, "error": refusal.sentence}
+            written = form({"id": known["id"], **found})
         if not self._answers:  # all answers of a turn are sent together
             asyncio.get_running_loop().call_soon(self._send)
         self._answers.append(written)
@@ -100,11 +102,6 @@ class _Talk:
         self._num_under_way -= len(answers)
         self._socket.write(answers)
         self._is_answered.set()
-
-
-def _fault(error: BaseException) -> dict[str, Any]:
-    refusal = refusal_of(error)
-    return {"status": refusal.status, "error": refusal.sentence}
 
 
 def packed(answer: Mapping[str, Any]) -> bytes:
@@ -126,7 +123,7 @@ def unpacked(message: bytes) -> Any:
     """Return the value in a message of msgpack.
 
     Raises:
-        Refusal: it is none.
+        Refusal: the message is not valid msgpack.
     """
     try:
         return msgpack.unpackb(message, ext_hook=_refuse_extension)
