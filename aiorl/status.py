@@ -310,7 +310,7 @@ def _account_at(target: str, keys: Path | None) -> dict[str, Any]:
     directory = Path(target).expanduser()
     if not is_run(directory):
         hint = "Give a run directory, or tcp://HOST:PORT."
-        raise ConfigError(f"{directory} is no run directory: it has no {RUN_FILE}.", key="RUN_DIR", hint=hint)
+        raise ConfigError(f"{directory} has no files of a run.", key="RUN_DIR", hint=hint)
     return status_of_run(directory)
 
 

@@ -23,8 +23,6 @@ MAX_ROWS = 1024
 """Rows of one request, and of one evaluation."""
 FAULTS = (AiorlError, ValueError, TypeError, OverflowError, KeyError)
 """Errors of values that a client sent."""
-
-
 OUTPUTS = {"logp": c.ACTION_LOGP, "value": c.VF_PREDS}
 """Further outputs by the names that clients use, and their columns."""
 
@@ -61,7 +59,7 @@ class Job:
         is_start: True begins a new episode of the session.
         action: action that the client of a session took by itself, in the environment's form; None = it asks for one.
         with_logp: True if the client's answer needs log-probabilities.
-        finish: makes the client's answer of the rows'.
+        finish: makes the client's answer from the `Answer` to the rows.
         answer: the client's answer.
     """
 
@@ -76,7 +74,7 @@ class Job:
     answer: Reply = field(default_factory=Reply)
 
     def memory(self, blank: Memory) -> Memory:
-        """Return the policy's memory before the rows; `blank` is that at an episode's start."""
+        """Return the policy's memory before the rows; `blank` is the memory at an episode's start."""
         if self.session is None or self.is_start or self.session.memory is None:
             return blank
         return self.session.memory._replace(reward=self.reward)

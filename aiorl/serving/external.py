@@ -50,7 +50,7 @@ _MAX_DEPTH = 50
 _OF_ACT = frozenset(("observation", "action", "reward", "info", "dones", "start"))
 _OF_END = frozenset(("observation", "reward", "info", "dones", "truncated"))
 here: Any = None
-"""Worker of this process if that has a client with local inference; it gets each environment that begins as ``env``."""
+"""`LocalWorker` of this process, None if there is none; an environment that begins becomes its ``env``."""
 
 
 class ClientEnv(ExternalMultiAgentEnv):
@@ -61,6 +61,7 @@ class ClientEnv(ExternalMultiAgentEnv):
     request for that long is truncated.
 
     Attributes:
+        has_clients: marks environments that clients play.
         is_by_agent: True if requests have observations, actions, rewards and infos by agent; False if those of the only
             agent are the values themselves.
     """
@@ -198,13 +199,13 @@ class _Session:
         return found
 
     def _publish(self, said: Mapping[str, Any], publish: Callable[..., Any], *args: Any, **keys: Any) -> Any:
-        """Publish after rewards since the last request, infos, and done agents; a refused request adds no reward."""
+        """Report rewards, infos and done agents, then publish observations; a refused request adds no reward."""
         if "dones" in said and not self._env.is_by_agent:
             raise Refusal(400, "'dones' is for several agents; 'end' ends the episode.")
         infos, dones = self._by_agent(said, "info"), said.get("dones")
         if _is_deep(infos, _MAX_DEPTH):
             raise Refusal(400, f"'info' is nested in more than {_MAX_DEPTH} levels.")
-        given = self._by_agent(said, "reward", 0.0) if self._steps else {}  # they belong to an action
+        given = self._by_agent(said, "reward", 0.0) if self._steps else {}  # a reward belongs to an action
         rewards = {agent: number(one, "reward") for agent, one in given.items()}
         self._env.log_returns(self._episode, rewards, infos, dones)
         try:
@@ -258,7 +259,7 @@ def _is_deep(value: Any, levels: int) -> bool:
 
 
 class _Link(NamedTuple):
-    """Connection of an environment, and the answers to come, at most one to each session."""
+    """Connection of an environment, and the answers to come by session, at most one to each."""
 
     socket: WebSocket
     waiting: dict[str, Reply]
@@ -289,6 +290,7 @@ class Gate(App):
         self._secret, self._run_dir = token_in(run_dir / CLIENT_SECRET), run_dir
         self._links: dict[int, _Link] = {}
         self._numbers = itertools.count()
+        # the arm of a session is the number of its worker's link
         self._sessions = Sessions(_MAX_SESSIONS, _TTL_S, on_expiry=self._forget)
         handlers: dict[str, Asked] = {do: partial(self._ask, do) for do in ("act", "end", "close")}
         add_talk(self, handlers | {"open": self._open, "join": self._join})

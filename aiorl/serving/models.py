@@ -63,6 +63,7 @@ class Model:
         """Return the index of the arm for a request without a session."""
         if len(self.arms) == 1:
             return 0
+        # each further arm has a part of [0, 1) as long as its share; the first arm has the rest
         index = 1 + int(random.random() / self.share)
         return index if index < len(self.arms) else 0
 
@@ -138,7 +139,7 @@ class Models(dict[str, Model]):
                 self._take(source, source.newer())
 
     async def follow(self) -> None:
-        """Serve newer checkpoints of followed runs in place of older ones, until cancelled or if there are none."""
+        """Serve newer checkpoints of followed runs in place of older ones; without such runs, return at once."""
         while any(source.folders for source in self._sources):
             for source in self._sources:
                 if source.folders and (found := await asyncio.to_thread(source.newer)):
@@ -189,7 +190,8 @@ class _Source:
     def __init__(self, target: str, follow: str, load: Callable[[Path], list[Version]]) -> None:
         name, equals, path = target.partition("=")
         is_named = bool(equals) and "/" not in name
-        if is_named and not (name.strip(".") and is_label(name) and not {*name} & {"?", "#"}):  # for addresses
+        # names are parts of addresses
+        if is_named and not (name.strip(".") and is_label(name) and not {*name} & {"?", "#"}):
             raise ConfigError(f"{name!r} can't be the name of a model.", key="PATH", value=target, hint="Use letters.")
         self.name, self.path = name if is_named else "", Path(path if is_named else target).expanduser()
         self.arms: dict[str, tuple[Model, int]] = {}
@@ -199,7 +201,7 @@ class _Source:
         self._seen: object = None
 
     def newer(self) -> list[Version]:
-        """Return the policies of the newest checkpoint if it is another one than at the last look, and not damaged."""
+        """Return the policies of the newest checkpoint; [] if it is the one of the last look, or damaged."""
         try:
             path = next(filter(None, map(list_checkpoints, self.folders)))[-1]
             stats = [file.stat() for file in sorted(path.iterdir())]
@@ -230,7 +232,7 @@ def _load(path: Path, *, threads: int, seed: int | None) -> list[Version]:
 
 
 def _export_in(path: Path) -> Path | None:
-    """Return the directory of an ONNX export, given as such, as its parent or as its file; None if there is none."""
+    """Return the directory of an ONNX export; the path is that, its parent or its file. None if there is no export."""
     candidates = path, path / "onnx", path.parent if path.suffix == ".onnx" else path
     return next((directory for directory in candidates if (directory / _DESCRIPTION).is_file()), None)
 

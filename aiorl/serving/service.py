@@ -67,6 +67,7 @@ class Service:
             return seconds.labels(_NAMED.sub(r"\1/*\2", path), status).observe
 
         def note(request: Request, status: int, took: float) -> None:
+            # clients can ask for any path, and each would stay as a time series
             observer(request.path if status != 404 else "", str(status))(took)
 
         app = self.app = App()
@@ -89,7 +90,7 @@ class Service:
     # /act -------------------------------------------------------------------------------------------------------
 
     def act(self, said: Mapping[str, Any]) -> Reply:
-        """Return the answer to the content of a request to /act.
+        """Return the answer to a request to /act.
 
         Raises:
             Refusal: it can't be answered.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Memory(NamedTuple):
-    """Memory of a policy of the steps before.
+    """A policy's memory of the steps before.
 
     Attributes:
         state: recurrent state, an array [...] per component.
@@ -83,7 +83,7 @@ class Sessions:
         Args:
             max_sessions: number of open sessions.
             ttl_s: seconds that a session is kept after its last request.
-            on_expiry: called with each session that is ended because of that.
+            on_expiry: called with each session that has ended for lack of requests.
         """
         self.ttl_s = ttl_s
         self._max_sessions, self._on_expiry, self._clock = max_sessions, on_expiry, time.monotonic
@@ -108,7 +108,7 @@ class Sessions:
             train: False if its episodes are not recorded.
 
         Raises:
-            Refusal: there are as many as the server keeps.
+            Refusal: as many are open as there may be.
         """
         if len(self) >= self._max_sessions:
             raise Refusal(503, f"{self._max_sessions:,} sessions are open, the most there may be. Try again later.")

@@ -111,7 +111,7 @@ def number(value: Any, name: str) -> float:
         Refusal: it is none.
     """
     is_number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
-    if not is_number or not abs(value) < _TOO_LARGE:
+    if not is_number or not abs(value) < _TOO_LARGE:  # NaN is not below either
         raise Refusal(400, f"{name!r} must be a number below 1e38, not {shown(value)}.")
     return float(value)
 

@@ -60,7 +60,7 @@ _POINTS = 200
 def numbers_from(directory: Path, start: int, skipped_bytes: int = 0) -> Iterator[tuple[int, dict[str, float]]]:
     """Yield the end of each line of result.jsonl and its numbers by name; see `results_in`.
 
-    Results without env steps and time are left out.
+    Results without env steps or time are left out.
     """
     with contextlib.suppress(OSError):
         for end, result in results_in(directory / JSONL_FILE, skipped_bytes, start):
@@ -193,7 +193,7 @@ class Run:
         return self._glance
 
     def details(self) -> dict[str, Any]:
-        """Return all that a page of this run shows besides curves, the config and whole logs."""
+        """Return all that a page of this run shows, except curves, the config and whole logs."""
         glance = self.glance()
         result = self._account.part("result").value
         shown = {name: value for name, value in result.items() if name != "hist_stats"}  # which are long lists

@@ -56,7 +56,7 @@ class WebOptions:
         access_log: file that gets a line for each request; None = no log.
         max_body_bytes: size limit of a body or of a message of a WebSocket, in bytes.
         arrive_s: seconds in which a request has to arrive.
-        inherited: number of an open socket to listen on, of a parent that the server ends with; None = make one.
+        inherited: descriptor of a listening socket of the parent process, with which the server ends; None = make one.
     """
 
     host: str = "127.0.0.1"
@@ -84,7 +84,7 @@ def add_web_options(parser: Parser, *, port: int) -> None:
     group.add_argument("--tls-key", type=Path, metavar="FILE", help="Key of the certificate, PEM.")
     group.add_argument("--access-log", type=Path, metavar="FILE", help="Write a line for each request.")
     group.add_argument("--max-body-bytes", type=at_least(1024), metavar="N",
-                       help=f"Size limit of a request ({MAX_BODY_BYTES:,}).")  # fmt: skip
+                       help=f"Size limit of a body, or of a message of a WebSocket ({MAX_BODY_BYTES:,}).")  # fmt: skip
     parser.set_defaults(port=port)
 
 
@@ -123,6 +123,7 @@ def listen(options: WebOptions, *, key: str = "port") -> socket.socket:
     try:
         return socket.create_server((options.host, options.port), family=family, backlog=2048)
     except (OSError, OverflowError, UnicodeError) as error:
+        # without the address, which the sentence has already
         reason = str(getattr(error, "strerror", None) or error).partition(" (while")[0].rstrip(".")
         said = f"{key} {options.port} of {options.host} can't be listened on: {reason}."
         hint = f"Choose another one with --{key.replace('_', '-')}; 0 picks a free one."
@@ -139,16 +140,16 @@ def url_of(options: WebOptions, listener: socket.socket) -> str:
 class Guard:
     """Check of tokens, and of where a browser's requests come from.
 
-    A browser sends requests for any page that it shows. So those of pages of other sites are refused; and, without a
-    token, those to a name that is not this host's, which another site could have given this address.
+    A browser sends requests for any page that it shows. Requests of other sites' pages are refused. Without a token,
+    requests to another name than this host's are refused, too, because another site could give its name this address.
     """
 
     def __init__(self, options: WebOptions) -> None:
         """Read the token, or make it.
 
         Raises:
-            SecurityError: its file can be read by others, or contains none.
-            ConfigError: its file can't be read or written.
+            SecurityError: as `token_in`.
+            ConfigError: as `token_in`.
         """
         self._token = None if options.token_file is None else token_in(options.token_file)
         self._hosts = (
@@ -189,7 +190,12 @@ def token_of(request: Request) -> bytes:
 
 
 def token_in(path: Path) -> bytes:
-    """Return the token in a file, which is made if it doesn't exist."""
+    """Return the token in a file, which is made if it doesn't exist.
+
+    Raises:
+        SecurityError: the file can be read by others, or contains no token.
+        ConfigError: the file can't be read or written.
+    """
     try:
         with contextlib.suppress(FileExistsError), open(path, "x", opener=partial(os.open, mode=0o600)) as made:
             made.write(secrets.token_urlsafe(32) + "\n")
@@ -224,11 +230,11 @@ class AccessLog(RotatingFileHandler):
 
     def note(self, request: Request, status: int, seconds: float) -> None:
         """Add a line."""
-        client = (request.scope.get("client") or "-")[0]
+        client = (request.scope.get("client") or ("-",))[0]
         path = one_line(request.scope["raw_path"].decode("latin-1"), 200)
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
         line = f"{now} {client} {request.method} {path} {status} {seconds * 1000:.2f}"
         self.handle(logging.LogRecord("", logging.INFO, "", 0, line, (), None))
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Lose the line: a full disk costs lines alone."""
+        """Drop the line: a full disk costs lines, but no answers."""

@@ -84,7 +84,7 @@ class Refusal(Exception):
 
 
 def refusal_of(error: BaseException) -> Refusal:
-    """Return how a request that failed is refused; errors that aren't refusals are logged, and make a 500."""
+    """Return the refusal of a request that failed. An error that isn't a refusal is logged, and makes a 500."""
     if isinstance(error, Refusal):
         return error
     logger.error("answering a request failed", exc_info=error)
@@ -98,7 +98,7 @@ def failed(error: BaseException) -> Response:
 
 
 class Reply:
-    """Answer to come. It is used like a future, but callbacks run at once, in the same turn of the event loop."""
+    """Answer to come. It works like a future, but callbacks run at once, in the same turn of the event loop."""
 
     __slots__ = ("_callbacks", "_found", "_is_done")
 
@@ -115,13 +115,13 @@ class Reply:
         return self.result()
 
     def add_done_callback(self, callback: Callable[[Reply], object]) -> None:
-        """Call a function with this reply as soon as it is there."""
+        """Call a function with this reply as soon as the answer is there."""
         self._callbacks.append(callback)
         if self._is_done:
-            self.set_result(self._found)
+            self.set_result(self._found)  # calls it now
 
     def result(self) -> Any:
-        """Return the answer, which is there, or raise it if it is an error."""
+        """Return the answer, which has to be there; if it is an error, raise it."""
         if isinstance(self._found, BaseException):
             raise self._found
         return self._found
@@ -137,7 +137,7 @@ class Reply:
 
 
 def asked(ask: Callable[[], Any]) -> Reply:
-    """Return the reply to a function's answer, which is now or to come; errors are answers, too."""
+    """Call a function that returns an answer or a `Reply`, and return it as a `Reply`; an error is an answer, too."""
     try:
         found = ask()
     except Exception as error:
@@ -215,7 +215,7 @@ def parse_json(body: bytes | str) -> Any:
     """Return the value of a JSON text.
 
     Raises:
-        Refusal: it is none.
+        Refusal: the text is not valid JSON.
     """
     try:
         return orjson.loads(body)
@@ -256,7 +256,7 @@ class WebSocket:
 # Routes -------------------------------------------------------------------------------------------------------
 
 Asked = Callable[[dict[str, Any]], dict[str, Any] | Reply]
-"""Function that takes the keys of a request, and returns the answer, now or to come; it may raise a `Refusal`."""
+"""Function that takes the keys of a request, and returns its answer or a `Reply`; it may raise a `Refusal`."""
 
 
 class App:
@@ -265,7 +265,8 @@ class App:
     Attributes:
         closing: done when the server closes; exists once it runs.
         max_body_bytes: size limit of bodies, in bytes; the server sets it.
-        quick: functions of `add_asked` for POST by path, each with the status of its answers.
+        quick: functions of `add_asked` for POST by path, each with the status of its answers; `WebServer` calls them
+            without ASGI.
         check: called with each request to a route that isn't open; raises a `Refusal`. The server sets it.
         on_answer: called with each request, the status and the seconds until the answer was complete.
     """
@@ -293,7 +294,7 @@ class App:
         self._routes.setdefault(path, (pattern, {}))[1][method] = handler, is_open
 
     def add_asked(self, method: str, path: str, handler: Asked, status: int = 200) -> None:
-        """Add a route for objects in JSON. Without parts in braces, POST costs little, for a path that is asked often.
+        """Add a route whose requests and answers are objects in JSON. POST costs little if the path has no braces.
 
         Args:
             method: see `add`.
@@ -325,6 +326,7 @@ class App:
             if request.method == "WEBSOCKET":
                 await receive()
                 await send({"type": "websocket.accept"})
+                # `receive` is a method of the connection, which ASGI has no other way to
                 await self._talk(handle, WebSocket(request, receive.__self__), send)  # type: ignore[attr-defined]
                 self.note(request, 101, began)
                 return
@@ -335,7 +337,7 @@ class App:
         self.note(request, response.status, began)
 
     def note(self, request: Request, status: int, began: float) -> None:
-        """Tell `on_answer` of a request that was answered; it began at a time of `time.perf_counter`."""
+        """Pass an answered request on to `on_answer`; `began` is a time of `time.perf_counter`."""
         seconds, loop = time.perf_counter() - began, asyncio.get_running_loop()
         for note in self.on_answer:
             loop.call_soon(note, request, status, seconds)  # after the answer is on its way

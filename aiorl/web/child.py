@@ -42,7 +42,7 @@ _LOOK_S, _END_S = 0.1, 5.0
 
 
 def _options(key: str, value: int | str, token_file: Path) -> WebOptions:
-    """Return the options of a server at PORT or HOST:PORT, whose token is needed unless the host is loopback."""
+    """Return the options of a server at PORT or HOST:PORT, which needs a token unless the host is loopback."""
     host, port = host_and_port(value, key=key)
     return WebOptions(host, port, token_file=None if is_loopback(host) else token_file)
 
@@ -53,15 +53,15 @@ def check_ports(page: int | str | None, clients: int | str | None, *, has_client
     Args:
         page: PORT or HOST:PORT of its page, None = no page.
         clients: PORT or HOST:PORT for clients, None = no such port.
-        has_clients: True if its environment is played by clients.
+        has_clients: True if clients play its environment.
 
     Raises:
-        ConfigError: one can't, its address has another form, or packages are missing; the error names the key.
+        ConfigError: a port can't be opened, an address has another form, or packages are missing; it names the key.
     """
     if has_clients != (clients is not None):
         said = "client_port and an environment that clients play need each other."
         raise ConfigError(said, key="client_port", value=clients, hint="Set env: external and client_port: 9900.")
-    with ExitStack() as held:  # until the end, as they could be the same
+    with ExitStack() as held:  # both until the end, because they could be the same
         for key, value in (("web", page), ("client_port", clients)):
             if value is not None:
                 want_web(f"{key} {value}")
@@ -72,7 +72,7 @@ class Ports:
     """Ports of a run for others: its page, and the port for clients.
 
     Attributes:
-        ways: "page" and "clients" -> the address, of those that are open.
+        ways: "page" and "clients" -> the address, for each port that is open.
         gate: settings by which environments reach the port for clients: ``gate``, a dict with its ``addresses``, and
             the ``secret`` that lets them in; {} if there is none.
     """

@@ -99,7 +99,7 @@ class WebServer(uvicorn.Server):
                 self._log.close()
 
     def head_of(self, response: Response, keep_alive: bool) -> bytes:
-        """Return the head of an answer in HTTP/1.1; all but its length is made once a second."""
+        """Return the head of an answer in HTTP/1.1. All of it but the length is kept for up to a second."""
         key = response[1:], keep_alive
         found = self._heads.get(key)
         if found is None:
@@ -126,7 +126,7 @@ async def serve(app: App, options: WebOptions, said: Callable[[str], str] | None
     Args:
         app: the app.
         options: the options.
-        said: makes a line of the server's address, which is printed when requests can come.
+        said: makes a line from the server's address, which is printed once the server listens.
 
     Raises:
         ConfigError: as `WebServer`.
@@ -141,7 +141,7 @@ async def serve(app: App, options: WebOptions, said: Callable[[str], str] | None
             sys.stdout.flush()
         await stopped.wait()
         if options.inherited is not None and server.server_state.tasks:
-            await asyncio.sleep(_LINGER_S)  # streams tell of the parent's end
+            await asyncio.sleep(_LINGER_S)  # streams show that the parent has ended
 
 
 class _Connection(HttpToolsProtocol):
@@ -150,7 +150,7 @@ class _Connection(HttpToolsProtocol):
     A request for a quick handler that arrives as a whole is answered without a task, and without ASGI.
 
     Attributes:
-        deadline: time at which the peer is late, by the monotonic clock.
+        deadline: time by which the request has to be complete, by the monotonic clock.
     """
 
     def __init__(self, server: WebServer, **state: Any) -> None:
