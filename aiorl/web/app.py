@@ -136,7 +136,7 @@ class Reply:
                 logger.exception("an answer could not be sent")
 
 
-def asked(ask: Callable[[], Any]) -> Reply:
+def reply_of(ask: Callable[[], Any]) -> Reply:
     """Call a function that returns an answer or a `Reply`, and return it as a `Reply`; an error is an answer, too."""
     try:
         found = ask()
@@ -311,7 +311,7 @@ class App:
 
         async def answer(request: Request) -> Response:
             body = await request.body()
-            return json_response(await asked(lambda: ask(body, request.names)), status=status)
+            return json_response(await reply_of(lambda: ask(body, request.names)), status=status)
 
         self.add(method, path, answer)
         if method == "POST":

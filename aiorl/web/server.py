@@ -23,7 +23,7 @@ from aiorl.process.children import watch_parent
 from aiorl.process.program import on_stop_signals, raise_open_file_limit
 from aiorl.process.tasks import Tasks
 from aiorl.web.access import AccessLog, Guard, WebOptions, listen, url_of
-from aiorl.web.app import ENDING, App, Receive, Reply, Request, Response, asked, failed, headers_of, json_response
+from aiorl.web.app import ENDING, App, Receive, Reply, Request, Response, failed, headers_of, json_response, reply_of
 
 logger = logging.getLogger(__name__)
 
@@ -229,7 +229,7 @@ class _Connection(HttpToolsProtocol):
             self.on_response_complete()
             self._app.note(request, response.status, began)
 
-        asked(answer).add_done_callback(respond)
+        reply_of(answer).add_done_callback(respond)
 
     def send_400_response(self, msg: str) -> None:
         self.refuse(400, "The request is not valid HTTP.")

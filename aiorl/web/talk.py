@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 import msgpack
 import numpy as np
 
-from aiorl.web.app import App, Asked, Refusal, Reply, WebSocket, asked, json_response, parse_json, refusal_of
+from aiorl.web.app import App, Asked, Refusal, Reply, WebSocket, json_response, parse_json, refusal_of, reply_of
 
 Note = Callable[[str, str, float], None]
 """Function that is called with a request's handler ("" if there is none), its status, and seconds until its answer."""
@@ -82,7 +82,7 @@ class _Talk:
 
         self._num_under_way += 1
         form = packed if isinstance(message, bytes) else lambda answer: json_response(answer).body.decode()
-        asked(answer).add_done_callback(partial(self._give, form, known))
+        reply_of(answer).add_done_callback(partial(self._give, form, known))
 
     def _give(self, form: Callable[[dict[str, Any]], bytes | str], known: dict[str, Any], reply: Reply) -> None:
         try:
