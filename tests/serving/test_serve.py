@@ -568,7 +568,7 @@ def test_malformed_requests_never_fail_the_server_or_make_it_grow(saved: dict[st
     )
     paths = st.sampled_from(["/act", "/sessions", "/sessions/x/end", "/v2/models/default_policy/infer"])
     sizes: list[int] = []
-    with command(saved["box"]) as (process, port), connect(f"ws://127.0.0.1:{port}/ws") as socket:
+    with command(saved["box"]) as (process, port), connect(f"ws://127.0.0.1:{port}/ws", ping_interval=None) as socket:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
 
         @hypothesis.settings(max_examples=1500, deadline=None, database=None, phases=[hypothesis.Phase.generate])
