@@ -219,8 +219,10 @@ class Service:
     def _sequence(self, model: Model, parameters: Mapping[str, Any]) -> Session | None:
         """Return the session of Triton's sequence that a request belongs to."""
         sequence = parameters.get("sequence_id", 0)
-        if sequence in (0, ""):
+        if sequence in (0, "", None):
             return None
+        if not isinstance(sequence, str | int):
+            raise Refusal(400, "The parameter 'sequence_id' must be a number or a text.")
         id = f"sequence {model.name} {sequence!r:.200}"
         if flag(parameters, "sequence_start") and not self.sessions.is_open(id):
             return self.sessions.open(model.name, model.pick(), id=id)

@@ -182,10 +182,8 @@ def token_of(request: Request) -> bytes:
     """Return the token that a request carries, b"" if there is none."""
     scheme, _, value = request.header(b"authorization").partition(" ")
     if scheme.lower() == "basic":  # a browser's: any name, with the token as password
-        try:
+        with contextlib.suppress(ValueError):
             return base64.b64decode(value, validate=True).partition(b":")[2]
-        except ValueError:
-            return b""
     return value.strip().encode("latin-1") if scheme.lower() == "bearer" else b""
 
 

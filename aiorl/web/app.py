@@ -314,7 +314,7 @@ class App:
             return json_response(await reply_of(lambda: ask(body, request.names)), status=status)
 
         self.add(method, path, answer)
-        if method == "POST":
+        if method == "POST" and "{" not in path:
             self.quick[path] = ask, status
 
     async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:

@@ -173,7 +173,7 @@ class _Connection(HttpToolsProtocol):
             cycle, self._begun = self._begun, None
             super()._start_asgi_task(cycle, self.app)
         if self._is_in_head:
-            self._head_bytes += len(data)
+            self._head_bytes += len(data) - max(0, data.rfind(b"\r\n\r\n"))  # without requests before it
             if self._head_bytes > _MAX_HEAD_BYTES:
                 self.refuse(431, f"The headers may have at most {_MAX_HEAD_BYTES:,} bytes.")
 
@@ -195,12 +195,12 @@ class _Connection(HttpToolsProtocol):
             self._answer(self.cycle)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        scope = cycle.scope
         if (
-            scope["path"] not in self._app.quick
-            or scope["method"] != "POST"
+            cycle.scope["path"] not in self._app.quick
+            or cycle.scope["method"] != "POST"
             or cycle.waiting_for_100_continue
             or self.flow.write_paused
+            or self.pipeline  # or answers given at once would be nested in each other
         ):
             super()._start_asgi_task(cycle, app)
         elif cycle.more_body:

@@ -126,7 +126,7 @@ def unpacked(message: bytes) -> Any:
         Refusal: the message is not valid msgpack.
     """
     try:
-        return msgpack.unpackb(message, ext_hook=_refuse_extension)
+        return msgpack.unpackb(message, ext_hook=_refuse_extension, max_ext_len=0)  # nor timestamps
     except Exception as error:  # its own errors, ValueError and others, for anything that is no msgpack
         raise Refusal(400, f"The message is not valid msgpack: {error}.") from None
 

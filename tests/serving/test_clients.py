@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 import re
 import shutil
 import signal
@@ -262,7 +261,7 @@ def test_a_client_in_javascript_trains_cartpole(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_clients_go_on_when_a_worker_is_killed(tmp_path: Path) -> None:
+def test_clients_go_on_when_workers_are_killed(tmp_path: Path) -> None:
     run = Run(tmp_path / "run")
     refused: list[int] = []
     played: list[int] = []
@@ -288,8 +287,9 @@ def test_clients_go_on_when_a_worker_is_killed(tmp_path: Path) -> None:
         for player in players:
             player.start()
         wait_until(lambda: len(played) > 40, 60)
-        worker = next(one for one in psutil.Process(run.process.pid).children() if "aiorl.worker" in one.cmdline())
-        os.kill(worker.pid, signal.SIGKILL)
+        for worker in psutil.Process(run.process.pid).children():
+            if "aiorl.worker" in worker.cmdline():  # both, as one could have all sessions
+                worker.kill()
         wait_until(lambda: refused)
         before = len(played)
         wait_until(lambda: len(played) > before + 40 and (tmp_path / "run/result.jsonl").read_bytes(), 60)

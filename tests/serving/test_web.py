@@ -181,6 +181,15 @@ def test_quick_requests_are_answered_in_order_whole_or_in_pieces() -> None:
             assert [b"connection: close" in head for head, _, _ in answers] == [False] * 8 + [True]
 
 
+def test_thousands_of_requests_at_once_are_answered() -> None:
+    head = b"POST /quick HTTP/1.1\r\nhost: localhost\r\n%scontent-length: %d\r\n\r\n"
+    sent = head % (b"", 2) + b"{}" + (head % (b"", 3) + b"[1]") * 3000 + head % (b"connection: close\r\n", 0)
+    with Site() as site, site.raw() as connection:
+        connection.sendall(sent)
+        answers = everything(connection)
+    assert (answers.count(b"HTTP/1.1 200"), answers.count(b"HTTP/1.1 400")) == (2, 3000)
+
+
 @pytest.mark.parametrize(
     "sent", [b"\x16\x03\x01", b"GET / HTTP/9.9\r\n\r\n", b"POST / HTTP/1.1\r\ncontent-length: x\r\n\r\n"]
 )
