@@ -29,7 +29,7 @@ MAX_BYTES = 1 << 20
 """Size limit of a config file."""
 
 _MAX_DEPTH = 32
-_MAX_NODES = 100_000
+_MAX_NODES, _MAX_DIGITS = 100_000, 1000
 _MAX_PARSED_BYTES = 1 << 30
 _SMALL_BYTES = 64 << 20
 """Size up to which a file is read without checking the free memory."""
@@ -153,6 +153,8 @@ def _check_nodes(node: yaml.Node, prefix: str, lines: dict[str, int], budget: It
         raise yaml.composer.ComposerError(None, None, "it is nested too deeply", node.start_mark)
     if next(budget, None) is None:
         raise yaml.composer.ComposerError(None, None, f"it holds more than {_MAX_NODES:,} values", node.start_mark)
+    if node.tag == "tag:yaml.org,2002:int" and len(node.value) > _MAX_DIGITS:  # in hex, Python would read any number
+        raise yaml.composer.ComposerError(None, None, "a number has too many digits", node.start_mark)
     if isinstance(node, yaml.SequenceNode):
         for inner in node.value:
             _check_nodes(inner, "", {}, budget, depth + 1)
