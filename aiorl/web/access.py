@@ -152,9 +152,8 @@ class Guard:
             ConfigError: as `token_in`.
         """
         self._token = None if options.token_file is None else token_in(options.token_file)
-        self._hosts = (
-            None if self._token or options.is_insecure else {"localhost", "127.0.0.1", "[::1]", options.host.lower()}
-        )
+        names = {"localhost", "127.0.0.1", "[::1]", options.host.lower()}
+        self._hosts = None if self._token or options.is_insecure else names
 
     def check(self, request: Request) -> None:
         """Check a request.

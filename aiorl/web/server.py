@@ -8,7 +8,7 @@ import ssl
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any, Self, cast
 
@@ -96,7 +96,8 @@ class WebServer(uvicorn.Server):
                 connection.transport.abort()
             await tasks.close()
             if self._log is not None:
-                self._log.close()
+                with suppress(OSError):  # a full disk costs lines alone
+                    self._log.close()
 
     def head_of(self, response: Response, keep_alive: bool) -> bytes:
         """Return the head of an answer in HTTP/1.1. All of it but the length is kept for up to a second."""

@@ -346,6 +346,8 @@ def test_the_access_log_has_a_line_for_each_request_and_rotates(
     assert token not in text
     assert all(len(line.split()) == 6 for line in text.splitlines())
     assert " GET /live 200 " in text
+    with Site(access_log=Path("/dev/full")) as site:
+        assert site.ask("GET", "/live")[0] == 200, "a full disk costs lines alone"
 
 
 def test_tls_is_spoken_with_the_given_files(tmp_path: Path) -> None:
