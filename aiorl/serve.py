@@ -6,6 +6,7 @@ import asyncio
 import gc
 import sys
 from collections.abc import Sequence
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -92,10 +93,8 @@ def _serve(given: dict[str, Any]) -> None:
         tasks.start(models.follow(), "follow")
         await serve(service.app, options, said)
 
-    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+    with closing(recorder) if recorder else nullcontext(), asyncio.Runner(loop_factory=new_event_loop) as runner:
         runner.run(run())
-    if recorder is not None:
-        recorder.close()
 
 
 if __name__ == "__main__":

@@ -333,6 +333,7 @@ class Gate(App):
     def _ask(self, do: str, said: Answer) -> Reply:
         session = self._sessions.find(said.pop("session", None))
         if (link := self._links.get(session.arm)) is None:
+            self._sessions.close(session.id)
             raise Refusal(410, _GONE)
         answer = link.ask(do, session.id, said)
         if do == "close":
