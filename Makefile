@@ -53,7 +53,7 @@ test-all: $(STAMP)  ## run all tests, including long learning and fault runs
 nightly: $(STAMP)  ## run the tests that CI leaves out: campaigns, notebooks, long learning runs
 	@$(BIN)/python -m pytest -m nightly
 
-check: style types layers prose size  ## check style, types, import layers and the size of the code
+check: style types layers prose size  ## check style, types, import layers and prose; print the size of the code
 
 style: $(STAMP)  ## ruff: lint and formatting
 	@$(BIN)/ruff check .
@@ -68,7 +68,7 @@ layers: $(STAMP)  ## import-linter: imports go in one direction
 prose: $(STAMP)  ## list words that this project no longer writes, and facts that docstrings of public names lack
 	@$(BIN)/python tests/support/prose.py
 
-size:  ## check that code lines and files do not grow
+size:  ## print statements, code lines and files of each room; nothing limits them
 	@$(BIN)/python tests/support/size.py
 
 requirements: $(STAMP)  ## run the tests and write docs/requirements.md: requirements and their tests
