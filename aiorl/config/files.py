@@ -3,19 +3,23 @@
 YAML follows version 1.2, so `1e-4` is a number and `off` is a word.
 
 `read_regular` or `open_regular` reads everything in a run directory: a pipe would block, a link leads elsewhere, holes
-or a few kilobytes of empty lists fill the memory, and a thousand brackets exhaust the stack.
+or a few kilobytes of empty lists fill the memory, and a thousand brackets exhaust the stack. A file that is acted on
+(run, submitted, or believed about processes and jobs) passes `read_own`: what someone else wrote is only a claim.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import grp
 import json
 import math
 import os
+import pwd
 import re
+import shlex
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from io import BufferedReader
 from pathlib import Path
 from typing import Any, NoReturn
@@ -180,6 +184,96 @@ def whose_else(found: os.stat_result) -> str:
     return f"can be read or written by others (mode {mode:04o})" if mode & 0o077 else ""
 
 
+def others_may_write(found: os.stat_result) -> bool:
+    """Return whether users other than the owner can change a file, or replace files in a directory."""
+    mode = found.st_mode
+    is_sticky = stat.S_ISDIR(mode) and mode & stat.S_ISVTX
+    by_group = mode & 0o020 and not _is_group_of_one(found.st_gid, found.st_uid)
+    return bool((mode & 0o002 or by_group) and not is_sticky)
+
+
+def _is_group_of_one(group: int, user: int) -> bool:
+    """Return whether a group is a user's private one; some systems make files writable by that group by default."""
+    try:
+        own, found = pwd.getpwuid(user), grp.getgrgid(group)
+    except KeyError:
+        return False
+    return own.pw_gid == group and found.gr_name == own.pw_name and set(found.gr_mem) <= {own.pw_name}
+
+
+def user_name(user: int) -> str:
+    """Return the name of a user, or the id of one without a name."""
+    try:
+        return pwd.getpwuid(user).pw_name
+    except KeyError:
+        return str(user)
+
+
+def other_owners(paths: Iterable[Path]) -> dict[int, Path]:
+    """Return the other users to whom files or directories belong, as id -> the first path.
+
+    Links count as their targets, and missing paths are left out.
+    """
+    owners: dict[int, Path] = {}
+    for path in paths:
+        with contextlib.suppress(OSError):
+            owners.setdefault(path.stat().st_uid, path)
+    owners.pop(os.getuid(), None)
+    return owners
+
+
+def check_own(path: Path, found: os.stat_result) -> None:
+    """Refuse a file or directory that someone other than this user and root can have written or put there.
+
+    Args:
+        path: its path, for the message.
+        found: its facts, best those of an open descriptor.
+
+    Raises:
+        OSError: it belongs to someone else, others can write to it, or a file has a second name (a hard link).
+    """
+    if found.st_uid not in (0, os.geteuid()):
+        reason = f"it belongs to user {user_name(found.st_uid)}, not to you, so nothing in it is acted on"
+        raise OSError(errno.EPERM, reason, str(path))
+    if others_may_write(found):
+        mode = stat.S_IMODE(found.st_mode)
+        reason = (
+            f"others can write to it (mode {mode:04o}): check its contents, then run "
+            f"`chmod go-w {shlex.quote(str(path))}`"
+        )
+        raise OSError(errno.EPERM, reason, str(path))
+    if stat.S_ISREG(found.st_mode) and found.st_nlink > 1:
+        raise OSError(errno.EPERM, "it has a second name (a hard link), so it may belong elsewhere", str(path))
+
+
+def check_own_directory(path: Path) -> None:
+    """Refuse a directory, or a link to one, in which someone other than this user and root can put files.
+
+    Raises:
+        OSError: see `check_own`; or it is missing, or no directory.
+    """
+    found = path.stat()
+    if not stat.S_ISDIR(found.st_mode):
+        raise OSError(errno.ENOTDIR, "it is not a directory", str(path))
+    check_own(path, found)
+
+
+def read_own(path: Path, *, max_bytes: int) -> bytes:
+    """Return the content of a regular file that only this user or root can have written, to act on it.
+
+    Args:
+        path: path of the file in a directory of this user's.
+        max_bytes: limit of the size, checked before anything is read.
+
+    Raises:
+        OSError: see `read_regular` and `check_own`, which also applies to the file's directory.
+    """
+    with open_regular(path) as file:
+        check_own_directory(path.parent)
+        check_own(path, os.fstat(file.fileno()))
+        return _content(file, path, max_bytes)
+
+
 def read_regular(path: Path, *, max_bytes: int, follow: bool = False) -> bytes:
     """Return the content of a regular file.
 
@@ -193,13 +287,17 @@ def read_regular(path: Path, *, max_bytes: int, follow: bool = False) -> bytes:
             (reading it takes twice its size); the reason is in plain words.
     """
     with open_regular(path, follow=follow) as file:
-        size = os.fstat(file.fileno()).st_size
-        if size > max_bytes:
-            raise OSError(errno.EFBIG, f"it has {size:,} bytes, more than the limit of {max_bytes:,}", str(path))
-        check_written(file.fileno(), path)
-        if size > _SMALL_BYTES and 2 * size > (left := available_bytes()):
-            raise OSError(errno.ENOMEM, f"it has {size:,} bytes, and {left:,} bytes of memory are left", str(path))
-        return file.read(size)
+        return _content(file, path, max_bytes)
+
+
+def _content(file: BufferedReader, path: Path, max_bytes: int) -> bytes:
+    size = os.fstat(file.fileno()).st_size
+    if size > max_bytes:
+        raise OSError(errno.EFBIG, f"it has {size:,} bytes, more than the limit of {max_bytes:,}", str(path))
+    check_written(file.fileno(), path)
+    if size > _SMALL_BYTES and 2 * size > (left := available_bytes()):
+        raise OSError(errno.ENOMEM, f"it has {size:,} bytes, and {left:,} bytes of memory are left", str(path))
+    return file.read(size)
 
 
 def open_regular(path: str | Path, *, follow: bool = False) -> BufferedReader:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from aiorl.config.addresses import split_address
 from aiorl.config.command_line import Parser, at_least
 from aiorl.errors import ConfigError
-from aiorl.launch.job import Job, Verb
+from aiorl.launch.job import Job, Verb, check_printable
 from aiorl.process.imports import child_python, python_path
 from aiorl.process.machine import usable_cores
 
@@ -108,6 +108,7 @@ def run(job: Job, options: dict[str, Any]) -> int:
 
 def _commands(job: Job, options: Mapping[str, Any], copy: _Copy, *, is_resumed: bool) -> tuple[list[str], list[str]]:
     """Return the commands of the learner and of a copy with workers."""
+    check_printable(options)
     address = options.get("address")
     secret = [] if job.config["insecure"] else ["--keys", str(job.keys)]
     if address is not None:

@@ -8,6 +8,9 @@ An engine is a module `aiorl.launch.NAME` with the names of `Engine`. Its files 
 Engines that have the run's directory elsewhere, on a host or in a volume, keep the same files there. No secret
 is in an argument list, an environment variable or a log: commands name the directory of keys.
 
+Verbs act on these files: they end processes, submit scripts and name objects of a cluster. So the directory must be one
+in which only its user can write (`Job.make_place`), and `saved` refuses a file of anyone else.
+
 `python -m aiorl.launch.job LEARNER OPTIONS` checks options and prints the facts that make a `Job`, so that the
 launcher itself loads little.
 """
@@ -25,22 +28,24 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from aiorl.config.addresses import host_and_port, split_address
 from aiorl.config.command_line import Parser, as_typed
+from aiorl.config.files import check_own_directory, parse_json, read_own
 from aiorl.errors import ConfigError
 from aiorl.process.imports import child_python, find_modules_here, prepare_import, python_path
-from aiorl.process.replaced_file import write_json
+from aiorl.process.replaced_file import replaced
 
-__all__ = ["Engine", "Job", "Verb", "checked", "saved"]
+__all__ = ["Engine", "Job", "Verb", "check_printable", "checked", "saved"]
 
 CORES = "from aiorl.process.machine import usable_cores; print(usable_cores())"
 """Python that prints the cores of a host that its processes can use."""
 _FACTS = "launch.json"
+_MAX_FACTS_BYTES = 1 << 20
 _KEYS = ("algo", "env", "run_dir", "resume", "keys", "insecure", "preset", "init_from", "web")
 """Keys of the effective config that a `Job` is made from."""
 
@@ -101,6 +106,12 @@ class Job:
     config: Mapping[str, Any]
     num_workers: int | None = None
     port: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check that scripts, manifests and command lines can hold all texts of the job."""
+        check_printable({"run_dir": str(self.run_dir), **self.config})
+        for word in self.words:  # quoted in the body of a script, they can have several lines
+            check_printable({word.partition("=")[0]: re.sub(r"[\n\t]", " ", word)})
 
     @property
     def bind(self) -> str:
@@ -186,31 +197,113 @@ class Job:
             engine: name of the engine.
             facts: values for JSON, without secrets.
         """
-        self.run_dir.mkdir(parents=True, exist_ok=True)
-        write_json(self.run_dir / _FACTS, {"engine": engine, **facts})
+        self.make_place()
+        self.write(_FACTS, json.dumps({"engine": engine, **facts}, indent=1) + "\n")
+
+    def make_place(self) -> None:
+        """Make the run's directory and that of its logs, in which only this user may write.
+
+        Raises:
+            ConfigError: they can't be made, or someone else can write there: verbs act on the files in them.
+        """
+        for directory in (self.run_dir, self.run_dir / "logs"):
+            try:
+                directory.mkdir(mode=0o755, parents=True, exist_ok=True)
+                check_own_directory(directory)
+            except OSError as error:
+                said = f"{directory} can't be the place of a launched run: {error.strerror}."
+                hint = "Give another directory with --run-dir DIR."
+                raise ConfigError(said, key="run_dir", value=str(self.run_dir), hint=hint) from error
+
+    def write(self, name: str, text: str) -> None:
+        """Write a file into the run's directory, which others can't change, in place of a former one.
+
+        Args:
+            name: name of the file.
+            text: its content.
+        """
+        with replaced(self.run_dir / name) as temporary:
+            temporary.unlink(missing_ok=True)
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+            with open(descriptor, "w", encoding="utf-8") as file:
+                file.write(text)
 
 
-def saved(run: str, engine: str) -> tuple[Path, dict[str, Any]]:
+Check = Callable[[Any], bool]
+"""Function that returns whether a value read from a file is of the right kind."""
+
+
+def saved(run: str, engine: str, checks: Mapping[str, Check] | None = None) -> tuple[Path, dict[str, Any]]:
     """Return a run's absolute directory, and the facts that `Job.save` saved there.
 
     Args:
         run: the directory as the user typed it.
         engine: name of the engine that has to have launched it.
+        checks: name of each fact that is needed -> its check.
 
     Raises:
-        ConfigError: this engine launched no run there, or the file is invalid.
+        ConfigError: this engine launched no run there; someone else can have written the file; or it is invalid.
     """
     path = Path(os.path.abspath(os.path.expanduser(run)))
-    facts: Any = None
-    with contextlib.suppress(OSError, ValueError):
-        facts = json.loads((path / _FACTS).read_text("utf-8"))
-    if not isinstance(facts, dict) or facts.get("engine") != engine:
-        other = facts.get("engine") if isinstance(facts, dict) else None
-        by = f"by {other!r:.30}" if other else "by `aiorl launch`, or its file can't be read"
-        said = f"{path} was not launched {f'by {engine}, but ' if other else ''}{by}."
-        hint = f"Give the run directory that `aiorl launch {engine}` printed."
+    file = path / _FACTS
+    hint = f"Give the run directory that `aiorl launch {engine}` printed."
+    try:
+        facts = parse_json(read_own(file, max_bytes=_MAX_FACTS_BYTES))
+    except (FileNotFoundError, NotADirectoryError) as error:
+        said = f"{path} was not launched by `aiorl launch`: it has no {_FACTS}."
+        raise ConfigError(said, key="RUN", value=run, hint=hint) from error
+    except OSError as error:
+        said = f"{error.filename or file} is not used: {error.strerror}."
+        hint = "`aiorl status RUN` shows runs of other users, too; only their owners can manage them."
+        raise ConfigError(said, key="RUN", value=run, hint=hint) from error
+    except ValueError as error:
+        raise _damaged(file, str(error), run) from error
+    if not isinstance(facts, dict):
+        raise _damaged(file, f"it is {facts!r:.50}", run)
+    if facts.get("engine") != engine:
+        said = f"{path} was not launched by {engine}, but by {facts.get('engine')!r:.30}."
         raise ConfigError(said, key="RUN", value=run, hint=hint)
+    for name, is_right in (checks or {}).items():
+        if name not in facts or not is_right(facts[name]):
+            raise _damaged(file, f"{name} is {facts.get(name)!r:.50}", run)
     return path, facts
+
+
+def _damaged(file: Path, reason: str, run: str) -> ConfigError:
+    hint = "Launch the run again, which writes the file again, or end its processes by hand."
+    return ConfigError(f"{file} is damaged: {reason}.", key="RUN", value=run, hint=hint)
+
+
+def check_printable(values: Mapping[str, Any]) -> None:
+    """Refuse texts that a script, a manifest or a command line would read as something else.
+
+    A line break ends a line of a script, and what follows is a command; YAML has no escapes in plain text; bytes that
+    are no UTF-8 can't be written.
+
+    Args:
+        values: name -> text, or any value that can contain texts.
+
+    Raises:
+        ConfigError: a text has unprintable characters; the error names the value's name.
+    """
+    for name, value in values.items():
+        for text in _texts(value):
+            if not text.isprintable():
+                said = f"{name} has characters that can't be printed: {text!r:.200}."
+                hint = "Write it on one line, in UTF-8; long settings can be in a file: --config FILE."
+                raise ConfigError(said, key=name, value=text, hint=hint)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str | os.PathLike):
+        yield os.fspath(value)
+    elif isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield str(name)
+            yield from _texts(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _texts(inner)
 
 
 # The check of options ----------------------------------------------------------------------------------------

@@ -19,8 +19,10 @@ from string import Template
 from typing import Any
 
 from aiorl.config.command_line import Parser, as_typed, at_least
+from aiorl.config.files import read_regular
 from aiorl.errors import AiorlError, ConfigError
-from aiorl.launch.job import Job, Verb, saved
+from aiorl.launch.job import Job, Verb, check_printable, saved
+from aiorl.launch.logs import printable, run_shown
 
 __all__ = ["ABOUT", "EXAMPLES", "VERBS", "add_arguments", "artefact", "run"]
 
@@ -44,13 +46,29 @@ _LABEL = "app.kubernetes.io/"
 _LEARNER_KEYS = ("learner.key_secret", "learner.key", "admitted/worker.key")
 _WORKER_KEYS = ("worker.key_secret", "learner.key")
 _UNMADE = "(made when the run is launched)\n"
+_MAX_KEY_BYTES = 16 << 10
+_NAME = r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?"
+_KINDS = ("jobset", "job", "service", "poddisruptionbudget", "secret")
+"""Kinds of objects that ``stop`` deletes, if a run has them."""
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and re.fullmatch(_NAME, value) is not None
+
+
+_FACTS = {
+    "name": _is_name,
+    "namespace": lambda value: value == "" or _is_name(value),
+    "kinds": lambda value: isinstance(value, str) and set(value.split(",")) <= {*_KINDS},
+}
+"""Fact in launch.json -> its check: kubectl gets these values as words of its own command line."""
 
 
 def add_arguments(parser: Parser, words: Sequence[str]) -> None:
     """See `Engine.add_arguments`."""
     add = parser.add_argument
     quantity = _matching(r"\d+(\.\d+)?([EPTGMK]i?|[km])?", "an amount, such as 4Gi")
-    name = _matching(r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?", "a name of lower-case letters, digits and '-'")
+    name = _matching(_NAME, "a name of lower-case letters, digits and '-'")
 
     def default(key: str) -> str:
         return f"(default: {_DEFAULTS[key]})"
@@ -106,9 +124,10 @@ def artefact(job: Job, options: dict[str, Any]) -> str:
 def run(job: Job, options: dict[str, Any]) -> int:
     """See `Engine.run`. Makes the keys, and prints the manifests."""
     given = _complete(options)
+    job.make_place()
     job.make_keys()
     sys.stdout.write(artefact(job, options))
-    kinds = ["jobset" if given["jobset"] else "job", "service", "poddisruptionbudget", "secret"]
+    kinds = [kind for kind in _KINDS if kind != ("job" if given["jobset"] else "jobset")]
     job.save("kubernetes", {"name": _name(job), "namespace": given["namespace"], "kinds": ",".join(kinds)})
     steps = "".join(
         f"  python -m aiorl.launch kubernetes {verb} {job.run_dir}\n" for verb in ("status", "logs", "stop")
@@ -121,6 +140,7 @@ def _complete(options: dict[str, Any]) -> dict[str, Any]:
     """Return the options with their defaults."""
     if "image" not in options:
         raise ConfigError("No image is given.", key="image", hint="Name one: --image registry/aiorl:learner")
+    check_printable(options)
     return _DEFAULTS | options
 
 
@@ -132,7 +152,12 @@ def _name(job: Job) -> str:
 def _secret(keys: Path) -> dict[str, str]:
     """Return the contents of the Secret: its keys can't contain ``/``."""
     files = {file: keys / file for file in (*_LEARNER_KEYS, *_WORKER_KEYS)}
-    return {_item(file): path.read_text("ascii") if keys.exists() else _UNMADE for file, path in files.items()}
+    if not keys.exists():
+        return {_item(file): _UNMADE for file in files}
+    return {
+        _item(file): read_regular(path, max_bytes=_MAX_KEY_BYTES, follow=True).decode("ascii", errors="replace")
+        for file, path in files.items()
+    }
 
 
 def _item(file: str) -> str:
@@ -201,18 +226,26 @@ def _kubectl(run: str, *words: str) -> str:
     Raises:
         AiorlError: kubectl is missing or failed.
     """
-    _, facts = saved(run, "kubernetes")
-    own = ["--namespace", str(facts["namespace"])] if facts.get("namespace") else []
-    marks = {"NAME": str(facts.get("name")), "KINDS": str(facts.get("kinds"))}
+    _, facts = saved(run, "kubernetes", _FACTS)
+    own = ["--namespace", facts["namespace"]] if facts["namespace"] else []
+    marks = {"NAME": facts["name"], "KINDS": facts["kinds"]}
     filled = [re.sub("NAME|KINDS", lambda found: marks[found[0]], word) for word in words]
-    output = subprocess.PIPE if "--output=name" in words else None
+    command = ["kubectl", *own, *filled]
+    names = ""
     try:
-        done = subprocess.run(["kubectl", *own, *filled], check=False, text=True, stdout=output)
+        if "--output=name" in words:
+            done = subprocess.run(command, check=False, capture_output=True)
+            status = done.returncode
+            names = done.stdout.decode("utf-8", errors="replace")
+            for line in done.stderr.splitlines():
+                sys.stderr.write(printable(line) + "\n")
+        else:
+            status = run_shown(command)
     except FileNotFoundError as error:
         raise AiorlError("kubectl is not on PATH: run this where you use the cluster.") from error
-    if done.returncode:
-        raise AiorlError(f"kubectl {words[0]} failed with status {done.returncode}.")
-    return done.stdout or ""
+    if status:
+        raise AiorlError(f"kubectl {words[0]} failed with status {status}.")
+    return names
 
 
 _OURS = f"--selector={_LABEL}instance=NAME"
@@ -234,13 +267,15 @@ def _scale(run: str, number: str) -> int:
         raise ConfigError(f"N must be a whole number of pods, not {number!r:.50}.", key="N")
     names = _kubectl(run, "get", "jobs", f"{_OURS},{_LABEL}component=worker", "--output=name")
     for name in names.split():
+        if not re.fullmatch(rf"[a-z0-9.]+/{_NAME}", name):
+            raise AiorlError(f"kubectl named {name!r:.100}, which is no job.")
         _kubectl(run, "patch", name, f'--patch={{"spec": {{"parallelism": {number}}}}}')
     return 0
 
 
 def _stop(run: str) -> int:
     _kubectl(run, "delete", "KINDS", _OURS, "--cascade=foreground")
-    name = saved(run, "kubernetes")[1].get("name")
+    name = saved(run, "kubernetes", _FACTS)[1]["name"]
     sys.stdout.write(f"The volume with the run stays, until: kubectl delete persistentvolumeclaim {name}-runs\n")
     return 0
 

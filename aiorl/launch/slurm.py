@@ -23,9 +23,12 @@ from pathlib import Path
 from typing import Any
 
 from aiorl.config.command_line import Parser, at_least, spelt
+from aiorl.config.files import read_own
 from aiorl.errors import AiorlError, ConfigError
-from aiorl.launch.job import Job, Verb, saved
+from aiorl.launch.job import Job, Verb, check_printable, saved
+from aiorl.launch.logs import show_ends
 from aiorl.process.imports import python_path
+from aiorl.text import one_line
 
 __all__ = ["ABOUT", "EXAMPLES", "VERBS", "add_arguments", "artefact", "run"]
 
@@ -46,6 +49,12 @@ _CPUS = 8
 _LEARNER_CPUS = 2
 _OWN = ("nodes", "cpus_per_node", "elastic", "worker_options", "python")
 _FILES = ("learner.sbatch", "worker.sbatch")
+_MAX_SCRIPT_BYTES = 1 << 20
+_FACTS = {
+    "name": lambda value: isinstance(value, str) and re.fullmatch("[a-z0-9][a-z0-9-]{0,62}", value) is not None,
+    "elastic": lambda value: isinstance(value, bool),
+}
+"""Fact in launch.json -> its check."""
 _BODY = Path(__file__).with_suffix(".sh")
 """Body of both scripts; lines such as ``@start`` stand for their parts."""
 
@@ -104,16 +113,16 @@ def run(job: Job, options: dict[str, Any]) -> int:
     """
     names = [job.name]
     with contextlib.suppress(ConfigError):  # launched on another login node, the same run has another name
-        names.append(saved(str(job.run_dir), "slurm")[1]["name"])
+        names.append(saved(str(job.run_dir), "slurm", _FACTS)[1]["name"])
     if there := _tasks(",".join(names)):
         hint = f"End it first: aiorl launch slurm stop {job.run_dir}"
         said = f"{job.run_dir} is trained by job {there[0][0]}, which is {there[0][1]}."
         raise ConfigError(said, key="run_dir", value=str(job.run_dir), hint=hint)
     scripts = _scripts(job, options)
-    (job.run_dir / "logs").mkdir(parents=True, exist_ok=True)
+    job.make_place()
     job.make_keys()
     for name, text in scripts.items():
-        (job.run_dir / name).write_text(text, encoding="utf-8")
+        job.write(name, text)
     job.save("slurm", {"name": job.name, "elastic": "elastic" in options})
     learner = _submit(job.run_dir / _FILES[0])
     sys.stdout.write(f"submitted job {learner}, which trains {job.run_dir}\n")
@@ -133,6 +142,8 @@ def run(job: Job, options: dict[str, Any]) -> int:
 
 def _scripts(job: Job, options: Mapping[str, Any]) -> dict[str, str]:
     """Return name -> text of the learner's script, and of the workers' if they are elastic."""
+    check_printable(options)
+    check_printable({"current directory": Path.cwd(), "python": sys.executable, **python_path()})
     elastic = options.get("elastic")
     if elastic and "nodes" in options:
         raise ConfigError("--nodes is for a job of fixed size, not for --elastic.", key="nodes", hint="Leave one out.")
@@ -191,24 +202,23 @@ def _sbatch_options(text: str) -> dict[str, str]:
 
 
 def _status(run: str) -> int:
-    path, facts = saved(run, "slurm")
+    path, facts = saved(run, "slurm", _FACTS)
     tasks = _tasks(f"{facts['name']},{facts['name']}-worker")
     for task, state, *rest in tasks:
-        sys.stdout.write(f"{task:12} {state:12} {' '.join(rest)}\n")
+        sys.stdout.write(one_line(f"{task:12} {state:12} {' '.join(rest)}", 1000) + "\n")
     if not tasks:
         sys.stdout.write(f"no job of {path} is in the queue\n")
     return 0 if tasks else 1
 
 
 def _logs(run: str) -> int:
-    path, _ = saved(run, "slurm")
-    files = sorted([*path.glob("slurm-*.log"), *path.glob("logs/*.txt")], key=lambda file: file.stat().st_mtime)
-    follow = ["-F"] if sys.stdout.isatty() else []
-    return subprocess.run(["tail", "-n", "20", *follow, "--", *files], check=False).returncode if files else 1
+    path, _ = saved(run, "slurm", _FACTS)
+    files = sorted([*path.glob("slurm-*.log"), *path.glob("logs/*.txt")], key=lambda file: file.lstat().st_mtime)
+    return show_ends(files, 20, follow=sys.stdout.isatty())
 
 
 def _scale(run: str, number: str) -> int:
-    path, facts = saved(run, "slurm")
+    path, facts = saved(run, "slurm", _FACTS)
     if not facts["elastic"] or not _tasks(facts["name"]):
         said = f"{path} has {'no learner in the queue' if facts['elastic'] else 'a fixed size'}."
         raise ConfigError(said, key="RUN", hint="Launch it with --elastic N to scale it.")
@@ -225,7 +235,7 @@ def _scale(run: str, number: str) -> int:
 
 
 def _stop(run: str) -> int:
-    path, facts = saved(run, "slurm")
+    path, facts = saved(run, "slurm", _FACTS)
     if running := [task for task, state, *_ in _tasks(facts["name"]) if state == "RUNNING"]:
         _slurm("scancel", "--signal=INT", "--batch", *running)
         sys.stdout.write("the learner writes its checkpoint, and all workers end\n")
@@ -250,6 +260,15 @@ def _tasks(name: str) -> list[list[str]]:
 
 
 def _submit(script: Path, *options: str) -> str:
+    """Submit a script of this user's, and return the job's id.
+
+    Raises:
+        AiorlError: someone else can have written the script, or Slurm does not take it.
+    """
+    try:
+        read_own(script, max_bytes=_MAX_SCRIPT_BYTES)
+    except OSError as error:
+        raise AiorlError(f"{error.filename or script} is not submitted: {error.strerror}.") from error
     return _slurm("sbatch", "--parsable", *options, str(script)).strip().partition(";")[0]
 
 

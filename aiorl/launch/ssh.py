@@ -15,6 +15,7 @@ import re
 import secrets
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import tarfile
@@ -25,11 +26,15 @@ from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
+import psutil
+
 import aiorl
 from aiorl.config.command_line import Parser
+from aiorl.config.files import check_regular, read_regular
 from aiorl.errors import AiorlError, ConfigError
 from aiorl.launch import ssh_host
-from aiorl.launch.job import CORES, Job, Verb, saved
+from aiorl.launch.job import CORES, Job, Verb, check_printable, saved
+from aiorl.launch.logs import lines_of, printable, show_ends
 from aiorl.process.imports import child_python, python_path
 from aiorl.process.shipped import archive, code_archive, shipped
 from aiorl.text import one_line
@@ -56,8 +61,31 @@ _LEAVE_S = {True: 20.0, False: 10.0}
 """Seconds for an orderly end, of a learner (True) and of workers."""
 _BY_SIGNAL = 128
 """From here on, exit statuses are those of a process that a signal ended; 255 is that of a broken connection."""
-_OWN = ("keys", "lock", "launch.json", "launch.lock", "web.token", "client.token", "client.secret")
+_OWN = (
+    "keys", "lock", "launch.json", "launch.lock", "learner.sbatch", "worker.sbatch", "web.token", "client.token",
+    "client.secret",
+)  # fmt: skip
 """Files of a run directory that neither go to a host nor come from there."""
+_MAX_KEY_BYTES, _MAX_RUN_BYTES = 16 << 10, 64 << 30
+_MAX_WORKERS = 100_000
+_SAME_START_S = 5.0
+"""Most seconds between two statements of when a process was started: clocks are set meanwhile."""
+
+
+def _is_pid(value: Any) -> bool:
+    return type(value) is int and 1 < value < 1 << 31
+
+
+def _are_hosts(value: Any) -> bool:
+    if not isinstance(value, dict):
+        return False
+    counts = value.values()
+    are_numbers = all(count is None or (type(count) is int and 0 <= count <= _MAX_WORKERS) for count in counts)
+    return are_numbers and all(_HOST.fullmatch(host) for host in value)
+
+
+_FACTS = {"pid": _is_pid, "hosts": _are_hosts}
+"""Fact in launch.json -> its check."""
 
 
 def add_arguments(parser: Parser, words: Sequence[str]) -> None:
@@ -85,7 +113,7 @@ def parse_hosts(words: Iterable[str]) -> dict[str, int | None]:
     """
     hosts: dict[str, int | None] = {}
     for word in words:
-        lines = Path(word).read_text("utf-8").splitlines() if os.path.isfile(word) else [word]
+        lines = _lines_in(word) if os.path.isfile(word) else [word]
         for line in filter(None, (re.sub(r"#.*|\s", "", line) for line in lines)):
             host, equals, number = line.partition("=")
             if not _HOST.fullmatch(host) or host in hosts or (equals and not number.isdecimal()):
@@ -95,6 +123,14 @@ def parse_hosts(words: Iterable[str]) -> dict[str, int | None]:
     if not hosts:
         raise ConfigError("--hosts names no host:", key="hosts", hint="write --hosts host1 host2=16")
     return hosts
+
+
+def _lines_in(file: str) -> list[str]:
+    try:
+        return Path(file).read_text("utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        hint = "write HOST or HOST=N on each line."
+        raise ConfigError(f"--hosts: {file} is no UTF-8 text:", key="hosts", value=file, hint=hint) from error
 
 
 class Launch:
@@ -113,7 +149,12 @@ class Launch:
     """
 
     def __init__(self, job: Job, options: dict[str, Any]) -> None:
-        """Take the engine's options."""
+        """Take the engine's options.
+
+        Raises:
+            ConfigError: a value can't be used.
+        """
+        check_printable(options)
         self.job, self.hosts = job, parse_hosts(options.get("hosts", ()))
         self.code, self.packed_code = Path(os.path.abspath(os.path.expanduser(options.get("code", ".")))), b""
         self.place = f"~/.aiorl/runs/{job.name}-{secrets.token_hex(3)}"
@@ -127,11 +168,16 @@ class Launch:
         """Return an archive of the keys that a host needs, and of the run for a learner that resumes it."""
         keys, files = Path(self.keys), dict[str, Path | bytes]()
         if self.keys:
-            own = keys.rglob("*.key*") if is_learner else [keys / "worker.key_secret", keys / "learner.key"]
-            files |= {f"keys/{path.relative_to(keys)}": path for path in own}
+            names = ["worker.key_secret", "learner.key"]
+            if is_learner:
+                admitted = (path.relative_to(keys) for path in keys.glob("admitted/*.key"))
+                names = ["learner.key_secret", "learner.key", *map(str, admitted)]
+            files |= {f"keys/{name}": read_regular(keys / name, max_bytes=_MAX_KEY_BYTES) for name in names}
         if is_learner and (self.job.run_dir / "run.json").exists():
-            found = {path.relative_to(self.job.run_dir): path for path in self.job.run_dir.rglob("*") if path.is_file()}
-            files |= {f"run/{at}": path for at, path in found.items() if at.parts[0] not in _OWN}
+            for path in self.job.run_dir.rglob("*"):
+                at = path.relative_to(self.job.run_dir)
+                if path.is_file() and not path.is_symlink() and at.parts[0] not in _OWN:
+                    files[f"run/{at}"] = path
         return archive(files)
 
     def say(self, line: str) -> None:
@@ -153,7 +199,7 @@ class Launch:
     def program(self, host: str) -> list[str]:
         """Return the command that runs `aiorl.launch.ssh_host` on a host."""
         path = re.sub("^~/", "$HOME/", self._python)
-        python = f'p="{path}"' if path else f"p={shlex.quote(sys.executable)}; [ -x $p ] || p=python3"
+        python = f'p="{path}"' if path else f'p={shlex.quote(sys.executable)}; [ -x "$p" ] || p=python3'
         read = shlex.quote(f"{_CHECK}exec(sys.stdin.buffer.read({len(_SOURCE)}))")
         shell = shlex.join(["sh", "-c", f'{python}; exec "$p" -c {read}'])
         return [*shlex.split(self._ssh), *_SSH, host, f"exec {shell}"]
@@ -231,15 +277,15 @@ class Host(threading.Thread):
             if self._told:
                 launch.say(f"{self.label}: is back")
                 self._told = ""
-            for line in self._process.stdout:
+            for line in lines_of(self._process.stdout):
                 if line == ssh_host.RUN_FOLLOWS and self._is_learner:
                     self._take_run(self._process.stdout, facts["place"])
                     break
-                text = self._as_here(line.decode(errors="replace"), facts["place"])
-                log.write(text.encode())
+                text = self._as_here(printable(line), facts["place"])
+                log.write(f"{text}\n".encode())
                 self._last = one_line(text.strip(), 300)
                 if self._is_learner:
-                    sys.stdout.write(text)
+                    sys.stdout.write(f"{text}\n")
             return int(self._process.wait())
 
     def _greeted(self) -> dict[str, Any] | None:
@@ -247,10 +293,10 @@ class Host(threading.Thread):
         modules = (*_MODULES, "tensorflow") if self._is_learner else _MODULES
         begin = {"place": f"{self._place}+{secrets.token_hex(2)}", "modules": modules}
         self._send(_SOURCE, json.dumps(begin).encode() + b"\n")
-        for raw in self._process.stdout:
+        for raw in lines_of(self._process.stdout):
             line = raw.decode(errors="replace")
             if line.startswith(ssh_host.GREETING):
-                return dict(json.loads(line.removeprefix(ssh_host.GREETING)))
+                return ssh_host.checked_facts(json.loads(line.removeprefix(ssh_host.GREETING)))
             self._last = one_line(line.strip(), 300)
         return None
 
@@ -340,7 +386,7 @@ def run(job: Job, options: dict[str, Any]) -> int:
     """See `Engine`."""
     launch, logs = Launch(job, options), job.run_dir / "logs"
     launch.packed_code = code_archive(launch.code)
-    logs.mkdir(parents=True, exist_ok=True)
+    job.make_place()
     if (lock := _lock(job.run_dir)) is None:
         raise ConfigError(f"{job.run_dir} is being launched:", key="run_dir", hint="stop that run, or name another.")
     if launch.keys:
@@ -349,7 +395,7 @@ def run(job: Job, options: dict[str, Any]) -> int:
     sys.stderr.write(f"aiorl: {job.run_dir}; {size} go to {', '.join(launch.hosts)}\n")
     if launch.learner:
         sys.stderr.write(job.forward(launch.learner, options.get("ssh", "ssh")))
-    job.save("ssh", {"pid": os.getpid(), "hosts": launch.hosts})
+    _save_facts(launch)
     with lock:
         if options.get("detach"):
             if os.fork():
@@ -359,8 +405,15 @@ def run(job: Job, options: dict[str, Any]) -> int:
             with open(os.devnull) as nothing, (logs / "screen.txt").open("a") as screen:
                 for number, file in enumerate((nothing, screen, screen)):
                     os.dup2(file.fileno(), number)
-            job.save("ssh", {"pid": os.getpid(), "hosts": launch.hosts})
+            _save_facts(launch)
         return _attached(launch)
+
+
+def _save_facts(launch: Launch) -> None:
+    """Save what verbs need: this process and where it runs, and the hosts."""
+    process = psutil.Process()
+    facts = {"pid": process.pid, "began": process.create_time(), "host": socket.gethostname(), "hosts": launch.hosts}
+    launch.job.save("ssh", facts)
 
 
 def _attached(launch: Launch) -> int:
@@ -389,9 +442,12 @@ def _attached(launch: Launch) -> int:
             signal.signal(number, on_signal)
     hosts: dict[str, Host] = {}
     has_failed = False
+    wanted = launch.hosts
     while learner.poll() is None:
         is_time = launch.port and not launch.ending.is_set()
-        for name, workers in saved(str(launch.job.run_dir), "ssh")[1]["hosts"].items() if is_time else ():
+        with contextlib.suppress(ConfigError):  # removed or damaged meanwhile: the hosts stay as they are
+            wanted = saved(str(launch.job.run_dir), "ssh", _FACTS)[1]["hosts"]
+        for name, workers in wanted.items() if is_time else ():
             if name in hosts and hosts[name].is_alive():
                 hosts[name].change(workers)
             elif name not in hosts or workers != hosts[name].workers:
@@ -420,37 +476,77 @@ def _attached(launch: Launch) -> int:
 
 
 def _lock(run_dir: Path) -> IO[str] | None:
-    """Lock a run for its launcher, until the file is closed; return None if there is one."""
-    file = (run_dir / "launch.lock").open("a")
-    with contextlib.suppress(BlockingIOError):
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    """Lock a run for its launcher, until the file is closed; return None if there is one.
+
+    Raises:
+        OSError: the file is not regular, or can't be opened.
+    """
+    path = run_dir / "launch.lock"
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+    with contextlib.ExitStack() as closing:
+        file = closing.enter_context(open(descriptor, "r+"))
+        check_regular(descriptor, path)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return None
+        closing.pop_all()
         return file
-    file.close()
-    return None
+
+
+def _runs(run_dir: Path) -> bool:
+    """Return whether a run has a launcher."""
+    lock = _lock(run_dir)
+    if lock is None:
+        return True
+    lock.close()
+    return False
+
+
+def _launcher(facts: dict[str, Any]) -> psutil.Process:
+    """Return the process that launched a run, after checking that it is still the one.
+
+    Raises:
+        AiorlError: it is on another host, or its id belongs to another process now.
+    """
+    pid = facts["pid"]
+    host = facts.get("host", socket.gethostname())
+    if host != socket.gethostname():
+        raise AiorlError(f"the launcher runs on {host!r:.100}, as process {pid}: run this there.")
+    try:
+        process = psutil.Process(pid)
+        words = process.cmdline()
+        is_it = process.uids().real == os.getuid() and "ssh" in words and any("launch" in word for word in words)
+        began = facts.get("began", process.create_time())
+        if is_it and isinstance(began, int | float) and abs(process.create_time() - began) < _SAME_START_S:
+            return process
+    except psutil.Error:
+        pass
+    raise AiorlError(f"process {pid} is not the launcher of this run, which some other process locks: end that one.")
 
 
 def _status(run: str, count: int = 1) -> int:
-    run_dir, _ = saved(run, "ssh")
-    sys.stdout.write(f"{run_dir}: {'ended' if _lock(run_dir) else 'runs'}\n")
-    for path in sorted(run_dir.glob("logs/*.txt")):
-        lines = path.read_text("utf-8", errors="replace").splitlines()[-count:]
-        sys.stdout.write("\n".join([f"==> {path} <==", *lines]) + "\n")
+    run_dir, _ = saved(run, "ssh", _FACTS)
+    sys.stdout.write(f"{one_line(str(run_dir), 4000)}: {'runs' if _runs(run_dir) else 'ended'}\n")
+    show_ends(sorted(run_dir.glob("logs/*.txt")), count)
     return 0
 
 
 def _stop(run: str) -> int:
-    run_dir, facts = saved(run, "ssh")
-    if not _lock(run_dir):
-        os.kill(facts["pid"], signal.SIGTERM)
-    while not _lock(run_dir):
-        time.sleep(_LOOK_S)
+    run_dir, facts = saved(run, "ssh", _FACTS)
+    if _runs(run_dir):
+        process = _launcher(facts)
+        process.terminate()
+        while _runs(run_dir):
+            time.sleep(_LOOK_S)
     return 0
 
 
 def _add(run: str, word: str) -> int:
-    run_dir, facts = saved(run, "ssh")
-    Job(run_dir, (), {}).save("ssh", {**facts, "hosts": facts["hosts"] | parse_hosts([word])})  # the launcher looks
-    return int(_lock(run_dir) is not None)
+    run_dir, facts = saved(run, "ssh", _FACTS)
+    hosts = parse_hosts([word])
+    Job(run_dir, (), {}).save("ssh", {**facts, "hosts": facts["hosts"] | hosts})  # the launcher looks
+    return int(not _runs(run_dir))
 
 
 VERBS = {

@@ -35,6 +35,22 @@ _SILENT_S, _LOOK_S = 20.0, 0.3
 _SAFELY: Any = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
 
 
+def checked_facts(facts: Any) -> dict[str, Any]:
+    """Return the facts that the program on a host sent, after checking their kinds.
+
+    Raises:
+        ValueError: one is missing or of another kind.
+    """
+    texts = ("place", "client", "server", "python", "digest")
+    if not isinstance(facts, dict) or type(facts.get("port")) is not int or not isinstance(facts.get("missing"), list):
+        raise ValueError(f"its first line makes no sense: {facts!r:.200}")
+    for name in (*texts, *facts["missing"]):
+        value = facts.get(name) if name in texts else name
+        if not isinstance(value, str) or not value.isprintable():
+            raise ValueError(f"its first line makes no sense: {value!r:.200}")
+    return facts
+
+
 def package_digest(package: Path) -> str:
     """Return a digest of a package's source files; empty if there are none."""
     digest, paths = hashlib.sha256(), sorted(package.rglob("*.py"))

@@ -22,9 +22,8 @@ from pathlib import Path
 
 import zmq
 
-from aiorl.config.files import whose_else
+from aiorl.config.files import others_may_write, whose_else
 from aiorl.errors import ConfigError, SecurityError
-from aiorl.net.transport.security import others_may_write
 
 _SUFFIXES = ("", ".broadcast")
 _MAX_PATH_BYTES = 103

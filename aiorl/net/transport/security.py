@@ -21,10 +21,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import grp
 import logging
 import os
-import pwd
 import stat
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -34,6 +32,7 @@ from pathlib import Path
 import zmq
 import zmq.utils.z85
 
+from aiorl.config.files import others_may_write, user_name
 from aiorl.errors import SecurityError
 from aiorl.net.transport.sockets import SocketPump
 
@@ -268,37 +267,13 @@ def _trusted_owners(directory: Path) -> frozenset[int]:
 
 def _check_owner_and_mode(path: Path, found: os.stat_result, owners: Collection[int]) -> None:
     mode = stat.S_IMODE(found.st_mode)
-    facts = f"owner {_name_of(found.st_uid)}, mode {mode:04o}"
+    facts = f"owner {user_name(found.st_uid)}, mode {mode:04o}"
     if found.st_uid not in owners:
-        hint = f"run `sudo chown -R {_name_of(os.geteuid())} {path}` if it should be yours, or use your own keys."
+        hint = f"run `sudo chown -R {user_name(os.geteuid())} {path}` if it should be yours, or use your own keys."
         raise _unusable(path, f" belongs to someone else ({facts}), who could put other keys there:", hint)
     if others_may_write(found):
         hint = f"run `chmod go-w {path}`; first check its contents."
         raise _unusable(path, f" can be written by others ({facts}), who could put other keys there:", hint)
-
-
-def others_may_write(found: os.stat_result) -> bool:
-    """Return whether users other than the owner can change a file, or replace files in a directory."""
-    mode = found.st_mode
-    is_sticky = stat.S_ISDIR(mode) and mode & stat.S_ISVTX
-    by_group = mode & 0o020 and not _is_group_of_one(found.st_gid, found.st_uid)
-    return bool((mode & 0o002 or by_group) and not is_sticky)
-
-
-def _is_group_of_one(group: int, user: int) -> bool:
-    """Return whether a group is a user's private one; some systems make files writable by that group by default."""
-    try:
-        own, found = pwd.getpwuid(user), grp.getgrgid(group)
-    except KeyError:
-        return False
-    return own.pw_gid == group and found.gr_name == own.pw_name and set(found.gr_mem) <= {own.pw_name}
-
-
-def _name_of(user: int) -> str:
-    try:
-        return pwd.getpwuid(user).pw_name
-    except KeyError:
-        return str(user)
 
 
 def _own_secret_file(directory: Path) -> Path:
