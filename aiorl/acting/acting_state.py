@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -22,9 +22,9 @@ from aiorl.acting.filters import ObservationFilter, make_filter
 from aiorl.acting.graph_policy import GraphPolicy, in_front_of, learned_policy_class
 from aiorl.acting.policy import Policy
 from aiorl.acting.preprocessors import Preprocessor, make_preprocessor
-from aiorl.config.code import foreign_code
-from aiorl.config.files import check_depth
-from aiorl.config.layers import without_secrets
+from aiorl.config.code import foreign_code, left_out_text
+from aiorl.config.files import check_depth, other_owners
+from aiorl.config.layers import without_place, without_secrets
 from aiorl.config.schema import CommonConfig
 from aiorl.config.worker import WorkerPart
 from aiorl.data import columns as c
@@ -165,14 +165,23 @@ class ActingState:
     def taken_from(cls, checkpoint: Checkpoint) -> Self:
         """Return the acting state of a checkpoint, to act or train with.
 
-        If another user wrote it, a warning first lists all code and environment variables that it names.
+        If another user wrote it, a warning first lists all code and environment variables that it names. Where it
+        listens, whom it admits, and what it opens and writes is left out then, and shown.
 
         Raises:
             CheckpointError: see `from_checkpoint`.
         """
         found = cls.from_checkpoint(checkpoint)
         models = {policy_id: graph["spec"] for policy_id, graph in found.graphs.items()}
-        if warning := foreign_code(checkpoint.files, found.config, found.part.to_dict(), {"graphs": models}):
+        others = other_owners(checkpoint.files)
+        if not others:
+            return found
+        config, left_out = without_place(found.config, CommonConfig)
+        kept, _ = without_place(found.part.to_dict(), CommonConfig)
+        found = replace(found, config=config, part=WorkerPart.from_dict({**kept, "log_dir": None}))
+        code = foreign_code(checkpoint.files, found.config, found.part.to_dict(), {"graphs": models})
+        warning = "\n".join(filter(None, [code, left_out_text(others, left_out)]))
+        if warning:
             logger.warning("%s", warning)
         return found
 

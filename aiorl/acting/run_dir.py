@@ -33,6 +33,7 @@ from aiorl.acting.checkpoint import clear_partial
 from aiorl.acting.run_lock import RunLock
 from aiorl.config.addresses import RUN_FILE as _RUN
 from aiorl.config.addresses import run_facts, split_address
+from aiorl.config.files import other_owners
 from aiorl.config.layers import CONFIG_FILE, save_config
 from aiorl.config.schema import CommonConfig
 from aiorl.errors import CheckpointError, ConfigError
@@ -109,6 +110,8 @@ class RunDirectory:
         if config.resume is not None:
             path = Path(config.resume).absolute()  # the working directory may change later
             run_id, port = _facts(path)
+            if other_owners([path, path / _RUN]):
+                port = 0  # where a run listens is not another user's to say
         else:
             path, is_made = _make_new(config)
             run_id, port = secrets.token_hex(8), 0

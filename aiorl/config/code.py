@@ -31,6 +31,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from aiorl.config.files import other_owners
 from aiorl.errors import AiorlError, ConfigError, nearest
 
 _log = logging.getLogger(__name__)
@@ -39,7 +40,7 @@ _FORM = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 _LOCAL = "this-program:"
 _PLAIN = (str, bytes, int, float, complex, list, tuple, set, frozenset, Mapping)
 
-_NO_CODE = {"bind", "init_from", "resume", "run_dir"}
+_NO_CODE = {"advertise", "bind", "client_port", "init_from", "resume", "run_dir", "web"}
 _VARIABLES = ("extra_python_environs_for_driver", "extra_python_environs_for_worker")
 
 _local: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
@@ -241,11 +242,7 @@ def foreign_code(paths: Sequence[Path], *configs: Mapping[str, Any]) -> str:
     Returns:
         Lines of printable text; "" if all paths are the user's own, or if no code is named.
     """
-    others: dict[int, Path] = {}
-    for path in paths:
-        with contextlib.suppress(OSError):
-            others.setdefault(path.stat().st_uid, path)
-    others.pop(os.getuid(), None)
+    others = other_owners(paths)
     if not others:
         return ""
     lines: dict[str, str] = {}
@@ -259,9 +256,29 @@ def foreign_code(paths: Sequence[Path], *configs: Mapping[str, Any]) -> str:
                 lines.setdefault(line, line)
     if not lines:
         return ""
-    whose = " and ".join(f"{_shown(str(path))} belongs to {_user(uid)}" for uid, path in others.items())
-    title = f"warning: {whose}, not to you. Its config names code and variables that take effect with your rights:"
+    title = f"warning: {_whose(others)}. Its config names code and variables that take effect with your rights:"
     return "\n".join([title, *lines.values()])
+
+
+def left_out_text(others: Mapping[int, Path], left_out: Mapping[str, Any]) -> str:
+    """Return a warning that says which values of another user's config do not take effect.
+
+    Args:
+        others: owners of its files and directories, as `aiorl.config.files.other_owners` returns them.
+        left_out: dotted key -> value.
+
+    Returns:
+        Lines of printable text; "" if no value is left out.
+    """
+    if not left_out:
+        return ""
+    title = f"warning: {_whose(others)}. These values are left out; set those that you want yourself:"
+    return "\n".join([title, *(f"  {_shown(name)}: {value!r:.300}" for name, value in left_out.items())])
+
+
+def _whose(others: Mapping[int, Path]) -> str:
+    parts = " and ".join(f"{_shown(str(path))} belongs to {_user(uid)}" for uid, path in others.items())
+    return f"{parts}, not to you"
 
 
 def _texts(value: object, dotted: str) -> Iterator[tuple[str, str]]:

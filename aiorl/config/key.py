@@ -50,6 +50,7 @@ def key(
     where: Where = "learner",
     unit: str = "",
     needs: str = "",
+    place: bool | None = None,
     **constraints: Any,
 ) -> Any:
     """Declare one key of a config.
@@ -63,12 +64,15 @@ def key(
         where: processes that read it; keys that workers read belong in `WorkerConfig` and its groups.
         unit: unit of the value, such as "s" or "env steps"; empty if it has none.
         needs: key without which this one has no effect: while that is null, false or 0, this must keep its default.
+        place: True if the key says where a run listens, whom it admits, or what it opens and writes: only the user
+            sets it, and it is never taken from another user's run or file. None counts as False.
         **constraints: pydantic's `ge`, `gt`, `le`, `lt`.
 
     Returns:
         The field.
     """
-    facts: dict[str, Any] = {"group": group, "where": where, "unit": unit, "needs": needs} | constraints
+    facts: dict[str, Any] = {"group": group, "where": where, "unit": unit, "needs": needs, "place": place}
+    facts |= constraints
     if isinstance(default, dict | list):
         constraints["default_factory"] = lambda: deepcopy(default)
     else:
@@ -94,6 +98,12 @@ def changed(config: type[BaseModel], name: str, default: Any) -> Any:
 def fact_of(field: FieldInfo, name: Literal["group", "where", "unit", "needs"]) -> str:
     """Return one fact of a key: its heading in the reference, the processes that read it, its unit, or a needed key."""
     return str(cast(dict[str, Any], field.json_schema_extra).get(name, ""))
+
+
+def decides_place(field: FieldInfo) -> bool | None:
+    """Return whether a key says where a run listens, whom it admits, or what it opens and writes; None if undecided."""
+    place: bool | None = cast(dict[str, Any], field.json_schema_extra).get("place")
+    return place
 
 
 def by_group(keys: Iterable[tuple[str, FieldInfo]]) -> list[tuple[str, FieldInfo]]:

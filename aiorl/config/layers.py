@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aiorl.config import deep_update, put_on_top
-from aiorl.config.code import foreign_code, named
-from aiorl.config.files import MAX_BYTES, dump_mapping, parse_yaml, read_config_file, read_regular
-from aiorl.config.key import all_keys, as_written, by_group
+from aiorl.config.code import foreign_code, left_out_text, named
+from aiorl.config.files import MAX_BYTES, dump_mapping, other_owners, parse_yaml, read_config_file, read_regular
+from aiorl.config.key import all_keys, as_written, by_group, decides_place, fact_of
 from aiorl.config.rllib_file import convert, is_rllib_file
 from aiorl.errors import ConfigError, nearest
 from aiorl.text import one_line
@@ -400,6 +400,64 @@ def restore_withheld(values: dict[str, Any]) -> None:
             variables[name] = os.environ[name] if text == WITHHELD else text
 
 
+# Configs of other users -----------------------------------------------------------------------------------------
+
+
+def without_place(values: Mapping[str, Any], config_class: type[CommonConfig]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Leave out where a run listens, whom it admits, and what it opens and writes: see `place` of `key`.
+
+    Args:
+        values: values of another user's config, nested like the config, checked or not. Not modified.
+        config_class: class that has the keys.
+
+    Returns:
+        The other values, and those left out that are not defaults, by dotted key.
+    """
+    kept: dict[str, Any] = {}
+    left_out: dict[str, Any] = {}
+    fields = config_class.model_fields
+    places = {name for name, field in fields.items() if decides_place(field)}
+    for name, value in values.items():
+        if name not in fields:
+            kept[name] = value
+        elif name in places:
+            if value != fields[name].get_default(call_default_factory=True):
+                left_out[name] = value
+        elif fact_of(fields[name], "needs") not in places:  # those of a key that is left out go with it
+            kept[name] = value
+    changes = kept.get("evaluation_config")
+    if isinstance(changes, Mapping):
+        left_out |= {f"evaluation_config.{name}": changes[name] for name in changes if name in places}
+        kept["evaluation_config"] = {name: changes[name] for name in changes if name not in places}
+    return kept, left_out
+
+
+def _of_this_user(
+    layer: Layer, others: Mapping[int, Path], config_class: type[CommonConfig], warn: Callable[[str], None]
+) -> Layer:
+    """Return a layer without the values that only this user sets, if its file belongs to others."""
+    if not others:
+        return layer
+    values, left_out = without_place(layer.values, config_class)
+    if left_out:
+        warn(left_out_text(others, left_out))
+    return replace(layer, values=values)
+
+
+def own_file_layer(path: Path, config_class: type[CommonConfig]) -> Layer:
+    """Return the keys that a YAML file sets; those that only this user sets are left out of another user's file.
+
+    Raises:
+        ConfigError: see `file_layer`.
+    """
+    return _of_this_user(file_layer(path), _strangers(path), config_class, _log.warning)
+
+
+def _strangers(file: Path) -> dict[int, Path]:
+    """Return the owner of a file that this user names, if it is neither this user nor the administrator."""
+    return {user: path for user, path in other_owners([file]).items() if user != 0}
+
+
 # The config of a run --------------------------------------------------------------------------------------------
 
 
@@ -418,7 +476,7 @@ def load_config(
         file: YAML file of keys, or None. With `resume`, the run directory's own config is read before it.
         overrides: keys from the command line, nested like the config; they take precedence.
         warn: function called with a warning about code that another user's config or file names (see `foreign_code`),
-            before any of it is imported.
+            before any of it is imported, and with one about values that are left out (see `without_place`).
         env_hint: advice if there is no environment.
 
     Raises:
@@ -457,6 +515,10 @@ def load_config(
         if said := foreign_code([*saved, *([] if file is None else [file])], values):
             warn(said)
         config_class = config_class_of(algo_of(layers))
+    if resume is not None:
+        layers[0] = _of_this_user(layers[0], other_owners(saved), config_class, warn)
+    if file is not None:
+        layers[-2] = _of_this_user(layers[-2], _strangers(file), config_class, warn)
     config = config_class.from_layers(layers)
     with located(layers):
         if config.env is None:

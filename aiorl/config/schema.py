@@ -28,9 +28,9 @@ from aiorl.config.layers import (
     DERIVED,
     Layer,
     Origins,
-    file_layer,
     located,
     merged,
+    own_file_layer,
     render_effective,
     restore_withheld,
     with_preset,
@@ -64,7 +64,7 @@ _run = partial(key, group="Run")
 _learning = partial(key, group="Learning")
 _sampling = partial(key, group="Sampling")
 _hosts = partial(key, group="Workers and hosts")
-_resources = partial(key, group="Resources")
+_resources = partial(key, group="Resources", place=False)
 _reports = partial(key, group="Reports")
 
 
@@ -176,28 +176,28 @@ class CommonConfig(WorkerConfig):
     """
 
     # Run
-    preset: str | None = _run(None)
+    preset: str | None = _run(None, place=False)
     """Settings for an algorithm and an environment, by name; auto finds them. Values set elsewhere take precedence."""
-    stop_return: float | None = _run(None)
+    stop_return: float | None = _run(None, place=False)
     """End the run once the mean return of the last 100 finished episodes reaches this."""
-    stop_evaluation_return: float | None = _run(None)
+    stop_evaluation_return: float | None = _run(None, place=False)
     """End the run once the mean return of an evaluation reaches this; see evaluation_interval."""
-    stop_timesteps: int | None = _run(None, unit="env steps", ge=1)
+    stop_timesteps: int | None = _run(None, unit="env steps", ge=1, place=False)
     """End the run after training on this many steps."""
-    stop_time_s: float | None = _run(None, unit="s", gt=0)
+    stop_time_s: float | None = _run(None, unit="s", gt=0, place=False)
     """End the run after this time."""
-    run_dir: str | None = _run(None)
+    run_dir: str | None = _run(None, place=True)
     """Directory for all files of the run; null creates ./runs/<algo>_<env>_<time>."""
-    resume: str | None = _run(None)
+    resume: str | None = _run(None, place=True)
     """Run directory to continue from its newest valid checkpoint."""
-    init_from: str | None = _run(None)
+    init_from: str | None = _run(None, place=True)
     """Checkpoint or run directory to start from: the new run takes its weights, critics (if they fit) and filter
     statistics, but begins with new counters, optimizer and schedules."""
-    checkpoint_interval_s: float = _run(60.0, unit="s", ge=0)
+    checkpoint_interval_s: float = _run(60.0, unit="s", ge=0, place=False)
     """Time between two checkpoints; 0 writes only one, at the end."""
-    checkpoint_keep: int = _run(3, unit="checkpoints", ge=1)
+    checkpoint_keep: int = _run(3, unit="checkpoints", ge=1, place=False)
     """Newest checkpoints to keep."""
-    log_max_bytes: int = _run(64 * 2**20, unit="bytes", ge=2**16)
+    log_max_bytes: int = _run(64 * 2**20, unit="bytes", ge=2**16, place=False)
     """Size at which log.txt and each logs/worker-N.txt start again; the previous part is kept in NAME.1."""
 
     # Learning
@@ -231,27 +231,27 @@ class CommonConfig(WorkerConfig):
     """Policies, and the assignment of agents to them."""
 
     # Workers and hosts
-    bind: str = _hosts("tcp://127.0.0.1:0")
+    bind: str = _hosts("tcp://127.0.0.1:0", place=True)
     """Address that the learner listens on; port 0 picks a free port. Any address other than loopback requires keys or
     insecure."""
-    advertise: str | None = _hosts(None)
+    advertise: str | None = _hosts(None, place=True)
     """Addresses by which other hosts reach the learner, HOST or tcp://HOST:PORT, separated by commas; null takes the
     address of bind, or all of this host if it binds all."""
-    keys: str | None = _hosts(None)
+    keys: str | None = _hosts(None, place=True)
     """Directory of CURVE keys, created by aiorl keys."""
-    insecure: bool = _hosts(False)
+    insecure: bool = _hosts(False, place=True)
     """Run without keys: anyone who reaches the port can join; on loopback, any user of this host."""
-    web: int | str | None = _hosts(None)
+    web: int | str | None = _hosts(None, place=True)
     """Port of a page that shows this run in the browser, or HOST:PORT; 0 picks a free port. Another host than loopback
     makes it ask for the token in web.token in the run directory."""
-    client_port: int | str | None = _hosts(None)
+    client_port: int | str | None = _hosts(None, place=True)
     """Port, or HOST:PORT, at which clients play the episodes of an external environment (env: external), over HTTP and
     WebSocket; 0 picks a free port. Another host than loopback needs the token in client.token in the run directory."""
-    max_worker_restarts: int = _hosts(3, ge=0)
+    max_worker_restarts: int = _hosts(3, ge=0, place=False)
     """Restarts of a local worker before the learner gives up on it; a healthy period resets the count."""
-    ignore_worker_failures: bool = _hosts(False)
+    ignore_worker_failures: bool = _hosts(False, place=False)
     """Continue with the other workers after giving up on one, instead of ending the run."""
-    extra_python_environs_for_driver: dict[str, str] = _hosts({})
+    extra_python_environs_for_driver: dict[str, str] = _hosts({}, place=False)
     """Environment variables set in the learner."""
 
     # Resources
@@ -272,7 +272,7 @@ class CommonConfig(WorkerConfig):
         {"intra_op_parallelism_threads": 8, "inter_op_parallelism_threads": 8}
     )
     """Options of the learner's TensorFlow runtime, which take precedence over tf_session_args."""
-    compilation_cache: str = _resources("auto")
+    compilation_cache: str = _resources("auto", place=True)
     """Directory for code compiled by XLA, so that later runs of the same networks start seconds sooner. auto is
     aiorl/xla in $XDG_CACHE_HOME or ~/.cache, readable only by this user; off keeps no code."""
     num_gpus: float = _resources(0, ge=0, allow_inf_nan=False)
@@ -285,22 +285,22 @@ class CommonConfig(WorkerConfig):
     """Limit of received batches that wait for training, at which workers wait and no data is dropped; 0 means 1 GiB."""
 
     # Reports
-    metrics_smoothing_episodes: int = _reports(100, unit="episodes", ge=1)
+    metrics_smoothing_episodes: int = _reports(100, unit="episodes", ge=1, place=False)
     """Number of the latest episodes in reported averages."""
-    log_sys_usage: bool = _reports(True)
+    log_sys_usage: bool = _reports(True, place=False)
     """Add CPU and memory use to results."""
-    loggers: list[Code] = _reports([])
+    loggers: list[Code] = _reports([], place=True)
     """Additional loggers: wandb, mlflow, or import paths (package.module:Name). Each is called with the run directory
     and the config and returns an object with write(result) and close(). An error of a logger does not end the run."""
-    evaluation_interval: int | None = _reports(None, unit="iterations", ge=0)
+    evaluation_interval: int | None = _reports(None, unit="iterations", ge=0, place=False)
     """Evaluate at the start and every time this many iterations have passed, with whole episodes and the most likely
     actions; null or 0 never evaluates. best/ keeps the best checkpoint."""
-    evaluation_num_episodes: int = _reports(10, unit="episodes", ge=1)
+    evaluation_num_episodes: int = _reports(10, unit="episodes", ge=1, place=False)
     """Episodes of one evaluation."""
-    evaluation_num_workers: int | None = _reports(None, unit="processes", ge=0)
+    evaluation_num_workers: int | None = _reports(None, unit="processes", ge=0, place=False)
     """Processes that evaluate during training; with 0, training waits for each evaluation. null means 1 if a core is
     free, else 0."""
-    evaluation_config: dict[str, Any] = _reports({})
+    evaluation_config: dict[str, Any] = _reports({}, place=False)
     """Worker keys to override during evaluation, such as env_config; seed and the way of stepping environments are
     fixed. explore: true samples actions."""
 
@@ -374,7 +374,7 @@ class CommonConfig(WorkerConfig):
         Raises:
             ConfigError: a setting is wrong; the error names file and line.
         """
-        layers = [file_layer(Path(path)), Layer(settings)]
+        layers = [own_file_layer(Path(path), cls), Layer(settings)]
         with located(layers):
             _check_algo(merged(layers).get("algo"), cls)
         return cls.from_layers(layers)

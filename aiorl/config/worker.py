@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 _run = partial(key, group="Run", where="both")
 _sampling = partial(key, group="Sampling", where="workers")
 _offline = partial(key, group="Offline data", where="workers")
-_resources = partial(key, group="Resources", where="workers")
+_resources = partial(key, group="Resources", where="workers", place=False)
 _model = partial(key, group="Model", where="workers")
 _agents = partial(key, group="Multi-agent", where="workers")
-_transport = partial(key, group="Transport", where="both")
+_transport = partial(key, group="Transport", where="both", place=False)
 
 Code = Annotated[str, BeforeValidator(named)]
 """Text that names code; a config accepts the object itself as well."""
@@ -118,19 +118,19 @@ class WorkerConfig(BaseModel):
         """Show the keys in Python's `help`."""
         show_keys_in_help(cls)
 
-    algo: Code = _run(DEFAULT_ALGO)
+    algo: Code = _run(DEFAULT_ALGO, place=False)
     """Algorithm: the name of a module in aiorl/learning/algorithms, or package.module:Name for your own class."""
-    env: Code | None = _run(None)
+    env: Code | None = _run(None, place=False)
     """Environment: a Gymnasium id; package.module:Name for your own class or function; module:name for a name that the
     module registers with register_env; or gym:ID for the old gym package."""
-    env_config: dict[str, Any] = _run({}, where="workers")
+    env_config: dict[str, Any] = _run({}, where="workers", place=False)
     """Arguments for the environment's creator."""
-    wrappers: list[CodeWithSettings] = _run([], where="workers")
+    wrappers: list[CodeWithSettings] = _run([], where="workers", place=False)
     """Wrappers around each Gymnasium environment, innermost first: classes (package.module:Name), or mappings
     {class: NAME, kwargs: {...}} to pass arguments."""
-    seed: int | None = _run(None, ge=0, lt=2**32)
+    seed: int | None = _run(None, ge=0, lt=2**32, place=False)
     """Seed of all random numbers, combined with the worker's index; null draws a new one."""
-    log_level: Literal["DEBUG", "INFO", "WARN", "ERROR"] = _run("INFO")
+    log_level: Literal["DEBUG", "INFO", "WARN", "ERROR"] = _run("INFO", place=False)
     """Lowest severity of messages that are logged."""
     num_envs_per_worker: int = _sampling(1, unit="environments", ge=1)
     """Environments that one worker steps together."""
@@ -184,7 +184,7 @@ class WorkerConfig(BaseModel):
     """Policies, and the assignment of agents to them."""
     transport: TransportConfig = key(TransportConfig(), group="Workers and hosts", where="both")
     """Sockets, queues and time limits."""
-    extra_python_environs_for_worker: dict[str, str] = key({}, group="Workers and hosts", where="workers")
+    extra_python_environs_for_worker: dict[str, str] = key({}, group="Workers and hosts", where="workers", place=False)
     """Environment variables set in the workers."""
     eager: bool = key(False, group="Learning", where="both")
     """Run updates, and TensorFlow policies on workers, without tf.function, for debugging."""
@@ -198,37 +198,37 @@ class WorkerConfig(BaseModel):
     """Limit of a worker's fragments that the learner has not acknowledged; 0 means 256 MiB."""
     num_cpus_per_worker: int = _resources(1, unit="threads", ge=1)
     """Threads that the libraries in a worker process can use."""
-    monitor: bool = key(False, group="Reports", where="both")
+    monitor: bool = key(False, group="Reports", where="both", place=True)
     """Write episode statistics and videos."""
-    callbacks: Code | dict[str, Code] | None = key(None, group="Reports", where="both")
+    callbacks: Code | dict[str, Code] | None = key(None, group="Reports", where="both", place=False)
     """DefaultCallbacks subclass (package.module:Name), or a mapping of hooks to functions of one dict."""
 
     # Offline data
-    input: Code | list[str] | dict[str, float] = _offline("sampler")
+    input: Code | list[str] | dict[str, float] = _offline("sampler", place=False)
     """Source of experience: sampler; a file, directory, pattern, URI or minari:NAME, or a list of them; a mapping from
     these and sampler to probabilities; or package.module:Name for a function from an IOContext to an InputReader.
     Files are divided among the workers."""
-    input_evaluation: list[Literal["is", "wis", "simulation"]] = _offline(["is", "wis"])
+    input_evaluation: list[Literal["is", "wis", "simulation"]] = _offline(["is", "wis"], place=False)
     """Evaluation of runs on stored experience: is, wis (off-policy estimates, which need the probabilities of stored
     actions), simulation (also sample the environment)."""
-    postprocess_inputs: bool = _offline(False)
+    postprocess_inputs: bool = _offline(False, place=False)
     """Postprocess stored trajectories with the current policy."""
-    actions_in_input_normalized: bool = _offline(False)
+    actions_in_input_normalized: bool = _offline(False, place=False)
     """Stored actions of a bounded Box are scaled to [-1, 1], as in RLlib since 1.4; they are scaled back when read."""
-    shuffle_buffer_size: int = _offline(0, unit="batches", ge=0)
+    shuffle_buffer_size: int = _offline(0, unit="batches", ge=0, place=False)
     """Size of the sliding window that shuffles stored experience."""
-    input_epochs: int | None = _offline(None, unit="passes", ge=1)
+    input_epochs: int | None = _offline(None, unit="passes", ge=1, place=False)
     """Passes over stored experience before the run ends, each over all rows; null never ends."""
-    input_hold_out: float = _offline(0.0, ge=0, lt=1)
+    input_hold_out: float = _offline(0.0, ge=0, lt=1, place=False)
     """Fraction of stored episodes to leave out, the same in every run, for aiorl estimate --hold-out."""
-    input_max_corrupt: int = _offline(100, unit="places", ge=0)
+    input_max_corrupt: int = _offline(100, unit="places", ge=0, place=False)
     """Unreadable places in files that one sampler can skip; another one ends the run."""
-    output: Code | None = _offline(None)
+    output: Code | None = _offline(None, place=True)
     """Destination of sample batches as JSON lines: logdir (the run's directory), a directory or URI, or
     package.module:Name for a function from an IOContext to an OutputWriter."""
-    output_compress_columns: list[str] = _offline(["obs", "new_obs"], needs="output")
+    output_compress_columns: list[str] = _offline(["obs", "new_obs"], needs="output", place=False)
     """Columns that are compressed in the output."""
-    output_max_file_size: int = _offline(64 * 2**20, unit="bytes", ge=1, needs="output")
+    output_max_file_size: int = _offline(64 * 2**20, unit="bytes", ge=1, needs="output", place=False)
     """Size at which a new output file is started."""
 
     @property

@@ -278,6 +278,37 @@ def test_a_trainer_shows_code_named_by_another_users_checkpoint_before_importing
     assert value == "0"
 
 
+def test_where_another_users_run_listens_and_writes_is_left_out_and_shown(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    theirs = {
+        "bind": "tcp://0.0.0.0:5557", "insecure": True, "keys": "/theirs", "web": "0.0.0.0:80", "output": "/theirs",
+        "output_max_file_size": 7, "monitor": True, "loggers": ["wandb"], "init_from": "/theirs",
+        "evaluation_config": {"monitor": True, "horizon": 7}, "gamma": 0.5,
+    }  # fmt: skip
+
+    def change(content: dict[str, Any]) -> None:
+        content["config"].update(theirs)
+        content["part"].update(output="/theirs", monitor=True, log_dir="/theirs")
+
+    path = forged(saved, tmp_path, change)
+    own = SavedRun.open(path).acting
+    assert (own.config["bind"], own.part.output) == (theirs["bind"], "/theirs")
+    made: list[dict[str, Any]] = []
+    monkeypatch.setattr(aiorl.Trainer, "__init__", lambda trainer, config, checkpoint: made.append(config))
+    monkeypatch.setattr(os, "getuid", lambda: 123_456)
+    acting = SavedRun.open(path).acting
+    assert (acting.part.output, acting.part.monitor, acting.part.log_dir) == (None, False, None)
+    assert all(f"  {name}: {value!r}" in caplog.text for name, value in theirs.items() if name in ("bind", "insecure"))
+    assert "evaluation_config.monitor" in caplog.text
+    aiorl.Trainer.restore(path)
+    aiorl.Trainer.restore(path, bind="tcp://127.0.0.1:7000")
+    first, second = made
+    assert theirs.keys() & first.keys() == {"init_from", "evaluation_config", "gamma"}
+    assert (first["init_from"], first["evaluation_config"], first["gamma"]) == (None, {"horizon": 7}, 0.5)
+    assert second["bind"] == "tcp://127.0.0.1:7000"
+
+
 @pytest.mark.parametrize("kind", ["tuples", "lists"])
 def test_a_checkpoint_nested_too_deeply_is_skipped(saved: Path, tmp_path: Path, kind: str) -> None:
     packed = pack([])

@@ -45,6 +45,16 @@ def test_a_run_is_found_again_with_its_id_address_and_seed(tmp_path: Path) -> No
     assert "seed: 11\n" in (run_dir / "config.yaml").read_text()
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_the_port_of_another_users_run_is_not_used_again(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    with RunDirectory.open(config(run_dir=str(run_dir))) as directory:
+        directory.save_address("tcp://127.0.0.1:5557")
+    os.chown(run_dir / "run.json", 12345, -1)
+    with RunDirectory.open(config(run_dir=str(run_dir), resume=str(run_dir))) as again:
+        assert (again.run_id, again.last_port) == (directory.run_id, 0)
+
+
 def test_a_directory_that_contains_a_run_is_not_overwritten(tmp_path: Path) -> None:
     with RunDirectory.open(config(run_dir=str(tmp_path))) as directory:
         directory.save_address("tcp://127.0.0.1:1")

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -22,7 +23,7 @@ from aiorl.launch.logs import run_shown, show_ends
 
 STRANGER = 12345
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-FACTS = {
+FACTS: dict[str, dict[str, Any]] = {
     "ssh": {"engine": "ssh", "pid": 0, "hosts": {"host1": None, "host2": 3}},
     "slurm": {"engine": "slurm", "name": "mine-abc123", "elastic": True},
     "kubernetes": {"engine": "kubernetes", "name": "mine-abc123", "namespace": "", "kinds": "job,service,secret"},
@@ -143,7 +144,7 @@ def test_no_verb_acts_on_what_someone_else_can_have_written(
     words: tuple[str, ...],
     spoil: Callable[[Path], None],
 ) -> None:
-    own = {"pid": victim.pid} if words[0] == "ssh" else {}
+    own: dict[str, object] = {"pid": victim.pid} if words[0] == "ssh" else {}
     run = launched(tmp_path, words[0], **own)
     spoil(run)
     assert verb(words, run) == 2
@@ -179,7 +180,7 @@ DAMAGED = [
 def test_facts_of_a_wrong_kind_are_refused_by_name(
     tmp_path: Path, calls: Path, capsys: pytest.CaptureFixture[str], engine: str, change: dict[str, object]
 ) -> None:
-    own = {"pid": 4321} if engine == "ssh" else {}
+    own: dict[str, object] = {"pid": 4321} if engine == "ssh" else {}
     run = launched(tmp_path, engine, **(own | change))
     (name,) = change
     for words in VERBS:
@@ -328,9 +329,9 @@ UNPRINTABLE = ["a\nrm -rf x", "a\rb", "\x1b[31m", "a\x00b", "a\u2028b", "a\udcff
 
 
 def made(job: Job, engine: str, **options: object) -> str:
-    engines = {"slurm": slurm, "kubernetes": kubernetes, "here": here, "ssh": ssh_engine}
-    needed = {"kubernetes": {"image": "i"}, "ssh": {"hosts": ["host1"]}}
-    return engines[engine].artefact(job, {**needed.get(engine, {}), **options})
+    engines: dict[str, Any] = {"slurm": slurm, "kubernetes": kubernetes, "here": here, "ssh": ssh_engine}
+    needed: dict[str, dict[str, object]] = {"kubernetes": {"image": "i"}, "ssh": {"hosts": ["host1"]}}
+    return str(engines[engine].artefact(job, {**needed.get(engine, {}), **options}))
 
 
 def job_in(run_dir: str, *words: str, **config: object) -> Job:

@@ -1,0 +1,97 @@
+"""Where a run listens, whom it admits, and what it opens and writes is said by its user alone."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+
+from aiorl.config.files import other_owners
+from aiorl.config.key import all_keys, decides_place, fact_of
+from aiorl.config.layers import load_config
+from aiorl.config.schema import CommonConfig
+from aiorl.learning.algorithms import ALGORITHMS
+from aiorl.learning.algorithms.registry import config_class
+
+STRANGER = 12345
+PLACE = {
+    "run_dir", "resume", "init_from", "bind", "advertise", "keys", "insecure", "web", "client_port", "output",
+    "monitor", "loggers", "compilation_cache",
+}  # fmt: skip
+THEIRS = {
+    "bind": "tcp://0.0.0.0:5557", "insecure": True, "advertise": "theirs", "keys": "/theirs", "web": "0.0.0.0:80",
+    "client_port": 81, "output": "/theirs", "output_max_file_size": 7, "monitor": True, "loggers": ["wandb"],
+    "init_from": "/theirs", "compilation_cache": "/theirs", "evaluation_config": {"output": "/theirs", "horizon": 7},
+    "env": "CartPole-v1", "gamma": 0.5,
+}  # fmt: skip
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+
+
+@pytest.mark.parametrize("algo", sorted(ALGORITHMS))
+def test_each_key_of_runs_and_hosts_decides_whether_it_is_the_users_alone(algo: str) -> None:
+    keys = dict(all_keys(config_class(algo)))
+    places = {name for name, field in keys.items() if decides_place(field)}
+    assert places == PLACE, "a new key of this kind also belongs into docs/security.md"
+    groups = ("Run", "Workers and hosts", "Transport", "Resources", "Reports", "Offline data")
+    undecided = [name for name, field in keys.items() if decides_place(field) is None]
+    assert [name for name in undecided if fact_of(keys[name], "group") in groups] == []
+
+
+def run_of(place: Path, owner: int) -> Path:
+    (place / "config.yaml").write_text(yaml.safe_dump(THEIRS))
+    os.chown(place / "config.yaml", owner, -1)
+    return place
+
+
+@needs_root
+@pytest.mark.parametrize("whose", ["file", "directory"])
+def test_a_resumed_run_of_another_user_does_not_say_where_it_listens_and_writes(tmp_path: Path, whose: str) -> None:
+    run_of(tmp_path, STRANGER if whose == "file" else 0)
+    if whose == "directory":
+        os.chown(tmp_path, STRANGER, -1)
+    told: list[str] = []
+    config = load_config(config_class, overrides={"resume": str(tmp_path), "web": 8265}, warn=told.append)
+    defaults = CommonConfig()
+    for name in PLACE - {"run_dir", "resume", "web"}:
+        assert getattr(config, name) == getattr(defaults, name), name
+    assert (config.web, config.run_dir, config.gamma) == (8265, str(tmp_path), 0.5)
+    assert config.evaluation_config == {"horizon": 7}
+    assert config.output_max_file_size == defaults.output_max_file_size
+    text = told[-1]
+    assert str(STRANGER) in text
+    left_out = THEIRS.keys() & PLACE
+    assert all(f"\n  {name}: {THEIRS[name]!r}" in text for name in left_out)
+    assert "evaluation_config.output" in text
+
+
+def test_ones_own_run_continues_as_it_was(tmp_path: Path) -> None:
+    run_of(tmp_path, os.getuid())
+    told: list[str] = []
+    config = load_config(config_class, overrides={"resume": str(tmp_path)}, warn=told.append)
+    assert told == []
+    assert (config.bind, config.output, config.monitor) == (THEIRS["bind"], THEIRS["output"], True)
+
+
+@needs_root
+@pytest.mark.parametrize(("owner", "listens"), [(STRANGER, False), (0, True)])
+def test_a_config_file_says_it_only_if_it_is_the_users_or_the_administrators(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: int, listens: bool
+) -> None:
+    file = run_of(tmp_path, owner) / "config.yaml"
+    monkeypatch.setattr(os, "getuid", lambda: 54321)
+    told: list[str] = []
+    config = load_config(config_class, file=file, overrides={"output": "mine"}, warn=told.append)
+    assert (config.bind == THEIRS["bind"]) == listens
+    assert (config.gamma, config.output) == (0.5, "mine")
+    from_file = config_class("ppo").from_file(file)
+    assert (from_file.bind == THEIRS["bind"]) == listens
+
+
+@needs_root
+def test_owners_are_those_of_the_targets_of_links(tmp_path: Path) -> None:
+    (tmp_path / "theirs").touch()
+    os.chown(tmp_path / "theirs", STRANGER, -1)
+    (tmp_path / "link").symlink_to(tmp_path / "theirs")
+    assert other_owners([tmp_path, tmp_path / "missing", tmp_path / "link"]) == {STRANGER: tmp_path / "link"}
