@@ -36,7 +36,7 @@ from aiorl.launch import ssh_host
 from aiorl.launch.job import CORES, Job, Verb, check_printable, saved
 from aiorl.launch.logs import lines_of, printable, show_ends
 from aiorl.process.imports import child_python, python_path
-from aiorl.process.shipped import archive, code_archive, shipped
+from aiorl.process.shipped import archive, code_archive, look_through
 from aiorl.text import one_line
 
 ABOUT = "Trains with workers on hosts that ssh can log in to, where the current directory is sent."
@@ -97,8 +97,10 @@ def add_arguments(parser: Parser, words: Sequence[str]) -> None:
         ("address", "HOST", "Name or address of the learner's machine, for hosts. (default: as ssh sees it)"),
         ("ssh", "COMMAND", "ssh with options of its own, such as 'ssh -p 2222'. (default: ssh)"),
         ("hosts", "HOST=N", "Hosts, with numbers of workers; or a file with one on each line."),
+        ("include", "FILE", "Files of --code to send although they are left out, as secrets are, or patterns."),
     ):
-        parser.add_argument(f"--{name}", metavar=metavar, help=about, nargs="+" if name == "hosts" else None)
+        nargs = "+" if name in ("hosts", "include") else None
+        parser.add_argument(f"--{name}", metavar=metavar, help=about, nargs=nargs)
     parser.add_argument("--detach", action="store_true", help="Train in the background, also after a logout.")
 
 
@@ -140,6 +142,7 @@ class Launch:
         job: the run.
         hosts: host -> number of workers, None for as many as it has cores.
         code: directory or wheel that is sent to hosts, and an archive of it.
+        include: files of it that are sent in any case.
         place: directory of the run on each host.
         keys: directory of the run's keys here; "" if it has none.
         learner: host of the learner; "" for this machine.
@@ -159,6 +162,7 @@ class Launch:
         self.code, self.packed_code = Path(os.path.abspath(os.path.expanduser(options.get("code", ".")))), b""
         self.place = f"~/.aiorl/runs/{job.name}-{secrets.token_hex(3)}"
         self.keys = "" if job.config["insecure"] else str(job.keys)
+        self.include: list[str] = options.get("include", [])
         self.learner, self.address = options.get("learner", ""), options.get("address", "")
         self.port = 0 if self.learner else job.port or ssh_host.free_port()
         self._ssh, self._python = options.get("ssh", "ssh"), options.get("python", "")
@@ -378,14 +382,21 @@ def artefact(job: Job, options: dict[str, Any]) -> str:
     lines = [f"# on {launch.learner or 'this machine'}", shlex.join(["aiorl", "train", *launch.learner_words()])]
     for host, workers in launch.hosts.items():
         lines += [f"# on {host}: {workers or 'as many workers as cores'}, by", shlex.join(launch.program(host))]
-    names = shipped(launch.code) if launch.code.is_dir() else [launch.code]
-    return "\n".join([*lines, f"# sent to {launch.place}:", *(f"#   {name}" for name in names)]) + "\n"
+    names = [launch.code]
+    if launch.code.is_dir():
+        shipment = look_through(launch.code, launch.include)
+        names = shipment.files
+        lines += [f"# {shipment.about_left_out()}"] if shipment.left_out else []
+    lines.append(f"# sent to {launch.place}:")
+    return "\n".join([*lines, *(f"#   {one_line(str(name), 4000)}" for name in names)]) + "\n"
 
 
 def run(job: Job, options: dict[str, Any]) -> int:
     """See `Engine`."""
     launch, logs = Launch(job, options), job.run_dir / "logs"
-    launch.packed_code = code_archive(launch.code)
+    launch.packed_code = code_archive(launch.code, include=launch.include)
+    if launch.code.is_dir() and (about := look_through(launch.code, launch.include).about_left_out()):
+        sys.stderr.write(f"aiorl: {about}\n")
     job.make_place()
     if (lock := _lock(job.run_dir)) is None:
         raise ConfigError(f"{job.run_dir} is being launched:", key="run_dir", hint="stop that run, or name another.")

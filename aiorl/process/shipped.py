@@ -1,7 +1,8 @@
 """The code that is sent to hosts: a directory without the files that belong to this machine only, or a wheel.
 
-Left out are files that Git ignores, directories of version control and caches, virtual environments, runs, and secret
-keys.
+Left out are files that Git ignores, directories of version control and caches, virtual environments, and runs. Left out
+and named are files that may hold secrets, by their names or because they begin like a private key, whether Git has them
+or not; and links that lead out of the directory. The user can include them one by one.
 """
 
 from __future__ import annotations
@@ -10,61 +11,160 @@ import contextlib
 import functools
 import io
 import os
+import re
 import subprocess
 import tarfile
 import zipfile
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path, PurePath, PurePosixPath
+from typing import NamedTuple
 
 from aiorl.errors import ConfigError
+from aiorl.text import one_line
 
 _MAX_MB = 512
 _NEVER = {".git", ".hg", ".svn", ".venv", ".tox", "node_modules", "__pycache__"}
 _SIGNS = ("pyvenv.cfg", "run.json", "launch.json", "CACHEDIR.TAG")
 """Files of directories that are left out: virtual environments, runs, caches."""
+_SECRET_DIRECTORIES = {
+    ".aws", ".azure", ".config", ".docker", ".gcloud", ".gnupg", ".huggingface", ".kaggle", ".kube", ".oci",
+    ".password-store", ".ssh", ".terraform", "gcloud",
+}  # fmt: skip
+"""Directories in which programs keep credentials."""
+_SECRET_FILES = re.compile(
+    r"\.env.*|.*\.env|[._]netrc|\.git-credentials|\.npmrc|\.yarnrc.*|\.pypirc|\.pgpass|\.my\.cnf|\.boto|\.s3cfg"
+    r"|\.htpasswd|\.vault-token|\.dockercfg|\.condarc|\.?credentials(\..*)?|.*[-_.]credentials\.json"
+    r"|client[-_]secrets?.*\.json|service[-_]?account.*\.json|\.?kubeconfig(\..*)?|.*\.kubeconfig"
+    r"|\.?secrets?(\.(ya?ml|json|toml|ini|txt|cfg))?|id_[^.]*|id_(rsa|dsa|ecdsa|ed25519).*|.*\.tfstate(\..*)?"
+    r"|.*\.(pem|key|key_secret|p8|p12|pfx|jks|keystore|ppk|kdbx|ovpn|gpg|age|secret)",
+    re.IGNORECASE,
+)
+"""Names of files that usually hold credentials or private keys."""
+_HARMLESS = re.compile(r"\.env[.-](example|sample|template|dist)", re.IGNORECASE)
+_PRIVATE_KEY = re.compile(rb"\s*-----BEGIN [A-Z ]*PRIVATE KEY")
+_HEAD_BYTES = 256
+_MAX_NAMED = 5
 
 
-def shipped(directory: Path) -> list[Path]:
-    """Return the files of a directory that are sent, as sorted paths relative to it."""
+class Shipment(NamedTuple):
+    """Files of a directory.
+
+    Attributes:
+        files: those that are sent, as sorted paths relative to the directory.
+        left_out: those that may hold secrets, or lie outside of the directory; sorted.
+    """
+
+    files: list[Path]
+    left_out: list[Path]
+
+    def about_left_out(self) -> str:
+        """Return a sentence about the files that are left out; "" if there are none."""
+        if not self.left_out:
+            return ""
+        names = ", ".join(one_line(str(path), 200) for path in self.left_out[:_MAX_NAMED])
+        others = ", ..." if len(self.left_out) > _MAX_NAMED else ""
+        return (
+            f"{len(self.left_out)} files are not sent, because they may hold secrets or lie elsewhere: {names}{others} "
+            "(--include FILE sends one)"
+        )
+
+
+def look_through(directory: Path, include: Sequence[str] = ()) -> Shipment:
+    """Return the files of a directory that are sent to hosts, and those that are left out for safety.
+
+    Args:
+        directory: the directory.
+        include: files to send in any case: paths relative to the directory, or patterns such as ``certs/*.pem``.
+
+    Raises:
+        ConfigError: a path in `include` matches no file.
+    """
     command = ["git", "-C", str(directory), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     names = [directory]
     with contextlib.suppress(OSError, subprocess.CalledProcessError):  # no Git, or none of its directories
         done = subprocess.run(command, capture_output=True, check=True)
         names = [directory / name for name in os.fsdecode(done.stdout).split("\0") if name]
+    root = directory.resolve()
 
     @functools.cache
     def is_left_out(folder: Path) -> bool:
         return folder.name in _NEVER or any((folder / sign).exists() for sign in _SIGNS)
 
-    def is_sent(path: Path) -> bool:
-        above = path.relative_to(directory).parents[:-1]
-        is_secret = path.suffix == ".key_secret"
-        return path.is_file() and not is_secret and not any(is_left_out(directory / folder) for folder in above)
-
+    files: set[Path] = set()
+    unsafe: set[Path] = set()
     within = (path for name in names for path in (name.rglob("*") if name.is_dir() else [name]))
-    return sorted({path.relative_to(directory) for path in within if is_sent(path)})
+    for path in within:
+        at = path.relative_to(directory)
+        if not path.is_file() or any(is_left_out(directory / folder) for folder in at.parents[:-1]):
+            continue
+        (files if _is_safe(path, at, root) else unsafe).add(at)
+    for pattern in include:
+        named = {*_matching(directory, pattern)}
+        if not named:
+            hint = f"Give a path relative to {directory}, or a pattern such as 'certs/*.pem'."
+            raise ConfigError(f"--include {pattern!r:.200} matches no file:", key="include", value=pattern, hint=hint)
+        files |= named
+    return Shipment(sorted(files), sorted(unsafe - files))
 
 
-def code_archive(code: Path, max_mb: int = _MAX_MB) -> bytes:
+def shipped(directory: Path, include: Sequence[str] = ()) -> list[Path]:
+    """Return the files of a directory that are sent, as sorted paths relative to it; see `look_through`."""
+    return look_through(directory, include).files
+
+
+def _matching(directory: Path, pattern: str) -> Iterator[Path]:
+    at = PurePosixPath(pattern)
+    if at.is_absolute() or ".." in at.parts:
+        return
+    if (directory / pattern).is_file():
+        yield Path(pattern)
+        return
+    for path in directory.rglob("*"):
+        if path.is_file() and fnmatchcase(path.relative_to(directory).as_posix(), pattern):
+            yield path.relative_to(directory)
+
+
+def _is_safe(path: Path, at: Path, root: Path) -> bool:
+    """Return whether a file, under its name and that of its target, holds no secret and lies in the directory."""
+    try:
+        target = path.resolve().relative_to(root)
+        with path.open("rb") as file:
+            head = file.read(_HEAD_BYTES)
+    except (OSError, ValueError, RuntimeError):  # elsewhere, unreadable, or links in a circle
+        return False
+    return not _is_secret(at) and not _is_secret(target) and not _PRIVATE_KEY.match(head)
+
+
+def _is_secret(at: PurePath) -> bool:
+    """Return whether the name of a file, or of a directory above it, is one of secrets."""
+    if any(folder.lower() in _SECRET_DIRECTORIES for folder in at.parts[:-1]):
+        return True
+    return bool(_SECRET_FILES.fullmatch(at.name)) and not _HARMLESS.fullmatch(at.name)
+
+
+def code_archive(code: Path, max_mb: int = _MAX_MB, include: Sequence[str] = ()) -> bytes:
     """Return a tar archive of a directory's files that are sent, or of a wheel's, below ``code/``.
 
     Args:
         code: the directory, or a wheel of pure Python.
         max_mb: most megabytes to send.
+        include: files to send in any case, see `look_through`.
 
     Raises:
         ConfigError: it is neither, it is a home directory, or it has more; the message names the largest files.
     """
     if code.suffix == ".whl" and code.is_file():
         with zipfile.ZipFile(code) as wheel:
-            return archive({f"code/{name}": wheel.read(name) for name in wheel.namelist() if name[-1] != "/"})
+            inside = [name for name in wheel.namelist() if name[-1] != "/" and not _is_secret(PurePosixPath(name))]
+            return archive({f"code/{name}": wheel.read(name) for name in inside})
     if not code.is_dir():
         hint = "give the directory of your environment's modules, or a wheel."
         raise ConfigError(f"--code {code} is neither a directory nor a .whl file:", key="code", hint=hint)
     if code in (Path.home(), Path("/")):
         hint = "change to the directory of your code, or give --code DIR."
         raise ConfigError(f"{code} is a home directory, which is not sent to hosts:", key="code", hint=hint)
-    sizes = {path: (code / path).stat().st_size for path in shipped(code)}
+    sizes = {path: (code / path).stat().st_size for path in shipped(code, include)}
     if (total := sum(sizes.values())) > max_mb << 20:
         largest = sorted(sizes, key=sizes.__getitem__, reverse=True)[:3]
         names = ", ".join(f"{path} ({sizes[path] >> 20} MB)" for path in largest)
