@@ -147,7 +147,7 @@ class Launch:
         keys: directory of the run's keys here; "" if it has none.
         learner: host of the learner; "" for this machine.
         address: name or address of the learner for hosts; "" for the one from which ssh comes.
-        port: the learner's port; 0 until it is known.
+        port: the learner's port; 0 until it listens.
         ending: set when the run ends.
     """
 
@@ -164,7 +164,7 @@ class Launch:
         self.keys = "" if job.config["insecure"] else str(job.keys)
         self.include: list[str] = options.get("include", [])
         self.learner, self.address = options.get("learner", ""), options.get("address", "")
-        self.port = 0 if self.learner else job.port or ssh_host.free_port()
+        self.port = 0 if self.learner else job.port or 0
         self._ssh, self._python = options.get("ssh", "ssh"), options.get("python", "")
         self.ending, self.to_learner = threading.Event(), sys.stderr.buffer
 
@@ -197,7 +197,7 @@ class Launch:
     def learner_words(self, run_dir: str = "", keys: str = "") -> list[str]:
         """Return the learner's options; its directories of run and keys can be others where it runs."""
         words = self.job.learner_words(resumed=(self.job.run_dir / "run.json").exists(), run_dir=run_dir)
-        words += ["--bind", f"tcp://0.0.0.0:{self.port}", *(["--keys", keys or self.keys] if self.keys else [])]
+        words += ["--bind", self.job.bind, *(["--keys", keys or self.keys] if self.keys else [])]
         return words if self.job.num_workers is not None else [*words, "--num-workers", "0"]
 
     def program(self, host: str) -> list[str]:
@@ -286,6 +286,11 @@ class Host(threading.Thread):
                     self._take_run(self._process.stdout, facts["place"])
                     break
                 text = self._as_here(printable(line), facts["place"])
+                text, is_port, port = text.partition(ssh_host.PORT_IS)
+                if is_port and self._is_learner and port.isdecimal():
+                    launch.port = int(port)
+                    if not text:
+                        continue
                 log.write(f"{text}\n".encode())
                 self._last = one_line(text.strip(), 300)
                 if self._is_learner:
@@ -318,7 +323,7 @@ class Host(threading.Thread):
         archives = [launch.packed_code, launch.files_for(is_learner=self._is_learner)]
         archives += [_package_archive()] if facts["digest"] != ssh_host.package_digest(_PACKAGE) else []
         if self._is_learner:
-            launch.address, launch.port = launch.address or facts["server"], launch.job.port or facts["port"]
+            launch.address = launch.address or facts["server"]
             command = ["aiorl", "train", *launch.learner_words(f"{place}/run", f"{place}/keys")]
         else:
             host = launch.address or facts["client"]
@@ -430,6 +435,8 @@ def _save_facts(launch: Launch) -> None:
 def _attached(launch: Launch) -> int:
     """Run learner and workers until the learner ends, and return its status."""
     learner: Host | subprocess.Popen[bytes]
+    run_json = launch.job.run_dir / "run.json"
+    former = ssh_host.state_of(run_json)
     if launch.learner:
         learner = Host(launch, launch.learner, is_learner=True)
         learner.start()
@@ -455,6 +462,8 @@ def _attached(launch: Launch) -> int:
     has_failed = False
     wanted = launch.hosts
     while learner.poll() is None:
+        if not launch.learner and ssh_host.state_of(run_json) != former:  # it listens, on its former port or any
+            launch.port = ssh_host.port_in(run_json)
         is_time = launch.port and not launch.ending.is_set()
         with contextlib.suppress(ConfigError):  # removed or damaged meanwhile: the hosts stay as they are
             wanted = saved(str(launch.job.run_dir), "ssh", _FACTS)[1]["hosts"]

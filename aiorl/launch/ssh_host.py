@@ -2,7 +2,8 @@
 
 It takes code and keys into a directory of its own, runs one process, a learner or the parent of workers, and removes
 the directory. Its standard output is the log, and at the end a learner's run directory. The process ends when this
-program's standard input does, or is silent for 20 seconds: the launcher is gone, or the connection is cut.
+program's standard input does, or is silent for 20 seconds: the launcher is gone, or the connection is cut. If this
+program is killed, its guard ends the process and removes the directory; if the host dies, the next launch here does.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ import os
 import select
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tarfile
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,13 @@ GREETING = "aiorl launch: "
 """Beginning of the line with facts; a login shell may print others above it."""
 RUN_FOLLOWS = b"aiorl launch: the run directory\n"
 """Line before the archive of a learner's run directory."""
+PORT_IS = "aiorl launch: the learner listens on port "
+"""Beginning of the line with the port of a learner that has begun to listen."""
 CORES = "CORES"
 """Word of a command that is replaced by the number of usable cores."""
-_SILENT_S, _LOOK_S = 20.0, 0.3
+_SILENT_S, _LOOK_S, _END_S = 20.0, 0.3, 5.0
+_RUN = ("run",)
+"""Directory that stays on a host unless it was sent to the launcher: a learner's run."""
 _SAFELY: Any = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
 
 
@@ -42,7 +47,7 @@ def checked_facts(facts: Any) -> dict[str, Any]:
         ValueError: one is missing or of another kind.
     """
     texts = ("place", "client", "server", "python", "digest")
-    if not isinstance(facts, dict) or type(facts.get("port")) is not int or not isinstance(facts.get("missing"), list):
+    if not isinstance(facts, dict) or not isinstance(facts.get("missing"), list):
         raise ValueError(f"its first line makes no sense: {facts!r:.200}")
     for name in (*texts, *facts["missing"]):
         value = facts.get(name) if name in texts else name
@@ -59,15 +64,22 @@ def package_digest(package: Path) -> str:
     return digest.hexdigest() if paths else ""
 
 
-def free_port() -> int:
-    """Return a free port of this host; the next one is free, too."""
-    while True:
-        with socket.socket() as first, socket.socket() as second:
-            first.bind(("", 0))
-            port: int = first.getsockname()[1]
-            with contextlib.suppress(OSError, OverflowError):
-                second.bind(("", port + 1))
-                return port
+def state_of(run_json: Path) -> tuple[int, int] | None:
+    """Return inode and time of the last change of a run's file with its addresses; None if it does not exist."""
+    try:
+        found = run_json.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
+def port_in(run_json: Path) -> int:
+    """Return the port at which a run's learner listens; 0 if the file can't be read."""
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+        port = json.loads(run_json.read_text("utf-8"))["port"]
+        if type(port) is int and 0 < port < 65_535:
+            return port
+    return 0
 
 
 def main() -> int:
@@ -81,44 +93,100 @@ def main() -> int:
     where = found.submodule_search_locations[0] if found and found.submodule_search_locations else "/nowhere"
     client, _, server, _ = (os.environ.get("SSH_CONNECTION") or "127.0.0.1 0 127.0.0.1 0").split()
     facts = {
-        "place": str(place), "client": client, "server": server, "port": free_port(), "python": sys.executable,
+        "place": str(place), "client": client, "server": server, "python": sys.executable,
         "digest": package_digest(Path(where)),
         "missing": [name for name in wanted["modules"] if importlib.util.find_spec(name) is None],
     }  # fmt: skip
     os.write(1, f"{GREETING}{json.dumps(facts)}\n".encode())
     wanted = json.loads(requests.readline())
-    kept = []
+    kept: tuple[str, ...] = ()
     try:
-        place.joinpath("code").mkdir(parents=True, exist_ok=True)
+        _make(place)
         _remove_remains(place)
         for size in wanted["archives"]:
             with tarfile.open(fileobj=io.BytesIO(requests.read(size))) as archive:
                 archive.extractall(place, **_SAFELY)
         status, is_cut = _run(place, wanted)
-        kept = ["run"]
+        kept = _RUN
         if (place / "run").exists() and not is_cut:
             os.write(1, RUN_FOLLOWS)
             with tarfile.open(fileobj=sys.stdout.buffer, mode="w|") as archive:
                 archive.add(place / "run", "run")
             sys.stdout.buffer.flush()
-            kept = []
+            kept = ()
     finally:
-        for path in place.iterdir():
-            if path.name not in kept:
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
-        for path in (place, place.parent):
-            with contextlib.suppress(OSError):
-                path.rmdir()
+        _remove(place, kept)
     return status
 
 
+def _make(place: Path) -> None:
+    """Make the directory, locked as long as this program or its guard runs."""
+    while True:
+        place.joinpath("code").mkdir(parents=True, exist_ok=True)
+        lock = os.open(place / "lock", os.O_RDWR | os.O_CREAT)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if os.fstat(lock).st_nlink:  # otherwise another launch has just removed it
+            return
+        os.close(lock)
+
+
+def _remove(place: Path, kept: Collection[str]) -> None:
+    """Remove a directory, except for what is kept in it."""
+    for path in place.iterdir():
+        if path.name not in kept:
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+    for path in (place, place.parent):
+        with contextlib.suppress(OSError):
+            path.rmdir()
+
+
 def _remove_remains(place: Path) -> None:
-    """Remove directories of the same kind whose program was killed; this program's is locked while it runs."""
-    fcntl.flock(os.open(place / "lock", os.O_RDWR | os.O_CREAT), fcntl.LOCK_EX)
-    for other in place.parent.glob(place.name.partition("+")[0] + "+*"):
-        with contextlib.suppress(OSError), (other / "lock").open("a") as file:
+    """Remove directories of any launch whose program and guard are gone, so that no key stays; runs stay."""
+    for other in place.parent.parent.glob("*/*+*"):
+        with contextlib.suppress(OSError), (other / "lock").open("r+") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(other)
+            _remove(other, _RUN)
+
+
+def _guarded(place: Path, child: int, leave_s: float) -> int:
+    """Start a process that does this program's last duties if it is killed.
+
+    Args:
+        place: the directory to remove.
+        child: id of the process group to end.
+        leave_s: seconds for its orderly end.
+
+    Returns:
+        The descriptor to which this program writes a byte when it has done them itself.
+    """
+    reads, writes = os.pipe()
+    if os.fork():
+        os.close(reads)
+        return writes
+    try:
+        os.close(writes)
+        os.setsid()
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for descriptor in (0, 1, 2):  # the connection ends without this process
+            os.dup2(nothing, descriptor)
+        if not os.read(reads, 1):
+            _end(child, leave_s)
+            _remove(place, _RUN)
+    finally:
+        os._exit(0)
+
+
+def _end(group: int, leave_s: float) -> None:
+    """End a process group: in order, or after some seconds by force."""
+    for number, wait_s in ((signal.SIGTERM, leave_s), (signal.SIGKILL, _END_S)):
+        deadline = time.monotonic() + wait_s
+        try:
+            os.killpg(group, number)
+            while time.monotonic() < deadline:
+                os.killpg(group, 0)
+                time.sleep(_LOOK_S)
+        except ProcessLookupError:
+            return
 
 
 def _run(place: Path, wanted: dict[str, Any]) -> tuple[int, bool]:
@@ -134,9 +202,15 @@ def _run(place: Path, wanted: dict[str, Any]) -> tuple[int, bool]:
     asked: list[int] = []
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):  # the host shuts down
         signal.signal(number, lambda number, frame: asked.append(number))
+    run_json = place / "run" / "run.json"
+    former = state_of(run_json)
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT, start_new_session=True)
+    guard = _guarded(place, child.pid, wanted["leave_s"])
     heard = time.monotonic()
     while child.poll() is None and not asked and time.monotonic() - heard < _SILENT_S:
+        if state_of(run_json) != former and (port := port_in(run_json)):
+            former = state_of(run_json)
+            os.write(1, f"{PORT_IS}{port}\n".encode())
         if select.select([0], [], [], _LOOK_S)[0]:
             heard = time.monotonic()
             if not os.read(0, 4096):
@@ -149,6 +223,8 @@ def _run(place: Path, wanted: dict[str, Any]) -> tuple[int, bool]:
     with contextlib.suppress(OSError):
         os.killpg(child.pid, signal.SIGKILL)
     status = child.wait()
+    with contextlib.suppress(OSError):  # the guard has been killed
+        os.write(guard, b".")
     return (128 - status if status < 0 else status), is_cut
 
 
