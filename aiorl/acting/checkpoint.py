@@ -44,6 +44,7 @@ _PIECES = "pieces"
 _NAME = re.compile(r"checkpoint-([0-9]{6,})")
 _TEMPORARY = ".partial-"
 _ASIDE = f"{_TEMPORARY}old-"
+_GONE = f"{_TEMPORARY}gone-"
 _SUPERSEDED = "superseded"
 _MAX_META_BYTES = 64 << 20
 _LARGE_BYTES = 4 << 30
@@ -442,7 +443,7 @@ def _set_aside_newer(directory: Path, number: int) -> None:
         if int(path.name.rpartition("-")[2]) > number:
             aside = directory / _SUPERSEDED / path.name
             aside.parent.mkdir(exist_ok=True)
-            _remove(aside)
+            _remove_at_once(aside, directory)
             path.rename(aside)
 
 
@@ -453,6 +454,21 @@ def _remove(path: Path) -> None:
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
+
+
+def _remove_at_once(path: Path, directory: Path) -> None:
+    """Remove a checkpoint so that a process that is killed meanwhile leaves none without some of its files.
+
+    Args:
+        path: the checkpoint.
+        directory: directory of checkpoints, where remains are removed later.
+    """
+    for left in directory.glob(f"{_GONE}*"):
+        _remove(left)
+    gone = directory / f"{_GONE}{path.name}"
+    with contextlib.suppress(OSError):
+        path.rename(gone)
+    _remove(gone)
 
 
 def _sync_directory(directory: Path) -> None:
@@ -467,7 +483,7 @@ def _remove_old(directory: Path, keep: int) -> None:
     """Remove all but the newest."""
     with contextlib.suppress(CheckpointError):
         for path in list_checkpoints(directory)[: -max(keep, 1)]:
-            _remove(path)
+            _remove_at_once(path, directory)
 
 
 def _name(number: int) -> str:

@@ -383,6 +383,26 @@ def test_remains_of_a_killed_writer_are_removed_and_a_replaced_checkpoint_is_res
     assert load_newest_valid(tmp_path).number == 3
 
 
+def test_a_process_that_is_killed_while_it_removes_leaves_only_whole_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def removed_in_part(path: Path, *args: object, **kwargs: object) -> None:
+        (path / "tensors.safetensors").unlink(missing_ok=True)
+
+    with monkeypatch.context() as killed:
+        killed.setattr(shutil, "rmtree", removed_in_part)
+        for number in (1, 2, 3, 9):
+            save_checkpoint(tmp_path, number, {}, {}, keep=1)
+        save_checkpoint(tmp_path, 4, {}, {}, keep=1)  # the ninth becomes superseded
+        save_checkpoint(tmp_path, 9, {}, {}, keep=1)
+        save_checkpoint(tmp_path, 5, {}, {}, keep=1)
+    for directory in (tmp_path, tmp_path / "superseded"):
+        for path in list_checkpoints(directory):
+            assert load_checkpoint(path).path == path
+    save_checkpoint(tmp_path, 6, {}, {}, keep=1)
+    assert {path.name for path in tmp_path.iterdir()} == {"checkpoint-000006", "superseded"}
+
+
 def test_one_that_could_not_be_replaced_stays(tmp_path: Path, monkeypatch: Any) -> None:
     save_checkpoint(tmp_path, 1, TENSORS, META)
     rename = Path.rename
