@@ -5,6 +5,11 @@ Public names are imported on first use, so ``import aiorl`` is fast and never lo
 
 from __future__ import annotations
 
+from aiorl.process.early import begin, is_command
+
+if is_command():
+    begin()  # before imports that take a second
+
 import importlib
 import os
 import sys

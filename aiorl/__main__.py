@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from aiorl import __version__
 from aiorl.config.command_line import usage_error
 from aiorl.errors import nearest
+from aiorl.process.early import has_loaded
 from aiorl.process.imports import find_modules_here
 from aiorl.process.program import keep_output_from_failing
 
@@ -78,6 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         usage_error(_PROG, f"There is no command {name!r:.50}.{near}")
     module = importlib.import_module(_COMMANDS[name][0])
     sys.argv[1:] = rest
+    has_loaded()
     if hasattr(module, "command"):  # ends the process itself
         module.command()
     status: int = module.main(rest)

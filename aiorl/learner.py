@@ -46,7 +46,7 @@ from aiorl.learning.algorithms.algorithm import want_stored_experience
 from aiorl.learning.algorithms.registry import config_class
 from aiorl.process.imports import prepare_import
 from aiorl.process.machine import is_looked_into, on_debugger
-from aiorl.process.program import keep_output_from_failing
+from aiorl.process.program import CTRL_C, keep_output_from_failing
 
 if TYPE_CHECKING:
     from aiorl.acting.run_dir import RunDirectory
@@ -101,8 +101,8 @@ _BACK_WITHIN_S = 1.0
 def main(argv: Sequence[str] | None = None) -> int:
     """Train and return the exit status, by which engines decide on a restart.
 
-    0 means that a stop criterion was met or Ctrl-C ended the run, 1 failed, 2 wrong usage, 143 that SIGTERM ended the
-    run after its checkpoint was written.
+    0 means that a stop criterion was met or Ctrl-C ended the run, 1 failed, 2 wrong usage, 143 that SIGTERM or SIGHUP
+    ended the run after its checkpoint was written.
 
     Args:
         argv: the command's arguments; None takes those of the process.
@@ -382,7 +382,7 @@ def _train(config: CommonConfig, directory: RunDirectory, plan: LearningPlan | N
         return status
 
     on_debugger(make_way)
-    loop.on_stop_signals(lambda name: run.request_stop(f"Ended by {name}.", final=name != "SIGTERM"))
+    loop.on_stop_signals(lambda name: run.request_stop(f"Ended by {name}.", final=name == CTRL_C))
     try:
         return loop.call(train())
     finally:

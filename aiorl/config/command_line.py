@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from aiorl.errors import AiorlError, ConfigError, UnknownPolicyError, nearest
+from aiorl.process.early import has_loaded
 from aiorl.text import one_line
 
 _MAX_SHOWN = 2000
@@ -130,6 +131,7 @@ def exit_status(do: Callable[[], int | None], *, interrupted: str = "ended by Ct
     Returns:
         0 if done, 1 if it failed, 2 if the request was invalid, 130 after Ctrl-C.
     """
+    has_loaded()
     try:
         status = do()
     except KeyboardInterrupt:

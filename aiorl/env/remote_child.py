@@ -67,7 +67,8 @@ def _receive_exactly(connection: socket.socket, length: int) -> bytearray:
 def main() -> int:
     """Serve the parent until it closes the connection or dies, and report an error to it; return the exit status."""
     find_modules_here()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
+    for number in (signal.SIGINT, signal.SIGHUP):  # the parent handles Ctrl-C and a closed terminal
+        signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, args=(int(sys.argv[2]),), daemon=True).start()
     with socket.socket(fileno=int(sys.argv[1])) as connection:
         try:

@@ -490,7 +490,7 @@ def _attached(launch: Launch) -> int:
         host.join(_END_S)
         if host.is_alive():
             launch.say(f"{host.label}: did not end in time; its processes end by themselves")
-    if has_failed:  # perhaps before there was a display
+    if has_failed and launch.job.port and not launch.learner:  # perhaps before there was a display
         sys.stderr.write((launch.job.run_dir / "logs" / "launch.txt").read_text("utf-8"))
     return int(has_failed) or learner.poll() or 0
 

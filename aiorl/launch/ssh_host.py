@@ -131,7 +131,7 @@ def _make(place: Path) -> None:
 
 
 def _remove(place: Path, kept: Collection[str]) -> None:
-    """Remove a directory, except for what is kept in it."""
+    """Remove a directory, except for the files and directories to keep."""
     for path in place.iterdir():
         if path.name not in kept:
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()

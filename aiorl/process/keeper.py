@@ -25,6 +25,7 @@ from aiorl.process.children import (
     ChildStarted,
     log_end,
 )
+from aiorl.process.program import status_after, stop_signals
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +56,7 @@ class Keeper:
         self._status = 0
 
     def run(self) -> int:
-        """Keep the children running until all have ended for good or SIGINT or SIGTERM arrives.
+        """Keep the children running until all have ended for good or a stop signal arrives.
 
         Takes over this process's signals; call it once, in the main thread.
 
@@ -70,7 +71,7 @@ class Keeper:
         for end in (wake, wakes):
             os.set_blocking(end, False)
         signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
+        for number in (*stop_signals(), signal.SIGCHLD):
             signal.signal(number, self._note_signal)
         self._children.start()
         while True:
@@ -92,10 +93,10 @@ class Keeper:
         while self._signals:
             number = self._signals.pop(0)
             if self._stopped_at is None:
-                self._stopped_at, self._status = now, 128 + number
+                self._stopped_at, self._status = now, status_after(number)
                 self._children.stop(signal.SIGTERM)
             elif now - self._stopped_at > _TWICE_S:  # `timeout` sends a signal to a process and again to its group
-                self._status = 128 + number
+                self._status = status_after(number)
                 self._children.stop(signal.SIGKILL)
         if self._stopped_at is not None and now - self._stopped_at >= self._leave_s:
             self._children.stop(signal.SIGKILL)

@@ -1,7 +1,8 @@
 """Signals and output of a program: it respects stop signals, and output errors never make it fail.
 
-The first Ctrl-C or SIGTERM asks for an orderly end, and a second one ends the process immediately. This module loads
-almost nothing, since a signal can come while a program is still importing.
+The first Ctrl-C, SIGTERM or SIGHUP (the terminal is closed) asks for an orderly end, and a second one ends the process
+immediately. SIGHUP counts as SIGTERM, unless it is ignored, as under nohup. This module loads almost nothing, since a
+signal can come while a program is still importing.
 """
 
 from __future__ import annotations
@@ -21,21 +22,36 @@ if TYPE_CHECKING:
 
 
 _TWICE_S = 0.5
-_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+CTRL_C = "Ctrl-C"
+"""Name of the signal that ends a run for good; after the others, it can continue."""
+
+
+def stop_signals() -> tuple[signal.Signals, ...]:
+    """Return the signals that ask this process to end: not SIGHUP if its starter, such as nohup, has it ignored."""
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        return _STOP_SIGNALS[:-1]
+    return _STOP_SIGNALS
+
+
+def status_after(number: int) -> int:
+    """Return the exit status of a process that a stop signal has ended in order."""
+    return 128 + (signal.SIGTERM if number == signal.SIGHUP else number)
 
 
 def end_at_once_on_stop_signals(program: str) -> None:
     """End this process with one line when a stop signal comes, until ``on_stop_signals`` takes over.
 
     Use it while there is nothing to save or to end yet; otherwise Python would print a traceback. The status is 0 after
-    Ctrl-C, and 143 after SIGTERM.
+    Ctrl-C, and 143 after SIGTERM or SIGHUP.
     """
 
     def end(number: int, frame: object) -> None:
-        os.write(2, f"{program}: ended by {_name(number)} before the run began\n".encode())
-        os._exit(0 if number == signal.SIGINT else 128 + number)
+        with suppress(OSError):
+            os.write(2, f"{program}: ended by {_name(number)} before the run began\n".encode())
+        os._exit(0 if number == signal.SIGINT else status_after(number))
 
-    for number in _STOP_SIGNALS:
+    for number in stop_signals():
         signal.signal(number, end)
 
 
@@ -56,7 +72,7 @@ def on_stop_signals(stop: Callable[[str], None]) -> None:
 
     loop = asyncio.get_running_loop()
     handle = _first_and_second(stop)
-    for number in _STOP_SIGNALS:
+    for number in stop_signals():
         loop.add_signal_handler(number, handle, number)
 
 
@@ -91,7 +107,7 @@ def on_stop_signals_for_loop_of_another_thread(
     loop.call_soon_threadsafe(loop.add_reader, heard, hear)
     signal.set_wakeup_fd(tells.fileno(), warn_on_full_buffer=False)
     tells.detach()  # open until the process ends
-    for number in _STOP_SIGNALS:
+    for number in stop_signals():
         signal.signal(number, interrupt)
 
 
@@ -107,13 +123,13 @@ def _first_and_second(stop: Callable[[str], None]) -> Callable[[int], None]:
             first = time.monotonic()
             stop(_name(number))
         elif time.monotonic() - first > _TWICE_S:
-            os._exit(128 + number)
+            os._exit(status_after(number))
 
     return handle
 
 
 def _name(number: int) -> str:
-    return "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+    return CTRL_C if number == signal.SIGINT else signal.Signals(number).name
 
 
 def log_to_stderr(level: str | None) -> None:
@@ -136,7 +152,7 @@ def keep_output_from_failing() -> None:
     """
     for name, descriptor in (("stdout", 1), ("stderr", 2)):
         stream = getattr(sys, name)
-        if stream is not None:  # None if it was closed from the start
+        if stream is not None:  # None in a program of a user's that was started without
             raw = _Lossy(descriptor, "wb", closefd=False)
             text = io.TextIOWrapper(
                 io.BufferedWriter(raw), encoding=stream.encoding, errors=stream.errors, line_buffering=True

@@ -34,7 +34,9 @@ def test_the_first_signal_asks_and_a_later_second_one_ends_at_once() -> None:
     process.stdout.close()
 
 
-@pytest.mark.parametrize(("number", "name"), [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM")])
+@pytest.mark.parametrize(
+    ("number", "name"), [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM"), (signal.SIGHUP, "SIGHUP")]
+)
 def test_before_a_run_begins_a_signal_ends_the_program_with_one_line(number: signal.Signals, name: str) -> None:
     code = """
 import time
@@ -50,6 +52,20 @@ time.sleep(30)
         _, errors = process.communicate(timeout=5)
     assert (process.returncode, errors.count("\n")) == (0 if number == signal.SIGINT else 143, 1)
     assert f" {name} " in errors
+
+
+@pytest.mark.parametrize("is_ignored", [True, False])
+def test_a_closed_terminal_asks_for_the_end_unless_its_signal_is_ignored(is_ignored: bool) -> None:
+    """It is ignored as under nohup."""
+    before = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n" if is_ignored else ""
+    with subprocess.Popen([sys.executable, "-c", before + CODE], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGHUP)
+        if is_ignored:
+            process.send_signal(signal.SIGTERM)
+        assert process.stdout.readline() == ("SIGTERM\n" if is_ignored else "SIGHUP\n")
+        process.kill()
 
 
 def test_signals_are_handled_before_anything_large_is_loaded() -> None:

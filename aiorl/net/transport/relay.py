@@ -228,7 +228,7 @@ async def run_relay(relay: Relay) -> None:
 
     tell_of_stray_errors(end)
     watch_parent(lambda: loop.call_soon_threadsafe(end))
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     relay.start()
     try:

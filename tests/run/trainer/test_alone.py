@@ -146,13 +146,14 @@ def test_a_run_without_workers_is_one_process_and_resumes_after_ctrl_c(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_environment_that_never_returns_does_not_block_the_end_of_the_run(
     alone: Callable[..., StartedLearner], number: int
 ) -> None:
     learner = alone("--env=alone_envs:Stuck")
     learner.wait_for("stuck")
     assert end_by(learner, number) < 5
+    assert learner.wait() == (0 if number == signal.SIGINT else 143)
     assert "not I" in learner.text
     assert find_checkpoint(learner.run_dir).meta["counters"]["updates"] > 0
 
