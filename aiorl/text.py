@@ -30,6 +30,15 @@ def is_label(text: str) -> bool:
     return len(text) <= MAX_LABEL and text.isprintable()
 
 
+def is_utf8(text: str) -> bool:
+    """Return False if a text has half of a character, as paths have for bytes that are no UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def shortened(text: str, max_chars: int) -> str:
     """Return a text of bounded length; "..." replaces the part cut off."""
     return text if len(text) <= max_chars else text[: max_chars - len(_CUT)] + _CUT

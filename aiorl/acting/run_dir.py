@@ -38,6 +38,7 @@ from aiorl.config.layers import CONFIG_FILE, save_config
 from aiorl.config.schema import CommonConfig
 from aiorl.errors import CheckpointError, ConfigError
 from aiorl.process.machine import is_still_at
+from aiorl.text import is_utf8
 
 _RESULTS_ROOT = "runs"
 _OWN_FILE = re.compile(
@@ -109,6 +110,7 @@ class RunDirectory:
         is_new, is_made = config.resume is None, False
         if config.resume is not None:
             path = Path(config.resume).absolute()  # the working directory may change later
+            _check_name(path)
             run_id, port = _facts(path)
             if other_owners([path, path / _RUN]):
                 port = 0  # where a run listens is not another user's to say
@@ -216,7 +218,13 @@ class RunDirectory:
             raise _unwritable(self.path, error.strerror) from error
 
 
+def _check_name(path: Path) -> None:
+    if not is_utf8(str(path)):
+        raise _unwritable(path, "its path is no UTF-8 text, so files and workers can't get it")
+
+
 def _make(path: Path, *, exist_ok: bool) -> None:
+    _check_name(path)
     try:
         path.mkdir(parents=True, exist_ok=exist_ok)
     except FileExistsError:

@@ -29,7 +29,7 @@ from pydantic.fields import FieldInfo
 from aiorl.config import to_plain
 from aiorl.config.rllib_file import key_hint
 from aiorl.errors import ConfigError, nearest
-from aiorl.text import shortened
+from aiorl.text import is_utf8, shortened
 
 _log = logging.getLogger(__name__)
 
@@ -298,7 +298,7 @@ def check_known(model: type[BaseModel], values: Mapping[str, Any], prefix: str =
 
 
 def check_values(values: object, name: str = "") -> None:
-    """Refuse RLlib's `{grid_search: [...]}` and whole numbers too long to print, at any depth.
+    """Refuse RLlib's `{grid_search: [...]}`, whole numbers too long to print, and text that is no UTF-8, at any depth.
 
     Raises:
         ConfigError: there is one; the error names it.
@@ -308,6 +308,11 @@ def check_values(values: object, name: str = "") -> None:
             f"{name} is a whole number of {values.bit_length():,} bits, expected one of at most {_MAX_BITS:,}.",
             key=name,
         )
+    if isinstance(values, str) and not is_utf8(values):
+        raise ConfigError(
+            f"{name} is {values!r:.200}, which is no UTF-8 text, so files and workers can't get it.", key=name,
+            value=values, hint="Rename the file or directory.",
+        )  # fmt: skip
     if isinstance(values, Mapping) and name and set(values) == {"grid_search"}:
         raise ConfigError(
             f"{name} is a grid search, expected one value: a run has one set of settings.", key=name, value=values,

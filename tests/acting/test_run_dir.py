@@ -55,6 +55,20 @@ def test_the_port_of_another_users_run_is_not_used_again(tmp_path: Path) -> None
         assert (again.run_id, again.last_port) == (directory.run_id, 0)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems refuse such names themselves")
+def test_a_working_directory_whose_path_is_no_utf8_is_refused_before_anything_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "\udcff"
+    place.mkdir()
+    monkeypatch.chdir(place)
+    for values in ({}, {"run_dir": "mine"}, {"resume": "mine"}):
+        with pytest.raises(ConfigError) as error:
+            RunDirectory.open(config(**values))
+        assert error.value.key == "run_dir"
+    assert list(place.iterdir()) == []
+
+
 def test_a_directory_that_contains_a_run_is_not_overwritten(tmp_path: Path) -> None:
     with RunDirectory.open(config(run_dir=str(tmp_path))) as directory:
         directory.save_address("tcp://127.0.0.1:1")

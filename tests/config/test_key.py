@@ -132,6 +132,8 @@ def test_the_keywords_of_a_rollout_worker_take_the_declared_defaults() -> None:
         ("ppo", {"stop_time_s": "5m"}, "stop_time_s", "300"),
         ("ppo", {"input_evaluation": ["simulatoin"]}, "input_evaluation", "'simulation'"),
         ("ppo", {"lr": {"grid_search": [1, 2]}}, "lr", "examples/optuna_sweep.py"),
+        ("ppo", {"run_dir": "runs/\udcff"}, "run_dir", "Rename"),
+        ("ppo", {"env_config": {"files": ["a", "\udce9.bin"]}}, "env_config.files.1", "Rename"),
         ("ppo", {"model": {"lr": {"grid_search": [1]}}}, "model.lr", "examples/optuna_sweep.py"),
         ("pg", {"lambda_": 0.5}, "lambda_", ""),
         ("dqn", {"buffer_size": 1}, "buffer_size", "replay_capacity"),
