@@ -12,6 +12,7 @@ and of larger ones that get new weights often, are inputs instead: one session s
 
 A worker trusts its learner, but a graph can also come in a stranger's checkpoint. An ONNX graph can't run code, and it
 reads a file only through an entry with the key ``location``. Every graph is therefore loaded with that word altered.
+Its nodes are counted first, and a graph with loops has to return once within a time limit.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from reprlib import repr as show
@@ -31,6 +33,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from aiorl.acting.graph_limits import has_loops
 from aiorl.data.spaces import MAX_SPACE_ELEMENTS, space_from_dict
 from aiorl.errors import PolicyError
 from aiorl.process.machine import let_children_end
@@ -187,6 +190,8 @@ _WEIGHT_DTYPES = {"float32": 1, "uint8": 2, "int32": 6, "int64": 7, "bool": 9, "
 """ONNX's numbers of dtypes."""
 _PREV_DTYPES = {"float32": 1, "int64": 7}
 _ORT_ERRORS = 3  # log severity
+_LOOPS_WITHIN_S = 20.0
+"""Time limit of the first run of a graph with loops, for one row of zeros."""
 _FORMAT = 1
 
 
@@ -346,8 +351,12 @@ class ActingGraph:
             spec: its description.
             threads: threads that a run can use.
             runs_per_weights: approximate number of runs between two updates of the weights.
+
+        Raises:
+            PolicyError: when the graph is damaged, or has too many nodes.
         """
         self.spec = spec
+        self._has_untried_loops = has_loops(graph)
         most_bytes = _MAX_BRIEF_BYTES if runs_per_weights <= _BRIEF_RUNS else _MAX_INPUT_BYTES
         # convolutions are far slower if their kernels are inputs
         self._weights_are_inputs = spec.num_weight_bytes <= most_bytes and all(
@@ -475,10 +484,41 @@ class ActingGraph:
             return session
         values = {name: ort.OrtValue.ortvalue_from_numpy(weight) for name, weight in by_name.items()}
         loaded = self._load(values)
+        if self._has_untried_loops:
+            self._try_loops(loaded, by_name if self._weights_are_inputs else {})
         if not self._weights_are_inputs:
             return ActingSession(loaded, self._output_names, weights, values=values)
         self._shared, self._first_values = loaded, values  # the session uses the memory of these
         return ActingSession(loaded, self._output_names, weights, given=by_name)
+
+    def _try_loops(self, session: Any, given: Mapping[str, NDArray[Any]]) -> None:
+        """Run a graph with loops once, because one without an end could never be interrupted later.
+
+        Raises:
+            PolicyError: when it does not return in time, or fails.
+        """
+        spec = self.spec
+        feed: dict[str, NDArray[Any]] = {OBS_INPUT: np.zeros((1, *spec.obs_shape), spec.obs_dtype)}
+        for name, shape in zip(spec.state_inputs, spec.state_shapes, strict=True):
+            feed[name] = np.zeros((1, *shape), np.float32)
+        if spec.prev_action is not None:
+            feed[PREV_ACTIONS_INPUT] = np.zeros((1, *spec.prev_action.shape), spec.prev_action.dtype)
+            feed[PREV_REWARDS_INPUT] = np.zeros(1, np.float32)
+        if spec.noise_size:
+            feed[NOISE_INPUT] = np.zeros((1, spec.noise_size), np.float32)
+        options = ort.RunOptions()
+        timer = threading.Timer(_LOOPS_WITHIN_S, setattr, (options, "terminate", True))
+        timer.daemon = True
+        timer.start()
+        try:
+            session.run(self._output_names, {**given, **feed}, options)
+        except Exception as error:
+            # onnxruntime's own exceptions have no other common base
+            reason = f"its loops did not end within {_LOOPS_WITHIN_S:g} s" if options.terminate else f"{error!s:.500}"
+            raise PolicyError(f"the acting graph cannot be used: {reason}") from error
+        finally:
+            timer.cancel()
+        self._has_untried_loops = False
 
     def _load(self, values: Mapping[str, Any]) -> Any:  # Any: a session
         """Return a session with these weights, which are ONNX Runtime's values."""
