@@ -20,7 +20,7 @@ from typing import Any
 from aiorl.config.schema import CommonConfig
 from aiorl.errors import ConfigError
 from aiorl.learning.compilation_cache import CompilationCache
-from aiorl.process.imports import load_tensorflow, prepare_import
+from aiorl.process.imports import check_address_space, load_tensorflow, prepare_import
 from aiorl.process.machine import usable_cores
 
 logger = logging.getLogger(__name__)
@@ -77,7 +77,11 @@ def begin_loading() -> None:
     """Load TensorFlow's libraries in a thread, which takes half a second, while other modules are imported.
 
     The import then finds them loaded, or waits for the rest. The thread calls the C function, which releases the GIL.
+
+    Raises:
+        ConfigError: there is not enough address space for them.
     """
+    check_address_space()
     spec = importlib.util.find_spec("tensorflow")
     if spec is None or spec.origin is None or not sys.platform.startswith("linux"):
         return

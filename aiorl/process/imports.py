@@ -11,6 +11,7 @@ import importlib
 import importlib.util
 import os
 import re
+import resource
 import shlex
 import site
 import sys
@@ -115,6 +116,8 @@ NO_MEMORY = (
     "there is not enough memory to load TensorFlow, which needs about 3 GB of address space. Raise the limit (ulimit "
     "-v), or end other programs."
 )
+_LEAST_BYTES = 2_400_000_000
+"""Address space below which the smallest run was seen to abort: with 2.36 GB it does, with 2.66 GB it does not."""
 _SIGNS = "failed to map segment|cannot allocate memory|out of memory"
 
 
@@ -125,6 +128,17 @@ def lacks_memory(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or error.__context__
     return False
+
+
+def check_address_space() -> None:
+    """Refuse to load TensorFlow into an address space in which its allocator would abort this process.
+
+    Raises:
+        ConfigError: the limit of the address space (ulimit -v) is too low.
+    """
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit != resource.RLIM_INFINITY and limit < _LEAST_BYTES:
+        raise ConfigError(f"The limit is {limit:,} bytes: {NO_MEMORY}", key="memory", value=limit)
 
 
 def prepare_import() -> None:
@@ -139,6 +153,8 @@ def load_tensorflow(*, threads: int | None = None) -> None:
         threads: number of threads for its kernels; GPUs are then hidden unless CUDA_VISIBLE_DEVICES names some. None
             changes nothing. It has no effect if TensorFlow is already loaded.
     """
+    if "tensorflow" not in sys.modules:
+        check_address_space()
     if threads is not None and "tensorflow" not in sys.modules:
         prepare_import()
         os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")

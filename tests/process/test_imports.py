@@ -85,3 +85,19 @@ def test_a_lack_of_memory_is_recognized_by_loader_messages_and_in_error_contexts
     cleaning.__context__ = mapping
     assert all(map(lacks_memory, (mapping, cleaning, MemoryError(), OSError(12, "Cannot allocate memory"))))
     assert not lacks_memory(ImportError("No module named 'tensorflow'"))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not limit the address space")
+@pytest.mark.parametrize("gigabytes", [2])
+def test_too_little_address_space_for_tensorflow_is_one_sentence_before_any_file_is_made(
+    tmp_path: Path, gigabytes: int
+) -> None:
+    code = f"import resource; resource.setrlimit(resource.RLIMIT_AS, ({gigabytes}_000_000_000,) * 2)\n"
+    code += "import sys; from aiorl.learner import main; sys.exit(main(['--env', 'CartPole-v1']))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 2
+    assert "ulimit -v" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
