@@ -5,6 +5,7 @@ Acting with them needs neither TensorFlow nor the environment. `SavedRun` finds 
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ from aiorl.acting.actor import Actor
 from aiorl.acting.checkpoint import Checkpoint, find_checkpoint
 from aiorl.acting.filters import ObservationFilter, make_filter
 from aiorl.acting.graph_policy import GraphPolicy, in_front_of, learned_policy_class
+from aiorl.acting.older_order import KEEPS_ORDER, sampled_action_space, sampled_observation_space
 from aiorl.acting.policy import Policy
 from aiorl.acting.preprocessors import Preprocessor, make_preprocessor
 from aiorl.config.code import foreign_code, left_out_text
@@ -148,6 +150,28 @@ class ActingState:
     def _space(self, policy_id: str, name: str) -> gymnasium.Space[Any]:
         return space_from_dict(self.spaces[policy_id][name])
 
+    def _in_sampled_order(self) -> Self:
+        """Return the state with the parts of Dicts in the order that samplers had; see `older_order`."""
+        is_remote = self.part.remote_worker_envs or self.part.vectorize == "remote"
+        policies = dict(self.part.policies)
+        spaces: dict[str, Mapping[str, Any]] = {}
+        for policy_id, stored in self.spaces.items():
+            own_part = policies.get(policy_id)
+            was_rebuilt = is_remote or (own_part is not None and own_part.observation_space is not None)
+            observation_space = sampled_observation_space(stored["observation"], was_rebuilt=was_rebuilt)
+            action_space = sampled_action_space(stored["action"])
+            spaces[policy_id] = {"observation": observation_space, "action": action_space}
+            if own_part is not None and spaces[policy_id] != stored:
+                # without them, evaluations would take the order of the environment
+                update = {"observation_space": observation_space, "action_space": action_space}
+                policies[policy_id] = own_part.model_copy(update=update)
+        graphs: dict[str, PolicyGraph] = {}
+        for policy_id, graph in self.graphs.items():
+            spec = {**graph["spec"], "action_space": sampled_action_space(graph["spec"]["action_space"])}
+            graphs[policy_id] = PolicyGraph(graph=graph["graph"], spec=spec)
+        part = self.part.model_copy(update={"policies": policies})
+        return dataclasses.replace(self, part=part, graphs=graphs, spaces=spaces)
+
     def to_tensors(self) -> dict[str, NDArray[Any]]:
         """Return the state as one array of bytes, for a checkpoint.
 
@@ -155,7 +179,7 @@ class ActingState:
             TypeError: when the configuration contains values that are not plain data.
         """
         content = {
-            "format": _FORMAT, "config": dict(self.config), "part": self.part.to_dict(),
+            "format": _FORMAT, KEEPS_ORDER: True, "config": dict(self.config), "part": self.part.to_dict(),
             "graphs": {policy_id: dict(graph) for policy_id, graph in self.graphs.items()},
             "spaces": {policy_id: dict(own) for policy_id, own in self.spaces.items()},
         }  # fmt: skip
@@ -219,7 +243,8 @@ class ActingState:
             part = WorkerPart.from_dict(content["part"])
             if missing := part.policies.keys() - spaces.keys():
                 raise ValueError(f"no spaces of {sorted(missing)}")
-            return cls(dict(content["config"]), part, graphs, spaces)
+            state = cls(dict(content["config"]), part, graphs, spaces)
+            return state if content.get(KEEPS_ORDER) is True else state._in_sampled_order()
         except (BadFrame, ConfigError, KeyError, TypeError, ValueError, AttributeError) as error:
             raise CheckpointError(checkpoint.path, f"its data for acting makes no sense: {error!r:.300}") from error
 

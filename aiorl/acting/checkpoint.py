@@ -33,6 +33,7 @@ from safetensors.numpy import save as save_tensors
 from aiorl.config.code import is_local
 from aiorl.config.files import parse_json, read_regular
 from aiorl.data.columns import Piece
+from aiorl.data.spaces import with_sorted_keys
 from aiorl.errors import CheckpointError
 
 _log = logging.getLogger(__name__)
@@ -374,11 +375,27 @@ def check_compatible(checkpoint: Checkpoint, expected: Mapping[str, Any]) -> Non
 
 
 def _is_same(name: str, there: Any, here: Any) -> bool:
-    """Return whether two values agree; an environment may be redefined, or named without its module in the file."""
+    """Return whether two values agree; an environment may be redefined, or named without its module in the file.
+
+    Spaces whose Dicts list the same parts in different orders agree: a run takes over the order that is stored.
+    """
+    if name == "spaces" and isinstance(there, dict) and isinstance(here, dict):
+        return _in_one_order(there) == _in_one_order(here)
     if name == "env" and isinstance(there, str) and isinstance(here, str):
         there, here = (env.partition("#")[0] if is_local(env) else env for env in (there, here))
         return bool(here == there or here.endswith(f":{there}"))
     return bool(there == here)
+
+
+def _in_one_order(spaces: dict[str, Any]) -> Any:
+    """Return the spaces of policies with the parts of Dicts sorted; unchanged if they are damaged."""
+    try:
+        return {
+            policy_id: {name: with_sorted_keys(space) for name, space in of_policy.items()}
+            for policy_id, of_policy in spaces.items()
+        }
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
+        return spaces
 
 
 def _as_json(value: Any) -> Any:  # Any: all types of JSON

@@ -304,10 +304,10 @@ def without_mask(space: spaces.Dict) -> spaces.Space[Any]:
     only = _only_part(space)
     if only is not None:
         return space.spaces[only]
-    rest = {name: part for name, part in space.spaces.items() if name != ACTION_MASK}
+    rest = [(name, part) for name, part in space.spaces.items() if name != ACTION_MASK]
     if not rest:
         raise UnsupportedSpaceError("the observation space", space, KINDS, "It has nothing but an action mask.")
-    return spaces.Dict(rest)
+    return spaces.Dict(rest)  # a list keeps its order; a mapping would be sorted
 
 
 def _only_part(space: spaces.Dict) -> str | None:

@@ -2,7 +2,8 @@
 
 In the handshake and in checkpoints, spaces are dicts of strings, numbers and lists, which both msgpack and JSON
 support, so a policy can be restored or served without its environment. Infinite bounds are the strings ``"inf"`` and
-``"-inf"``; bounds that are equal everywhere are one number.
+``"-inf"``; bounds that are equal everywhere are one number. The parts of a Dict keep the order of the space: flattened
+observations and actions follow it.
 """
 
 from __future__ import annotations
@@ -83,6 +84,21 @@ def space_from_dict(data: Mapping[str, Any]) -> spaces.Space[Any]:
     return _space_from_dict(data, 0, _Room())
 
 
+def with_sorted_keys(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the description of a space with the parts of every Dict in alphabetical order."""
+    if data.get("kind") == "Dict":
+        parts = sorted(((str(key), with_sorted_keys(part)) for key, part in data["spaces"]), key=lambda pair: pair[0])
+        return {**data, "spaces": [list(pair) for pair in parts]}
+    if data.get("kind") == "Tuple":
+        return {**data, "spaces": [with_sorted_keys(part) for part in data["spaces"]]}
+    return dict(data)
+
+
+def differ_in_order_only(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
+    """Return True if two descriptions list the same parts of Dicts in different orders."""
+    return first != second and with_sorted_keys(first) == with_sorted_keys(second)
+
+
 def _bound_to_data(bound: NDArray[Any]) -> Any:
     first = bound.flat[0] if bound.size else 0
     if (bound == first).all():
@@ -140,8 +156,10 @@ def _space_from_dict(data: object, depth: int, room: _Room) -> spaces.Space[Any]
             case "Tuple":
                 return spaces.Tuple([_space_from_dict(part, depth + 1, room) for part in data["spaces"]])
             case "Dict":
-                parts = {str(key): _space_from_dict(part, depth + 1, room) for key, part in data["spaces"]}
-                return spaces.Dict(parts)
+                # a mapping would be sorted by Gymnasium
+                return spaces.Dict(
+                    [(str(key), _space_from_dict(part, depth + 1, room)) for key, part in data["spaces"]]
+                )
     except ConfigError:
         raise
     except (AssertionError, KeyError, OverflowError, TypeError, ValueError) as error:

@@ -17,6 +17,7 @@ from typing import Any
 
 import gymnasium
 
+from aiorl.acting.acting_state import ActingState
 from aiorl.acting.checkpoint import Checkpoint, find_checkpoint
 from aiorl.acting.exploration import make_exploration
 from aiorl.acting.filters import ObservationFilter, ReturnFilter, make_filter, returns_of
@@ -212,13 +213,20 @@ class Learning:
     begins_with: Checkpoint | None = None
 
 
-def build_learning(config: CommonConfig, run_dir: Path | None = None, plan: LearningPlan | None = None) -> Learning:
+def build_learning(
+    config: CommonConfig,
+    run_dir: Path | None = None,
+    plan: LearningPlan | None = None,
+    *,
+    resumed: Checkpoint | None = None,
+) -> Learning:
     """Build models, algorithms and acting graphs. This takes a few seconds, mostly to import TensorFlow.
 
     Args:
         config: the effective configuration.
         run_dir: the run's directory; workers on this host write their logs there.
         plan: result of `plan_learning` for this config, if it has been called before.
+        resumed: checkpoint that the run continues from, or None.
 
     Raises:
         ConfigError: a setting cannot be honoured.
@@ -227,7 +235,8 @@ def build_learning(config: CommonConfig, run_dir: Path | None = None, plan: Lear
     """
     if plan is None:
         plan = plan_learning(config)
-    config, planned = plan.config, plan.policies
+    config = plan.config
+    planned = _in_order_of(resumed or plan.begins_with, plan.policies)
     callbacks: DefaultCallbacks | None = None
     if plan.callbacks is not None:
         callbacks = named_failures(plan.callbacks, f"callbacks {config.callbacks!r}", "callbacks")()
@@ -269,6 +278,20 @@ def build_learning(config: CommonConfig, run_dir: Path | None = None, plan: Lear
         callbacks=callbacks,
         begins_with=plan.begins_with,
     )
+
+
+def _in_order_of(checkpoint: Checkpoint | None, planned: Mapping[str, PlannedPolicy]) -> Mapping[str, PlannedPolicy]:
+    """Return the policies with the parts of Dict spaces in the order that a checkpoint's networks were trained on."""
+    if checkpoint is None:
+        return planned
+    try:
+        stored = ActingState.from_checkpoint(checkpoint).spaces
+    except CheckpointError:  # what restores the checkpoint refuses it if it can't be used at all
+        return planned
+    return {
+        policy_id: policy.in_order_of(stored[policy_id]) if policy_id in stored else policy
+        for policy_id, policy in planned.items()
+    }
 
 
 def _build_network(

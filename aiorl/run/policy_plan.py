@@ -22,7 +22,7 @@ from aiorl.config.key import fact_of
 from aiorl.config.layers import Layer
 from aiorl.config.schema import CommonConfig
 from aiorl.data.columns import DEFAULT_POLICY_ID
-from aiorl.data.spaces import space_from_dict, space_to_dict
+from aiorl.data.spaces import differ_in_order_only, space_from_dict, space_to_dict
 from aiorl.env.kinds import EnvFacts
 from aiorl.errors import ConfigError, UnsupportedSpaceError, nearest
 from aiorl.learning.algorithms import ALGORITHMS
@@ -189,6 +189,30 @@ class PlannedPolicy:
     def described_spaces(self) -> dict[str, Any]:
         """Return both spaces as plain data."""
         return {"observation": _described(self.observation_space), "action": _described(self.action_space)}
+
+    def in_order_of(self, stored: Mapping[str, Any]) -> PlannedPolicy:
+        """Return the policy with the parts of its Dict spaces in the order of stored ones, if only that differs.
+
+        Args:
+            stored: result of `described_spaces` of a policy whose weights this one takes over.
+        """
+        described = self.described_spaces()
+        names = [name for name in described if differ_in_order_only(described[name], stored[name])]
+        if not names:
+            return self
+        observation_space, action_space = self.observation_space, self.action_space
+        if "observation" in names:
+            observation_space = space_from_dict(stored["observation"])
+        if "action" in names:
+            action_space = space_from_dict(stored["action"])
+        custom = (self.settings.get("model") or {}).get("custom_preprocessor")
+        return dataclasses.replace(
+            self,
+            observation_space=observation_space,
+            action_space=action_space,
+            preprocessor=make_preprocessor(observation_space, action_space=action_space, custom_preprocessor=custom),
+            has_own_spaces=True,
+        )
 
 
 def plan_policies(config: CommonConfig, facts: EnvFacts) -> dict[str, PlannedPolicy]:

@@ -488,7 +488,8 @@ class Training:
     def _build(self) -> Learning:
         """Load TensorFlow and build the model, in a thread chosen by the source."""
         restored, self._restored = self._restored, None  # it may hold a whole replay
-        learning = build_learning(self.config, self.directory.path, self._plan)
+        resumed = None if restored is None else restored.checkpoint
+        learning = build_learning(self.config, self.directory.path, self._plan, resumed=resumed)
         give_back(restored, self.config, learning)
         settings = {**self.config.env_config, **self.gate}
         learning.worker_part = learning.worker_part.model_copy(update={"env_config": settings})

@@ -18,6 +18,7 @@ from aiorl.acting.actor import Actor
 from aiorl.acting.checkpoint import list_checkpoints
 from aiorl.acting.filters import NoFilter
 from aiorl.acting.graph_policy import OnnxPolicy
+from aiorl.acting.older_order import KEEPS_ORDER, sampled_action_space, sampled_observation_space
 from aiorl.acting.preprocessors import make_preprocessor
 from aiorl.config.files import parse_json, read_regular
 from aiorl.data.spaces import space_from_dict
@@ -244,7 +245,11 @@ def _load_export(directory: Path, *, threads: int, seed: int | None) -> Version:
         if said["format"] != "onnx":
             raise PolicyError(f"it is an export to {said['format']}; only ONNX can be served")
         graph = read_regular(directory / "policy.onnx", max_bytes=_MAX_GRAPH)
-        space, action_space = (space_from_dict(said[f"{name}_space"]) for name in ("observation", "action"))
+        described, described_actions = said["observation_space"], said["action_space"]
+        if said.get(KEEPS_ORDER) is not True:
+            described = sampled_observation_space(described, was_rebuilt=False)
+            described_actions = sampled_action_space(described_actions)
+        space, action_space = space_from_dict(described), space_from_dict(described_actions)
         preprocessor = make_preprocessor(space, action_space=action_space)
         if type(preprocessor).__name__ != said["preprocessor"]["name"]:
             raise PolicyError(f"its preprocessor {said['preprocessor']['name']} is the user's own")
@@ -253,7 +258,7 @@ def _load_export(directory: Path, *, threads: int, seed: int | None) -> Version:
             "format": 1, "obs_shape": shapes["obs"][0], "obs_dtype": shapes["obs"][1],
             "state_shapes": [shape for name, (shape, _) in shapes.items() if name.startswith("state_in_")],
             "num_dist_inputs": shapes["dist_inputs"][0][0], "distribution": said["distribution"],
-            "action_space": said["action_space"], "weights": [], "prev_action": shapes.get("prev_actions"),
+            "action_space": described_actions, "weights": [], "prev_action": shapes.get("prev_actions"),
         })  # fmt: skip
         policy = OnnxPolicy(graph, spec, threads=threads, seed=seed, observation_space=preprocessor.observation_space)
         policy.set_weights({})

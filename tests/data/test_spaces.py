@@ -12,7 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from aiorl.data.spaces import MAX_SPACE_ELEMENTS, space_from_dict, space_to_dict
+from aiorl.data.spaces import (
+    MAX_SPACE_ELEMENTS,
+    differ_in_order_only,
+    space_from_dict,
+    space_to_dict,
+    with_sorted_keys,
+)
 from aiorl.errors import ConfigError, UnsupportedSpaceError
 
 EXAMPLES = [
@@ -96,3 +102,46 @@ def test_endless_nesting_is_refused():
         data = {"kind": "Tuple", "spaces": [data]}
     with pytest.raises(ConfigError):
         space_from_dict(data)
+
+
+def parts_in_order(space):
+    """Return the spaces within a space, depth first, each with its path."""
+    if isinstance(space, spaces.Dict):
+        named = space.spaces.items()
+    elif isinstance(space, spaces.Tuple):
+        named = enumerate(space.spaces)
+    else:
+        return [((), space)]
+    return [((name, *path), leaf) for name, part in named for path, leaf in parts_in_order(part)]
+
+
+any_dicts = st.recursive(
+    st.sampled_from(EXAMPLES[:7]),
+    lambda inner: (
+        st.lists(inner, min_size=1, max_size=3).map(spaces.Tuple)
+        | st.lists(st.tuples(st.sampled_from("zaMb_"), inner), min_size=1, max_size=4, unique_by=lambda pair: pair[0])
+        .map(spaces.Dict)
+    ),
+    max_leaves=6,
+)  # fmt: skip
+
+
+@given(space=any_dicts)
+def test_the_parts_of_a_dict_keep_their_order(space):
+    data = space_to_dict(space)
+    for back in (
+        space_from_dict(data),
+        space_from_dict(json.loads(json.dumps(data, sort_keys=True))),
+        space_from_dict(msgpack.unpackb(msgpack.packb(data))),
+    ):
+        assert parts_in_order(back) == parts_in_order(space)
+        assert space_to_dict(back) == data
+
+
+@given(space=any_dicts)
+def test_descriptions_that_differ_in_order_only_are_recognised(space):
+    data = space_to_dict(space)
+    sorted_data = with_sorted_keys(data)
+    assert differ_in_order_only(data, sorted_data) is (data != sorted_data)
+    assert space_from_dict(sorted_data) == space
+    assert not differ_in_order_only(data, space_to_dict(spaces.Dict(z=space, b=spaces.Discrete(2))))

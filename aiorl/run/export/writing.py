@@ -17,6 +17,7 @@ from typing import Any
 from aiorl.acting.acting_graph import ArraySpec
 from aiorl.acting.acting_state import SavedRun
 from aiorl.acting.filters import MeanStdFilter
+from aiorl.acting.older_order import KEEPS_ORDER
 from aiorl.config.code import import_object
 from aiorl.config.schema import CommonConfig
 from aiorl.data.spaces import space_to_dict
@@ -185,6 +186,7 @@ def _describe(form: PolicyForm, format_name: str, file_name: str, compared: Comp
         "env_steps": run.env_steps,
         "checkpoint": run.checkpoint.path.name,
         "run_id": run.checkpoint.meta.get("run_id"),
+        KEEPS_ORDER: True,
         "observation_space": dict(space["observation"]),
         "action_space": dict(space["action"]),
         "inputs": [_described(spec) for spec in form.inputs],
