@@ -135,7 +135,7 @@ class Policy(ABC):
             explore=explore,
         )
         return (
-            layout.to_env(layout.to_column(actions))[0] if layout.is_nested else actions[0],
+            layout.to_env(layout.to_column(actions))[0],
             [component[0] for component in state_out],
             {name: column[0] for name, column in columns.items()},
         )

@@ -136,11 +136,11 @@ class ActionLayout:
         """Convert the N actions of ``[N, *shape]`` to the form of environments.
 
         Returns:
-            Ints for Discrete, separate arrays for other simple spaces; for a Tuple a list of components for each
-            row, for a Dict a dict for each row.
+            N actions of the kind that ``space.sample()`` has: NumPy integers for Discrete, separate arrays for other
+            simple spaces, tuples for Tuple, and dicts in the order of the space for Dict.
         """
         if not self.is_nested:
-            return _rows_of(self.space, column)
+            return rows_of(self.space, column.astype(self.dtype))
         parts = iter(self._slices)
         return _regrouped(self.space, column, parts)
 
@@ -293,15 +293,21 @@ def nested(space: spaces.Space[Any], parts: Iterator[Any]) -> Any:
     return next(parts)
 
 
-def _rows_of(leaf: spaces.Space[Any], batch: Array) -> list[Any]:
-    return batch.tolist() if isinstance(leaf, spaces.Discrete) else list(batch.copy())
+def rows_of(leaf: spaces.Space[Any], batch: Array) -> list[Any]:
+    """Return the actions of a batch ``[N, *leaf.shape]`` of a simple space as its ``sample()`` has them.
+
+    They share the memory of the batch, whose dtype must be that of the space.
+    """
+    if batch.ndim == 1 and batch.dtype.kind == "f":
+        return [batch[row, ...] for row in range(len(batch))]  # arrays without dimensions
+    return list(batch)
 
 
 def _regrouped(space: spaces.Space[Any], column: Array, parts: Iterator[slice]) -> list[Any]:
     if isinstance(space, spaces.Tuple):
         components = [_regrouped(part, column, parts) for part in space.spaces]
-        return [list(row) for row in zip(*components, strict=True)]
+        return list(zip(*components, strict=True))
     if isinstance(space, spaces.Dict):
         named = {name: _regrouped(part, column, parts) for name, part in space.spaces.items()}
         return [dict(zip(named, row, strict=True)) for row in zip(*named.values(), strict=True)]
-    return _rows_of(space, _leaf_batch(space, column[:, next(parts)]))
+    return rows_of(space, _leaf_batch(space, column[:, next(parts)]))

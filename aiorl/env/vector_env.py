@@ -19,6 +19,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from aiorl.data.actions import rows_of
 from aiorl.data.columns import DEFAULT_AGENT_ID
 from aiorl.env.base_env import (
     ALL_AGENTS,
@@ -442,7 +443,8 @@ class SerialEnv(LockstepEnv):
         self.max_episode_steps = episode_limit(copies.envs[0])
         self.limit_episodes(horizon)
         self._first_cut = _NEVER  # before this step, no episode reaches max_episode_steps
-        self._actions_as_list = isinstance(self.action_space, spaces.Discrete)
+        # the rows of other spaces are what `sample` returns: NumPy integers or arrays
+        self._has_scalar_actions = isinstance(self.action_space, spaces.Box) and self.action_space.shape == ()
         self._obs: NDArray[Any] = copies.new_rows()
         self._result = VectorStep(self._obs, copies.rewards, copies.terminateds, copies.truncateds)
 
@@ -464,7 +466,7 @@ class SerialEnv(LockstepEnv):
         """Step every copy in turn; see LockstepEnv."""
         result, copies, obs_rows = self._result, self._copies, self._obs
         result.final_index = result.final_obs = None
-        ended = copies.step_into(obs_rows, actions.tolist() if self._actions_as_list else actions)
+        ended = copies.step_into(obs_rows, rows_of(self.action_space, actions) if self._has_scalar_actions else actions)
         if copies.training_disabled:
             raise TrainingDisabled(self.env_id)
         if copies.step_count >= self._first_cut:

@@ -44,7 +44,7 @@ def given_value(space: spaces.Space[Any], value: Any, name: str) -> Any:
         return {key: given_value(space.spaces[key], part, f"{name}.{key}") for key, part in value.items()}
     if isinstance(space, spaces.Tuple) and isinstance(value, list | tuple) and len(value) == len(space.spaces):
         pairs = enumerate(zip(space.spaces, value, strict=True))
-        return [given_value(part, one, f"{name}.{index}") for index, (part, one) in pairs]
+        return tuple(given_value(part, one, f"{name}.{index}") for index, (part, one) in pairs)
     if isinstance(value, bytes):
         return unpacked_array(value, np.dtype(space.dtype), tuple(space.shape or ()), name)
     if not isinstance(value, Mapping):

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Itera
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote
 
+import numpy as np
 import orjson
 
 from aiorl.process.tasks import Tasks, first_of
@@ -57,7 +58,14 @@ def headers_of(response: Response) -> list[tuple[bytes, bytes]]:
 
 def json_response(value: Any, *, status: int = 200, headers: Headers = ()) -> Response:
     """Return an answer in JSON; NaN and infinities become null, arrays of NumPy become lists."""
-    return Response(orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY), status, headers=headers)
+    return Response(orjson.dumps(value, _other_array, orjson.OPT_SERIALIZE_NUMPY), status, headers=headers)
+
+
+def _other_array(value: Any) -> Any:
+    """Return an array that has no dimensions, or is not contiguous, in a form that orjson takes."""
+    if not isinstance(value, np.ndarray):
+        raise TypeError(f"{type(value).__name__} has no form in JSON")
+    return np.ascontiguousarray(value) if value.ndim else value[()]
 
 
 def always(said: Any) -> Callable[[Request], Awaitable[Response]]:

@@ -13,6 +13,7 @@ import numpy as np
 import psutil
 import pytest
 
+from aiorl.data.actions import ActionLayout
 from aiorl.data.columns import DEFAULT_AGENT_ID as AGENT
 from aiorl.env.base_env import ALL_AGENTS, ASYNC_RESET_RETURN
 from aiorl.env.remote_env import RemoteEnv
@@ -47,6 +48,37 @@ class SleepyEnv(CountingEnv):
         obs, reward, terminated, truncated, info = super().step(action)
         info = {"remote": self.context.remote, "worker": self.context.worker_index, "function": print}
         return obs, reward, terminated, truncated, info
+'''
+
+
+NESTED = '''
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+def kind_of(value):
+    if isinstance(value, dict):
+        return {name: kind_of(part) for name, part in value.items()}
+    if isinstance(value, tuple | list):
+        return [type(value).__name__, *map(kind_of, value)]
+    return f"{type(value).__name__} {value.dtype} {value.shape}"
+
+class NestedEnv(gymnasium.Env):
+    """Says in its infos of which kind an action was, and of which kind its space samples one."""
+
+    observation_space = spaces.Dict([("z", spaces.Box(-1, 1, (2,))), ("a", spaces.Discrete(3))])
+    action_space = spaces.Tuple([
+        spaces.Discrete(3, start=2),
+        spaces.Dict([("turn", spaces.Box(-1, 1, ())), ("gear", spaces.MultiDiscrete([[2, 3]], dtype=np.int32))]),
+        spaces.MultiBinary(2),
+    ])
+
+    def reset(self, *, seed=None, options=None):
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        kinds = {"got": str(kind_of(action)), "sampled": str(kind_of(self.action_space.sample()))}
+        return self.observation_space.sample(), 0.0, False, False, kinds
 '''
 
 
@@ -91,6 +123,22 @@ def test_r122_the_first_poll_opens_episodes_and_resets_come_by_later_polls(make_
     assert base.observation_space == CountingEnv().observation_space
     assert base.get_unwrapped() == []
     assert base.take_finished_games() is None
+
+
+def test_actions_and_spaces_of_a_remote_environment_are_of_the_kind_that_it_declares(
+    make_remote, tmp_path, monkeypatch
+):
+    (tmp_path / "nested_env.py").write_text(NESTED)
+    monkeypatch.syspath_prepend(tmp_path)
+    base = make_remote("nested_env:NestedEnv")
+    assert list(base.observation_space.spaces) == ["z", "a"]
+    assert list(base.action_space[1].spaces) == ["turn", "gear"]
+    layout = ActionLayout(base.action_space)
+    base.poll()
+    (action,) = layout.to_env(layout.to_row(base.action_space.sample())[None])
+    base.send_actions({0: {AGENT: action}})
+    kinds = base.poll().infos[0][AGENT]
+    assert kinds["got"] == kinds["sampled"]
 
 
 def test_r20_r164_with_wait_0_a_poll_returns_the_environments_that_are_ready(make_remote, sleepy, tmp_path):

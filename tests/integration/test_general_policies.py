@@ -118,7 +118,7 @@ def test_r117_r118_environments_get_clipped_actions_and_rows_keep_the_chosen_one
     sampler, _, policy, envs = sampler_of(Nested, {"fcnet_hiddens": [8]})
     episodes = episodes_of(sampler, 6)
     received = [action for env in envs for action in env.received]
-    assert all(type(action) is list and ACTIONS.contains(action) for action in received)
+    assert all(type(action) is tuple and ACTIONS.contains(action) for action in received)
     sizes = np.concatenate([np.abs(rows[c.ACTIONS][:, 1:]).ravel() for rows in episodes])
     assert sizes.max() > 0.1, "a standard normal is not within the bounds"
     chosen = np.concatenate([rows[c.ACTIONS] for rows in episodes])

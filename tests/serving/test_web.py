@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("uvicorn")
@@ -369,3 +370,19 @@ def test_tls_is_spoken_with_the_given_files(tmp_path: Path) -> None:
         assert site.server.url.startswith("https://")
     with pytest.raises(ConfigError, match=str(key)):
         WebServer(App(), WebOptions(tls_cert=key, tls_key=key))
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [
+        (np.array(0.5, np.float32), 0.5),
+        (np.arange(6).reshape(2, 3).T, [[0, 3], [1, 4], [2, 5]]),
+        ((np.int64(2), {"z": np.array([1, 0], np.int8), "a": np.float32(0.25)}), [2, {"z": [1, 0], "a": 0.25}]),
+    ],
+    ids=["without dimensions", "not contiguous", "nested"],
+)
+def test_every_array_has_a_form_in_json(value: Any, written: Any) -> None:
+    body = json_response(value).body
+    assert json.loads(body) == written
+    with pytest.raises(TypeError):
+        json_response({"object": object()})
