@@ -423,8 +423,12 @@ class LoadedPolicy:
         return self._actor.observe(observations, update=False)
 
     def get_initial_state(self) -> list[Array]:
-        """Return the recurrent state at an episode's start: an array [...] per component; empty without recurrence."""
-        return [component.copy() for component in self._actor.initial_state]
+        """Return the state at an episode's start: an array [...] per component; empty without recurrence.
+
+        These are the components of the recurrent state. If the policy looks back at actions that are clipped for
+        environments, a last one is its previous action before it was clipped.
+        """
+        return [component.copy() for component in self._actor.initial_memory]
 
     def compute_single_action(
         self,
@@ -440,8 +444,10 @@ class LoadedPolicy:
 
         Args:
             obs: the observation, as returned by the environment.
-            state: recurrent state, an array [...] per component; None or empty stands for an episode's start.
-            prev_action: previous action, for a policy that looks back; None at an episode's start.
+            state: state after the previous step, an array [...] per component; None or empty stands for an episode's
+                start.
+            prev_action: previous action as the environment got it, for a policy that looks back; None at an episode's
+                start.
             prev_reward: previous reward.
             explore: True samples from the action distribution, False uses its most likely action.
             full_fetch: True returns all three results even without a state.
@@ -472,7 +478,8 @@ class LoadedPolicy:
 
         Args:
             observations: N observations of environments.
-            states: recurrent state, [N, ...] of each component; None or empty stands for an episode's start.
+            states: states after the previous step, [N, ...] of each component; None or empty stands for an episode's
+                start.
             prev_actions: N previous actions in the environment's form; None = none yet.
             prev_rewards: N previous rewards.
             explore: True samples from the action distribution, False uses its most likely action.

@@ -34,6 +34,8 @@ _ROW_COLUMNS = frozenset(
 
 
 _NO_ROWS = np.zeros(0, np.int64)
+CARRIES_ACTION = "carries_action"
+"""Key in the description of an export whose state includes the last action before it was clipped."""
 
 
 class Question(NamedTuple):
@@ -80,7 +82,9 @@ class Actor:
         observation_space: space of the environment's observations.
         obs_shape: shape of an observation at the policy.
         obs_dtype: its dtype.
-        initial_state: recurrent state of one row at an episode's start.
+        initial_state: recurrent state of one row at an episode's start, as the policy has it.
+        initial_memory: the same as callers of `compute_actions` get it: the recurrent state and, if the policy looks
+            back at actions that are clipped for environments, its last action before it was clipped.
     """
 
     def __init__(
@@ -91,6 +95,7 @@ class Actor:
         observation_filter: ObservationFilter,
         *,
         clip_actions: bool = True,
+        carries_action: bool = False,
     ) -> None:
         """Connect a policy with its other parts.
 
@@ -100,6 +105,8 @@ class Actor:
             preprocessor: preprocessor of its observations.
             observation_filter: filter after the preprocessor.
             clip_actions: True to clip the environment's actions to the bounds of their space.
+            carries_action: True if the last component of the policy's own state is its last action before it was
+                clipped, as in exports.
 
         Raises:
             UnsupportedSpaceError: when the policy requires nested observations (also a ValueError).
@@ -119,6 +126,17 @@ class Actor:
         self._own_columns: frozenset[str] | None = None
         # our own policies need neither infos nor episodes, and their results need no check
         self._is_ours = getattr(policy.compute_actions, "__func__", None) is GraphPolicy.compute_actions
+        self._policy_carries_action = carries_action
+        self._carries_action = (
+            isinstance(policy, GraphPolicy)
+            and policy.spec.prev_action is not None
+            and clip_actions
+            and self.layout.is_bounded
+            and not carries_action
+        )
+        self.initial_memory = list(self.initial_state)
+        if self._carries_action:
+            self.initial_memory.append(np.zeros(self.layout.shape, np.float32))
 
     @property
     def is_plain(self) -> bool:
@@ -225,14 +243,16 @@ class Actor:
 
         Args:
             obs: the observation.
-            state: recurrent state, [...] of each component; empty = the initial one.
-            prev_action: previous action in the environment's form; None at an episode's start.
+            state: state after the previous step, as `initial_memory`; empty = the initial one. The recurrent state
+                alone is also accepted.
+            prev_action: previous action in the environment's form; None at an episode's start. Numbers that the state
+                says were clipped are replaced by those that the policy chose.
             prev_reward: previous reward.
             info: info that came with the observation.
             explore: False requests the policy's best action instead of a sample.
 
         Returns:
-            The action in the environment's form, recurrent state after the step, and further outputs of the policy, for
+            The action in the environment's form, the state after the step, and further outputs of the policy, for
             example "vf_preds".
 
         Raises:
@@ -241,10 +261,15 @@ class Actor:
             PolicyError: when its action mask forbids every action, or the state does not fit (also a ValueError).
         """
         row = self.observe([obs], update=False)[0]
+        own_state, carried = self._parted(state)
+        if prev_action is not None and carried is not None:
+            before = self._before_clipping(self.layout.to_row(prev_action), carried)
+            prev_action = self.layout.to_env(before[None])[0]
         action, state_out, columns = self.policy.compute_single_action(
-            row, state, prev_action, prev_reward, info, explore=explore
+            row, own_state, prev_action, prev_reward, info, explore=explore
         )
-        return self.to_env(self.layout.to_row(action)[None])[0], state_out, columns
+        chosen = self.layout.to_row(action)
+        return self.to_env(chosen[None])[0], self._with_action(state_out, chosen), columns
 
     def compute_actions(
         self,
@@ -266,16 +291,68 @@ class Actor:
             raise PolicyError(
                 f"there is no action to take: the action mask of observation {stuck[0]} forbids every one"
             )
+        own_states, carried = self._parted(states)
+        before: Array | None = None
+        if prev_actions is not None:
+            before = np.stack([self.layout.to_row(action) for action in prev_actions])
+            if carried is not None:
+                before = self._before_clipping(before, carried)
         less: dict[str, Any] = {} if with_logp or explore or not self._is_ours else {"with_logp": False}
         actions, states_out, columns = self.policy.compute_actions(
             rows,
-            states or [np.broadcast_to(one, (len(rows), *one.shape)) for one in self.initial_state],
-            None if prev_actions is None else np.stack([self.layout.to_row(action) for action in prev_actions]),
+            own_states or [np.broadcast_to(one, (len(rows), *one.shape)) for one in self.initial_state],
+            before,
             None if prev_rewards is None else np.asarray(prev_rewards, np.float32),
             explore=explore,
             **less,
         )
-        return self.to_env(column := self.layout.to_column(actions)), states_out, {**columns, c.ACTIONS: column}
+        column = self.layout.to_column(actions)
+        return self.to_env(column), self._with_action(states_out, column), {**columns, c.ACTIONS: column}
+
+    def with_taken(self, memory: Sequence[Array], action: Any) -> list[Array]:
+        """Return the memory after a step in which an action was taken that the policy has not chosen.
+
+        Args:
+            memory: state after the step, [...] of each component.
+            action: the action, in the environment's form.
+        """
+        if not self._carries_action and not self._policy_carries_action:
+            return list(memory)
+        return self._with_action(self._parted(memory)[0], self.layout.to_row(action))
+
+    def _parted(self, states: Sequence[Array]) -> tuple[Sequence[Array], Array | None]:
+        """Return the recurrent state for the policy, and the last action before it was clipped if it is there."""
+        if self._carries_action and len(states) == len(self.initial_memory):
+            return states[:-1], np.asarray(states[-1], self.layout.dtype)
+        return states, None
+
+    def _before_clipping(self, actions: Array, carried: Array) -> Array:
+        """Return previous actions as the policy chose them: it was trained on its actions before they were clipped.
+
+        Args:
+            actions: [..., *shape] as environments got them.
+            carried: [..., *shape] as the policy chose them in the step before.
+
+        Returns:
+            The carried numbers where the others are what clipping makes of them; elsewhere another action was taken.
+
+        Raises:
+            PolicyError: when the carried actions have another shape.
+        """
+        if carried.shape != actions.shape:
+            raise PolicyError(
+                f"the last component of the state has shape {carried.shape}; it is the last action before it was "
+                f"clipped, of shape {actions.shape}"
+            )
+        return self.layout.before_clipping(actions, carried)
+
+    def _with_action(self, states: Sequence[Array], chosen: Array) -> list[Array]:
+        """Return states for callers, with the chosen actions before they are clipped if the policy looks back."""
+        if self._carries_action:
+            return [*states, chosen.astype(np.float32)]
+        if self._policy_carries_action:  # its own are the most likely ones, even if actions are drawn
+            return [*states[:-1], chosen.astype(np.float32)]
+        return list(states)
 
     def to_env(self, actions: Array) -> list[Any]:
         """Return N actions in the environment's form, clipped if configured."""

@@ -8,6 +8,7 @@ component has this dtype or float32 can't hold a whole number exactly.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,6 +24,7 @@ from aiorl.errors import BatchError, UnsupportedSpaceError
 Array = NDArray[Any]
 
 _EXACT_IN_FLOAT32 = 1 << 24
+_FLOAT32_STEPS = 4 * np.finfo(np.float32).eps
 
 
 class ActionLayout:
@@ -131,6 +133,31 @@ class ActionLayout:
             return column
         clipped: Array = np.clip(column, *self._bounds)
         return clipped
+
+    def before_clipping(self, actions: Array, chosen: Array) -> Array:
+        """Return actions as a policy chose them, given as environments got them.
+
+        Args:
+            actions: ``[..., *shape]`` as environments got them.
+            chosen: ``[..., *shape]`` as the policy chose them, in case that these are its actions.
+
+        Returns:
+            The chosen numbers where the others are what `clip` makes of them, but for rounding to float32; elsewhere
+            another action was taken.
+        """
+        is_clipped = np.abs(actions - self.clip(chosen)) <= self.rounding
+        before: Array = np.where(is_clipped, chosen, actions)
+        return before
+
+    @functools.cached_property
+    def rounding(self) -> Array:
+        """Largest difference between a number at a bound and the same rounded to float32, ``[*shape]``."""
+        if self._bounds is None:
+            return np.zeros(self.shape, np.float32)
+        bounds = [np.asarray(bound, np.float64) for bound in self._bounds]
+        sizes = [np.where(np.isfinite(bound), np.abs(bound), 0.0) for bound in bounds]
+        rounding: Array = (_FLOAT32_STEPS * np.maximum(*sizes)).astype(np.float32)
+        return rounding
 
     def to_env(self, column: Array) -> list[Any]:
         """Convert the N actions of ``[N, *shape]`` to the form of environments.

@@ -99,7 +99,7 @@ class Version:
         self._context = contextvars.copy_context()  # numbers too large for float32 become infinite, which is refused
         self._context.run(np.seterr, over="ignore")
         self._has_memory = bool(actor.initial_state) or actor.looks_back
-        self._blank = Memory(actor.initial_state, actor.layout.to_env(actor.layout.zeros(1))[0])
+        self._blank = Memory(actor.initial_memory, actor.layout.to_env(actor.layout.zeros(1))[0])
 
     def submit(self, job: Job) -> Reply:
         """Answer a job in this turn of the event loop, together with all others of the turn."""
@@ -153,7 +153,10 @@ class Version:
             if (session := job.session) is not None:
                 if job.is_start:
                     session.restart()
-                session.memory = Memory([state[rows.start].copy() for state in states], actions[0])
+                memory = [state[rows.start].copy() for state in states]
+                if job.action is not None:
+                    memory = self.actor.with_taken(memory, job.action)
+                session.memory = Memory(memory, actions[0])
                 session.steps += 1
                 session.total += job.reward
             try:

@@ -14,7 +14,7 @@ from prometheus_client import Counter, Histogram
 
 from aiorl.acting.acting_graph import ActingSpec
 from aiorl.acting.acting_state import SavedRun
-from aiorl.acting.actor import Actor
+from aiorl.acting.actor import CARRIES_ACTION, Actor
 from aiorl.acting.checkpoint import list_checkpoints
 from aiorl.acting.filters import NoFilter
 from aiorl.acting.graph_policy import OnnxPolicy
@@ -48,7 +48,7 @@ class Model:
         action_space: space of its actions.
         inputs: arrays of an observation, by their names as tensors.
         outputs: arrays of an action, and further outputs.
-        state_shapes: shapes of its recurrent state.
+        state_shapes: shapes of its recurrent state, as `Actor.initial_memory`.
     """
 
     def __init__(self, name: str, first: Version, share: float) -> None:
@@ -58,7 +58,7 @@ class Model:
         self.observation_space, self.action_space = first.actor.observation_space, first.actor.layout.space
         self.inputs, self.outputs = tensors_of("obs", self.observation_space), tensors_of("action", self.action_space)
         self.outputs |= {name: Tensor(name, (), np.dtype(np.float32)) for name in OUTPUTS}
-        self.state_shapes = [state.shape for state in first.actor.initial_state]
+        self.state_shapes = [state.shape for state in first.actor.initial_memory]
 
     def pick(self) -> int:
         """Return the index of the arm for a request without a session."""
@@ -85,7 +85,7 @@ class Model:
         for what, found, known in (
             ("observation space", given.observation_space, self.observation_space),
             ("action space", given.layout.space, self.action_space),
-            ("recurrent state", [state.shape for state in given.initial_state], self.state_shapes),
+            ("recurrent state", [state.shape for state in given.initial_memory], self.state_shapes),
         ):
             if found != known:
                 raise PolicyError(f"its {what} is {found}, that of model {self.name!r} is {known}")
@@ -263,7 +263,14 @@ def _load_export(directory: Path, *, threads: int, seed: int | None) -> Version:
         policy = OnnxPolicy(graph, spec, threads=threads, seed=seed, observation_space=preprocessor.observation_space)
         policy.set_weights({})
         clips = said["clip_actions"] is True
-        actor = Actor(str(said["policy_id"]), policy, preprocessor, NoFilter(), clip_actions=clips)
+        actor = Actor(
+            str(said["policy_id"]),
+            policy,
+            preprocessor,
+            NoFilter(),
+            clip_actions=clips,
+            carries_action=said.get(CARRIES_ACTION) is True,
+        )
         number = int(str(said["checkpoint"]).rpartition("-")[2] or 0)
         return Version(number, actor, str(said["env"]), int(said["env_steps"]))
     except Exception as error:  # whatever a damaged file leads to

@@ -22,7 +22,7 @@ class Memory(NamedTuple):
     """A policy's memory of the steps before.
 
     Attributes:
-        state: recurrent state, an array [...] per component.
+        state: recurrent state, an array [...] per component, as `Actor.initial_memory`.
         action: the last action, in the environment's form.
         reward: its reward.
     """

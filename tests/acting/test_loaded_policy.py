@@ -13,6 +13,7 @@ from typing import Any
 
 import msgpack
 import numpy as np
+import onnxruntime as ort
 import pytest
 from export_worlds import BOX, FOUR, TORQUE, Shown, sequential
 from gymnasium import spaces
@@ -25,6 +26,7 @@ from aiorl.acting.checkpoint import load_checkpoint, save_checkpoint
 from aiorl.data.nested_codec import pack, unpack
 from aiorl.env.registry import register_env
 from aiorl.errors import BatchError, CheckpointError, ConfigError, PolicyError, UnknownPolicyError
+from aiorl.serving.models import Models
 
 DEFAULT = aiorl.DEFAULT_POLICY_ID
 
@@ -109,6 +111,101 @@ def test_a_loaded_policy_acts_like_the_trained_network(
     actions, _, _ = policy.compute_actions(observations)
     each = [policy.compute_single_action(obs) for obs in observations]
     assert np.array_equal(actions, each)
+
+
+class Noted(Shown):
+    """Environment of random observations that notes each observation, the action for it, and the reward."""
+
+    steps: list[tuple[Any, Any, float]]
+
+    def __init__(self, *env_spaces: Any) -> None:
+        super().__init__(*env_spaces)
+        self.steps = []
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        self.shown, info = super().reset(seed=seed, options=options)
+        return self.shown, info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        reward = 0.25 * len(self.steps)
+        self.steps.append((self.shown, action, reward))
+        self.shown = self.observation_space.sample()
+        return self.shown, reward, len(self.steps) == 8, False, {}
+
+
+@pytest.fixture(scope="module")
+def looks_back(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[tuple[Any, Any, float]]]:
+    """Run directory of a policy that looks back at clipped actions, and the steps of an evaluation; read-only."""
+    directory = tmp_path_factory.mktemp("looks_back")
+    made: list[Noted] = []
+
+    def make(context: Any) -> Noted:
+        made.append(Noted(BOX, TORQUE))
+        return made[-1]
+
+    register_env("noted", make)
+    save_run(directory, env="noted", model={"use_lstm": True, "lstm_cell_size": 8, "lstm_use_prev_action_reward": True})
+    aiorl.evaluate(directory, episodes=1, seed=3)
+    return directory, next(env.steps for env in reversed(made) if env.steps)
+
+
+def test_a_policy_that_looks_back_at_clipped_actions_acts_as_in_an_evaluation(
+    looks_back: tuple[Path, list[tuple[Any, Any, float]]],
+) -> None:
+    directory, steps = looks_back
+    played = np.array([action for _, action, _ in steps])
+    assert np.isin(played, [TORQUE.low, TORQUE.high]).mean() > 0.3, "many numbers are clipped"
+    policy = aiorl.load_policy(directory)
+    state, before = policy.get_initial_state(), (None, None)
+    assert [component.shape for component in state] == [(8,)] * 4 + [TORQUE.shape]
+    for obs, wanted, reward in steps:
+        action, after, _ = policy.compute_single_action(obs, state, *before)
+        np.testing.assert_allclose(action, wanted, atol=1e-5)
+        rows = [component[None] for component in state]
+        previous, last_reward = before
+        of_rows = {} if previous is None else {"prev_actions": [previous], "prev_rewards": [last_reward]}
+        (batched,), states, _ = policy.compute_actions([obs], rows, **of_rows)
+        np.testing.assert_allclose(batched, wanted, atol=1e-5)
+        np.testing.assert_allclose(states[-1][0], after[-1], atol=1e-5)
+        state, before = after, (action, reward)
+
+
+def test_an_export_that_looks_back_at_its_own_clipped_actions_acts_as_in_an_evaluation(
+    looks_back: tuple[Path, list[tuple[Any, Any, float]]], tmp_path: Path
+) -> None:
+    directory, steps = looks_back
+    session = ort.InferenceSession(str(aiorl.export_policy(directory, tmp_path)["onnx"]))
+    names = [output.name for output in session.get_outputs()]
+    inputs = {item.name: np.zeros((1, *item.shape[1:]), np.float32) for item in session.get_inputs()}
+    for obs, wanted, reward in steps:
+        inputs["obs"] = obs[None]
+        outputs = dict(zip(names, session.run(names, inputs), strict=True))
+        np.testing.assert_allclose(outputs["action"][0], wanted, atol=1e-5)
+        inputs = {name: outputs.get(name.replace("_in_", "_out_"), value) for name, value in inputs.items()}
+        inputs["prev_actions"], inputs["prev_rewards"] = outputs["action"], np.array([reward], np.float32)
+    actor = Models([str(tmp_path)])[DEFAULT].arms[0].actor
+    memory, before = [component[None] for component in actor.initial_memory], {}
+    for obs, wanted, reward in steps:
+        actions, memory, _ = actor.compute_actions([obs], memory, **before, explore=False)
+        np.testing.assert_allclose(actions[0], wanted, atol=1e-5)
+        before = {"prev_actions": actions, "prev_rewards": [reward]}
+
+
+def test_a_policy_looks_back_at_the_action_that_was_taken_if_it_is_not_its_own(
+    looks_back: tuple[Path, list[tuple[Any, Any, float]]],
+) -> None:
+    directory, steps = looks_back
+    policy = aiorl.load_policy(directory)
+    _, state, _ = policy.compute_single_action(steps[0][0], policy.get_initial_state())
+    taken = np.array([0.05, -0.02], np.float32)
+    action, _, _ = policy.compute_single_action(steps[1][0], state, taken, 1.0)
+    without_own = [*state[:-1], np.zeros_like(state[-1])]
+    wanted, _, _ = policy.compute_single_action(steps[1][0], without_own, taken, 1.0)
+    recurrent_only, _, _ = policy.compute_single_action(steps[1][0], state[:-1], taken, 1.0)
+    np.testing.assert_array_equal(action, wanted)
+    np.testing.assert_array_equal(action, recurrent_only)
+    with pytest.raises(PolicyError, match=r"\(5,\)"):
+        policy.compute_single_action(steps[1][0], [*state[:-1], np.zeros(5)], taken, 1.0)
 
 
 def test_several_policies_are_loaded_by_name_except_one_of_the_users_own_class(tmp_path: Path) -> None:

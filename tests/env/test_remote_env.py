@@ -125,9 +125,7 @@ def test_r122_the_first_poll_opens_episodes_and_resets_come_by_later_polls(make_
     assert base.take_finished_games() is None
 
 
-def test_actions_and_spaces_of_a_remote_environment_are_of_the_kind_that_it_declares(
-    make_remote, tmp_path, monkeypatch
-):
+def test_actions_of_a_remote_environment_are_of_the_kind_that_it_samples(make_remote, tmp_path, monkeypatch):
     (tmp_path / "nested_env.py").write_text(NESTED)
     monkeypatch.syspath_prepend(tmp_path)
     base = make_remote("nested_env:NestedEnv")

@@ -67,6 +67,10 @@ def check_against_policy(form: PolicyForm, run: Runner) -> Compared:
             inputs = {OBS_INPUT: obs, **dict(zip(form.spec.state_inputs, states, strict=True))}
             if prev is not None:
                 inputs |= {PREV_ACTIONS_INPUT: prev[0], PREV_REWARDS_INPUT: prev[1]}
+            if prev is not None and form.carried is not None:
+                chosen, given = _random_carried(form, rng, prev[0])
+                inputs |= {form.carried.name: chosen, PREV_ACTIONS_INPUT: given}
+                prev = np.where(_is_first_half(chosen), chosen, given), prev[1]
             try:
                 outputs = dict(run(inputs))
             except Exception as error:
@@ -139,6 +143,18 @@ def _random_previous(form: PolicyForm, rng: np.random.Generator, rows: int) -> P
     return actions.astype(spec.dtype), rng.standard_normal(rows).astype(np.float32)
 
 
+def _random_carried(form: PolicyForm, rng: np.random.Generator, previous: Array) -> tuple[Array, Array]:
+    """Return random actions before clipping, and previous actions: the clipped ones, or others in the second half."""
+    low, high = form.previous_bounds
+    chosen = (rng.standard_normal(previous.shape) * _SPREAD).astype(np.float32)
+    return chosen, np.where(_is_first_half(chosen), np.clip(chosen, low, high), previous)
+
+
+def _is_first_half(rows: Array) -> Array:
+    """Return for rows [N, ...] whether they are in the first half, [N, 1...]."""
+    return (np.arange(len(rows)) <= len(rows) // 2).reshape(-1, *[1] * (rows.ndim - 1))
+
+
 def _check_form(form: PolicyForm, outputs: Mapping[str, Array], rows: int) -> None:
     found = {name: (value.shape, value.dtype.name) for name, value in outputs.items()}
     wanted = {spec.name: ((rows, *spec.shape), spec.dtype) for spec in form.outputs}
@@ -153,9 +169,11 @@ def _actions_for(form: PolicyForm, dist_inputs: Array) -> Iterator[tuple[str, Ar
     """
     policy, layout = form.parts.policy, form.parts.policy.layout
     actions = policy.distribution.deterministic(dist_inputs)
+    if form.carried_output is not None:
+        yield form.carried_output.name, actions.astype(np.float32)
     if form.run.acting.part.clip_actions:
         actions = layout.clip(actions)
-    return ((part.output.name, own) for part, own in zip(form.actions, layout.split(actions), strict=True))
+    yield from ((part.output.name, own) for part, own in zip(form.actions, layout.split(actions), strict=True))
 
 
 def _difference(got: Array, want: Array) -> float:

@@ -2,6 +2,8 @@
 
 A file contains everything between a preprocessed observation and an action in the environment's form: the observation
 filter, the network, the choice of the most likely action, clipping to the bounds of the action space, dtype and shape.
+A network that looks back was trained on its previous actions as it chose them, before they were clipped, so a last
+component of the state carries them from step to step.
 Bounds and statistics are float32, which every runtime supports, even in browsers and on accelerators. Each format has
 its own class that writes operations (`_Nodes` of `onnx_form`, `_KerasOperations` of `tensorflow_forms`) and its own
 type of tensors, with rows on the first axis.
@@ -9,6 +11,7 @@ type of tensors, with rows on the first axis.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -45,6 +48,7 @@ Array = NDArray[Any]
 F32 = NDArray[np.float32]
 
 _ACTION = "action"
+_STATE_IN, _STATE_OUT = "state_in_", "state_out_"
 _ONE = np.ones(1, np.float32)
 
 
@@ -103,6 +107,36 @@ class PolicyForm:
         return self.parts.policy.spec
 
     @property
+    def carried(self) -> ArraySpec | None:
+        """Last component of the state, with the previous actions before they were clipped; None if there is none."""
+        previous = self.spec.prev_action
+        if previous is None or all(part.bounds is None for part in self.actions):
+            return None
+        return ArraySpec(f"{_STATE_IN}{len(self.spec.state_shapes)}", previous.shape, "float32")
+
+    @property
+    def carried_output(self) -> ArraySpec | None:
+        """The same for the next step."""
+        carried = self.carried
+        if carried is None:
+            return None
+        return ArraySpec(f"{_STATE_OUT}{len(self.spec.state_shapes)}", carried.shape, carried.dtype)
+
+    @property
+    def previous_bounds(self) -> tuple[F32, F32]:
+        """Lower and upper bounds that previous actions [*shape] were clipped to; infinite where they were not."""
+        low: list[F32] = []
+        high: list[F32] = []
+        for part in self.actions:
+            size = math.prod(part.output.shape)
+            infinite = np.full(size, np.inf, np.float32)
+            bounds = (-infinite, infinite) if part.bounds is None else part.bounds
+            low.append(bounds[0])
+            high.append(bounds[1])
+        shape = () if self.spec.prev_action is None else self.spec.prev_action.shape
+        return np.concatenate(low).reshape(shape), np.concatenate(high).reshape(shape)
+
+    @property
     def inputs(self) -> tuple[ArraySpec, ...]:
         """Inputs without the row axis: observations, previous actions and rewards if the network uses them, states."""
         spec, preprocessor = self.spec, self.parts.preprocessor
@@ -111,6 +145,7 @@ class PolicyForm:
             ArraySpec(OBS_INPUT, tuple(preprocessor.shape), np.dtype(preprocessor.dtype).name),
             *previous,
             *_states(spec.state_inputs, spec),
+            *(() if self.carried is None else (self.carried,)),
         )
 
     @property
@@ -122,6 +157,7 @@ class PolicyForm:
             ArraySpec(DIST_INPUTS_OUTPUT, (spec.num_dist_inputs,), "float32"),
             ArraySpec(VF_OUTPUT, (), "float32"),
             *_states(spec.output_names[2:], spec),
+            *(() if self.carried_output is None else (self.carried_output,)),
         )
 
 
@@ -163,6 +199,37 @@ def normalise(ops: Any, obs: Any, own: Normalisation) -> Any:
     """Return filtered observations, float32."""
     centred = ops.subtract(ops.cast(obs, "float32"), own.centre)
     return ops.subtract(ops.multiply(centred, own.scale), own.shift)
+
+
+def actions_before_clipping(ops: Any, previous: Any, carried: Any, form: PolicyForm) -> Any:
+    """Return previous actions as the policy chose them.
+
+    Args:
+        ops: the format's operations.
+        previous: actions [N, *shape] as environments got them.
+        carried: actions [N, *shape] as the policy chose them.
+        form: the policy.
+
+    Returns:
+        The carried numbers where the others are what clipping makes of them; elsewhere another action was taken.
+    """
+    low, high = form.previous_bounds
+    clipped = ops.minimum(ops.maximum(carried, low), high)
+    return ops.where_close(previous, clipped, form.parts.policy.layout.rounding, carried)
+
+
+def carry_actions(ops: Any, dist_inputs: Any, form: PolicyForm) -> Any:
+    """Return the most likely actions [N, *shape] before they are clipped, float32.
+
+    Raises:
+        ExportError: a part has a kind of distribution that can't be exported.
+    """
+    flat = []
+    for part in form.actions:
+        chosen = choose_action(ops, dist_inputs, dataclasses.replace(part, bounds=None))
+        flat.append(ops.cast(ops.reshape(chosen, (math.prod(part.output.shape),)), "float32"))
+    assert form.carried is not None, "only such policies carry actions"
+    return ops.reshape(ops.joined(flat), form.carried.shape)
 
 
 def choose_action(ops: Any, dist_inputs: Any, part: ActionPart) -> Any:

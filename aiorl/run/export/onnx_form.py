@@ -11,10 +11,22 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
-from aiorl.acting.acting_graph import DIST_INPUTS_OUTPUT, OBS_INPUT, ArraySpec, without_files
+from aiorl.acting.acting_graph import (
+    DIST_INPUTS_OUTPUT,
+    OBS_INPUT,
+    PREV_ACTIONS_INPUT,
+    ArraySpec,
+    without_files,
+)
 from aiorl.errors import ExportError
 from aiorl.run.export.check import Runner
-from aiorl.run.export.form import PolicyForm, choose_action, normalise
+from aiorl.run.export.form import (
+    PolicyForm,
+    actions_before_clipping,
+    carry_actions,
+    choose_action,
+    normalise,
+)
 
 Array = NDArray[Any]
 
@@ -66,12 +78,17 @@ def _to_onnx(form: PolicyForm) -> bytes:
     before = _Nodes("before")
     if form.normalisation is not None:
         _rename(network.node, {OBS_INPUT: normalise(before, OBS_INPUT, form.normalisation)})
+    if form.carried is not None:
+        previous = actions_before_clipping(before, PREV_ACTIONS_INPUT, form.carried.name, form)
+        _rename(network.node, {PREV_ACTIONS_INPUT: previous})
     after = _Nodes("after")
     if spec.num_features:  # columns that only exploration reads follow the inputs of the distribution
         _rename(network.node, {DIST_INPUTS_OUTPUT: _WIDE}, of_outputs=True)
         after.name_output(after.columns(_WIDE, 0, spec.num_dist_inputs), DIST_INPUTS_OUTPUT)
     for part in form.actions:
         after.name_output(choose_action(after, DIST_INPUTS_OUTPUT, part), part.output.name)
+    if form.carried_output is not None:
+        after.name_output(carry_actions(after, DIST_INPUTS_OUTPUT, form), form.carried_output.name)
     graph = helper.make_graph(
         [*before.nodes, *network.node, *after.nodes],
         "policy",
@@ -132,6 +149,15 @@ class _Nodes:
 
     def reshape(self, tensor: str, shape: Sequence[int]) -> str:
         return self._node("Reshape", tensor, self._constant(np.array([-1, *shape], np.int64)))
+
+    def where_close(self, first: str, second: str, tolerance: Array, tensor: str) -> str:
+        """Return the numbers of a tensor where two others are close, and those of the first of them elsewhere."""
+        difference = self._node("Abs", self._node("Sub", first, second))
+        is_close = self._node("LessOrEqual", difference, self._constant(tolerance))
+        return self._node("Where", is_close, tensor, first)
+
+    def joined(self, tensors: Sequence[str]) -> str:
+        return self._node("Concat", *tensors, axis=1)
 
     def cast(self, tensor: str, dtype: str) -> str:
         return self._node("Cast", tensor, to=helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))

@@ -19,7 +19,13 @@ from aiorl.acting.acting_graph import DIST_INPUTS_OUTPUT, OBS_INPUT, PREV_ACTION
 from aiorl.errors import ExportError
 from aiorl.learning.models.functional import FunctionalNetwork
 from aiorl.run.export.check import Runner
-from aiorl.run.export.form import PolicyForm, choose_action, normalise
+from aiorl.run.export.form import (
+    PolicyForm,
+    actions_before_clipping,
+    carry_actions,
+    choose_action,
+    normalise,
+)
 
 Array = NDArray[Any]
 
@@ -42,11 +48,14 @@ def to_keras(form: PolicyForm) -> Any:
     obs = inputs[OBS_INPUT]
     if form.normalisation is not None:
         obs = normalise(operations, obs, form.normalisation)
+    previous = inputs.get(PREV_ACTIONS_INPUT)
+    if form.carried is not None:
+        previous = actions_before_clipping(operations, previous, inputs[form.carried.name], form)
     try:
         dist_inputs, values, state_out = _network(form)(
             obs,
             [inputs[name] for name in spec.state_inputs],
-            inputs.get(PREV_ACTIONS_INPUT),
+            previous,
             inputs.get(PREV_REWARDS_INPUT),
         )
     except ValueError as error:
@@ -54,6 +63,8 @@ def to_keras(form: PolicyForm) -> Any:
         raise ExportError(f"its network can't be built: {error!s:.500}") from error
     given = dict(zip(spec.output_names, (dist_inputs, values, *state_out), strict=True))
     actions = {part.output.name: choose_action(operations, given[DIST_INPUTS_OUTPUT], part) for part in form.actions}
+    if form.carried_output is not None:
+        given[form.carried_output.name] = carry_actions(operations, given[DIST_INPUTS_OUTPUT], form)
     return keras.Model(inputs, actions | given, name="policy")
 
 
@@ -154,6 +165,12 @@ class _KerasOperations:
     def add(self, tensor: Any, constant: Array) -> Any:
         # in the other order it would be Keras's bias_add, which TFLite has only for float32
         return ops.add(constant, tensor)
+
+    def where_close(self, first: Any, second: Any, tolerance: Array, tensor: Any) -> Any:
+        return ops.where(ops.less_equal(ops.abs(ops.subtract(first, second)), tolerance), tensor, first)
+
+    def joined(self, tensors: Sequence[Any]) -> Any:
+        return ops.concatenate(tensors, axis=1)
 
     def is_positive(self, tensor: Any) -> Any:
         return ops.greater(tensor, 0.0)

@@ -16,6 +16,7 @@ from typing import Any
 
 from aiorl.acting.acting_graph import ArraySpec
 from aiorl.acting.acting_state import SavedRun
+from aiorl.acting.actor import CARRIES_ACTION
 from aiorl.acting.filters import MeanStdFilter
 from aiorl.acting.older_order import KEEPS_ORDER
 from aiorl.config.code import import_object
@@ -33,15 +34,17 @@ _FORMAT_VERSION = 1
 _MEANINGS = {
     "obs": "preprocessed observations: unchanged, or flattened in the order of the space with Discrete parts one-hot; "
     "an action mask (1 = allowed) comes first",
-    "prev_actions": "the previous action, its arrays flattened one after another; zeros at an episode's start",
+    "prev_actions": "the previous action, its arrays flattened one after another; zeros at an episode's start. Numbers "
+    "that the state says were clipped are replaced by those that the policy chose",
     "prev_rewards": "the previous reward; zero at an episode's start",
-    "state_in": "recurrent state: state_out of the previous step; zeros at an episode's start",
+    "state_in": "state: state_out of the previous step; zeros at an episode's start. If carries_action is true, the "
+    "last component is the previous action before it was clipped",
     "action": "the most likely action, for a Box the mean, in the environment's form",
     "dist_inputs": "inputs of the action distribution. Categorical and Bernoulli: logits. Gaussian: means, then "
     "logarithms of standard deviations (clipped to -20 to 2); squashed_gaussian maps draws into the bounds of the "
     "space by tanh. Greedy: values of the actions",
     "vf": "the value function's estimate; 0 or untrained if the algorithm learns none in addition to the policy",
-    "state_out": "recurrent state after the step",
+    "state_out": "state after the step: the next state_in",
 }
 """Meanings of inputs and outputs, by name without the number."""
 _PACKAGES = ("aiorl", "numpy", "gymnasium", "onnxruntime", "tensorflow", "tensorflow-cpu", "keras")
@@ -187,6 +190,7 @@ def _describe(form: PolicyForm, format_name: str, file_name: str, compared: Comp
         "checkpoint": run.checkpoint.path.name,
         "run_id": run.checkpoint.meta.get("run_id"),
         KEEPS_ORDER: True,
+        CARRIES_ACTION: form.carried is not None,
         "observation_space": dict(space["observation"]),
         "action_space": dict(space["action"]),
         "inputs": [_described(spec) for spec in form.inputs],
