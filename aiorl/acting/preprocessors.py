@@ -17,6 +17,7 @@ from gymnasium import spaces
 from numpy.typing import DTypeLike, NDArray
 
 from aiorl.config.code import import_object, named_failures
+from aiorl.data.arrays import NUMBER_KINDS, described_value
 from aiorl.data.obs_layout import ACTION_MASK, LaidOutBox, MaskLayout, ObsLayout, is_masked, layout_of
 from aiorl.data.spaces import KINDS, MAX_SPACE_ELEMENTS, SIMPLE_KINDS
 from aiorl.errors import BatchError, ConfigError, UnsupportedSpaceError
@@ -448,9 +449,10 @@ def _stacked(observations: Sequence[Any], space: spaces.Space[Any]) -> NDArray[A
         batch = np.array(observations)
     except ValueError as error:
         raise BatchError("obs", f"observations of {space}", "arrays of different shapes") from error
+    if batch.dtype.kind not in NUMBER_KINDS:
+        odd = next((obs for obs in observations if np.asarray(obs).dtype.kind not in NUMBER_KINDS), batch)
+        raise BatchError("obs", f"observations of {space}", described_value(odd))
     shape = (len(observations), *(space.shape or ()))
     if batch.shape != shape and len(observations):
         raise BatchError("obs", f"observations of shape {shape[1:]}", f"{len(observations)} of shape {batch.shape[1:]}")
-    if batch.dtype.kind not in "biuf":
-        raise BatchError("obs", f"observations of {space}", f"dtype {batch.dtype}")
     return batch.reshape(shape)

@@ -11,8 +11,17 @@ from numpy.typing import DTypeLike, NDArray
 
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.data.sample_batch import MultiAgentBatch, SampleBatch
+from aiorl.text import shortened
 
 Batch = SampleBatch | MultiAgentBatch
+
+NUMBER_KINDS = frozenset("biuf")
+"""Kinds of NumPy's dtypes that are numbers: truth values, integers and floats."""
+
+
+def described_value(value: Any) -> str:
+    """Return a value that is no array of numbers as text for messages, with its type."""
+    return f"{shortened(repr(value), 100)} ({type(value).__name__})"
 
 
 def concat_batches(batches: Sequence[Batch]) -> Batch:

@@ -13,7 +13,7 @@ from gymnasium import spaces
 from numpy.typing import ArrayLike, NDArray
 
 from aiorl.data.actions import ActionLayout
-from aiorl.data.arrays import all_finite
+from aiorl.data.arrays import NUMBER_KINDS, all_finite, described_value
 from aiorl.data.spaces import SIMPLE_KINDS
 from aiorl.errors import (
     BadObservationError,
@@ -91,6 +91,9 @@ class ObservationCheck:
             array = np.asarray(obs)
         except (ValueError, TypeError) as error:
             raise self._bad(f"observation of type {type(obs).__name__} is not an array", index, step) from error
+        if array.dtype.kind not in NUMBER_KINDS:
+            message = f"observation is {described_value(obs)}, expected numbers of shape {shape}"
+            raise self._bad(message, index, step)
         if array.shape != shape:
             raise self._bad(f"observation has shape {array.shape}, expected {shape}", index, step)
         if array.dtype != self.dtype and not _converts(array, self.dtype):
@@ -164,12 +167,14 @@ class NestedCheck:
         Args:
             env_id: name for messages.
             space: the space.
-            may_have_more: True drops keys that the Dict space does not have; False refuses them.
+            may_have_more: True drops keys that the Dict space does not have, and warns of them once; False refuses
+                them.
         """
         self._env_id = env_id
         self.leaf: ObservationCheck | None = None
         self._kind: type[dict[Any, Any]] | type[tuple[Any, ...]] | None = None
         self._may_have_more = may_have_more
+        self._names_more = may_have_more
         parts: Iterable[tuple[Any, spaces.Space[Any]]] = ()
         if isinstance(space, spaces.Dict):
             self._kind, parts = dict, space.spaces.items()
@@ -200,6 +205,8 @@ class NestedCheck:
             if not is_whole or (len(obs) > len(self._parts) and not self._may_have_more):
                 got = sorted(map(str, obs)) if isinstance(obs, Mapping) else type(obs).__name__
                 raise self._bad(f"observation has {got}, expected the keys {list(self._parts)}", index, step)
+            if self._names_more and len(obs) > len(self._parts):
+                self._name_more(obs, index, step)
             return {key: part.coerce(obs[key], index, step) for key, part in self._parts.items()}
         if self._kind is tuple:
             if not isinstance(obs, tuple | list) or len(obs) != len(self._parts):
@@ -208,6 +215,15 @@ class NestedCheck:
                 )
             return tuple(part.coerce(value, index, step) for part, value in zip(self._parts.values(), obs, strict=True))
         return obs
+
+    def _name_more(self, obs: Mapping[Any, Any], index: int, step: int) -> None:
+        self._names_more = False
+        more = sorted(map(str, obs.keys() - self._parts.keys()))
+        logger.warning(
+            "environment %r, copy %d, step %d: an observation has the keys %s, which its Dict space does not have; "
+            "policies do not get them. Declare them in the space, or leave them out. Further ones are not reported.",
+            self._env_id, index, step, shortened(repr(more), 200),
+        )  # fmt: skip
 
     def _bad(self, message: str, index: int, step: int) -> BadObservationError:
         return BadObservationError(self._env_id, message, vector_index=index, step=step)

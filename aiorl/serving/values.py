@@ -69,6 +69,8 @@ def given_array(value: Any, dtype: np.dtype[Any], name: str) -> Array:
     try:
         if isinstance(value, str):
             raise TypeError("it is a text")
+        if value is None:  # NumPy would make NaN of it
+            raise TypeError("it is null")
         given = np.asarray(value, np.float64)  # of its own choice, NumPy would pad all texts to the longest one
     except (ValueError, TypeError, OverflowError) as error:
         raise Refusal(400, f"{name} must have numbers, in lists of one length: {error!s:.200}.") from None

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+import re
 import warnings
 
 import numpy as np
 import pytest
 from gymnasium import spaces
 
+from aiorl.acting.preprocessors import preprocessor_for
 from aiorl.env.checks import NestedCheck, ObservationCheck, check_rewards
-from aiorl.errors import BadObservationError
+from aiorl.errors import BadObservationError, BatchError
 
 
 def test_the_first_row_at_fault_is_named_with_its_own_index_and_step():
@@ -81,3 +83,50 @@ def test_a_nested_observation_at_fault_is_named_with_copy_and_step(obs):
 
 def test_spaces_without_arrays_are_not_checked():
     assert NestedCheck("text", spaces.Text(5)).coerce("abc", 0, 0) == "abc"
+
+
+@pytest.mark.parametrize(
+    ("obs", "value"),
+    [
+        (None, "None"),
+        ("0.5", "'0.5'"),
+        (b"abc", "b'abc'"),
+        (["a", "b", "c"], "'a'"),
+        ([None, 1.0, 2.0], "None"),
+        ({"x": 1.0}, "'x'"),
+        ({1.0, 2.0, 3.0}, "1.0"),
+        (len, "len"),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_an_observation_that_is_no_number_is_named_with_its_type(obs, value, is_nested):
+    box = spaces.Box(-1.0, 1.0, (3,))
+    space = spaces.Dict({"inner": spaces.Tuple([box])}) if is_nested else box
+    given = {"inner": (obs,)} if is_nested else obs
+    with pytest.raises(BadObservationError) as caught:
+        NestedCheck("Lake", space).coerce(given, 2, 5)
+    assert (caught.value.env_id, caught.value.vector_index, caught.value.step) == ("Lake", 2, 5)
+    assert value in str(caught.value)
+    assert type(obs).__name__ in str(caught.value)
+    preprocessor = preprocessor_for(space)
+    with pytest.raises(BatchError, match=re.escape(value)):
+        preprocessor.transform_rows([given])
+
+
+def test_keys_that_a_dict_space_does_not_have_are_named_once(caplog):
+    space = spaces.Dict([("z", spaces.Box(-1.0, 1.0, (1,))), ("a", spaces.Dict({"n": spaces.Discrete(3)}))])
+    check = NestedCheck("Lake", space)
+    for step in range(3):
+        obs = {"z": np.zeros(1, np.float32), "time": 3, "a": {"n": 1, "action_mask": [1, 1, 0]}}
+        coerced = check.coerce(obs, 0, step)
+        assert list(coerced) == ["z", "a"]
+        assert list(coerced["a"]) == ["n"]
+    texts = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(texts) == 2
+    assert sum("'time'" in text for text in texts) == 1
+    assert sum("'action_mask'" in text for text in texts) == 1
+    assert all("Lake" in text for text in texts)
+    caplog.clear()
+    NestedCheck("Lake", space).coerce({"a": {"n": 1}, "z": np.zeros(1, np.float32)}, 0, 0)
+    assert not caplog.records
