@@ -10,16 +10,18 @@ import numpy as np
 import pytest
 from export_worlds import Shown
 from gymnasium import spaces
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from saved_runs import save_run
 
 import aiorl
 from aiorl.acting.acting_state import ActingState
 from aiorl.acting.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from aiorl.acting.older_order import sampled_action_space, sampled_observation_space
-from aiorl.acting.preprocessors import make_preprocessor
+from aiorl.acting.preprocessors import make_preprocessor, preprocessor_for
 from aiorl.config.schema import CommonConfig
 from aiorl.data.nested_codec import pack, unpack
-from aiorl.data.spaces import space_to_dict
+from aiorl.data.spaces import space_from_dict, space_to_dict
 from aiorl.env.registry import register_env
 from aiorl.learning.algorithms.registry import config_class
 from aiorl.run.build import build_learning
@@ -61,8 +63,33 @@ def without_order(run: Path, directory: Path) -> Path:
     return save_checkpoint(directory, 8, tensors, found.meta)
 
 
-def network_inputs(path: Path, obs: Any) -> Any:
-    return aiorl.load_policy(path).observe([obs])[0]
+simple_spaces = st.sampled_from([
+    TWO, spaces.Box(-1.0, 1.0, ()), spaces.Box(-2.0, 2.0, (1, 2), np.float64), spaces.Box(0, 255, (2, 3, 1), np.uint8),
+    spaces.Box(-3, 9, (2,), np.int16), spaces.Discrete(3, start=2), spaces.MultiBinary((2, 1)),
+    spaces.MultiDiscrete([[2, 3], [3, 2]], start=[[1, 0], [-1, 4]]),
+])  # fmt: skip
+any_spaces = st.recursive(
+    simple_spaces,
+    lambda inner: (
+        st.lists(inner, min_size=1, max_size=3).map(spaces.Tuple)
+        # pairs keep their order
+        | st.lists(st.tuples(st.sampled_from("zaMb_"), inner), min_size=1, max_size=3, unique_by=lambda pair: pair[0])
+        .map(spaces.Dict)
+    ),
+    max_leaves=6,
+)  # fmt: skip
+
+
+@settings(deadline=None)
+@given(space=any_spaces, seed=st.integers(0, 1 << 31))
+def test_a_rebuilt_space_flattens_observations_like_the_environments(space: spaces.Space[Any], seed: int) -> None:
+    space.seed(seed)
+    observations = [space.sample() for _ in range(3)]
+    wanted = np.array([spaces.flatten(space, obs) for obs in observations], np.float32)
+    for own in (space, space_from_dict(space_to_dict(space))):
+        preprocessor = preprocessor_for(own)
+        np.testing.assert_array_equal(preprocessor.transform_rows(observations).reshape(3, -1), wanted)
+        assert preprocessor.observation_space.shape == preprocessor.shape
 
 
 def test_a_loaded_policy_gets_the_parts_of_an_observation_in_the_order_of_the_environment(robot: Path) -> None:
