@@ -380,7 +380,7 @@ def _is_same(name: str, there: Any, here: Any) -> bool:
     Spaces whose Dicts list the same parts in different orders agree: a run takes over the order that is stored.
     """
     if name == "spaces" and isinstance(there, dict) and isinstance(here, dict):
-        return _in_one_order(there) == _in_one_order(here)
+        return bool(_in_one_order(there) == _in_one_order(here))
     if name == "env" and isinstance(there, str) and isinstance(here, str):
         there, here = (env.partition("#")[0] if is_local(env) else env for env in (there, here))
         return bool(here == there or here.endswith(f":{there}"))

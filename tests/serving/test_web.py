@@ -20,12 +20,14 @@ import pytest
 pytest.importorskip("uvicorn")
 pytest.importorskip("httptools")
 
+from gymnasium import spaces
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 from aiorl.config.command_line import Parser
 from aiorl.errors import ConfigError, SecurityError
 from aiorl.process.tasks import new_event_loop
+from aiorl.serving.values import given_value
 from aiorl.web.access import WebOptions, add_web_options, web_options
 from aiorl.web.app import App, Refusal, Reply, Request, Response, WebSocket, json_response, parse_json
 from aiorl.web.server import WebServer
@@ -386,3 +388,12 @@ def test_every_array_has_a_form_in_json(value: Any, written: Any) -> None:
     assert json.loads(body) == written
     with pytest.raises(TypeError):
         json_response({"object": object()})
+
+
+@pytest.mark.parametrize("space", [spaces.Box(-1.0, 1.0, (3,)), spaces.Discrete(3), spaces.MultiBinary(2)], ids=str)
+@pytest.mark.parametrize("value", [None, "0.5"])
+def test_null_and_text_are_no_observations(space: spaces.Space[Any], value: Any) -> None:
+    with pytest.raises(Refusal) as caught:
+        given_value(space, value, "observation")
+    assert caught.value.status == 400
+    assert "observation" in caught.value.sentence
