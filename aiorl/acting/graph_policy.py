@@ -26,6 +26,8 @@ from aiorl.data.spaces import space_from_dict
 from aiorl.errors import BatchError, PolicyError
 from aiorl.process.imports import install_command, load_tensorflow, needed_by
 
+FIXED_TIMESTEP = "fixed_timestep"
+"""Setting of a policy that doesn't learn: the timestep at which its schedules stand still."""
 _CALLS_AHEAD = 16
 """Number of calls that noise is drawn for together."""
 _LEARNING, _TF_POLICY = "aiorl.learning.algorithms.policy_learning", "aiorl.learning.models.tf_policy"
@@ -126,8 +128,8 @@ class GraphPolicy(Policy):
             config: the policy's own settings. This class reads "exploration" (see `make_exploration`, with
                 "worker_index" and "num_workers"), "explore" (False: `act` uses the distribution's mode by default),
                 "learning" (see `learning`), "postprocess" (a name in POSTPROCESSORS), "postprocess_params" (its keyword
-                arguments), "bootstrap_values" (True: trajectories get that column), "raw_obs" (`takes_raw`) and
-                "return_discount" (see the class).
+                arguments), "bootstrap_values" (True: trajectories get that column), "raw_obs" (`takes_raw`),
+                "return_discount" (see the class) and FIXED_TIMESTEP.
             seed: seed of the noise that `compute_actions` draws; `act` gets its noise from the caller.
 
         Raises:
@@ -155,6 +157,8 @@ class GraphPolicy(Policy):
         self.takes_raw = bool(self.config.get("raw_obs", False))
         self.return_discount: float | None = self.config.get("return_discount")
         self._explores = bool(self.config.get("explore", True))
+        self._is_fixed = self.config.get(FIXED_TIMESTEP) is not None
+        self.global_timestep = int(self.config[FIXED_TIMESTEP]) if self._is_fixed else 0
         self._rng = np.random.default_rng(seed)
         self._noise_ahead = np.zeros((0, 0), np.float32)
 
@@ -494,6 +498,11 @@ class GraphPolicy(Policy):
     def set_weights(self, weights: Mapping[str, NDArray[Any]]) -> None:
         """Replace all weights together; see `ActingGraph.set_weights` for errors."""
         self.graph.set_weights(weights)
+
+    def on_global_var_update(self, global_vars: Mapping[str, Any]) -> None:
+        """See `Policy.on_global_var_update`; the timestep of a policy that doesn't learn stays."""
+        if not self._is_fixed:
+            super().on_global_var_update(global_vars)
 
     def _next_noise(self, num_rows: int) -> F32:
         """Return noise for N rows, drawn for several calls together, since most of a draw's time is its call."""

@@ -21,6 +21,7 @@ from aiorl.acting.acting_state import ActingState
 from aiorl.acting.checkpoint import Checkpoint, find_checkpoint
 from aiorl.acting.exploration import make_exploration
 from aiorl.acting.filters import ObservationFilter, ReturnFilter, make_filter, returns_of
+from aiorl.acting.graph_policy import FIXED_TIMESTEP
 from aiorl.acting.policy_map import policy_seed
 from aiorl.compat.dict_callbacks import callbacks_class
 from aiorl.config.code import named_failures
@@ -252,6 +253,7 @@ def build_learning(
         own_filter = filters[policy_id] = make_filter(
             config.observation_filter, policy.preprocessor.shape, policy.preprocessor.layout.num_mask
         )
+        own_filter.is_frozen = not policy.is_trained
         part = parts[policy_id] = _policy_part(config, policy, kind)
         if policy.policy_class is not None:
             continue
@@ -328,6 +330,9 @@ def _policy_part(config: CommonConfig, policy: PlannedPolicy, kind: type[Algorit
     is_network = policy.policy_class is None
     sequences = is_network and kind.trains_on_sequences(policy.config)
     plan = SamplePlan()
+    settings = {**policy.settings, **(kind.all_acting_settings(policy.config) if is_network else {})}
+    if is_network and not policy.is_trained:
+        settings[FIXED_TIMESTEP] = 0
     if policy.is_trained:
         plan = dataclasses.replace(kind.sample_plan(policy.config), return_discount=kind.return_discount(policy.config))
     return PolicyPart(
@@ -335,7 +340,7 @@ def _policy_part(config: CommonConfig, policy: PlannedPolicy, kind: type[Algorit
         algo=policy.config.algo if policy.is_of_other_algorithm(config) else None,
         observation_space=space_to_dict(policy.observation_space) if own else None,
         action_space=space_to_dict(policy.action_space) if own else None,
-        config={**policy.settings, **(kind.all_acting_settings(policy.config) if is_network else {})},
+        config=settings,
         sample_plan=plan,
         is_trained=policy.is_trained,
         layout="sequences" if sequences else "rows",

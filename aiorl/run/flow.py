@@ -69,7 +69,7 @@ class Publisher:
         fault: BatchError | None = None
         for policy_id, delta in sorted(deltas.items()):
             own = self.filters.get(policy_id)
-            if own is None or own.is_identity or not delta:
+            if own is None or own.is_identity or own.is_frozen or not delta:
                 continue
             try:
                 own.merge_delta(delta)

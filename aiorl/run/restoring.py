@@ -10,8 +10,10 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from aiorl.acting.acting_state import ActingState
 from aiorl.acting.checkpoint import Checkpoint, check_compatible, find_checkpoint, list_checkpoints
 from aiorl.acting.filters import ReturnFilter, check_states, returns_of
+from aiorl.acting.graph_policy import FIXED_TIMESTEP
 from aiorl.acting.run_dir import RunDirectory
 from aiorl.config.schema import CommonConfig
 from aiorl.errors import CheckpointError, InternalError, PolicyError
@@ -78,6 +80,7 @@ def take_up(checkpoint: Checkpoint, config: CommonConfig, learning: Learning) ->
         own.restore(states[name])
     _give_experience_back(checkpoint, learning)
     learning.worker_part = learning.worker_part.model_copy(update={"life": checkpoint.number})
+    _fix_timesteps(checkpoint, learning)
 
 
 def begin_with(checkpoint: Checkpoint, learning: Learning) -> None:
@@ -108,6 +111,25 @@ def begin_with(checkpoint: Checkpoint, learning: Learning) -> None:
     learning.group.weights_replaced()
     for name, own in filters.items():
         own.restore(states[name])
+    _fix_timesteps(checkpoint, learning)
+
+
+def _fix_timesteps(checkpoint: Checkpoint, learning: Learning) -> None:
+    """Let the schedules of policies that don't learn stand where they did in a checkpoint."""
+    try:
+        before = ActingState.from_checkpoint(checkpoint).part.policies
+    except CheckpointError:  # early versions stored no settings
+        before = {}
+    sampled = checkpoint.meta.get("counters", {}).get("env_steps_sampled", 0)
+    policies = dict(learning.worker_part.policies)
+    for policy_id in learning.group.fixed:
+        part = policies[policy_id]
+        timestep = sampled
+        if policy_id in before:  # it may not have learnt there either
+            timestep = before[policy_id].config.get(FIXED_TIMESTEP, sampled)
+        config = {**part.config, FIXED_TIMESTEP: timestep}
+        policies[policy_id] = part.model_copy(update={"config": config})
+    learning.worker_part = learning.worker_part.model_copy(update={"policies": policies})
 
 
 def _critics_of(policy_id: str, checkpoint: Checkpoint, own: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:

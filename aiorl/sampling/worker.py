@@ -156,6 +156,8 @@ class Worker:
             policy_id: make_filter(config.observation_filter, preprocessor.shape, preprocessor.layout.num_mask)
             for policy_id, preprocessor in self.preprocessors.items()
         }
+        for policy_id in self.filters.keys() - self.policies_to_train:
+            self.filters[policy_id].is_frozen = True  # nothing of a policy that doesn't learn changes
         self.filters |= build.make_return_filters(policies)
         self.sampling_filters = self.filters | {
             policy_id: in_front_of(policy, self.filters[policy_id]) for policy_id, policy in policies.items()
