@@ -24,6 +24,7 @@ from aiorl.acting.graph_policy import GraphPolicy, in_front_of, learned_policy_c
 from aiorl.acting.older_order import KEEPS_ORDER, sampled_action_space, sampled_observation_space
 from aiorl.acting.policy import Policy
 from aiorl.acting.preprocessors import Preprocessor, make_preprocessor
+from aiorl.config import with_former_defaults
 from aiorl.config.code import foreign_code, left_out_text
 from aiorl.config.files import check_depth, other_owners
 from aiorl.config.layers import without_place, without_secrets
@@ -243,7 +244,7 @@ class ActingState:
             part = WorkerPart.from_dict(content["part"])
             if missing := part.policies.keys() - spaces.keys():
                 raise ValueError(f"no spaces of {sorted(missing)}")
-            state = cls(dict(content["config"]), part, graphs, spaces)
+            state = cls(with_former_defaults(content["config"]), part, graphs, spaces)
             return state if content.get(KEEPS_ORDER) is True else state._in_sampled_order()
         except (BadFrame, ConfigError, KeyError, TypeError, ValueError, AttributeError) as error:
             raise CheckpointError(checkpoint.path, f"its data for acting makes no sense: {error!r:.300}") from error

@@ -78,6 +78,7 @@ class Actor:
     Attributes:
         policy_id: the policy's name.
         policy: the policy.
+        clips_actions: True if actions are clipped for the environment.
         layout: column form and environment form of the actions.
         observation_space: space of the environment's observations.
         obs_shape: shape of an observation at the policy.
@@ -121,7 +122,7 @@ class Actor:
         self.initial_state: list[Array] = [np.asarray(component) for component in policy.get_initial_state()]
         self._preprocessor = preprocessor
         self._filter = observation_filter
-        self._clip_actions = clip_actions
+        self.clips_actions = clip_actions
         self._has_mask = getattr(policy, "has_action_mask", False)
         self._own_columns: frozenset[str] | None = None
         # our own policies need neither infos nor episodes, and their results need no check
@@ -356,7 +357,7 @@ class Actor:
 
     def to_env(self, actions: Array) -> list[Any]:
         """Return N actions in the environment's form, clipped if configured."""
-        return self.layout.to_env(self.layout.clip(actions) if self._clip_actions else actions)
+        return self.layout.to_env(self.layout.clip(actions) if self.clips_actions else actions)
 
     def _checked(self, result: Any, rows: int, seconds: float) -> Acted:
         if not (

@@ -7,8 +7,9 @@ A distribution is made once for an action space and holds no state. It reads its
 - Greedy: the values of A actions.
 - MultiCategorical: the logits of each component, one component after the other.
 - Bernoulli: for each bit, the logit of being 1.
-- DiagGaussian and SquashedGaussian: A means, then A logarithms of standard deviations, clamped to
-  [LOG_STD_MIN, LOG_STD_MAX]. SquashedGaussian maps its samples by tanh into the bounds of the space.
+- DiagGaussian, ScaledGaussian and SquashedGaussian: A means, then A logarithms of standard deviations, clamped to
+  [LOG_STD_MIN, LOG_STD_MAX]. ScaledGaussian scales its samples to the range of the space, and SquashedGaussian maps
+  them by tanh into its bounds.
 
 An input of MASKED_LOGIT forbids its action (for a bit: being 1). A forbidden action is never sampled, is not the mode,
 and adds exactly nothing to entropy and divergence. Networks output it for actions that an action mask forbids.
@@ -29,7 +30,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from aiorl.data.actions import ActionLayout
+from aiorl.data.actions import ActionLayout, leaf_spaces
 from aiorl.data.spaces import KINDS
 from aiorl.errors import ConfigError, PolicyError, UnsupportedSpaceError
 
@@ -221,6 +222,82 @@ class DiagGaussian(ActionDistribution):
         distance = (values - mean) * np.exp(-log_std)
         total: F32 = (-0.5 * distance * distance - log_std - np.float32(_HALF_LOG_2PI)).sum(axis=1)
         return total
+
+
+class BoxScale:
+    """Units of the numbers of a Box: the middle of the range is 0, and half the range is 1.
+
+    A number without a finite range keeps its own unit, and so does the unit of one whose bounds are equal.
+
+    Attributes:
+        size: A, numbers of an action.
+        centre: [A], action at 0, in the dtype of computations with actions.
+        half_range: [A], length of a unit, likewise.
+        log_volume: sum of the logarithms of the units: the log-density over units minus that over actions.
+        is_finite: [A], True for numbers with a finite range.
+        is_identity: True if actions are in these units already.
+    """
+
+    def __init__(self, space: spaces.Box) -> None:
+        """Derive the units from the bounds; float32 must be able to hold twice the range of a scaled number."""
+        low = space.low.astype(np.float64).ravel()
+        high = space.high.astype(np.float64).ravel()
+        with np.errstate(over="ignore", invalid="ignore"):
+            self.is_finite = np.isfinite((2.0 * (high - low)).astype(np.float32))
+            centre = np.where(self.is_finite, 0.5 * low + 0.5 * high, 0.0)
+            half_range = np.where(self.is_finite & (high > low), 0.5 * high - 0.5 * low, 1.0)
+        dtype = np.result_type(space.dtype, np.float32)  # float16 would round twice
+        self.size = len(low)
+        self.centre: NDArray[Any] = centre.astype(dtype)
+        self.half_range: NDArray[Any] = half_range.astype(dtype)
+        self.log_volume = float(np.log(half_range).sum())
+        self.is_identity = bool((self.centre == 0.0).all() and (self.half_range == 1.0).all())
+
+    def to_actions(self, units: NDArray[Any]) -> NDArray[Any]:
+        """Return the actions [N, A] at numbers [N, A] in units."""
+        actions: NDArray[Any] = units * self.half_range + self.centre
+        return actions
+
+    def to_units(self, actions: NDArray[Any]) -> F32:
+        """Return actions [N, ...] in units, [N, A]."""
+        flat = actions.reshape(len(actions), self.size)
+        units: F32 = ((flat - self.centre) / self.half_range).astype(np.float32)
+        return units
+
+
+class ScaledGaussian(DiagGaussian):
+    """Independent normal components in the units of `BoxScale`, not clipped.
+
+    A mean of 0 is the middle of a component's range, and a standard deviation of 1 is half the range. Actions and their
+    densities are in the units of the space.
+
+    Attributes:
+        scale: units of the components.
+    """
+
+    name = "scaled_gaussian"
+
+    def __init__(self, action_space: Any, num_features: int = 0) -> None:
+        super().__init__(action_space, num_features)
+        self.scale = BoxScale(action_space)
+        self._log_volume = np.float32(self.scale.log_volume)
+
+    def sample_into(self, inputs: F32, noise: F32, actions: NDArray[Any], logp: F32) -> None:
+        """Write the scaled sample, and its log-density over the space."""
+        units = np.empty((len(inputs), self.size), np.float32)
+        super().sample_into(inputs, noise, units, logp)
+        actions[...] = self.scale.to_actions(units).reshape(actions.shape)
+        logp -= self._log_volume
+
+    def deterministic(self, inputs: F32) -> NDArray[Any]:
+        """Return the scaled mean."""
+        mode = self.scale.to_actions(inputs[:, : self.size])
+        return mode.astype(self.action_dtype).reshape(-1, *self.action_shape)
+
+    def logp(self, inputs: F32, actions: NDArray[Any]) -> F32:
+        """See the base class."""
+        density: F32 = self._normal_logp(inputs, self.scale.to_units(actions)) - self._log_volume
+        return density
 
 
 class SquashedGaussian(DiagGaussian):
@@ -534,14 +611,17 @@ class Composite(ActionDistribution):
 
     name = "composite"
     over = (spaces.Tuple, spaces.Dict)
-    is_squashed = False
+    is_squashed: ClassVar[bool] = False
+    """True if Boxes are squashed into their bounds."""
+    is_scaled: ClassVar[bool] = False
+    """True if Boxes are scaled to their ranges."""
 
     def __init__(self, action_space: spaces.Space[Any]) -> None:
         self.layout = ActionLayout(action_space)
         self.parts: list[CompositePart] = []
         ends = (0, 0, 0)
         for leaf in self.layout.leaves:
-            kind = make_distribution(leaf, squash=self.is_squashed)
+            kind = make_distribution(leaf, squash=self.is_squashed, scale=self.is_scaled)
             sizes = kind.num_inputs, kind.noise_size, math.prod(kind.action_shape)
             starts, ends = ends, (ends[0] + sizes[0], ends[1] + sizes[1], ends[2] + sizes[2])
             self.parts.append(CompositePart(kind, *map(slice, starts, ends)))
@@ -593,19 +673,39 @@ class SquashedComposite(Composite):
     is_squashed = True
 
 
+class ScaledComposite(Composite):
+    """Composite that scales the samples of Boxes to their ranges."""
+
+    name = "scaled_composite"
+    is_scaled = True
+
+
 _KINDS: tuple[type[ActionDistribution], ...] = (
-    Categorical, Greedy, MultiCategorical, Bernoulli, DiagGaussian, SquashedGaussian, Composite, SquashedComposite,
+    Categorical, Greedy, MultiCategorical, Bernoulli, DiagGaussian, SquashedGaussian, ScaledGaussian, Composite,
+    SquashedComposite, ScaledComposite,
 )  # fmt: skip
 DISTRIBUTIONS: dict[str, Any] = {kind.name: kind for kind in _KINDS}  # Any: each is made from a space alone
 """Distributions by name; the first one that supports a kind of space is its default."""
 
 
-def make_distribution(action_space: spaces.Space[Any], *, squash: bool = False) -> ActionDistribution:
+_SQUASHED: dict[type[ActionDistribution], type[ActionDistribution]] = {
+    DiagGaussian: SquashedGaussian, Composite: SquashedComposite,
+}  # fmt: skip
+_SCALED: dict[type[ActionDistribution], type[ActionDistribution]] = {
+    DiagGaussian: ScaledGaussian, Composite: ScaledComposite,
+}  # fmt: skip
+
+
+def make_distribution(
+    action_space: spaces.Space[Any], *, squash: bool = False, scale: bool = False
+) -> ActionDistribution:
     """Make the default distribution for an action space.
 
     Args:
         action_space: Discrete, MultiDiscrete, MultiBinary, a Box of floats, or a Tuple or Dict of these, at any depth.
         squash: True to squash the actions of Boxes into their bounds instead of leaving them unbounded.
+        scale: True for the units of `BoxScale`, unless all Boxes are in these units anyway. Without effect on squashed
+            actions.
 
     Raises:
         UnsupportedSpaceError: for any other space, and for a Box without bounds if `squash` is set.
@@ -613,8 +713,15 @@ def make_distribution(action_space: spaces.Space[Any], *, squash: bool = False) 
     kind = next((kind for kind in _KINDS if isinstance(action_space, kind.over)), None)
     if kind is None:
         raise UnsupportedSpaceError("action space", action_space, KINDS)
-    squashed: dict[Any, type[ActionDistribution]] = {DiagGaussian: SquashedGaussian, Composite: SquashedComposite}
-    return make_named_distribution((squashed.get(kind, kind) if squash else kind).name, action_space)
+    if squash:
+        kind = _SQUASHED.get(kind, kind)
+    elif scale and any(isinstance(leaf, spaces.Box) and not _is_in_units(leaf) for leaf in leaf_spaces(action_space)):
+        kind = _SCALED.get(kind, kind)
+    return make_named_distribution(kind.name, action_space)
+
+
+def _is_in_units(box: spaces.Box) -> bool:
+    return box.dtype.kind != "f" or BoxScale(box).is_identity
 
 
 def make_named_distribution(name: str, action_space: spaces.Space[Any], num_features: int = 0) -> ActionDistribution:

@@ -504,6 +504,25 @@ class GraphPolicy(Policy):
         if not self._is_fixed:
             super().on_global_var_update(global_vars)
 
+    def get_state(self) -> dict[str, Any]:
+        """See `Policy.get_state`."""
+        return {**super().get_state(), "distribution": self.spec.distribution}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """See `Policy.set_state`.
+
+        Raises:
+            PolicyError: when the state is of a policy whose actions are in other units, or its weights don't fit.
+        """
+        was_scaled = str(state.get("distribution", "")).startswith("scaled")
+        is_scaled = self.spec.distribution.startswith("scaled")
+        if was_scaled != is_scaled:
+            raise PolicyError(
+                f"the state is of a policy with normalize_actions: {str(was_scaled).lower()}, but it is "
+                f"{str(is_scaled).lower()} here; set it as in training"
+            )
+        super().set_state(state)
+
     def _next_noise(self, num_rows: int) -> F32:
         """Return noise for N rows, drawn for several calls together, since most of a draw's time is its call."""
         if self.exploration is not None:

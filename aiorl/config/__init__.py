@@ -7,6 +7,7 @@ the top of the package sets them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 build_trainer: Callable[[Any], Any]
@@ -64,6 +65,33 @@ def without_defaults_of(config: Mapping[str, Any], changes: Mapping[str, Any]) -
     new = _entries(changes)
     kept = {policy_id: _without_defaults_of(entry, new.get(policy_id), changes) for policy_id, entry in entries.items()}
     return {**config, "multiagent": {**config["multiagent"], "policies": kept}}
+
+
+FORMER_DEFAULTS: Mapping[str, Any] = MappingProxyType({"normalize_actions": False, "model.conv_parts": False})
+"""Values of keys that configs of earlier versions don't have, by dotted name: their runs continue with them."""
+
+
+def with_former_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the whole config of a run, completed by `FORMER_DEFAULTS` if an earlier version wrote it.
+
+    The run's config and the ``defaults`` of its policies leave out no key of the version that wrote them.
+    """
+    completed = _completed(config)
+    for entry in _entries(completed).values():
+        if isinstance(entry, dict) and isinstance(entry.get("defaults"), Mapping):
+            entry["defaults"] = _completed(entry["defaults"])
+    return completed
+
+
+def _completed(values: Mapping[str, Any]) -> dict[str, Any]:
+    completed: dict[str, Any] = copied(values)
+    for name, value in FORMER_DEFAULTS.items():
+        *groups, key = name.split(".")
+        inner = completed
+        for group in groups:
+            inner = inner.setdefault(group, {})
+        inner.setdefault(key, value)
+    return completed
 
 
 def _entries(config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -18,7 +18,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aiorl.config import deep_update, put_on_top
+from aiorl.config import deep_update, put_on_top, with_former_defaults
 from aiorl.config.code import foreign_code, left_out_text, named
 from aiorl.config.files import MAX_BYTES, dump_mapping, other_owners, parse_yaml, read_config_file, read_regular
 from aiorl.config.key import all_keys, as_written, by_group, decides_place, fact_of
@@ -582,7 +582,8 @@ def _resumed(run_dir: Path) -> Layer:
         ) from error  # fmt: skip
     except OSError as error:
         raise ConfigError(f"{path} can't be read: {error.strerror}.", key="resume", value=str(run_dir)) from error
-    return file_layer(path, content, is_record=True)
+    layer = file_layer(path, content, is_record=True)
+    return replace(layer, values=with_former_defaults(layer.values))
 
 
 def _option(key: str) -> str:

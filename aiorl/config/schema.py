@@ -213,6 +213,10 @@ class CommonConfig(WorkerConfig):
     exploration: CodeWithSettings | None = _learning(None)
     """Exploration that replaces the algorithm's own: an Exploration class (package.module:Name) or a name such as
     EpsilonGreedy; with settings, a mapping {type: NAME, ...}."""
+    normalize_actions: bool = _learning(True)
+    """Sample the actions of a Box in units of its range: a mean of 0 is the middle, and a standard deviation of 1 is
+    half the range, for each number with two finite bounds. False: in the units of the environment. SAC, TD3 and CQL
+    squash actions into the bounds in either case."""
     optimizer: dict[str, Any] = _learning({})
     """Further options of the algorithm's Keras optimizer, such as beta_1 or weight_decay."""
     xla: Literal["auto", "on", "off"] = _learning("auto")

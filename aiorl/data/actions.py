@@ -54,6 +54,8 @@ class ActionLayout:
         edges = np.cumsum([0, *self._sizes]).tolist()
         self._slices = [slice(start, end) for start, end in itertools.pairwise(edges)]
         self._bounds = self._column_bounds()
+        boxes = [leaf for leaf in self.leaves if isinstance(leaf, spaces.Box)]
+        self._num_bounded = sum(int((box.bounded_below | box.bounded_above).sum()) for box in boxes)
         self._rounded = self.is_nested and self.dtype.kind == "f" and any(map(_is_whole, self.leaves))
 
     @property
@@ -158,6 +160,22 @@ class ActionLayout:
         sizes = [np.where(np.isfinite(bound), np.abs(bound), 0.0) for bound in bounds]
         rounding: Array = (_FLOAT32_STEPS * np.maximum(*sizes)).astype(np.float32)
         return rounding
+
+    def count_clipped(self, column: Array) -> tuple[int, int]:
+        """Count the numbers that `clip` changes.
+
+        Args:
+            column: ``[..., *shape]``.
+
+        Returns:
+            The numbers outside of their bounds, and the numbers that have bounds.
+        """
+        if self._bounds is None:
+            return 0, 0
+        low, high = self._bounds
+        is_outside = (column < low) | (column > high)
+        rows = column.size // math.prod(self.shape) if column.size else 0
+        return int(np.count_nonzero(is_outside)), rows * self._num_bounded
 
     def to_env(self, column: Array) -> list[Any]:
         """Convert the N actions of ``[N, *shape]`` to the form of environments.

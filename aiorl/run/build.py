@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import secrets
 from collections.abc import Mapping
@@ -24,7 +25,9 @@ from aiorl.acting.filters import ObservationFilter, ReturnFilter, make_filter, r
 from aiorl.acting.graph_policy import FIXED_TIMESTEP
 from aiorl.acting.policy_map import policy_seed
 from aiorl.compat.dict_callbacks import callbacks_class
+from aiorl.config import FORMER_DEFAULTS
 from aiorl.config.code import named_failures
+from aiorl.config.layers import DEFAULT
 from aiorl.config.schema import CommonConfig
 from aiorl.config.worker import PolicyPart, WorkerPart
 from aiorl.data.fragment import PolicyGraph, SamplePlan
@@ -86,6 +89,7 @@ def plan_learning(config: CommonConfig) -> LearningPlan:
             begins_with = find_checkpoint(config.init_from)
         except CheckpointError as error:
             raise unusable_init_from(config, error) from error
+        config = _with_former_keys_of(begins_with, config)
     check_loggers(config.loggers)
     facts = look_at_env(config)
     config = with_policies_named(_for_env(config, facts), facts)
@@ -99,6 +103,23 @@ def plan_learning(config: CommonConfig) -> LearningPlan:
         callbacks=callbacks_class(config.callbacks),
         begins_with=begins_with,
     )
+
+
+def _with_former_keys_of(checkpoint: Checkpoint, config: CommonConfig) -> CommonConfig:
+    """Return the config with `FORMER_DEFAULTS` if a checkpoint's run has them and no one set these keys.
+
+    Otherwise weights of earlier versions would get another network, or act in other units.
+    """
+    with contextlib.suppress(CheckpointError):  # early versions stored no config
+        stored = ActingState.from_checkpoint(checkpoint).config
+        for name, value in FORMER_DEFAULTS.items():
+            had = functools.reduce(dict.__getitem__, name.split("."), dict(stored))
+            if had == value and config.origin_of(name) == DEFAULT:
+                *groups, key = name.split(".")
+                logger.info("%s is %s, as in the run of init_from, %s", name, str(value).lower(), checkpoint.path)
+                changes = functools.reduce(lambda inner, group: {group: inner}, reversed(groups), {key: value})
+                config = config.updated(changes)
+    return config
 
 
 def look_at_env(config: CommonConfig) -> EnvFacts:

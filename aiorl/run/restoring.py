@@ -69,6 +69,7 @@ def take_up(checkpoint: Checkpoint, config: CommonConfig, learning: Learning) ->
     """
     check_compatible(checkpoint, identity_of(config, learning))
     _check_returns(checkpoint, learning)
+    _check_units(checkpoint, learning)
     states = {name: checkpoint.filter_state(name) for name in learning.filters}
     check_states(learning.filters, states, checkpoint.path)
     try:
@@ -89,6 +90,7 @@ def begin_with(checkpoint: Checkpoint, learning: Learning) -> None:
     Raises:
         CheckpointError: the checkpoint lacks them, or they do not fit.
     """
+    _check_units(checkpoint, learning)
     state = learning.group.get_state()
     tensors = dict(state.tensors)
     for name in tensors:
@@ -258,3 +260,28 @@ def _check_returns(checkpoint: Checkpoint, learning: Learning) -> None:
                 f"policy {policy_id!r} was trained with normalize_rewards {str(was).lower()}, but it is "
                 f"{str(now).lower()} here; set it as in training, or start a new run",
             )
+
+
+def _check_units(checkpoint: Checkpoint, learning: Learning) -> None:
+    """Check that a checkpoint's policies act in the units of the run's.
+
+    Raises:
+        CheckpointError: ``normalize_actions`` differs.
+    """
+    try:
+        before = ActingState.from_checkpoint(checkpoint).graphs
+    except CheckpointError:  # early versions stored no graphs, and had no units
+        before = {}
+    for policy_id, graph in learning.graphs.items():
+        was = _is_scaled(before.get(policy_id, {}))
+        now = _is_scaled(graph)
+        if was != now and (policy_id in before or not before):
+            raise CheckpointError(
+                checkpoint.path,
+                f"policy {policy_id!r} was trained with normalize_actions: {str(was).lower()}, but it is "
+                f"{str(now).lower()} here; set it as in training, or start a new run",
+            )
+
+
+def _is_scaled(graph: Mapping[str, Any]) -> bool:
+    return str(graph.get("spec", {}).get("distribution", "")).startswith("scaled")

@@ -28,6 +28,7 @@ from aiorl.env.native_vector_env import training_disabled
 from aiorl.errors import SamplerDied
 from aiorl.process.log_once import report
 from aiorl.process.machine import spare_cores
+from aiorl.sampling.clipping import ClipWatch
 from aiorl.sampling.fragments import FRAGMENT_COLUMNS, EpisodeCollector, EpisodeTracker
 from aiorl.sampling.table import DERIVED, FinalRows, Layout, LevelTable
 
@@ -96,6 +97,7 @@ class Lockstep:
         )
         layout = ActionLayout(env.action_space)
         self._clip = layout.clip if settings.clip_actions and layout.is_bounded else None
+        self._clip_watch = ClipWatch(c.DEFAULT_POLICY_ID, policy, layout, clips=settings.clip_actions)
         self._actions_need_copy = not isinstance(env.action_space, spaces.Discrete)
         self._begins = env.can_begin and env.num_envs > 1 and not self._actions_need_copy and spare_cores() > 0
         self._obs_is_plain = self._preprocessor.is_identity and self.filter.is_identity
@@ -174,6 +176,7 @@ class Lockstep:
         if self.policy.logp_is_apart:
             flat = [column.reshape(-1, *column.shape[2:]) for column in (table.dist_inputs, table.actions)]
             table.logp[...] = self.policy.distribution.logp(*flat).reshape(table.logp.shape)
+        self._clip_watch.look(table.actions)
         self._table, self._next_obs = None, table.obs[-1].copy()
         return table
 

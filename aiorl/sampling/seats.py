@@ -16,6 +16,7 @@ from aiorl.acting.graph_policy import GraphPolicy
 from aiorl.acting.policy import Policy
 from aiorl.data import columns as c
 from aiorl.errors import BadObservationError, BatchError, EnvContractError
+from aiorl.sampling.clipping import ClipWatch
 from aiorl.sampling.table import Table
 
 Array = NDArray[Any]
@@ -252,6 +253,7 @@ class Lane:
         for name, component in zip(self.state_columns, actor.initial_state, strict=True):
             table.define(name, component.shape, component.dtype, component)
         self.own_columns: list[str] = []
+        self._clip_watch = ClipWatch(actor.policy_id, actor.policy, actor.layout, clips=actor.clips_actions)
 
     @property
     def extra_columns(self) -> list[str]:  # noqa: D102 (the class describes it)
@@ -408,6 +410,7 @@ class Lane:
             lengths = np.bincount(owner, minlength=len(segments))
             places = places[is_row]
         columns = table.gather({name: _source(name) for name in (*_ROW_COLUMNS, *self.extra_columns, _END)}, places)
+        self._clip_watch.look(columns[c.ACTIONS])
         end = columns.pop(_END)
         columns |= {
             c.EPS_ID: np.repeat(ids, lengths),

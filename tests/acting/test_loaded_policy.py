@@ -103,7 +103,7 @@ def test_a_loaded_policy_acts_like_the_trained_network(
         if action_space is FOUR:
             assert action == int(np.argmax(dist_inputs.numpy()[0]))
         else:
-            np.testing.assert_allclose(action, np.clip(dist_inputs.numpy()[0, :2], -0.1, 0.1), rtol=1e-4)
+            np.testing.assert_allclose(action, np.clip(0.1 * dist_inputs.numpy()[0, :2], -0.1, 0.1), rtol=1e-4)
         for ours, theirs in zip(after, state_out, strict=True):
             np.testing.assert_allclose(ours, theirs.numpy()[0], rtol=1e-4, atol=1e-5)
         state = after

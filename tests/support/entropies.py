@@ -16,6 +16,7 @@ from aiorl.acting.distributions import (
     Composite,
     DiagGaussian,
     Greedy,
+    ScaledGaussian,
     SquashedGaussian,
 )
 
@@ -36,6 +37,8 @@ def entropy(kind: ActionDistribution, inputs: Any) -> F64:
             u = np.abs(mean[..., None] + np.exp(log_std)[..., None] * z)
             slope = 2.0 * (np.log(2.0) - u - np.log1p(np.exp(-2.0 * u)))
             total += (slope @ density + np.log(0.5 * kind.span.astype(np.float64))).sum(axis=1)
+        if isinstance(kind, ScaledGaussian):
+            total += np.log(kind.scale.half_range.astype(np.float64)).sum()
         return total
     return -np.sum([(p * _log(p)).sum(axis=1) for p in _choices(kind, rows)], axis=0)
 

@@ -193,7 +193,7 @@ class Algorithm(ABC):
         """
         from aiorl.learning.models.catalog import build_model
 
-        distribution = make_distribution(action_space)
+        distribution = make_distribution(action_space, scale=config.normalize_actions)
         settings = config.model.model_dump()
         shape, dtype, layout = observations.shape, observations.dtype, observations.layout
         return build_model(

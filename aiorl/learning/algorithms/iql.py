@@ -62,9 +62,8 @@ class IQL(CriticReplayAlgorithm[IQLConfig]):
 
         shape, dtype, layout = observations.shape, observations.dtype, observations.layout
         settings = config.model.model_dump()
-        return build_model(
-            shape, dtype, make_distribution(action_space), settings, seed=seed, layout=layout, custom_features=True
-        )
+        distribution = make_distribution(action_space, scale=config.normalize_actions)
+        return build_model(shape, dtype, distribution, settings, seed=seed, layout=layout, custom_features=True)
 
     @classmethod
     def acting_settings(cls, config: CommonConfig) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from aiorl.acting.graph_policy import GraphPolicy
+from aiorl.config import with_former_defaults
 from aiorl.config.schema import CommonConfig
 from aiorl.data.columns import CULPRIT, METRICS, NUM_ROWS, gradients_in
 from aiorl.data.layout import laid_out
@@ -63,7 +64,7 @@ class PolicyLearning:
             NotImplementedError: the algorithm's update doesn't consist of gradients of batches.
         """
         kind = _kind_with_gradients(said["algo"])
-        config = _config_for_fragments(kind.config_class, {**policy.config, **said})
+        config = _config_for_fragments(kind.config_class, {**with_former_defaults(policy.config), **said})
         spec = policy.spec
         observations = Observations(spec.obs_shape, spec.obs_dtype, layout_of(policy.observation_space))
         model = kind.build_model(config, observations, policy.action_space, seed=None)

@@ -56,7 +56,10 @@ class Distribution(ABC):
 
     @abstractmethod
     def features(self, actions: Any) -> Any:
-        """Convert actions [B, *action_shape] to network inputs [B, E] float32: choices one-hot, numbers unchanged."""
+        """Convert actions [B, *action_shape] to network inputs [B, E] float32: choices one-hot, numbers as they are.
+
+        Numbers of a scaled Box are in its units, and clipped to its bounds as they are for an environment.
+        """
 
 
 class Choices(Distribution):
@@ -193,6 +196,38 @@ class DiagGaussian(Distribution):
         return tf.cast(tf.reshape(values, [-1, *self._shape]), self._dtype)
 
 
+class ScaledGaussian(DiagGaussian):
+    """Counterpart of the NumPy class."""
+
+    def __init__(self, twin: acting.ScaledGaussian) -> None:
+        super().__init__(twin)
+        self._scale = twin.scale
+
+    def logp(self, inputs: Any, actions: Any) -> Any:
+        """See the base class."""
+        return self._normal_logp(inputs, self._units(actions)) - self._scale.log_volume
+
+    def entropy(self, inputs: Any) -> Any:
+        """See the base class."""
+        return super().entropy(inputs) + self._scale.log_volume
+
+    def sample_with_logp(self, inputs: Any, seed: Any) -> tuple[Any, Any]:
+        """See `DiagGaussian`."""
+        values, logp = self._draw_normal(inputs, seed)
+        scaled = tf.cast(values, self._scale.centre.dtype) * self._scale.half_range + self._scale.centre
+        return self._to_actions(scaled), logp - self._scale.log_volume
+
+    def features(self, actions: Any) -> Any:
+        """Return the numbers in units; zeros, which stand for no action at an episode's start, can be far outside."""
+        units = self._units(actions)
+        return tf.where(self._scale.is_finite, tf.clip_by_value(units, -1.0, 1.0), units)
+
+    def _units(self, actions: Any) -> Any:
+        dtype = self._scale.centre.dtype
+        flat = tf.cast(tf.reshape(actions, [-1, self._size]), dtype)
+        return tf.cast((flat - self._scale.centre) / self._scale.half_range, tf.float32)
+
+
 class SquashedGaussian(DiagGaussian):
     """Counterpart of the NumPy class. The log-density of a sample is computed from the normal variable."""
 
@@ -261,7 +296,9 @@ _TWINS: dict[str, Callable[[Any], Distribution]] = {
     acting.Bernoulli.name: Bernoulli,
     acting.DiagGaussian.name: DiagGaussian,
     acting.SquashedGaussian.name: SquashedGaussian,
+    acting.ScaledGaussian.name: ScaledGaussian,
     acting.Composite.name: Composite,
+    acting.ScaledComposite.name: Composite,
     acting.SquashedComposite.name: Composite,
 }
 

@@ -26,6 +26,7 @@ from aiorl.acting.distributions import (
     Composite,
     Greedy,
     MultiCategorical,
+    ScaledGaussian,
 )
 from aiorl.config.schema import ModelConfig
 from aiorl.data.obs_layout import ObsLayout
@@ -254,7 +255,13 @@ def _features(kind: ActionDistribution, actions: Any) -> Any:
             return ops.concatenate(
                 [_features(part.distribution, actions[:, part.actions]) for part in kind.parts], axis=-1
             )
-    return ops.cast(ops.reshape(actions, [-1, math.prod(kind.action_shape)]), "float32")
+    numbers = ops.cast(ops.reshape(actions, [-1, math.prod(kind.action_shape)]), "float32")
+    if not isinstance(kind, ScaledGaussian):
+        return numbers
+    scale = kind.scale
+    limits = np.where(scale.is_finite, 1.0, np.inf).astype(np.float32)
+    units = ops.divide(ops.subtract(numbers, scale.centre.astype(np.float32)), scale.half_range.astype(np.float32))
+    return ops.minimum(ops.maximum(units, -limits), limits)
 
 
 def _one_hot(index: Any, start: int, size: int) -> Any:

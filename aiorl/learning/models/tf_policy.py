@@ -114,7 +114,8 @@ class TFPolicy(GraphPolicy):
             observation_space: Box of floats or bytes, as a preprocessor returns it.
             action_space: any space with a distribution.
             config: settings. Read here, in addition to those of GraphPolicy: "model" (a model config), "squash_actions"
-                (squash Boxes into their bounds), "lr" (of Adam, 1e-4) and "seed" (of weights and noise).
+                (squash Boxes into their bounds), "scale_actions" (sample Boxes in units of their ranges, as
+                normalize_actions of an algorithm does), "lr" (of Adam, 1e-4) and "seed" (of weights and noise).
 
         Raises:
             ConfigError: the settings make no network.
@@ -142,10 +143,15 @@ class TFPolicy(GraphPolicy):
                 ["Box"],
                 "Leave the preprocessor on; it turns the space into a Box.",
             )
+        distribution = make_distribution(
+            action_space,
+            squash=bool(config.get("squash_actions", False)),
+            scale=bool(config.get("scale_actions", False)),
+        )
         return build_model(
             observation_space.shape,
             "uint8" if observation_space.dtype == np.uint8 else "float32",
-            make_distribution(action_space, squash=bool(config.get("squash_actions", False))),
+            distribution,
             config.get("model"),
             seed=config.get("seed"),
             layout=layout_of(observation_space),
@@ -295,8 +301,11 @@ def learned_tf_policy_class(spec: ActingSpec, model_config: Mapping[str, Any]) -
             self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any], config: Mapping[str, Any]
         ) -> None:
             spec.check_spaces(observation_space, action_space)
-            is_squashed = spec.distribution.startswith("squashed")
-            network = {"model": dict(model_config), "squash_actions": is_squashed}
+            network = {
+                "model": dict(model_config),
+                "squash_actions": spec.distribution.startswith("squashed"),
+                "scale_actions": spec.distribution.startswith("scaled"),
+            }
             super().__init__(observation_space, action_space, {**config, **network})
             if self.spec != spec:
                 raise PolicyError("the network differs from the learner's; install the same versions on both hosts")

@@ -38,6 +38,7 @@ from aiorl.acting.distributions import (
     Composite,
     DiagGaussian,
     MultiCategorical,
+    ScaledGaussian,
     SquashedGaussian,
 )
 from aiorl.acting.filters import MeanStdFilter, Normalisation
@@ -268,6 +269,9 @@ def _mode(ops: Any, inputs: Any, part: ActionPart) -> Any:
             if isinstance(kind, SquashedGaussian):
                 share = ops.multiply(ops.add(ops.tanh(values), _ONE), _ONE / 2)
                 values = ops.minimum(ops.add(ops.multiply(share, kind.span), kind.low), kind.high)
+            if isinstance(kind, ScaledGaussian):
+                half_range, centre = kind.scale.half_range, kind.scale.centre
+                values = ops.add(ops.multiply(values, half_range.astype(np.float32)), centre.astype(np.float32))
             if part.bounds is not None:
                 low, high = part.bounds
                 values = ops.minimum(ops.maximum(values, low), high)

@@ -42,7 +42,8 @@ _MEANINGS = {
     "action": "the most likely action, for a Box the mean, in the environment's form",
     "dist_inputs": "inputs of the action distribution. Categorical and Bernoulli: logits. Gaussian: means, then "
     "logarithms of standard deviations (clipped to -20 to 2); squashed_gaussian maps draws into the bounds of the "
-    "space by tanh. Greedy: values of the actions",
+    "space by tanh; scaled_gaussian multiplies draws by half the range of the space and adds the middle of the range, "
+    "where both bounds are finite. Greedy: values of the actions",
     "vf": "the value function's estimate; 0 or untrained if the algorithm learns none in addition to the policy",
     "state_out": "state after the step: the next state_in",
 }

@@ -28,7 +28,13 @@ SPACES = [
     (spaces.Tuple([spaces.Discrete(2), spaces.MultiDiscrete([3, 2]), spaces.Box(-1.0, 1.0, (2, 2))]), False),
     (spaces.Dict({"b": spaces.Discrete(3, start=4), "a": spaces.Tuple([spaces.Box(-2.0, 1.0, (2,)), BITS])}), True),
 ]
-TWINS = [(kind := acting.make_distribution(space, squash=squash), to_tf_distribution(kind)) for space, squash in SPACES]
+SCALED = [
+    spaces.Box(np.array([-2, 300, -np.inf], np.float32), np.array([2, 500, np.inf], np.float32)),
+    spaces.Dict({"b": spaces.Discrete(3), "a": spaces.Tuple([spaces.Box(-2.0, 1.0, (2,), np.float64), BITS])}),
+]
+KINDS = [acting.make_distribution(space, squash=squash) for space, squash in SPACES]
+KINDS += [acting.make_distribution(space, scale=True) for space in SCALED]
+TWINS = [(kind, to_tf_distribution(kind)) for kind in KINDS]
 IDS = [f"{twin.name}-{twin.action_space}" for twin, _ in TWINS]
 ROWS = 8
 
@@ -75,6 +81,19 @@ def test_features_of_actions_by_hand():
     assert twin.num_features == 2 + 5 + 2
     features = twin.features(np.array([[2, 2, 0, 0.5, -0.5], [0, 0, 0, 0, 0]], np.float32))
     np.testing.assert_array_equal(features, [[0, 1, 0, 0, 1, 1, 0, 0.5, -0.5], [0, 0, 1, 0, 0, 1, 0, 0, 0]])
+
+
+def test_features_of_scaled_actions_are_in_units_and_clipped_to_their_bounds():
+    twin = to_tf_distribution(acting.make_distribution(SCALED[0], scale=True))
+    actions = np.array([[1.0, 350.0, 20.0], [0.0, 0.0, 0.0], [-3.0, 500.0, -20.0]], np.float32)
+    np.testing.assert_allclose(twin.features(actions), [[0.5, -0.5, 20.0], [0.0, -1.0, 0.0], [-1.0, 1.0, -20.0]])
+
+
+def test_samples_of_scaled_actions_have_the_density_of_the_space():
+    numpy_twin = acting.make_distribution(SCALED[0], scale=True)
+    inputs = np.array([[0.1, -0.2, 0.3, -1.0, 0.0, 0.5]] * 4, np.float32)
+    actions, logp = to_tf_distribution(numpy_twin).sample_with_logp(inputs, [1, 2])
+    np.testing.assert_allclose(logp, numpy_twin.logp(inputs, actions.numpy()), rtol=1e-4, atol=1e-4)
 
 
 def test_gradients_flow_through_squashed_samples_and_stay_finite_far_out():

@@ -1,0 +1,71 @@
+"""Warning about actions that are mostly clipped."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from numpy.typing import NDArray
+
+from aiorl.acting.policy import Policy
+from aiorl.data.actions import ActionLayout
+from aiorl.process.log_once import log_once
+
+_log = logging.getLogger(__name__)
+
+_LEAST = 200
+"""Numbers to judge by: of so many, a standard normal policy over [-1, 1] practically never has half clipped."""
+
+
+class ClipWatch:
+    """Counts the numbers in a policy's actions that are clipped, and warns once if most of them are.
+
+    It looks at whole fragments, after they are complete.
+    """
+
+    def __init__(
+        self, policy_id: str, policy: Policy, layout: ActionLayout, *, clips: bool
+    ) -> None:
+        """Begin to watch.
+
+        Args:
+            policy_id: the policy's name.
+            policy: the policy. Its most likely actions are not watched, because nothing is learnt from them.
+            layout: column form of its actions.
+            clips: True if its actions are clipped for the environment.
+        """
+        self._policy_id, self._policy, self._layout = policy_id, policy, layout
+        self._is_over = not (
+            clips and layout.is_bounded and getattr(policy, "config", {}).get("explore", True)
+        )
+        self._numbers = self._clipped = 0
+
+    def look(self, actions: NDArray[Any]) -> None:
+        """Count the actions [..., *shape] of a fragment, before they are clipped."""
+        if self._is_over:
+            return
+        clipped, numbers = self._layout.count_clipped(actions)
+        self._clipped += clipped
+        self._numbers += numbers
+        if self._numbers < _LEAST:
+            return
+        if 2 * self._clipped > self._numbers:
+            self._is_over = True
+            self._warn(100 * self._clipped // self._numbers)
+        self._numbers = self._clipped = 0
+
+    def _warn(self, percent: int) -> None:
+        if not log_once(f"clipped actions of {self._policy_id}"):
+            return
+        distribution = getattr(self._policy, "distribution", None)
+        in_own_units = getattr(distribution, "name", "") in ("diag_gaussian", "composite")
+        advice = (
+            "Learn with normalize_actions: true"
+            if in_own_units
+            else "Lower lr, or start with smaller deviations"
+        )
+        _log.warning(
+            "%d %% of the numbers in the actions of policy %r lie outside of their bounds (%s) and are clipped, so "
+            "their size makes no difference to the environment. %s, unless the policy is meant to choose the bounds.",
+            percent, self._policy_id, self._layout.space, advice,
+        )  # fmt: skip
