@@ -476,7 +476,8 @@ class Training:
         except ConfigError:
             self.is_misconfigured = True
             raise
-        self._begin_rates()
+        # from here on workers sample, also while the update is compiled
+        self.results.begin_rates(time.monotonic())
         self.flow.is_enough = lambda: self.iteration.is_due() and self._needs_standstill()
         self.iteration.begin()
 
@@ -611,7 +612,6 @@ class Training:
     def compiled_in(self, took_s: float) -> None:
         """Take note that the updates are compiled."""
         self._last_heard = time.monotonic()
-        self._begin_rates()
         logger.info("the update is compiled, in %.1f s", took_s)
         _seal_compiled()
 
@@ -628,10 +628,6 @@ class Training:
             "(Ctrl-C writes a checkpoint of the update before it, without waiting)",
             logging.INFO,
         )
-
-    def _begin_rates(self) -> None:
-        """Start the clock of rates, which do not include loading and compiling."""
-        self.results.begin_rates(time.monotonic(), self.source.progress(None))
 
 
 def _seal_compiled() -> None:

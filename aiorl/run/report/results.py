@@ -117,14 +117,13 @@ class Results:
         # beginning of work, then ends of iterations, from the last one that is at least _RATE_S old
         self._before = deque([(now, self._last)])
 
-    def begin_rates(self, now: float, progress: Progress) -> None:
-        """Start to measure rates now, which leaves the start-up out.
+    def begin_rates(self, now: float) -> None:
+        """Measure rates from now, which leaves the start-up out, but no step of the current iteration.
 
         Args:
             now: time of the monotonic clock, seconds.
-            progress: progress of the learner.
         """
-        self._before = deque([(now, progress)])
+        self._before = deque([(now, self._last)])
 
     def leave_out_pause(self, now: float) -> None:
         """Begin the iteration now: the time since the end of the last one was a pause in training."""
@@ -255,7 +254,7 @@ class Results:
         for name, named in zip(("policy_rewards", "custom", "hist", "estimates"), self._named(), strict=True):
             named.from_state(state.get(name, {}), now, self.episodes_total)
         self._last, self._last_now = progress, now
-        self.begin_rates(now, progress)
+        self.begin_rates(now)
 
     def _named(self) -> tuple[_Named, ...]:
         return self._policy_rewards, self._custom, self._hist, self._estimates

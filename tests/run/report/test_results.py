@@ -319,10 +319,10 @@ def test_rates_cover_at_least_a_second_even_for_an_iteration_of_two_milliseconds
         rates.append(result["sampled_steps_per_s"])
     assert rates == pytest.approx([1000.0, 1000.0, 1000.0, 1000.0, 1000.0 + 5000 / 1.502])
     assert result["time_this_iter_s"] == pytest.approx(0.002)
-    results.begin_rates(7.0, Progress(steps, steps))  # as after a slow start-up
+    results.begin_rates(7.0)  # as after a slow start-up
     assert results.finish_iteration(7.5, Progress(steps + 500, 0))["sampled_steps_per_s"] == pytest.approx(1000.0)
     steps += 500
-    results.begin_rates(8.0, Progress(steps, steps))
+    results.begin_rates(8.0)
     results.leave_out_pause(8.1)  # mostly before work began
     assert results.finish_iteration(8.6, Progress(steps + 500, 0))["sampled_steps_per_s"] == pytest.approx(1000.0)
     steps += 500

@@ -55,7 +55,10 @@ def ledger(trainer: Any) -> dict[str, Any]:
 
 def test_a_worker_that_is_reset_is_replaced(tmp_path: Path) -> None:
     with aiorl.PPOTrainer({**PPO, "run_dir": str(tmp_path / "run")}) as trainer:
-        trainer.train()
+        result = trainer.train()
+        # workers sample while the update is compiled, and rates count these steps too
+        assert result["trained_steps_per_s"] == result["sampled_steps_per_s"] > 0
+        assert result["sampled_steps_per_s"] >= result["timesteps_total"] / result["time_total_s"]
         first, second = trainer.workers.remote_workers()
         trainer.workers.reset([first])
         wait_until(lambda: second not in trainer.workers.remote_workers())
