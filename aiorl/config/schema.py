@@ -38,6 +38,7 @@ from aiorl.config.layers import (
 )
 from aiorl.config.rllib_file import no_attribute
 from aiorl.config.worker import (
+    MAX_ROWS,
     Code,
     CodeWithSettings,
     WorkerConfig,
@@ -52,6 +53,10 @@ if TYPE_CHECKING:
     from aiorl.run.trainer import AlgorithmTrainer
 
 _log = logging.getLogger(__name__)
+
+_MOST_DERIVED = 2**20
+"""Largest size that is derived from others; a user who wants a larger one has to set it."""
+_SIZE_UNITS = ("env steps", "steps", "environments", "processes")
 
 Sizes = PositiveInt | tuple[PositiveInt, PositiveInt]
 """Size of both sides of an image, or of each side."""
@@ -205,7 +210,7 @@ class CommonConfig(WorkerConfig):
     """Discount of future rewards."""
     lr: float = _learning(1e-4, gt=0, allow_inf_nan=False)
     """Learning rate."""
-    train_batch_size: int = _learning(200, unit="env steps", ge=1)
+    train_batch_size: int = _learning(200, unit="env steps", ge=1, le=MAX_ROWS)
     """Env steps per train batch. On-policy algorithms round up to whole fragments, or to whole episodes if those are
     sampled."""
     model: ModelConfig = _learning(ModelConfig(), where="both")
@@ -427,6 +432,7 @@ class CommonConfig(WorkerConfig):
                 restore_withheld(values)
             self._take(values)
             sizes = self.derived_sizes(Origins.of(layers).users_keys())
+            self._check_derived(sizes, Origins.of(layers).users_keys())
             if sizes:
                 changes = [f"{name} is {size:,} instead of {getattr(self, name):,}" for name, size in sizes.items()]
                 _log.warning("to fit the settings, %s", ", ".join(changes))
@@ -464,6 +470,28 @@ class CommonConfig(WorkerConfig):
             fixed: keys that a user set, which must not change.
         """
         return {}
+
+    def _check_derived(self, sizes: Mapping[str, int], users_keys: Set[str]) -> None:
+        """Refuse values that would make a derived size larger than anyone would take without knowing.
+
+        Raises:
+            ConfigError: a derived size is too large; the error names the user's largest size.
+        """
+        for name, size in sizes.items():
+            if size <= max(_MOST_DERIVED, getattr(self, name)):
+                continue
+            fields = {key: type(self).model_fields[key] for key in users_keys if key in type(self).model_fields}
+            counts = {
+                key: getattr(self, key)
+                for key, field in fields.items()
+                if fact_of(field, "unit") in _SIZE_UNITS and fact_of(field, "group") != "Run"
+            }
+            largest = max(counts, key=lambda key: counts[key] or 0, default=name)
+            value = counts.get(largest, size)
+            raise ConfigError(
+                f"{largest} {value:,} needs a {name} of {size:,} instead of {getattr(self, name):,}.",
+                key=largest, value=value, hint=f"Set a smaller {largest}, or {name} as well.",
+            )  # fmt: skip
 
     def users_values(self) -> dict[str, Any]:
         """Return the values that a user set, nested like the config: no defaults, no values of a preset."""

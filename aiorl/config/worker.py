@@ -40,6 +40,9 @@ CodeWithSettings = Annotated[str | dict[str, Any], BeforeValidator(plain_code)]
 """Text that names code, or a mapping with this text and settings for it."""
 
 
+MAX_ROWS = 2**31 - 1
+"""Limit of the sizes of fragments, batches and minibatches: rows are numbered in 32 bits."""
+
 OF_EVALUATIONS: Mapping[str, Any] = MappingProxyType(
     {
         "num_envs_per_worker": 1,
@@ -132,14 +135,14 @@ class WorkerConfig(BaseModel):
     """Seed of all random numbers, combined with the worker's index; null draws a new one."""
     log_level: Literal["DEBUG", "INFO", "WARN", "ERROR"] = _run("INFO", place=False)
     """Lowest severity of messages that are logged."""
-    num_envs_per_worker: int = _sampling(1, unit="environments", ge=1)
+    num_envs_per_worker: int = _sampling(1, unit="environments", ge=1, le=MAX_ROWS)
     """Environments that one worker steps together."""
     vectorize: Literal["auto", "native", "serial", "remote"] = _sampling("auto")
     """Stepping of a worker's environments: native (vectorised by the environment), serial (one after the other), remote
     (one process each), auto (native if available, else serial)."""
     samplers_per_worker: int = _sampling(1, ge=1)
     """Samplers in one worker process, each with its own environments; they work while others wait."""
-    rollout_fragment_length: int = _sampling(200, unit="steps", ge=1)
+    rollout_fragment_length: int = _sampling(200, unit="steps", ge=1, le=MAX_ROWS)
     """Steps of each environment in one fragment."""
     batch_mode: Literal["truncate_episodes", "complete_episodes"] = _sampling("truncate_episodes")
     """Truncated fragments can end within an episode; complete ones only at the end of an episode."""

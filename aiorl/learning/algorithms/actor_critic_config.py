@@ -14,6 +14,7 @@ from typing import ClassVar, Literal, NamedTuple
 from aiorl.acting.exploration import Schedule
 from aiorl.config.key import changed, key, refuse
 from aiorl.config.schema import CommonConfig
+from aiorl.config.worker import MAX_ROWS
 from aiorl.learning.algorithms.shared_config import BATCH, ENVS, LENGTH, SDEConfig
 
 MINIBATCH = "sgd_minibatch_size"
@@ -67,11 +68,12 @@ class Sizes(NamedTuple):
 
     def _of_batch(self, fixed: Set[str], workers: int) -> Sizes:
         """Return sizes whose fragments divide the batch."""
+        of_batch = divisors(self.batch)
         fitting = [
             Sizes(length, envs, self.batch)
-            for length in ([self.length] if LENGTH in fixed else divisors(self.batch))
+            for length in ([self.length] if LENGTH in fixed else of_batch)
             if self.batch % length == 0
-            for envs in ([self.envs] if ENVS in fixed else divisors(self.batch // length))
+            for envs in ([self.envs] if ENVS in fixed else of_batch)
             if self.batch // length % envs == 0 and (envs <= self.envs or ENVS in fixed)
         ]
         even = [sizes for sizes in fitting if self.batch // (sizes.length * sizes.envs) % workers == 0]
@@ -133,7 +135,7 @@ class ActorCriticConfig(SDEConfig):
     TensorFlow."""
     num_sgd_iter: int = _learning(1, unit="epochs", ge=1)
     """Passes over each train batch."""
-    sgd_minibatch_size: int | None = _learning(None, unit="env steps", ge=1)
+    sgd_minibatch_size: int | None = _learning(None, unit="env steps", ge=1, le=MAX_ROWS)
     """Env steps in one minibatch, rounded to whole sequences if these are trained on; null: a sixteenth of the train
     batch, at least 256."""
 

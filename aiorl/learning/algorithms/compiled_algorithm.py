@@ -6,6 +6,7 @@ A train batch is laid out once, and one `CompiledUpdate` visits its rows or sequ
 from __future__ import annotations
 
 import logging
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -18,7 +19,7 @@ from aiorl.acting.exploration import Schedule
 from aiorl.config.schema import CommonConfig
 from aiorl.data import columns as c
 from aiorl.data.columns import CULPRIT, GRADIENT_OF, METRICS, NUM_ROWS
-from aiorl.errors import BatchError, PolicyError
+from aiorl.errors import BatchError, ConfigError, PolicyError
 from aiorl.learning.algorithms.actor_critic_config import ActorCriticConfig
 from aiorl.learning.algorithms.algorithm import Array, Batch, CompiledBase, UpdateResult
 from aiorl.learning.algorithms.batch_buffers import PACKED, BatchBuffers, GradientBuffers, rounded_up, unpacked
@@ -28,6 +29,7 @@ from aiorl.learning.lazy import Tensors, tf
 from aiorl.learning.losses import masked_mean
 from aiorl.learning.losses.policy_gradient import actor_critic_loss
 from aiorl.learning.models.distributions import to_tf_distribution
+from aiorl.process.machine import available_bytes
 
 if TYPE_CHECKING:
     from aiorl.learning.models.actor_critic import ActorCritic
@@ -42,6 +44,12 @@ _ROOMY = 4
 
 _MAX_PADDED, _MAX_PADDING = 1 << 24, 8
 """Maximum rows of a padded batch of sequences; more are allowed up to this multiple of its fragments' rows."""
+
+_COPIES = 2
+"""A train batch is in memory as fragments, and laid out."""
+
+_NUMBERS_OF_A_ROW = 5
+"""Numbers that each row has at least besides observation and action: its likelihood, value, return and so on."""
 
 _REPORTED = ("clip_param", "vf_clip_param")
 """Coefficients that only some algorithms have."""
@@ -96,6 +104,29 @@ class CompiledAlgorithm(CompiledBase[ConfigT]):
             gradients=None if self._received is None else self._received.mean, shares_memory=True,
         )  # fmt: skip
         self.gradient = CompiledFunction(self._run_gradient, model.trainable_variables, config.update_mode, "gradient")
+
+    @classmethod
+    def check_room(cls, policies: Sequence[tuple[CommonConfig, ActorCritic]]) -> None:
+        """Check that there is room for the train batch of each policy.
+
+        Args:
+            policies: config and model of every policy that learns in the run, with any algorithm.
+
+        Raises:
+            ConfigError: there is no room.
+        """
+        for config, model in policies:
+            if not isinstance(config, ActorCriticConfig) or config.gradients == "workers":
+                continue
+            size = config.train_batch_size
+            needed = _COPIES * size * _least_row_bytes(model)
+            available = available_bytes()
+            if needed > available:
+                raise ConfigError(
+                    f"train batches of {size:,} env steps need at least {needed / 1e9:.3g} GB of "
+                    f"memory, and {available / 1e9:.3g} GB are free.",
+                    key="train_batch_size", value=size, hint="Set a smaller train_batch_size.",
+                )  # fmt: skip
 
     @classmethod
     def return_discount(cls, config: CommonConfig) -> float | None:
@@ -401,6 +432,13 @@ class CompiledAlgorithm(CompiledBase[ConfigT]):
             picked = self.rng.permutation(visited) if self.shuffles else visited
             minibatches[...] = picked if len(picked) == len(minibatches) else np.resize(picked, len(minibatches))
         return order, self.config.num_sgd_iter * per_epoch
+
+
+def _least_row_bytes(model: ActorCritic) -> int:
+    """Return the bytes of a row in a train batch that every algorithm needs: observation, action, some numbers."""
+    obs_bytes = math.prod(model.obs_shape) * np.dtype(model.obs_dtype).itemsize
+    action_size = math.prod(model.distribution.action_shape)
+    return obs_bytes + 4 * (action_size + _NUMBERS_OF_A_ROW)
 
 
 def _without_far_longer_ones(shapes: Sequence[tuple[int, int]]) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from aiorl.config.key import changed, key
+from aiorl.config.worker import MAX_ROWS
 from aiorl.data import columns as c
 from aiorl.learning.algorithms.compiled_algorithm import rows_forward
 from aiorl.learning.algorithms.compiled_update import UpdateSpec
@@ -25,7 +26,7 @@ class PPOConfig(SurrogateConfig, OnPolicyConfig):
     num_envs_per_worker: int = changed(OnPolicyConfig, "num_envs_per_worker", 4)
     lr: float = changed(OnPolicyConfig, "lr", 3e-4)
     num_sgd_iter: int = changed(OnPolicyConfig, "num_sgd_iter", 10)
-    sgd_minibatch_size: int | None = key(None, group="Learning", unit="env steps", ge=1)
+    sgd_minibatch_size: int | None = key(None, group="Learning", unit="env steps", ge=1, le=MAX_ROWS)
     """Env steps in one minibatch; null: a 32nd of the train batch, but at least 64, and for recurrent networks at
     least four fragments of one environment."""
     normalize_advantages: bool = changed(OnPolicyConfig, "normalize_advantages", True)

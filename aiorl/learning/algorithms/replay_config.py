@@ -11,6 +11,7 @@ from aiorl.acting.exploration import Schedule
 from aiorl.config.code import is_import_path
 from aiorl.config.key import changed, key, refuse
 from aiorl.config.schema import Activation, CommonConfig, ModelConfig
+from aiorl.config.worker import MAX_ROWS
 from aiorl.learning.algorithms.shared_config import BROADCAST_INTERVAL, ENVS, LENGTH
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class ReplayConfig(CommonConfig):
     """Largest global norm of a gradient; null: not clipped."""
     adam_epsilon: float = _learning(1e-8, gt=0)
     """Adam's epsilon."""
-    n_step: int = _learning(1, unit="steps", ge=1)
+    n_step: int = _learning(1, unit="steps", ge=1, le=MAX_ROWS)
     """Steps whose rewards are summed before the value of the next observation is added; fewer at the end of a
     fragment."""
     training_intensity: float = _learning(8.0, gt=0, allow_inf_nan=False)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from algorithm_cases import BOX, OF_FRAGMENTS, Case, equal
+from algorithm_cases import BOX, NUM_OBS, OF_FRAGMENTS, Case, equal
 
 from aiorl.acting.filters import MeanStdFilter
 from aiorl.acting.postprocess import gae
@@ -449,3 +449,15 @@ def test_marwil_divides_advantages_by_the_root_of_their_moving_mean_square_and_r
     assert metrics["advantages_mean_square"] == pytest.approx(expected)
     other.algorithm.set_state(case.algorithm.get_state())
     assert other.algorithm.coefficients(0)["advantage_scale"] == pytest.approx(expected**0.5)
+
+
+def test_a_train_batch_without_room_is_refused_with_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case("ppo")
+    policies = [(case.config, case.model)]
+    bytes_of_a_row = 4 * (NUM_OBS + 1 + 5)
+    monkeypatch.setattr(compiled_algorithm, "available_bytes", lambda: 2 * 48 * bytes_of_a_row)
+    type(case.algorithm).check_room(policies)
+    monkeypatch.setattr(compiled_algorithm, "available_bytes", lambda: 2 * 48 * bytes_of_a_row - 1)
+    with pytest.raises(ConfigError, match="48") as refused:
+        type(case.algorithm).check_room(policies)
+    assert refused.value.key == "train_batch_size"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import re
 from typing import Any
@@ -304,3 +305,36 @@ def test_derived_sizes_are_not_the_users(caplog: pytest.LogCaptureFixture) -> No
 def test_a_policy_cannot_derive_sizes_of_the_run() -> None:
     with pytest.raises(ConfigError, match="train_batch_size"):
         config_of(OneConfig(), OneConfig, "left", {"sgd_minibatch_size": 10_000})
+
+
+SIZE_KEYS = ("train_batch_size", "sgd_minibatch_size", "rollout_fragment_length", "num_envs_per_worker")
+
+
+@pytest.mark.parametrize("value", [10**9, 2**31 - 1, 10**17, 10**17 + 3])
+@pytest.mark.parametrize("algo", sorted(ALGORITHMS))
+def test_a_huge_size_is_refused_with_its_key_or_derives_no_other_huge_one(algo: str, value: int) -> None:
+    kind = config_class(algo)
+    own = [name for name in (*SIZE_KEYS, "n_step", "num_workers") if name in kind.model_fields]
+    for name, is_recurrent in itertools.product(own, [False, True]):
+        model = {"use_lstm": is_recurrent}
+        config = made_or_refused(kind, {name: value, "env": "CartPole-v1", "model": model})
+        if isinstance(config, ConfigError):
+            assert config.key == name or is_recurrent, "some algorithms need other settings for memory"
+        else:
+            others = {other: getattr(config, other, None) or 0 for other in SIZE_KEYS if other != name}
+            assert max(others.values()) <= 2**20, (name, others)
+
+
+def made_or_refused(kind: type[CommonConfig], values: dict[str, Any]) -> CommonConfig | ConfigError:
+    try:
+        return kind.from_mapping(values)
+    except ConfigError as error:
+        return error
+
+
+def test_a_large_size_can_be_set_along_with_the_one_that_it_needs() -> None:
+    with pytest.raises(ConfigError, match="train_batch_size") as refused:
+        PPOConfig(sgd_minibatch_size=2_000_000)
+    assert (refused.value.key, refused.value.value) == ("sgd_minibatch_size", 2_000_000)
+    config = PPOConfig(sgd_minibatch_size=2_000_000, train_batch_size=4_000_000)
+    assert (config.train_batch_size, config.sgd_minibatch_size) == (4_000_000, 2_000_000)
