@@ -10,6 +10,7 @@ messages. Source of the merge: Chan, Golub, LeVeque 1983, pairwise combination.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import threading
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -148,7 +149,12 @@ class ObservationFilter:
             return space
         layout = layout_of(space)
         fits = layout.array_shape == self.shape
-        return LaidOutBox(-np.inf, np.inf, layout if fits else ObsLayout(self.shape), np.float32)
+        layout = self.output_layout(layout if fits else ObsLayout(self.shape))
+        return LaidOutBox(-np.inf, np.inf, layout, np.float32)
+
+    def output_layout(self, layout: ObsLayout) -> ObsLayout:
+        """Return the layout of filtered observations for a layout of preprocessed ones."""
+        return layout if self.is_identity else dataclasses.replace(layout, is_filtered=True)
 
     def __call__(self, obs: NDArray[Any], update: bool = True) -> NDArray[Any]:
         """Return filtered observations; with ``update``, they also enter the statistics.

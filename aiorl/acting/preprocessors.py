@@ -194,14 +194,18 @@ class NestedPreprocessor(Preprocessor):
     @property
     def layout(self) -> ObsLayout:
         """See `Preprocessor.layout`."""
-        return ObsLayout(self.shape, dict(self._named_shapes()) if self._is_built_in else {})
+        if not self._is_built_in:
+            return ObsLayout(self.shape)
+        leaves = list(self._leaves())
+        shapes = {name: preprocessor.shape for name, preprocessor in leaves}
+        return ObsLayout(self.shape, shapes, byte_parts=tuple(name for name, leaf in leaves if leaf.dtype == np.uint8))
 
-    def _named_shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+    def _leaves(self) -> Iterator[tuple[str, Preprocessor]]:
         for name, preprocessor, _ in self._parts:
             if isinstance(preprocessor, NestedPreprocessor):
-                yield from ((f"{name}.{inner}", shape) for inner, shape in preprocessor._named_shapes())
+                yield from ((f"{name}.{inner}", leaf) for inner, leaf in preprocessor._leaves())
             else:
-                yield str(name), preprocessor.shape
+                yield str(name), preprocessor
 
     def transform(self, obs: Any) -> NDArray[Any]:
         """See `Preprocessor.transform`."""

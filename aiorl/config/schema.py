@@ -85,6 +85,9 @@ class ModelConfig(WorkerModelConfig):
     conv_filters: tuple[tuple[PositiveInt, Sizes, Sizes], ...] | None = _model(None, max_length=1000)
     """Convolutions as [channels, kernel, stride] each; null uses the Nature CNN for images of about 84x84 and similar
     ones for other sizes, with their own hidden layer. Byte images [C, H, W] are transposed."""
+    conv_parts: bool = _model(True)
+    """Give each image in a Dict or Tuple convolutions of its own, like those of a lone image; fcnet_hiddens follow,
+    over the features of all images and the other parts. False flattens images. Without effect on custom models."""
     vf_share_layers: bool = _model(False)
     """Share the hidden layers between policy and value function."""
     use_lstm: bool = _model(False)
@@ -108,11 +111,13 @@ class ModelConfig(WorkerModelConfig):
     def of(cls, settings: Mapping[str, Any]) -> Self:
         """Return the `settings` of one network, after checking them.
 
+        Settings without conv_parts are of earlier versions, which flattened images in a Dict.
+
         Raises:
             ConfigError: a value is wrong; the error names the first key at fault.
         """
         try:
-            config = cls.model_validate(dict(settings))
+            config = cls.model_validate({"conv_parts": False, **settings})
         except ValidationError as error:
             raise plain_error(cls, error, "model.") from None
         config.check()

@@ -34,12 +34,16 @@ class ObsLayout:
             shape of the observation. With a mask it is flat.
         num_frames: frames along the last axis, oldest first, if each observation of an episode adds one to the newest
             frames of the previous one; 1 = it is not known to be a stack of frames.
+        byte_parts: names of the parts whose numbers are bytes, as in images.
+        is_filtered: True if a filter has normalised the numbers.
     """
 
     shape: Shape
     parts: Mapping[str, Shape] = field(default_factory=dict)
     num_mask: int = 0
     num_frames: int = 1
+    byte_parts: tuple[str, ...] = ()
+    is_filtered: bool = False
 
     @property
     def size(self) -> int:

@@ -336,7 +336,7 @@ def _build_network(
     observations = Observations(
         tuple(policy.preprocessor.shape),
         observation_filter.output_dtype(policy.preprocessor.dtype).name,
-        policy.preprocessor.layout,
+        observation_filter.output_layout(policy.preprocessor.layout),
     )
     model = kind.build_model(policy.config, observations, policy.action_space, seed)
     make_exploration(exploration, model.distribution)  # an error is raised here once, instead of in each worker

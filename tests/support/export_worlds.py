@@ -20,6 +20,10 @@ from aiorl.run.build import Learning
 BOX = spaces.Box(-2.0, 2.0, (3,))
 SMALL_FRAMES = spaces.Box(0, 255, (10, 12, 2), np.uint8)
 PARTS = spaces.Dict({"room": spaces.Discrete(3, start=1), "at": BOX, "lamps": spaces.MultiBinary(2)})
+CAMERAS = spaces.Dict({
+    "at": BOX,
+    "eyes": spaces.Tuple([spaces.Box(0, 255, (1, 8, 9), np.uint8), spaces.Box(0.0, 1.0, (8, 7, 2))]),
+})  # fmt: skip
 FOUR, TORQUE = spaces.Discrete(4), spaces.Box(-0.1, 0.1, (2,))
 UNEVEN = spaces.Box(np.array([0.1, -1.0]), np.array([np.inf, 0.3]), dtype=np.float64)
 MANY = spaces.Tuple([
@@ -71,6 +75,7 @@ WORLDS: dict[str, tuple[spaces.Space[Any], spaces.Space[Any], dict[str, Any]]] =
     "unclipped": (spaces.Box(-np.inf, np.inf, (3,), np.float64), TORQUE, {"clip_actions": False, "model": SMALL}),
     "filtered frames": (SMALL_FRAMES, FOUR, {**FILTERED, "model": {**SMALL, "conv_filters": [[4, 3, 2]]}}),
     "parts": (PARTS, FOUR, {**FILTERED, "model": SMALL}),
+    "images in parts": (CAMERAS, FOUR, {"model": {**SMALL, "use_lstm": True}}),
     "room": (spaces.Discrete(5, start=-2), spaces.MultiBinary((2, 2)), {"model": SMALL}),
     "rooms": (spaces.MultiDiscrete([2, 3]), spaces.MultiDiscrete([4, 4]), {"model": SMALL}),
     "free deviations": (BOX, UNEVEN, {"model": {**SMALL, "free_log_std": True}}),

@@ -29,7 +29,7 @@ import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -53,6 +53,7 @@ _WHOLE = "obs"
 PROBE_ROWS = 2
 """Number of observations with which a model is run to find its output shapes."""
 _DEFAULT_WIDTH = 256
+_BYTE_SCALE = 1.0 / 255.0
 
 _taken: weakref.WeakSet[Any] = weakref.WeakSet()
 """Models that are already part of a network."""
@@ -422,8 +423,11 @@ def make_trunk(
     """Create the first layers: a custom model, or convolutions and, if wanted, dense layers after them."""
     if config.custom_model:
         return CustomStack(layout, config, seed=int(rng.integers(1 << 31)))
-    scale = 1.0 / 255.0 if obs_dtype == "uint8" else 1.0
-    filters, hiddens, activation = choose_layers(layout.shape, obs_dtype, config)
+    filters, hiddens, activation = choose_layers(layout, obs_dtype, config)
+    parts = nested_parts(layout, config)
+    if parts is not None:
+        return _make_parts_stack(rng, parts, hiddens if has_hiddens else (), activation)
+    scale = _BYTE_SCALE if obs_dtype == "uint8" else 1.0
     has_channels_first = channels_first(layout.shape, obs_dtype)
     if has_channels_first and log_once("channels first"):
         logger.info("observations %s are treated as images [C, H, W] and transposed", list(layout.shape))
@@ -431,6 +435,110 @@ def make_trunk(
         rng, channels_last(layout.shape, obs_dtype), filters, hiddens if has_hiddens else (), activation, scale=scale,
         has_channels_first=has_channels_first,
     )  # fmt: skip
+
+
+class ImagePart(NamedTuple):
+    """Image in a nested observation, and its layers.
+
+    Attributes:
+        place: its place in the flattened observation.
+        shape: its shape in the observation.
+        dtype: "uint8" or "float32", as in the observation.
+        scale: factor for its numbers before the first layer.
+        filters: its convolutions.
+        hiddens: widths of its dense layers, with ReLU.
+    """
+
+    place: slice
+    shape: tuple[int, ...]
+    dtype: str
+    scale: float
+    filters: tuple[ConvFilter, ...]
+    hiddens: tuple[int, ...]
+
+
+class NestedParts(NamedTuple):
+    """Parts of a nested observation with images.
+
+    Attributes:
+        images: the images, in order.
+        rest: places of all other parts in the flattened observation, in order.
+    """
+
+    images: tuple[ImagePart, ...]
+    rest: tuple[slice, ...]
+
+
+def nested_parts(layout: ObsLayout, config: ModelConfig) -> NestedParts | None:
+    """Return the parts of a nested observation; None if it has no images, or they are to be flattened."""
+    places = layout.slices()
+    is_complete = sum(place.stop - place.start for place in places.values()) == layout.size
+    if not config.conv_parts or not places or not is_complete:  # names can be ambiguous, such as a.b
+        return None
+    images: list[ImagePart] = []
+    rest: list[slice] = []
+    for name, place in places.items():
+        shape = layout.parts[name]
+        dtype = "uint8" if name in layout.byte_parts else "float32"
+        filters: tuple[ConvFilter, ...] = ()
+        if len(shape) == 3:
+            filters, hiddens, _ = _layers_of(shape, dtype, config)
+        if filters:
+            scale = _BYTE_SCALE if dtype == "uint8" and not layout.is_filtered else 1.0
+            # filters of the user's own are followed by fcnet_hiddens only
+            own_hiddens = () if config.conv_filters is not None else hiddens
+            images.append(ImagePart(place, shape, dtype, scale, filters, own_hiddens))
+        else:
+            rest.append(place)
+    return NestedParts(tuple(images), tuple(rest)) if images else None
+
+
+class PartsStack(Stack):
+    """Stacks of the images in nested observations, and layers over their features and all other parts."""
+
+    def __init__(self, parts: NestedParts, stacks: Sequence[Stack], after: Stack) -> None:
+        """Take over a stack for each image, and the layers after them."""
+        super().__init__([], after.num_outputs)
+        self._parts = parts
+        self._stacks = list(stacks)
+        self._after = after
+
+    def __call__(self, inputs: Any) -> Any:
+        """See `Stack.__call__`."""
+        flat = tf.cast(inputs, tf.float32)
+        images = zip(self._parts.images, self._stacks, strict=True)
+        features = [stack(tf.reshape(flat[:, image.place], [-1, *image.shape])) for image, stack in images]
+        features += [flat[:, place] for place in self._parts.rest]
+        return self._after(tf.concat(features, axis=-1))
+
+    def named_variables(self) -> dict[str, Any]:
+        """See `Stack.named_variables`."""
+        named = self._after.named_variables()
+        for index, stack in enumerate(self._stacks):
+            named |= {f"image_{index}/{name}": variable for name, variable in stack.named_variables().items()}
+        return named
+
+
+def _make_parts_stack(
+    rng: np.random.Generator, parts: NestedParts, hiddens: Sequence[int], activation: str
+) -> PartsStack:
+    if log_once("images in parts"):
+        logger.info("%d parts of observations are treated as images", len(parts.images))
+    stacks = [
+        make_stack(
+            rng,
+            channels_last(image.shape, image.dtype),
+            image.filters,
+            image.hiddens,
+            "relu",
+            scale=image.scale,
+            has_channels_first=channels_first(image.shape, image.dtype),
+        )
+        for image in parts.images
+    ]
+    num_features = sum(stack.num_outputs for stack in stacks)
+    num_features += sum(place.stop - place.start for place in parts.rest)
+    return PartsStack(parts, stacks, make_stack(rng, (num_features,), (), hiddens, activation))
 
 
 def channels_first(obs_shape: tuple[int, ...], obs_dtype: str) -> bool:
@@ -446,9 +554,20 @@ def channels_last(obs_shape: tuple[int, ...], obs_dtype: str) -> tuple[int, ...]
 
 
 def choose_layers(
+    layout: ObsLayout, obs_dtype: str, config: ModelConfig
+) -> tuple[tuple[ConvFilter, ...], tuple[int, ...], str]:
+    """Return the convolutions (only for lone images), the dense layers after them, and their activation.
+
+    Images in nested observations have convolutions of their own (`nested_parts`), which these dense layers follow.
+    """
+    if nested_parts(layout, config) is not None:
+        return (), config.fcnet_hiddens, config.fcnet_activation
+    return _layers_of(layout.shape, obs_dtype, config)
+
+
+def _layers_of(
     obs_shape: tuple[int, ...], obs_dtype: str, config: ModelConfig
 ) -> tuple[tuple[ConvFilter, ...], tuple[int, ...], str]:
-    """Return the convolutions (only for images), the dense layers after them, and their activation."""
     obs_shape = channels_last(obs_shape, obs_dtype)
     if config.conv_filters is not None:
         if len(obs_shape) != 3:

@@ -32,7 +32,7 @@ from aiorl.config.schema import ModelConfig
 from aiorl.data.obs_layout import ObsLayout
 from aiorl.errors import ConfigError
 from aiorl.learning.models.actor_critic import log_deviations
-from aiorl.learning.models.branch import CustomStack, channels_first, choose_layers
+from aiorl.learning.models.branch import CustomStack, channels_first, choose_layers, nested_parts
 from aiorl.learning.models.catalog import make_custom_model
 
 
@@ -149,7 +149,7 @@ class FunctionalNetwork:
 
     def _stream(self, name: str, features: Any) -> Any:
         """Return the outputs of a stream: [B, A], or with atoms [B, A, Z]; A is 1 for the value."""
-        _, _, activation = choose_layers(self.layout.shape, self.obs_dtype, self._config)
+        _, _, activation = choose_layers(self.layout, self.obs_dtype, self._config)
         numbers: Iterable[int] = itertools.count() if self._is_dueling else ()  # otherwise they are in the branch
         hiddens = (f"{name}/dense_{index}" for index in numbers)
         for hidden in itertools.takewhile(lambda hidden: f"{hidden}/kernel" in self.weights, hiddens):
@@ -174,11 +174,28 @@ class FunctionalNetwork:
                 variable.assign(*self._given(name, part))
             return stack(obs)
         features = ops.cast(obs, "float32")
+        layers = choose_layers(self.layout, self.obs_dtype, self._config)
+        parts = nested_parts(self.layout, self._config)
+        if parts is not None:
+            images = []
+            for index, image in enumerate(parts.images):
+                pixels = ops.multiply(ops.reshape(features[:, image.place], [-1, *image.shape]), image.scale)
+                if channels_first(image.shape, image.dtype):
+                    pixels = ops.transpose(pixels, [0, 2, 3, 1])
+                images.append(
+                    self._layers(f"{name}/image_{index}", pixels, image.filters, image.hiddens, "relu")
+                )
+            others = [features[:, place] for place in parts.rest]
+            features = ops.concatenate([*images, *others], axis=-1)
+            return self._layers(name, features, *layers)
         if self.obs_dtype == "uint8":
             features = ops.multiply(features, 1.0 / 255.0)
         if channels_first(self.layout.shape, self.obs_dtype):
             features = ops.transpose(features, [0, 2, 3, 1])
-        filters, hiddens, activation = choose_layers(self.layout.shape, self.obs_dtype, self._config)
+        return self._layers(name, features, *layers)
+
+    def _layers(self, name: str, features: Any, filters: Sequence[Any], hiddens: Sequence[int], activation: str) -> Any:
+        """Return the features of convolutions, flattened, and of dense layers after them."""
         for index, (size, kernel, stride) in enumerate(filters):
             layer = keras.layers.Conv2D(size, kernel, stride, activation="relu", **_named(f"{name}/conv_{index}"))
             features = self._apply(layer, f"{name}/conv_{index}", features)

@@ -107,7 +107,7 @@ class QNetwork(ActorCritic):
         outputs = {"advantage": distribution.num_inputs, "value": 1} if is_dueling else {"q": distribution.num_inputs}
         named = branch.named_variables()
         self._streams: dict[str, list[Any]] = {}
-        _, _, activation = choose_layers(layout.shape, obs_dtype, config)
+        _, _, activation = choose_layers(layout, obs_dtype, config)
         for name, width in outputs.items():
             num_inputs = branch.num_outputs
             hiddens = [(f"dense_{index}", size) for index, size in enumerate(dueling_hiddens if is_dueling else ())]
