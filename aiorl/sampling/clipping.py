@@ -14,7 +14,7 @@ from aiorl.process.log_once import log_once
 _log = logging.getLogger(__name__)
 
 _LEAST = 200
-"""Numbers to judge by: of so many, a standard normal policy over [-1, 1] practically never has half clipped."""
+"""Numbers to judge by: a standard normal policy over [-1, 1] almost never has half of these clipped."""
 
 
 class ClipWatch:
