@@ -87,10 +87,13 @@ def _completed(values: Mapping[str, Any]) -> dict[str, Any]:
     completed: dict[str, Any] = copied(values)
     for name, value in FORMER_DEFAULTS.items():
         *groups, key = name.split(".")
-        inner = completed
+        inner: Any = completed
         for group in groups:
             inner = inner.setdefault(group, {})
-        inner.setdefault(key, value)
+            if not isinstance(inner, dict):  # the check of the config says what is wrong
+                break
+        else:
+            inner.setdefault(key, value)
     return completed
 
 
