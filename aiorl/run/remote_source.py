@@ -121,6 +121,7 @@ class RemoteSource(Source):
             endpoint = self.endpoint_at(bind)
             endpoint.on_message = self._on_message
             endpoint.on_event = self._on_endpoint_event
+            endpoint.is_registered = self.session.knows
             try:
                 endpoint.start()
             except ConfigError as error:

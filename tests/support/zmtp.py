@@ -7,6 +7,8 @@ import socket
 import struct
 from types import TracebackType
 
+from aiorl.net.transport.sockets import reserve_pair
+
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"NULL".ljust(20, b"\0") + b"\0" + bytes(31)
 
 
@@ -35,14 +37,25 @@ class RawPeer:
         self.socket.settimeout(10)
         if receive_buffer is not None:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
-        self._got = b""
         try:
             self.socket.connect(("127.0.0.1", port))
-            self.socket.sendall(GREETING + ready(kind))
-            self._take(64)
+            self._shake_hands(kind)
         except OSError:
             self.socket.close()
             raise
+
+    @classmethod
+    def accepted(cls, connection: socket.socket, kind: str) -> RawPeer:
+        """Return a peer of this kind for a connection that was accepted."""
+        peer = cls.__new__(cls)
+        peer.socket = connection
+        peer._shake_hands(kind)
+        return peer
+
+    def _shake_hands(self, kind: str) -> None:
+        self._got = b""
+        self.socket.sendall(GREETING + ready(kind))
+        self._take(64)
         self.receive()
 
     def send(self, *payloads: bytes) -> None:
@@ -90,3 +103,29 @@ class RawPeer:
             self._got += data
         taken, self._got = self._got[:count], self._got[count:]
         return taken
+
+
+class RawListener:
+    """Two consecutive ports at which a false learner takes one connection each."""
+
+    def __init__(self) -> None:
+        self.port, self._listeners = reserve_pair("127.0.0.1", 0)
+        for listener in self._listeners:
+            listener.listen()
+            listener.settimeout(10)
+
+    def accept(self) -> tuple[RawPeer, RawPeer]:
+        """Return the connections of a worker's endpoint to both ports, after their handshakes."""
+        first, second = (listener.accept()[0] for listener in self._listeners)
+        for connection in (first, second):
+            connection.settimeout(10)
+        return RawPeer.accepted(first, "ROUTER"), RawPeer.accepted(second, "XPUB")
+
+    def __enter__(self) -> RawListener:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        for listener in self._listeners:
+            listener.close()

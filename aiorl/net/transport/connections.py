@@ -42,9 +42,19 @@ CAN_TELL_BYTES = hasattr(socket, "TCP_INFO")
 _LOOK_S = 0.05
 _UNSEEN_BYTES = 64 << 20
 """Most bytes that all connections together can receive between two checks."""
-_STRANGER_BYTES = 1 << 20
+_STRANGER_BYTES = 1 << 18
+"""Most unread bytes of a peer that is not admitted: several times the Hellos that it may send."""
 _FRAME_COST = 32
 """Cost factor per byte: an empty frame has 2 bytes on the wire, and takes 64 in libzmq."""
+_MAX_COST_OF_STRANGERS = 256 << 20
+"""Most memory for unread data of all peers together that are not admitted."""
+_FEW_BYTES = 1 << 20
+"""Unread bytes of an admitted peer that need no look at this process's memory."""
+_DEAR = 8
+"""Growth of this process for each unread byte above which the data must be a flood of tiny frames."""
+MAX_GROWTH_BYTES = 256 << 20
+"""Growth of this process up to which it does not matter how much memory an admitted peer's unread data takes."""
+_PAGE_BYTES = os.sysconf("SC_PAGESIZE")
 _LOOKS_WHILE_CALM = 5
 _UNREAD = "too much of its data is unread (a flood, or an endless message): {}"
 _SHARE = 0.02
@@ -65,7 +75,7 @@ class Connection:
         seen_delivered: ``delivered`` at the last survey.
         received: bytes received by the kernel at the last survey.
         silent_s: seconds in which surveys have found nothing new.
-        is_served: True once the learner has sent it a message, or has accepted its subscription.
+        is_admitted: True once it belongs to a registered worker, or the learner has accepted its subscription.
     """
 
     fd: int
@@ -78,7 +88,7 @@ class Connection:
     seen_delivered: int = 0
     received: int = 0
     silent_s: float = 0.0
-    is_served: bool = False
+    is_admitted: bool = False
 
 
 def bytes_received(fd: int) -> int | None:
@@ -100,6 +110,15 @@ def bytes_received(fd: int) -> int | None:
         return None
     received: int = _BYTES_RECEIVED.unpack_from(info, _BYTES_RECEIVED_OFFSET)[0]
     return received
+
+
+def resident_bytes() -> int | None:
+    """Return the memory that this process has in use, or None if the system does not tell."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[1]) * _PAGE_BYTES
+    except OSError:
+        return None
 
 
 @contextlib.contextmanager
@@ -275,11 +294,16 @@ class BacklogGuard:
     read; the difference waits in libzmq. A connection that exceeds a bound is cut off. A thread checks this, because a
     flood on loopback brings gigabytes in a second, and the loop may be busy for part of it.
 
-    A connection that the learner has not answered yet needs to send only a ``hello``, so it may have few bytes unread.
-    Its bytes count 32 times, because it could send an endless message of empty frames: each takes 64 bytes in libzmq
-    for 2 on the wire.
+    A peer without a registered worker needs to send only a ``hello`` or a question, so it may have few bytes unread,
+    whatever the learner has answered. Its bytes count 32 times, because it could send an endless message of empty
+    frames: each takes 64 bytes in libzmq for 2 on the wire.
 
-    The unread bytes of an ended connection are not known exactly, because much may have arrived since the last check.
+    A registered worker's message may be large, and nobody can tell the number of its frames before it is whole. What
+    tells is this process's own memory: if it has grown by many times the unread bytes since they began to pile up, they
+    are no fragments. The connection with the most is cut off then. Data of encrypted connections takes about the memory
+    of its bytes, so their user leaves this out.
+
+    The unread data of an ended connection is not known exactly, because much may have arrived since the last check.
     All that end between two checks therefore count with the maximum, but only once, since a single thread receives for
     all: a whole host of workers can leave. New connections are refused while the sum is too large.
 
@@ -293,8 +317,10 @@ class BacklogGuard:
         table: the connections; the user of the table updates `Connection.taken_bytes` and ``delivered``.
         limits: the bounds.
         on_cut: called on the loop with each connection that was cut, and the reason.
-        port: the port that they are connected to.
-        max_bytes: bound for a connection that was answered; default: twice the largest message.
+        port: the port that they are connected to; None if we have made them.
+        max_bytes: bound for an admitted connection; default: twice the largest message.
+        max_growth_bytes: growth of this process above which admitted connections with dear data are cut off; None if
+            there is no such data.
 
     Attributes:
         cut_unseen: descriptors of connections that were cut before the loop had seen them, with the reasons.
@@ -306,8 +332,9 @@ class BacklogGuard:
         limits: EndpointLimits,
         on_cut: Callable[[Connection, str], None],
         *,
-        port: int,
+        port: int | None,
         max_bytes: int | None = None,
+        max_growth_bytes: int | None = None,
     ) -> None:
         self.cut_unseen: dict[int, str] = {}
         self._emptied = False
@@ -321,6 +348,8 @@ class BacklogGuard:
         self._max_total_bytes = max(limits.max_unread_bytes, self._max_bytes)
         self._on_cut = on_cut
         self._loop = asyncio.get_running_loop()
+        self._max_growth_bytes = max_growth_bytes
+        self._resident_before: dict[Connection, int] = {}  # for those whose unread data piles up
         self._unread: dict[Connection, int] = {}
         self._cut: set[Connection] = set()
         self._stop = threading.Event()
@@ -340,7 +369,9 @@ class BacklogGuard:
 
     def ended(self, connection: Connection) -> None:
         """Record the end of a connection of which some data may not be read yet."""
-        self._left_behind += self._unread.get(connection, 0) + (0 if self._has_ended else _UNSEEN_BYTES)
+        self._left_behind += self._cost(connection, self._unread.get(connection, 0))
+        if not self._has_ended:
+            self._left_behind += _UNSEEN_BYTES
         self._has_ended = True
 
     def close(self) -> None:
@@ -363,8 +394,9 @@ class BacklogGuard:
         pause_s = _LOOK_S
         num_calm = 0
         while not self._stop.wait(pause_s):
-            # no hurry if everything that waited was read since the last check
-            num_calm = num_calm + 1 if self._emptied else _LOOKS_WHILE_CALM
+            # no hurry if a check is dear, and everything that waited was read since the last one
+            is_calm = self._emptied and pause_s > _LOOK_S
+            num_calm = num_calm + 1 if is_calm else _LOOKS_WHILE_CALM
             self._emptied = False
             if num_calm < _LOOKS_WHILE_CALM:
                 continue
@@ -377,7 +409,8 @@ class BacklogGuard:
         connections = list(self._table)
         self._has_ended = False
         if self._is_loop_busy:
-            self._cut_unknown({each.fd for each in connections})
+            if self._port is not None:
+                self._cut_unknown({each.fd for each in connections}, self._port)
         else:
             self._is_loop_busy = True
             self._call(self._loop_turned)
@@ -388,30 +421,68 @@ class BacklogGuard:
                 continue
             taken = connection.taken_bytes  # read before the received bytes, which only grow
             num_bytes = self._table.look(connection) - taken
-            if num_bytes > (self._max_bytes if connection.is_served else self._max_of_stranger):
+            if num_bytes > (self._max_bytes if connection.is_admitted else self._max_of_stranger):
                 self._end(connection, f"{num_bytes} bytes")
             else:
                 unread[connection] = num_bytes
-        self._unread = unread
-        costs = {each: num_bytes * (1 if each.is_served else _FRAME_COST) for each, num_bytes in unread.items()}
+        before, self._unread = self._unread, unread
+        strangers = [each for each in unread if not each.is_admitted]
+        self._keep_within(strangers, min(_MAX_COST_OF_STRANGERS, self._max_total_bytes))
+        self._keep_within(list(unread), self._max_total_bytes)
+        if self._max_growth_bytes is not None:
+            self._keep_from_growing(before, self._max_growth_bytes)
+
+    def _cost(self, connection: Connection, num_bytes: int) -> int:
+        """Return the memory that a connection's unread bytes may take here."""
+        return num_bytes if connection.is_admitted else num_bytes * _FRAME_COST
+
+    def _keep_within(self, connections: list[Connection], max_cost: int) -> None:
+        """Cut off the dearest of these connections until the others together are within a bound."""
+        costs = {each: self._cost(each, self._unread[each]) for each in connections if each not in self._cut}
         total = sum(costs.values())
-        if total > self._max_total_bytes:
-            for connection in sorted(costs, key=lambda each: costs[each], reverse=True):
-                self._end(connection, f"{unread[connection]} bytes, the most of all connections")
-                total -= costs[connection]
-                if total <= self._max_total_bytes:
-                    return
+        if total <= max_cost:
+            return
+        for connection in sorted(costs, key=costs.__getitem__, reverse=True):
+            self._end(connection, f"{self._unread[connection]} bytes, the most of all connections")
+            total -= costs[connection]
+            if total <= max_cost:
+                return
+
+    def _keep_from_growing(self, before: dict[Connection, int], max_growth_bytes: int) -> None:
+        """Cut off the admitted connection with the most unread bytes if they take many times their size.
+
+        Args:
+            before: unread bytes at the last check.
+            max_growth_bytes: growth of this process that needs no reason.
+        """
+        piled_up = {
+            connection: num_bytes
+            for connection, num_bytes in self._unread.items()
+            if connection.is_admitted
+            and connection not in self._cut
+            and num_bytes > _FEW_BYTES
+            and num_bytes >= before.get(connection, 0)  # otherwise a message was read
+        }
+        resident = resident_bytes() if piled_up else None
+        if resident is None:
+            self._resident_before = {}
+            return
+        self._resident_before = {each: self._resident_before.get(each, resident) for each in piled_up}
+        growth = resident - min(self._resident_before.values())
+        if growth > max(max_growth_bytes, _DEAR * sum(piled_up.values())):
+            largest = max(piled_up, key=piled_up.__getitem__)
+            self._end(largest, f"{piled_up[largest]} bytes, for which this process has grown by {growth}")
 
     def _end(self, connection: Connection, what: str) -> None:
         if self._table.cut(connection, reset=True):
             self._cut.add(connection)
             self._call(self._on_cut, connection, _UNREAD.format(what))
 
-    def _cut_unknown(self, known: set[int]) -> None:
+    def _cut_unknown(self, known: set[int], port: int) -> None:
         """Cut connections that the loop has not seen yet and that exceed the bound of a stranger."""
         for fd in _open_sockets() - known:
             with _borrow(fd) as borrowed:
-                if borrowed is None or _local_port(borrowed) != self._port:
+                if borrowed is None or _local_port(borrowed) != port:
                     continue
                 num_bytes = bytes_received(borrowed.fileno()) or 0
                 if num_bytes > self._max_of_stranger and fd not in self._table.by_fd:

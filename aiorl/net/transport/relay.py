@@ -30,7 +30,7 @@ from aiorl.errors import AiorlError, ConfigError, SecurityError
 from aiorl.net.transport.endpoint import Buffer, EndpointLimits, Event
 from aiorl.net.transport.local import bind_local, forget_local, urls_of
 from aiorl.net.transport.security import WorkerKeys, load_worker_keys
-from aiorl.net.transport.sockets import BROADCAST_HEAD, SocketPump, make_socket, send_frames, term
+from aiorl.net.transport.sockets import BROADCAST_HEAD, SocketPump, make_context, make_socket, send_frames, term
 from aiorl.net.transport.zmq_worker import Channel, ZmqWorkerEndpoint
 from aiorl.process.children import FAILED, HOPELESS, RELAY, STOPPED, watch_parent
 from aiorl.process.program import log_to_stderr
@@ -67,7 +67,7 @@ class Relay:
         Raises:
             SecurityError: when there is no place for a socket that only this user can reach.
         """
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
+        self._context = make_context()
         self._xpub = make_socket(self._context, zmq.XPUB, self._limits)
         self._xpub.sndhwm = self._limits.broadcast_messages
         self._xpub.maxmsgsize = _MAX_SUBSCRIPTION_BYTES
@@ -193,7 +193,7 @@ class RelayedEndpoint(ZmqWorkerEndpoint):
         elif len(self._channels) > 2 and not self._ending:  # by now, nothing is on its way over our own any more
             first, own, last = self._channels
             self._channels = (first, last)
-            own.close()
+            self._give_up(own)
             own.socket.close(0)
 
     def _give_up_channels(self) -> list[zmq.Socket[bytes]]:

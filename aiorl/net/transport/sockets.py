@@ -61,6 +61,8 @@ BROADCAST_HEAD = struct.Struct("<8sQ")
 A message with only this frame announces that number.
 """
 
+_ZERO_COPY_RECV = 10
+"""libzmq's option of a context, which pyzmq does not name."""
 _TERM_S = 2.0
 _FREE_PAIR_TRIES = 50
 
@@ -287,6 +289,10 @@ class SendQueues:
         """Return the number of messages that wait for one peer."""
         return len(self._queues.get(peer, ()))
 
+    def waiting_bytes(self, peer: bytes) -> int:
+        """Return the bytes that wait for one peer."""
+        return self._queues[peer].num_bytes if peer in self._queues else 0
+
     @property
     def largest(self) -> bytes:
         """Peer with the most waiting bytes; there must be a busy peer."""
@@ -353,6 +359,17 @@ class SocketMonitor:
         head, *_ = self._pair.recv_multipart(zmq.DONTWAIT)
         event, value = _EVENT.unpack(head)
         self._handler(event, value)
+
+
+def make_context() -> zmq.Context[zmq.Socket[bytes]]:
+    """Make a context of which the sockets copy small frames that they receive.
+
+    By default, libzmq keeps a whole buffer of 18 KiB for as long as one small frame in it is unread, so that a peer
+    that sends every frame in a packet of its own would take hundreds of times the memory of what it sends.
+    """
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
+    context.set(_ZERO_COPY_RECV, 0)
+    return context
 
 
 def make_socket(

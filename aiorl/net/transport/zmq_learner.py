@@ -18,6 +18,7 @@ from aiorl.errors import EndpointClosed, SecurityError
 from aiorl.net.transport.connections import (
     CAN_TELL_BYTES,
     LOCAL,
+    MAX_GROWTH_BYTES,
     BacklogGuard,
     Connection,
     ConnectionTable,
@@ -41,6 +42,7 @@ from aiorl.net.transport.sockets import (
     bind_pair,
     fd_of,
     keep,
+    make_context,
     make_socket,
     reserve_pair,
     send_frames,
@@ -60,6 +62,8 @@ _ANNOUNCE_S = 0.002
 _LOOK_FOR_FILES_S = 10.0
 MAX_SUBSCRIBER_BYTES = 4096
 """Limit of one message and of all messages of a subscriber; handshake and subscription take some hundred bytes."""
+_STRANGER_QUEUE_BYTES = 1 << 20
+"""Most bytes that wait for a peer without a registered worker; one message of any size may."""
 _NOT_A_SUBSCRIPTION = "it sent more than a subscription to the broadcast port"
 
 
@@ -77,6 +81,8 @@ class ZmqLearnerEndpoint:
         on_message: called with (peer, frames, user_id); ``user_id`` is the public key that the peer proved (Z85), ""
             without keys.
         on_event: called with each `Event`.
+        is_registered: peer -> True if it is a registered worker; asked when a message is sent to it. Until then it may
+            send only small messages, and few of those sent to it wait if it does not read them.
     """
 
     def __init__(
@@ -89,6 +95,7 @@ class ZmqLearnerEndpoint:
     ) -> None:
         self.on_message: Callable[[bytes, list[memoryview], str], None] = lambda peer, frames, user_id: None
         self.on_event: Callable[[Event], None] = lambda event: None
+        self.is_registered: Callable[[bytes], bool] = lambda peer: True
         self._host, self._port = split_address(bind, key="bind")
         self._keys = keys
         self._is_insecure = insecure and keys is None
@@ -131,7 +138,7 @@ class ZmqLearnerEndpoint:
         """
         self._loop = asyncio.get_running_loop()
         keep_message_buffers()
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
+        self._context = make_context()
         self._admitted = None if self._keys is None else AdmittedKeys(self._keys.admitted)
         self._acted_on: Mapping[bytes, str] = {} if self._admitted is None else self._admitted.refresh()
         is_ipv6 = ":" in self._host
@@ -173,7 +180,11 @@ class ZmqLearnerEndpoint:
         )
         if CAN_TELL_BYTES and not self._reserved:
             self._guard = self._samples_port.guard = BacklogGuard(
-                self._peers, self._limits, self._samples_port.overflow, port=self._port
+                self._peers,
+                self._limits,
+                self._samples_port.overflow,
+                port=self._port,
+                max_growth_bytes=MAX_GROWTH_BYTES if self._keys is None else None,
             )
             self._samples_port.pump = self._pump
             self._broadcast_port.guard = BacklogGuard(
@@ -207,12 +218,13 @@ class ZmqLearnerEndpoint:
         connection = self._peers.by_peer.get(peer)
         if connection is None or connection.reason:
             return False
-        connection.is_served = True
+        if not connection.is_admitted:
+            connection.is_admitted = self.is_registered(peer)
         if peer not in self._queues:
             sent = self._try_send(peer, frames)
             if sent is not None:
                 return sent
-        if not self._queues.put(peer, frames):
+        if not self._queues.put(peer, frames) or not (connection.is_admitted or self._is_queue_small(peer)):
             self._cut_unread(peer)
             return False
         while self._queues.num_bytes > self._limits.max_queued_bytes:
@@ -301,6 +313,10 @@ class ZmqLearnerEndpoint:
             self._leaving[peer] = tracker
         self._stats.bytes_out += total_bytes(frames)
         return True
+
+    def _is_queue_small(self, peer: bytes) -> bool:
+        """Return whether no more waits for a peer than for one that has no registered worker."""
+        return self._queues.waiting(peer) <= 1 or self._queues.waiting_bytes(peer) <= _STRANGER_QUEUE_BYTES
 
     def _cut_unread(self, peer: bytes) -> None:
         """Cut off a peer for which too many messages wait."""
@@ -601,8 +617,8 @@ class Broadcaster:
         if fd in port.ended_fds:  # the message may be another connection's; the kernel's count is this one's
             is_sound = port.table.look(connection) <= MAX_SUBSCRIBER_BYTES
         else:
-            is_sound = frame.bytes == b"\x01" and not frame.more and not connection.is_served
-            connection.is_served = True
+            is_sound = frame.bytes == b"\x01" and not frame.more and not connection.is_admitted
+            connection.is_admitted = True
         if is_sound:
             self._announce_soon()
         else:

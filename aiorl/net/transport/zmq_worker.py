@@ -22,7 +22,15 @@ import zmq
 
 from aiorl.config.addresses import Addresses, is_loopback, split_address, url
 from aiorl.errors import EndpointClosed, SecurityError
-from aiorl.net.transport.connections import bytes_received
+from aiorl.net.transport.connections import (
+    CAN_TELL_BYTES,
+    MAX_GROWTH_BYTES,
+    BacklogGuard,
+    Connection,
+    ConnectionTable,
+    bytes_received,
+    wire_overhead,
+)
 from aiorl.net.transport.endpoint import Buffer, EndpointLimits, Event, EventKind
 from aiorl.net.transport.local import find_local, urls_of
 from aiorl.net.transport.security import NO_HANDSHAKE, WorkerKeys, present, reason_seen_by_worker
@@ -32,6 +40,7 @@ from aiorl.net.transport.sockets import (
     SocketMonitor,
     SocketPump,
     keep,
+    make_context,
     make_socket,
     send_frames,
     term,
@@ -49,6 +58,7 @@ _SETTLE_S = 0.1
 _RETRY_S = 0.02
 _PATIENCE_S = 2.0
 _ROUTING_ID_BYTES = 16
+_MAX_SHORT, _OVERHEAD, _LONG_OVERHEAD = wire_overhead(curve=False)
 
 
 class ZmqWorkerEndpoint:
@@ -79,6 +89,8 @@ class ZmqWorkerEndpoint:
         self._urls = ("", "")
         self._limits = limits or EndpointLimits()
         self._channels: tuple[Channel, ...] = ()
+        self._open_connections = ConnectionTable()  # those over TCP without keys, which anyone may have answered
+        self._guard: BacklogGuard | None = None
         self._connected = False
         self._ending = False
         self._since = 0.0
@@ -112,7 +124,7 @@ class ZmqWorkerEndpoint:
         """Begin to connect; call this on the running loop."""
         keep_message_buffers(max_kept_bytes=_KEPT_BYTES)
         self._loop = asyncio.get_running_loop()
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
+        self._context = make_context()
         self._started = True
         self._connect()
         self._set_timer("tick", self._limits.tick_s, self._tick)
@@ -161,6 +173,8 @@ class ZmqWorkerEndpoint:
             self._lookup.cancel()
         was_connected = self._connected
         sockets = self._give_up_channels()
+        if self._guard is not None:
+            self._guard.close()
         self._writable.set()
         await term(self._context, sockets, max(0.0, until - self._loop.time()) if was_connected else 0.0)
 
@@ -259,6 +273,7 @@ class ZmqWorkerEndpoint:
         if event == zmq.EVENT_CONNECTED:
             channel.tcp_since = self._loop.time()
             channel.fd = value
+            self._bound_unread(channel)
         elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             channel.shook_hands = True
             if channel.url == self._urls[0]:
@@ -281,6 +296,29 @@ class ZmqWorkerEndpoint:
                 self._move_on(_RETRY_S)
             elif self._addresses.has_others():
                 self._move_on(self._limits.retry_s)
+
+    def _bound_unread(self, channel: Channel) -> None:
+        """Bound what a connection can make us hold if the other side has proved nothing.
+
+        libzmq bounds the number of whole messages that wait, and nobody the frames of an unfinished one.
+        """
+        if self._keys is not None or not channel.url.startswith("tcp:") or not CAN_TELL_BYTES:
+            return
+        channel.connection = self._open_connections.accept(channel.fd)
+        channel.connection.is_admitted = True  # weights may be large
+        if self._guard is None:
+            self._guard = BacklogGuard(
+                self._open_connections,
+                self._limits,
+                self._on_flood,
+                port=None,
+                max_bytes=self._limits.max_unread_bytes,
+                max_growth_bytes=MAX_GROWTH_BYTES,
+            )
+
+    def _on_flood(self, connection: Connection, reason: str) -> None:
+        """Log that a connection was cut off; its end is reported next."""
+        self._log_once(f"the connection to {connection.address} was cut off: {reason}", kind="flood")
 
     def _move_on(self, pause_s: float) -> None:
         """Give up a connection that is not made yet, and try the next address."""
@@ -366,8 +404,13 @@ class ZmqWorkerEndpoint:
         self._connected = False
         self._queue.clear()
         for channel in channels:
-            channel.close()
+            self._give_up(channel)
         return [channel.socket for channel in channels]
+
+    def _give_up(self, channel: Channel) -> None:
+        channel.close()
+        if channel.connection is not None:
+            self._open_connections.forget(channel.connection)
 
     # --- upkeep
 
@@ -455,6 +498,7 @@ class Channel:
         heard: True if a message has arrived since the last check.
         received: bytes received at the last check.
         silent_s: seconds of silence.
+        connection: account of its unread bytes; None if the other side has proved who it is, or is of this user.
         pump: reads the socket.
         monitor: watches its connection.
     """
@@ -470,6 +514,7 @@ class Channel:
     heard: bool = True
     received: int = 0
     silent_s: float = 0.0
+    connection: Connection | None = None
     pump: SocketPump = field(init=False)
     monitor: SocketMonitor = field(init=False)
 
@@ -497,7 +542,10 @@ class Channel:
         while more:
             frame = self.socket.recv(zmq.DONTWAIT, copy=False)
             more = frame.more
-            num_bytes += len(frame)
+            size = len(frame)
+            num_bytes += size
+            if self.connection is not None:
+                self.connection.taken_bytes += size + (_OVERHEAD if size <= _MAX_SHORT else _LONG_OVERHEAD)
             if len(frames) <= limits.max_frames and num_bytes <= limits.max_message_bytes:
                 frames.append(keep(frame))
         self.heard = True

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
+import re
 import signal
 import socket
+import struct
 import sys
+import termios
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 from processes import Started, wait_until
-from zmtp import RawPeer, frame
+from zmtp import RawListener, RawPeer, frame
 
 _DRIVER = """
 import asyncio, json, os, resource, sys, time
@@ -32,6 +37,8 @@ def tell(**what):
 async def main():
     endpoint = ZmqLearnerEndpoint("tcp://127.0.0.1:0", insecure=True, limits=EndpointLimits(**limits))
     done = asyncio.Event()
+    registered = set()
+    endpoint.is_registered = registered.__contains__
 
     def on_message(peer, frames, user_id):
         word = bytes(frames[0][:20]).decode()
@@ -39,6 +46,11 @@ async def main():
             done.set()
         elif word == "echo":
             endpoint.send(peer, [b"echo"])
+        elif word == "register":
+            registered.add(peer)
+            endpoint.send(peer, [b"register"])
+        elif word == "question":
+            endpoint.send(peer, [b"answer" * 10_000])
         elif word == "broadcast":
             endpoint.broadcast([b"news"])
         elif word == "files":
@@ -70,6 +82,13 @@ async def main():
 
 asyncio.run(main())
 """
+
+
+def _peak_mb(pid: int) -> float:
+    """Return the most memory that a process has had in use so far."""
+    peak = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    assert peak is not None
+    return int(peak[1]) / 1e3
 
 
 class Learner(Started):
@@ -115,12 +134,16 @@ def start() -> Iterator[Callable[..., Learner]]:
         learner.end()
 
 
-def _is_served(peer: RawPeer) -> bool:
-    peer.send(b"echo")
+def _is_served(peer: RawPeer, word: bytes = b"echo") -> bool:
+    peer.send(word)
     while answer := peer.receive():
-        if answer == [b"echo"]:
+        if answer == [word]:
             return True
     return False
+
+
+def _is_registered(peer: RawPeer) -> bool:
+    return _is_served(peer, b"register")
 
 
 _PING = b"\x04\x07\x04PING\x00\x00"
@@ -154,17 +177,17 @@ def test_peers_that_reset_with_full_queues_do_not_abort_the_process(start, said)
 _FLOOD_BYTES_PER_S = 25e6
 
 
-def _flood(peer: RawPeer, payload: bytes, seconds: float) -> bool:
+def _flood(connection: socket.socket, payload: bytes, seconds: float) -> bool:
     """Send the same bytes repeatedly; return True if the other side has stopped reading before the time was up.
 
     The rate is below that of most networks, because the bytes that arrive before a busy machine runs the learner prove
     nothing.
     """
     until = time.monotonic() + seconds
-    peer.socket.settimeout(1)
+    connection.settimeout(1)
     with contextlib.suppress(OSError):
         while time.monotonic() < until:
-            peer.socket.sendall(payload)
+            connection.sendall(payload)
             time.sleep(len(payload) / _FLOOD_BYTES_PER_S)
         return False
     return True
@@ -179,10 +202,10 @@ def test_unread_data_of_peers_is_bounded_while_the_learner_is_busy(start, payloa
         assert _is_served(honest)
         flooders = [stack.enter_context(learner.peer()) for _ in range(4)]
         for flooder in flooders:
-            assert _is_served(flooder)
+            assert _is_registered(flooder)
         before_mb = learner.rss_mb()
         busy.send(b"busy")
-        threads = [threading.Thread(target=_flood, args=(flooder, payload, 1.0)) for flooder in flooders]
+        threads = [threading.Thread(target=_flood, args=(flooder.socket, payload, 1.0)) for flooder in flooders]
         for thread in threads:
             thread.start()
         peak_mb = 0.0
@@ -210,15 +233,101 @@ def test_unread_data_of_short_connections_is_bounded_too(start):
         assert _is_served(honest)
 
 
-def test_an_endless_message_of_empty_frames_is_cut_off_before_it_takes_much_memory(start):
+def _is_stranger(peer: RawPeer) -> bool:
+    return True
+
+
+@pytest.mark.parametrize(
+    "is_introduced", [_is_stranger, _is_served, _is_registered], ids=["stranger", "answered", "registered"]
+)
+def test_an_endless_message_of_empty_frames_is_cut_off_before_it_takes_much_memory(start, is_introduced):
     learner = start()
     with learner.peer() as honest, learner.peer() as flooder:
         assert _is_served(honest)
-        before_mb = learner.rss_mb()
-        assert _flood(flooder, frame(b"", more=True) * (1 << 17), 30.0), "it was never cut off"
+        assert is_introduced(flooder)
+        before_mb = _peak_mb(learner.pid)
+        assert _flood(flooder.socket, frame(b"", more=True) * (1 << 17), 30.0), "it was never cut off"
         learner.told('"dropped"')
         assert _is_served(honest)
-        assert learner.rss_mb() < before_mb + 600
+        assert _peak_mb(learner.pid) < before_mb + 600
+
+
+def test_endless_messages_of_many_strangers_together_take_little_memory(start):
+    learner = start()
+    with learner.peer() as honest, contextlib.ExitStack() as stack:
+        assert _is_served(honest)
+        before_mb = _peak_mb(learner.pid)
+        for _ in range(60):
+            flooder = stack.enter_context(learner.peer())
+            assert _is_served(flooder)
+            with contextlib.suppress(OSError):  # cut off already
+                flooder.socket.sendall(frame(b"", more=True) * 120_000)
+        learner.told('"dropped"')
+        assert _is_served(honest)
+        assert _peak_mb(learner.pid) < before_mb + 400, "each of them would be let alone"
+
+
+def test_frames_in_packets_of_their_own_take_no_more_memory_than_others(start):
+    learner = start()
+    with learner.peer() as peer:
+        assert _is_registered(peer)
+        peer.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        before_mb = _peak_mb(learner.pid)
+        for _ in range(4000):
+            peer.socket.sendall(frame(bytes(40), more=True))
+            while _num_on_its_way(peer.socket):
+                pass
+        peer.send(b"")
+        learner.told('"dropped"')
+        assert _peak_mb(learner.pid) < before_mb + 12, "it takes hundreds of times what was sent"
+
+
+def _num_on_its_way(connection: socket.socket) -> int:
+    """Return the bytes that the other side's kernel has not confirmed yet."""
+    return struct.unpack("i", fcntl.ioctl(connection, termios.TIOCOUTQ, bytes(4)))[0]
+
+
+def test_few_answers_wait_for_a_stranger_who_does_not_read_them(start):
+    learner = start()
+    with RawPeer(learner.port, receive_buffer=4096) as stranger, learner.peer() as honest:
+        before_mb = _peak_mb(learner.pid)
+        for _ in range(400):
+            stranger.send(b"question")
+        learner.told('"dropped"')
+        assert _is_served(honest)
+        assert _peak_mb(learner.pid) < before_mb + 20
+
+
+_WORKER_DRIVER = """
+import asyncio, sys
+from aiorl.net.transport.zmq_worker import ZmqWorkerEndpoint
+
+async def main():
+    endpoint = ZmqWorkerEndpoint(sys.argv[1])
+    endpoint.on_event = lambda event: print(event.kind, flush=True)
+    endpoint.start()
+    print("started", flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("channel", [0, 1], ids=["messages", "broadcasts"])
+def test_a_false_learners_endless_message_takes_little_of_a_workers_memory(channel):
+    with RawListener() as listener:
+        worker = Started([sys.executable, "-c", _WORKER_DRIVER, f"tcp://127.0.0.1:{listener.port}"])
+        try:
+            worker.wait_for("started")
+            pair = listener.accept()
+            before_mb = _peak_mb(worker.pid)
+            with pair[0], pair[1]:
+                assert _flood(pair[channel].socket, frame(b"", more=True) * (1 << 17), 30.0), "it was never cut off"
+            pair = listener.accept()  # it connects again
+            with pair[0], pair[1]:
+                assert _peak_mb(worker.pid) < before_mb + 600
+        finally:
+            worker.end()
 
 
 @pytest.mark.parametrize(
@@ -232,7 +341,7 @@ def test_a_flood_of_subscriptions_is_cut_off_and_others_still_get_broadcasts(sta
         before_mb = learner.rss_mb()
         for _ in range(3):
             with RawPeer(learner.port + 1, "SUB") as flooder:
-                assert _flood(flooder, subscriptions * 4096, 30.0), "it was never cut off"
+                assert _flood(flooder.socket, subscriptions * 4096, 30.0), "it was never cut off"
             learner.told('"dropped"')
         peer.send(b"broadcast")
         while honest.receive()[1:] != [b"news"]:
