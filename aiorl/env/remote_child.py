@@ -3,7 +3,8 @@
 Frames on a socket pair, both ways: kind (1 byte), length (4 bytes), payload. Settings, READY and errors are JSON;
 ``nested_codec`` packs the rest. A RESET contains the seed to begin with, or None. A STEP contains the actions by agent.
 A RESULT contains observations, rewards, terminateds, truncateds, packed infos, finished games and the number of dropped
-infos. The process ends with its parent: a thread waits on a second pipe whose other end the parent holds.
+infos. The process ends with its parent, for which it has a second pipe whose other end the parent holds: a thread waits
+for its end, and the kernel kills an environment that is stuck.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from aiorl.env.registry import EnvContext, resolve_env
 from aiorl.env.vector_env import episode_limit
 from aiorl.env.wrapping import Wrapping
 from aiorl.errors import ConfigError, EnvError, UnsupportedSpaceError
+from aiorl.process.children import end_with_parent
 from aiorl.process.imports import find_modules_here
 
 SETUP, READY, RESET, STEP, RESULT, ERROR = b"u", b"y", b"r", b"s", b"o", b"e"
@@ -69,7 +71,9 @@ def main() -> int:
     find_modules_here()
     for number in (signal.SIGINT, signal.SIGHUP):  # the parent handles Ctrl-C and a closed terminal
         signal.signal(number, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, args=(int(sys.argv[2]),), daemon=True).start()
+    life = int(sys.argv[2])
+    end_with_parent(life=life)
+    threading.Thread(target=_wait_for_end, args=(life,), daemon=True).start()
     with socket.socket(fileno=int(sys.argv[1])) as connection:
         try:
             _serve(connection)
@@ -81,7 +85,7 @@ def main() -> int:
     return 0
 
 
-def _end_with_parent(life: int) -> None:
+def _wait_for_end(life: int) -> None:
     os.read(life, 1)  # returns when the parent's end is closed
     os._exit(0)
 

@@ -42,6 +42,7 @@ from aiorl.errors import (
     SamplerDied,
     UnknownEnvError,
 )
+from aiorl.process.children import start_process
 from aiorl.process.imports import child_python, python_path
 
 logger = logging.getLogger(__name__)
@@ -349,7 +350,7 @@ class ChildProcess:
         self.connection, theirs = socket.socketpair()
         their_life, self._life = os.pipe()
         try:
-            self.process = subprocess.Popen(
+            self.process = start_process(
                 [*child_python("aiorl.env.remote_child"), str(theirs.fileno()), str(their_life)],
                 pass_fds=(theirs.fileno(), their_life),
                 stdin=subprocess.DEVNULL,

@@ -3,8 +3,8 @@
 The parent restarts a worker whatever ended it, unless the worker's exit status says that this would be useless. A
 status of 0 means nothing, since an environment may have called ``exit``. If a start fails for lack of processes, memory
 or file descriptors, it is tried again every ten seconds and does not count. A worker ends when its parent does, since
-its standard input is a pipe that closes then. It has its own session, so that Ctrl-C in a terminal reaches only the
-parent.
+its standard input is a pipe that closes then; should the worker be stuck in code that keeps Python's lock, the kernel
+ends it (`end_with_parent`). It has its own session, so that Ctrl-C in a terminal reaches only the parent.
 
 The parent can be a learner or a process that loads almost nothing (`keeper`). This module therefore uses neither an
 event loop nor `dataclasses`.
@@ -16,6 +16,8 @@ import contextlib
 import errno
 import logging
 import os
+import queue
+import select
 import signal
 import subprocess
 import sys
@@ -23,7 +25,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +52,11 @@ _LACKS = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, 
 """Error numbers of a start that failed for lack of resources, not because of the child."""
 _BACKOFF_S = (0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 _HEALTHY_S, _HEALTHY_BEFORE_A_SIGNAL_S = 60.0, 10.0
+_PR_SET_PDEATHSIG = 1
+_SOON = signal.SIGQUIT
+"""Signal 3, so `end_with_parent` ends a process after 3 seconds: later than any orderly end of 2 seconds."""
+_LATER = getattr(signal, "SIGSTKFLT", None)
+"""Signal 16, which nothing sends, for an orderly end that takes longer; there is none on some systems."""
 
 
 def status_text(status: int) -> str:
@@ -90,6 +97,75 @@ class Restarts:
         pause_s = _BACKOFF_S[min(self.in_a_row, len(_BACKOFF_S) - 1)]
         self.in_a_row += 1
         return pause_s
+
+
+class _Starter:
+    """Thread that starts processes for other threads, because the kernel takes a thread's end for that of the parent.
+
+    It lasts as long as this process. A fork of this process gets its own.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._calls: queue.SimpleQueue[tuple[Callable[[], None], threading.Event]] = queue.SimpleQueue()
+        self._pid = 0
+
+    def run(self, call: Callable[[], None]) -> None:
+        """Run a call, which raises nothing, in the thread, and wait for its end.
+
+        Raises:
+            OSError: the thread cannot be started for lack of resources.
+        """
+        with self._lock:
+            if self._pid != os.getpid():
+                self._calls = queue.SimpleQueue()
+                thread = threading.Thread(target=self._serve, args=(self._calls,), name="aiorl-starter", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError as error:
+                    raise OSError(errno.EAGAIN, str(error)) from error
+                self._pid = os.getpid()
+            is_done = threading.Event()
+            self._calls.put((call, is_done))
+        is_done.wait()
+
+    @staticmethod
+    def _serve(calls: queue.SimpleQueue[tuple[Callable[[], None], threading.Event]]) -> None:
+        while True:
+            call, is_done = calls.get()
+            call()
+            is_done.set()
+            del call
+
+
+_starter = _Starter()
+
+
+def start_process(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+    """Start a process that may `end_with_parent`: from a thread that lasts as long as this process.
+
+    Args:
+        command: argument vector, the program first.
+        options: further arguments of `subprocess.Popen`.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    if threading.current_thread() is threading.main_thread():
+        return subprocess.Popen(command, **options)
+    started: list[subprocess.Popen[bytes]] = []
+    errors: list[BaseException] = []
+
+    def start() -> None:
+        try:
+            started.append(subprocess.Popen(command, **options))
+        except BaseException as error:
+            errors.append(error)
+
+    _starter.run(start)
+    if errors:
+        raise errors[0]
+    return started[0]
 
 
 class ChildStarted(NamedTuple):
@@ -272,7 +348,7 @@ class Children:
             if path is not None:
                 path.parent.mkdir(parents=True, exist_ok=True)  # it may have been removed meanwhile
             output = stack.enter_context(path.open("ab")) if path else None
-            child.process = subprocess.Popen(
+            child.process = start_process(
                 self._command(slot),
                 stdin=subprocess.PIPE,
                 stdout=output,
@@ -311,13 +387,48 @@ class Children:
             self._on_event(ChildRestarting(slot, child.status, child.restarts.in_a_row, wait_s))
 
 
+def end_with_parent(*, life: int, grace_s: float = 0.0) -> None:
+    """Let the kernel end this process when its parent is gone, even if a thread is stuck and keeps Python's lock.
+
+    Call it in the main thread; the parent must have started this process with `start_process`. Without Linux, it does
+    nothing, and only a thread of this process can notice the parent's end.
+
+    Args:
+        life: descriptor of a pipe of which the parent holds the other end.
+        grace_s: seconds that an orderly end may take; the process is killed at once if there are none. SIGALRM ends it
+            after more than them, so code that handles SIGALRM must not be stuck.
+    """
+    if sys.platform != "linux":
+        return
+    import ctypes  # the parent needs none
+
+    number = signal.SIGKILL
+    if grace_s:
+        fitting = [each for each in (_SOON, _LATER) if each is not None and each > grace_s]
+        if not fitting:
+            return
+        number = fitting[0]
+    libc = ctypes.CDLL(None)
+    if grace_s:
+        # A handler of Python's would wait for the lock. The C library's `alarm` can be the handler itself: it is called
+        # with the number of the signal, and so lets SIGALRM end this process after that many seconds.
+        libc.signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
+        libc.signal.restype = ctypes.c_void_p
+        libc.signal(number, ctypes.cast(libc.alarm, ctypes.c_void_p))
+    libc.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(number), 0, 0, 0)
+    poll = select.poll()
+    poll.register(life, select.POLLHUP)
+    if any(events & select.POLLHUP for _, events in poll.poll(0)):  # the parent was gone before the kernel knew
+        os.kill(os.getpid(), number)
+
+
 def watch_parent(
     on_lost: Callable[[], object] = lambda: None,
     *,
     on_line: Callable[[str], object] = lambda line: None,
     grace_s: float = 2.0,
 ) -> threading.Thread:
-    """Start a thread that ends this process when its parent is gone.
+    """Start a thread that ends this process when its parent is gone; if it cannot, the kernel does a little later.
 
     Args:
         on_lost: called once in that thread when the parent is gone, for an orderly end.
@@ -336,6 +447,7 @@ def watch_parent(
             threading.Event().wait(grace_s)
             os._exit(3)
 
+    end_with_parent(life=sys.stdin.fileno(), grace_s=grace_s)
     thread = threading.Thread(target=wait_for_end, name="parent-watch", daemon=True)
     thread.start()
     return thread

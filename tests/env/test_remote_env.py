@@ -27,6 +27,7 @@ FAULTY = "aiorl.testing.envs:FaultyEnv"
 MULTI = "aiorl.testing.multi_agent_envs:CountingMultiAgentEnv"
 
 SLEEPY = '''
+import ctypes
 import os
 import time
 from aiorl.testing.envs import CountingEnv
@@ -48,6 +49,12 @@ class SleepyEnv(CountingEnv):
         obs, reward, terminated, truncated, info = super().step(action)
         info = {"remote": self.context.remote, "worker": self.context.worker_index, "function": print}
         return obs, reward, terminated, truncated, info
+
+class StuckEnv(SleepyEnv):
+    """Sleeps in C, with Python's lock."""
+
+    def step(self, action):
+        ctypes.PyDLL(None).sleep(self.seconds[self.context.vector_index])
 '''
 
 
@@ -291,13 +298,14 @@ def _ended(pid: int) -> bool:
         os.close(descriptor)
 
 
-def test_no_child_outlives_a_parent_that_was_killed(sleepy, tmp_path):
+@pytest.mark.parametrize("name", ["SleepyEnv", "StuckEnv"])
+def test_no_child_outlives_a_parent_that_was_killed(name, sleepy, tmp_path):
     code = (
         "import sys, threading\n"
         f"sys.path.insert(0, {str(tmp_path)!r})\n"
         "from aiorl.env.remote_env import RemoteEnv\n"
         "from aiorl.env.wrapping import EnvPlan\n"
-        "plan = EnvPlan(env='sleepy_env:SleepyEnv', env_config={'seconds': [60, 60]}, num_envs=2)\n"
+        f"plan = EnvPlan(env='sleepy_env:{name}', env_config={{'seconds': [60, 60]}}, num_envs=2)\n"
         "env = RemoteEnv(plan)\n"
         "poll = env.poll()\n"
         "env.send_actions({index: {'agent0': 0} for index in poll.obs})\n"

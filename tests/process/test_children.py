@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from aiorl.process.children import (
     ChildRestarting,
     ChildStarted,
     Restarts,
+    start_process,
     status_text,
 )
 
@@ -270,3 +272,73 @@ def test_a_child_whose_parent_is_killed_ends(tmp_path: Path) -> None:
         orphan = psutil.Process(int(process.stdout.readline()))
         process.kill()
     assert orphan.wait(10) in (3, None)
+
+
+# The kernel's watch of the parent ---------------------------------------------------------------------------------
+
+STUCK = """
+import ctypes
+from aiorl.process.children import watch_parent
+watch_parent(grace_s=0.1)
+print("stuck", flush=True)
+ctypes.PyDLL(None).sleep(60)  # unlike CDLL, it keeps Python's lock
+"""
+ALARMED = """
+import signal, time
+from aiorl.process.children import watch_parent
+watch_parent(on_line=lambda line: print(signal.getitimer(signal.ITIMER_REAL)[0], flush=True))
+print("ready", flush=True)
+time.sleep(60)
+"""
+PARENT = """
+import os, subprocess, sys, threading, time
+from aiorl.process.children import start_process
+
+def start():
+    global child
+    child = start_process([sys.executable, "-c", sys.argv[1]], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    child.stdout.readline()
+
+thread = threading.Thread(target=start)
+thread.start()
+while str(thread.native_id) in os.listdir("/proc/self/task"):
+    time.sleep(0.001)
+print(child.pid, flush=True)
+sys.stdin.readline()
+child.stdin.write(b"tell\\n")
+child.stdin.flush()
+print(child.stdout.readline().decode(), flush=True)
+"""
+
+
+def test_a_child_stuck_with_pythons_lock_ends_with_its_parent() -> None:
+    command = [sys.executable, "-c", PARENT, STUCK]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        child = psutil.Process(int(parent.stdout.readline()))
+        assert child.is_running()
+        parent.kill()
+    assert child.wait(20) is None
+
+
+def test_the_end_of_the_thread_that_started_a_child_is_not_the_end_of_its_parent() -> None:
+    command = [sys.executable, "-c", PARENT, ALARMED]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
+        answer, _ = parent.communicate("\n")
+    assert answer.split()[1] == "0.0", "the kernel has set the alarm"
+
+
+def test_a_child_whose_parent_was_gone_before_it_asked_the_kernel_ends_too() -> None:
+    code = STUCK.replace("grace_s=0.1", "lambda: time.sleep(60)").replace("import ctypes", "import ctypes, time")
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    assert process.stdin is not None
+    process.stdin.close()
+    assert process.wait(20) == -signal.SIGALRM
+
+
+def test_threads_start_processes_and_get_their_errors() -> None:
+    with ThreadPoolExecutor(2) as pool:
+        starts = [pool.submit(start_process, exits_with(status)) for status in range(4)]
+        assert [start.result().wait() for start in starts] == [0, 1, 2, 3]
+        with pytest.raises(FileNotFoundError, match="nowhere"):
+            pool.submit(start_process, ["/nowhere/program"]).result()
