@@ -2,7 +2,8 @@
 
 A compressed array is one buffer: a table of ``ceil(raw_bytes / BLOCK_BYTES)`` little-endian uint32 sizes, then as many
 LZ4 blocks. Each block has ``BLOCK_BYTES`` after decompression, except the last. Blocks of moderate size decompress
-several times faster than one large block. Float columns are never tried, because they do not shrink.
+several times faster than one large block. Columns of any dtype are tried: floats shrink if most of them are equal, as in
+one-hot observations, which preprocessing makes floats.
 
 A column of stacked frames is uint8 ``[T, N, H, W, K]``: T steps of N environments, with a stack of K frames on the last
 axis, oldest first. Of two consecutive rows of an environment, the later one repeats K - 1 frames of the earlier one.
@@ -46,10 +47,10 @@ def compress_array(array: AnyArray) -> bytes | None:
         array: C-contiguous, any shape.
 
     Returns:
-        Table and blocks as described for this module, smaller than 0.8 of the raw bytes; None for float arrays, for
-        arrays under ``MIN_COLUMN_BYTES`` and for those of which the first 16 KiB do not shrink.
+        Table and blocks as described for this module, smaller than 0.8 of the raw bytes; None for arrays under
+        ``MIN_COLUMN_BYTES`` and for those of which the first 16 KiB do not shrink.
     """
-    if array.dtype.kind == "f" or array.nbytes < MIN_COLUMN_BYTES:
+    if array.nbytes < MIN_COLUMN_BYTES:
         return None
     raw = array.data.cast("B")
     probe = raw[:_PROBE_BYTES]

@@ -39,6 +39,39 @@ Frame: TypeAlias = bytes | memoryview
 _CODES = {dtype: code for code, dtype in DTYPES.items()}
 _PADDING = [b"\0" * n for n in range(ALIGN)]
 _CACHED_LAYOUTS, _CACHED_NAMES = 128, 512
+_MAX_PAUSE, _MAX_DENSE = 31, 4096
+
+
+class _DenseColumns:
+    """Memory of float columns that did not shrink, so that they soon cost a probe in one message of 32 only.
+
+    Most floats are dense, and successive messages are alike. A column that has not shrunk n times in a row is left out
+    of the next 2^(n - 1) - 1 messages.
+    """
+
+    def __init__(self) -> None:
+        self._pauses: dict[tuple[object, ...], tuple[int, int]] = {}  # column -> messages left, length of the pause
+
+    def is_worth_a_try(self, column: tuple[object, ...]) -> bool:
+        """Return False while a column pauses; counts this message."""
+        num_left, length = self._pauses.get(column, (0, 0))
+        if num_left:
+            self._pauses[column] = num_left - 1, length
+        return not num_left
+
+    def add(self, column: tuple[object, ...]) -> None:
+        """Record that a column did not shrink."""
+        if len(self._pauses) >= _MAX_DENSE:
+            self._pauses.clear()
+        _, length = self._pauses.get(column, (0, 0))
+        self._pauses[column] = length, min(2 * length + 1, _MAX_PAUSE)
+
+    def remove(self, column: tuple[object, ...]) -> None:
+        """Record that a column has shrunk."""
+        self._pauses.pop(column, None)
+
+
+_dense = _DenseColumns()
 
 
 class _Shared:
@@ -123,14 +156,22 @@ class _Writer:
             raise LocalProtocolError(f"{name}: shape {array.shape} ({size} bytes) exceeds the protocol's limits")
         self.columns.append((node, name, code))
         self.shapes.append(array.shape)
-        if self.compress and size >= MIN_COLUMN_BYTES and dtype.kind != "f":
-            array = _contiguous(array)
-            stacked = compress_stacks(array)
-            compressed = compress_array(array) if stacked is None else stacked
-            if compressed is not None:
-                self.storage.append(LZ4 if stacked is None else STACKED)
-                self.frames.append(compressed)
-                return
+        # half of the frames are left to arrays that cannot share one
+        if self.compress and size >= MIN_COLUMN_BYTES and 2 * len(self.frames) < self.limits.max_frames:
+            if dtype.kind == "f":
+                column = (node, name, code, array.shape)
+                if _dense.is_worth_a_try(column):
+                    array = _contiguous(array)
+                    if self.add_compressed(compress_array(array), LZ4):
+                        _dense.remove(column)
+                        return
+                    _dense.add(column)
+            else:
+                array = _contiguous(array)
+                if self.add_compressed(compress_stacks(array), STACKED):
+                    return
+                if self.add_compressed(compress_array(array), LZ4):
+                    return
         if (self.shared is not None or size >= SHARE_FROM_BYTES) and self.share(array, size):
             return
         if not size or (size <= PACK_MAX_BYTES and self.packed_bytes + size <= PACK_TOTAL_BYTES):
@@ -145,6 +186,14 @@ class _Writer:
             self.storage.append(RAW)
             self.frames.append(_contiguous(array).data.cast("B"))
             self.shared = None
+
+    def add_compressed(self, compressed: bytes | None, storage: int) -> bool:
+        """Add the frame of a compressed array; return False if there is none."""
+        if compressed is None:
+            return False
+        self.storage.append(storage)
+        self.frames.append(compressed)
+        return True
 
     def share(self, array: m.AnyArray, size: int) -> bool:
         """Add an array without a copy, in the frame of the arrays before it if it is adjacent; return False if not."""
@@ -201,7 +250,7 @@ def encode(message: m.Message, *, compress: bool = True, limits: Limits = DEFAUL
         message: any message of ``messages``. Arrays above 256 KiB, and smaller ones that are adjacent in one
             allocation, are not copied, except compressed, strided or big-endian ones. They must not change until the
             frames are sent.
-        compress: try LZ4 on integer and bool columns, and send repeated frames of stacks once.
+        compress: try LZ4 on columns, and send repeated frames of stacks once.
         limits: the receiver's limits.
 
     Raises:

@@ -148,8 +148,13 @@ def test_a_message_comes_out_as_it_went_in(name: str) -> None:
     round_trip()
 
 
+def noise(*shape: int, dtype: Any = np.float32) -> np.ndarray:
+    """Return floats that do not shrink."""
+    return np.random.default_rng(0).standard_normal(shape).astype(dtype)
+
+
 def test_large_arrays_are_not_copied_either_way() -> None:
-    column = np.zeros((PACK_MAX_BYTES // 256 + 1, 64), np.float32)
+    column = noise(PACK_MAX_BYTES // 256 + 1, 64)
     frames = encode(samples({"obs": column}))
     assert np.shares_memory(np.frombuffer(frames[-1], np.uint8), column)
     out = decode(frames).batches["p"]["obs"]
@@ -217,7 +222,7 @@ def test_arrays_come_out_as_they_went_in_wherever_they_lie_in_memory(
 def test_adjacent_arrays_leave_as_one_frame_without_a_copy() -> None:
     arrays = allocate_together([((200, 64), np.float32), ((999,), np.float16), ((7, 300), np.float64)])
     for array in arrays:
-        array[...] = np.arange(array.size).reshape(array.shape)
+        array[...] = noise(*array.shape, dtype=array.dtype)
     columns = dict(zip("abc", arrays, strict=True))
     frames = encode(samples(columns, episodes={"lengths": np.arange(3)}))
     assert [len(frame) for frame in frames[1:]] == [3 * 8, 4 * 12_800 + 2000 + 8 * 2100]
@@ -230,22 +235,27 @@ def test_adjacent_arrays_leave_as_one_frame_without_a_copy() -> None:
 
 def test_only_adjacent_arrays_share_a_frame() -> None:
     first, second, third = allocate_together([((8000,), np.float32)] * 3)
-    alone = np.zeros(8000, np.float32)
+    for array in (first, second, third):
+        array[...] = noise(8000)
+    alone = noise(8000)
     assert storage_of(samples({"a": first, "b": second, "c": third})) == [RAW, CONTINUED, CONTINUED]
     assert storage_of(samples({"a": second, "b": first, "c": third})) == [RAW, RAW, RAW]
     assert storage_of(samples({"a": first, "b": third})) == [RAW, RAW]
     assert storage_of(samples({"a": first, "b": first})) == [RAW, RAW]
     assert storage_of(samples({"a": first, "x": alone, "b": second})) == [RAW, PACKED, CONTINUED]
-    large = np.zeros(PACK_MAX_BYTES, np.float32)
+    large = noise(PACK_MAX_BYTES)
     assert storage_of(samples({"a": first, "x": large, "b": second})) == [RAW, RAW, RAW]
     compressible = np.zeros(8000, np.int64)
     assert storage_of(samples({"a": first, "x": compressible, "b": second})) == [RAW, LZ4, CONTINUED]
     assert storage_of(samples({"a": first, "x": second[:0], "b": second})) == [RAW, PACKED, CONTINUED]
     assert storage_of(samples({"a": first, "b": second[::2]})) == [RAW, PACKED]
     small, *_ = allocate_together([((1000,), np.float32), ((20_000,), np.float32)])
+    small[...] = noise(1000)
     assert storage_of(samples({"a": small})) == [PACKED]
     assert storage_of(samples({"a": first, "x": small, "b": second})) == [RAW, PACKED, CONTINUED]
     pair = allocate_together([((5000,), np.float32)] * 2)
+    for array in pair:
+        array[...] = noise(5000)
     assert storage_of(samples({"a": pair[0], "b": pair[1]})) == [PACKED, PACKED]
 
 
@@ -257,8 +267,43 @@ def test_frames_of_stacks_are_sent_once() -> None:
         assert same(message, decode(wire(message, compress=compress)))
 
 
+def one_hot(rows: int, size: int) -> np.ndarray:
+    return np.eye(size, dtype=np.float32)[np.random.default_rng(0).integers(0, size, rows)]
+
+
+def test_floats_that_shrink_are_compressed_and_come_back() -> None:
+    columns = {"obs": one_hot(512, 16), "dense": noise(512, 16), "planes": one_hot(512, 600).astype(np.float64)}
+    message = samples(columns)
+    assert storage_of(message) == [LZ4, PACKED, LZ4]
+    assert storage_of(samples({"obs": noise(512, 16)})) == [PACKED]
+    frames = wire(message)
+    assert 8 * sum(len(frame) for frame in frames) < sum(column.nbytes for column in columns.values())
+    assert same(message, decode(frames))
+    assert storage_of(samples(columns)) == [LZ4, PACKED, LZ4]
+
+
+def test_dense_floats_are_tried_in_few_messages_and_compressed_again_soon_after_they_have_become_sparse() -> None:
+    with patch.object(encoding, "compress_array", wraps=encoding.compress_array) as tried:
+        for _ in range(63 + 320):
+            encode(samples({"seldom_sparse": noise(512, 16)}))
+        assert tried.call_count == 6 + 10
+    sparse = samples({"seldom_sparse": one_hot(512, 16)})
+    assert [LZ4] in [storage_of(sparse) for _ in range(32)]
+    assert storage_of(sparse) == [LZ4]
+
+
+def test_compressed_columns_leave_frames_to_others() -> None:
+    arrays = {f"c{number}": np.zeros(400, np.float32) for number in range(1100)}
+    message = samples(arrays)
+    frames = encode(message)
+    assert len(frames) <= DEFAULT_LIMITS.max_frames
+    assert same(message, decode(frames))
+
+
 def test_a_frame_of_several_arrays_is_no_longer_than_one_array_may_be() -> None:
     arrays = allocate_together([((8000,), np.float32)] * 3)
+    for array in arrays:
+        array[...] = noise(8000)
     message = samples(dict(zip("abc", arrays, strict=True)))
     frames = encode(message, limits=Limits(max_array_bytes=64_000))
     assert [len(frame) for frame in frames[1:]] == [64_000, 32_000]
