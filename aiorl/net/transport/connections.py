@@ -42,8 +42,8 @@ CAN_TELL_BYTES = hasattr(socket, "TCP_INFO")
 _LOOK_S = 0.05
 _UNSEEN_BYTES = 64 << 20
 """Most bytes that all connections together can receive between two checks."""
-_STRANGER_BYTES = 1 << 18
-"""Most unread bytes of a peer that is not admitted: several times the Hellos that it may send."""
+_STRANGER_BYTES = 2 << 20
+"""Most unread bytes of a peer that is not admitted: many times the Hellos that it may send."""
 _FRAME_COST = 32
 """Cost factor per byte: an empty frame has 2 bytes on the wire, and takes 64 in libzmq."""
 _MAX_COST_OF_STRANGERS = 256 << 20

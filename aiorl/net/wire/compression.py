@@ -2,8 +2,8 @@
 
 A compressed array is one buffer: a table of ``ceil(raw_bytes / BLOCK_BYTES)`` little-endian uint32 sizes, then as many
 LZ4 blocks. Each block has ``BLOCK_BYTES`` after decompression, except the last. Blocks of moderate size decompress
-several times faster than one large block. Columns of any dtype are tried: floats shrink if most of them are equal, as in
-one-hot observations, which preprocessing makes floats.
+several times faster than one large block. Columns of any dtype are tried: floats shrink if most of them are equal, as
+in one-hot observations, which preprocessing makes floats.
 
 A column of stacked frames is uint8 ``[T, N, H, W, K]``: T steps of N environments, with a stack of K frames on the last
 axis, oldest first. Of two consecutive rows of an environment, the later one repeats K - 1 frames of the earlier one.
