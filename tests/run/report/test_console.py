@@ -51,8 +51,8 @@ def test_results_pass_unchanged_with_their_figures_on_one_line() -> None:
             break
     assert stream.getvalue().count("\n") == 1
     _, first, second = stream.getvalue().split("\r")
-    assert numbers_in(first) == ["00:00", "1", "100", "100", "20.0", "475"]
-    assert numbers_in(second) == ["00:00", "20", "2,000", "100", "20.0", "475"]
+    assert numbers_in(first)[1:] == ["1", "100", "100", "20.0", "475"]
+    assert numbers_in(second)[1:] == ["20", "2,000", "100", "20.0", "475"]
 
 
 def test_plain_events_are_marked_by_their_level() -> None:
