@@ -19,6 +19,7 @@ import re
 import resource
 import shutil
 import socket
+import subprocess
 import sys
 import tempfile
 import time
@@ -32,7 +33,7 @@ from aiorl.config.command_line import Parser, exit_status
 from aiorl.errors import AiorlError, ConfigError, SecurityError
 from aiorl.net.transport.security import ADMITTED, AdmittedKeys, load_learner_keys, load_worker_keys
 from aiorl.net.wire.messages import PROTOCOL_VERSION
-from aiorl.process.imports import find_modules_here
+from aiorl.process.imports import child_python, find_modules_here, python_path
 from aiorl.process.machine import usable_cores
 from aiorl.process.program import keep_output_from_failing
 from aiorl.process.versions import NEEDED, versions
@@ -53,6 +54,11 @@ _PORT = 5557
 _MIN_FILES, _GOOD_FILES = 256, 4096
 _GOOD_FREE = 1 << 30
 _DIAL_S, _ANSWER_S, _APART_S = 3.0, 5.0, 2.0
+_COMPILE_S = 300.0
+_NO_GPU = 3
+"""Exit status of `aiorl.learning.gpu_check`, which is not imported, since it needs TensorFlow."""
+_GPU_DEVICE = "GPU"
+_GOOD_CUDNN = "nvidia-cudnn-cu12>=9.24"
 _NOT_SYNCHRONIZED = 5
 """Result of adjtimex, TIME_ERROR: nothing keeps the clock right."""
 OK, WARN, FAIL = "ok", "warn", "fail"
@@ -169,6 +175,54 @@ def _clock() -> Finding:
             remedy = "run chrony or systemd-timesyncd; only times in logs depend on it"
             return Finding(WARN, "clock", f"{now}; nothing seems to keep it right", remedy)
     return Finding(OK, "clock", now)
+
+
+def _gpu_names() -> list[str]:
+    """Return the names of this host's NVIDIA GPUs."""
+    try:
+        command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return done.stdout.splitlines()
+
+
+def _gpus() -> Iterator[Finding]:
+    """Compile a small convolution with XLA where there are a GPU and TensorFlow, as updates with images do."""
+    names = _gpu_names()
+    if not names or importlib.util.find_spec("tensorflow") is None:
+        return
+    text = ", ".join(one_line(name, 100) for name in names)
+    try:
+        done = subprocess.run(
+            [*child_python("aiorl.learning.gpu_check"), _GPU_DEVICE],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_COMPILE_S,
+            check=False,
+            env={**os.environ, **python_path()},
+        )
+    except subprocess.TimeoutExpired:
+        yield Finding(FAIL, "gpu", f"{text}: no convolution was compiled in {_COMPILE_S:g} s", "set xla: off")
+        return
+    if done.returncode == _NO_GPU:
+        yield Finding(WARN, "gpu", f"{text}, but TensorFlow sees no GPU", "pip install 'aiorl[learner-gpu]'")
+    elif done.returncode != 0:
+        lines = [line for line in done.stderr.splitlines() if line.strip()] or [f"status {done.returncode}"]
+        error = next((line for line in lines if "Error" in line and "errors_impl" in line), lines[-1])
+        cudnn = f"with cuDNN {_cudnn_version()}, a convolution does not compile with XLA: {one_line(error, 300)}"
+        yield Finding(FAIL, "gpu", f"{text}: {cudnn}", f"pip install '{_GOOD_CUDNN}', or set xla: off")
+    else:
+        yield Finding(OK, "gpu", f"{text}; a convolution compiles with XLA")
+
+
+def _cudnn_version() -> str:
+    """Return the version of the installed cuDNN package, "of the system" if there is none."""
+    try:
+        return importlib.metadata.version("nvidia-cudnn-cu12")
+    except importlib.metadata.PackageNotFoundError:
+        return "of the system"
 
 
 # Keys, and the way to a learner ------------------------------------------------------------------------------
@@ -309,6 +363,7 @@ def _places(text: str) -> list[str]:
 def _findings(places: Sequence[str], keys: Path | None) -> Iterator[Finding]:
     for check in (_software, _packages, _cores, _files, _room, _name, _ports, _clock):
         yield check()
+    yield from _gpus()
     if keys is not None:
         yield _keys(keys)
     if places:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import resource
 import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -49,6 +50,51 @@ def test_what_is_wrong_here_has_a_remedy(monkeypatch: pytest.MonkeyPatch, capsys
     assert wrong.keys() == {"packages", "cores", "files", "room", "ports"}
     assert all(level != "ok" and remedy for level, _, remedy in wrong.values())
     assert wrong["packages"] == ("fail", "missing: gymnasium", "pip install gymnasium")
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let this host list a GPU, which does not exist."""
+    monkeypatch.setattr(doctor, "_gpu_names", lambda: ["NVIDIA H1"])
+
+
+def test_a_gpu_that_tensorflow_does_not_see_and_one_that_compiles_are_told(
+    gpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (unseen,) = doctor._gpus()
+    assert (unseen.level, unseen.check) == ("warn", "gpu")
+    assert "learner-gpu" in unseen.remedy
+    monkeypatch.setattr(doctor, "_GPU_DEVICE", "CPU")
+    (seen,) = doctor._gpus()
+    assert seen.level == "ok"
+    assert "NVIDIA H1" in seen.text
+
+
+@pytest.mark.parametrize(
+    ("code", "part"),
+    [
+        (
+            "import sys; sys.exit('tensorflow.errors_impl.InternalError: Autotuner could not find any')",
+            "Autotuner",
+        ),
+        ("import os; os.abort()", "-6"),
+    ],
+)
+def test_a_gpu_on_which_no_convolution_compiles_is_a_failure_that_names_cudnn(
+    gpu: None, monkeypatch: pytest.MonkeyPatch, code: str, part: str
+) -> None:
+    monkeypatch.setattr(doctor, "child_python", lambda module: [sys.executable, "-c", code])
+    (finding,) = doctor._gpus()
+    assert finding.level == "fail"
+    assert "cuDNN" in finding.text
+    assert part in finding.text
+    assert "nvidia-cudnn-cu12>=9.24" in finding.remedy
+
+
+def test_without_a_gpu_nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "child_python", lambda module: ["/nowhere"])
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert not [*doctor._gpus()]
 
 
 def test_keys_are_checked_for_permissions_and_for_a_match(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
