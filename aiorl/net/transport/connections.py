@@ -50,7 +50,7 @@ _MAX_COST_OF_STRANGERS = 256 << 20
 """Most memory for unread data of all peers together that are not admitted."""
 _FEW_BYTES = 1 << 20
 """Unread bytes of an admitted peer that need no look at this process's memory."""
-_DEAR = 8
+_EXPENSIVE = 8
 """Growth of this process for each unread byte above which the data must be a flood of tiny frames."""
 MAX_GROWTH_BYTES = 256 << 20
 """Growth of this process up to which it does not matter how much memory an admitted peer's unread data takes."""
@@ -298,8 +298,8 @@ class BacklogGuard:
     whatever the learner has answered. Its bytes count 32 times, because it could send an endless message of empty
     frames: each takes 64 bytes in libzmq for 2 on the wire.
 
-    A registered worker's message may be large, and nobody can tell the number of its frames before it is whole. What
-    tells is this process's own memory: if it has grown by many times the unread bytes since they began to pile up, they
+    A registered worker's message may be large, and libzmq does not report the number of its frames before it is whole.
+    The memory of this process does: if it has grown by many times the unread bytes since they began to pile up, they
     are no fragments. The connection with the most is cut off then. Data of encrypted connections takes about the memory
     of its bytes, so their user leaves this out.
 
@@ -319,8 +319,8 @@ class BacklogGuard:
         on_cut: called on the loop with each connection that was cut, and the reason.
         port: the port that they are connected to; None if we have made them.
         max_bytes: bound for an admitted connection; default: twice the largest message.
-        max_growth_bytes: growth of this process above which admitted connections with dear data are cut off; None if
-            there is no such data.
+        max_growth_bytes: growth of this process above which admitted connections with expensive data are cut off; None
+            if there is no such data.
 
     Attributes:
         cut_unseen: descriptors of connections that were cut before the loop had seen them, with the reasons.
@@ -394,7 +394,7 @@ class BacklogGuard:
         pause_s = _LOOK_S
         num_calm = 0
         while not self._stop.wait(pause_s):
-            # no hurry if a check is dear, and everything that waited was read since the last one
+            # no hurry if a check is expensive, and everything that waited was read since the last one
             is_calm = self._emptied and pause_s > _LOOK_S
             num_calm = num_calm + 1 if is_calm else _LOOKS_WHILE_CALM
             self._emptied = False
@@ -437,7 +437,7 @@ class BacklogGuard:
         return num_bytes if connection.is_admitted else num_bytes * _FRAME_COST
 
     def _keep_within(self, connections: list[Connection], max_cost: int) -> None:
-        """Cut off the dearest of these connections until the others together are within a bound."""
+        """Cut off the most expensive of these connections until the others together are within a bound."""
         costs = {each: self._cost(each, self._unread[each]) for each in connections if each not in self._cut}
         total = sum(costs.values())
         if total <= max_cost:
@@ -469,7 +469,7 @@ class BacklogGuard:
             return
         self._resident_before = {each: self._resident_before.get(each, resident) for each in piled_up}
         growth = resident - min(self._resident_before.values())
-        if growth > max(max_growth_bytes, _DEAR * sum(piled_up.values())):
+        if growth > max(max_growth_bytes, _EXPENSIVE * sum(piled_up.values())):
             largest = max(piled_up, key=piled_up.__getitem__)
             self._end(largest, f"{piled_up[largest]} bytes, for which this process has grown by {growth}")
 

@@ -300,7 +300,7 @@ class ZmqWorkerEndpoint:
     def _bound_unread(self, channel: Channel) -> None:
         """Bound what a connection can make us hold if the other side has proved nothing.
 
-        libzmq bounds the number of whole messages that wait, and nobody the frames of an unfinished one.
+        libzmq bounds the number of whole messages that wait, but not the frames of an unfinished one.
         """
         if self._keys is not None or not channel.url.startswith("tcp:") or not CAN_TELL_BYTES:
             return

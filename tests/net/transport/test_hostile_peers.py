@@ -279,7 +279,7 @@ def test_frames_in_packets_of_their_own_take_no_more_memory_than_others(start):
                 pass
         peer.send(b"")
         learner.told('"dropped"')
-        assert _peak_mb(learner.pid) < before_mb + 12, "it takes hundreds of times what was sent"
+        assert _peak_mb(learner.pid) < before_mb + 12, "it takes hundreds of times the bytes on the wire"
 
 
 def _num_on_its_way(connection: socket.socket) -> int:
