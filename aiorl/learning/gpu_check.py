@@ -19,7 +19,7 @@ def main() -> int:
     if not tf.config.list_physical_devices(kind):
         return NO_GPU
 
-    @tf.function(jit_compile=True)
+    @tf.function(jit_compile=True)  # type: ignore[untyped-decorator]
     def convolve(images: tf.Tensor, filters: tf.Tensor) -> tf.Tensor:
         return tf.nn.relu(tf.nn.conv2d(images, filters, strides=1, padding="VALID"))
 
