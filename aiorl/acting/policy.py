@@ -16,6 +16,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from aiorl.data.actions import ActionLayout
+from aiorl.data.gym_spaces import gymnasium_space
 from aiorl.data.obs_layout import MaskLayout, layout_of
 from aiorl.data.spaces import SIMPLE_KINDS
 from aiorl.errors import PolicyError, UnsupportedSpaceError
@@ -53,9 +54,10 @@ class Policy(ABC):
             UnsupportedSpaceError: for a raw Tuple or Dict observation space, because policies take a preprocessor's
                 output (also a ValueError).
         """
+        observation_space = gymnasium_space(observation_space)
         check_policy_input(observation_space)
         self.observation_space = observation_space
-        self.action_space = action_space
+        self.action_space = gymnasium_space(action_space)
         self.config = dict(config)
         self.global_timestep = 0
 

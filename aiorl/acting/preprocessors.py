@@ -18,6 +18,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from aiorl.config.code import import_object, named_failures
 from aiorl.data.arrays import NUMBER_KINDS, described_value
+from aiorl.data.gym_spaces import gymnasium_space
 from aiorl.data.obs_layout import ACTION_MASK, LaidOutBox, MaskLayout, ObsLayout, is_masked, layout_of
 from aiorl.data.spaces import KINDS, MAX_SPACE_ELEMENTS, SIMPLE_KINDS
 from aiorl.errors import BatchError, ConfigError, UnsupportedSpaceError
@@ -348,6 +349,7 @@ def preprocessor_for(space: spaces.Space[Any]) -> Preprocessor:
     Raises:
         UnsupportedSpaceError: when no preprocessor exists for that kind of space.
     """
+    space = gymnasium_space(space)
     if isinstance(space, spaces.Box | spaces.MultiBinary):
         return BoxPreprocessor(space)
     if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
@@ -384,9 +386,10 @@ def make_preprocessor(
         ConfigError: when a custom preprocessor can't be imported or is no Preprocessor.
         UnsupportedSpaceError: when no preprocessor exists for that kind of space.
     """
+    space = gymnasium_space(space)
     if action_space is not None and isinstance(space, spaces.Dict) and is_masked(space):
         inner = make_preprocessor(without_mask(space), custom_preprocessor=custom_preprocessor, is_enabled=is_enabled)
-        return MaskedPreprocessor(space, action_space, inner)
+        return MaskedPreprocessor(space, gymnasium_space(action_space), inner)
     if custom_preprocessor:
         return _made_of_users(custom_preprocessor, space)
     return preprocessor_for(space) if is_enabled else IdentityPreprocessor(space)

@@ -17,6 +17,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from aiorl.data.gym_spaces import gymnasium_space
 from aiorl.errors import ConfigError, UnsupportedSpaceError
 
 # A space from a socket or a file can claim any size, and its bounds are arrays of that size.
@@ -33,11 +34,12 @@ KINDS = (*SIMPLE_KINDS, "Tuple", "Dict")
 
 
 def space_to_dict(space: spaces.Space[Any]) -> dict[str, Any]:
-    """Return a space as strings, numbers and lists.
+    """Return a space, of Gymnasium or of the old gym package, as strings, numbers and lists.
 
     Raises:
         UnsupportedSpaceError: the space is not a Box, Discrete, MultiBinary, MultiDiscrete, Tuple or Dict.
     """
+    space = gymnasium_space(space)
     match space:
         case spaces.Box():
             return {

@@ -18,9 +18,10 @@ from gymnasium.envs.registration import EnvSpec
 
 from aiorl.env.atari import AtariCopies, why_not_atari_vector
 from aiorl.env.base_env import BaseEnv, LockstepEnv, checked_horizon
-from aiorl.env.gym_like import close_env
+from aiorl.env.gym_like import close_env, innermost
 from aiorl.env.kinds import check_can_be_remote, kind_of
 from aiorl.env.native_vector_env import NativeVectorEnv
+from aiorl.env.old_gym import adopted
 from aiorl.env.registry import EnvContext, EnvCreator, is_atari_id, loaded_entry, resolve_env
 from aiorl.env.remote_env import RemoteEnv
 from aiorl.env.vector_env import VectorEnv
@@ -205,6 +206,7 @@ def to_base_env(
         Exception: ``make_env`` raised it; the copies made so far are closed, but ``env`` is not.
         ConfigError: environments of this kind cannot have this number of copies or cannot be seeded.
     """
+    env = adopted(env)
     kind = kind_of(env, env_id)
     if kind.is_external and num_envs != 1:
         raise ConfigError(
@@ -220,7 +222,7 @@ def to_base_env(
     with contextlib.ExitStack() as on_error:
         if make_env is not None:
             for index in range(1, num_envs):
-                copies.append(make_env(index))
+                copies.append(adopted(make_env(index)))
                 on_error.callback(_close_after_error, copies[-1])
         _check_distinct(copies, env_id)
         base_env = kind.to_base_env(copies, env_id, seed)
@@ -230,7 +232,7 @@ def to_base_env(
 
 def _check_distinct(copies: Sequence[Any], env_id: str) -> None:
     """Refuse copies that are the same object inside their wrappers."""
-    inner = {id(env.unwrapped if isinstance(env, gymnasium.Env) else env) for env in copies}
+    inner = {id(innermost(env)) for env in copies}
     if len(inner) < len(copies):
         raise ConfigError(
             f"{len(copies)} environments are requested, but the creator of {env_id!r} returned the same object again.",

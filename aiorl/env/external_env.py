@@ -18,6 +18,7 @@ from gymnasium import spaces
 
 from aiorl.data.actions import ActionLayout
 from aiorl.data.columns import DEFAULT_AGENT_ID
+from aiorl.data.gym_spaces import gymnasium_space
 from aiorl.env.base_env import ALL_AGENTS, BaseEnv, Poll
 from aiorl.env.checks import NestedCheck, action_fault, as_rewards
 from aiorl.env.gym_like import copied
@@ -60,8 +61,8 @@ class _ClientDriven:
             observation_space: space of the observations.
             max_concurrent: maximum number of unfinished episodes.
         """
-        self.action_space = action_space
-        self.observation_space = observation_space
+        self.action_space = gymnasium_space(action_space)
+        self.observation_space = gymnasium_space(observation_space)
         self.error: BaseException | None = None
         self._episodes = EpisodeTable(max_concurrent)
         self._checks: dict[Hashable, NestedCheck] = {}
@@ -302,8 +303,8 @@ class ExternalMultiAgentEnv(_ClientDriven):
             ConfigError: both are dicts, but with different agents.
         """
         super().__init__(action_space, observation_space, max_concurrent)
-        if _by_agent(action_space) and _by_agent(observation_space):
-            unpaired = sorted(map(str, set(action_space) ^ set(observation_space)))
+        if _by_agent(self.action_space) and _by_agent(self.observation_space):
+            unpaired = sorted(map(str, set(self.action_space) ^ set(self.observation_space)))
             if unpaired:
                 raise ConfigError(f"action and observation spaces must have the same agents; only one has: {unpaired}.")
 
@@ -416,6 +417,9 @@ class ExternalBaseEnv(BaseEnv):
                 f"the constructor of {type(env).__name__} must call super().__init__(action_space, observation_space)"
             )
         self.env = env
+        # The constructor of a subclass may have set others.
+        env.observation_space = gymnasium_space(env.observation_space)
+        env.action_space = gymnasium_space(env.action_space)
         self.observation_space = env.observation_space
         self.action_space = env.action_space
         env.start()

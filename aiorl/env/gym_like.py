@@ -7,16 +7,22 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import logging
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
+from aiorl.data.gym_spaces import gymnasium_space, is_of_gym
 from aiorl.env.base_env import FinishedGame
 from aiorl.errors import ConfigError, UnsupportedEnvError
 
+logger = logging.getLogger(__name__)
+
+_PICTURE = "rgb_array"
 _INTERFACE = ("reset", "step", "observation_space", "action_space")
 
 StepResult = tuple[Any, Any, Any, Any, Any]
@@ -52,10 +58,10 @@ def check_seedable(env: Any, env_id: str) -> None:
     """
     inner = env.unwrapped if isinstance(env, gymnasium.Wrapper) else env
     seeded = env if isinstance(inner, gymnasium.Env) else inner  # wrappers around AsGymnasium take any seed
-    if not _reset_takes_seed(seeded) and not callable(getattr(seeded, "seed", None)):
+    if not _reset_takes_seed(seeded) and not _has_seed_method(seeded):
         raise ConfigError(
             f"a seed is set, but environment {env_id!r} ({type(seeded).__name__}) cannot be seeded:"
-            " its reset takes no seed, and it has no method 'seed'.",
+            " its reset takes no seed, and it has no method 'seed' of its own.",
             key="seed",
         )
 
@@ -91,8 +97,8 @@ def reset_env(env: Any, keywords: Mapping[str, int] | None = None) -> tuple[Any,
     result = env.reset(**keywords) if keywords else env.reset()
     if isinstance(result, tuple) and len(result) == 2 and (result[1] is None or isinstance(result[1], dict)):
         # An old environment's observation may itself be such a pair.
-        space = getattr(env, "observation_space", None)
-        old_pair = not isinstance(env, gymnasium.Env) and isinstance(space, gymnasium.spaces.Tuple)
+        space = None if isinstance(env, gymnasium.Env) else gymnasium_space(getattr(env, "observation_space", None))
+        old_pair = isinstance(space, gymnasium.spaces.Tuple)
         if not (old_pair and space is not None and space.contains(result)):
             return result[0], result[1] or {}
     return result, {}
@@ -140,27 +146,77 @@ def _reset_takes_seed(env: Any) -> bool:
     if "seed" in parameters:
         return True
     passes_on = any(found.kind is found.VAR_KEYWORD for found in parameters.values())
+    if passes_on and is_of_gym(env):
+        layers = layers_of(env)
+        return len(layers) > 1 and _reset_takes_seed(layers[1])
     return passes_on and not callable(getattr(env, "seed", None))
+
+
+def _has_seed_method(env: Any) -> bool:
+    """Return True if an environment has a ``seed`` method that does something."""
+    if not callable(getattr(env, "seed", None)):
+        return False
+    kind = type(layers_of(env)[-1])
+    # The method of gym.Env itself only warns, unless there are the random numbers of gym 0.22 or later.
+    is_inherited = getattr(getattr(kind, "seed", None), "__module__", None) == "gym.core"
+    return not is_inherited or hasattr(kind, "np_random")
+
+
+def layers_of(env: Any) -> list[Any]:
+    """Return an environment's wrappers of Gymnasium or gym, outermost first, and then the environment in them."""
+    layers = [env]
+    while _is_wrapper(layers[-1]):
+        layers.append(layers[-1].env)
+    return layers
+
+
+def innermost(env: Any) -> Any:
+    """Return an environment without wrappers of Gymnasium or gym."""
+    inner = layers_of(env)[-1]
+    return inner.unwrapped if isinstance(inner, gymnasium.Env) else inner
+
+
+def _is_wrapper(env: Any) -> bool:
+    if isinstance(env, gymnasium.Wrapper | AsGymnasium):
+        return True
+    return any(base.__name__ == "Wrapper" and base.__module__ == "gym.core" for base in type(env).__mro__)
+
+
+def episode_limit(env: Any) -> int | None:
+    """Return the number of steps after which the environment truncates an episode; None if unknown."""
+    for layer in layers_of(env):
+        limit = getattr(getattr(layer, "spec", None), "max_episode_steps", None)
+        if limit is None and any(base.__name__ == "TimeLimit" for base in type(layer).__mro__):
+            limit = getattr(layer, "_max_episode_steps", None)  # the wrapper has no public name for it
+        if limit is not None:
+            return int(limit) if isinstance(limit, Integral) else None
+    return None
 
 
 class AsGymnasium(gymnasium.Env[Any, Any]):
     """Gym-like environment of any dialect in Gymnasium's form, for Gymnasium's wrappers.
 
-    ``unwrapped`` is the environment itself.
+    ``unwrapped`` is the environment itself. One whose ``render`` takes a mode, as before gym 0.26, shows its picture if
+    it can.
     """
 
     def __init__(self, env: Any) -> None:
         """Take over the environment; it is closed with this object."""
         self.env = env
-        self.observation_space = env.observation_space
-        self.action_space = env.action_space
-        self.metadata = getattr(env, "metadata", None) or {}
+        self.observation_space = gymnasium_space(env.observation_space)
+        self.action_space = gymnasium_space(env.action_space)
+        self.metadata = dict(getattr(env, "metadata", None) or {})
         self.render_mode = getattr(env, "render_mode", None)
+        self._renders_by_mode = self.render_mode is None and _takes(getattr(innermost(env), "render", None), "mode")
+        if self._renders_by_mode:
+            modes = self.metadata.get("render_modes") or self.metadata.get("render.modes") or ()
+            frequency = self.metadata.get("render_fps") or self.metadata.get("video.frames_per_second")
+            self.metadata |= {"render_modes": list(modes)} | ({"render_fps": frequency} if frequency else {})
+            self.render_mode = _PICTURE if _PICTURE in modes else None
         spec = getattr(env, "spec", None)
         if spec is not None and not isinstance(spec, EnvSpec):
             # Wrappers add themselves to the spec, which only Gymnasium's own class supports.
-            limit = getattr(spec, "max_episode_steps", None)
-            spec = EnvSpec(type(env).__name__, max_episode_steps=limit)
+            spec = EnvSpec(type(env).__name__, max_episode_steps=episode_limit(env))
         self.spec = spec
 
     @property
@@ -179,12 +235,26 @@ class AsGymnasium(gymnasium.Env[Any, Any]):
         return obs, reward, terminated, truncated, dict(info or {})
 
     def render(self) -> Any:
-        """Return the environment's picture."""
-        return self.env.render()
+        """Return the environment's picture; None, with a warning, if one that takes a mode fails to make it."""
+        if not self._renders_by_mode:
+            return self.env.render()
+        try:
+            return self.env.render(mode=_PICTURE)
+        except Exception:
+            # Before gym 0.26, an environment lists pictures even where the package that draws them is missing.
+            logger.warning("%s cannot be rendered", type(self.env).__name__, exc_info=True)
+            return None
 
     def close(self) -> None:
         """Close the environment if it has a ``close`` method."""
         close_env(self.env)
+
+
+def _takes(function: Any, parameter: str) -> bool:
+    try:
+        return parameter in inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return False
 
 
 _PLAIN = (int, float, bool, str)

@@ -6,13 +6,14 @@ To add a kind, add its class in a new file and a line to ``KINDS``.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import gymnasium
 from gymnasium import spaces
 
 from aiorl.data.columns import DEFAULT_POLICY_ID
+from aiorl.data.gym_spaces import gymnasium_space
 from aiorl.env.base_env import BaseEnv, LockstepEnv
 from aiorl.env.external_env import ExternalBaseEnv, ExternalEnv, ExternalMultiAgentEnv
 from aiorl.env.gym_like import check_gym_like, is_gym_like, seed_env_now
@@ -144,6 +145,8 @@ class EnvFacts:
         observation_spaces: spaces by agent id if they are known; else None.
         action_spaces: likewise.
         is_seedable: True if it takes a seed; False also if this has not been checked.
+        odd_spaces: name of an attribute -> its value, for those of ``observation_space`` and ``action_space`` that have
+            a value which is no space.
     """
 
     kind: EnvKind
@@ -152,6 +155,15 @@ class EnvFacts:
     observation_spaces: Mapping[Any, spaces.Space[Any]] | None = None
     action_spaces: Mapping[Any, spaces.Space[Any]] | None = None
     is_seedable: bool = False
+    odd_spaces: Mapping[str, Any] = field(default_factory=dict)
+
+    def declared(self, name: str) -> Any:
+        """Return ``observation_space`` or ``action_space``; if its value is no space, that value.
+
+        Args:
+            name: name of the attribute.
+        """
+        return self.odd_spaces.get(name, getattr(self, name))
 
     def check_policies(self, policy_ids: Collection[str], key: str) -> None:
         """Raise an error if there are several policies but no agents that they can act for.
@@ -183,14 +195,17 @@ def facts_of(env: Any, env_id: str) -> EnvFacts:
     kind = kind_of(env, env_id)
     prefix = "single_" if isinstance(env, gymnasium.vector.VectorEnv) else ""
     found: dict[str, Any] = {"observation_space": None, "action_space": None}
+    odd: dict[str, Any] = {}
     for name in tuple(found):
-        space = getattr(env, f"{prefix}{name}", None)
+        space = gymnasium_space(getattr(env, f"{prefix}{name}", None))
         if isinstance(space, spaces.Space):
             found[name] = space
-        by_agent = getattr(env, f"{name}s", None) or space
+        elif space is not None and not isinstance(space, Mapping) and not callable(space):
+            odd[name] = space
+        by_agent = gymnasium_space(getattr(env, f"{name}s", None)) or space
         if isinstance(by_agent, Mapping) and not isinstance(by_agent, spaces.Space) and by_agent:
             found[f"{name}s"] = by_agent
             known = list(by_agent.values())
             if found[name] is None and all(other == known[0] for other in known):
                 found[name] = known[0]
-    return EnvFacts(kind, **found)
+    return EnvFacts(kind, **found, odd_spaces=odd)

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from aiorl.data.gym_spaces import gymnasium_space
 from aiorl.env.base_env import ALL_AGENTS, Poll, SteppedBaseEnv, env_seeds
 from aiorl.env.checks import as_rewards, check_flags, raise_env_fault
 from aiorl.env.gym_like import check_seedable, close_all, seed_env
@@ -161,8 +162,8 @@ class MultiAgentBaseEnv(SteppedBaseEnv):
         """
         seeds: list[int | None] = list(env_seeds(seed, len(envs))) if seed is not None else [None] * len(envs)
         self.num_envs = len(envs)
-        self.observation_space = getattr(envs[0], "observation_space", None)
-        self.action_space = getattr(envs[0], "action_space", None)
+        self.observation_space = gymnasium_space(getattr(envs[0], "observation_space", None))
+        self.action_space = gymnasium_space(getattr(envs[0], "action_space", None))
         self._copies = [MultiAgentCopy(env, env_id, index, seeds[index]) for index, env in enumerate(envs)]
         self._env_id = env_id
         self._closed = False

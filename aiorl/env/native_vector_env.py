@@ -15,6 +15,7 @@ from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
 from aiorl.data.columns import DEFAULT_AGENT_ID
+from aiorl.data.gym_spaces import gymnasium_space
 from aiorl.env.base_env import (
     ASYNC_RESET_RETURN,
     FinishedGame,
@@ -59,8 +60,8 @@ class NativeVectorEnv(LockstepEnv):
             ) from error
         self.env_id = env_id
         self.num_envs = int(env.num_envs)
-        self.observation_space = env.single_observation_space
-        self.action_space = env.single_action_space
+        self.observation_space = gymnasium_space(env.single_observation_space)
+        self.action_space = gymnasium_space(env.single_action_space)
         self.max_episode_steps = max_episode_steps
         self._env = env
         self._check = ObservationCheck(env_id, self.observation_space)
@@ -192,11 +193,11 @@ class LockstepBaseEnv(SteppedBaseEnv):
         self.lockstep_env = env
         self._env_id = env.env_id
         self.num_envs = env.num_envs
-        self.observation_space = env.observation_space
-        self.action_space = env.action_space
+        self.observation_space = gymnasium_space(env.observation_space)
+        self.action_space = gymnasium_space(env.action_space)
         if seed is not None:
             env.seed(seed)
-        space = env.action_space
+        space = self.action_space
         # A copy that is being reset ignores its action and keeps the previous one.
         self._actions: NDArray[Any] = np.zeros((env.num_envs, *(space.shape or ())), space.dtype)
         self._first_obs: dict[int, Any] = {}

@@ -16,6 +16,7 @@ from typing import Any
 
 from gymnasium import spaces
 
+from aiorl.data.gym_spaces import gymnasium_space
 from aiorl.data.obs_layout import ACTION_MASK, is_masked
 from aiorl.env.action_mask import InfoMask
 from aiorl.env.base_env import ALL_AGENTS
@@ -74,8 +75,8 @@ class _PettingZooEnv(MultiAgentEnv):
         possible = getattr(env, "possible_agents", None)
         if possible is None:  # agents are created during the game
             return
-        self.observation_spaces = {agent: env.observation_space(agent) for agent in possible}
-        self.action_spaces = {agent: env.action_space(agent) for agent in possible}
+        self.observation_spaces = {agent: gymnasium_space(env.observation_space(agent)) for agent in possible}
+        self.action_spaces = {agent: gymnasium_space(env.action_space(agent)) for agent in possible}
         if not any(map(is_masked, self.observation_spaces.values())) and self._has_mask_in_info():
             self._masks = {
                 agent: InfoMask(self.observation_spaces[agent], space)

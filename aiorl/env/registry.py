@@ -3,7 +3,7 @@
 A name can be, in this order:
 
 * a name given to ``register_env`` in this process;
-* ``gym:ID``, an environment of the old ``gym`` package, through shimmy (extra ``gym``);
+* ``gym:ID`` or ``gym:module:ID``, an environment of the old ``gym`` package (extra ``gym``);
 * ``pettingzoo:MODULE``, a multi-agent environment (extra ``pettingzoo``);
 * ``envpool:TASK``, an environment whose copies step together in C++ (extra ``envpool``);
 * ``package.module:Name``, a class or function. A subclass of ``gymnasium.Env`` gets the environment config as keyword
@@ -20,7 +20,6 @@ import functools
 import importlib
 import importlib.util
 import inspect
-import io
 import os
 import re
 import subprocess
@@ -43,12 +42,13 @@ from aiorl.config.code import (
     not_importable,
 )
 from aiorl.env.checks import raise_env_fault
+from aiorl.env.old_gym import adopted
 from aiorl.errors import AiorlError, ConfigError, UnknownEnvError, nearest
 from aiorl.process.imports import needed_by, python_path
 
 _CONTEXT_PARAMETERS = frozenset({"config", "env_config", "context", "env_context", "ctx"})
 _SOURCES = {
-    "gym": "aiorl.env.registry:old_gym_creator",
+    "gym": "aiorl.env.old_gym:old_gym_creator",
     "pettingzoo": "aiorl.env.pettingzoo:pettingzoo_creator",
     "envpool": "aiorl.env.envpool:envpool_creator",
     "external": "aiorl.serving.external:client_env",
@@ -125,7 +125,7 @@ class EnvCreator:
             AiorlError: the environment cannot be made; the message gives the reason.
         """
         try:
-            return self._create(context)
+            return adopted(self._create(context))
         except AiorlError:
             raise
         except Exception as error:
@@ -424,33 +424,3 @@ def _check_settings(made_by: Callable[..., Any], context: EnvContext) -> None:
             value=context[unknown[0]],
             hint=nearest(unknown[0], known).strip(),
         )
-
-
-def old_gym_creator(name: str) -> Callable[[EnvContext], Any]:
-    """Return the function that makes the environment of ``gym:ID``.
-
-    Raises:
-        UnknownEnvError: the package has no such environment.
-        ConfigError: gym or shimmy is not installed.
-    """
-    gym_id = name.removeprefix("gym:")
-    with (
-        needed_by(f"environment {name!r}", "the old gym package", "gym", key="env", value=name),
-        warnings.catch_warnings(),
-        contextlib.redirect_stderr(io.StringIO()),  # the import prints a notice and warns about NumPy
-    ):
-        warnings.simplefilter("ignore")
-        gym = importlib.import_module("gym")
-        compatibility = importlib.import_module("shimmy.openai_gym_compatibility")
-    known = list(gym.envs.registry)
-    if gym_id not in known:
-        otherwise = "Use the id of an environment of the old gym package."
-        raise unknown_env(name, wanted=gym_id, known=known, otherwise=otherwise)
-
-    def create(context: EnvContext) -> Any:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the old package warns that it is out of date
-            env = gym.make(gym_id, disable_env_checker=True, **context)
-        return compatibility.GymV26CompatibilityV0(env=env)
-
-    return create

@@ -23,9 +23,9 @@ from typing import Any
 from aiorl.data.nested_codec import pack, pack_infos, unpack
 from aiorl.data.spaces import space_to_dict
 from aiorl.env.base_env import opening_poll
+from aiorl.env.gym_like import episode_limit
 from aiorl.env.kinds import check_can_be_remote, kind_of
 from aiorl.env.registry import EnvContext, resolve_env
-from aiorl.env.vector_env import episode_limit
 from aiorl.env.wrapping import Wrapping
 from aiorl.errors import ConfigError, EnvError, UnsupportedSpaceError
 from aiorl.process.children import end_with_parent

@@ -14,13 +14,13 @@ from itertools import compress
 from numbers import Integral
 from typing import Any
 
-import gymnasium
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
 from aiorl.data.actions import rows_of
 from aiorl.data.columns import DEFAULT_AGENT_ID
+from aiorl.data.gym_spaces import gymnasium_space
 from aiorl.env.base_env import (
     ALL_AGENTS,
     FinishedGame,
@@ -37,8 +37,10 @@ from aiorl.env.gym_like import (
     check_seedable,
     close_all,
     copied,
+    episode_limit,
     finished_games,
     game_counters,
+    innermost,
     reset_env,
     seed_env,
     to_five_values,
@@ -116,8 +118,8 @@ class VectorBaseEnv(SteppedBaseEnv):
                 f"num_envs of {type(vector_env).__name__} is {num_envs!r}, expected a whole number of at least 1"
             )
         self.num_envs = int(num_envs)
-        self.observation_space = vector_env.observation_space
-        self.action_space = vector_env.action_space
+        self.observation_space = gymnasium_space(vector_env.observation_space)
+        self.action_space = gymnasium_space(vector_env.action_space)
         self._env_id = getattr(vector_env, "env_id", env_id)
         self._closed = False
         self._games = game_counters(vector_env.get_unwrapped())
@@ -212,16 +214,6 @@ class VectorBaseEnv(SteppedBaseEnv):
         )
 
 
-def episode_limit(env: Any) -> int | None:
-    """Return the number of steps after which the environment truncates an episode; None if unknown."""
-    limit = getattr(getattr(env, "spec", None), "max_episode_steps", None)
-    while limit is None and isinstance(env, gymnasium.Wrapper):
-        if isinstance(env, gymnasium.wrappers.TimeLimit):
-            limit = env._max_episode_steps  # the wrapper has no public name for it
-        env = env.env
-    return int(limit) if isinstance(limit, Integral) else None
-
-
 class Copies(VectorEnv):
     """N gym-like environments and the results of their last step.
 
@@ -260,8 +252,8 @@ class Copies(VectorEnv):
         self.env_id = env_id
         self.envs = list(envs)
         self.num_envs = len(envs)
-        self.observation_space = envs[0].observation_space
-        self.action_space = envs[0].action_space
+        self.observation_space = gymnasium_space(envs[0].observation_space)
+        self.action_space = gymnasium_space(envs[0].action_space)
         self.seeds: list[int | None] = [None] * len(envs)
         if seed is not None:
             self.seed(seed)
@@ -499,4 +491,4 @@ class SerialEnv(LockstepEnv):
     @property
     def unwrapped(self) -> list[Any]:
         """Copies without their wrappers."""
-        return [env.unwrapped if isinstance(env, gymnasium.Env) else env for env in self._copies.envs]
+        return [innermost(env) for env in self._copies.envs]

@@ -18,6 +18,7 @@ import gymnasium
 from gymnasium.wrappers import RecordEpisodeStatistics, RecordVideo
 
 from aiorl.config.code import import_object, named_failures
+from aiorl.data.gym_spaces import is_of_gym
 from aiorl.env.atari import is_atari, wrap_deepmind
 from aiorl.env.gym_like import AsGymnasium
 from aiorl.env.kinds import is_single, kind_of
@@ -146,7 +147,7 @@ class EnvPlan:
     seed: int | None = None
 
 
-def _wrapped(env: Any, wrapper: str | Mapping[str, Any], key: str) -> gymnasium.Env[Any, Any]:
+def _wrapped(env: Any, wrapper: str | Mapping[str, Any], key: str) -> Any:
     """Wrap an environment in one wrapper of the user's.
 
     Raises:
@@ -166,9 +167,10 @@ def _wrapped(env: Any, wrapper: str | Mapping[str, Any], key: str) -> gymnasium.
             key=key, value=wrapper,
         )  # fmt: skip
     make = import_object(path, key=key)
-    single = env if isinstance(env, gymnasium.Env) else AsGymnasium(env)
+    is_as_it_is = isinstance(env, gymnasium.Env) or (is_of_gym(make) and is_of_gym(env))
+    single = env if is_as_it_is else AsGymnasium(env)
     made = named_failures(make, f"{key} {path!r} around {type(single.unwrapped).__name__}", key)(single, **kwargs)
-    if not isinstance(made, gymnasium.Env):
+    if not isinstance(made, gymnasium.Env) and not (is_of_gym(made) and is_single(made)):
         raise ConfigError(
             f"{key} {path!r} returned a {type(made).__name__}, expected a gymnasium.Env.", key=key, value=wrapper
         )

@@ -16,8 +16,6 @@ from inspect import getattr_static
 from pathlib import Path
 from typing import Any
 
-import gymnasium
-
 from aiorl.acting.acting_state import ActingState
 from aiorl.acting.checkpoint import Checkpoint, find_checkpoint
 from aiorl.acting.exploration import make_exploration
@@ -34,10 +32,9 @@ from aiorl.data.fragment import PolicyGraph, SamplePlan
 from aiorl.data.spaces import space_to_dict
 from aiorl.env.base_env import BaseEnv, checked_horizon
 from aiorl.env.env_maker import EnvMaker
-from aiorl.env.gym_like import check_seedable
+from aiorl.env.gym_like import check_seedable, episode_limit
 from aiorl.env.kinds import EnvFacts, EnvKind, check_can_be_remote, facts_of
 from aiorl.env.registry import name_elsewhere
-from aiorl.env.vector_env import episode_limit
 from aiorl.env.wrapping import EnvPlan, Wrapping
 from aiorl.errors import CheckpointError, ConfigError
 from aiorl.learning.algorithms.algorithm import Algorithm, LeasePlan, Observations
@@ -173,7 +170,7 @@ def _check_settings(config: CommonConfig, env: Any, kind: EnvKind) -> None:
         if config.horizon:
             said = f"horizon is {config.horizon}, but clients decide when the episodes of an external environment end."
             raise ConfigError(said, key="horizon", value=config.horizon, hint="Leave horizon out.")
-    elif isinstance(env, gymnasium.Env):
+    elif kind.is_single:
         checked_horizon(config.horizon, episode_limit(env))
 
 

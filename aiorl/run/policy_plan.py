@@ -479,6 +479,8 @@ def _space(
     elif by_agent:
         names = ", ".join(map(str, by_agent))
         reason = f"none of the agents that the environment names ({names}) acts with it"
+    elif name in facts.odd_spaces:
+        reason = f"the environment's is {facts.odd_spaces[name]!r:.200}, which is no space of Gymnasium"
     else:
         reason = "the environment declares none"
     raise ConfigError(f"policy {policy_id!r} has no {name.replace('_', ' ')}: {reason}.", key=key, hint=hint)

@@ -19,8 +19,7 @@ from aiorl.acting.policy import Policy
 from aiorl.data.metrics import RolloutMetrics
 from aiorl.data.sample_batch import MultiAgentBatch, SampleBatch
 from aiorl.env.base_env import ALL_AGENTS, BaseEnv, Poll, SteppedBaseEnv, checked_horizon
-from aiorl.env.gym_like import copied
-from aiorl.env.vector_env import episode_limit
+from aiorl.env.gym_like import copied, episode_limit
 from aiorl.errors import EnvContractError, UnknownPolicyError
 from aiorl.process.log_once import report, warn_of_long_episode
 from aiorl.sampling.builder import BatchBuilder, Cut, build_batches

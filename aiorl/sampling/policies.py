@@ -28,6 +28,7 @@ from aiorl.config.code import import_object, named_failures
 from aiorl.config.worker import WorkerPart
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.data.fragment import PolicyGraph
+from aiorl.data.gym_spaces import gymnasium_space
 from aiorl.data.spaces import space_from_dict
 from aiorl.errors import ConfigError, PolicyError
 from aiorl.process.imports import install_command
@@ -89,8 +90,13 @@ def policy_specs(policy: Any, observation_space: Any, action_space: Any) -> dict
         key, value = f"policy[{policy_id!r}]", policy[policy_id]
         if not isinstance(value, tuple | list) or len(value) != len(PolicySpec._fields):
             raise _refused(key, value, _FORM)
-        given = (None, observation_space, action_space, None)
-        spec = PolicySpec(*(env if part is ENV_SPACE else part for part, env in zip(value, given, strict=True)))
+        policy_class, own_observation_space, own_action_space, config = value
+        spec = PolicySpec(
+            policy_class,
+            _policy_space(f"{key}[1]", "observation_space", own_observation_space, observation_space),
+            _policy_space(f"{key}[2]", "action_space", own_action_space, action_space),
+            config,
+        )
         for position, (is_right, expected) in enumerate(
             (
                 (_is_policy_class(spec.policy_class), "a subclass of aiorl.Policy"),
@@ -103,6 +109,23 @@ def policy_specs(policy: Any, observation_space: Any, action_space: Any) -> dict
                 raise _refused(f"{key}[{position}]", spec[position], expected)
         specs[policy_id] = spec
     return specs
+
+
+def _policy_space(key: str, name: str, own: Any, of_env: Any) -> Any:
+    """Return a policy's own space in Gymnasium's form, or the environment's if it has none.
+
+    Raises:
+        ConfigError: neither of them declares a space.
+    """
+    if own is not ENV_SPACE:
+        return gymnasium_space(own)
+    if of_env is None:
+        raise ConfigError(
+            f"{key} is left to the environment, which declares no {name} that holds for all its agents.",
+            key=key,
+            hint=f"Give the environment an {name}, or the policy in the form {_FORM}.",
+        )
+    return of_env
 
 
 def _is_policy_class(value: Any) -> bool:

@@ -143,7 +143,7 @@ class Worker:
         self.preprocessing_enabled = not maker.is_deepmind
         self.reward_limit = float(maker.is_deepmind) if config.clip_rewards is None else config.reward_limit
         facts = facts_of(self.env, maker.env_id)
-        specs = policy_specs(settings.policy, facts.observation_space, facts.action_space)
+        specs = policy_specs(settings.policy, facts.declared("observation_space"), facts.declared("action_space"))
         if config.seed is not None:
             check_seedable(self.env, maker.env_id)
             seed_generators(config.seed, classes)

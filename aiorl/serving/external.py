@@ -28,6 +28,7 @@ from websockets.sync.client import ClientConnection, connect
 
 from aiorl.config.addresses import Addresses, run_facts
 from aiorl.data.columns import DEFAULT_AGENT_ID
+from aiorl.data.gym_spaces import gymnasium_space
 from aiorl.data.spaces import space_from_dict
 from aiorl.env.external_env import ExternalMultiAgentEnv
 from aiorl.env.registry import EnvContext
@@ -244,10 +245,13 @@ def _setting(config: EnvContext, key: str, read: Callable[[Any], Any], default: 
 
 
 def _spaces(given: Any) -> Any:
-    """Return the space of a description, or the spaces by agent of a mapping of them."""
-    if isinstance(given, Mapping) and given and "kind" not in given:
-        return {str(agent): space_from_dict(one) for agent, one in given.items()}
-    return space_from_dict(given)
+    """Return the space of a description, or the spaces by agent of a mapping of them; spaces are their own."""
+    space = gymnasium_space(given)
+    if isinstance(space, spaces.Space):
+        return space
+    if isinstance(space, Mapping) and space and "kind" not in space:
+        return {str(agent): _spaces(one) for agent, one in space.items()}
+    return space_from_dict(space)
 
 
 def _is_deep(value: Any, levels: int) -> bool:

@@ -11,8 +11,9 @@ import pytest
 from gymnasium.envs.registration import EnvSpec
 
 from aiorl.env import registry
+from aiorl.env.gym_like import episode_limit
 from aiorl.env.registry import EnvContext, name_elsewhere, register_env, resolve_env
-from aiorl.env.vector_env import SerialEnv, episode_limit
+from aiorl.env.vector_env import SerialEnv
 from aiorl.errors import ConfigError, EnvError, UnknownEnvError
 from aiorl.testing.envs import CountingEnv, RecallEnv
 
@@ -122,7 +123,7 @@ def test_games_with_unusual_ids_are_found_and_preprocessed_like_the_others():
 
 
 def test_old_gym_time_limit_truncates():
-    pytest.importorskip("shimmy")
+    pytest.importorskip("gym")
     env = SerialEnv([resolve_env("gym:MountainCar-v0")(EnvContext())], env_id="old")
     with pytest.raises(UnknownEnvError, match="CartPole-v1"):
         resolve_env("gym:CartPol-v1")

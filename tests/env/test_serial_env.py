@@ -9,7 +9,8 @@ from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 
 from aiorl.env.base_env import TrainingDisabled
-from aiorl.env.vector_env import SerialEnv, episode_limit
+from aiorl.env.gym_like import episode_limit
+from aiorl.env.vector_env import SerialEnv
 from aiorl.errors import BadObservationError, BadRewardError, ConfigError, EnvContractError, EnvError
 from aiorl.testing.envs import CountingEnv, FaultyEnv, counting_obs
 

@@ -95,7 +95,7 @@ def test_a_pettingzoo_game_is_played_by_two_policies(run: Run) -> None:
 
 
 @pytest.mark.slow
-@needs("shimmy")
+@needs("gym")
 def test_an_environment_of_the_old_gym_package_and_sampling_in_the_background(run: Run) -> None:
     learner = run("--env=gym:CartPole-v1", "--sample-async=true", "--stop-timesteps=500")
     assert finished(learner)["episode_reward_mean"] > 5
