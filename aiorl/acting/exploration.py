@@ -291,6 +291,15 @@ class Exploration(ABC):
         """
         return
 
+    def on_agent_end(self, episode: Any, agent_id: Hashable) -> None:
+        """Run when an agent has left an episode that continues, after its last rows were taken.
+
+        Args:
+            episode: the MultiAgentEpisode.
+            agent_id: the agent.
+        """
+        return
+
     def on_episode_end(self, policy: Any, environment: Any = None, episode: Any = None, tf_sess: Any = None) -> None:
         """Run when an episode has ended, before the callback `on_episode_end`.
 
@@ -411,6 +420,10 @@ class OrnsteinUhlenbeckNoise(GaussianNoise):
         self._processes.update(zip(keys, following, strict=True))
         return following
 
+    def on_agent_end(self, episode: Any, agent_id: Hashable) -> None:
+        """Forget the agent's process."""
+        self._processes.pop((episode.episode_id, agent_id), None)
+
     def on_episode_end(self, policy: Any, environment: Any = None, episode: Any = None, tf_sess: Any = None) -> None:
         """Forget the processes of the episode's rows."""
         _forget(self._processes, episode)
@@ -516,6 +529,10 @@ class StateDependentNoise(Exploration):
             _make_matrix(seed, matrix)
         self._held[key] = matrix, steps - 1
         return matrix
+
+    def on_agent_end(self, episode: Any, agent_id: Hashable) -> None:
+        """Forget the agent's matrix."""
+        self._held.pop((episode.episode_id, agent_id), None)
 
     def on_episode_end(self, policy: Any, environment: Any = None, episode: Any = None, tf_sess: Any = None) -> None:
         """Forget the matrices of the episode's rows."""

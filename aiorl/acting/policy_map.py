@@ -154,6 +154,10 @@ class AgentBinding:
             policy_id = self._by_agent[agent_id] = self._policies.choose(agent_id, episode, self._get_worker)
         return policy_id
 
+    def forget(self, agent_id: Any) -> None:
+        """Forget an agent that has left; if it appears again, the mapping function is called again."""
+        self._by_agent.pop(agent_id, None)
+
 
 def policy_seed(seed: int, position: int) -> int:
     """Return the seed of one of several policies in id order: the given one for the first, different ones after it."""

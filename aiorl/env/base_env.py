@@ -33,6 +33,9 @@ MultiEnvDict = dict[Any, dict[Any, Any]]
 ALL_AGENTS: Final = "__all__"
 """Key of the flag for all agents of an environment."""
 
+MAX_GONE_AGENTS: Final = 1000
+"""Number of agents that have left an episode whose ids it remembers, or as many as are present if these are more."""
+
 ASYNC_RESET_RETURN: Final = "async_reset_return"
 """Result of ``try_reset`` if the first observation arrives with a later poll."""
 

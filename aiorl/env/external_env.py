@@ -19,7 +19,7 @@ from gymnasium import spaces
 from aiorl.data.actions import ActionLayout
 from aiorl.data.columns import DEFAULT_AGENT_ID
 from aiorl.data.gym_spaces import gymnasium_space
-from aiorl.env.base_env import ALL_AGENTS, BaseEnv, Poll
+from aiorl.env.base_env import ALL_AGENTS, MAX_GONE_AGENTS, BaseEnv, Poll
 from aiorl.env.checks import NestedCheck, action_fault, as_rewards
 from aiorl.env.gym_like import copied
 from aiorl.errors import (
@@ -508,7 +508,7 @@ class _Episode:
         answered: number of the publication answered last; -1 for none.
         live: latest observation of each agent that is not done.
         acted: agents that were observed at least twice, so there are rows of them.
-        gone: agents whose own flag was published.
+        gone: agents whose own flag was published, the latest ones, as the keys of a dict.
     """
 
     training_enabled: bool
@@ -524,7 +524,7 @@ class _Episode:
     infos: dict[Any, dict[str, Any]] = field(default_factory=dict)
     live: dict[Any, Any] = field(default_factory=dict)
     acted: set[Any] = field(default_factory=set)
-    gone: set[Any] = field(default_factory=set)
+    gone: dict[Any, None] = field(default_factory=dict)
 
     def publish(self, obs: Mapping[Any, Any], off_policy: Mapping[Any, Any] | None = None, **end: bool) -> int:
         """Copy the arguments for the next poll; return the number of this publication."""
@@ -552,8 +552,14 @@ class _Episode:
             poll.off_policy_actions[episode_id] = off_policy
         self.pending, self.rewards, self.polled = None, {}, self.published - 1
         self.acted |= self.live.keys() & obs.keys()
-        self.gone |= done
-        self.live = {agent_id: value for agent_id, value in {**self.live, **obs}.items() if agent_id not in done}
+        self.live |= obs
+        for agent_id in done:
+            self.gone[agent_id] = None
+            self.acted.discard(agent_id)
+            self.infos.pop(agent_id, None)
+            del self.live[agent_id]
+        while len(self.gone) > max(MAX_GONE_AGENTS, len(self.live)):
+            del self.gone[next(iter(self.gone))]
 
 
 class EpisodeTable:

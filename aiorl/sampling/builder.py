@@ -127,8 +127,10 @@ class BatchBuilder:
         """Return all rows held, for one batch; the builder is then empty."""
         self.postprocess(episode)
         for seat in episode.seats.values():
-            if seat.done:  # even if its episode continues
+            if seat.done and seat.left_at < 0:  # even if its episode continues
                 self.vacate(seat)
+                episode.has_left(seat)
+        episode.forget_left()
         return self._emptied(self._parts)
 
     def discard(self) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from numpy.typing import NDArray
@@ -11,12 +13,27 @@ from numpy.typing import NDArray
 from aiorl.acting.policy_map import AgentBinding
 from aiorl.data import columns as c
 from aiorl.data.columns import DEFAULT_AGENT_ID
-from aiorl.errors import BadRewardError, EnvError, UnknownPolicyError
+from aiorl.env.base_env import MAX_GONE_AGENTS
+from aiorl.errors import BadRewardError, EnvContractError, EnvError, UnknownPolicyError
 from aiorl.sampling.builder import BatchBuilder
 from aiorl.sampling.seats import Lane, Seat
 
 Array = NDArray[Any]
 Fault = TypeVar("Fault", bound=EnvError)
+
+
+_READABLE = 16
+"""Number of agents that have left whose entries user code can read, or as many as are present if these are more."""
+
+
+@dataclass(slots=True)
+class _GoneAgent:
+    """Agent that has left: its id and its policy's, its number in the episode, and its rewards."""
+
+    key: tuple[Any, str]
+    index: int
+    total: float
+    is_rewarded: bool
 
 
 class MultiAgentEpisode:
@@ -34,7 +51,8 @@ class MultiAgentEpisode:
         hist_data: name -> list of numbers; reported with the episode.
         user_data: free for use by callbacks.
         batch_builder: builder that collects its rows.
-        seats: agent id -> state of the agent, in order of appearance; for the sampler only.
+        seats: agent id -> state of the agent, in order of appearance; for the sampler only. Agents that have left are
+            dropped once their rows are taken, but for the latest ones if user code can read them.
         add_extra_batch: function that adds a batch to the sampled ones.
     """
 
@@ -71,11 +89,14 @@ class MultiAgentEpisode:
         self._lanes = lanes
         self._binding = binding
         self._rewards_before: dict[Any, float] = {}  # of agents that have not been observed yet
+        self._num_agents = 0
+        self._left: deque[Seat] = deque()  # whose entries can still be read
+        self._gone: dict[Any, _GoneAgent] = {}  # whose entries cannot
 
     @property
     def agent_rewards(self) -> dict[tuple[Any, str], float]:
-        """(agent id, policy id) -> raw rewards so far."""
-        rewards = {seat.key: seat.total for seat in self.seats.values() if seat.is_rewarded}
+        """(agent id, policy id) -> raw rewards so far; of the agents that have left, only of the latest thousand."""
+        rewards = {agent.key: agent.total for agent in self._in_order() if agent.is_rewarded}
         for agent_id, total in self._rewards_before.items():
             rewards[agent_id, self.policy_for(agent_id)] = total
         return rewards
@@ -129,8 +150,17 @@ class MultiAgentEpisode:
         return {} if seat is None else seat.pi_info()
 
     def get_agents(self) -> list[Any]:
-        """Return the agents observed so far, in order of appearance."""
-        return list(self.seats)
+        """Return the agents observed so far, in order of appearance; of those that have left, the latest thousand.
+
+        Of agents that left long ago nothing is known but their rewards: no more than 16 of them, or as many as are
+        present, keep their latest observation, action and info.
+        """
+        return [agent.key[0] for agent in self._in_order()]
+
+    def _in_order(self) -> list[Seat | _GoneAgent]:
+        """Return the agents that are remembered, in order of appearance."""
+        agents: list[Seat | _GoneAgent] = [*self._gone.values(), *self.seats.values()]
+        return sorted(agents, key=lambda agent: agent.index) if self._gone else agents
 
     # --- the sampler's side ---
 
@@ -144,12 +174,28 @@ class MultiAgentEpisode:
         name, number = self.place
         return kind(name, message, vector_index=number, step=self.length)
 
+    def observed_again(self, agent_id: Any) -> EnvContractError:
+        """Return the error for an agent that is observed after it was done.
+
+        Args:
+            agent_id: the agent.
+        """
+        message = f"agent {agent_id!r} was done and is observed again in the same episode"
+        return self.fault(EnvContractError, message)
+
     def seat_for(self, agent_id: Any) -> Seat:
-        """Return the seat of ``agent_id``; it is made and bound to a policy at the first observation."""
+        """Return the seat of ``agent_id``; it is made and bound to a policy at the first observation.
+
+        Raises:
+            EnvContractError: the agent has left the episode.
+        """
         seat = self.seats.get(agent_id)
         if seat is None:
+            if agent_id in self._gone:
+                raise self.observed_again(agent_id)
             lane = self._lane_for(agent_id)
-            seat = Seat(agent_id, len(self.seats), lane, self.batch_builder.seat_for(lane), self)
+            seat = Seat(agent_id, self._num_agents, lane, self.batch_builder.seat_for(lane), self)
+            self._num_agents += 1
             self.seats[agent_id] = seat
             if agent_id in self._rewards_before:
                 seat.total, seat.is_rewarded = self._rewards_before.pop(agent_id), True
@@ -162,6 +208,7 @@ class MultiAgentEpisode:
             BadRewardError: a reward is not a finite number (also a ValueError).
         """
         seats, total = self.seats, self.total_reward
+        unseen: list[tuple[Any, float]] = []
         try:
             for agent_id, reward in rewards.items():
                 if reward is None:
@@ -170,7 +217,7 @@ class MultiAgentEpisode:
                 total += number
                 seat = seats.get(agent_id)
                 if seat is None:
-                    self._rewards_before[agent_id] = self._rewards_before.get(agent_id, 0.0) + number
+                    unseen.append((agent_id, number))
                 else:
                     seat.reward += number
                     seat.total += number
@@ -181,8 +228,47 @@ class MultiAgentEpisode:
         if not math.isfinite(total):
             raise self.fault(BadRewardError, f"rewards are {rewards!r:.200}, expected finite numbers")
         self.total_reward = total
-        for agent_id in self._rewards_before:
+        if unseen:
+            self._add_unseen(unseen)
+
+    def _add_unseen(self, rewards: Sequence[tuple[Any, float]]) -> None:
+        """Add rewards of agents without a seat: they have left, or have not been observed yet."""
+        for agent_id, number in rewards:
+            gone = self._gone.get(agent_id)
+            if gone is not None:
+                gone.total += number
+                gone.is_rewarded = True
+                continue
+            self._rewards_before[agent_id] = self._rewards_before.get(agent_id, 0.0) + number
             self.policy_for(agent_id)  # the mapping function is called when an agent first appears
+        while len(self._rewards_before) > self._most_gone:
+            agent_id = next(iter(self._rewards_before))
+            del self._rewards_before[agent_id]
+            self._binding.forget(agent_id)
+
+    @property
+    def _most_gone(self) -> int:
+        return max(MAX_GONE_AGENTS, len(self.seats))
+
+    def has_left(self, seat: Seat) -> None:
+        """Note that an agent has left its seat while the episode continues."""
+        self._left.append(seat)
+        exploration = getattr(seat.lane.policy, "exploration", None)
+        on_agent_end = getattr(exploration, "on_agent_end", None)
+        if on_agent_end is not None:
+            on_agent_end(self, seat.agent_id)
+
+    def forget_left(self) -> None:
+        """Drop the entries of agents that have left, but for as many as are present, so that memory is bounded."""
+        present = len(self.seats) - len(self._left)
+        while self._left and (len(self._left) > max(_READABLE, present) or not self._left[0].lane.is_shown):
+            seat = self._left.popleft()
+            del self.seats[seat.agent_id]
+            self._gone[seat.agent_id] = _GoneAgent(seat.key, seat.index, seat.total, seat.is_rewarded)
+        while len(self._gone) > self._most_gone:
+            agent_id = next(iter(self._gone))
+            del self._gone[agent_id]
+            self._binding.forget(agent_id)
 
     def soft_reset(self, episode_id: int) -> None:
         """Continue as the new episode ``episode_id``: length, totals and metrics restart, states and bindings stay."""
@@ -190,6 +276,9 @@ class MultiAgentEpisode:
         self.length = 0
         self.total_reward = 0.0
         self._rewards_before = {}
+        for gone in self._gone.values():
+            gone.total = 0.0
+            gone.is_rewarded = False
         self.custom_metrics = {}
         self.hist_data = {}
         for seat in self.seats.values():

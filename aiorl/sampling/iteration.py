@@ -206,9 +206,7 @@ class Iteration:
                 if seat is None:
                     seat = episode.seat_for(agent_id)
                 elif seat.done:
-                    raise episode.fault(
-                        EnvContractError, f"agent {agent_id!r} was done and is observed again in the same episode"
-                    )
+                    raise episode.observed_again(agent_id)
                 lane = seat.lane
                 info = infos.get(agent_id) if infos else None
                 if info:

@@ -155,6 +155,16 @@ def test_ou_processes_follow_their_rows_in_any_batches():
     assert set(together._processes) == {(1, 0), (2, 0)}
 
 
+def test_a_process_ends_with_its_agent():
+    exploration = ou()
+    keys = [(1, "a"), (1, "b")]
+    noise = exploration.draw_noise(np.random.default_rng(1), 2)
+    actions, logp = np.empty((2, 1), np.float32), np.empty(2, np.float32)
+    exploration.choose_into(np.zeros((2, 2), np.float32), noise, actions, logp, timestep=0, keys=keys)
+    exploration.on_agent_end(types.SimpleNamespace(episode_id=1), "a")
+    assert list(exploration._processes) == [(1, "b")]
+
+
 @pytest.mark.parametrize("kind", [EpsilonGreedy, GaussianNoise, OrnsteinUhlenbeckNoise])
 def test_a_kind_that_does_not_support_the_space_is_refused(kind):
     space = BOX if kind is EpsilonGreedy else spaces.Discrete(2)
