@@ -7,8 +7,13 @@ infos of the reset take their usual places.
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import multiprocessing.connection
+import threading
+import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from gymnasium.vector import AutoresetMode
@@ -28,6 +33,10 @@ from aiorl.env.base_env import (
 from aiorl.env.checks import ObservationCheck, check_rewards, raise_env_fault
 from aiorl.errors import EnvError, UnsupportedEnvError
 
+logger = logging.getLogger(__name__)
+
+_CLOSE_WAIT_S = 5.0
+_EXIT_WAIT_S = 0.5
 _FLAG = np.dtype(np.bool_)
 _TRAINING = "training_enabled"
 _FINAL_INFO = "final_info"
@@ -64,6 +73,7 @@ class NativeVectorEnv(LockstepEnv):
         self.action_space = gymnasium_space(env.single_action_space)
         self.max_episode_steps = max_episode_steps
         self._env = env
+        self._processes = _Processes(env)
         self._check = ObservationCheck(env_id, self.observation_space)
         self._action_dtype = env.action_space.dtype
         self._step_count = 0
@@ -76,7 +86,7 @@ class NativeVectorEnv(LockstepEnv):
         try:
             obs = self._reset_all(self.first_seeds if seeds is None else seeds)
         except Exception as error:
-            raise_env_fault(self.env_id, "reset", error, 0, 0)
+            self._raise_fault("reset", error, 0, 0)
         self.first_seeds = None
         self._started_at.fill(self._step_count)
         self._ended = np.zeros(self.num_envs, np.bool_)
@@ -97,7 +107,7 @@ class NativeVectorEnv(LockstepEnv):
         try:
             obs, rewards, terminateds, truncateds, infos = self._env.step(actions)
         except Exception as error:
-            raise_env_fault(self.env_id, "step", error, 0, int(self._step_count - self._started_at.min()))
+            self._raise_fault("step", error, 0, int(self._step_count - self._started_at.min()))
         obs = self._check.check_batch_shape(obs, self.num_envs)
         rewards, terminateds, truncateds = self._checked_flags(rewards, terminateds, truncateds)
         valid: NDArray[np.bool_] | None = None
@@ -137,7 +147,7 @@ class NativeVectorEnv(LockstepEnv):
             try:
                 fresh, _ = self._env.reset(options={"reset_mask": self._ended.copy()})
             except Exception as error:
-                raise_env_fault(self.env_id, "reset", error, int(index[0]), 0)
+                self._raise_fault("reset", error, int(index[0]), 0)
             fresh = self._check.check_batch_shape(fresh, self.num_envs)
             obs = result.obs.copy()
             obs[index] = fresh[index]
@@ -166,14 +176,100 @@ class NativeVectorEnv(LockstepEnv):
     def _step_of(self, index: int) -> int:
         return int(self._step_count - self._started_at[index])
 
+    def _raise_fault(self, doing: str, error: Exception, index: int, step: int) -> NoReturn:
+        """Raise the error for a failed call, which names the copy whose process has ended, if there is one."""
+        self._processes.have_failed = True
+        # After an error in its environment, a process ends, too, but not before it has reported the error.
+        dead = self._processes.dead(wait_s=_EXIT_WAIT_S) if isinstance(error, EOFError | OSError) else None
+        if dead is None:
+            raise_env_fault(self.env_id, doing, error, index, step)
+        index, status = dead
+        message = f"{doing} failed, because its process has ended with status {status}"
+        raise EnvError(self.env_id, message, vector_index=index, step=step) from error
+
     def close(self) -> None:
-        """Close the vector environment."""
-        self._env.close()
+        """Close the vector environment; processes that do not end by themselves within 5 s are killed."""
+        self._processes.close(self._env)
 
     @property
     def unwrapped(self) -> list[Any]:
         """Vector environment without its wrappers."""
         return [self._env.unwrapped]
+
+
+class _Processes:
+    """Processes of a vector environment that gives each copy one; empty for all others.
+
+    Gymnasium's own ``close`` reads an answer of each process, and waits forever if a process is stuck, or if a call
+    failed in between and the answers of some copies have been read already.
+
+    Attributes:
+        have_failed: True if a call of the vector environment failed.
+    """
+
+    def __init__(self, env: Any) -> None:
+        inner = env.unwrapped
+        inner = getattr(inner, "original", inner)  # that of an environment of gym
+        self._inner = inner
+        has_pipes = bool(getattr(inner, "parent_pipes", None))
+        self._processes: Sequence[Any] = getattr(inner, "processes", ()) if has_pipes else ()
+        self.have_failed = False
+
+    def dead(self, wait_s: float = 0.0) -> tuple[int, int] | None:
+        """Return the index and the exit status of the first process that has ended; None if all are alive.
+
+        Args:
+            wait_s: longest wait for a process to end.
+        """
+        ended = multiprocessing.connection.wait([process.sentinel for process in self._processes], wait_s)
+        for index, process in enumerate(self._processes):
+            if process.sentinel in ended:
+                process.join(_EXIT_WAIT_S)  # its files are closed a moment before it is gone
+            if not process.is_alive():
+                return index, process.exitcode
+        return None
+
+    def close(self, env: Any) -> None:
+        """Close a vector environment and end its processes."""
+        if not self._processes:
+            env.close()
+            return
+        if getattr(self._inner, "closed", False):
+            return
+        if self.have_failed or self.dead() is not None:
+            self._ask_to_close()
+            self._end()
+        else:
+            watch = threading.Timer(_CLOSE_WAIT_S, self._end)
+            watch.daemon = True
+            watch.start()
+            try:
+                env.close()
+            except (OSError, EOFError) as error:
+                logger.warning("the processes of %s did not close: %r", type(self._inner).__name__, error)
+            finally:
+                watch.cancel()
+                self._end()
+        for pipe in self._inner.parent_pipes:
+            if pipe is not None:
+                pipe.close()
+        self._inner.closed = True  # else it is closed again when it is garbage collected
+
+    def _ask_to_close(self) -> None:
+        """Ask the processes that are left to close their environments, and give them some time."""
+        for pipe in self._inner.parent_pipes:
+            with contextlib.suppress(OSError, AttributeError):  # None is the pipe of a copy that failed
+                pipe.send(("close", None))
+        until = time.monotonic() + _CLOSE_WAIT_S
+        for process in self._processes:
+            process.join(max(0.0, until - time.monotonic()))
+
+    def _end(self) -> None:
+        for process in self._processes:
+            if process.is_alive():
+                process.kill()  # it may have inherited a handler of SIGTERM
+        for process in self._processes:
+            process.join()
 
 
 class LockstepBaseEnv(SteppedBaseEnv):

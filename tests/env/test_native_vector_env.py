@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import functools
+import os
+import signal
 
 import gymnasium
 import numpy as np
@@ -10,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aiorl.data.columns import DEFAULT_AGENT_ID as AGENT
+from aiorl.env import native_vector_env
 from aiorl.env.base_env import ALL_AGENTS, ASYNC_RESET_RETURN
 from aiorl.env.env_maker import to_base_env
 from aiorl.env.native_vector_env import LockstepBaseEnv, NativeVectorEnv, split_infos, training_disabled
@@ -256,3 +259,85 @@ def test_the_copy_whose_step_must_not_be_trained_on_is_found_and_a_reset_does_no
             found.append((index, episode, at + 1))
         obs = step.obs.copy()
     assert found == [place]
+
+
+MAIN = os.getpid()
+
+
+class Fragile(CountingEnv):
+    """Environment that ends its process, or stops to answer, at an action or when it is closed."""
+
+    def __init__(self, at_close=""):
+        super().__init__(5)
+        self.at_close = at_close
+
+    def step(self, action):
+        if action == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().step(action)
+
+    def close(self):
+        if os.getpid() == MAIN:  # Gymnasium makes one of them to see its spaces
+            return
+        if self.at_close == "stuck":
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            signal.pause()
+        elif self.at_close:
+            os._exit(3)
+
+
+def processes(*at_close):
+    """Return three copies in processes, as a RolloutWorker's environment and as Gymnasium has it."""
+    copies = [functools.partial(Fragile, how) for how in (*at_close, "", "", "")[:3]]
+    inner = gymnasium.vector.AsyncVectorEnv(copies, autoreset_mode=AutoresetMode.NEXT_STEP)
+    env = to_base_env(inner)
+    env.poll()
+    return env, inner
+
+
+def acts(*actions):
+    return {index: {AGENT: action} for index, action in enumerate(actions)}
+
+
+def assert_all_ended(inner):
+    assert not any(process.is_alive() for process in inner.processes)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("index", [0, 1, 2])
+def test_a_process_that_dies_in_a_step_is_named_and_the_others_are_stopped(index):
+    env, inner = processes()
+    with pytest.raises(EnvError) as caught:
+        env.send_actions(acts(*(int(other == index) for other in range(3))))
+    assert (caught.value.vector_index, caught.value.step) == (index, 1)
+    assert "-9" in caught.value.message
+    env.stop()
+    assert_all_ended(inner)
+    env.stop()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("how", ["", "before", "exit", "stuck"])
+def test_processes_are_stopped_however_they_end(how, monkeypatch):
+    monkeypatch.setattr(native_vector_env, "_CLOSE_WAIT_S", 0.2)
+    env, inner = processes(how if how in ("exit", "stuck") else "")
+    env.send_actions(acts(0, 0, 0))
+    env.poll()
+    if how == "before":
+        inner.processes[1].kill()
+        inner.processes[1].join()
+    env.stop()
+    assert_all_ended(inner)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+def test_an_error_in_a_process_is_reported_in_its_own_words():
+    copies = [lambda: CountingEnv(5), lambda: FaultyEnv("step", 1)]
+    inner = gymnasium.vector.AsyncVectorEnv(copies, autoreset_mode=AutoresetMode.NEXT_STEP)
+    env = to_base_env(inner)
+    env.poll()
+    with pytest.raises(EnvError, match="failed on purpose") as caught:
+        env.send_actions(acts(0, 0))
+    assert not isinstance(caught.value.__cause__, EOFError)
+    env.stop()
+    assert_all_ended(inner)
