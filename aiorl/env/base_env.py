@@ -225,6 +225,18 @@ class SteppedBaseEnv(BaseEnv):
         return poll
 
 
+def already_ended(env_id: str, index: int, step: int) -> EnvContractError:
+    """Return the error for an action that is sent to a copy after its episode has ended.
+
+    Args:
+        env_id: name of the environment.
+        index: index of the copy.
+        step: number of steps of its episode; -1 if unknown.
+    """
+    message = "it got actions after its episode had ended; call try_reset first"
+    return EnvContractError(env_id, message, vector_index=index, step=step)
+
+
 def opening_poll(obs: MultiEnvDict) -> Poll:
     """Return the poll that opens episodes with these observations."""
     flags = {env_id: {**dict.fromkeys(agents, False), ALL_AGENTS: False} for env_id, agents in obs.items()}

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from aiorl.data.gym_spaces import gymnasium_space
-from aiorl.env.base_env import ALL_AGENTS, Poll, SteppedBaseEnv, env_seeds
+from aiorl.env.base_env import ALL_AGENTS, Poll, SteppedBaseEnv, already_ended, env_seeds
 from aiorl.env.checks import as_rewards, check_flags, raise_env_fault
 from aiorl.env.gym_like import check_seedable, close_all, seed_env
 from aiorl.errors import EnvContractError
@@ -86,6 +86,7 @@ class MultiAgentCopy:
         self._index = index
         self._seed = seed
         self._step = 0
+        self._is_over = False
 
     def reset(self) -> AgentDict:
         """Begin a new episode and return its first observations.
@@ -94,6 +95,7 @@ class MultiAgentCopy:
             EnvError: the environment raised or broke a rule.
         """
         self._step = 0
+        self._is_over = False
         try:
             keywords = {} if self._seed is None else seed_env(self.env, self._seed)
             result = self.env.reset(**keywords)
@@ -109,8 +111,10 @@ class MultiAgentCopy:
         """Step once, see MultiAgentEnv. Samplers check the observations and their agents.
 
         Raises:
-            EnvError: the environment raised or broke a rule.
+            EnvError: the environment raised or broke a rule, or its episode has ended.
         """
+        if self._is_over:
+            raise already_ended(self._env_id, self._index, self._step)
         self._step += 1
         try:
             result = self.env.step(actions)
@@ -133,6 +137,7 @@ class MultiAgentCopy:
         checked = as_rewards(rewards, self._env_id, self._index, self._step)
         if any(terminateds.values()) or any(truncateds.values()):
             check_flags((*terminateds.values(), *truncateds.values()), self._env_id, self._index, self._step)
+            self._is_over = bool(terminateds[ALL_AGENTS] or truncateds[ALL_AGENTS])
         return obs, checked, terminateds, truncateds, infos
 
     def _as_five(self, result: Any) -> tuple[Any, ...]:

@@ -29,6 +29,7 @@ from aiorl.env.base_env import (
     SteppedBaseEnv,
     TrainingDisabled,
     VectorStep,
+    already_ended,
     env_seeds,
 )
 from aiorl.env.checks import NestedCheck, as_reward, check_flags, check_rewards, raise_env_fault
@@ -122,6 +123,7 @@ class VectorBaseEnv(SteppedBaseEnv):
         self.action_space = gymnasium_space(vector_env.action_space)
         self._env_id = getattr(vector_env, "env_id", env_id)
         self._closed = False
+        self._ended: set[int] = set()
         self._games = game_counters(vector_env.get_unwrapped())
 
     def _reset_all(self) -> dict[Any, dict[Any, Any]]:
@@ -135,8 +137,11 @@ class VectorBaseEnv(SteppedBaseEnv):
         """Step all environments; see BaseEnv.
 
         Raises:
-            EnvContractError: an environment has no action, or the step returned a value of the wrong form.
+            EnvContractError: an environment has no action, its episode has ended and it was not reset, or the step
+                returned a value of the wrong form.
         """
+        if self._ended:
+            raise already_ended(self._env_id, min(self._ended), _UNKNOWN_STEP)
         agent = DEFAULT_AGENT_ID
         try:
             actions = [action_dict[index][agent] for index in range(self.num_envs)]
@@ -167,6 +172,7 @@ class VectorBaseEnv(SteppedBaseEnv):
 
     def try_reset(self, env_id: Any) -> dict[Any, Any]:
         """Reset one environment immediately."""
+        self._ended.discard(env_id)
         return {DEFAULT_AGENT_ID: self._guarded("reset_at", self.vector_env.reset_at, env_id)}
 
     def get_unwrapped(self) -> Sequence[Any]:
@@ -198,6 +204,7 @@ class VectorBaseEnv(SteppedBaseEnv):
         for index, flag in compress(enumerate(flags), flags):
             check_flags((flag,), self._env_id, index, _UNKNOWN_STEP)
             by_env[index] = _HAS_ENDED
+            self._ended.add(index)
         return by_env
 
     def _check_length(self, name: str, values: Any) -> None:

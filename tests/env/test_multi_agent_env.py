@@ -140,3 +140,21 @@ def test_a_step_with_another_result_is_an_error_that_names_it(result):
 
     with pytest.raises(EnvContractError):
         run(base(Odd()), 1)
+
+
+@pytest.mark.parametrize("form", ["new", "old"])
+def test_a_copy_whose_episode_has_ended_takes_no_actions_until_it_is_reset(form):
+    env = base(CountingMultiAgentEnv((2, 2), form=form), CountingMultiAgentEnv((3, 3), form=form))
+    both = {"a0": 0, "a1": 0}
+    env.poll()
+    for _ in range(2):
+        env.send_actions({0: both, 1: both})
+        poll = env.poll()
+    assert (poll.dones[0][ALL_AGENTS], poll.dones[1][ALL_AGENTS]) == (True, False)
+    with pytest.raises(ValueError) as caught:
+        env.send_actions({0: both})
+    assert isinstance(caught.value, EnvContractError)
+    assert (caught.value.vector_index, caught.value.step) == (0, 2)
+    assert env.try_reset(0).keys() == both.keys()
+    env.send_actions({0: both, 1: both})
+    assert list(env.poll().obs) == [0, 1]

@@ -210,3 +210,16 @@ def test_a_users_vector_env_must_have_a_number_of_environments(number):
 
     with pytest.raises(UnsupportedEnvError, match=f"num_envs.*Unnumbered.*{number}"):
         VectorBaseEnv(Unnumbered())
+
+
+def test_copies_take_no_actions_until_those_that_have_ended_are_reset():
+    env = copies(CountingEnv(1), CountingEnv(5))
+    actions = act(0, 0)
+    env.poll()
+    env.send_actions(actions)
+    assert env.poll().dones[0][ALL_AGENTS]
+    with pytest.raises(EnvContractError) as caught:
+        env.send_actions(actions)
+    assert caught.value.vector_index == 0
+    env.try_reset(0)
+    env.send_actions(actions)
