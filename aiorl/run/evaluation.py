@@ -200,9 +200,15 @@ def _filming(base: type[DefaultCallbacks], film: Callable[[Any], None]) -> type[
     """Return a subclass of the run's callbacks that also films the first episodes."""
 
     class Filming(base):  # type: ignore[misc, valid-type]  # the class that the run uses
-        """Takes a picture after each step."""
+        """Takes a picture at the start of an episode and after each step."""
 
         num_ended = 0
+
+        def on_episode_start(self, *, base_env: Any, **kwargs: Any) -> None:
+            """See `DefaultCallbacks.on_episode_start`."""
+            super().on_episode_start(base_env=base_env, **kwargs)
+            if self.num_ended < _FILMED:
+                film(base_env.get_unwrapped()[0])
 
         def on_episode_step(self, *, base_env: Any, **kwargs: Any) -> None:
             """See `DefaultCallbacks.on_episode_step`."""

@@ -28,9 +28,9 @@ class DefaultCallbacks:
         """
 
     def on_episode_step(self, *, worker: Any, base_env: Any, episode: Any, **kwargs: Any) -> None:
-        """Handle a poll of an environment, after its rows are recorded; called once per environment and poll.
+        """Handle a step of an environment, after its rows are recorded; called once per environment step.
 
-        It is also called for a first observation from a poll, but not for one from an immediate reset.
+        It is not called for the first observation of an episode: for that there is `on_episode_start`.
 
         Args:
             worker: the RolloutWorker that samples.

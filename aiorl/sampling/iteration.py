@@ -277,7 +277,7 @@ class Iteration:
                 actions[episode.env_id] = {}
                 for seat in waiting:
                     seat.lane.queue.append(seat)
-            if on_step is not None:
+            if on_step is not None and episode.length:
                 on_step(worker=worker, base_env=base_env, episode=episode)
             if has_ended and not self._no_done_at_end:
                 self._check_final_observations(episode)

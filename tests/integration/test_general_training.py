@@ -136,7 +136,7 @@ def test_callbacks_measure_on_workers_and_change_the_result_on_the_learner(run: 
     """R90, R180: custom metrics and histories arrive in result.jsonl."""
     learner = run(*SMALL, "--callbacks=general_runs:Watching", "--stop-timesteps=1000")
     result = finished(learner)
-    assert 1.0 <= result["custom_metrics"]["polls_per_step_mean"] <= 2.0
+    assert result["custom_metrics"]["polls_per_step_mean"] == 1.0
     assert set(result["hist_stats"]["lengths"]) <= {float(length) for length in result["hist_stats"]["episode_lengths"]}
     assert [line["seen"] for line in learner.results()] == [
         f"iteration {line['training_iteration']}" for line in learner.results()

@@ -155,7 +155,7 @@ def test_a_video_shows_the_first_three_episodes(run: Path) -> None:
     while film.read()[0]:
         frames += 1
     # a picture after each step, and one of the first observation
-    assert frames == sum(result.lengths[:3]) + 1
+    assert frames == sum(result.lengths[:3]) + 3
     assert not list(run.glob(".film*"))
 
 

@@ -6,9 +6,11 @@ import types
 
 import pytest
 
+from aiorl.compat.rollout_worker import RolloutWorker
 from aiorl.config.code import named
 from aiorl.errors import ConfigError
 from aiorl.sampling.callbacks import DefaultCallbacks, callbacks_class, with_named_failures, worker_hooks
+from tests.support.plain_policies import PlainPolicy
 
 
 @pytest.mark.parametrize("name", [name for name in vars(DefaultCallbacks) if name.startswith("on_")])
@@ -79,3 +81,29 @@ def test_an_existing_object_is_shared_by_all_callers():
         kind().on_episode_end(worker=None, base_env=None, policies=None, episode=None)
     assert own.ended == 2
     assert worker_hooks(kind) == {"on_episode_end"}
+
+
+class Counting(DefaultCallbacks):
+    """Keeps a history with a value for each step."""
+
+    def on_episode_step(self, *, episode, **kwargs):
+        episode.hist_data.setdefault("step", []).append(episode.length)
+
+
+@pytest.mark.parametrize("is_remote", [False, True])
+def test_a_step_is_told_as_often_in_the_first_episode_as_in_later_ones(is_remote):
+    worker = RolloutWorker(
+        env_creator="aiorl.testing.envs:CountingEnv",
+        policy=PlainPolicy,
+        env_config={"length": 3},
+        num_envs=2,
+        rollout_fragment_length=9,
+        callbacks=Counting,
+        remote_worker_envs=is_remote,
+    )
+    metrics = []
+    while len(metrics) < 6:
+        worker.sample()
+        metrics += worker.get_metrics()
+    worker.stop()
+    assert [episode.hist_data for episode in metrics[:6]] == [{"step": [1, 2, 3]}] * 6

@@ -165,8 +165,8 @@ def test_an_agents_last_action_is_remembered_through_any_number_of_soft_resets(m
     )
     for _ in range(39):
         sampler.get_data()
-    assert seen[0] == (0, 0)
-    assert set(seen[1:]) == {(2, 0)}
+    assert len(seen) == 39
+    assert set(seen) == {(2, 0)}
 
 
 # --- resets ---

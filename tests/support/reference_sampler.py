@@ -24,6 +24,7 @@ Decisions where SPEC is open:
 - O9. A reward of None is 0.0 in rows and totals, and not an entry of ``agent_rewards``.
 - O10. With a policy in addition to the default one, or without the default one, batches are multi-agent ones,
   regardless of the policies that have rows.
+- O11. ``on_episode_step`` is called for steps only, so as often in each episode as it is long.
 """
 
 from __future__ import annotations
@@ -387,7 +388,8 @@ class ReferenceSampler:
             agent.done = agent.done or own_done
             if not over and not own_done:
                 self.queue.append((episode, agent, info, agent.last_reward))
-        self.callbacks.on_episode_step(worker=settings.worker, base_env=self.env, episode=episode)
+        if episode.length:  # O11
+            self.callbacks.on_episode_step(worker=settings.worker, base_env=self.env, episode=episode)
         if ended and not settings.no_done_at_end:
             for agent_id, agent in episode.agents.items():
                 if agent.has_row and not agent.done and agent_id not in obs:
