@@ -26,6 +26,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
+from aiorl.config import deep_update
 from aiorl.config.command_line import Parser, spelt, usage_error
 from aiorl.config.files import parse_value
 from aiorl.config.key import all_keys, default_text, expected, fact_of, meanings, render_keys
@@ -284,7 +285,7 @@ def _set(args: LearnerArgs, dotted: str, value: Any, typed: str) -> None:
         if not isinstance(below, dict):
             usage_error(_PROG, f"{typed} and {_flag(group)} cannot both be given.")
         inner = below
-    inner[last] = value
+    inner.update(deep_update(inner, {last: value}))  # a group merges with the keys of it that were set before
 
 
 def _as_typed(error: ConfigError, args: LearnerArgs, config_class: type[CommonConfig]) -> str:

@@ -44,8 +44,42 @@ def deep_update(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str
 
 
 def put_on_top(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config's values with `changes` merged in, which also win over the defaults of policies."""
-    return deep_update(without_defaults_of(base, changes), changes)
+    """Return a config's values with `changes` merged in. All settings are merged by this function, wherever they enter.
+
+    A group merges into a group; anything else replaces, null included. `changes` also win over the defaults of
+    policies. Two keys are values, although they can be mappings: `input`, because its probabilities belong together,
+    and `exploration` of another type, because the settings are those of its type.
+    """
+    below = without_defaults_of(base, changes)
+    for name in ("input", "exploration"):
+        if name in changes and not _is_part(name, below.get(name), changes[name]):
+            below.pop(name, None)
+    return deep_update(below, changes)
+
+
+def _is_part(name: str, old: Any, new: Any) -> bool:
+    """Return whether a key's new value changes a part of the old one, instead of replacing it."""
+    if name == "input" or not isinstance(old, Mapping) or not isinstance(new, Mapping):
+        return False
+    if "type" not in new:
+        return True
+    from aiorl.config.code import named  # loads more than a worker's command line may
+
+    return bool(named(new["type"]) == named(old.get("type")))
+
+
+def without_emptied(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config's values without the groups that are null: they have their defaults again.
+
+    Args:
+        values: values nested like the config, checked or not.
+        defaults: values in the same form; those of groups are mappings.
+    """
+    return {
+        name: value
+        for name, value in values.items()
+        if value is not None or not isinstance(defaults.get(name), Mapping)
+    }
 
 
 def without_defaults_of(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

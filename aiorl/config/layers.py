@@ -86,6 +86,25 @@ class Layer:
         return self.origins.get(key, self.origin)
 
 
+def refuse_keys_of_new_runs(changes: Mapping[str, Any], run: str, instead: str) -> None:
+    """Refuse changes of a run's config that only a new run can have.
+
+    Args:
+        changes: settings for a run that continues, nested like the config.
+        run: path of the run, or of its checkpoint.
+        instead: what the user can do to keep the setting.
+
+    Raises:
+        ConfigError: there is such a key; the error names it.
+    """
+    for name in _OF_NEW_RUNS:
+        if changes.get(name) is not None:
+            raise ConfigError(
+                f"{name} is for new runs, and the one in {run} continues with its own weights and settings.",
+                key=name, value=changes[name], hint=f"Leave it out, or {instead}.",
+            )  # fmt: skip
+
+
 def file_layer(path: Path, content: bytes | None = None, *, is_record: bool = False) -> Layer:
     """Return the keys that a YAML file sets; an experiment file of RLlib is converted.
 
@@ -465,6 +484,7 @@ def load_config(
     config_class_of: ConfigClassOf,
     *,
     file: Path | None = None,
+    settings: Mapping[str, Any] | None = None,
     overrides: Mapping[str, Any] | None = None,
     warn: Callable[[str], None] = _log.warning,
     env_hint: str = "Give one: --env CartPole-v1",
@@ -474,7 +494,8 @@ def load_config(
     Args:
         config_class_of: function from the name of an algorithm to its config class.
         file: YAML file of keys, or None. With `resume`, the run directory's own config is read before it.
-        overrides: keys from the command line, nested like the config; they take precedence.
+        settings: keys from a config in Python, nested like the config; they take precedence over the file.
+        overrides: keys from the command line, nested like the config; they take precedence over all others.
         warn: function called with a warning about code that another user's config or file names (see `foreign_code`),
             before any of it is imported, and with one about values that are left out (see `without_place`).
         env_hint: advice if there is no environment.
@@ -482,35 +503,32 @@ def load_config(
     Raises:
         ConfigError: a setting is wrong; the error names file and line if a file is at fault.
     """
-    overrides = dict(overrides or {})
+    on_top = [Layer(settings or {}), Layer(overrides or {})]
+    wanted = merged(on_top)
     layers: list[Layer] = []
-    resume = overrides.get("resume")
+    resume = wanted.get("resume")
     fixed: dict[str, str] = {}
     saved: list[Path] = []
     if resume is not None:
-        for name in _OF_NEW_RUNS:
-            if overrides.get(name) is not None:
-                raise ConfigError(
-                    f"{name} is for new runs, and the one in {resume} continues with its own weights and settings.",
-                    key=name, value=overrides[name], hint=f"Leave out {_option(name)} or --resume.",
-                )  # fmt: skip
+        refuse_keys_of_new_runs(wanted, str(resume), "leave out --resume")
         saved = [Path(str(resume)), Path(str(resume)) / CONFIG_FILE]
         layers.append(_resumed(saved[0]))
         fixed = {"run_dir": str(resume), "algo": algo_of(layers)}
-        overrides.setdefault("run_dir", fixed["run_dir"])
     if file is not None:
         layers.append(file_layer(file))
-    layers.append(Layer(overrides))
+    if fixed:
+        layers.append(Layer({"run_dir": fixed["run_dir"]}))
+    layers += on_top
     values = merged(layers)
     with located(layers):
         for name, own in fixed.items():
-            wanted = own if values.get(name) is None else values[name]
-            if os.path.normpath(str(wanted)) != os.path.normpath(own):
+            value = own if values.get(name) is None else values[name]
+            if os.path.normpath(str(value)) != os.path.normpath(own):
                 raise ConfigError(
-                    f"{name} can't be {wanted} here: the run in {resume} continues with {name} {own}.",
-                    key=name, value=wanted,
+                    f"{name} can't be {value} here: the run in {resume} continues with {name} {own}.",
+                    key=name, value=value,
                     hint=f"Leave {_option(name)} out, or begin a new run like it: --config {saved[1]} {_option(name)} "
-                    f"{wanted}",
+                    f"{value}",
                 )  # fmt: skip
         if said := foreign_code([*saved, *([] if file is None else [file])], values):
             warn(said)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, Text
 from pydantic import ConfigDict, PositiveInt, PrivateAttr, ValidationError, field_validator
 
 import aiorl.config
-from aiorl.config import deep_update, to_plain, with_base_config
+from aiorl.config import deep_update, to_plain, with_base_config, without_emptied
 from aiorl.config.addresses import dialable, is_open_bind
 from aiorl.config.code import code_named_in, import_object, is_local, named, not_importable, plain_code
 from aiorl.config.key import all_keys, check_extras, check_known, check_values, fact_of, key, plain_error, refuse
@@ -411,7 +411,9 @@ class CommonConfig(WorkerConfig):
     def updated(self, *changes: Mapping[str, Any]) -> Self:
         """Return this config with `changes` deep-merged into it, later ones on top, checked again.
 
-        A preset in `changes` replaces the previous one; values that were set elsewhere still take precedence.
+        A group is replaced as a whole by two changes, of which the first is null: ``updated({"env_config": None},
+        {"env_config": {"size": 3}})``. A preset in `changes` replaces the previous one; values that were set elsewhere
+        still take precedence.
 
         Args:
             *changes: settings, nested like the config.
@@ -432,7 +434,8 @@ class CommonConfig(WorkerConfig):
         layers = [_in_new_names(kind, layer, allow_unknown) for layer in layers]
         with located(layers):
             layers = without_overruled(with_preset(layers, str(named(merged(layers).get("algo")) or algo), keys), keys)
-            values = deep_update(kind().to_dict(), merged(layers))
+            defaults = kind().to_dict()
+            values = deep_update(defaults, without_emptied(merged(layers), defaults))
             if any(layer.is_file for layer in layers):
                 restore_withheld(values)
             self._take(values)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from aiorl.config import deep_update, to_plain
+from aiorl.config import put_on_top, to_plain, without_emptied
 from aiorl.config.code import named, plain_code
 from aiorl.config.key import check_known, key, plain_error, show_keys_in_help
 from aiorl.config.layers import DEFAULT_ALGO
@@ -359,7 +359,8 @@ class WorkerPart(WorkerConfig):
             ConfigError: a key is at fault, or can't be set for an evaluation; the error names the first one.
         """
         check_evaluation_keys(changes)
-        return self.from_dict(deep_update(self.to_dict(), changes))
+        values = self.to_dict()
+        return self.from_dict(without_emptied(put_on_top(values, changes), defaults=values))
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for the wire: dicts, lists, strings, numbers, None."""

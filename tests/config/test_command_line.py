@@ -56,6 +56,18 @@ def test_the_options_that_scripts_rely_on_set_their_keys() -> None:
     }  # fmt: skip
 
 
+def test_options_of_one_group_merge_in_the_order_in_which_they_are_typed() -> None:
+    typed = [
+        "--set",
+        "env_config.size=3",
+        "--set",
+        "env_config={size: 4, map: {wide: 1}}",
+        "--env-config.map.high",
+        "2",
+    ]
+    assert learner(*typed).env_config == {"size": 4, "map": {"wide": 1, "high": 2}}
+
+
 @pytest.mark.parametrize(
     "argv",
     [

@@ -270,6 +270,63 @@ def test_resume_starts_from_the_runs_own_config(tmp_path: Path) -> None:
     assert yaml.safe_load((tmp_path / CONFIG_FILE).read_text())["resume"] is None
 
 
+GROUPS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "env_config": ({"size": 7, "map": {"wide": 1, "high": 2}}, {"map": {"high": 3}}),
+    "model": ({"fcnet_hiddens": [8], "vf_share_layers": True}, {"fcnet_activation": "relu"}),
+    "multiagent": ({"policies": {"a": None, "b": None}, "policies_to_train": ["a"]}, {"policies": {"c": None}}),
+    "evaluation_config": ({"horizon": 9, "env_config": {"size": 7}}, {"env_config": {"wide": 1}}),
+    "exploration": ({"type": "EpsilonGreedy", "epsilon": 0.5}, {"final": 0.1}),
+    "optimizer": ({"beta_1": 0.5}, {"beta_2": 0.5}),
+    "transport": ({"heartbeat_timeout_s": 20.0}, {"lease_timeout_s": 9.0}),
+    "tf_session_args": ({"gpu_options": {"allow_growth": False}}, {"device_count": {"CPU": 2}}),
+    "callbacks": ({"on_train_result": "m:f"}, {"on_episode_end": "m:g"}),
+    "extra_python_environs_for_worker": ({"A": "1"}, {"B": "2"}),
+}
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_a_group_merges_into_the_one_below_it_by_every_way_in(tmp_path: Path, group: str) -> None:
+    below, changes = GROUPS[group]
+    wanted = deep_update(PPOConfig(env="E", **{group: below}).to_dict()[group], changes)
+    first = PPOConfig(env="E", run_dir=str(tmp_path), **{group: below})
+    save_config(first, tmp_path)
+    file = tmp_path / CONFIG_FILE
+    ways = {
+        "updated": first.updated({group: changes}),
+        "a file and keywords": PPOConfig.from_file(file, **{group: changes}),
+        "a file and the command line": load_config(config_class, file=file, overrides={group: changes}),
+        "a config and keywords": load_config(
+            config_class, settings={"env": "E", group: below}, overrides={group: changes}
+        ),
+        "a run and the command line": load_config(config_class, overrides={"resume": str(tmp_path), group: changes}),
+    }
+    assert {way: config.to_dict()[group] for way, config in ways.items()} == dict.fromkeys(ways, wanted)
+
+
+def test_null_and_then_a_group_replaces_the_whole_group_and_null_alone_gives_the_default() -> None:
+    config = PPOConfig(env="E", env_config={"size": 7}, model={"fcnet_hiddens": [8]}, optimizer={"beta_1": 0.5})
+    emptied = config.updated({"env_config": None, "model": None, "optimizer": None})
+    assert (emptied.env_config, emptied.optimizer, emptied.model) == ({}, {}, PPOConfig().model)
+    for group, value in {"env_config": {"wide": 1}, "model": {"fcnet_activation": "relu"}}.items():
+        assert config.updated({group: None}, {group: value}) == PPOConfig(
+            **{**emptied.users_values(), "env": "E", "optimizer": {"beta_1": 0.5},
+               "env_config": {"size": 7}, "model": {"fcnet_hiddens": [8]}, group: value}
+        )  # fmt: skip
+
+
+def test_settings_of_another_type_of_exploration_and_other_sources_of_experience_replace_those_before() -> None:
+    config = PPOConfig(env="E", exploration={"type": "EpsilonGreedy", "epsilon": 0.5}, input={"a": 0.5, "sampler": 0.5})
+    changed = config.updated({"exploration": {"type": "GaussianNoise"}, "input": {"b": 1.0}})
+    assert changed.exploration == {"type": "GaussianNoise"}
+    assert changed.input == {"b": 1.0}
+
+
+def test_a_value_from_keywords_overrules_the_schedule_of_a_config() -> None:
+    below = {"env": "E", "lr_schedule": [[0, 0.5], [100, 0.1]]}
+    config: Any = load_config(config_class, settings=below, overrides={"lr": 0.25})
+    assert (config.lr, config.lr_schedule) == (0.25, PPOConfig().lr_schedule)
+
+
 @pytest.mark.parametrize("changes", [{"run_dir": "elsewhere"}, {"algo": "ppo"}])
 def test_fixed_settings_of_a_resumed_run_are_refused_with_a_hint(tmp_path: Path, changes: dict[str, str]) -> None:
     save_config(load_config(config_class_of, overrides={"env": "E", "algo": "other"}), tmp_path)

@@ -75,6 +75,12 @@ def test_complete_episodes_are_never_cut() -> None:
     assert (whole.is_truncating, whole.cut_length, cut.is_truncating, cut.cut_length) == (False, math.inf, True, 5)
 
 
+def test_changes_for_an_evaluation_merge_into_groups_and_null_gives_their_defaults() -> None:
+    part = WorkerPart.of(CONFIG)
+    assert part.for_evaluation({"env_config": {"pay": 2}}).env_config == {"size": [1, 2], "pay": 2}
+    assert part.for_evaluation({"env_config": None, "horizon": 5}).env_config == {}
+
+
 def test_a_bad_part_is_refused_by_the_name_of_its_key() -> None:
     with pytest.raises(ConfigError) as caught:
         WorkerPart.from_dict({"env": "E", "num_envs_per_worker": "many"})

@@ -15,7 +15,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TextIO
@@ -24,9 +24,9 @@ from aiorl.acting.acting_state import ActingState
 from aiorl.acting.checkpoint import Checkpoint, check_compatible
 from aiorl.acting.run_dir import RunDirectory
 from aiorl.compat.resources import ResourceRequest, default_resource_request, resource_help
-from aiorl.config import with_base_config, without_defaults_of
+from aiorl.config import with_base_config
 from aiorl.config.code import is_import_path, refuse_in_import
-from aiorl.config.layers import load_config, restore_withheld
+from aiorl.config.layers import Layer, load_config, merged, refuse_keys_of_new_runs, restore_withheld
 from aiorl.config.rllib_file import no_attribute
 from aiorl.config.schema import CommonConfig, StopFigures
 from aiorl.env.registry import EnvCreator, name_elsewhere, resolve_env
@@ -58,7 +58,7 @@ class Restore:
 
 
 def _restored(kind: type[Trainer], path: str | Path, **changes: Any) -> Trainer:
-    """Make a trainer that continues from a checkpoint; ``changes`` override keys of its config."""
+    """Make a trainer that continues from a checkpoint; ``changes`` are merged into its config."""
     restored = Restored.find(path, ActingState.from_checkpoint)
     config = dict(ActingState.taken_from(restored.checkpoint).config)
     restore_withheld(config)
@@ -72,7 +72,10 @@ def _restored(kind: type[Trainer], path: str | Path, **changes: Any) -> Trainer:
                 restored.checkpoint.path, f"it belongs to the algorithm {algo!r:.50}, which has no trainer here"
             )
         kind = found
-    return kind({**without_defaults_of(config, changes), "init_from": None, **changes}, checkpoint=restored)
+    path_read = str(restored.checkpoint.path)
+    refuse_keys_of_new_runs(changes, path_read, "begin a new run")
+    layers = [Layer({**config, "init_from": None}, path_read, is_record=True), Layer(changes)]
+    return kind(kind._merged(layers), checkpoint=restored)
 
 
 def _restore_into(trainer: Trainer, path: str | Path) -> None:
@@ -211,8 +214,8 @@ class Trainer:
 
     Called on the class, it needs only the path of a checkpoint. It takes the config from the checkpoint and aiorl's
     trainer for the algorithm; called on a class of your own, it makes a trainer of that class. Keyword arguments
-    override keys of the config. Called on a trainer, it continues in place from the checkpoint; first it saves progress
-    since the last checkpoint.
+    override keys of the config; a group such as ``env_config={"size": 3}`` is merged into the config's. Called on a
+    trainer, it continues in place from the checkpoint; first it saves progress since the last checkpoint.
 
     Raises:
         CheckpointError: there is no checkpoint, or it belongs to another algorithm, environment or network.
@@ -407,16 +410,34 @@ class Trainer:
         kind = cls._config_class()
         if isinstance(config, kind):
             return config
-        if isinstance(config, CommonConfig) or config.get("algo", cls._name) != cls._name:
-            algo = config.algo if isinstance(config, CommonConfig) else config["algo"]
-            raise ConfigError(
-                f"algo is {algo!r}, but this is a {cls.__name__}.", key="algo", value=algo,
-                hint=f"Leave it out, or use the trainer for {algo}.",
-            )  # fmt: skip
-        values = {"algo": cls._name, **config}
-        if values.get("resume") is not None and not kind.model_fields.keys() <= values.keys():  # the run's own beneath
+        if isinstance(config, CommonConfig):
+            raise cls._wrong_algo(config.algo)
+        if config.get("resume") is not None and not kind.model_fields.keys() <= config.keys():  # the run's own beneath
+            values = {"algo": cls._name, **config}
+            if values["algo"] != cls._name:
+                raise cls._wrong_algo(values["algo"])
             return load_config(lambda algo: kind, overrides=values, env_hint=ENV_HINT)
-        return kind.from_mapping(values, allow_unknown=cls._allow_unknown_configs)
+        return cls._merged([Layer(config)])
+
+    @classmethod
+    def _merged(cls, layers: Sequence[Layer]) -> CommonConfig:
+        """Return the config of the trainer's algorithm that layers of settings give, later ones on top.
+
+        Raises:
+            ConfigError: it belongs to another algorithm, or a setting is wrong or cannot be applied.
+        """
+        layers = [Layer({"algo": cls._name}), *layers]
+        algo = merged(layers)["algo"]
+        if algo != cls._name:
+            raise cls._wrong_algo(algo)
+        return cls._config_class().from_layers(layers, allow_unknown=cls._allow_unknown_configs)
+
+    @classmethod
+    def _wrong_algo(cls, algo: Any) -> ConfigError:
+        return ConfigError(
+            f"algo is {algo!r}, but this is a {cls.__name__}.", key="algo", value=algo,
+            hint=f"Leave it out, or use the trainer for {algo}.",
+        )  # fmt: skip
 
     def _open(self, creator: EnvCreator) -> None:
         """Make the run directory, and build everything."""

@@ -36,7 +36,7 @@ def train(
         algo: the algorithm; None takes the config's or the preset's, or else PPO.
         config: a config, or a nested dict of its keys.
         **settings: more keys, such as ``stop_return=475``, ``num_workers=4`` or ``resume="runs/mine"``. They override
-            ``config``.
+            ``config``; a group such as ``env_config`` is merged into that of ``config``.
 
     Returns:
         The last result (empty if nothing was trained), plus ``reason`` (why the run ended), ``run_dir`` and
@@ -47,11 +47,10 @@ def train(
         AiorlError: training failed, or the last checkpoint can't be written. Progress is saved if possible.
     """
     refuse_in_import("trains")
-    values = {**settings_of(config), **settings}
     for name, value in (("algo", algo), ("env", env)):
         if value is not None:
-            values[name] = value
-    found = load_config(config_class, overrides=values, env_hint=ENV_HINT)
+            settings[name] = value
+    found = load_config(config_class, settings=settings_of(config), overrides=settings, env_hint=ENV_HINT)
     os.environ.update(found.extra_python_environs_for_driver)
     creator_of(found)
     plan = plan_learning(found)

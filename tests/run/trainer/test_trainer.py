@@ -220,6 +220,25 @@ def test_a_restored_trainer_takes_secrets_from_the_environment_and_names_missing
         aiorl.Trainer.restore(path, run_dir=str(tmp_path / "third"))
 
 
+def test_changes_of_a_restored_trainer_merge_into_the_groups_of_its_config(make: Make, tmp_path: Path) -> None:
+    sizes: list[Any] = []
+    aiorl.register_env("sized", lambda context: sizes.append(dict(context)) or Played())
+    first = make("sized", env_config={"size": 7, "pay": 2}, lr_schedule=[[0, 0.5], [9999, 0.1]])
+    path = first.save(tmp_path / "saved")
+    first.stop()
+    for name in ("init_from", "preset"):
+        with pytest.raises(ConfigError) as caught:
+            aiorl.Trainer.restore(path, **{name: str(path)})
+        assert caught.value.key == name
+    sizes.clear()
+    changes = {"env_config": {"pay": 3}, "model": {"initial_log_std": 0.0}, "lr": 0.125, "run_dir": str(tmp_path / "b")}
+    with aiorl.Trainer.restore(path, **changes) as again:
+        assert again.config.env_config == {"size": 7, "pay": 3}
+        assert {(own["size"], own["pay"]) for own in sizes} == {(7, 3)}
+        assert again.config.model == first.config.model
+        assert (again.config.lr, again.config.lr_schedule) == (0.125, None)
+
+
 def test_the_update_after_a_failed_one_uses_a_new_batch(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = make()
     trainer.train()
