@@ -307,8 +307,8 @@ class CommonConfig(WorkerConfig):
     """Additional loggers: wandb, mlflow, or import paths (package.module:Name). Each is called with the run directory
     and the config and returns an object with write(result) and close(). An error of a logger does not end the run."""
     evaluation_interval: int | None = _reports(None, unit="iterations", ge=0, place=False)
-    """Evaluate at the start and every time this many iterations have passed, with whole episodes and the most likely
-    actions; null or 0 never evaluates. best/ keeps the best checkpoint."""
+    """Evaluate at the start, every time this many iterations have passed, and at the end, with whole episodes and the
+    most likely actions; null or 0 never evaluates. best/ keeps the best checkpoint."""
     evaluation_num_episodes: int = _reports(10, unit="episodes", ge=1, place=False)
     """Episodes of one evaluation."""
     evaluation_num_workers: int | None = _reports(None, unit="processes", ge=0, place=False)
@@ -596,10 +596,6 @@ class CommonConfig(WorkerConfig):
             (has_epochs and not self.num_workers and not self.is_alone, "num_workers",
              "input_epochs needs a number of workers, which share the stored experience.",
              "Set num_workers, or leave bind out to read it in this process."),
-            (bool(self.evaluation_interval) and list(self.evaluation_config.items()) == [("explore", True)],
-             "evaluation_config",
-             "An evaluation that samples actions and has no settings of its own repeats the results of training.",
-             "Leave out explore, or add settings, such as env_config."),
             (self.stop_evaluation_return is not None and not self.evaluation_interval, "stop_evaluation_return",
              "stop_evaluation_return needs evaluations.", "Set evaluation_interval: 10, say."),
         )  # fmt: skip

@@ -26,6 +26,7 @@ from aiorl.process.imports import child_python, python_path
 from aiorl.process.machine import usable_cores
 from aiorl.process.replaced_file import replaced_directory
 from aiorl.process.tasks import Tasks, first_of
+from aiorl.run.threads import BrokenOff
 from aiorl.run.training import Ended, Observer, Play, Training
 from aiorl.text import one_line, return_text
 
@@ -35,9 +36,14 @@ BEST = "best"
 """Directory of a run that contains the checkpoint with the best evaluation."""
 _DIRECTORY = "evaluation"
 _SUMMARY = "evaluation.json"
+_MEASURED_WITH = "measured_with"
 _MAX_BYTES = 1 << 26
 _MAX_REASON = 500
-_FINISH_S = 10.0
+_FINISH_S = 120.0
+_MEASURE = (
+    "env", "env_config", "wrappers", "horizon", "clip_actions", "preprocessor_pref", "evaluation_config"
+)  # fmt: skip
+"""Keys that decide what a score measures: scores are compared only if all of them are equal."""
 _KINDS: dict[str, Callable[[list[float]], float]] = {"mean": statistics.fmean, "min": min, "max": max}
 _SEED = 0x65766131  # keeps these seeds distinct from the workers' seeds
 
@@ -49,7 +55,8 @@ class Evaluations(Observer):
         is_beside: True if training continues during an evaluation.
         mean_return: mean return of the newest evaluation; NaN before the first.
         holds_up: a description of the evaluation that training waits for, or "".
-        hurry: set when `finish` must stop waiting.
+        hurry: set when `finish` must stop waiting, if nothing else says so.
+        is_owed: True if the newest evaluation that was due did not take place, because another one was running.
     """
 
     def __init__(
@@ -78,7 +85,9 @@ class Evaluations(Observer):
         self._tasks = Tasks(lambda error: None)
         self._running: asyncio.Task[None] | None = None
         self._finished: dict[str, Any] | None = None
+        self._newest: int | None = None  # the iteration evaluated last
         self.hurry = asyncio.Event()
+        self.is_owed = False
 
     # As an observer -----------------------------------------------------------------------------------------
 
@@ -94,15 +103,12 @@ class Evaluations(Observer):
             await self._evaluate(training, iteration)
 
     async def after_iteration(self, training: Training, result: dict[str, Any]) -> None:
-        """Evaluate if an evaluation is due, and add the newest finished evaluation to the result.
-
-        At the end, wait a while for an evaluation that runs in parallel, since it may turn out to be the best.
-        """
+        """Evaluate if an evaluation is due or training has ended, and add the newest finished one to the result."""
+        iteration = result["training_iteration"]
         if training.end.has_come:
-            if not training.end.hurry.is_set():
-                await self.finish()
-        elif self.is_due(result["training_iteration"]):
-            await self._evaluate(training, result["training_iteration"])
+            await self.finish(training, training.end.hurry, last=iteration)
+        elif self.is_due(iteration):
+            await self._evaluate(training, iteration)
         finished, self._finished = self._finished, None
         if finished is not None:
             result["evaluation"] = finished
@@ -123,11 +129,14 @@ class Evaluations(Observer):
                 "set a longer evaluation_interval or more evaluation_num_workers",
                 logging.WARNING,
             )
+            self.is_owed = True
         else:
             self._running = self._tasks.start(self._run(training, iteration), "evaluation")
 
     async def _run(self, training: Training, iteration: int) -> None:
         """Evaluate and wait for the result. An error is reported and training continues."""
+        self._newest = iteration
+        self.is_owed = False
         if not self.is_beside:
             self.holds_up = f"training waits for the evaluation of iteration {iteration}, which is still running"
         try:
@@ -140,11 +149,38 @@ class Evaluations(Observer):
         finally:
             self.holds_up = ""
 
-    async def finish(self) -> None:
-        """Wait a while for an evaluation that runs in parallel, since it may turn out to be the best."""
-        if self._running is not None:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(first_of(self.hurry.wait(), self._running), _FINISH_S)
+    async def finish(self, training: Training, hurry: asyncio.Event, *, last: int | None = None) -> None:
+        """Evaluate the policies that training ends with, since they may turn out to be the best; this takes a while.
+
+        Args:
+            training: the training, which makes no more updates.
+            hurry: set when there is no time to wait; it can also be set during the wait.
+            last: number of the iteration to evaluate, unless it was; None only waits for an evaluation that is running.
+        """
+        if not self._config.evaluation_interval or hurry.is_set():
+            return
+        ending = self._tasks.start(self._finish(training, last), "last evaluation")
+        try:
+            async with asyncio.timeout(_FINISH_S):
+                await first_of(hurry.wait(), ending)
+        except TimeoutError:
+            self._tell(f"the last evaluation takes longer than {_FINISH_S:g} s and is left out", logging.WARNING)
+        finally:
+            ending.cancel()
+            self.holds_up = ""
+
+    async def _finish(self, training: Training, last: int | None) -> None:
+        if self._running is not None and not self._running.done():
+            self.holds_up = "the end waits for an evaluation, which is still running (Ctrl-C ends without it)"
+            await asyncio.wait([self._running])
+        if last is None or last == self._newest:
+            return
+        with contextlib.suppress(CheckpointError):  # reported when the run is saved at its end
+            await training.saver.save_all()  # the evaluation may take longer than the process lives
+        self._tell(f"evaluating iteration {last}, the last one (Ctrl-C ends without it)", logging.INFO)
+        self.holds_up = "the end waits for the last evaluation, which is still running (Ctrl-C ends without it)"
+        with contextlib.suppress(Ended, BrokenOff):  # Ctrl-C in this process
+            await self._run(training, last)
 
     def _conclude(self, path: Path, found: Mapping[str, Any], iteration: int) -> None:
         """Record an evaluation for the next result of training, and keep its checkpoint if it is the best."""
@@ -188,22 +224,51 @@ class Evaluations(Observer):
         return as_result([each for each in found if isinstance(each, dict)])
 
     def _keep_if_best(self, path: Path, found: Mapping[str, Any]) -> bool:
-        """Keep the checkpoint in `BEST` if it beats all before it."""
-        if not self.mean_return > self._best_so_far():  # also False for NaN
+        """Keep the checkpoint in `BEST` if it beats all before it that were measured in the same way."""
+        measure = self._measure()
+        best = self._best_so_far()
+        is_comparable = best.get(_MEASURED_WITH, measure) == measure  # earlier versions did not record it
+        if not self.mean_return > (_score(best) if is_comparable else -math.inf):  # also False for NaN
             return False
+        summary = {**found, _MEASURED_WITH: measure}
         try:
+            if not is_comparable:
+                self._put_aside(best)
             with replaced_directory(self._best) as temporary:
                 os.replace(path, temporary / path.name)
-                (temporary / _SUMMARY).write_text(json.dumps(dict(found), indent=1) + "\n", encoding="utf-8")
+                (temporary / _SUMMARY).write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
         except OSError as error:
             raise CheckpointError(self._best, f"it cannot be written: {error.strerror or error}.") from error
         return True
 
-    def _best_so_far(self) -> float:
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            summary = parse_json(read_regular(self._best / _SUMMARY, max_bytes=_MAX_BYTES))
-            return float(summary["episode_reward_mean"])
-        return -math.inf
+    def _best_so_far(self) -> dict[str, Any]:
+        """Return the evaluation of the best checkpoint; empty if there is none."""
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            return dict(parse_json(read_regular(self._best / _SUMMARY, max_bytes=_MAX_BYTES)))
+        return {}
+
+    def _put_aside(self, best: Mapping[str, Any]) -> None:
+        """Rename the best checkpoint of evaluations by other settings, which no new score can be compared with."""
+        aside = self._best.with_name(f"{BEST}-{best.get('training_iteration', 'before')}")
+        if aside.exists():
+            shutil.rmtree(aside)
+        os.replace(self._best, aside)
+        self._tell(
+            f"evaluations have other settings than those of {BEST}/, which is now {aside.name}/: their scores can't be "
+            "compared", logging.WARNING,
+        )  # fmt: skip
+
+    def _measure(self) -> dict[str, Any]:
+        """Return the settings that decide what a score measures, as they come back from a file."""
+        config = self._config.to_dict()
+        measure: dict[str, Any] = json.loads(json.dumps({name: config[name] for name in _MEASURE}, default=repr))
+        return measure
+
+
+def _score(evaluation: Mapping[str, Any]) -> float:
+    with contextlib.suppress(KeyError, ValueError, TypeError):
+        return float(evaluation["episode_reward_mean"])
+    return -math.inf
 
 
 def manner_of(config: CommonConfig) -> dict[str, Any]:
@@ -235,6 +300,8 @@ def as_result(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "env_steps_trained": int(found[0]["env_steps"]),
         "explore": bool(found[0]["explore"]),
         "seed": found[0]["seed"],
+        "seeds": [each["seed"] for each in found],
+        "episodes_of_seeds": [len(each["returns"]) for each in found],
     }
 
 

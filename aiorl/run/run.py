@@ -197,6 +197,7 @@ class Run:
             report(result, training.callbacks, self, self._files.write)
             self._result = result
             self._display.update(result, time.monotonic())
+        await self._evaluations.finish(training, training.end.hurry)  # one may still run, of the last iteration
 
     async def _finish(self, training: Training, reason: str) -> Outcome:
         """Save a last checkpoint and return the outcome."""
@@ -205,7 +206,7 @@ class Run:
             since = "since the resume" if training.counters.updates else "yet"
             return Outcome(True, f"{reason} Nothing has been trained {since}, so there is nothing to save.", {})
         try:
-            await saver.save_last()
+            await saver.save_all()
         except CheckpointError as error:
             return Outcome(False, str(error), self._result)
         return Outcome(True, reason, self._result)

@@ -62,6 +62,7 @@ class Saver:
         self._passing: asyncio.Task[None] | None = None
         self._kept: _Content | None = None
         self._saved: _Content | None = None
+        self._saved_iteration = -1
         self._updates_before = training.counters.updates
         self._acting = ActingState.of(config, learning.worker_part, learning.graphs, learning.spaces).to_tensors()
         self.newest = ""
@@ -111,6 +112,15 @@ class Saver:
         """True if the state kept last is neither in a checkpoint nor the one the run began with."""
         return self._kept is not self._saved
 
+    async def save_all(self) -> None:
+        """Write a checkpoint to the run's directory, unless the newest one holds the same state and all results.
+
+        Raises:
+            CheckpointError: it cannot be written.
+        """
+        if self.has_unsaved or self._saved_iteration != self._run.results.training_iteration:
+            await self.save_last()
+
     async def save_last(self, directory: Path | None = None, *, with_experience: bool = True) -> Path:
         """Write a checkpoint of the state kept last, after one that is being written.
 
@@ -146,6 +156,7 @@ class Saver:
         """Write a checkpoint with the current results, so that a resume continues after the last one reported."""
         async with self._writing:
             self._run.before_checkpoint()
+            iteration = self._run.results.training_iteration
             run = dataclasses.replace(content.run, results=self._run.results.to_state())
             meta = {
                 **identity_of(self._config, self._learning),
@@ -164,7 +175,9 @@ class Saver:
                     await asyncio.wait([writing])
                     raise
         if directory is None:
-            self.newest, self._saved = str(written), content
+            self.newest = str(written)
+            self._saved = content
+            self._saved_iteration = iteration
         logger.info("checkpoint %s", written)
         return written
 

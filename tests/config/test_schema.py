@@ -135,7 +135,6 @@ def test_r171_with_base_config_replaces_sub_dicts_and_leaves_the_base_untouched(
         ({"num_gpus": 1.5}, "num_gpus"),
         ({"sample_async": True, "observation_filter": "MeanStdFilter"}, "observation_filter"),
         ({"stop_evaluation_return": 1}, "stop_evaluation_return"),
-        ({"evaluation_interval": 1, "evaluation_config": {"explore": True}}, "evaluation_config"),
         ({"evaluation_config": {"seed": 1}}, "evaluation_config"),
         ({"evaluation_config": {"remote_worker_envs": True}}, "evaluation_config"),
         ({"model": {"lstm_use_prev_action_reward": True}}, "model.lstm_use_prev_action_reward"),

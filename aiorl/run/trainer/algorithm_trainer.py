@@ -498,7 +498,8 @@ class AlgorithmTrainer(Trainer):
             self._ask(self._training.after_iteration(result))
 
     def _announce_evaluation(self) -> None:
-        if self._evaluations.is_due(self.iteration):
+        is_last = self._training.end.has_come  # all stored experience was read
+        if self._evaluations.is_due(self.iteration) or is_last:
             self._before_evaluate()
 
     def _save_unsaved(self) -> None:
@@ -556,9 +557,11 @@ class AlgorithmTrainer(Trainer):
 
     def _end_evaluations(self) -> None:
         async def end() -> None:
-            if not self._is_hurried:
-                await self._evaluations.finish()
-            await self._evaluations.close()
+            evaluations, training = self._evaluations, self._built
+            if training is not None and not self._is_hurried:
+                owed = training.results.training_iteration if evaluations.is_owed and self._is_final else None
+                await evaluations.finish(training, evaluations.hurry, last=owed)
+            await evaluations.close()
 
         self._loop.end(end(), self._evaluations.hurry.set)
 

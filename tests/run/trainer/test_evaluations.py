@@ -36,10 +36,12 @@ class SmallEnv(gymnasium.Env[Any, Any]):
     observation_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
     action_space = spaces.Discrete(2)
 
-    def __init__(self, length: int = 4, reward: float = 1.0, fails: bool = False) -> None:
+    def __init__(self, length: int = 4, reward: float = 1.0, fails: bool = False, noise: float = 0.0) -> None:
         self.length, self.reward, self.fails = length, reward, fails
+        self.noise = noise
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
         self.t = 0
         return np.zeros(2, np.float32), {}
 
@@ -47,7 +49,8 @@ class SmallEnv(gymnasium.Env[Any, Any]):
         if self.fails:
             raise ValueError("fails on purpose")
         self.t += 1
-        return np.full(2, self.t / self.length, np.float32), self.reward, self.t == self.length, False, {}
+        reward = self.reward + self.noise * self.np_random.random()
+        return np.full(2, self.t / self.length, np.float32), reward, self.t == self.length, False, {}
 
 
 ENV = f"{__name__}:SmallEnv"
@@ -84,7 +87,6 @@ def test_r177_complete_episodes_are_played_at_setup_and_every_interval(tmp_path:
 @pytest.mark.parametrize(
     "settings",
     [
-        {"evaluation_interval": 2, "evaluation_config": {"explore": True}},
         {"evaluation_config": {"env_confg": {}}},
         {"evaluation_config": {"num_sgd_iter": 1}},
         {"stop_evaluation_return": 1.0},
@@ -187,6 +189,7 @@ class Training:
         self.saver = SimpleNamespace(save_last=save)
         self.source = SimpleNamespace(play=None)
         self.end = SimpleNamespace(has_come=False, before=lambda step: step)
+        self.hurry = asyncio.Event()
 
     async def after(self, evaluations: Any, iteration: int) -> Any:
         """Return the evaluation metrics in an iteration's result."""
@@ -208,12 +211,12 @@ def test_processes_share_episodes_and_stay_until_the_end(evaluations: Callable[.
         assert await training.after(made, 1) is None
         assert await training.after(made, 2) is None  # the first process continues
         assert "2" in made.said[0]
-        await made.finish()
+        await made.finish(training, training.hurry)
         first = await training.after(made, 3)
         assert (first["episodes_this_iter"], first["episode_reward_mean"], first["training_iteration"]) == (5, 4.0, 1)
         pids = {child.pid for child in children()}
         assert len(pids) == 2
-        await made.finish()
+        await made.finish(training, training.hurry)
         assert (await training.after(made, 4))["training_iteration"] == 3
         assert {child.pid for child in children()} == pids
         await made.close()
@@ -244,6 +247,7 @@ def test_the_best_checkpoint_is_kept_even_after_a_resume(evaluations: Callable[.
 
     async def run() -> None:
         made, training = evaluations(evaluation_num_workers=0, evaluation_num_episodes=1)
+        made._measure = dict  # the rewards stand for better and worse policies
         rewards = made._config.evaluation_config.setdefault("env_config", {})
         for iteration, reward, kept in [(1, float("nan"), None), (2, 5.0, 2), (3, 4.0, 2), (4, 6.0, 4)]:
             rewards["reward"] = reward
@@ -253,6 +257,7 @@ def test_the_best_checkpoint_is_kept_even_after_a_resume(evaluations: Callable[.
         await made.close()
         again, training = evaluations(evaluation_num_workers=0, evaluation_num_episodes=1)
         assert np.isnan(again.mean_return)
+        again._measure = dict
         again._config.evaluation_config["env_config"] = {"reward": 5.5}
         await training.after(again, 5)
         assert json.loads((best / "evaluation.json").read_text())["training_iteration"] == 4
@@ -261,6 +266,109 @@ def test_the_best_checkpoint_is_kept_even_after_a_resume(evaluations: Callable[.
     asyncio.run(run())
     assert aiorl.load_policy(best).env == ENV
     assert not [path for path in best.parent.iterdir() if path.name.endswith(".tmp")]
+
+
+def answer(score: float) -> dict[str, Any]:
+    """Return what an evaluation process answers."""
+    facts = {"env_steps": 0, "explore": False, "seed": 1}
+    return {"returns": [score], "lengths": [4], "policy_returns": {}, "custom_metrics": {}, **facts}
+
+
+def test_scores_are_only_compared_with_scores_by_the_same_settings(
+    evaluations: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scores = iter([36.0, 12.0, 12.0, 8.0, 4.0, 5.0])
+
+    async def ask(child: Any, request: dict[str, Any]) -> dict[str, Any]:
+        return answer(next(scores))
+
+    monkeypatch.setattr("aiorl.run.evaluations._Child.ask", ask)
+    best = tmp_path / "run" / BEST
+    ways: list[dict[str, Any]] = [
+        {"evaluation_config": {"env_config": {"reward": 9.0}}},
+        {"evaluation_config": {"env_config": {"reward": 3.0}}},
+        {"evaluation_config": {"env_config": {"reward": 3.0}}, "lr": 0.5},  # the same evaluation
+        {"env_config": {"reward": 2.0}},
+        {"env_config": {"reward": 2.0}, "horizon": 2},
+    ]
+
+    async def evaluate(number: int, settings: dict[str, Any]) -> None:
+        made, training = evaluations(evaluation_num_workers=0, evaluation_num_episodes=1, **settings)
+        await training.after(made, number)
+        await made.close()
+
+    for number, settings in enumerate(ways):
+        asyncio.run(evaluate(number, settings))
+    files = best.parent.glob(f"{BEST}*/evaluation.json")
+    found = {path.parent.name: json.loads(path.read_text())["training_iteration"] for path in files}
+    assert found == {"best-0": 0, "best-1": 1, "best-3": 3, "best": 4}
+    assert aiorl.load_policy(best.with_name("best-0")).env == ENV
+    summary = json.loads((best / "evaluation.json").read_text())
+    del summary["measured_with"]
+    (best / "evaluation.json").write_text(json.dumps({**summary, "episode_reward_mean": 99.0}))  # an earlier version's
+    asyncio.run(evaluate(9, {}))
+    assert json.loads((best / "evaluation.json").read_text())["training_iteration"] == 4
+
+
+def test_an_evaluation_by_several_processes_can_be_repeated_with_its_seeds(
+    evaluations: Callable[..., Any], saved: Path
+) -> None:
+    manner = {"env_config": {"noise": 1.0}}
+    made, training = evaluations(evaluation_num_workers=2, evaluation_num_episodes=3, evaluation_config=manner)
+
+    async def run() -> Any:
+        assert await training.after(made, 1) is None
+        await made.finish(training, training.hurry)
+        found = await training.after(made, 2)
+        await made.close()
+        return found
+
+    found = asyncio.run(run())
+    assert found["seeds"][0] == found["seed"]
+    assert len(set(found["seeds"])) == 2
+    shares = zip(found["seeds"], found["episodes_of_seeds"], strict=True)
+    returns = [aiorl.evaluate(saved, episodes=share, seed=seed, config=manner).returns for seed, share in shares]
+    played = [value for own in returns for value in own]
+    assert len(played) == 3
+    assert np.mean(played) == pytest.approx(found["episode_reward_mean"])
+
+
+@pytest.mark.parametrize("processes", [0, 1])
+def test_a_run_evaluates_the_policy_that_it_ends_with(tmp_path: Path, processes: int) -> None:
+    run = tmp_path / "run"
+    aiorl.train(
+        ENV, config=SMALL, run_dir=str(run), stop_timesteps=5 * 64, evaluation_interval=1000,
+        evaluation_num_workers=processes, evaluation_num_episodes=1, evaluation_config={"explore": True},
+    )  # fmt: skip
+    last = [json.loads(line) for line in (run / "result.jsonl").read_text().splitlines()][-1]
+    assert last["evaluation"]["training_iteration"] == last["training_iteration"]
+    assert last["evaluation"]["env_steps_trained"] == last["env_steps_trained_total"] == 5 * 64
+    assert last["evaluation"]["explore"] is True
+    assert len(list((run / "checkpoints").iterdir())) == 1
+
+
+def test_the_end_of_a_trainer_makes_up_for_an_evaluation_that_was_due_while_another_one_ran(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = asyncio.Event()
+    requests: list[Any] = []
+
+    async def ask(child: Any, request: dict[str, Any]) -> dict[str, Any]:
+        requests.append(request)
+        await gate.wait()
+        return answer(float(len(requests)))
+
+    monkeypatch.setattr("aiorl.run.evaluations._Child.ask", ask)
+    settings = {
+        **SMALL, "env": ENV, "run_dir": str(tmp_path / "run"), "evaluation_interval": 1, "evaluation_num_workers": 1,
+    }  # fmt: skip
+    with aiorl.PPOTrainer(settings) as trainer:
+        trainer.train()
+        trainer.train()
+        assert len(requests) == 1
+        trainer._loop.do(gate.set)
+    assert json.loads((tmp_path / "run" / BEST / "evaluation.json").read_text())["training_iteration"] == 2
+    assert len(requests) == 2
 
 
 def test_the_end_waits_for_the_last_evaluation(tmp_path: Path) -> None:
