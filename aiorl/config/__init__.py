@@ -6,9 +6,9 @@ the top of the package sets them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeGuard
 
 build_trainer: Callable[[Any], Any]
 """Function that returns a trainer for a config."""
@@ -17,14 +17,26 @@ translate_old_keys: Callable[[Mapping[str, Any]], dict[str, Any]]
 """Function that renames or drops old keys, or raises ConfigError; see `aiorl.compat.old_keys`."""
 
 
+PLAIN_KEYS = (str, int, float, bool)
+"""Types of keys in plain data; a mapping with other keys, such as tuples, is an object."""
+
+
 def with_base_config(base: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
     """Return a deep copy of `base`, updated by `extra` one level deep: a sub-dict replaces the whole sub-dict."""
     return {**copied(base), **copied(extra)}
 
 
+def is_group(value: object) -> TypeGuard[Mapping[Any, Any]]:
+    """Return whether a value is a mapping of settings.
+
+    Mappings that never change are values: a Dict space, for example, or a file of arrays.
+    """
+    return isinstance(value, MutableMapping | MappingProxyType)
+
+
 def copied(value: Any) -> Any:
-    """Copy the dicts and lists of settings; all other objects are shared."""
-    if isinstance(value, Mapping):
+    """Copy the lists of settings, and the dicts with plain keys; all other objects are shared."""
+    if is_group(value) and all(type(name) in PLAIN_KEYS for name in value):
         return {name: copied(inner) for name, inner in value.items()}
     if type(value) in (list, tuple):
         return type(value)(map(copied, value))
@@ -36,7 +48,7 @@ def deep_update(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str
     merged: dict[str, Any] = copied(base)
     for name, value in changes.items():
         old = merged.get(name)
-        if isinstance(old, dict) and isinstance(value, Mapping):
+        if isinstance(old, dict) and is_group(value):
             merged[name] = deep_update(old, value)
         else:
             merged[name] = copied(value)
@@ -61,11 +73,12 @@ def _is_part(name: str, old: Any, new: Any) -> bool:
     """Return whether a key's new value changes a part of the old one, instead of replacing it."""
     if name == "input" or not isinstance(old, Mapping) or not isinstance(new, Mapping):
         return False
-    if "type" not in new:
-        return True
-    from aiorl.config.code import named  # loads more than a worker's command line may
+    return "type" not in new or _class_name(new["type"]) == _class_name(old.get("type"))
 
-    return bool(named(new["type"]) == named(old.get("type")))
+
+def _class_name(kind: Any) -> str:
+    """Return the name of a class that is given by itself, by name or by import path."""
+    return str(getattr(kind, "__qualname__", kind)).rpartition(":")[2]
 
 
 def without_emptied(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:

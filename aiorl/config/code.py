@@ -8,6 +8,9 @@ A config is plain text. An object in it becomes a text, and the text becomes the
 * ``this-program:Name`` for anything else, such as a lambda or a class of a notebook. Only this process knows it, for as
   long as something holds it, for example the config that it was given to.
 
+Arguments of environments and wrappers can be any object, such as a table. A config holds the object itself; where it is
+written, every object that is not plain data is ``this-program:Name``. Import paths in them are just texts.
+
 Reading a config runs no code; a run imports the code that its config names.
 """
 
@@ -31,6 +34,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from aiorl.config import PLAIN_KEYS, is_group
 from aiorl.config.files import other_owners
 from aiorl.errors import AiorlError, ConfigError, nearest
 
@@ -41,9 +45,12 @@ _LOCAL = "this-program:"
 _PLAIN = (str, bytes, int, float, complex, list, tuple, set, frozenset, Mapping)
 
 _NO_CODE = {"advertise", "bind", "client_port", "init_from", "resume", "run_dir", "web"}
+_PLAIN_TYPES = (bool, int, float, str, bytes)
+_OF_ENVIRONMENTS = re.compile(r"(evaluation_config\.)?(env_config\.|wrappers\[\d+\]\.kwargs\.).*")
 _VARIABLES = ("extra_python_environs_for_driver", "extra_python_environs_for_worker")
 
 _local: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
+_for_good: dict[str, Any] = {}  # objects without weak references, which are never forgotten
 _importing: ContextVar[str] = ContextVar("_importing", default="")
 
 
@@ -71,17 +78,83 @@ def named(thing: Any) -> Any:
 
 def plain_code(value: Any) -> Any:
     """Return settings with all classes, functions and spaces in them as plain data, at any depth."""
+    if hasattr(value, "contains") and hasattr(value, "sample") and not isinstance(value, type):
+        from aiorl.data.spaces import space_to_dict  # loads Gymnasium, which the space has loaded already
+
+        return space_to_dict(value)  # before mappings and sequences, as a Dict or Tuple space is one
     if isinstance(value, Mapping):
         return {name: plain_code(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
         return [plain_code(inner) for inner in value]
     if callable(value) or isinstance(value, str):
         return named(value)
-    if hasattr(value, "contains") and hasattr(value, "sample"):
-        from aiorl.data.spaces import space_to_dict  # loads Gymnasium, which the space has loaded already
-
-        return space_to_dict(value)
     return value
+
+
+def plain_wrapper(value: Any) -> Any:
+    """Return the settings of a wrapper with its class as a text; its arguments stay as they are."""
+    if not is_group(value):
+        return plain_code(value)
+    return {name: with_objects(inner) if name == "kwargs" else plain_code(inner) for name, inner in value.items()}
+
+
+def without_objects(value: Any) -> Any:
+    """Return arguments of an environment or a wrapper as plain data, with texts that name the objects in them."""
+    if _is_plain_mapping(value):
+        return {name: without_objects(inner) for name, inner in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(without_objects, value))
+    if value is None or type(value) in _PLAIN_TYPES:
+        return value
+    if type(value).__module__ == "numpy" and getattr(value, "shape", None) == () and value.dtype.kind in "biuf":
+        return value.item()
+    name = _local_name(value)
+    return _named_for_good(value) if name is value else name
+
+
+def with_objects(value: Any) -> Any:
+    """Return arguments of an environment or a wrapper with the objects that texts in them name, if they still exist."""
+    if _is_plain_mapping(value):
+        return {name: with_objects(inner) for name, inner in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(with_objects, value))
+    if isinstance(value, str) and is_local(value):
+        return _local.get(value, _for_good.get(value, value))
+    return value
+
+
+def _is_plain_mapping(value: Any) -> bool:
+    return is_group(value) and all(type(name) in PLAIN_KEYS for name in value)
+
+
+def refuse_objects(arguments: Any, key: str) -> None:
+    """Refuse arguments of an environment that are not plain data, since another process needs them.
+
+    Args:
+        arguments: arguments with the objects themselves.
+        key: dotted name of their setting.
+
+    Raises:
+        ConfigError: one is an object; the error names its key.
+    """
+    for name, text in _texts(without_objects(arguments), key):
+        if is_local(text):
+            raise not_importable(name, text)
+
+
+def check_objects(arguments: Any, key: str) -> None:
+    """Refuse arguments of an environment or a wrapper with the name of an object that is gone.
+
+    Args:
+        arguments: arguments, as the environment or the wrapper gets them.
+        key: dotted name of their setting.
+
+    Raises:
+        ConfigError: there is one; the error names its key.
+    """
+    for name, text in _texts(arguments, key):
+        if is_local(text):
+            _local_object(text, name)
 
 
 def import_path_of(thing: object) -> str | None:
@@ -166,6 +239,17 @@ def refuse_in_import(what: str) -> None:
 
 def not_importable(key: str, value: str) -> ConfigError:
     """Return the error for an object that other processes need but only this one knows."""
+    if _OF_ENVIRONMENTS.fullmatch(key):
+        made = "makes the environment (env: module:make)"
+        if "wrappers[" in key:
+            made = "adds the wrapper (wrappers: [module:add])"
+        return ConfigError(
+            f"{key} is {value.removeprefix(_LOCAL).partition('#')[0]!r}, an object that other processes can't get.",
+            key=key,
+            value=value,
+            hint=f"Name a file, or a function that has the object and {made}; or keep everything in this process "
+            "(num_workers: 0).",
+        )
     place = "of a module, or of the script that you run" if main_module_name() else "of a module, a .py file"
     name = value.removeprefix(_LOCAL).partition("#")[0]
     return ConfigError(
@@ -204,23 +288,42 @@ def import_object(path: str, *, key: str) -> Any:
 
 def _local_name(thing: Any) -> Any:
     """Name an object that only this process knows; without a weak reference, return the object itself."""
-    text = _LOCAL + getattr(thing, "__qualname__", type(thing).__qualname__).rpartition(".")[2].strip("<>")
-    numbered = chain([text], (f"{text}#{number}" for number in count(2)))
+    qualified = getattr(thing, "__qualname__", None)
+    if not isinstance(qualified, str):  # an object can have any attributes
+        qualified = type(thing).__qualname__
+    numbered = _numbered(_LOCAL + qualified.rpartition(".")[2].strip("<>"))
     with contextlib.suppress(TypeError):  # not every object allows weak references
-        return next(own for own in numbered if _local.setdefault(own, thing) is thing)
+        free = (name for name in numbered if name not in _for_good)
+        return next(name for name in free if _local.setdefault(name, thing) is thing)
     return thing
 
 
+def _named_for_good(thing: Any) -> str:
+    """Name an object without weak references, which is held from then on."""
+    known = next((name for name, other in _for_good.items() if other is thing), None)
+    if known is not None:
+        return known
+    names = _numbered(_LOCAL + type(thing).__qualname__.rpartition(".")[2])
+    name = next(name for name in names if name not in _local and name not in _for_good)
+    _for_good[name] = thing
+    return name
+
+
+def _numbered(text: str) -> Iterator[str]:
+    return chain([text], (f"{text}#{number}" for number in count(2)))
+
+
 def _local_object(path: str, key: str) -> Any:
-    found = _local.get(path)
-    if found is None:
-        raise ConfigError(
-            f"{key} is {path!r}, an object that existed only in the program that set it.",
-            key=key,
-            value=path,
-            hint=f"Set {key.partition('.')[0]} again, or use 'module:name' for something that can be imported.",
-        )
-    return found
+    found = _local.get(path, _for_good.get(path))
+    if found is not None:
+        return found
+    hint = f"Set {key.partition('.')[0]} again, or use 'module:name' for something that can be imported."
+    if _OF_ENVIRONMENTS.fullmatch(key):
+        group = key.partition(".")[0].partition("[")[0]
+        hint = f"Set {key} again, for example with Trainer.restore(path, {group}=...)."
+    raise ConfigError(
+        f"{key} is {path!r}, an object that existed only in the program that set it.", key=key, value=path, hint=hint
+    )
 
 
 # Code of other users --------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from typing import Annotated, Any, Literal, SupportsIndex, cast
 from pydantic import BaseModel, Field, ValidationError
 from pydantic.fields import FieldInfo
 
-from aiorl.config import to_plain
+from aiorl.config import is_group, to_plain
 from aiorl.config.rllib_file import key_hint
 from aiorl.errors import ConfigError, nearest
 from aiorl.text import is_utf8, shortened
@@ -219,7 +219,7 @@ def expected(annotation: Any) -> str:
 
 def as_written(value: Any) -> str:
     """Return plain data in the form of a config file."""
-    return value if isinstance(value, str) else json.dumps(value)
+    return value if isinstance(value, str) else json.dumps(value, default=repr)
 
 
 def _alternatives(annotation: Any) -> list[str]:
@@ -313,14 +313,14 @@ def check_values(values: object, name: str = "") -> None:
             f"{name} is {values!r:.200}, which is no UTF-8 text, so files and workers can't get it.", key=name,
             value=values, hint="Rename the file or directory.",
         )  # fmt: skip
-    if isinstance(values, Mapping) and name and set(values) == {"grid_search"}:
+    if is_group(values) and name and set(values) == {"grid_search"}:
         raise ConfigError(
             f"{name} is a grid search, expected one value: a run has one set of settings.", key=name, value=values,
             hint="examples/optuna_sweep.py searches with Optuna; for a grid, use a shell loop over --set.",
         )  # fmt: skip
     if isinstance(values, list | tuple):
         values = dict(enumerate(values))
-    for key, value in values.items() if isinstance(values, Mapping) else ():
+    for key, value in values.items() if is_group(values) else ():
         check_values(value, f"{name}.{key}" if name else str(key))
 
 

@@ -18,7 +18,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aiorl.config import deep_update, put_on_top, with_former_defaults
+from aiorl.config import deep_update, is_group, put_on_top, with_former_defaults
 from aiorl.config.code import foreign_code, left_out_text, named
 from aiorl.config.files import MAX_BYTES, dump_mapping, other_owners, parse_yaml, read_config_file, read_regular
 from aiorl.config.key import all_keys, as_written, by_group, decides_place, fact_of
@@ -175,7 +175,7 @@ class Origins:
         groups: set[str] = set()
         for layer in layers:
             for key, value in _items(layer.values):
-                if isinstance(value, Mapping):
+                if is_group(value):
                     groups.add(key)
                     found.pop(key, None)
                     continue
@@ -205,7 +205,7 @@ class Origins:
         kept: dict[str, Any] = {}
         for name, value in values.items():
             default = defaults.get(name)
-            if isinstance(value, Mapping) and isinstance(default, Mapping):
+            if is_group(value) and is_group(default):
                 if below := self.users_values(value, default, f"{prefix}{name}."):
                     kept[name] = below
                 continue
@@ -227,7 +227,7 @@ def _items(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
     """Yield each dotted key and its value; the keys inside a mapping follow it."""
     for name, value in values.items():
         yield f"{prefix}{name}", value
-        if isinstance(value, Mapping):
+        if is_group(value):
             yield from _items(value, f"{prefix}{name}.")
 
 

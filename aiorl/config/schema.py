@@ -16,12 +16,23 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, TextIO, cast
 
-from pydantic import ConfigDict, PositiveInt, PrivateAttr, ValidationError, field_validator
+from pydantic import ConfigDict, PositiveInt, PrivateAttr, ValidationError, field_serializer, field_validator
 
 import aiorl.config
-from aiorl.config import deep_update, to_plain, with_base_config, without_emptied
+from aiorl.config import copied, deep_update, is_group, to_plain, with_base_config, without_emptied
 from aiorl.config.addresses import dialable, is_open_bind
-from aiorl.config.code import code_named_in, import_object, is_local, named, not_importable, plain_code
+from aiorl.config.code import (
+    code_named_in,
+    import_object,
+    is_local,
+    named,
+    not_importable,
+    plain_code,
+    plain_wrapper,
+    refuse_objects,
+    with_objects,
+    without_objects,
+)
 from aiorl.config.key import all_keys, check_extras, check_known, check_values, fact_of, key, plain_error, refuse
 from aiorl.config.layers import (
     AUTO,
@@ -421,7 +432,9 @@ class CommonConfig(WorkerConfig):
         Raises:
             ConfigError: as in `from_mapping`.
         """
-        own, layers = self._origins.as_layer(self.to_dict()), list(map(Layer, changes))
+        objects = {name: copied(getattr(self, name)) for name in ("env_config", "wrappers", "evaluation_config")}
+        own = self._origins.as_layer({**self.to_dict(), **objects})
+        layers = list(map(Layer, changes))
         given = merged(layers)
         if "preset" in given or self.preset == AUTO:
             own = replace(own, values=self.users_values(), is_record=False)
@@ -456,11 +469,16 @@ class CommonConfig(WorkerConfig):
         """Keep the objects that only this process knows, and refuse them if another process needs them."""
         found = {name: text for name, text in code_named_in(self.to_dict()).items() if is_local(text)}
         self._held = [import_object(text, key=name) for name, text in found.items()]
+        if self.remote_worker_envs or self.vectorize == "remote":
+            refuse_objects(self.env_config, "env_config")
+            refuse_objects(self.wrappers, "wrappers")
         if self.is_alone and not self.evaluation_num_workers:
             return
         values = self.model_dump(include={"gradients"})  # replay algorithms have no such key
         stays_here = values.get("gradients", "learner") == "learner"
         for name, text in found.items():
+            if name.startswith("evaluation_config.env_config.") and not self.evaluation_interval:
+                continue  # for the trainer's own evaluate(), which plays in this process
             if not name.startswith("loggers[") and not (stays_here and name.endswith(".custom_model")):
                 raise not_importable(name, text)
 
@@ -660,10 +678,20 @@ class CommonConfig(WorkerConfig):
 
     @field_validator("evaluation_config", mode="before")
     @classmethod
-    def _without_objects(cls, changes: object) -> object:
-        if not isinstance(changes, Mapping):
+    def _with_names_of_code(cls, changes: object) -> object:
+        if not is_group(changes):
             return changes
-        return {name: value if name == "env_config" else plain_code(value) for name, value in changes.items()}
+        values = {name: plain_code(value) for name, value in changes.items() if name not in ("env_config", "wrappers")}
+        if "env_config" in changes:
+            values["env_config"] = with_objects(changes["env_config"])
+        if "wrappers" in changes:
+            wrappers = changes["wrappers"]
+            values["wrappers"] = list(map(plain_wrapper, wrappers)) if isinstance(wrappers, list | tuple) else wrappers
+        return values
+
+    @field_serializer("evaluation_config")
+    def _without_objects_of_evaluations(self, changes: dict[str, Any]) -> Any:
+        return without_objects(changes)
 
 
 def with_common_config(extra: Mapping[str, Any]) -> dict[str, Any]:

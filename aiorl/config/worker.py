@@ -12,10 +12,10 @@ from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_serializer, field_validator
 
 from aiorl.config import put_on_top, to_plain, without_emptied
-from aiorl.config.code import named, plain_code
+from aiorl.config.code import named, plain_code, plain_wrapper, with_objects, without_objects
 from aiorl.config.key import check_known, key, plain_error, show_keys_in_help
 from aiorl.config.layers import DEFAULT_ALGO
 from aiorl.data.columns import DEFAULT_POLICY_ID
@@ -39,6 +39,8 @@ Code = Annotated[str, BeforeValidator(named)]
 CodeWithSettings = Annotated[str | dict[str, Any], BeforeValidator(plain_code)]
 """Text that names code, or a mapping with this text and settings for it."""
 
+WrapperWithSettings = Annotated[str | dict[str, Any], BeforeValidator(plain_wrapper)]
+"""Text that names a wrapper, or a mapping with this text and arguments of any kind."""
 
 MAX_ROWS = 2**31 - 1
 """Limit of the sizes of fragments, batches and minibatches: rows are numbered in 32 bits."""
@@ -127,8 +129,8 @@ class WorkerConfig(BaseModel):
     """Environment: a Gymnasium id; package.module:Name for your own class or function; module:name for a name that the
     module registers with register_env; or gym:ID for the old gym package."""
     env_config: dict[str, Any] = _run({}, where="workers", place=False)
-    """Arguments for the environment's creator."""
-    wrappers: list[CodeWithSettings] = _run([], where="workers", place=False)
+    """Arguments for the environment's creator; without worker processes, they can be any objects."""
+    wrappers: list[WrapperWithSettings] = _run([], where="workers", place=False)
     """Wrappers around each Gymnasium environment, innermost first: classes (package.module:Name), or mappings
     {class: NAME, kwargs: {...}} to pass arguments."""
     seed: int | None = _run(None, ge=0, lt=2**32, place=False)
@@ -233,6 +235,15 @@ class WorkerConfig(BaseModel):
     """Columns that are compressed in the output."""
     output_max_file_size: int = _offline(64 * 2**20, unit="bytes", ge=1, needs="output", place=False)
     """Size at which a new output file is started."""
+
+    @field_validator("env_config", mode="after")
+    @classmethod
+    def _with_objects(cls, arguments: dict[str, Any]) -> Any:
+        return with_objects(arguments)
+
+    @field_serializer("env_config", "wrappers")
+    def _without_objects_of_environments(self, arguments: Any) -> Any:
+        return without_objects(arguments)
 
     @property
     def is_truncating(self) -> bool:

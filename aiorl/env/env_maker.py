@@ -16,6 +16,7 @@ from typing import Any
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
+from aiorl.config.code import check_objects
 from aiorl.env.atari import AtariCopies, why_not_atari_vector
 from aiorl.env.base_env import BaseEnv, LockstepEnv, checked_horizon
 from aiorl.env.gym_like import close_env, innermost
@@ -46,7 +47,9 @@ class EnvMaker:
 
         Raises:
             UnknownEnvError: the name is unknown, or the object cannot be called.
+            ConfigError: an argument is the name of an object that is gone.
         """
+        check_objects(plan.env_config, "env_config")
         self.plan = plan
         self.creator = resolve_env(plan.env)
         self.env_id = self.creator.env_id

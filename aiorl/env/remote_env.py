@@ -25,6 +25,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from aiorl.config.code import refuse_objects, without_objects
 from aiorl.data.columns import DEFAULT_AGENT_ID
 from aiorl.data.nested_codec import pack, unpack
 from aiorl.data.spaces import space_from_dict
@@ -163,12 +164,14 @@ class RemoteEnv(BaseEnv):
 
     def _start_copy(self, index: int, incarnation: int = 0) -> ChildProcess:
         plan = self._plan
+        refuse_objects(plan.env_config, "env_config")
+        refuse_objects(list(plan.wrapping.users), "wrappers")
         settings = {
             "env": self.env_id,
-            "env_config": dict(plan.env_config),
+            "env_config": without_objects(dict(plan.env_config)),
             "worker_index": plan.worker_index,
             "vector_index": index,
-            "wrapping": asdict(plan.wrapping),
+            "wrapping": without_objects(asdict(plan.wrapping)),
             # The replacement of a process must not play the same episodes again.
             "seed": None if plan.seed is None else plan.seed + SEED_STRIDE * index + incarnation,
         }

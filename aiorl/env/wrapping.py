@@ -6,6 +6,7 @@ can be used again: statistics are appended, and each start makes a new folder fo
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
 import time
@@ -15,9 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import gymnasium
+import numpy as np
 from gymnasium.wrappers import RecordEpisodeStatistics, RecordVideo
 
-from aiorl.config.code import import_object, named_failures
+from aiorl.config.code import check_objects, import_object, named_failures
 from aiorl.data.gym_spaces import is_of_gym
 from aiorl.env.atari import is_atari, wrap_deepmind
 from aiorl.env.gym_like import AsGymnasium
@@ -167,14 +169,43 @@ def _wrapped(env: Any, wrapper: str | Mapping[str, Any], key: str) -> Any:
             key=key, value=wrapper,
         )  # fmt: skip
     make = import_object(path, key=key)
+    check_objects(kwargs, f"{key}.kwargs")
     is_as_it_is = isinstance(env, gymnasium.Env) or (is_of_gym(make) and is_of_gym(env))
     single = env if is_as_it_is else AsGymnasium(env)
-    made = named_failures(make, f"{key} {path!r} around {type(single.unwrapped).__name__}", key)(single, **kwargs)
+    what = f"{key} {path!r} around {type(single.unwrapped).__name__}"
+    made = named_failures(make, what, key)(single, **_as_declared(make, kwargs))
     if not isinstance(made, gymnasium.Env) and not (is_of_gym(made) and is_single(made)):
         raise ConfigError(
             f"{key} {path!r} returned a {type(made).__name__}, expected a gymnasium.Env.", key=key, value=wrapper
         )
     return made
+
+
+def _as_declared(wrapper: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a wrapper's arguments with tuples and arrays for lists where its annotations ask for them.
+
+    A file has only lists, and workers get only lists.
+    """
+    arguments = dict(kwargs)
+    try:
+        parameters = inspect.signature(wrapper).parameters
+    except (TypeError, ValueError):  # some built-in callables have no signature
+        return arguments
+    for name, value in kwargs.items():
+        if type(value) is not list or name not in parameters:
+            continue
+        declared = str(parameters[name].annotation).lower()
+        if any(word in declared for word in ("list", "sequence", "iterable", "arraylike")):
+            continue
+        if "tuple" in declared:
+            arguments[name] = _tuples(value)
+        elif "ndarray" in declared:
+            arguments[name] = np.asarray(value)
+    return arguments
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 STATS_FILE = "episodes.jsonl"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import enum
 import gc
 import inspect
 import math
@@ -13,6 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from weakref import WeakValueDictionary
 
+import numpy as np
 import pytest
 import yaml
 from gymnasium import spaces
@@ -30,8 +33,9 @@ from aiorl.config.code import (
     plain_code,
     refuse_in_import,
 )
-from aiorl.config.layers import load_config, save_config
+from aiorl.config.layers import dump_yaml, load_config, save_config
 from aiorl.config.schema import CommonConfig
+from aiorl.data.spaces import space_from_dict
 from aiorl.errors import ConfigError, EnvError
 from aiorl.learning.algorithms.registry import config_class
 from aiorl.testing.envs import CountingEnv
@@ -88,6 +92,121 @@ def test_plain_data_do_not_change_and_code_and_spaces_in_them_become_plain():
     assert described["n"] == 3
     given = {"a": (None, space, {"custom_model": CountingEnv})}
     assert plain_code(given) == {"a": [None, described, {"custom_model": "aiorl.testing.envs:CountingEnv"}]}
+
+
+PARTS = (
+    spaces.Box(0.0, 1.0, (2, 3), np.float32),
+    spaces.Discrete(3, start=1),
+    spaces.MultiBinary(4),
+    spaces.MultiDiscrete([2, 3]),
+)
+KINDS_OF_SPACES = [
+    *PARTS,
+    spaces.Tuple(PARTS),
+    spaces.Dict(dict(zip("abcd", PARTS, strict=True))),
+    spaces.Dict({"in": spaces.Tuple((spaces.Dict({"a": PARTS[0]}), PARTS[1])), "out": PARTS[2]}),
+    spaces.Tuple((spaces.Dict({"a": spaces.Tuple(PARTS)}), PARTS[3])),
+]
+
+
+@pytest.mark.parametrize("space", KINDS_OF_SPACES, ids=str)
+def test_a_policy_takes_each_kind_of_space_in_each_form_of_its_entry(space):
+    box = PARTS[0]
+    forms = [(None, space, box, {}), [None, space, box, None], {"observation_space": space, "action_space": box}]
+    for form in forms:
+        for below in ({}, {"policies": {"a": {"observation_space": spaces.Dict({"z": PARTS[1]})}}}):
+            own = config(multiagent=below).updated({"multiagent": {"policies": {"a": form}}})
+            entry = own.multiagent.policies["a"]
+            found = entry["observation_space"] if isinstance(entry, dict) else entry[1]
+            assert space_from_dict(found) == space
+            assert config_class("ppo").from_mapping(own.to_dict()) == own
+
+
+def test_a_class_of_spaces_is_a_class():
+    assert plain_code({"space": spaces.Dict}) == {"space": "gymnasium.spaces.dict:Dict"}
+
+
+# Objects in the arguments of environments and wrappers ------------------------------------------------------------
+
+
+class Slotted:
+    """Has no weak references."""
+
+    __slots__ = ("place",)
+
+
+class Level(enum.IntEnum):
+    EASY = 1
+
+
+OBJECTS = {
+    "instance": Local(),
+    "slotted": Slotted(),
+    "array": np.zeros(3),
+    "function": lambda reward: reward,
+    "a class": Local,
+    "type of numbers": np.int32,
+    "dtype": np.dtype("int8"),
+    "enumeration": Level.EASY,
+    "path": Path("data.csv"),
+    "date": datetime.date(2020, 1, 1),
+    "set": {1, 2},
+    "space": spaces.Dict({"b": PARTS[1], "a": PARTS[0]}),
+    "mapping of tuples": {(0, 1): "a"},
+}
+
+
+@pytest.mark.parametrize("name", OBJECTS)
+def test_objects_are_used_as_they_are_in_one_process_and_refused_by_key_if_others_need_them(name):
+    thing = OBJECTS[name]
+    wrapper = {"class": "m:W", "kwargs": {"deep": [{"it": thing}]}}
+    settings = {
+        "env_config": {"data": {"it": thing}}, "wrappers": [wrapper],
+        "evaluation_config": {"env_config": {"it": thing}, "wrappers": [wrapper]},
+    }  # fmt: skip
+    first = config(num_workers=0, **settings)
+    for own in (first, first.updated({"lr": 0.5}), config_class("ppo").from_mapping(first.to_dict())):
+        assert own.env_config["data"]["it"] is thing
+        assert own.wrappers[0]["kwargs"]["deep"][0]["it"] is thing
+        assert own.evaluation_config["env_config"]["it"] is thing
+        assert own.evaluation_config["wrappers"][0]["kwargs"]["deep"][0]["it"] is thing
+    plain = yaml.safe_load(dump_yaml(first))
+    assert plain["env_config"]["data"]["it"].startswith("this-program:")
+    keys = {
+        "env_config": "env_config.data.it", "wrappers": "wrappers[0].kwargs.deep[0].it",
+        "evaluation_config": "evaluation_config.env_config.it",
+    }  # fmt: skip
+    for group, key in keys.items():
+        for others in ({"num_workers": 1}, {"num_workers": 0, "evaluation_num_workers": 1}):
+            with pytest.raises(ConfigError) as caught:
+                config(**{group: settings[group]}, evaluation_interval=1, **others)
+            assert caught.value.key == key
+        if group != "evaluation_config":
+            with pytest.raises(ConfigError) as caught:
+                config(**{group: settings[group]}, num_workers=0, vectorize="remote")
+            assert caught.value.key == key
+
+
+def test_plain_arguments_stay_plain_and_numbers_of_numpy_become_numbers():
+    plain = {"a": [1, {"b": None}], "c": 1.5, "d": True, "e": "module:name", "f": {0: "x"}}
+    numbers = {"one": np.int64(1), "half": np.float32(0.5), "yes": np.True_, "zero": np.array(0)}
+    own = config(num_workers=2, env_config={**plain, **numbers})
+    assert own.to_dict()["env_config"] == {**plain, "one": 1, "half": 0.5, "yes": True, "zero": 0}
+    assert type(own.to_dict()["env_config"]["one"]) is int
+    assert config(num_workers=0, env_config={"shape": (1, 2)}).updated({"lr": 0.5}).env_config == {"shape": (1, 2)}
+
+
+def test_a_run_that_was_given_objects_is_resumed_with_new_ones_and_names_missing_ones(tmp_path, monkeypatch):
+    first = config(num_workers=0, env_config={"table": np.zeros(3), "size": 2}, run_dir=str(tmp_path))
+    save_config(first, tmp_path)
+    monkeypatch.setattr("aiorl.config.code._local", WeakValueDictionary())  # as in another program
+    with pytest.raises(ConfigError) as caught:
+        load_config(config_class, overrides={"resume": str(tmp_path)})
+    assert caught.value.key == "env_config.table"
+    table = np.ones(3)
+    again = load_config(config_class, overrides={"resume": str(tmp_path), "env_config": {"table": table}})
+    assert again.env_config["table"] is table
+    assert again.env_config["size"] == 2
 
 
 def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> ModuleType:

@@ -17,6 +17,7 @@ from aiorl.env.action_mask import MaskFromInfo
 from aiorl.env.env_maker import EnvMaker
 from aiorl.env.gym_like import game_counters, reset_env
 from aiorl.env.registry import EnvContext, resolve_env
+from aiorl.env.remote_env import RemoteEnv
 from aiorl.env.wrapping import STATS_FILE, EnvPlan, StatsFile, Wrapping, monitor_env
 from aiorl.errors import ConfigError
 from aiorl.testing.envs import CountingEnv, CountingVectorEnv
@@ -135,6 +136,55 @@ def test_a_users_wrappers_apply_to_each_environment_innermost_first(kind):
     assert (env.by, env.env.by) == (5.0, 2.0)
     env.reset()
     assert env.step(0)[1] == {CountingEnv: 10.0, OldDialect: 20.0}[kind]
+
+
+class Weighted(gymnasium.RewardWrapper):
+    def __init__(self, env, weights: np.ndarray, shape: tuple[int, ...] | None = None, steps: list[int] | None = None):
+        super().__init__(env)
+        self.got = (weights, shape, steps)
+
+
+def test_wrappers_get_tuples_and_arrays_for_the_lists_of_files_where_they_ask_for_them():
+    kwargs = {"weights": [0.5, 0.5], "shape": [2, 3], "steps": [1]}
+    env = Wrapping.of(settings_with({"class": f"{__name__}:Weighted", "kwargs": kwargs})).wrap(
+        CountingEnv(), EnvContext()
+    )
+    weights, shape, steps = env.got
+    assert weights.tolist() == [0.5, 0.5]
+    assert (shape, steps) == ((2, 3), [1])
+
+
+def test_gymnasiums_wrappers_take_functions_types_and_shapes():
+    users = [
+        {"class": gymnasium.wrappers.TransformReward, "kwargs": {"func": lambda reward: -reward}},
+        {"class": gymnasium.wrappers.ReshapeObservation, "kwargs": {"shape": [2, 2]}},
+        {"class": gymnasium.wrappers.DtypeObservation, "kwargs": {"dtype": np.float64}},
+    ]
+    env = Wrapping.of(settings_with(*users)).wrap(gymnasium.make("CartPole-v1"), EnvContext())
+    observation, _ = env.reset(seed=1)
+    assert (observation.shape, observation.dtype) == ((2, 2), np.float64)
+    assert env.step(0)[1] == -1.0
+
+
+def test_names_of_objects_that_are_gone_are_refused_where_environments_are_made():
+    gone = "this-program:Gone"
+    with pytest.raises(ConfigError) as caught:
+        EnvMaker(EnvPlan(env="CartPole-v1", env_config={"data": {"table": gone}}))
+    assert caught.value.key == "env_config.data.table"
+    wrapper = {"class": SCALED, "kwargs": {"by": gone}}
+    with pytest.raises(ConfigError) as caught:
+        Wrapping(users=(wrapper,)).wrap(CountingEnv(), EnvContext())
+    assert caught.value.key == "wrappers[0].kwargs.by"
+
+
+def test_objects_are_refused_by_key_if_each_environment_has_a_process():
+    for settings, key in (
+        ({"env_config": {"table": np.zeros(3)}}, "env_config.table"),
+        ({"wrapping": Wrapping(users=({"class": SCALED, "kwargs": {"by": np.zeros(1)}},))}, "wrappers[0].kwargs.by"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            RemoteEnv(EnvPlan(env="CartPole-v1", vectorize="remote", **settings))
+        assert caught.value.key == key
 
 
 def test_wrapped_environments_step_one_by_one():

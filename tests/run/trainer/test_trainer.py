@@ -239,6 +239,42 @@ def test_changes_of_a_restored_trainer_merge_into_the_groups_of_its_config(make:
         assert (again.config.lr, again.config.lr_schedule) == (0.125, None)
 
 
+class Tabled(Played):
+    """Pays what a table says, which is an object that only this process has."""
+
+    table: np.ndarray[Any, Any]
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        observation, _, *end = super().step(action)
+        return observation, float(self.table[0]), *end
+
+
+def test_an_environment_gets_objects_as_they_are_in_training_evaluations_and_restored_trainers(
+    make: Make, tmp_path: Path
+) -> None:
+    tables: list[Any] = []
+
+    def tabled(context: Any) -> Any:
+        tables.append(context["table"])
+        env = Tabled()
+        env.table = context["table"]
+        return env
+
+    table = np.array([2.0])
+    trainer = make(tabled, env_config={"table": table}, evaluation_interval=1, evaluation_num_episodes=1)
+    result = trainer.train()
+    assert result["episode_reward_mean"] == result["evaluation"]["episode_reward_mean"] == 8.0
+    assert trainer.evaluate(1).mean == 8.0
+    path = trainer.save(tmp_path / "saved")
+    other = np.array([3.0])
+    with aiorl.Trainer.restore(path, run_dir=str(tmp_path / "a")) as again:
+        assert again.train()["evaluation"]["episode_reward_mean"] == 8.0
+    assert all(each is table for each in tables)
+    with aiorl.Trainer.restore(path, env_config={"table": other}, run_dir=str(tmp_path / "b")) as again:
+        assert again.train()["evaluation"]["episode_reward_mean"] == 12.0
+    assert aiorl.evaluate(path, episodes=1, config={"env_config": {"table": other}}).mean == 12.0
+
+
 def test_the_update_after_a_failed_one_uses_a_new_batch(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = make()
     trainer.train()
