@@ -89,3 +89,18 @@ def return_text(mean: float) -> str:
 def without_numbers(text: str) -> str:
     """Return a text with "#" for its numbers, so that messages equal but for a worker, step or process match."""
     return _NUMBER.sub("#", text)
+
+
+def agent_text(agent_id: object) -> str:
+    """Return the text by which settings name an agent: ``"0"`` for 0, ``"(0, 1)"`` for a tuple of numbers.
+
+    Numbers of NumPy are written like Python's.
+    """
+    return str(_without_numpy(agent_id))
+
+
+def _without_numpy(agent_id: object) -> object:
+    if type(agent_id) is tuple:
+        return tuple(map(_without_numpy, agent_id))
+    item = getattr(agent_id, "item", None) if type(agent_id).__module__ == "numpy" else None
+    return agent_id if item is None else item()

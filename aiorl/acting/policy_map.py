@@ -11,6 +11,7 @@ import numpy as np
 from aiorl.acting.policy import Policy
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.errors import ConfigError, UnknownPolicyError
+from aiorl.text import agent_text
 
 PolicyMappingFn = Callable[..., str]
 """Agent id -> policy id. The function can be random: it is called once per agent and episode.
@@ -40,16 +41,18 @@ def wanted_of_mapping(function: PolicyMappingFn) -> dict[str, str]:
 
 
 def mapping_by_table(policy_ids: Mapping[str, str]) -> PolicyMappingFn:
-    """Return a mapping function for a table from agent ids, as text, to policy ids."""
+    """Return a mapping function for a table from agent ids, as `agent_text` writes them, to policy ids."""
 
     def choose(agent_id: Any) -> str:
-        try:
-            return policy_ids[str(agent_id)]
-        except KeyError:
+        text = agent_text(agent_id)
+        policy_id = policy_ids.get(text, policy_ids.get(str(agent_id)))  # earlier versions wrote the latter
+        if policy_id is None:
             key = "multiagent.policy_mapping_fn"
             raise ConfigError(
-                f"{key} has no agent {agent_id!r}; it has {', '.join(policy_ids)}.", key=key, value=agent_id
-            ) from None
+                f"{key} has no agent {agent_id!r}; it has {', '.join(policy_ids)}.", key=key, value=agent_id,
+                hint=f"In a file, add {text!r} and a policy id; in Python, the agent id itself can be the key.",
+            )  # fmt: skip
+        return policy_id
 
     return choose
 

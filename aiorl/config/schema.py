@@ -55,6 +55,7 @@ from aiorl.config.worker import (
     WorkerConfig,
     WorkerModelConfig,
     WorkerMultiAgentConfig,
+    agents_as_text,
     check_evaluation_keys,
 )
 from aiorl.errors import ConfigError
@@ -711,7 +712,23 @@ def _in_new_names(kind: type[CommonConfig], layer: Layer, allow_unknown: bool) -
         if allow_unknown:
             values = {name: value for name, value in values.items() if name in kind.model_fields}
         check_known(kind, values)
+        group = values.get("multiagent")
+        if is_group(group) and is_group(group.get("policy_mapping_fn")):  # layers merge by the names of agents
+            values["multiagent"] = {**group, "policy_mapping_fn": _agents_as_text(group["policy_mapping_fn"])}
     return replace(layer, values=values)
+
+
+def _agents_as_text(mapping: Mapping[Any, Any]) -> Any:
+    """Return a mapping of agents to policies with the ids of agents as text.
+
+    Raises:
+        ConfigError: a policy id is not text, or two agents have the same text.
+    """
+    try:
+        return agents_as_text(mapping)
+    except ValueError as error:
+        key = "multiagent.policy_mapping_fn"
+        raise ConfigError(f"{key}: {error}.", key=key, value=mapping) from None
 
 
 def _check_algo(algo: object, kind: type[CommonConfig]) -> None:

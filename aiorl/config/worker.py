@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_serializer, field_validator
 
-from aiorl.config import put_on_top, to_plain, without_emptied
+from aiorl.config import is_group, put_on_top, to_plain, without_emptied
 from aiorl.config.code import named, plain_code, plain_wrapper, with_objects, without_objects
 from aiorl.config.key import check_known, key, plain_error, show_keys_in_help
 from aiorl.config.layers import DEFAULT_ALGO
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.data.fragment import SamplePlan
 from aiorl.errors import ConfigError
+from aiorl.text import agent_text
 
 if TYPE_CHECKING:
     from aiorl.config.schema import CommonConfig
@@ -75,14 +76,32 @@ class WorkerModelConfig(BaseModel):
     """Preprocessor subclass (package.module:Name) that turns observations into arrays."""
 
 
+def agents_as_text(mapping: Any) -> Any:
+    """Return a mapping of agent ids to policy ids with the ids of agents as text; other values are returned unchanged.
+
+    Raises:
+        ValueError: a policy id is not text, or two agents have the same text and different policies.
+    """
+    if not is_group(mapping):
+        return mapping
+    policy_ids: dict[str, str] = {}
+    for agent_id, policy_id in mapping.items():
+        name = agent_text(agent_id)
+        if not isinstance(policy_id, str):
+            raise ValueError(f"policy ids must be text, but that of agent {name} is {policy_id!r:.100}")
+        if policy_ids.setdefault(name, policy_id) != policy_id:
+            raise ValueError(f"two agents are written {name}, but have different policies: use a function")
+    return policy_ids
+
+
 class WorkerMultiAgentConfig(BaseModel):
     """Keys of `multiagent` that workers read."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    policy_mapping_fn: Code | dict[str, str] | None = _agents(None)
+    policy_mapping_fn: Annotated[Code | dict[str, str] | None, BeforeValidator(agents_as_text)] = _agents(None)
     """Function (package.module:Name) from an agent id, and optionally episode and worker, to a policy id; or a mapping
-    of agent ids to policy ids."""
+    of agent ids to policy ids. In a file, numbers and tuples are written as text: "0", "(0, 1)"."""
     observation_fn: Code | None = _agents(None)
     """Function (package.module:Name) that rewrites the agents' observations."""
 

@@ -31,6 +31,7 @@ from aiorl.learning.algorithms.registry import algorithm_class, config_class
 from aiorl.learning.algorithms.shared_config import BATCH, ENVS, LENGTH
 from aiorl.sampling.builder import BatchBuilder
 from aiorl.sampling.episode import MultiAgentEpisode
+from aiorl.text import agent_text
 
 POLICIES = "multiagent.policies"
 """Config key that lists the policies."""
@@ -261,7 +262,7 @@ def with_policies_named(config: CommonConfig, facts: EnvFacts) -> CommonConfig:
     for agent in agents:
         own = (found.get(agent), actions.get(agent))
         alike = [other for other in agents if (found.get(other), actions.get(other)) == own]
-        chosen[str(agent)] = str(agent if word == "per_agent" else alike[0])
+        chosen[agent_text(agent)] = agent_text(agent if word == "per_agent" else alike[0])
     named = {"policies": dict.fromkeys(chosen.values()), "policy_mapping_fn": chosen}
     return config.updated({"multiagent": named})
 

@@ -4,12 +4,16 @@ import random
 
 import numpy as np
 import pytest
+import yaml
 from gymnasium import spaces
 
 from aiorl.acting.policy import Policy
-from aiorl.acting.policy_map import PolicyMap, wanted_of_mapping
+from aiorl.acting.policy_map import PolicyMap, mapping_by_table, wanted_of_mapping
+from aiorl.config.layers import dump_yaml
+from aiorl.config.worker import WorkerPart
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.errors import ConfigError, UnknownPolicyError
+from aiorl.learning.algorithms.ppo import PPOConfig
 
 
 class Idle(Policy):
@@ -104,3 +108,40 @@ def test_policies_are_chosen_by_episode():
     policy_map = PolicyMap(policies("a", "b"), lambda agent, episode, worker: worker if episode % 2 else "b")
     assert policy_map.asks_by_episode
     assert [policy_map.binding(lambda: "a").policy_for("x", number) for number in (0, 1)] == ["b", "a"]
+
+
+TABLES = {
+    "numbers": {0: "a", 1: "b"},
+    "tuples": {(0, 1): "a", ("x", 2): "b"},
+    "texts": {"left": "a", "right": "b"},
+    "numbers of NumPy": {np.int64(0): "a", (np.int32(1), "x"): "b"},
+}
+
+
+@pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
+def test_a_table_of_agents_finds_each_agent_whatever_its_id_is(table):
+    settings = {"env": "E", "multiagent": {"policies": {"a": None, "b": None}, "policy_mapping_fn": table}}
+    first = PPOConfig.from_mapping(settings)
+    for config in (first, first.updated({"lr": 0.5}), PPOConfig.from_mapping(yaml.safe_load(dump_yaml(first)))):
+        choose = mapping_by_table(WorkerPart.of(config).multiagent.policy_mapping_fn)
+        assert {agent: choose(agent) for agent in table} == table
+    some = next(iter(table))
+    changed = first.updated({"multiagent": {"policy_mapping_fn": {some: "b"}}}).multiagent.policy_mapping_fn
+    assert mapping_by_table(changed)(some) == "b"
+    assert len(changed) == len(table)
+    with pytest.raises(ConfigError) as caught:
+        mapping_by_table(changed)("unknown")
+    assert (caught.value.key, caught.value.value) == ("multiagent.policy_mapping_fn", "unknown")
+
+
+def test_numbers_of_numpy_name_the_same_agents_as_pythons():
+    choose = mapping_by_table({"0": "a", "(0, 1)": "b", "(np.int64(5), 1)": "c"})
+    agents = (0, np.int64(0), np.uint8(0), (0, 1), (np.int64(0), 1), (np.int64(5), 1))
+    assert "".join(map(choose, agents)) == "aaabbc"
+
+
+@pytest.mark.parametrize("table", [{0: "a", "0": "b"}, {0: 1}, {0: None}])
+def test_tables_that_say_nothing_clear_are_refused(table):
+    with pytest.raises(ConfigError) as caught:
+        PPOConfig(multiagent={"policies": {"a": None}, "policy_mapping_fn": table})
+    assert caught.value.key == "multiagent.policy_mapping_fn"
