@@ -213,8 +213,9 @@ class CommonConfig(WorkerConfig):
     resume: str | None = _run(None, place=True)
     """Run directory to continue from its newest valid checkpoint."""
     init_from: str | None = _run(None, place=True)
-    """Checkpoint or run directory to start from: the new run takes its weights, critics (if they fit) and filter
-    statistics, but begins with new counters, optimizer and schedules."""
+    """Checkpoint or run directory to start from: the new run takes the weights, critics (if they fit) and filter
+    statistics of its policies, but begins with new counters, optimizer and schedules. Policies that the checkpoint
+    lacks are new."""
     checkpoint_interval_s: float = _run(60.0, unit="s", ge=0, place=False)
     """Time between two checkpoints; 0 writes only one, at the end."""
     checkpoint_keep: int = _run(3, unit="checkpoints", ge=1, place=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,9 @@ from aiorl.run.flow import Counters
 from aiorl.run.report.results import Progress, Results
 
 _log = logging.getLogger(__name__)
+
+_OF_OUTPUTS = ("v_min", "v_max")
+"""Keys of algorithms that decide what the outputs of a network mean, but not how many there are."""
 
 
 def checkpoint_to_resume(
@@ -54,6 +57,7 @@ def give_back(restored: Restored | None, config: CommonConfig, learning: Learnin
     begins_with, learning.begins_with = learning.begins_with, None
     if restored is not None:
         take_up(restored.checkpoint, config, learning)
+        _warn_of_other_networks(restored.checkpoint, learning, learning.worker_part.policies.keys())
     elif begins_with is not None:
         try:
             begin_with(begins_with, learning)
@@ -81,30 +85,38 @@ def take_up(checkpoint: Checkpoint, config: CommonConfig, learning: Learning) ->
         own.restore(states[name])
     _give_experience_back(checkpoint, learning)
     learning.worker_part = learning.worker_part.model_copy(update={"life": checkpoint.number})
-    _fix_timesteps(checkpoint, learning)
+    _fix_timesteps(checkpoint, learning, learning.group.fixed.keys())
 
 
 def begin_with(checkpoint: Checkpoint, learning: Learning) -> None:
     """Initialize a new run with the weights, critics and filter statistics from a checkpoint of another run.
 
+    Policies of which the checkpoint has none stay new. A warning names them, those that are left out, and settings of
+    networks that differ although the weights fit.
+
     Raises:
-        CheckpointError: the checkpoint lacks them, or they do not fit.
+        CheckpointError: the checkpoint has none of the policies, or one of them does not fit.
     """
     _check_units(checkpoint, learning)
     state = learning.group.get_state()
     tensors = dict(state.tensors)
+    taken = _policies_to_take(checkpoint, {*learning.group.algorithms, *learning.group.fixed})
     for name in tensors:
-        if "/weights/" in name:
+        if "/weights/" in name and name.partition("/")[0] in taken:
             found = checkpoint.tensors.get(f"algorithm/{name}")
             if found is None:
                 raise CheckpointError(
                     checkpoint.path, f"it contains no {name!r}; init_from needs the policies and networks of this run"
                 )
             tensors[name] = found
-    for policy_id in learning.group.algorithms:
+    for policy_id in learning.group.algorithms.keys() & taken:
         tensors |= _critics_of(policy_id, checkpoint, state.tensors)
     states = {name: checkpoint.filter_state(name) for name in learning.filters}
-    filters = {name: own for name, own in learning.filters.items() if states[name] or not isinstance(own, ReturnFilter)}
+    filters = {
+        name: own
+        for name, own in learning.filters.items()
+        if states[name] or (name in taken and not isinstance(own, ReturnFilter))
+    }
     check_states(filters, states, checkpoint.path)
     try:
         learning.group.set_state(AlgorithmState(tensors, state.values))
@@ -113,10 +125,11 @@ def begin_with(checkpoint: Checkpoint, learning: Learning) -> None:
     learning.group.weights_replaced()
     for name, own in filters.items():
         own.restore(states[name])
-    _fix_timesteps(checkpoint, learning)
+    _fix_timesteps(checkpoint, learning, learning.group.fixed.keys() & taken)
+    _warn_of_other_networks(checkpoint, learning, taken)
 
 
-def _fix_timesteps(checkpoint: Checkpoint, learning: Learning) -> None:
+def _fix_timesteps(checkpoint: Checkpoint, learning: Learning, policy_ids: Set[str]) -> None:
     """Let the schedules of policies that don't learn stand where they did in a checkpoint."""
     try:
         before = ActingState.from_checkpoint(checkpoint).part.policies
@@ -124,7 +137,7 @@ def _fix_timesteps(checkpoint: Checkpoint, learning: Learning) -> None:
         before = {}
     sampled = checkpoint.meta.get("counters", {}).get("env_steps_sampled", 0)
     policies = dict(learning.worker_part.policies)
-    for policy_id in learning.group.fixed:
+    for policy_id in policy_ids:
         part = policies[policy_id]
         timestep = sampled
         if policy_id in before:  # it may not have learnt there either
@@ -132,6 +145,55 @@ def _fix_timesteps(checkpoint: Checkpoint, learning: Learning) -> None:
         config = {**part.config, FIXED_TIMESTEP: timestep}
         policies[policy_id] = part.model_copy(update={"config": config})
     learning.worker_part = learning.worker_part.model_copy(update={"policies": policies})
+
+
+def _policies_to_take(checkpoint: Checkpoint, wanted: Set[str]) -> set[str]:
+    """Return the policies of this run whose weights a checkpoint has; a warning names all others.
+
+    Raises:
+        CheckpointError: it has none of them.
+    """
+    known = {name.split("/")[1] for name in checkpoint.tensors if name.startswith("algorithm/") and "/weights/" in name}
+    taken = known & wanted
+    if not taken:
+        raise CheckpointError(
+            checkpoint.path,
+            f"it has the policies {_listed(known)}, and this run {_listed(wanted)}; init_from needs one of the latter",
+        )
+    if new := wanted - known:
+        _log.warning("new policies: %s, of which %s has no weights", _listed(new), checkpoint.path)
+    if left := known - wanted:
+        _log.warning("policies of %s that this run does not have are left out: %s", checkpoint.path, _listed(left))
+    return taken
+
+
+def _listed(policy_ids: Set[str]) -> str:
+    return ", ".join(map(repr, sorted(policy_ids))) or "none"
+
+
+def _warn_of_other_networks(checkpoint: Checkpoint, learning: Learning, policy_ids: Set[str]) -> None:
+    """Warn of settings by which a network means something else with the same weights, such as its activation."""
+    try:
+        saved = ActingState.from_checkpoint(checkpoint).part.policies
+    except CheckpointError:  # earlier versions wrote no such settings
+        return
+    for policy_id in sorted(policy_ids & saved.keys() & learning.worker_part.policies.keys()):
+        theirs = _settings_of_network(saved[policy_id].config)
+        ours = _settings_of_network(learning.worker_part.policies[policy_id].config)
+        for key in sorted(theirs.keys() & ours.keys()):
+            if theirs[key] != ours[key]:
+                _log.warning(
+                    "policy %r has %s: %s here, but its weights from %s were trained with %s",
+                    policy_id, key, ours[key], checkpoint.path, theirs[key],
+                )  # fmt: skip
+
+
+def _settings_of_network(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a policy that decide what its weights mean, by dotted key."""
+    model = config.get("model")
+    settings = {f"model.{name}": value for name, value in model.items()} if isinstance(model, Mapping) else {}
+    settings.pop("model.initial_log_std", None)  # the weights have taken its place
+    return {**settings, **{name: config[name] for name in _OF_OUTPUTS if name in config}}
 
 
 def _critics_of(policy_id: str, checkpoint: Checkpoint, own: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:

@@ -76,6 +76,59 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+def with_policies(*policy_ids: str, **more: Any) -> dict[str, Any]:
+    """Return settings with these policies, of which the first one acts."""
+    mapping = dict.fromkeys(("a0", "a1"), policy_ids[0])
+    settings = {"env": "aiorl.testing.multi_agent_envs:CountingMultiAgentEnv", "observation_filter": "MeanStdFilter"}
+    own = {"policies": dict.fromkeys(policy_ids), "policy_mapping_fn": mapping}
+    return {**SETTINGS, **settings, "multiagent": own, **more}
+
+
+def test_policies_that_the_other_run_lacks_stay_new_and_warnings_name_them(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen = np.ones((5, 3), np.float32)
+    theirs = save_run(tmp_path, {"old": seen, "gone": seen}, **with_policies("old", "gone"))
+    ours = build_learning(config_class("ppo").from_mapping(with_policies("old", "new")))
+    before = ours.group.get_weights()["new"]
+    caplog.set_level(logging.WARNING, "aiorl")
+    begin_with(find_checkpoint(tmp_path), ours)
+    for name, weight in ours.group.get_weights()["old"].items():
+        np.testing.assert_array_equal(weight, theirs.group.get_weights()["old"][name])
+    for name, weight in ours.group.get_weights()["new"].items():
+        np.testing.assert_array_equal(weight, before[name])
+    assert [ours.filters[name].state()["n"] for name in ("old", "new")] == [5, 0]
+    said = [record.getMessage() for record in caplog.records]
+    assert [("'new'" in text, "'gone'" in text) for text in said] == [(True, False), (False, True)]
+    others = build_learning(config_class("ppo").from_mapping(with_policies("other")))
+    with pytest.raises(CheckpointError, match="'other'"):
+        begin_with(find_checkpoint(tmp_path), others)
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        ({"model": {"fcnet_activation": "relu"}}, "model.fcnet_activation"),
+        ({"algo": "dqn", "num_atoms": 5, "v_max": 20.0}, "v_max"),
+        ({"model": {"initial_log_std": -1.0, "free_log_std": True}, "env": "Pendulum-v1"}, ""),
+        ({"lr": 0.5}, ""),
+    ],
+)
+def test_settings_by_which_the_same_weights_mean_something_else_cause_a_warning(
+    tmp_path: Path, settings: dict[str, Any], key: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    run_settings = {**SETTINGS, **settings}
+    before = {
+        "model.fcnet_activation": {"model": {}}, "v_max": {"v_max": 10.0},
+        "": {"lr": 0.25, "model": {**run_settings.get("model", {}), "initial_log_std": 0.0}},
+    }  # fmt: skip
+    save_run(tmp_path, **{**run_settings, **before[key]})
+    ours = build_learning(config_class(run_settings.get("algo", "ppo")).from_mapping(run_settings))
+    caplog.set_level(logging.WARNING, "aiorl")
+    begin_with(find_checkpoint(tmp_path), ours)
+    assert [key in record.getMessage() for record in caplog.records] == [True] * bool(key)
+
+
 @pytest.mark.parametrize(
     ("theirs", "ours"),
     [

@@ -19,7 +19,7 @@ from safetensors.numpy import save_file
 from aiorl.acting.acting_state import ActingState
 from aiorl.acting.actor import Actor
 from aiorl.acting.checkpoint import Checkpoint
-from aiorl.acting.filters import ObservationFilter
+from aiorl.acting.filters import ObservationFilter, check_states
 from aiorl.acting.policy import Policy
 from aiorl.compat.rollout_worker import RolloutWorker
 from aiorl.config.schema import CommonConfig
@@ -128,6 +128,8 @@ class AlgorithmTrainer(Trainer):
     ``train``, workers of an on-policy algorithm pause, and workers of a streaming algorithm use up their leases.
     A subclass names the config of its algorithm.
     """
+
+    _has_told_of_filters = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -248,8 +250,69 @@ class AlgorithmTrainer(Trainer):
     def set_weights(self, weights: Weights) -> None:
         """Set the weights of policies and send them to the workers; the optimisers' state does not change.
 
+        The statistics of observation filters do not change either: weights of another run need `set_policy_state`.
+
         Args:
             weights: policy id -> name -> array, in the form that ``get_weights`` returns; all weights of each policy.
+
+        Raises:
+            UnknownPolicyError: no policy has one of these ids (also a KeyError).
+            ConfigError: the weights don't fit the policy, or are not finite (also a ValueError).
+        """
+        training = self._replace_weights(weights)
+        filters = training.flow.publisher.filters
+        if any(not filters[policy_id].is_identity for policy_id in weights) and not self._has_told_of_filters:
+            self._has_told_of_filters = True
+            self._tell(
+                "set_weights leaves the statistics of the observation filters as they are: use get_policy_state and "
+                "set_policy_state for weights of another run", logging.WARNING,
+            )  # fmt: skip
+        training.set_weights(training.learning.group.get_weights())
+
+    def get_policy_state(self, policy_id: str = DEFAULT_POLICY_ID) -> dict[str, dict[str, NDArray[Any]]]:
+        """Return copies of everything that a policy has learned to act with, for `set_policy_state` of any trainer.
+
+        Args:
+            policy_id: id of the policy.
+
+        Returns:
+            ``weights`` and ``filter``: arrays of any shape by name; the filter of observations is empty without one.
+
+        Raises:
+            UnknownPolicyError: no policy has that id (also a KeyError).
+        """
+        weights = self.get_weights([policy_id])[policy_id]
+        merged = self._training.flow.publisher.filters[policy_id]
+        return {"weights": weights, "filter": dict(self._loop.do(merged.state))}
+
+    def set_policy_state(self, state: Mapping[str, Any], policy_id: str = DEFAULT_POLICY_ID) -> None:
+        """Let a policy act as another one does, with its weights and its observation filter; workers get both at once.
+
+        The optimiser's state does not change.
+
+        Args:
+            state: result of `get_policy_state`, also of another trainer or of a policy with another id.
+            policy_id: id of the policy that changes.
+
+        Raises:
+            UnknownPolicyError: no policy has that id (also a KeyError).
+            ConfigError: the weights or the statistics don't fit the policy; nothing has changed (also a ValueError).
+        """
+        if not isinstance(state, Mapping) or state.keys() != {"weights", "filter"}:
+            raise ConfigError(f"state is {state!r:.200}, expected the result of get_policy_state")
+        merged = self._training.flow.publisher.filters.get(policy_id)
+        if merged is not None:
+            try:
+                check_states({policy_id: merged}, {policy_id: state["filter"]}, "state")
+            except CheckpointError as error:
+                raise ConfigError(f"this state can't be set: {error.reason}") from error
+        training = self._replace_weights({policy_id: state["weights"]})
+        assert merged is not None, "its weights were known"
+        self._loop.do(lambda: merged.restore(state["filter"]))
+        training.set_weights(training.learning.group.get_weights())
+
+    def _replace_weights(self, weights: Weights) -> Training:
+        """Set the weights of policies without sending them to the workers, and return the training.
 
         Raises:
             UnknownPolicyError: no policy has one of these ids (also a KeyError).
@@ -281,7 +344,7 @@ class AlgorithmTrainer(Trainer):
         except CheckpointError as error:
             raise ConfigError(f"these weights can't be set: {error.reason}") from error
         group.weights_replaced()
-        training.set_weights(group.get_weights())
+        return training
 
     # Saving -----------------------------------------------------------------------------------------------------
 

@@ -441,6 +441,41 @@ def test_r181_a_recurrent_state_is_used_and_returned(make: Make) -> None:
     assert trainer.compute_action(obs, []) == first[0]
 
 
+def test_a_policys_state_takes_its_filter_along_and_weights_alone_say_that_they_do_not(
+    shared: Any, make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = make(observation_filter="MeanStdFilter", seed=9)
+    observations = np.random.default_rng(0).normal(0.0, 1.0, (20, 4))
+
+    def outputs(trainer: Any) -> Any:
+        return [trainer.compute_action(obs, full_fetch=True)[2]["action_dist_inputs"] for obs in observations]
+
+    state = shared.get_policy_state()
+    assert state["filter"]["n"] > 0
+    other.set_policy_state(state)
+    np.testing.assert_allclose(outputs(other), outputs(shared), rtol=1e-6)
+    np.testing.assert_equal(other.get_policy_state(), state)
+    other.train()
+    assert other.get_policy_state()["filter"]["n"] > state["filter"]["n"]  # it continues from there
+    assert not [record for record in caplog.records if "set_policy_state" in record.getMessage()]
+    for _ in range(2):
+        other.set_weights({"default_policy": state["weights"]})
+    assert len([record for record in caplog.records if "set_policy_state" in record.getMessage()]) == 1
+    kept = other.get_policy_state()
+    broken: list[Any] = [
+        {"weights": state["weights"]},
+        {**state, "filter": {}},
+        {**state, "filter": {name: np.zeros(3) for name in state["filter"]}},
+        {**state, "weights": {}},
+    ]
+    for wrong in broken:
+        with pytest.raises(ConfigError):
+            other.set_policy_state(wrong)
+    with pytest.raises(UnknownPolicyError):
+        other.set_policy_state(state, "absent")
+    np.testing.assert_equal(other.get_policy_state(), kept)
+
+
 def test_new_weights_are_used_and_unsuitable_ones_are_refused(make: Make) -> None:
     trainer = make()
     weights = trainer.get_weights()["default_policy"]
