@@ -138,7 +138,7 @@ def log_to_stderr(level: str | None) -> None:
         level=logging.WARNING, datefmt="%H:%M:%S", stream=sys.stderr,
         format=f"%(asctime)s {os.uname().nodename} %(levelname).1s %(message)s",  # logs of many hosts may be joined
     )  # fmt: skip
-    logging.getLogger("aiorl").setLevel((level or "INFO").replace("WARN", "WARNING"))
+    logging.getLogger("aiorl").setLevel("WARNING" if level == "WARN" else level or "INFO")
 
 
 _without_reader: set[int] = set()

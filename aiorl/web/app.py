@@ -16,6 +16,7 @@ import orjson
 
 from aiorl.process.tasks import Tasks, first_of
 from aiorl.text import one_line
+from aiorl.web.budget import Budget, Share
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +25,16 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Headers = tuple[tuple[bytes, bytes], ...]
 
 MAX_BODY_BYTES = 16 << 20
+HELD_BYTES = 128 << 20
+"""What the requests of all clients that are let in may hold together, in bytes of this process."""
+_PART_BYTES = 100
+"""What the object of a part of a body costs beside its bytes."""
+CLOSING = ((b"connection", b"close"),)
+"""Headers of an answer after which the connection is closed."""
+REFUSED = "aiorl.refused"
+"""Key of a scope whose request was answered by its connection, without the app."""
+ROUTE = "aiorl.route"
+"""Key of a scope for its route, if its connection has looked for it already."""
 ENDING = 1001
 """Code by which the server closes WebSockets when it ends."""
 _ALWAYS = ((b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff"))
@@ -169,15 +180,17 @@ class Request:
         path: its path, without the query, decoded.
         names: parts of its path that the route names.
         max_bytes: size limit of its body, in bytes.
+        share: its part of the budget for what requests hold; None counts nothing.
     """
 
-    __slots__ = ("_receive", "max_bytes", "method", "names", "path", "scope")
+    __slots__ = ("_receive", "max_bytes", "method", "names", "path", "scope", "share")
 
     def __init__(self, scope: Mapping[str, Any], receive: Receive, max_bytes: int) -> None:
         """Take over a request; its body is read on demand."""
         self.scope, self.max_bytes, self._receive = scope, max_bytes, receive
         self.method, self.path = str(scope.get("method", "WEBSOCKET")), str(scope["path"])
         self.names: Mapping[str, str] = {}
+        self.share: Share | None = None
 
     @property
     def query(self) -> dict[str, str]:
@@ -195,19 +208,22 @@ class Request:
         """Read the whole body.
 
         Raises:
-            Refusal: it is too large, or the client closed the connection.
+            Refusal: it is too large, the bodies of all requests are, or the client closed the connection.
         """
-        announced, body, has_more = self.header(b"content-length"), bytearray(), True
-        is_large = announced.isdecimal() and int(announced) > self.max_bytes
+        announced, parts, size = self.header(b"content-length"), list[bytes](), 0
+        has_more, is_large = True, announced.isdecimal() and int(announced) > self.max_bytes
         while has_more and not is_large:
             message = await self._receive()
             if message["type"] == "http.disconnect":
                 raise Refusal(400, "The body ended early.")
-            body += message.get("body", b"")
-            has_more, is_large = message.get("more_body", False), len(body) > self.max_bytes
+            parts.append(message.get("body", b""))
+            size += len(parts[-1])
+            has_more, is_large = message.get("more_body", False), size > self.max_bytes
+            if self.share is not None and not self.share.hold(size + _PART_BYTES * len(parts)):
+                raise full()
         if is_large:
             raise self.too_large()
-        return bytes(body)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def until_gone(self) -> None:
         """Wait until the client closes the connection; only after the whole body was read."""
@@ -217,6 +233,11 @@ class Request:
     def too_large(self) -> Refusal:
         """Return the refusal of a body that is too large."""
         return Refusal(413, f"The body may have at most {self.max_bytes:,} bytes.")
+
+
+def full() -> Refusal:
+    """Return the refusal of a request for which there is no room beside the others."""
+    return Refusal(503, "The server holds as many requests as it may. Try again later.", ((b"retry-after", b"1"),))
 
 
 def parse_json(body: bytes | str) -> Any:
@@ -273,6 +294,7 @@ class App:
     Attributes:
         closing: done when the server closes; exists once it runs.
         max_body_bytes: size limit of bodies, in bytes; the server sets it.
+        budget: what the requests of clients that are let in hold together.
         quick: functions of `add_asked` for POST by path, each with the status of its answers; `WebServer` calls them
             without ASGI.
         check: called with each request to a route that isn't open; raises a `Refusal`. The server sets it.
@@ -284,6 +306,7 @@ class App:
     def __init__(self) -> None:
         """Start without routes."""
         self.max_body_bytes = MAX_BODY_BYTES
+        self.budget = Budget(HELD_BYTES)
         self.check: Callable[[Request], None] = lambda request: None
         self.on_answer: list[Callable[[Request, int, float], None]] = []
         self.quick: dict[str, tuple[Callable[[bytes, Mapping[str, str]], dict[str, Any] | Reply], int]] = {}
@@ -329,20 +352,29 @@ class App:
         """Answer as ASGI's application."""
         began = time.perf_counter()
         request = Request(scope, receive, self.max_body_bytes)
+        request.share = Share(self.budget)
         try:
-            handle = self._route_of(request)
+            status = await self._respond(request, receive, send)
+        finally:
+            request.share.hold(0)
+        if REFUSED not in scope:
+            self.note(request, status, began)
+
+    async def _respond(self, request: Request, receive: Receive, send: Send) -> int:
+        """Answer a request, and return the status."""
+        try:
+            handle, request.names, _ = request.scope.get(ROUTE) or self.route_of(request)
             if request.method == "WEBSOCKET":
                 await receive()
                 await send({"type": "websocket.accept"})
                 # `receive` is a method of the connection, which ASGI has no other way to
                 await self._talk(handle, WebSocket(request, receive.__self__), send)  # type: ignore[attr-defined]
-                self.note(request, 101, began)
-                return
-            response = await handle(request)
+                return 101
+            response: Response = await handle(request)
         except Exception as error:
             response = failed(error)
         await self._answer(request, response, send)
-        self.note(request, response.status, began)
+        return response.status
 
     def note(self, request: Request, status: int, began: float) -> None:
         """Pass an answered request on to `on_answer`; `began` is a time of `time.perf_counter`."""
@@ -350,7 +382,12 @@ class App:
         for note in self.on_answer:
             loop.call_soon(note, request, status, seconds)  # after the answer is on its way
 
-    def _route_of(self, request: Request) -> Callable[[Any], Awaitable[Any]]:
+    def route_of(self, request: Request) -> tuple[Callable[[Any], Awaitable[Any]], Mapping[str, str], bool]:
+        """Return the handler of a request, the parts of its path that the route names, and whether the route is open.
+
+        Raises:
+            Refusal: there is none, or the client is not let in.
+        """
         raw_path, method = request.scope["raw_path"].decode("latin-1"), request.method
         for pattern, methods in self._routes.values():
             if (found := pattern.fullmatch(raw_path)) is None:
@@ -361,8 +398,7 @@ class App:
             handle, is_open = route
             if not is_open:
                 self.check(request)
-            request.names = {name: unquote(part) for name, part in found.groupdict().items()}
-            return handle
+            return handle, {name: unquote(part) for name, part in found.groupdict().items()}, is_open
         raise Refusal(404, f"There is nothing at {request.path}.")
 
     async def _answer(self, request: Request, response: Response, send: Send) -> None:

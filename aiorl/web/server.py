@@ -1,9 +1,16 @@
-"""WebServer: an app on a port, by uvicorn's protocols, with limits of time, size and number."""
+"""WebServer: an app on a port, by uvicorn's protocols, with limits of time, size and number.
+
+What connections hold is counted in what it costs this process. Clients that are not let in, or not yet, share a small
+budget. It has heads that are not complete, requests that wait for answers, and answers that wait to be read. Those of
+clients that are let in share the budget of the app with the bodies of their requests. A connection that would exceed
+its budget is refused and closed.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import resource
 import ssl
 import sys
 import time
@@ -13,8 +20,10 @@ from functools import partial
 from typing import Any, Self, cast
 
 import uvicorn
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.frames import Frame
 from websockets.protocol import OPEN
 
 from aiorl.config.addresses import is_loopback
@@ -23,13 +32,45 @@ from aiorl.process.children import watch_parent
 from aiorl.process.program import on_stop_signals, raise_open_file_limit
 from aiorl.process.tasks import Tasks
 from aiorl.web.access import AccessLog, Guard, WebOptions, listen, url_of
-from aiorl.web.app import ENDING, App, Receive, Reply, Request, Response, failed, headers_of, json_response, reply_of
+from aiorl.web.app import (
+    CLOSING,
+    ENDING,
+    HELD_BYTES,
+    REFUSED,
+    ROUTE,
+    App,
+    Receive,
+    Refusal,
+    Reply,
+    Request,
+    Response,
+    failed,
+    full,
+    headers_of,
+    json_response,
+    reply_of,
+)
+from aiorl.web.budget import Budget, Share
 
 logger = logging.getLogger(__name__)
 
-_MAX_HEAD_BYTES, _MAX_CONNECTIONS = 64 << 10, 4096
+_MAX_HEAD_BYTES, _MAX_HEADERS, _MAX_CONNECTIONS = 64 << 10, 128, 4096
+_SPARE_FILES = 64
+"""Files that the process can open beside its connections."""
+_STRANGERS_BYTES = 32 << 20
+"""What all connections of clients that are not let in may hold together, in bytes of this process."""
+_MAX_WAITING, _MAX_SLICE = 32, 512
+"""Requests of a connection that wait for the answer to another one; and bytes that may hold about as many of them."""
+_MAX_MESSAGES, _MAX_MESSAGES_SLICE = 256, 8 << 10
+"""Messages of a WebSocket that wait to be taken, after which no more are parsed; and bytes parsed in one turn."""
+_REQUEST_BYTES, _HEADER_BYTES, _MESSAGE_BYTES = 3000, 200, 400
+"""What objects of a request, a header and a message cost beside their own bytes."""
+_UNCOUNTED_BYTES = 4096
 _NEVER = float("inf")
 _IDLE_S, _GRACE_S, _LINGER_S = 75, 10, 1.5
+_CLOSE_S = 2.0
+"""Seconds that a WebSocket waits for the client's agreement to its end."""
+_LOOK_S, _UNREAD_AT_END_S = 0.05, 1.0
 
 
 class WebServer(uvicorn.Server):
@@ -38,6 +79,8 @@ class WebServer(uvicorn.Server):
     Attributes:
         app: the app.
         options: the options.
+        guard: the check of who asks.
+        strangers: what connections of clients that are not let in hold together.
         port: its port.
         url: its address, such as ``http://127.0.0.1:8000``.
     """
@@ -51,14 +94,16 @@ class WebServer(uvicorn.Server):
         """
         self.app, self.options, self.port, self.url = app, options, options.port, ""
         self._heads: dict[Any, bytes] = {}
-        app.check, app.max_body_bytes = Guard(options).check, options.max_body_bytes
+        self.guard, self.strangers = Guard(options), Budget(_STRANGERS_BYTES)
+        app.check, app.max_body_bytes = self.guard.check, options.max_body_bytes
+        app.budget.most_bytes = max(HELD_BYTES, 4 * options.max_body_bytes)
         self._log = None if options.access_log is None else AccessLog(options.access_log)
         if self._log is not None:
             app.on_answer.append(self._log.note)
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # it has a line for each malformed request
         config = uvicorn.Config(
-            cast("Any", app), http=cast("Any", partial(_Connection, self)), ws=_Socket, lifespan="off",
-            log_config=None, access_log=False, proxy_headers=False, server_header=False,
+            cast("Any", app), http=cast("Any", partial(_Connection, self)), ws=cast("Any", partial(_Socket, self)),
+            lifespan="off", log_config=None, access_log=False, proxy_headers=False, server_header=False,
             timeout_keep_alive=_IDLE_S, timeout_graceful_shutdown=_GRACE_S,
             ws_max_size=options.max_body_bytes, ws_per_message_deflate=False, ssl_certfile=options.tls_cert,
             ssl_keyfile=options.tls_key,
@@ -79,6 +124,7 @@ class WebServer(uvicorn.Server):
         """
         self.app.closing = asyncio.get_running_loop().create_future()
         raise_open_file_limit()
+        self.max_connections = min(_MAX_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _SPARE_FILES)
         listener = listen(self.options)
         self.port, self.url = listener.getsockname()[1], url_of(self.options, listener)
         self.lifespan = self.config.lifespan_class(self.config)
@@ -92,12 +138,29 @@ class WebServer(uvicorn.Server):
         finally:
             self.app.closing.set_result(None)  # streams end by themselves
             await self.shutdown([listener])
-            for connection in list(self.server_state.connections):
-                connection.transport.abort()
             await tasks.close()
             if self._log is not None:
                 with suppress(OSError):  # a full disk costs lines alone
                     self._log.close()
+
+    async def shutdown(self, sockets: Any = None) -> None:
+        """Stop listening, answer the requests that have arrived, and close; what no one reads waits for a second."""
+        for server in self.servers:
+            server.close()
+        for listener in sockets or ():
+            listener.close()
+        state = self.server_state
+        ends_at = time.monotonic() + _GRACE_S
+        while (state.connections or state.tasks) and time.monotonic() < ends_at:
+            for connection in self._connections():
+                if not connection.ends:  # also one that has just been accepted
+                    connection.shutdown()
+            self._look(min(self.options.arrive_s, _UNREAD_AT_END_S))
+            await asyncio.sleep(_LOOK_S)
+        for connection in self._connections():
+            connection.transport.abort()
+        for task in state.tasks:
+            task.cancel()
 
     def head_of(self, response: Response, keep_alive: bool) -> bytes:
         """Return the head of an answer in HTTP/1.1. All of it but the length is kept for up to a second."""
@@ -105,20 +168,27 @@ class WebServer(uvicorn.Server):
         found = self._heads.get(key)
         if found is None:
             headers = [*self.server_state.default_headers, *headers_of(response)]
-            headers += [] if keep_alive else [(b"connection", b"close")]
+            headers += [] if keep_alive else CLOSING
             lines = [b"%b: %b\r\n" % header for header in headers if header[0] != b"content-length"]
             found = self._heads[key] = STATUS_LINE[response.status] + b"".join(lines)
         return found + b"content-length: %d\r\n\r\n" % len(response.body)
 
     async def on_tick(self, counter: int) -> bool:
-        """Once a second, set the date and close late connections."""
+        """Once a second, set the date and close late connections; more often if they have less time."""
         if counter % 10 == 0:
             self._heads.clear()
-            now = time.monotonic()
-            for connection in list(self.server_state.connections):
-                if isinstance(connection, _Connection) and connection.deadline < now:
-                    connection.refuse(408, "The request did not arrive in time.")
+        if counter % 10 == 0 or self.options.arrive_s < 1.0:
+            self._look(self.options.arrive_s)
         return await super().on_tick(counter)
+
+    def _look(self, unread_s: float) -> None:
+        now = time.monotonic()
+        for connection in self._connections():
+            connection.unread.look(connection.transport, connection.is_blocked, now, unread_s)
+            connection.look(now)
+
+    def _connections(self) -> list[_Connection | _Socket]:
+        return cast("list[_Connection | _Socket]", list(self.server_state.connections))
 
 
 async def serve(app: App, options: WebOptions, said: Callable[[str], str] | None = None) -> None:
@@ -145,38 +215,141 @@ async def serve(app: App, options: WebOptions, said: Callable[[str], str] | None
             await asyncio.sleep(_LINGER_S)  # streams show that the parent has ended
 
 
+class _Unread:
+    """Answers that a client does not read: its connection ends if none of their bytes leaves for some time."""
+
+    __slots__ = ("_num_bytes", "_since")
+
+    def __init__(self) -> None:
+        self._num_bytes, self._since = -1, 0.0
+
+    def look(self, transport: asyncio.Transport, is_blocked: bool, now: float, most_s: float) -> None:
+        """Note whether bytes have left since the last look; end the connection if it is time."""
+        if not is_blocked and not transport.is_closing():
+            self._num_bytes = -1
+            return
+        num_bytes = transport.get_write_buffer_size()
+        if self._num_bytes < 0 or num_bytes < self._num_bytes:
+            self._num_bytes, self._since = num_bytes, now
+        elif now - self._since > most_s:
+            transport.abort()
+
+
+class _Flow(FlowControl):
+    """Flow control that doesn't go on reading while as many requests wait as may.
+
+    Attributes:
+        is_full: True while they do.
+    """
+
+    is_full = False
+
+    def resume_reading(self) -> None:
+        if not self.is_full:
+            super().resume_reading()
+
+
 class _Connection(HttpToolsProtocol):
-    """Connection with a deadline for requests, a size limit for headers, and a short way to quick handlers.
+    """Connection with a deadline for requests, limits of their sizes and number, and a short way to quick handlers.
 
     A request for a quick handler that arrives as a whole is answered without a task, and without ASGI.
 
     Attributes:
         deadline: time by which the request has to be complete, by the monotonic clock.
+        unread: answers that the client doesn't read.
+        ends: True if it ends with the answers to the requests that have arrived.
     """
+
+    flow: _Flow
 
     def __init__(self, server: WebServer, **state: Any) -> None:
         super().__init__(**state)
         self._server, self._app, self._options = server, server.app, server.options
         self._head_bytes, self._is_in_head = 0, False
-        self._begun: RequestResponseCycle | None = None  # a request for a quick handler, without its body so far
+        self._begun: tuple[RequestResponseCycle, Request] | None = None  # for a quick handler, without its body so far
+        self._rest = b""  # received, but not parsed, because as many requests wait as may
+        self._share, self._is_let_in = Share(server.strangers), False
+        self._is_over = False  # after a refusal; the rest of its request is not kept
+        self.ends = False
+        self.unread = _Unread()
         self.deadline = time.monotonic() + self._options.arrive_s
+
+    @property
+    def is_blocked(self) -> bool:
+        """True while answers wait for the client to read."""
+        return self.flow.write_paused
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         super().connection_made(transport)
-        if len(self.connections) > _MAX_CONNECTIONS:
+        self.flow = _Flow(transport)
+        if len(self.connections) > self._server.max_connections:
             self.refuse(503, "The server has as many connections as it takes. Try again later.")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._share.hold(0)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._count()
+
+    # What arrives -----------------------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
+        if self._rest:  # reading was paused too late
+            self._rest += data
+            self._count()
+            return
+        newest, is_idle = self.cycle, self.cycle is None or self.cycle.response_complete
+        # a request has two ends of lines at least
+        if len(data) > _MAX_SLICE and data.count(b"\n") > 2 * _MAX_WAITING:
+            self._feed_in_slices(data)
+        else:
+            self._feed(data)
+            if len(self.pipeline) >= _MAX_WAITING:
+                self._wait_for_answers()
+        if is_idle and self.cycle is newest and self.deadline == _NEVER:  # ends of lines without a request
+            self.deadline = time.monotonic() + self._options.arrive_s
+        if self._is_in_head or self.pipeline or self._rest or self._share.num_bytes:
+            self._count()
+
+    def _feed_in_slices(self, data: bytes) -> None:
+        """Parse requests until as many wait as may, and keep the rest."""
+        for start in range(0, len(data), _MAX_SLICE):
+            if self.transport.is_closing() or self.transport.get_protocol() is not self:
+                return
+            if len(self.pipeline) >= _MAX_WAITING:
+                self._rest = data[start:]
+                self._wait_for_answers()
+                return
+            self._feed(data[start : start + _MAX_SLICE])
+
+    def _feed(self, data: bytes) -> None:
         super().data_received(data)
         if self._begun is not None:  # its body takes longer
-            cycle, self._begun = self._begun, None
-            super()._start_asgi_task(cycle, self.app)
+            (cycle, request), self._begun = self._begun, None
+            self._start_task(cycle, request)
         if self._is_in_head:
             self._head_bytes += len(data) - max(0, data.rfind(b"\r\n\r\n"))  # without requests before it
-            if self._head_bytes > _MAX_HEAD_BYTES:
-                self.refuse(431, f"The headers may have at most {_MAX_HEAD_BYTES:,} bytes.")
+            if self._head_bytes > _MAX_HEAD_BYTES or len(self.headers) > _MAX_HEADERS:
+                self._refuse_head()
+
+    def _wait_for_answers(self) -> None:
+        self.flow.pause_reading()
+        self.flow.is_full = True
+
+    def _go_on(self) -> None:
+        """Parse what had to wait."""
+        if self.flow.is_full and len(self.pipeline) < _MAX_WAITING and not self.transport.is_closing():
+            self.flow.is_full = False
+            rest, self._rest = self._rest, b""
+            if rest:
+                self._feed_in_slices(rest)
+            if not self.flow.is_full:
+                self.flow.resume_reading()
+            self._count()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -185,37 +358,96 @@ class _Connection(HttpToolsProtocol):
             self.deadline = time.monotonic() + self._options.arrive_s
 
     def on_headers_complete(self) -> None:
+        if len(self.headers) > _MAX_HEADERS:
+            self._refuse_head()
         self._is_in_head = False
-        super().on_headers_complete()
+        if not self._is_over:
+            super().on_headers_complete()
 
     def on_message_complete(self) -> None:
+        if self._is_over:
+            self.transport.close()
+            return
         self.deadline = _NEVER
         super().on_message_complete()
-        if self._begun is not None and self._begun is self.cycle:
-            self._begun = None
-            self._answer(self.cycle)
+        if self._begun is not None and self._begun[0] is self.cycle:
+            begun, self._begun = self._begun, None
+            self._answer(*begun)
+
+    def handle_websocket_upgrade(self) -> None:
+        if not self._is_over and not self.transport.is_closing():
+            super().handle_websocket_upgrade()
+            self._share.hold(0)
+
+    # Answers ----------------------------------------------------------------------------------------------------
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        if (
-            cycle.scope["path"] not in self._app.quick
-            or cycle.scope["method"] != "POST"
-            or cycle.waiting_for_100_continue
-            or self.flow.write_paused
-            or self.pipeline  # or answers given at once would be nested in each other
-        ):
-            super()._start_asgi_task(cycle, app)
-        elif cycle.more_body:
-            self._begun = cycle
-        else:
-            self._answer(cycle)
-
-    def _answer(self, cycle: RequestResponseCycle) -> None:
-        began = time.perf_counter()
+        if self._is_over or self.transport.is_closing():
+            return
         request = Request(cycle.scope, cast(Receive, cycle.receive), self._app.max_body_bytes)
+        is_quick = (
+            request.path in self._app.quick
+            and request.method == "POST"
+            and not cycle.waiting_for_100_continue
+            and not self.flow.write_paused
+            and not self.pipeline  # or answers given at once would be nested in each other
+        )
+        if not is_quick:
+            self._start_task(cycle, request)
+        elif self._let_in(cycle, request):
+            if cycle.more_body:
+                self._begun = cycle, request
+            else:
+                self._answer(cycle, request)
+
+    def _start_task(self, cycle: RequestResponseCycle, request: Request) -> None:
+        """Answer by ASGI. Who is not let in is refused now, before the body is kept."""
+        try:
+            found = self._app.route_of(request)
+        except Refusal as refusal:
+            if refusal.status in (401, 403):
+                self._refuse_before_body(cycle, request, refusal)
+                return
+        else:
+            cast("dict[str, Any]", cycle.scope)[ROUTE] = found
+            if not (self._is_let_in or found[2]):
+                self._let_in_connection()
+        super()._start_asgi_task(cycle, self.app)
+
+    def _let_in(self, cycle: RequestResponseCycle, request: Request) -> bool:
+        """Check a request for a quick handler before its body; return False if it was refused."""
+        try:
+            self._app.check(request)
+        except Exception as error:
+            self._refuse_before_body(cycle, request, error)
+            return False
+        if not self._is_let_in:
+            self._let_in_connection()
+        return True
+
+    def _let_in_connection(self) -> None:
+        self._is_let_in = True
+        self._share.move_to(self._app.budget)
+
+    def _refuse_before_body(self, cycle: RequestResponseCycle, request: Request, error: Exception) -> None:
+        """Answer a request of which only the head is needed; the connection is closed after its body."""
+        response = failed(error)
+        body = b"" if request.method == "HEAD" else response.body
+        self._is_over = True
+        cycle.response_started = cycle.response_complete = True
+        self.transport.write(self._server.head_of(response, keep_alive=False) + body)
+        self._app.note(request, response.status, time.perf_counter())
+        self.pipeline.clear()
+        if cycle.more_body:
+            self.flow.resume_reading()
+        else:
+            self.transport.close()
+
+    def _answer(self, cycle: RequestResponseCycle, request: Request) -> None:
+        began = time.perf_counter()
         ask, status = self._app.quick[request.path]
 
         def answer() -> dict[str, Any] | Reply:
-            self._app.check(request)
             if len(cycle.body) > request.max_bytes:
                 raise request.too_large()
             return ask(bytes(cycle.body), {})
@@ -232,14 +464,42 @@ class _Connection(HttpToolsProtocol):
 
         reply_of(answer).add_done_callback(respond)
 
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.ends and not self.pipeline:
+            self.transport.close()
+        if len(self.cycle.body) > _UNCOUNTED_BYTES and self.cycle.response_complete:
+            self.cycle.body = bytearray()
+        if self.flow.is_full:
+            self.loop.call_soon(self._go_on)  # the parser could be at work now
+        elif self._share.num_bytes:
+            self._count()
+
     def send_400_response(self, msg: str) -> None:
         self.refuse(400, "The request is not valid HTTP.")
 
+    def _refuse_head(self) -> None:
+        self.refuse(431, f"The headers may have at most {_MAX_HEAD_BYTES:,} bytes, in {_MAX_HEADERS} lines.")
+
     def refuse(self, status: int, sentence: str) -> None:
         """Answer without the app, and close the connection."""
-        self.deadline = _NEVER
+        if self._is_over or self.transport.is_closing():
+            self.transport.close()
+            return
+        now = time.monotonic()
+        took_s = max(0.0, now - self.deadline + self._options.arrive_s)  # none without a request
+        self.deadline, self._is_over = _NEVER, True
         if self._is_in_head or self.cycle is None or not self.cycle.response_started:
+            scope: dict[str, Any] = {"method": "-", "raw_path": b"-", "client": self.client, "path": ""}
+            if not self._is_in_head and self.cycle is not None:
+                known = cast("dict[str, Any]", self.cycle.scope)
+                known[REFUSED] = True
+                scope.update(method=known["method"], raw_path=known["raw_path"])
             self._write(json_response({"error": sentence}, status=status), keep_alive=False)
+            request = Request(scope, cast(Receive, None), 0)
+            self._app.note(request, status, time.perf_counter() - took_s)
+        self._rest = b""
+        self.pipeline.clear()
         self.transport.close()
 
     def _write(self, response: Response, *, keep_alive: bool) -> None:
@@ -248,9 +508,185 @@ class _Connection(HttpToolsProtocol):
             if not keep_alive:
                 self.transport.close()
 
+    # Limits -----------------------------------------------------------------------------------------------------
+
+    def _count(self) -> None:
+        """Count what the connection holds; end it if that is too much beside what others hold."""
+        if self.transport.is_closing():
+            return
+        held = len(self._rest) + self.transport.get_write_buffer_size()
+        if self._is_in_head:
+            held += 2 * self._head_bytes + _HEADER_BYTES * len(self.headers)
+        cycles = [cycle for cycle, _ in self.pipeline]
+        if self.cycle is not None and not cycles:
+            held += len(self.cycle.body)
+        for cycle in cycles:
+            held += _REQUEST_BYTES + _HEADER_BYTES * len(cast("list[Any]", cycle.scope["headers"])) + len(cycle.body)
+        if not self._share.hold(held if held > _UNCOUNTED_BYTES else 0):
+            is_blocked = self.flow.write_paused
+            self.refuse(503, full().sentence)
+            if is_blocked:
+                self.transport.abort()
+
+    def look(self, now: float) -> None:
+        """Refuse a request that is late, unless it waits to be read."""
+        if self.deadline == _NEVER:
+            return
+        if self.flow.read_paused and not self._is_over:
+            self.deadline = now + self._options.arrive_s
+        elif self.deadline < now:
+            self.refuse(408, "The request did not arrive in time.")
+
+    def shutdown(self) -> None:
+        """End after the answers to the requests that have arrived as a whole."""
+        self._rest, self.ends = b"", True
+        is_answered = self.cycle is None or self.cycle.response_complete
+        is_partial = not is_answered and self.cycle.more_body
+        if is_partial and self.pipeline:
+            self.pipeline.popleft()  # the newest one; others are before it
+        elif is_partial:
+            self.refuse(503, "The server ends. Try again later.")
+        elif is_answered:
+            self.transport.close()
+        else:
+            self.cycle.keep_alive = False
+
 
 class _Socket(WebSocketsSansIOProtocol):
-    """Connection of a WebSocket that can also send without waiting, and ends after the messages received so far."""
+    """Connection of a WebSocket that can also send without waiting, and ends after the messages received so far.
+
+    Attributes:
+        unread: messages that the client doesn't read.
+        ends: True if it ends with the answers to the messages that were parsed.
+    """
+
+    def __init__(self, server: WebServer, **state: Any) -> None:
+        super().__init__(**state)
+        self._server = server
+        self._rest, self._is_to_parse = b"", False  # received, but not parsed
+        self.ends = False
+        self._queued_bytes = 0
+        self._share = Share(server.strangers)
+        self._partial_by = _NEVER  # time by which a message that has begun must be complete
+        self.close_timeout = _CLOSE_S
+        self.unread = _Unread()
+
+    @property
+    def is_blocked(self) -> bool:
+        """True while messages wait for the client to read."""
+        return not self.writable.is_set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._share.hold(0)
+
+    # What arrives -----------------------------------------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        if self.close_sent and len(data) > _MAX_MESSAGES_SLICE:  # much more than an agreement to the end
+            self.transport.abort()
+            return
+        if self._rest or len(data) > _MAX_MESSAGES_SLICE or (self.handshake_initiated and not self.handshake_complete):
+            self._rest += data
+            self._pause()
+            self._parse_soon()
+        else:
+            super().data_received(data)
+        self._count()
+
+    def _parse_soon(self) -> None:
+        if not self._is_to_parse:
+            self._is_to_parse = True
+            self.loop.call_soon(self._parse)
+
+    def _parse(self) -> None:
+        """Parse a part of what has arrived, unless it has to wait; other connections have their turns in between."""
+        self._is_to_parse = False
+        if not self.handshake_complete or self.queue.qsize() >= _MAX_MESSAGES or self.transport.is_closing():
+            return
+        part, self._rest = self._rest[:_MAX_MESSAGES_SLICE], self._rest[_MAX_MESSAGES_SLICE:]
+        super().data_received(part)
+        self._go_on()
+
+    async def receive(self) -> Any:
+        """Return the next event; see ASGI."""
+        if self._rest and self.queue.empty():
+            self._parse_soon()
+        event = cast("dict[str, Any]", await self.queue.get())
+        self._queued_bytes -= len(event.get("bytes") or event.get("text") or b"")
+        if self.read_paused:
+            self._go_on()
+        return event
+
+    def _pause(self) -> None:
+        if not self.read_paused:
+            self.read_paused = True
+            self.transport.pause_reading()
+
+    def _go_on(self) -> None:
+        if self._share.num_bytes:
+            self._count()
+        if self._rest:
+            self._parse_soon()
+        elif self.read_paused and self.queue.empty() and self.writable.is_set() and not self.ends:
+            self.read_paused = False
+            self.transport.resume_reading()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._pause()  # or answers to pings would pile up
+        self._count()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._go_on()
+
+    def handle_cont(self, event: Frame) -> None:
+        """Join a frame to its message now: empty frames would cost more than their bytes."""
+        joined = cast("bytes | bytearray", self.frames[0])
+        if isinstance(joined, bytes):
+            joined = bytearray(joined)
+        joined += event.data
+        self.frames = [cast("bytes", bytes(joined) if event.fin else joined)]
+        if event.fin:
+            self.send_receive_event_to_app()
+
+    def send_receive_event_to_app(self) -> None:
+        self._queued_bytes += 0 if self.close_sent else len(self.frames[0])
+        self._partial_by = _NEVER
+        super().send_receive_event_to_app()
+
+    # Limits -----------------------------------------------------------------------------------------------------
+
+    def _count(self) -> None:
+        """Count what the connection holds; end it if that is too much beside what others hold."""
+        if self.transport.is_closing():
+            return
+        if self.handshake_complete:
+            self._share.move_to(self._server.app.budget)
+        held = len(self._rest) + self._queued_bytes + _MESSAGE_BYTES * self.queue.qsize()
+        held += len(self.conn.reader.buffer) + sum(map(len, self.frames)) + self.transport.get_write_buffer_size()
+        if not self._share.hold(held if held > _UNCOUNTED_BYTES else 0):
+            self._fail(1013, full().sentence)
+
+    def _fail(self, code: int, reason: str) -> None:
+        is_blocked = self.is_blocked
+        self.conn.fail(code, reason)
+        if self.conn.close_sent is None or is_blocked:
+            self.transport.abort()
+        else:
+            self.handle_parser_exception()
+
+    def look(self, now: float) -> None:
+        """End the connection if a message that has begun is late, unless it waits to be read."""
+        if self.transport.is_closing() or self.read_paused or not (self.frames or self.conn.reader.buffer):
+            self._partial_by = _NEVER
+        elif self._partial_by == _NEVER:
+            self._partial_by = now + self._server.options.arrive_s
+        elif self._partial_by < now:
+            self._fail(1008, "The message did not arrive in time.")
+
+    # What leaves ------------------------------------------------------------------------------------------------
 
     def write(self, messages: Iterable[bytes | str]) -> None:
         """Send messages now; those to a client that is gone are dropped."""
@@ -264,4 +700,7 @@ class _Socket(WebSocketsSansIOProtocol):
         self.transport.write(b"".join(self.conn.data_to_send()))
 
     def shutdown(self) -> None:
+        """End after the messages that were parsed."""
+        self._rest, self.ends = b"", True
+        self._pause()
         self.queue.put_nowait({"type": "websocket.disconnect", "code": ENDING})

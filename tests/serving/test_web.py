@@ -10,7 +10,7 @@ import ssl
 import subprocess
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ pytest.importorskip("uvicorn")
 pytest.importorskip("httptools")
 
 from gymnasium import spaces
+from processes import wait_until
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
@@ -31,6 +32,9 @@ from aiorl.serving.values import given_value
 from aiorl.web.access import WebOptions, add_web_options, web_options
 from aiorl.web.app import App, Refusal, Reply, Request, Response, WebSocket, json_response, parse_json
 from aiorl.web.server import WebServer
+
+UPGRADE = (b"GET /talk HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
+           b"sec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\nsec-websocket-version: 13\r\n\r\n")  # fmt: skip
 
 
 class Site:
@@ -127,7 +131,10 @@ class Site:
 
     @contextmanager
     def raw(self) -> Iterator[socket.socket]:
-        with socket.create_connection(("127.0.0.1", self.server.port), timeout=10) as found:
+        with socket.socket() as found:
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # a client that doesn't read is soon noticed
+            found.settimeout(10)
+            found.connect(("127.0.0.1", self.server.port))
             yield found
 
 
@@ -136,6 +143,11 @@ def everything(connection: socket.socket) -> bytes:
     while part := connection.recv(65536):
         parts.append(part)
     return b"".join(parts)
+
+
+def send_endlessly(connection: socket.socket, sent: bytes) -> None:
+    while True:
+        connection.sendall(sent)
 
 
 def test_answers_and_errors_are_plain_json() -> None:
@@ -214,6 +226,130 @@ def test_slow_and_endless_requests_are_refused(sent: bytes, status: int) -> None
     with Site(arrive_s=0.1) as site, site.raw() as connection:
         connection.sendall(sent)
         assert b" %d " % status in everything(connection)[:13]
+
+
+def test_requests_of_a_connection_wait_for_answers_without_being_read() -> None:
+    asked = b"GET /slow HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    further = b"GET /live HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    last = further.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n")
+    with Site() as site, site.raw() as connection:
+        connection.sendall(asked + 3000 * further + last)
+        assert site.asked.wait(10)
+        (waiting,) = site.server.server_state.connections
+        wait_until(lambda: waiting.flow.is_full)
+        assert len(waiting.pipeline) <= 64
+        site.go_on.set()
+        answers = everything(connection)
+    assert answers.count(b"HTTP/1.1 200") == 3002
+    assert site.server.strangers.num_bytes == site.app.budget.num_bytes == 0
+
+
+@pytest.mark.parametrize("is_let_in", [False, True])
+def test_what_connections_hold_together_is_limited(is_let_in: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aiorl.web.server.HELD_BYTES", 100_000)
+    monkeypatch.setattr("aiorl.web.server._STRANGERS_BYTES", 100_000)
+    head = b"GET /live HTTP/1.1\r\nhost: localhost\r\n"
+    if is_let_in:
+        head = b"POST /echo/a/end HTTP/1.1\r\nhost: localhost\r\ncontent-length: 20000\r\n\r\n"
+    with Site(max_body_bytes=20_000) as site, ExitStack() as stack:
+        budget = site.app.budget if is_let_in else site.server.strangers
+        refused: list[bytes] = []
+        for _ in range(20):
+            connection, before = stack.enter_context(site.raw()), budget.num_bytes
+            connection.sendall(head + (b" " if is_let_in else b"x:") + b"y" * 18_000)
+            connection.settimeout(0)
+
+            def is_noted(connection: socket.socket = connection, before: int = before) -> bool:
+                with suppress(BlockingIOError):
+                    refused.append(connection.recv(1000))
+                return bool(refused) or budget.num_bytes > before
+
+            wait_until(is_noted)
+            if refused:
+                break
+        assert refused[0].startswith(b"HTTP/1.1 503")
+        assert budget.num_bytes <= 100_000
+        stack.close()
+        wait_until(lambda: budget.num_bytes == 0)
+        assert site.ask("POST", "/echo/a/end", b"{}")[0] == 200
+
+
+def test_a_client_that_does_not_read_its_answers_is_cut_off() -> None:
+    long = b"POST /echo/a/end?x=" + b"y" * 30_000 + b" HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n{}"
+    with Site(arrive_s=0.1) as site, site.raw() as connection, pytest.raises(ConnectionError):
+        send_endlessly(connection, long)
+
+
+def test_who_is_not_let_in_is_refused_before_the_body_comes(tmp_path: Path) -> None:
+    with Site(token_file=tmp_path / "token") as site:
+        for path in ("/quick", "/echo/a/end"):
+            with site.raw() as connection:
+                connection.sendall(
+                    f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 999999\r\n\r\n".encode()
+                )
+                head = connection.recv(1000)
+                assert head.startswith(b"HTTP/1.1 401")
+                assert b"connection: close" in head
+                connection.sendall(b"x" * 999_999)
+                assert everything(connection) == b""
+        with site.raw() as connection:
+            connection.sendall(b"POST /quick HTTP/1.1\r\nhost: localhost\r\ncontent-length: 0\r\n\r\n" * 100)
+            with suppress(ConnectionResetError):
+                assert everything(connection).count(b"HTTP/1.1 401") == 1
+
+
+def test_ends_of_lines_alone_keep_no_connection_open() -> None:
+    with Site(arrive_s=0.1) as site, site.raw() as connection:
+        connection.sendall(b"GET /live HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        received = b""
+        while not received.endswith(b"live"):
+            received += connection.recv(1000)
+        connection.sendall(b"\r\n")
+        assert everything(connection) == b""
+
+
+def test_messages_of_a_socket_that_are_not_complete_cost_little_and_end_it() -> None:
+    mask, none = b"\x80" + bytes(4), {"max_size": None, "ping_interval": None}
+    with Site(arrive_s=0.5) as site:
+        url = f"ws://127.0.0.1:{site.server.port}/talk"
+        for sent in (b"\x02" + mask + 20_000 * (b"\x00" + mask), b"\x82\xfe\xff\xff" + bytes(4) + b"half"):
+            with connect(url, **none) as talk:
+                talk.socket.sendall(sent)
+                with pytest.raises(ConnectionClosed) as caught:
+                    talk.recv(10)
+                assert caught.value.rcvd is not None
+                assert caught.value.rcvd.code == 1008
+        with connect(url, **none) as talk:
+            talk.send(["a", "", "b"])
+            assert talk.recv(10) == "ab"
+            talk.ping()
+            for _ in range(2):
+                talk.send("x" * 60_000)
+                assert talk.recv(10) == "x" * 60_000
+
+
+def test_a_socket_whose_answers_are_not_read_is_cut_off() -> None:
+    with Site(arrive_s=0.1) as site:
+        for sent in (b"\x89\xfd" + bytes(4 + 125), b"\x82\xfe\xff\x00" + bytes(4 + 65_280)):  # pings, and messages
+            with site.raw() as connection:
+                connection.sendall(UPGRADE)
+                assert connection.recv(1000).startswith(b"HTTP/1.1 101")
+                with pytest.raises(ConnectionError):
+                    send_endlessly(connection, sent)
+
+
+def test_the_end_does_not_wait_for_what_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aiorl.web.server._GRACE_S", 1000.0)
+    head = b"host: localhost\r\ncontent-length: 9\r\n\r\n12"
+    partial = [b"GET /live HT", b"POST /quick HTTP/1.1\r\n" + head, b"POST /echo/a/end HTTP/1.1\r\n" + head]
+    with ExitStack() as stack, Site() as site:  # which ends first
+        for sent in (*partial, UPGRADE):
+            stack.enter_context(site.raw()).sendall(sent)
+        unread = stack.enter_context(site.raw())
+        unread.setblocking(False)
+        with suppress(BlockingIOError):
+            send_endlessly(unread, b"GET /live HTTP/1.1\r\nhost: localhost\r\n\r\n" * 1000)
+        wait_until(lambda: len(site.server.server_state.connections) == 5)
 
 
 def test_further_connections_than_allowed_are_refused_until_one_ends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -353,6 +489,34 @@ def test_the_access_log_has_a_line_for_each_request_and_rotates(
     assert " GET /live 200 " in text
     with Site(access_log=Path("/dev/full")) as site:
         assert site.ask("GET", "/live")[0] == 200, "a full disk costs lines alone"
+
+
+def test_connections_that_are_refused_are_logged_and_counted_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aiorl.web.server._MAX_CONNECTIONS", 1)
+    path = tmp_path / "access.log"
+    with Site(access_log=path, arrive_s=0.1) as site:
+        counted: list[tuple[str, str, int]] = []
+        site.app.on_answer.append(
+            lambda request, status, seconds: counted.append((request.method, request.path, status))
+        )
+        for sent in (b"GET /live HT", b"nonsense\r\n\r\n", b"GET /live HTTP/1.1\r\nx: " + b"y" * 65_600,
+                     b"GET /live HTTP/1.1\r\n" + b"x: y\r\n" * 200 + b"\r\n",
+                     b"POST /echo/a/end HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n12"):  # fmt: skip
+            with site.raw() as connection:
+                connection.sendall(sent)
+                everything(connection)
+            wait_until(lambda: not site.server.server_state.connections)
+        with site.raw() as first, site.raw() as second:
+            everything(second)
+            first.sendall(b"GET /live HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+            everything(first)
+    lines = [line.split()[2:5] for line in path.read_text().splitlines()]
+    refused = [["-", "-", status] for status in ("408", "400", "431", "431")]
+    assert lines == [*refused, ["POST", "/echo/a/end", "408"], ["-", "-", "503"], ["GET", "/live", "200"]]
+    assert [str(status) for _, _, status in counted] == [status for _, _, status in lines]
+    assert {path for _, path, status in counted if status != 200} == {""}
 
 
 def test_tls_is_spoken_with_the_given_files(tmp_path: Path) -> None:
