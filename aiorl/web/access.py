@@ -28,6 +28,8 @@ from aiorl.web.app import MAX_BODY_BYTES, Refusal, Request
 
 _TOKEN, _MAX_TOKEN_FILE = re.compile(rb"[!-~]{16,4096}"), 8192
 _PORT = re.compile(r":\d+$")
+USER = "aiorl.is_own"
+"""Key of the state of a connection: True if a process of this user holds its other end."""
 
 
 def want_web(by: str) -> None:
@@ -138,10 +140,15 @@ def url_of(options: WebOptions, listener: socket.socket) -> str:
 
 
 class Guard:
-    """Check of tokens, and of where a browser's requests come from.
+    """Check of who asks, by a token or the user of the client's process, and of where a browser's requests come from.
+
+    Without a token, and without ``--insecure``, only processes of this user on this host are let in.
 
     A browser sends requests for any page that it shows. Requests of other sites' pages are refused. Without a token,
     requests to another name than this host's are refused, too, because another site could give its name this address.
+
+    Attributes:
+        asks_user: True if each connection has to be looked up; its scopes then have `USER` in their ``state``.
     """
 
     def __init__(self, options: WebOptions) -> None:
@@ -153,7 +160,8 @@ class Guard:
         """
         self._token = None if options.token_file is None else token_in(options.token_file)
         names = {"localhost", "127.0.0.1", "[::1]", options.host.lower()}
-        self._hosts = None if self._token or options.is_insecure else names
+        self.asks_user = self._token is None and not options.is_insecure
+        self._hosts = names if self.asks_user else None
 
     def check(self, request: Request) -> None:
         """Check a request.
@@ -164,6 +172,9 @@ class Guard:
         if self._token is not None and not hmac.compare_digest(token_of(request), self._token):
             challenge = ((b"www-authenticate", b'Basic realm="aiorl"'), (b"www-authenticate", b"Bearer"))
             raise Refusal(401, "Send the server's token: 'Authorization: Bearer TOKEN'.", challenge)
+        if self.asks_user and request.scope["state"].get(USER) is not True:
+            said = f"This server answers to processes of user {os.geteuid()} on its host. For others, start it with"
+            raise Refusal(403, f"{said} --token-file FILE and send the token, or with --insecure.")
         host = request.header(b"host")
         if self._hosts is not None and _name_in(host) not in self._hosts:
             raise Refusal(403, f"This server answers to localhost, not to {host:.100}.")

@@ -31,7 +31,7 @@ from aiorl.errors import ConfigError
 from aiorl.process.children import watch_parent
 from aiorl.process.program import on_stop_signals, raise_open_file_limit
 from aiorl.process.tasks import Tasks
-from aiorl.web.access import AccessLog, Guard, WebOptions, listen, url_of
+from aiorl.web.access import USER, AccessLog, Guard, WebOptions, listen, url_of
 from aiorl.web.app import (
     CLOSING,
     ENDING,
@@ -51,6 +51,7 @@ from aiorl.web.app import (
     reply_of,
 )
 from aiorl.web.budget import Budget, Share
+from aiorl.web.peers import is_own_connection
 
 logger = logging.getLogger(__name__)
 
@@ -282,6 +283,9 @@ class _Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         super().connection_made(transport)
         self.flow = _Flow(transport)
+        if self._server.guard.asks_user:
+            is_own = is_own_connection(cast("Any", self.client), cast("Any", self.server))
+            self.app_state = {**self.app_state, USER: is_own}
         if len(self.connections) > self._server.max_connections:
             self.refuse(503, "The server has as many connections as it takes. Try again later.")
 

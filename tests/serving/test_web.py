@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import os
 import socket
 import ssl
 import subprocess
@@ -13,6 +14,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -22,7 +24,7 @@ pytest.importorskip("httptools")
 
 from gymnasium import spaces
 from processes import wait_until
-from websockets.exceptions import ConnectionClosed
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from aiorl.config.command_line import Parser
@@ -31,6 +33,7 @@ from aiorl.process.tasks import new_event_loop
 from aiorl.serving.values import given_value
 from aiorl.web.access import WebOptions, add_web_options, web_options
 from aiorl.web.app import App, Refusal, Reply, Request, Response, WebSocket, json_response, parse_json
+from aiorl.web.peers import is_own_connection
 from aiorl.web.server import WebServer
 
 UPGRADE = (b"GET /talk HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
@@ -404,6 +407,64 @@ def test_other_addresses_need_a_token_or_a_word(tmp_path: Path) -> None:
         found("--tls-cert", "a")
     with Site() as site, pytest.raises(ConfigError, match=str(site.server.port)):
         asyncio.run(WebServer(App(), WebOptions(port=site.server.port)).running().__aenter__())
+
+
+@contextmanager
+def other_user() -> Iterator[None]:
+    os.seteuid(12345)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make sockets of another user")
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_ports_on_loopback_admit_this_user_only(host: str, tmp_path: Path) -> None:
+    family = socket.AF_INET6 if host == "::1" else socket.AF_INET
+    asked = b"GET %s HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer %s\r\nconnection: close\r\n\r\n"
+
+    def status(site: Site, path: bytes, token: bytes = b"") -> bytes:
+        with other_user():
+            connection = socket.socket(family)
+        with connection:
+            connection.connect((host, site.server.port))
+            connection.sendall(asked % (path, token))
+            return everything(connection)[9:12]
+
+    with Site(host=host) as site:
+        assert (status(site, b"/failing"), status(site, b"/live"), status(site, b"/none")) == (b"403", b"200", b"404")
+        url = f"ws://{'[::1]' if host == '::1' else host}:{site.server.port}/talk"
+        with connect(url) as talk:
+            talk.send("a")
+            assert talk.recv(10) == "a"
+        with other_user():
+            connection = socket.socket(family)
+        connection.connect((host, site.server.port))
+        with connection, pytest.raises(InvalidStatus) as caught, connect(url, sock=connection):
+            pass
+        assert caught.value.response.status_code == 403
+    with Site(host=host, is_insecure=True) as site:
+        assert status(site, b"/failing") == b"500"
+    with Site(host=host, token_file=tmp_path / "token") as site:
+        token = (tmp_path / "token").read_bytes().strip()
+        assert (status(site, b"/failing"), status(site, b"/failing", token)) == (b"401", b"500")
+
+
+def test_the_user_of_a_connection_is_known_while_its_process_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = listener.getsockname()
+        client = socket.create_connection(server)
+        accepted, name = listener.accept()
+        with accepted:
+            assert is_own_connection(name, server)
+            assert not is_own_connection(server, (name[0], 1))
+            with monkeypatch.context() as patched:
+                patched.setattr("aiorl.web.peers._uid_of", Mock(side_effect=OSError))
+                assert is_own_connection(name, server), "found among this user's processes"
+                assert not is_own_connection((name[0], 1), server)
+            client.close()
+            assert not is_own_connection(name, server)
 
 
 def test_pages_of_other_sites_may_not_ask() -> None:

@@ -1,0 +1,96 @@
+"""Users of connections on this machine: whose process is at the other end of a TCP connection over loopback.
+
+The kernel tells who made a socket. So a port of this user can be closed to other users without a token.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+import sys
+from functools import lru_cache
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from pathlib import Path
+
+import psutil
+
+Address = tuple[str, int]
+
+_OVERFLOW_FILE = Path("/proc/sys/kernel/overflowuid")
+# of <linux/sock_diag.h>, <linux/inet_diag.h> and <linux/netlink.h>
+_NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST = 4, 20, 1
+_HEADER = struct.Struct("=IHHII")
+_QUESTION = struct.Struct("=BBBBI")
+_PORTS = struct.Struct("!HH")
+_INTERFACE_AND_COOKIE = struct.Struct("=III")
+_ANSWER = struct.Struct("=BBBB48sIIIII")
+_CONNECTED = (1, 4, 5, 8)
+"""ESTABLISHED, FIN_WAIT1, FIN_WAIT2 and CLOSE_WAIT of <linux/tcp_states.h>."""
+_ANY = 0xFFFFFFFF
+
+
+def is_own_connection(client: Address, server: Address) -> bool:
+    """Return whether a process of this user holds the other end of a connection over loopback.
+
+    Args:
+        client: host and port of the other end.
+        server: host and port of the end of this process.
+    """
+    if os.geteuid() == _uid_of_strangers():
+        return False
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, ValueError, struct.error):  # some sandboxes have no netlink
+            return _uid_of(client, server) == os.geteuid()
+    return _has_own_process(client, server)
+
+
+@lru_cache(maxsize=1)
+def _uid_of_strangers() -> int:
+    """Return the number that stands for all users whom a namespace of users doesn't know, -1 if there is none."""
+    with contextlib.suppress(OSError, ValueError):
+        return int(_OVERFLOW_FILE.read_text())
+    return -1
+
+
+def _uid_of(client: Address, server: Address) -> int:
+    """Return the user who made the socket at the other end, -1 if that is closed.
+
+    Raises:
+        OSError: the kernel can't be asked.
+        struct.error: its answer is none.
+    """
+    hosts = [_plain(client[0]), _plain(server[0])]
+    family = socket.AF_INET6 if hosts[0].version == 6 else socket.AF_INET
+    ends = _PORTS.pack(client[1], server[1]) + b"".join(host.packed.ljust(16, b"\0") for host in hosts)
+    question = _QUESTION.pack(family, socket.IPPROTO_TCP, 0, 0, _ANY) + ends + _INTERFACE_AND_COOKIE.pack(0, _ANY, _ANY)
+    header = _HEADER.pack(_HEADER.size + len(question), _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST, 0, 0)
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC, _NETLINK_SOCK_DIAG) as asked:
+        asked.settimeout(1.0)
+        asked.send(header + question)
+        answer = asked.recv(4096)
+    _, kind, *_ = _HEADER.unpack_from(answer)
+    if kind != _SOCK_DIAG_BY_FAMILY:
+        return -1
+    _, state, _, _, found, _, _, _, uid, inode = _ANSWER.unpack_from(answer, _HEADER.size)
+    # without the connection, the kernel tells of a socket that listens there; and one that its process has closed has
+    # no inode, and 0 as its user
+    return int(uid) if found.startswith(ends) and state in _CONNECTED and inode != 0 else -1
+
+
+def _plain(host: str) -> IPv4Address | IPv6Address:
+    found = ip_address(host)
+    mapped = found.ipv4_mapped if isinstance(found, IPv6Address) else None
+    return mapped or found
+
+
+def _has_own_process(client: Address, server: Address) -> bool:
+    """Look for the other end among the connections of this user's processes, where the kernel can't be asked."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.uids().effective != os.geteuid():
+                continue
+            if any((one.laddr, one.raddr) == (client, server) for one in process.net_connections("tcp")):
+                return True
+    return False
