@@ -133,6 +133,8 @@ def time_unit(seconds: float) -> tuple[float, str]:
 _CURVE = ("timesteps_total", "time_total_s", "episode_reward_mean", "episode_reward_min", "episode_reward_max")
 _POINTS = 300
 _RESAMPLES = 2000
+_RESAMPLED_NUMBERS = 1 << 21
+"""Numbers of resamples that are held at a time."""
 _MAX_TOLD = 3  # settings in a curve's name
 _MAX_VALUE = 30  # characters of each
 OF_A_RUN = (
@@ -304,8 +306,22 @@ def band_of(runs: Sequence[RunCurve], *, by: str, rng: np.random.Generator) -> B
         mean[columns] = low[columns] = high[columns] = interquartile_mean(values)
         if len(values) > 1:
             drawn = rng.integers(len(values), size=(len(values), _RESAMPLES))
-            low[columns], high[columns] = np.quantile(interquartile_mean(values[drawn]), (0.025, 0.975), axis=0)
+            low[columns], high[columns] = _interval(values, drawn)
     return Band(at, mean, low, high, there.sum(axis=0))
+
+
+def _interval(values: F64, drawn: NDArray[np.int64]) -> F64:
+    """Return the 95 % interval [2, P] of the interquartile mean, for values [N, P] and the indices [N, R] of resamples.
+
+    Some points are taken at a time: all resamples of 300 runs at 300 points would take gigabytes.
+    """
+    num_points = max(1, _RESAMPLED_NUMBERS // drawn.size)
+    parts = []
+    for start in range(0, values.shape[1], num_points):
+        means = interquartile_mean(values[:, start : start + num_points][drawn])
+        parts.append(np.quantile(means, (0.025, 0.975), axis=0))
+    found: F64 = np.concatenate(parts, axis=1)
+    return found
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -159,3 +160,18 @@ def test_a_pipe_in_place_of_a_config_is_not_waited_for(tmp_path: Path, capsys: p
     os.mkfifo(path / "config.yaml")
     assert main([str(path), "--out", str(tmp_path / "x.png")]) != 0
     assert str(path / "config.yaml") in capsys.readouterr().err
+
+
+def test_the_interval_of_hundreds_of_runs_takes_little_memory() -> None:
+    rng = np.random.default_rng(1)
+    steps = np.linspace(0.0, 100.0, 300)
+    returns = rng.normal(size=(100, 300))
+    runs = [RunCurve(Path(str(index)), {}, steps, steps, one) for index, one in enumerate(returns)]
+    tracemalloc.start()
+    band = band_of(runs, by="steps", rng=np.random.default_rng(0))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 150 << 20
+    drawn = np.random.default_rng(0).integers(100, size=(100, 2000))
+    expected = np.quantile(interquartile_mean(returns[:, 299][drawn]), (0.025, 0.975))
+    np.testing.assert_allclose((band.low[299], band.high[299]), expected)
