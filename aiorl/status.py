@@ -23,7 +23,7 @@ import psutil
 from aiorl.acting.run_lock import lock_owner
 from aiorl.config.addresses import RUN_FILE, places_of, run_facts
 from aiorl.config.command_line import Parser, exit_status, usage_error
-from aiorl.config.files import open_regular, parse_json
+from aiorl.config.files import names_inside, open_inside, parse_json
 from aiorl.config.layers import CONFIG_FILE
 from aiorl.errors import AiorlError, ConfigError, RemoteProtocolError
 from aiorl.run.overview import MAX_BYTES, STATUS_FILE
@@ -73,17 +73,19 @@ def status_of_run(directory: Path) -> dict[str, Any]:
     account: dict[str, Any] = {}
     with contextlib.suppress(OSError, ValueError):  # it has just begun, or is a copy of its results alone
         account["run_id"] = run_facts(directory)["run_id"]
-        found = _object_in(part_of(directory / STATUS_FILE, 0, 2 * MAX_BYTES)[0])
+        found = _object_in(part_of(directory, STATUS_FILE, 0, 2 * MAX_BYTES)[0])
         account = found if found.get("run_id") == account["run_id"] else account
     last = max((changed for _, _, changed in signature(directory, *FILES)), default=0) / 1e9
     account["silent_s"] = max(0.0, time.time() - last)
     has_ended = Part(account).part("learner").text("end") != ""
     account["is_alive"] = False if has_ended else _is_alive(directory, account["silent_s"])
     account["run_dir"] = str(directory.absolute())
-    account["learner_words"] = _words(directory / "log.txt")
-    account["result"] = _object_in(last_line(directory / JSONL_FILE, _RESULT_BYTES).encode()) or account.get("result")
-    names = sorted((path.name for path in directory.glob("logs/*.txt")), key=lambda name: (len(name), name))
-    account["logs"] = {name: _words(directory / "logs" / name) for name in names[:_MAX_LOGS]}
+    account["learner_words"] = _words(directory, "log.txt")
+    newest = last_line(directory, JSONL_FILE, _RESULT_BYTES)
+    account["result"] = _object_in(newest.encode()) or account.get("result")
+    logs = [name for name in names_inside(directory, "logs") if name.endswith(".txt")]
+    names = sorted(logs, key=lambda name: (len(name), name))
+    account["logs"] = {name: _words(directory, f"logs/{name}") for name in names[:_MAX_LOGS]}
     return account
 
 
@@ -112,16 +114,17 @@ def signature(directory: Path, *names: str) -> tuple[tuple[int, int, int], ...]:
     return tuple(found)
 
 
-def part_of(path: Path, start: int, max_bytes: int) -> tuple[bytes, int]:
-    """Return a part of a file, and the file's size; b"" and 0 if it can't be read.
+def part_of(directory: Path, name: str, start: int, max_bytes: int) -> tuple[bytes, int]:
+    """Return a part of a file, and the file's size; b"" and 0 if it can't be read, or is behind a link.
 
     Args:
-        path: the file.
+        directory: the run directory.
+        name: path of the file inside it.
         start: first byte of the part; a negative one counts from the end.
         max_bytes: most bytes of the part.
     """
     try:
-        with open_regular(path) as file:
+        with open_inside(directory, name) as file:
             size = os.fstat(file.fileno()).st_size
             file.seek(start if start >= 0 else max(0, size + start))
             return file.read(max_bytes), size
@@ -129,14 +132,14 @@ def part_of(path: Path, start: int, max_bytes: int) -> tuple[bytes, int]:
         return b"", 0
 
 
-def last_line(path: Path, tail_bytes: int = 16 << 10) -> str:
+def last_line(directory: Path, name: str, tail_bytes: int = 16 << 10) -> str:
     """Return the last whole line of a file that is not empty, "" if there is none."""
-    tail, _ = part_of(path, -tail_bytes, tail_bytes)
+    tail, _ = part_of(directory, name, -tail_bytes, tail_bytes)
     return tail.rpartition(b"\n")[0].rstrip().rpartition(b"\n")[2].decode(errors="replace")
 
 
-def _words(path: Path) -> str:
-    return one_line(last_line(path), _MAX_WORDS)
+def _words(directory: Path, name: str) -> str:
+    return one_line(last_line(directory, name), _MAX_WORDS)
 
 
 async def status_of_learner(places: Sequence[str], keys: Path | None, *, wait_s: float = _WAIT_S) -> dict[str, Any]:

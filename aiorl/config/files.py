@@ -324,6 +324,58 @@ def open_regular(path: str | Path, *, follow: bool = False) -> BufferedReader:
         raise
 
 
+def open_inside(directory: Path, name: str) -> BufferedReader:
+    """Open a regular file inside a directory for reading, without following links out of it.
+
+    Args:
+        directory: the directory, which can be a link itself.
+        name: path of the file, relative to it.
+
+    Raises:
+        OSError: it is missing, unreadable or not regular, or a part of `name` is a symbolic link or leads upwards; the
+            reason is in plain words.
+    """
+    *folders, last = Path(name).parts
+    if ".." in (*folders, last) or Path(name).is_absolute():
+        raise OSError(errno.EPERM, "it leads out of the directory", name)
+    held = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        for folder in folders:
+            inner = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=held)
+            os.close(held)
+            held = inner
+        descriptor = os.open(last, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW, dir_fd=held)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENOTDIR):  # ENOTDIR for a link in place of a directory
+            raise OSError(errno.ELOOP, "a part of its path is a symbolic link", str(directory / name)) from error
+        raise
+    finally:
+        os.close(held)
+    try:
+        check_regular(descriptor, directory / name)
+        return open(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def names_inside(directory: Path, folder: str = ".") -> list[str]:
+    """Return the names of files in a directory, or in a folder of it, that are no links; [] if it can't be read."""
+    place = directory / folder
+    if folder != "." and place.is_symlink():
+        return []
+    with contextlib.suppress(OSError), os.scandir(place) as entries:
+        return [entry.name for entry in entries if entry.is_file(follow_symlinks=False)]
+    return []
+
+
+def folders_inside(directory: Path) -> list[str]:
+    """Return the names of the folders of a directory that are no links; [] if it can't be read."""
+    with contextlib.suppress(OSError), os.scandir(directory) as entries:
+        return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+    return []
+
+
 def check_regular(descriptor: int, path: str | Path) -> None:
     """Raise OSError unless an open file is regular."""
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):

@@ -136,7 +136,8 @@ class _Pages:
         name, level = query.get("file", "log.txt"), query.get("level", "DEBUG")
         if level not in reading.LEVELS or not _LOG.fullmatch(name):
             raise Refusal(404, f"There is no log {name!r:.100} with the level {level!r:.100}.")
-        entries, is_cut = reading.log_entries(run.path / name, query.get("words", "")[:200], level)
+        words = query.get("words", "")[:200]
+        entries, is_cut = reading.log_entries(run.path / name, words, level, inside=run.path)
         return json_response({"entries": entries, "is_cut": is_cut})
 
     def experiments(self, request: Request) -> Response:
@@ -151,7 +152,7 @@ class _Pages:
         asked = _RANGE.fullmatch(request.header(b"range"))
         start, last = (int(asked[1]), int(asked[2] or _FAR)) if asked else (0, _FAR)
         most = max(0, min(_FILM_BYTES, last + 1 - start))
-        part, size = part_of(run.path / name, start, most) if name in reading.films(run.path) else (b"", 0)
+        part, size = part_of(run.path, name, start, most) if name in reading.films(run.path) else (b"", 0)
         if not part:
             place = (b"content-range", b"bytes */%d" % size)
             raise Refusal(416 if size else 404, f"There is no such part of a film {name!r:.100}.", (place,))
@@ -194,7 +195,7 @@ def _changes(name: str, look: Callable[[], bytes]) -> Iterator[bytes]:
 def _results(directory: Path, place: int) -> Iterator[bytes]:
     """Look without end, and yield an event with new results from a byte on, or that all are to be loaded again."""
     while True:
-        _, size = part_of(directory / JSONL_FILE, 0, 0)
+        _, size = part_of(directory, JSONL_FILE, 0, 0)
         if place <= size <= place + _BEHIND_BYTES:
             found = [*reading.numbers_from(directory, place)]
             place = found[-1][0] if found else place

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aiorl.config.files import MAX_BYTES, parse_yaml
+from aiorl.config.files import MAX_BYTES, folders_inside, names_inside, parse_yaml
 from aiorl.config.layers import CONFIG_FILE
 from aiorl.errors import ConfigError
 from aiorl.run.report.loggers import JSONL_FILE, numbers_of, results_in
@@ -84,7 +84,7 @@ def curves(
     Returns:
         The numbers, and the bytes of result.jsonl up to the end of the last result.
     """
-    _, size = part_of(directory / JSONL_FILE, 0, 0)
+    _, size = part_of(directory, JSONL_FILE, 0, 0)
     skipped_bytes = size // num_points if size > num_points * _USUAL_BYTES else 0
     found = [*numbers_from(directory, 0, skipped_bytes)]
     if skipped_bytes:  # the newest results are there
@@ -103,7 +103,7 @@ def curves(
 
 def config_text(directory: Path) -> str:
     """Return the text of a run's config, "" if there is none."""
-    return part_of(directory / CONFIG_FILE, 0, MAX_BYTES)[0].decode("utf-8", "replace")
+    return part_of(directory, CONFIG_FILE, 0, MAX_BYTES)[0].decode("utf-8", "replace")
 
 
 def settings(text: str, pick: Callable[[str], object] = bool) -> Mapping[str, Any]:
@@ -126,19 +126,23 @@ def _parsed(text: str) -> Mapping[str, Any]:
 # Logs and films -----------------------------------------------------------------------------------------------
 
 
-def log_entries(path: Path, words: str = "", level: str = "DEBUG") -> tuple[list[dict[str, str]], bool]:
+def log_entries(
+    path: Path, words: str = "", level: str = "DEBUG", *, inside: Path | None = None
+) -> tuple[list[dict[str, str]], bool]:
     """Return the newest entries of a log, oldest first.
 
     Args:
         path: the log.
         words: text that the entries contain, in upper or lower case.
         level: lowest level of the entries.
+        inside: the run directory, in which no link is followed; None = that of the log.
 
     Returns:
         Entries with ``time``, ``level``, ``text`` and the lines that follow it as ``more``, such as a traceback; and
         whether older parts of the log, or older entries, were left out.
     """
-    tail, size = part_of(path, -_LOG_BYTES, _LOG_BYTES)
+    directory = inside or path.parent
+    tail, size = part_of(directory, str(path.relative_to(directory)), -_LOG_BYTES, _LOG_BYTES)
     least, wanted = LEVELS.index(level), words.casefold()
     entries: list[dict[str, str]] = []
     more: list[str] = []
@@ -162,8 +166,10 @@ def log_entries(path: Path, words: str = "", level: str = "DEBUG") -> tuple[list
 
 def films(directory: Path) -> list[str]:
     """Return paths of the films in a run directory and in the directories inside it, relative to it."""
-    found = [path for pattern in ("*", "*/*") for path in directory.glob(pattern) if path.suffix in _FILMS]
-    return sorted(str(path.relative_to(directory)) for path in found[:_MAX_FILMS])
+    paths = [*names_inside(directory)]
+    for folder in folders_inside(directory):
+        paths += [f"{folder}/{name}" for name in names_inside(directory, folder)]
+    return sorted([path for path in paths if path.endswith(_FILMS)][:_MAX_FILMS])
 
 
 # Runs ---------------------------------------------------------------------------------------------------------
@@ -201,7 +207,7 @@ class Run:
         return {"glance": glance, "account": account, "failures": self._failures(), "films": films(self.path)}
 
     def _failures(self) -> list[dict[str, str]]:
-        return _failures_in(self.path / "log.txt", signature(self.path, "log.txt"))
+        return _failures_in(self.path, signature(self.path, "log.txt"))
 
     def _look(self) -> dict[str, Any]:
         self._account = Part(status_of_run(self.path))
@@ -246,9 +252,9 @@ class Run:
 
 
 @functools.lru_cache(maxsize=256)
-def _failures_in(log: Path, state: object) -> list[dict[str, str]]:
-    """Return the newest errors in a log with a `signature`."""
-    return log_entries(log, level="ERROR")[0][-_MAX_FAILURES:]
+def _failures_in(directory: Path, state: object) -> list[dict[str, str]]:
+    """Return the newest errors in a run's log with a `signature`."""
+    return log_entries(directory / "log.txt", level="ERROR")[0][-_MAX_FAILURES:]
 
 
 class Runs:
@@ -265,8 +271,9 @@ class Runs:
         self._runs: dict[Path, Run] = {}
 
     def find(self) -> dict[str, Run]:
-        """Return the runs that exist now by name, sorted."""
-        paths = [self.root] if self.is_single else sorted(filter(is_run, self.root.glob("*")))
+        """Return the runs that exist now by name, sorted; links to other places are not followed."""
+        paths = [self.root] if self.is_single else [self.root / name for name in sorted(folders_inside(self.root))]
+        paths = list(filter(is_run, paths))
         self._runs = {path: self._runs.get(path) or Run(path) for path in paths}
         return {run.name: run for run in self._runs.values()}
 

@@ -32,6 +32,7 @@ from aiorl.config.layers import NOTED, load_config, save_config
 from aiorl.errors import ConfigError
 from aiorl.launch.job import Job
 from aiorl.learning.algorithms.registry import config_class
+from aiorl.status import part_of
 from aiorl.watch.reading import Run, Runs, config_text, curves, experiments, log_entries
 from aiorl.web.child import Ports
 
@@ -237,6 +238,27 @@ def test_the_page_and_its_data_are_answered(tmp_path: Path) -> None:
             assert status == 404
             assert answer["error"]
         assert get(port, "/api/events", run="mine", **{"from": "x"})[0] == 400
+
+
+def test_links_are_not_followed_out_of_a_run_or_a_directory_of_runs(tmp_path: Path) -> None:
+    other = make_run(tmp_path / "elsewhere/other")
+    (other / "film.mp4").write_bytes(b"film")
+    (other / "worker-1.txt").write_text("07:48:01 there E secret\n")
+    run = make_run(tmp_path / "runs/mine")
+    (tmp_path / "runs/linked").symlink_to(other)
+    (run / "logs").symlink_to(other)
+    (run / "films").symlink_to(other)
+    (run / "alone.mp4").symlink_to(other / "film.mp4")
+    assert list(Runs(tmp_path / "runs").find()) == ["mine"]
+    details = Run(run).details()
+    assert (details["films"], details["account"]["logs"]) == ([], {})
+    assert log_entries(run / "logs/worker-1.txt", inside=run) == ([], False)
+    assert "secret" in log_entries(other / "worker-1.txt")[0][0]["text"]
+    (tmp_path / "typed").symlink_to(other)
+    assert Runs(tmp_path / "typed").is_single, "the user's own word"
+    assert Run(tmp_path / "typed").details()["films"] == ["film.mp4"]
+    for name in ("logs/worker-1.txt", "../mine/log.txt", str(other / "worker-1.txt")):
+        assert part_of(run, name, 0, 9) == (b"", 0)
 
 
 def test_a_run_is_followed_from_a_place_in_its_results(tmp_path: Path) -> None:
