@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgpack
 import numpy as np
@@ -36,7 +36,20 @@ from aiorl.errors import AiorlError, ClosedEpisodeError, ConfigError, EpisodeTim
 from aiorl.serving.sessions import Session, Sessions
 from aiorl.serving.values import check_keys, flag, given_value, number
 from aiorl.web.access import token_in, token_of
-from aiorl.web.app import App, Asked, Refusal, Reply, Request, Response, WebSocket, always, json_response, refusal_of
+from aiorl.web.app import (
+    App,
+    Asked,
+    Refusal,
+    Reply,
+    Request,
+    Response,
+    WebSocket,
+    always,
+    full,
+    json_response,
+    refusal_of,
+)
+from aiorl.web.budget import Budget, Share
 from aiorl.web.child import CLIENT_SECRET
 from aiorl.web.talk import add_talk, packed, unpacked
 
@@ -46,6 +59,10 @@ Answer = dict[str, Any]
 
 _RETRY_S = 1.0
 _MAX_SESSIONS, _TTL_S = 10_000, 600.0
+_MAX_MAIL, _MAX_MAIL_OF_WORKER = 128 << 20, 64 << 20
+"""Bytes of the requests that all workers, and one of them, may have without having answered them."""
+_MAIL_ITEM_BYTES = 2000
+"""What a request costs beside the bytes of its message."""
 _GONE = "The worker of this session is gone. Open a new session."
 _MAX_DEPTH = 50
 _OF_ACT = frozenset(("observation", "action", "reward", "info", "dones", "start"))
@@ -262,27 +279,46 @@ def _is_deep(value: Any, levels: int) -> bool:
 # The gate -------------------------------------------------------------------------------------------------------
 
 
-class _Link(NamedTuple):
-    """Connection of an environment, and the answers to come by session, at most one to each."""
+class _Link:
+    """Connection of an environment, and the requests that it has not answered yet, at most one of each session.
 
-    socket: WebSocket
-    waiting: dict[str, Reply]
+    Attributes:
+        waiting: session -> its answer to come, and the bytes of its request.
+    """
+
+    def __init__(self, socket: WebSocket, mail: Budget) -> None:
+        self.waiting: dict[str, tuple[Reply, int]] = {}
+        self._socket, self._share = socket, Share(mail)
 
     def ask(self, do: str, session: str, said: Answer) -> Reply:
         if session in self.waiting:
             raise Refusal(409, "The last request of this session is still under way. Wait for its answer.")
         message = packed({"session": session, "do": do, "said": said})
-        answer = self.waiting[session] = Reply()
-        self.socket.write([message])
+        num_bytes = len(message) + _MAIL_ITEM_BYTES
+        unanswered = self._share.num_bytes + num_bytes
+        # this is also what the queue of the worker holds
+        if unanswered > _MAX_MAIL_OF_WORKER or not self._share.hold(unanswered):
+            raise full()
+        answer = Reply()
+        self.waiting[session] = answer, num_bytes
+        self._socket.write([message])
         return answer
 
     def take(self, message: bytes | str) -> None:
         said = msgpack.unpackb(message, object_hook=_array)
-        waiting, answer = self.waiting.pop(said["session"]), said["answer"]
+        waiting, num_bytes = self.waiting.pop(said["session"])
+        self._share.hold(self._share.num_bytes - num_bytes)
+        answer = said["answer"]
         if "error" in answer:
             waiting.set_result(Refusal(answer["status"], answer["error"]))
         else:
             waiting.set_result(answer)
+
+    def lose(self) -> None:
+        """Answer what waits for a worker that is gone."""
+        self._share.hold(0)
+        for waiting, _ in self.waiting.values():
+            waiting.set_result(Refusal(410, _GONE))
 
 
 class Gate(App):
@@ -290,14 +326,24 @@ class Gate(App):
 
     def __init__(self, run_dir: Path) -> None:
         """Wait for workers that have the secret in a file of the run directory."""
+        from aiorl.serving.request_metrics import RequestMetrics  # whose packages workers do without
+
         super().__init__()
         self._secret, self._run_dir = token_in(run_dir / CLIENT_SECRET), run_dir
         self._links: dict[int, _Link] = {}
         self._numbers = itertools.count()
         # the arm of a session is the number of its worker's link
         self._sessions = Sessions(_MAX_SESSIONS, _TTL_S, on_expiry=self._forget)
+        self._mail = Budget(_MAX_MAIL)
+        metrics = self._metrics = RequestMetrics()
+        metrics.count_sessions(self._sessions)
+        metrics.gauge("aiorl_client_port_workers", "Environments that answer clients.", lambda: len(self._links))
+        about = "Bytes of the requests that environments have not answered."
+        metrics.gauge("aiorl_client_port_unanswered_bytes", about, lambda: self._mail.num_bytes)
+        self.on_answer.append(metrics.note)
         handlers: dict[str, Asked] = {do: partial(self._ask, do) for do in ("act", "end", "close")}
-        add_talk(self, handlers | {"open": self._open, "join": self._join})
+        add_talk(self, handlers | {"open": self._open, "join": self._join}, metrics.note_message)
+        self.add("GET", "/metrics", metrics.answer)
         self.add("GET", "/live", always({"live": True}), is_open=True)
         self.add("GET", "/ready", self._ready, is_open=True)
         self.add("WEBSOCKET", "/workers", self._worker, is_open=True)
@@ -307,7 +353,8 @@ class Gate(App):
     async def _worker(self, socket: WebSocket) -> None:
         if not hmac.compare_digest(token_of(socket.request), self._secret):
             return
-        number, link = next(self._numbers), _Link(socket, {})
+        socket.exempt()
+        number, link = next(self._numbers), _Link(socket, self._mail)
         self._links[number] = link
         try:
             while (message := await socket.receive()) is not None:
@@ -315,10 +362,10 @@ class Gate(App):
                 await socket.drain()
         finally:
             del self._links[number]
-            for waiting in link.waiting.values():
-                waiting.set_result(Refusal(410, _GONE))
+            link.lose()
 
     def _forget(self, session: Session) -> None:
+        self._metrics.note_expiry(session)
         if (link := self._links.get(session.arm)) is not None:
             with suppress(Refusal):  # its last request is still under way; the environment gives it up by itself
                 link.ask("close", session.id, {})
@@ -332,7 +379,12 @@ class Gate(App):
             raise Refusal(503, "No worker is ready yet. Try again in a second.")
         load = Counter(session.arm for session in self._sessions)
         number = min(self._links, key=lambda each: load[each])
-        return self._links[number].ask("open", self._sessions.open("", number).id, said)
+        session = self._sessions.open("", number)
+        try:
+            return self._links[number].ask("open", session.id, said)
+        except Refusal:
+            self._sessions.close(session.id)
+            raise
 
     def _ask(self, do: str, said: Answer) -> Reply:
         session = self._sessions.find(said.pop("session", None))

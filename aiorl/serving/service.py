@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import functools
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from importlib.resources import files
 from reprlib import repr as shown
 from typing import TYPE_CHECKING, Any
-
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from aiorl.data import columns as c
 from aiorl.data.spaces import space_to_dict
 from aiorl.process.versions import versions
 from aiorl.serving.batching import MAX_ROWS, OUTPUTS, Answer, Job
 from aiorl.serving.models import Model, Models
+from aiorl.serving.request_metrics import RequestMetrics
 from aiorl.serving.sessions import Session, Sessions
 from aiorl.serving.tensors import BINARY_HEADER, Call
 from aiorl.serving.values import check_keys, flag, given_value, number
@@ -27,9 +24,6 @@ if TYPE_CHECKING:
     from aiorl.serving.record import Recorder
 
 _KEYS = {"policy", "observation", "observations", "session", "start", "reward", "action", "explore", *OUTPUTS}
-_BOUNDS = [0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0]
-_NAMED = re.compile(r"(?s)\A(/sessions|/v2/models)/.+?(/end|/infer|/ready)?\Z")
-"""Paths with names that clients choose."""
 
 
 class Service:
@@ -53,31 +47,19 @@ class Service:
             session_ttl_s: seconds that a session is kept after its last request.
         """
         self.models, self._recorder = models, recorder
-        registry = self._registry = CollectorRegistry()
+        metrics = RequestMetrics()
         for known in (models.rows, models.swaps, *(() if recorder is None else (recorder.episodes,))):
-            registry.register(known)
-        seconds = Histogram("aiorl_request_seconds", "Time from a request's headers to its answer.", ["path", "status"],
-                            registry=registry, buckets=_BOUNDS)  # fmt: skip
-        expired = Counter("aiorl_sessions_expired", "Sessions ended for lack of requests.", registry=registry)
-        self.sessions = Sessions(max_sessions, session_ttl_s, lambda session: expired.inc())
-        Gauge("aiorl_sessions", "Open sessions.", registry=registry).set_function(lambda: len(self.sessions))
-
-        @functools.lru_cache(256)
-        def observer(path: str, status: str) -> Callable[[float], None]:
-            return seconds.labels(_NAMED.sub(r"\1/*\2", path), status).observe
-
-        def note(request: Request, status: int, took: float) -> None:
-            # clients can ask for any path, and each would stay as a time series
-            observer(request.path if status != 404 else "", str(status))(took)
-
+            metrics.registry.register(known)
+        self.sessions = Sessions(max_sessions, session_ttl_s, metrics.note_expiry)
+        metrics.count_sessions(self.sessions)
         app = self.app = App()
-        app.on_answer.append(note)
+        app.on_answer.append(metrics.note)
         app.add("GET", "/", self._index)
         openapi = files("aiorl.serving") / "openapi.json"
         app.add("GET", "/openapi.json", always(parse_json(openapi.read_bytes())))
-        app.add("GET", "/metrics", self._metrics)
-        add_talk(app, {"act": self.act, "open": self.open, "end": self.end, "close": self.close},
-                 lambda do, status, took: observer(f"/ws/{do}", status)(took))  # fmt: skip
+        app.add("GET", "/metrics", metrics.answer)
+        handlers = {"act": self.act, "open": self.open, "end": self.end, "close": self.close}
+        add_talk(app, handlers, metrics.note_message)
         extensions = ["binary_tensor_data", "sequence"]
         app.add("GET", "/v2", always({"name": "aiorl", "version": versions()["aiorl"], "extensions": extensions}))
         app.add("GET", "/v2/health/live", always({"live": True}), is_open=True)
@@ -252,9 +234,6 @@ class Service:
         ]  # fmt: skip
         links = {"api": "/openapi.json", "act": "/act", "v2": "/v2", "metrics": "/metrics"}
         return json_response({"name": "aiorl", "version": versions()["aiorl"], "policies": policies, "links": links})
-
-    async def _metrics(self, request: Request) -> Response:
-        return Response(generate_latest(self._registry), 200, CONTENT_TYPE_LATEST.encode())
 
 
 def _job(model: Model, given: Any, said: Mapping[str, Any], session: Session | None) -> Job:

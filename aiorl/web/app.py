@@ -277,6 +277,10 @@ class WebSocket:
         """Send messages without waiting; those to a client that is gone are dropped. See `drain`."""
         self._connection.write(messages)
 
+    def exempt(self) -> None:
+        """Count what the client makes this process hold in no budget, because it is a part of this program."""
+        self._connection.is_exempt = True
+
     async def drain(self) -> None:
         """Wait while the client does not read."""
         await self._connection.writable.wait()

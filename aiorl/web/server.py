@@ -562,13 +562,14 @@ class _Socket(WebSocketsSansIOProtocol):
     Attributes:
         unread: messages that the client doesn't read.
         ends: True if it ends with the answers to the messages that were parsed.
+        is_exempt: True if what it holds is in no budget.
     """
 
     def __init__(self, server: WebServer, **state: Any) -> None:
         super().__init__(**state)
         self._server = server
         self._rest, self._is_to_parse = b"", False  # received, but not parsed
-        self.ends = False
+        self.ends = self.is_exempt = False
         self._queued_bytes = 0
         self._share = Share(server.strangers)
         self._partial_by = _NEVER  # time by which a message that has begun must be complete
@@ -664,7 +665,7 @@ class _Socket(WebSocketsSansIOProtocol):
 
     def _count(self) -> None:
         """Count what the connection holds; end it if that is too much beside what others hold."""
-        if self.transport.is_closing():
+        if self.transport.is_closing() or self.is_exempt:
             return
         if self.handshake_complete:
             self._share.move_to(self._server.app.budget)
@@ -702,6 +703,8 @@ class _Socket(WebSocketsSansIOProtocol):
             else:
                 self.conn.send_binary(message)
         self.transport.write(b"".join(self.conn.data_to_send()))
+        if not self.writable.is_set():
+            self._count()
 
     def shutdown(self) -> None:
         """End after the messages that were parsed."""

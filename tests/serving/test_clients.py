@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -190,6 +191,35 @@ def test_the_episodes_of_a_lost_worker_are_gone_and_those_of_others_go_on(ports:
         assert sorted(found) == [200] * 3 + [410] * 3, "episodes were dealt evenly"
         client.session().act([0.2, 0.2])
     workers[1].end()
+
+
+def figures_of(ports: Ports) -> dict[str, float]:
+    with urllib.request.urlopen(f"{ports.ways['clients']}/metrics", timeout=20) as answer:
+        lines = [line.rpartition(" ") for line in answer.read().decode().splitlines() if line[0] != "#"]
+    return {name: float(value) for name, _, value in lines}
+
+
+def test_unanswered_requests_of_sessions_are_limited_together(ports: Ports) -> None:
+    one = {"observation_space": space_to_dict(BOX), "action_space": space_to_dict(ACTIONS)}
+    env = resolve_env("external")(EnvContext({**one, **ports.gate}))  # with no one who acts
+    worker = threading.Thread(target=env.run, daemon=True)
+    worker.start()
+    with client_of(ports) as client:
+        games = [client.session() for _ in range(6)]
+        keys = {"observation": [0.0, 0.0], "info": {"text": "x" * 15_000_000}}
+        answers = [client.submit("act", session=game.id, **keys) for game in games]
+        for refused in answers[4:]:  # 64 MiB for a worker
+            assert status_of(refused.result, 20) == 503
+        assert not any(answer.done() for answer in answers[:4])
+        found = figures_of(ports)
+        assert 60_000_000 < found["aiorl_client_port_unanswered_bytes"] < 64 << 20
+        assert (found["aiorl_client_port_workers"], found["aiorl_sessions"]) == (1, 6)
+        assert found['aiorl_request_seconds_count{path="/ws/act",status="503"}'] == 2
+        env.close()
+        for lost in answers[:4]:
+            assert status_of(lost.result, 20) == 410
+        assert figures_of(ports)["aiorl_client_port_unanswered_bytes"] == 0
+    worker.join(10)
 
 
 def test_agents_have_observations_actions_and_rewards_of_their_own(ports: Ports) -> None:
