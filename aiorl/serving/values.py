@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import itertools
 import math
 from collections.abc import Mapping, Sequence, Set
 from reprlib import repr as shown
@@ -22,6 +23,14 @@ Array = NDArray[Any]
 
 _BOOLS = (bool, np.bool_)
 _TOO_LARGE = 1e38  # for a float32 that others are added to
+_EXACT = 1 << 53
+"""Up to this, all whole numbers are exact as float64."""
+_FEW = 64
+_FLOATS, _PLAIN = {float}, {float, int}
+_NUMBERS = (bool, int, float, np.bool_, np.integer, np.floating)
+_LISTS = {list, tuple}
+_CONTAINERS = {list, tuple, np.ndarray}
+_NAMES: dict[type[Any], str] = {str: "a text", bytes: "bytes", type(None): "null", dict: "an object"}
 
 
 def given_value(space: spaces.Space[Any], value: Any, name: str) -> Any:
@@ -64,23 +73,78 @@ def given_array(value: Any, dtype: np.dtype[Any], name: str) -> Array:
     """Return an array of numbers that a client writes as lists: float64 for all floats, otherwise of a dtype.
 
     Raises:
-        Refusal: it has other values, or some that the dtype can't hold.
+        Refusal: it has other values, such as texts or null, or some that the dtype can't hold. Whole numbers keep all
+            their digits.
     """
-    try:
-        if isinstance(value, str):
-            raise TypeError("it is a text")
-        if value is None:  # NumPy would make NaN of it
-            raise TypeError("it is null")
-        given = np.asarray(value, np.float64)  # of its own choice, NumPy would pad all texts to the longest one
-    except (ValueError, TypeError, OverflowError) as error:
-        raise Refusal(400, f"{name} must have numbers, in lists of one length: {error!s:.200}.") from None
+    if type(value) is list and dtype.kind == "f" and len(value) < _FEW:  # most observations
+        few = set(map(type, value))
+        if few == _FLOATS or (few <= _PLAIN and all([-_EXACT < one < _EXACT for one in value])):
+            return np.asarray(value, np.float64)
+    kinds = _kinds_of(value)
+    for kind in kinds:
+        if not issubclass(kind, _NUMBERS):
+            verb = "is" if kind is type(value) else "has"
+            what = _NAMES.get(kind, kind.__name__)
+            raise Refusal(400, f"{name} must have numbers, in lists of one length: it {verb} {what}.")
+    if dtype.kind in "iu" and not any(issubclass(kind, float | np.floating) for kind in kinds):
+        found = _in_array(value, np.uint64 if dtype == np.uint64 else np.int64, name)
+        if dtype != np.uint64 and not np.array_equal(found.astype(dtype), found):
+            raise _does_not_fit(name, dtype)
+        return found.astype(dtype, copy=False)
+    given = _in_array(value, np.float64, name)
+    if given.size and np.abs(given).max() >= _EXACT:
+        _check_digits(value, dtype, name)
     if dtype.kind == "f":
         return given
     with np.errstate(invalid="ignore"):
         found = given.astype(dtype)
     if not np.array_equal(found, given):
-        raise Refusal(400, f"{name} has values that {dtype} can't hold.")
+        raise _does_not_fit(name, dtype)
     return found
+
+
+def _kinds_of(value: Any) -> set[type[Any]]:
+    """Return the types of the numbers in lists; those of an array are of one type."""
+    kinds = {type(value)}
+    level = [value]
+    inner = kinds
+    while not inner.isdisjoint(_LISTS):
+        level = [one for one in level if type(one) in _LISTS]
+        inner = set(map(type, itertools.chain.from_iterable(level)))
+        kinds |= inner
+        if not inner.isdisjoint(_CONTAINERS):
+            level = [*itertools.chain.from_iterable(level)]
+    if np.ndarray in inner:
+        kinds |= {one.dtype.type for one in level if isinstance(one, np.ndarray)}
+    return kinds - _CONTAINERS
+
+
+def _in_array(value: Any, dtype: Any, name: str) -> Array:
+    try:
+        if isinstance(value, np.ndarray) and value.dtype.kind == "u" and dtype is np.int64 and (value >> 63).any():
+            raise OverflowError("a number is too large")
+        if dtype is np.uint64 and isinstance(value, np.ndarray) and (value < 0).any():
+            raise OverflowError("a number is below 0")
+        return np.asarray(value, dtype)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise Refusal(400, f"{name} must have numbers that fit, in lists of one length: {error!s:.200}.") from None
+
+
+def _check_digits(value: Any, dtype: np.dtype[Any], name: str) -> None:
+    """Refuse whole numbers that lose digits as floats, and floats so large that whole numbers have lost theirs.
+
+    Raises:
+        Refusal: there are any.
+    """
+    for one in np.asarray(value, object).ravel().tolist():
+        is_whole = isinstance(one, int | np.integer)
+        if (is_whole and int(float(one)) != int(one)) or (not is_whole and dtype.kind != "f" and abs(one) >= _EXACT):
+            said = f"{name} has a whole number above 2^53, {one}, which would lose digits."
+            raise Refusal(400, f"{said} Send it without a fraction to a space of whole numbers.")
+
+
+def _does_not_fit(name: str, dtype: np.dtype[Any]) -> Refusal:
+    return Refusal(400, f"{name} has values that {dtype} can't hold.")
 
 
 def check_keys(said: Mapping[str, Any], known: Set[str]) -> None:
@@ -115,6 +179,8 @@ def number(value: Any, name: str) -> float:
     is_number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
     if not is_number or not abs(value) < _TOO_LARGE:  # NaN is not below either
         raise Refusal(400, f"{name!r} must be a number below 1e38, not {shown(value)}.")
+    if isinstance(value, int) and int(float(value)) != value:
+        raise Refusal(400, f"{name!r} is a whole number above 2^53, {value}, which would lose digits.")
     return float(value)
 
 

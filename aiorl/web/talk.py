@@ -27,6 +27,7 @@ Note = Callable[[str, str, float], None]
 MAX_UNDER_WAY = 1024
 """Requests of one WebSocket that are not answered yet; further ones are not read."""
 _MAX_ID = 200
+_EXACT = 1 << 53  # as float64
 
 
 def add_talk(app: App, handlers: Mapping[str, Asked], note: Note = lambda do, status, seconds: None) -> None:
@@ -74,6 +75,8 @@ class _Talk:
             id, do = said.pop("id", None), said.pop("do", "act")
             if not isinstance(id, int | float | str | None) or len(str(id)) > _MAX_ID:
                 raise Refusal(400, f"'id' must be a number, or a text of at most {_MAX_ID} characters.")
+            if isinstance(id, float) and abs(id) > _EXACT:
+                raise Refusal(400, f"'id' {id!r} may have lost digits. Send a number of this size as a text.")
             known["id"] = id
             if not isinstance(do, str) or do not in self._handlers:
                 raise Refusal(400, f"'do' can't be {shown(do)}; there are {', '.join(self._handlers)}.")

@@ -42,7 +42,9 @@ from aiorl.process.tasks import new_event_loop
 from aiorl.serving.models import Models
 from aiorl.serving.service import Service
 from aiorl.serving.tensors import tensors_of
+from aiorl.serving.values import given_value, number
 from aiorl.web.access import WebOptions
+from aiorl.web.app import Refusal
 from aiorl.web.server import WebServer
 
 KINDS = ["box", "filtered", "filtered frames", "parts", "memory", "looks back", "masked dict", "values", "squashed"]
@@ -163,6 +165,7 @@ def test_bad_messages_are_answered_and_cost_the_socket_nothing(served: Served) -
     with connect(served.server.url.replace("http", "ws") + "/ws") as socket:
         for said, fact in [
             (b"", "msgpack"), (b"\xc1", "msgpack"), (b"\x01\x02", "msgpack"), (deep, "msgpack"), ("[", "JSON"),
+            (f'{{"id": {2**64}}}', "digits"),
             ("[1]", "object"), (b"\x81\xa2id\xc7\x00\x05", "extension"), ('{"id": {}}', "'id'"),
             ('{"do": 3}', "act, open, end, close"), ('{"do": "end"}', "not open"), ('{"policy": "box"}', "obs"),
             ('{"do": "open", "policies": 1}', "'policy'"), ('{"do": "close", "session": "x"}', "not open"),
@@ -352,7 +355,9 @@ def test_a_bad_request_says_what_is_wrong(served: Served, saved: dict[str, Path]
         ({"observation": good, "explore": 1}, "'explore'"), ({"observation": good, "state": []}, "'state'"),
         ({"observation": good, "reward": 1.0}, "/sessions"), ({"observation": [10**400, 1, 2]}, "JSON"),
         ({"observation": [1e300, 1, 2]}, "infinity"), ({"observation": good, "session": 3}, "3"),
-        ({"observation": good, "explore": deep}, "true"),
+        ({"observation": good, "explore": deep}, "true"), ({"observation": ["0.1", 0.2, 0.3]}, "text"),
+        ({"observation": [None, 0.2, 0.3]}, "null"), ({"observation": [9007199254740993, 0, 0]}, "9007199254740993"),
+        ({"observations": [good, [0.1, "0.2", 0.3]]}, "text"),
     ]:  # fmt: skip
         if isinstance(said, dict) and "policy" not in said:
             said = {**said, "policy": "box"}
@@ -371,6 +376,41 @@ def test_a_bad_request_says_what_is_wrong(served: Served, saved: dict[str, Path]
     served.refused({"policy": "box", "observation": texts}, "numbers")
 
 
+LARGE = 2**53 + 1
+WHOLE, UNSIGNED, REAL = (
+    spaces.Box(-(2**63), 2**63 - 1, (2,), np.int64),
+    spaces.Box(0, 9, (1,), np.uint64),
+    spaces.Box(0, 1),
+)
+
+
+@pytest.mark.parametrize(
+    ("space", "value", "expected"),
+    [(WHOLE, [LARGE, -LARGE], [LARGE, -LARGE]), (UNSIGNED, [2**64 - 1], [2**64 - 1]), (WHOLE, [1.0, 2], [1, 2]),
+     (spaces.Discrete(3, start=LARGE), LARGE, LARGE), (WHOLE, np.array([LARGE, 1]), [LARGE, 1]),
+     (REAL, [2.0**60], [2.0**60]), (REAL, [2**60], [2.0**60]), (WHOLE, (True, 0), [1, 0]),
+     (WHOLE,
+      {"data": base64.b64encode(np.array([LARGE, 3]).tobytes()).decode(), "dtype": "int64", "shape": [2]}, [LARGE, 3])],
+)  # fmt: skip
+def test_whole_numbers_keep_all_their_digits(space: spaces.Space[Any], value: Any, expected: Any) -> None:
+    assert given_value(space, value, "it").tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("space", "value"),
+    [(WHOLE, [float(2**54), 0]), (WHOLE, [LARGE, 0.0]), (REAL, [LARGE]), (REAL, LARGE), (REAL, [[0.5, LARGE]]),
+     (REAL, np.array([LARGE])), (REAL, [float("inf"), LARGE]), (WHOLE, [2**63, 0]), (UNSIGNED, [-1]),
+     (UNSIGNED, [2**64]), (WHOLE, np.array([2**64 - 1, 0], np.uint64)), (WHOLE, [[1], ["2"]]), (REAL, [b"1"]),
+     (REAL, [[0.5, None]]), (REAL, [{}]), (REAL, np.array(["1"])), (spaces.MultiDiscrete([3, 3]), ["1", 2])],
+)  # fmt: skip
+def test_numbers_that_would_change_are_refused(space: spaces.Space[Any], value: Any) -> None:
+    with pytest.raises(Refusal) as caught:
+        given_value(space, value, "it")
+    assert caught.value.status == 400
+    with pytest.raises(Refusal, match=str(LARGE)):
+        number(LARGE, "reward")
+
+
 def test_infer_refuses_what_breaks_the_protocol(served: Served) -> None:
     good = {"name": "obs", "shape": [1, 3], "datatype": "FP32", "data": [0.1, 0.2, 0.3]}
     for said, fact in [
@@ -378,7 +418,9 @@ def test_infer_refuses_what_breaks_the_protocol(served: Served) -> None:
         ({"inputs": [good, good]}, "once"), ({"inputs": [{**good, "name": "x"}]}, "obs"),
         ({"inputs": [{**good, "shape": [3]}]}, "-1, 3"), ({"inputs": [{**good, "shape": [-1, 3]}]}, "-1, 3"),
         ({"inputs": [{**good, "shape": [0, 3], "data": []}]}, "-1, 3"), ({"inputs": [{**good, "data": [1]}]}, "3"),
-        ({"inputs": [{**good, "data": ["a", "b", "c"]}]}, "FP32"), ({"inputs": [{**good, "data": {}}]}, "FP32"),
+        ({"inputs": [{**good, "data": ["a", "b", "c"]}]}, "FP32"),
+        ({"inputs": [{**good, "data": ["1", 2, 3]}]}, "text"),
+        ({"inputs": [{**good, "data": [[1, 2, "3"]]}]}, "text"), ({"inputs": [{**good, "data": {}}]}, "FP32"),
         ({"inputs": [good], "outputs": [{"name": "x"}]}, "action"), ({"inputs": [good], "outputs": [3]}, "action"),
         ({"inputs": [{**good, "parameters": {"binary_data_size": 12}}]}, "binary_data_size"),
         ({"inputs": [good], "parameters": {"explore": "yes"}}, "explore"), ({"inputs": [good], "parameters": 3}, "par"),
