@@ -20,6 +20,7 @@ _ABOUT = """Answer requests for actions of trained policies, over HTTP and WebSo
 
 Each PATH is a run directory (its newest checkpoint), a checkpoint, or an export to ONNX. The policies of a run are
 served under their ids, such as default_policy; NAME=PATH gives another name."""
+_FOLLOWED = ("newest", "best")
 _EXAMPLES = """examples:
   # one policy, on this host
   python -m aiorl.serve runs/mine
@@ -47,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     parser = Parser("python -m aiorl.serve", "PATH... [options]", _ABOUT, _EXAMPLES)
     parser.add_argument("paths", nargs="+", metavar="[NAME=]PATH", help="A run directory, a checkpoint or an export.")
-    parser.add_argument("--follow", nargs="?", const="newest", choices=("newest", "best"),
+    parser.add_argument("--follow", nargs="?", const="newest", choices=_FOLLOWED,
                         help="Serve newer checkpoints of runs as they appear: all, or those in best/.")  # fmt: skip
     parser.add_argument("--share", type=float, metavar="S",
                         help="Share of a policy's requests for each further PATH of its name (none).")  # fmt: skip
@@ -60,9 +61,23 @@ def main(argv: Sequence[str] | None = None) -> int:
                         help="Seconds that a session is kept after its last request (600).")  # fmt: skip
     parser.add_argument("--log-level", choices=("DEBUG", "INFO", "WARNING"), help="Level of the log (INFO).")
     add_web_options(parser, port=8000)
-    given = parser.parse(sys.argv[1:] if argv is None else argv)
+    given = parser.parse(_with_follow_at_the_end(sys.argv[1:] if argv is None else argv))
     log_to_stderr(given.pop("log_level", None))
     return exit_status(lambda: _serve(given), interrupted="ended by Ctrl-C")
+
+
+def _with_follow_at_the_end(words: Sequence[str]) -> list[str]:
+    """Return the words of a command line with `--follow` where no path can be taken for its value."""
+    others: list[str] = []
+    follow: list[str] = []
+    for index, word in enumerate(words):
+        if word == "--follow":
+            follow = ["--follow=newest"]
+        elif word in _FOLLOWED and index and words[index - 1] == "--follow":
+            follow = [f"--follow={word}"]
+        else:
+            others.append(word)
+    return [*others, *follow]
 
 
 def _serve(given: dict[str, Any]) -> None:
