@@ -288,6 +288,19 @@ class Actor:
         Without `with_logp`, log-probabilities can be left out.
         """
         rows = self.observe(observations, update=False)
+        return self.act_on(rows, states, prev_actions, prev_rewards, explore=explore, with_logp=with_logp)
+
+    def act_on(
+        self,
+        rows: Array,
+        states: Sequence[Array] = (),
+        prev_actions: Sequence[Any] | None = None,
+        prev_rewards: Sequence[float] | None = None,
+        *,
+        explore: bool = True,
+        with_logp: bool = True,
+    ) -> tuple[list[Any], list[Array], dict[str, Array]]:
+        """Return what `compute_actions` returns, for the inputs [N, ...] that `observe` makes of observations."""
         if len(stuck := self.rows_without_action(rows)):
             raise PolicyError(
                 f"there is no action to take: the action mask of observation {stuck[0]} forbids every one"

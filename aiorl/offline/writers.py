@@ -61,6 +61,8 @@ class FileWriter(OutputWriter):
         self._max_bytes = max_file_bytes
         self._clock = clock
         self._file: BatchFile | None = None
+        self._path = ""
+        self._inode = -1
         self._bytes = 0
         self._number = 0
 
@@ -85,6 +87,15 @@ class FileWriter(OutputWriter):
         if self._bytes >= self._max_bytes:
             self.close()
 
+    def is_lost(self) -> bool:
+        """Return True if the file that is written to is no longer at its place, as after someone removed it."""
+        if self._file is None or is_uri(self._directory):
+            return False
+        try:
+            return os.stat(self._path).st_ino != self._inode
+        except OSError:
+            return True
+
     def close(self) -> None:
         """See `OutputWriter.close`."""
         file, self._file = self._file, None
@@ -97,5 +108,10 @@ class FileWriter(OutputWriter):
             name = f"output-{moment}_worker-{self._index}_{self._number}.json"
             self._number += 1
             with contextlib.suppress(FileExistsError):
-                return JsonLines().create(in_directory(self._directory, name), self._options)
+                path = in_directory(self._directory, name)
+                file = JsonLines().create(path, self._options)
+                if not is_uri(path):
+                    self._path = path
+                    self._inode = os.stat(path).st_ino
+                return file
         raise DataError(f"{_MAX_NAMES:,} files with names of that second exist already", path=self._directory)

@@ -33,7 +33,7 @@ class Answer(NamedTuple):
     Attributes:
         actions: N actions in the environment's form.
         version: the version that answered.
-        columns: further outputs of all rows of the evaluation.
+        columns: further outputs of all rows of the evaluation, and OBS, the inputs of the policy.
         rows: the request's own rows in these.
     """
 
@@ -167,11 +167,15 @@ class Version:
 
     def _evaluate(self, jobs: Sequence[Job], explore: bool) -> tuple[list[Any], list[Array], dict[str, Array]]:
         """Return actions, recurrent states and further outputs of all rows of jobs."""
-        observations = [obs for job in jobs for obs in job.observations]
+        inputs = self.actor.observe([obs for job in jobs for obs in job.observations], update=False)
         with_logp = any([job.with_logp for job in jobs])
         if not self._has_memory:
-            return self.actor.compute_actions(observations, explore=explore, with_logp=with_logp)
+            actions, states, columns = self.actor.act_on(inputs, explore=explore, with_logp=with_logp)
+            return actions, states, {**columns, c.OBS: inputs}
         memories = [job.memory(self._blank) for job in jobs for _ in job.observations]
-        states, actions, rewards = zip(*memories, strict=True)
+        states, last_actions, rewards = zip(*memories, strict=True)
         state = [np.stack(parts) for parts in zip(*states, strict=True)]
-        return self.actor.compute_actions(observations, state, actions, rewards, explore=explore, with_logp=with_logp)
+        actions, states, columns = self.actor.act_on(
+            inputs, state, last_actions, rewards, explore=explore, with_logp=with_logp
+        )
+        return actions, states, {**columns, c.OBS: inputs}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import secrets
@@ -73,7 +74,7 @@ class Recorder:
         if session.episode is not None:
             row = answer.columns[c.ACTIONS][answer.rows][0] if job.action is None else actor.layout.to_row(job.action)
             logp = answer.output("logp")[0] if job.explore and job.action is None else np.nan
-            obs = actor.observe(job.observations, update=False)[0]
+            obs = answer.columns[c.OBS][answer.rows][0]  # as the policy got it
             session.episode.add(np.array(obs), np.array(row), job.reward, logp)
             if session.episode.num_bytes > MAX_EPISODE_BYTES or self.num_bytes > MAX_BYTES:
                 session.drop_episode()
@@ -115,6 +116,10 @@ class Recorder:
         try:
             batch = episode.batch(next(self._ids), last, reward, is_truncated)
             key = episode.policy, c.ACTION_LOGP in batch
+            if key in self._writers and self._writers[key].is_lost():
+                with contextlib.suppress(OSError):
+                    self._writers.pop(key).close()
+                raise FileNotFoundError("the files of the episodes so far were removed")
             if key not in self._writers:
                 directory = self._directory / quote(episode.policy, safe="").replace("..", "%2E%2E")
                 self._writers[key] = FileWriter(str(directory), worker_index=int(not key[1]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -12,6 +13,7 @@ import time
 import urllib.error
 import urllib.request
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +28,14 @@ from export_worlds import observations_of, save_world
 from processes import wait_until
 
 import aiorl
+from aiorl.acting.actor import Actor
 from aiorl.acting.checkpoint import list_checkpoints, load_checkpoint, save_checkpoint
 from aiorl.client import RequestRefused
 from aiorl.data import columns as c
 from aiorl.errors import ConfigError, PolicyError
 from aiorl.offline.readers import StoredEpisodes
 from aiorl.process.tasks import new_event_loop
+from aiorl.serve import _with_follow_at_the_end
 from aiorl.serving import record
 from aiorl.serving.models import Models
 from aiorl.serving.record import Recorder
@@ -260,6 +264,60 @@ def test_episodes_that_are_not_whole_are_dropped_and_counted(tmp_path: Path, mon
             wait_until(lambda: fates() == {"written": 1, "dropped": 2, "failed": 1})
     assert len(list(StoredEpisodes(str(tmp_path / "data" / "default_policy")))) == 1
     assert recorder.num_bytes == 0
+
+
+def test_files_of_recorded_episodes_that_are_removed_are_missed_and_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(record, "_PAUSE_S", 0.0)
+    save_world("box", tmp_path / "run")
+    policy = aiorl.load_policy(tmp_path / "run")
+    recorder = Recorder(tmp_path / "data")
+
+    def fates() -> dict[str, float]:
+        (family,) = recorder.episodes.collect()
+        return {one.labels["fate"]: one.value for one in family.samples if one.name.endswith("_total")}
+
+    with Followed(Models([str(tmp_path / "run")]), recorder) as client:
+        for number, lost in enumerate((tmp_path / "data", tmp_path / "data/default_policy"), 1):
+            play(client, policy, 3)
+            wait_until(lambda number=number: fates().get("written") == number)
+            shutil.rmtree(lost)
+            play(client, policy, 3)
+            wait_until(lambda number=number: fates().get("failed") == number)
+            assert str(tmp_path / "data") in caplog.text
+        play(client, policy, 3)
+        wait_until(lambda: fates()["written"] == 3)
+    assert len(list(StoredEpisodes(str(tmp_path / "data/default_policy")))) == 1
+
+
+def test_recording_preprocesses_each_observation_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_world("filtered", tmp_path / "run")
+    policy = aiorl.load_policy(tmp_path / "run")
+    observed, observe = Counter[str](), Actor.observe
+
+    def counting(actor: Actor, observations: Any, **keys: Any) -> Any:
+        observed["rows"] += len(observations)
+        return observe(actor, observations, **keys)
+
+    with Followed(Models([str(tmp_path / "run")]), Recorder(tmp_path / "data")) as client:
+        monkeypatch.setattr(Actor, "observe", counting)
+        play(client, policy, 5)
+        assert observed["rows"] == 6, "five steps, and the last observation"
+
+
+def test_a_path_after_follow_is_a_path(tmp_path: Path) -> None:
+    save_world("box", tmp_path / "run")
+    save_next(tmp_path / "run", 8)
+    words = [sys.executable, "-m", "aiorl", "serve", "--follow", "a=run", "b=run", "--port=0"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as server:
+        assert server.stdout is not None
+        assert "a 8 (" in server.stdout.readline()
+        server.terminate()
+    ask: Callable[..., list[str]] = lambda words: _with_follow_at_the_end(words.split())  # noqa: E731
+    assert ask("--follow best runs/mine") == ["runs/mine", "--follow=best"]
+    assert ask("a --follow b --port 1") == ["a", "b", "--port", "1", "--follow=newest"]
+    assert ask("--follow=best best") == ["--follow=best", "best"]
 
 
 @pytest.mark.slow
