@@ -103,11 +103,16 @@ class Refusal(Exception):
 
 
 def refusal_of(error: BaseException) -> Refusal:
-    """Return the refusal of a request that failed. An error that isn't a refusal is logged, and makes a 500."""
-    if isinstance(error, Refusal):
-        return error
-    logger.error("answering a request failed", exc_info=error)
-    return Refusal(500, "The server failed at this request. Its log has the reason.")
+    """Return the refusal of a request that failed. An error that isn't a refusal is logged, and makes a 500.
+
+    Nothing of the request is held by the error afterwards: its frames would hold megabytes until they are collected.
+    """
+    refusal = error
+    if not isinstance(refusal, Refusal):
+        logger.error("answering a request failed", exc_info=error)
+        refusal = Refusal(500, "The server failed at this request. Its log has the reason.")
+    error.__traceback__ = error.__context__ = error.__cause__ = None
+    return refusal
 
 
 def failed(error: BaseException) -> Response:

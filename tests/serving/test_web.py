@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import http.client
 import json
 import os
@@ -10,6 +11,7 @@ import socket
 import ssl
 import subprocess
 import threading
+import tracemalloc
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -299,6 +301,23 @@ def test_who_is_not_let_in_is_refused_before_the_body_comes(tmp_path: Path) -> N
             connection.sendall(b"POST /quick HTTP/1.1\r\nhost: localhost\r\ncontent-length: 0\r\n\r\n" * 100)
             with suppress(ConnectionResetError):
                 assert everything(connection).count(b"HTTP/1.1 401") == 1
+
+
+def test_refused_requests_leave_nothing_behind() -> None:
+    with Site() as site:
+        gc.collect()
+        gc.disable()
+        tracemalloc.start()
+        try:
+            for path in ("/quick", "/echo/a/end"):
+                for _ in range(4):
+                    assert site.ask("POST", path, b"{" + b"x" * 2_000_000)[0] == 400
+            for _ in range(4):
+                assert site.ask("POST", "/quick", b'{"bad":"' + b"x" * 2_000_000 + b'"}')[0] == 422
+            assert tracemalloc.get_traced_memory()[0] < 4_000_000
+        finally:
+            tracemalloc.stop()
+            gc.enable()
 
 
 def test_ends_of_lines_alone_keep_no_connection_open() -> None:
