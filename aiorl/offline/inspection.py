@@ -15,13 +15,17 @@ from aiorl.data.arrays import Batch
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import DataError
+from aiorl.offline.column_names import missing_columns
+from aiorl.offline.episodes import ended, trajectories
 from aiorl.offline.estimators import ACTION_PROB, ROUNDING
 from aiorl.offline.registry import format_of, stored_batches
+from aiorl.offline.sound_rows import ORIGIN, origins
 from aiorl.offline.unit_actions import NORMALIZED, seem_scaled
 
 Array = NDArray[Any]
 
 _SHOWN_ERRORS = 20
+_NOT_THE_NEXT_STEP = "t is not that of the previous row plus 1"
 _LABEL = 16
 
 
@@ -76,18 +80,18 @@ class _Policy:
     Attributes:
         rows: number of rows.
         columns: columns by name.
-        returns, lengths: returns and lengths of the episodes that ended in the file.
-        open_episodes: rewards and rows of the other episodes, by agent and episode.
+        returns, lengths: returns and lengths of the whole episodes.
+        cut: agent and number of the other episodes.
     """
 
     rows: int = 0
     columns: dict[str, _Column] = field(default_factory=dict)
     returns: list[float] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
-    open_episodes: dict[tuple[int, int], tuple[float, int]] = field(default_factory=dict)
+    cut: set[tuple[int, int]] = field(default_factory=set)
 
     def add(self, batch: SampleBatch) -> None:
-        """Add a batch."""
+        """Add a batch of episodes."""
         self.rows += batch.count
         for name, column in batch.items():
             if name not in self.columns:
@@ -97,20 +101,14 @@ class _Policy:
             self._add_episodes(batch)
 
     def _add_episodes(self, batch: SampleBatch) -> None:
-        rewards = batch[c.REWARDS].astype(np.float64)
-        dones = batch[c.DONES] if c.DONES in batch else np.zeros(batch.count, bool)
-        agents = batch.get(c.AGENT_INDEX, np.zeros(batch.count, np.int64))
-        ends = np.flatnonzero(np.append(~_goes_on(batch), True) | dones) + 1
-        starts = np.append(0, ends[:-1])
-        for start, end, earned in zip(starts, ends, np.add.reduceat(rewards, starts), strict=True):
-            key = int(agents[start]), int(batch[c.EPS_ID][start])
-            before, length = self.open_episodes.pop(key, (0.0, 0))
-            total, length = before + float(earned), length + int(end - start)
-            if dones[end - 1]:
-                self.returns.append(total)
-                self.lengths.append(length)
+        for part in trajectories(batch):
+            begins = c.T not in part or part[c.T][0] == 0
+            if begins and ended(part)[-1]:
+                self.returns.append(float(part[c.REWARDS].sum(dtype=np.float64)))
+                self.lengths.append(part.count)
             else:
-                self.open_episodes[key] = (total, length)
+                agent = int(part[c.AGENT_INDEX][0]) if c.AGENT_INDEX in part else 0
+                self.cut.add((agent, int(part[c.EPS_ID][0])))
 
     def facts(self, space: spaces.Space[Any] | None) -> Iterator[tuple[str, str]]:
         """Yield a label and a fact for each line of `inspect_file`."""
@@ -122,15 +120,17 @@ class _Policy:
             yield "of the env", f"{space}"
             if taken and taken.is_seen and seem_scaled(space, taken.low, taken.high):
                 yield "", f"actions seem to be scaled to [-1, 1], as RLlib stores them: set {NORMALIZED}"
-        ended = f"{len(self.returns):,} ended"
-        if self.open_episodes:
-            ended += f", {len(self.open_episodes):,} cut by the end of the file"
-        yield "episodes", ended if c.EPS_ID in self.columns else "unknown: there is no column eps_id"
+        whole = f"{len(self.returns):,} ended"
+        if self.cut:
+            whole += f", {len(self.cut):,} without all of their rows in the file"
+        yield "episodes", whole if c.EPS_ID in self.columns else "unknown: there is no column eps_id"
         if self.returns:
             yield "returns", _spread(self.returns)
             yield "lengths", _spread(self.lengths)
         yield "probabilities", self._probabilities()
         yield "columns", ", ".join(f"{name} {column}" for name, column in self.columns.items())
+        for name, consequence in missing_columns(self.columns):
+            yield "missing", f"{name}: {consequence}"
 
     def _probabilities(self) -> str:
         for name in (ACTION_PROB, c.ACTION_LOGP):
@@ -170,16 +170,17 @@ def inspect_file(path: str, space: spaces.Space[Any] | None = None) -> tuple[lis
     """
     policies: dict[str, _Policy] = {}
     errors: list[str] = []
-    num_batches = 0
-    for stored in stored_batches(path):
+    batches: set[int] = set()
+    for stored in stored_batches(path, joins_episodes=True, keeps_origins=True):
         if isinstance(stored, DataError):
             errors.append(str(stored) if len(errors) < _SHOWN_ERRORS else "")
             continue
-        num_batches += 1
         for policy_id, rows in policy_batches(stored.batch).items():
+            numbers, _ = origins(rows.pop(ORIGIN))
+            batches.update(np.unique(numbers).tolist())
             policies.setdefault(policy_id, _Policy()).add(rows)
     total = sum(policy.rows for policy in policies.values())
-    lines = [f"{path}: {format_of(path).name}, {count_of(num_batches, 'batch', 'batches')}, {total:,} rows"]
+    lines = [f"{path}: {format_of(path).name}, {count_of(len(batches), 'batch', 'batches')}, {total:,} rows"]
     for policy_id, policy in policies.items():
         if policy_id != DEFAULT_POLICY_ID:
             lines.append(f"  policy {policy_id}: {policy.rows:,} rows")
@@ -200,23 +201,71 @@ def validate_file(path: str) -> Iterator[str]:
         ConfigError: a package for its format is missing.
     """
     first: dict[str, tuple[str, dict[str, tuple[np.dtype[Any], tuple[int, ...]]]]] = {}
-    for stored in stored_batches(path):
+    places: dict[int, str] = {}
+    reported: set[str] = set()
+    for stored in stored_batches(path, keeps_origins=True):
         if isinstance(stored, DataError):
+            reported.add(stored.place)
             yield str(stored)
             continue
         for policy_id, rows in policy_batches(stored.batch).items():
-            where = f"{path}, {stored.place}"
-            if policy_id != DEFAULT_POLICY_ID:
-                where += f", policy {policy_id!r}"
+            numbers, row_numbers = origins(rows.pop(ORIGIN))
+            places[int(numbers[0])] = stored.place
+            where = f"{path}, {_place(stored.place, policy_id)}"
             form = {name: (column.dtype, column.shape[1:]) for name, column in rows.items()}
+            if policy_id not in first and c.OBS not in rows:
+                yield f"{where}: column 'obs' is missing: {dict(missing_columns(rows))[c.OBS]}"
             place, expected = first.setdefault(policy_id, (stored.place, form))
             for fault in _differences(form, expected, place):
                 yield f"{where}: {fault}"
             for is_wrong, fault in _checks(rows):
-                wrong = np.flatnonzero(is_wrong)
+                wrong = np.sort(row_numbers[is_wrong])
                 if len(wrong):
-                    more = f" (and {len(wrong) - 1:,} more rows)" if len(wrong) > 1 else ""
-                    yield f"{where}, row {wrong[0] + 1}: {fault}{more}"
+                    yield f"{where}, row {int(wrong[0]) + 1}: {fault}{_and_more(len(wrong))}"
+    yield from _validate_episodes(path, places, reported)
+
+
+def _validate_episodes(path: str, places: Mapping[int, str], reported: set[str]) -> Iterator[str]:
+    """Yield the faults from row to row of each episode, whose rows can be anywhere in the file.
+
+    Args:
+        path: the file.
+        places: number of a batch -> its place.
+        reported: places and rows that can't be used, which are not yielded again.
+    """
+    for stored in stored_batches(path, joins_episodes=True, keeps_origins=True):
+        if isinstance(stored, DataError):
+            if stored.place not in reported:
+                yield str(stored)
+            continue
+        for policy_id, rows in policy_batches(stored.batch).items():
+            numbers, row_numbers = origins(rows.pop(ORIGIN))
+            if c.EPS_ID not in rows:
+                continue
+            for is_wrong, fault in _step_checks(rows):
+                # the row before may be missing only because it can't be used
+                wrong = [
+                    at
+                    for at in np.flatnonzero(is_wrong)
+                    if _row(places[int(numbers[at])], policy_id, int(row_numbers[at]) - 1) not in reported
+                ]
+                if wrong:
+                    at = wrong[0]
+                    where = _row(places[int(numbers[at])], policy_id, int(row_numbers[at]))
+                    yield f"{path}, {where}: {fault}{_and_more(len(wrong))}"
+
+
+def _place(place: str, policy_id: str) -> str:
+    return place if policy_id == DEFAULT_POLICY_ID else f"{place}, policy {policy_id!r}"
+
+
+def _row(place: str, policy_id: str, row: int) -> str:
+    """Return the place of a row, which counts from 0 here and from 1 in the text."""
+    return f"{_place(place, policy_id)}, row {row + 1}"
+
+
+def _and_more(count: int) -> str:
+    return f" (and {count - 1:,} more rows)" if count > 1 else ""
 
 
 def _differences(form: Mapping[str, Any], expected: Mapping[str, Any], first: str) -> Iterator[str]:
@@ -229,10 +278,6 @@ def _differences(form: Mapping[str, Any], expected: Mapping[str, Any], first: st
 
 
 def _checks(rows: SampleBatch) -> Iterator[tuple[Array, str]]:
-    for name in (c.OBS, c.NEW_OBS, c.ACTIONS, c.REWARDS):
-        if name in rows and rows[name].dtype.kind == "f":
-            column = rows[name]
-            yield ~_in_all(np.isfinite(column)), f"{name} holds a number that is not finite"
     is_discrete = c.ACTIONS in rows and rows[c.ACTIONS].dtype.kind in "iu"  # other actions can have densities
     if ACTION_PROB in rows and _is_numbers(rows[ACTION_PROB]):
         prob = rows[ACTION_PROB]
@@ -247,19 +292,36 @@ def _checks(rows: SampleBatch) -> Iterator[tuple[Array, str]]:
         ends = rows[c.TERMINATEDS] | rows[c.TRUNCATEDS]
         yield rows[c.DONES] != ends, "dones is not terminateds or truncateds"
     if c.EPS_ID in rows:
-        yield from _episode_checks(rows)
+        yield from _restart_checks(rows)
 
 
-def _episode_checks(rows: SampleBatch) -> Iterator[tuple[Array, str]]:
-    """Check the steps from each row to the next of the same episode and agent."""
+def _restart_checks(rows: SampleBatch) -> Iterator[tuple[Array, str]]:
+    """Check that no episode ends or begins between rows of the same episode and agent in a batch."""
     goes_on = _goes_on(rows)
+    falls = np.zeros(len(goes_on), np.bool_)
+    if c.T in rows:
+        t = rows[c.T]
+        falls = goes_on & (t[1:] <= t[:-1])
+        # without repeated steps, the rows can be of one episode whose other steps are in other batches
+        runs = np.append(0, np.cumsum(~goes_on))
+        for run in np.unique(runs[1:][falls]):
+            start, end = np.searchsorted(runs, [run, run + 1])
+            if len(np.unique(t[start:end])) == end - start:
+                goes_on[start : end - 1] &= ~falls[start : end - 1]
+                falls[start : end - 1] = False
     if c.DONES in rows:
-        yield goes_on & rows[c.DONES][:-1], "the episode is done here, but continues in the next row"
+        yield np.append(goes_on & rows[c.DONES][:-1], False), "the episode is done here, but continues in the next row"
+    if c.T in rows:
+        yield np.append(False, falls), _NOT_THE_NEXT_STEP
+
+
+def _step_checks(rows: SampleBatch) -> Iterator[tuple[Array, str]]:
+    """Check the steps from each row to the next of the same episode and agent, all of whose rows are together."""
+    goes_on = _goes_on(rows)
     if c.T in rows:
         steps = rows[c.T].astype(np.int64)
-        counts_on = steps[1:] == steps[:-1] + 1
-        yield np.append(False, goes_on & ~counts_on), "t is not that of the previous row plus 1"
-        goes_on &= counts_on
+        yield np.append(False, goes_on & (steps[1:] > steps[:-1] + 1)), _NOT_THE_NEXT_STEP
+        goes_on &= steps[1:] == steps[:-1] + 1
     if c.OBS in rows and c.NEW_OBS in rows and rows[c.OBS].shape == rows[c.NEW_OBS].shape:
         following, obs = rows[c.NEW_OBS][:-1], rows[c.OBS][1:]
         same = _in_all(following == obs)

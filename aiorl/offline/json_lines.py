@@ -28,9 +28,9 @@ from __future__ import annotations
 
 import binascii
 import contextlib
-import hashlib
 import json
 import logging
+import re
 from collections.abc import Generator, Iterator, Mapping
 from typing import Any
 
@@ -44,14 +44,17 @@ from aiorl.data import columns as c
 from aiorl.data.arrays import Batch
 from aiorl.data.sample_batch import MultiAgentBatch, SampleBatch
 from aiorl.errors import DataError
+from aiorl.offline.column_names import with_known_names
 from aiorl.offline.files import create, open_unpacked, packed
 from aiorl.offline.formats import WHOLE, BatchFile, Format, Share, Stored, WriteOptions, placed
 from aiorl.offline.pickled_array import read_pickled_array
 from aiorl.offline.stored_columns import (
+    KNOWN,
     MAX_BATCH_BYTES,
     NUMBER_KINDS,
     Room,
     check_policies,
+    episode_numbers,
     from_bytes,
     numbers_of,
     object_column,
@@ -69,6 +72,8 @@ _MAX_PARSED_BYTES = 2 * MAX_BATCH_BYTES
 _MAX_ROWS, _MAX_ROWS_BYTES = 1000, 1 << 24
 """Largest number of single rows in a batch, and of their bytes, unless the first row alone has more."""
 _MAX_FIRST_ROW = 1 << 20
+_BLOCK_BYTES = 1 << 18
+_SPACES = re.compile(rb"\s*")
 _MAX_EXPANSION = 255  # bytes that one byte of an LZ4 block can stand for, at most
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
 _NOT_IN_JSON = (b"NaN", b"Infinity")  # Python's json writes these words, which are not JSON
@@ -144,7 +149,7 @@ def _groups(path: str) -> Iterator[tuple[str, list[bytes | Mapping[str, Any]]]]:
             continue
         row: bytes | Mapping[str, Any]
         try:
-            row = _parsed(line)
+            row = with_known_names(_parsed(line))
             of = row.get(c.EPS_ID)
         except DataError:
             row, of = line, object()  # a batch of its own, which raises the error
@@ -167,21 +172,44 @@ def _lines(path: str) -> Iterator[tuple[str, bytes]]:
         OSError: the file cannot be read.
     """
     with open_unpacked(path) as file:
-        number = 0
-        while line := file.readline(MAX_LINE_BYTES):
-            number += 1
-            if not line.endswith(b"\n") and len(line) == MAX_LINE_BYTES:
-                raise DataError(f"a line of more than {MAX_LINE_BYTES:,} bytes", path=path, place=f"line {number}")
-            if not line.isspace():
-                yield f"line {number}", line
+        # after a damaged place, read1 has returned everything before it
+        read = getattr(file, "read1", file.read)
+        number = 1
+        parts: list[bytes] = []
+        size = 0
+        while block := read(_BLOCK_BYTES):
+            at = 0
+            while at < len(block):
+                if not parts:  # a small compressed file can have millions of empty lines
+                    spaces = _SPACES.match(block, at)
+                    assert spaces is not None, "it matches no space, too"
+                    number += block.count(b"\n", at, spaces.end())
+                    at = spaces.end()
+                    if at == len(block):
+                        break
+                newline = block.find(b"\n", at)
+                end = len(block) if newline < 0 else newline + 1
+                parts.append(block[at:end])
+                size += end - at
+                at = end
+                if size > MAX_LINE_BYTES:
+                    reason = f"a line of more than {MAX_LINE_BYTES:,} bytes"
+                    raise DataError(reason, path=path, place=f"line {number}")
+                if newline >= 0:
+                    yield f"line {number}", b"".join(parts)
+                    number += 1
+                    parts = []
+                    size = 0
+        if parts:
+            yield f"line {number}", b"".join(parts)
 
 
 def _is_row(line: bytes) -> bool:
     if len(line) > _MAX_FIRST_ROW or b'"aiorl"' in line or b'"type"' in line:
         return False
     with contextlib.suppress(DataError):
-        row = _parsed(line)
-        return c.OBS in row and c.ACTIONS in row and isinstance(row.get(c.REWARDS), int | float)
+        row = with_known_names(_parsed(line))
+        return c.OBS in row and c.ACTIONS in row and isinstance(row.get(c.REWARDS), int | float | None)
     return False
 
 
@@ -219,7 +247,10 @@ def _batch(lines: list[Mapping[str, Any]]) -> Batch:
         return _own_batch(line)
     if "type" in line or line.keys() == {"value"}:
         return _rllib_batch(line)
-    if {c.OBS, c.ACTIONS, c.REWARDS} <= line.keys():
+    named = with_known_names(line)
+    if {c.OBS, c.ACTIONS, c.REWARDS} <= named.keys():
+        if isinstance(named[c.REWARDS], list):
+            return _rllib_rows(named, Room())
         return _batch_of_rows(lines)
     raise DataError("it has neither 'aiorl' nor RLlib's 'type', so it is not a stored batch")
 
@@ -253,6 +284,10 @@ def _rllib_batch(line: Mapping[str, Any]) -> Batch:
 def _rllib_rows(rows: Any, room: Room) -> SampleBatch:
     if isinstance(rows, dict):  # type and count can be columns as well
         rows = {name: x for name, x in rows.items() if name not in ("type", "count") or isinstance(x, list)}
+        rows = with_known_names(rows)
+        names = rows.get(c.EPS_ID)
+        if isinstance(names, list) and any(isinstance(name, str) for name in names):
+            rows[c.EPS_ID] = episode_numbers(names).tolist()
     return read_batch(rows, _rllib_column, room)
 
 
@@ -268,16 +303,12 @@ def _batch_of_rows(rows: list[Mapping[str, Any]]) -> Batch:
     columns = {}
     for name in rows[0]:
         values = [row[name] for row in rows]
-        if name == c.EPS_ID and isinstance(values[0], str):
-            values = [_number(str(value)) for value in values]
-        if not isinstance(values[0], str | dict | None):
+        if name == c.EPS_ID and any(isinstance(value, str) for value in values):
+            values = episode_numbers(values).tolist()
+        first = next((value for value in values if value is not None), None)
+        if name in KNOWN or not isinstance(first, str | dict | None):
             columns[name] = values
     return read_batch(columns, _rllib_column, Room())
-
-
-def _number(text: str) -> int:
-    """Return a number for an episode's name, the same in every process."""
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=6).digest(), "big")
 
 
 # --- columns ---

@@ -28,15 +28,18 @@ from aiorl.data import columns as c
 from aiorl.data.arrays import Batch
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import DataError
+from aiorl.offline.column_names import with_known_names
 from aiorl.offline.files import EXTRA, create, is_uri, open_plain, readable
 from aiorl.offline.formats import WHOLE, BatchFile, Format, Share, Stored, WriteOptions, placed
 from aiorl.offline.json_lines import encoded, jsonable
 from aiorl.offline.stored_columns import (
+    KNOWN,
     MAX_BATCH_BYTES,
     MAX_DIMS,
     NUMBER_KINDS,
     Room,
     check_booleans,
+    episode_numbers,
     object_column,
     read_batch,
 )
@@ -220,7 +223,7 @@ class Parquet(Format):
                 columns = [_Column.of(field) for field in plainly.schema_arrow]
                 leaves = [plainly.schema.column(at) for at in range(len(plainly.schema.names))]
                 groups = read_row_groups(plain)
-                texts = [column.name for column in columns if column.is_objects]
+                texts = [column.name for column in columns if column.is_objects or column.is_text]
                 if not {leaf.path for leaf in leaves}.issuperset(texts):
                     raise DataError(_DAMAGED)  # pyarrow's own schema and Parquet's name different columns
                 file = pq.ParquetFile(plain, metadata=plainly.metadata, read_dictionary=texts) if texts else plainly
@@ -253,12 +256,14 @@ class _Column(NamedTuple):
         dtype: dtype of its numbers; None = that of the stored numbers, or objects.
         shape: shape of a row; None = the shape that all rows have.
         is_objects: True if it holds JSON text.
+        is_text: True if it holds other text, the names of episodes.
     """
 
     name: str
     dtype: np.dtype[Any] | None = None
     shape: tuple[int, ...] | None = None
     is_objects: bool = False
+    is_text: bool = False
 
     @property
     def row_bytes(self) -> int:
@@ -288,6 +293,10 @@ class _Column(NamedTuple):
                 raise DataError(f"the metadata of column {made.name!r} do not describe a column of numbers")
         if made.is_objects:
             fits = pa.types.is_string(kind)
+        elif with_known_names({made.name: None}).keys() == {c.EPS_ID} and noted is None:
+            is_text = bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+            made = made._replace(is_text=is_text)
+            fits = is_text or _is_numeric(kind)
         else:
             fits = (made.dtype is not None and pa.types.is_fixed_size_binary(kind)) or _is_numeric(kind)
         if not fits:
@@ -304,7 +313,7 @@ def _read_column(stored: tuple[_Column, Any], room: Room) -> Array:
     """
     import pyarrow as pa
 
-    (_, dtype, shape, is_objects), column = stored
+    (name, dtype, shape, is_objects, _), column = stored
     array = column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
     kind, rows = array.type, len(array)
     if is_objects:
@@ -316,7 +325,12 @@ def _read_column(stored: tuple[_Column, Any], room: Room) -> Array:
             return object_column([orjson.loads(texts[number]) for number in numbers])
         except orjson.JSONDecodeError as error:
             raise DataError("text that is not JSON") from error
-    flat = _flat(array)
+    if pa.types.is_dictionary(kind):
+        return _episode_numbers(array)
+    is_known = shape is None and bool(KNOWN.intersection(with_known_names({name: None})))
+    if is_known and array.null_count:
+        return _with_missing(array)  # rows without a value are left out one by one
+    flat = _flat(array, can_be_missing=is_known)
     if shape is None:
         return flat.reshape(rows, -1) if pa.types.is_nested(kind) else flat
     if dtype is not None and flat.dtype != dtype:
@@ -328,13 +342,35 @@ def _read_column(stored: tuple[_Column, Any], room: Room) -> Array:
     return flat.reshape(rows, *shape)
 
 
-def _flat(array: Any) -> Array:
-    """Return all numbers of an Arrow array in one dimension."""
+def _episode_numbers(array: Any) -> Array:
+    """Return a number for each text of a dictionary-encoded Arrow array; NaN where there is none."""
+    numbers = np.append(episode_numbers(array.dictionary.to_pylist()).astype(np.float64), np.nan)
+    places = array.indices.fill_null(len(numbers) - 1).to_numpy(zero_copy_only=False)
+    return np.asarray(numbers[places])
+
+
+def _with_missing(array: Any) -> Array:
+    """Return an array of numbers, or of lists of them, as floats [rows, ...] with NaN in each row without a value."""
+    import pyarrow as pa
+
+    is_present = array.is_valid().to_numpy(zero_copy_only=False)
+    if not is_present.any():
+        raise DataError("no row with a value")
+    present = _flat(array.drop_null(), can_be_missing=True)
+    present = present.reshape(int(is_present.sum()), -1)
+    column = np.full((len(array), present.shape[1]), np.nan, np.result_type(present.dtype, np.float32))
+    column[is_present] = present
+    return column if pa.types.is_nested(array.type) else column[:, 0]
+
+
+def _flat(array: Any, *, can_be_missing: bool) -> Array:
+    """Return all numbers of an Arrow array in one dimension; whole numbers as floats with NaN if some are missing."""
     import pyarrow as pa
 
     while True:
         kind = array.type
-        if array.null_count and not pa.types.is_floating(kind):
+        is_float = pa.types.is_floating(kind)
+        if array.null_count and not (is_float or (can_be_missing and pa.types.is_integer(kind))):
             raise DataError(f"{array.null_count:,} rows or numbers without a value")
         if pa.types.is_fixed_size_binary(kind):
             width = kind.byte_width

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import itertools
 import logging
 import zlib
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -22,10 +21,12 @@ from numpy.typing import NDArray
 
 from aiorl.data import columns as c
 from aiorl.data.arrays import Batch
+from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.data.sample_batch import MultiAgentBatch, SampleBatch
 from aiorl.errors import AiorlError, BatchError, ConfigError, DataError, EndOfData
+from aiorl.offline.episodes import trajectories
 from aiorl.offline.files import file_name
-from aiorl.offline.formats import WHOLE, Share, Stored, map_policies
+from aiorl.offline.formats import WHOLE, Share, Stored, map_policies, placed
 from aiorl.offline.io import InputReader, SamplerInput
 from aiorl.offline.registry import find_sources, stored_batches
 
@@ -79,20 +80,6 @@ class EpisodeAssembler:
 
     def _drop(self, key: int) -> None:
         self.num_left_out += sum(part.count for part in self._open.pop(key, []))
-
-
-def trajectories(batch: SampleBatch) -> Iterator[SampleBatch]:
-    """Yield runs of consecutive rows of one episode, as views; an end or a gap in ``t`` ends a run."""
-    for part in batch.split_by_episode() if c.EPS_ID in batch else [batch]:
-        ends = np.zeros(part.count, bool)
-        for name in (c.DONES, c.TERMINATEDS, c.TRUNCATEDS):
-            if name in part:
-                ends |= part[name].astype(bool)
-        if c.T in part:
-            ends[:-1] |= part[c.T][1:] != part[c.T][:-1] + 1
-        edges = [0, *(np.flatnonzero(ends[:-1]) + 1).tolist(), part.count]
-        for start, end in itertools.pairwise(edges):
-            yield part.slice(start, end)
 
 
 def _is_over(part: SampleBatch) -> bool:
@@ -169,7 +156,10 @@ class ReaderOptions:
         batch_rows: env steps to aim at for a batch: a larger stored batch is cut after the episode that reaches them;
             None = batches as stored.
         whole_episodes: True to cut only between episodes; False also cuts episodes longer than twice the rows.
-        max_corrupt: limit of unreadable places over all passes; one more ends the run.
+        max_corrupt: limit of unreadable places and rows over all passes; one more ends the run.
+        joins_episodes: True for batches of whole episodes, whose rows can be anywhere in a file; False for batches as
+            stored.
+        adds_new_obs: True to add ``new_obs`` if files have none, with the observation of the episode's next row.
     """
 
     share: Share | None = None
@@ -180,6 +170,8 @@ class ReaderOptions:
     batch_rows: int | None = None
     whole_episodes: bool = False
     max_corrupt: int = MAX_CORRUPT
+    joins_episodes: bool = False
+    adds_new_obs: bool = False
 
     def __post_init__(self) -> None:
         """Check the values.
@@ -208,10 +200,22 @@ class FileReader(InputReader):
         num_rows: rows read so far.
         unreadable: reason by file and place, each only once for all passes; place "" is a whole file.
         piece: number of the batch that `next` returned last, see `aiorl.data.columns.PIECE`; 0 before the first.
+        path: file of that batch; "" before the first.
     """
 
-    def __init__(self, sources: str | Sequence[str], options: ReaderOptions | None = None) -> None:
+    def __init__(
+        self,
+        sources: str | Sequence[str],
+        options: ReaderOptions | None = None,
+        *,
+        fit: Callable[[str, SampleBatch], None] | None = None,
+    ) -> None:
         """Find the files, which are opened one after the other.
+
+        Args:
+            sources: paths, directories, patterns, URIs, ``minari:NAME``.
+            options: options of reading.
+            fit: function that changes a policy's rows [B, ...], in place, to the form that it takes.
 
         Raises:
             ConfigError: a source names no file (also a ValueError).
@@ -223,6 +227,10 @@ class FileReader(InputReader):
         if len(self.files) >= share.of:
             self.files, self._share = self.files[share.index :: share.of], WHOLE
         self.num_passes = self.num_rows = self.piece = 0
+        self.path = ""
+        self._fit = fit
+        self._aligned: set[str] = set()
+        self._steps = StepsLeftOut()
         self.unreadable: dict[tuple[str, str], str] = {}
         self._rng = np.random.default_rng(None if options.seed is None else [options.seed, share.index])
         self._ended_by: AiorlError = EndOfData(f"all passes over {len(self.files)} files have been read")
@@ -265,17 +273,36 @@ class FileReader(InputReader):
             if self._options.shuffle_files:
                 self._rng.shuffle(files)
             for path in files:
-                for stored in stored_batches(path, self._share):
+                self.path = path
+                joins = self._options.joins_episodes
+                for stored in stored_batches(path, self._share, joins_episodes=joins, aligned=self._aligned):
                     if isinstance(stored, DataError):
                         self._note(stored)
                         continue
                     self.num_rows += stored.batch.total()
+                    self._fit_rows(stored, path)
                     for batch in self._pieces(stored, path):
                         is_empty = False
                         yield batch
             self.num_passes += 1
             if is_empty:
                 self._go_on_after_nothing(len(files))
+
+    def _fit_rows(self, stored: Stored, path: str) -> None:
+        """Give rows the form that their policies take.
+
+        Raises:
+            DataError: they can't have it.
+        """
+        if self._fit is None:
+            return
+        batch = stored.batch
+        policies = {DEFAULT_POLICY_ID: batch} if isinstance(batch, SampleBatch) else batch.policy_batches
+        for policy_id, rows in policies.items():
+            try:
+                self._fit(policy_id, rows)
+            except DataError as error:
+                raise placed(error, path, stored.place) from error
 
     def _go_on_after_nothing(self, num_files: int) -> None:
         """Raise if there is nothing to read; otherwise change the share so that the next pass finds batches."""
@@ -289,7 +316,11 @@ class FileReader(InputReader):
 
     def _pieces(self, stored: Stored, path: str) -> Iterator[Batch]:
         options = self._options
-        batch = stored.batch if options.hold_out is None else options.hold_out.of(stored.batch, path, stored.place)
+        batch: Batch | None = stored.batch
+        if options.hold_out is not None:
+            batch = options.hold_out.of(stored.batch, path, stored.place)
+        if options.adds_new_obs and batch is not None:  # before episodes are cut into batches
+            batch = map_policies(batch, lambda policy_id, rows: self._steps.with_new_obs(rows, path))
         parts: Iterator[Batch] = iter([] if batch is None else [batch])
         if options.batch_rows is not None and isinstance(batch, SampleBatch) and batch.count > options.batch_rows:
             parts = _cut(batch, options.batch_rows, whole_episodes=options.whole_episodes)
@@ -377,6 +408,7 @@ class PreparedReader(InputReader):
         self._rng = np.random.default_rng(seed)
         self._buffer: list[tuple[Batch, bool, int | None]] = []
         self._is_ending = False
+        self._steps = StepsLeftOut()
 
     def next(self) -> Batch:
         """See `InputReader.next`; at the end of a finite input, the rest of the buffer is returned in random order.
@@ -434,19 +466,71 @@ class PreparedReader(InputReader):
     def _made(self, piece: int | None, policy_id: str, rows: SampleBatch) -> SampleBatch | None:
         """Return the postprocessed rows of a policy; None if none are left."""
         assert self._postprocess is not None
-        parts = [part for part in map(_with_new_obs, trajectories(rows)) if part.count]
-        if not parts:
+        whole = self._steps.with_new_obs(rows, "")
+        if whole is None:
             return None
-        made = SampleBatch.concat([self._postprocess(policy_id, part) for part in parts])
+        made = SampleBatch.concat([self._postprocess(policy_id, part) for part in trajectories(whole)])
         if piece is not None:
             made[c.PIECE] = np.full(made.count, piece, np.int64)
         return made
 
 
+_ENOUGH_ROWS = 32
+"""Rows after which it is decided whether too many have no next step."""
+
+
+class StepsLeftOut:
+    """Rows without ``new_obs`` that are left out, because the row of the next step is not in the file.
+
+    The last row of an episode that did not terminate is one of them. If there are many, the rows of the file are not
+    those of episodes.
+    """
+
+    def __init__(self) -> None:
+        """Start with none."""
+        self._num_rows = 0
+        self._num_left_out = 0
+
+    def with_new_obs(self, rows: SampleBatch, path: str) -> SampleBatch | None:
+        """Return rows, each with the observation that followed it; None if there are none.
+
+        Args:
+            rows: rows of one policy, those of each episode one after the other.
+            path: their file, for messages.
+
+        Raises:
+            DataError: more than half of all rows so far are left out.
+        """
+        if c.NEW_OBS in rows or c.OBS not in rows or c.TERMINATEDS not in rows:
+            return rows
+        parts = [_with_new_obs(part) for part in trajectories(rows)]
+        whole = [part for part in parts if part.count]
+        num_left_out = rows.count - sum(part.count for part in whole)
+        self._num_rows += rows.count
+        self._num_left_out += num_left_out
+        if num_left_out and self._num_rows >= _ENOUGH_ROWS and 2 * self._num_left_out > self._num_rows:
+            raise DataError(
+                f"{self._num_left_out:,} of {self._num_rows:,} rows have no {c.NEW_OBS!r}, and no row of the next "
+                f"step of their episode to take it from; the first here is {_name_of_first_left_out(rows)}. Is "
+                "eps_id the same in all rows of an episode, are all of them in one file, and does t count up by 1?",
+                path=path,
+            )
+        return SampleBatch.concat(whole) if whole else None
+
+
+def _name_of_first_left_out(rows: SampleBatch) -> str:
+    start = 0
+    for part in trajectories(rows):
+        row = start + part.count - 1
+        if not part[c.TERMINATEDS][-1]:
+            names = [f"{name} {rows[name][row]}" for name in (c.EPS_ID, c.T) if name in rows]
+            return f"row {row + 1}" + (f" ({', '.join(names)})" if names else "")
+        start += part.count
+    return "unknown"
+
+
 def _with_new_obs(part: SampleBatch) -> SampleBatch:
     """Return rows of one episode, each with the observation that followed it."""
-    if c.NEW_OBS in part or c.OBS not in part or c.TERMINATEDS not in part:
-        return part
     obs, terminated = part[c.OBS], part[c.TERMINATEDS].astype(bool)
     whole = part if terminated[-1] else part.slice(0, part.count - 1)
     if whole.count:
@@ -479,7 +563,9 @@ class StoredEpisodes:
             DataError: the format of a file is unknown (also a ValueError).
         """
         self.files = find_sources(sources)
-        self._options = ReaderOptions(epochs=1, hold_out=hold_out, shuffle_files=False, max_corrupt=max_corrupt)
+        self._options = ReaderOptions(
+            epochs=1, hold_out=hold_out, shuffle_files=False, max_corrupt=max_corrupt, joins_episodes=True
+        )
         self.num_corrupt = 0
         self.num_left_out = 0
 

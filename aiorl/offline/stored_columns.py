@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
@@ -14,6 +15,7 @@ from aiorl.config.files import check_depth
 from aiorl.data import columns as c
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import BatchError, DataError
+from aiorl.offline.column_names import with_known_names
 from aiorl.text import is_label, one_line
 
 Array = NDArray[Any]
@@ -26,6 +28,11 @@ _MAX_POLICIES = 1000
 _MAX_COLUMNS = 1000
 _MAX_DEPTH = 32
 NUMBER_KINDS = "biuf"
+FLAGS = (c.DONES, c.TERMINATEDS, c.TRUNCATEDS)
+WHOLE_NUMBERS = (c.EPS_ID, c.AGENT_INDEX, c.T)
+"""Columns that name a row's episode, agent and step."""
+KNOWN = frozenset({c.OBS, c.NEW_OBS, c.ACTIONS, c.REWARDS, *FLAGS, *WHOLE_NUMBERS})
+"""Columns that always hold numbers."""
 _NUMBERS = {bool, int, float, type(None)}
 
 
@@ -75,7 +82,9 @@ def read_batch(columns: object, read: Callable[[Any, Room], Array], room: Room) 
 
 
 def to_batch(columns: Mapping[str, Array]) -> SampleBatch:
-    """Return a batch of stored columns, and add the flags of an episode's end that follow from the others.
+    """Return a batch of stored columns under their names here, with the flags of an episode's end that follow.
+
+    Rows without a value, NaN in columns of whole numbers or flags, are left as they are: see `complete`.
 
     Raises:
         DataError: columns have different lengths, no rows or invalid names.
@@ -87,14 +96,27 @@ def to_batch(columns: Mapping[str, Array]) -> SampleBatch:
             raise DataError(f"a column is called {one_line(name, 80)!r}, which is not a valid name")
     try:
         # arrays in a file's buffer are read-only, but callbacks and postprocessing can write to a batch
-        batch = SampleBatch({name: x if x.flags.writeable else x.copy() for name, x in columns.items()})
+        batch = SampleBatch(
+            {name: x if x.flags.writeable else x.copy() for name, x in with_known_names(columns).items()}
+        )
     except BatchError as error:
         raise DataError(str(error)) from error
     if not batch.count:
         raise DataError("a batch without rows")
+    complete(batch)
+    return batch
+
+
+def complete(batch: SampleBatch) -> None:
+    """Check the columns with known names, give whole numbers and flags their dtypes, and add flags that follow.
+
+    Columns of whole numbers or flags in which a value is missing (NaN) are not changed.
+
+    Raises:
+        DataError: a column has other contents than its name says.
+    """
     _check_known(batch)
     _add_flags(batch)
-    return batch
 
 
 def check_policies(policies: object) -> dict[str, Any]:
@@ -125,7 +147,7 @@ def numbers_of(rows: object, dtype: np.dtype[Any] | None = None) -> Array:
     if not isinstance(rows, list):
         raise DataError(f"a {type(rows).__name__}, not a list with a value for each row")
     try:
-        found = _array_of(rows)
+        found = _array_of(_without_null_rows(rows))
         to = dtype or (np.dtype(np.float32) if found.dtype in (np.float64, object) else found.dtype)
         with np.errstate(all="ignore"):  # numbers too large for float32 become infinite
             made = found.astype(to, copy=False)
@@ -135,6 +157,20 @@ def numbers_of(rows: object, dtype: np.dtype[Any] | None = None) -> Array:
     if dtype is not None and (found.dtype == object or not is_whole):
         raise DataError(f"numbers that don't fit {dtype}")
     return made
+
+
+def _without_null_rows(rows: list[Any]) -> list[Any]:
+    """Return rows of which those that are null next to lists of numbers are lists of null."""
+    if None not in rows or not any(isinstance(row, list) for row in rows):
+        return rows
+    pattern = _nulls_like(next(row for row in rows if isinstance(row, list)))
+    return [pattern if row is None else row for row in rows]
+
+
+def _nulls_like(row: Any, depth: int = 0) -> Any:
+    if not isinstance(row, list) or depth > MAX_DIMS:
+        return None
+    return [_nulls_like(item, depth + 1) for item in row]
 
 
 def _array_of(rows: list[Any]) -> Array:
@@ -179,6 +215,25 @@ def check_booleans(array: Array) -> None:
         raise DataError("booleans other than 0 and 1")
 
 
+def episode_numbers(names: Sequence[object]) -> Array:
+    """Return a number for each name of an episode, the same in every process; NaN for null.
+
+    Raises:
+        DataError: a name is not text.
+    """
+    numbers = {name: _number_of(name) for name in set(names)}
+    has_missing = None in numbers
+    return np.array([numbers[name] for name in names], np.float64 if has_missing else np.int64)
+
+
+def _number_of(name: object) -> float:
+    if name is None:
+        return math.nan
+    if not isinstance(name, str):
+        raise DataError(f"text next to a {type(name).__name__} as names of episodes")
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=6).digest(), "big")
+
+
 def object_column(values: Sequence[object]) -> Array:
     """Return a column of any objects, such as infos.
 
@@ -201,25 +256,61 @@ def _check_known(batch: SampleBatch) -> None:
             raise DataError(f"column {name!r} does not hold numbers")
     if c.REWARDS in batch and batch[c.REWARDS].ndim != 1:
         raise DataError(f"column {c.REWARDS!r} has rows of shape {batch[c.REWARDS].shape[1:]}, not a number each")
-    for name in (c.EPS_ID, c.AGENT_INDEX, c.T):
+    for name in WHOLE_NUMBERS:
         if name in batch:
-            column = batch[name]
-            if column.dtype.kind == "f" and (abs(column) < 2**24).all() and (column == np.floor(column)).all():
-                batch[name] = column = column.astype(np.int64)
-            if column.ndim != 1 or column.dtype.kind not in "iu":
-                raise DataError(f"column {name!r} does not hold a whole number for each row")
+            batch[name] = _whole_numbers(name, batch[name])
+
+
+def _whole_numbers(name: str, column: Array) -> Array:
+    """Return numbers [N] as integers, unless one of them is missing.
+
+    Raises:
+        DataError: there are others than whole numbers.
+    """
+    if column.ndim == 1 and column.dtype.kind in "iu":
+        return column
+    if column.ndim == 1 and column.dtype.kind == "f":
+        is_missing = np.isnan(column)
+        present = column[~is_missing]
+        # a column without any value is none; larger floats are not exact: several numbers become one
+        exact = 2**53 if column.dtype == np.float64 else 2**24
+        if present.size and (abs(present) < exact).all() and (present == np.floor(present)).all():
+            return column if is_missing.any() else column.astype(np.int64)
+    raise DataError(f"column {name!r} does not hold a whole number for each row")
 
 
 def _add_flags(batch: SampleBatch) -> None:
-    """Fill in ``dones``, or ``terminateds`` and ``truncateds`` if there is only ``dones``."""
-    for name in (c.DONES, c.TERMINATEDS, c.TRUNCATEDS):
-        if name in batch:
-            if batch[name].ndim != 1 or batch[name].dtype.kind not in "biu":
-                raise DataError(f"column {name!r} does not hold flags")
-            batch[name] = batch[name].astype(bool, copy=False)
+    """Fill in ``dones``, or ``terminateds`` and ``truncateds`` if some of them are missing."""
+    names = [name for name in FLAGS if name in batch]
+    for name in names:
+        batch[name] = _flags(name, batch[name])
+    if any(batch[name].dtype != np.bool_ for name in names):
+        return
     if c.TERMINATEDS in batch and c.TRUNCATEDS in batch:
         if c.DONES not in batch:
             batch[c.DONES] = batch[c.TERMINATEDS] | batch[c.TRUNCATEDS]
     elif c.DONES in batch and c.TERMINATEDS not in batch and c.TRUNCATEDS not in batch:
         batch[c.TERMINATEDS] = batch[c.DONES].copy()
         batch[c.TRUNCATEDS] = np.zeros(batch.count, bool)
+    elif c.TERMINATEDS in batch:
+        dones = batch.get(c.DONES, batch[c.TERMINATEDS])
+        batch[c.TRUNCATEDS] = dones & ~batch[c.TERMINATEDS]
+        batch[c.DONES] = dones.copy()
+    elif c.TRUNCATEDS in batch and c.DONES in batch:
+        batch[c.TERMINATEDS] = batch[c.DONES] & ~batch[c.TRUNCATEDS]
+
+
+def _flags(name: str, column: Array) -> Array:
+    """Return flags [N] as booleans, unless one of them is missing.
+
+    Raises:
+        DataError: there are others than numbers, or fractions.
+    """
+    if column.ndim == 1 and column.dtype.kind in "biu":
+        return column.astype(bool, copy=False)
+    if column.ndim == 1 and column.dtype.kind == "f":
+        is_missing = np.isnan(column)
+        present = column[~is_missing]
+        if present.size and np.isin(present, (0.0, 1.0)).all():
+            return column if is_missing.any() else column.astype(bool)
+    raise DataError(f"column {name!r} does not hold flags")

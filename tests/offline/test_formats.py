@@ -23,7 +23,7 @@ from aiorl.errors import ConfigError, DataError
 from aiorl.offline import json_lines, stored_columns
 from aiorl.offline.files import open_plain
 from aiorl.offline.formats import WriteOptions
-from aiorl.offline.registry import SUFFIXES, format_named, format_of
+from aiorl.offline.registry import SUFFIXES, format_named, format_of, stored_batches
 
 pytest.importorskip("pyarrow")
 NESTED = {"a": [1, 2.5], "b": {"c": "text", "d": None}}
@@ -503,3 +503,38 @@ def test_without_the_extra_the_message_says_what_to_install(tmp_path, monkeypatc
     for path in (str(tmp_path / "a.parquet"), "minari:a-v0"):
         with pytest.raises(ConfigError, match=r"offline\]"):
             read(path)
+
+
+def test_empty_lines_are_counted_however_many_there_are(tmp_path):
+    """They can be between the blocks in which a file is read, and spaces can be around a line."""
+    line = json.dumps({"type": "SampleBatch", "obs": [[1.0]], "rewards": [1.0]})
+    path = tmp_path / "a.json"
+    path.write_text("\n" * 300_000 + f"  {line}\n" + " \r\n" * 100_000 + line + "\n \nx\n" + "\n" * 300_000 + line)
+    found = list(format_of(str(path)).read(str(path)))
+    assert [stored.place for stored in found] == ["line 300001", "line 400002", "line 400004", "line 700005"]
+    assert [isinstance(stored, DataError) for stored in found] == [False, False, True, False]
+
+
+def test_a_file_with_nothing_but_unreadable_places_is_not_read_to_its_end(tmp_path, monkeypatch):
+    monkeypatch.setattr("aiorl.offline.registry.MAX_UNREADABLE", 50)
+    (tmp_path / "a.json.gz").write_bytes(gzip.compress(b"x\n" * 200))
+    found = list(stored_batches(str(tmp_path / "a.json.gz")))
+    assert len(found) == 51
+    assert found[-1].place == ""
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".json"])
+def test_episodes_named_by_text_get_numbers(tmp_path, suffix):
+    names = ["ab", "ab", "cd", "cd", "ab"]
+    columns = {"obs": [[0.0]] * 5, "actions": [0] * 5, "rewards": [1.0] * 5, "eps_id": names}
+    path = tmp_path / f"a{suffix}"
+    if suffix == ".parquet":
+        pq = pytest.importorskip("pyarrow.parquet")
+        pq.write_table(pytest.importorskip("pyarrow").table(columns), path)
+    else:
+        path.write_text(json.dumps({"type": "SampleBatch", **columns}) + "\n")
+    (batch,), errors = read(path)
+    assert errors == []
+    first, second = batch["eps_id"][0], batch["eps_id"][2]
+    assert first != second
+    assert batch["eps_id"].tolist() == [first, first, second, second, first]
