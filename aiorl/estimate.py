@@ -13,6 +13,7 @@ from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import BatchError, DataError
 from aiorl.offline.estimators import behaviour_log_likelihoods
 from aiorl.offline.estimators.judgement import METHODS, WITH_RATIOS, Judgement, judge
+from aiorl.offline.fitted_rows import RowFitter
 from aiorl.offline.readers import MAX_CORRUPT, HoldOut, StoredEpisodes
 from aiorl.offline.unit_actions import NORMALIZED, UnitActions, UnitGuess
 from aiorl.process.replaced_file import write_json
@@ -51,7 +52,15 @@ def _estimate(given: dict[str, Any], file: Path | None) -> None:
         max_corrupt=given.get("max_corrupt", MAX_CORRUPT),
     )
     guess = UnitGuess(policy.action_space, warns=False)
-    take_in = UnitActions(policy.action_space).restore if given.get(NORMALIZED) else guess.look
+    restore_or_look = UnitActions(policy.action_space).restore if given.get(NORMALIZED) else guess.look
+    # raw observations are converted by the policy's preprocessor
+    observation_space = None if given.get("raw_observations") else policy.policy.observation_space
+    fitter = RowFitter(observation_space, policy.action_space)
+
+    def take_in(episode: SampleBatch) -> None:
+        fitter.fit(episode)
+        restore_or_look(episode)
+
     methods = given.get("methods", tuple(METHODS))
     judgement = judge(
         policy.policy,
@@ -83,7 +92,10 @@ def _checked(
 ) -> Iterator[SampleBatch]:
     """Yield stored episodes; errors in their action probabilities name the file."""
     for path, episode in stored:
-        take_in(episode)
+        try:
+            take_in(episode)
+        except DataError as error:
+            raise DataError(error.reason, path=path) from error
         if has_ratios:
             try:
                 behaviour_log_likelihoods(episode, policy.action_space)

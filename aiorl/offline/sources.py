@@ -16,6 +16,7 @@ from aiorl.config.worker import WorkerConfig
 from aiorl.data import columns as c
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import ConfigError
+from aiorl.offline.fitted_rows import RowFitter
 from aiorl.offline.formats import WHOLE, Share
 from aiorl.offline.io import (
     InputCreator,
@@ -98,8 +99,13 @@ def input_creator(source: Input, settings: InputSettings | None = None) -> Input
             settings,
             share=settings.share or share_of(context.worker_index, context.num_workers),
             batch_rows=settings.batch_rows or getattr(context.worker, "rollout_fragment_length", None),
+            joins_episodes=settings.postprocess_inputs,
+            adds_new_obs=settings.postprocess_inputs,
         )
-        readers = [context.default_sampler_input() if name == SAMPLER else FileReader(name, options) for name in files]
+        fit = _fitting(context)
+        readers = [
+            context.default_sampler_input() if name == SAMPLER else FileReader(name, options, fit=fit) for name in files
+        ]
         return _prepared(readers, context, settings, weights)
 
     return create
@@ -146,6 +152,22 @@ def share_of(slot: int, num_workers: int, sampler: int = 0, num_samplers: int = 
         return WHOLE
     of = max(1, num_workers) * num_samplers
     return Share(((slot - 1) * num_samplers + sampler) % of, of)
+
+
+def _fitting(context: IOContext) -> Callable[[str, SampleBatch], None] | None:
+    """Return the function that gives a policy's rows their dtypes and shapes; None without policies."""
+    if context.worker is None:
+        return None
+    fitters = {
+        policy_id: RowFitter(getattr(policy, "observation_space", None), getattr(policy, "action_space", None))
+        for policy_id, policy in context.worker.policy_map.items()
+    }
+
+    def fit(policy_id: str, rows: SampleBatch) -> None:
+        if policy_id in fitters:
+            fitters[policy_id].fit(rows)
+
+    return fit
 
 
 def _taking_in(context: IOContext, *, is_normalized: bool) -> Callable[[str, SampleBatch], None] | None:

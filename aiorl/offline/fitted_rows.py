@@ -1,0 +1,114 @@
+"""Stored rows in the form that a policy takes: dtypes and shapes of its observations and actions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from aiorl.data import columns as c
+from aiorl.data.actions import ActionLayout
+from aiorl.data.sample_batch import SampleBatch
+from aiorl.errors import DataError, UnsupportedSpaceError
+
+Array = NDArray[Any]
+
+_NUMBERS = (
+    c.REWARDS, c.PREV_REWARDS, c.ACTION_LOGP, c.ACTION_DIST_INPUTS, c.VF_PREDS, c.ADVANTAGES, c.VALUE_TARGETS,
+)  # fmt: skip
+"""Columns that are float32 in every batch."""
+
+
+class RowFitter:
+    """Conversion of stored rows to the dtypes and shapes of a policy's spaces.
+
+    Files of other programs have float64 where batches have float32, floats for whole numbers, and numbers for rows with
+    one number, or the other way round. Rows of other shapes are not changed; those who use them report it.
+    """
+
+    def __init__(self, observation_space: spaces.Space[Any] | None, action_space: spaces.Space[Any] | None) -> None:
+        """Set the spaces.
+
+        Args:
+            observation_space: the policy's observation space; None to leave observations as they are.
+            action_space: the policy's action space; None to leave actions as they are.
+        """
+        is_box = isinstance(observation_space, spaces.Box)
+        self._observation_space = observation_space if is_box else None
+        self._actions: ActionLayout | None = None
+        if action_space is not None:
+            try:
+                self._actions = ActionLayout(action_space)
+            except UnsupportedSpaceError:  # such a policy takes actions in a form of its own
+                self._actions = None
+
+    def fit(self, rows: SampleBatch) -> None:
+        """Convert the columns of `rows` in place.
+
+        Raises:
+            DataError: numbers are fractions, or too large, for a policy that takes whole ones; or a discrete action is
+                none of the space.
+        """
+        space = self._observation_space
+        for name in (c.OBS, c.NEW_OBS):
+            if space is not None and name in rows:
+                rows[name] = _converted(name, rows[name], tuple(space.shape or ()), np.dtype(space.dtype))
+        layout = self._actions
+        for name in (c.ACTIONS, c.PREV_ACTIONS):
+            if layout is not None and name in rows:
+                rows[name] = _converted(name, rows[name], layout.shape, layout.dtype)
+        if layout is not None and c.ACTIONS in rows:
+            _check_discrete(layout.space, rows)
+        for name in _NUMBERS:
+            if name in rows and rows[name].dtype.kind in "biuf" and rows[name].dtype != np.float32:
+                rows[name] = rows[name].astype(np.float32)
+
+
+def _converted(name: str, column: Array, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """Return a column [B, ...] in the dtype of a space, and in its shape if only axes of length 1 differ.
+
+    Raises:
+        DataError: whole numbers are wanted, and there are others.
+    """
+    rows = column.shape[1:]
+    if rows != shape and [size for size in rows if size != 1] == [size for size in shape if size != 1]:
+        column = column.reshape(len(column), *shape)
+    if column.shape[1:] != shape or column.dtype == dtype or column.dtype.kind not in "biuf":
+        return column
+    with np.errstate(all="ignore"):  # what doesn't fit is found below
+        converted = column.astype(dtype)
+    if dtype.kind in "iu" and not np.array_equal(converted, column):
+        row = _first_difference(converted, column)
+        raise DataError(
+            f"{name} of row {row + 1} has {column[row].reshape(-1)[:4].tolist()}, but the policy takes whole numbers "
+            f"({dtype})"
+        )
+    return converted
+
+
+def _first_difference(one: Array, other: Array) -> int:
+    differs = (one != other).reshape(len(one), -1).any(axis=1)
+    return int(np.flatnonzero(differs)[0])
+
+
+def _check_discrete(space: spaces.Space[Any], rows: SampleBatch) -> None:
+    """Refuse actions that a Discrete or MultiDiscrete space does not have.
+
+    Raises:
+        DataError: there is one.
+    """
+    actions = rows[c.ACTIONS]
+    if isinstance(space, spaces.Discrete):
+        first, number = np.asarray(space.start), np.asarray(space.n)
+    elif isinstance(space, spaces.MultiDiscrete):
+        first, number = np.asarray(space.start), np.asarray(space.nvec)
+    else:
+        return
+    if actions.shape[1:] != space.shape:
+        return
+    is_wrong = ((actions < first) | (actions - first >= number)).reshape(len(actions), -1).any(axis=1)
+    if is_wrong.any():
+        row = int(np.flatnonzero(is_wrong)[0])
+        raise DataError(f"the action {actions[row].tolist()} of row {row + 1} is none of {space}")
