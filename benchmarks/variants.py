@@ -66,9 +66,7 @@ def _measured(task: str, variant: str, seed: int, episodes: int) -> VariantRow:
     """Train and play one run in a process of its own."""
     command = [sys.executable, "-W", "ignore", "-m", "benchmarks.variants", "-"]
     wanted = {"task": task, "variant": variant, "seed": seed, "episodes": episodes}
-    printed = run_command(
-        [*command, "--run", json.dumps(wanted)], _TIMEOUT_S, {**os.environ, **SINGLE_THREADED}
-    )
+    printed = run_command([*command, "--run", json.dumps(wanted)], _TIMEOUT_S, {**os.environ, **SINGLE_THREADED})
     return VariantRow(**json.loads(printed.splitlines()[-1]))
 
 
@@ -148,9 +146,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=A/B", dest="settings")
     parser.add_argument("--seeds", type=int, default=5, metavar="N")
     parser.add_argument("--episodes", type=int, default=20, metavar="N")
-    parser.add_argument(
-        "--jobs", type=int, default=2, metavar="N", help="runs at a time; default: 2"
-    )
+    parser.add_argument("--jobs", type=int, default=2, metavar="N", help="runs at a time; default: 2")
     parser.add_argument("--run", metavar="JSON", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.run:

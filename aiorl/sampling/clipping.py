@@ -23,9 +23,7 @@ class ClipWatch:
     It looks at whole fragments, after they are complete.
     """
 
-    def __init__(
-        self, policy_id: str, policy: Policy, layout: ActionLayout, *, clips: bool
-    ) -> None:
+    def __init__(self, policy_id: str, policy: Policy, layout: ActionLayout, *, clips: bool) -> None:
         """Begin to watch.
 
         Args:
@@ -35,9 +33,7 @@ class ClipWatch:
             clips: True if its actions are clipped for the environment.
         """
         self._policy_id, self._policy, self._layout = policy_id, policy, layout
-        self._is_over = not (
-            clips and layout.is_bounded and getattr(policy, "config", {}).get("explore", True)
-        )
+        self._is_over = not (clips and layout.is_bounded and getattr(policy, "config", {}).get("explore", True))
         self._numbers = self._clipped = 0
 
     def look(self, actions: NDArray[Any]) -> None:
@@ -59,11 +55,7 @@ class ClipWatch:
             return
         distribution = getattr(self._policy, "distribution", None)
         in_own_units = getattr(distribution, "name", "") in ("diag_gaussian", "composite")
-        advice = (
-            "Learn with normalize_actions: true"
-            if in_own_units
-            else "Lower lr, or start with smaller deviations"
-        )
+        advice = "Learn with normalize_actions: true" if in_own_units else "Lower lr, or start with smaller deviations"
         _log.warning(
             "%d %% of the numbers in the actions of policy %r lie outside of their bounds (%s) and are clipped, so "
             "their size makes no difference to the environment. %s, unless the policy is meant to choose the bounds.",

@@ -182,9 +182,7 @@ class FunctionalNetwork:
                 pixels = ops.multiply(ops.reshape(features[:, image.place], [-1, *image.shape]), image.scale)
                 if channels_first(image.shape, image.dtype):
                     pixels = ops.transpose(pixels, [0, 2, 3, 1])
-                images.append(
-                    self._layers(f"{name}/image_{index}", pixels, image.filters, image.hiddens, "relu")
-                )
+                images.append(self._layers(f"{name}/image_{index}", pixels, image.filters, image.hiddens, "relu"))
             others = [features[:, place] for place in parts.rest]
             features = ops.concatenate([*images, *others], axis=-1)
             return self._layers(name, features, *layers)

@@ -28,9 +28,7 @@ class Pair(aiorl.MultiAgentEnv):
         self._rng = np.random.default_rng(0)
 
     def _observe(self) -> dict[str, Any]:
-        return {
-            name: self._rng.normal(500.0 + Pair.shift, 3.0, 1).astype(np.float32) for name in "ab"
-        }
+        return {name: self._rng.normal(500.0 + Pair.shift, 3.0, 1).astype(np.float32) for name in "ab"}
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         self.t = 0
@@ -72,9 +70,7 @@ def test_neither_weights_nor_filter_of_a_fixed_policy_change_in_a_run_or_after_a
         begins = trainer.save(tmp_path / "begins")
     fixed = {"policies_to_train": ["pb"]}
     Pair.shift = 40.0
-    with aiorl.PPOConfig(
-        **settings(tmp_path / "one", init_from=str(begins), multiagent=fixed)
-    ).build() as trainer:
+    with aiorl.PPOConfig(**settings(tmp_path / "one", init_from=str(begins), multiagent=fixed)).build() as trainer:
         first = [trainer.compute_action(x, policy_id="pa", explore=False) for x in SEEN]
         trainer.train()
         assert [trainer.compute_action(x, policy_id="pa", explore=False) for x in SEEN] == first
@@ -115,9 +111,7 @@ def test_a_delta_for_the_filter_of_a_fixed_policy_is_left_out() -> None:
     other = MeanStdFilter((1,))
     other(np.ones((3, 1), np.float32))
     delta = other.take_delta()
-    Publisher({"fixed": fixed, "learns": learns}).merge_deltas(
-        "a", 1, {"fixed": delta, "learns": delta}
-    )
+    Publisher({"fixed": fixed, "learns": learns}).merge_deltas("a", 1, {"fixed": delta, "learns": delta})
     assert (fixed.count, learns.count) == (0, 3)
 
 
