@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import re
 import time
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 from in_process import LENGTH, NUM_ENVS, InProcess, learner_over_tcp, running, until, with_settings
 from memory_endpoint import Direction, MemoryNetwork
+from zmtp import RawPeer, frame
 
 from aiorl.acting.filters import MeanStdFilter
 from aiorl.data import columns as c
@@ -492,3 +494,29 @@ async def test_refused_connections_are_reported_in_one_line_per_host_with_the_ad
     assert sum(any(address in text for address in addresses) for text in both.events) == 1, both.events
     # a connection may be closed before its address is known: these share one line, too
     assert len(both.events) <= 2, both.events
+
+
+def _say_too_much(port: int, message: Any, *, is_whole: bool) -> None:
+    """Send a message, read the answer, send a large message of nonsense, and wait for the end of the connection."""
+    with RawPeer(port) as peer, contextlib.suppress(OSError):
+        peer.send(*map(bytes, encode(message)))
+        assert peer.receive()
+        peer.socket.sendall(frame(bytes(1 << 16), more=True) * 40)
+        if is_whole:
+            peer.send(b"end")
+        while peer.receive():
+            pass
+
+
+@pytest.mark.parametrize(
+    ("message", "is_registered"),
+    [(m.SnapshotRequest(0), False), (m.Hello(m.PROTOCOL_VERSION, "", "worker", "incarnation"), True)],
+    ids=["is told to say hello", "joins"],
+)
+async def test_only_registered_workers_can_send_large_messages(message: Any, is_registered: bool) -> None:
+    both = learner_over_tcp(insecure=True)
+    port = int(both.source.address.rpartition(":")[2])
+    await asyncio.to_thread(_say_too_much, port, message, is_whole=is_registered)
+    await until(lambda: both.source.progress(None).transport["dropped_peers"])
+    await both.close()
+    assert any("unread" in text for text in both.events) != is_registered, both.events
