@@ -511,7 +511,7 @@ def _say_too_much(port: int, message: Any, *, is_whole: bool) -> None:
 @pytest.mark.parametrize(
     ("message", "is_registered"),
     [(m.SnapshotRequest(0), False), (m.Hello(m.PROTOCOL_VERSION, "", "worker", "incarnation"), True)],
-    ids=["is told to say hello", "joins"],
+    ids=["must say hello first", "joins"],
 )
 async def test_only_registered_workers_can_send_large_messages(message: Any, is_registered: bool) -> None:
     both = learner_over_tcp(insecure=True)
