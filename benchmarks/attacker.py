@@ -37,7 +37,7 @@ from aiorl.net.wire import messages as m
 from aiorl.net.wire.encoding import encode
 from aiorl.run.worker.service import WorkerService
 
-__all__ = ["ATTACKS", "main"]
+__all__ = ["ATTACKS", "GREETING_OF_DEALER", "main"]
 
 _HOST = "127.0.0.1"
 _LONG_NAME = 60_000
@@ -46,6 +46,8 @@ _CONNECTIONS = 1100
 _SUBSCRIPTIONS_AT_ONCE = 1000
 _GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"NULL".ljust(20, b"\0") + bytes(32)
 _READY = b"\x04\x29\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER\x08Identity\x00\x00\x00\x00"
+GREETING_OF_DEALER = _GREETING + _READY
+"""Bytes that a peer without keys sends to a ROUTER before its messages."""
 _PING = b"\x04\x07\x04PING\x00\x00"
 _JUNK = (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"\xff" + bytes(7) + b"\x01\x7f", bytes(64), secrets.token_bytes(4096))
 

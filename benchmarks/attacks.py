@@ -32,9 +32,10 @@ import psutil
 from aiorl.keys import make_keys
 from benchmarks.chaos.link import free_pair
 from benchmarks.chaos.progress import Progress
+from benchmarks.memory_attacks import memory_of_client_port, memory_of_learner, memory_of_server
 from benchmarks.result import Figure
 
-__all__ = ["Compared", "Window", "attacks_admitted", "attacks_closed", "attacks_open", "compared"]
+__all__ = ["Compared", "Window", "attacks_admitted", "attacks_closed", "attacks_memory", "attacks_open", "compared"]
 
 DURING, AFTER = 0.7, 0.97
 WINDOW_S, ATTACK_S = 2.0, 6.0
@@ -74,6 +75,13 @@ def attacks_admitted() -> list[Figure]:
         return run.measure([(kind, "admitted") for kind in _REGISTERED], "closed")
 
 
+def attacks_memory() -> list[Figure]:
+    """Attack the memory of a learner without keys, of a server of policies, and of a run's port for clients."""
+    with _learner("--insecure") as learner:
+        figures = memory_of_learner(learner.port, learner.pid)
+    return figures + memory_of_server() + memory_of_client_port()
+
+
 @dataclass(frozen=True, slots=True)
 class Window:
     """Seconds of training: env steps trained on per second, by the learner and its twin."""
@@ -109,7 +117,7 @@ class _Learner:
     """Learner that trains, with its worker."""
 
     def __init__(self, process: subprocess.Popen[bytes], port: int, run_dir: Path) -> None:
-        self.port = port
+        self.port, self.pid = port, process.pid
         self._process = process
         self._progress = Progress(run_dir / "result.jsonl")
 
