@@ -173,8 +173,8 @@ class Version:
             actions, states, columns = self.actor.act_on(inputs, explore=explore, with_logp=with_logp)
             return actions, states, {**columns, c.OBS: inputs}
         memories = [job.memory(self._blank) for job in jobs for _ in job.observations]
-        states_in, last_actions, rewards = zip(*memories, strict=True)
-        state = [np.stack(parts) for parts in zip(*states_in, strict=True)]
+        last_states, last_actions, rewards = zip(*memories, strict=True)
+        state = [np.stack(parts) for parts in zip(*last_states, strict=True)]
         actions, states, columns = self.actor.act_on(
             inputs, state, last_actions, rewards, explore=explore, with_logp=with_logp
         )

@@ -62,7 +62,7 @@ _MAX_SESSIONS, _TTL_S = 10_000, 600.0
 _MAX_MAIL, _MAX_MAIL_OF_WORKER = 128 << 20, 64 << 20
 """Bytes of the requests that all workers, and one of them, may have without having answered them."""
 _MAIL_ITEM_BYTES = 2000
-"""What a request costs beside the bytes of its message."""
+"""Cost of a request besides the bytes of its message."""
 _GONE = "The worker of this session is gone. Open a new session."
 _MAX_DEPTH = 50
 _OF_ACT = frozenset(("observation", "action", "reward", "info", "dones", "start"))

@@ -17,7 +17,7 @@ from aiorl.serving.request_metrics import RequestMetrics
 from aiorl.serving.sessions import Session, Sessions
 from aiorl.serving.tensors import BINARY_HEADER, Call
 from aiorl.serving.values import check_keys, flag, given_value, number
-from aiorl.web.app import App, Refusal, Reply, Request, Response, always, json_response, parse_json
+from aiorl.web.app import App, Asked, Refusal, Reply, Request, Response, always, json_response, parse_json
 from aiorl.web.talk import add_talk
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Service:
         openapi = files("aiorl.serving") / "openapi.json"
         app.add("GET", "/openapi.json", always(parse_json(openapi.read_bytes())))
         app.add("GET", "/metrics", metrics.answer)
-        handlers = {"act": self.act, "open": self.open, "end": self.end, "close": self.close}
+        handlers: dict[str, Asked] = {"act": self.act, "open": self.open, "end": self.end, "close": self.close}
         add_talk(app, handlers, metrics.note_message)
         extensions = ["binary_tensor_data", "sequence"]
         app.add("GET", "/v2", always({"name": "aiorl", "version": versions()["aiorl"], "extensions": extensions}))

@@ -52,7 +52,7 @@ class WebOptions:
         host: address that it listens on.
         port: its port; 0 picks a free one.
         token_file: file with the token that each request has to carry; it is made if it doesn't exist.
-        is_insecure: True lets everyone in who reaches it.
+        is_insecure: True lets everyone in who reaches it; otherwise, without a token, this user's processes alone.
         tls_cert: file with its certificate chain, in PEM.
         tls_key: file with the key of the certificate, in PEM.
         access_log: file that gets a line for each request; None = no log.
@@ -79,9 +79,10 @@ def add_web_options(parser: Parser, *, port: int) -> None:
     group.add_argument("--host", metavar="ADDRESS", help="Address to listen on (127.0.0.1: this host only).")
     group.add_argument("--port", type=at_least(0), metavar="N", help=f"Port; 0 picks a free one ({port}).")
     group.add_argument("--token-file", type=Path, metavar="FILE", help="Every request must carry the token in FILE, as "
-                       "'Authorization: Bearer TOKEN'. FILE is made if it doesn't exist.")  # fmt: skip
+                       "'Authorization: Bearer TOKEN'. FILE is made if it doesn't exist. Without it, a server on "
+                       "127.0.0.1 answers to this user's processes only.")  # fmt: skip
     group.add_argument("--insecure", action="store_true", dest="is_insecure",
-                       help="Listen on another address without a token: anyone who reaches it is let in.")  # fmt: skip
+                       help="Without a token, let in anyone who reaches the address, other users too.")  # fmt: skip
     group.add_argument("--tls-cert", type=Path, metavar="FILE", help="Certificate chain, PEM; needs --tls-key.")
     group.add_argument("--tls-key", type=Path, metavar="FILE", help="Key of the certificate, PEM.")
     group.add_argument("--access-log", type=Path, metavar="FILE", help="Write a line for each request.")

@@ -26,9 +26,9 @@ Headers = tuple[tuple[bytes, bytes], ...]
 
 MAX_BODY_BYTES = 16 << 20
 HELD_BYTES = 128 << 20
-"""What the requests of all clients that are let in may hold together, in bytes of this process."""
+"""Limit of what the requests of all clients that are let in hold together, in bytes of this process."""
 _PART_BYTES = 100
-"""What the object of a part of a body costs beside its bytes."""
+"""Cost of the object of a part of a body besides its bytes."""
 CLOSING = ((b"connection", b"close"),)
 """Headers of an answer after which the connection is closed."""
 REFUSED = "aiorl.refused"
@@ -241,7 +241,7 @@ class Request:
 
 
 def full() -> Refusal:
-    """Return the refusal of a request for which there is no room beside the others."""
+    """Return the refusal of a request for which there is no room next to the others."""
     return Refusal(503, "The server holds as many requests as it may. Try again later.", ((b"retry-after", b"1"),))
 
 

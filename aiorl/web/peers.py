@@ -1,6 +1,6 @@
 """Users of connections on this machine: whose process is at the other end of a TCP connection over loopback.
 
-The kernel tells who made a socket. So a port of this user can be closed to other users without a token.
+The kernel knows who made a socket. So a port of this user can be closed to other users without a token.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _uid_of(client: Address, server: Address) -> int:
     if kind != _SOCK_DIAG_BY_FAMILY:
         return -1
     _, state, _, _, found, _, _, _, uid, inode = _ANSWER.unpack_from(answer, _HEADER.size)
-    # without the connection, the kernel tells of a socket that listens there; and one that its process has closed has
+    # without the connection, the kernel reports a socket that listens there; and one that its process has closed has
     # no inode, and 0 as its user
     return int(uid) if found.startswith(ends) and state in _CONNECTED and inode != 0 else -1
 

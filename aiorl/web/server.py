@@ -57,15 +57,15 @@ logger = logging.getLogger(__name__)
 
 _MAX_HEAD_BYTES, _MAX_HEADERS, _MAX_CONNECTIONS = 64 << 10, 128, 4096
 _SPARE_FILES = 64
-"""Files that the process can open beside its connections."""
+"""Files that the process can open besides its connections."""
 _STRANGERS_BYTES = 32 << 20
-"""What all connections of clients that are not let in may hold together, in bytes of this process."""
+"""Limit of what all connections of clients that are not let in hold together, in bytes of this process."""
 _MAX_WAITING, _MAX_SLICE = 32, 512
 """Requests of a connection that wait for the answer to another one; and bytes that may hold about as many of them."""
 _MAX_MESSAGES, _MAX_MESSAGES_SLICE = 256, 8 << 10
 """Messages of a WebSocket that wait to be taken, after which no more are parsed; and bytes parsed in one turn."""
 _REQUEST_BYTES, _HEADER_BYTES, _MESSAGE_BYTES = 3000, 200, 400
-"""What objects of a request, a header and a message cost beside their own bytes."""
+"""Costs of the objects of a request, a header and a message besides their own bytes."""
 _UNCOUNTED_BYTES = 4096
 _NEVER = float("inf")
 _IDLE_S, _GRACE_S, _LINGER_S = 75, 10, 1.5
@@ -237,7 +237,7 @@ class _Unread:
 
 
 class _Flow(FlowControl):
-    """Flow control that doesn't go on reading while as many requests wait as may.
+    """Flow control that doesn't continue reading while as many requests wait as may.
 
     Attributes:
         is_full: True while they do.
@@ -515,7 +515,7 @@ class _Connection(HttpToolsProtocol):
     # Limits -----------------------------------------------------------------------------------------------------
 
     def _count(self) -> None:
-        """Count what the connection holds; end it if that is too much beside what others hold."""
+        """Count what the connection holds; end it if that is too much next to what others hold."""
         if self.transport.is_closing():
             return
         held = len(self._rest) + self.transport.get_write_buffer_size()
@@ -664,7 +664,7 @@ class _Socket(WebSocketsSansIOProtocol):
     # Limits -----------------------------------------------------------------------------------------------------
 
     def _count(self) -> None:
-        """Count what the connection holds; end it if that is too much beside what others hold."""
+        """Count what the connection holds; end it if that is too much next to what others hold."""
         if self.transport.is_closing() or self.is_exempt:
             return
         if self.handshake_complete:
