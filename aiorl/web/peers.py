@@ -91,6 +91,8 @@ def _has_own_process(client: Address, server: Address) -> bool:
         with contextlib.suppress(psutil.Error):
             if process.uids().effective != os.geteuid():
                 continue
-            if any((one.laddr, one.raddr) == (client, server) for one in process.net_connections("tcp")):
+            # the name of psutil 5
+            connections = getattr(process, "net_connections", None) or process.connections
+            if any((one.laddr, one.raddr) == (client, server) for one in connections("tcp")):
                 return True
     return False

@@ -56,6 +56,8 @@ from aiorl.web.peers import is_own_connection
 logger = logging.getLogger(__name__)
 
 _MAX_HEAD_BYTES, _MAX_HEADERS, _MAX_CONNECTIONS = 64 << 10, 128, 4096
+_MAX_NEWCOMERS = 1024
+"""Connections whose clients are not let in, or not yet; the oldest makes room for another one."""
 _SPARE_FILES = 64
 """Files that the process can open besides its connections."""
 _STRANGERS_BYTES = 32 << 20
@@ -82,6 +84,7 @@ class WebServer(uvicorn.Server):
         options: the options.
         guard: the check of who asks.
         strangers: what connections of clients that are not let in hold together.
+        newcomers: connections of clients that are not let in, the oldest first.
         port: its port.
         url: its address, such as ``http://127.0.0.1:8000``.
     """
@@ -96,6 +99,7 @@ class WebServer(uvicorn.Server):
         self.app, self.options, self.port, self.url = app, options, options.port, ""
         self._heads: dict[Any, bytes] = {}
         self.guard, self.strangers = Guard(options), Budget(_STRANGERS_BYTES)
+        self.newcomers: dict[_Connection, None] = {}
         app.check, app.max_body_bytes = self.guard.check, options.max_body_bytes
         app.budget.most_bytes = max(HELD_BYTES, 4 * options.max_body_bytes)
         self._log = None if options.access_log is None else AccessLog(options.access_log)
@@ -283,15 +287,23 @@ class _Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         super().connection_made(transport)
         self.flow = _Flow(transport)
+        is_own = False
         if self._server.guard.asks_user:
             is_own = is_own_connection(cast("Any", self.client), cast("Any", self.server))
             self.app_state = {**self.app_state, USER: is_own}
         if len(self.connections) > self._server.max_connections:
             self.refuse(503, "The server has as many connections as it takes. Try again later.")
+        elif not is_own:
+            self._server.newcomers[self] = None
+            if len(self._server.newcomers) > _MAX_NEWCOMERS:
+                oldest = next(iter(self._server.newcomers))
+                oldest.refuse(503, "Others need the connection. Try again later.")
+                self._server.newcomers.pop(oldest, None)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._share.hold(0)
+        self._server.newcomers.pop(self, None)
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -382,6 +394,7 @@ class _Connection(HttpToolsProtocol):
         if not self._is_over and not self.transport.is_closing():
             super().handle_websocket_upgrade()
             self._share.hold(0)
+            self._server.newcomers.pop(self, None)
 
     # Answers ----------------------------------------------------------------------------------------------------
 
@@ -432,6 +445,7 @@ class _Connection(HttpToolsProtocol):
     def _let_in_connection(self) -> None:
         self._is_let_in = True
         self._share.move_to(self._app.budget)
+        self._server.newcomers.pop(self, None)
 
     def _refuse_before_body(self, cycle: RequestResponseCycle, request: Request, error: Exception) -> None:
         """Answer a request of which only the head is needed; the connection is closed after its body."""

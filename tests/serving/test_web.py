@@ -386,6 +386,29 @@ def test_further_connections_than_allowed_are_refused_until_one_ends(monkeypatch
             pass
 
 
+def test_clients_that_are_not_let_in_make_room_for_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aiorl.web.server._MAX_NEWCOMERS", 2)
+    with Site(token_file=tmp_path / "token") as site, ExitStack() as stack:
+        token = (tmp_path / "token").read_text().strip()
+        asked = f"GET /failing HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {token}\r\n\r\n".encode()
+
+        def ask(connection: socket.socket) -> None:
+            connection.sendall(asked)
+            received = b""
+            while not received.endswith(b"}"):
+                received += connection.recv(1000)
+            assert received.startswith(b"HTTP/1.1 500")
+
+        client = stack.enter_context(site.raw())
+        ask(client)
+        first, second = (stack.enter_context(site.raw()) for _ in range(2))
+        wait_until(lambda: len(site.server.newcomers) == 2)
+        third = stack.enter_context(site.raw())
+        assert everything(first).startswith(b"HTTP/1.1 503")
+        for connection in (client, second, third):
+            ask(connection)
+
+
 def test_a_token_is_required_and_made_in_a_private_file(tmp_path: Path) -> None:
     path = tmp_path / "token"
     with Site(token_file=path) as site:
