@@ -270,11 +270,11 @@ class CommonConfig(WorkerConfig):
     """Run without keys: anyone who reaches the port can join; on loopback, any user of this host."""
     web: int | str | None = _hosts(None, place=True)
     """Port of a page that shows this run in the browser, or HOST:PORT; 0 picks a free port. On loopback, it answers to
-    this user's processes only. Another host makes it ask for the token in web.token in the run directory."""
+    this user's processes. Others need the token in web.token in the run directory."""
     client_port: int | str | None = _hosts(None, place=True)
     """Port, or HOST:PORT, at which clients play the episodes of an external environment (env: external), over HTTP and
-    WebSocket; 0 picks a free port. On loopback, it answers to this user's processes only. Another host makes it ask
-    for the token in client.token in the run directory."""
+    WebSocket; 0 picks a free port. On loopback, it answers to this user's processes. Others need the token in
+    client.token in the run directory."""
     max_worker_restarts: int = _hosts(3, ge=0, place=False)
     """Restarts of a local worker before the learner gives up on it; a healthy period resets the count."""
     ignore_worker_failures: bool = _hosts(False, place=False)

@@ -56,6 +56,7 @@ class WebOptions:
         tls_cert: file with its certificate chain, in PEM.
         tls_key: file with the key of the certificate, in PEM.
         access_log: file that gets a line for each request; None = no log.
+        lets_user_in: True lets this user's processes on this host in without the token, too.
         max_body_bytes: size limit of a body or of a message of a WebSocket, in bytes.
         arrive_s: seconds in which a request has to arrive.
         inherited: descriptor of a listening socket of the parent process, with which the server ends; None = make one.
@@ -65,6 +66,7 @@ class WebOptions:
     port: int = 0
     token_file: Path | None = None
     is_insecure: bool = False
+    lets_user_in: bool = False
     tls_cert: Path | None = None
     tls_key: Path | None = None
     access_log: Path | None = None
@@ -143,7 +145,8 @@ def url_of(options: WebOptions, listener: socket.socket) -> str:
 class Guard:
     """Check of who asks, by a token or the user of the client's process, and of where a browser's requests come from.
 
-    Without a token, and without ``--insecure``, only processes of this user on this host are let in.
+    Without a token, and without ``--insecure``, only processes of this user on this host are let in. With a token, they
+    are let in without it if the options say so.
 
     A browser sends requests for any page that it shows. Requests of other sites' pages are refused. Without a token,
     requests to another name than this host's are refused, too, because another site could give its name this address.
@@ -161,7 +164,7 @@ class Guard:
         """
         self._token = None if options.token_file is None else token_in(options.token_file)
         names = {"localhost", "127.0.0.1", "[::1]", options.host.lower()}
-        self.asks_user = self._token is None and not options.is_insecure
+        self.asks_user = (self._token is None or options.lets_user_in) and not options.is_insecure
         self._hosts = names if self.asks_user else None
 
     def check(self, request: Request) -> None:
@@ -170,18 +173,28 @@ class Guard:
         Raises:
             Refusal: it may not be answered.
         """
-        if self._token is not None and not hmac.compare_digest(token_of(request), self._token):
-            challenge = ((b"www-authenticate", b'Basic realm="aiorl"'), (b"www-authenticate", b"Bearer"))
-            raise Refusal(401, "Send the server's token: 'Authorization: Bearer TOKEN'.", challenge)
-        if self.asks_user and request.scope["state"].get(USER) is not True:
-            said = f"This server answers to processes of user {os.geteuid()} on its host. For others, start it with"
-            raise Refusal(403, f"{said} --token-file FILE and send the token, or with --insecure.")
         host = request.header(b"host")
-        if self._hosts is not None and _name_in(host) not in self._hosts:
-            raise Refusal(403, f"This server answers to localhost, not to {host:.100}.")
+        if self._token is None or not hmac.compare_digest(token_of(request), self._token):
+            self._check_user(request, host)
         origin = request.header(b"origin")
         if origin and origin.partition("://")[2].lower() != host.lower():
             raise Refusal(403, f"Pages of {origin:.100} may not use this server.")
+
+    def _check_user(self, request: Request, host: str) -> None:
+        """Check a request that has no token, or a wrong one.
+
+        Raises:
+            Refusal: it may not be answered.
+        """
+        if self.asks_user and request.scope["state"].get(USER) is True:
+            if self._hosts is not None and _name_in(host) not in self._hosts:
+                raise Refusal(403, f"This server answers to localhost, not to {host:.100}.")
+        elif self._token is not None:
+            challenge = ((b"www-authenticate", b'Basic realm="aiorl"'), (b"www-authenticate", b"Bearer"))
+            raise Refusal(401, "Send the server's token: 'Authorization: Bearer TOKEN'.", challenge)
+        elif self.asks_user:
+            said = f"This server answers to processes of user {os.geteuid()} on its host. For others, start it with"
+            raise Refusal(403, f"{said} --token-file FILE and send the token, or with --insecure.")
 
 
 @lru_cache(maxsize=256)

@@ -42,9 +42,9 @@ _LOOK_S, _END_S = 0.1, 5.0
 
 
 def _options(key: str, value: int | str, token_file: Path) -> WebOptions:
-    """Return the options of a server at PORT or HOST:PORT, which needs a token unless the host is loopback."""
+    """Return the options of a server at PORT or HOST:PORT, where on loopback this user needs no token."""
     host, port = host_and_port(value, key=key)
-    return WebOptions(host, port, token_file=None if is_loopback(host) else token_file)
+    return WebOptions(host, port, token_file=token_file, lets_user_in=is_loopback(host))
 
 
 def check_ports(page: int | str | None, clients: int | str | None, *, has_clients: bool) -> None:
@@ -117,9 +117,11 @@ class Ports:
         key, make_app, token, niceness = _SERVERS[way]
         options, log = _options(key, value, run_dir / token), run_dir / "logs" / f"{key}.txt"
         listener = listen(options)
-        number, token_file = listener.fileno(), str(options.token_file or "")
+        number, token_file = listener.fileno(), str(options.token_file)
         command = [*child_python("aiorl.web.child"), make_app, str(run_dir), options.host, token_file, str(number)]
-        self.ways[way] = url_of(options, listener) + (f" (with the token in {token_file})" if token_file else "")
+        self.ways[way] = url_of(options, listener)
+        if not options.lets_user_in:
+            self.ways[way] += f" (with the token in {token_file})"
         child = Children(
             lambda slot: [*command, str(niceness)], [1], max_restarts=DEFAULT_MAX_RESTARTS,
             on_event=partial(log_end, f"the server at {self.ways[way]}, with the log {log},"),
@@ -147,7 +149,7 @@ def main() -> None:
 
     make_app, run_dir, host, token_file, number, niceness = sys.argv[1:]
     os.nice(int(niceness))
-    options = WebOptions(host, token_file=Path(token_file) if token_file else None, inherited=int(number))
+    options = WebOptions(host, token_file=Path(token_file), lets_user_in=is_loopback(host), inherited=int(number))
     asyncio.run(serve(pkgutil.resolve_name(make_app)(Path(run_dir)), options))
 
 

@@ -486,6 +486,12 @@ def test_ports_on_loopback_admit_this_user_only(host: str, tmp_path: Path) -> No
         with connection, pytest.raises(InvalidStatus) as caught, connect(url, sock=connection):
             pass
         assert caught.value.response.status_code == 403
+    with Site(host=host, token_file=tmp_path / "also", lets_user_in=True) as site:
+        token = (tmp_path / "also").read_bytes().strip()
+        assert [status(site, b"/failing"), status(site, b"/failing", token)] == [b"401", b"500"]
+        if host == "127.0.0.1":
+            for headers, expected in (({}, 500), ({"Host": "evil.example"}, 403), ({"Origin": "http://evil"}, 403)):
+                assert site.ask("GET", "/failing", headers=headers)[0] == expected
     with Site(host=host, is_insecure=True) as site:
         assert status(site, b"/failing") == b"500"
     with Site(host=host, token_file=tmp_path / "token") as site:
