@@ -43,6 +43,7 @@ from __future__ import annotations
 
 import difflib
 import queue
+import traceback
 from collections.abc import Iterable
 
 _LEAST_LIKENESS = 0.75  # less similar names usually mean something else
@@ -58,6 +59,22 @@ def nearest(name: str, known: Iterable[str], *, count: int = 3) -> str:
     if not matches:
         return ""
     return " Did you mean " + " or ".join(repr(bare[match]) for match in matches) + "?"
+
+
+def described(error: BaseException) -> str:
+    """Return an exception's class and text, or the line of code that raised it if it has no text.
+
+    Args:
+        error: the exception, as it was caught.
+    """
+    kind, text = type(error).__name__, str(error)
+    if text.strip():
+        return f"{kind}: {text}"
+    frames = traceback.extract_tb(error.__traceback__)
+    if not frames:
+        return kind
+    last = frames[-1]
+    return f"{kind} at {last.filename}:{last.lineno}, in {last.name}: {last.line or ''}".removesuffix(": ")
 
 
 class AiorlError(Exception):

@@ -42,7 +42,15 @@ from aiorl.config.layers import (
 )
 from aiorl.config.rllib_file import CALLED, key_hint
 from aiorl.config.schema import CommonConfig
-from aiorl.errors import AiorlError, CheckpointError, ConfigError, InternalError, UnsupportedEnvError, nearest
+from aiorl.errors import (
+    AiorlError,
+    CheckpointError,
+    ConfigError,
+    InternalError,
+    UnsupportedEnvError,
+    described,
+    nearest,
+)
 from aiorl.learning.algorithms.algorithm import want_stored_experience
 from aiorl.learning.algorithms.registry import config_class
 from aiorl.process.imports import prepare_import
@@ -400,7 +408,7 @@ async def _status_of(run: Run, directory: RunDirectory) -> int:
         outcome = await run.run()
     except Exception as error:
         logger.exception("the run failed")
-        said = str(error) if isinstance(error, AiorlError) else f"unexpected {type(error).__name__}: {error}"
+        said = str(error) if isinstance(error, AiorlError) else f"unexpected {described(error)}"
         where = "" if run.is_misconfigured else f"(the traceback is in {log})\n"
         sys.stderr.write(f"aiorl: {said}\n{where}")
         return 2 if run.is_misconfigured else 1

@@ -23,6 +23,7 @@ from aiorl.errors import (
     EnvError,
     SamplerDied,
     UnsupportedSpaceError,
+    described,
 )
 from aiorl.text import shortened
 
@@ -263,12 +264,29 @@ def as_reward(reward: Any, env_id: str, index: int, step: int) -> float:
             raise TypeError("text is not a number, even if it looks like one")
         number = float(reward)
     except (TypeError, ValueError) as error:
-        message = f"reward is {reward!r} ({type(reward).__name__}), expected a number"
+        message = f"reward is {reward!r} ({type(reward).__name__}), expected a number{hint_for_vector(reward)}"
         raise BadRewardError(env_id, message, vector_index=index, step=step) from error
     if not math.isfinite(number):
         message = f"reward is {number}, expected a finite number"
         raise BadRewardError(env_id, message, vector_index=index, step=step)
     return number
+
+
+def hint_for_vector(reward: Any, num_envs: int = 0) -> str:
+    """Return the end of a message about a reward that names the remedy if it is a vector; "" if it is none.
+
+    Args:
+        reward: the reward, or rewards [N, ...] of several copies.
+        num_envs: number of copies N; 0 for the reward of one.
+    """
+    try:
+        shape = np.asarray(reward, np.float64).shape
+    except (TypeError, ValueError):
+        return ""
+    if len(shape) <= bool(num_envs) or not shape[-1]:
+        return ""
+    wrapper = "[{class: mo_gymnasium.wrappers:LinearReward, kwargs: {weight: [0.5, 0.5]}}]"
+    return f". Weigh the parts of a vector of rewards; for a single environment, wrappers: {wrapper} does it"
 
 
 def as_rewards(rewards: Mapping[Any, Any], env_id: str, index: int, step: int) -> Mapping[Any, float]:
@@ -326,7 +344,7 @@ def raise_env_fault(env_id: str, doing: str, error: Exception, index: int, step:
     if isinstance(error, EnvError | SamplerDied):
         raise error
     text = "".join(traceback.format_exception(error))
-    message = f"{doing} raised {type(error).__name__}: {error}"
+    message = f"{doing} raised {described(error)}"
     raise EnvError(env_id, message, vector_index=index, step=step, traceback_text=text) from error
 
 

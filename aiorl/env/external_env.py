@@ -30,6 +30,7 @@ from aiorl.errors import (
     EpisodeTimeout,
     SamplerDied,
     UnsupportedEnvError,
+    described,
 )
 from aiorl.text import shortened
 
@@ -434,8 +435,7 @@ class ExternalBaseEnv(BaseEnv):
         poll = env._episodes.take(env.is_alive, env.idle_timeout_s)
         if not poll.obs:
             if env.error is not None:
-                what = f"{type(env.error).__name__}: {env.error}"
-                raise SamplerDied(f"run() of {type(env).__name__} raised {what}") from env.error
+                raise SamplerDied(f"run() of {type(env).__name__} raised {described(env.error)}") from env.error
             raise SamplerDied(f"run() of {type(env).__name__} has ended, or it was stopped")
         return poll
 

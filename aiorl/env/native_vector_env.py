@@ -30,7 +30,7 @@ from aiorl.env.base_env import (
     add_step,
     opening_poll,
 )
-from aiorl.env.checks import ObservationCheck, check_rewards, raise_env_fault
+from aiorl.env.checks import ObservationCheck, check_rewards, hint_for_vector, raise_env_fault
 from aiorl.errors import EnvError, UnsupportedEnvError
 
 logger = logging.getLogger(__name__)
@@ -169,7 +169,8 @@ class NativeVectorEnv(LockstepEnv):
         arrays = (np.asarray(rewards), np.asarray(terminateds), np.asarray(truncateds))
         for name, array in zip(("rewards", "terminations", "truncations"), arrays, strict=True):
             if array.shape != shape:
-                message = f"{name} have shape {array.shape}, expected {shape}"
+                hint = hint_for_vector(array, self.num_envs) if name == "rewards" else ""
+                message = f"{name} have shape {array.shape}, expected {shape}{hint}"
                 raise EnvError(self.env_id, message, step=self._step_of(0))
         return arrays[0], arrays[1].astype(np.bool_, copy=False), arrays[2].astype(np.bool_, copy=False)
 

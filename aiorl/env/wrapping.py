@@ -192,7 +192,7 @@ def _as_declared(wrapper: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
     except (TypeError, ValueError):  # some built-in callables have no signature
         return arguments
     for name, value in kwargs.items():
-        if type(value) is not list or name not in parameters:
+        if not isinstance(value, list | tuple) or name not in parameters:
             continue
         declared = str(parameters[name].annotation).lower()
         if any(word in declared for word in ("list", "sequence", "iterable", "arraylike")):

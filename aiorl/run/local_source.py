@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from aiorl.errors import AiorlError, EndOfData, EvaluationError, InternalError
+from aiorl.errors import AiorlError, EndOfData, EvaluationError, InternalError, described
 from aiorl.net.protocol.events import SamplesAccepted
 from aiorl.net.protocol.leases import LeaseBook
 from aiorl.net.wire.messages import Samples, Snapshot
@@ -289,7 +289,7 @@ class LocalSource(Source):
         except (AiorlError, Ended, BrokenOff):
             raise
         except Exception as error:  # an environment or a callback can raise anything; same error as from a process
-            raise EvaluationError(f"{type(error).__name__}: {error}") from error
+            raise EvaluationError(described(error)) from error
 
     # Called by the flow -------------------------------------------------------------------------------------------
 

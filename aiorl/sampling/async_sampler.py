@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from aiorl.data.metrics import PerfStats, RolloutMetrics
-from aiorl.errors import ConfigError, SamplerDied, SampleTimeout
+from aiorl.errors import ConfigError, SamplerDied, SampleTimeout, described
 from aiorl.sampling.sampler import Batch, SyncSampler
 from aiorl.sampling.settings import SamplerSetup
 
@@ -167,7 +167,7 @@ class AsyncSampler:
             self._cause = error
             told: Any = error
             if not isinstance(error, Exception):  # it would end the whole process of the thread that waits for data
-                told = SamplerDied(f"the sampling thread was ended by {type(error).__name__}: {error}")
+                told = SamplerDied(f"the sampling thread was ended by {described(error)}")
                 told.__cause__ = error
             self._hand_out([told])
             if not self.shutdown:  # errors from stopping an environment are expected

@@ -14,6 +14,7 @@ from aiorl.acting.policy_map import AgentBinding
 from aiorl.data import columns as c
 from aiorl.data.columns import DEFAULT_AGENT_ID
 from aiorl.env.base_env import MAX_GONE_AGENTS
+from aiorl.env.checks import hint_for_vector
 from aiorl.errors import BadRewardError, EnvContractError, EnvError, UnknownPolicyError
 from aiorl.sampling.builder import BatchBuilder
 from aiorl.sampling.seats import Lane, Seat
@@ -223,7 +224,8 @@ class MultiAgentEpisode:
                     seat.total += number
                     seat.is_rewarded = True
         except (TypeError, ValueError, AttributeError) as error:
-            message = f"rewards are {rewards!r:.200}, expected a number for each agent"
+            hint = next(filter(None, map(hint_for_vector, rewards.values())), "")
+            message = f"rewards are {rewards!r:.200}, expected a number for each agent{hint}"
             raise self.fault(BadRewardError, message) from error
         if not math.isfinite(total):
             raise self.fault(BadRewardError, f"rewards are {rewards!r:.200}, expected finite numbers")

@@ -8,8 +8,8 @@ import pytest
 from gymnasium import spaces
 
 from aiorl.acting.preprocessors import preprocessor_for
-from aiorl.env.checks import NestedCheck, ObservationCheck, check_rewards
-from aiorl.errors import BadObservationError, BatchError
+from aiorl.env.checks import NestedCheck, ObservationCheck, as_reward, check_rewards, raise_env_fault
+from aiorl.errors import BadObservationError, BadRewardError, BatchError, EnvError, described
 
 
 def test_the_first_row_at_fault_is_named_with_its_own_index_and_step():
@@ -130,3 +130,41 @@ def test_keys_that_a_dict_space_does_not_have_are_named_once(caplog):
     caplog.clear()
     NestedCheck("Lake", space).coerce({"a": {"n": 1}, "z": np.zeros(1, np.float32)}, 0, 0)
     assert not caplog.records
+
+
+def _refuses(values):
+    assert len(values) == 3
+
+
+def test_an_exception_without_text_is_reported_with_the_failing_line():
+    try:
+        _refuses([1, 2])
+    except AssertionError as error:
+        caught = AssertionError().with_traceback(error.__traceback__)
+    with pytest.raises(EnvError) as reported:
+        raise_env_fault("env", "step", caught, 1, 7)
+    message = reported.value.message
+    assert "AssertionError" in message
+    assert "assert len(values) == 3" in message
+    assert __file__ in message
+    assert "_refuses" in message
+
+
+def test_an_exception_with_text_is_reported_with_its_text():
+    with pytest.raises(EnvError) as reported:
+        raise_env_fault("env", "step", KeyError("speed"), 1, 7)
+    assert reported.value.message == "step raised KeyError: 'speed'"
+    assert described(ValueError()) == "ValueError"
+
+
+@pytest.mark.parametrize("reward", [np.array([1.0, 2.0]), [1, 2], (0.5, 0.5, 0.5)])
+def test_a_vector_of_rewards_is_refused_with_the_wrapper_that_weighs_it(reward):
+    with pytest.raises(BadRewardError, match="LinearReward"):
+        as_reward(reward, "env", 0, 1)
+
+
+@pytest.mark.parametrize("reward", ["1.0", None, {}, np.nan])
+def test_other_wrong_rewards_are_refused_without_that_wrapper(reward):
+    with pytest.raises(BadRewardError) as caught:
+        as_reward(reward, "env", 0, 1)
+    assert "LinearReward" not in str(caught.value)

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import logging
 import sys
+import types
 from dataclasses import asdict
 
 import gymnasium
@@ -14,12 +15,12 @@ from gymnasium import spaces
 from aiorl.config.worker import WorkerConfig
 from aiorl.data.obs_layout import is_masked
 from aiorl.env.action_mask import MaskFromInfo
-from aiorl.env.env_maker import EnvMaker
+from aiorl.env.env_maker import EnvMaker, to_base_env
 from aiorl.env.gym_like import game_counters, reset_env
 from aiorl.env.registry import EnvContext, resolve_env
 from aiorl.env.remote_env import RemoteEnv
 from aiorl.env.wrapping import STATS_FILE, EnvPlan, StatsFile, Wrapping, monitor_env
-from aiorl.errors import ConfigError
+from aiorl.errors import BadRewardError, ConfigError
 from aiorl.testing.envs import CountingEnv, CountingVectorEnv
 from aiorl.testing.multi_agent_envs import CountingMultiAgentEnv
 
@@ -290,3 +291,37 @@ def test_it_can_be_named_in_a_config_with_the_environments_settings():
     assert env.spec.max_episode_steps == 200
     assert env.spec.kwargs["is_rainy"]
     assert is_masked(env.observation_space)
+
+
+class Weighed(gymnasium.RewardWrapper):
+    """Weighs the parts of a reward; the weights must be an array."""
+
+    def __init__(self, env, weight: np.ndarray, names: list[str] = ()):
+        super().__init__(env)
+        assert weight.shape == (2,)
+        self.weight, self.names = weight, names
+
+    def reward(self, reward):
+        return float(self.weight @ reward)
+
+
+class TwoRewards(CountingEnv):
+    def step(self, action):
+        obs, _, terminated, truncated, info = super().step(action)
+        return obs, np.array([1.0, 10.0]), terminated, truncated, info
+
+
+def test_a_list_reaches_a_wrapper_as_the_array_that_its_parameter_asks_for(monkeypatch):
+    monkeypatch.setitem(sys.modules, "users_wrappers", types.SimpleNamespace(Weighed=Weighed))
+    wrapper = {"class": "users_wrappers:Weighed", "kwargs": {"weight": [0.5, 0.25], "names": ["time", "gold"]}}
+    env = Wrapping(users=[wrapper]).wrap(TwoRewards(), EnvContext())
+    env.reset()
+    assert env.step(0)[1] == 3.0
+    assert env.names == ["time", "gold"]
+
+
+def test_a_vector_of_rewards_is_refused_with_the_wrapper_that_helps():
+    env = to_base_env(TwoRewards())
+    env.poll()
+    with pytest.raises(BadRewardError, match="LinearReward"):
+        env.send_actions({0: {"agent0": 0}})

@@ -37,6 +37,7 @@ from aiorl.errors import (
     MemoryQuotaError,
     RemoteProtocolError,
     UnknownPolicyError,
+    described,
 )
 from aiorl.net.protocol import events as ev
 from aiorl.net.protocol.worker_session import MAX_UNACKED_BYTES, WorkerSession, WorkerSettings, WorkerState
@@ -192,7 +193,7 @@ class WorkerService:
 
     def fail(self, error: BaseException) -> None:
         """End with an internal error, since a worker is useless after a task or callback has died."""
-        message = f"unexpected {type(error).__name__}: {error}"
+        message = f"unexpected {described(error)}"
         try:
             self._fail("worker", message, "".join(traceback.format_exception(error)))
         finally:  # reporting to the learner may be the part that fails
@@ -405,7 +406,7 @@ class WorkerService:
             self._fail("setup", str(error), "")
         else:
             logger.error("a sampler failed", exc_info=error)
-            self._fail(kind, f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error)))
+            self._fail(kind, described(error), "".join(traceback.format_exception(error)))
 
     async def _build(self, running: _Running, part: WorkerPart, welcome: Welcome) -> None:
         await running.call(running.make, part, welcome)
