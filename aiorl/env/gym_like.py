@@ -207,7 +207,7 @@ class AsGymnasium(gymnasium.Env[Any, Any]):
         self.action_space = gymnasium_space(env.action_space)
         self.metadata = dict(getattr(env, "metadata", None) or {})
         self.render_mode = getattr(env, "render_mode", None)
-        self._renders_by_mode = self.render_mode is None and _takes(getattr(innermost(env), "render", None), "mode")
+        self._renders_by_mode = _renders_by_mode(env)
         if self._renders_by_mode:
             modes = self.metadata.get("render_modes") or self.metadata.get("render.modes") or ()
             frequency = self.metadata.get("render_fps") or self.metadata.get("video.frames_per_second")
@@ -239,7 +239,7 @@ class AsGymnasium(gymnasium.Env[Any, Any]):
         if not self._renders_by_mode:
             return self.env.render()
         try:
-            return self.env.render(mode=_PICTURE)
+            return picture_of(self.env)
         except Exception:
             # Before gym 0.26, an environment lists pictures even where the package that draws them is missing.
             logger.warning("%s cannot be rendered", type(self.env).__name__, exc_info=True)
@@ -250,10 +250,17 @@ class AsGymnasium(gymnasium.Env[Any, Any]):
         close_env(self.env)
 
 
-def _takes(function: Any, parameter: str) -> bool:
+def picture_of(env: Any) -> Any:
+    """Return an environment's picture; before gym 0.26, ``render`` opened a window unless it was told the mode."""
+    return env.render(mode=_PICTURE) if _renders_by_mode(env) else env.render()
+
+
+def _renders_by_mode(env: Any) -> bool:
+    if isinstance(env, gymnasium.Env) or getattr(env, "render_mode", None) is not None:
+        return False
     try:
-        return parameter in inspect.signature(function).parameters
-    except (TypeError, ValueError):
+        return "mode" in inspect.signature(innermost(env).render).parameters
+    except (AttributeError, TypeError, ValueError):
         return False
 
 

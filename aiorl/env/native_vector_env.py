@@ -209,7 +209,7 @@ class _Processes:
     """
 
     def __init__(self, env: Any) -> None:
-        inner = env.unwrapped
+        inner = getattr(env, "unwrapped", env)
         inner = getattr(inner, "original", inner)  # that of an environment of gym
         self._inner = inner
         has_pipes = bool(getattr(inner, "parent_pipes", None))

@@ -24,7 +24,8 @@ from aiorl.compat.dict_callbacks import named_callbacks
 from aiorl.compat.rollout_worker import RolloutWorker
 from aiorl.config.worker import OF_EVALUATIONS
 from aiorl.data.metrics import EpisodeColumns, RolloutMetrics
-from aiorl.errors import AiorlError, ConfigError
+from aiorl.env.gym_like import picture_of
+from aiorl.errors import AiorlError, ConfigError, described
 from aiorl.process.children import watch_parent
 from aiorl.process.imports import find_modules_here, needed_by
 from aiorl.process.replaced_file import replaced
@@ -246,7 +247,7 @@ def _filmed(path: Path) -> Iterator[Callable[[Any], None]]:
     def take(env: Any) -> None:
         nonlocal writer, size
         try:
-            frame = np.asarray(env.render())
+            frame = np.asarray(picture_of(env))
         except Exception as error:  # an environment that cannot render may raise anything
             raise _no_picture(env, repr(error)) from error
         if frame.ndim != 3 or frame.shape[2] != 3 or frame.dtype != np.uint8:
@@ -295,7 +296,7 @@ def main() -> int:
         try:
             answer = evaluate(request.pop("checkpoint"), **request).to_dict()
         except Exception as error:  # the user's code may raise anything
-            answer = {"error": str(error) if isinstance(error, AiorlError) else f"{type(error).__name__}: {error}"}
+            answer = {"error": str(error) if isinstance(error, AiorlError) else described(error)}
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
     return 0

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from aiorl.env.gym_like import AsGymnasium, check_seedable, reset_env, seed_env, to_five_values
+from aiorl.env.gym_like import AsGymnasium, check_seedable, picture_of, reset_env, seed_env, to_five_values
 from aiorl.errors import ConfigError
 from aiorl.testing.envs import CountingEnv
 
@@ -75,3 +75,29 @@ def test_r28_wrappers_do_not_make_an_environment_seedable():
     check_seedable(gymnasium.wrappers.RecordEpisodeStatistics(AsGymnasium(OldEnv())), "old")
     with pytest.raises(ConfigError, match=r"'odd' \(Unseedable\)"):
         check_seedable(gymnasium.wrappers.RecordEpisodeStatistics(AsGymnasium(Unseedable())), "odd")
+
+
+class Drawn(OldEnv):
+    """Environment that opens a window unless it is asked for a picture."""
+
+    metadata = {"render.modes": ["human", "rgb_array"], "video.frames_per_second": 7}
+
+    def render(self, mode="human"):
+        if mode != "rgb_array":
+            raise OSError("there is no screen")
+        return np.zeros((2, 2, 3), np.uint8)
+
+
+def test_a_render_that_takes_a_mode_is_asked_for_a_picture():
+    env = AsGymnasium(Drawn())
+    assert (env.render_mode, env.metadata["render_fps"]) == ("rgb_array", 7)
+    for picture in (env.render(), picture_of(Drawn()), picture_of(env)):
+        assert picture.shape == (2, 2, 3)
+
+
+def test_a_picture_that_fails_ends_the_recording_and_not_the_run():
+    class Screenless(Drawn):
+        def render(self, mode="human"):
+            raise OSError("there is no screen")
+
+    assert AsGymnasium(Screenless()).render() is None
