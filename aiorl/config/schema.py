@@ -534,6 +534,10 @@ class CommonConfig(WorkerConfig):
             kinds.add("bounded Box")
         return cls.action_spaces is None or not kinds.isdisjoint(cls.action_spaces)
 
+    def worker_overrides(self) -> dict[str, Any]:
+        """Return values of worker keys that follow from other keys; workers get them instead of the keys' own."""
+        return {}
+
     def is_default(self, name: str) -> bool:
         """Return whether the key `name` has its default value."""
         return bool(getattr(self, name) == type(self).model_fields[name].get_default(call_default_factory=True))

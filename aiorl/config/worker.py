@@ -230,8 +230,8 @@ class WorkerConfig(BaseModel):
     # Offline data
     input: Code | list[str] | dict[str, float] = _offline("sampler", place=False)
     """Source of experience: sampler; a file, directory, pattern, URI or minari:NAME, or a list of them; a mapping from
-    these and sampler to probabilities; or package.module:Name for a function from an IOContext to an InputReader.
-    Files are divided among the workers."""
+    these and sampler to shares of the env steps, whose sum is 1; or package.module:Name for a function from an
+    IOContext to an InputReader. Files are divided among the workers."""
     input_evaluation: list[Literal["is", "wis", "simulation"]] = _offline(["is", "wis"], place=False)
     """Evaluation of runs on stored experience: is, wis (off-policy estimates, which need the probabilities of stored
     actions), simulation (also sample the environment)."""
@@ -368,7 +368,8 @@ class WorkerPart(WorkerConfig):
             ConfigError: the config names no environment.
         """
         own = {"policies": policies or {DEFAULT_POLICY_ID: PolicyPart()}, "log_dir": log_dir}
-        return cls.from_dict(config.model_dump(include=set(WorkerConfig.model_fields)) | own)
+        values = config.model_dump(include=set(WorkerConfig.model_fields))
+        return cls.from_dict(values | config.worker_overrides() | own)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:

@@ -73,7 +73,7 @@ def episode_order(rows: SampleBatch) -> Positions | None:
         The positions; None if the rows are in this order already.
 
     Raises:
-        DataError: rows of different episodes can't be told apart.
+        DataError: rows of different episodes can't be distinguished.
     """
     if c.EPS_ID not in rows and c.AGENT_INDEX not in rows:
         _refuse_equal_steps(rows)
@@ -260,7 +260,7 @@ class EpisodeJoiner:
         """Add the next batch; return the episodes that end in it, or None if none does.
 
         Raises:
-            DataError: episodes can't be told apart, or have rows that are too far apart. The batch is left out.
+            DataError: episodes can't be distinguished, or have rows that are too far apart. The batch is left out.
         """
         batch = stored.batch
         policies = {DEFAULT_POLICY_ID: batch} if isinstance(batch, SampleBatch) else batch.policy_batches
@@ -317,7 +317,7 @@ class EpisodeJoiner:
         return released
 
     def _add_part(self, key: _Key, part: SampleBatch, *, is_last: bool) -> list[SampleBatch]:
-        """Add consecutive rows of an episode; return what can go on."""
+        """Add consecutive rows of an episode; return what is complete."""
         released: list[SampleBatch] = []
         if key in self._open and not self._continues(key, part):
             released.append(self._release(key))
@@ -362,7 +362,7 @@ class EpisodeJoiner:
         )
 
     def _check_after_cut(self, key: _Key, part: SampleBatch) -> None:
-        """Refuse rows that belong before or between rows that have gone on.
+        """Refuse rows that belong before or between rows that were released.
 
         Raises:
             DataError: they do.
@@ -388,7 +388,7 @@ class EpisodeJoiner:
             released.setdefault(key[0], []).append(self._release(key))
 
     def _cut_open(self, released: dict[str, list[SampleBatch]], place: str) -> None:
-        """Let go of all open episodes, and remember where they were cut."""
+        """Release all open episodes, and remember where they were cut."""
         if not self._last_steps_cut:
             logger.warning(
                 "%s, %s: %d episodes that have not ended here take more than %d MiB. They are cut: what follows of "

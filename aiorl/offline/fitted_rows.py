@@ -15,9 +15,7 @@ from aiorl.errors import DataError, UnsupportedSpaceError
 
 Array = NDArray[Any]
 
-_NUMBERS = (
-    c.REWARDS, c.PREV_REWARDS, c.ACTION_LOGP, c.ACTION_DIST_INPUTS, c.VF_PREDS, c.ADVANTAGES, c.VALUE_TARGETS,
-)  # fmt: skip
+_NUMBERS = (c.REWARDS, c.PREV_REWARDS, c.ACTION_LOGP, c.ACTION_DIST_INPUTS, c.VF_PREDS)
 """Columns that are float32 in every batch."""
 
 

@@ -7,15 +7,24 @@ from __future__ import annotations
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from aiorl.data.arrays import Batch, concat_batches
+from aiorl.data.columns import DEFAULT_POLICY_ID
+from aiorl.data.sample_batch import MultiAgentBatch, SampleBatch
 from aiorl.errors import ConfigError
 
 
 class InputReader(ABC):
-    """Source of batches, one after the other; subclass it to read your own experience."""
+    """Source of batches, one after the other; subclass it to read your own experience.
+
+    Attributes:
+        mixes_sources: True if its batches can have different columns, because they come from several sources. Those
+            that are joined keep the columns that all have.
+    """
+
+    mixes_sources = False
 
     @abstractmethod
     def next(self) -> Batch:
@@ -34,6 +43,35 @@ class OutputWriter(ABC):
 
     def close(self) -> None:  # noqa: B027 - most writers have nothing to release
         """Release all resources; can be called more than once."""
+
+
+def with_common_columns(batches: Sequence[Batch]) -> list[Batch]:
+    """Return batches with only those columns of each policy that all batches with rows of the policy have.
+
+    Args:
+        batches: batches of one policy or of several.
+    """
+    names: dict[str, set[str]] = {}
+    for batch in batches:
+        for policy_id, rows in _by_policy(batch).items():
+            names[policy_id] = names.get(policy_id, set(rows)) & set(rows)
+    narrowed: list[Batch] = []
+    for batch in batches:
+        policies = {
+            policy_id: SampleBatch({name: rows[name] for name in rows if name in names[policy_id]})
+            for policy_id, rows in _by_policy(batch).items()
+        }
+        if isinstance(batch, SampleBatch):
+            rows = policies[DEFAULT_POLICY_ID]
+            rows.env_steps = batch.env_steps
+            narrowed.append(rows)
+        else:
+            narrowed.append(MultiAgentBatch(policies, batch.count))
+    return narrowed
+
+
+def _by_policy(batch: Batch) -> Mapping[str, SampleBatch]:
+    return {DEFAULT_POLICY_ID: batch} if isinstance(batch, SampleBatch) else batch.policy_batches
 
 
 class SamplerInput(InputReader):

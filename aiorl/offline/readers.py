@@ -374,13 +374,14 @@ _MAX_EMPTY = 1000
 class PreparedReader(InputReader):
     """Batches of other readers, prepared for training.
 
-    Each read picks a reader by the weights, and passes stored rows to `take_in`. The batch goes into a buffer, which
+    Each read picks the reader whose share of all env steps is furthest below its weight, and passes stored rows to
+    `take_in`. The batch goes into a buffer, which
     returns a random one. Stored rows are postprocessed when they leave the buffer, with the policy of that time.
     Batches of a sampler are not changed.
 
     If rows to postprocess have no ``new_obs``, it is taken from the next row of the episode. The last row of an episode
     that did not terminate has none then, and is left out. Rows of a single `FileReader` get the number of their piece;
-    for a mixture, its probabilities determine how often rows come.
+    for a mixture, its shares determine how often rows come.
     """
 
     def __init__(
@@ -397,7 +398,7 @@ class PreparedReader(InputReader):
 
         Args:
             readers: the other readers.
-            weights: their probabilities.
+            weights: their shares of all env steps.
             buffer_size: batches in the shuffling buffer; 0 keeps the order.
             seed: seed of all random numbers; None = a new one each time.
             take_in: function of a policy id and its stored rows, which it can change or inspect.
@@ -406,6 +407,8 @@ class PreparedReader(InputReader):
         self._readers, self._weights = readers, np.array(weights, np.float64) / sum(weights)
         self._size, self._take_in, self._postprocess = buffer_size, take_in, postprocess
         self._rng = np.random.default_rng(seed)
+        self.mixes_sources = len(readers) > 1
+        self._num_steps = np.zeros(len(readers))
         self._buffer: list[tuple[Batch, bool, int | None]] = []
         self._is_ending = False
         self._steps = StepsLeftOut()
@@ -448,14 +451,21 @@ class PreparedReader(InputReader):
 
     def _read(self) -> tuple[Batch, bool, int | None]:
         """Return the next batch, whether it was stored, and the number of its piece if that is known."""
-        is_mixture = len(self._readers) > 1
-        reader = self._readers[int(self._rng.choice(len(self._readers), p=self._weights)) if is_mixture else 0]
+        which = self._furthest_behind() if self.mixes_sources else 0
+        reader = self._readers[which]
         batch = reader.next()
         # a user's reader can return anything; the caller refuses wrong objects
-        is_stored = isinstance(batch, SampleBatch | MultiAgentBatch) and not isinstance(reader, SamplerInput)
+        is_batch = isinstance(batch, SampleBatch | MultiAgentBatch)
+        if is_batch:
+            self._num_steps[which] += batch.env_steps
+        is_stored = is_batch and not isinstance(reader, SamplerInput)
         if is_stored and self._take_in is not None:
             batch = map_policies(batch, self._taken_in) or batch
-        return batch, is_stored, None if is_mixture else getattr(reader, "piece", None)
+        return batch, is_stored, None if self.mixes_sources else getattr(reader, "piece", None)
+
+    def _furthest_behind(self) -> int:
+        """Return the number of the reader whose env steps are furthest behind its share; its batches can be large."""
+        return int(np.argmax(self._weights * (1.0 + self._num_steps.sum()) - self._num_steps))
 
     def _taken_in(self, policy_id: str, rows: SampleBatch) -> SampleBatch:
         rows = rows.slice(0, rows.count)  # a reader can return the same batch again

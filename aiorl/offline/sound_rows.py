@@ -17,7 +17,7 @@ from aiorl.offline.stored_columns import FLAGS, WHOLE_NUMBERS, complete
 
 Bools = NDArray[np.bool_]
 
-FINITE = (c.OBS, c.NEW_OBS, c.ACTIONS, c.REWARDS, c.ADVANTAGES, c.VALUE_TARGETS)
+FINITE = (c.OBS, c.NEW_OBS, c.ACTIONS, c.REWARDS)
 """Columns whose numbers must be finite, because algorithms learn from them."""
 
 _LARGEST = np.finfo(np.float32).max

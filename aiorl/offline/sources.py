@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from aiorl.acting.graph_policy import GraphPolicy
+from aiorl.acting.postprocess import NEED_ACTION_VALUES
 from aiorl.config.code import check_takes, import_object, is_import_path, named_failures
 from aiorl.config.worker import WorkerConfig
 from aiorl.data import columns as c
@@ -62,12 +64,12 @@ def input_creator(source: Input, settings: InputSettings | None = None) -> Input
 
     Args:
         source: ``"sampler"``; a path, directory, pattern, URI or ``minari:NAME``; a list of them; a mapping from these
-            or ``"sampler"`` to their probabilities; or a function from an IOContext to a reader, which is returned
-            unchanged.
+            or ``"sampler"`` to their shares of the env steps; or a function from an IOContext to a reader, which is
+            returned unchanged.
         settings: options of reading files.
 
     Raises:
-        ConfigError: the source has another type, or probabilities are invalid (also a ValueError). Missing files are
+        ConfigError: the source has another type, or shares are invalid (also a ValueError). Missing files are
             only noticed when the reader is created.
     """
     settings = settings or InputSettings()
@@ -91,7 +93,7 @@ def input_creator(source: Input, settings: InputSettings | None = None) -> Input
             f"input is {source!r}.",
             key="input",
             value=source,
-            hint="Give 'sampler', files, a list of files, a mapping from sources to probabilities, or a function.",
+            hint="Give 'sampler', files, a list of files, a mapping from sources to shares, or a function.",
         )
 
     def create(context: IOContext) -> InputReader:
@@ -113,10 +115,10 @@ def input_creator(source: Input, settings: InputSettings | None = None) -> Input
 
 def _check_weights(weights: Mapping[str, float]) -> None:
     values = list(weights.values())
-    are_probabilities = all(isinstance(value, int | float) and 0.0 <= value <= 1.0 for value in values)
-    if not are_probabilities or abs(math.fsum(values) - 1.0) > _SUM_TOLERANCE:
+    are_shares = all(isinstance(value, int | float) and 0.0 <= value <= 1.0 for value in values)
+    if not are_shares or abs(math.fsum(values) - 1.0) > _SUM_TOLERANCE:
         raise ConfigError(
-            f"The probabilities of input are {values}; each must be from 0 to 1, and their sum 1.", key="input",
+            f"The shares of input are {values}; each must be from 0 to 1, and their sum 1.", key="input",
             value=dict(weights),
         )  # fmt: skip
 
@@ -205,6 +207,8 @@ def _taking_in(context: IOContext, *, is_normalized: bool) -> Callable[[str, Sam
 
 
 def _postprocessing(context: IOContext) -> Callable[[str, SampleBatch], SampleBatch]:
+    episodes = itertools.count()
+
     def postprocess(policy_id: str, part: SampleBatch) -> SampleBatch:
         worker = context.worker
         policy: Any = None if worker is None else worker.get_policy(policy_id)
@@ -213,6 +217,11 @@ def _postprocessing(context: IOContext) -> Callable[[str, SampleBatch], SampleBa
                 f"postprocess_inputs needs a worker with a policy {policy_id!r}, which does not exist.",
                 key="postprocess_inputs",
             )
+        _name_episode(part, episodes)
+        if isinstance(policy, GraphPolicy) and policy.config.get("postprocess") in NEED_ACTION_VALUES:
+            # they would be those of the policy that played, not the values of actions that priorities need
+            for name in (c.ACTION_DIST_INPUTS, c.VF_PREDS):
+                part.pop(name, None)
         limit = worker.reward_limit
         if limit and c.REWARDS in part:
             part[c.REWARDS] = np.clip(part[c.REWARDS], -limit, limit)
@@ -223,6 +232,14 @@ def _postprocessing(context: IOContext) -> Callable[[str, SampleBatch], SampleBa
         return made
 
     return postprocess
+
+
+def _name_episode(part: SampleBatch, numbers: Iterator[int]) -> None:
+    """Add the columns by which samples tell trajectories apart, if stored rows don't have them."""
+    if c.EPS_ID not in part:
+        part[c.EPS_ID] = np.full(part.count, next(numbers), np.int64)
+    if c.AGENT_INDEX not in part:
+        part[c.AGENT_INDEX] = np.zeros(part.count, np.int64)
 
 
 def output_creator(output: Output, **options: Any) -> OutputCreator:

@@ -414,6 +414,14 @@ def _planned(
     """Plan one policy; `kind` is the class of its algorithm's config, or None for a Policy class of the user's own."""
     overrides = dict(given["config"] or {})
     own_config = config if kind is None else config_of(config, kind, policy_id, overrides, given[_OF_A_RUN])
+    if own_config.worker_overrides() != config.worker_overrides():
+        raise ConfigError(
+            f"{POLICIES}.{policy_id}.config: {own_config.algo} prepares stored rows in another way than "
+            f"{config.algo}, so the two can't read the same input.",
+            key=f"{POLICIES}.{policy_id}.config",
+            value=config.input,
+            hint="Leave out input, or use one algorithm for all policies.",
+        )
     observation_space = _space(policy_id, "observation_space", given, facts, agents)
     action_space = _space(policy_id, "action_space", given, facts, agents)
     settings = learning_settings(own_config)

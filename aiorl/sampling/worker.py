@@ -30,7 +30,7 @@ from aiorl.env.gym_like import check_seedable
 from aiorl.env.kinds import facts_of
 from aiorl.errors import ConfigError, EndOfData, PolicyError, SamplerDied
 from aiorl.offline.estimators import ESTIMATORS, OffPolicyEstimate, OffPolicyEstimator, episode_parts
-from aiorl.offline.io import InputReader, IOContext, OutputWriter
+from aiorl.offline.io import InputReader, IOContext, OutputWriter, with_common_columns
 from aiorl.process.log_once import log_once, report
 from aiorl.sampling import build
 from aiorl.sampling.async_sampler import AsyncSampler
@@ -256,7 +256,8 @@ class Worker:
             self._read.append(read)
         batches, self._read = self._read, []
         try:
-            batch = concat_batches(batches)
+            mixes_sources = self.input_reader.mixes_sources and len(batches) > 1
+            batch = concat_batches(with_common_columns(batches) if mixes_sources else batches)
             self.callbacks.on_sample_end(worker=self, samples=batch)
         except BaseException:
             self._read = batches + self._read

@@ -139,6 +139,18 @@ def test_custom_env(folder: Folder) -> None:
 
 
 @pytest.mark.slow
+def test_demonstrations(folder: Folder) -> None:
+    (learn,) = commands_of("demonstrations.py")
+    shown = folder.run(learn.partition(" --")[0], "--env-steps=200", "--stored-steps=400")
+    lines = [line.split() for line in shown.splitlines() if re.match(r"1 0(\.6|\.0) -\d", line)]
+    assert [share for _, share, _ in lines] == ["0.6", "0.0"]
+    (with_stored,) = (folder.path / "runs/demonstrations").glob("share-0.6*/result.jsonl")
+    last = json.loads(with_stored.read_text().splitlines()[-1])
+    assert last["timesteps_total"] >= 500
+    assert last["learner"]["rows_stored"] == last["timesteps_total"]
+
+
+@pytest.mark.slow
 def test_optuna_sweep_prunes_trials_that_do_worse_than_most(folder: Folder) -> None:
     optuna = pytest.importorskip("optuna")
     storage = f"sqlite:///{folder.path}/sweep.db"

@@ -347,6 +347,21 @@ def test_at_the_end_of_a_finite_input_the_shuffle_buffer_is_emptied():
         reader.next()
 
 
+def test_r244_shares_of_a_mixture_are_of_env_steps_however_large_batches_are():
+    """Also after few reads."""
+
+    class Large(Counting):
+        def next(self):
+            return SampleBatch.concat([super(Large, self).next() for _ in range(7)])
+
+    mixed = PreparedReader([Counting(name=0), Large(name=1)], [0.4, 0.6])
+    counts = np.zeros(2)
+    for number_of_read in range(60):
+        counts += np.bincount(mixed.next()["name"], minlength=2)
+        if number_of_read >= 10:
+            assert abs(counts[1] - 0.6 * counts.sum()) <= 7
+
+
 def test_a_mixture_reads_by_probability():
     """R187."""
     readers = [Counting(name=index) for index in range(3)]

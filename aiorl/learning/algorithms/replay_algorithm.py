@@ -103,7 +103,7 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
         """
         own = cls.own_config(config)
         steps = (c.N_STEPS,) if own.n_step > 1 else ()
-        piece = (c.PIECE,) if own.is_offline else ()
+        piece = (c.PIECE,) if own.reads_only_stored else ()
         columns = (c.OBS, c.ACTIONS, c.NEW_OBS, c.N_STEP_RETURNS, c.DISCOUNTS, *steps, *piece)
         return SamplePlan("n_step", {"gamma": own.gamma, "n": own.n_step}, columns, raw_obs=own.is_filtered)
 
@@ -350,7 +350,7 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
     def extra_state(self) -> dict[str, Any]:
         """Return the steps made, the fraction of a minibatch due, the rows counted, and the known stored experience."""
         values: dict[str, Any] = {"steps": self._steps, "due": self._due, "counted": self._counted}
-        if self.config.is_offline:
+        if self.config.reads_only_stored:
             values["pieces"] = self._pieces.numbers
         return values
 
@@ -358,8 +358,9 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
         """Restore the `values` that `extra_state` returned."""
         self._steps, self._due = int(values["steps"]), float(values["due"])
         self._counted = int(values["counted"])
-        if self.config.is_offline:
-            self._pieces.take([int(n) for n in values["pieces"]])
+        if self.config.reads_only_stored:
+            # a run that sampled before has none
+            self._pieces.take([int(n) for n in values.get("pieces", ())])
 
     @property
     def stores_experience(self) -> bool:

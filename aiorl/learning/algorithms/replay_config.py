@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Set
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from aiorl.acting.exploration import Schedule
 from aiorl.config.code import is_import_path
@@ -92,6 +92,23 @@ class ReplayConfig(CommonConfig):
     """Constant added to each error, so that every row is sampled sometimes."""
     checkpoint_replay: bool = _replay(True)
     """Save the replay in checkpoints; if false, a resumed run starts with an empty one."""
+
+    @property
+    def reads_only_stored(self) -> bool:
+        """True if no rows are sampled: all come from stored experience, which is read over and over."""
+        sources = self.input if isinstance(self.input, dict) else [self.input]
+        return self.is_offline or "sampler" not in sources
+
+    def worker_overrides(self) -> dict[str, Any]:
+        """See `CommonConfig.worker_overrides`; stored rows get n-step returns, which files don't contain.
+
+        The default of input_evaluation, estimates of the policy's return, would need probabilities of stored actions,
+        which demonstrations seldom have.
+        """
+        if self.input == "sampler" or self.is_offline:
+            return {}
+        estimates = [] if self.is_default("input_evaluation") else list(self.input_evaluation)
+        return {"postprocess_inputs": True, "input_evaluation": estimates}
 
     @property
     def first_rows(self) -> int:
@@ -184,9 +201,9 @@ class ReplayConfig(CommonConfig):
              f"{self.algo} can't train recurrent models.", "ppo, impala and dqn can."),
             *((getattr(model, name), f"model.{name}", f"{self.algo} has its own networks, which don't support {name}.",
                "Leave it out.") for name in self.other_model_keys),
-            (self.input != "sampler" and not self.is_offline, "input",
-             f"{self.algo} trains on what it samples, not on stored experience.",
-             "bc, marwil, cql and iql learn from stored experience."),
+            (self.learning_starts is None and self.input_epochs == 1, "input_epochs",
+             f"{self.algo} stores all rows in the first pass and trains from the second on: it would learn nothing.",
+             "Leave it out, or set learning_starts."),
         )  # fmt: skip
 
 
@@ -258,9 +275,6 @@ class OfflineReplayConfig(ActorReplayConfig):
             (not self.postprocess_inputs, "postprocess_inputs",
              f"{self.algo} learns from n-step returns, which files don't contain.",
              "Leave it out: workers compute them from the rewards while they read."),
-            (self.learning_starts is None and self.input_epochs == 1, "input_epochs",
-             f"{self.algo} stores all rows in the first pass and trains from the second on: it would learn nothing.",
-             "Leave it out, or set learning_starts."),
             (self.learning_starts is None and (is_own or is_mixed), "learning_starts",
              "a mixture or a custom reader doesn't report when all of it has been read once.",
              "Set learning_starts to the number of rows to store before training."),
