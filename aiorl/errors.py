@@ -18,7 +18,7 @@
     │   ├── BadRewardError(ValueError)
     │   └── EnvContractError(ValueError)       a broken rule of the interface, such as a missing '__all__' flag
     ├── ClosedEpisodeError(ValueError)         an external episode that is unknown, still running or over
-    ├── EpisodeTimeout(TimeoutError)           an external episode without an action or a client
+    ├── EpisodeTimeout(TimeoutError, Empty)    an external episode without an action or a client
     ├── SamplerDied(RuntimeError)
     ├── SampleTimeout(TimeoutError, queue.Empty)
     ├── CheckpointError                        a checkpoint that cannot be written, read or used here
@@ -266,7 +266,7 @@ class ClosedEpisodeError(AiorlError, ValueError):
         return f"episode {self.episode_id!r} is {self.state}"
 
 
-class EpisodeTimeout(AiorlError, TimeoutError):
+class EpisodeTimeout(AiorlError, TimeoutError, queue.Empty):
     """No action came in time, or the episode was closed because its client was silent.
 
     Attributes:

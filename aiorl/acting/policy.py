@@ -262,7 +262,7 @@ class Policy(ABC):
         raise NotImplementedError(f"{type(self).__name__} exports no checkpoint")
 
     def import_model_from_h5(self, import_file: str) -> None:
-        """Read weights from a Keras h5 file.
+        """Read weights from a file that `export_checkpoint` wrote, or from an HDF5 file.
 
         Args:
             import_file: path of the file.

@@ -27,7 +27,10 @@ def callbacks_class(setting: str | Mapping[str, Any] | None) -> type[DefaultCall
     if not setting:
         return None
     return callbacks_from_dict(
-        {name: import_object(str(path), key=f"callbacks.{name}") for name, path in setting.items()}
+        {
+            name: None if path is None else import_object(str(path), key=f"callbacks.{name}")
+            for name, path in setting.items()
+        }
     )
 
 
@@ -59,14 +62,14 @@ _HOOKS = {
 InfoFunction = Callable[[dict[str, Any]], None]
 
 
-def callbacks_from_dict(functions: Mapping[str, InfoFunction]) -> type[DefaultCallbacks]:
+def callbacks_from_dict(functions: Mapping[str, InfoFunction | None]) -> type[DefaultCallbacks]:
     """Make a callbacks class from functions that take one dict.
 
     Args:
         functions: ``on_episode_start``, ``on_episode_step`` and ``on_episode_end`` get ``env`` and ``episode``,
             ``on_sample_end`` gets ``worker`` and ``samples``, ``on_train_result`` gets ``trainer`` and
             ``result``, ``on_postprocess_traj`` gets ``episode``, ``agent_id``, ``pre_batch``, ``post_batch``
-            and ``all_pre_batches``.
+            and ``all_pre_batches``. None for a hook is nothing, as in RLlib's defaults.
 
     Returns:
         A subclass of DefaultCallbacks.
@@ -80,6 +83,8 @@ def callbacks_from_dict(functions: Mapping[str, InfoFunction]) -> type[DefaultCa
         if name not in _HOOKS:
             hint = nearest(str(name), _HOOKS).strip()
             raise ConfigError(f"callbacks has no hook {name!r}.", key=key, value=name, hint=hint)
+        if function is None:
+            continue
         if not callable(function):
             raise ConfigError(f"{key} is {function!r}, expected a function.", key=key, value=function)
         check_takes(function, key, key, {})

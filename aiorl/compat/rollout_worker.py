@@ -7,13 +7,14 @@ batch = worker.sample()
 from __future__ import annotations
 
 import asyncio
+import functools
 import socket
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
 import numpy as np
 
@@ -39,6 +40,7 @@ _ELSEWHERE = ("192.0.2.1", 9)  # TEST-NET-1 of RFC 5737; no data is sent there
 
 P = ParamSpec("P")
 R = TypeVar("R")
+W = TypeVar("W")
 
 
 class EvaluatorInterface(ABC):
@@ -168,6 +170,30 @@ def _in_thread(sample: Callable[[], Batch]) -> Future[Batch]:
     return future
 
 
+_OLD_ARGUMENTS = {
+    "policy_graph": "It is called policy.",
+    "batch_steps": "It is called rollout_fragment_length: env steps of each environment in a batch.",
+    "sample_batch_size": "It is called rollout_fragment_length: env steps of each environment in a batch.",
+    "input_evaluation_method": "It is called input_evaluation, and takes a collection such as ['is', 'wis'].",
+    "registry": "aiorl.register_env registers environments by name. Leave it out.",
+}
+"""Arguments of RLlib's earlier workers -> what to write here."""
+_OLD_METHODS = {"compute_apply": "It is called learn_on_batch."}
+"""Methods of RLlib's earlier workers -> what to write here."""
+
+
+def _naming_successors(init: Callable[Concatenate[W, P], None]) -> Callable[Concatenate[W, P], None]:
+    """Refuse arguments that have other names now."""
+
+    @functools.wraps(init)
+    def checked(self: W, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        for name in kwargs.keys() & _OLD_ARGUMENTS.keys():
+            raise TypeError(f"{type(self).__name__} takes no argument {name!r}. {_OLD_ARGUMENTS[name]}")
+        init(self, *args, **kwargs)
+
+    return checked
+
+
 class RolloutWorker(Worker, EvaluatorInterface):
     """Worker that samples experience with its policies and lets them learn. See Worker for more attributes and methods.
 
@@ -177,6 +203,7 @@ class RolloutWorker(Worker, EvaluatorInterface):
 
     tf_sess: None = None
 
+    @_naming_successors
     def __init__(
         self,
         env_creator: EnvSource,
@@ -227,7 +254,7 @@ class RolloutWorker(Worker, EvaluatorInterface):
             policy: a Policy class, or policy id -> (class, observation space, action space, config).
             policy_mapping_fn: agent id -> policy id, called once per agent and episode; None = the default policy.
             policies_to_train: ids of the policies that learn; None or empty = all.
-            tf_session_creator: ignored; TensorFlow 2 has no sessions.
+            tf_session_creator: must be None; TensorFlow 2 has no sessions.
             rollout_fragment_length: env steps per environment in a batch.
             batch_mode: "truncate_episodes", or "complete_episodes" for batches that end with an episode.
             episode_horizon: env steps after which an episode ends; None = the environment's own limit.
@@ -271,6 +298,14 @@ class RolloutWorker(Worker, EvaluatorInterface):
         self._given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         self._ahead: deque[Future[Batch]] = deque()
         super().__init__(worker_settings(self._given))
+
+    if not TYPE_CHECKING:  # type checkers should know the real attributes only
+
+        def __getattr__(self, name: str) -> Any:
+            """Refuse an unknown attribute, with a hint if RLlib's earlier workers have it."""
+            said = f"{type(self).__name__!r} object has no attribute {name!r}"
+            hint = _OLD_METHODS.get(name)
+            raise AttributeError(f"{said}. {hint}" if hint else said, name=name, obj=self)
 
     @classmethod
     def of(cls, settings: WorkerSettings, *, on_turn: Callable[[Self], None] | None = None) -> Self:
@@ -490,10 +525,11 @@ class RolloutWorker(Worker, EvaluatorInterface):
         self.policy_map[policy_id].export_model(export_dir)
 
     def import_policy_model_from_h5(self, import_file: str, policy_id: str = DEFAULT_POLICY_ID) -> None:
-        """Read a policy's weights from a Keras h5 file.
+        """Read a policy's weights from a file that `export_policy_checkpoint` wrote, or from an HDF5 file.
 
         Args:
-            import_file: path of the file.
+            import_file: path of the file. An HDF5 file has one dataset for each weight, at the weight's name; the files
+                of Keras have other names, and are refused.
             policy_id: id of the policy.
 
         Raises:

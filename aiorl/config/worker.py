@@ -224,7 +224,7 @@ class WorkerConfig(BaseModel):
     """Threads that the libraries in a worker process can use."""
     monitor: bool = key(False, group="Reports", where="both", place=True)
     """Write episode statistics and videos."""
-    callbacks: Code | dict[str, Code] | None = key(None, group="Reports", where="both", place=False)
+    callbacks: Code | dict[str, Code | None] | None = key(None, group="Reports", where="both", place=False)
     """DefaultCallbacks subclass (package.module:Name), or a mapping of hooks to functions of one dict."""
 
     # Offline data

@@ -111,17 +111,26 @@ class SampleBatch(MutableMapping[str, Array]):
         """Names of the compressed columns."""
         return frozenset(name for name, column in self._columns.items() if isinstance(column, PackedColumn))
 
-    def compress(self, mode: Literal["rows", "bulk"] = "rows", columns: Collection[str] = (c.OBS, c.NEW_OBS)) -> None:
+    def compress(
+        self,
+        mode: Literal["rows", "bulk"] = "rows",
+        columns: Collection[str] = (c.OBS, c.NEW_OBS),
+        *,
+        bulk: bool = False,
+    ) -> None:
         """Compress columns in place; missing and compressed ones are skipped.
 
         Args:
             mode: rows compresses each row by itself, so that rows can be picked and joined without decompression; bulk
                 compresses the whole column.
             columns: names of the columns.
+            bulk: True for mode bulk, by RLlib's name.
 
         Raises:
             ValueError: the mode is another one.
         """
+        if bulk:
+            mode = "bulk"
         if mode not in ("rows", "bulk"):
             raise ValueError(f"mode of compression is {mode!r}, expected 'rows' or 'bulk'")
         for name in columns:
@@ -344,10 +353,27 @@ class MultiAgentBatch:
         """Return the number of agent steps: rows of all policies together."""
         return sum(batch.count for batch in self.policy_batches.values())
 
-    def compress(self, mode: Literal["rows", "bulk"] = "rows", columns: Collection[str] = (OBS, NEW_OBS)) -> None:
+    def keys(self) -> KeysView[str]:
+        """Return the ids of the policies that have rows."""
+        return self.policy_batches.keys()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.policy_batches)
+
+    def __getitem__(self, policy_id: str) -> SampleBatch:
+        """Return the rows of a policy."""
+        return self.policy_batches[policy_id]
+
+    def compress(
+        self,
+        mode: Literal["rows", "bulk"] = "rows",
+        columns: Collection[str] = (OBS, NEW_OBS),
+        *,
+        bulk: bool = False,
+    ) -> None:
         """Compress columns of every policy's batch in place; see `SampleBatch.compress` for the arguments."""
         for batch in self.policy_batches.values():
-            batch.compress(mode, columns)
+            batch.compress(mode, columns, bulk=bulk)
 
     def decompress(self) -> None:
         """Replace every compressed column by its array."""

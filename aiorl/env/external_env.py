@@ -216,6 +216,7 @@ class _ClientDriven:
 class ExternalEnv(_ClientDriven):
     """Environment whose single-agent episodes are driven by user code; subclass it and implement ``run``.
 
+    It is no Thread, unlike RLlib's, and has neither ``start`` nor ``join``: the sampler runs ``run`` in a thread.
     Any number of threads can use it; each episode is driven by one thread at a time.
     """
 

@@ -8,6 +8,7 @@ import pytest
 
 from aiorl.compat.dict_callbacks import callbacks_class, callbacks_from_dict, named_callbacks
 from aiorl.errors import ConfigError
+from aiorl.learning.algorithms.ppo import PPOConfig
 from aiorl.sampling.callbacks import DefaultCallbacks
 
 
@@ -62,3 +63,13 @@ def test_the_setting_names_functions_or_a_class(monkeypatch):
     with pytest.raises(ConfigError) as caught:
         callbacks_class({"on_train_result": "users_callbacks:gone"})
     assert caught.value.key == "callbacks.on_train_result"
+
+
+def test_none_for_a_hook_is_no_hook():
+    functions = {"on_episode_start": None, "on_episode_end": None}
+    config = PPOConfig(callbacks={**functions, "on_train_result": "math:sqrt"})
+    assert config.callbacks == {**functions, "on_train_result": "math:sqrt"}
+    assert config.updated({"callbacks": {"on_train_result": None}}).callbacks["on_train_result"] is None
+    with pytest.warns(DeprecationWarning, match="DefaultCallbacks"):
+        kind = callbacks_class(functions)
+    assert vars(kind).keys().isdisjoint(functions)

@@ -12,7 +12,7 @@ from plain_policies import DEFAULT, VECTOR, PlainPolicy, spec
 from rollout_workers import make_refusing
 
 from aiorl.acting.filters import NoFilter
-from aiorl.compat.rollout_worker import EvaluatorInterface
+from aiorl.compat.rollout_worker import EvaluatorInterface, RolloutWorker
 from aiorl.errors import CheckpointError, ConfigError, PolicyError
 from aiorl.testing.envs import CountingEnv
 from aiorl.testing.multi_agent_envs import CountingMultiAgentEnv
@@ -281,3 +281,27 @@ def test_functions_can_be_applied_to_the_worker(make_worker):
     assert isinstance(worker, EvaluatorInterface)
     assert worker.apply(lambda given, number, more: (given, number, more), 3, more=4) == (worker, 3, 4)
     assert worker.get_host()
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("policy_graph", "policy"),
+        ("batch_steps", "rollout_fragment_length"),
+        ("sample_batch_size", "rollout_fragment_length"),
+        ("input_evaluation_method", "input_evaluation"),
+    ],
+)
+def test_arguments_of_earlier_workers_are_refused_with_their_new_names(old, new):
+    with pytest.raises(TypeError, match=f"'{old}'.* {new}"):
+        RolloutWorker(env_creator=CountingEnv, **{old: None})
+    with pytest.raises(TypeError, match="nonsense"):
+        RolloutWorker(env_creator=CountingEnv, policy=PlainPolicy, nonsense=1)
+
+
+def test_methods_of_earlier_workers_name_their_successors(make_worker):
+    worker = make_worker()
+    with pytest.raises(AttributeError, match="learn_on_batch"):
+        worker.compute_apply  # noqa: B018
+    assert getattr(worker, "nonsense", None) is None
+    assert worker.get_policy("absent") is None

@@ -216,3 +216,20 @@ def test_r131_a_plain_batch_of_several_agents_has_their_env_steps() -> None:
     assert (joined.count, joined.env_steps) == (8, 7)
     assert concat_batches([empty, empty]).env_steps == 6
     assert first.slice(0, 3).env_steps == 3
+
+
+def test_bulk_can_be_given_by_its_name_in_rllib() -> None:
+    batches = MultiAgentBatch({"a": make_batch(4)}, 4)
+    batches.compress(bulk=True)
+    one = make_batch(4)
+    one.compress(bulk=True)
+    for own in (one, batches["a"]):
+        column = own._columns["obs"]
+        assert isinstance(column, PackedColumn)
+        assert not column.by_row
+
+
+def test_a_multi_agent_batch_is_read_by_policy() -> None:
+    batch = MultiAgentBatch({"a": rows(1.0), "b": rows(2.0)}, 2)
+    assert list(batch.keys()) == list(batch) == ["a", "b"]
+    assert batch["b"] is batch.policy_batches["b"]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import queue
 import threading
 
 import numpy as np
@@ -473,6 +474,7 @@ def test_r154_a_late_answer_is_not_used_for_the_next_question():
     late = asked(table, "e", {"x": 1}, timeout_s=0.3)
     assert table.take(always, None).obs["e"] == {"x": 1}
     assert isinstance(late(), EpisodeTimeout)
+    assert issubclass(EpisodeTimeout, queue.Empty)  # as RLlib's timeouts are
     waiting = asked(table, "e", {"x": 2})
     while not table._active["e"].pending:
         threading.Event().wait(0.001)

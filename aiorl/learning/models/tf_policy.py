@@ -30,6 +30,8 @@ from aiorl.learning.models.export import acting_signature, make_acting_spec
 F32 = NDArray[np.float32]
 
 _DEFAULT_LR = 1e-4
+_OF_KERAS = {"layers", "_layer_checkpoint_dependencies", "model_weights", "optimizer_weights"}
+"""Groups at the top of Keras's HDF5 files."""
 
 
 class TFNetwork:
@@ -253,21 +255,34 @@ class TFPolicy(GraphPolicy):
         save_file(self.get_weights(), directory / f"{filename_prefix}.safetensors")
 
     def import_model_from_h5(self, import_file: str) -> None:
-        """Read weights from an HDF5 file: one dataset each, at the weight's name.
+        """Read weights from a file of `export_checkpoint`, or from an HDF5 file with a dataset at each weight's name.
 
         Args:
             import_file: path of the file.
 
         Raises:
-            CheckpointError: the file can't be read or lacks a weight.
+            CheckpointError: the file can't be read, lacks a weight, or was written by Keras, which names weights by
+                layers.
             PolicyError: a weight doesn't fit.
         """
         import h5py
+        from safetensors import SafetensorError
+        from safetensors.numpy import load_file
 
         try:
-            with h5py.File(import_file, "r") as file:
-                weights = {name: np.asarray(file[name]) for name in self.model.variables}
-        except (OSError, KeyError, TypeError) as error:
+            if Path(import_file).suffix == ".safetensors":
+                saved = load_file(import_file)
+                weights = {name: saved[name] for name in self.model.variables}
+            else:
+                with h5py.File(import_file, "r") as file:
+                    if not file.keys().isdisjoint(_OF_KERAS):
+                        raise CheckpointError(
+                            import_file,
+                            "Keras wrote it, and names weights by layers, not as this policy does; write the weights "
+                            f"with export_checkpoint, or one dataset each: {', '.join(self.model.variables)}",
+                        )
+                    weights = {name: np.asarray(file[name]) for name in self.model.variables}
+        except (OSError, KeyError, TypeError, SafetensorError) as error:
             raise CheckpointError(import_file, f"can't be read as weights of this policy: {error}") from error
         self.set_weights(weights)
 

@@ -6,6 +6,7 @@ import logging
 import sys
 
 import h5py
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -162,9 +163,16 @@ def test_r53_exports_and_h5_import_carry_the_weights(tmp_path):
     policy.import_model_from_h5(str(tmp_path / "weights.h5"))
     for name, weight in saved.items():
         np.testing.assert_array_equal(policy.get_weights()[name], weight + 1)
+    policy.import_model_from_h5(str(tmp_path / "weights" / "model.safetensors"))
+    for name, weight in saved.items():
+        np.testing.assert_array_equal(policy.get_weights()[name], weight)
+    keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]).save_weights(str(tmp_path / "of.weights.h5"))
+    with pytest.raises(CheckpointError, match="Keras"):
+        policy.import_model_from_h5(str(tmp_path / "of.weights.h5"))
     with h5py.File(tmp_path / "weights.h5", "a") as file:
         del file[next(iter(saved))]
-    for path in (tmp_path / "weights.h5", tmp_path / "none.h5"):
+    (tmp_path / "bad.safetensors").write_bytes(b"no weights")
+    for path in (tmp_path / "weights.h5", tmp_path / "none.h5", tmp_path / "bad.safetensors"):
         with pytest.raises(CheckpointError, match=path.name):
             policy.import_model_from_h5(str(path))
 
