@@ -688,6 +688,9 @@ DISTRIBUTIONS: dict[str, Any] = {kind.name: kind for kind in _KINDS}  # Any: eac
 """Distributions by name; the first one that supports a kind of space is its default."""
 
 
+_MAX_CHOICES = 1 << 24
+"""Limit of the outputs of a network for one discrete action."""
+
 _SQUASHED: dict[type[ActionDistribution], type[ActionDistribution]] = {
     DiagGaussian: SquashedGaussian, Composite: SquashedComposite,
 }  # fmt: skip
@@ -724,6 +727,15 @@ def _is_in_units(box: spaces.Box) -> bool:
     return box.dtype.kind != "f" or BoxScale(box).is_identity
 
 
+def _num_choices(space: spaces.Space[Any]) -> int:
+    """Return the number of values of a discrete action's numbers, all together, in Python's numbers; 0 for others."""
+    if isinstance(space, spaces.Discrete):
+        return int(space.n)
+    if isinstance(space, spaces.MultiDiscrete):
+        return space.nvec.size * max(map(int, space.nvec.flat), default=0)  # logits are padded to the widest
+    return 0
+
+
 def make_named_distribution(name: str, action_space: spaces.Space[Any], num_features: int = 0) -> ActionDistribution:
     """Make the distribution of a name for an action space.
 
@@ -738,6 +750,13 @@ def make_named_distribution(name: str, action_space: spaces.Space[Any], num_feat
     """
     if name not in DISTRIBUTIONS:
         raise PolicyError(f"unknown distribution {name!r}; known: {', '.join(sorted(DISTRIBUTIONS))}")
+    choices = _num_choices(action_space)
+    if choices > _MAX_CHOICES:
+        raise UnsupportedSpaceError(
+            "the action space", action_space, [f"up to {_MAX_CHOICES:,} choices"],
+            f"A network would have {choices:,} outputs. Let the environment take several numbers with few values each, "
+            "or a Box.",
+        )  # fmt: skip
     kind = DISTRIBUTIONS[name]
     if not isinstance(action_space, kind.over):
         raise UnsupportedSpaceError(f"a {name} distribution over", action_space, [own.__name__ for own in kind.over])

@@ -142,7 +142,7 @@ class OneHotPreprocessor(Preprocessor):
             UnsupportedSpaceError: when there are more values than the largest one-hot size.
         """
         sizes = np.asarray(space.nvec if isinstance(space, spaces.MultiDiscrete) else space.n, np.int64)
-        size = int(sizes.sum())
+        size = sum(map(int, sizes.flat))  # in Python's numbers, which don't overflow
         if size > MAX_ONE_HOT:
             raise UnsupportedSpaceError(
                 "the observation space", space, [f"up to {MAX_ONE_HOT} values one-hot"],

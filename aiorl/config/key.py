@@ -255,6 +255,9 @@ _TYPE_FAULTS = ("_type", "_parsing", "_from_float", "literal_error", "missing")
 _MAX_BITS = 4096
 """Size limit of whole numbers: Python can't convert more than 4,300 digits to text."""
 
+_MAX_WARNINGS = 10
+"""Unknown keys that are warned of one by one."""
+
 _SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 
 _ALL_KEYS = "`aiorl train --help-config` lists all keys."
@@ -335,7 +338,10 @@ def check_extras(config: Any) -> None:
         raise _unknown(
             f"model.{extra}", (), hint or "Only a custom model (model.custom_model) can have keys of its own."
         )
-    for extra in config.multiagent.model_extra:
+    for number, extra in enumerate(config.multiagent.model_extra):
+        if number == _MAX_WARNINGS:
+            _log.warning("aiorl ignores %d more keys of multiagent", len(config.multiagent.model_extra) - number)
+            break
         dotted, known = f"multiagent.{extra}", type(config.multiagent).model_fields
         hint = _other_name(dotted, type(config)) or nearest(extra, known, count=1).strip()
         _log.warning("%s", f"aiorl has no key {dotted} and ignores it. {hint}".rstrip())

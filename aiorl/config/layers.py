@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.resources
+import itertools
 import logging
 import os
 import re
@@ -56,6 +57,8 @@ _SCHEDULE = "_schedule"
 _PRESETS = importlib.resources.files("aiorl") / "presets"
 _SECRET = re.compile(r"token|secret|passw|credential|api_?key|access_?key|private", re.IGNORECASE)
 _ENVIRONS = ("extra_python_environs_for_driver", "extra_python_environs_for_worker")
+_MAX_WARNINGS = 50
+"""Keys of one file that are warned of one by one."""
 _OF_NEW_RUNS = ("init_from", "preset")
 """Keys that a resumed run can't have, because it continues with its own weights and settings."""
 
@@ -120,8 +123,10 @@ def file_layer(path: Path, content: bytes | None = None, *, is_record: bool = Fa
     if is_rllib_file(values):
         values, lines, left_out = convert(values, lines)
         _log.warning("%s is an experiment file of rllib train, and its keys are converted", path)
-        for name, why in left_out.items():
+        for name, why in itertools.islice(left_out.items(), _MAX_WARNINGS):
             _log.warning("%s is left out. %s", name, why)
+        if len(left_out) > _MAX_WARNINGS:
+            _log.warning("%d more keys of %s are left out", len(left_out) - _MAX_WARNINGS, path)
     origins = {key: f"{path}, line {line}" for key, line in lines.items()}
     return Layer(values, str(path), origins, is_file=True, is_record=is_record)
 

@@ -247,6 +247,10 @@ def test_r117_components_are_independent_and_their_log_probabilities_are_added(s
         (spaces.Box(-np.inf, 1.0, (1,)), True, UnsupportedSpaceError),
         (spaces.Tuple([spaces.Box(0, 10, (2,), np.int32)]), False, UnsupportedSpaceError),
         (spaces.Text(2), False, UnsupportedSpaceError),
+        (spaces.Discrete(2**62), False, UnsupportedSpaceError),
+        (spaces.MultiDiscrete([2**62, 2**62]), False, UnsupportedSpaceError),  # their sum overflows
+        (spaces.MultiDiscrete([2**63 - 1, 2**63 - 1]), False, UnsupportedSpaceError),
+        (spaces.Tuple([spaces.MultiDiscrete([[2**62, 3], [2**62, 2**62]])]), False, UnsupportedSpaceError),
         (spaces.Tuple([]), False, UnsupportedSpaceError),
         (spaces.Dict({"a": spaces.Text(2)}), False, UnsupportedSpaceError),
         (spaces.Box(np.zeros(2), np.array([1.0, 0.0]), dtype=np.float64), True, ConfigError),

@@ -92,6 +92,12 @@ def test_a_typo_below_a_free_sub_dict_causes_a_warning(caplog: pytest.LogCapture
     assert "multiagent.count_steps_by" in second
 
 
+def test_many_unknown_keys_cause_few_warnings(caplog: pytest.LogCaptureFixture) -> None:
+    PPOConfig(multiagent={f"unknown{number}": 1 for number in range(20_000)})
+    assert len(caplog.messages) < 20
+    assert "19990" in caplog.messages[-1]
+
+
 def test_r171_the_users_config_merges_deeply_into_the_algorithms() -> None:
     config = OtherConfig.from_mapping({"model": {"use_lstm": True}, "tf_session_args": {"device_count": {"GPU": 0}}})
     assert config.model.use_lstm

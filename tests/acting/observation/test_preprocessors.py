@@ -135,6 +135,19 @@ def test_r32_a_nested_space_needs_its_preprocessor(space):
         make_preprocessor(space, is_enabled=False)
 
 
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.MultiDiscrete([2**62, 2**62]),  # their sum overflows
+        spaces.MultiDiscrete([2**63 - 1, 2**63 - 1]),
+        spaces.Dict({"a": spaces.MultiDiscrete([2**62] * 4)}),
+    ],
+)
+def test_numbers_of_too_many_values_are_refused(space):
+    with pytest.raises(UnsupportedSpaceError):
+        make_preprocessor(space)
+
+
 class Doubled(Preprocessor):
     """A user's own preprocessor."""
 
