@@ -30,6 +30,9 @@ _VARINT, _EIGHT_BYTES, _CONTENT, _FOUR_BYTES = 0, 1, 2, 5
 def has_loops(graph: bytes) -> bool:
     """Return whether a serialised ONNX model contains a node that can run nodes again and again.
 
+    Args:
+        graph: the model.
+
     Raises:
         PolicyError: it has too many nodes, functions of its own (which could multiply them), or is no such model.
     """

@@ -94,6 +94,8 @@ def run(job: Job, options: dict[str, Any]) -> int:
         ConfigError: no variable names this copy's rank, or the copies cannot meet.
     """
     copy = _copy(os.environ)
+    if not job.config["insecure"] and job.config["keys"] is None and job.config["run_dir"] is not None:
+        job.make_place()  # the copies meet there, and trust the keys that they find
     learner, worker = _commands(job, options, copy, is_resumed=_has_run(job))
     if copy.rank == 0:
         if not job.config["insecure"]:

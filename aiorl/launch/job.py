@@ -204,9 +204,13 @@ class Job:
         """Make the run's directory and that of its logs, in which only this user may write.
 
         Raises:
-            ConfigError: they can't be made, or someone else can write there: verbs act on the files in them.
+            ConfigError: they can't be made, or someone else can write there: verbs act on the files in them, and the
+                keys in them admit workers.
         """
-        for directory in (self.run_dir, self.run_dir / "logs"):
+        for name in (".", "logs", "keys"):
+            directory = self.run_dir / name
+            if name == "keys" and not directory.exists():
+                continue
             try:
                 directory.mkdir(mode=0o755, parents=True, exist_ok=True)
                 check_own_directory(directory)

@@ -261,8 +261,11 @@ def test_a_launcher_is_ended_only_if_it_was_started_when_the_file_says(tmp_path:
 
 
 @needs_root
-@pytest.mark.parametrize("engine", ["slurm", "kubernetes"])
-def test_nothing_is_launched_into_a_strangers_directory(tmp_path: Path, calls: Path, engine: str) -> None:
+@pytest.mark.parametrize("engine", ["slurm", "kubernetes", "here"])
+def test_nothing_is_launched_into_a_strangers_directory(
+    tmp_path: Path, calls: Path, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "0")
     run = tmp_path / "theirs"
     run.mkdir()
     os.chown(run, STRANGER, STRANGER)
