@@ -14,6 +14,7 @@ import os
 import re
 import secrets
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -66,7 +67,7 @@ _OWN = (
     "client.secret",
 )  # fmt: skip
 """Files of a run directory that neither go to a host nor come from there."""
-_MAX_KEY_BYTES, _MAX_RUN_BYTES = 16 << 10, 64 << 30
+_MAX_KEY_BYTES = 16 << 10
 _MAX_WORKERS = 100_000
 _SAME_START_S = 5.0
 """Most seconds between two statements of when a process was started: clocks are set meanwhile."""
@@ -346,7 +347,8 @@ class Host(threading.Thread):
                 if content is not None and parts and ".." not in parts and parts[0] not in _OWN:
                     path = run_dir.joinpath(*parts)
                     path.parent.mkdir(parents=True, exist_ok=True)
-                    path.write_bytes(content.read())
+                    with path.open("wb") as file:
+                        shutil.copyfileobj(content, file)
         config = run_dir / "config.yaml"
         config.write_text(self._as_here(config.read_text("utf-8"), place), "utf-8")
 
