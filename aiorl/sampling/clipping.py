@@ -7,6 +7,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from aiorl.acting.distributions import make_distribution
+from aiorl.acting.graph_policy import GraphPolicy
 from aiorl.acting.policy import Policy
 from aiorl.data.actions import ActionLayout
 from aiorl.process.log_once import log_once
@@ -23,18 +25,29 @@ class ClipWatch:
     It looks at whole fragments, after they are complete.
     """
 
-    def __init__(self, policy_id: str, policy: Policy, layout: ActionLayout, *, clips: bool) -> None:
-        """Begin to watch.
+    @classmethod
+    def of(cls, policy_id: str, policy: Policy, layout: ActionLayout, *, clips: bool) -> ClipWatch | None:
+        """Return a watch of a policy's actions; None if none can be clipped.
 
         Args:
             policy_id: the policy's name.
-            policy: the policy. Its most likely actions are not watched, because nothing is learnt from them.
+            policy: the policy. Its most likely actions need no watch: nothing is learnt from them.
             layout: column form of its actions.
             clips: True if its actions are clipped for the environment.
         """
-        self._policy_id, self._policy, self._layout = policy_id, policy, layout
-        self._is_over = not (clips and layout.is_bounded and getattr(policy, "config", {}).get("explore", True))
-        self._numbers = self._clipped = 0
+        explores = getattr(policy, "config", {}).get("explore", True)
+        if not (clips and layout.is_bounded and explores):
+            return None
+        return cls(policy_id, policy, layout)
+
+    def __init__(self, policy_id: str, policy: Policy, layout: ActionLayout) -> None:
+        """Begin to watch; see `of`."""
+        self._policy_id = policy_id
+        self._policy = policy
+        self._layout = layout
+        self._is_over = False
+        self._numbers = 0
+        self._clipped = 0
 
     def look(self, actions: NDArray[Any]) -> None:
         """Count the actions [..., *shape] of a fragment, before they are clipped."""
@@ -48,14 +61,19 @@ class ClipWatch:
         if 2 * self._clipped > self._numbers:
             self._is_over = True
             self._warn(100 * self._clipped // self._numbers)
-        self._numbers = self._clipped = 0
+        self._numbers = 0
+        self._clipped = 0
 
     def _warn(self, percent: int) -> None:
         if not log_once(f"clipped actions of {self._policy_id}"):
             return
-        distribution = getattr(self._policy, "distribution", None)
-        in_own_units = getattr(distribution, "name", "") in ("diag_gaussian", "composite")
-        advice = "Learn with normalize_actions: true" if in_own_units else "Lower lr, or start with smaller deviations"
+        advice = "Lower lr, or start with smaller deviations"
+        if isinstance(self._policy, GraphPolicy):
+            kind = self._policy.distribution
+            plain = make_distribution(kind.action_space)
+            scaled = make_distribution(kind.action_space, scale=True)
+            if kind.name == plain.name != scaled.name:
+                advice = "Learn with normalize_actions: true"
         _log.warning(
             "%d %% of the numbers in the actions of policy %r lie outside of their bounds (%s) and are clipped, so "
             "their size makes no difference to the environment. %s, unless the policy is meant to choose the bounds.",

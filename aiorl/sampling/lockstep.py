@@ -97,7 +97,7 @@ class Lockstep:
         )
         layout = ActionLayout(env.action_space)
         self._clip = layout.clip if settings.clip_actions and layout.is_bounded else None
-        self._clip_watch = ClipWatch(c.DEFAULT_POLICY_ID, policy, layout, clips=settings.clip_actions)
+        self._clip_watch = ClipWatch.of(c.DEFAULT_POLICY_ID, policy, layout, clips=settings.clip_actions)
         self._actions_need_copy = not isinstance(env.action_space, spaces.Discrete)
         self._begins = env.can_begin and env.num_envs > 1 and not self._actions_need_copy and spare_cores() > 0
         self._obs_is_plain = self._preprocessor.is_identity and self.filter.is_identity
@@ -176,7 +176,8 @@ class Lockstep:
         if self.policy.logp_is_apart:
             flat = [column.reshape(-1, *column.shape[2:]) for column in (table.dist_inputs, table.actions)]
             table.logp[...] = self.policy.distribution.logp(*flat).reshape(table.logp.shape)
-        self._clip_watch.look(table.actions)
+        if self._clip_watch is not None:
+            self._clip_watch.look(table.actions)
         self._table, self._next_obs = None, table.obs[-1].copy()
         return table
 

@@ -253,7 +253,7 @@ class Lane:
         for name, component in zip(self.state_columns, actor.initial_state, strict=True):
             table.define(name, component.shape, component.dtype, component)
         self.own_columns: list[str] = []
-        self._clip_watch = ClipWatch(actor.policy_id, actor.policy, actor.layout, clips=actor.clips_actions)
+        self._clip_watch = ClipWatch.of(actor.policy_id, actor.policy, actor.layout, clips=actor.clips_actions)
 
     @property
     def extra_columns(self) -> list[str]:  # noqa: D102 (the class describes it)
@@ -410,7 +410,8 @@ class Lane:
             lengths = np.bincount(owner, minlength=len(segments))
             places = places[is_row]
         columns = table.gather({name: _source(name) for name in (*_ROW_COLUMNS, *self.extra_columns, _END)}, places)
-        self._clip_watch.look(columns[c.ACTIONS])
+        if self._clip_watch is not None:
+            self._clip_watch.look(columns[c.ACTIONS])
         end = columns.pop(_END)
         columns |= {
             c.EPS_ID: np.repeat(ids, lengths),
