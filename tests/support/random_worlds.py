@@ -93,7 +93,8 @@ def plain(action: Any) -> Any:
 
 def number_of(action: Any) -> float:
     """Return one number that depends on every part of an action."""
-    parts = np.concatenate([np.ravel(part) for part in action]) if isinstance(action, list) else np.ravel(action)
+    is_nested = isinstance(action, list | tuple)
+    parts = np.concatenate([np.ravel(part) for part in action]) if is_nested else np.ravel(action)
     return float(np.dot(parts.astype(np.float64), np.arange(1, len(parts) + 1)))
 
 
