@@ -251,7 +251,7 @@ class AsGymnasium(gymnasium.Env[Any, Any]):
 
 
 def picture_of(env: Any) -> Any:
-    """Return an environment's picture; before gym 0.26, ``render`` opened a window unless it was told the mode."""
+    """Return an environment's picture; before gym 0.26, ``render`` opened a window unless it was given the mode."""
     return env.render(mode=_PICTURE) if _renders_by_mode(env) else env.render()
 
 
