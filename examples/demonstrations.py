@@ -2,14 +2,13 @@ r"""Demonstrations in a replay: SAC on Pendulum, with and without stored steps o
 
     python -m examples.demonstrations --env-steps 4000
 
-It stores 20,000 steps (mean return -144), trains for 4,000 further steps with 60 % of stored ones in the replay, then
-without any, and prints the mean return of 10 episodes of each.
+It stores 20,000 steps (mean return -144), trains with 60 % of stored steps in the replay and for 4,000 steps of the
+environment, then for as many without stored ones, and prints the mean return of 10 episodes of each.
 """
 
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -53,11 +52,9 @@ def train(share: float, env_steps: int, seed: int) -> float:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--stored-steps", type=int, default=20_000)
     parser.add_argument("--env-steps", type=int, default=4_000)
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
-    if not Path(DIRECTORY).exists():
-        record(given.stored_steps // 200)
+    record(num_episodes=100)
     for share in (0.6, 0.0):
         print(given.seed, share, f"{train(share, given.env_steps, given.seed):.1f}", flush=True)

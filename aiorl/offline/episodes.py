@@ -317,7 +317,7 @@ class EpisodeJoiner:
         return released
 
     def _add_part(self, key: _Key, part: SampleBatch, *, is_last: bool) -> list[SampleBatch]:
-        """Add consecutive rows of an episode; return what is complete."""
+        """Add consecutive rows of an episode; return the complete parts."""
         released: list[SampleBatch] = []
         if key in self._open and not self._continues(key, part):
             released.append(self._release(key))

@@ -141,7 +141,7 @@ def test_custom_env(folder: Folder) -> None:
 @pytest.mark.slow
 def test_demonstrations(folder: Folder) -> None:
     (learn,) = commands_of("demonstrations.py")
-    shown = folder.run(learn.partition(" --")[0], "--env-steps=200", "--stored-steps=400")
+    shown = folder.run(learn.partition(" --")[0], "--env-steps=200")
     lines = [line.split() for line in shown.splitlines() if re.match(r"1 0(\.6|\.0) -\d", line)]
     assert [share for _, share, _ in lines] == ["0.6", "0.0"]
     (with_stored,) = (folder.path / "runs/demonstrations").glob("share-0.6*/result.jsonl")
