@@ -137,7 +137,7 @@ def _completed(values: Mapping[str, Any]) -> dict[str, Any]:
         inner: Any = completed
         for group in groups:
             inner = inner.setdefault(group, {})
-            if not isinstance(inner, dict):  # the check of the config says what is wrong
+            if not isinstance(inner, dict):  # the check of the config names the fault
                 break
         else:
             inner.setdefault(key, value)
