@@ -352,14 +352,9 @@ def foreign_code(paths: Sequence[Path], *configs: Mapping[str, Any]) -> str:
     for values in configs:
         for name, text in code_named_in(values).items():
             lines.setdefault(text, f"  {_shown(name)}: {text!r}")
-        for group in _VARIABLES:
-            variables = values.get(group)
-            if variables and isinstance(variables, Mapping):  # other values are refused later
-                line = f"  {group}: {', '.join(_shown(str(name)) for name in variables)}"
-                lines.setdefault(line, line)
     if not lines:
         return ""
-    title = f"warning: {_whose(others)}. Its config names code and variables that take effect with your rights:"
+    title = f"warning: {_whose(others)}. Its config names code that takes effect with your rights:"
     return "\n".join([title, *lines.values()])
 
 

@@ -519,6 +519,7 @@ def load_config(
         saved = [Path(str(resume)), Path(str(resume)) / CONFIG_FILE]
         layers.append(_resumed(saved[0]))
         fixed = {"run_dir": str(resume), "algo": algo_of(layers)}
+    place_of_file = len(layers)
     if file is not None:
         layers.append(file_layer(file))
     if fixed:
@@ -541,7 +542,7 @@ def load_config(
     if resume is not None:
         layers[0] = _of_this_user(layers[0], other_owners(saved), config_class, warn)
     if file is not None:
-        layers[-2] = _of_this_user(layers[-2], _strangers(file), config_class, warn)
+        layers[place_of_file] = _of_this_user(layers[place_of_file], _strangers(file), config_class, warn)
     config = config_class.from_layers(layers)
     with located(layers):
         if config.env is None:

@@ -279,7 +279,7 @@ class CommonConfig(WorkerConfig):
     """Restarts of a local worker before the learner gives up on it; a healthy period resets the count."""
     ignore_worker_failures: bool = _hosts(False, place=False)
     """Continue with the other workers after giving up on one, instead of ending the run."""
-    extra_python_environs_for_driver: dict[str, str] = _hosts({}, place=False)
+    extra_python_environs_for_driver: dict[str, str] = _hosts({}, place=True)
     """Environment variables set in the learner."""
 
     # Resources

@@ -208,7 +208,7 @@ class WorkerConfig(BaseModel):
     """Policies, and the assignment of agents to them."""
     transport: TransportConfig = key(TransportConfig(), group="Workers and hosts", where="both")
     """Sockets, queues and time limits."""
-    extra_python_environs_for_worker: dict[str, str] = key({}, group="Workers and hosts", where="workers", place=False)
+    extra_python_environs_for_worker: dict[str, str] = key({}, group="Workers and hosts", where="workers", place=True)
     """Environment variables set in the workers."""
     eager: bool = key(False, group="Learning", where="both")
     """Run updates, and TensorFlow policies on workers, without tf.function, for debugging."""

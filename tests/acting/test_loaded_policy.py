@@ -110,7 +110,7 @@ def test_a_loaded_policy_acts_like_the_trained_network(
 
     actions, _, _ = policy.compute_actions(observations)
     each = [policy.compute_single_action(obs) for obs in observations]
-    assert np.array_equal(actions, each)
+    np.testing.assert_allclose(actions, each, rtol=1e-5)  # a matrix of rows rounds differently from one row
 
 
 class Noted(Shown):
@@ -369,10 +369,11 @@ def test_a_trainer_shows_code_named_by_another_users_checkpoint_before_importing
     )
     with pytest.raises(ConfigError, match="it ran"):
         aiorl.Trainer.restore(path, run_dir=str(tmp_path / "run"))
-    ((text, value),) = shown
-    assert "env: 'their_world:Env'" in text
-    assert "extra_python_environs_for_driver: AIORL_THEIRS" in text
-    assert value == "0"
+    texts = [text for text, _ in shown]
+    assert any("env: 'their_world:Env'" in text for text in texts)
+    assert any("extra_python_environs_for_driver" in text for text in texts)
+    assert [value for _, value in shown] == ["0"] * len(shown)
+    assert os.environ["AIORL_THEIRS"] == "0"
 
 
 def test_where_another_users_run_listens_and_writes_is_left_out_and_shown(
@@ -391,7 +392,7 @@ def test_where_another_users_run_listens_and_writes_is_left_out_and_shown(
     path = forged(saved, tmp_path, change)
     own = SavedRun.open(path).acting
     assert (own.config["bind"], own.part.output) == (theirs["bind"], "/theirs")
-    made: list[dict[str, Any]] = []
+    made: list[Any] = []
     monkeypatch.setattr(aiorl.Trainer, "__init__", lambda trainer, config, checkpoint: made.append(config))
     monkeypatch.setattr(os, "getuid", lambda: 123_456)
     acting = SavedRun.open(path).acting
@@ -401,9 +402,12 @@ def test_where_another_users_run_listens_and_writes_is_left_out_and_shown(
     aiorl.Trainer.restore(path)
     aiorl.Trainer.restore(path, bind="tcp://127.0.0.1:7000")
     first, second = made
-    assert theirs.keys() & first.keys() == {"init_from", "evaluation_config", "gamma"}
-    assert (first["init_from"], first["evaluation_config"], first["gamma"]) == (None, {"horizon": 7}, 0.5)
-    assert second["bind"] == "tcp://127.0.0.1:7000"
+    defaults = type(first)()
+    assert first.evaluation_config == {"horizon": 7}
+    assert first.gamma == theirs["gamma"]
+    for name in theirs.keys() - {"evaluation_config", "gamma"}:
+        assert getattr(first, name) == getattr(defaults, name), name
+    assert second.bind == "tcp://127.0.0.1:7000"
 
 
 @pytest.mark.parametrize("kind", ["tuples", "lists"])

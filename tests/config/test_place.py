@@ -18,13 +18,15 @@ from aiorl.learning.algorithms.registry import config_class
 STRANGER = 12345
 PLACE = {
     "run_dir", "resume", "init_from", "bind", "advertise", "keys", "insecure", "web", "client_port", "output",
-    "monitor", "loggers", "compilation_cache",
+    "monitor", "loggers", "compilation_cache", "extra_python_environs_for_driver",
+    "extra_python_environs_for_worker",
 }  # fmt: skip
 THEIRS = {
     "bind": "tcp://0.0.0.0:5557", "insecure": True, "advertise": "theirs", "keys": "/theirs", "web": "0.0.0.0:80",
     "client_port": 81, "output": "/theirs", "output_max_file_size": 7, "monitor": True, "loggers": ["wandb"],
     "init_from": "/theirs", "compilation_cache": "/theirs", "evaluation_config": {"output": "/theirs", "horizon": 7},
-    "env": "CartPole-v1", "gamma": 0.5,
+    "extra_python_environs_for_driver": {"LD_PRELOAD": "/theirs.so"},
+    "extra_python_environs_for_worker": {"PYTHONPATH": "/theirs"}, "env": "CartPole-v1", "gamma": 0.5,
 }  # fmt: skip
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 
