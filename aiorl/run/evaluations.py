@@ -106,12 +106,19 @@ class Evaluations(Observer):
         """Evaluate if an evaluation is due or training has ended, and add the newest finished one to the result."""
         iteration = result["training_iteration"]
         if training.end.has_come:
-            await self.finish(training, training.end.hurry, last=iteration)
+            # an evaluation that ended the run is its last one: the result has room for one
+            last = None if self._has_reached_its_end() else iteration
+            await self.finish(training, training.end.hurry, last=last)
         elif self.is_due(iteration):
             await self._evaluate(training, iteration)
         finished, self._finished = self._finished, None
         if finished is not None:
             result["evaluation"] = finished
+
+    def _has_reached_its_end(self) -> bool:
+        """Return True if the newest evaluation, which no result has yet, met `stop_evaluation_return`."""
+        wanted = self._config.stop_evaluation_return
+        return wanted is not None and self._finished is not None and self._finished["episode_reward_mean"] >= wanted
 
     def is_due(self, iteration: int) -> bool:
         """Return True if the iteration with this number has an evaluation; 0 is the beginning of a run."""

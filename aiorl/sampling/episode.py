@@ -224,7 +224,8 @@ class MultiAgentEpisode:
                     seat.total += number
                     seat.is_rewarded = True
         except (TypeError, ValueError, AttributeError) as error:
-            hint = next(filter(None, map(hint_for_vector, rewards.values())), "")
+            values = rewards.values() if isinstance(rewards, Mapping) else ()
+            hint = next(filter(None, map(hint_for_vector, values)), "")
             message = f"rewards are {rewards!r:.200}, expected a number for each agent{hint}"
             raise self.fault(BadRewardError, message) from error
         if not math.isfinite(total):

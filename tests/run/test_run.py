@@ -212,7 +212,7 @@ def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tu
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'tests' / 'support'}:{ROOT / 'tests' / 'run'}")
 
     def train(algorithm: type[FakeAlgorithm], **options: Any) -> tuple[Run, Any, Outcome]:
-        def build(config: CommonConfig, *arguments: Any) -> Any:
+        def build(config: CommonConfig, *arguments: Any, **options: Any) -> Any:
             return fake_learning(config, algorithm(config))
 
         monkeypatch.setattr(module, "build_learning", build)

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -170,6 +170,7 @@ def test_the_last_checkpoint_has_the_state_and_counters_of_the_last_update_in_ti
 
 
 class Group:
+    fixed: ClassVar[dict[str, Any]] = {}
     """Fake group that records whether its state was set."""
 
     def __init__(self) -> None:
@@ -186,7 +187,7 @@ CONFIG: Any = SimpleNamespace(env="E", algo="ppo")
 def learning(name: str) -> Any:
     part = WorkerPart(env="E", seed=3)
     filters = {DEFAULT_POLICY_ID: make_filter(name, (2,))}
-    return SimpleNamespace(group=Group(), filters=filters, spaces={}, worker_part=part)
+    return SimpleNamespace(group=Group(), filters=filters, graphs={}, spaces={}, worker_part=part)
 
 
 def a_checkpoint(**filter_state: Any) -> Checkpoint:

@@ -92,7 +92,8 @@ def _read_line(line: bytes) -> None:
     FILE.write(line.replace(b"\n", b" "))
     for stored in JsonLines().read(str(PATH)):
         if isinstance(stored, Stored):
-            assert ", 1 " in inspect_file(str(PATH))[0][0]
+            title = inspect_file(str(PATH))[0][0]
+            assert ", 1 " in title or ", 0 " in title, title  # rows without numbers are left out
             assert all(fault.isprintable() for fault in validate_file(str(PATH)))
             for rows in policy_batches(stored.batch).values():
                 _check(rows)

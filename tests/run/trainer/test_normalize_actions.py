@@ -96,6 +96,7 @@ def test_a_run_acts_in_units_of_the_range_wherever_its_policy_acts(
         np.array([[480.0]], np.float32),
         np.ones(1, np.float32),
         *(one[None] for one in state),
+        np.zeros((1, 1), np.float32),  # the action before it was clipped: here none was
     ]
     found = session.run(["action"], dict(zip(names, rows, strict=True)))[0]
     np.testing.assert_allclose(found[0], action, rtol=1e-5)
@@ -146,6 +147,7 @@ def test_policies_of_other_algorithms_in_an_earlier_run_keep_their_units() -> No
     assert completed["multiagent"]["policies"]["b"]["defaults"] == {
         "lr": 0.1,
         "normalize_actions": False,
+        "model": {"conv_parts": False},
     }
     assert completed["multiagent"]["policies"]["c"]["defaults"] is None
     assert with_former_defaults({"normalize_actions": True})["normalize_actions"] is True
