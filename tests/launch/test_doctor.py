@@ -58,6 +58,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_gpu_names", lambda: ["NVIDIA H1"])
 
 
+@pytest.mark.slow  # TensorFlow is loaded twice
 def test_a_gpu_that_tensorflow_does_not_see_and_one_that_compiles_are_told(
     gpu: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
