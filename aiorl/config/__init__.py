@@ -34,6 +34,10 @@ def is_group(value: object) -> TypeGuard[Mapping[Any, Any]]:
     return isinstance(value, MutableMapping | MappingProxyType)
 
 
+def _has_plain_keys(value: object) -> bool:
+    return is_group(value) and all(type(name) in PLAIN_KEYS for name in value)
+
+
 def copied(value: Any) -> Any:
     """Copy the lists of settings, and the dicts with plain keys; all other objects are shared."""
     if is_group(value) and all(type(name) in PLAIN_KEYS for name in value):
@@ -48,7 +52,7 @@ def deep_update(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str
     merged: dict[str, Any] = copied(base)
     for name, value in changes.items():
         old = merged.get(name)
-        if isinstance(old, dict) and is_group(value):
+        if _has_plain_keys(old) and _has_plain_keys(value):
             merged[name] = deep_update(old, value)
         else:
             merged[name] = copied(value)

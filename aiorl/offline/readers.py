@@ -274,7 +274,7 @@ class FileReader(InputReader):
                 self._rng.shuffle(files)
             for path in files:
                 self.path = path
-                joins = self._options.joins_episodes
+                joins = self._options.joins_episodes or self._options.hold_out is not None
                 for stored in stored_batches(path, self._share, joins_episodes=joins, aligned=self._aligned):
                     if isinstance(stored, DataError):
                         self._note(stored)
@@ -546,6 +546,10 @@ def _with_new_obs(part: SampleBatch) -> SampleBatch:
     if whole.count:
         following = np.concatenate([obs[1:], obs[-1:]])[: whole.count]  # after a terminal state it has no effect
         whole[c.NEW_OBS] = following
+        if whole is not part and c.TRUNCATEDS in whole:  # no row says any longer that the episode ends here
+            truncateds = whole[c.TRUNCATEDS].copy()
+            truncateds[-1] = True
+            whole[c.TRUNCATEDS] = truncateds
     return whole
 
 

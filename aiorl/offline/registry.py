@@ -106,7 +106,7 @@ def stored_batches(
         ConfigError: a package for the format is missing.
     """
     joiner = EpisodeJoiner(path) if joins_episodes and path not in (aligned or ()) else None
-    number = -1
+    number = made_number = -1
     # to join episodes, each reader with a share reads the whole file
     for number, stored in enumerate(_read(path, WHOLE if joiner else share)):
         if isinstance(stored, DataError):
@@ -122,11 +122,14 @@ def stored_batches(
                     made = joiner.add(sound) if joiner else _with_rows_in_order(sound)
                 except DataError as error:
                     made = placed(error, path, stored.place)
-            if made is not None and (joiner is None or share.has(number)):
+            if made is None:
+                continue
+            made_number += 1
+            if joiner is None or share.has(made_number):
                 yield made
     if joiner is not None:
         rest = joiner.finish()
-        if rest is not None and share.has(number + 1):
+        if rest is not None and share.has(made_number + 1):
             yield rest
         if aligned is not None and not joiner.has_held_rows:
             aligned.add(path)

@@ -49,6 +49,8 @@ from aiorl.web.child import check_ports
 
 logger = logging.getLogger(__name__)
 
+_AFTER_ALL_SCHEDULES = 1 << 53
+"""Env steps at which all schedules of exploration have ended."""
 _NEEDED = ("tensorflow", "keras", "tf2onnx", "onnx")
 
 
@@ -350,7 +352,7 @@ def _policy_part(config: CommonConfig, policy: PlannedPolicy, kind: type[Algorit
     plan = SamplePlan()
     settings = {**policy.settings, **(kind.all_acting_settings(policy.config) if is_network else {})}
     if is_network and not policy.is_trained:
-        settings[FIXED_TIMESTEP] = 0
+        settings[FIXED_TIMESTEP] = _AFTER_ALL_SCHEDULES  # unless a checkpoint says where they stand
     if policy.is_trained:
         plan = dataclasses.replace(kind.sample_plan(policy.config), return_discount=kind.return_discount(policy.config))
     return PolicyPart(

@@ -123,14 +123,15 @@ class BatchBuilder:
             first = end
         seat.lane.table.taken(np.array([seat.number]))
 
-    def cut(self, episode: Any) -> Cut:
+    def cut(self, episode: Any, *, is_over: bool = False) -> Cut:
         """Return all rows held, for one batch; the builder is then empty."""
         self.postprocess(episode)
         for seat in episode.seats.values():
             if seat.done and seat.left_at < 0:  # even if its episode continues
                 self.vacate(seat)
                 episode.has_left(seat)
-        episode.forget_left()
+        if not is_over:  # hooks of the episode's end can read all entries
+            episode.forget_left()
         return self._emptied(self._parts)
 
     def discard(self) -> None:

@@ -284,7 +284,7 @@ class Iteration:
             is_long_enough = builder.count >= cut_length
             if (over or is_long_enough) and builder.has_pending_agent_data():
                 if is_long_enough or not self._is_packing:
-                    self._cuts.append((len(outputs), builder.cut(episode)))
+                    self._cuts.append((len(outputs), builder.cut(episode, is_over=over)))
                     outputs.append(_TO_COME)
                 else:
                     builder.postprocess(episode)

@@ -92,7 +92,8 @@ def given_array(value: Any, dtype: np.dtype[Any], name: str) -> Array:
             raise _does_not_fit(name, dtype)
         return found.astype(dtype, copy=False)
     given = _in_array(value, np.float64, name)
-    if given.size and np.abs(given).max() >= _EXACT:
+    may_lose_digits = dtype.kind != "f" or not kinds <= _FLOATS
+    if may_lose_digits and given.size and np.abs(given).max() >= _EXACT:
         _check_digits(value, dtype, name)
     if dtype.kind == "f":
         return given

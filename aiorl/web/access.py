@@ -126,7 +126,9 @@ def listen(options: WebOptions, *, key: str = "port") -> socket.socket:
         return socket.socket(fileno=options.inherited)
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
     try:
-        return socket.create_server((options.host, options.port), family=family, backlog=2048)
+        listener = socket.create_server((options.host, options.port), family=family, backlog=2048)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return listener
     except (OSError, OverflowError, UnicodeError) as error:
         # without the address, which the sentence has already
         reason = str(getattr(error, "strerror", None) or error).partition(" (while")[0].rstrip(".")

@@ -234,7 +234,7 @@ class _Unread:
             self._num_bytes = -1
             return
         num_bytes = transport.get_write_buffer_size()
-        if self._num_bytes < 0 or num_bytes < self._num_bytes:
+        if num_bytes != self._num_bytes:
             self._num_bytes, self._since = num_bytes, now
         elif now - self._since > most_s:
             transport.abort()
@@ -319,8 +319,8 @@ class _Connection(HttpToolsProtocol):
             self._count()
             return
         newest, is_idle = self.cycle, self.cycle is None or self.cycle.response_complete
-        # a request has two ends of lines at least
-        if len(data) > _MAX_SLICE and data.count(b"\n") > 2 * _MAX_WAITING:
+        # a request has an empty line at least; a body in lines has none
+        if len(data) > _MAX_SLICE and data.count(b"\n\r\n") + data.count(b"\n\n") > _MAX_WAITING:
             self._feed_in_slices(data)
         else:
             self._feed(data)

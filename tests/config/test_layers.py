@@ -369,3 +369,10 @@ def test_a_resumed_run_keeps_its_settings_whatever_the_presets(tmp_path: Path) -
     assert resumed.updated({"seed": 4}).preset == "one-of-long-ago"
     with pytest.raises(ConfigError, match="--resume"):
         load_config(config_class, overrides={"resume": str(tmp_path), "preset": "auto"})
+
+
+def test_an_object_among_settings_is_replaced_and_never_changed() -> None:
+    grid = {(0, 0): 1}
+    merged = put_on_top({"env_config": {"grid": grid}}, {"env_config": {"grid": {(1, 1): 2}}})
+    assert merged["env_config"]["grid"] == {(1, 1): 2}
+    assert grid == {(0, 0): 1}

@@ -15,7 +15,7 @@ from aiorl.offline import episodes
 from aiorl.offline.commands import main
 from aiorl.offline.episodes import episode_order, trajectories
 from aiorl.offline.formats import Share
-from aiorl.offline.readers import FileReader, ReaderOptions, StoredEpisodes
+from aiorl.offline.readers import FileReader, ReaderOptions, StepsLeftOut, StoredEpisodes
 from aiorl.offline.registry import stored_batches
 
 pa = pytest.importorskip("pyarrow")
@@ -204,3 +204,45 @@ def test_files_of_a_sampler_keep_their_batches_if_no_episode_is_in_several(tmp_p
     assert [found.place for found in joined] == [found.place for found in stored] == ["line 1", "line 2"]
     for one, other in zip(joined, stored, strict=True):
         np.testing.assert_array_equal(one.batch["obs"], other.batch["obs"])
+
+
+def test_truncated_episodes_without_numbers_and_next_observations_stay_apart() -> None:
+    num_rows = 40
+    truncateds = np.zeros(num_rows, bool)
+    truncateds[9::10] = True
+    rows = SampleBatch(
+        {
+            "obs": np.arange(num_rows, dtype=np.float32)[:, None],
+            "actions": np.zeros(num_rows, np.int64),
+            "rewards": np.ones(num_rows, np.float32),
+            "terminateds": np.zeros(num_rows, bool),
+            "truncateds": truncateds,
+            "dones": truncateds.copy(),
+        }
+    )
+    # the last row of each has no next observation and is left out
+    completed = StepsLeftOut().with_new_obs(rows, "file")
+    assert [part.count for part in trajectories(completed)] == [9, 9, 9, 9]
+
+
+def test_workers_share_a_file_whose_episodes_span_its_batches(tmp_path: Any) -> None:
+    lines = []
+    for episode in range(20):
+        for half in range(2):
+            lines.append(
+                {
+                    "type": "SampleBatch",
+                    "eps_id": [episode] * 10,
+                    "t": list(range(10 * half, 10 * half + 10)),
+                    "obs": [[float(episode)]] * 10,
+                    "actions": [0] * 10,
+                    "rewards": [1.0] * 10,
+                    "dones": [False] * 9 + [half == 1],
+                }
+            )
+    path = tmp_path / "halves.json"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    parts = [[stored for stored in stored_batches(str(path), Share(slot, 2), joins_episodes=True)] for slot in range(2)]
+    rows = [sum(stored.batch.count for stored in part) for part in parts]
+    assert sum(rows) == 400
+    assert min(rows) >= 160

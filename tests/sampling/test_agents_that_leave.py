@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -169,3 +170,34 @@ def test_callbacks_can_read_the_agents_that_left_last():
     assert None not in steps[-20:]
     assert steps[0] is None, "it left long ago"
     worker.stop()
+
+
+class Crowd(aiorl.MultiAgentEnv):
+    """Twenty agents that are all done in the fifth step."""
+
+    observation_space, action_space = SPACE, ACTIONS
+
+    def reset(self, *, seed=None, options=None):
+        self.steps = 0
+        return {number: np.zeros(4, np.float32) for number in range(20)}
+
+    def step(self, action_dict):
+        self.steps += 1
+        is_over = self.steps == 5
+        obs = {number: np.zeros(4, np.float32) for number in action_dict}
+        dones = {**dict.fromkeys(action_dict, is_over), "__all__": is_over}
+        return obs, dict.fromkeys(action_dict, 1.0), dones, {number: {"score": number} for number in action_dict}
+
+
+class Scores(aiorl.DefaultCallbacks):
+    at_the_end: ClassVar[list[Any]] = []
+
+    def on_episode_end(self, *, episode, **others):
+        Scores.at_the_end.append([episode.last_info_for(number) for number in range(20)])
+
+
+def test_the_end_of_an_episode_sees_all_agents_that_are_done_in_its_last_step():
+    worker = made(Crowd(), callbacks=Scores)
+    worker.sample()
+    worker.stop()
+    assert Scores.at_the_end[0] == [{"score": number} for number in range(20)]

@@ -52,6 +52,8 @@ _FEW_BYTES = 1 << 20
 """Unread bytes of an admitted peer that need no look at this process's memory."""
 _EXPENSIVE = 8
 """Growth of this process for each unread byte above which the data must be a flood of tiny frames."""
+_MOST_PER_BYTE = 64
+"""Most memory that a byte of unread data takes here, in frames without content."""
 MAX_GROWTH_BYTES = 256 << 20
 """Growth of this process up to which it does not matter how much memory an admitted peer's unread data takes."""
 _PAGE_BYTES = os.sysconf("SC_PAGESIZE")
@@ -349,7 +351,8 @@ class BacklogGuard:
         self._on_cut = on_cut
         self._loop = asyncio.get_running_loop()
         self._max_growth_bytes = max_growth_bytes
-        self._resident_before: dict[Connection, int] = {}  # for those whose unread data piles up
+        self._resident: int | None = None  # at the last check
+        self._grown: dict[Connection, int] = {}  # growth that the unread data explains, where it piles up
         self._unread: dict[Connection, int] = {}
         self._cut: set[Connection] = set()
         self._stop = threading.Event()
@@ -463,12 +466,18 @@ class BacklogGuard:
             and num_bytes > _FEW_BYTES
             and num_bytes >= before.get(connection, 0)  # otherwise a message was read
         }
-        resident = resident_bytes() if piled_up else None
-        if resident is None:
-            self._resident_before = {}
+        last, self._resident = self._resident, resident_bytes()
+        if last is None or self._resident is None:
             return
-        self._resident_before = {each: self._resident_before.get(each, resident) for each in piled_up}
-        growth = resident - min(self._resident_before.values())
+        # other parts of this process grow, too: only as much counts as the new data can have taken
+        arrived = {connection: num_bytes - before.get(connection, 0) for connection, num_bytes in piled_up.items()}
+        all_arrived = sum(arrived.values())
+        grown = min(max(0, self._resident - last), _MOST_PER_BYTE * all_arrived)
+        self._grown = {
+            each: self._grown.get(each, 0) + (grown * new // all_arrived if all_arrived else 0)
+            for each, new in arrived.items()
+        }
+        growth = sum(self._grown.values())
         if growth > max(max_growth_bytes, _EXPENSIVE * sum(piled_up.values())):
             largest = max(piled_up, key=piled_up.__getitem__)
             self._end(largest, f"{piled_up[largest]} bytes, for which this process has grown by {growth}")

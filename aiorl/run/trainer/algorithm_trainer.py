@@ -259,8 +259,15 @@ class AlgorithmTrainer(Trainer):
             UnknownPolicyError: no policy has one of these ids (also a KeyError).
             ConfigError: the weights don't fit the policy, or are not finite (also a ValueError).
         """
+        filters = self._training.flow.publisher.filters
+        for policy_id in filters.keys() & set(weights if isinstance(weights, Mapping) else ()):
+            merged = filters[policy_id]
+            if merged.is_frozen and not merged.is_identity and not self._loop.do(merged.state).get("n"):
+                raise ConfigError(
+                    f"weights of {policy_id!r} can't be set without its observation filter, which has seen nothing and "
+                    "does not learn here: set_policy_state sets both, from get_policy_state"
+                )
         training = self._replace_weights(weights)
-        filters = training.flow.publisher.filters
         if any(not filters[policy_id].is_identity for policy_id in weights) and not self._has_told_of_filters:
             self._has_told_of_filters = True
             self._tell(
@@ -277,13 +284,19 @@ class AlgorithmTrainer(Trainer):
 
         Returns:
             ``weights`` and ``filter``: arrays of any shape by name; the filter of observations is empty without one.
+            ``units``: ``scaled``, True if actions are in units of `normalize_actions`.
 
         Raises:
             UnknownPolicyError: no policy has that id (also a KeyError).
         """
         weights = self.get_weights([policy_id])[policy_id]
         merged = self._training.flow.publisher.filters[policy_id]
-        return {"weights": weights, "filter": dict(self._loop.do(merged.state))}
+        statistics = dict(self._loop.do(merged.state))
+        return {"weights": weights, "filter": statistics, "units": {"scaled": np.array(self._is_scaled(policy_id))}}
+
+    def _is_scaled(self, policy_id: str) -> bool:
+        graph = self._training.learning.graphs.get(policy_id)
+        return graph is not None and str(graph["spec"].get("distribution", "")).startswith("scaled")
 
     def set_policy_state(self, state: Mapping[str, Any], policy_id: str = DEFAULT_POLICY_ID) -> None:
         """Let a policy act as another one does, with its weights and its observation filter; workers get both at once.
@@ -298,8 +311,15 @@ class AlgorithmTrainer(Trainer):
             UnknownPolicyError: no policy has that id (also a KeyError).
             ConfigError: the weights or the statistics don't fit the policy; nothing has changed (also a ValueError).
         """
-        if not isinstance(state, Mapping) or state.keys() != {"weights", "filter"}:
+        if not isinstance(state, Mapping) or state.keys() != {"weights", "filter", "units"}:
             raise ConfigError(f"state is {state!r:.200}, expected the result of get_policy_state")
+        was_scaled = bool(state["units"]["scaled"])
+        if policy_id in self._training.learning.graphs and was_scaled != self._is_scaled(policy_id):
+            raise ConfigError(
+                f"this state can't be set: it is of a policy with normalize_actions: {str(was_scaled).lower()}, and "
+                f"{policy_id!r} has another one",
+                key="normalize_actions",
+            )
         merged = self._training.flow.publisher.filters.get(policy_id)
         if merged is not None:
             try:

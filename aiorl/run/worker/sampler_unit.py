@@ -106,7 +106,7 @@ class SnapshotSlot:
         adopts = self._synchronize_filters or self.version < 0
         for policy_id, observation_filter in self._filters.items():
             state = snapshot.filters.get(policy_id)
-            if state and adopts:
+            if state and (adopts or observation_filter.is_frozen):
                 observation_filter.adopt(state, acknowledged)
             else:
                 observation_filter.acknowledge(acknowledged)

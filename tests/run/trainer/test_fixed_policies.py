@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+import pytest
 from gymnasium import spaces
 from small_runs import SMALL
 
 import aiorl
 from aiorl.acting.checkpoint import find_checkpoint
 from aiorl.acting.filters import MeanStdFilter
+from aiorl.errors import ConfigError
 from aiorl.run.flow import Publisher
 
 SEEN = [np.array([x], np.float32) for x in np.linspace(480.0, 560.0, 41)]
@@ -135,3 +137,21 @@ class Still(aiorl.Policy):
 
     def compute_actions(self, obs_batch: Any, *args: Any, **kwargs: Any) -> Any:
         return np.zeros(len(obs_batch), np.int64), [], {}
+
+
+def test_a_fixed_policy_of_a_new_run_takes_another_ones_state_and_explores_no_more(tmp_path: Path) -> None:
+    Pair.shift = 0.0
+    more: dict[str, Any] = {
+        "multiagent": {"policies_to_train": ["pb"]},
+        "exploration": {"type": "EpsilonGreedy", "epsilon": [[0, 1.0], [1, 0.0]]},
+    }
+    with aiorl.PPOConfig(**settings(tmp_path / "run", **more)).build() as trainer:
+        trainer.train()
+        with pytest.raises(ConfigError) as caught:
+            trainer.set_weights({"pa": trainer.get_weights(["pb"])["pb"]})
+        assert "set_policy_state" in str(caught.value)
+        trainer.set_policy_state(trainer.get_policy_state("pb"), "pa")
+        trainer.train()
+        best = {trainer.compute_action(obs, policy_id="pb") for obs in SEEN[:1]}
+        actions = {trainer.compute_action(SEEN[0], policy_id="pa", explore=True) for _ in range(20)}
+    assert actions == best

@@ -467,6 +467,7 @@ def test_a_policys_state_takes_its_filter_along_and_weights_alone_say_that_they_
         {**state, "filter": {}},
         {**state, "filter": {name: np.zeros(3) for name in state["filter"]}},
         {**state, "weights": {}},
+        {**state, "units": {"scaled": np.array(True)}},
     ]
     for wrong in broken:
         with pytest.raises(ConfigError):
