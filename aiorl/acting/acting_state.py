@@ -26,7 +26,7 @@ from aiorl.acting.policy import Policy
 from aiorl.acting.preprocessors import Preprocessor, make_preprocessor
 from aiorl.config import with_former_defaults
 from aiorl.config.code import foreign_code, left_out_text
-from aiorl.config.files import check_depth, other_owners
+from aiorl.config.files import check_depth, other_users, strangers
 from aiorl.config.layers import without_place, without_secrets
 from aiorl.config.schema import CommonConfig
 from aiorl.config.worker import WorkerPart
@@ -191,20 +191,20 @@ class ActingState:
         """Return the acting state of a checkpoint, to act or train with.
 
         If another user wrote it, a warning first lists all code and environment variables that it names. Where it
-        listens, whom it admits, and what it opens and writes is left out then, and shown.
+        listens, whom it admits, and what it opens and writes is left out then, and shown, unless the user is root.
 
         Raises:
             CheckpointError: see `from_checkpoint`.
         """
         found = cls.from_checkpoint(checkpoint)
         models = {policy_id: graph["spec"] for policy_id, graph in found.graphs.items()}
-        others = other_owners(checkpoint.files)
-        if not others:
-            return found
-        config, left_out = without_place(found.config, CommonConfig)
-        kept, _ = without_place(found.part.to_dict(), CommonConfig)
-        found = replace(found, config=config, part=WorkerPart.from_dict({**kept, "log_dir": None}))
-        code = foreign_code(checkpoint.files, found.config, found.part.to_dict(), {"graphs": models})
+        left_out: dict[str, Any] = {}
+        others = strangers(checkpoint.owners)
+        if others:
+            config, left_out = without_place(found.config, CommonConfig)
+            kept, _ = without_place(found.part.to_dict(), CommonConfig)
+            found = replace(found, config=config, part=WorkerPart.from_dict({**kept, "log_dir": None}))
+        code = foreign_code(other_users(checkpoint.owners), found.config, found.part.to_dict(), {"graphs": models})
         warning = "\n".join(filter(None, [code, left_out_text(others, left_out)]))
         if warning:
             logger.warning("%s", warning)

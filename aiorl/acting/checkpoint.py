@@ -19,7 +19,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -31,7 +31,7 @@ from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
 from aiorl.config.code import is_local
-from aiorl.config.files import parse_json, read_regular
+from aiorl.config.files import parse_json, read_with_owners
 from aiorl.data.columns import Piece
 from aiorl.data.spaces import with_sorted_keys
 from aiorl.errors import CheckpointError
@@ -104,6 +104,7 @@ class Checkpoint:
         tensors: name -> array, as given to `save_checkpoint`.
         meta: as given to `save_checkpoint`.
         pieces: description of each piece of the larger arrays, in order.
+        owners: users to whom its directory and the files that were read belong, as id -> path.
     """
 
     path: Path
@@ -111,11 +112,7 @@ class Checkpoint:
     tensors: dict[str, NDArray[Any]]
     meta: dict[str, Any]
     pieces: tuple[_PieceFile, ...] = ()
-
-    @property
-    def files(self) -> list[Path]:
-        """The checkpoint's directory and its files."""
-        return [self.path, self.path / _META, self.path / _TENSORS]
+    owners: Mapping[int, Path] = field(default_factory=dict)
 
     def check_pieces(self) -> None:
         """Read all pieces, one at a time, and compare their digests; this takes as long as the disk does.
@@ -220,8 +217,9 @@ def load_checkpoint(path: Path) -> Checkpoint:
         CheckpointError: when a file is missing, unreadable, damaged or of another format version, or when a weight of
             a policy or critic is not finite.
     """
+    owners: dict[int, Path] = {}
     try:
-        header = _Header.model_validate(parse_json(_read(path, _META, _MAX_META_BYTES)))
+        header = _Header.model_validate(parse_json(_read(path, _META, _MAX_META_BYTES, owners)))
     except ValueError as error:
         said: object = error
         if isinstance(error, ValidationError):
@@ -238,7 +236,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
         raise CheckpointError(path, f"{_META} is damaged: it has the number {header.number}")
     if _digest_of(header.meta) != header.meta_sha256:
         raise CheckpointError(path, f"{_META} is damaged: its contents do not match its digest")
-    payload = _read(path, _TENSORS, header.tensors_bytes)
+    payload = _read(path, _TENSORS, header.tensors_bytes, owners)
     if hashlib.sha256(payload).hexdigest() != header.tensors_sha256:
         raise CheckpointError(path, f"{_TENSORS} is damaged: it does not match its digest in {_META}")
     try:
@@ -249,7 +247,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
         if ("/weights/" in name or "/critics/" in name) and not np.isfinite(array).all():
             raise CheckpointError(path, f"{name!r:.200} contains numbers that are not finite")
     _check_sizes(path, header)
-    return Checkpoint(path, header.number, tensors, header.meta, tuple(header.pieces))
+    return Checkpoint(path, header.number, tensors, header.meta, tuple(header.pieces), owners)
 
 
 def _check_sizes(path: Path, header: _Header) -> None:
@@ -407,11 +405,15 @@ def _digest_of(plain: Any) -> str:
     return hashlib.sha256(json.dumps(plain, sort_keys=True, allow_nan=False).encode()).hexdigest()
 
 
-def _read(path: Path, name: str, max_bytes: int) -> bytes:
+def _read(path: Path, name: str, max_bytes: int, owners: dict[int, Path] | None = None) -> bytes:
+    """Return the content of a file of a checkpoint, and add its owner and the directory's to ``owners``."""
     try:
-        return read_regular(path / name, max_bytes=max_bytes)
+        content, owners_here = read_with_owners(path / name, max_bytes=max_bytes)
     except OSError as error:
         raise CheckpointError(path, f"{name} can't be read: {error.strerror or error}") from error
+    if owners is not None:
+        owners.update(owners_here)
+    return content
 
 
 def _write_pieces(directory: Path, pieces: Mapping[str, Iterable[Piece]]) -> list[_PieceFile]:

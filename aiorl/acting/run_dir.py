@@ -32,8 +32,8 @@ from typing import Any, Self
 from aiorl.acting.checkpoint import clear_partial
 from aiorl.acting.run_lock import RunLock
 from aiorl.config.addresses import RUN_FILE as _RUN
-from aiorl.config.addresses import run_facts, split_address
-from aiorl.config.files import other_owners
+from aiorl.config.addresses import run_facts_and_owners, split_address
+from aiorl.config.files import strangers
 from aiorl.config.layers import CONFIG_FILE, save_config
 from aiorl.config.schema import CommonConfig
 from aiorl.errors import CheckpointError, ConfigError
@@ -112,8 +112,6 @@ class RunDirectory:
             path = Path(config.resume).absolute()  # the working directory may change later
             _check_name(path)
             run_id, port = _facts(path)
-            if other_owners([path, path / _RUN]):
-                port = 0  # where a run listens is not another user's to say
         else:
             path, is_made = _make_new(config)
             run_id, port = secrets.token_hex(8), 0
@@ -247,19 +245,21 @@ def _unusable(path: Path, said: str, hint: str = "", *, key: str = "run_dir") ->
 
 
 def _facts(path: Path) -> tuple[str, int]:
-    """Return run id and port in ``run.json``.
+    """Return run id and port in ``run.json``; the port is 0 if another user wrote it, other than root.
 
     Raises:
         ConfigError: when the file is missing or invalid.
     """
     try:
-        facts = run_facts(path)
+        facts, owners = run_facts_and_owners(path)
     except (FileNotFoundError, NotADirectoryError) as error:
         hint = "Give the directory that the run named when it ended."
         raise _unusable(path, f"{path} is not a run directory: it has no {_RUN}.", hint, key="resume") from error
     except (OSError, ValueError) as error:
         said = f"{path / _RUN} can't be read: {getattr(error, 'strerror', None) or error}."
         raise _unusable(path, said, key="resume") from error
+    if strangers(owners):
+        return facts["run_id"], 0  # where a run listens is not another user's to say
     return facts["run_id"], facts["port"]
 
 

@@ -204,9 +204,21 @@ def run_facts(directory: Path) -> dict[str, Any]:
         OSError: the file is missing or can't be read.
         ValueError: it holds something else.
     """
-    from aiorl.config.files import parse_json, read_regular
+    facts, _ = run_facts_and_owners(directory)
+    return facts
 
-    facts = parse_json(read_regular(directory / RUN_FILE, max_bytes=_MAX_BYTES))
+
+def run_facts_and_owners(directory: Path) -> tuple[dict[str, Any], dict[int, Path]]:
+    """Return the content of ``run.json``, and to whom it and the directory belong, as id -> path.
+
+    Raises:
+        OSError: see `run_facts`.
+        ValueError: see `run_facts`.
+    """
+    from aiorl.config.files import parse_json, read_with_owners
+
+    content, owners = read_with_owners(directory / RUN_FILE, max_bytes=_MAX_BYTES)
+    facts = parse_json(content)
     if not isinstance(facts, dict):
         raise ValueError("it contains no run id and address")
     run_id, first = facts.get("run_id"), facts.get("address")
@@ -220,7 +232,7 @@ def run_facts(directory: Path) -> dict[str, Any]:
     port = facts.get("port", split_address(str(first))[1])
     if type(port) is not int or not 0 <= port <= MAX_PORT:
         raise ValueError(f"{port!r:.100} is not a port")
-    return {**facts, "addresses": addresses[:_MAX_ADDRESSES], "port": port}
+    return {**facts, "addresses": addresses[:_MAX_ADDRESSES], "port": port}, owners
 
 
 def _addresses_in(place: str) -> list[str]:

@@ -27,7 +27,7 @@ import pwd
 import re
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from itertools import chain, count
 from pathlib import Path
@@ -35,7 +35,6 @@ from types import ModuleType
 from typing import Any
 
 from aiorl.config import PLAIN_KEYS, is_group
-from aiorl.config.files import other_owners
 from aiorl.errors import AiorlError, ConfigError, nearest
 
 _log = logging.getLogger(__name__)
@@ -335,17 +334,16 @@ def code_named_in(config: Mapping[str, Any]) -> dict[str, str]:
     return {name: text for name, text in _texts(values, "") if ":" in text}
 
 
-def foreign_code(paths: Sequence[Path], *configs: Mapping[str, Any]) -> str:
+def foreign_code(others: Mapping[int, Path], *configs: Mapping[str, Any]) -> str:
     """Return a warning about a config that another user wrote, to show before anything in it is imported.
 
     Args:
-        paths: files and directories of the config.
+        others: other users to whom its files and directories belong, as `aiorl.config.files.other_users` returns them.
         configs: its values, checked or not; a text in several of them is shown once.
 
     Returns:
-        Lines of printable text; "" if all paths are the user's own, or if no code is named.
+        Lines of printable text; "" if there are no others, or if no code is named.
     """
-    others = other_owners(paths)
     if not others:
         return ""
     lines: dict[str, str] = {}
@@ -362,7 +360,7 @@ def left_out_text(others: Mapping[int, Path], left_out: Mapping[str, Any]) -> st
     """Return a warning that says which values of another user's config do not take effect.
 
     Args:
-        others: owners of its files and directories, as `aiorl.config.files.other_owners` returns them.
+        others: owners of its files and directories, as `aiorl.config.files.strangers` returns them.
         left_out: dotted key -> value.
 
     Returns:

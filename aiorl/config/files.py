@@ -19,7 +19,7 @@ import pwd
 import re
 import shlex
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from io import BufferedReader
 from pathlib import Path
 from typing import Any, NoReturn
@@ -50,7 +50,8 @@ def read_yaml(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
     Raises:
         ConfigError: the file can't be read, is not YAML, holds no mapping or sets a key twice.
     """
-    return parse_yaml(path, read_config_file(path))
+    content, _ = read_config_file(path)
+    return parse_yaml(path, content)
 
 
 def parse_yaml(path: Path, content: bytes) -> tuple[dict[str, Any], dict[str, int]]:
@@ -89,16 +90,17 @@ def dump_mapping(values: Mapping[str, Any]) -> str:
     return text
 
 
-def read_config_file(path: Path) -> bytes:
-    """Return the content of a file that the user names, which can be a pipe."""
+def read_config_file(path: Path) -> tuple[bytes, dict[int, Path]]:
+    """Return the content of a file that the user names, which can be a pipe, and to whom it belongs: id -> path."""
     try:
         with path.open("rb") as file:
+            owners = {os.fstat(file.fileno()).st_uid: path}
             content = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise ConfigError(f"Config file {path} can't be read: {error.strerror}.", value=str(path)) from error
     if len(content) > MAX_BYTES:
         raise ConfigError(f"Config file {path} can't be read: it has more than {MAX_BYTES:,} bytes.", value=str(path))
-    return content
+    return content, owners
 
 
 class _Loader(yaml.SafeLoader):
@@ -209,17 +211,40 @@ def user_name(user: int) -> str:
         return str(user)
 
 
-def other_owners(paths: Iterable[Path]) -> dict[int, Path]:
-    """Return the other users to whom files or directories belong, as id -> the first path.
+def other_users(owners: Mapping[int, Path]) -> dict[int, Path]:
+    """Return the owners, id -> path, other than this user."""
+    return {user: path for user, path in owners.items() if user != os.getuid()}
 
-    Links count as their targets, and missing paths are left out.
+
+def strangers(owners: Mapping[int, Path]) -> dict[int, Path]:
+    """Return the owners, id -> path, other than this user and root, whose files are the administrator's words."""
+    return {user: path for user, path in other_users(owners).items() if user != 0}
+
+
+def read_with_owners(path: Path, *, max_bytes: int) -> tuple[bytes, dict[int, Path]]:
+    """Return the content of a regular file, and to whom it and its directory belong.
+
+    Both owners are those of what was opened. Asked of a path afterwards, the owner of a directory above it could have
+    put another user's file there.
+
+    Args:
+        path: path of the file, which can't be a link; its parents can be links.
+        max_bytes: limit of the size, checked before anything is read.
+
+    Returns:
+        The content, and id of a user -> the directory or file of theirs.
+
+    Raises:
+        OSError: see `read_regular`; or the directory is missing, or no directory.
     """
-    owners: dict[int, Path] = {}
-    for path in paths:
-        with contextlib.suppress(OSError):
-            owners.setdefault(path.stat().st_uid, path)
-    owners.pop(os.getuid(), None)
-    return owners
+    directory = os.open(path.parent, getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY)
+    try:
+        owners = {os.fstat(directory).st_uid: path.parent}
+        with open_regular(path.name, directory=directory) as file:
+            owners.setdefault(os.fstat(file.fileno()).st_uid, path)
+            return _content(file, path, max_bytes), owners
+    finally:
+        os.close(directory)
 
 
 def check_own(path: Path, found: os.stat_result) -> None:
@@ -300,18 +325,19 @@ def _content(file: BufferedReader, path: Path, max_bytes: int) -> bytes:
     return file.read(size)
 
 
-def open_regular(path: str | Path, *, follow: bool = False) -> BufferedReader:
+def open_regular(path: str | Path, *, follow: bool = False, directory: int | None = None) -> BufferedReader:
     """Open a regular file for reading in parts.
 
     Args:
         path: path of the file.
         follow: True if it can be a symbolic link.
+        directory: descriptor of the directory to which the path is relative; None for the working directory.
 
     Raises:
         OSError: it is missing, unreadable or not regular; the reason is in plain words.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW))
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW), dir_fd=directory)
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise OSError(errno.ELOOP, "it is a symbolic link", str(path)) from error

@@ -21,7 +21,15 @@ from typing import TYPE_CHECKING, Any
 
 from aiorl.config import deep_update, is_group, put_on_top, with_former_defaults
 from aiorl.config.code import foreign_code, left_out_text, named
-from aiorl.config.files import MAX_BYTES, dump_mapping, other_owners, parse_yaml, read_config_file, read_regular
+from aiorl.config.files import (
+    MAX_BYTES,
+    dump_mapping,
+    other_users,
+    parse_yaml,
+    read_config_file,
+    read_with_owners,
+    strangers,
+)
 from aiorl.config.key import all_keys, as_written, by_group, decides_place, fact_of
 from aiorl.config.rllib_file import convert, is_rllib_file
 from aiorl.errors import ConfigError, nearest
@@ -76,6 +84,7 @@ class Layer:
         origins: more exact origins of single keys (dotted), such as file and line.
         is_file: True for a file; errors then name the line.
         is_record: True for the values of a whole run, to which a preset adds nothing.
+        owners: users to whom the file that was read and its directory belong, as id -> path; empty without a file.
     """
 
     values: Mapping[str, Any]
@@ -83,6 +92,7 @@ class Layer:
     origins: Mapping[str, str] = field(default_factory=dict)
     is_file: bool = False
     is_record: bool = False
+    owners: Mapping[int, Path] = field(default_factory=dict)
 
     def origin_of(self, key: str) -> str:
         """Return the origin of a dotted key's value."""
@@ -108,18 +118,19 @@ def refuse_keys_of_new_runs(changes: Mapping[str, Any], run: str, instead: str) 
             )  # fmt: skip
 
 
-def file_layer(path: Path, content: bytes | None = None, *, is_record: bool = False) -> Layer:
+def file_layer(path: Path) -> Layer:
     """Return the keys that a YAML file sets; an experiment file of RLlib is converted.
-
-    Args:
-        path: path of the file.
-        content: content of the file, if already read.
-        is_record: True for the config of a run.
 
     Raises:
         ConfigError: the file can't be read, is not YAML, holds no mapping or sets a key twice.
     """
-    values, lines = parse_yaml(path, read_config_file(path) if content is None else content)
+    content, owners = read_config_file(path)
+    return replace(_layer_of(path, content), owners=owners)
+
+
+def _layer_of(path: Path, content: bytes) -> Layer:
+    """Return the keys that the content of a YAML file sets."""
+    values, lines = parse_yaml(path, content)
     if is_rllib_file(values):
         values, lines, left_out = convert(values, lines)
         _log.warning("%s is an experiment file of rllib train, and its keys are converted", path)
@@ -128,7 +139,7 @@ def file_layer(path: Path, content: bytes | None = None, *, is_record: bool = Fa
         if len(left_out) > _MAX_WARNINGS:
             _log.warning("%d more keys of %s are left out", len(left_out) - _MAX_WARNINGS, path)
     origins = {key: f"{path}, line {line}" for key, line in lines.items()}
-    return Layer(values, str(path), origins, is_file=True, is_record=is_record)
+    return Layer(values, str(path), origins, is_file=True)
 
 
 def merged(layers: Sequence[Layer]) -> dict[str, Any]:
@@ -456,10 +467,9 @@ def without_place(values: Mapping[str, Any], config_class: type[CommonConfig]) -
     return kept, left_out
 
 
-def _of_this_user(
-    layer: Layer, others: Mapping[int, Path], config_class: type[CommonConfig], warn: Callable[[str], None]
-) -> Layer:
-    """Return a layer without the values that only this user sets, if its file belongs to others."""
+def _of_this_user(layer: Layer, config_class: type[CommonConfig], warn: Callable[[str], None]) -> Layer:
+    """Return a layer without the values that only this user or root sets, if its file belongs to others."""
+    others = strangers(layer.owners)
     if not others:
         return layer
     values, left_out = without_place(layer.values, config_class)
@@ -474,12 +484,7 @@ def own_file_layer(path: Path, config_class: type[CommonConfig]) -> Layer:
     Raises:
         ConfigError: see `file_layer`.
     """
-    return _of_this_user(file_layer(path), _strangers(path), config_class, _log.warning)
-
-
-def _strangers(file: Path) -> dict[int, Path]:
-    """Return the owner of a file that this user names, if it is neither this user nor the administrator."""
-    return {user: path for user, path in other_owners([file]).items() if user != 0}
+    return _of_this_user(file_layer(path), config_class, _log.warning)
 
 
 # The config of a run --------------------------------------------------------------------------------------------
@@ -513,19 +518,19 @@ def load_config(
     layers: list[Layer] = []
     resume = wanted.get("resume")
     fixed: dict[str, str] = {}
-    saved: list[Path] = []
     if resume is not None:
         refuse_keys_of_new_runs(wanted, str(resume), "leave out --resume")
-        saved = [Path(str(resume)), Path(str(resume)) / CONFIG_FILE]
-        layers.append(_resumed(saved[0]))
+        layers.append(_resumed(Path(str(resume))))
         fixed = {"run_dir": str(resume), "algo": algo_of(layers)}
-    place_of_file = len(layers)
     if file is not None:
         layers.append(file_layer(file))
     if fixed:
         layers.append(Layer({"run_dir": fixed["run_dir"]}))
     layers += on_top
     values = merged(layers)
+    owners: dict[int, Path] = {}
+    for layer in reversed(layers):
+        owners.update(layer.owners)
     with located(layers):
         for name, own in fixed.items():
             value = own if values.get(name) is None else values[name]
@@ -533,16 +538,13 @@ def load_config(
                 raise ConfigError(
                     f"{name} can't be {value} here: the run in {resume} continues with {name} {own}.",
                     key=name, value=value,
-                    hint=f"Leave {_option(name)} out, or begin a new run like it: --config {saved[1]} {_option(name)} "
-                    f"{value}",
+                    hint=f"Leave {_option(name)} out, or begin a new run like it: --config "
+                    f"{Path(str(resume)) / CONFIG_FILE} {_option(name)} {value}",
                 )  # fmt: skip
-        if said := foreign_code([*saved, *([] if file is None else [file])], values):
+        if said := foreign_code(other_users(owners), values):
             warn(said)
         config_class = config_class_of(algo_of(layers))
-    if resume is not None:
-        layers[0] = _of_this_user(layers[0], other_owners(saved), config_class, warn)
-    if file is not None:
-        layers[place_of_file] = _of_this_user(layers[place_of_file], _strangers(file), config_class, warn)
+    layers = [_of_this_user(layer, config_class, warn) for layer in layers]
     config = config_class.from_layers(layers)
     with located(layers):
         if config.env is None:
@@ -598,7 +600,7 @@ def _resumed(run_dir: Path) -> Layer:
     """Return the config of the run to resume."""
     path = run_dir / CONFIG_FILE
     try:
-        content = read_regular(path, max_bytes=MAX_BYTES)
+        content, owners = read_with_owners(path, max_bytes=MAX_BYTES)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise ConfigError(
             f"{run_dir} is not a run directory: it holds no {CONFIG_FILE}.",
@@ -606,8 +608,8 @@ def _resumed(run_dir: Path) -> Layer:
         ) from error  # fmt: skip
     except OSError as error:
         raise ConfigError(f"{path} can't be read: {error.strerror}.", key="resume", value=str(run_dir)) from error
-    layer = file_layer(path, content, is_record=True)
-    return replace(layer, values=with_former_defaults(layer.values))
+    layer = _layer_of(path, content)
+    return replace(layer, values=with_former_defaults(layer.values), is_record=True, owners=owners)
 
 
 def _option(key: str) -> str:

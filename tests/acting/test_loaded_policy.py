@@ -21,8 +21,8 @@ from saved_runs import save_run
 
 import aiorl
 from aiorl.acting import acting_state
-from aiorl.acting.acting_state import SavedRun
-from aiorl.acting.checkpoint import load_checkpoint, save_checkpoint
+from aiorl.acting.acting_state import ActingState, SavedRun
+from aiorl.acting.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from aiorl.data.nested_codec import pack, unpack
 from aiorl.env.registry import register_env
 from aiorl.errors import BatchError, CheckpointError, ConfigError, PolicyError, UnknownPolicyError
@@ -354,6 +354,7 @@ def test_a_model_named_only_by_a_networks_description_is_shown(
     assert f"graphs.{DEFAULT}.tf_model.custom_model: 'their_net:make'" in caplog.text
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 def test_a_trainer_shows_code_named_by_another_users_checkpoint_before_importing_it(
     saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -361,7 +362,7 @@ def test_a_trainer_shows_code_named_by_another_users_checkpoint_before_importing
     monkeypatch.syspath_prepend(tmp_path)
     own = {"env": "their_world:Env", "extra_python_environs_for_driver": {"AIORL_THEIRS": "1"}}
     path = forged(saved, tmp_path / "theirs", lambda content: content["config"].update(own))
-    monkeypatch.setattr(os, "getuid", lambda: 123_456)
+    os.chown(path, 123_456, -1)
     monkeypatch.setenv("AIORL_THEIRS", "0")
     shown: list[tuple[str, str]] = []
     monkeypatch.setattr(
@@ -376,6 +377,7 @@ def test_a_trainer_shows_code_named_by_another_users_checkpoint_before_importing
     assert os.environ["AIORL_THEIRS"] == "0"
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 def test_where_another_users_run_listens_and_writes_is_left_out_and_shown(
     saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -395,6 +397,28 @@ def test_where_another_users_run_listens_and_writes_is_left_out_and_shown(
     made: list[Any] = []
     monkeypatch.setattr(aiorl.Trainer, "__init__", lambda trainer, config, checkpoint: made.append(config))
     monkeypatch.setattr(os, "getuid", lambda: 123_456)
+    acting = SavedRun.open(path).acting
+    assert (acting.config["bind"], acting.part.output) == (theirs["bind"], "/theirs"), "root wrote it"
+    monkeypatch.undo()
+    monkeypatch.setattr(aiorl.Trainer, "__init__", lambda trainer, config, checkpoint: made.append(config))
+    replacement = tmp_path / "mine"
+    shutil.copytree(path, replacement / path.name)
+    for file in (path, *path.iterdir()):
+        os.chown(file, 123_456, -1)
+    check = ActingState.from_checkpoint
+
+    def swapped(found: Checkpoint) -> ActingState:
+        if not path.is_symlink():
+            path.rename(tmp_path / "former")
+            path.symlink_to(replacement / path.name)
+        return check(found)
+
+    with monkeypatch.context() as swap:
+        swap.setattr(ActingState, "from_checkpoint", swapped)
+        acting = SavedRun.open(path).acting
+    assert (acting.config.get("bind"), acting.part.output) == (None, None), "what was read is theirs"
+    path.unlink()
+    (tmp_path / "former").rename(path)
     acting = SavedRun.open(path).acting
     assert (acting.part.output, acting.part.monitor, acting.part.log_dir) == (None, False, None)
     assert all(f"  {name}: {value!r}" in caplog.text for name, value in theirs.items() if name in ("bind", "insecure"))

@@ -46,13 +46,19 @@ def test_a_run_is_found_again_with_its_id_address_and_seed(tmp_path: Path) -> No
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-def test_the_port_of_another_users_run_is_not_used_again(tmp_path: Path) -> None:
+def test_the_port_of_another_users_run_is_not_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_dir = tmp_path / "run"
     with RunDirectory.open(config(run_dir=str(run_dir))) as directory:
         directory.save_address("tcp://127.0.0.1:5557")
-    os.chown(run_dir / "run.json", 12345, -1)
+    monkeypatch.setattr(os, "getuid", lambda: 54321)
     with RunDirectory.open(config(run_dir=str(run_dir), resume=str(run_dir))) as again:
-        assert (again.run_id, again.last_port) == (directory.run_id, 0)
+        assert (again.run_id, again.last_port) == (directory.run_id, 5557), "root wrote it"
+    monkeypatch.undo()
+    for path in (run_dir / "run.json", run_dir):
+        os.chown(path, 12345, -1)
+        with RunDirectory.open(config(run_dir=str(run_dir), resume=str(run_dir))) as again:
+            assert (again.run_id, again.last_port) == (directory.run_id, 0)
+        os.chown(path, 0, -1)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems refuse such names themselves")

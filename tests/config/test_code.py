@@ -282,7 +282,7 @@ def test_configs_of_other_users_are_reported_with_their_owner_and_in_printable_t
     assert told == []  # the user's own
     monkeypatch.setattr(os, "getuid", lambda: 123_456)
     values = {"env": "m:E", "callbacks": "x:\x1b[31m", "env_config": {"\x1b]0;": "a:b"}}
-    text = foreign_code([tmp_path], values)
+    text = foreign_code({0: tmp_path}, values)
     assert "  env: 'm:E'" in text.splitlines()
     assert text.replace("\n", "").isprintable()
     load_config(config_class, file=tmp_path / "theirs.yaml", warn=told.append)

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from aiorl.config.files import other_owners
+from aiorl.config import layers
+from aiorl.config.files import parse_yaml, read_with_owners, strangers
 from aiorl.config.key import all_keys, decides_place, fact_of
 from aiorl.config.layers import load_config
 from aiorl.config.schema import CommonConfig
@@ -68,6 +69,55 @@ def test_a_resumed_run_of_another_user_does_not_say_where_it_listens_and_writes(
     assert "evaluation_config.output" in text
 
 
+@needs_root
+def test_a_run_of_root_continues_as_it_was_and_its_code_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_of(tmp_path, 0)
+    content = {**THEIRS, "env": "m:E"}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(content))
+    monkeypatch.setattr(os, "getuid", lambda: 54321)
+    told: list[str] = []
+    config = load_config(config_class, overrides={"resume": str(tmp_path)}, warn=told.append)
+    for name in ("bind", "output", "monitor", "keys", "web", "client_port"):
+        assert getattr(config, name) == THEIRS[name], name
+    assert len(told) == 1
+    assert "  env: 'm:E'" in told[0].splitlines()
+
+
+def swap_when_parsed(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put this user's directory in the place of another user's as soon as the content of a file was read."""
+
+    def parse(path: Path, content: bytes) -> tuple[dict[str, object], dict[str, int]]:
+        if path.parent == place and not place.is_symlink():
+            place.rename(place.with_name("former"))
+            place.symlink_to(place.with_name("mine"))
+        return parse_yaml(path, content)
+
+    monkeypatch.setattr(layers, "parse_yaml", parse)
+
+
+@needs_root
+@pytest.mark.parametrize("way", ["resume", "file", "from_file"])
+def test_a_file_that_is_replaced_after_it_was_read_still_belongs_to_its_writer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    for name in ("theirs", "mine"):
+        (tmp_path / name).mkdir()
+    place = run_of(tmp_path / "theirs", STRANGER)
+    run_of(tmp_path / "mine", 0)
+    swap_when_parsed(place, monkeypatch)
+    told: list[str] = []
+    if way == "resume":
+        config = load_config(config_class, overrides={"resume": str(place)}, warn=told.append)
+    elif way == "file":
+        config = load_config(config_class, file=place / "config.yaml", warn=told.append)
+    else:
+        config = config_class("ppo").from_file(place / "config.yaml")
+    assert place.is_symlink()
+    assert (config.bind, config.output) == (CommonConfig().bind, None)
+
+
 def test_ones_own_run_continues_as_it_was(tmp_path: Path) -> None:
     run_of(tmp_path, os.getuid())
     told: list[str] = []
@@ -93,7 +143,13 @@ def test_a_config_file_says_it_only_if_it_is_the_users_or_the_administrators(
 
 @needs_root
 def test_owners_are_those_of_the_targets_of_links(tmp_path: Path) -> None:
-    (tmp_path / "theirs").touch()
-    os.chown(tmp_path / "theirs", STRANGER, -1)
-    (tmp_path / "link").symlink_to(tmp_path / "theirs")
-    assert other_owners([tmp_path, tmp_path / "missing", tmp_path / "link"]) == {STRANGER: tmp_path / "link"}
+    place = tmp_path / "theirs"
+    place.mkdir()
+    os.chown(place, STRANGER, -1)
+    run_of(place, STRANGER + 1)
+    link = tmp_path / "link"
+    link.symlink_to(place)
+    _, owners = read_with_owners(link / "config.yaml", max_bytes=1 << 20)
+    assert strangers(owners) == {STRANGER: link, STRANGER + 1: link / "config.yaml"}
+    (tmp_path / "link.yaml").symlink_to(place / "config.yaml")
+    assert config_class("ppo").from_file(tmp_path / "link.yaml").output is None
