@@ -17,10 +17,6 @@ translate_old_keys: Callable[[Mapping[str, Any]], dict[str, Any]]
 """Function that renames or drops old keys, or raises ConfigError; see `aiorl.compat.old_keys`."""
 
 
-PLAIN_KEYS = (str, int, float, bool)
-"""Types of keys in plain data; a mapping with other keys, such as tuples, is an object."""
-
-
 def with_base_config(base: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
     """Return a deep copy of `base`, updated by `extra` one level deep: a sub-dict replaces the whole sub-dict."""
     return {**copied(base), **copied(extra)}
@@ -34,13 +30,14 @@ def is_group(value: object) -> TypeGuard[Mapping[Any, Any]]:
     return isinstance(value, MutableMapping | MappingProxyType)
 
 
-def _has_plain_keys(value: object) -> bool:
-    return is_group(value) and all(type(name) in PLAIN_KEYS for name in value)
+def has_plain_keys(value: object) -> TypeGuard[Mapping[Any, Any]]:
+    """Return whether a value is a mapping of plain data; one with other keys, such as tuples, is an object."""
+    return is_group(value) and all(isinstance(name, str | int | float) for name in value)
 
 
 def copied(value: Any) -> Any:
     """Copy the lists of settings, and the dicts with plain keys; all other objects are shared."""
-    if is_group(value) and all(type(name) in PLAIN_KEYS for name in value):
+    if has_plain_keys(value):
         return {name: copied(inner) for name, inner in value.items()}
     if type(value) in (list, tuple):
         return type(value)(map(copied, value))
@@ -52,7 +49,7 @@ def deep_update(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str
     merged: dict[str, Any] = copied(base)
     for name, value in changes.items():
         old = merged.get(name)
-        if _has_plain_keys(old) and _has_plain_keys(value):
+        if has_plain_keys(old) and has_plain_keys(value):
             merged[name] = deep_update(old, value)
         else:
             merged[name] = copied(value)

@@ -9,7 +9,9 @@ A config is plain text. An object in it becomes a text, and the text becomes the
   long as something holds it, for example the config that it was given to.
 
 Arguments of environments and wrappers can be any object, such as a table. A config holds the object itself; where it is
-written, every object that is not plain data is ``this-program:Name``. Import paths in them are just texts.
+written, every object that is not plain data is ``this-program:Name``. Import paths in them are just texts. Tuples of
+any kind, and kinds of texts and numbers, are plain data; so are members of enumerations that are texts or numbers, but
+only for other processes, since code of the same process can compare a member with ``is``.
 
 Reading a config runs no code; a run imports the code that its config names.
 """
@@ -17,6 +19,7 @@ Reading a config runs no code; a run imports the code that its config names.
 from __future__ import annotations
 
 import contextlib
+import enum
 import functools
 import importlib
 import importlib.util
@@ -34,7 +37,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from aiorl.config import PLAIN_KEYS, is_group
+from aiorl.config import has_plain_keys, is_group
 from aiorl.errors import AiorlError, ConfigError, nearest
 
 _log = logging.getLogger(__name__)
@@ -43,8 +46,8 @@ _FORM = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 _LOCAL = "this-program:"
 _PLAIN = (str, bytes, int, float, complex, list, tuple, set, frozenset, Mapping)
 
+_SCALARS = (str, int, float, bytes, bytearray)
 _NO_CODE = {"advertise", "bind", "client_port", "init_from", "resume", "run_dir", "web"}
-_PLAIN_TYPES = (bool, int, float, str, bytes)
 _OF_ENVIRONMENTS = re.compile(r"(evaluation_config\.)?(env_config\.|wrappers\[\d+\]\.kwargs\.).*")
 _VARIABLES = ("extra_python_environs_for_driver", "extra_python_environs_for_worker")
 
@@ -77,7 +80,7 @@ def named(thing: Any) -> Any:
 
 def plain_code(value: Any) -> Any:
     """Return settings with all classes, functions and spaces in them as plain data, at any depth."""
-    if hasattr(value, "contains") and hasattr(value, "sample") and not isinstance(value, type):
+    if _is_space(value):
         from aiorl.data.spaces import space_to_dict  # loads Gymnasium, which the space has loaded already
 
         return space_to_dict(value)  # before mappings and sequences, as a Dict or Tuple space is one
@@ -97,14 +100,22 @@ def plain_wrapper(value: Any) -> Any:
     return {name: with_objects(inner) if name == "kwargs" else plain_code(inner) for name, inner in value.items()}
 
 
-def without_objects(value: Any) -> Any:
-    """Return arguments of an environment or a wrapper as plain data, with texts that name the objects in them."""
-    if _is_plain_mapping(value):
-        return {name: without_objects(inner) for name, inner in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(map(without_objects, value))
-    if value is None or type(value) in _PLAIN_TYPES:
-        return value
+def without_objects(value: Any, *, has_members: bool = True) -> Any:
+    """Return arguments of an environment or a wrapper as plain data, with texts that name the objects in them.
+
+    Args:
+        value: the arguments.
+        has_members: True for this process, which finds the members of enumerations by their names again; False for
+            other processes, which get their texts and numbers.
+    """
+    if has_plain_keys(value):
+        return {_plain(name): without_objects(inner, has_members=has_members) for name, inner in value.items()}
+    if isinstance(value, list | tuple) and not _is_space(value):
+        items = [without_objects(inner, has_members=has_members) for inner in value]
+        return tuple(items) if type(value) is tuple else items
+    is_member = has_members and isinstance(value, enum.Enum)
+    if value is None or (isinstance(value, _SCALARS) and not is_member):
+        return _plain(value)
     if type(value).__module__ == "numpy" and getattr(value, "shape", None) == () and value.dtype.kind in "biuf":
         return value.item()
     name = _local_name(value)
@@ -113,7 +124,7 @@ def without_objects(value: Any) -> Any:
 
 def with_objects(value: Any) -> Any:
     """Return arguments of an environment or a wrapper with the objects that texts in them name, if they still exist."""
-    if _is_plain_mapping(value):
+    if has_plain_keys(value):
         return {name: with_objects(inner) for name, inner in value.items()}
     if type(value) in (list, tuple):
         return type(value)(map(with_objects, value))
@@ -122,8 +133,36 @@ def with_objects(value: Any) -> Any:
     return value
 
 
-def _is_plain_mapping(value: Any) -> bool:
-    return is_group(value) and all(type(name) in PLAIN_KEYS for name in value)
+def with_values_of_members(value: Any) -> Any:
+    """Return arguments with the texts and numbers of members of enumerations, for other processes.
+
+    All other objects are returned as they are.
+    """
+    if has_plain_keys(value):
+        return {name: with_values_of_members(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple) and not _is_space(value):
+        items = [with_values_of_members(inner) for inner in value]
+        return tuple(items) if type(value) is tuple else items
+    return _plain(value) if isinstance(value, enum.Enum) else value
+
+
+def _plain(value: Any) -> Any:
+    """Return a text, number or bytes as the built-in type; anything else is returned unchanged."""
+    if isinstance(value, str):
+        return str.__str__(value)  # str(value) of another class can be any text
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        return int.__int__(value)
+    if isinstance(value, float):
+        return float.__float__(value)
+    if isinstance(value, bytes | bytearray):
+        return bytes(value)
+    return value
+
+
+def _is_space(value: Any) -> bool:
+    return hasattr(value, "contains") and hasattr(value, "sample") and not isinstance(value, type)
 
 
 def refuse_objects(arguments: Any, key: str) -> None:
@@ -136,7 +175,7 @@ def refuse_objects(arguments: Any, key: str) -> None:
     Raises:
         ConfigError: one is an object; the error names its key.
     """
-    for name, text in _texts(without_objects(arguments), key):
+    for name, text in _texts(without_objects(arguments, has_members=False), key):
         if is_local(text):
             raise not_importable(name, text)
 

@@ -224,8 +224,8 @@ def strangers(owners: Mapping[int, Path]) -> dict[int, Path]:
 def read_with_owners(path: Path, *, max_bytes: int) -> tuple[bytes, dict[int, Path]]:
     """Return the content of a regular file, and to whom it and its directory belong.
 
-    Both owners are those of what was opened. Asked of a path afterwards, the owner of a directory above it could have
-    put another user's file there.
+    Both are opened once, and their owners are those of the descriptors: the owner of a directory above can put another
+    user's file at the same path at any time.
 
     Args:
         path: path of the file, which can't be a link; its parents can be links.

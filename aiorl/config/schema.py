@@ -31,6 +31,7 @@ from aiorl.config.code import (
     plain_wrapper,
     refuse_objects,
     with_objects,
+    with_values_of_members,
     without_objects,
 )
 from aiorl.config.key import all_keys, check_extras, check_known, check_values, fact_of, key, plain_error, refuse
@@ -470,12 +471,17 @@ class CommonConfig(WorkerConfig):
 
     def _hold_objects(self) -> None:
         """Keep the objects that only this process knows, and refuse them if another process needs them."""
+        has_children = bool(self.remote_worker_envs) or self.vectorize == "remote"
+        is_one_process = self.is_alone and not self.evaluation_num_workers
+        if has_children or not is_one_process:
+            for name in ("env_config", "wrappers", "evaluation_config"):
+                vars(self)[name] = with_values_of_members(getattr(self, name))  # a config is frozen
         found = {name: text for name, text in code_named_in(self.to_dict()).items() if is_local(text)}
         self._held = [import_object(text, key=name) for name, text in found.items()]
-        if self.remote_worker_envs or self.vectorize == "remote":
+        if has_children:
             refuse_objects(self.env_config, "env_config")
             refuse_objects(self.wrappers, "wrappers")
-        if self.is_alone and not self.evaluation_num_workers:
+        if is_one_process:
             return
         values = self.model_dump(include={"gradients"})  # replay algorithms have no such key
         stays_here = values.get("gradients", "learner") == "learner"
@@ -698,7 +704,8 @@ class CommonConfig(WorkerConfig):
 
     @field_serializer("evaluation_config")
     def _without_objects_of_evaluations(self, changes: dict[str, Any]) -> Any:
-        return without_objects(changes)
+        groups = ("env_config", "wrappers")
+        return {name: without_objects(value, has_members=name in groups) for name, value in changes.items()}
 
 
 def with_common_config(extra: Mapping[str, Any]) -> dict[str, Any]:

@@ -168,10 +168,10 @@ class RemoteEnv(BaseEnv):
         refuse_objects(list(plan.wrapping.users), "wrappers")
         settings = {
             "env": self.env_id,
-            "env_config": without_objects(dict(plan.env_config)),
+            "env_config": without_objects(dict(plan.env_config), has_members=False),
             "worker_index": plan.worker_index,
             "vector_index": index,
-            "wrapping": without_objects(asdict(plan.wrapping)),
+            "wrapping": without_objects(asdict(plan.wrapping), has_members=False),
             # The replacement of a process must not play the same episodes again.
             "seed": None if plan.seed is None else plan.seed + SEED_STRIDE * index + incarnation,
         }

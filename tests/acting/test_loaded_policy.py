@@ -416,7 +416,7 @@ def test_where_another_users_run_listens_and_writes_is_left_out_and_shown(
     with monkeypatch.context() as swap:
         swap.setattr(ActingState, "from_checkpoint", swapped)
         acting = SavedRun.open(path).acting
-    assert (acting.config.get("bind"), acting.part.output) == (None, None), "what was read is theirs"
+    assert (acting.config.get("bind"), acting.part.output) == (None, None), "their values count"
     path.unlink()
     (tmp_path / "former").rename(path)
     acting = SavedRun.open(path).acting

@@ -13,6 +13,7 @@ import sys
 from functools import partial
 from pathlib import Path
 from types import ModuleType
+from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -35,6 +36,7 @@ from aiorl.config.code import (
 )
 from aiorl.config.layers import dump_yaml, load_config, save_config
 from aiorl.config.schema import CommonConfig
+from aiorl.config.worker import WorkerPart
 from aiorl.data.spaces import space_from_dict
 from aiorl.errors import ConfigError, EnvError
 from aiorl.learning.algorithms.registry import config_class
@@ -139,6 +141,37 @@ class Level(enum.IntEnum):
     EASY = 1
 
 
+class Mode(str, enum.Enum):  # noqa: UP042 - its str() is another text
+    FAST = "fast"
+
+
+class Filter(enum.StrEnum):
+    NONE = "NoFilter"
+
+
+class Color(enum.Enum):
+    RED = 1
+
+
+class Size(NamedTuple):
+    width: int
+    rest: object
+
+
+class Text(str):
+    def __str__(self) -> str:
+        return "another"
+
+
+class Count(int): ...
+
+
+class Share(float): ...
+
+
+class Items(list): ...  # type: ignore[type-arg]
+
+
 OBJECTS = {
     "instance": Local(),
     "slotted": Slotted(),
@@ -147,7 +180,7 @@ OBJECTS = {
     "a class": Local,
     "type of numbers": np.int32,
     "dtype": np.dtype("int8"),
-    "enumeration": Level.EASY,
+    "enumeration": Color.RED,
     "path": Path("data.csv"),
     "date": datetime.date(2020, 1, 1),
     "set": {1, 2},
@@ -194,6 +227,54 @@ def test_plain_arguments_stay_plain_and_numbers_of_numpy_become_numbers():
     assert own.to_dict()["env_config"] == {**plain, "one": 1, "half": 0.5, "yes": True, "zero": 0}
     assert type(own.to_dict()["env_config"]["one"]) is int
     assert config(num_workers=0, env_config={"shape": (1, 2)}).updated({"lr": 0.5}).env_config == {"shape": (1, 2)}
+
+
+@pytest.mark.parametrize(
+    ("value", "plain"),
+    [
+        (Size(1, Size(2, Level.EASY)), [1, [2, 1]]), (Level.EASY, 1), (Mode.FAST, "fast"), (np.str_("x"), "x"),
+        (Text("x"), "x"), (Count(3), 3), (Share(0.5), 0.5), (np.float64(0.5), 0.5), (np.bytes_(b"x"), b"x"),
+        (bytearray(b"x"), b"x"), (Items([Mode.FAST]), ["fast"]), ({Mode.FAST: 1, Level.EASY: 2}, {"fast": 1, 1: 2}),
+        ({np.str_("x"): (Level.EASY,)}, {"x": [1]}),
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_kinds_of_texts_numbers_and_tuples_are_plain_data_for_other_processes(value: object, plain: object) -> None:
+    wrapper = {"class": "m:W", "kwargs": {"it": value}}
+    settings = {"env_config": {"it": value}, "wrappers": [wrapper], "evaluation_config": {"env_config": {"it": value}}}
+    for others in ({"num_workers": 1}, {"evaluation_num_workers": 1}, {"vectorize": "remote"}):
+        own = config(**{"num_workers": 0, "evaluation_interval": 1, **settings, **others})
+        values = WorkerPart.of(own).to_dict()
+        groups = (
+            values["env_config"],
+            values["wrappers"][0]["kwargs"],
+            own.to_dict()["evaluation_config"]["env_config"],
+        )
+        for group in groups:
+            assert group["it"] == plain
+            assert exact_types(group["it"]) == exact_types(plain)
+        again = yaml.safe_load(dump_yaml(own))["env_config"]["it"]
+        assert (again, exact_types(again)) == (plain, exact_types(plain))
+
+
+def exact_types(value: Any) -> Any:
+    """Return the types in a value, of keys, too."""
+    if isinstance(value, dict):
+        return [type(value), [(type(name), exact_types(inner)) for name, inner in value.items()]]
+    return [type(value), list(map(exact_types, value)) if isinstance(value, list) else None]
+
+
+@pytest.mark.parametrize("member", [Level.EASY, Mode.FAST])
+def test_the_same_process_gets_the_members_of_enumerations_themselves(member: enum.Enum) -> None:
+    own = config(num_workers=0, env_config={"it": member})
+    assert WorkerPart.of(own).env_config["it"] is member
+    assert own.updated({"lr": 0.5}).env_config["it"] is member
+
+
+def test_a_member_in_another_key_of_evaluations_is_its_text() -> None:
+    own = config(num_workers=0, evaluation_config={"observation_filter": Filter.NONE})
+    assert own.to_dict()["evaluation_config"] == {"observation_filter": "NoFilter"}
+    assert type(own.to_dict()["evaluation_config"]["observation_filter"]) is str
 
 
 def test_a_run_that_was_given_objects_is_resumed_with_new_ones_and_names_missing_ones(tmp_path, monkeypatch):
