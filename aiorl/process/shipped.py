@@ -2,7 +2,8 @@
 
 Left out are files that Git ignores, directories of version control and caches, virtual environments, and runs. Left out
 and named are files that may hold secrets, by their names or because they begin like a private key, whether Git has them
-or not; and links that lead out of the directory. The user can include them one by one.
+or not; and links that lead out of the directory. The user can include them one by one. Names of Python's modules and
+packages hold nothing back, and all of a wheel is sent, because its files have been chosen.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import tarfile
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
-from pathlib import Path, PurePath, PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from aiorl.errors import ConfigError
@@ -28,19 +29,22 @@ _NEVER = {".git", ".hg", ".svn", ".venv", ".tox", "node_modules", "__pycache__"}
 _SIGNS = ("pyvenv.cfg", "run.json", "launch.json", "CACHEDIR.TAG")
 """Files of directories that are left out: virtual environments, runs, caches."""
 _SECRET_DIRECTORIES = {
-    ".aws", ".azure", ".config", ".docker", ".gcloud", ".gnupg", ".huggingface", ".kaggle", ".kube", ".oci",
-    ".password-store", ".ssh", ".terraform", "gcloud",
+    ".aws", ".azure", ".config", ".databricks", ".docker", ".gcloud", ".gnupg", ".huggingface", ".kaggle", ".kube",
+    ".oci", ".password-store", ".ssh", ".terraform", "gcloud",
 }  # fmt: skip
 """Directories in which programs keep credentials."""
 _SECRET_FILES = re.compile(
     r"\.env.*|.*\.env|[._]netrc|\.git-credentials|\.npmrc|\.yarnrc.*|\.pypirc|\.pgpass|\.my\.cnf|\.boto|\.s3cfg"
     r"|\.htpasswd|\.vault-token|\.dockercfg|\.condarc|\.?credentials(\..*)?|.*[-_.]credentials\.json"
     r"|client[-_]secrets?.*\.json|service[-_]?account.*\.json|\.?kubeconfig(\..*)?|.*\.kubeconfig"
+    r"|(.*[-_.])?token(\.(txt|json|pickle))?|stored_tokens|kaggle\.json|rclone\.conf|\.databrickscfg"
     r"|\.?secrets?(\.(ya?ml|json|toml|ini|txt|cfg))?|id_[^.]*|id_(rsa|dsa|ecdsa|ed25519).*|.*\.tfstate(\..*)?"
     r"|.*\.(pem|key|key_secret|p8|p12|pfx|jks|keystore|ppk|kdbx|ovpn|gpg|age|secret)",
     re.IGNORECASE,
 )
 """Names of files that usually hold credentials or private keys."""
+_CODE = {".py", ".pyi"}
+"""Suffixes of files that are code, whatever their names are."""
 _HARMLESS = re.compile(r"\.env[.-](example|sample|template|dist)", re.IGNORECASE)
 _PRIVATE_KEY = re.compile(rb"\s*-----BEGIN [A-Z ]*PRIVATE KEY")
 _HEAD_BYTES = 256
@@ -133,14 +137,22 @@ def _is_safe(path: Path, at: Path, root: Path) -> bool:
             head = file.read(_HEAD_BYTES)
     except (OSError, ValueError, RuntimeError):  # elsewhere, unreadable, or links in a circle
         return False
-    return not _is_secret(at) and not _is_secret(target) and not _PRIVATE_KEY.match(head)
+    return not _is_secret(at, root) and not _is_secret(target, root) and not _PRIVATE_KEY.match(head)
 
 
-def _is_secret(at: PurePath) -> bool:
-    """Return whether the name of a file, or of a directory above it, is one of secrets."""
-    if any(folder.lower() in _SECRET_DIRECTORIES for folder in at.parts[:-1]):
-        return True
+def _is_secret(at: Path, root: Path) -> bool:
+    """Return whether a file is no code, and its name, or that of a directory above it, is one of secrets."""
+    if at.suffix in _CODE:
+        return False
+    for folder in at.parents:
+        if folder.name.lower() in _SECRET_DIRECTORIES and not _is_package(root / folder):
+            return True
     return bool(_SECRET_FILES.fullmatch(at.name)) and not _HARMLESS.fullmatch(at.name)
+
+
+def _is_package(folder: Path) -> bool:
+    """Return whether Python can import a directory."""
+    return folder.name.isidentifier() and (folder / "__init__.py").is_file()
 
 
 def code_archive(code: Path, max_mb: int = _MAX_MB, include: Sequence[str] = ()) -> bytes:
@@ -156,7 +168,7 @@ def code_archive(code: Path, max_mb: int = _MAX_MB, include: Sequence[str] = ())
     """
     if code.suffix == ".whl" and code.is_file():
         with zipfile.ZipFile(code) as wheel:
-            inside = [name for name in wheel.namelist() if name[-1] != "/" and not _is_secret(PurePosixPath(name))]
+            inside = [name for name in wheel.namelist() if name[-1] != "/"]
             return archive({f"code/{name}": wheel.read(name) for name in inside})
     if not code.is_dir():
         hint = "give the directory of your environment's modules, or a wheel."

@@ -20,9 +20,15 @@ SECRETS = [
     ".netrc", "_netrc", ".git-credentials", ".npmrc", ".pypirc", ".pgpass", ".kube/config", ".docker/config.json",
     ".config/gcloud/application_default_credentials.json", "gcloud/x", "credentials.json", "my-credentials.json",
     "client_secret_1.json", "service-account.json", "kubeconfig", "secrets.yaml", "a.p12", "a.pfx", "worker.key_secret",
-    ".gnupg/a", "terraform.tfstate", ".huggingface/token",
+    ".gnupg/a", "terraform.tfstate", ".huggingface/token", "token", "web.token", "client.token", "hf_token",
+    "wandb.token", "HF-Token.txt", "token.json", ".cache/huggingface/token", "stored_tokens", "kaggle.json",
+    "rclone.conf", ".databrickscfg", "gcloud/x.json", "pack/token",
 ]  # fmt: skip
-CODE = ["env.py", "id_mapping.py", "secrets.py", "keys.py", "pack/__init__.py", "environment.yml", ".env.example"]
+CODE = [
+    "env.py", "id_mapping.py", "secrets.py", "keys.py", "pack/__init__.py", "environment.yml", ".env.example",
+    "credentials.py", "kubeconfig.py", "id_rsa_env.py", "prod.env.py", "token.py", "tokens.txt", "tokenizer.json",
+    "pack/gcloud/__init__.py", "pack/gcloud/play.py", "pack/gcloud/map.json",
+]  # fmt: skip
 
 
 def tree(place: Path, *names: str, content: bytes = b"x = 1\n") -> Path:
@@ -36,11 +42,12 @@ def tree(place: Path, *names: str, content: bytes = b"x = 1\n") -> Path:
 def code(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     """Return a directory with code and secrets: without Git, unknown to Git, or committed."""
     place = tree(tmp_path / "code", *SECRETS, *CODE)
-    tree(place, "renamed", content=KEY)
+    tree(place, "renamed", "key.py", content=KEY)
     tree(tmp_path, "outside.py", "elsewhere/a.py")
     (place / "link.py").symlink_to(tmp_path / "outside.py")
     (place / "linked").symlink_to(tmp_path / "elsewhere")
     (place / "alias").symlink_to(".env")
+    (place / "alias.py").symlink_to(".env")
     (place / "again.py").symlink_to("env.py")
     (place / "dangling").symlink_to("missing")
     (place / "circle").symlink_to("circle")
@@ -58,8 +65,8 @@ def names_in(packed: bytes) -> set[str]:
 
 def test_neither_secrets_nor_files_from_elsewhere_are_sent_but_named(code: Path) -> None:
     shipment = look_through(code)
-    assert [str(path) for path in shipment.files] == sorted([*CODE, "again.py"])
-    assert {*SECRETS, "renamed", "alias", "link.py"} <= {str(path) for path in shipment.left_out}
+    assert shipment.files == sorted(map(Path, [*CODE, "again.py"]))
+    assert {*SECRETS, "renamed", "key.py", "alias", "alias.py", "link.py"} <= {str(path) for path in shipment.left_out}
     assert names_in(code_archive(code)) == {*CODE, "again.py"}
     about = shipment.about_left_out()
     assert str(len(shipment.left_out)) in about
@@ -87,8 +94,9 @@ def test_a_directory_without_secrets_says_nothing(tmp_path: Path) -> None:
     assert look_through(tree(tmp_path, *CODE)).about_left_out() == ""
 
 
-def test_secrets_in_a_wheel_are_not_sent(tmp_path: Path) -> None:
+def test_a_wheel_is_sent_whole_because_its_files_have_been_chosen(tmp_path: Path) -> None:
+    names = {"mine.py", "gcloud/data.json", "mine/credentials.json"}
     with zipfile.ZipFile(tmp_path / "mine.whl", "w") as wheel:
-        wheel.writestr("mine.py", "x = 1")
-        wheel.writestr("mine/.env", "TOKEN=1")
-    assert names_in(code_archive(tmp_path / "mine.whl")) == {"mine.py"}
+        for name in names:
+            wheel.writestr(name, "x = 1")
+    assert names_in(code_archive(tmp_path / "mine.whl")) == names
