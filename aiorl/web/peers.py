@@ -19,6 +19,9 @@ import psutil
 Address = tuple[str, int]
 
 _OVERFLOW_FILE = Path("/proc/sys/kernel/overflowuid")
+_MAP_FILE = Path("/proc/self/uid_map")
+_MAP_OF_ALL = ["0", "0", "4294967295"]
+"""Map of a namespace of users that knows all of them, such as the first one."""
 # of <linux/sock_diag.h>, <linux/inet_diag.h> and <linux/netlink.h>
 _NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST = 4, 20, 1
 _HEADER = struct.Struct("=IHHII")
@@ -37,20 +40,43 @@ def is_own_connection(client: Address, server: Address) -> bool:
     Args:
         client: host and port of the other end.
         server: host and port of the end of this process.
+
+    Returns:
+        False also if that can't be found out, as without free descriptors.
     """
     if os.geteuid() == _uid_of_strangers():
         return False
     if sys.platform == "linux":
         with contextlib.suppress(OSError, ValueError, struct.error):  # some sandboxes have no netlink
-            return _uid_of(client, server) == os.geteuid()
-    return _has_own_process(client, server)
+            if _kernel_reports_users():
+                return _uid_of(client, server) == os.geteuid()
+    with contextlib.suppress(OSError, psutil.Error):
+        return _has_own_process(client, server)
+    return False
+
+
+@lru_cache(maxsize=1)
+def _kernel_reports_users() -> bool:
+    """Return whether the kernel reports who made a socket, by a connection of this process.
+
+    A kernel without the module for that gives the same answer as for a connection that doesn't exist.
+
+    Raises:
+        OSError: it can't be asked now.
+        struct.error: its answer is none.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = listener.getsockname()
+        with socket.create_connection(server, timeout=1.0) as client:
+            return _uid_of(client.getsockname(), server) == os.geteuid()
 
 
 @lru_cache(maxsize=1)
 def _uid_of_strangers() -> int:
-    """Return the number that stands for all users whom a namespace of users doesn't know, -1 if there is none."""
+    """Return the number that stands for all users whom a namespace of users doesn't know, -1 if it knows all."""
     with contextlib.suppress(OSError, ValueError):
-        return int(_OVERFLOW_FILE.read_text())
+        if _MAP_FILE.exists() and _MAP_FILE.read_text().split() != _MAP_OF_ALL:
+            return int(_OVERFLOW_FILE.read_text())
     return -1
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import http.client
 import json
@@ -33,6 +34,7 @@ from aiorl.config.command_line import Parser
 from aiorl.errors import ConfigError, SecurityError
 from aiorl.process.tasks import new_event_loop
 from aiorl.serving.values import given_value
+from aiorl.web import peers
 from aiorl.web.access import WebOptions, add_web_options, web_options
 from aiorl.web.app import App, Refusal, Reply, Request, Response, WebSocket, json_response, parse_json
 from aiorl.web.peers import is_own_connection
@@ -513,6 +515,69 @@ def test_the_user_of_a_connection_is_known_while_its_process_has_it(monkeypatch:
                 assert not is_own_connection((name[0], 1), server)
             client.close()
             assert not is_own_connection(name, server)
+
+
+@pytest.fixture
+def _asks_anew() -> Iterator[None]:
+    """Forget what this process knows of its kernel and its user, before and after a test."""
+    for function in (peers._kernel_reports_users, peers._uid_of_strangers):
+        function.cache_clear()
+    yield
+    for function in (peers._kernel_reports_users, peers._uid_of_strangers):
+        function.cache_clear()
+
+
+@contextmanager
+def connected() -> Iterator[tuple[peers.Address, peers.Address]]:
+    """Yield the ends of a connection of this process: the client's and the server's."""
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as client:
+        accepted, name = listener.accept()
+        with accepted:
+            assert client.getsockname() == name
+            yield name, listener.getsockname()
+
+
+@pytest.mark.usefixtures("_asks_anew")
+def test_this_user_is_let_in_where_the_kernel_finds_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    asks = Mock(return_value=-1)
+    monkeypatch.setattr("aiorl.web.peers._uid_of", asks)
+    with connected() as (client, server):
+        assert is_own_connection(client, server)
+        assert not is_own_connection((client[0], 1), server)
+    assert asks.call_count <= 1, "the kernel is asked once"
+
+
+@pytest.mark.usefixtures("_asks_anew")
+def test_who_can_not_be_looked_up_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    too_many = Mock(side_effect=OSError(errno.EMFILE, "too many open files"))
+    with connected() as (client, server):
+        with monkeypatch.context() as patched:
+            patched.setattr("aiorl.web.peers._uid_of", too_many)
+            patched.setattr("psutil.process_iter", too_many)
+            assert not is_own_connection(client, server)
+        assert is_own_connection(client, server), "as soon as there are descriptors again"
+
+
+@pytest.mark.usefixtures("_asks_anew")
+@pytest.mark.parametrize(
+    ("users", "is_known"),
+    [
+        ("         0          0 4294967295\n", True),
+        ("0 1000 1\n", False),
+        ("0 0 65534\n65535 65535 9\n", False),
+        (None, True),
+    ],
+)
+def test_nobody_is_a_user_where_all_users_are_known(
+    users: str | None, is_known: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "overflow").write_text(f"{os.geteuid()}\n")
+    if users is not None:
+        (tmp_path / "map").write_text(users)
+    monkeypatch.setattr("aiorl.web.peers._OVERFLOW_FILE", tmp_path / "overflow")
+    monkeypatch.setattr("aiorl.web.peers._MAP_FILE", tmp_path / "map", raising=False)
+    with connected() as (client, server):
+        assert is_own_connection(client, server) == is_known
 
 
 def test_pages_of_other_sites_may_not_ask() -> None:
