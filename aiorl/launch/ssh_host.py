@@ -18,6 +18,7 @@ import os
 import select
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tarfile
@@ -120,14 +121,21 @@ def main() -> int:
 
 
 def _make(place: Path) -> None:
-    """Make the directory, locked as long as this program or its guard runs."""
+    """Make the directory, locked as long as this program or its guard runs; the lock's file names this host."""
     while True:
         place.joinpath("code").mkdir(parents=True, exist_ok=True)
         lock = os.open(place / "lock", os.O_RDWR | os.O_CREAT)
         fcntl.flock(lock, fcntl.LOCK_EX)
         if os.fstat(lock).st_nlink:  # otherwise another launch has just removed it
+            os.ftruncate(lock, 0)
+            os.pwrite(lock, _host_name(), 0)
+            os.fsync(lock)  # the directory may be another host's, too
             return
         os.close(lock)
+
+
+def _host_name() -> bytes:
+    return os.fsencode(socket.gethostname())
 
 
 def _remove(place: Path, kept: Collection[str]) -> None:
@@ -141,9 +149,14 @@ def _remove(place: Path, kept: Collection[str]) -> None:
 
 
 def _remove_remains(place: Path) -> None:
-    """Remove directories of any launch whose program and guard are gone, so that no key stays; runs stay."""
+    """Remove directories of any launch here whose program and guard are gone, so that no key stays; runs stay.
+
+    Hosts can share the home directory, and not all file systems show them each other's locks.
+    """
     for other in place.parent.parent.glob("*/*+*"):
-        with contextlib.suppress(OSError), (other / "lock").open("r+") as file:
+        with contextlib.suppress(OSError), (other / "lock").open("r+b") as file:
+            if file.read() != _host_name():
+                continue
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             _remove(other, _RUN)
 

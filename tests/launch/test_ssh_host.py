@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -90,11 +91,13 @@ def test_a_run_stays_if_the_program_is_killed(tmp_path: Path) -> None:
 
 def test_the_next_launch_removes_what_a_crash_of_the_host_left(tmp_path: Path) -> None:
     runs = tmp_path / ".aiorl/runs"
-    for name in ("old-1/host+zz", "old-2/learner-host+zz", "unrelated/host+zz"):
+    for name in ("old-1/host+zz", "old-2/learner-host+zz", "unrelated/host+zz", "mine-2/other+zz", "mine-3/new+zz"):
         (runs / name / "keys").mkdir(parents=True)
         (runs / name / "keys/worker.key_secret").write_text("secret")
     for name in ("old-1/host+zz", "old-2/learner-host+zz"):
-        (runs / name / "lock").touch()
+        (runs / name / "lock").write_text(socket.gethostname())
+    (runs / "mine-2/other+zz/lock").write_text(f"{socket.gethostname()}2")
+    (runs / "mine-3/new+zz/lock").touch()
     (runs / "old-2/learner-host+zz/run").mkdir()
     program = Program(tmp_path)
     program.started()
@@ -102,6 +105,9 @@ def test_the_next_launch_removes_what_a_crash_of_the_host_left(tmp_path: Path) -
         assert not (runs / "old-1").exists()
         assert [path.name for path in (runs / "old-2/learner-host+zz").iterdir()] == ["run"]
         assert (runs / "unrelated/host+zz/keys").exists(), "no program has made it"
+        assert (runs / "mine-2/other+zz/keys").exists(), "it is that of another host with the same home directory"
+        assert (runs / "mine-3/new+zz/keys").exists(), "its host has just made it"
+        assert (program.place / "lock").read_text() == socket.gethostname()
         assert (program.place / "keys/worker.key_secret").exists(), "its program runs"
     finally:
         program.end(lambda process: process.terminate())
