@@ -69,6 +69,9 @@ _OWN = (
 """Files of a run directory that neither go to a host nor come from there."""
 _MAX_KEY_BYTES = 16 << 10
 _MAX_WORKERS = 100_000
+_MAX_PORT = 65_535
+_PORT_DIGITS = 5
+_NUMBER = re.compile(r"[0-9]{1,9}")
 _SAME_START_S = 5.0
 """Most seconds between two statements of when a process was started: clocks are set meanwhile."""
 
@@ -119,13 +122,21 @@ def parse_hosts(words: Iterable[str]) -> dict[str, int | None]:
         lines = _lines_in(word) if os.path.isfile(word) else [word]
         for line in filter(None, (re.sub(r"#.*|\s", "", line) for line in lines)):
             host, equals, number = line.partition("=")
-            if not _HOST.fullmatch(host) or host in hosts or (equals and not number.isdecimal()):
+            if not _HOST.fullmatch(host) or host in hosts or (equals and not _is_count(number)):
                 hint = "write each host once, as HOST or HOST=N, or name a file with such lines."
                 raise ConfigError(f"--hosts: {line!r:.100} is no new host:", key="hosts", value=word, hint=hint)
             hosts[host] = int(number) if equals else None
     if not hosts:
         raise ConfigError("--hosts names no host:", key="hosts", hint="write --hosts host1 host2=16")
     return hosts
+
+
+def _is_count(word: str) -> bool:
+    return bool(_NUMBER.fullmatch(word)) and int(word) <= _MAX_WORKERS
+
+
+def _is_port(word: str) -> bool:
+    return bool(_NUMBER.fullmatch(word)) and len(word) <= _PORT_DIGITS and 0 < int(word) <= _MAX_PORT
 
 
 def _lines_in(file: str) -> list[str]:
@@ -177,7 +188,7 @@ class Launch:
             if is_learner:
                 admitted = (path.relative_to(keys) for path in keys.glob("admitted/*.key"))
                 names = ["learner.key_secret", "learner.key", *map(str, admitted)]
-            files |= {f"keys/{name}": read_regular(keys / name, max_bytes=_MAX_KEY_BYTES) for name in names}
+            files |= {f"keys/{name}": _key_in(keys / name) for name in names}
         if is_learner and (self.job.run_dir / "run.json").exists():
             for path in self.job.run_dir.rglob("*"):
                 at = path.relative_to(self.job.run_dir)
@@ -208,6 +219,10 @@ class Launch:
         read = shlex.quote(f"{_CHECK}exec(sys.stdin.buffer.read({len(_SOURCE)}))")
         shell = shlex.join(["sh", "-c", f'{python}; exec "$p" -c {read}'])
         return [*shlex.split(self._ssh), *_SSH, host, f"exec {shell}"]
+
+
+def _key_in(path: Path) -> bytes:
+    return read_regular(path, max_bytes=_MAX_KEY_BYTES, follow=True)  # as mounted secrets and dotfiles are links
 
 
 @cache
@@ -288,7 +303,7 @@ class Host(threading.Thread):
                     break
                 text = self._as_here(printable(line), facts["place"])
                 text, is_port, port = text.partition(ssh_host.PORT_IS)
-                if is_port and self._is_learner and port.isdecimal():
+                if is_port and self._is_learner and _is_port(port):
                     launch.port = int(port)
                     if not text:
                         continue

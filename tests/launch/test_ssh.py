@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import io
+import json
 import os
 import pty
 import re
@@ -12,6 +14,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import termios
 import zipfile
 from collections.abc import Callable, Iterator
@@ -22,7 +25,9 @@ import pytest
 from processes import SMALL, Started, wait_until
 
 from aiorl.errors import ConfigError
-from aiorl.launch.ssh import parse_hosts
+from aiorl.launch import ssh_host
+from aiorl.launch.job import checked
+from aiorl.launch.ssh import Host, Launch, parse_hosts
 from aiorl.process.shipped import code_archive, shipped
 
 SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
@@ -62,7 +67,9 @@ def test_hosts_come_from_words_and_files(tmp_path: Path) -> None:
     assert parse_hosts([str(tmp_path / "hosts"), "n3=0"]) == {"n1": None, "me@n2": 16, "n3": 0}
 
 
-@pytest.mark.parametrize("words", [[], ["-oProxyCommand=x"], ["n1=many"], ["n1", "n1=2"], ["n1 n2;x"]])
+@pytest.mark.parametrize(
+    "words", [[], ["-oProxyCommand=x"], ["n1=many"], ["n1", "n1=2"], ["n1 n2;x"], ["n1=100001"], ["n1=" + "9" * 5000]]
+)
 def test_other_words_are_no_hosts(words: list[str]) -> None:
     with pytest.raises(ConfigError, match="--hosts"):
         parse_hosts(words)
@@ -103,6 +110,49 @@ def test_a_home_directory_is_not_sent(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("HOME", str(tmp_path))
     with pytest.raises(ConfigError, match="home"):
         code_archive(tmp_path)
+
+
+@pytest.mark.parametrize("is_learner", [True, False])
+def test_keys_behind_links_are_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_learner: bool) -> None:
+    monkeypatch.chdir(tmp_path)
+    keys = checked(["--env", "CartPole-v1", "--run-dir", "first"]).make_keys()
+    linked = tmp_path / "linked"
+    for path in filter(Path.is_file, keys.rglob("*")):
+        link = linked / path.relative_to(keys)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(path)
+    job = checked(["--env", "CartPole-v1", "--run-dir", "mine", "--keys", str(linked)])
+    packed = Launch(job, {"hosts": ["n1"]}).files_for(is_learner=is_learner)
+    with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
+        files = {name: tar.extractfile(name) for name in tar.getnames()}
+        contents = {name: file.read() for name, file in files.items() if file is not None}
+    secret = "learner.key_secret" if is_learner else "worker.key_secret"
+    assert contents[f"keys/{secret}"] == (keys / secret).read_bytes()
+    assert ("keys/admitted/worker.key" in contents) == is_learner
+
+
+def test_lines_of_a_host_that_name_no_port_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    job = checked(["--env", "CartPole-v1", "--run-dir", "mine", "--insecure"])
+    job.make_place()
+    package = Path(ssh_host.__file__).parent.parent
+    facts = {"place": "/x", "client": "", "server": "", "python": "", "missing": []}
+    facts["digest"] = ssh_host.package_digest(package)
+    ports = ["5557", "9" * 5000, "65536", "000005558", "0", "-1", "\u0665\u0665"]
+    (tmp_path / "host.py").write_text(f"""
+import json, sys
+sys.stdin.buffer.read({len(Path(ssh_host.__file__).read_bytes())})
+sys.stdin.buffer.readline()
+print({ssh_host.GREETING!r} + {json.dumps(facts)!r}, flush=True)
+for size in json.loads(sys.stdin.buffer.readline())["archives"]:
+    sys.stdin.buffer.read(size)
+for port in {ports!r}:
+    sys.stdout.buffer.write(({ssh_host.PORT_IS!r} + port + chr(10)).encode())
+""")
+    launch = Launch(job, {"hosts": ["n1"], "learner": "n1", "ssh": f"{sys.executable} {tmp_path / 'host.py'}"})
+    host = Host(launch, "n1", is_learner=True)
+    host.run()
+    assert (host.status, launch.port) == (0, 5557)
 
 
 def test_a_wheel_is_sent_unpacked(tmp_path: Path) -> None:
