@@ -26,6 +26,8 @@ from aiorl.process.kept_logs import MAX_BYTES
 from aiorl.text import one_line
 from aiorl.web.app import MAX_BODY_BYTES, Refusal, Request
 
+logger = logging.getLogger(__name__)
+
 _TOKEN, _MAX_TOKEN_FILE = re.compile(rb"[!-~]{16,4096}"), 8192
 _PORT = re.compile(r":\d+$")
 USER = "aiorl.is_own"
@@ -160,11 +162,21 @@ class Guard:
     def __init__(self, options: WebOptions) -> None:
         """Read the token, or make it.
 
+        If the options let this user's processes in without it, a file that can't be used costs other users their way
+        in, and there is a warning: some file systems can't make a file private, or have root write none.
+
         Raises:
             SecurityError: as `token_in`.
             ConfigError: as `token_in`.
         """
-        self._token = None if options.token_file is None else token_in(options.token_file)
+        self._token: bytes | None = None
+        if options.token_file is not None:
+            try:
+                self._token = token_in(options.token_file)
+            except ConfigError as error:
+                if not options.lets_user_in or options.is_insecure:
+                    raise
+                logger.warning("Processes of this user are let in, and no one by a token: %s", error)
         names = {"localhost", "127.0.0.1", "[::1]", options.host.lower()}
         self.asks_user = (self._token is None or options.lets_user_in) and not options.is_insecure
         self._hosts = names if self.asks_user else None

@@ -438,6 +438,30 @@ def test_a_token_is_required_and_made_in_a_private_file(tmp_path: Path) -> None:
         WebServer(App(), WebOptions(token_file=path))
 
 
+@pytest.mark.parametrize("fault", ["others can read it", "it can't be made", "it has none"])
+def test_this_user_is_let_in_without_a_token_that_can_not_be_private(
+    fault: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "token"
+    if fault == "others can read it":
+        path.write_text("a-token-that-others-read")
+        path.chmod(0o666)
+    elif fault == "it has none":
+        path.touch(0o600)
+    else:
+        path = tmp_path / "missing" / "token"
+    with Site(token_file=path, lets_user_in=True) as site:
+        assert site.ask("GET", "/failing")[0] == 500
+        monkeypatch.setattr("aiorl.web.server.is_own_connection", Mock(return_value=False))
+        token = {"Authorization": "Bearer a-token-that-others-read"}
+        assert site.ask("GET", "/failing", headers=token)[0] == 403, "another user, who may have read the token"
+    assert [record.levelname for record in caplog.records if str(path) in record.getMessage()] == ["WARNING"]
+    for options in (WebOptions(token_file=path), WebOptions(token_file=path, lets_user_in=True, is_insecure=True)):
+        with pytest.raises(ConfigError) as caught:
+            WebServer(App(), options)
+        assert caught.value.key == "token_file"
+
+
 def test_other_addresses_need_a_token_or_a_word(tmp_path: Path) -> None:
     parser = Parser("prog", "", "", "")
     add_web_options(parser, port=8000)
