@@ -114,7 +114,11 @@ def test_a_broken_environment_ends_the_run_after_restarts_only_if_it_had_sampled
         "--num-envs-per-worker=1", "--train-batch-size=64", "--rollout-fragment-length=64", "--stop-time-s=60",
     )  # fmt: skip
     assert learner.wait(90) == 1, learner.text
-    assert bool(re.search(r" 1 \w+ 1 \w+ 0\.2 s", learner.text)) == restarts, "restart 1 of 1, and the wait before it"
+    # the end of a process can be seen before the failure that it sent is read, so that the end of the run calls its
+    # restart off
+    if restarts:
+        assert re.search(r" 1 \w+ 1 \w+ 0\.2 s", learner.text), "restart 1 of 1, and the wait before it"
+    assert len(re.findall(r"\bChildStarted\(slot=1\b", learner.log)) == 1 + restarts
     assert env in learner.text
 
 
