@@ -1,7 +1,8 @@
-"""The parts of the metadata that depend on where the sources are kept: URLs, and the links of the README.
+"""The parts of the metadata that depend on where the sources are kept: URLs, and the links of the
+README.
 
-The address is that of the clone's remote ``origin``, or what a source distribution was given. Where there is none,
-there are no URLs, and links stay as they are.
+The address is that of the clone's remote ``origin``, or what a source distribution was given. Where
+there is none, there are no URLs, and links stay as they are.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ class AddressHook(MetadataHookInterface):
 
 
 def address_of(remote: str) -> str:
-    """Return the web address of a remote such as ``git@host:owner/name.git``, without credentials; "" for none."""
+    """Return the web address of a remote such as ``git@host:owner/name.git``, without credentials;
+    "" for none.
+    """
     ssh = re.fullmatch(r"(?:ssh://)?[\w.-]+@([\w.-]+)[:/](.+)", remote)
     host, path = (ssh[1], ssh[2]) if ssh else (urlsplit(remote).hostname, urlsplit(remote).path)
     if not host or not (ssh or remote.startswith(("https://", "http://"))):
@@ -50,17 +53,26 @@ def address_of(remote: str) -> str:
 def with_absolute_links(text: str, address: str) -> str:
     """Return Markdown whose relative links lead into a repository; pictures to their files."""
     return _RELATIVE.sub(
-        lambda found: f"{found[1]}[{found[2]}]({address}/{'raw' if found[1] else 'blob'}/HEAD/{found[3]})", text
+        lambda found: (
+            f"{found[1]}[{found[2]}]({address}/{'raw' if found[1] else 'blob'}/HEAD/{found[3]})"
+        ),
+        text,
     )
 
 
 def _address(root: Path) -> str:
     information = root / "PKG-INFO"  # of a source distribution
     if information.is_file():
-        found = re.search(r"^Project-URL: Repository, (\S+)$", information.read_text(encoding="utf-8"), re.MULTILINE)
+        found = re.search(
+            r"^Project-URL: Repository, (\S+)$",
+            information.read_text(encoding="utf-8"),
+            re.MULTILINE,
+        )
         return found[1] if found else ""
     command = ["git", "-C", str(root), "config", "--get", "remote.origin.url"]
     try:
-        return address_of(subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip())
+        return address_of(
+            subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+        )
     except OSError:  # there is no git
         return ""

@@ -84,7 +84,9 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # read by TensorFlow on import: log only fatal errors
+os.environ.setdefault(
+    "TF_CPP_MIN_LOG_LEVEL", "3"
+)  # read by TensorFlow on import: log only fatal errors
 
 _HOMES = {
     "aiorl.acting.exploration": "Exploration",
@@ -122,7 +124,10 @@ _HOMES = {
 
 _HOME = {name: module for module, names in _HOMES.items() for name in names.split()}
 for _algo, _kind in ALGORITHMS.items():
-    _HOME |= {f"{_kind}Config": f"aiorl.learning.algorithms.{_algo}", f"{_kind}Trainer": "aiorl.run.trainer"}
+    _HOME |= {
+        f"{_kind}Config": f"aiorl.learning.algorithms.{_algo}",
+        f"{_kind}Trainer": "aiorl.run.trainer",
+    }
 
 # without TFPolicy, so that `from aiorl import *` works without TensorFlow and never loads it
 __all__ = sorted({*_HOME, "__version__"} - {"TFPolicy"})
@@ -144,7 +149,9 @@ aiorl.config.build_trainer = _build_trainer
 aiorl.config.translate_old_keys = _translate_old_keys
 
 
-def __getattr__(name: str) -> Any:  # Any: type checkers know the algorithms' trainers only from this function
+def __getattr__(
+    name: str,
+) -> Any:  # Any: type checkers know the algorithms' trainers only from this function
     if name in _HOME:
         return getattr(importlib.import_module(_HOME[name]), name)
     raise _missing(name, sys._getframe(1))

@@ -21,9 +21,15 @@ __all__ = ["command", "main"]
 
 _PROG = "aiorl"
 _COMMANDS = {
-    "train": ("aiorl.learner", "train a policy, with worker processes here and on any host that joins"),
+    "train": (
+        "aiorl.learner",
+        "train a policy, with worker processes here and on any host that joins",
+    ),
     "worker": ("aiorl.worker", "sample for a learner on this or another host"),
-    "evaluate": ("aiorl.evaluate", "play episodes with a trained policy; record a video or store them"),
+    "evaluate": (
+        "aiorl.evaluate",
+        "play episodes with a trained policy; record a video or store them",
+    ),
     "plot": ("aiorl.plot", "draw learning curves of runs, and compare experiments"),
     "serve": ("aiorl.serve", "answer requests for a trained policy's actions over HTTP"),
     "export": ("aiorl.export", "export a trained policy to files that run without aiorl"),
@@ -33,7 +39,10 @@ _COMMANDS = {
     "status": ("aiorl.status", "show what runs where, and what each worker said last"),
     "doctor": ("aiorl.doctor", "check this machine, and the way to a learner"),
     "keys": ("aiorl.keys", "make the keys that let workers on other hosts join"),
-    "launch": ("aiorl.launch.__main__", "train on many hosts: ssh, Slurm, Kubernetes, or copies of one command"),
+    "launch": (
+        "aiorl.launch.__main__",
+        "train on many hosts: ssh, Slurm, Kubernetes, or copies of one command",
+    ),
 }
 _LIST = "\n".join(f"  {name:10}{about}" for name, (_, about) in _COMMANDS.items())
 _HELP = f"""usage: aiorl COMMAND [options]
@@ -73,7 +82,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     name, *rest = words
     if name.startswith("-"):
-        usage_error(_PROG, f"Put a command before its options: aiorl train {' '.join(words[:2]):.100}")
+        usage_error(
+            _PROG, f"Put a command before its options: aiorl train {' '.join(words[:2]):.100}"
+        )
     if name not in _COMMANDS:
         near = nearest(name, _COMMANDS, count=1) or f" Commands: {', '.join(_COMMANDS)}."
         usage_error(_PROG, f"There is no command {name!r:.50}.{near}")
@@ -87,7 +98,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def command() -> None:
-    """Run as the program, and exit. The console script also finds modules in the current directory."""
+    """Run as the program, and exit.
+
+    The console script also finds modules in the current directory.
+    """
     keep_output_from_failing()
     if os.path.realpath(sys.path[0]) == os.path.dirname(os.path.realpath(sys.argv[0])):
         del sys.path[0]  # the folder of the script

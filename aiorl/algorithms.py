@@ -1,4 +1,7 @@
-"""Parts for an algorithm of your own; docs/new_algorithm.md builds one. Importing this does not load TensorFlow."""
+"""Parts for an algorithm of your own; docs/new_algorithm.md builds one.
+
+Importing this does not load TensorFlow.
+"""
 
 from aiorl.config.key import changed, key
 from aiorl.data import columns
@@ -10,11 +13,26 @@ from aiorl.learning.algorithms.compiled_algorithm import CompiledAlgorithm, rows
 from aiorl.learning.algorithms.compiled_update import Phase, TargetNetwork, UpdateSpec
 from aiorl.learning.algorithms.dqn import DQN, DQNConfig
 from aiorl.learning.algorithms.imitation import Imitation, ImitationConfig
-from aiorl.learning.algorithms.on_policy import OnPolicy, OnPolicyConfig, Surrogate, SurrogateConfig, surrogate_spec
+from aiorl.learning.algorithms.on_policy import (
+    OnPolicy,
+    OnPolicyConfig,
+    Surrogate,
+    SurrogateConfig,
+    surrogate_spec,
+)
 from aiorl.learning.algorithms.replay_algorithm import ReplayAlgorithm
-from aiorl.learning.algorithms.replay_config import ActorReplayConfig, OfflineReplayConfig, ReplayConfig
+from aiorl.learning.algorithms.replay_config import (
+    ActorReplayConfig,
+    OfflineReplayConfig,
+    ReplayConfig,
+)
 from aiorl.learning.algorithms.rows import sequence_columns
-from aiorl.learning.algorithms.streaming import Streaming, StreamingConfig, VTraceConfig, VTraceStreaming
+from aiorl.learning.algorithms.streaming import (
+    Streaming,
+    StreamingConfig,
+    VTraceConfig,
+    VTraceStreaming,
+)
 from aiorl.learning.losses import masked_mean
 from aiorl.learning.losses.policy_gradient import actor_critic_loss, masked_normalise
 from aiorl.learning.models.distributions import to_tf_distribution

@@ -1,6 +1,7 @@
 """PolicyClient: asks `aiorl serve`, or a run in training, for actions.
 
-The module needs `msgpack` and `websockets`, and uses NumPy if it is installed. It works as a copy without aiorl, too.
+The module needs `msgpack` and `websockets`, and uses NumPy if it is installed. It works as a copy
+without aiorl, too.
 """
 
 from __future__ import annotations
@@ -22,9 +23,18 @@ from websockets.sync.client import ClientConnection, connect
 _MAX_ANSWER = 1 << 30
 _BUSY, _RETRY_S, _NUM_THREADS = 503, 0.2, 100
 _FORMATS: dict[str, Any] = dict(
-    bool="?", uint8="B", uint16="H", uint32="I", uint64="Q", int8="b", int16="h", int32="i", int64="q", float32="f",
+    bool="?",
+    uint8="B",
+    uint16="H",
+    uint32="I",
+    uint64="Q",
+    int8="b",
+    int16="h",
+    int32="i",
+    int64="q",
+    float32="f",
     float64="d",
-)  # fmt: skip
+)
 
 
 class RequestRefused(RuntimeError):
@@ -47,9 +57,9 @@ class PolicyClient(contextlib.AbstractContextManager["PolicyClient"]):
         with PolicyClient("http://localhost:8000") as client:
             action = client.act([0.0, 0.1, 0.0, -0.1])
 
-    Observations and actions are in the environment's form, of numbers, lists, dicts and arrays. Arrays of answers are
-    NumPy's. Without NumPy they are nested lists, and those of float16 can't be read. After a loss, the next request
-    connects again.
+    Observations and actions are in the environment's form, of numbers, lists, dicts and arrays.
+    Arrays of answers are NumPy's. Without NumPy they are nested lists, and those of float16 can't
+    be read. After a loss, the next request connects again.
     """
 
     def __init__(
@@ -69,8 +79,8 @@ class PolicyClient(contextlib.AbstractContextManager["PolicyClient"]):
             token: the server's token.
             timeout_s: seconds within which an answer has to come.
             tls: context that knows the server's certificate; None = the system's.
-            local: True for a run in training: this process becomes one of its workers and acts by itself, by the newest
-                weights. It needs aiorl, and there can be one in a process.
+            local: True for a run in training: this process becomes one of its workers and acts by
+                itself, by the newest weights. It needs aiorl, and there can be one in a process.
             keys: directory of this host's CURVE keys, with `local`, if the run uses keys.
 
         Raises:
@@ -110,7 +120,8 @@ class PolicyClient(contextlib.AbstractContextManager["PolicyClient"]):
     def session(self, policy: str | None = None, *, train: bool = True) -> PolicySession:
         """Return a session, for episodes one after the other; with the errors of `act`.
 
-        A server that has no room for it yet, like a run without workers, is asked again for ``timeout_s``.
+        A server that has no room for it yet, like a run without workers, is asked again for
+        ``timeout_s``.
 
         Args:
             policy: name of the policy; None = the only one.
@@ -167,7 +178,9 @@ class PolicyClient(contextlib.AbstractContextManager["PolicyClient"]):
         return answer
 
     def close(self) -> None:
-        """Close the connection; a worker in this process leaves the run, with the fragment that it has begun."""
+        """Close the connection; a worker in this process leaves the run, with the fragment that it
+        has begun.
+        """
         if self._local is not None:
             self._local.close()
             self._threads.shutdown(wait=False)
@@ -181,7 +194,11 @@ class PolicyClient(contextlib.AbstractContextManager["PolicyClient"]):
     def _connect(self) -> ClientConnection:
         try:
             socket = connect(
-                self._url, additional_headers=self._headers, compression=None, max_size=_MAX_ANSWER, ssl=self._tls
+                self._url,
+                additional_headers=self._headers,
+                compression=None,
+                max_size=_MAX_ANSWER,
+                ssl=self._tls,
             ).__enter__()  # newer versions of websockets want it
         except InvalidStatus as error:
             body = bytes(error.response.body or b"").decode(errors="replace")
@@ -190,7 +207,9 @@ class PolicyClient(contextlib.AbstractContextManager["PolicyClient"]):
             raise RequestRefused(error.response.status_code, body) from None
         except (OSError, WebSocketException) as error:
             raise ConnectionError(f"{self._url} can't be reached: {error}") from error
-        threading.Thread(target=self._read, args=(socket,), name="policy-client", daemon=True).start()
+        threading.Thread(
+            target=self._read, args=(socket,), name="policy-client", daemon=True
+        ).start()
         return socket
 
     def _read(self, socket: ClientConnection) -> None:
@@ -219,14 +238,15 @@ def _accepted(answer: dict[str, Any]) -> dict[str, Any]:
 
 
 class PolicySession(contextlib.AbstractContextManager["PolicySession"]):
-    """Session: episodes one after the other. The next `act` after an episode's end begins another one.
+    """Session: episodes one after the other. The next `act` after an episode's end begins another
+    one.
 
         with client.session() as game:
             action = game.act(observation)
             game.end(observation, reward=1.0)
 
-    Each reward is the sum of those since the session's last request. Errors are those of `PolicyClient.act`; status
-    410 means that the session is gone.
+    Each reward is the sum of those since the session's last request. Errors are those of
+    `PolicyClient.act`; status 410 means that the session is gone.
 
     Attributes:
         id: its name.
@@ -251,7 +271,12 @@ class PolicySession(contextlib.AbstractContextManager["PolicySession"]):
         self._ask("act", observation=observation, action=action, reward=reward, **keys)
 
     def end(
-        self, observation: Any, reward: Any = 0.0, *, truncated: bool = False, info: Mapping[str, Any] | None = None
+        self,
+        observation: Any,
+        reward: Any = 0.0,
+        *,
+        truncated: bool = False,
+        info: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         """End the episode, and return its steps and the sum of its rewards.
 
@@ -261,7 +286,9 @@ class PolicySession(contextlib.AbstractContextManager["PolicySession"]):
             truncated: True if the episode could have gone on.
             info: what the environment says about the last step.
         """
-        return self._ask("end", observation=observation, reward=reward, truncated=truncated, info=info or {})
+        return self._ask(
+            "end", observation=observation, reward=reward, truncated=truncated, info=info or {}
+        )
 
     def close(self) -> None:
         """Close the session; an episode that has not ended is dropped."""

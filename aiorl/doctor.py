@@ -1,4 +1,5 @@
-"""`python -m aiorl.doctor [ADDRESS]`: check this machine, and the way to a learner, with a remedy for each problem.
+"""`python -m aiorl.doctor [ADDRESS]`: check this machine, and the way to a learner, with a remedy
+for each problem.
 
 Nothing is changed, and no worker joins.
 """
@@ -42,7 +43,10 @@ from aiorl.text import one_line
 
 __all__ = ["Finding", "main"]
 
-_ABOUT = "Checks this machine, and the way from here to a learner. Each problem has its remedy on the same line."
+_ABOUT = (
+    "Checks this machine, and the way from here to a learner. Each problem has its remedy on the"
+    " same line."
+)
 _EXAMPLES = """
 Examples:
   # a host for workers or the learner
@@ -80,12 +84,16 @@ class Finding(NamedTuple):
     remedy: str = ""
 
 
-# This machine ------------------------------------------------------------------------------------------------
+# This machine
+# --------------------------------------------------------------------------------------------------
 
 
 def _software() -> Finding:
     where = Path(__file__).parent
-    text = f"aiorl {__version__} in {where}, Python {platform.python_version()}, protocol {PROTOCOL_VERSION}"
+    text = (
+        f"aiorl {__version__} in {where}, Python {platform.python_version()}, protocol"
+        f" {PROTOCOL_VERSION}"
+    )
     return Finding(OK, "software", text)
 
 
@@ -99,11 +107,17 @@ def _packages() -> Finding:
         if name in tested and version.split(".")[0] != tested[name].split(".")[0]
     ]
     if missing:
-        return Finding(FAIL, "packages", f"missing: {', '.join(missing)}", f"pip install {' '.join(missing)}")
+        return Finding(
+            FAIL, "packages", f"missing: {', '.join(missing)}", f"pip install {' '.join(missing)}"
+        )
     if others:
-        return Finding(WARN, "packages", ", ".join(others), "install with `-c aiorl/constraints.txt`")
+        return Finding(
+            WARN, "packages", ", ".join(others), "install with `-c aiorl/constraints.txt`"
+        )
     if importlib.util.find_spec("tensorflow") is None:
-        return Finding(OK, "packages", "for workers only", "for a learner: pip install '.[learner]'")
+        return Finding(
+            OK, "packages", "for workers only", "for a learner: pip install '.[learner]'"
+        )
     return Finding(OK, "packages", "for learner and workers")
 
 
@@ -111,7 +125,12 @@ def _cores() -> Finding:
     machine, usable = os.cpu_count() or 1, usable_cores()
     text = f"{usable} of {machine} can be used"
     if usable < machine:
-        return Finding(WARN, "cores", f"{text}: affinity or a control group limits them", f"--num-workers {usable}")
+        return Finding(
+            WARN,
+            "cores",
+            f"{text}: affinity or a control group limits them",
+            f"--num-workers {usable}",
+        )
     return Finding(OK, "cores", text)
 
 
@@ -124,7 +143,10 @@ def _files() -> Finding:
         return Finding(OK, "files", text)
     said = f"{text}: a learner takes at most about {max(1, limit // 4)} workers"
     return Finding(
-        level, "files", said, f"raise the hard limit: `ulimit -Hn {4 * _GOOD_FILES}` as root, or limits.conf"
+        level,
+        "files",
+        said,
+        f"raise the hard limit: `ulimit -Hn {4 * _GOOD_FILES}` as root, or limits.conf",
     )
 
 
@@ -135,7 +157,9 @@ def _room() -> Finding:
         with tempfile.TemporaryFile():
             free = shutil.disk_usage(folder).free
     except OSError as error:
-        return Finding(FAIL, "room", f"no temporary file can be written: {error.strerror or error}", remedy)
+        return Finding(
+            FAIL, "room", f"no temporary file can be written: {error.strerror or error}", remedy
+        )
     text = f"{free / 2**30:.1f} GiB free in {folder}"
     return Finding(OK, "room", text) if free >= _GOOD_FREE else Finding(WARN, "room", text, remedy)
 
@@ -163,7 +187,10 @@ def _ports() -> Finding:
                 taken.append(str(port))
     if taken:
         return Finding(
-            WARN, "ports", f"{' and '.join(taken)} in use", "for another learner here: --bind with another port"
+            WARN,
+            "ports",
+            f"{' and '.join(taken)} in use",
+            "for another learner here: --bind with another port",
         )
     return Finding(OK, "ports", f"{_PORT} and {_PORT + 1} are free for a learner here")
 
@@ -188,7 +215,9 @@ def _gpu_names() -> list[str]:
 
 
 def _gpus() -> Iterator[Finding]:
-    """Compile a small convolution with XLA where there are a GPU and TensorFlow, as updates with images do."""
+    """Compile a small convolution with XLA where there are a GPU and TensorFlow, as updates with
+    images do.
+    """
     names = _gpu_names()
     if not names or importlib.util.find_spec("tensorflow") is None:
         return
@@ -204,15 +233,28 @@ def _gpus() -> Iterator[Finding]:
             env={**os.environ, **python_path()},
         )
     except subprocess.TimeoutExpired:
-        yield Finding(FAIL, "gpu", f"{text}: no convolution was compiled in {_COMPILE_S:g} s", "set xla: off")
+        yield Finding(
+            FAIL, "gpu", f"{text}: no convolution was compiled in {_COMPILE_S:g} s", "set xla: off"
+        )
         return
     if done.returncode == _NO_GPU:
-        yield Finding(WARN, "gpu", f"{text}, but TensorFlow sees no GPU", "pip install 'aiorl[learner-gpu]'")
+        yield Finding(
+            WARN, "gpu", f"{text}, but TensorFlow sees no GPU", "pip install 'aiorl[learner-gpu]'"
+        )
     elif done.returncode != 0:
-        lines = [line for line in done.stderr.splitlines() if line.strip()] or [f"status {done.returncode}"]
-        error = next((line for line in lines if "Error" in line and "errors_impl" in line), lines[-1])
-        cudnn = f"with cuDNN {_cudnn_version()}, a convolution does not compile with XLA: {one_line(error, 300)}"
-        yield Finding(FAIL, "gpu", f"{text}: {cudnn}", f"pip install '{_GOOD_CUDNN}', or set xla: off")
+        lines = [line for line in done.stderr.splitlines() if line.strip()] or [
+            f"status {done.returncode}"
+        ]
+        error = next(
+            (line for line in lines if "Error" in line and "errors_impl" in line), lines[-1]
+        )
+        cudnn = (
+            f"with cuDNN {_cudnn_version()}, a convolution does not compile with XLA:"
+            f" {one_line(error, 300)}"
+        )
+        yield Finding(
+            FAIL, "gpu", f"{text}: {cudnn}", f"pip install '{_GOOD_CUDNN}', or set xla: off"
+        )
     else:
         yield Finding(OK, "gpu", f"{text}; a convolution compiles with XLA")
 
@@ -225,7 +267,8 @@ def _cudnn_version() -> str:
         return "of the system"
 
 
-# Keys, and the way to a learner ------------------------------------------------------------------------------
+# Keys, and the way to a learner
+# ------------------------------------------------------------------------------
 
 
 def _keys(path: Path) -> Finding:
@@ -233,7 +276,9 @@ def _keys(path: Path) -> Finding:
     said = []
     try:
         learner = load_learner_keys(path) if (path / "learner.key_secret").exists() else None
-        has_worker = path.is_file() or any(each.name != "learner.key_secret" for each in path.glob("*.key_secret"))
+        has_worker = path.is_file() or any(
+            each.name != "learner.key_secret" for each in path.glob("*.key_secret")
+        )
         worker = load_worker_keys(path) if has_worker or learner is None else None
         if learner is not None:
             admitted = AdmittedKeys(learner.admitted).refresh()
@@ -243,7 +288,9 @@ def _keys(path: Path) -> Finding:
                 return Finding(FAIL, "keys", f"{worker.public_key_file} is not admitted", remedy)
             if worker is not None and worker.learner_key != learner.public_key:
                 remedy = "make new ones in an empty directory: aiorl keys DIR"
-                return Finding(FAIL, "keys", f"{path}/learner.key belongs to another learner", remedy)
+                return Finding(
+                    FAIL, "keys", f"{path}/learner.key belongs to another learner", remedy
+                )
         if worker is not None:
             said.append("a worker")
     except SecurityError as error:
@@ -256,14 +303,20 @@ def _way(places: Sequence[str], keys: Path | None) -> Iterator[Finding]:
     address = addresses.next()
     if not address:
         problem = addresses.problem or f"{', '.join(places)} names no address"
-        yield Finding(FAIL, "address", problem, "start the learner, or give its address: tcp://HOST:PORT")
+        yield Finding(
+            FAIL, "address", problem, "start the learner, or give its address: tcp://HOST:PORT"
+        )
         return
     host, port = split_address(address)
     try:
-        found = sorted({str(each[4][0]) for each in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)})
+        found = sorted(
+            {str(each[4][0]) for each in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
+        )
     except OSError as error:
         text = f"{host} has no address here: {error.strerror or error}"
-        yield Finding(FAIL, "address", text, f"give an IP address, or add {host} to DNS or /etc/hosts")
+        yield Finding(
+            FAIL, "address", text, f"give an IP address, or add {host} to DNS or /etc/hosts"
+        )
         return
     yield Finding(OK, "address", f"{address}, {', '.join(found)}")
     dialled = [_dial(host, number) for number in (port, port + 1)]
@@ -278,32 +331,53 @@ def _dial(host: str, port: int) -> Finding:
         socket.create_connection((host, port), _DIAL_S).close()
     except TimeoutError:
         text = f"no answer from {host} port {port} within {_DIAL_S:g} s"
-        return Finding(FAIL, "port", text, "let a firewall pass this port, or give an address of the right network")
+        return Finding(
+            FAIL,
+            "port",
+            text,
+            "let a firewall pass this port, or give an address of the right network",
+        )
     except OSError as error:
         remedy = "start the learner, with --bind tcp://0.0.0.0:PORT for other hosts"
         return Finding(FAIL, "port", f"{host} port {port}: {error.strerror or error}", remedy)
-    return Finding(OK, "port", f"{host} port {port} answers in {1000 * (time.monotonic() - began):.1f} ms")
+    return Finding(
+        OK, "port", f"{host} port {port} answers in {1000 * (time.monotonic() - began):.1f} ms"
+    )
 
 
 def _learner(address: str, keys: Path | None) -> Iterator[Finding]:
-    """Ask the learner as `aiorl status` does, and compare its answer with this host. Its answer may be anything."""
+    """Ask the learner as `aiorl status` does, and compare its answer with this host.
+
+    Its answer may be anything.
+    """
     try:
         account = asyncio.run(status_of_learner([address], keys, wait_s=_ANSWER_S))
     except AiorlError as error:
-        remedy = "give keys of this learner, --keys DIR, and install the same version of aiorl on both sides"
+        remedy = (
+            "give keys of this learner, --keys DIR, and install the same version of aiorl on both"
+            " sides"
+        )
         yield Finding(FAIL, "learner", str(error), remedy)
         return
     accepts = "" if keys is None else ", accepts these keys"
-    text = f"it answers{accepts}, speaks protocol {PROTOCOL_VERSION}, run {_text(account, 'run_id')}"
+    text = (
+        f"it answers{accepts}, speaks protocol {PROTOCOL_VERSION}, run {_text(account, 'run_id')}"
+    )
     yield Finding(OK, "learner", text)
     theirs = account.get("learner")
     theirs = theirs if isinstance(theirs, dict) else {}
     there = theirs.get("versions")
     if isinstance(there, dict):
         here = {name: version for name, version in versions().items() if version != there.get(name)}
-        others = ", ".join(f"{name} {version} here, {_text(there, name)} there" for name, version in here.items())
+        others = ", ".join(
+            f"{name} {version} here, {_text(there, name)} there" for name, version in here.items()
+        )
         remedy = "install the same versions on both sides"
-        yield Finding(WARN, "versions", others, remedy) if here else Finding(OK, "versions", "the same there")
+        yield (
+            Finding(WARN, "versions", others, remedy)
+            if here
+            else Finding(OK, "versions", "the same there")
+        )
     module, colon, _ = _text(theirs, "env").partition(":")
     if colon and re.fullmatch(r"[\w.]+", module):
         yield _code(module)
@@ -311,7 +385,11 @@ def _learner(address: str, keys: Path | None) -> Iterator[Finding]:
         late_s = time.time() - now
         said = f"{abs(late_s):.1f} s {'ahead of' if late_s > 0 else 'behind'} the learner's"
         remedy = "run chrony or systemd-timesyncd on both hosts; only times in logs depend on it"
-        yield Finding(WARN, "clocks", said, remedy) if abs(late_s) > _APART_S else Finding(OK, "clocks", said)
+        yield (
+            Finding(WARN, "clocks", said, remedy)
+            if abs(late_s) > _APART_S
+            else Finding(OK, "clocks", said)
+        )
 
 
 def _text(facts: dict[str, Any], name: str) -> str:
@@ -324,14 +402,18 @@ def _code(module: str) -> Finding:
     with contextlib.suppress(ImportError, ValueError):
         if importlib.util.find_spec(module) is not None:
             return Finding(OK, "code", f"{module} of the environment is found here")
-    return Finding(FAIL, "code", f"there is no module {module} here, which has the environment", remedy)
+    return Finding(
+        FAIL, "code", f"there is no module {module} here, which has the environment", remedy
+    )
 
 
-# The command -------------------------------------------------------------------------------------------------
+# The command
+# --------------------------------------------------------------------------------------------------
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the findings, and return the exit status: 0, or 1 if a check failed, or 2 for wrong usage.
+    """Print the findings, and return the exit status: 0, or 1 if a check failed, or 2 for wrong
+    usage.
 
     Args:
         argv: the command's arguments; None takes those of the process.
@@ -347,10 +429,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="The learner: tcp://HOST:PORT, run:DIR or @FILE.",
     )
     add("--keys", metavar="DIR", type=Path, help="Keys of this host, which are checked too.")
-    add("--json", action="store_true", help="Print a JSON list of objects with level, check, text and remedy.")
+    add(
+        "--json",
+        action="store_true",
+        help="Print a JSON list of objects with level, check, text and remedy.",
+    )
     logging.getLogger("aiorl").addHandler(logging.NullHandler())  # the findings say it
     found = parser.parse(sys.argv[1:] if argv is None else argv)
-    return exit_status(lambda: _report(found.get("address") or [], found.get("keys"), is_json="json" in found))
+    return exit_status(
+        lambda: _report(found.get("address") or [], found.get("keys"), is_json="json" in found)
+    )
 
 
 def _places(text: str) -> list[str]:

@@ -1,42 +1,33 @@
 """Exceptions that aiorl raises on purpose, grouped by cause.
 
-    AiorlError
-    ├── ConfigError(ValueError)                a setting that is wrong or cannot be applied
-    │   ├── UnknownEnvError                    no environment of that name
-    │   ├── UnknownAlgorithmError              no algorithm of that name
-    │   └── SecurityError                      keys missing, unreadable or readable by others; an open bind
-    ├── UnsupportedEnvError(ValueError)        an object that does not work as an environment
-    │   └── UnsupportedSpaceError              a space without a preprocessor or an action distribution
-    ├── UnknownPolicyError(KeyError, ValueError)
-    ├── BatchError(ValueError)                 columns that do not match
-    ├── DataError(ValueError)                  stored experience that cannot be read or written
-    ├── EndOfData(EOFError)                    all passes over stored experience have been read
-    ├── PolicyError(ValueError)                weights or a graph that do not fit the policy
-    │   └── ExportError                        a model without an acting graph
-    ├── EnvError(RuntimeError)                 failure in an environment's own code
-    │   ├── BadObservationError(ValueError)
-    │   ├── BadRewardError(ValueError)
-    │   └── EnvContractError(ValueError)       a broken rule of the interface, such as a missing '__all__' flag
-    ├── ClosedEpisodeError(ValueError)         an external episode that is unknown, still running or over
-    ├── EpisodeTimeout(TimeoutError, Empty)    an external episode without an action or a client
-    ├── SamplerDied(RuntimeError)
-    ├── SampleTimeout(TimeoutError, queue.Empty)
-    ├── CheckpointError                        a checkpoint that cannot be written, read or used here
-    ├── TrainingDiverged(RuntimeError)         updates stay non-finite
-    ├── MemoryQuotaError(MemoryError)          a process that takes more memory than a setting allows
-    ├── ProtocolError
-    │   ├── LocalProtocolError                 broken on our side
-    │   └── RemoteProtocolError                broken by the peer
-    │       ├── MessageTooBig
-    │       ├── BadFrame
-    │       └── VersionMismatch
-    ├── EvaluationError(RuntimeError)          an evaluation during training failed
-    ├── EndpointClosed                         closed on our side
-    ├── WorkerError(RuntimeError)              a worker failed; carries its traceback
-    └── InternalError                          a bug in aiorl
+    AiorlError ├── ConfigError(ValueError)                a setting that is wrong or cannot be
+    applied │   ├── UnknownEnvError                    no environment of that name │   ├──
+    UnknownAlgorithmError              no algorithm of that name │   └── SecurityError
+    keys missing, unreadable or readable by others; an open bind ├── UnsupportedEnvError(ValueError)
+    an object that does not work as an environment │   └── UnsupportedSpaceError              a
+    space without a preprocessor or an action distribution ├── UnknownPolicyError(KeyError,
+    ValueError) ├── BatchError(ValueError)                 columns that do not match ├──
+    DataError(ValueError)                  stored experience that cannot be read or written ├──
+    EndOfData(EOFError)                    all passes over stored experience have been read ├──
+    PolicyError(ValueError)                weights or a graph that do not fit the policy │   └──
+    ExportError                        a model without an acting graph ├── EnvError(RuntimeError)
+    failure in an environment's own code │   ├── BadObservationError(ValueError) │   ├──
+    BadRewardError(ValueError) │   └── EnvContractError(ValueError)       a broken rule of the
+    interface, such as a missing '__all__' flag ├── ClosedEpisodeError(ValueError)         an
+    external episode that is unknown, still running or over ├── EpisodeTimeout(TimeoutError, Empty)
+    an external episode without an action or a client ├── SamplerDied(RuntimeError) ├──
+    SampleTimeout(TimeoutError, queue.Empty) ├── CheckpointError                        a checkpoint
+    that cannot be written, read or used here ├── TrainingDiverged(RuntimeError)         updates
+    stay non-finite ├── MemoryQuotaError(MemoryError)          a process that takes more memory than
+    a setting allows ├── ProtocolError │   ├── LocalProtocolError                 broken on our side
+    │   └── RemoteProtocolError                broken by the peer │       ├── MessageTooBig │
+    ├── BadFrame │       └── VersionMismatch ├── EvaluationError(RuntimeError)          an
+    evaluation during training failed ├── EndpointClosed                         closed on our side
+    ├── WorkerError(RuntimeError)              a worker failed; carries its traceback └──
+    InternalError                          a bug in aiorl
 
-The facts are attributes, and ``__str__`` makes the sentence. Most classes also derive from a built-in exception, so
-that code that does not know aiorl can catch the type it expects.
+The facts are attributes, and ``__str__`` makes the sentence. Most classes also derive from a
+built-in exception, so that code that does not know aiorl can catch the type it expects.
 """
 
 from __future__ import annotations
@@ -50,12 +41,15 @@ _LEAST_LIKENESS = 0.75  # less similar names usually mean something else
 
 
 def nearest(name: str, known: Iterable[str], *, count: int = 3) -> str:
-    """Return a hint such as ``" Did you mean 'lr'?"``, or ``""`` if no known name is similar enough.
+    """Return a hint such as ``" Did you mean 'lr'?"``, or ``""`` if no known name is similar
+    enough.
 
     The dashes in front of options are ignored.
     """
     bare = {option.lstrip("-"): option for option in known}
-    matches = difflib.get_close_matches(name.lstrip("-"), list(bare), n=count, cutoff=_LEAST_LIKENESS)
+    matches = difflib.get_close_matches(
+        name.lstrip("-"), list(bare), n=count, cutoff=_LEAST_LIKENESS
+    )
     if not matches:
         return ""
     return " Did you mean " + " or ".join(repr(bare[match]) for match in matches) + "?"
@@ -74,7 +68,11 @@ def described(error: BaseException) -> str:
     if not frames:
         return kind
     last = frames[-1]
-    return f"{kind} at {last.filename}:{last.lineno}, in {last.name}: {last.line or ''}".removesuffix(": ")
+    return (
+        f"{kind} at {last.filename}:{last.lineno}, in {last.name}: {last.line or ''}".removesuffix(
+            ": "
+        )
+    )
 
 
 class AiorlError(Exception):
@@ -91,7 +89,9 @@ class ConfigError(AiorlError, ValueError):
         hint: advice on how to correct it, or "".
     """
 
-    def __init__(self, message: str, *, key: str = "", value: object = None, hint: str = "") -> None:
+    def __init__(
+        self, message: str, *, key: str = "", value: object = None, hint: str = ""
+    ) -> None:
         super().__init__(message, key, value, hint)
         self.message = message
         self.key = key
@@ -111,7 +111,9 @@ class UnknownAlgorithmError(ConfigError):
 
 
 class SecurityError(ConfigError):
-    """Keys are missing, unreadable or readable by others, or an address would be open to the network without keys."""
+    """Keys are missing, unreadable or readable by others, or an address would be open to the
+    network without keys.
+    """
 
 
 class UnsupportedEnvError(AiorlError, ValueError):
@@ -137,7 +139,8 @@ class UnsupportedSpaceError(UnsupportedEnvError):
 
     def __str__(self) -> str:
         return (
-            f"{self.what} {self.space} is not supported; supported here: {', '.join(self.supported)}. {self.hint}"
+            f"{self.what} {self.space} is not supported; supported here:"
+            f" {', '.join(self.supported)}. {self.hint}"
         ).rstrip()
 
 
@@ -155,7 +158,10 @@ class UnknownPolicyError(AiorlError, KeyError, ValueError):
         self.known = tuple(sorted(known))
 
     def __str__(self) -> str:
-        return f"unknown policy id {self.policy_id!r}; known ids: {', '.join(map(repr, self.known)) or 'none'}"
+        return (
+            f"unknown policy id {self.policy_id!r}; known ids:"
+            f" {', '.join(map(repr, self.known)) or 'none'}"
+        )
 
 
 class BatchError(AiorlError, ValueError):
@@ -221,7 +227,13 @@ class EnvError(AiorlError, RuntimeError):
     """
 
     def __init__(
-        self, env_id: str, message: str, *, vector_index: int = 0, step: int = 0, traceback_text: str = ""
+        self,
+        env_id: str,
+        message: str,
+        *,
+        vector_index: int = 0,
+        step: int = 0,
+        traceback_text: str = "",
     ) -> None:
         super().__init__(env_id, message, vector_index, step)
         self.env_id = env_id
@@ -282,7 +294,10 @@ class EpisodeTimeout(AiorlError, TimeoutError, queue.Empty):
     def __str__(self) -> str:
         if self.waited_s is None:
             return f"episode {self.episode_id!r} was closed: its client was silent for too long"
-        return f"episode {self.episode_id!r}: no action within {self.waited_s:g} s; is the sampler running?"
+        return (
+            f"episode {self.episode_id!r}: no action within {self.waited_s:g} s; is the sampler"
+            " running?"
+        )
 
 
 class SamplerDied(AiorlError, RuntimeError):
@@ -345,8 +360,9 @@ class MemoryQuotaError(AiorlError, MemoryError):
 
     def __str__(self) -> str:
         return (
-            f"{self.key} is {self.max_bytes:,} bytes, but the process has taken {self.taken_bytes:,}. "
-            "Raise the limit, or make environments, networks or batches smaller."
+            f"{self.key} is {self.max_bytes:,} bytes, but the process has taken"
+            f" {self.taken_bytes:,}. Raise the limit, or make environments, networks or batches"
+            " smaller."
         )
 
 

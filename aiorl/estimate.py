@@ -1,4 +1,6 @@
-"""`python -m aiorl.estimate`: estimate the return of a trained policy from stored episodes, without an environment."""
+"""`python -m aiorl.estimate`: estimate the return of a trained policy from stored episodes, without
+an environment.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ examples:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command, and return its exit status: 0 done, 1 failed, 2 wrong usage, 130 ended by Ctrl-C.
+    """Run the command, and return its exit status: 0 done, 1 failed, 2 wrong usage, 130 ended by
+    Ctrl-C.
 
     Args:
         argv: the command's arguments; None takes those of the process.
@@ -52,7 +55,9 @@ def _estimate(given: dict[str, Any], file: Path | None) -> None:
         max_corrupt=given.get("max_corrupt", MAX_CORRUPT),
     )
     guess = UnitGuess(policy.action_space, warns=False)
-    restore_or_look = UnitActions(policy.action_space).restore if given.get(NORMALIZED) else guess.look
+    restore_or_look = (
+        UnitActions(policy.action_space).restore if given.get(NORMALIZED) else guess.look
+    )
     # raw observations are converted by the policy's preprocessor
     observation_space = None if given.get("raw_observations") else policy.policy.observation_space
     fitter = RowFitter(observation_space, policy.action_space)
@@ -75,20 +80,28 @@ def _estimate(given: dict[str, Any], file: Path | None) -> None:
     )
     if guess.seem_scaled:
         sys.stderr.write(
-            f"aiorl: all stored actions lie within [-1, 1], but the action space is {policy.action_space}: if they are "
-            "scaled, as RLlib stores them, pass --actions-in-input-normalized\n"
+            "aiorl: all stored actions lie within [-1, 1], but the action space is"
+            f" {policy.action_space}: if they are scaled, as RLlib stores them, pass"
+            " --actions-in-input-normalized\n"
         )
     sys.stdout.write(_table(judgement) + _summary(judgement, policy, stored, given))
     if file is not None:
         about = {
-            "checkpoint": str(policy.path), "policy": policy.policy_id, "files": stored.files,
-            "corrupt_places": stored.num_corrupt, "rows_left_out": stored.num_left_out,
-        }  # fmt: skip
+            "checkpoint": str(policy.path),
+            "policy": policy.policy_id,
+            "files": stored.files,
+            "corrupt_places": stored.num_corrupt,
+            "rows_left_out": stored.num_left_out,
+        }
         write_json(file, {**about, **judgement.to_dict()})
 
 
 def _checked(
-    policy: LoadedPolicy, stored: StoredEpisodes, take_in: Callable[[SampleBatch], None], *, has_ratios: bool
+    policy: LoadedPolicy,
+    stored: StoredEpisodes,
+    take_in: Callable[[SampleBatch], None],
+    *,
+    has_ratios: bool,
 ) -> Iterator[SampleBatch]:
     """Yield stored episodes; errors in their action probabilities name the file."""
     for path, episode in stored:
@@ -112,39 +125,59 @@ def _table(judgement: Judgement) -> str:
         interval = "-" if found.interval is None else "{:,.4g} to {:,.4g}".format(*found.interval)
         rows.append(
             (
-                name, f"{found.value:,.4g}", interval, f"{judgement.v_prev:,.4g}",
-                f"{found.gain:,.4g}", f"{size:,.1f}" if has_ratios else "-",
+                name,
+                f"{found.value:,.4g}",
+                interval,
+                f"{judgement.v_prev:,.4g}",
+                f"{found.gain:,.4g}",
+                f"{size:,.1f}" if has_ratios else "-",
             )
-        )  # fmt: skip
+        )
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = []
     for first, *others in rows:
-        cells = [first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))]
+        cells = [
+            first.ljust(widths[0]),
+            *(cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)),
+        ]
         lines.append("   ".join(cells))
     return "\n".join(lines) + "\n"
 
 
-def _summary(judgement: Judgement, policy: LoadedPolicy, stored: StoredEpisodes, given: dict[str, Any]) -> str:
+def _summary(
+    judgement: Judgement, policy: LoadedPolicy, stored: StoredEpisodes, given: dict[str, Any]
+) -> str:
     lines = [
         "",
-        f"{judgement.num_episodes:,} episodes ({judgement.num_rows:,} steps) of {len(stored.files)} files, "
-        f"gamma {judgement.gamma:g}, seed {judgement.seed}; mean return as recorded: {judgement.v_prev:,.4g} (V_prev)",
-        f"policy {policy.policy_id} after {policy.env_steps:,} env steps, actions drawn: {policy.path}",
+        (
+            f"{judgement.num_episodes:,} episodes ({judgement.num_rows:,} steps) of"
+            f" {len(stored.files)} files, gamma {judgement.gamma:g}, seed {judgement.seed}; mean"
+            f" return as recorded: {judgement.v_prev:,.4g} (V_prev)"
+        ),
+        (
+            f"policy {policy.policy_id} after {policy.env_steps:,} env steps, actions drawn:"
+            f" {policy.path}"
+        ),
     ]
     if judgement.num_clipped_ratios:
         lines.append(
-            f"{judgement.num_clipped_ratios:,} ratios were clipped, in {judgement.num_clipped_episodes:,} episodes"
+            f"{judgement.num_clipped_ratios:,} ratios were clipped, in"
+            f" {judgement.num_clipped_episodes:,} episodes"
         )
     if stored.num_corrupt or stored.num_left_out:
         lines.append(
-            f"left out: {stored.num_corrupt:,} unreadable places, {stored.num_left_out:,} steps of episodes without a "
-            "beginning or an end"
+            f"left out: {stored.num_corrupt:,} unreadable places, {stored.num_left_out:,} steps of"
+            " episodes without a beginning or an end"
         )
     if "dm" in judgement.estimates:
-        lines.append("the interval of dm covers only the spread of first observations, not the error of its fitted Q")
+        lines.append(
+            "the interval of dm covers only the spread of first observations, not the error of its"
+            " fitted Q"
+        )
     if policy.is_filtered and not given.get("raw_observations"):
         lines.append(
-            "observations are assumed to be stored filtered, as aiorl does; pass --raw-observations if they are not"
+            "observations are assumed to be stored filtered, as aiorl does; pass --raw-observations"
+            " if they are not"
         )
     return "\n".join(lines) + "\n"
 
@@ -153,46 +186,78 @@ def _parser() -> Parser:
     parser = Parser(
         _PROG,
         "CHECKPOINT DATA... [options]",
-        "Estimate the return of a trained policy from episodes of another one, without an environment or TensorFlow.",
+        "Estimate the return of a trained policy from episodes of another one, without an"
+        " environment or TensorFlow.",
         _EXAMPLES,
     )
     parser.add_argument(
-        "checkpoint", type=Path, metavar="CHECKPOINT", help="a run directory, for its newest checkpoint, or one "
         "checkpoint",
-    )  # fmt: skip
-    parser.add_argument(
-        "data", nargs="+", metavar="DATA", help="files, directories, patterns or URIs of stored experience, minari:NAME"
+        type=Path,
+        metavar="CHECKPOINT",
+        help="a run directory, for its newest checkpoint, or one checkpoint",
     )
     parser.add_argument(
-        "--methods", type=_methods, metavar="NAMES", help=f"estimators, separated by commas ({','.join(METHODS)})"
+        "data",
+        nargs="+",
+        metavar="DATA",
+        help="files, directories, patterns or URIs of stored experience, minari:NAME",
+    )
+    parser.add_argument(
+        "--methods",
+        type=_methods,
+        metavar="NAMES",
+        help=f"estimators, separated by commas ({','.join(METHODS)})",
     )
     parser.add_argument("--gamma", type=float, metavar="G", help="discount (the run's)")
-    parser.add_argument("--clip", type=float, metavar="C", help="upper bound on probability ratios (none)")
     parser.add_argument(
-        "--bootstrap", type=at_least(0), metavar="N", help="number of resamples for intervals; 0: no intervals (1000)"
+        "--clip", type=float, metavar="C", help="upper bound on probability ratios (none)"
     )
-    parser.add_argument("--seed", type=at_least(0), metavar="N", help="seed of features, folds and resamples (0)")
     parser.add_argument(
-        "--cut-is-end", action="store_true", help="dm, dr: count no return after a time limit, instead of the fitted "
-        "Q's value",
-    )  # fmt: skip
+        "--bootstrap",
+        type=at_least(0),
+        metavar="N",
+        help="number of resamples for intervals; 0: no intervals (1000)",
+    )
     parser.add_argument(
-        "--raw-observations", action="store_true", help="observations are stored as the environment returned them, "
-        "neither preprocessed nor filtered",
-    )  # fmt: skip
+        "--seed", type=at_least(0), metavar="N", help="seed of features, folds and resamples (0)"
+    )
     parser.add_argument(
-        "--actions-in-input-normalized", action="store_true", help="stored actions of a Box are scaled to [-1, 1], as "
-        "RLlib stores them",
-    )  # fmt: skip
+        "--cut-is-end",
+        action="store_true",
+        help="dm, dr: count no return after a time limit, instead of the fitted Q's value",
+    )
     parser.add_argument(
-        "--hold-out", type=float, metavar="SHARE", help="use only the episodes that training with the same "
-        "--input-hold-out did not see (all)",
-    )  # fmt: skip
+        "--raw-observations",
+        action="store_true",
+        help=(
+            "observations are stored as the environment returned them, "
+            "neither preprocessed nor filtered"
+        ),
+    )
     parser.add_argument(
-        "--max-corrupt", type=at_least(0), metavar="N", help=f"unreadable places allowed per file ({MAX_CORRUPT})"
+        "--actions-in-input-normalized",
+        action="store_true",
+        help="stored actions of a Box are scaled to [-1, 1], as RLlib stores them",
+    )
+    parser.add_argument(
+        "--hold-out",
+        type=float,
+        metavar="SHARE",
+        help="use only the episodes that training with the same --input-hold-out did not see (all)",
+    )
+    parser.add_argument(
+        "--max-corrupt",
+        type=at_least(0),
+        metavar="N",
+        help=f"unreadable places allowed per file ({MAX_CORRUPT})",
     )
     parser.add_argument("--policy", metavar="ID", help="policy id, if there are several policies")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers to a file, for each episode, too")
+    parser.add_argument(
+        "--json",
+        type=Path,
+        metavar="FILE",
+        help="write all numbers to a file, for each episode, too",
+    )
     return parser
 
 

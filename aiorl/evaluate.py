@@ -26,7 +26,10 @@ _MAX_SHOWN = 50
 
 
 class _Callable(ModuleType):
-    """This module, callable: ``aiorl.evaluate(...)`` is the function even after an import of the module."""
+    """This module, callable:
+
+    ``aiorl.evaluate(...)`` is the function even after an import of the module.
+    """
 
     def __call__(self, *args: Any, **kwargs: Any) -> Evaluation:
         return evaluate(*args, **kwargs)
@@ -36,7 +39,8 @@ sys.modules[__name__].__class__ = _Callable
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command, and return its exit status: 0 done, 1 failed, 2 wrong usage, 130 ended by Ctrl-C.
+    """Run the command, and return its exit status: 0 done, 1 failed, 2 wrong usage, 130 ended by
+    Ctrl-C.
 
     Args:
         argv: the command's arguments; None takes those of the process.
@@ -57,7 +61,8 @@ def _evaluate(given: dict[str, Any], file: Path | None) -> None:
         number += 1
         if number <= _MAX_SHOWN:
             sys.stdout.write(
-                f"episode {number:4d}   return {episode.episode_reward:12,.2f}   {episode.episode_length:8,d} steps\n"
+                f"episode {number:4d}   return {episode.episode_reward:12,.2f}  "
+                f" {episode.episode_length:8,d} steps\n"
             )
         elif number == _MAX_SHOWN + 1:
             sys.stdout.write("...\n")
@@ -73,14 +78,22 @@ def _evaluate(given: dict[str, Any], file: Path | None) -> None:
 def _summary(result: Evaluation) -> str:
     lines = [
         "",
-        f"return {result.mean:,.2f} ± {result.std:,.2f} (mean and deviation of {len(result.returns)} episodes; "
-        f"{min(result.returns):,.2f} to {max(result.returns):,.2f})",
-        f"{result.algo} on {result.env} after {result.env_steps:,} env steps, "
-        f"{'actions drawn' if result.explore else 'most likely actions'}, seed {result.seed}",
+        (
+            f"return {result.mean:,.2f} ± {result.std:,.2f} (mean and deviation of"
+            f" {len(result.returns)} episodes; {min(result.returns):,.2f} to"
+            f" {max(result.returns):,.2f})"
+        ),
+        (
+            f"{result.algo} on {result.env} after {result.env_steps:,} env steps, "
+            f"{'actions drawn' if result.explore else 'most likely actions'}, seed {result.seed}"
+        ),
         result.checkpoint,
     ]
     for what, values in (("return of", result.policy_returns), ("metric", result.custom_metrics)):
-        lines[2:2] = [f"{what} {name}: {sum(own) / len(own):,.4g} (mean of {len(own)})" for name, own in values.items()]
+        lines[2:2] = [
+            f"{what} {name}: {sum(own) / len(own):,.4g} (mean of {len(own)})"
+            for name, own in values.items()
+        ]
     if result.video is not None:
         lines.append(f"video of the first episodes: {result.video}")
     return "\n".join(lines) + "\n"
@@ -94,28 +107,48 @@ def _parser() -> Parser:
         _EXAMPLES,
     )
     parser.add_argument(
-        "path", type=Path, metavar="PATH", help="a run directory, for its newest checkpoint, or one checkpoint"
+        "path",
+        type=Path,
+        metavar="PATH",
+        help="a run directory, for its newest checkpoint, or one checkpoint",
     )
     parser.add_argument("--episodes", type=at_least(1), metavar="N", help="number of episodes (10)")
     parser.add_argument(
-        "--seed", type=at_least(0), metavar="N", help="seed of environment and actions (a random one, which is shown)"
+        "--seed",
+        type=at_least(0),
+        metavar="N",
+        help="seed of environment and actions (a random one, which is shown)",
     )
     parser.add_argument(
-        "--horizon", type=at_least(1), metavar="N", help="cut episodes after N steps (as in training); required if "
-        "they might never end",
-    )  # fmt: skip
+        "--horizon",
+        type=at_least(1),
+        metavar="N",
+        help="cut episodes after N steps (as in training); required if they might never end",
+    )
     parser.add_argument(
-        "--explore", action="store_true", help="draw actions from their distribution, as in training, instead of "
-        "taking the most likely ones",
-    )  # fmt: skip
+        "--explore",
+        action="store_true",
+        help=(
+            "draw actions from their distribution, as in training, instead of "
+            "taking the most likely ones"
+        ),
+    )
     shown = parser.add_mutually_exclusive_group()
-    shown.add_argument("--video", type=Path, metavar="FILE.mp4", help="record a video of the first three episodes")
+    shown.add_argument(
+        "--video", type=Path, metavar="FILE.mp4", help="record a video of the first three episodes"
+    )
     shown.add_argument("--render", choices=("human",), help="show the environment in a window")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write each episode's return to a file, too")
     parser.add_argument(
-        "--output", metavar="DIR", help="also store the episodes in a directory, as --input of later runs; estimates "
-        "need --explore, too",
-    )  # fmt: skip
+        "--json", type=Path, metavar="FILE", help="write each episode's return to a file, too"
+    )
+    parser.add_argument(
+        "--output",
+        metavar="DIR",
+        help=(
+            "also store the episodes in a directory, as --input of later runs; estimates "
+            "need --explore, too"
+        ),
+    )
     return parser
 
 

@@ -21,7 +21,8 @@ _EXAMPLES = """examples:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command, and return its exit status: 0 done, 1 failed, 2 wrong usage, 130 ended by Ctrl-C.
+    """Run the command, and return its exit status: 0 done, 1 failed, 2 wrong usage, 130 ended by
+    Ctrl-C.
 
     Args:
         argv: the command's arguments; None takes those of the process.
@@ -32,25 +33,44 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _export(given: Mapping[str, Any]) -> None:
     written = export_policy(
-        given["path"], given.get("out", "exported"), given.get("formats", ("onnx",)), policy_id=given.get("policy")
+        given["path"],
+        given.get("out", "exported"),
+        given.get("formats", ("onnx",)),
+        policy_id=given.get("policy"),
     )
     for name, path in written.items():
         sys.stdout.write(f"{name:12}{path}\n")
-    sys.stdout.write("Each export was checked against the policy. policy.json describes its inputs and outputs.\n")
+    sys.stdout.write(
+        "Each export was checked against the policy. policy.json describes its inputs and"
+        " outputs.\n"
+    )
 
 
 def _parser() -> Parser:
     parser = Parser(
-        _PROG, "PATH [options]", "Export a trained policy to files that run without aiorl, and check them.", _EXAMPLES
+        _PROG,
+        "PATH [options]",
+        "Export a trained policy to files that run without aiorl, and check them.",
+        _EXAMPLES,
     )
     parser.add_argument(
-        "path", type=Path, metavar="PATH", help="a run directory, for its newest checkpoint, or one checkpoint"
+        "path",
+        type=Path,
+        metavar="PATH",
+        help="a run directory, for its newest checkpoint, or one checkpoint",
     )
     parser.add_argument(
-        "--formats", type=lambda text: text.split(","), metavar="A,B", help=f"any of {', '.join(FORMATS)} (onnx)"
+        "--formats",
+        type=lambda text: text.split(","),
+        metavar="A,B",
+        help=f"any of {', '.join(FORMATS)} (onnx)",
     )
-    parser.add_argument("--out", type=Path, metavar="DIR", help="directory for a directory per format (exported)")
-    parser.add_argument("--policy", metavar="ID", help="policy id, if there are several policies (default_policy)")
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="directory for a directory per format (exported)"
+    )
+    parser.add_argument(
+        "--policy", metavar="ID", help="policy id, if there are several policies (default_policy)"
+    )
     return parser
 
 

@@ -1,7 +1,8 @@
 """``python -m aiorl.keys DIR``: make keys for learner and workers.
 
-The directory works for both sides: the learner reads its private key and the admitted public keys from it, a worker
-its own private key and the learner's public key. See `aiorl.net.transport.security` for the files.
+The directory works for both sides: the learner reads its private key and the admitted public keys
+from it, a worker its own private key and the learner's public key. See
+`aiorl.net.transport.security` for the files.
 """
 
 from __future__ import annotations
@@ -37,7 +38,10 @@ Examples:
 The output says which files to copy to the other hosts, and how to start the learner and workers.
 """
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_PUBLIC = '# {what}, made by `aiorl keys`. Public: can be given to anyone.\ncurve\n    public-key = "{public}"\n'
+_PUBLIC = (
+    "# {what}, made by `aiorl keys`. Public: can be given to anyone.\ncurve\n    public-key ="
+    ' "{public}"\n'
+)
 _SECRET = (
     "# {what}, made by `aiorl keys`. PRIVATE: copy it only to hosts that use it.\n"
     'curve\n    public-key = "{public}"\n    secret-key = "{secret}"\n'
@@ -45,7 +49,8 @@ _SECRET = (
 
 
 def make_keys(directory: Path, workers: tuple[str, ...] = ("worker",)) -> list[Path]:
-    """Make a key pair for the learner, if there is none, and one for each worker, which is admitted immediately.
+    """Make a key pair for the learner, if there is none, and one for each worker, which is admitted
+    immediately.
 
     Args:
         directory: directory for the files; made if it doesn't exist.
@@ -64,14 +69,21 @@ def make_keys(directory: Path, workers: tuple[str, ...] = ("worker",)) -> list[P
                 f"{name!r} is not a valid name for a worker's key:",
                 key="workers",
                 value=name,
-                hint="use letters, digits, '.', '_' and '-', beginning with a letter or digit, and not 'learner'.",
+                hint=(
+                    "use letters, digits, '.', '_' and '-', beginning with a letter or digit, and"
+                    " not 'learner'."
+                ),
             )
     workers = tuple(dict.fromkeys(workers))
     admitted = directory / ADMITTED
     taken = [
         path
         for name in workers
-        for path in (directory / f"{name}.key_secret", directory / f"{name}.key", admitted / f"{name}.key")
+        for path in (
+            directory / f"{name}.key_secret",
+            directory / f"{name}.key",
+            admitted / f"{name}.key",
+        )
         if path.exists()
     ]
     if taken:
@@ -79,7 +91,10 @@ def make_keys(directory: Path, workers: tuple[str, ...] = ("worker",)) -> list[P
             f"{taken[0]} already exists and is not overwritten:",
             key="directory",
             value=str(directory),
-            hint="choose another directory, add a key with another name by --workers NAME, or delete the old key.",
+            hint=(
+                "choose another directory, add a key with another name by --workers NAME, or delete"
+                " the old key."
+            ),
         )
     made: list[Path] = []
     try:
@@ -93,7 +108,9 @@ def make_keys(directory: Path, workers: tuple[str, ...] = ("worker",)) -> list[P
             made += _write_pair(directory, "learner")
         for name in workers:
             made += _write_pair(directory, name)
-            made.append(_write(admitted / f"{name}.key", (directory / f"{name}.key").read_text(), 0o644))
+            made.append(
+                _write(admitted / f"{name}.key", (directory / f"{name}.key").read_text(), 0o644)
+            )
     except OSError as error:
         raise SecurityError(
             f"cannot write keys to {directory} ({error.strerror}: {error.filename}):",
@@ -106,7 +123,11 @@ def make_keys(directory: Path, workers: tuple[str, ...] = ("worker",)) -> list[P
 
 def _write_pair(directory: Path, name: str) -> list[Path]:
     public_key, secret_key = zmq.curve_keypair()
-    facts = {"what": f"key of {name!r}", "public": public_key.decode(), "secret": secret_key.decode()}
+    facts = {
+        "what": f"key of {name!r}",
+        "public": public_key.decode(),
+        "secret": secret_key.decode(),
+    }
     return [
         _write(directory / f"{name}.key_secret", _SECRET.format(**facts), 0o600),
         _write(directory / f"{name}.key", _PUBLIC.format(**facts), 0o644),
@@ -124,19 +145,17 @@ def _write(path: Path, text: str, mode: int) -> Path:
 def _next_steps(directory: Path, workers: tuple[str, ...], made: list[Path]) -> str:
     files = "\n".join(f"  {path}" for path in made)
     copies = "\n".join(
-        f"  {directory / name}.key_secret and {directory / 'learner.key'} to the hosts of {name!r}" for name in workers
+        f"  {directory / name}.key_secret and {directory / 'learner.key'} to the hosts of {name!r}"
+        for name in workers
     )
     shown, address = shlex.quote(str(directory)), dialable("tcp://0.0.0.0:5557")[0]
     return (
-        f"Made:\n{files}\n\n"
-        f"Copy, for example with scp -p, into {shown} on each host (files ending in key_secret keep mode 0600):\n"
-        f"{copies}\n\n"
-        "Start the learner:\n"
-        f"  python -m aiorl.learner --env CartPole-v1 --bind tcp://0.0.0.0:5557 --keys {shown}\n"
-        "Start workers on another host:\n"
-        f"  python -m aiorl.worker --connect {address} --keys {shown}\n"
-        f"The public keys in {directory / ADMITTED} may connect. Add or delete files there at any time; changes\n"
-        "take effect without a restart.\n"
+        f"Made:\n{files}\n\nCopy, for example with scp -p, into {shown} on each host (files ending"
+        f" in key_secret keep mode 0600):\n{copies}\n\nStart the learner:\n  python -m"
+        f" aiorl.learner --env CartPole-v1 --bind tcp://0.0.0.0:5557 --keys {shown}\nStart workers"
+        f" on another host:\n  python -m aiorl.worker --connect {address} --keys {shown}\nThe"
+        f" public keys in {directory / ADMITTED} may connect. Add or delete files there at any"
+        " time; changes\ntake effect without a restart.\n"
     )
 
 
@@ -151,12 +170,20 @@ def parse_key_args(arguments: Sequence[str]) -> tuple[Path, tuple[str, ...]]:
     """
     parser = Parser("python -m aiorl.keys", "DIR [--workers NAME ...]", _ABOUT, _EXAMPLES)
     parser.add_argument(
-        "directory", metavar="DIR", type=Path, help="Directory for the keys; made with mode 0700 if missing."
+        "directory",
+        metavar="DIR",
+        type=Path,
+        help="Directory for the keys; made with mode 0700 if missing.",
     )
     parser.add_argument(
-        "--workers", metavar="NAME", nargs="+", default=["worker"],
-        help="Names of the worker keys to make; letters, digits, '.', '_' and '-'. (default: worker)",
-    )  # fmt: skip
+        "--workers",
+        metavar="NAME",
+        nargs="+",
+        default=["worker"],
+        help=(
+            "Names of the worker keys to make; letters, digits, '.', '_' and '-'. (default: worker)"
+        ),
+    )
     found = parser.parse(arguments)
     return found["directory"].expanduser().absolute(), tuple(found["workers"])
 

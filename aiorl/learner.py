@@ -1,8 +1,9 @@
 """`python -m aiorl.learner`: training, with its workers, from the command line.
 
-Every key of the config, including those of the algorithm, is an option (`--train-batch-size 4000`, `--model.use-lstm`).
-Its value is read as YAML and checked by the config's own types, so a mistake gets the same message wherever it is made.
-The help shows the options used most, with the meanings and defaults from their declarations.
+Every key of the config, including those of the algorithm, is an option (`--train-batch-size 4000`,
+`--model.use-lstm`). Its value is read as YAML and checked by the config's own types, so a mistake
+gets the same message wherever it is made. The help shows the options used most, with the meanings
+and defaults from their declarations.
 """
 
 from __future__ import annotations
@@ -70,15 +71,32 @@ _ABOUT = "Trains a policy, with worker processes on this host and on any host th
 _TEXT = ("text", "text or null")
 _SHOWN = {
     "run": {
-        "env": "ID", "algo": "NAME", "preset": "NAME", "seed": "N", "stop_return": "R", "stop_timesteps": "N",
-        "stop_time_s": "S", "run_dir": "DIR", "resume": "DIR", "init_from": "DIR",
+        "env": "ID",
+        "algo": "NAME",
+        "preset": "NAME",
+        "seed": "N",
+        "stop_return": "R",
+        "stop_timesteps": "N",
+        "stop_time_s": "S",
+        "run_dir": "DIR",
+        "resume": "DIR",
+        "init_from": "DIR",
     },
     "workers": {
-        "num_workers": "N", "num_envs_per_worker": "N", "vectorize": "HOW", "max_worker_restarts": "N",
+        "num_workers": "N",
+        "num_envs_per_worker": "N",
+        "vectorize": "HOW",
+        "max_worker_restarts": "N",
     },
     "evaluation and data": {"evaluation_interval": "N", "input": "PATH", "output": "PATH"},
-    "network": {"bind": "ADDRESS", "keys": "DIR", "insecure": "", "web": "PORT", "client_port": "PORT"},
-}  # fmt: skip
+    "network": {
+        "bind": "ADDRESS",
+        "keys": "DIR",
+        "insecure": "",
+        "web": "PORT",
+        "client_port": "PORT",
+    },
+}
 """Keys that the help shows, and the placeholders of their values."""
 
 _EXAMPLES = """
@@ -110,8 +128,8 @@ _BACK_WITHIN_S = 1.0
 def main(argv: Sequence[str] | None = None) -> int:
     """Train and return the exit status, by which engines decide on a restart.
 
-    0 means that a stop criterion was met or Ctrl-C ended the run, 1 failed, 2 wrong usage, 143 that SIGTERM or SIGHUP
-    ended the run after its checkpoint was written.
+    0 means that a stop criterion was met or Ctrl-C ended the run, 1 failed, 2 wrong usage, 143 that
+    SIGTERM or SIGHUP ended the run after its checkpoint was written.
 
     Args:
         argv: the command's arguments; None takes those of the process.
@@ -150,7 +168,8 @@ def _main(argv: Sequence[str], early: _EarlyLog) -> int:
         return _train(config, directory, plan)
 
 
-# The command line --------------------------------------------------------------------------------------------
+# The command line
+# --------------------------------------------------------------------------------------------------
 
 
 class LearnerArgs(NamedTuple):
@@ -175,26 +194,34 @@ class LearnerArgs(NamedTuple):
     help_presets: bool = False
 
 
-def parse_learner_args(argv: Sequence[str], config_class_of: ConfigClassOf = lambda name: CommonConfig) -> LearnerArgs:
+def parse_learner_args(
+    argv: Sequence[str], config_class_of: ConfigClassOf = lambda name: CommonConfig
+) -> LearnerArgs:
     """Parse the learner's command line without checking its config keys.
 
     Args:
         argv: arguments without the program's name.
-        config_class_of: name of an algorithm -> its config class; the help shows the defaults of that class.
+        config_class_of: name of an algorithm -> its config class; the help shows the defaults of
+            that class.
 
     Raises:
         SystemExit: with status 0 after --help, or 2 after one sentence about wrong usage.
     """
     found = _parser(_class_to_explain(argv, config_class_of), argv).parse(argv)
     pairs: list[str] = found.pop("set", [])
-    asked = {name: found.pop(name, False) for name in ("print_config", "show_config", "help_config", "help_presets")}
+    asked = {
+        name: found.pop(name, False)
+        for name in ("print_config", "show_config", "help_config", "help_presets")
+    }
     args = LearnerArgs({}, {}, found.pop("config", None), **asked)
     for pair in pairs:
         name, equals, text = pair.partition("=")
         if not equals or not name:
             usage_error(_PROG, f"--set takes KEY=VALUE, such as --set lr=3e-4, not {pair!r}.")
         _set(args, name.strip(), parse_value(text), f"--set {name.strip()}")
-    texts = {name for name, declared in all_keys(CommonConfig) if expected(declared.annotation) in _TEXT}
+    texts = {
+        name for name, declared in all_keys(CommonConfig) if expected(declared.annotation) in _TEXT
+    }
     for name, text in found.items():
         is_said = text is True or (name in texts and text != "null")
         _set(args, name, text if is_said else parse_value(text), _flag(name))
@@ -202,11 +229,13 @@ def parse_learner_args(argv: Sequence[str], config_class_of: ConfigClassOf = lam
 
 
 def configure_learner(argv: Sequence[str], config_class_of: ConfigClassOf) -> CommonConfig:
-    """Return the effective config of a learner started with `argv`, or print the requested help or config and exit.
+    """Return the effective config of a learner started with `argv`, or print the requested help or
+    config and exit.
 
     Args:
         argv: arguments without the program's name.
-        config_class_of: name of an algorithm -> its config class; raises UnknownAlgorithmError for unknown names.
+        config_class_of: name of an algorithm -> its config class; raises UnknownAlgorithmError for
+            unknown names.
 
     Raises:
         SystemExit: with status 0 after printing, or 2 after one sentence about wrong usage.
@@ -219,7 +248,9 @@ def configure_learner(argv: Sequence[str], config_class_of: ConfigClassOf) -> Co
         config_class = config_class_of(algo_of([Layer(args.overrides)]))
         if args.help_config:
             _print_and_end(render_keys(config_class))
-        config = load_config(config_class_of, file=args.config_file, overrides=args.overrides, warn=_warn)
+        config = load_config(
+            config_class_of, file=args.config_file, overrides=args.overrides, warn=_warn
+        )
     except ConfigError as error:
         usage_error(_PROG, _as_typed(error, args, config_class))
     if args.print_config:
@@ -240,7 +271,9 @@ def _print_and_end(text: str) -> NoReturn:
 
 
 def _parser(config_class: type[CommonConfig], argv: Sequence[str]) -> Parser:
-    """Make a parser for the options in the help and for all others in `argv`, which the config checks later."""
+    """Make a parser for the options in the help and for all others in `argv`, which the config
+    checks later.
+    """
     parser = Parser(_PROG, "--env ID [options]", _ABOUT, _EXAMPLES)
     said = meanings(config_class) if {"-h", "--help"} & set(argv) else {}
     for title, names in _SHOWN.items():
@@ -252,21 +285,39 @@ def _parser(config_class: type[CommonConfig], argv: Sequence[str]) -> Parser:
                 group.add_argument(_flag(name), action="store_true", help=text)
                 continue
             notes = "; ".join(
-                filter(None, [fact_of(declared, "unit"), "" if default == "null" else f"default: {default}"])
+                filter(
+                    None,
+                    [fact_of(declared, "unit"), "" if default == "null" else f"default: {default}"],
+                )
             )
-            group.add_argument(_flag(name), metavar=metavar, help=f"{text} ({notes})" if notes else text)
+            group.add_argument(
+                _flag(name), metavar=metavar, help=f"{text} ({notes})" if notes else text
+            )
     group = parser.add_argument_group("settings")
-    group.add_argument("--config", metavar="FILE", type=Path, help="YAML file of config keys; options override it.")
+    group.add_argument(
+        "--config", metavar="FILE", type=Path, help="YAML file of config keys; options override it."
+    )
     parser.hints["-f"] = "--config FILE reads settings, including experiment files for rllib train."
     group.add_argument(
-        "--set", metavar="KEY=VALUE", action="append", help="Set any config key, as in model.use_lstm=true; repeatable."
+        "--set",
+        metavar="KEY=VALUE",
+        action="append",
+        help="Set any config key, as in model.use_lstm=true; repeatable.",
     )
-    group.add_argument("--print-config", action="store_true", help="Print the effective config as YAML and exit.")
     group.add_argument(
-        "--show-config", action="store_true", help="Print each effective value with its origin and exit."
+        "--print-config", action="store_true", help="Print the effective config as YAML and exit."
     )
-    group.add_argument("--help-config", action="store_true", help="Explain every config key of --algo and exit.")
-    group.add_argument("--help-presets", action="store_true", help="List the presets with their settings and exit.")
+    group.add_argument(
+        "--show-config",
+        action="store_true",
+        help="Print each effective value with its origin and exit.",
+    )
+    group.add_argument(
+        "--help-config", action="store_true", help="Explain every config key of --algo and exit."
+    )
+    group.add_argument(
+        "--help-presets", action="store_true", help="List the presets with their settings and exit."
+    )
     declared_options = {*parser.options()}
     for word in dict.fromkeys(word.partition("=")[0] for word in spelt(argv)):
         if word.startswith("--") and len(word) > 2 and word not in declared_options:
@@ -275,7 +326,9 @@ def _parser(config_class: type[CommonConfig], argv: Sequence[str]) -> Parser:
 
 
 def _class_to_explain(argv: Sequence[str], config_class_of: ConfigClassOf) -> type[CommonConfig]:
-    """Return the config class of the algorithm named in `argv`; unknown algorithms raise an error later."""
+    """Return the config class of the algorithm named in `argv`; unknown algorithms raise an error
+    later.
+    """
     peek = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     peek.add_argument("--algo", nargs="?", default=DEFAULT_ALGO)
     try:
@@ -293,7 +346,9 @@ def _set(args: LearnerArgs, dotted: str, value: Any, typed: str) -> None:
         if not isinstance(below, dict):
             usage_error(_PROG, f"{typed} and {_flag(group)} cannot both be given.")
         inner = below
-    inner.update(deep_update(inner, {last: value}))  # a group merges with the keys of it that were set before
+    inner.update(
+        deep_update(inner, {last: value})
+    )  # a group merges with the keys of it that were set before
 
 
 def _as_typed(error: ConfigError, args: LearnerArgs, config_class: type[CommonConfig]) -> str:
@@ -303,22 +358,33 @@ def _as_typed(error: ConfigError, args: LearnerArgs, config_class: type[CommonCo
         return str(error)
     if error.message == f"There is no key {error.key}.":
         if key_hint(error.key, {}):
-            hint = re.sub(rf"^{CALLED}([\w.]*\w)", lambda found: CALLED + _flag(found[1]), error.hint)
+            hint = re.sub(
+                rf"^{CALLED}([\w.]*\w)", lambda found: CALLED + _flag(found[1]), error.hint
+            )
             return f"There is no option {typed}. {hint}"
-        known = [_flag(name) for name, _ in all_keys(config_class)] + _parser(config_class, []).options()
-        return f"There is no option {typed}.{nearest(typed, dict.fromkeys(known), count=1)}".rstrip()
-    return str(error).replace(error.key, typed, 1) if str(error).startswith(error.key) else str(error)
+        known = [_flag(name) for name, _ in all_keys(config_class)] + _parser(
+            config_class, []
+        ).options()
+        return (
+            f"There is no option {typed}.{nearest(typed, dict.fromkeys(known), count=1)}".rstrip()
+        )
+    return (
+        str(error).replace(error.key, typed, 1) if str(error).startswith(error.key) else str(error)
+    )
 
 
 def _flag(key: str) -> str:
     return f"--{key.rstrip('_').replace('_', '-')}"
 
 
-# Training ----------------------------------------------------------------------------------------------------
+# Training
+# --------------------------------------------------------------------------------------------------
 
 
 class _EarlyLog(logging.handlers.MemoryHandler):
-    """Buffer for log records until there is a log file; shows aiorl's warnings until there is a display."""
+    """Buffer for log records until there is a log file; shows aiorl's warnings until there is a
+    display.
+    """
 
     def __init__(self) -> None:
         super().__init__(_MAX_EARLY, flushLevel=logging.CRITICAL + 1, flushOnClose=False)
@@ -330,7 +396,9 @@ class _EarlyLog(logging.handlers.MemoryHandler):
 
 
 def _check_names(config: CommonConfig) -> None:
-    """Exit with a usage error if the environment, the keys or stored experience that is needed cannot be found."""
+    """Exit with a usage error if the environment, the keys or stored experience that is needed
+    cannot be found.
+    """
     from aiorl.env.registry import resolve_env
     from aiorl.net.transport.security import load_learner_keys
 
@@ -345,7 +413,8 @@ def _check_names(config: CommonConfig) -> None:
 
 
 def _planned(config: CommonConfig) -> LearningPlan | None:
-    """Plan the run before any file is made; return None if planning fails for another reason than the user's settings.
+    """Plan the run before any file is made; return None if planning fails for another reason than
+    the user's settings.
 
     Raises:
         ConfigError: a setting is impossible.
@@ -368,8 +437,8 @@ def _planned(config: CommonConfig) -> LearningPlan | None:
 def _train(config: CommonConfig, directory: RunDirectory, plan: LearningPlan | None) -> int:
     """Train and return the exit status.
 
-    The event loop has its own thread. A run without workers samples and learns in the current thread, so that a
-    debugger, a profiler and ``print`` see everything.
+    The event loop has its own thread. A run without workers samples and learns in the current
+    thread, so that a debugger, a profiler and ``print`` see everything.
     """
     from aiorl.run.run import Run
     from aiorl.run.threads import LoopThread
@@ -378,11 +447,15 @@ def _train(config: CommonConfig, directory: RunDirectory, plan: LearningPlan | N
     run = Run(config, directory, plan=plan, here=loop)
 
     def make_way() -> None:
-        with contextlib.suppress(InternalError):  # called on the loop itself: nothing is drawn meanwhile
+        with contextlib.suppress(
+            InternalError
+        ):  # called on the loop itself: nothing is drawn meanwhile
             loop.do(run.make_way)
 
     def end_without(status: int) -> None:
-        if not is_back.wait(_BACK_WITHIN_S):  # an environment or an update that cannot be interrupted
+        if not is_back.wait(
+            _BACK_WITHIN_S
+        ):  # an environment or an update that cannot be interrupted
             _end_process(status)
 
     async def train() -> int:
@@ -402,7 +475,8 @@ def _train(config: CommonConfig, directory: RunDirectory, plan: LearningPlan | N
 async def _status_of(run: Run, directory: RunDirectory) -> int:
     """Train and return the exit status."""
     log = directory.shown / directory.log.name
-    # If even the end hangs, print the stacks and exit with status 1, in a thread without the loop or Python's lock
+    # If even the end hangs, print the stacks and exit with status 1, in a thread without the loop
+    # or Python's lock
     run.on_release = lambda: faulthandler.dump_traceback_later(_END_WITHIN_S, exit=True)
     try:
         outcome = await run.run()
@@ -419,7 +493,8 @@ async def _status_of(run: Run, directory: RunDirectory) -> int:
 
 
 def _log_to(logs: Sequence[Path], early: _EarlyLog, max_bytes: int) -> None:
-    """Write all log records, including early ones, to the first log; the display shows warnings by itself.
+    """Write all log records, including early ones, to the first log; the display shows warnings by
+    itself.
 
     Keeps that file and the logs of local workers small from now on.
     """

@@ -1,4 +1,6 @@
-"""`python -m aiorl.plot RUN...`: draw the learning curve of a run, or curves with bands for several runs and seeds."""
+"""`python -m aiorl.plot RUN...`: draw the learning curve of a run, or curves with bands for several
+runs and seeds.
+"""
 
 from __future__ import annotations
 
@@ -55,8 +57,11 @@ _WIDTH, _PANEL_HEIGHT, _LEGEND_LINE, _PAD = 12.0, 4.3, 0.22, 0.1  # inches
 _LEGEND_WIDTH = 128  # characters side by side
 
 
-def plot_experiments(experiments: Sequence[Experiment], path: Path, *, goal: float | None = None) -> None:
-    """Draw mean returns over env steps and over training time, side by side, with a row of panels per environment.
+def plot_experiments(
+    experiments: Sequence[Experiment], path: Path, *, goal: float | None = None
+) -> None:
+    """Draw mean returns over env steps and over training time, side by side, with a row of panels
+    per environment.
 
     Args:
         experiments: the experiments; each name gets a colour.
@@ -97,11 +102,15 @@ def draw_experiments(experiments: Sequence[Experiment], *, goal: float | None = 
     columns = max(1, min(len(names), 4, _LEGEND_WIDTH // (8 + max(map(len, labels.values())))))
     lines = sum(label.count("\n") + 1 for label in labels.values()) / columns + 1
     figure = Figure(
-        figsize=(_WIDTH, _PANEL_HEIGHT * len(envs) + _LEGEND_LINE * (lines + 1)), dpi=120, facecolor="white",
-    )  # fmt: skip
+        figsize=(_WIDTH, _PANEL_HEIGHT * len(envs) + _LEGEND_LINE * (lines + 1)),
+        dpi=120,
+        facecolor="white",
+    )
     figure.set_layout_engine("constrained", w_pad=_PAD, h_pad=_PAD)
     handles: dict[str, Artist] = {}
-    for (left, right), env in zip(figure.subplots(len(envs), 2, sharey="row", squeeze=False), envs, strict=True):
+    for (left, right), env in zip(
+        figure.subplots(len(envs), 2, sharey="row", squeeze=False), envs, strict=True
+    ):
         own = [one for one in experiments if one.env == env]
         factor, unit = time_unit(max(float(run.seconds[-1]) for one in own for run in one.runs))
         for one in own:
@@ -114,30 +123,53 @@ def draw_experiments(experiments: Sequence[Experiment], *, goal: float | None = 
                 handles[f"goal {goal:g}"] = line
             finish_axes(axes, what)
             axes.set_xlim(left=0)
-        left.set_title(one_line(env, _LEGEND_WIDTH // 2), loc="left", fontsize=12, fontweight="bold", color=INK)
+        left.set_title(
+            one_line(env, _LEGEND_WIDTH // 2), loc="left", fontsize=12, fontweight="bold", color=INK
+        )
         left.set_ylabel("mean episode return", color=INK)
     figure.legend(
-        handles.values(), handles.keys(), loc="outside lower center", frameon=False, labelcolor=INK, ncols=columns,
+        handles.values(),
+        handles.keys(),
+        loc="outside lower center",
+        frameon=False,
+        labelcolor=INK,
+        ncols=columns,
         fontsize=9,
-    )  # fmt: skip
+    )
     return figure
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command, and return its exit status: 0 done, 1 failed, 2 wrong usage, 130 ended by Ctrl-C.
+    """Run the command, and return its exit status: 0 done, 1 failed, 2 wrong usage, 130 ended by
+    Ctrl-C.
 
     Args:
         argv: the command's arguments; None takes those of the process.
     """
-    parser = Parser(_PROG, "RUN... [options]", "Draw learning curves of runs, and compare experiments.", _EXAMPLES)
-    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="run directories, or directories of runs")
+    parser = Parser(
+        _PROG,
+        "RUN... [options]",
+        "Draw learning curves of runs, and compare experiments.",
+        _EXAMPLES,
+    )
     parser.add_argument(
-        "--out", type=Path, metavar="FILE", help="the picture: .png, .svg or .pdf (curves.png; for a single run "
-        f"{PLOT_FILE} in its directory)",
-    )  # fmt: skip
+        "runs", type=Path, nargs="+", metavar="RUN", help="run directories, or directories of runs"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help=(
+            "the picture: .png, .svg or .pdf (curves.png; for a single run "
+            f"{PLOT_FILE} in its directory)"
+        ),
+    )
     parser.add_argument("--goal", type=float, metavar="X", help="a return to draw as a line")
     parser.add_argument(
-        "--label", action="append", metavar="TEXT", help="name of a curve; once for each curve, in the same order"
+        "--label",
+        action="append",
+        metavar="TEXT",
+        help="name of a curve; once for each curve, in the same order",
     )
     given = parser.parse(sys.argv[1:] if argv is None else argv)
     return exit_status(lambda: _plot(given))
@@ -156,12 +188,15 @@ def _plot(given: Mapping[str, Any]) -> None:
     try:
         path = _drawn(experiments, given.get("out"), given.get("goal"))
     except ImportError as error:
-        raise ImportError(f"pictures need matplotlib ({error}): {install_command('learner')}") from error
+        raise ImportError(
+            f"pictures need matplotlib ({error}): {install_command('learner')}"
+        ) from error
     for one in experiments:
         last = np.array([run.returns[-1] for run in one.runs])
         sys.stdout.write(
-            f"{one.name} on {one.env}: {_runs(len(last))}, at the end {float(interquartile_mean(last)):,.1f} "
-            f"(interquartile mean; {last.min():,.1f} to {last.max():,.1f})\n"
+            f"{one.name} on {one.env}: {_runs(len(last))}, at the end"
+            f" {float(interquartile_mean(last)):,.1f} (interquartile mean; {last.min():,.1f} to"
+            f" {last.max():,.1f})\n"
         )
     sys.stdout.write(f"{path}\n")
 
@@ -171,9 +206,12 @@ def _labelled(experiments: list[Experiment], labels: Sequence[str]) -> list[Expe
     names = list(dict.fromkeys(one.name for one in experiments))
     if labels and len(labels) != len(names):
         raise ConfigError(
-            f"--label is given {len(labels)} times, but there are {len(names)} curves: {'; '.join(names)}.",
-            key="label", value=list(labels), hint="Give one label per curve, in this order.",
-        )  # fmt: skip
+            f"--label is given {len(labels)} times, but there are {len(names)} curves:"
+            f" {'; '.join(names)}.",
+            key="label",
+            value=list(labels),
+            hint="Give one label per curve, in this order.",
+        )
     named = dict(zip(names, labels or names, strict=True))
     return [replace(one, name=named[one.name]) for one in experiments]
 
@@ -188,7 +226,9 @@ def _drawn(experiments: Sequence[Experiment], out: Path | None, goal: float | No
         try:
             plot_learning_curve(run.path, title=title, stop_return=wanted, path=path)
         except (OSError, ValueError) as error:
-            raise ConfigError(f"{path} can't be drawn: {error}.", key="out", value=str(path)) from error
+            raise ConfigError(
+                f"{path} can't be drawn: {error}.", key="out", value=str(path)
+            ) from error
         return path
     path = out or Path("curves.png")
     plot_experiments(experiments, path, goal=goal)
@@ -196,7 +236,9 @@ def _drawn(experiments: Sequence[Experiment], out: Path | None, goal: float | No
 
 
 def _draw(axes: Axes, band: Band, colour: str, factor: float = 1.0) -> Artist:
-    """Draw a curve with its band, in units of ``factor`` steps or seconds, and return its artist for the legend."""
+    """Draw a curve with its band, in units of ``factor`` steps or seconds, and return its artist
+    for the legend.
+    """
     whole = band.num_runs == band.num_runs.max()
     at = band.at / factor
     axes.fill_between(at, band.low, band.high, color=colour, alpha=0.18, linewidth=0)

@@ -47,19 +47,49 @@ def main(argv: Sequence[str] | None = None) -> int:
     from aiorl.web.access import add_web_options
 
     parser = Parser("python -m aiorl.serve", "PATH... [options]", _ABOUT, _EXAMPLES)
-    parser.add_argument("paths", nargs="+", metavar="[NAME=]PATH", help="A run directory, a checkpoint or an export.")
-    parser.add_argument("--follow", nargs="?", const="newest", choices=_FOLLOWED,
-                        help="Serve newer checkpoints of runs as they appear: all, or those in best/.")  # fmt: skip
-    parser.add_argument("--share", type=float, metavar="S",
-                        help="Share of a policy's requests for each further PATH of its name (none).")  # fmt: skip
-    parser.add_argument("--record", type=Path, metavar="DIR",
-                        help="Write episodes of sessions as stored experience.")  # fmt: skip
-    parser.add_argument("--threads", type=at_least(1), metavar="N", help="Threads of an evaluation (1).")
-    parser.add_argument("--seed", type=at_least(0), metavar="N", help="Seed of drawn actions (a random one).")
-    parser.add_argument("--max-sessions", type=at_least(1), metavar="N", help="Sessions open at a time (10,000).")
-    parser.add_argument("--session-ttl-s", type=at_least(1), metavar="S",
-                        help="Seconds that a session is kept after its last request (600).")  # fmt: skip
-    parser.add_argument("--log-level", choices=("DEBUG", "INFO", "WARNING"), help="Level of the log (INFO).")
+    parser.add_argument(
+        "paths",
+        nargs="+",
+        metavar="[NAME=]PATH",
+        help="A run directory, a checkpoint or an export.",
+    )
+    parser.add_argument(
+        "--follow",
+        nargs="?",
+        const="newest",
+        choices=_FOLLOWED,
+        help="Serve newer checkpoints of runs as they appear: all, or those in best/.",
+    )
+    parser.add_argument(
+        "--share",
+        type=float,
+        metavar="S",
+        help="Share of a policy's requests for each further PATH of its name (none).",
+    )
+    parser.add_argument(
+        "--record",
+        type=Path,
+        metavar="DIR",
+        help="Write episodes of sessions as stored experience.",
+    )
+    parser.add_argument(
+        "--threads", type=at_least(1), metavar="N", help="Threads of an evaluation (1)."
+    )
+    parser.add_argument(
+        "--seed", type=at_least(0), metavar="N", help="Seed of drawn actions (a random one)."
+    )
+    parser.add_argument(
+        "--max-sessions", type=at_least(1), metavar="N", help="Sessions open at a time (10,000)."
+    )
+    parser.add_argument(
+        "--session-ttl-s",
+        type=at_least(1),
+        metavar="S",
+        help="Seconds that a session is kept after its last request (600).",
+    )
+    parser.add_argument(
+        "--log-level", choices=("DEBUG", "INFO", "WARNING"), help="Level of the log (INFO)."
+    )
     add_web_options(parser, port=8000)
     given = parser.parse(_with_follow_at_the_end(sys.argv[1:] if argv is None else argv))
     log_to_stderr(given.pop("log_level", None))
@@ -67,7 +97,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _with_follow_at_the_end(words: Sequence[str]) -> list[str]:
-    """Return the words of a command line with `--follow` where no path can be taken for its value."""
+    """Return the words of a command line with `--follow` where no path can be taken for its
+    value.
+    """
     others: list[str] = []
     follow: list[str] = []
     for index, word in enumerate(words):
@@ -99,7 +131,10 @@ def _serve(given: dict[str, Any]) -> None:
     gc.freeze()  # loaded objects stay, and the garbage collector takes 35 ms to look at them
 
     def said(url: str) -> str:
-        each = [f"{one.name} {' and '.join(arm.name for arm in one.arms)} ({one.env})" for one in models.values()]
+        each = [
+            f"{one.name} {' and '.join(arm.name for arm in one.arms)} ({one.env})"
+            for one in models.values()
+        ]
         names = ", ".join(each) or f"{models.waiting}, when it has a checkpoint,"
         return f"Serving {names} at {url} (Ctrl-C ends)."
 
@@ -108,7 +143,10 @@ def _serve(given: dict[str, Any]) -> None:
         tasks.start(models.follow(), "follow")
         await serve(service.app, options, said)
 
-    with closing(recorder) if recorder else nullcontext(), asyncio.Runner(loop_factory=new_event_loop) as runner:
+    with (
+        closing(recorder) if recorder else nullcontext(),
+        asyncio.Runner(loop_factory=new_event_loop) as runner,
+    ):
         runner.run(run())
 
 

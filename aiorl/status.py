@@ -1,7 +1,8 @@
 """`aiorl status RUN_DIR|ADDRESS`: what runs where, rates, lag, and the last words of each worker.
 
-A run directory is read without asking anyone, so it works for a run that has ended, too. An address is asked over the
-network, like a worker would connect. Both give the account of `aiorl.run.overview`, of which nothing is trusted.
+A run directory is read without asking anyone, so it works for a run that has ended, too. An address
+is asked over the network, like a worker would connect. Both give the account of
+`aiorl.run.overview`, of which nothing is trusted.
 """
 
 from __future__ import annotations
@@ -49,11 +50,21 @@ SILENT_S = 20.0
 _MAX_LOGS, _MAX_WORDS, _RESULT_BYTES = 4096, 300, 1 << 20
 FILES = (RUN_FILE, STATUS_FILE, JSONL_FILE, CONFIG_FILE, "log.txt")
 """Files of a run directory that change while it runs."""
-_COLUMNS = {"#": "slot", "host": "host", "pid": "pid", "doing": "state", "env steps": "env_steps",
-            "steps/s": "env_steps_per_s", "lag": "lag", "heard": "heard_s", "last words": "words"}  # fmt: skip
+_COLUMNS = {
+    "#": "slot",
+    "host": "host",
+    "pid": "pid",
+    "doing": "state",
+    "env steps": "env_steps",
+    "steps/s": "env_steps_per_s",
+    "lag": "lag",
+    "heard": "heard_s",
+    "last words": "words",
+}
 
 
-# Getting an account ------------------------------------------------------------------------------------------
+# Getting an account
+# --------------------------------------------------------------------------------------------------
 
 
 def is_run(directory: Path) -> bool:
@@ -68,10 +79,13 @@ def status_of_run(directory: Path) -> dict[str, Any]:
         directory: the run directory; files can be missing or damaged.
 
     Returns:
-        The account, with its age ``silent_s`` and ``is_alive`` (None if unknown); ``result`` is the newest one.
+        The account, with its age ``silent_s`` and ``is_alive`` (None if unknown); ``result`` is the
+        newest one.
     """
     account: dict[str, Any] = {}
-    with contextlib.suppress(OSError, ValueError):  # it has just begun, or is a copy of its results alone
+    with contextlib.suppress(
+        OSError, ValueError
+    ):  # it has just begun, or is a copy of its results alone
         account["run_id"] = run_facts(directory)["run_id"]
         found = _object_in(part_of(directory, STATUS_FILE, 0, 2 * MAX_BYTES)[0])
         account = found if found.get("run_id") == account["run_id"] else account
@@ -105,7 +119,9 @@ def _object_in(content: bytes) -> dict[str, Any]:
 
 
 def signature(directory: Path, *names: str) -> tuple[tuple[int, int, int], ...]:
-    """Return inode, size and time of the last change in ns of the files that exist; other contents have others."""
+    """Return inode, size and time of the last change in ns of the files that exist; other contents
+    have others.
+    """
     found = []
     for name in names:
         with contextlib.suppress(OSError):
@@ -115,7 +131,8 @@ def signature(directory: Path, *names: str) -> tuple[tuple[int, int, int], ...]:
 
 
 def part_of(directory: Path, name: str, start: int, max_bytes: int) -> tuple[bytes, int]:
-    """Return a part of a file, and the file's size; b"" and 0 if it can't be read, or is behind a link.
+    """Return a part of a file, and the file's size; b"" and 0 if it can't be read, or is behind a
+    link.
 
     Args:
         directory: the run directory.
@@ -142,7 +159,9 @@ def _words(directory: Path, name: str) -> str:
     return one_line(last_line(directory, name), _MAX_WORDS)
 
 
-async def status_of_learner(places: Sequence[str], keys: Path | None, *, wait_s: float = _WAIT_S) -> dict[str, Any]:
+async def status_of_learner(
+    places: Sequence[str], keys: Path | None, *, wait_s: float = _WAIT_S
+) -> dict[str, Any]:
     """Ask a learner for the account of its run.
 
     Args:
@@ -197,11 +216,14 @@ async def status_of_learner(places: Sequence[str], keys: Path | None, *, wait_s:
     return {**answer.result(), "silent_s": 0.0, "is_alive": True}
 
 
-# Showing it --------------------------------------------------------------------------------------------------
+# Showing it
+# --------------------------------------------------------------------------------------------------
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e18  # no NaN or infinity
+    return (
+        isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e18
+    )  # no NaN or infinity
 
 
 class Part:
@@ -223,7 +245,11 @@ class Part:
 
     def texts(self, name: str) -> list[str]:
         found = self.value.get(name)
-        return [one_line(each, 100) for each in found if isinstance(each, str)] if isinstance(found, list) else []
+        return (
+            [one_line(each, 100) for each in found if isinstance(each, str)]
+            if isinstance(found, list)
+            else []
+        )
 
     def items(self) -> Iterator[tuple[str, str]]:
         return ((one_line(str(name), 64), self.text(name)) for name in self.value)
@@ -240,7 +266,9 @@ class Part:
         """Return a text or a number as one printable line, "" for anything else."""
         found, number = self.value.get(name), self.number(name)
         if number is not None:
-            return f"{number:,.0f}" if abs(number) >= 10 or number == int(number) else f"{number:.2g}"
+            return (
+                f"{number:,.0f}" if abs(number) >= 10 or number == int(number) else f"{number:.2g}"
+            )
         return one_line(found, most) if isinstance(found, str) else ""
 
 
@@ -259,20 +287,38 @@ def shown(account: dict[str, Any]) -> str:
     facts = {
         "run": f"{whole.text('run_id')} in {whole.text('run_dir', 4000)}",
         "state": state,
-        "learner": f"{learner.text('host') or '-'} (pid {learner.text('pid').replace(',', '') or '-'}) {dialable}",
-        "trained": f"{result.text('env_steps_trained_total') or 0} env steps "
-        f"in {result.text('updates_total') or 0} updates",
-        "rates": f"{result.text('sampled_steps_per_s') or '-'} sampled, {result.text('trained_steps_per_s') or '-'} "
-        "trained env steps/s",
+        "learner": (
+            f"{learner.text('host') or '-'} (pid {learner.text('pid').replace(',', '') or '-'})"
+            f" {dialable}"
+        ),
+        "trained": (
+            f"{result.text('env_steps_trained_total') or 0} env steps "
+            f"in {result.text('updates_total') or 0} updates"
+        ),
+        "rates": (
+            f"{result.text('sampled_steps_per_s') or '-'} sampled,"
+            f" {result.text('trained_steps_per_s') or '-'} trained env steps/s"
+        ),
         "lag": ", ".join(f"{name} {value}" for name, value in whole.part("policy_lag").items()),
-        "return": "" if (mean := result.number("episode_reward_mean_last_100")) is None else return_text(mean),
-        "workers": f"{whole.text('num_workers') or 0}, and {whole.text('num_gone') or 0} that are gone",
+        "return": (
+            ""
+            if (mean := result.number("episode_reward_mean_last_100")) is None
+            else return_text(mean)
+        ),
+        "workers": (
+            f"{whole.text('num_workers') or 0}, and {whole.text('num_gone') or 0} that are gone"
+        ),
         "last words": whole.text("learner_words"),
     }
     lines = [f"{name:11}{text}".rstrip() for name, text in facts.items() if text]
     workers = [_row(part) for part in whole.parts("workers")]
     gone = [
-        [part.text("slot"), part.text("host"), _ago(time.time() - (part.number("time") or 0.0)), part.text("words")]
+        [
+            part.text("slot"),
+            part.text("host"),
+            _ago(time.time() - (part.number("time") or 0.0)),
+            part.text("words"),
+        ]
         for part in whole.parts("gone")[:8]
     ]
     logs = [[name, words] for name, words in whole.part("logs").items()]
@@ -293,7 +339,10 @@ def _row(part: Part) -> list[str]:
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:
     widths = [min(60, max(map(len, column))) for column in zip(*rows, strict=True)]
-    return ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return [
+        "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
 
 
 def _span(seconds: float) -> str:
@@ -324,9 +373,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the command's arguments; None takes those of the process.
     """
     parser = Parser(_PROG, "RUN_DIR|ADDRESS [options]", _ABOUT, _EXAMPLES)
-    parser.add_argument("target", metavar="RUN_DIR|ADDRESS", nargs="?",
-                        help="A run directory; or the learner: tcp://HOST:PORT, run:DIR or @FILE.")  # fmt: skip
-    parser.add_argument("--keys", metavar="DIR", type=Path, help="CURVE keys of a worker, to ask a learner with keys.")
+    parser.add_argument(
+        "target",
+        metavar="RUN_DIR|ADDRESS",
+        nargs="?",
+        help="A run directory; or the learner: tcp://HOST:PORT, run:DIR or @FILE.",
+    )
+    parser.add_argument(
+        "--keys",
+        metavar="DIR",
+        type=Path,
+        help="CURVE keys of a worker, to ask a learner with keys.",
+    )
     parser.add_argument("--json", action="store_true", help="Print the whole account as JSON.")
     found = parser.parse(sys.argv[1:] if argv is None else argv)
     target: str | None = found.get("target")
@@ -336,7 +394,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def do() -> None:
         account = _account_at(target, found.get("keys"))
-        sys.stdout.write(json.dumps(to_json(account), indent=1) + "\n" if found.get("json") else shown(account))
+        sys.stdout.write(
+            json.dumps(to_json(account), indent=1) + "\n" if found.get("json") else shown(account)
+        )
 
     return exit_status(do, interrupted="ended by Ctrl-C")
 

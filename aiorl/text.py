@@ -1,9 +1,11 @@
-"""Sanitising of text from peers: printable, of bounded length, and on one line unless lines are allowed.
+"""Sanitising of text from peers: printable, of bounded length, and on one line unless lines are
+allowed.
 
-Text from peers passes through here when messages are decoded (`aiorl.net.wire.schema` declares the kind of each
-field). So it cannot move the cursor, colour a terminal, change the direction of writing or fake a line in a log.
-Printable characters are those of `str.isprintable`: no control characters, escapes, line or paragraph separators,
-marks that reorder text, or unassigned characters.
+Text from peers passes through here when messages are decoded (`aiorl.net.wire.schema` declares the
+kind of each field). So it cannot move the cursor, colour a terminal, change the direction of
+writing or fake a line in a log. Printable characters are those of `str.isprintable`: no control
+characters, escapes, line or paragraph separators, marks that reorder text, or unassigned
+characters.
 """
 
 from __future__ import annotations
@@ -58,7 +60,8 @@ def one_line(text: str, max_chars: int) -> str:
 def many_lines(text: str, max_chars: int, *, keep_end: bool = False) -> str:
     r"""Return a text as `one_line` does, but with its line breaks, each as "\n".
 
-    Empty lines at the end are dropped. So a second call on the other side of the wire changes nothing.
+    Empty lines at the end are dropped. So a second call on the other side of the wire changes
+    nothing.
 
     Args:
         text: the text.
@@ -71,28 +74,37 @@ def many_lines(text: str, max_chars: int, *, keep_end: bool = False) -> str:
     if keep_end and len(text) > max_chars:
         text = _CUT + text[-(max_chars - len(_CUT)) :]
     text = shortened(text, max_chars)
-    if text.replace("\n", "").isprintable():  # the whole text in one call: reports can be long and many
+    if text.replace(
+        "\n", ""
+    ).isprintable():  # the whole text in one call: reports can be long and many
         return text.rstrip("\n")
     return "\n".join(one_line(line, max_chars) for line in text.splitlines()).rstrip("\n")
 
 
 def indented(text: str) -> str:
-    """Return a text with the lines after the first indented, so that none of them looks like a new entry."""
+    """Return a text with the lines after the first indented, so that none of them looks like a new
+    entry.
+    """
     return text.replace("\n", "\n    ")
 
 
 def return_text(mean: float) -> str:
-    """Return a mean return with one decimal, or with three digits if it is small, like goals such as 0.95."""
+    """Return a mean return with one decimal, or with three digits if it is small, like goals such
+    as 0.95.
+    """
     return f"{mean:,.1f}" if abs(mean) >= 10 else f"{mean:.3g}"
 
 
 def without_numbers(text: str) -> str:
-    """Return a text with "#" for its numbers, so that messages equal but for a worker, step or process match."""
+    """Return a text with "#" for its numbers, so that messages equal but for a worker, step or
+    process match.
+    """
     return _NUMBER.sub("#", text)
 
 
 def agent_text(agent_id: object) -> str:
-    """Return the text by which settings name an agent: ``"0"`` for 0, ``"(0, 1)"`` for a tuple of numbers.
+    """Return the text by which settings name an agent: ``"0"`` for 0, ``"(0, 1)"`` for a tuple of
+    numbers.
 
     Numbers of NumPy are written like Python's.
     """

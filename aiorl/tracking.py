@@ -1,7 +1,8 @@
 """Loggers for experiment trackers: Weights & Biases and MLflow.
 
-Choose them with `--loggers "[wandb]"`, `--loggers "[mlflow]"` or both; they need the extra ``tracking``. A logger of
-your own has the same interface: it is made with the run directory and the config, and gets every result.
+Choose them with `--loggers "[wandb]"`, `--loggers "[mlflow]"` or both; they need the extra
+``tracking``. A logger of your own has the same interface: it is made with the run directory and the
+config, and gets every result.
 """
 
 from __future__ import annotations
@@ -22,18 +23,24 @@ _PARAMETERS, _METRICS = 100, 1000  # MLflow's limits per call
 
 
 class WandB:
-    """Run in Weights & Biases, in the project ALGORITHM-ENVIRONMENT; the x-axis of results is env steps.
+    """Run in Weights & Biases, in the project ALGORITHM-ENVIRONMENT; the x-axis of results is env
+    steps.
 
     Args:
-        run_dir: the run's directory, which also holds W&B's own files. With ``WANDB_MODE=offline`` no data is sent.
+        run_dir: the run's directory, which also holds W&B's own files. With ``WANDB_MODE=offline``
+            no data is sent.
         config: the effective configuration.
     """
 
     def __init__(self, run_dir: Path, config: dict[str, Any]) -> None:
         import wandb
 
-        project = re.sub(r"[/\\#?%:]", "-", f"{config['algo']}-{config['env']}")  # characters that W&B refuses
-        self._run = wandb.init(project=project[:_MAX_PROJECT], name=run_dir.name, dir=run_dir, config=config)
+        project = re.sub(
+            r"[/\\#?%:]", "-", f"{config['algo']}-{config['env']}"
+        )  # characters that W&B refuses
+        self._run = wandb.init(
+            project=project[:_MAX_PROJECT], name=run_dir.name, dir=run_dir, config=config
+        )
 
     def write(self, result: Mapping[str, Any]) -> None:
         """Log a result."""
@@ -50,7 +57,8 @@ class MLflow:
     The config is logged as parameters; the x-axis of results is env steps.
 
     Args:
-        run_dir: the run's directory. Results go to its ``mlflow/`` unless ``MLFLOW_TRACKING_URI`` is set.
+        run_dir: the run's directory. Results go to its ``mlflow/`` unless ``MLFLOW_TRACKING_URI``
+            is set.
         config: the effective configuration.
     """
 
@@ -61,19 +69,27 @@ class MLflow:
         if uri is not None:
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         self._entities = mlflow.entities
-        self._client = client = mlflow.MlflowClient(uri)  # runs of other trainers in this process have their own
+        self._client = client = mlflow.MlflowClient(
+            uri
+        )  # runs of other trainers in this process have their own
         name = f"{config['algo']} on {config['env']}"
         experiment = client.get_experiment_by_name(name)
         number = client.create_experiment(name) if experiment is None else experiment.experiment_id
         self._run_id = client.create_run(number, run_name=run_dir.name).info.run_id
-        params = [mlflow.entities.Param(key, str(value)[:_MAX_PARAMETER]) for key, value in flatten(config)]
+        params = [
+            mlflow.entities.Param(key, str(value)[:_MAX_PARAMETER])
+            for key, value in flatten(config)
+        ]
         for start in range(0, len(params), _PARAMETERS):
             client.log_batch(self._run_id, params=params[start : start + _PARAMETERS])
 
     def write(self, result: Mapping[str, Any]) -> None:
         """Log a result."""
         now, step = int(1000 * time.time()), int(result["timesteps_total"])
-        metrics = [self._entities.Metric(key, value, now, step) for key, value in numbers_of(result).items()]
+        metrics = [
+            self._entities.Metric(key, value, now, step)
+            for key, value in numbers_of(result).items()
+        ]
         self._client.log_batch(self._run_id, metrics=metrics[:_METRICS])
 
     def close(self) -> None:

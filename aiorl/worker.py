@@ -20,7 +20,14 @@ from typing import NamedTuple
 from aiorl.config.addresses import places_of
 from aiorl.config.command_line import Parser, at_least
 from aiorl.errors import AiorlError, ConfigError
-from aiorl.process.children import DEFAULT_MAX_RESTARTS, FAILED, FORMER_END, HOPELESS, RELAY, WORKERS_TOGETHER
+from aiorl.process.children import (
+    DEFAULT_MAX_RESTARTS,
+    FAILED,
+    FORMER_END,
+    HOPELESS,
+    RELAY,
+    WORKERS_TOGETHER,
+)
 from aiorl.process.imports import child_python, find_modules_here, python_path
 from aiorl.process.program import log_to_stderr
 
@@ -30,7 +37,9 @@ logger = logging.getLogger("aiorl.worker")
 
 _PARENTED = "--exit-with-parent"
 _END_WITHIN_S = 5.0
-_ABOUT = "Samples for a learner. A worker can join at any time, and waits while the learner is away."
+_ABOUT = (
+    "Samples for a learner. A worker can join at any time, and waits while the learner is away."
+)
 _EXAMPLES = """
 Examples:
   # one worker for a learner on this host
@@ -47,13 +56,14 @@ _LEVELS = ("DEBUG", "INFO", "WARN", "ERROR")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run workers until the run is over and return the exit status, by which engines decide on a restart.
+    """Run workers until the run is over and return the exit status, by which engines decide on a
+    restart.
 
-    0 means that the learner has said that the run is over, 1 failed, 2 wrong usage or useless to try again, 143 ended
-    by SIGTERM, 130 by Ctrl-C.
+    0 means that the learner has said that the run is over, 1 failed, 2 wrong usage or useless to
+    try again, 143 ended by SIGTERM, 130 by Ctrl-C.
 
-    A worker with a parent that watches it (it gets an option that is not in the help) ends with one of the statuses in
-    `aiorl.process.children`.
+    A worker with a parent that watches it (it gets an option that is not in the help) ends with one
+    of the statuses in `aiorl.process.children`.
 
     Args:
         argv: the command's arguments; None takes those of the process.
@@ -62,7 +72,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return _run_worker(words) if _PARENTED in words else _keep_workers(words)
 
 
-# The command line --------------------------------------------------------------------------------------------
+# The command line
+# --------------------------------------------------------------------------------------------------
 
 
 class WorkerArgs(NamedTuple):
@@ -101,27 +112,56 @@ def parse_worker_args(argv: Sequence[str]) -> WorkerArgs:
         SystemExit: with status 0 after --help, or 2 after one sentence about wrong usage.
     """
     defaults = WorkerArgs._field_defaults
-    parser = Parser("python -m aiorl.worker", "--connect tcp://HOST:PORT [options]", _ABOUT, _EXAMPLES)
+    parser = Parser(
+        "python -m aiorl.worker", "--connect tcp://HOST:PORT [options]", _ABOUT, _EXAMPLES
+    )
     add = parser.add_argument
     add(
-        "--connect", metavar="ADDRESS", type=_places, action="extend",
-        help="The learner's address, which it shows when it starts; or run:DIR or @FILE, to look it up there at each "
-        "try. Several, separated by commas, are tried in turn.",
-    )  # fmt: skip
+        "--connect",
+        metavar="ADDRESS",
+        type=_places,
+        action="extend",
+        help=(
+            "The learner's address, which it shows when it starts; or run:DIR or @FILE, to look it"
+            " up there at each try. Several, separated by commas, are tried in turn."
+        ),
+    )
     add(
-        "--num-workers", metavar="N", type=at_least(1),
+        "--num-workers",
+        metavar="N",
+        type=at_least(1),
         help=f"Worker processes on this host. (default: {defaults['num_workers']})",
-    )  # fmt: skip
-    add("--keys", metavar="DIR", type=Path, help="CURVE keys, as python -m aiorl.keys DIR makes them.")
+    )
     add(
-        "--max-worker-restarts", metavar="N", type=at_least(0),
-        help=f"Restarts of one worker process before it stays down. (default: {DEFAULT_MAX_RESTARTS})",
-    )  # fmt: skip
-    add("--log-level", metavar="|".join(_LEVELS), type=_level, help="Level of the log. (default: the learner's)")
+        "--keys",
+        metavar="DIR",
+        type=Path,
+        help="CURVE keys, as python -m aiorl.keys DIR makes them.",
+    )
     add(
-        "--log-dir", metavar="DIR", type=Path,
-        help="Directory for the output of each worker process: worker-HOST-N.txt, appended and kept small.",
-    )  # fmt: skip
+        "--max-worker-restarts",
+        metavar="N",
+        type=at_least(0),
+        help=(
+            "Restarts of one worker process before it stays down. (default:"
+            f" {DEFAULT_MAX_RESTARTS})"
+        ),
+    )
+    add(
+        "--log-level",
+        metavar="|".join(_LEVELS),
+        type=_level,
+        help="Level of the log. (default: the learner's)",
+    )
+    add(
+        "--log-dir",
+        metavar="DIR",
+        type=Path,
+        help=(
+            "Directory for the output of each worker process: worker-HOST-N.txt, appended and kept"
+            " small."
+        ),
+    )
     # options of workers that are started by the learner
     add("--slot", type=at_least(0), help=argparse.SUPPRESS)
     add("--worker-id", help=argparse.SUPPRESS)
@@ -145,7 +185,8 @@ def _level(text: str) -> str:
     return text.upper()
 
 
-# The parent -----------------------------------------------------------------------------------------------------
+# The parent
+# --------------------------------------------------------------------------------------------------
 
 
 def _keep_workers(words: list[str]) -> int:
@@ -154,7 +195,9 @@ def _keep_workers(words: list[str]) -> int:
 
     args = parse_worker_args(words)
     log_to_stderr(args.log_level)
-    slots = range(0 if args.num_workers > 1 else 1, args.num_workers + 1)  # 0: the relay, which should be there first
+    slots = range(
+        0 if args.num_workers > 1 else 1, args.num_workers + 1
+    )  # 0: the relay, which should be there first
     name = f"relay-{os.urandom(6).hex()}" if 0 in slots else ""
     os.environ.update({**python_path(), WORKERS_TOGETHER: str(args.num_workers), RELAY: name})
     worker = [*child_python("aiorl.worker"), *words, _PARENTED]
@@ -164,15 +207,18 @@ def _keep_workers(words: list[str]) -> int:
         if logs:
             KeptSmall(logs, MAX_BYTES)
         return Keeper(
-            lambda slot: worker if slot else relay, slots, args.max_worker_restarts,
+            lambda slot: worker if slot else relay,
+            slots,
+            args.max_worker_restarts,
             log_path=lambda slot: logs[slot - 1] if logs and slot else None,
-        ).run()  # fmt: skip
+        ).run()
     except OSError as error:
         logger.error("a worker process could not be started: %s", error)
         return FAILED
 
 
-# The worker -----------------------------------------------------------------------------------------------------
+# The worker
+# --------------------------------------------------------------------------------------------------
 
 
 def _run_worker(words: list[str]) -> int:
@@ -203,7 +249,9 @@ async def _work(args: WorkerArgs) -> int:
 
     share_one_heap()
     service = make_service(args.connect, args.keys, args.worker_id, args.slot or 0)
-    service.former_end = os.environ.get(FORMER_END, "") if args.slot is None else ""  # a learner knows how its own end
+    service.former_end = (
+        os.environ.get(FORMER_END, "") if args.slot is None else ""
+    )  # a learner knows how its own end
     loop = asyncio.get_running_loop()
     tell_of_stray_errors(service.fail)
     if args.exit_with_parent:
@@ -213,7 +261,9 @@ async def _work(args: WorkerArgs) -> int:
     logger.info("worker %d connects to the learner at %s", os.getpid(), ", ".join(args.connect))
     outcome = await service.run()
     logger.log(logging.INFO if outcome.ok else logging.ERROR, "%s", outcome.reason)
-    at_last = threading.Timer(_END_WITHIN_S, os._exit, (outcome.status,))  # closing the loop waits for threads
+    at_last = threading.Timer(
+        _END_WITHIN_S, os._exit, (outcome.status,)
+    )  # closing the loop waits for threads
     at_last.daemon = True
     at_last.start()
     return outcome.status

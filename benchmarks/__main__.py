@@ -1,4 +1,5 @@
-"""`python -m benchmarks [NAME...] [--json FILE]`: measure each figure against its baseline and print a table.
+"""`python -m benchmarks [NAME...] [--json FILE]`: measure each figure against its baseline and
+print a table.
 
 The table is printed in any case. A figure that can't be measured gets a row that gives the reason.
 """
@@ -50,19 +51,27 @@ MODULES = (
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the named benchmarks; run all of them by default.
 
-    Returns: the exit status: 0, 1 if a bound is missed or a figure could not be measured, 130 after Ctrl-C.
+    Returns: the exit status: 0, 1 if a bound is missed or a figure could not be measured, 130 after
+    Ctrl-C.
     """
     known = _functions()
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
         description=__doc__,
-        epilog="A NAME is a benchmark or a prefix of one, such as sampler or train_impala. Known: " + ", ".join(known),
+        epilog="A NAME is a benchmark or a prefix of one, such as sampler or train_impala. Known: "
+        + ", ".join(known),
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="benchmarks to run; default: all")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to FILE")
     args = parser.parse_args(argv)
-    chosen = [name for name in known if not args.names or any(name.startswith(prefix) for prefix in args.names)]
-    unmatched = [prefix for prefix in args.names if not any(name.startswith(prefix) for name in known)]
+    chosen = [
+        name
+        for name in known
+        if not args.names or any(name.startswith(prefix) for prefix in args.names)
+    ]
+    unmatched = [
+        prefix for prefix in args.names if not any(name.startswith(prefix) for name in known)
+    ]
     if unmatched:
         parser.error(f"no benchmark is called {unmatched[0]!r}; known: {', '.join(known)}")
     exit_on_sigterm()
@@ -86,7 +95,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _measured(name: str, measure: Callable[[], list[Figure]]) -> list[Figure]:
-    """Return a benchmark's figures; if it fails, return one row with the reason, so that the others still run."""
+    """Return a benchmark's figures; if it fails, return one row with the reason, so that the others
+    still run.
+    """
     try:
         return measure()
     except Exception as error:  # one failed benchmark must not stop the others

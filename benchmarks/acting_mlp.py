@@ -18,7 +18,9 @@ F32 = NDArray[np.float32]
 
 
 def mlp_weights(inputs: int, outputs: int, *, hidden: int = 64, seed: int = 0) -> dict[str, F32]:
-    """Return the weights of two towers (``pi``, ``vf``), each with two tanh layers and a linear one."""
+    """Return the weights of two towers (``pi``, ``vf``), each with two tanh layers and a linear
+    one.
+    """
     rng = np.random.default_rng(seed)
     weights: dict[str, F32] = {}
     for tower, last in (("pi", outputs), ("vf", 1)):
@@ -31,7 +33,9 @@ def mlp_weights(inputs: int, outputs: int, *, hidden: int = 64, seed: int = 0) -
     return weights
 
 
-def make_onnx_policy(inputs: int, action_space: Any, outputs: int, weights: dict[str, F32]) -> OnnxPolicy:
+def make_onnx_policy(
+    inputs: int, action_space: Any, outputs: int, weights: dict[str, F32]
+) -> OnnxPolicy:
     """Return the network as a policy that ONNX Runtime runs."""
     policy = OnnxPolicy(*make_acting_graph(inputs, action_space, outputs, weights))
     policy.set_weights(weights)
@@ -59,9 +63,17 @@ def make_acting_graph(
     initializers = [axes]
     for name, weight in weights.items():
         tensor = TensorProto()
-        tensor.name, tensor.data_type, tensor.data_location = name, TensorProto.FLOAT, TensorProto.EXTERNAL
+        tensor.name, tensor.data_type, tensor.data_location = (
+            name,
+            TensorProto.FLOAT,
+            TensorProto.EXTERNAL,
+        )
         tensor.dims.extend(weight.shape)
-        for key, value in (("location", "weights"), ("offset", "0"), ("length", str(weight.nbytes))):
+        for key, value in (
+            ("location", "weights"),
+            ("offset", "0"),
+            ("length", str(weight.nbytes)),
+        ):
             entry = tensor.external_data.add()
             entry.key, entry.value = key, value
         initializers.append(tensor)

@@ -1,9 +1,11 @@
-"""Ape-X on CartPole, end to end on this host: env steps sampled per second, each trained on four times.
+"""Ape-X on CartPole, end to end on this host: env steps sampled per second, each trained on four
+times.
 
-The subject is `python -m aiorl.learner`, started as a user starts it. It alternates with bare processes that do the
-same work by hand (`python -m benchmarks.apex`): NumPy acting with vectorised environments, n-step returns and first
-priorities over PUSH/PULL, a sum heap, and one XLA scan over the due minibatches. They have no config, recovery,
-accounting, metrics, checks or checkpoints. Networks are 64x64 tanh, dueling and double; minibatches have 512 rows.
+The subject is `python -m aiorl.learner`, started as a user starts it. It alternates with bare
+processes that do the same work by hand (`python -m benchmarks.apex`): NumPy acting with vectorised
+environments, n-step returns and first priorities over PUSH/PULL, a sum heap, and one XLA scan over
+the due minibatches. They have no config, recovery, accounting, metrics, checks or checkpoints.
+Networks are 64x64 tanh, dueling and double; minibatches have 512 rows.
 """
 
 from __future__ import annotations
@@ -38,9 +40,13 @@ Array = NDArray[Any]
 Tensors = list[Any]
 
 _COLUMNS = {
-    "obs": ((ROWS, 4), np.float32), "actions": ((ROWS,), np.int32), "returns": ((ROWS,), np.float32),
-    "discounts": ((ROWS,), np.float32), "new_obs": ((ROWS, 4), np.float32), "priorities": ((ROWS,), np.float32),
-}  # fmt: skip
+    "obs": ((ROWS, 4), np.float32),
+    "actions": ((ROWS,), np.int32),
+    "returns": ((ROWS,), np.float32),
+    "discounts": ((ROWS,), np.float32),
+    "new_obs": ((ROWS, 4), np.float32),
+    "priorities": ((ROWS,), np.float32),
+}
 
 
 def apex_cartpole() -> list[Figure]:
@@ -51,12 +57,24 @@ def apex_cartpole() -> list[Figure]:
 
 def _aiorl() -> float:
     options: dict[str, Any] = {
-        "env": "CartPole-v1", "algo": "apex", "num-workers": WORKERS, "num-envs-per-worker": ENVS,
-        "vectorize": "native", "rollout-fragment-length": LENGTH, "train-batch-size": BATCH,
-        "training-intensity": INTENSITY, "replay-capacity": CAPACITY, "learning-starts": BATCH, "lr": LR,
-        "n-step": N_STEP, "gamma": GAMMA, "target-update-freq": TARGET_EVERY, "broadcast-updates": BROADCAST_EVERY,
-        "max-env-steps-ahead": 8 * ROWS, "threads": 1,
-    }  # fmt: skip
+        "env": "CartPole-v1",
+        "algo": "apex",
+        "num-workers": WORKERS,
+        "num-envs-per-worker": ENVS,
+        "vectorize": "native",
+        "rollout-fragment-length": LENGTH,
+        "train-batch-size": BATCH,
+        "training-intensity": INTENSITY,
+        "replay-capacity": CAPACITY,
+        "learning-starts": BATCH,
+        "lr": LR,
+        "n-step": N_STEP,
+        "gamma": GAMMA,
+        "target-update-freq": TARGET_EVERY,
+        "broadcast-updates": BROADCAST_EVERY,
+        "max-env-steps-ahead": 8 * ROWS,
+        "threads": 1,
+    }
     return learner_rate(options, SECONDS)
 
 
@@ -64,7 +82,8 @@ def _bare() -> float:
     return float(json.loads(run_command([sys.executable, "-m", "benchmarks.apex"]))["steps_per_s"])
 
 
-# The bare pair --------------------------------------------------------------------------------------------------------
+# The bare pair
+# --------------------------------------------------------------------------------------------------
 
 
 def _q(xp: Any, weights: Any, obs: Any) -> Any:
@@ -94,7 +113,10 @@ def _sample(port: int, epsilon: float) -> None:
     frames = sub.recv_multipart(copy=False)
     while True:
         shapes = [shape for fan in SHAPES for shape in (fan, fan[1:])]
-        weights = [np.frombuffer(f.buffer, np.float32).reshape(s) for f, s in zip(frames, shapes, strict=True)]
+        weights = [
+            np.frombuffer(f.buffer, np.float32).reshape(s)
+            for f, s in zip(frames, shapes, strict=True)
+        ]
         obs[0] = obs[LENGTH]
         for t in range(LENGTH):
             values[t] = _q(np, weights, obs[t])
@@ -111,7 +133,9 @@ def _sample(port: int, epsilon: float) -> None:
             discounts[:last] *= GAMMA * goes_on[ahead:]
             behind[:last] += 1
         wanted = returns + discounts * values[behind].max(axis=2)
-        errors = np.abs(wanted - np.take_along_axis(values[:-1], actions[..., None], axis=2)[..., 0])
+        errors = np.abs(
+            wanted - np.take_along_axis(values[:-1], actions[..., None], axis=2)[..., 0]
+        )
         columns = (obs[:-1], actions, returns, discounts, obs[behind], errors)
         push.send_multipart([np.array(column).data for column in columns], copy=False)
         while sub.poll(0):
@@ -149,7 +173,8 @@ class _Heap:
 
 
 def _compiled_scan() -> Any:
-    """Return a function of (count, minibatches [K, B, ...], state), where the state is (weights, both moments, target).
+    """Return a function of (count, minibatches [K, B, ...], state), where the state is (weights,
+    both moments, target).
 
     It returns the new state and the errors [K, B].
     """
@@ -160,18 +185,30 @@ def _compiled_scan() -> Any:
         following = tf.reduce_sum(best * _q(tf, target, rows["new_obs"]), axis=1)
         return tf.stop_gradient(rows["returns"] + rows["discounts"] * following)
 
-    def body(count: Any, errors: Any, minibatches: Any, weights: Any, first: Any, second: Any, target: Any) -> Any:
+    def body(
+        count: Any,
+        errors: Any,
+        minibatches: Any,
+        weights: Any,
+        first: Any,
+        second: Any,
+        target: Any,
+    ) -> Any:
         rows = {name: column[count % MINIBATCHES] for name, column in minibatches.items()}
         with tf.GradientTape() as tape:
             tape.watch(weights)
-            taken = tf.reduce_sum(tf.one_hot(rows["actions"], 2) * _q(tf, weights, rows["obs"]), axis=1)
+            taken = tf.reduce_sum(
+                tf.one_hot(rows["actions"], 2) * _q(tf, weights, rows["obs"]), axis=1
+            )
             size = tf.abs(error(weights, target, rows) - taken)
             within = tf.minimum(size, 1.0)
             loss = tf.reduce_mean(within * (size - 0.5 * within) * rows["weights"])
         gradients, _ = tf.clip_by_global_norm(tape.gradient(loss, weights), 40.0)
         first = [0.9 * m + 0.1 * g for m, g in zip(first, gradients, strict=True)]
         second = [0.999 * v + 0.001 * g * g for v, g in zip(second, gradients, strict=True)]
-        weights = [w - LR * m / (tf.sqrt(v) + 1e-8) for w, m, v in zip(weights, first, second, strict=True)]
+        weights = [
+            w - LR * m / (tf.sqrt(v) + 1e-8) for w, m, v in zip(weights, first, second, strict=True)
+        ]
         is_due = tf.equal((count + 1) % TARGET_EVERY, 0)
         target = [tf.where(is_due, new, old) for old, new in zip(target, weights, strict=True)]
         errors = tf.tensor_scatter_nd_update(errors, [[count % MINIBATCHES]], [size])
@@ -197,8 +234,12 @@ def _learn(pull: Any, pub: Any) -> float:
         for shape in SHAPES
         for array in (rng.standard_normal(shape, np.float32) / 8, np.zeros(shape[1], np.float32))
     ]
-    nets: Any = [[tf.constant(scale * array) for array in weights] for scale in (1.0, 0.0, 0.0, 1.0)]
-    stored = {name: np.zeros((CAPACITY, *shape[1:]), dtype) for name, (shape, dtype) in _COLUMNS.items()}
+    nets: Any = [
+        [tf.constant(scale * array) for array in weights] for scale in (1.0, 0.0, 0.0, 1.0)
+    ]
+    stored = {
+        name: np.zeros((CAPACITY, *shape[1:]), dtype) for name, (shape, dtype) in _COLUMNS.items()
+    }
     heap, scan, count, slot, sampled = _Heap(), _compiled_scan(), 0, 0, 0
     measured_from, already = 0.0, 0
     pub.send_multipart(weights)
@@ -212,8 +253,14 @@ def _learn(pull: Any, pub: Any) -> float:
         heap.set(np.arange(slots.start, slots.stop), stored["priorities"][slots])
         slot = slots.stop % CAPACITY
         drawn, counts = heap.draw()
-        minibatches = {name: tf.constant(column[drawn]) for name, column in stored.items() if name != "priorities"}
-        _, errors, _, *nets = scan(tf.constant(count), {**minibatches, "weights": tf.constant(counts)}, nets)
+        minibatches = {
+            name: tf.constant(column[drawn])
+            for name, column in stored.items()
+            if name != "priorities"
+        }
+        _, errors, _, *nets = scan(
+            tf.constant(count), {**minibatches, "weights": tf.constant(counts)}, nets
+        )
         heap.set(drawn.reshape(-1), errors.numpy().reshape(-1))
         count, sampled = count + MINIBATCHES, sampled + ROWS
         if count // MINIBATCHES % BROADCAST_EVERY == 0:
@@ -238,7 +285,10 @@ def main() -> None:
     pub.bind(f"tcp://127.0.0.1:{port + 1}")
     command = [sys.executable, "-m", "benchmarks.apex", str(port)]
     environment = {**os.environ, **SINGLE_THREADED}
-    workers = [subprocess.Popen([*command, str(0.4 ** (1 + 7 * i))], env=environment) for i in range(WORKERS)]
+    workers = [
+        subprocess.Popen([*command, str(0.4 ** (1 + 7 * i))], env=environment)
+        for i in range(WORKERS)
+    ]
     try:
         sys.stdout.write(json.dumps({"steps_per_s": _learn(pull, pub)}))
     finally:

@@ -1,8 +1,9 @@
-"""Atari Pong, 84x84x4 uint8, acting with the Nature CNN: the sampler on one core, and its fragments on the wire.
+"""Atari Pong, 84x84x4 uint8, acting with the Nature CNN: the sampler on one core, and its fragments
+on the wire.
 
-The sampler's baseline is a minimal loop: ale-py's emulator, grey frames, four frames per step with the maximum of the
-last two, OpenCV's resize, the same network in ONNX Runtime, and the same recorded columns. It has no GAE and no
-framework.
+The sampler's baseline is a minimal loop: ale-py's emulator, grey frames, four frames per step with
+the maximum of the last two, OpenCV's resize, the same network in ONNX Runtime, and the same
+recorded columns. It has no GAE and no framework.
 """
 
 from __future__ import annotations
@@ -70,28 +71,55 @@ def _measured(num_envs: int) -> list[Figure]:
     with TemporaryDirectory() as directory:
         run_fresh("benchmarks.atari", "export", directory)
         value, baseline = run_fresh("benchmarks.atari", "sample", directory, str(num_envs))
-    return [Figure(f"sampler, Pong x {num_envs}, Nature CNN", value, "steps/s", baseline, target_ratio=TARGET_RATIO)]
+    return [
+        Figure(
+            f"sampler, Pong x {num_envs}, Nature CNN",
+            value,
+            "steps/s",
+            baseline,
+            target_ratio=TARGET_RATIO,
+        )
+    ]
 
 
 def atari_vector_8() -> list[Figure]:
-    """Measure eight games in ale-py's vector environment against Gymnasium's wrappers, on all cores."""
+    """Measure eight games in ale-py's vector environment against Gymnasium's wrappers, on all
+    cores.
+    """
     with TemporaryDirectory() as directory:
         run_fresh("benchmarks.atari", "export", directory)
         value, baseline = run_fresh("benchmarks.atari", "vector", directory, "8")
-    return [Figure("sampler, Pong x 8, ale-py's vector env", value, "steps/s", baseline, target_ratio=TARGET_VECTOR)]
+    return [
+        Figure(
+            "sampler, Pong x 8, ale-py's vector env",
+            value,
+            "steps/s",
+            baseline,
+            target_ratio=TARGET_VECTOR,
+        )
+    ]
 
 
 def atari_wire() -> list[Figure]:
-    """Measure fragments of eight games after some hundred random steps: size on the wire, and the codec's rates."""
+    """Measure fragments of eight games after some hundred random steps: size on the wire, and the
+    codec's rates.
+    """
     ratio, encode_rate, decode_rate = run_fresh("benchmarks.atari", "wire")
     return [
-        Figure("wire, Pong fragments", ratio, "of raw bytes", target=TARGET_WIRE, smaller_is_better=True),
+        Figure(
+            "wire, Pong fragments",
+            ratio,
+            "of raw bytes",
+            target=TARGET_WIRE,
+            smaller_is_better=True,
+        ),
         Figure("wire, Pong fragments, encode", encode_rate, "MB/s"),
         Figure("wire, Pong fragments, decode", decode_rate, "MB/s"),
     ]
 
 
-# The network ----------------------------------------------------------------------------------------------
+# The network
+# --------------------------------------------------------------------------------------------------
 
 
 def export_nature_cnn(directory: Path) -> None:
@@ -101,11 +129,15 @@ def export_nature_cnn(directory: Path) -> None:
     from aiorl.learning.models.export import export_acting_graph
 
     distribution = make_distribution(spaces.Discrete(NUM_ACTIONS))
-    model = build_model((SIDE, SIDE, STACK), "uint8", distribution, {"vf_share_layers": True}, seed=0)
+    model = build_model(
+        (SIDE, SIDE, STACK), "uint8", distribution, {"vf_share_layers": True}, seed=0
+    )
     save_policy(directory, *export_acting_graph(model), model.get_weights())
 
 
-def save_policy(directory: Path, graph: bytes, spec: ActingSpec, weights: Mapping[str, NDArray[Any]]) -> None:
+def save_policy(
+    directory: Path, graph: bytes, spec: ActingSpec, weights: Mapping[str, NDArray[Any]]
+) -> None:
     """Write an acting graph with its spec and weights."""
     (directory / "graph.onnx").write_bytes(graph)
     (directory / "spec.json").write_text(json.dumps(spec.to_dict()), encoding="utf-8")
@@ -117,14 +149,19 @@ def load_policy(directory: Path) -> OnnxPolicy:
     spec = ActingSpec.from_dict(json.loads((directory / "spec.json").read_text(encoding="utf-8")))
     policy = OnnxPolicy((directory / "graph.onnx").read_bytes(), spec)
     with np.load(directory / "weights.npz") as saved:
-        policy.set_weights({weight.name: saved[f"arr_{index}"] for index, weight in enumerate(spec.weights)})
+        policy.set_weights(
+            {weight.name: saved[f"arr_{index}"] for index, weight in enumerate(spec.weights)}
+        )
     return policy
 
 
-# The sampler ----------------------------------------------------------------------------------------------
+# The sampler
+# --------------------------------------------------------------------------------------------------
 
 
-def make_subject(policy: OnnxPolicy, num_envs: int, steps: int, vectorize: str = "serial") -> Advance:
+def make_subject(
+    policy: OnnxPolicy, num_envs: int, steps: int, vectorize: str = "serial"
+) -> Advance:
     """Return a sampler of Pong with the DeepMind preprocessing, in lockstep."""
     plan = SamplePlan("gae", {"gamma": 0.99, "lam": 0.95}, PPO_COLUMNS)
     settings = WorkerConfig(rollout_fragment_length=steps, clip_rewards=1.0, seed=0)
@@ -146,7 +183,9 @@ class Emulator:
         import cv2
 
         cv2.setNumThreads(1)
-        self._resize = functools.partial(cv2.resize, dsize=(SIDE, SIDE), interpolation=cv2.INTER_AREA)
+        self._resize = functools.partial(
+            cv2.resize, dsize=(SIDE, SIDE), interpolation=cv2.INTER_AREA
+        )
         self._ale = ale = ale_py.ALEInterface()
         ale.setLoggerMode(ale_py.LoggerMode.Error)
         ale.setInt("random_seed", seed)
@@ -201,7 +240,10 @@ def make_baseline(policy: OnnxPolicy, num_envs: int, steps: int) -> Advance:
     def advance() -> int:
         obs = np.empty((steps + 1, *last.shape), np.uint8)
         actions, logp = np.empty(shape, np.int64), np.empty(shape, np.float32)
-        logits_column, values = np.empty((*shape, NUM_ACTIONS), np.float32), np.empty(shape, np.float32)
+        logits_column, values = (
+            np.empty((*shape, NUM_ACTIONS), np.float32),
+            np.empty(shape, np.float32),
+        )
         rewards, dones = np.empty(shape, np.float32), np.empty(shape, np.bool_)
         obs[0] = last
         for t in range(steps):
@@ -236,7 +278,9 @@ def _sample(directory: Path, num_envs: int) -> tuple[float, float]:
     baseline = make_baseline(policy, num_envs, FRAGMENT)
     subject(), baseline()
     own_time = time.process_time  # one thread: other work on the machine is not counted
-    return alternate(lambda: rate_of(subject, own_time), lambda: rate_of(baseline, own_time), ROUNDS)
+    return alternate(
+        lambda: rate_of(subject, own_time), lambda: rate_of(baseline, own_time), ROUNDS
+    )
 
 
 def _vector(directory: Path, num_envs: int) -> tuple[float, float]:
@@ -245,10 +289,13 @@ def _vector(directory: Path, num_envs: int) -> tuple[float, float]:
     baseline = make_subject(policy, num_envs, FRAGMENT, "serial")
     subject(), baseline()
     wall_time = time.perf_counter
-    return alternate(lambda: rate_of(subject, wall_time), lambda: rate_of(baseline, wall_time), ROUNDS)
+    return alternate(
+        lambda: rate_of(subject, wall_time), lambda: rate_of(baseline, wall_time), ROUNDS
+    )
 
 
-# The wire -------------------------------------------------------------------------------------------------
+# The wire
+# --------------------------------------------------------------------------------------------------
 
 
 def make_fragment(num_envs: int, steps: int, random_steps: int) -> dict[str, NDArray[Any]]:
@@ -280,13 +327,25 @@ def make_fragment(num_envs: int, steps: int, random_steps: int) -> dict[str, NDA
 
 
 def measure_wire(columns: dict[str, NDArray[Any]], rounds: int = 15) -> tuple[float, float, float]:
-    """Return medians: bytes on the wire over raw bytes, and MB/s of raw bytes encoded and decoded."""
+    """Return medians: bytes on the wire over raw bytes, and MB/s of raw bytes encoded and
+    decoded.
+    """
     steps, num_envs = columns[c.REWARDS].shape
     samples = m.Samples(
-        seq=1, lease_id=1, env_steps=steps * num_envs, agent_steps=steps * num_envs, first_version=0, last_version=0,
-        num_envs=num_envs, length=steps, batches={DEFAULT_POLICY_ID: columns}, episodes={}, filter_deltas={}, perf={},
+        seq=1,
+        lease_id=1,
+        env_steps=steps * num_envs,
+        agent_steps=steps * num_envs,
+        first_version=0,
+        last_version=0,
+        num_envs=num_envs,
+        length=steps,
+        batches={DEFAULT_POLICY_ID: columns},
+        episodes={},
+        filter_deltas={},
+        perf={},
         sampled_total=steps * num_envs,
-    )  # fmt: skip
+    )
     raw = sum(column.nbytes for column in columns.values())
     times = []
     for _ in range(rounds):

@@ -1,9 +1,11 @@
-"""Hostile peer: `python -m benchmarks.attacker WHAT --port P --seconds S [--who WHO]`, on loopback only.
+"""Hostile peer: `python -m benchmarks.attacker WHAT --port P --seconds S [--who WHO]`, on loopback
+only.
 
-Each attack has a fixed rate, so that it costs the learner's own work rather than the attacker's share of the cores. WHO
-is *anyone* (no key; the learner has none either), *keyless* (no key, although the learner requires one), *admitted* (a
-worker's key from --keys DIR) or *stranger* (a key of its own making, new for each connection). The attacker prints
-"begins", and at the end how much it did and at what cost.
+Each attack has a fixed rate, so that it costs the learner's own work rather than the attacker's
+share of the cores. WHO is *anyone* (no key; the learner has none either), *keyless* (no key,
+although the learner requires one), *admitted* (a worker's key from --keys DIR) or *stranger* (a key
+of its own making, new for each connection). The attacker prints "begins", and at the end how much
+it did and at what cost.
 """
 
 from __future__ import annotations
@@ -49,7 +51,12 @@ _READY = b"\x04\x29\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER\x08Identity\x0
 GREETING_OF_DEALER = _GREETING + _READY
 """Bytes that a peer without keys sends to a ROUTER before its messages."""
 _PING = b"\x04\x07\x04PING\x00\x00"
-_JUNK = (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"\xff" + bytes(7) + b"\x01\x7f", bytes(64), secrets.token_bytes(4096))
+_JUNK = (
+    b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"\xff" + bytes(7) + b"\x01\x7f",
+    bytes(64),
+    secrets.token_bytes(4096),
+)
 
 
 @dataclass(slots=True)
@@ -74,7 +81,10 @@ class Attacker:
         found.linger = 0
         found.sndhwm = 1000
         if self.keys is not None:
-            found.curve_publickey, found.curve_secretkey = self.keys.public_key, self.keys.secret_key
+            found.curve_publickey, found.curve_secretkey = (
+                self.keys.public_key,
+                self.keys.secret_key,
+            )
             found.curve_serverkey = self.keys.learner_key
         if self.invents_keys:
             found.curve_publickey, found.curve_secretkey = zmq.curve_keypair()
@@ -108,7 +118,7 @@ def _attack(function: Attack) -> Attack:
 
 
 # Peers that can reach the port
-# -----------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 @_attack
@@ -147,11 +157,15 @@ def descriptors(attacker: Attacker) -> int:
 
 @_attack
 def silence(attacker: Attacker) -> int:
-    """Keep 200 silent connections open, half of them after a handshake; reopen those that are cut."""
+    """Keep 200 silent connections open, half of them after a handshake; reopen those that are
+    cut.
+    """
     with contextlib.ExitStack() as stack:
         for number in range(100):
             stack.enter_context(attacker.connect())
-            stack.enter_context(attacker.dial(number % 2, timeout_s=10.0))  # a full queue needs a second try, 1 s later
+            stack.enter_context(
+                attacker.dial(number % 2, timeout_s=10.0)
+            )  # a full queue needs a second try, 1 s later
         time.sleep(max(attacker.until - time.monotonic(), 0.0))
     return 200
 
@@ -218,7 +232,7 @@ def pings(attacker: Attacker) -> int:
 
 
 # Peers that are registered, or can be
-# ----------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 @_attack
@@ -253,7 +267,9 @@ def coming_and_going(attacker: Attacker) -> int:
 
 @_attack
 def failures(attacker: Attacker) -> int:
-    """Send 588 failure reports a second with tracebacks of the maximum length, from one worker after another."""
+    """Send 588 failure reports a second with tracebacks of the maximum length, from one worker
+    after another.
+    """
     failure = encode(m.Failure("env", "no", "line of a traceback\n" * 3000))
     count, found = 0, None
     for count in attacker.at_rate(588):  # noqa: B007
@@ -290,7 +306,9 @@ def subscriptions(attacker: Attacker) -> int:
 
 @_attack
 def metrics(attacker: Attacker) -> int:
-    """Send 990 custom metrics of 1,000 values each in a worker's first fragment; then sample without any."""
+    """Send 990 custom metrics of 1,000 values each in a worker's first fragment; then sample
+    without any.
+    """
     return asyncio.run(_sample(attacker))
 
 
@@ -315,7 +333,9 @@ async def _sample(attacker: Attacker) -> int:
 
 
 def _say(attacker: Attacker, per_s: float, frames: Sequence[bytes]) -> int:
-    """Send the same frames repeatedly over one of several connections; reopen those that are cut."""
+    """Send the same frames repeatedly over one of several connections; reopen those that are
+    cut.
+    """
     found = [attacker.connect() for _ in range(4)]
     count = 0
     for number in attacker.at_rate(per_s):
@@ -334,17 +354,23 @@ def _send(found: zmq.Socket[bytes], frames: Sequence[Any]) -> bool:
 
 
 def _hello() -> m.Hello:
-    return m.Hello(m.PROTOCOL_VERSION, "", secrets.token_hex(8), secrets.token_hex(8), host="attacker")
+    return m.Hello(
+        m.PROTOCOL_VERSION, "", secrets.token_hex(8), secrets.token_hex(8), host="attacker"
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one attack until its time is over."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.attacker", description=__doc__)
     parser.add_argument("what", choices=tuple(ATTACKS))
-    parser.add_argument("--port", type=int, required=True, help="the learner's first port, on loopback")
+    parser.add_argument(
+        "--port", type=int, required=True, help="the learner's first port, on loopback"
+    )
     parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument("--keys", type=Path, help="directory of the learner's keys and a worker's")
-    parser.add_argument("--who", choices=("anyone", "keyless", "admitted", "stranger"), default="anyone")
+    parser.add_argument(
+        "--who", choices=("anyone", "keyless", "admitted", "stranger"), default="anyone"
+    )
     args = parser.parse_args(argv)
     keys = load_worker_keys(args.keys) if args.who in ("admitted", "stranger") else None
     attacker = Attacker(args.port, keys, args.who == "stranger", time.monotonic() + args.seconds)
@@ -353,7 +379,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     print("begins", flush=True)
     cpu = time.process_time()
     count = ATTACKS[args.what](attacker)
-    print(json.dumps({"what": args.what, "count": count, "cpu_s": round(time.process_time() - cpu, 2)}), flush=True)
+    print(
+        json.dumps(
+            {"what": args.what, "count": count, "cpu_s": round(time.process_time() - cpu, 2)}
+        ),
+        flush=True,
+    )
     zmq.Context.instance().destroy(linger=0)
     return 0
 

@@ -1,13 +1,16 @@
-"""Cost of attacks: the training rate during and after an attack, compared with the rate without one.
+"""Cost of attacks: the training rate during and after an attack, compared with the rate without
+one.
 
-A learner, started as a user would start it with one local worker, is attacked by a separate process (`attacker`), one
-kind after another. During an attack both share the whole machine, and the learner's rate is compared with the rates
-just before and just after. An attack that seems to cost too much is repeated twice, and the median counts.
+A learner, started as a user would start it with one local worker, is attacked by a separate process
+(`attacker`), one kind after another. During an attack both share the whole machine, and the
+learner's rate is compared with the rates just before and just after. An attack that seems to cost
+too much is repeated twice, and the median counts.
 
-Lasting harm is smaller than the machine's noise, so it is measured against a twin that is never attacked. Between
-attacks both train at the same time, each on its own core, and they swap cores with each window of time. Neither a
-machine that slows down nor a slower core distorts the result. The learner's rate as a share of the twin's, over all
-quiet windows after an attack, is compared with that over all quiet windows before it.
+Lasting harm is smaller than the machine's noise, so it is measured against a twin that is never
+attacked. Between attacks both train at the same time, each on its own core, and they swap cores
+with each window of time. Neither a machine that slows down nor a slower core distorts the result.
+The learner's rate as a share of the twin's, over all quiet windows after an attack, is compared
+with that over all quiet windows before it.
 """
 
 from __future__ import annotations
@@ -35,13 +38,22 @@ from benchmarks.chaos.progress import Progress
 from benchmarks.memory_attacks import memory_of_client_port, memory_of_learner, memory_of_server
 from benchmarks.result import Figure
 
-__all__ = ["Compared", "Window", "attacks_admitted", "attacks_closed", "attacks_memory", "attacks_open", "compared"]
+__all__ = [
+    "Compared",
+    "Window",
+    "attacks_admitted",
+    "attacks_closed",
+    "attacks_memory",
+    "attacks_open",
+    "compared",
+]
 
 DURING, AFTER = 0.7, 0.97
 WINDOW_S, ATTACK_S = 2.0, 6.0
 TIMES = 3
 PAIRS_AT_ENDS, PAIRS_BETWEEN = 30, 3
-"""Pairs of quiet windows at the ends (before the first and after the last attack), and between two attacks.
+"""Pairs of quiet windows at the ends (before the first and after the last attack), and between two
+attacks.
 
 A pair covers both cores.
 """
@@ -50,7 +62,13 @@ _MAX_FILES = 1024
 _STARTS_S, _SETTLES_S, _ENDS_S = 90.0, 12.0, 30.0
 _MOVES_S = 0.4  # until rates reflect the new cores and their other load
 _RESULT_S = 0.6  # until the first result after a window is written
-_OPTIONS = ("--env=CartPole-v1", "--algo=impala", "--num-workers=1", "--num-envs-per-worker=64", "--vectorize=native")
+_OPTIONS = (
+    "--env=CartPole-v1",
+    "--algo=impala",
+    "--num-workers=1",
+    "--num-envs-per-worker=64",
+    "--vectorize=native",
+)
 
 _ANYONE = ("knocking", "resets", "descriptors", "silence", "garbage")
 _UNREGISTERED = ("large messages", "decompression bombs", "long names", "pings")
@@ -60,13 +78,17 @@ _REGISTERED = ("hellos", "coming and going", "failures", "subscriptions", "metri
 def attacks_open() -> list[Figure]:
     """Attack a learner without keys (``--insecure``), where every peer may register."""
     with _run("--insecure") as run:
-        return run.measure([(kind, "anyone") for kind in (*_ANYONE, *_UNREGISTERED, *_REGISTERED)], "open")
+        return run.measure(
+            [(kind, "anyone") for kind in (*_ANYONE, *_UNREGISTERED, *_REGISTERED)], "open"
+        )
 
 
 def attacks_closed() -> list[Figure]:
     """Attack a learner with keys, by peers that are not admitted."""
     with _run_with_keys() as run:
-        return run.measure([("knocking", "stranger"), *((kind, "keyless") for kind in _ANYONE)], "closed")
+        return run.measure(
+            [("knocking", "stranger"), *((kind, "keyless") for kind in _ANYONE)], "closed"
+        )
 
 
 def attacks_admitted() -> list[Figure]:
@@ -76,7 +98,9 @@ def attacks_admitted() -> list[Figure]:
 
 
 def attacks_memory() -> list[Figure]:
-    """Attack the memory of a learner without keys, of a server of policies, and of a run's port for clients."""
+    """Attack the memory of a learner without keys, of a server of policies, and of a run's port for
+    clients.
+    """
     with _learner("--insecure") as learner:
         figures = memory_of_learner(learner.port, learner.pid)
     return figures + memory_of_server() + memory_of_client_port()
@@ -104,9 +128,13 @@ class Compared:
 
 
 def compared(before: Sequence[Window], windows: Sequence[Window]) -> Compared:
-    """Compare windows with the rate expected if the twin's share were the same as before; geometric means."""
+    """Compare windows with the rate expected if the twin's share were the same as before; geometric
+    means.
+    """
     share = _mean([each.rate / each.twin_rate for each in before])
-    return Compared(_mean([each.rate for each in windows]), share * _mean([each.twin_rate for each in windows]))
+    return Compared(
+        _mean([each.rate for each in windows]), share * _mean([each.twin_rate for each in windows])
+    )
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -139,7 +167,9 @@ class _Learner:
 
     @contextlib.contextmanager
     def stopped(self) -> Iterator[None]:
-        """Stop learner and worker for the duration of the block; the learner never sees its worker stand still."""
+        """Stop learner and worker for the duration of the block; the learner never sees its worker
+        stand still.
+        """
         found = self._processes()
         for process in found:
             process.send_signal(signal.SIGSTOP)
@@ -155,7 +185,8 @@ class _Learner:
         return [learner, *learner.children(recursive=True)]
 
     def trained(self, begin: float, end: float) -> float:
-        """Return env steps trained on per second between two times; the later one was `_RESULT_S` ago.
+        """Return env steps trained on per second between two times; the later one was `_RESULT_S`
+        ago.
 
         Raises:
             RuntimeError: the learner has ended.
@@ -186,9 +217,11 @@ class _Run:
         self._cores = sorted(os.sched_getaffinity(0))[:2]
 
     def measure(self, attacks: Sequence[tuple[str, str]], label: str) -> list[Figure]:
-        """Return figures during and after each attack (kind, attacker), with the rate expected without it.
+        """Return figures during and after each attack (kind, attacker), with the rate expected
+        without it.
 
-        If the rate after an attack seems too low, as many quiet windows are measured again for a more precise answer.
+        If the rate after an attack seems too low, as many quiet windows are measured again for a
+        more precise answer.
         """
         during, quiet = [], [self._quiet(PAIRS_AT_ENDS)]
         for kind, who in attacks:
@@ -204,11 +237,15 @@ class _Run:
         for (kind, who), *found in zip(attacks, during, _after(quiet), strict=True):
             for when, one, bar in zip(("during", "after"), found, (DURING, AFTER), strict=True):
                 name = f"attacks/{label}, {who}: {kind}, {when}"
-                figures.append(Figure(name, one.rate, "env steps/s", one.expected, target_ratio=bar))
+                figures.append(
+                    Figure(name, one.rate, "env steps/s", one.expected, target_ratio=bar)
+                )
         return figures
 
     def _attacked(self, kind: str, who: str) -> Compared:
-        """Return the rate during an attack, and the mean of those before and after it; the learner has all cores."""
+        """Return the rate during an attack, and the mean of those before and after it; the learner
+        has all cores.
+        """
         with self._twin.stopped():
             self._learner.move(self._cores)
             spans = [self._window(WINDOW_S)]
@@ -225,7 +262,11 @@ class _Run:
             spans.append(self._window(WINDOW_S))
             time.sleep(_RESULT_S)
             before, rate, behind = (self._learner.trained(*span) for span in spans)
-        said = {**json.loads(output), "who": who, "rates": [round(each) for each in (before, rate, behind)]}
+        said = {
+            **json.loads(output),
+            "who": who,
+            "rates": [round(each) for each in (before, rate, behind)],
+        }
         print(json.dumps(said), flush=True)
         return Compared(rate, statistics.mean((before, behind)))
 
@@ -251,7 +292,10 @@ def _after(quiet: Sequence[Sequence[Window]]) -> list[Compared]:
     """Compare, for each attack, the quiet windows after it with those before it."""
     found = []
     for number in range(1, len(quiet)):
-        before, behind = ([window for some in part for window in some] for part in (quiet[:number], quiet[number:]))
+        before, behind = (
+            [window for some in part for window in some]
+            for part in (quiet[:number], quiet[number:])
+        )
         found.append(compared(before, behind))
     return found
 
@@ -279,9 +323,17 @@ def _learner(*options: str) -> Iterator[_Learner]:
         each.close()
     with tempfile.TemporaryDirectory() as folder, Path(folder, "learner.txt").open("wb") as log:
         run_dir = Path(folder, "run")
-        words = [*_OPTIONS, *options, f"--bind=tcp://127.0.0.1:{port}", f"--run-dir={run_dir}", "--seed=1"]
+        words = [
+            *_OPTIONS,
+            *options,
+            f"--bind=tcp://127.0.0.1:{port}",
+            f"--run-dir={run_dir}",
+            "--seed=1",
+        ]
         words += ["--min-iter-time-s=0.25"]
-        process = subprocess.Popen([sys.executable, "-m", "aiorl.learner", *words], stdout=log, stderr=log)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "aiorl.learner", *words], stdout=log, stderr=log
+        )
         learner = _Learner(process, port, run_dir)
         try:
             resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (_MAX_FILES, _MAX_FILES))

@@ -1,7 +1,9 @@
-"""Bare learner and samplers that do the work of a training run with NumPy, pyzmq and TensorFlow alone.
+"""Bare learner and samplers that do the work of a training run with NumPy, pyzmq and TensorFlow
+alone.
 
-This is the baseline of the end-to-end figures: NumPy acting, columns over PUSH/PULL, one XLA-compiled update of the
-same kind and size, weights back over PUB/SUB. It has no config, recovery, accounting or metrics. Started as
+This is the baseline of the end-to-end figures: NumPy acting, columns over PUSH/PULL, one
+XLA-compiled update of the same kind and size, weights back over PUB/SUB. It has no config,
+recovery, accounting or metrics. Started as
 
     python -m benchmarks.bare_pair '{"kind": "vtrace", "workers": 1, ...}'
 
@@ -31,7 +33,8 @@ class PairSpec:
         kind: "ppo" alternates sampling and training; "vtrace" overlaps them.
         workers: sampling processes.
         num_envs: environments per process.
-        vectorised: use the environment's own vectorised form instead of Python environments in turn.
+        vectorised: use the environment's own vectorised form instead of Python environments in
+            turn.
         length: steps of each environment per fragment.
         batch: env steps per update.
         epochs: passes over each batch.
@@ -79,7 +82,11 @@ def _sample(spec: PairSpec) -> None:
         if spec.vectorised:
             obs, rewards, terminated, truncated, _ = vector.step(actions)
             return obs, rewards, terminated | truncated
-        obs, rewards, dones = np.empty((n, 4), np.float32), np.empty(n, np.float32), np.zeros(n, bool)
+        obs, rewards, dones = (
+            np.empty((n, 4), np.float32),
+            np.empty(n, np.float32),
+            np.zeros(n, bool),
+        )
         for i, (env, action) in enumerate(zip(singles, actions.tolist(), strict=True)):
             obs[i], rewards[i], terminated_i, truncated_i, _ = env.step(action)
             if terminated_i or truncated_i:
@@ -118,7 +125,9 @@ def _sample(spec: PairSpec) -> None:
             advantages, last = np.empty((t_max, n), np.float32), np.zeros(n, np.float32)
             for t in range(t_max - 1, -1, -1):
                 live = 1.0 - dones[t]
-                last = rewards[t] + 0.99 * values[t + 1] * live - values[t] + 0.99 * 0.95 * live * last
+                last = (
+                    rewards[t] + 0.99 * values[t + 1] * live - values[t] + 0.99 * 0.95 * live * last
+                )
                 advantages[t] = last
             columns = [obs[:-1], actions, logp, advantages, advantages + values[:-1]]
         resets = 0  # a vectorised environment's reset steps are no transitions
@@ -126,7 +135,10 @@ def _sample(spec: PairSpec) -> None:
             resets = int(ended_before.sum()) + int(dones[:-1].sum())
             ended_before = dones[-1].copy()
         push.send_multipart(
-            [*(np.ascontiguousarray(column).data for column in columns), np.int64(dones.size - resets).tobytes()],
+            [
+                *(np.ascontiguousarray(column).data for column in columns),
+                np.int64(dones.size - resets).tobytes(),
+            ],
             copy=False,
         )
         if spec.kind == "ppo":
@@ -206,7 +218,9 @@ def _train(spec: PairSpec, np: Any, pull: Any, pub: Any) -> float:
                 logits, value = heads(o)
                 ratio = tf.exp(log_prob(logits, a) - lp)
                 surrogate = tf.minimum(ratio * adv, tf.clip_by_value(ratio, 0.8, 1.2) * adv)
-                loss = tf.reduce_mean(-surrogate + 0.5 * tf.square(value - target) - 0.01 * entropy(logits))
+                loss = tf.reduce_mean(
+                    -surrogate + 0.5 * tf.square(value - target) - 0.01 * entropy(logits)
+                )
             descend(loss, tape)
 
     @tf.function(jit_compile=True)  # type: ignore[untyped-decorator]  # TensorFlow has no types
@@ -227,19 +241,31 @@ def _train(spec: PairSpec, np: Any, pull: Any, pub: Any) -> float:
             following = tf.concat([targets[1:], values[-1:]], 0)
             advantages = rho * (rewards + discounts * following - values[:-1])
             loss = tf.reduce_mean(
-                -new_logp * advantages + 0.5 * tf.square(all_values[:-1] - targets) - 0.01 * entropy(logits[:-1])
+                -new_logp * advantages
+                + 0.5 * tf.square(all_values[:-1] - targets)
+                - 0.01 * entropy(logits[:-1])
             )
         descend(loss, tape)
 
     per_batch = spec.batch // (spec.length * spec.num_envs)
     n, t_max = spec.num_envs, spec.length
     shapes = ((t_max + (spec.kind == "vtrace"), n, 4), *[(t_max, n)] * 4)
-    kinds = (np.float32, np.int64, np.float32, np.float32, np.bool_ if spec.kind == "vtrace" else np.float32)
-    # Compile before there are weights to sample with. Otherwise fragments sampled during compilation would wait in the
-    # sockets and count as sampled while the clock runs.
-    blank = [np.zeros((s[0], s[1] * per_batch, *s[2:]), k) for s, k in zip(shapes, kinds, strict=True)]
+    kinds = (
+        np.float32,
+        np.int64,
+        np.float32,
+        np.float32,
+        np.bool_ if spec.kind == "vtrace" else np.float32,
+    )
+    # Compile before there are weights to sample with. Otherwise fragments sampled during
+    # compilation would wait in the sockets and count as sampled while the clock runs.
+    blank = [
+        np.zeros((s[0], s[1] * per_batch, *s[2:]), k) for s, k in zip(shapes, kinds, strict=True)
+    ]
     if spec.kind == "ppo":
-        blank_order = np.zeros((spec.epochs * spec.batch // spec.minibatch, spec.minibatch), np.int32)
+        blank_order = np.zeros(
+            (spec.epochs * spec.batch // spec.minibatch, spec.minibatch), np.int32
+        )
         ppo(*[column.reshape(spec.batch, *column.shape[2:]) for column in blank], blank_order)
     else:
         vtrace(*blank)
@@ -259,10 +285,17 @@ def _train(spec: PairSpec, np: Any, pull: Any, pub: Any) -> float:
             waiting_since = time.monotonic()
             *f, transitions = pull.recv_multipart(copy=False)
             steps += int(np.frombuffer(transitions.buffer, np.int64)[0])
-            fragments.append([np.frombuffer(x.buffer, k).reshape(s) for x, k, s in zip(f, kinds, shapes, strict=True)])
+            fragments.append(
+                [
+                    np.frombuffer(x.buffer, k).reshape(s)
+                    for x, k, s in zip(f, kinds, shapes, strict=True)
+                ]
+            )
         columns = [np.concatenate(parts, axis=1) for parts in zip(*fragments, strict=True)]
         if spec.kind == "ppo":
-            order = np.stack([rng.permutation(spec.batch) for _ in range(spec.epochs)]).astype(np.int32)
+            order = np.stack([rng.permutation(spec.batch) for _ in range(spec.epochs)]).astype(
+                np.int32
+            )
             flat = [column.reshape(spec.batch, *column.shape[2:]) for column in columns]
             ppo(*flat, order.reshape(-1, spec.minibatch))
         else:

@@ -1,9 +1,11 @@
-"""`python -m benchmarks.comparison [TASK...]`: compare the defaults of aiorl and Stable-Baselines3 at equal env steps.
+"""`python -m benchmarks.comparison [TASK...]`: compare the defaults of aiorl and Stable-Baselines3
+at equal env steps.
 
-Both train each task with their defaults, without a preset, and then play episodes with the most likely actions. The
-virtual environment of Stable-Baselines3 is made at first use. Each run is one process with one thread, and gets one row
-of ``docs/results/comparison.csv``. Runs with a row are not repeated, so the command can be stopped at any time and
-continued later. At the end it writes the page of results.
+Both train each task with their defaults, without a preset, and then play episodes with the most
+likely actions. The virtual environment of Stable-Baselines3 is made at first use. Each run is one
+process with one thread, and gets one row of ``docs/results/comparison.csv``. Runs with a row are
+not repeated, so the command can be stopped at any time and continued later. At the end it writes
+the page of results.
 """
 
 from __future__ import annotations
@@ -44,7 +46,8 @@ _FOLDER = Path(__file__).parents[1] / "docs" / "results"
 _FILE = "comparison.csv"
 _TIMEOUT_S = 3600.0
 _NEARLY = 0.985
-"""Share of the env steps after which aiorl stops: vectorised environments lose some of each train batch to resets."""
+"""Share of the env steps after which aiorl stops: vectorised environments lose some of each train
+batch to resets."""
 _HEAD = f"""
 ## Compared with Stable-Baselines3
 
@@ -125,7 +128,9 @@ class ComparedRow:
     cpu_s: float
 
 
-def measured(task: ComparedTask, library: str, seed: int, options: Mapping[str, Any] | None = None) -> ComparedRow:
+def measured(
+    task: ComparedTask, library: str, seed: int, options: Mapping[str, Any] | None = None
+) -> ComparedRow:
     """Train one run and play its episodes in a separate process.
 
     Args:
@@ -141,16 +146,26 @@ def measured(task: ComparedTask, library: str, seed: int, options: Mapping[str, 
     program = [sys.executable, "-W", "ignore", "-m", "benchmarks.comparison", "--run"]
     given = dict(options or {})
     if library == "sb3":
-        program = [str(python), "-W", "ignore", str(Path(__file__).with_name("stable_baselines.py")), "learn"]
+        program = [
+            str(python),
+            "-W",
+            "ignore",
+            str(Path(__file__).with_name("stable_baselines.py")),
+            "learn",
+        ]
         given = {"n_steps": 256} if task.num_envs > 1 else {}
     wanted = {**vars(task), "seed": seed, "options": given}
     path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(games)]))
     printed = run_command(
-        [*program, json.dumps(wanted)], _TIMEOUT_S, {**os.environ, **SINGLE_THREADED, "PYTHONPATH": path}
+        [*program, json.dumps(wanted)],
+        _TIMEOUT_S,
+        {**os.environ, **SINGLE_THREADED, "PYTHONPATH": path},
     )
     found = json.loads(printed.splitlines()[-1])
     rounded = {name: round(found[name], 3) for name in ("return_train", "return_greedy", "cpu_s")}
-    return ComparedRow(task.name, library, seed, int(found["env_steps"]), episodes=task.episodes, **rounded)
+    return ComparedRow(
+        task.name, library, seed, int(found["env_steps"]), episodes=task.episodes, **rounded
+    )
 
 
 def _learned(wanted: Mapping[str, Any]) -> dict[str, float]:
@@ -159,10 +174,19 @@ def _learned(wanted: Mapping[str, Any]) -> dict[str, float]:
 
     with tempfile.TemporaryDirectory() as folder:
         result = aiorl.train(
-            wanted["env"], algo=wanted["algo"], num_workers=0, threads=1, seed=wanted["seed"], log_level="ERROR",
-            stop_timesteps=int(_NEARLY * wanted["env_steps"]), run_dir=f"{folder}/run", config=wanted["options"],
-        )  # fmt: skip
-        found = aiorl.evaluate(f"{folder}/run", episodes=wanted["episodes"], seed=10_000 + wanted["seed"])
+            wanted["env"],
+            algo=wanted["algo"],
+            num_workers=0,
+            threads=1,
+            seed=wanted["seed"],
+            log_level="ERROR",
+            stop_timesteps=int(_NEARLY * wanted["env_steps"]),
+            run_dir=f"{folder}/run",
+            config=wanted["options"],
+        )
+        found = aiorl.evaluate(
+            f"{folder}/run", episodes=wanted["episodes"], seed=10_000 + wanted["seed"]
+        )
     return {
         "env_steps": result["env_steps_trained_total"],
         "return_train": result["episode_reward_mean_last_100"],
@@ -172,7 +196,9 @@ def _learned(wanted: Mapping[str, Any]) -> dict[str, float]:
 
 
 def ratio_of(ours: float, theirs: float) -> float:
-    """Compare our return with theirs: the quotient if theirs is positive; 0.95 is short by 5 % of its size."""
+    """Compare our return with theirs: the quotient if theirs is positive; 0.95 is short by 5 % of
+    its size.
+    """
     return 1.0 + (ours - theirs) / abs(theirs)
 
 
@@ -185,7 +211,10 @@ def comparison_section(rows: Iterable[ComparedRow]) -> list[str]:
     """Return the lines of the results page; none without rows."""
     rows, lines = list(rows), []
     for task in TASKS:
-        ours, theirs = ([row for row in rows if (row.task, row.library) == (task.name, each)] for each in LIBRARIES)
+        ours, theirs = (
+            [row for row in rows if (row.task, row.library) == (task.name, each)]
+            for each in LIBRARIES
+        )
         if not ours or not theirs:
             continue
         env = "MinAtar Breakout" if task.env == BREAKOUT else task.env
@@ -201,7 +230,13 @@ def comparison_section(rows: Iterable[ComparedRow]) -> list[str]:
 
 
 def _said(value: Any) -> str:
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}" if abs(value) < 100 else f"{value:.0f}"
+    return (
+        f"{value:,.0f}"
+        if abs(value) >= 1000
+        else f"{value:.3g}"
+        if abs(value) < 100
+        else f"{value:.0f}"
+    )
 
 
 def _key(row: ComparedRow) -> tuple[str, str, int]:
@@ -212,9 +247,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Train the runs without a row and write the page of results; the exit status is 0."""
     names = [task.name for task in TASKS]
     parser = argparse.ArgumentParser(prog="python -m benchmarks.comparison", description=__doc__)
-    parser.add_argument("tasks", nargs="*", metavar="TASK", help=f"default: all; known: {', '.join(names)}")
+    parser.add_argument(
+        "tasks", nargs="*", metavar="TASK", help=f"default: all; known: {', '.join(names)}"
+    )
     parser.add_argument("--library", choices=LIBRARIES, help="train only with this library")
-    parser.add_argument("--jobs", type=int, default=2, metavar="N", help="runs at a time; default: 2")
+    parser.add_argument(
+        "--jobs", type=int, default=2, metavar="N", help="runs at a time; default: 2"
+    )
     parser.add_argument("--run", metavar="JSON", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.run:

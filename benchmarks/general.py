@@ -1,9 +1,11 @@
-"""The general path alone on one core: any number of agents and policies, with dicts as input and output.
+"""The general path alone on one core: any number of agents and policies, with dicts as input and
+output.
 
-There are two settings: CartPole with four agents in each of 16 environments, where odd and even agents have different
-policies; and 64 copies of plain CartPole with a hook that sees every step. The network is that of the sampler
-benchmark, and the rows hold all columns that the general path records. The baseline is a minimal loop over the same
-environments with the same hook. It records the same columns, trajectory by trajectory, with the same networks in NumPy.
+There are two settings: CartPole with four agents in each of 16 environments, where odd and even
+agents have different policies; and 64 copies of plain CartPole with a hook that sees every step.
+The network is that of the sampler benchmark, and the rows hold all columns that the general path
+records. The baseline is a minimal loop over the same environments with the same hook. It records
+the same columns, trajectory by trajectory, with the same networks in NumPy.
 """
 
 from __future__ import annotations
@@ -48,7 +50,9 @@ Advance = Callable[[], int]
 
 
 class MultiAgentCartPole(MultiAgentEnv):
-    """CartPole for several agents: an agent is done when its pole has fallen, the episode ends when all have."""
+    """CartPole for several agents: an agent is done when its pole has fallen, the episode ends when
+    all have.
+    """
 
     def __init__(self, agents: int = AGENTS) -> None:
         """Make the poles."""
@@ -63,7 +67,8 @@ class MultiAgentCartPole(MultiAgentEnv):
         self._fallen = set()
         self._steps = 0
         return {
-            index: pole.reset(seed=None if seed is None else seed + index)[0] for index, pole in enumerate(self._poles)
+            index: pole.reset(seed=None if seed is None else seed + index)[0]
+            for index, pole in enumerate(self._poles)
         }, {}
 
     def step(self, action_dict: dict[Any, Any]) -> tuple[dict[Any, Any], ...]:
@@ -71,7 +76,9 @@ class MultiAgentCartPole(MultiAgentEnv):
         self._steps += 1
         obs, rewards, terminateds, truncateds = {}, {}, {}, {}
         for index, action in action_dict.items():
-            obs[index], rewards[index], terminateds[index], truncateds[index], _ = self._poles[index].step(action)
+            obs[index], rewards[index], terminateds[index], truncateds[index], _ = self._poles[
+                index
+            ].step(action)
             if terminateds[index]:
                 self._fallen.add(index)
         terminateds["__all__"] = len(self._fallen) == len(self._poles)
@@ -139,9 +146,25 @@ def _make_subject(kind: str, num_envs: int) -> Advance:
     return advance
 
 
-_DTYPES = {"obs": np.float32, "logits": np.float32, "rewards": np.float32, "prev_rewards": np.float32, "infos": object}
+_DTYPES = {
+    "obs": np.float32,
+    "logits": np.float32,
+    "rewards": np.float32,
+    "prev_rewards": np.float32,
+    "infos": object,
+}
 _NAMES = (
-    *("obs", "actions", "logp", "logits", "values", "prev_actions", "prev_rewards", "rewards", "terminateds"),
+    *(
+        "obs",
+        "actions",
+        "logp",
+        "logits",
+        "values",
+        "prev_actions",
+        "prev_rewards",
+        "rewards",
+        "terminateds",
+    ),
     *("truncateds", "dones", "new_obs", "infos", "t", "eps_id", "agent_index"),
 )
 
@@ -157,7 +180,9 @@ class _Agent:
 
 
 def _make_baseline(kind: str, num_envs: int) -> Advance:
-    """Return a loop: observations to arrays, one evaluation per policy, actions back; rows by agent, then columns."""
+    """Return a loop: observations to arrays, one evaluation per policy, actions back; rows by
+    agent, then columns.
+    """
     multi = kind == "multi"
     envs: list[Any] = [
         MultiAgentCartPole() if multi else gymnasium.make("CartPole-v1", disable_env_checker=True)
@@ -180,7 +205,12 @@ def _make_baseline(kind: str, num_envs: int) -> Advance:
     def turn() -> None:
         acted: list[dict[Any, tuple[Any, ...]]] = [{} for _ in envs]
         for number, network in enumerate(networks):
-            keys = [(e, a) for e, agents in enumerate(live) for a in agents if a % len(networks) == number]
+            keys = [
+                (e, a)
+                for e, agents in enumerate(live)
+                for a in agents
+                if a % len(networks) == number
+            ]
             if not keys:
                 continue
             obs = np.array([live[e][a].obs for e, a in keys], np.float32)
@@ -188,20 +218,39 @@ def _make_baseline(kind: str, num_envs: int) -> Advance:
             difference = logits[:, 1] - logits[:, 0]
             second = rng.random(len(keys), dtype=np.float32) < 1.0 / (1.0 + np.exp(-difference))
             logp = -np.log1p(np.exp(np.where(second, -difference, difference)))
-            for (e, a), *results in zip(keys, obs, second.astype(np.int64).tolist(), logp, logits, values, strict=True):
+            for (e, a), *results in zip(
+                keys, obs, second.astype(np.int64).tolist(), logp, logits, values, strict=True
+            ):
                 acted[e][a] = tuple(results)
         for e, env in enumerate(envs):
             if multi:
-                shown, rewards, terms, truncs, infos = env.step({a: row[1] for a, row in acted[e].items()})
+                shown, rewards, terms, truncs, infos = env.step(
+                    {a: row[1] for a, row in acted[e].items()}
+                )
                 over = terms["__all__"] or truncs["__all__"]
             else:
                 one, reward, term, trunc, info = env.step(acted[e][0][1])
-                shown, rewards, terms, truncs, infos = {0: one}, {0: reward}, {0: term}, {0: trunc}, {0: info}
+                shown, rewards, terms, truncs, infos = (
+                    {0: one},
+                    {0: reward},
+                    {0: term},
+                    {0: trunc},
+                    {0: info},
+                )
                 over = term or trunc
             for a, row in acted[e].items():
                 agent, reward, term, trunc = live[e][a], rewards[a], terms[a], truncs[a]
                 done = term or trunc or over
-                after = (reward, term, trunc, done, shown[a], infos.get(a, {}), steps[e], *agent.identity)
+                after = (
+                    reward,
+                    term,
+                    trunc,
+                    done,
+                    shown[a],
+                    infos.get(a, {}),
+                    steps[e],
+                    *agent.identity,
+                )
                 agent.rows.append((*row, *agent.last, *after))
                 agent.last = (row[1], reward)
                 agent.obs = shown[a]
@@ -237,7 +286,9 @@ def _make_baseline(kind: str, num_envs: int) -> Advance:
 
 
 def _rate(advance: Advance) -> float:
-    """Return steps per second of this process's own time: other work on the machine is not counted."""
+    """Return steps per second of this process's own time: other work on the machine is not
+    counted.
+    """
     steps, began = 0, time.process_time()
     while (elapsed := time.process_time() - began) < ROUND_S:
         steps += advance()

@@ -1,8 +1,10 @@
-"""Sixteen workers of one host behind a link of 1 Gbit/s: IMPALA with the Nature CNN, whose weights have 6.8 MB.
+"""Sixteen workers of one host behind a link of 1 Gbit/s: IMPALA with the Nature CNN, whose weights
+have 6.8 MB.
 
-The link joins two network namespaces, which needs root and iproute2. Workers with a parent of their own each download
-all weights themselves, as far as the link lets them; those of one parent share its relay's download. Steps take so long
-that environments, not cores, bound the rate without a limit.
+The link joins two network namespaces, which needs root and iproute2. Workers with a parent of their
+own each download all weights themselves, as far as the link lets them; those of one parent share
+its relay's download. Steps take so long that environments, not cores, bound the rate without a
+limit.
 """
 
 from __future__ import annotations
@@ -65,9 +67,13 @@ class SlowFrames(gymnasium.Env[NDArray[np.uint8], np.int64]):
 
 
 def host_link_nature() -> list[Figure]:
-    """Measure the rate of training over the link, and the bytes that leave the learner for each update."""
+    """Measure the rate of training over the link, and the bytes that leave the learner for each
+    update.
+    """
     if sys.platform != "linux" or os.geteuid() != 0 or not shutil.which("tc"):
-        return [Figure.unmeasured("host link", "network namespaces need root and iproute2 (ip, tc)")]
+        return [
+            Figure.unmeasured("host link", "network namespaces need root and iproute2 (ip, tc)")
+        ]
     rounds = [
         [_measure(rate, parents) for rate, parents in ((RATE, 1), (None, 1), (RATE, NUM_WORKERS))]
         for _ in range(ROUNDS)
@@ -79,9 +85,13 @@ def host_link_nature() -> list[Figure]:
     sent, sent_apart = (statistics.median(each[1] for each in column) for column in (shared, apart))
     name = f"host link/{NUM_WORKERS} workers, 1 Gbit/s"
     return [
-        Figure(f"{name}, relay", rate * baseline, "env steps/s", baseline, target_ratio=TARGET_RATIO),
+        Figure(
+            f"{name}, relay", rate * baseline, "env steps/s", baseline, target_ratio=TARGET_RATIO
+        ),
         Figure(f"{name}, no relay", without * baseline, "env steps/s", baseline),
-        Figure(f"{name}, sent", sent, "MB/update", sent_apart, target=TARGET_MB, smaller_is_better=True),
+        Figure(
+            f"{name}, sent", sent, "MB/update", sent_apart, target=TARGET_MB, smaller_is_better=True
+        ),
     ]
 
 
@@ -93,23 +103,41 @@ def _measure(rate: str | None, parents: int) -> tuple[float, float]:
         make_keys(keys)
         ends = stack.enter_context(_link(rate))
         options: dict[str, object] = {
-            "env": "benchmarks.host_link:SlowFrames", "algo": "impala", "bind": f"tcp://0.0.0.0:{_PORT}", "keys": keys,
-            "num-workers": 0, "run-dir": run_dir, "seed": 1, "num-envs-per-worker": 1, "rollout-fragment-length": 4,
-            "train-batch-size": 32, "model.vf-share-layers": "true", "min-iter-time-s": 0.5,
+            "env": "benchmarks.host_link:SlowFrames",
+            "algo": "impala",
+            "bind": f"tcp://0.0.0.0:{_PORT}",
+            "keys": keys,
+            "num-workers": 0,
+            "run-dir": run_dir,
+            "seed": 1,
+            "num-envs-per-worker": 1,
+            "rollout-fragment-length": 4,
+            "train-batch-size": 32,
+            "model.vf-share-layers": "true",
+            "min-iter-time-s": 0.5,
             "timesteps-per-iteration": 0,
-        }  # fmt: skip
+        }
         words = [f"--{name}={value}" for name, value in options.items()]
         _start(stack, ends[0], "aiorl.learner", *words)
         for _ in range(parents):
             each = f"--num-workers={NUM_WORKERS // parents}"
-            _start(stack, ends[1], "aiorl.worker", f"--connect=tcp://{_LEARNER}:{_PORT}", f"--keys={keys}", each)
+            _start(
+                stack,
+                ends[1],
+                "aiorl.worker",
+                f"--connect=tcp://{_LEARNER}:{_PORT}",
+                f"--keys={keys}",
+                each,
+            )
         _wait_for_workers(run_dir / "result.jsonl")
         before, bytes_before = _newest(run_dir / "result.jsonl"), _bytes_sent(ends[0])
         time.sleep(SECONDS)
         after, bytes_after = _newest(run_dir / "result.jsonl"), _bytes_sent(ends[0])
     updates = after["updates_total"] - before["updates_total"]
     steps = after["env_steps_trained_total"] - before["env_steps_trained_total"]
-    return steps / (after["time_total_s"] - before["time_total_s"]), (bytes_after - bytes_before) / updates / 1e6
+    return steps / (after["time_total_s"] - before["time_total_s"]), (
+        bytes_after - bytes_before
+    ) / updates / 1e6
 
 
 def _wait_for_workers(results: Path) -> None:
@@ -134,7 +162,21 @@ def _link(rate: str | None) -> Iterator[tuple[str, str]]:
     try:
         for end in ends:
             _run("ip", "netns", "add", end)
-        _run("ip", "link", "add", ends[0], "netns", ends[0], "type", "veth", "peer", "name", ends[1], "netns", ends[1])
+        _run(
+            "ip",
+            "link",
+            "add",
+            ends[0],
+            "netns",
+            ends[0],
+            "type",
+            "veth",
+            "peer",
+            "name",
+            ends[1],
+            "netns",
+            ends[1],
+        )
         for end, host in zip(ends, (_LEARNER, _WORKER), strict=True):
             _run("ip", "-n", end, "addr", "add", f"{host}/24", "dev", end)
             _run("ip", "-n", end, "link", "set", "lo", "up")

@@ -1,7 +1,8 @@
-"""Streaming run in simulated time: the real sessions, lease book, budget and queue; no sockets, processes or updates.
+"""Streaming run in simulated time: the real sessions, lease book, budget and queue; no sockets,
+processes or updates.
 
-Workers take the given time for a fragment, within 10 %; messages take half a millisecond. On a shared host, workers,
-updates and other work compete for its cores.
+Workers take the given time for a fragment, within 10 %; messages take half a millisecond. On a
+shared host, workers, updates and other work compete for its cores.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import itertools
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -37,7 +39,8 @@ class Host:
 
     Attributes:
         cores: number of cores, each with its own queue of jobs.
-        deviation: standard deviation of the logarithm of a job's work; the given work is the median.
+        deviation: standard deviation of the logarithm of a job's work; the given work is the
+            median.
         others_s: mean duration of a job of others, each time on another core.
         others_every_s: mean time between these jobs.
     """
@@ -71,7 +74,8 @@ class _Node:
     def __init__(self, number: int, fragment_s: float) -> None:
         self.peer = b"%d" % number
         self.session = WorkerSession(
-            WorkerSettings(f"worker{number}", slot_hint=number, transport=_NO_BEATS), lambda: f"life{number}"
+            WorkerSettings(f"worker{number}", slot_hint=number, transport=_NO_BEATS),
+            lambda: f"life{number}",
         )
         self.fragment_s = fragment_s
         self.busy = False
@@ -141,7 +145,8 @@ class Simulation:
             plan: streaming plan of the algorithm.
             update_s: seconds per update.
             seed: seed of the random variation of times.
-            host: host shared by updates and workers, with times as core time; None gives each its own.
+            host: host shared by updates and workers, with times as core time; None gives each its
+                own.
         """
         self._plan = plan
         self._update_s = update_s
@@ -153,7 +158,9 @@ class Simulation:
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self.numbers = itertools.count()
         self._learner = LearnerSession("run", "life0", LearnerSettings(_NO_BEATS))
-        self._pacing = Pacing(plan.fragments_per_batch, plan.max_policy_lag, plan.outstanding_per_worker)
+        self._pacing = Pacing(
+            plan.fragments_per_batch, plan.max_policy_lag, plan.outstanding_per_worker
+        )
         self._learner.leases.begin_streaming(self._pacing)
         self._assembler = BatchAssembler(plan)
         self._thread: list[tuple[ev.SamplesAccepted, ...]] = []  # the running batch first
@@ -162,7 +169,9 @@ class Simulation:
         self._is_warm = False
         self._sampled = self._trained = self._discarded = 0
         self._result = Simulated()
-        self._nodes = {node.peer: node for node in map(_Node, range(1, len(fragment_s) + 1), fragment_s)}
+        self._nodes = {
+            node.peer: node for node in map(_Node, range(1, len(fragment_s) + 1), fragment_s)
+        }
         self._learner.begin({}, {}, 0.0)
         self._publish(0)
         for node in self._nodes.values():
@@ -208,9 +217,12 @@ class Simulation:
     def _let_others_work(self, host: Host) -> None:
         chance = self._others_random
         chance.choice(self._cores).begin(chance.expovariate(1.0 / host.others_s), lambda: None)
-        self.after(chance.expovariate(1.0 / host.others_every_s), lambda: self._let_others_work(host))
+        self.after(
+            chance.expovariate(1.0 / host.others_every_s), lambda: self._let_others_work(host)
+        )
 
-    # Workers --------------------------------------------------------------------------------------------------
+    # Workers
+    # ----------------------------------------------------------------------------------------------
 
     def _take_up(self, node: _Node) -> None:
         """Send a worker's messages, and begin the fragments that it may sample."""
@@ -228,12 +240,24 @@ class Simulation:
     def _finish(self, node: _Node, lease_id: int, version: int) -> None:
         node.busy = False
         samples = m.Samples(
-            0, lease_id, _STEPS, _STEPS, version, node.session.version, 1, _STEPS, {}, {}, {}, {"iters": 1.0}
+            0,
+            lease_id,
+            _STEPS,
+            _STEPS,
+            version,
+            node.session.version,
+            1,
+            _STEPS,
+            {},
+            {},
+            {},
+            {"iters": 1.0},
         )
         node.session.fragment_done(samples, self.now)
         self._take_up(node)
 
-    # The learner, as in `RemoteSource` ----------------------------------------------------------------------------
+    # The learner, as in `RemoteSource`
+    # ----------------------------------------------------------------------------
 
     def _arrive(self, node: _Node, message: m.Message) -> None:
         self._learner.receive(node.peer, message, self.now)
@@ -243,18 +267,27 @@ class Simulation:
         for event in self._learner.events():
             if isinstance(event, ev.SamplesAccepted):
                 self._sampled += self._is_warm
-                self._result.by_slot[event.slot] = self._result.by_slot.get(event.slot, 0) + self._is_warm
+                self._result.by_slot[event.slot] = (
+                    self._result.by_slot.get(event.slot, 0) + self._is_warm
+                )
                 self._assembler.add(event)
         self._feed()
-        waiting = self._assembler.queued_fragments + len(self._thread) * self._plan.fragments_per_batch
-        self._learner.stream(waiting, max(0, self._learner.version - (self._plan.max_policy_lag or _STEPS)))
+        waiting = (
+            self._assembler.queued_fragments + len(self._thread) * self._plan.fragments_per_batch
+        )
+        self._learner.stream(
+            waiting, max(0, self._learner.version - (self._plan.max_policy_lag or _STEPS))
+        )
         for target, message in self._learner.messages_to_send():
             if target is None:
                 for node in self._nodes.values():
-                    self.after(_LATENCY_S, lambda node=node, message=message: self._hear(node, message, True))  # type: ignore[misc]
+                    self.after(
+                        _LATENCY_S,
+                        partial(self._hear, node, message, True),
+                    )
             else:
                 node = self._nodes[target]
-                self.after(_LATENCY_S, lambda node=node, message=message: self._hear(node, message, False))  # type: ignore[misc]
+                self.after(_LATENCY_S, partial(self._hear, node, message, False))
 
     def _hear(self, node: _Node, message: m.DownMessage, is_broadcast: bool) -> None:
         if is_broadcast:
@@ -286,7 +319,9 @@ class Simulation:
         version = self._learner.version
         if self._is_warm:
             self._trained += len(fragments)
-            self._result.lags += [version - fragment.message.first_version for fragment in fragments]
+            self._result.lags += [
+                version - fragment.message.first_version for fragment in fragments
+            ]
         self._learner.ledger.train(sum(fragment.message.env_steps for fragment in fragments))
         self._pacing.updated(waited_s, self._assembler.queued_fragments, self.now)
         self._publish(version + 1)

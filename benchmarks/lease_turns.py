@@ -2,8 +2,9 @@
 
     python -m benchmarks.lease_turns TURN_S OPTIONS
 
-One run measures all settings of ``outstanding_fragments_per_worker``, so nothing else differs between them. The wall
-clock alone decides which setting is in force, so that a reader of the results can tell, too.
+One run measures all settings of ``outstanding_fragments_per_worker``, so nothing else differs
+between them. The wall clock alone decides which setting is in force, so that a reader of the
+results can tell, too.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ class Turn:
 
 
 def number_of(at: float, turn_s: float) -> int:
-    """Return the number of the turn at a wall-clock time; turns of one round begin at multiples of their number."""
+    """Return the number of the turn at a wall-clock time; turns of one round begin at multiples of
+    their number.
+    """
     return int(at // turn_s)
 
 
@@ -56,7 +59,9 @@ def setting_of(number: int) -> int:
 
 
 def turns_of(rows: Iterable[Mapping[str, Any]], turn_s: float) -> dict[int, Turn]:
-    """Return the turns of a run by number, from its results; turns with too few results are left out."""
+    """Return the turns of a run by number, from its results; turns with too few results are left
+    out.
+    """
     late = [row for row in rows if row["timestamp"] % turn_s >= _SETTLES * turn_s]
     found = {}
     for number, several in groupby(late, lambda row: number_of(row["timestamp"], turn_s)):
@@ -69,7 +74,8 @@ def turns_of(rows: Iterable[Mapping[str, Any]], turn_s: float) -> dict[int, Turn
                 setting_of(number),
                 (last["env_steps_trained_total"] - first["env_steps_trained_total"]) / seconds,
                 last["ledger"]["sampled"] - first["ledger"]["sampled"],
-                sum(last["ledger"]["discarded"].values()) - sum(first["ledger"]["discarded"].values()),
+                sum(last["ledger"]["discarded"].values())
+                - sum(first["ledger"]["discarded"].values()),
                 sum(lags) / len(lags) if lags else float("nan"),
             )
     return found

@@ -1,8 +1,9 @@
 """Effect of leases: hardly a sample is discarded, and the learner is as busy as it can be.
 
-Streaming runs have few and many workers, each with several settings of ``outstanding_fragments_per_worker``; the
-default must match the best of them. Runs with 1 to 64 real local workers change the setting in turns
-(`benchmarks.lease_turns`); 1,000 workers run in simulated time.
+Streaming runs have few and many workers, each with several settings of
+``outstanding_fragments_per_worker``; the default must match the best of them. Runs with 1 to 64
+real local workers change the setting in turns (`benchmarks.lease_turns`); 1,000 workers run in
+simulated time.
 """
 
 from __future__ import annotations
@@ -66,7 +67,12 @@ class _Kind:
 
 _LEARNER_BOUND = _Kind(
     "learner-bound",
-    {"env": "CartPole-v1", "vectorize": "native", "num-envs-per-worker": 64, "min-iter-time-s": 0.1},
+    {
+        "env": "CartPole-v1",
+        "vectorize": "native",
+        "num-envs-per-worker": 64,
+        "min-iter-time-s": 0.1,
+    },
     2.0,
     20,
 )
@@ -88,8 +94,12 @@ def leases_simulated() -> list[Figure]:
     """Simulate 1,000 workers for 90 s; the slowest is 50 times slower than the fastest."""
     fragment_s = spread(1000, 0.2)
     return [
-        *_compare("1,000 simulated, learner-bound", lambda k: simulate(fragment_s, 64, k, 0.1, 90.0)),
-        *_compare("1,000 simulated, worker-bound", lambda k: simulate(fragment_s, 256, k, 0.05, 90.0)),
+        *_compare(
+            "1,000 simulated, learner-bound", lambda k: simulate(fragment_s, 64, k, 0.1, 90.0)
+        ),
+        *_compare(
+            "1,000 simulated, worker-bound", lambda k: simulate(fragment_s, 256, k, 0.05, 90.0)
+        ),
     ]
 
 
@@ -130,9 +140,15 @@ def spread(count: int, fastest_s: float) -> list[float]:
 
 
 def simulate(
-    fragment_s: Sequence[float], fragments_per_batch: int, per_worker: int, update_s: float, seconds: float
+    fragment_s: Sequence[float],
+    fragments_per_batch: int,
+    per_worker: int,
+    update_s: float,
+    seconds: float,
 ) -> tuple[float, float, float]:
-    """Return fragments trained on per second, share discarded and mean policy lag, after a third of the time."""
+    """Return fragments trained on per second, share discarded and mean policy lag, after a third of
+    the time.
+    """
     plan = LeasePlan("streaming", fragments_per_batch, per_worker, 10)
     found = Simulation(fragment_s, plan, update_s).run(seconds, seconds / 3)
     return found.fragments_per_s, found.discarded, sum(found.lags) / max(1, len(found.lags))
@@ -141,8 +157,8 @@ def simulate(
 def figures_of(name: str, turns: Iterable[Turn]) -> list[Figure]:
     """Return the figures of the default setting, from turns of all settings.
 
-    Turns are short and alternate, and each setting counts by all its turns together. The best of a few single
-    measurements would only be the one that the machine happened to favour.
+    Turns are short and alternate, and each setting counts by all its turns together. The best of a
+    few single measurements would only be the one that the machine happened to favour.
     """
     by_setting = _by_setting(turns)
     own = by_setting[_DEFAULT]
@@ -162,14 +178,17 @@ def _by_setting(turns: Iterable[Turn]) -> dict[int, list[Turn]]:
 
 
 def _means(by_setting: Mapping[int, Sequence[Turn]]) -> dict[int, float]:
-    return {setting: statistics.mean(turn.rate for turn in turns) for setting, turns in by_setting.items()}
+    return {
+        setting: statistics.mean(turn.rate for turn in turns)
+        for setting, turns in by_setting.items()
+    }
 
 
 def _train(kind: _Kind, workers: int, more: dict[str, Any]) -> list[Turn]:
     """Train; return the turns after all workers have joined, the same number for each setting.
 
-    If the default seems to fall short, the run continues, and as many turns again are counted as well. Of three equally
-    good settings, noise always puts one ahead.
+    If the default seems to fall short, the run continues, and as many turns again are counted as
+    well. Of three equally good settings, noise always puts one ahead.
     """
     with tempfile.TemporaryDirectory() as folder, Path(folder, "learner.txt").open("wb") as log:
         results = Path(folder, "run", "result.jsonl")
@@ -181,7 +200,9 @@ def _train(kind: _Kind, workers: int, more: dict[str, Any]) -> list[Turn]:
             deadline = time.monotonic() + _START_S + _START_OF_EACH_S * workers
             while not any(row["num_healthy_workers"] == workers for row in _rows(results)):
                 if learner.poll() is not None or time.monotonic() > deadline:
-                    raise RuntimeError(f"{workers} workers do not train: {Path(log.name).read_text()[-2000:]}")
+                    raise RuntimeError(
+                        f"{workers} workers do not train: {Path(log.name).read_text()[-2000:]}"
+                    )
                 time.sleep(0.2)
             first = number_of(time.time() + _BUILDS_S * workers, kind.turn_s) + 1
             first += -first % len(SETTINGS)
@@ -224,6 +245,12 @@ def _compare(name: str, run: Callable[[int], tuple[float, float, float]]) -> lis
 def _figures(name: str, rate: float, best: float, discarded: float, lag: float) -> list[Figure]:
     return [
         Figure(f"leases/{name}", rate, "trained/s", best, target_ratio=MIN_RATIO),
-        Figure(f"leases/{name}: discarded", discarded, "of sampled", target=MAX_DISCARDED, smaller_is_better=True),
+        Figure(
+            f"leases/{name}: discarded",
+            discarded,
+            "of sampled",
+            target=MAX_DISCARDED,
+            smaller_is_better=True,
+        ),
         Figure(f"leases/{name}: policy lag", lag, "versions"),
     ]

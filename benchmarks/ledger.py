@@ -1,4 +1,6 @@
-"""The equation that holds in every result: sampled = trained + queued + in flight + discarded + lost."""
+"""The equation that holds in every result: sampled = trained + queued + in flight + discarded +
+lost.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,10 @@ def ledger_gap(ledger: Mapping[str, Any]) -> str:
         ledger: ledger as in ``result.jsonl``; ``discarded`` and ``lost`` are mappings by reason.
     """
     parts = {name: part for name, part in ledger.items() if name != "sampled"}
-    flat = {name: sum(part.values()) if isinstance(part, Mapping) else part for name, part in parts.items()}
+    flat = {
+        name: sum(part.values()) if isinstance(part, Mapping) else part
+        for name, part in parts.items()
+    }
     gap = ledger["sampled"] - sum(flat.values())
     if gap:
         return f"{gap:+,} env steps are missing: {dict(ledger)}"

@@ -1,4 +1,6 @@
-"""Measurement of figures: subject and baseline in turn, medians, on one core, in a fresh process."""
+"""Measurement of figures: subject and baseline in turn, medians, on one core, in a fresh
+process.
+"""
 
 from __future__ import annotations
 
@@ -29,14 +31,23 @@ __all__ = [
 ]
 
 SINGLE_THREADED = {
-    name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+    name: "1"
+    for name in (
+        "OMP_NUM_THREADS",
+        "OPENBLAS_NUM_THREADS",
+        "MKL_NUM_THREADS",
+        "NUMEXPR_NUM_THREADS",
+    )
 }
-"""Environment variables that limit numerical libraries to one thread; they are read when NumPy is imported."""
+"""Environment variables that limit numerical libraries to one thread; they are read when NumPy is
+imported."""
 
 _MIN_RESULTS = 5
 
 
-def alternate(subject: Callable[[], float], baseline: Callable[[], float], rounds: int = 5) -> tuple[float, float]:
+def alternate(
+    subject: Callable[[], float], baseline: Callable[[], float], rounds: int = 5
+) -> tuple[float, float]:
     """Measure subject and baseline in turn, so that both see the same machine.
 
     Returns: the baseline's median times the median ratio of the rounds, and the baseline's median.
@@ -53,12 +64,15 @@ def pin_to_one_core() -> None:
 
 
 def exit_on_sigterm() -> None:
-    """Make SIGTERM unwind the process, so that it cleans up and ends the command that it waits for."""
+    """Make SIGTERM unwind the process, so that it cleans up and ends the command that it waits
+    for.
+    """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
 
 def run_fresh(module: str, *arguments: str, timeout_s: float = 300.0) -> Any:
-    """Run ``python -m module arguments`` with single-threaded numerical libraries; return the JSON that it prints.
+    """Run ``python -m module arguments`` with single-threaded numerical libraries; return the JSON
+    that it prints.
 
     Raises:
         RuntimeError: it failed; the message ends with its stderr.
@@ -68,13 +82,14 @@ def run_fresh(module: str, *arguments: str, timeout_s: float = 300.0) -> Any:
 
 
 def learner_rate(options: Mapping[str, object], seconds: float) -> float:
-    """Run a learner from the command line; return env steps per second, sampled and trained on, once it is warm.
+    """Run a learner from the command line; return env steps per second, sampled and trained on,
+    once it is warm.
 
     Args:
-        options: command-line options without dashes, None for one without a value; this function adds the run directory
-            and the seed.
-        seconds: measured time. Everything up to the first update is left out, however long the start takes, and so is
-            the same time after it.
+        options: command-line options without dashes, None for one without a value; this function
+            adds the run directory and the seed.
+        seconds: measured time. Everything up to the first update is left out, however long the
+            start takes, and so is the same time after it.
 
     Raises:
         RuntimeError: it failed, or gave too few results.
@@ -82,12 +97,24 @@ def learner_rate(options: Mapping[str, object], seconds: float) -> float:
     with tempfile.TemporaryDirectory() as folder:
         run_dir = Path(folder) / "run"
         # Results depend on time alone, however few env steps an iteration has.
-        added = {"min-iter-time-s": 0.5, "timesteps-per-iteration": 0, "run-dir": run_dir, "seed": 1}
-        words = [f"--{name}" + ("" if value is None else f"={value}") for name, value in {**options, **added}.items()]
-        return rate_of_command([sys.executable, "-m", "aiorl.learner", *words], run_dir / "result.jsonl", seconds)
+        added = {
+            "min-iter-time-s": 0.5,
+            "timesteps-per-iteration": 0,
+            "run-dir": run_dir,
+            "seed": 1,
+        }
+        words = [
+            f"--{name}" + ("" if value is None else f"={value}")
+            for name, value in {**options, **added}.items()
+        ]
+        return rate_of_command(
+            [sys.executable, "-m", "aiorl.learner", *words], run_dir / "result.jsonl", seconds
+        )
 
 
-def rate_of_command(command: Sequence[str], results: Path, seconds: float, timeout_s: float = 180.0) -> float:
+def rate_of_command(
+    command: Sequence[str], results: Path, seconds: float, timeout_s: float = 180.0
+) -> float:
     """Run a learner until its results tell its rate, then stop it by SIGINT; see `learner_rate`.
 
     Args:
@@ -100,7 +127,10 @@ def rate_of_command(command: Sequence[str], results: Path, seconds: float, timeo
         RuntimeError: it failed, or gave too few results.
     """
     until = time.monotonic() + timeout_s
-    with tempfile.TemporaryFile() as output, subprocess.Popen(command, stdout=output, stderr=output) as learner:
+    with (
+        tempfile.TemporaryFile() as output,
+        subprocess.Popen(command, stdout=output, stderr=output) as learner,
+    ):
         try:
             rate = None
             while rate is None:
@@ -110,7 +140,10 @@ def rate_of_command(command: Sequence[str], results: Path, seconds: float, timeo
                 if rate is None and (has_ended or time.monotonic() > until):
                     output.seek(0)
                     text = output.read()[-2000:].decode(errors="replace")
-                    raise RuntimeError(f"{len(rows)} results are too few to measure a rate over {seconds:g} s: {text}")
+                    raise RuntimeError(
+                        f"{len(rows)} results are too few to measure a rate over {seconds:g} s:"
+                        f" {text}"
+                    )
                 time.sleep(0.1)
             learner.send_signal(signal.SIGINT)
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -123,7 +156,8 @@ def rate_of_command(command: Sequence[str], results: Path, seconds: float, timeo
 def rate_when_warm(rows: Sequence[Mapping[str, float]], seconds: float) -> float | None:
     """Return the rate of the last results, or None while there are too few.
 
-    The measured time begins ``seconds`` after the first result with an update and has that length at least.
+    The measured time begins ``seconds`` after the first result with an update and has that length
+    at least.
     """
     trained = [row for row in rows if row["env_steps_trained_total"] > 0]
     if not trained:
@@ -157,13 +191,17 @@ def command_seconds(command: Sequence[str]) -> float:
     return time.monotonic() - began
 
 
-def run_command(command: Sequence[str], timeout_s: float = 180.0, env: Mapping[str, str] | None = None) -> str:
+def run_command(
+    command: Sequence[str], timeout_s: float = 180.0, env: Mapping[str, str] | None = None
+) -> str:
     """Run a command and return its output.
 
     Raises:
         RuntimeError: it failed; the message ends with its stderr.
     """
-    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, env=env, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=timeout_s, env=env, check=False
+    )
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(command)[:200]} failed: {done.stderr[-2000:]}")
     return done.stdout

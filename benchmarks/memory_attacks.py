@@ -1,6 +1,7 @@
 """Memory that peers without admission, and clients that are let in, can make a process hold.
 
-Each figure is by how much the resident memory of the attacked process grows, at the most, while an attack continues.
+Each figure is by how much the resident memory of the attacked process grows, at the most, while an
+attack continues.
 """
 
 from __future__ import annotations
@@ -32,14 +33,19 @@ from benchmarks.result import Figure
 __all__ = ["memory_of_client_port", "memory_of_learner", "memory_of_server"]
 
 STRANGERS_MIB, CLIENTS_MIB, GATE_MIB = 64.0, 256.0, 512.0
-"""Bounds for peers without admission, for clients of a server that are let in, and for clients of a run's port."""
+"""Bounds for peers without admission, for clients of a server that are let in, and for clients of a
+run's port."""
 PEER_MIB = 96.0
-"""Bound for one peer of a learner that is no worker: 2 MiB of empty frames take 64 MiB, and allocators some more."""
+"""Bound for one peer of a learner that is no worker: 2 MiB of empty frames take 64 MiB, and
+allocators some more."""
 CONNECTIONS, SESSIONS = 60, 90
 _BODY_BYTES = 15 << 20
 _ATTACK_S, _LOOK_S = 8.0, 0.05
 _SETTLES_S, _STEADY_S, _STEADY_BYTES = 60.0, 3.0, 2 << 20
-_ACT = b'POST /act HTTP/1.1\r\nhost: localhost\r\ncontent-length: 31\r\n\r\n{"observation":[0.1,0.2,0.3,0]}'
+_ACT = (
+    b"POST /act HTTP/1.1\r\nhost: localhost\r\ncontent-length:"
+    b' 31\r\n\r\n{"observation":[0.1,0.2,0.3,0]}'
+)
 _HEALTH = b"GET /v2/health/live HTTP/1.1\r\nhost: localhost\r\n\r\n"
 _HALF = b"POST /act HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % (_BODY_BYTES + 1)
 _GREETING_BYTES = 64
@@ -73,14 +79,26 @@ def memory_of_server() -> list[Figure]:
     kinds = {
         "requests without a token, unread answers": (_ACT * 1000, ["--token-file"], STRANGERS_MIB),
         "open requests, unread answers": (_HEALTH * 1000, ["--token-file"], STRANGERS_MIB),
-        "half bodies without a token": (_HALF + bytes(_BODY_BYTES), ["--token-file"], STRANGERS_MIB),
+        "half bodies without a token": (
+            _HALF + bytes(_BODY_BYTES),
+            ["--token-file"],
+            STRANGERS_MIB,
+        ),
         "requests of clients, unread answers": (_ACT * 1000, [], CLIENTS_MIB),
         "half bodies of clients": (_HALF + bytes(_BODY_BYTES), [], CLIENTS_MIB),
     }
     figures = []
     with tempfile.TemporaryDirectory() as folder:
-        run_command([sys.executable, "-m", "aiorl.learner", "--env=CartPole-v1", f"--run-dir={folder}/run",
-                     "--stop-timesteps=1"])  # fmt: skip
+        run_command(
+            [
+                sys.executable,
+                "-m",
+                "aiorl.learner",
+                "--env=CartPole-v1",
+                f"--run-dir={folder}/run",
+                "--stop-timesteps=1",
+            ]
+        )
         for kind, (sent, options, bound) in kinds.items():
             words = [*options, *([f"{folder}/token"] if options else [])]
             with _served(f"{folder}/run", words) as (port, pid):
@@ -91,14 +109,18 @@ def memory_of_server() -> list[Figure]:
 
 
 def memory_of_client_port() -> list[Figure]:
-    """Have 90 sessions of a run's port for clients send 15 MB each to a worker that does not answer."""
+    """Have 90 sessions of a run's port for clients send 15 MB each to a worker that does not
+    answer.
+    """
     box, actions = spaces.Box(-1.0, 1.0, (2,)), spaces.Discrete(3)
     config = {"observation_space": space_to_dict(box), "action_space": space_to_dict(actions)}
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "logs").mkdir()
         ports = Ports()
         ports.open(Path(folder), None, 0, None)
-        env = resolve_env("external")(EnvContext({**config, **ports.gate, "max_concurrent": SESSIONS}))
+        env = resolve_env("external")(
+            EnvContext({**config, **ports.gate, "max_concurrent": SESSIONS})
+        )
         threading.Thread(target=env.run, daemon=True).start()
         try:
             url = ports.ways["clients"]
@@ -112,7 +134,11 @@ def memory_of_client_port() -> list[Figure]:
                             if not is_over.is_set():
                                 client.submit("act", session=game.id, **keys)
 
-                (gate,) = (child for child in psutil.Process().children() if "aiorl.web.child" in child.cmdline())
+                (gate,) = (
+                    child
+                    for child in psutil.Process().children()
+                    if "aiorl.web.child" in child.cmdline()
+                )
                 grown = _grown(int(url.rpartition(":")[2]), gate.pid, [attack])
         finally:
             env.close()
@@ -122,10 +148,14 @@ def memory_of_client_port() -> list[Figure]:
 
 
 def _grown(port: int, pid: int, attacks: Sequence[Attack]) -> float:
-    """Return by how many MiB the memory of a process grows, at the most, during attacks on its port."""
+    """Return by how many MiB the memory of a process grows, at the most, during attacks on its
+    port.
+    """
     process, is_over = psutil.Process(pid), threading.Event()
     before = peak = _settled(process)
-    threads = [threading.Thread(target=attack, args=(port, is_over), daemon=True) for attack in attacks]
+    threads = [
+        threading.Thread(target=attack, args=(port, is_over), daemon=True) for attack in attacks
+    ]
     for thread in threads:
         thread.start()
     ends_at = time.monotonic() + _ATTACK_S
@@ -139,7 +169,9 @@ def _grown(port: int, pid: int, attacks: Sequence[Attack]) -> float:
 
 
 def _settled(process: psutil.Process) -> int:
-    """Return the bytes of a process once they stay the same; one that has just started still compiles and allocates."""
+    """Return the bytes of a process once they stay the same; one that has just started still
+    compiles and allocates.
+    """
     ends_at = time.monotonic() + _SETTLES_S
     before, now = 0, process.memory_info().rss
     while now - before > _STEADY_BYTES and time.monotonic() < ends_at:
@@ -150,14 +182,19 @@ def _settled(process: psutil.Process) -> int:
 
 def _sending(sent: bytes) -> Attack:
     def attack(port: int, is_over: threading.Event) -> None:
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1.0) as connection:
+        with (
+            contextlib.suppress(OSError),
+            socket.create_connection(("127.0.0.1", port), 1.0) as connection,
+        ):
             _send_endlessly(connection, sent, is_over)
 
     return attack
 
 
 def _send_endlessly(connection: socket.socket, sent: bytes, is_over: threading.Event) -> None:
-    """Send the same bytes again and again, and read nothing, until it is over or the peer has closed."""
+    """Send the same bytes again and again, and read nothing, until it is over or the peer has
+    closed.
+    """
     connection.settimeout(0.1)
     rest = memoryview(sent)
     while not is_over.is_set():
@@ -172,7 +209,9 @@ def _send_endlessly(connection: socket.socket, sent: bytes, is_over: threading.E
 @contextlib.contextmanager
 def _served(run_dir: str, options: Sequence[str]) -> Iterator[tuple[int, int]]:
     words = [sys.executable, "-m", "aiorl.serve", run_dir, "--port=0", *options]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+    with subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
         assert process.stdout is not None
         found = re.search(r"127\.0\.0\.1:(\d+)", process.stdout.readline())
         assert found is not None

@@ -1,9 +1,11 @@
-"""Updates of DQN, SAC and TD3 against hand-written loops: rows are drawn, and K minibatches compiled as one.
+"""Updates of DQN, SAC and TD3 against hand-written loops: rows are drawn, and K minibatches
+compiled as one.
 
-Networks are 256x256 relu. DQN has LunarLander's shapes, minibatches of 128 and double dueling Q-learning; SAC and TD3
-have HalfCheetah's shapes and minibatches of 256. The subject stores a fragment and trains on the minibatches that are
-due, as the learner does. The baseline writes the same rows to arrays, draws as many with NumPy, and runs a bare XLA
-scan that carries weights and Adam's moments, without checks or reports. Both run on one core.
+Networks are 256x256 relu. DQN has LunarLander's shapes, minibatches of 128 and double dueling
+Q-learning; SAC and TD3 have HalfCheetah's shapes and minibatches of 256. The subject stores a
+fragment and trains on the minibatches that are due, as the learner does. The baseline writes the
+same rows to arrays, draws as many with NumPy, and runs a bare XLA scan that carries weights and
+Adam's moments, without checks or reports. Both run on one core.
 """
 
 from __future__ import annotations
@@ -56,14 +58,20 @@ def off_policy_td3() -> list[Figure]:
 
 def _measured(algo: str) -> list[Figure]:
     value, baseline = run_fresh("benchmarks.off_policy", algo)
-    return [Figure(f"off-policy update/{algo}", value, "minibatches/s", baseline, target_ratio=TARGET_RATIO)]
+    return [
+        Figure(
+            f"off-policy update/{algo}", value, "minibatches/s", baseline, target_ratio=TARGET_RATIO
+        )
+    ]
 
 
 def main(algo: str) -> None:
     """Measure one algorithm in this process and print value and baseline as JSON."""
     pin_to_one_core()  # TensorFlow uses one thread per core it finds
     batch, obs_size = (128, 8) if algo == "dqn" else (256, 17)
-    actions: spaces.Space[Any] = spaces.Discrete(4) if algo == "dqn" else spaces.Box(-1.0, 1.0, (6,), np.float32)
+    actions: spaces.Space[Any] = (
+        spaces.Discrete(4) if algo == "dqn" else spaces.Box(-1.0, 1.0, (6,), np.float32)
+    )
     subject = _subject(algo, batch, obs_size, actions)
     step, carry = {"dqn": _dqn, "sac": _sac, "td3": _td3}[algo](obs_size)
     baseline = _baseline(step, carry, batch, _rows(STORED, obs_size, actions))
@@ -84,14 +92,20 @@ def _rows(count: int, obs_size: int, action_space: spaces.Space[Any]) -> Rows:
     is_choice = isinstance(action_space, spaces.Discrete)
     return {
         "obs": rng.standard_normal((count, obs_size), np.float32),
-        "actions": rng.integers(0, 4, count).astype(np.int32) if is_choice else rng.random((count, 6), np.float32),
+        "actions": (
+            rng.integers(0, 4, count).astype(np.int32)
+            if is_choice
+            else rng.random((count, 6), np.float32)
+        ),
         "n_step_returns": rng.standard_normal(count, np.float32),
         "discounts": np.where(rng.random(count) < 0.01, 0.0, GAMMA).astype(np.float32),
         "new_obs": rng.standard_normal((count, obs_size), np.float32),
     }
 
 
-def _subject(algo: str, batch: int, obs_size: int, action_space: spaces.Space[Any]) -> Callable[[], None]:
+def _subject(
+    algo: str, batch: int, obs_size: int, action_space: spaces.Space[Any]
+) -> Callable[[], None]:
     from aiorl.data.obs_layout import ObsLayout
     from aiorl.learning.algorithms.algorithm import Observations
     from aiorl.learning.algorithms.registry import algorithm_class, config_class
@@ -99,16 +113,27 @@ def _subject(algo: str, batch: int, obs_size: int, action_space: spaces.Space[An
     new = MINIBATCHES * batch // 256
     config = config_class(algo).from_mapping(
         {
-            "env": "CartPole-v1", "seed": 0, "train_batch_size": batch, "replay_capacity": STORED, "lr": LR,
-            "learning_starts": 1, "training_intensity": 256.0, "rollout_fragment_length": new,
-            "num_envs_per_worker": 1, "grad_clip": None, "gamma": GAMMA, "xla": "on",
+            "env": "CartPole-v1",
+            "seed": 0,
+            "train_batch_size": batch,
+            "replay_capacity": STORED,
+            "lr": LR,
+            "learning_starts": 1,
+            "training_intensity": 256.0,
+            "rollout_fragment_length": new,
+            "num_envs_per_worker": 1,
+            "grad_clip": None,
+            "gamma": GAMMA,
+            "xla": "on",
             "model": {"fcnet_hiddens": [HIDDEN, HIDDEN], "fcnet_activation": "relu"},
         }
-    )  # fmt: skip
+    )
     cls = algorithm_class(algo)
     observations = Observations((obs_size,), "float32", ObsLayout((obs_size,)))
     algorithm = cls(config, cls.build_model(config, observations, action_space, 0))
-    whole = {name: column[:, None] for name, column in _rows(STORED, obs_size, action_space).items()}
+    whole = {
+        name: column[:, None] for name, column in _rows(STORED, obs_size, action_space).items()
+    }
     algorithm.make_batch([whole])
     fragment = {name: column[:new] for name, column in whole.items()}
 
@@ -134,7 +159,11 @@ def _baseline(step: Step, carry: Any, batch: int, rows: Rows) -> Callable[[], No
             after = step(tf.nest.pack_sequence_as(structure, flat), minibatch, seed + number)
             return number + 1, *tf.nest.flatten(after)
 
-        return list(tf.while_loop(lambda number, *flat: number < MINIBATCHES, body, (tf.constant(0), *flat))[1:])
+        return list(
+            tf.while_loop(
+                lambda number, *flat: number < MINIBATCHES, body, (tf.constant(0), *flat)
+            )[1:]
+        )
 
     flat = [[tf.constant(array) for array in tf.nest.flatten(carry)]]
     made = [0]
@@ -151,7 +180,8 @@ def _baseline(step: Step, carry: Any, batch: int, rows: Rows) -> Callable[[], No
     return run
 
 
-# The steps ------------------------------------------------------------------------------------------------------------
+# The steps
+# --------------------------------------------------------------------------------------------------
 
 
 def _mlp(rng: np.random.Generator, *sizes: int) -> list[Array]:
@@ -159,7 +189,10 @@ def _mlp(rng: np.random.Generator, *sizes: int) -> list[Array]:
     return [
         array
         for fan_in, fan_out in pairs
-        for array in (rng.standard_normal((fan_in, fan_out), np.float32) * 0.05, np.zeros(fan_out, np.float32))
+        for array in (
+            rng.standard_normal((fan_in, fan_out), np.float32) * 0.05,
+            np.zeros(fan_out, np.float32),
+        )
     ]
 
 
@@ -188,8 +221,9 @@ def _adam(net: dict[str, Any], gradients: Sequence[Any]) -> dict[str, Any]:
     first = [0.9 * m + 0.1 * g for m, g in zip(net["first"], gradients, strict=True)]
     second = [0.999 * v + 0.001 * g * g for v, g in zip(net["second"], gradients, strict=True)]
     weights = [
-        w - rate * m / (tf.sqrt(v) + 1e-8) for w, m, v in zip(net["weights"], first, second, strict=True)
-    ]  # fmt: skip
+        w - rate * m / (tf.sqrt(v) + 1e-8)
+        for w, m, v in zip(net["weights"], first, second, strict=True)
+    ]
     return {"weights": weights, "first": first, "second": second, "count": count}
 
 
@@ -216,7 +250,11 @@ def _dqn(obs_size: int) -> tuple[Step, Any]:
     def values(weights: Sequence[Any], obs: Any) -> Any:
         features = tf.nn.relu(_forward(weights[:4], obs))
         advantages = _forward(weights[4:6], features)
-        return _forward(weights[6:], features) + advantages - tf.reduce_mean(advantages, axis=-1, keepdims=True)
+        return (
+            _forward(weights[6:], features)
+            + advantages
+            - tf.reduce_mean(advantages, axis=-1, keepdims=True)
+        )
 
     def step(carry: Any, rows: Tensors, number: Any) -> Any:
         net, target = carry
@@ -225,13 +263,17 @@ def _dqn(obs_size: int) -> tuple[Step, Any]:
         wanted = rows["n_step_returns"] + rows["discounts"] * following
 
         def loss(weights: list[Any]) -> tuple[Any, None]:
-            taken = tf.reduce_sum(tf.one_hot(rows["actions"], 4) * values(weights, rows["obs"]), axis=-1)
+            taken = tf.reduce_sum(
+                tf.one_hot(rows["actions"], 4) * values(weights, rows["obs"]), axis=-1
+            )
             error = tf.abs(taken - wanted)
             return tf.reduce_mean(tf.where(error < 1.0, 0.5 * error * error, error - 0.5)), None
 
         net, _ = _descend(net, loss)
         is_due = tf.equal((number + 1) % 500, 0)
-        return net, [tf.where(is_due, new, old) for old, new in zip(target, net["weights"], strict=True)]
+        return net, [
+            tf.where(is_due, new, old) for old, new in zip(target, net["weights"], strict=True)
+        ]
 
     return step, (_with_moments(weights), weights)
 
@@ -253,7 +295,11 @@ def _learn_values(critics: dict[str, Any], rows: Tensors, following: Any) -> dic
     wanted = rows["n_step_returns"] + rows["discounts"] * following
 
     def loss(weights: list[Any]) -> tuple[Any, None]:
-        return tf.reduce_mean(0.5 * tf.square(_q(weights, rows["obs"], rows["actions"]) - wanted)) * 2.0, None
+        return (
+            tf.reduce_mean(0.5 * tf.square(_q(weights, rows["obs"], rows["actions"]) - wanted))
+            * 2.0,
+            None,
+        )
 
     return _descend(critics, loss)[0]
 
@@ -269,7 +315,12 @@ def _sac(obs_size: int) -> tuple[Step, Any]:
         log_std = tf.clip_by_value(log_std, -20.0, 2.0)
         noise = tf.random.stateless_normal(tf.shape(mean), seed)
         pre = mean + tf.exp(log_std) * noise
-        logp = -0.5 * tf.square(noise) - log_std - 0.9189385 - 2.0 * (0.6931472 - pre - tf.nn.softplus(-2.0 * pre))
+        logp = (
+            -0.5 * tf.square(noise)
+            - log_std
+            - 0.9189385
+            - 2.0 * (0.6931472 - pre - tf.nn.softplus(-2.0 * pre))
+        )
         return tf.tanh(pre), tf.reduce_sum(logp, axis=-1)
 
     def step(carry: Any, rows: Tensors, number: Any) -> Any:
@@ -286,11 +337,17 @@ def _sac(obs_size: int) -> tuple[Step, Any]:
 
         actor, logp = _descend(actor, actor_loss)
         temperature, _ = _descend(
-            temperature, lambda weights: (-tf.reduce_mean(weights[0] * tf.stop_gradient(logp - 6.0)), None)
+            temperature,
+            lambda weights: (-tf.reduce_mean(weights[0] * tf.stop_gradient(logp - 6.0)), None),
         )
         return actor, critics, _nearer(target, critics["weights"]), temperature
 
-    return step, (_with_moments(actor), _with_moments(critics), critics, _with_moments([np.zeros((), np.float32)]))
+    return step, (
+        _with_moments(actor),
+        _with_moments(critics),
+        critics,
+        _with_moments([np.zeros((), np.float32)]),
+    )
 
 
 def _td3(obs_size: int) -> tuple[Step, Any]:
@@ -302,7 +359,9 @@ def _td3(obs_size: int) -> tuple[Step, Any]:
     def step(carry: Any, rows: Tensors, number: Any) -> Any:
         actor, critics, target_actor, target = carry
         means = tf.tanh(_forward(target_actor, rows["new_obs"]))
-        noise = tf.clip_by_value(0.2 * tf.random.stateless_normal(tf.shape(means), [number, 0]), -0.5, 0.5)
+        noise = tf.clip_by_value(
+            0.2 * tf.random.stateless_normal(tf.shape(means), [number, 0]), -0.5, 0.5
+        )
         actions = tf.clip_by_value(means + noise, -1.0, 1.0)
         following = tf.reduce_min(_q(target, rows["new_obs"], actions), axis=0)
         critics = _learn_values(critics, rows, following)
@@ -318,8 +377,11 @@ def _td3(obs_size: int) -> tuple[Step, Any]:
         flat = tf.cond(is_due, learn_actor, lambda: list(tf.nest.flatten(actor)))
         actor = tf.nest.pack_sequence_as(actor, flat)
         return (
-            actor, critics, _nearer(target_actor, actor["weights"]), _nearer(target, critics["weights"])
-        )  # fmt: skip
+            actor,
+            critics,
+            _nearer(target_actor, actor["weights"]),
+            _nearer(target, critics["weights"]),
+        )
 
     return step, (_with_moments(actor), _with_moments(critics), actor, critics)
 

@@ -1,7 +1,9 @@
-"""Stored experience from files to train batches and from batches to files, against bare pyarrow and orjson loops.
+"""Stored experience from files to train batches and from batches to files, against bare pyarrow and
+orjson loops.
 
-Each benchmark runs on one core in a separate process. Files are in memory (``/dev/shm`` if it exists), because the disk
-is not the subject. A bare loop makes or takes the same arrays with the library alone.
+Each benchmark runs on one core in a separate process. Files are in memory (``/dev/shm`` if it
+exists), because the disk is not the subject. A bare loop makes or takes the same arrays with the
+library alone.
 """
 
 from __future__ import annotations
@@ -156,7 +158,12 @@ def _read_bare(directory: Path, kind: str) -> int:
             with path.open("rb") as lines:
                 for line in lines:
                     found = orjson.loads(line)["columns"]
-                    take({name: np.asarray(column["rows"], column["dtype"]) for name, column in found.items()})
+                    take(
+                        {
+                            name: np.asarray(column["rows"], column["dtype"])
+                            for name, column in found.items()
+                        }
+                    )
             continue
         with pq.ParquetFile(path) as file:
             for number in range(file.num_row_groups):
@@ -167,7 +174,9 @@ def _read_bare(directory: Path, kind: str) -> int:
                     if pa.types.is_fixed_size_list(array.type):
                         columns[name] = array.flatten().to_numpy().reshape(len(array), -1)
                     elif pa.types.is_fixed_size_binary(array.type):
-                        columns[name] = np.frombuffer(array.buffers()[1], np.uint8).reshape(len(array), -1)
+                        columns[name] = np.frombuffer(array.buffers()[1], np.uint8).reshape(
+                            len(array), -1
+                        )
                     else:
                         columns[name] = array.to_numpy(zero_copy_only=False)
                 take(columns)
@@ -189,7 +198,11 @@ def _write_bare(directory: Path, kind: str, batches: list[SampleBatch]) -> None:
     if kind == "json":
         with (directory / "bare.json").open("wb") as lines:
             for batch in batches:
-                lines.write(orjson.dumps(dict(batch), option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE))
+                lines.write(
+                    orjson.dumps(
+                        dict(batch), option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE
+                    )
+                )
         return
     writer = None
     group = 65_536 if kind == "parquet" else 500
@@ -204,9 +217,13 @@ def _write_bare(directory: Path, kind: str, batches: list[SampleBatch]) -> None:
             elif kind == "frames":
                 width = column[0].nbytes
                 buffers = [None, pa.py_buffer(column)]
-                arrays[name] = pa.FixedSizeBinaryArray.from_buffers(pa.binary(width), len(column), buffers)
+                arrays[name] = pa.FixedSizeBinaryArray.from_buffers(
+                    pa.binary(width), len(column), buffers
+                )
             else:
-                arrays[name] = pa.FixedSizeListArray.from_arrays(pa.array(column.reshape(-1)), column.shape[1])
+                arrays[name] = pa.FixedSizeListArray.from_arrays(
+                    pa.array(column.reshape(-1)), column.shape[1]
+                )
         table = pa.table(arrays)
         if writer is None:
             writer = pq.ParquetWriter(

@@ -1,8 +1,10 @@
-"""Stored experience for learning results: policies of known quality played with fixed seeds, or a policy's training.
+"""Stored experience for learning results: policies of known quality played with fixed seeds, or a
+policy's training.
 
 Each recording is made once. It is a directory of Parquet files in a cache, and one row of
-``docs/results/data/NAME.csv``. Observations are stored as the environment gives them, and actions are drawn from the
-policy's distribution. The samples of a policy's training are in the directory of its run.
+``docs/results/data/NAME.csv``. Observations are stored as the environment gives them, and actions
+are drawn from the policy's distribution. The samples of a policy's training are in the directory of
+its run.
 """
 
 from __future__ import annotations
@@ -28,14 +30,23 @@ from benchmarks.measure import run_command
 from benchmarks.rows import read_csv, write_csv
 
 __all__ = [
-    "MIXED_CARTPOLE", "NUM_FILES", "RECORDINGS", "DataRow", "Player", "Recording", "default_cache", "files_of",
-    "read_data_row", "recorded",
-]  # fmt: skip
+    "MIXED_CARTPOLE",
+    "NUM_FILES",
+    "RECORDINGS",
+    "DataRow",
+    "Player",
+    "Recording",
+    "default_cache",
+    "files_of",
+    "read_data_row",
+    "recorded",
+]
 
 NUM_FILES = 10
 """Number of files per recording, all about the same length."""
 _SEED = 100
-"""Seed of the policies' training; it differs from those of the runs that learn from the recordings."""
+"""Seed of the policies' training; it differs from those of the runs that learn from the
+recordings."""
 _PLAY_SEED = 1_000_000
 _EPISODES = 100
 _THIRD = 1 / 3
@@ -49,8 +60,8 @@ class Player:
     Attributes:
         preset: preset to train it with.
         env_steps: most env steps to train it on.
-        third_of: recording of another policy; training ends once the mean return of 100 episodes is a third of that
-            policy's return with the most likely actions.
+        third_of: recording of another policy; training ends once the mean return of 100 episodes is
+            a third of that policy's return with the most likely actions.
     """
 
     preset: str
@@ -83,10 +94,24 @@ RECORDINGS = {
     for made in (
         Recording("cartpole-random", _CARTPOLE, None),
         Recording("cartpole-expert", _CARTPOLE, Player("ppo-cartpole", 100_000)),
-        Recording("cartpole-medium", _CARTPOLE, Player("ppo-cartpole", 100_000, third_of="cartpole-expert")),
-        Recording("pendulum-replay", "Pendulum-v1", Player("sac-pendulum", 10_000), rows=10_000, of_training=True),
+        Recording(
+            "cartpole-medium",
+            _CARTPOLE,
+            Player("ppo-cartpole", 100_000, third_of="cartpole-expert"),
+        ),
+        Recording(
+            "pendulum-replay",
+            "Pendulum-v1",
+            Player("sac-pendulum", 10_000),
+            rows=10_000,
+            of_training=True,
+        ),
         Recording("halfcheetah-expert", _CHEETAH, Player("ppo-halfcheetah", 1_000_000)),
-        Recording("halfcheetah-medium", _CHEETAH, Player("ppo-halfcheetah", 1_000_000, third_of="halfcheetah-expert")),
+        Recording(
+            "halfcheetah-medium",
+            _CHEETAH,
+            Player("ppo-halfcheetah", 1_000_000, third_of="halfcheetah-expert"),
+        ),
     )
 }
 MIXED_CARTPOLE = ("cartpole-expert", "cartpole-random")
@@ -99,8 +124,8 @@ class DataRow:
 
     Attributes:
         policy_env_steps: env steps that its policy was trained on; 0 for one that draws at random.
-        policy_return: mean return of that policy with the most likely actions, over 100 episodes; for a random one, of
-            the recorded episodes.
+        policy_return: mean return of that policy with the most likely actions, over 100 episodes;
+            for a random one, of the recorded episodes.
         rows: env steps.
         episodes: number of whole episodes.
         return_mean: mean return of the episodes.
@@ -127,7 +152,8 @@ def default_cache() -> Path:
 
 
 def files_of(names: Sequence[str], cache: Path, folder: Path) -> list[str]:
-    """Return the files of recordings to learn from, an equal share of each; make missing recordings.
+    """Return the files of recordings to learn from, an equal share of each; make missing
+    recordings.
 
     Args:
         names: names of recordings.
@@ -199,8 +225,15 @@ def _files(recording: Recording, cache: Path) -> list[str]:
 
 def _look(files: list[str]) -> tuple[list[float], int]:
     """Return the returns of the whole episodes in the files, and the number of all rows."""
-    reader, episodes = FileReader(files, ReaderOptions(epochs=1, shuffle_files=False)), EpisodeAssembler()
-    returns = [float(found[c.REWARDS].sum(dtype=np.float64)) for batch in reader for found in episodes.add(batch)]
+    reader, episodes = (
+        FileReader(files, ReaderOptions(epochs=1, shuffle_files=False)),
+        EpisodeAssembler(),
+    )
+    returns = [
+        float(found[c.REWARDS].sum(dtype=np.float64))
+        for batch in reader
+        for found in episodes.add(batch)
+    ]
     return returns, reader.num_rows
 
 
@@ -209,8 +242,11 @@ def _trained(recording: Recording, player: Player, cache: Path, folder: Path) ->
     run_dir = _run_dir(recording, cache)
     if not run_dir.is_dir():
         options: dict[str, object] = {
-            "preset": player.preset, "env": recording.env, "seed": _SEED, "stop-timesteps": player.env_steps,
-        }  # fmt: skip
+            "preset": player.preset,
+            "env": recording.env,
+            "seed": _SEED,
+            "stop-timesteps": player.env_steps,
+        }
         if recording.of_training:  # in one process, so that sampling is reproducible
             options |= {"output": "logdir", "num-workers": 0}
         if player.third_of:
@@ -219,19 +255,25 @@ def _trained(recording: Recording, player: Player, cache: Path, folder: Path) ->
             assert best is not None
             options["stop-return"] = best.policy_return * _THIRD
         with replaced_directory(run_dir) as temporary:
-            words = [f"--{name}={value}" for name, value in {**options, "run-dir": temporary}.items()]
+            words = [
+                f"--{name}={value}" for name, value in {**options, "run-dir": temporary}.items()
+            ]
             run_command([sys.executable, "-m", "aiorl.learner", *words], timeout_s=_TIMEOUT_S)
     return run_dir
 
 
-def _play(recording: Recording, policy: aiorl.LoadedPolicy | None, directory: Path) -> tuple[list[float], int]:
+def _play(
+    recording: Recording, policy: aiorl.LoadedPolicy | None, directory: Path
+) -> tuple[list[float], int]:
     """Play whole episodes into files; return their returns and the number of rows."""
     env: Any = gymnasium.make(recording.env)  # Any: the spaces are arbitrary
     env.action_space.seed(_PLAY_SEED)
     returns: list[float] = []
     rows = 0
     for number in range(NUM_FILES):
-        with format_named("parquet").create(str(directory / f"part-{number}.parquet"), WriteOptions()) as file:
+        with format_named("parquet").create(
+            str(directory / f"part-{number}.parquet"), WriteOptions()
+        ) as file:
             while rows < recording.rows * (number + 1) / NUM_FILES:
                 episode = _episode(env, policy, len(returns))
                 file.write(episode)
@@ -243,7 +285,16 @@ def _play(recording: Recording, policy: aiorl.LoadedPolicy | None, directory: Pa
 
 def _episode(env: Any, policy: aiorl.LoadedPolicy | None, number: int) -> SampleBatch:
     columns: dict[str, list[Any]] = {
-        name: [] for name in (c.OBS, c.ACTIONS, c.ACTION_LOGP, c.REWARDS, c.NEW_OBS, c.TERMINATEDS, c.TRUNCATEDS)
+        name: []
+        for name in (
+            c.OBS,
+            c.ACTIONS,
+            c.ACTION_LOGP,
+            c.REWARDS,
+            c.NEW_OBS,
+            c.TERMINATEDS,
+            c.TRUNCATEDS,
+        )
     }
     obs, _ = env.reset(seed=_PLAY_SEED + number)
     is_over = False

@@ -34,7 +34,9 @@ class SlowCartPole(CartPoleEnv):
 
 
 def remote_lockstep() -> list[Figure]:
-    """Measure `vectorize: remote`: all environments step together, and each step waits for the slowest."""
+    """Measure `vectorize: remote`: all environments step together, and each step waits for the
+    slowest.
+    """
     return _figure("lockstep", {"vectorize": "remote"})
 
 
@@ -44,8 +46,18 @@ def remote_polled() -> list[Figure]:
 
 
 def _figure(name: str, options: dict[str, str]) -> list[Figure]:
-    value, baseline = alternate(lambda: _rate(options), lambda: _rate({"vectorize": "serial"}), ROUNDS)
-    return [Figure(f"remote/{name}, 8 envs of 20 ms", value, "env steps/s", baseline, target_ratio=TARGET_RATIO)]
+    value, baseline = alternate(
+        lambda: _rate(options), lambda: _rate({"vectorize": "serial"}), ROUNDS
+    )
+    return [
+        Figure(
+            f"remote/{name}, 8 envs of 20 ms",
+            value,
+            "env steps/s",
+            baseline,
+            target_ratio=TARGET_RATIO,
+        )
+    ]
 
 
 def _rate(options: dict[str, str]) -> float:
@@ -54,7 +66,8 @@ def _rate(options: dict[str, str]) -> float:
         "algo": "impala",
         "num-workers": 1,
         "num-envs-per-worker": NUM_ENVS,
-        "rollout-fragment-length": 4,  # a fragment stepped in turn takes 0.64 s, and each brings a result
+        # a fragment stepped in turn takes 0.64 s, and each brings a result
+        "rollout-fragment-length": 4,
         "train-batch-size": 32,
     }
     return learner_rate({**common, **options}, SECONDS)

@@ -1,7 +1,8 @@
-"""Replay alone: rows in, minibatches out, with 1 M CartPole transitions or 20 k stacks of Atari frames.
+"""Replay alone: rows in, minibatches out, with 1 M CartPole transitions or 20 k stacks of Atari
+frames.
 
-Baselines do the same in a few lines of NumPy without checks: a column is an array, a sum tree is a heap, and each stack
-of frames is stored whole, twice.
+Baselines do the same in a few lines of NumPy without checks: a column is an array, a sum tree is a
+heap, and each stack of frames is stored whole, twice.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -35,45 +37,82 @@ ROUNDS = 7
 BETA = 0.4
 STACKS = 20_000
 COLUMNS = (
-    ColumnSpec("obs", (4,)), ColumnSpec("new_obs", (4,)), ColumnSpec("actions", (), "int32"),
-    ColumnSpec("n_step_returns"), ColumnSpec("discounts"),
-)  # fmt: skip
+    ColumnSpec("obs", (4,)),
+    ColumnSpec("new_obs", (4,)),
+    ColumnSpec("actions", (), "int32"),
+    ColumnSpec("n_step_returns"),
+    ColumnSpec("discounts"),
+)
 
 
 def replay_prioritised() -> list[Figure]:
-    """Measure 1 M CartPole transitions: insert a row and draw 256 by priority; and take 256 errors."""
+    """Measure 1 M CartPole transitions: insert a row and draw 256 by priority; and take 256
+    errors.
+    """
     inserted, updated = run_fresh("benchmarks.replay", "prioritised")
     return [
-        Figure("replay/insert + 256 by priority of 1 M", inserted[0], "ms", inserted[1], target_ratio=1.5,
-               smaller_is_better=True),
-        Figure("replay/priorities of 256", updated[0], "ms", updated[1], target_ratio=0.5, smaller_is_better=True),
-    ]  # fmt: skip
+        Figure(
+            "replay/insert + 256 by priority of 1 M",
+            inserted[0],
+            "ms",
+            inserted[1],
+            target_ratio=1.5,
+            smaller_is_better=True,
+        ),
+        Figure(
+            "replay/priorities of 256",
+            updated[0],
+            "ms",
+            updated[1],
+            target_ratio=0.5,
+            smaller_is_better=True,
+        ),
+    ]
 
 
 def replay_uniform() -> list[Figure]:
     """Measure 1 M CartPole transitions: insert a row and draw 256 uniformly."""
     ((value, baseline),) = run_fresh("benchmarks.replay", "uniform")
-    return [Figure("replay/insert + 256 uniformly of 1 M", value, "ms", baseline, target_ratio=1.5,
-                   smaller_is_better=True)]  # fmt: skip
+    return [
+        Figure(
+            "replay/insert + 256 uniformly of 1 M",
+            value,
+            "ms",
+            baseline,
+            target_ratio=1.5,
+            smaller_is_better=True,
+        )
+    ]
 
 
 def replay_frames() -> list[Figure]:
-    """Measure Atari stacks of 4 frames, each frame stored once: insert 4 steps and draw 32; and the size of 1 M."""
+    """Measure Atari stacks of 4 frames, each frame stored once: insert 4 steps and draw 32; and the
+    size of 1 M.
+    """
     ((value, baseline),) = run_fresh("benchmarks.replay", "frames")
     spec = ReplaySpec(_atari_columns(), ROWS, Prioritised(), stack=4)
     whole = ReplaySpec(_atari_columns(), ROWS, Prioritised())
     return [
         Figure("replay/4 Atari steps + 32 stacks", value, "ms", baseline, smaller_is_better=True),
-        Figure("replay/1 M Atari transitions", spec.bytes_needed / 1e9, "GB", whole.bytes_needed / 1e9,
-               target_ratio=0.2, smaller_is_better=True),
-    ]  # fmt: skip
+        Figure(
+            "replay/1 M Atari transitions",
+            spec.bytes_needed / 1e9,
+            "GB",
+            whole.bytes_needed / 1e9,
+            target_ratio=0.2,
+            smaller_is_better=True,
+        ),
+    ]
 
 
 def main(what: str) -> None:
     """Measure in this process and print pairs of value and baseline as JSON."""
     pin_to_one_core()
     pairs = {"prioritised": _prioritised, "uniform": _uniform, "frames": _frames}[what]()
-    figures = [alternate(lambda s=s: _milliseconds(s), lambda b=b: _milliseconds(b), ROUNDS) for s, b in pairs]  # type: ignore[misc]
+    figures = [
+        alternate(partial(_milliseconds, ours), partial(_milliseconds, baseline), ROUNDS)
+        for ours, baseline in pairs
+    ]
     sys.stdout.write(json.dumps(figures))
 
 
@@ -140,13 +179,23 @@ def _frames() -> list[tuple[Turn, Turn]]:
     frames = rng.integers(0, 256, (84, 84, 64)).astype(np.uint8)
     stacks = np.stack([frames[..., at : at + 4] for at in range(60)])
     obs, new_obs = (np.zeros((STACKS, 84, 84, 4), np.uint8) for _ in range(2))
-    small = {name: np.zeros((4, 1), dtype) for name, dtype in (("actions", np.int32), ("n_step_returns", np.float32),
-                                                               ("discounts", np.float32))}  # fmt: skip
+    small = {
+        name: np.zeros((4, 1), dtype)
+        for name, dtype in (
+            ("actions", np.int32),
+            ("n_step_returns", np.float32),
+            ("discounts", np.float32),
+        )
+    }
     steps = [iter(range(10**9)), iter(range(10**9))]
 
     def fragment() -> dict[str, Array]:
         first = 4 * next(steps[0]) % 56
-        return {**small, "obs": stacks[first : first + 4, None], "last_obs": stacks[first + 4, None]}
+        return {
+            **small,
+            "obs": stacks[first : first + 4, None],
+            "last_obs": stacks[first + 4, None],
+        }
 
     def subject() -> None:
         replay.insert_fragment(fragment())
@@ -155,7 +204,10 @@ def _frames() -> list[tuple[Turn, Turn]]:
     def baseline() -> None:
         step = next(steps[1])
         first, slot = 4 * step % 56, 4 * step % STACKS
-        obs[slot : slot + 4], new_obs[slot : slot + 4] = stacks[first : first + 4], stacks[first + 1 : first + 5]
+        obs[slot : slot + 4], new_obs[slot : slot + 4] = (
+            stacks[first : first + 4],
+            stacks[first + 1 : first + 5],
+        )
         slots = rng.integers(0, STACKS, 32)
         obs[slots], new_obs[slots]
 
@@ -186,7 +238,8 @@ class _Bare:
     def __init__(self, capacity: int, rng: np.random.Generator, errors: Array | None) -> None:
         self._rng, self._capacity, self._next = rng, capacity, 0
         self._columns: Mapping[str, Array] = {
-            name: array.astype(np.int32) if name == "actions" else array for name, array in _rows(capacity, rng).items()
+            name: array.astype(np.int32) if name == "actions" else array
+            for name, array in _rows(capacity, rng).items()
         }
         self._size = 1 << (capacity - 1).bit_length()
         self._sums = np.zeros(2 * self._size)
@@ -219,7 +272,9 @@ class _Bare:
             nodes = nodes + is_right
         slots = nodes - self._size
         weights = (self._capacity * sums[nodes] / sums[1]) ** -BETA
-        return {name: column[slots] for name, column in self._columns.items()}, weights / weights.max()
+        return {
+            name: column[slots] for name, column in self._columns.items()
+        }, weights / weights.max()
 
     def update(self, slots: Array, errors: Array) -> None:
         nodes = slots + self._size

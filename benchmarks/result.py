@@ -1,4 +1,6 @@
-"""Measured figures with their baselines and targets, tables of them, and the console that prints them."""
+"""Measured figures with their baselines and targets, tables of them, and the console that prints
+them.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ class Figure:
         value: median of the rounds.
         unit: unit of value, baseline and target.
         baseline: the same measured without aiorl in the same rounds; None if there is none.
-        target: bound on the value, for a unit that doesn't depend on the machine; None if there is none.
+        target: bound on the value, for a unit that doesn't depend on the machine; None if there is
+            none.
         target_ratio: bound on value / baseline; None if there is none.
         smaller_is_better: the bounds are upper ones.
         problem: reason why it could not be measured; the value is then NaN, and no bound holds.
@@ -75,14 +78,18 @@ class Figure:
 
 
 def readable(value: float) -> str:
-    """Format with three digits for a small number, thousands separators for a large one, a dash for NaN."""
+    """Format with three digits for a small number, thousands separators for a large one, a dash for
+    NaN.
+    """
     if math.isnan(value):
         return "-"
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def make_console() -> Console:
-    """Return a console on standard output, as wide as its terminal; a file is wide enough for a table."""
+    """Return a console on standard output, as wide as its terminal; a file is wide enough for a
+    table.
+    """
     return Console(width=None if sys.stdout.isatty() else _WIDTH)
 
 

@@ -1,10 +1,12 @@
-"""`python -m benchmarks.results [TASK...]`: measure the learning results of presets seed by seed, and write their page.
+"""`python -m benchmarks.results [TASK...]`: measure the learning results of presets seed by seed,
+and write their page.
 
-Each seed is one run of the command line with a preset, followed by 100 episodes of its last checkpoint with the most
-likely actions. Its result is one row of ``docs/results/TASK.csv``, and its learning curve is
-``docs/results/curves/TASK-SEED.csv``. Seeds with a row are not repeated, so the command can be stopped at any time and
-continued later. ``docs/results.md`` is written from these files alone. Tasks that learn from stored experience record
-it into a cache first (`benchmarks.recordings`).
+Each seed is one run of the command line with a preset, followed by 100 episodes of its last
+checkpoint with the most likely actions. Its result is one row of ``docs/results/TASK.csv``, and its
+learning curve is ``docs/results/curves/TASK-SEED.csv``. Seeds with a row are not repeated, so the
+command can be stopped at any time and continued later. ``docs/results.md`` is written from these
+files alone. Tasks that learn from stored experience record it into a cache first
+(`benchmarks.recordings`).
 """
 
 from __future__ import annotations
@@ -29,7 +31,15 @@ from aiorl.run.report.loggers import read_results
 from aiorl.run.report.plot import interquartile_mean
 from benchmarks.comparison import comparison_section, read_compared_rows
 from benchmarks.measure import exit_on_sigterm, run_command
-from benchmarks.recordings import MIXED_CARTPOLE, RECORDINGS, DataRow, Recording, default_cache, files_of, read_data_row
+from benchmarks.recordings import (
+    MIXED_CARTPOLE,
+    RECORDINGS,
+    DataRow,
+    Recording,
+    default_cache,
+    files_of,
+    read_data_row,
+)
 from benchmarks.rows import add_row, read_csv, write_csv
 from benchmarks.staleness import read_stale_rows, section_of
 from benchmarks.worker_counts import read_workers_rows, workers_section
@@ -108,7 +118,8 @@ class OfflineTask(Task):
         data: names of recordings; several contribute equal shares.
         explore: the evaluation draws actions.
         of_data: lowest and highest mean as shares of the data's mean return; infinite for none.
-        above: another task, and the margin by which the mean must exceed that task's; empty for none.
+        above: another task, and the margin by which the mean must exceed that task's; empty for
+            none.
     """
 
     data: tuple[str, ...] = ()
@@ -117,20 +128,32 @@ class OfflineTask(Task):
     above: tuple[str, float] | None = None
 
     def verdict(self, mean: float, folder: Path) -> tuple[str, bool | None]:
-        """Return the bar in words, and whether a mean holds it; None without a bar, or if its reference is missing."""
+        """Return the bar in words, and whether a mean holds it;
+
+        None without a bar, or if its reference is missing.
+        """
         said, held = [], []
         if np.isfinite(self.bar):
             said.append(f"{self.bar:g}")
             held.append(mean >= self.bar)
         data = read_data_row(self.data[0], folder)
         if self.of_data is not None:
-            low, high = (share * (np.nan if data is None else data.return_mean) for share in self.of_data)
-            said.append(_between(*self.of_data, "{:g}") + " of the data" if data is None else _between(low, high))
+            low, high = (
+                share * (np.nan if data is None else data.return_mean) for share in self.of_data
+            )
+            said.append(
+                _between(*self.of_data, "{:g}") + " of the data"
+                if data is None
+                else _between(low, high)
+            )
             held += [] if data is None else [low <= mean <= high]
         if self.above is not None:
             name, by = self.above
             said.append(f"`{name}` + {by:g}")
-            others = [row.return_mean for row in read_rows(next(task for task in TASKS if task.name == name), folder)]
+            others = [
+                row.return_mean
+                for row in read_rows(next(task for task in TASKS if task.name == name), folder)
+            ]
             held += [mean >= float(np.mean(others)) + by] if others else []
         return " and ".join(said) or "none", all(held) if held and len(held) == len(said) else None
 
@@ -147,97 +170,290 @@ _TWO_POLICIES = {
 _C51 = {"num-atoms": 101, "v-min": 0, "v-max": 100, "lr-schedule": "[[0, 1e-3], [200000, 0]]"}
 TASKS = (
     Task(
-        "ppo-cartpole", "ppo-cartpole", "CartPole-v1", 100_000, 490, f"500 at 100 k ({_ZOO})",
+        "ppo-cartpole",
+        "ppo-cartpole",
+        "CartPole-v1",
+        100_000,
+        490,
+        f"500 at 100 k ({_ZOO})",
         seeds=(*_SEEDS, *range(70, 80)),  # the preset was tuned on the first five
     ),
-    Task("impala-cartpole", "impala-cartpole", "CartPole-v1", 1_000_000, 475, "450 at 2 M is RLlib's criterion"),
-    Task("appo-cartpole", "appo-cartpole", "CartPole-v1", 1_000_000, 475, ""),
-    Task("ppo-pendulum", "ppo-pendulum", "Pendulum-v1", 400_000, -200, f"-172 at 100 k, with gSDE ({_ZOO})"),
-    Task("ppo-acrobot", "ppo-acrobot", "Acrobot-v1", 1_000_000, -85, f"-73.5 at 1 M ({_ZOO})"),
-    Task("ppo-mountaincar", "ppo-mountaincar", "MountainCar-v0", 1_000_000, -112, f"-110 at 1 M ({_ZOO})"),
-    Task("ppo-lunarlander-300k", "ppo-lunarlander", "LunarLander-v3", 300_000, 200, f"v2: 242 at 1 M ({_ZOO})"),
     Task(
-        "ppo-lunarlander", "ppo-lunarlander", "LunarLander-v3", 1_000_000, 240, f"v2: 242 at 1 M ({_ZOO})",
+        "impala-cartpole",
+        "impala-cartpole",
+        "CartPole-v1",
+        1_000_000,
+        475,
+        "450 at 2 M is RLlib's criterion",
+    ),
+    Task("appo-cartpole", "appo-cartpole", "CartPole-v1", 1_000_000, 475, ""),
+    Task(
+        "ppo-pendulum",
+        "ppo-pendulum",
+        "Pendulum-v1",
+        400_000,
+        -200,
+        f"-172 at 100 k, with gSDE ({_ZOO})",
+    ),
+    Task("ppo-acrobot", "ppo-acrobot", "Acrobot-v1", 1_000_000, -85, f"-73.5 at 1 M ({_ZOO})"),
+    Task(
+        "ppo-mountaincar",
+        "ppo-mountaincar",
+        "MountainCar-v0",
+        1_000_000,
+        -112,
+        f"-110 at 1 M ({_ZOO})",
+    ),
+    Task(
+        "ppo-lunarlander-300k",
+        "ppo-lunarlander",
+        "LunarLander-v3",
+        300_000,
+        200,
+        f"v2: 242 at 1 M ({_ZOO})",
+    ),
+    Task(
+        "ppo-lunarlander",
+        "ppo-lunarlander",
+        "LunarLander-v3",
+        1_000_000,
+        240,
+        f"v2: 242 at 1 M ({_ZOO})",
         options={"lr-schedule": "[[0, 1e-3], [1000000, 0]]"},
     ),
-    Task("ppo-lstm-cartpole", "ppo-lstm-cartpole", _BLIND, 200_000, 475, f"500 at 100 k ({_ZOO}, CartPoleNoVel-v1)"),
-    Task("ppo-halfcheetah", "ppo-halfcheetah", "HalfCheetah-v5", 1_000_000, 5000, f"v3: 5,819 at 1 M ({_ZOO})"),
+    Task(
+        "ppo-lstm-cartpole",
+        "ppo-lstm-cartpole",
+        _BLIND,
+        200_000,
+        475,
+        f"500 at 100 k ({_ZOO}, CartPoleNoVel-v1)",
+    ),
+    Task(
+        "ppo-halfcheetah",
+        "ppo-halfcheetah",
+        "HalfCheetah-v5",
+        1_000_000,
+        5000,
+        f"v3: 5,819 at 1 M ({_ZOO})",
+    ),
     Task("ppo-hopper", "ppo-hopper", "Hopper-v5", 1_000_000, 2400, f"v3: 2,410 at 1 M ({_ZOO})"),
-    Task("ppo-walker2d", "ppo-walker2d", "Walker2d-v5", 1_000_000, 3500, f"v3: 3,479 at 1 M ({_ZOO})"),
-    Task("ppo-pong", "ppo-pong", "ALE/Pong-v5", 3_000_000, 18, f"20.99 at 10 M ({_ZOO})", seeds=(0,)),
+    Task(
+        "ppo-walker2d", "ppo-walker2d", "Walker2d-v5", 1_000_000, 3500, f"v3: 3,479 at 1 M ({_ZOO})"
+    ),
+    Task(
+        "ppo-pong", "ppo-pong", "ALE/Pong-v5", 3_000_000, 18, f"20.99 at 10 M ({_ZOO})", seeds=(0,)
+    ),
     Task("impala-acrobot", "impala-acrobot", "Acrobot-v1", 1_000_000, _NO_BAR, ""),
     Task("impala-mountaincar", "impala-mountaincar", "MountainCar-v0", 1_000_000, _NO_BAR, ""),
     Task("impala-pendulum", "impala-pendulum", "Pendulum-v1", 1_000_000, _NO_BAR, ""),
     Task("impala-lunarlander", "impala-lunarlander", "LunarLander-v3", 1_000_000, _NO_BAR, ""),
     Task("appo-pendulum", "appo-pendulum", "Pendulum-v1", 200_000, _NO_BAR, "", seeds=(0,)),
-    Task("appo-lunarlander", "appo-lunarlander", "LunarLander-v3", 300_000, 200, "", seeds=(0, 1, 2)),
-    Task("appo-halfcheetah", "appo-mujoco", "HalfCheetah-v5", 1_000_000, _NO_BAR, "", seeds=(0, 1, 2)),
+    Task(
+        "appo-lunarlander", "appo-lunarlander", "LunarLander-v3", 300_000, 200, "", seeds=(0, 1, 2)
+    ),
+    Task(
+        "appo-halfcheetah", "appo-mujoco", "HalfCheetah-v5", 1_000_000, _NO_BAR, "", seeds=(0, 1, 2)
+    ),
     Task("appo-atari", "appo-atari", "ALE/Pong-v5", 1_500_000, _NO_BAR, "", seeds=(0,)),
     Task("impala-halfcheetah", "impala-mujoco", "HalfCheetah-v5", 1_000_000, _NO_BAR, ""),
     Task("impala-hopper", "impala-mujoco", "Hopper-v5", 1_000_000, _NO_BAR, ""),
     Task("impala-walker2d", "impala-mujoco", "Walker2d-v5", 1_000_000, _NO_BAR, ""),
-    Task("ppo-atari", "ppo-atari", "ALE/Pong-v5", 3_000_000, _NO_BAR, f"20.99 at 10 M ({_ZOO})", seeds=(0,)),
     Task(
-        "impala-atari", "impala-atari", "ALE/Breakout-v5", 3_000_000, _NO_BAR, "385 at 10 M, 32 workers (RLlib)",
+        "ppo-atari",
+        "ppo-atari",
+        "ALE/Pong-v5",
+        3_000_000,
+        _NO_BAR,
+        f"20.99 at 10 M ({_ZOO})",
+        seeds=(0,),
+    ),
+    Task(
+        "impala-atari",
+        "impala-atari",
+        "ALE/Breakout-v5",
+        3_000_000,
+        _NO_BAR,
+        "385 at 10 M, 32 workers (RLlib)",
         seeds=(0,),
     ),
     Task("ppo-cartpoles", "ppo-cartpole", _SEVERAL, 100_000, 400, "", options=_TWO_POLICIES),
     Task("pg-cartpole", "pg-cartpole", "CartPole-v1", 500_000, 450, "249 at 200 k (XuanCe)"),
     Task("a2c-cartpole", "a2c-cartpole", "CartPole-v1", 500_000, 475, f"500 at 500 k ({_ZOO})"),
-    Task("a3c-cartpole", "a3c-cartpole", "CartPole-v1", 500_000, 475, f"500 at 500 k with A2C ({_ZOO})"),
+    Task(
+        "a3c-cartpole",
+        "a3c-cartpole",
+        "CartPole-v1",
+        500_000,
+        475,
+        f"500 at 500 k with A2C ({_ZOO})",
+    ),
     Task("a2c-acrobot", "a2c-acrobot", "Acrobot-v1", 500_000, -90, f"-83.3 at 500 k ({_ZOO})"),
     Task("dqn-cartpole", "dqn-cartpole", "CartPole-v1", 100_000, 475, f"500 at 50 k ({_ZOO})"),
     Task(
-        "dqn-cartpoles", "dqn-cartpole", _SEVERAL, 100_000, 400, "",
-        options={**_TWO_POLICIES, "replay-capacity": 200_000},  # each policy has the rows of two agents
+        "dqn-cartpoles",
+        "dqn-cartpole",
+        _SEVERAL,
+        100_000,
+        400,
+        "",
+        options={
+            **_TWO_POLICIES,
+            "replay-capacity": 200_000,
+        },  # each policy has the rows of two agents
     ),
     Task(
-        "c51-cartpole", "dqn-cartpole", "CartPole-v1", 200_000, 490, "493 at 200 k (XuanCe)", options=_C51,
+        "c51-cartpole",
+        "dqn-cartpole",
+        "CartPole-v1",
+        200_000,
+        490,
+        "493 at 200 k (XuanCe)",
+        options=_C51,
     ),
     Task("rainbow-cartpole", "rainbow-cartpole", "CartPole-v1", 100_000, 475, ""),
     Task("dqn-acrobot", "dqn-acrobot", "Acrobot-v1", 100_000, -85, f"-76.6 at 100 k ({_ZOO})"),
-    Task("dqn-mountaincar", "dqn-mountaincar", "MountainCar-v0", 120_000, -110, f"-100.8 at 120 k ({_ZOO})"),
-    Task("dqn-lunarlander", "dqn-lunarlander", "LunarLander-v3", 300_000, 200, f"v2: 154 at 100 k ({_ZOO})"),
-    Task("apex-cartpole", "apex-cartpole", "CartPole-v1", 250_000, 475, f"500 at 50 k with DQN ({_ZOO})"),
+    Task(
+        "dqn-mountaincar",
+        "dqn-mountaincar",
+        "MountainCar-v0",
+        120_000,
+        -110,
+        f"-100.8 at 120 k ({_ZOO})",
+    ),
+    Task(
+        "dqn-lunarlander",
+        "dqn-lunarlander",
+        "LunarLander-v3",
+        300_000,
+        200,
+        f"v2: 154 at 100 k ({_ZOO})",
+    ),
+    Task(
+        "apex-cartpole",
+        "apex-cartpole",
+        "CartPole-v1",
+        250_000,
+        475,
+        f"500 at 50 k with DQN ({_ZOO})",
+    ),
     Task("dqn-lstm-cartpole", "dqn-lstm-cartpole", _BLIND, 200_000, 400, ""),
     Task("sac-pendulum", "sac-pendulum", "Pendulum-v1", 20_000, -160, f"-157 at 20 k ({_ZOO})"),
     Task("td3-pendulum", "td3-pendulum", "Pendulum-v1", 20_000, -160, f"-151.9 at 20 k ({_ZOO})"),
     Task("sac-cartpole", "sac-cartpole", "CartPole-v1", 200_000, 475, "262 at 200 k (XuanCe)"),
     Task(
-        "sac-halfcheetah", "sac-halfcheetah", "HalfCheetah-v5", 200_000, 5000, "10,051 at 1 M (XuanCe)", seeds=(0,)
+        "sac-halfcheetah",
+        "sac-halfcheetah",
+        "HalfCheetah-v5",
+        200_000,
+        5000,
+        "10,051 at 1 M (XuanCe)",
+        seeds=(0,),
     ),
     Task(
-        "td3-halfcheetah", "td3-halfcheetah", "HalfCheetah-v5", 200_000, 5000, "7,993 at 1 M (XuanCe)", seeds=(0,)
+        "td3-halfcheetah",
+        "td3-halfcheetah",
+        "HalfCheetah-v5",
+        200_000,
+        5000,
+        "7,993 at 1 M (XuanCe)",
+        seeds=(0,),
     ),
     Task("dqn-pong", "dqn-pong", "ALE/Pong-v5", 1_500_000, -10, "", seeds=(0,)),
-    OfflineTask("bc-cartpole-expert", "bc-cartpole", "CartPole-v1", 1_000_000, 475, "", data=("cartpole-expert",)),
     OfflineTask(
-        "bc-cartpole-medium", "bc-cartpole", "CartPole-v1", 1_000_000, _NO_BAR, "", data=("cartpole-medium",),
-        explore=True, of_data=(0.9, 1.1),
+        "bc-cartpole-expert",
+        "bc-cartpole",
+        "CartPole-v1",
+        1_000_000,
+        475,
+        "",
+        data=("cartpole-expert",),
     ),
-    OfflineTask("bc-cartpole-mixed", "bc-cartpole", "CartPole-v1", 1_000_000, _NO_BAR, "", data=MIXED_CARTPOLE),
     OfflineTask(
-        "marwil-cartpole-mixed", "marwil-cartpole", "CartPole-v1", 1_000_000, 300, "", data=MIXED_CARTPOLE,
+        "bc-cartpole-medium",
+        "bc-cartpole",
+        "CartPole-v1",
+        1_000_000,
+        _NO_BAR,
+        "",
+        data=("cartpole-medium",),
+        explore=True,
+        of_data=(0.9, 1.1),
+    ),
+    OfflineTask(
+        "bc-cartpole-mixed",
+        "bc-cartpole",
+        "CartPole-v1",
+        1_000_000,
+        _NO_BAR,
+        "",
+        data=MIXED_CARTPOLE,
+    ),
+    OfflineTask(
+        "marwil-cartpole-mixed",
+        "marwil-cartpole",
+        "CartPole-v1",
+        1_000_000,
+        300,
+        "",
+        data=MIXED_CARTPOLE,
         above=("bc-cartpole-mixed", 50.0),
     ),
-    OfflineTask("cql-cartpole-mixed", "cql-cartpole", "CartPole-v1", 300_000, 450, "", data=MIXED_CARTPOLE),
-    OfflineTask("cql-pendulum-replay", "cql-pendulum", "Pendulum-v1", 110_000, -250, "", data=("pendulum-replay",)),
     OfflineTask(
-        "bc-halfcheetah-expert", "bc-halfcheetah", "HalfCheetah-v5", 3_000_000, _NO_BAR, "",
-        data=("halfcheetah-expert",), of_data=(0.9, np.inf),
+        "cql-cartpole-mixed", "cql-cartpole", "CartPole-v1", 300_000, 450, "", data=MIXED_CARTPOLE
     ),
     OfflineTask(
-        "bc-halfcheetah-medium", "bc-halfcheetah", "HalfCheetah-v5", 3_000_000, _NO_BAR, "", data=_MEDIUM_CHEETAH
+        "cql-pendulum-replay",
+        "cql-pendulum",
+        "Pendulum-v1",
+        110_000,
+        -250,
+        "",
+        data=("pendulum-replay",),
     ),
     OfflineTask(
-        "iql-halfcheetah-medium", "iql-halfcheetah", "HalfCheetah-v5", 200_000, _NO_BAR, "", data=_MEDIUM_CHEETAH,
-        of_data=(1.0, np.inf), above=("bc-halfcheetah-medium", 0.0),
+        "bc-halfcheetah-expert",
+        "bc-halfcheetah",
+        "HalfCheetah-v5",
+        3_000_000,
+        _NO_BAR,
+        "",
+        data=("halfcheetah-expert",),
+        of_data=(0.9, np.inf),
     ),
     OfflineTask(
-        "cql-halfcheetah-medium", "cql-halfcheetah", "HalfCheetah-v5", 300_000, _NO_BAR, "", data=_MEDIUM_CHEETAH,
-        of_data=(1.0, np.inf), above=("bc-halfcheetah-medium", 0.0), seeds=(0,),
+        "bc-halfcheetah-medium",
+        "bc-halfcheetah",
+        "HalfCheetah-v5",
+        3_000_000,
+        _NO_BAR,
+        "",
+        data=_MEDIUM_CHEETAH,
     ),
-)  # fmt: skip
+    OfflineTask(
+        "iql-halfcheetah-medium",
+        "iql-halfcheetah",
+        "HalfCheetah-v5",
+        200_000,
+        _NO_BAR,
+        "",
+        data=_MEDIUM_CHEETAH,
+        of_data=(1.0, np.inf),
+        above=("bc-halfcheetah-medium", 0.0),
+    ),
+    OfflineTask(
+        "cql-halfcheetah-medium",
+        "cql-halfcheetah",
+        "HalfCheetah-v5",
+        300_000,
+        _NO_BAR,
+        "",
+        data=_MEDIUM_CHEETAH,
+        of_data=(1.0, np.inf),
+        above=("bc-halfcheetah-medium", 0.0),
+        seeds=(0,),
+    ),
+)
 """In the order in which they run: the quick ones first."""
 
 
@@ -248,13 +464,15 @@ class Row:
     Attributes:
         seed: seed of the run; the evaluation has another.
         env_steps: env steps trained on.
-        return_mean: mean return of the evaluation's episodes; with several policies, that of the weakest, per agent.
+        return_mean: mean return of the evaluation's episodes; with several policies, that of the
+            weakest, per agent.
         return_std: standard deviation of these returns.
         episodes: number of evaluation episodes.
         wall_s: seconds of training without start-up.
         cores: number of cores that the run had.
         version: version of aiorl.
-        commit: commit of the code, with a + if files differed from it; "" for rows older than this field.
+        commit: commit of the code, with a + if files differed from it; "" for rows older than this
+            field.
     """
 
     seed: int
@@ -268,7 +486,9 @@ class Row:
     commit: str = ""
 
 
-def measure(task: Task, seed: int, folder: Path, *, episodes: int = _EPISODES, cache: Path | None = None) -> Row:
+def measure(
+    task: Task, seed: int, folder: Path, *, episodes: int = _EPISODES, cache: Path | None = None
+) -> Row:
     """Train and evaluate one seed, and write its result.
 
     Args:
@@ -283,7 +503,13 @@ def measure(task: Task, seed: int, folder: Path, *, episodes: int = _EPISODES, c
     """
     with tempfile.TemporaryDirectory() as scratch:
         run_dir = Path(scratch) / "run"
-        own = {"preset": task.preset, "env": task.env, "seed": seed, "stop-timesteps": task.env_steps, **task.options}
+        own = {
+            "preset": task.preset,
+            "env": task.env,
+            "seed": seed,
+            "stop-timesteps": task.env_steps,
+            **task.options,
+        }
         is_offline = isinstance(task, OfflineTask)
         if isinstance(task, OfflineTask):
             own["input"] = json.dumps(files_of(task.data, cache or default_cache(), folder))
@@ -292,7 +518,9 @@ def measure(task: Task, seed: int, folder: Path, *, episodes: int = _EPISODES, c
         results = read_results(run_dir)
         draws = isinstance(task, OfflineTask) and task.explore
         found = aiorl.evaluate(run_dir, episodes=episodes, seed=10_000 + seed, explore=draws)
-    returns = min([found.returns] if not found.policy_returns else found.policy_returns.values(), key=np.mean)
+    returns = min(
+        [found.returns] if not found.policy_returns else found.policy_returns.values(), key=np.mean
+    )
     row = Row(
         seed=seed,
         env_steps=found.env_steps,
@@ -311,7 +539,16 @@ def measure(task: Task, seed: int, folder: Path, *, episodes: int = _EPISODES, c
 
 
 def _commit() -> str:
-    command = ["git", "-C", str(_ROOT), "describe", "--always", "--abbrev=10", "--dirty=+", "--exclude=*"]
+    command = [
+        "git",
+        "-C",
+        str(_ROOT),
+        "describe",
+        "--always",
+        "--abbrev=10",
+        "--dirty=+",
+        "--exclude=*",
+    ]
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
@@ -335,13 +572,22 @@ def page_of(folder: Path, tasks: Iterable[Task] = TASKS) -> str:
         means = np.array([row.return_mean for row in rows])
         holds = bool(means.mean() >= task.bar and means.min() >= task.bar - _WORST * abs(task.bar))
         cells = [
-            f"[`{task.name}`](results/{task.name}.csv)", env, steps, *_over_seeds(rows), bar,
-            _said(holds if has_bar else None, task, rows), task.published, _wall_time(rows),
-        ]  # fmt: skip
+            f"[`{task.name}`](results/{task.name}.csv)",
+            env,
+            steps,
+            *_over_seeds(rows),
+            bar,
+            _said(holds if has_bar else None, task, rows),
+            task.published,
+            _wall_time(rows),
+        ]
         lines.append(f"| {' | '.join(cells)} |")
     lines += [
         "",
-        "Learning curves: `docs/results/curves/TASK-SEED.csv`, mean return of the last 100 training episodes.",
+        (
+            "Learning curves: `docs/results/curves/TASK-SEED.csv`, mean return of the last 100"
+            " training episodes."
+        ),
     ]
     lines += comparison_section(read_compared_rows(folder))
     lines += workers_section(read_workers_rows(folder))
@@ -350,21 +596,36 @@ def page_of(folder: Path, tasks: Iterable[Task] = TASKS) -> str:
     if offline:
         names = dict.fromkeys(name for task in offline for name in task.data)
         lines += [_OFFLINE_HEAD, *(_offline_line(task, folder) for task in offline)]
-        lines += [_DATA_HEAD, *(_data_line(RECORDINGS[name], read_data_row(name, folder)) for name in names)]
+        lines += [
+            _DATA_HEAD,
+            *(_data_line(RECORDINGS[name], read_data_row(name, folder)) for name in names),
+        ]
     return "\n".join(lines) + "\n"
 
 
 def _offline_line(task: OfflineTask, folder: Path) -> str:
-    data = ", ".join(f"`{name}`" for name in task.data) + (", half each" if len(task.data) > 1 else "")
+    data = ", ".join(f"`{name}`" for name in task.data) + (
+        ", half each" if len(task.data) > 1 else ""
+    )
     data += "; drawn" if task.explore else ""
     rows = read_rows(task, folder)
-    bar, holds = task.verdict(float(np.mean([row.return_mean for row in rows])) if rows else np.nan, folder)
+    bar, holds = task.verdict(
+        float(np.mean([row.return_mean for row in rows])) if rows else np.nan, folder
+    )
     if not rows:
-        return f"| `{task.name}` | {data} | {task.env_steps:,} | 0 | not measured yet | | | | {bar} | | |"
+        return (
+            f"| `{task.name}` | {data} | {task.env_steps:,} | 0 | not measured yet | | | | {bar}"
+            " | | |"
+        )
     cells = [
-        f"[`{task.name}`](results/{task.name}.csv)", data, f"{task.env_steps:,}", *_over_seeds(rows), bar,
-        _said(holds, task, rows), _wall_time(rows),
-    ]  # fmt: skip
+        f"[`{task.name}`](results/{task.name}.csv)",
+        data,
+        f"{task.env_steps:,}",
+        *_over_seeds(rows),
+        bar,
+        _said(holds, task, rows),
+        _wall_time(rows),
+    ]
     return f"| {' | '.join(cells)} |"
 
 
@@ -390,15 +651,25 @@ def _wall_time(rows: Sequence[Row]) -> str:
 
 def _data_line(recording: Recording, row: DataRow | None) -> str:
     if row is None:
-        return f"| `{recording.name}` | {recording.env} | {recording.rows:,} | | not recorded yet | | | | |"
+        return (
+            f"| `{recording.name}` | {recording.env} | {recording.rows:,} | | not recorded yet | |"
+            " | | |"
+        )
     policy = "actions at random"
     if recording.player is not None:
-        policy = f"{_readable(row.policy_return)} after {row.policy_env_steps:,} of `{recording.player.preset}`"
+        policy = (
+            f"{_readable(row.policy_return)} after {row.policy_env_steps:,} of"
+            f" `{recording.player.preset}`"
+        )
     figures = (row.return_mean, row.return_std, row.return_min, row.return_max)
     cells = [
-        f"[`{recording.name}`](results/data/{recording.name}.csv)", recording.env, f"{row.rows:,}",
-        f"{row.episodes:,}", *map(_readable, figures), policy,
-    ]  # fmt: skip
+        f"[`{recording.name}`](results/data/{recording.name}.csv)",
+        recording.env,
+        f"{row.rows:,}",
+        f"{row.episodes:,}",
+        *map(_readable, figures),
+        policy,
+    ]
     return f"| {' | '.join(cells)} |"
 
 
@@ -406,9 +677,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure the seeds without a row and write the page; the exit status is 0."""
     names = [task.name for task in TASKS]
     parser = argparse.ArgumentParser(prog="python -m benchmarks.results", description=__doc__)
-    parser.add_argument("tasks", nargs="*", metavar="TASK", help=f"default: all; known: {', '.join(names)}")
+    parser.add_argument(
+        "tasks", nargs="*", metavar="TASK", help=f"default: all; known: {', '.join(names)}"
+    )
     parser.add_argument("--seeds", type=int, metavar="N", help="run only the first N seeds of each")
-    parser.add_argument("--cache", type=Path, metavar="DIR", help=f"directory of stored experience ({default_cache()})")
+    parser.add_argument(
+        "--cache",
+        type=Path,
+        metavar="DIR",
+        help=f"directory of stored experience ({default_cache()})",
+    )
     parser.add_argument("--page", action="store_true", help="only write the page")
     args = parser.parse_args(argv)
     if unknown := sorted(set(args.tasks) - set(names)):
@@ -423,7 +701,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             if seed not in there:
                 began = time.monotonic()
                 row = measure(task, seed, folder, cache=args.cache)
-                print(f"{task.name} seed {seed}: {row.return_mean:,.1f} ({time.monotonic() - began:.0f} s)", flush=True)
+                print(
+                    f"{task.name} seed {seed}: {row.return_mean:,.1f}"
+                    f" ({time.monotonic() - began:.0f} s)",
+                    flush=True,
+                )
                 _write_page(folder)
     _write_page(folder)
     return 0
@@ -441,7 +723,11 @@ def _write_curve(path: Path, results: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _between(low: float, high: float, form: str = "") -> str:
-    said = [form.format(number) if form else _readable(number) for number in (low, high) if np.isfinite(number)]
+    said = [
+        form.format(number) if form else _readable(number)
+        for number in (low, high)
+        if np.isfinite(number)
+    ]
     return " to ".join(said)
 
 

@@ -19,14 +19,16 @@ def read_csv(path: Path, kind: type[RowT]) -> list[RowT]:
 
     Args:
         path: the file.
-        kind: dataclass of a row with fields that are numbers and strings; fields with defaults may be missing.
+        kind: dataclass of a row with fields that are numbers and strings; fields with defaults may
+            be missing.
     """
     if not path.exists():
         return []
     fields = get_type_hints(kind)
     with path.open(newline="", encoding="utf-8") as file:
         return [
-            kind(**{name: of(row[name]) for name, of in fields.items() if name in row}) for row in csv.DictReader(file)
+            kind(**{name: of(row[name]) for name, of in fields.items() if name in row})
+            for row in csv.DictReader(file)
         ]
 
 

@@ -1,7 +1,8 @@
 """Sampler alone: CartPole-v1, 64x64 tanh actor and critic, all PPO columns with GAE, on one core.
 
-The baseline is a minimal loop in NumPy with the same environments, network and recorded columns, but without GAE. Both
-count transitions: a row in which Gymnasium's vectorised environment resets a copy does not count.
+The baseline is a minimal loop in NumPy with the same environments, network and recorded columns,
+but without GAE. Both count transitions: a row in which Gymnasium's vectorised environment resets a
+copy does not count.
 """
 
 from __future__ import annotations
@@ -93,7 +94,9 @@ def make_lockstep_env(
     env: Any, env_config: Mapping[str, Any], num_envs: int, vectorize: str = "auto", **plan: Any
 ) -> LockstepEnv:
     """Return copies of an environment that step together; see `EnvPlan`."""
-    maker = EnvMaker(EnvPlan(env=env, env_config=env_config, num_envs=num_envs, vectorize=vectorize, **plan))
+    maker = EnvMaker(
+        EnvPlan(env=env, env_config=env_config, num_envs=num_envs, vectorize=vectorize, **plan)
+    )
     found = maker.to_base_env(maker.make_first()).in_lockstep(maker.plan.horizon)
     assert found is not None, f"{env} has no form that steps whole arrays"
     return found
@@ -119,7 +122,12 @@ class _SerialBaseline:
         return np.stack([env.reset(seed=index)[0] for index, env in enumerate(self._envs)])
 
     def step(
-        self, actions: NDArray[Any], obs: NDArray[Any], rewards: NDArray[Any], terms: NDArray[Any], truncs: NDArray[Any]
+        self,
+        actions: NDArray[Any],
+        obs: NDArray[Any],
+        rewards: NDArray[Any],
+        terms: NDArray[Any],
+        truncs: NDArray[Any],
     ) -> None:
         for index, (env, action) in enumerate(zip(self._envs, actions.tolist(), strict=True)):
             one, rewards[index], terminated, truncated, _ = env.step(action)
@@ -139,7 +147,12 @@ class _NativeBaseline:
         return np.asarray(self._env.reset(seed=0)[0])
 
     def step(
-        self, actions: NDArray[Any], obs: NDArray[Any], rewards: NDArray[Any], terms: NDArray[Any], truncs: NDArray[Any]
+        self,
+        actions: NDArray[Any],
+        obs: NDArray[Any],
+        rewards: NDArray[Any],
+        terms: NDArray[Any],
+        truncs: NDArray[Any],
     ) -> None:
         obs[:], rewards[:], terms[:], truncs[:], _ = self._env.step(actions)
 
@@ -157,7 +170,11 @@ def _make_baseline(vectorize: str, num_envs: int, steps: int) -> Advance:
         obs = np.empty((steps + 1, num_envs, 4), np.float32)
         actions, logp = np.empty(shape, np.int64), np.empty(shape, np.float32)
         logits_column, values = np.empty((*shape, 2), np.float32), np.empty(shape, np.float32)
-        rewards, terms, truncs = np.empty(shape, np.float32), np.empty(shape, np.bool_), np.empty(shape, np.bool_)
+        rewards, terms, truncs = (
+            np.empty(shape, np.float32),
+            np.empty(shape, np.bool_),
+            np.empty(shape, np.bool_),
+        )
         uniform = rng.random(shape, dtype=np.float32)
         obs[0] = last
         for t in range(steps):
@@ -179,7 +196,9 @@ def _make_baseline(vectorize: str, num_envs: int, steps: int) -> Advance:
 
 
 def _rate(advance: Advance) -> float:
-    """Return steps per second of this process's own time: other work on the machine is not counted."""
+    """Return steps per second of this process's own time: other work on the machine is not
+    counted.
+    """
     steps, began = 0, time.process_time()
     while (elapsed := time.process_time() - began) < ROUND_S:
         steps += advance()

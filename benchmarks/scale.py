@@ -1,8 +1,10 @@
-"""Many workers on one learner: how fast they join, what each costs, how long a broadcast takes, and what limits next.
+"""Many workers on one learner: how fast they join, what each costs, how long a broadcast takes, and
+what limits next.
 
-1 to 256 workers have real sessions, sockets and processes, with and without keys (`scale_processes`); up to 10,000 are
-simulated (`scale_simulation`). `python -m benchmarks.scale FILE` writes the tables of `docs/scale.md` from the file
-that `python -m benchmarks scale --json FILE` has written.
+1 to 256 workers have real sessions, sockets and processes, with and without keys
+(`scale_processes`); up to 10,000 are simulated (`scale_simulation`). `python -m benchmarks.scale
+FILE` writes the tables of `docs/scale.md` from the file that `python -m benchmarks scale --json
+FILE` has written.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ _WITH = {False: "no keys", True: "keys"}
 
 @dataclass(frozen=True, slots=True)
 class _What:
-    """A row of a table: its text, its unit, and the number by which the measured one is multiplied."""
+    """A row of a table: its text, its unit, and the number by which the measured one is
+    multiplied.
+    """
 
     text: str
     unit: str
@@ -124,40 +128,61 @@ def _real(workers: int) -> list[Figure]:
 
 
 def _unmeasured(name: str, error: Exception) -> Figure:
-    return Figure.unmeasured(name, one_line(f"{type(error).__name__}: {error}"[-_MAX_PROBLEM:], _MAX_PROBLEM))
+    return Figure.unmeasured(
+        name, one_line(f"{type(error).__name__}: {error}"[-_MAX_PROBLEM:], _MAX_PROBLEM)
+    )
 
 
 def _figures(name: str, rows: dict[str, _What], found: dict[str, float]) -> list[Figure]:
     return [
-        Figure(f"{name}: {key}", found[key] * what.factor, what.unit, target=0.0 if key == "ended" else None,
-               smaller_is_better=True)
+        Figure(
+            f"{name}: {key}",
+            found[key] * what.factor,
+            what.unit,
+            target=0.0 if key == "ended" else None,
+            smaller_is_better=True,
+        )
         for key, what in rows.items()
         if key in found
-    ]  # fmt: skip
+    ]
 
 
-# The page -------------------------------------------------------------------------------------------------------
+# The page
+# --------------------------------------------------------------------------------------------------
 
 
 def tables(figures: Sequence[Figure]) -> dict[str, list[str]]:
     """Return the lines of each table of the page by its name."""
     by_name = {figure.name: figure for figure in figures}
     made = {
-        f"real, {said}": _table(by_name, _ROWS, {size: _REAL.format(size, said) for size in MEASURED})
+        f"real, {said}": _table(
+            by_name, _ROWS, {size: _REAL.format(size, said) for size in MEASURED}
+        )
         for said in _WITH.values()
     }
-    made["simulated"] = _table(by_name, _SIMULATED_ROWS, {size: _SIMULATED.format(size) for size in SIMULATED})
+    made["simulated"] = _table(
+        by_name, _SIMULATED_ROWS, {size: _SIMULATED.format(size) for size in SIMULATED}
+    )
     made["served"] = _served(by_name, MEASURED[-1])
     return made
 
 
-def _table(by_name: dict[str, Figure], rows: dict[str, _What], columns: dict[int, str]) -> list[str]:
-    """Return a table with a column for each number of workers; a size that could not be measured says so."""
-    lines = [f"| Workers | {' | '.join(f'{size:,}' for size in columns)} |", "|---" * (len(columns) + 1) + "|"]
+def _table(
+    by_name: dict[str, Figure], rows: dict[str, _What], columns: dict[int, str]
+) -> list[str]:
+    """Return a table with a column for each number of workers; a size that could not be measured
+    says so.
+    """
+    lines = [
+        f"| Workers | {' | '.join(f'{size:,}' for size in columns)} |",
+        "|---" * (len(columns) + 1) + "|",
+    ]
     for key, what in rows.items():
         cells = [by_name.get(f"{name}: {key}") for name in columns.values()]
         unit = f" ({what.unit})" if what.unit.strip("/s") or what.unit == "s" else ""
-        text = " | ".join("not measured" if cell is None else readable(cell.value) for cell in cells)
+        text = " | ".join(
+            "not measured" if cell is None else readable(cell.value) for cell in cells
+        )
         lines.append(f"| {what.text}{unit} | {text} |")
     for name in columns.values():
         if name in by_name:
@@ -166,7 +191,9 @@ def _table(by_name: dict[str, Figure], rows: dict[str, _What], columns: dict[int
 
 
 def _served(by_name: dict[str, Figure], size: int) -> list[str]:
-    """Return the table of workers that one learner can serve, from the figures of the largest measured number."""
+    """Return the table of workers that one learner can serve, from the figures of the largest
+    measured number.
+    """
     lines = ["| A worker's fragments/s | Without keys | With keys |", "|---|---|---|"]
     values = []
     for said in _WITH.values():
@@ -174,20 +201,30 @@ def _served(by_name: dict[str, Figure], size: int) -> list[str]:
         loop, idle = (by_name.get(f"{name}: {key}") for key in ("flood_loop_us", "idle_us"))
         values.append(None if loop is None or idle is None else (loop.value, idle.value))
     for rate in (0.2, 1, 5, 20):
-        cells = ["not measured" if value is None else _count(1e6 / (rate * value[0] + value[1])) for value in values]
+        cells = [
+            "not measured" if value is None else _count(1e6 / (rate * value[0] + value[1]))
+            for value in values
+        ]
         lines.append(f"| {rate:g} | {' | '.join(cells)} |")
     return lines
 
 
 def _count(workers: float) -> str:
-    return f"{workers:,.0f}" if workers <= MAX_WORKERS else f"{workers:,.0f}: more than the {MAX_WORKERS:,} of a run"
+    return (
+        f"{workers:,.0f}"
+        if workers <= MAX_WORKERS
+        else f"{workers:,.0f}: more than the {MAX_WORKERS:,} of a run"
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Write the tables of the page."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scale", description=__doc__)
     parser.add_argument(
-        "file", type=Path, metavar="FILE", help="figures, as `python -m benchmarks scale --json` writes"
+        "file",
+        type=Path,
+        metavar="FILE",
+        help="figures, as `python -m benchmarks scale --json` writes",
     )
     args = parser.parse_args(argv)
     figures = [Figure.from_dict(row) for row in json.loads(args.file.read_text("utf-8"))]

@@ -1,4 +1,6 @@
-"""Parts of the measurements of many workers: a run without environments, model or updates, and its fragments."""
+"""Parts of the measurements of many workers: a run without environments, model or updates, and its
+fragments.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,13 @@ from aiorl.data import columns as c
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.data.fragment import SamplePlan
 from aiorl.data.metrics import EpisodeColumns
-from aiorl.learning.algorithms.algorithm import Algorithm, AlgorithmState, Batch, LeasePlan, UpdateResult
+from aiorl.learning.algorithms.algorithm import (
+    Algorithm,
+    AlgorithmState,
+    Batch,
+    LeasePlan,
+    UpdateResult,
+)
 from aiorl.net.protocol.ledger import Ledger
 from aiorl.net.wire.messages import Samples
 from aiorl.run.build import Learning
@@ -80,7 +88,8 @@ class Idle(Algorithm):
 
 
 class NoTraining:
-    """The attributes of a `Training` that a source and a flow need, for a run that trains on nothing.
+    """The attributes of a `Training` that a source and a flow need, for a run that trains on
+    nothing.
 
     Attributes:
         said: warnings and errors for users.
@@ -89,8 +98,14 @@ class NoTraining:
     def __init__(self, config: CommonConfig) -> None:
         """Begin a run with this configuration."""
         self.config = config
-        self.counters, self.ledger, self.results = Counters(), Ledger(), Results(100, time.monotonic())
-        self.directory = SimpleNamespace(run_id="run", last_port=0, worker_log=lambda slot: Path(os.devnull))
+        self.counters, self.ledger, self.results = (
+            Counters(),
+            Ledger(),
+            Results(100, time.monotonic()),
+        )
+        self.directory = SimpleNamespace(
+            run_id="run", last_port=0, worker_log=lambda slot: Path(os.devnull)
+        )
         self.end = SimpleNamespace(has_come=False)
         self.said: list[str] = []
         self.source: Any = None

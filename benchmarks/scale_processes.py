@@ -3,8 +3,9 @@
     python -m benchmarks.scale_processes learner SESSIONS [KEYS]    # prints its figures as JSON
     python -m benchmarks.scale_processes worker ADDRESS SESSIONS [KEYS]    # started by the learner
 
-Everything but environments, policies and updates is what a run uses. Several sessions share a worker process, each with
-connections, a thread and an endpoint of its own. The weights say how long samplers sleep.
+Everything but environments, policies and updates is what a run uses. Several sessions share a
+worker process, each with connections, a thread and an endpoint of its own. The weights say how long
+samplers sleep.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ _TIMES_OUT = {"lease_timeout_s": _NEVER_S, "heartbeat_timeout_s": 30.0}
 
 
 def measured(sessions: int, *, keys: bool) -> tuple[dict[str, float], str]:
-    """Return the figures of a learner with this number of workers, and the reason why some are missing, "" for none.
+    """Return the figures of a learner with this number of workers, and the reason why some are
+    missing, "" for none.
 
     Raises:
         RuntimeError: none could be measured.
@@ -69,11 +71,14 @@ def measured(sessions: int, *, keys: bool) -> tuple[dict[str, float], str]:
         if keys:
             make_keys(Path(folder))
             words.append(folder)
-        found, problem = run_fresh("benchmarks.scale_processes", "learner", *words, timeout_s=_WITHIN_S)
+        found, problem = run_fresh(
+            "benchmarks.scale_processes", "learner", *words, timeout_s=_WITHIN_S
+        )
     return found, problem
 
 
-# The learner --------------------------------------------------------------------------------------------------
+# The learner
+# --------------------------------------------------------------------------------------------------
 
 
 class _Learner:
@@ -84,9 +89,14 @@ class _Learner:
         self._keys = keys
         self._cores = sorted(os.sched_getaffinity(0))
         config = CommonConfig(
-            env="CartPole-v1", num_workers=0, bind="tcp://127.0.0.1:0", keys=keys, insecure=keys is None,
-            train_batch_size=max(1, sessions // 4), transport=_TIMES_OUT,
-        )  # fmt: skip
+            env="CartPole-v1",
+            num_workers=0,
+            bind="tcp://127.0.0.1:0",
+            keys=keys,
+            insecure=keys is None,
+            train_batch_size=max(1, sessions // 4),
+            transport=_TIMES_OUT,
+        )
         self._training = NoTraining(config)
         training: Any = self._training
         self._source = training.source = RemoteSource(training)
@@ -95,7 +105,9 @@ class _Learner:
         self._me = psutil.Process()
 
     async def measure(self) -> tuple[dict[str, float], str]:
-        """Measure all figures, one after the other, up to the first that fails; return them and the reason for that."""
+        """Measure all figures, one after the other, up to the first that fails; return them and the
+        reason for that.
+        """
         found = dict[str, float]()
         problem = ""
         try:
@@ -123,7 +135,9 @@ class _Learner:
         for process in self._processes:
             self._tell(process, "join")
         if not await source.wait_for_workers(self._sessions, _ALL_JOIN_S):
-            raise RuntimeError(f"only {len(source.session.slots)} of {self._sessions} workers have joined")
+            raise RuntimeError(
+                f"only {len(source.session.slots)} of {self._sessions} workers have joined"
+            )
         took_s, cpu_s = time.monotonic() - began, time.process_time() - cpu_s
         idle, *_ = await self._shares()
         give_back_idle_memory()
@@ -138,11 +152,22 @@ class _Learner:
         count = min(_MAX_PROCESSES, self._sessions)
         for number in range(count):
             own = self._sessions // count + (number < self._sessions % count)
-            words = ["worker", self._source.address, str(own), *([] if self._keys is None else [self._keys])]
+            words = [
+                "worker",
+                self._source.address,
+                str(own),
+                *([] if self._keys is None else [self._keys]),
+            ]
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-W", "ignore", "-m", "benchmarks.scale_processes", *words,
-                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
-            )  # fmt: skip
+                sys.executable,
+                "-W",
+                "ignore",
+                "-m",
+                "benchmarks.scale_processes",
+                *words,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+            )
             self._processes.append(process)
         for process in self._processes:
             await self._hear(process)
@@ -176,11 +201,18 @@ class _Learner:
         return json.loads(line)
 
     async def _shares(self) -> tuple[float, float, float]:
-        """Measure for a while: shares of a core that the learner and its loop's thread take, and updates a second."""
+        """Measure for a while: shares of a core that the learner and its loop's thread take, and
+        updates a second.
+        """
 
         def now() -> NDArray[np.float64]:
             return np.array(
-                [time.process_time(), time.thread_time(), self._training.counters.updates, time.monotonic()]
+                [
+                    time.process_time(),
+                    time.thread_time(),
+                    self._training.counters.updates,
+                    time.monotonic(),
+                ]
             )
 
         before = now()
@@ -189,7 +221,9 @@ class _Learner:
         return all_s / took_s, loop_s / took_s, updates / took_s
 
     async def _rates(self, name: str, pause_s: float) -> dict[str, float]:
-        """Let each sampler sleep before each fragment; return fragments per second and CPU time for each."""
+        """Let each sampler sleep before each fragment; return fragments per second and CPU time for
+        each.
+        """
         await self._publish(_SMALL, pause_s)
         self._source.go_on()
         await asyncio.sleep(_SETTLE_S)
@@ -197,14 +231,20 @@ class _Learner:
         rate = updates * self._training.config.train_batch_size
         if not rate:
             raise RuntimeError(f"no fragment arrived while samplers slept {pause_s:g} s")
-        return {f"{name}_per_s": rate, f"{name}_us": 1e6 * whole / rate, f"{name}_loop_us": 1e6 * loop / rate}
+        return {
+            f"{name}_per_s": rate,
+            f"{name}_us": 1e6 * whole / rate,
+            f"{name}_loop_us": 1e6 * loop / rate,
+        }
 
     async def _publish(self, size: int, pause_s: float) -> None:
         weights = {"w": np.ones(size, np.float32), "pause_s": np.array([pause_s], np.float32)}
         self._source.set_weights({DEFAULT_POLICY_ID: weights})
 
     async def _broadcasts(self, name: str, size: int) -> dict[str, float]:
-        """Publish a few versions; return the time until the last worker has one, and the learner's CPU time."""
+        """Publish a few versions; return the time until the last worker has one, and the learner's
+        CPU time.
+        """
         times, cpu_s = [], time.process_time()
         for _ in range(_TIMES):
             began = time.monotonic()
@@ -243,11 +283,14 @@ def _pin(process: psutil.Process, cores: Sequence[int]) -> None:
         os.sched_setaffinity(thread.id, cores)
 
 
-# The workers --------------------------------------------------------------------------------------------------
+# The workers
+# --------------------------------------------------------------------------------------------------
 
 
 class _Noted(logging.Handler):
-    """Keeps what a worker's log says of connections that ended, were refused or did not come about."""
+    """Keeps what a worker's log says of connections that ended, were refused or did not come
+    about.
+    """
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
@@ -271,7 +314,10 @@ class _Arrivals:
     def note(self, unit: _Sleeper, version: int) -> None:
         """Take note that a session has a version."""
         self.versions[unit] = version
-        if len(self.versions) == self._sessions and (least := min(self.versions.values())) > self._said:
+        if (
+            len(self.versions) == self._sessions
+            and (least := min(self.versions.values())) > self._said
+        ):
             self._said = least
             say({"version": least, "at": time.monotonic()})
 
@@ -287,7 +333,11 @@ class _Sleeper:
     arrivals: _Arrivals
 
     def __init__(
-        self, part: WorkerPart, graphs: Mapping[str, PolicyGraph], snapshot: Snapshot, place: UnitPlace
+        self,
+        part: WorkerPart,
+        graphs: Mapping[str, PolicyGraph],
+        snapshot: Snapshot,
+        place: UnitPlace,
     ) -> None:
         self.in_env_s = 0.0
         self._stopped = threading.Event()
@@ -338,7 +388,9 @@ class _Sleeper:
 
 
 async def _work(address: str, sessions: int, keys: str | None) -> None:
-    """Join with all sessions at the same time once the learner says so, and stay until it says goodbye."""
+    """Join with all sessions at the same time once the learner says so, and stay until it says
+    goodbye.
+    """
     share_one_heap()
     raise_open_file_limit()
     noted = _Noted()
@@ -349,7 +401,8 @@ async def _work(address: str, sessions: int, keys: str | None) -> None:
     names = [os.urandom(8).hex() for _ in range(sessions)]
     units = [
         service.WorkerService(
-            ZmqWorkerEndpoint(address, keys=own), WorkerSession(WorkerSettings(name, "here", os.getpid()))
+            ZmqWorkerEndpoint(address, keys=own),
+            WorkerSession(WorkerSettings(name, "here", os.getpid())),
         )
         for name in names
     ]

@@ -1,7 +1,8 @@
-"""The learner's cost for each of many workers: sessions, leases, ledger and heartbeats of the real parts, no sockets.
+"""The learner's cost for each of many workers: sessions, leases, ledger and heartbeats of the real
+parts, no sockets.
 
-The peers only say what workers would say, in simulated time; only the learner's work is timed. Its ten checks a second
-are part of it, updates take no time.
+The peers only say what workers would say, in simulated time; only the learner's work is timed. Its
+ten checks a second are part of it, updates take no time.
 """
 
 from __future__ import annotations
@@ -40,8 +41,10 @@ class Costs:
 
     Attributes:
         join_us: for each worker that joins.
-        fragment_us: for each fragment: accept, queue and acknowledge it, train on it, lease the next one.
-        idle_us: for each worker and second in which nothing happens: its heartbeat and ours, ten checks.
+        fragment_us: for each fragment: accept, queue and acknowledge it, train on it, lease the
+            next one.
+        idle_us: for each worker and second in which nothing happens: its heartbeat and ours, ten
+            checks.
         return_us: for each worker whose process ends, and whose successor joins.
         reconnect_us: for each worker that comes back over another connection.
         update_us: for each broadcast, whatever the number of workers.
@@ -87,8 +90,17 @@ class Crowd:
         training: Any = NoTraining(config)
         training.source, self._updates, learning = self, _Updates(), idle_learning(config)
         updates: Any = self._updates
-        self.session = LearnerSession("run", "life", LearnerSettings(max_workers=peers), training.ledger)
-        self.flow = Flow(training, learning, updates, self.session, tell=lambda *_: True, max_queued_bytes=1 << 40)
+        self.session = LearnerSession(
+            "run", "life", LearnerSettings(max_workers=peers), training.ledger
+        )
+        self.flow = Flow(
+            training,
+            learning,
+            updates,
+            self.session,
+            tell=lambda *_: True,
+            max_queued_bytes=1 << 40,
+        )
         self.spent_s = self.now = 0.0
         self._looked: object = None
         self._lives, self._connections, self._sent = [0] * peers, [0] * peers, [0] * peers
@@ -150,14 +162,19 @@ class Crowd:
         """Publish a version."""
         self._act(lambda: self.flow.set_weights(self._weights))
 
-    # The learner, as `RemoteSource` does it ---------------------------------------------------------------------
+    # The learner, as `RemoteSource` does it
+    # ---------------------------------------------------------------------
 
     def _tick(self) -> None:
         self.session.tick(self.now)
         self.session.ledger.check()
         pacing = self.session.leases.pacing
         assert pacing is not None
-        self._looked = set(self.session.slots), pacing.slow_workers(), [each.in_env_s for each in self.session.workers]
+        self._looked = (
+            set(self.session.slots),
+            pacing.slow_workers(),
+            [each.in_env_s for each in self.session.workers],
+        )
 
     def _act(self, work: Callable[[], None]) -> None:
         """Let the learner work, and keep the leases that it grants."""
@@ -174,7 +191,9 @@ class Crowd:
                     self.flow.publisher.forget(incarnation)
         self.flow.feed_updates()
         for batch in self._updates.batches:
-            self.flow.take_update(UpdateDone(batch, UpdateResult({}), None, 0.0, 0.0, 0.0, lambda: AlgorithmState({})))
+            self.flow.take_update(
+                UpdateDone(batch, UpdateResult({}), None, 0.0, 0.0, 0.0, lambda: AlgorithmState({}))
+            )
         self._updates.batches.clear()
         messages = self.session.messages_to_send()
         self.spent_s += time.thread_time() - began
@@ -188,7 +207,9 @@ class Crowd:
 
     def _hello(self, number: int) -> None:
         life = f"{number}.{self._lives[number]}"
-        self._receive(number, m.Hello(m.PROTOCOL_VERSION, "", f"w{number}", life, number + 1, "host", 1))
+        self._receive(
+            number, m.Hello(m.PROTOCOL_VERSION, "", f"w{number}", life, number + 1, "host", 1)
+        )
 
     def _gone(self, number: int) -> None:
         peer = self._peer(number)
@@ -218,7 +239,10 @@ def costs_of(peers: int) -> Costs:
         join_s += (crowd.spent_s - before) / min(rounds, 100)
     every = range(peers)
     _spent(crowd, lambda: [crowd.bring(number) for number in every])
-    before, fragments = crowd.spent_s, sum(crowd.bring(number) for _ in range(rounds) for number in every)
+    before, fragments = (
+        crowd.spent_s,
+        sum(crowd.bring(number) for _ in range(rounds) for number in every),
+    )
     fragment_s = (crowd.spent_s - before) / fragments
     idle_s = sum(_spent(crowd, crowd.second) for _ in range(min(rounds, 20))) / min(rounds, 20)
     some = [every[place % peers] for place in range(0, 500 * 7, 7)]
@@ -238,9 +262,14 @@ def costs_of(peers: int) -> Costs:
     update_s = sum(_spent(crowd, crowd.publish) for _ in range(100))
     crowd.session.ledger.check()
     return Costs(
-        1e6 * join_s / peers, 1e6 * fragment_s, 1e6 * idle_s / peers, 1e6 * return_s / len(some),
-        1e6 * reconnect_s / len(some), 1e6 * update_s / 100, session_bytes,
-    )  # fmt: skip
+        1e6 * join_s / peers,
+        1e6 * fragment_s,
+        1e6 * idle_s / peers,
+        1e6 * return_s / len(some),
+        1e6 * reconnect_s / len(some),
+        1e6 * update_s / 100,
+        session_bytes,
+    )
 
 
 def _joined(peers: int, crowd: Crowd) -> Crowd:

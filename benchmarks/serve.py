@@ -1,6 +1,8 @@
-"""`aiorl serve` and a bare ASGI route with uvicorn, orjson and ONNX Runtime, for the same CartPole policy.
+"""`aiorl serve` and a bare ASGI route with uvicorn, orjson and ONNX Runtime, for the same CartPole
+policy.
 
-Both servers run on one core, in turn; the load comes from another one, as bytes that are made before.
+Both servers run on one core, in turn; the load comes from another one, as bytes that are made
+before.
 """
 
 from __future__ import annotations
@@ -67,12 +69,19 @@ async def app(scope, receive, send):
 uvicorn.run(app, port=int(sys.argv[2]), http="httptools", loop="uvloop", access_log=False, log_level="warning",
             lifespan="off")
 """
-_REQUEST = b"POST /act HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s"
+_REQUEST = (
+    b"POST /act HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length:"
+    b" %d\r\n\r\n%s"
+)
 _BODY = b'{"observation":[0.01,0.02,-0.03,0.04]}'
 _ACT = _REQUEST % (len(_BODY), _BODY)
-_UPGRADE = (b"GET /ws HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
-            b"sec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\nsec-websocket-version: 13\r\n\r\n")  # fmt: skip
-_ROW = Frame(Opcode.BINARY, msgpack.packb({"id": 1, "observation": b"\x00" * 16})).serialize(mask=True)
+_UPGRADE = (
+    b"GET /ws HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
+    b"sec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\nsec-websocket-version: 13\r\n\r\n"
+)
+_ROW = Frame(Opcode.BINARY, msgpack.packb({"id": 1, "observation": b"\x00" * 16})).serialize(
+    mask=True
+)
 
 
 def serve_latency() -> list[Figure]:
@@ -91,27 +100,49 @@ def serve_requests() -> list[Figure]:
 
 
 def serve_websocket() -> list[Figure]:
-    """Measure the rows/s of a WebSocket with 64 of them under way, and those of the bare route with 32 clients."""
+    """Measure the rows/s of a WebSocket with 64 of them under way, and those of the bare route with
+    32 clients.
+    """
     with _servers() as (subject, bare):
         value, baseline = alternate(lambda: _rate(subject, _Rows), lambda: _rate(bare), ROUNDS)
-    return [Figure("serve/WebSocket, 64 rows under way", value, "rows/s", baseline, target_ratio=2.5)]
+    return [
+        Figure("serve/WebSocket, 64 rows under way", value, "rows/s", baseline, target_ratio=2.5)
+    ]
 
 
 def serve_tail() -> list[Figure]:
     """Measure the 99th percentile of the latency in medians, at 70 % of the highest rate.
 
-    The machine pauses for milliseconds in a few of the short rounds, which do not change their median.
+    The machine pauses for milliseconds in a few of the short rounds, which do not change their
+    median.
     """
     with _servers() as (subject, bare), _ahead_of_others():
         value, baseline = alternate(lambda: _tail(subject), lambda: _tail(bare), ROUNDS)
-    return [Figure("serve/p99 in medians, 70 % load", value, "", baseline, target=5.0, smaller_is_better=True)]
+    return [
+        Figure(
+            "serve/p99 in medians, 70 % load",
+            value,
+            "",
+            baseline,
+            target=5.0,
+            smaller_is_better=True,
+        )
+    ]
 
 
 def serve_attacked() -> list[Figure]:
-    """Measure the requests/s of 32 clients among 200 slow ones, 1,000 idle sockets and bodies of 1 GB announced."""
+    """Measure the requests/s of 32 clients among 200 slow ones, 1,000 idle sockets and bodies of 1
+    GB announced.
+    """
     with _servers() as (subject, _):
-        value, baseline = alternate(lambda: _rate(subject, is_attacked=True), lambda: _rate(subject), ROUNDS)
-    return [Figure("serve/requests, 32 clients, others attack", value, "1/s", baseline, target_ratio=0.8)]
+        value, baseline = alternate(
+            lambda: _rate(subject, is_attacked=True), lambda: _rate(subject), ROUNDS
+        )
+    return [
+        Figure(
+            "serve/requests, 32 clients, others attack", value, "1/s", baseline, target_ratio=0.8
+        )
+    ]
 
 
 def serve_swaps() -> list[Figure]:
@@ -126,14 +157,18 @@ def serve_swaps() -> list[Figure]:
             during = _Asking(port)
             began = time.monotonic()
             for index in range(SWAPS):
-                save_checkpoint(checkpoints, first.number + 1 + index, first.tensors, first.meta, keep=3)
+                save_checkpoint(
+                    checkpoints, first.number + 1 + index, first.tensors, first.meta, keep=3
+                )
                 time.sleep(max(0.0, began + (index + 1) * SWAP_S - time.monotonic()))
             during.join(1.0)
     num_lost = during.num_asked - sum(during.versions.values())
     name = "serve/100 swaps in a minute"
     return [
         Figure(f"{name}, swaps", len(during.versions) - 1, "", target=float(SWAPS)),
-        Figure(f"{name}, requests without one answer", num_lost, "", target=0.0, smaller_is_better=True),
+        Figure(
+            f"{name}, requests without one answer", num_lost, "", target=0.0, smaller_is_better=True
+        ),
         Figure(f"{name}, answers", during.rate, "1/s", before.rate),
     ]
 
@@ -150,13 +185,21 @@ def serve_start() -> list[Figure]:
                 _rate(port)
                 megabytes = process.memory_info().rss / 2**20
     return [
-        Figure("serve/start to first answer", statistics.median(seconds), "s", target=1.0, smaller_is_better=True),
+        Figure(
+            "serve/start to first answer",
+            statistics.median(seconds),
+            "s",
+            target=1.0,
+            smaller_is_better=True,
+        ),
         Figure("serve/memory (RSS)", megabytes, "MiB", target=120.0, smaller_is_better=True),
     ]
 
 
 class _Asking:
-    """Four threads of clients, each with 16 requests under way; a second answer to one of them closes a connection."""
+    """Four threads of clients, each with 16 requests under way; a second answer to one of them
+    closes a connection.
+    """
 
     def __init__(self, port: int) -> None:
         self.versions = collections.Counter[str]()
@@ -170,10 +213,15 @@ class _Asking:
         os.sched_setaffinity(0, {_CORES[-1]})  # of this thread
         found = collections.Counter[str]()
         asked = 0
-        with aiorl.PolicyClient(f"http://127.0.0.1:{port}") as client, contextlib.suppress(Exception):
+        with (
+            aiorl.PolicyClient(f"http://127.0.0.1:{port}") as client,
+            contextlib.suppress(Exception),
+        ):
             while not self._is_over.is_set():
                 asked += 16
-                answers = [client.submit("act", observation=[0.01, 0.02, -0.03, 0.04]) for _ in range(16)]
+                answers = [
+                    client.submit("act", observation=[0.01, 0.02, -0.03, 0.04]) for _ in range(16)
+                ]
                 found.update(answer.result(20)["version"] for answer in answers)
         self.num_asked += asked
         self.versions += found
@@ -194,14 +242,23 @@ def _servers() -> Iterator[tuple[int, int]]:
         run_dir = _trained(folder)
         aiorl.export_policy(run_dir, Path(folder, "exported"), ["onnx"])
         bare = ["-c", _BARE, f"{folder}/exported/onnx/policy.onnx", "PORT"]
-        with _server(["-m", "aiorl.serve", run_dir, "--port", "PORT"]) as subject, _server(bare) as other:
+        with (
+            _server(["-m", "aiorl.serve", run_dir, "--port", "PORT"]) as subject,
+            _server(bare) as other,
+        ):
             yield subject[0], other[0]
 
 
 @contextmanager
 def _ahead_of_others() -> Iterator[None]:
-    """Run this process and its servers ahead of the machine's other processes, if the system lets it."""
-    threads = [thread.id for child in psutil.Process().children(recursive=True) for thread in child.threads()]
+    """Run this process and its servers ahead of the machine's other processes, if the system lets
+    it.
+    """
+    threads = [
+        thread.id
+        for child in psutil.Process().children(recursive=True)
+        for thread in child.threads()
+    ]
     with contextlib.suppress(PermissionError):
         for number in (0, *threads):
             os.sched_setscheduler(number, os.SCHED_FIFO, os.sched_param(1))
@@ -211,8 +268,16 @@ def _ahead_of_others() -> Iterator[None]:
 
 def _trained(folder: str) -> str:
     run_dir = f"{folder}/run"
-    run_command([sys.executable, "-m", "aiorl.learner", "--env=CartPole-v1", f"--run-dir={run_dir}",
-                 "--stop-timesteps=1"])  # fmt: skip
+    run_command(
+        [
+            sys.executable,
+            "-m",
+            "aiorl.learner",
+            "--env=CartPole-v1",
+            f"--run-dir={run_dir}",
+            "--stop-timesteps=1",
+        ]
+    )
     return run_dir
 
 
@@ -222,12 +287,21 @@ def _server(arguments: list[str]) -> Iterator[tuple[int, psutil.Process]]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = ["taskset", "-c", str(_CORES[0]), sys.executable, *(one.replace("PORT", str(port)) for one in arguments)]
+    command = [
+        "taskset",
+        "-c",
+        str(_CORES[0]),
+        sys.executable,
+        *(one.replace("PORT", str(port)) for one in arguments),
+    ]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     try:
         deadline = time.monotonic() + 20.0
         while process.poll() is None and time.monotonic() < deadline:
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 5) as connection:
+            with (
+                contextlib.suppress(OSError),
+                socket.create_connection(("127.0.0.1", port), 5) as connection,
+            ):
                 connection.sendall(_ACT)
                 if b" 200 OK" in connection.recv(1000):
                     break
@@ -259,7 +333,8 @@ def _quantile(latencies: list[float], share: float) -> float:
 
 
 class _Load:
-    """Load on a server, from the last core: each client asks again after each answer, or all of them at a rate.
+    """Load on a server, from the last core: each client asks again after each answer, or all of
+    them at a rate.
 
     A request costs it a few microseconds, so that latencies are the server's.
     """
@@ -273,7 +348,13 @@ class _Load:
         is_attacked: bool = False,
         seconds: float = ROUND_S,
     ) -> None:
-        self.port, self.kind, self.num_clients, self.rate, self.is_attacked = port, kind, clients, rate, is_attacked
+        self.port, self.kind, self.num_clients, self.rate, self.is_attacked = (
+            port,
+            kind,
+            clients,
+            rate,
+            is_attacked,
+        )
         self.seconds = seconds
         self.latencies: list[float] = []
         self.num_answers = 0
@@ -327,11 +408,16 @@ class _Load:
 def _attack(port: int) -> Iterator[None]:
     """Hold slow clients, bodies of 1 GB that were announced, and idle sockets."""
     with contextlib.ExitStack() as held:
-        ends = [held.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(1400)]
+        ends = [
+            held.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(1400)
+        ]
         for end in ends[:200]:
             end.sendall(_ACT[:20])
         for end in ends[200:400]:
-            end.sendall(b"POST /act HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000000000\r\n\r\n" + b" " * 1000)
+            end.sendall(
+                b"POST /act HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000000000\r\n\r\n"
+                + b" " * 1000
+            )
         is_over = threading.Event()
 
         def trickle() -> None:

@@ -1,10 +1,12 @@
-"""Long run with everything on: two recurrent policies, filters, compression, environments that crash.
+"""Long run with everything on: two recurrent policies, filters, compression, environments that
+crash.
 
     python -m benchmarks.soak --minutes 30
 
-A learner with a local worker trains two LSTM policies in multi-agent environments. Each environment has a separate
-process, which sometimes ends without a word. The soak watches the memory of learner and worker, the ledger in every
-result, and the log, in which no warning may occur more than once a minute.
+A learner with a local worker trains two LSTM policies in multi-agent environments. Each environment
+has a separate process, which sometimes ends without a word. The soak watches the memory of learner
+and worker, the ledger in every result, and the log, in which no warning may occur more than once a
+minute.
 """
 
 from __future__ import annotations
@@ -44,7 +46,9 @@ _END_S = 60.0
 
 
 class CrashingCartPoles(MultiAgentCartPole):
-    """CartPoles for several agents in a process that suddenly ends after a random number of steps."""
+    """CartPoles for several agents in a process that suddenly ends after a random number of
+    steps.
+    """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         """Make one copy.
@@ -92,7 +96,9 @@ class SoakReport:
     memory: dict[str, list[tuple[float, float]]] = field(repr=False)
 
     def slope(self, process: str, warm_up_s: float) -> float:
-        """Return the growth of a process's memory after warm-up in MB per 10 minutes: median slope (Theil-Sen)."""
+        """Return the growth of a process's memory after warm-up in MB per 10 minutes: median slope
+        (Theil-Sen).
+        """
         rows = np.array([row for row in self.memory[process] if row[0] >= warm_up_s])
         first, second = np.triu_indices(len(rows), k=1)
         slopes = (rows[second, 1] - rows[first, 1]) / (rows[second, 0] - rows[first, 0])
@@ -104,18 +110,28 @@ def run_soak(seconds: float, folder: Path, *, mean_steps: float) -> SoakReport:
 
     Args:
         seconds: duration of training.
-        folder: directory for the run directory, the learner's output, and memory.json with all samples of each process.
+        folder: directory for the run directory, the learner's output, and memory.json with all
+            samples of each process.
         mean_steps: mean number of env steps until an environment's process ends.
     """
     config = folder / "soak.yaml"
     config.write_text(yaml.safe_dump(_settings(mean_steps)), encoding="utf-8")
     run_dir = folder / "run"
     command = [
-        sys.executable, "-m", "aiorl.learner", "--config", str(config), "--run-dir", str(run_dir),
-        "--stop-time-s", str(seconds),
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "aiorl.learner",
+        "--config",
+        str(config),
+        "--run-dir",
+        str(run_dir),
+        "--stop-time-s",
+        str(seconds),
+    ]
     with (folder / "output.txt").open("w", encoding="utf-8") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, cwd=_ROOT, start_new_session=True)
+        process = subprocess.Popen(
+            command, stdout=output, stderr=subprocess.STDOUT, cwd=_ROOT, start_new_session=True
+        )
         try:
             memory = _watch(process, time.monotonic() + seconds + _START_S + _END_S)
         finally:
@@ -125,7 +141,10 @@ def run_soak(seconds: float, folder: Path, *, mean_steps: float) -> SoakReport:
     (folder / "memory.json").write_text(json.dumps(memory), encoding="utf-8")
     lines = (run_dir / "result.jsonl").read_text(encoding="utf-8").splitlines()
     results = [json.loads(line) for line in lines]
-    logs = [path.read_text(encoding="utf-8", errors="replace") for path in sorted(run_dir.rglob("*.txt"))]
+    logs = [
+        path.read_text(encoding="utf-8", errors="replace")
+        for path in sorted(run_dir.rglob("*.txt"))
+    ]
     return SoakReport(
         status=status,
         results=len(results),
@@ -177,13 +196,16 @@ def _watch(process: subprocess.Popen[bytes], until: float) -> dict[str, list[tup
 
 
 def repeated_warnings(log: str, period_s: float = 60.0) -> list[str]:
-    """Return the warnings of one process that recur within the period, without their digits, each once.
+    """Return the warnings of one process that recur within the period, without their digits, each
+    once.
 
     Args:
         log: lines that begin with the time of day, then a level or its first letter.
         period_s: shortest time until a warning may recur.
     """
-    pattern = re.compile(r"^(?:\d{4}-\d\d-\d\d )?(\d\d):(\d\d):(\d\d)\S* (?:W|E|WARNING|ERROR) (.*)")
+    pattern = re.compile(
+        r"^(?:\d{4}-\d\d-\d\d )?(\d\d):(\d\d):(\d\d)\S* (?:W|E|WARNING|ERROR) (.*)"
+    )
     seen: dict[str, float] = {}
     repeated: dict[str, None] = {}
     for line in log.splitlines():
@@ -204,23 +226,40 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a soak; the exit status is 1 if anything is wrong."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description=__doc__)
     parser.add_argument("--minutes", type=float, default=30.0, help="duration of training")
-    parser.add_argument("--mean-steps", type=float, default=20_000.0, help="mean env steps between crashes of one copy")
-    parser.add_argument("--folder", type=Path, help="keep the run in this directory; default: delete it")
+    parser.add_argument(
+        "--mean-steps",
+        type=float,
+        default=20_000.0,
+        help="mean env steps between crashes of one copy",
+    )
+    parser.add_argument(
+        "--folder", type=Path, help="keep the run in this directory; default: delete it"
+    )
     args = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:
-        report = run_soak(60.0 * args.minutes, args.folder or Path(folder), mean_steps=args.mean_steps)
+        report = run_soak(
+            60.0 * args.minutes, args.folder or Path(folder), mean_steps=args.mean_steps
+        )
     warm_up_s = 20.0 * args.minutes  # the first third
     slopes = {name: report.slope(name, warm_up_s) for name in report.memory}
     lines = [
-        report.status == 0, f"learner's exit status {report.status}",
-        report.env_steps > 0, f"{report.env_steps:,} env steps in {report.results} results",
-        report.restarts > 0, f"{report.restarts} environments restarted",
-        report.unbalanced == 0, f"{report.unbalanced} results with an unbalanced ledger",
-        not report.repeated, f"warnings that recur within a minute: {report.repeated or 'none'}",
-    ]  # fmt: skip
+        report.status == 0,
+        f"learner's exit status {report.status}",
+        report.env_steps > 0,
+        f"{report.env_steps:,} env steps in {report.results} results",
+        report.restarts > 0,
+        f"{report.restarts} environments restarted",
+        report.unbalanced == 0,
+        f"{report.unbalanced} results with an unbalanced ledger",
+        not report.repeated,
+        f"warnings that recur within a minute: {report.repeated or 'none'}",
+    ]
     for name, slope in slopes.items():
         last = report.memory[name][-1][1] / 1e6
-        lines += [slope < MB_PER_10_MINUTES, f"{name}: {last:.1f} MB, {slope:+.2f} MB per 10 minutes (< 1)"]
+        lines += [
+            slope < MB_PER_10_MINUTES,
+            f"{name}: {last:.1f} MB, {slope:+.2f} MB per 10 minutes (< 1)",
+        ]
     ok = True
     for holds, text in zip(lines[::2], lines[1::2], strict=True):
         print("ok " if holds else "NO ", text)

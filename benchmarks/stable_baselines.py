@@ -1,9 +1,10 @@
 """SAC and TD3 on HalfCheetah-v5, end to end, against Stable-Baselines3 on the same cores.
 
-Networks are 256x256, minibatches have 256 rows, and each env step gets one update; both use their default threads.
-Steps count once training has begun. Stable-Baselines3 has its own virtual environment, which is made at first use (1
-GB, in the user's cache directory). This file is also the program that runs there, so its top imports nothing of aiorl.
-`benchmarks.comparison` trains whole runs with the same program.
+Networks are 256x256, minibatches have 256 rows, and each env step gets one update; both use their
+default threads. Steps count once training has begun. Stable-Baselines3 has its own virtual
+environment, which is made at first use (1 GB, in the user's cache directory). This file is also the
+program that runs there, so its top imports nothing of aiorl. `benchmarks.comparison` trains whole
+runs with the same program.
 """
 
 from __future__ import annotations
@@ -22,9 +23,13 @@ __all__ = ["BREAKOUT", "breakout", "installed", "stable_baselines_sac", "stable_
 
 PACKAGES = ("stable-baselines3==2.9.2", "torch==2.13.0", "gymnasium[mujoco,box2d]")
 GAMES = "MinAtar==1.0.15"
-"""Installed without the requirements of its pictures, in a separate folder that aiorl's Python also finds."""
+"""Installed without the requirements of its pictures, in a separate folder that aiorl's Python also
+finds."""
 BREAKOUT = "benchmarks.stable_baselines:breakout"
-TARGET_RATIOS = {"sac": 2.0, "td3": 1.5}  # a bare XLA loop of TD3's updates is at most twice as fast as theirs
+TARGET_RATIOS = {
+    "sac": 2.0,
+    "td3": 1.5,
+}  # a bare XLA loop of TD3's updates is at most twice as fast as theirs
 ROUNDS = 3
 SECONDS = 15.0
 FIRST_STEPS = 1000  # steps stored before training begins
@@ -46,9 +51,12 @@ def _measured(algo: str) -> list[Figure]:
 
     python, _ = installed()
     options = {
-        "env": "HalfCheetah-v5", "algo": algo, "preset": f"{algo}-halfcheetah", "learning-starts": FIRST_STEPS,
+        "env": "HalfCheetah-v5",
+        "algo": algo,
+        "preset": f"{algo}-halfcheetah",
+        "learning-starts": FIRST_STEPS,
         "random-timesteps": FIRST_STEPS,
-    }  # fmt: skip
+    }
     value, baseline = alternate(
         lambda: learner_rate(options, SECONDS),
         lambda: float(run_command([str(python), str(Path(__file__)), "rate", algo])),
@@ -59,7 +67,8 @@ def _measured(algo: str) -> list[Figure]:
 
 
 def installed() -> tuple[Path, Path]:
-    """Return the virtual environment's Python and MinAtar's folder; install them first if they are missing.
+    """Return the virtual environment's Python and MinAtar's folder; install them first if they are
+    missing.
 
     Packages that both libraries use, such as MuJoCo, have the versions of ``constraints.txt``.
     """
@@ -78,7 +87,8 @@ def installed() -> tuple[Path, Path]:
     return python, games
 
 
-# The rest also runs in the virtual environment of Stable-Baselines3 ---------------------------------------------------
+# The rest also runs in the virtual environment of Stable-Baselines3
+# ---------------------------------------------------
 
 
 def breakout(_: object = None) -> Any:
@@ -94,7 +104,9 @@ def breakout(_: object = None) -> Any:
             self.observation_space = gymnasium.spaces.Box(0.0, 1.0, (size,), np.float32)
             self.action_space = gymnasium.spaces.Discrete(self.game.num_actions())
 
-        def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        def reset(
+            self, *, seed: int | None = None, options: Any = None
+        ) -> tuple[Any, dict[str, Any]]:
             super().reset(seed=seed)
             if seed is not None:
                 self.game.seed(seed)
@@ -117,9 +129,15 @@ def rate(algo: str) -> float:
 
     kind: Any = getattr(stable_baselines3, algo.upper())
     model = kind(
-        "MlpPolicy", "HalfCheetah-v5", learning_starts=FIRST_STEPS, batch_size=256, train_freq=1, gradient_steps=1,
-        policy_kwargs={"net_arch": [256, 256]}, seed=0,
-    )  # fmt: skip
+        "MlpPolicy",
+        "HalfCheetah-v5",
+        learning_starts=FIRST_STEPS,
+        batch_size=256,
+        train_freq=1,
+        gradient_steps=1,
+        policy_kwargs={"net_arch": [256, 256]},
+        seed=0,
+    )
     began: list[tuple[float, int]] = []
 
     def go_on(local: dict[str, Any], _: dict[str, Any]) -> bool:
@@ -134,11 +152,13 @@ def rate(algo: str) -> float:
 
 
 def learned(wanted: dict[str, Any]) -> dict[str, float]:
-    """Train a whole run with the defaults of Stable-Baselines3, and play episodes with the most likely actions.
+    """Train a whole run with the defaults of Stable-Baselines3, and play episodes with the most
+    likely actions.
 
     Args:
         wanted: the task, as sent by `benchmarks.comparison`.
-    Returns: env steps, mean return of the last 100 training episodes and of those played afterwards, and CPU seconds.
+    Returns: env steps, mean return of the last 100 training episodes and of those played
+        afterwards, and CPU seconds.
     """
     import numpy as np
     import stable_baselines3

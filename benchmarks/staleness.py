@@ -1,9 +1,11 @@
-"""`python -m benchmarks.staleness`: measure learning from samples of a fixed age in policy versions.
+"""`python -m benchmarks.staleness`: measure learning from samples of a fixed age in policy
+versions.
 
-In a normal run, the age of samples depends on the speed of learner and workers. Here it is fixed. One process samples a
-train batch, learns from it, and passes the weights to the sampler only after ``lag`` further updates. So each train
-batch comes from a policy exactly ``lag`` versions older than the one that learns. All other settings are the preset's.
-Each row of ``docs/results/staleness.csv`` is one algorithm, lag and seed; existing rows are not measured again.
+In a normal run, the age of samples depends on the speed of learner and workers. Here it is fixed.
+One process samples a train batch, learns from it, and passes the weights to the sampler only after
+``lag`` further updates. So each train batch comes from a policy exactly ``lag`` versions older than
+the one that learns. All other settings are the preset's. Each row of ``docs/results/staleness.csv``
+is one algorithm, lag and seed; existing rows are not measured again.
 """
 
 from __future__ import annotations
@@ -79,7 +81,9 @@ def measured(algo: str, lag: int, seed: int, env_steps: int = ENV_STEPS) -> Stal
     from aiorl.run.worker.sampler_unit import SamplerUnit, UnitPlace
 
     settings = named_preset(PRESETS[algo]).settings
-    config = config_class(algo).from_mapping({**settings, "env": ENV, "seed": seed, "num_workers": 0})
+    config = config_class(algo).from_mapping(
+        {**settings, "env": ENV, "seed": seed, "num_workers": 0}
+    )
     learning = build_learning(config)
     algorithm = learning.group.algorithms[DEFAULT_POLICY_ID]
     algorithm.warm_up()
@@ -101,7 +105,11 @@ def measured(algo: str, lag: int, seed: int, env_steps: int = ENV_STEPS) -> Stal
             fragments = []
             for _ in range(learning.lease_plan.fragments_per_batch):
                 produced = unit.sample()
-                assert produced.first_version == produced.last_version == max(0, publisher.version - lag), "its lag"
+                assert (
+                    produced.first_version
+                    == produced.last_version
+                    == max(0, publisher.version - lag)
+                ), "its lag"
                 number = next(numbers)
                 publisher.merge_deltas(place.incarnation, number, unit.take_deltas(number))
                 fragments.append(produced.batches[DEFAULT_POLICY_ID])
@@ -116,7 +124,9 @@ def measured(algo: str, lag: int, seed: int, env_steps: int = ENV_STEPS) -> Stal
         unit.close()
     last = float(np.mean(returns[-_LAST:]))
     over_all = float(np.average(returns, weights=lengths))
-    return StaleRow(algo, lag, seed, trained, config.train_batch_size, round(last, 2), round(over_all, 2))
+    return StaleRow(
+        algo, lag, seed, trained, config.train_batch_size, round(last, 2), round(over_all, 2)
+    )
 
 
 def read_stale_rows(folder: Path) -> list[StaleRow]:
@@ -135,7 +145,10 @@ def section_of(rows: Iterable[StaleRow]) -> list[str]:
         cells = [str(lag), f"{lag * own[0].train_batch_size:,}"]
         for algo in PRESETS:
             found = [row for row in own if row.algo == algo]
-            for values in ([row.return_last for row in found], [row.return_over_all for row in found]):
+            for values in (
+                [row.return_last for row in found],
+                [row.return_over_all for row in found],
+            ):
                 cells.append(f"{np.mean(values):.1f} ({min(values):.1f})" if values else "")
         lines.append(f"| {' | '.join(cells)} |")
     return lines
@@ -150,7 +163,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if any(_key(row) == (algo, lag, seed) for row in read_stale_rows(folder)):
             continue
         row = measured(algo, lag, seed)
-        print(f"{algo}, lag {lag}, seed {seed}: {row.return_last:.1f}, over all {row.return_over_all:.1f}", flush=True)
+        print(
+            f"{algo}, lag {lag}, seed {seed}: {row.return_last:.1f}, over all"
+            f" {row.return_over_all:.1f}",
+            flush=True,
+        )
         add_row(folder / _FILE, row, _key)
     return 0
 

@@ -1,7 +1,7 @@
 """Time from a process's start to its first work and to a solved CartPole, and a worker's memory.
 
-The baseline of a learner's start is the unavoidable part: Python imports TensorFlow and compiles one function. That of
-a worker's start is a Python that imports the packages a worker needs.
+The baseline of a learner's start is the unavoidable part: Python imports TensorFlow and compiles
+one function. That of a worker's start is a Python that imports the packages a worker needs.
 """
 
 from __future__ import annotations
@@ -29,11 +29,14 @@ __all__ = ["startup_learner", "startup_solve_cartpole", "startup_worker", "start
 
 ROUNDS = 5
 _BARE = (
-    "import tensorflow as tf; tf.function(lambda x: tf.reduce_sum(tf.tanh(x @ x)), jit_compile=True)(tf.ones((64, 64)))"
+    "import tensorflow as tf; tf.function(lambda x: tf.reduce_sum(tf.tanh(x @ x)),"
+    " jit_compile=True)(tf.ones((64, 64)))"
 )
 
 
-_BARE_WORKER = "import gymnasium, numpy, onnxruntime, uvloop, zmq.asyncio; gymnasium.make('CartPole-v1')"
+_BARE_WORKER = (
+    "import gymnasium, numpy, onnxruntime, uvloop, zmq.asyncio; gymnasium.make('CartPole-v1')"
+)
 
 
 def startup_learner() -> list[Figure]:
@@ -43,7 +46,9 @@ def startup_learner() -> list[Figure]:
         _to_first_update(cache, next(seeds))
 
         def figure(name: str, cache: str, ratio: float) -> Figure:
-            value, baseline = alternate(lambda: _to_first_update(cache, next(seeds)), _bare_start, ROUNDS)
+            value, baseline = alternate(
+                lambda: _to_first_update(cache, next(seeds)), _bare_start, ROUNDS
+            )
             name = f"startup/learner to first update{name}"
             return Figure(name, value, "s", baseline, target_ratio=ratio, smaller_is_better=True)
 
@@ -55,7 +60,10 @@ def _bare_start() -> float:
 
 
 def _to_first_update(cache: str, seed: int) -> float:
-    with _learner("--stop-timesteps=1", f"--seed={seed}", f"--compilation-cache={cache}") as (process, run_dir):
+    with _learner("--stop-timesteps=1", f"--seed={seed}", f"--compilation-cache={cache}") as (
+        process,
+        run_dir,
+    ):
         began = time.monotonic()
         results = run_dir / "result.jsonl"
         while not (results.exists() and results.stat().st_size) and process.poll() is None:
@@ -74,8 +82,18 @@ def startup_solve_cartpole() -> list[Figure]:
             seconds.append(time.monotonic() - began if solved else 999.0)
     bare = statistics.median(_bare_start() for _ in range(ROUNDS))
     return [
-        Figure(f"startup/CartPole to 475, {which}", value, "s", bare, target_ratio=ratio, smaller_is_better=True)
-        for which, value, ratio in (("median", statistics.median(seconds), 4.0), ("slowest", max(seconds), 8.0))
+        Figure(
+            f"startup/CartPole to 475, {which}",
+            value,
+            "s",
+            bare,
+            target_ratio=ratio,
+            smaller_is_better=True,
+        )
+        for which, value, ratio in (
+            ("median", statistics.median(seconds), 4.0),
+            ("slowest", max(seconds), 8.0),
+        )
     ]
 
 
@@ -94,27 +112,52 @@ def startup_worker() -> list[Figure]:
                         seconds.append(float(found[1]))
                         break
     median = statistics.median(seconds)
-    bare = statistics.median(command_seconds([sys.executable, "-c", _BARE_WORKER]) for _ in range(ROUNDS))
-    return [Figure("startup/worker to first fragment", median, "s", bare, target_ratio=2.5, smaller_is_better=True)]
+    bare = statistics.median(
+        command_seconds([sys.executable, "-c", _BARE_WORKER]) for _ in range(ROUNDS)
+    )
+    return [
+        Figure(
+            "startup/worker to first fragment",
+            median,
+            "s",
+            bare,
+            target_ratio=2.5,
+            smaller_is_better=True,
+        )
+    ]
 
 
 def startup_worker_memory() -> list[Figure]:
     """Measure the proportional set size of a worker that samples CartPole."""
     with _learner("--num-workers=1", "--stop-time-s=60") as (process, run_dir):
         results = run_dir / "result.jsonl"
-        while not (results.exists() and results.read_text().count("\n") >= 5) and process.poll() is None:
+        while (
+            not (results.exists() and results.read_text().count("\n") >= 5)
+            and process.poll() is None
+        ):
             time.sleep(0.1)
         worker = psutil.Process(process.pid).children()[0]
         megabytes = worker.memory_full_info().pss / 2**20
-    return [Figure("startup/worker memory (PSS)", megabytes, "MiB", target=75.0, smaller_is_better=True)]
+    return [
+        Figure("startup/worker memory (PSS)", megabytes, "MiB", target=75.0, smaller_is_better=True)
+    ]
 
 
 @contextmanager
 def _learner(*options: str) -> Iterator[tuple[subprocess.Popen[str], Path]]:
     with tempfile.TemporaryDirectory() as folder:
         run_dir = Path(folder) / "run"
-        command = [sys.executable, "-m", "aiorl.learner", "--env=CartPole-v1", f"--run-dir={run_dir}", *options]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        command = [
+            sys.executable,
+            "-m",
+            "aiorl.learner",
+            "--env=CartPole-v1",
+            f"--run-dir={run_dir}",
+            *options,
+        ]
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
         try:
             yield process, run_dir
         finally:
@@ -124,7 +167,9 @@ def _learner(*options: str) -> Iterator[tuple[subprocess.Popen[str], Path]]:
 @contextmanager
 def _worker(address: str) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-m", "aiorl.worker", f"--connect={address}"]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
     try:
         yield process
     finally:

@@ -1,7 +1,7 @@
 """End to end on this host: env steps sampled and trained per second, learner and workers together.
 
-Each figure runs `python -m aiorl.learner` as a user would. It alternates with a bare pair of processes that does the
-same work without aiorl (`benchmarks.bare_pair`).
+Each figure runs `python -m aiorl.learner` as a user would. It alternates with a bare pair of
+processes that does the same work without aiorl (`benchmarks.bare_pair`).
 """
 
 from __future__ import annotations
@@ -52,8 +52,14 @@ def train_impala() -> list[Figure]:
 
 def train_impala_encrypted() -> list[Figure]:
     """Measure IMPALA over TCP on loopback, with keys against without."""
-    value, baseline = alternate(_encrypted, lambda: _aiorl(_IMPALA, "impala", insecure=None), ROUNDS)
-    return [Figure("train/impala encrypted", value, "env steps/s", baseline, target_ratio=ENCRYPTED_RATIO)]
+    value, baseline = alternate(
+        _encrypted, lambda: _aiorl(_IMPALA, "impala", insecure=None), ROUNDS
+    )
+    return [
+        Figure(
+            "train/impala encrypted", value, "env steps/s", baseline, target_ratio=ENCRYPTED_RATIO
+        )
+    ]
 
 
 def train_impala_python_envs() -> list[Figure]:
@@ -74,14 +80,18 @@ def _bare(pair: PairSpec) -> float:
 
 
 def _encrypted() -> float:
-    """Return steps per second with a worker that is started by hand, because the learner's own workers need no keys."""
+    """Return steps per second with a worker that is started by hand, because the learner's own
+    workers need no keys.
+    """
     port = int((pair := free_pair())[0].getsockname()[1])
     for each in pair:
         each.close()
     with tempfile.TemporaryDirectory() as keys:
         make_keys(Path(keys))
         address = f"tcp://127.0.0.1:{port}"
-        with subprocess.Popen([sys.executable, "-m", "aiorl.worker", "--connect", address, "--keys", keys]) as worker:
+        with subprocess.Popen(
+            [sys.executable, "-m", "aiorl.worker", "--connect", address, "--keys", keys]
+        ) as worker:
             try:
                 return _aiorl(_IMPALA, "impala", keys=keys, bind=address, num_workers=0)
             finally:

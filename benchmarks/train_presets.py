@@ -1,9 +1,10 @@
 """Whole runs with presets for environments that cost more than the network: MuJoCo and Atari.
 
-The baseline of PPO on HalfCheetah-v5 is one process that runs all parts directly: MuJoCo through Gymnasium, the acting
-graph in ONNX Runtime, advantages in NumPy, and the same compiled update. Unlike the preset, it scales neither
-observations nor rewards. The baseline of PPO on Pong runs its parts one after the other: two processes that play
-without aiorl (`benchmarks.atari`), then the same compiled update on all cores.
+The baseline of PPO on HalfCheetah-v5 is one process that runs all parts directly: MuJoCo through
+Gymnasium, the acting graph in ONNX Runtime, advantages in NumPy, and the same compiled update.
+Unlike the preset, it scales neither observations nor rewards. The baseline of PPO on Pong runs its
+parts one after the other: two processes that play without aiorl (`benchmarks.atari`), then the same
+compiled update on all cores.
 """
 
 from __future__ import annotations
@@ -23,7 +24,15 @@ from aiorl.acting.acting_graph import ActingSpec
 from aiorl.acting.graph_policy import OnnxPolicy
 from aiorl.data import columns as c
 from aiorl.data.columns import DEFAULT_POLICY_ID
-from benchmarks.atari import NUM_ACTIONS, SIDE, STACK, load_policy, make_baseline, rate_of, save_policy
+from benchmarks.atari import (
+    NUM_ACTIONS,
+    SIDE,
+    STACK,
+    load_policy,
+    make_baseline,
+    rate_of,
+    save_policy,
+)
 from benchmarks.measure import alternate, learner_rate, run_command, run_fresh
 from benchmarks.result import Figure
 
@@ -46,13 +55,19 @@ def train_presets_halfcheetah() -> list[Figure]:
         lambda: _measured("cheetah"),
         ROUNDS,
     )
-    return [Figure("train/ppo HalfCheetah-v5", value, "env steps/s", baseline, target_ratio=TARGET_RATIO)]
+    return [
+        Figure(
+            "train/ppo HalfCheetah-v5", value, "env steps/s", baseline, target_ratio=TARGET_RATIO
+        )
+    ]
 
 
 def train_presets_pong() -> list[Figure]:
     """Measure PPO on Pong with its preset: two workers with four games each."""
     preset, env = _PONG
-    value, baseline = alternate(lambda: learner_rate({"preset": preset, "env": env}, SECONDS), _bare_pong, ROUNDS)
+    value, baseline = alternate(
+        lambda: learner_rate({"preset": preset, "env": env}, SECONDS), _bare_pong, ROUNDS
+    )
     return [Figure("train/ppo Pong", value, "agent steps/s", baseline, target_ratio=TARGET_RATIO)]
 
 
@@ -60,19 +75,26 @@ def _bare_pong() -> float:
     players = _config(*_PONG).num_workers
     with TemporaryDirectory() as directory, ThreadPoolExecutor(players) as threads:
         learning = _measured("learn-pong", directory)
-        playing = sum(threads.map(lambda _: float(run_fresh(_SELF, "play-pong", directory)), range(players)))
+        playing = sum(
+            threads.map(lambda _: float(run_fresh(_SELF, "play-pong", directory)), range(players))
+        )
     return 1 / (1 / playing + 1 / learning)
 
 
 def _measured(role: str, *directory: str) -> float:
-    return float(json.loads(run_command([sys.executable, "-m", _SELF, role, *directory], timeout_s=300.0)))
+    return float(
+        json.loads(run_command([sys.executable, "-m", _SELF, role, *directory], timeout_s=300.0))
+    )
 
 
 def _learn_pong(directory: Path) -> float:
     config, learning, graph, spec = _built(*_PONG)
     algorithm = learning.group.algorithms[DEFAULT_POLICY_ID]
     save_policy(directory, graph, spec, learning.group.get_weights()[DEFAULT_POLICY_ID])
-    rng, shape = np.random.default_rng(0), (config.rollout_fragment_length, config.num_envs_per_worker)
+    rng, shape = (
+        np.random.default_rng(0),
+        (config.rollout_fragment_length, config.num_envs_per_worker),
+    )
     fragment: dict[str, Any] = {
         c.OBS: rng.integers(0, 256, (*shape, SIDE, SIDE, STACK), np.uint8),
         c.ACTIONS: rng.integers(0, NUM_ACTIONS, shape),
@@ -94,7 +116,9 @@ def _learn_pong(directory: Path) -> float:
 
 def _play_pong(directory: Path) -> float:
     config = _config(*_PONG)
-    advance = make_baseline(load_policy(directory), config.num_envs_per_worker, config.rollout_fragment_length)
+    advance = make_baseline(
+        load_policy(directory), config.num_envs_per_worker, config.rollout_fragment_length
+    )
     advance()
     return rate_of(advance, time.perf_counter)
 
@@ -103,7 +127,9 @@ def _config(preset: str, env_id: str) -> Any:
     from aiorl.config.layers import named_preset
     from aiorl.learning.algorithms.registry import config_class
 
-    return config_class("ppo").from_mapping({**named_preset(preset).settings, "env": env_id, "seed": 0})
+    return config_class("ppo").from_mapping(
+        {**named_preset(preset).settings, "env": env_id, "seed": 0}
+    )
 
 
 def _built(preset: str, env_id: str) -> tuple[Any, Any, bytes, ActingSpec]:
@@ -124,9 +150,14 @@ def _bare_cheetah() -> float:
     algorithm = learning.group.algorithms[DEFAULT_POLICY_ID]
     policy = OnnxPolicy(acting, spec)
     graph: Any = policy.graph
-    num_envs, length = config.num_workers * config.num_envs_per_worker, config.rollout_fragment_length
+    num_envs, length = (
+        config.num_workers * config.num_envs_per_worker,
+        config.rollout_fragment_length,
+    )
     envs = [gymnasium.make(_CHEETAH[1]) for _ in range(num_envs)]
-    current = np.stack([env.reset(seed=index)[0] for index, env in enumerate(envs)]).astype(np.float32)
+    current = np.stack([env.reset(seed=index)[0] for index, env in enumerate(envs)]).astype(
+        np.float32
+    )
     size = envs[0].action_space.shape[0]  # type: ignore[index]
     rng = np.random.default_rng(0)
 
@@ -136,7 +167,10 @@ def _bare_cheetah() -> float:
         run, given = session._session.run, session._given
         shape = (length, num_envs)
         obs = np.empty((length + 1, *current.shape), np.float32)
-        actions, inputs = np.empty((*shape, size), np.float32), np.empty((*shape, 2 * size), np.float32)
+        actions, inputs = (
+            np.empty((*shape, size), np.float32),
+            np.empty((*shape, 2 * size), np.float32),
+        )
         logp, values = np.empty(shape, np.float32), np.empty((length + 1, num_envs), np.float32)
         rewards, dones = np.empty(shape, np.float32), np.zeros(shape, np.bool_)
         noise: Any = rng.standard_normal(actions.shape, np.float32)
@@ -157,12 +191,21 @@ def _bare_cheetah() -> float:
         advantages, last = np.empty(shape, np.float32), np.zeros(num_envs, np.float32)
         for t in range(length - 1, -1, -1):
             live = 1.0 - dones[t]
-            last = rewards[t] + config.gamma * live * (values[t + 1] + config.lambda_ * last) - values[t]
+            last = (
+                rewards[t]
+                + config.gamma * live * (values[t + 1] + config.lambda_ * last)
+                - values[t]
+            )
             advantages[t] = last
         return {
-            c.OBS: obs[:-1], c.ACTIONS: actions, c.ACTION_LOGP: logp, c.ACTION_DIST_INPUTS: inputs,
-            c.VF_PREDS: values[:-1], c.ADVANTAGES: advantages, c.VALUE_TARGETS: advantages + values[:-1],
-        }  # fmt: skip
+            c.OBS: obs[:-1],
+            c.ACTIONS: actions,
+            c.ACTION_LOGP: logp,
+            c.ACTION_DIST_INPUTS: inputs,
+            c.VF_PREDS: values[:-1],
+            c.ADVANTAGES: advantages,
+            c.VALUE_TARGETS: advantages + values[:-1],
+        }
 
     updates, began = 0, 0.0
     while True:

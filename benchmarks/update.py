@@ -1,4 +1,5 @@
-"""Compiled update alone: train batch in, new weights out, with 64x64 tanh networks and CartPole's shapes.
+"""Compiled update alone: train batch in, new weights out, with 64x64 tanh networks and CartPole's
+shapes.
 
 The baseline of PPO is the usual way: one compiled call per minibatch, with rows picked by NumPy.
 """
@@ -24,13 +25,21 @@ __all__ = ["update_impala", "update_ppo", "update_ppo_large"]
 def update_ppo() -> list[Figure]:
     """Measure PPO: 4,096 steps, 10 epochs, minibatches of 256, one core."""
     value, baseline = run_fresh("benchmarks.update", "ppo", "1", "4096", "10", "256")
-    return [Figure("update/ppo 4096 x 10 epochs, 1 core", value, "env steps/s", baseline, target_ratio=1.5)]
+    return [
+        Figure(
+            "update/ppo 4096 x 10 epochs, 1 core", value, "env steps/s", baseline, target_ratio=1.5
+        )
+    ]
 
 
 def update_ppo_large() -> list[Figure]:
     """Measure PPO: 65,536 steps, one epoch, the config's minibatches, two cores."""
     value, baseline = run_fresh("benchmarks.update", "ppo", "2", "65536", "1", "4096")
-    return [Figure("update/ppo 65536 x 1 epoch, 2 cores", value, "env steps/s", baseline, target_ratio=1.2)]
+    return [
+        Figure(
+            "update/ppo 65536 x 1 epoch, 2 cores", value, "env steps/s", baseline, target_ratio=1.2
+        )
+    ]
 
 
 def update_impala() -> list[Figure]:
@@ -49,7 +58,9 @@ def main(algo: str, cores: str, batch: str, epochs: str, minibatch: str) -> None
     baseline = _per_minibatch(int(batch), int(epochs), int(minibatch)) if algo == "ppo" else subject
     for run in (subject, baseline):
         run()  # compiles
-    value, beside = alternate(lambda: _rate(subject, int(batch)), lambda: _rate(baseline, int(batch)), rounds=7)
+    value, beside = alternate(
+        lambda: _rate(subject, int(batch)), lambda: _rate(baseline, int(batch)), rounds=7
+    )
     sys.stdout.write(json.dumps([value, beside if algo == "ppo" else None]))
 
 
@@ -65,10 +76,15 @@ def _subject(algo: str, batch: int, epochs: int, minibatch: int) -> Callable[[],
 
     config = config_class(algo).from_mapping(
         {
-            "env": "CartPole-v1", "seed": 0, "train_batch_size": batch, "num_sgd_iter": epochs,
-            "sgd_minibatch_size": minibatch, "rollout_fragment_length": 64, "num_envs_per_worker": batch // 256,
+            "env": "CartPole-v1",
+            "seed": 0,
+            "train_batch_size": batch,
+            "num_sgd_iter": epochs,
+            "sgd_minibatch_size": minibatch,
+            "rollout_fragment_length": 64,
+            "num_envs_per_worker": batch // 256,
         }
-    )  # fmt: skip
+    )
     cls = algorithm_class(algo)
     algorithm = cls(config, _model())
     count = cls.lease_plan(config).fragments_per_batch
@@ -105,7 +121,9 @@ def _per_minibatch(batch: int, epochs: int, minibatch: int) -> Callable[[], None
             log_probabilities = tf.nn.log_softmax(logits)
             chosen = tf.reduce_sum(log_probabilities * tf.one_hot(actions, 2), axis=-1)
             ratio = tf.exp(chosen - old_logp)
-            scaled = (advantages - tf.reduce_mean(advantages)) / (tf.math.reduce_std(advantages) + 1e-8)
+            scaled = (advantages - tf.reduce_mean(advantages)) / (
+                tf.math.reduce_std(advantages) + 1e-8
+            )
             gain = tf.minimum(ratio * scaled, tf.clip_by_value(ratio, 0.8, 1.2) * scaled)
             loss = 0.5 * tf.reduce_mean(tf.square(values - targets)) - tf.reduce_mean(gain)
         gradients = tape.gradient(loss, model.trainable_variables)

@@ -1,9 +1,11 @@
-"""`python -m benchmarks.variants FILE --task ALGO:ENV:STEPS --set KEY=A/B`: compare settings over several seeds.
+"""`python -m benchmarks.variants FILE --task ALGO:ENV:STEPS --set KEY=A/B`: compare settings over
+several seeds.
 
-Each run is one process with one thread, and gets one row of FILE. Runs with a row are not repeated, so the command can
-be stopped at any time and continued later. A variant takes one value of each --set, so that several of them make all
-combinations; values are YAML. Afterwards the most likely actions and sampled ones are played. At the end, a table has
-the mean over seeds of each task and variant, with the lowest and the highest seed::
+Each run is one process with one thread, and gets one row of FILE. Runs with a row are not repeated,
+so the command can be stopped at any time and continued later. A variant takes one value of each
+--set, so that several of them make all combinations; values are YAML. Afterwards the most likely
+actions and sampled ones are played. At the end, a table has the mean over seeds of each task and
+variant, with the lowest and the highest seed::
 
     python -m benchmarks.variants units.csv --task ppo:Pendulum-v1:200000 --set normalize_actions=false/true
 """
@@ -66,7 +68,9 @@ def _measured(task: str, variant: str, seed: int, episodes: int) -> VariantRow:
     """Train and play one run in a process of its own."""
     command = [sys.executable, "-W", "ignore", "-m", "benchmarks.variants", "-"]
     wanted = {"task": task, "variant": variant, "seed": seed, "episodes": episodes}
-    printed = run_command([*command, "--run", json.dumps(wanted)], _TIMEOUT_S, {**os.environ, **SINGLE_THREADED})
+    printed = run_command(
+        [*command, "--run", json.dumps(wanted)], _TIMEOUT_S, {**os.environ, **SINGLE_THREADED}
+    )
     return VariantRow(**json.loads(printed.splitlines()[-1]))
 
 
@@ -77,9 +81,14 @@ def _trained(task: str, variant: str, seed: int, episodes: int) -> VariantRow:
     algo, env, env_steps = task.split(":")
     with tempfile.TemporaryDirectory() as folder:
         settings = {
-            "num_workers": 0, "threads": 1, "seed": seed, "log_level": "ERROR", "run_dir": f"{folder}/run",
-            "stop_timesteps": int(env_steps), **json.loads(variant),
-        }  # fmt: skip
+            "num_workers": 0,
+            "threads": 1,
+            "seed": seed,
+            "log_level": "ERROR",
+            "run_dir": f"{folder}/run",
+            "stop_timesteps": int(env_steps),
+            **json.loads(variant),
+        }
         result = aiorl.train(env, algo=algo, config=settings)
         greedy, exploring = (
             aiorl.evaluate(f"{folder}/run", episodes=episodes, seed=10_000 + seed, explore=explore)
@@ -146,7 +155,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=A/B", dest="settings")
     parser.add_argument("--seeds", type=int, default=5, metavar="N")
     parser.add_argument("--episodes", type=int, default=20, metavar="N")
-    parser.add_argument("--jobs", type=int, default=2, metavar="N", help="runs at a time; default: 2")
+    parser.add_argument(
+        "--jobs", type=int, default=2, metavar="N", help="runs at a time; default: 2"
+    )
     parser.add_argument("--run", metavar="JSON", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.run:

@@ -1,7 +1,9 @@
-"""Wire alone, over TCP on loopback: fragments from a worker process to decoded columns in the learner process.
+"""Wire alone, over TCP on loopback: fragments from a worker process to decoded columns in the
+learner process.
 
-The baseline is a bare pyzmq PUSH/PULL pair between two processes: zmq.asyncio on uvloop, ``copy=False``, one frame of
-the same size. Each sender is a process that sends one burst for each line on its standard input.
+The baseline is a bare pyzmq PUSH/PULL pair between two processes: zmq.asyncio on uvloop,
+``copy=False``, one frame of the same size. Each sender is a process that sends one burst for each
+line on its standard input.
 """
 
 from __future__ import annotations
@@ -45,7 +47,8 @@ LARGE_BURST = 500
 SMALL_BYTES = 4 << 10
 SMALL_BURST = 10_000
 SMALL_RATIO = 0.28
-"""Bound; the codec, two sessions and leases cost about 35 us for a fragment, the bare pair about 15."""
+"""Bound; the codec, two sessions and leases cost about 35 us for a fragment, the bare pair about
+15."""
 NUM_COLUMNS = 8
 OUTSTANDING = 1024
 TIMEOUT_S = 60.0
@@ -53,13 +56,17 @@ TIMEOUT_S = 60.0
 
 def wire_large_fragments() -> list[Figure]:
     """Measure fragments with 1 MiB of float32 columns: codec and endpoint."""
-    value, bare = alternate(lambda: _rate("columns", LARGE_BURST), lambda: _rate("push", LARGE_BURST), ROUNDS)
+    value, bare = alternate(
+        lambda: _rate("columns", LARGE_BURST), lambda: _rate("push", LARGE_BURST), ROUNDS
+    )
     to_mb = LARGE_BYTES / 1e6
     return [Figure("wire, 1 MiB fragments", value * to_mb, "MB/s", bare * to_mb, target_ratio=0.6)]
 
 
 def _rate(role: str, burst_size: int) -> float:
-    """Return messages per second between two fresh processes, so that settings of one side don't help the other."""
+    """Return messages per second between two fresh processes, so that settings of one side don't
+    help the other.
+    """
     return float(run_fresh("benchmarks.wire", "measure", role, str(burst_size)))
 
 
@@ -76,12 +83,16 @@ def _measure(role: str, burst_size: int) -> float:
 
 def wire_small_fragments() -> list[Figure]:
     """Measure fragments with 4 KiB of columns: codec, endpoint and both sessions, under leases."""
-    value, bare = alternate(lambda: _rate("session", SMALL_BURST), lambda: _rate("push_small", SMALL_BURST), ROUNDS)
+    value, bare = alternate(
+        lambda: _rate("session", SMALL_BURST), lambda: _rate("push_small", SMALL_BURST), ROUNDS
+    )
     return [Figure("wire, 4 KiB fragments", value, "fragments/s", bare, target_ratio=SMALL_RATIO)]
 
 
 def make_samples(num_bytes: int) -> m.Samples:
-    """Return a fragment of float32 columns [T, N] with ``num_bytes`` in total; random, so that nothing compresses."""
+    """Return a fragment of float32 columns [T, N] with ``num_bytes`` in total; random, so that
+    nothing compresses.
+    """
     rows = num_bytes // 4 // NUM_COLUMNS
     rng = np.random.default_rng(0)
     arrays = allocate_together([((rows // 8, 8), np.float32)] * NUM_COLUMNS)  # as the sampler does
@@ -105,11 +116,14 @@ def make_samples(num_bytes: int) -> m.Samples:
     )
 
 
-# Receivers ------------------------------------------------------------------------------------------------
+# Receivers
+# --------------------------------------------------------------------------------------------------
 
 
 class _Receiver:
-    """Receiver that counts its sender's messages, and times a burst from its first message to its last."""
+    """Receiver that counts its sender's messages, and times a burst from its first message to its
+    last.
+    """
 
     role = ""
 
@@ -189,7 +203,9 @@ class _ColumnReceiver(_Receiver):
     role = "columns"
 
     async def open(self) -> str:
-        self._endpoint = ZmqLearnerEndpoint("tcp://127.0.0.1:0", insecure=True)  # no keys, like the bare pair
+        self._endpoint = ZmqLearnerEndpoint(
+            "tcp://127.0.0.1:0", insecure=True
+        )  # no keys, like the bare pair
         self._endpoint.on_message = self._on_message
         self._endpoint.start()
         return self._endpoint.address
@@ -200,7 +216,9 @@ class _ColumnReceiver(_Receiver):
 
     def _on_message(self, peer: bytes, frames: list[memoryview], user_id: str) -> None:
         if isinstance(decode(frames), m.Hello):
-            self._endpoint.send(peer, encode(m.Ack(0)))  # a connection without replies may leave little unread
+            self._endpoint.send(
+                peer, encode(m.Ack(0))
+            )  # a connection without replies may leave little unread
         else:
             self.note()
 
@@ -210,7 +228,8 @@ class _SessionReceiver(_ColumnReceiver):
 
     async def open(self) -> str:
         self._session = LearnerSession("benchmark", "learner")
-        # The budget begins at several batches: only the per-worker limit bounds a worker, because no update raises it.
+        # The budget begins at several batches: only the per-worker limit bounds a worker, because
+        # no update raises it.
         self._session.leases.begin_streaming(Pacing(OUTSTANDING, None, per_worker=OUTSTANDING))
         now = time.monotonic()
         self._session.begin({}, {}, now)
@@ -226,7 +245,9 @@ class _SessionReceiver(_ColumnReceiver):
             asyncio.get_running_loop().call_soon(self._settle)
 
     def _settle(self) -> None:
-        """Do a service's work after each batch of messages: take the fragments, lease new ones, acknowledge."""
+        """Do a service's work after each batch of messages: take the fragments, lease new ones,
+        acknowledge.
+        """
         self._pending = False
         for event in self._session.events():
             if isinstance(event, ev.SamplesAccepted):
@@ -249,11 +270,14 @@ def _environment() -> dict[str, str]:
     return {**os.environ, **SINGLE_THREADED}
 
 
-# Senders --------------------------------------------------------------------------------------------------
+# Senders
+# --------------------------------------------------------------------------------------------------
 
 
 async def _on_each_line(burst: Callable[[], Coroutine[None, None, None]]) -> None:
-    """Run a burst for each line on standard input; end the process when it closes, even in the middle of a burst."""
+    """Run a burst for each line on standard input; end the process when it closes, even in the
+    middle of a burst.
+    """
     loop = asyncio.get_running_loop()
     orders: asyncio.Queue[None] = asyncio.Queue()
 

@@ -1,10 +1,11 @@
 """`python -m benchmarks.worker_counts`: check that one worker and four workers learn equally well.
 
-The command line trains each algorithm with its preset (IQL has none here), with all environments in one worker or a
-quarter of them in each of four. With stored experience, each worker reads its share. The seeds are the same, but the
-workers' samples differ, so single runs differ, too; only the distribution of runs must not. Ape-X's workers have one
-share of random actions here, because shares of their own would depend on the number of workers. Each row of
-``docs/results/workers.csv`` is one algorithm, number of workers and seed; existing rows are not measured again.
+The command line trains each algorithm with its preset (IQL has none here), with all environments in
+one worker or a quarter of them in each of four. With stored experience, each worker reads its
+share. The seeds are the same, but the workers' samples differ, so single runs differ, too; only the
+distribution of runs must not. Ape-X's workers have one share of random actions here, because shares
+of their own would depend on the number of workers. Each row of ``docs/results/workers.csv`` is one
+algorithm, number of workers and seed; existing rows are not measured again.
 """
 
 from __future__ import annotations
@@ -73,7 +74,8 @@ class Case:
         num_envs: number of environments in all workers together; 0 with stored experience.
         env_steps: env steps to train on.
         options: further options of the command line.
-        data: names of recordings to learn from, see `files_of`; if empty, the environments are sampled.
+        data: names of recordings to learn from, see `files_of`; if empty, the environments are
+            sampled.
         evaluated_every: env steps between evaluations, with data.
         seeds: seeds to run.
     """
@@ -90,7 +92,12 @@ class Case:
 
 
 _ONE_EPSILON = {"per-worker-epsilon": "off", "epsilon-schedule": "[[0, 1.0], [8000, 0.04]]"}
-_SMALL_IQL = {"train-batch-size": 256, "training-intensity": 32, "lr": 1e-3, "model.fcnet-hiddens": "[128, 128]"}
+_SMALL_IQL = {
+    "train-batch-size": 256,
+    "training-intensity": 32,
+    "lr": 1e-3,
+    "model.fcnet-hiddens": "[128, 128]",
+}
 CASES = (
     Case("ppo", "ppo-cartpole", "CartPole-v1", 8, 100_000),
     Case("pg", "pg-cartpole", "CartPole-v1", 16, 300_000),
@@ -104,7 +111,9 @@ CASES = (
     Case("td3", "td3-pendulum", "Pendulum-v1", 4, 6_000),
     Case("bc", "bc-cartpole", "CartPole-v1", 0, 500_000, data=MIXED_CARTPOLE),
     Case("marwil", "marwil-cartpole", "CartPole-v1", 0, 500_000, data=MIXED_CARTPOLE),
-    Case("cql", "cql-cartpole", "CartPole-v1", 0, 150_000, data=MIXED_CARTPOLE, evaluated_every=2500),
+    Case(
+        "cql", "cql-cartpole", "CartPole-v1", 0, 150_000, data=MIXED_CARTPOLE, evaluated_every=2500
+    ),
     Case("iql", "", "CartPole-v1", 0, 130_000, _SMALL_IQL, MIXED_CARTPOLE, evaluated_every=2500),
 )
 
@@ -118,7 +127,8 @@ class WorkersRow:
         workers: number of workers.
         seed: seed of the run.
         env_steps: env steps trained on.
-        return_last: mean return of the last 100 episodes; with stored experience, of the last evaluation.
+        return_last: mean return of the last 100 episodes; with stored experience, of the last
+            evaluation.
         return_over_all: mean of the learning curve.
     """
 
@@ -132,20 +142,30 @@ class WorkersRow:
 
 def words_of(case: Case, workers: int, files: Sequence[str] = ()) -> list[str]:
     """Return the options of the command line, including the files of stored experience."""
-    own = {"algo": case.algo, "env": case.env, "stop-timesteps": case.env_steps, "num-workers": workers}
+    own = {
+        "algo": case.algo,
+        "env": case.env,
+        "stop-timesteps": case.env_steps,
+        "num-workers": workers,
+    }
     if case.preset:
         own["preset"] = case.preset
     if case.data:
         own |= {
-            "input": json.dumps(files), "timesteps-per-iteration": case.evaluated_every, "evaluation-interval": 1,
-            "evaluation-num-workers": 0, "evaluation-num-episodes": _EVALUATED,
-        }  # fmt: skip
+            "input": json.dumps(files),
+            "timesteps-per-iteration": case.evaluated_every,
+            "evaluation-interval": 1,
+            "evaluation-num-workers": 0,
+            "evaluation-num-episodes": _EVALUATED,
+        }
     else:
         own["num-envs-per-worker"] = case.num_envs // workers
     return [f"--{name}={value}" for name, value in {**own, **case.options}.items()]
 
 
-def measured(case: Case, workers: int, seed: int, folder: Path = _FOLDER, cache: Path | None = None) -> WorkersRow:
+def measured(
+    case: Case, workers: int, seed: int, folder: Path = _FOLDER, cache: Path | None = None
+) -> WorkersRow:
     """Train one run.
 
     Args:
@@ -173,14 +193,16 @@ def measured(case: Case, workers: int, seed: int, folder: Path = _FOLDER, cache:
 def _curve(case: Case, results: Sequence[Mapping[str, Any]]) -> tuple[Array, Array, float]:
     """Return the steps at which returns are known, these returns, and the last step of the curve.
 
-    With stored experience, steps are rows trained on. A replay fills first, for a time that depends on the worker that
-    reads its share first.
+    With stored experience, steps are rows trained on. A replay fills first, for a time that depends
+    on the worker that reads its share first.
     """
     if case.data:
         evaluations = [row["evaluation"] for row in results if "evaluation" in row]
         found = [(row["env_steps_trained"], row["episode_reward_mean"]) for row in evaluations]
     else:
-        found = [(row["env_steps_trained_total"], row["episode_reward_mean_last_100"]) for row in results]
+        found = [
+            (row["env_steps_trained_total"], row["episode_reward_mean_last_100"]) for row in results
+        ]
     steps, returns = np.array([pair for pair in found if np.isfinite(pair[1] or np.nan)]).T
     if not case.data:
         return steps, returns, case.env_steps
@@ -190,7 +212,9 @@ def _curve(case: Case, results: Sequence[Mapping[str, Any]]) -> tuple[Array, Arr
 
 
 def chance_of(first: Sequence[float], second: Sequence[float]) -> float:
-    """Return the share of splits of the values whose means differ at least as much (exact permutation test)."""
+    """Return the share of splits of the values whose means differ at least as much (exact
+    permutation test).
+    """
     values = np.array([*first, *second], float)
     parted = np.array(
         [
@@ -212,16 +236,21 @@ def workers_section(rows: Iterable[WorkersRow]) -> list[str]:
     rows = list(rows)
     lines = []
     for case in CASES:
-        own = [[row for row in rows if (row.algo, row.workers) == (case.algo, count)] for count in COUNTS]
+        own = [
+            [row for row in rows if (row.algo, row.workers) == (case.algo, count)]
+            for count in COUNTS
+        ]
         if not all(own):
             continue
         last = [[row.return_last for row in group] for group in own]
         over_all = [[row.return_over_all for row in group] for group in own]
         cells = [
-            case.algo, f"{case.num_envs} envs" if case.num_envs else "data", f"{case.env_steps:,}",
+            case.algo,
+            f"{case.num_envs} envs" if case.num_envs else "data",
+            f"{case.env_steps:,}",
             *(f"{np.mean(values):.1f} ({np.std(values):.1f})" for values in (*last, *over_all)),
             f"{chance_of(*over_all):.2f}",
-        ]  # fmt: skip
+        ]
         lines.append(f"| {' | '.join(cells)} |")
     return [_HEAD, *lines] if lines else []
 
@@ -230,7 +259,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure the missing rows; `python -m benchmarks.results --page` then writes the page."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.worker_counts", description=__doc__)
     known = [case.algo for case in CASES]
-    parser.add_argument("algos", nargs="*", metavar="ALGO", help=f"default: all; known: {', '.join(known)}")
+    parser.add_argument(
+        "algos", nargs="*", metavar="ALGO", help=f"default: all; known: {', '.join(known)}"
+    )
     args = parser.parse_args(argv)
     if unknown := sorted(set(args.algos) - set(known)):
         parser.error(f"there is no case {unknown[0]!r}; known: {', '.join(known)}")
@@ -241,7 +272,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if any(_key(row) == (case.algo, workers, seed) for row in read_workers_rows(_FOLDER)):
             continue
         row = measured(case, workers, seed)
-        print(f"{case.algo}, {workers} workers, seed {seed}: {row.return_over_all:.1f} over all", flush=True)
+        print(
+            f"{case.algo}, {workers} workers, seed {seed}: {row.return_over_all:.1f} over all",
+            flush=True,
+        )
         add_row(_FOLDER / _FILE, row, _key)
     return 0
 

@@ -1,4 +1,5 @@
-"""Parts of the site that are made from the code: keys, presets and results of algorithms, the API reference, examples.
+"""Parts of the site that are made from the code: keys, presets and results of algorithms, the API
+reference, examples.
 
 MkDocs calls `on_config`, `on_files` and `on_page_markdown` while it builds the site (`make docs`).
 """
@@ -27,7 +28,10 @@ _LEFT_OUT = {"Deviation", "IQM", "Bar", "Holds", "Wall time"}
 """Columns of results that an algorithm's page leaves out."""
 _LAST = "---\nsearch:\n  boost: 0.3\n---\n"
 """Head of a page that search lists after others."""
-_COPIED = {ROOT / "CONTRIBUTING.md": "maintainers/contributing.md", ROOT / "CHANGELOG.md": "changelog.md"}
+_COPIED = {
+    ROOT / "CONTRIBUTING.md": "maintainers/contributing.md",
+    ROOT / "CHANGELOG.md": "changelog.md",
+}
 """Pages of the repository's root that are pages of the site too, and where."""
 
 
@@ -51,18 +55,26 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Fill in what is made from the code, and point links to files outside of docs/ to their pages."""
+    """Fill in what is made from the code, and point links to files outside of docs/ to their
+    pages.
+    """
     path = Path(page.file.src_uri)
     if path.parent.name == "algorithms" and path.stem != "index":
-        markdown = markdown.rstrip() + "\n" + _presets(path.stem) + _results(path.stem) + _keys(path.stem)
-    markdown = _API.sub(lambda found: "\n\n".join(_directives(found[1], found[2].split())), markdown)
+        markdown = (
+            markdown.rstrip() + "\n" + _presets(path.stem) + _results(path.stem) + _keys(path.stem)
+        )
+    markdown = _API.sub(
+        lambda found: "\n\n".join(_directives(found[1], found[2].split())), markdown
+    )
     return _linked(markdown, path)
 
 
 def _site_paths() -> dict[Path, str]:
     """Files outside of docs/ that are shown on the site -> their path there."""
     shown = EXAMPLES.glob("*.*")
-    paths = {EXAMPLES / "README.md": "examples.md"}  # an index.md would be the page of its section in the navigation
+    paths = {
+        EXAMPLES / "README.md": "examples.md"
+    }  # an index.md would be the page of its section in the navigation
     for source in sorted(shown):
         name = source.relative_to(EXAMPLES).as_posix()
         if source.suffix == ".ipynb":
@@ -76,7 +88,10 @@ def _copied(source: Path) -> str:
     text = source.read_text("utf-8")
     if source.suffix == ".md":
         return text if source.parent == EXAMPLES else _LAST + text
-    return f"{_LAST}# {source.name}\n\n`{source.relative_to(ROOT)}`\n\n```{_LANGUAGES[source.suffix]}\n{text}```\n"
+    return (
+        f"{_LAST}#"
+        f" {source.name}\n\n`{source.relative_to(ROOT)}`\n\n```{_LANGUAGES[source.suffix]}\n{text}```\n"
+    )
 
 
 def _linked(markdown: str, path: Path) -> str:
@@ -116,7 +131,9 @@ def _expanded(items: Any, pages: dict[str, list[Any]]) -> Any:
 
 
 def _keys(algo: str) -> str:
-    """Return the table of an algorithm's keys with its own defaults: first those that not all algorithms have."""
+    """Return the table of an algorithm's keys with its own defaults: first those that not all
+    algorithms have.
+    """
     from aiorl.config.key import all_keys, default_text, fact_of, meanings
     from aiorl.config.schema import CommonConfig
     from aiorl.learning.algorithms.registry import config_class
@@ -130,8 +147,21 @@ def _keys(algo: str) -> str:
         row = f"| `{name}` | {default} | {meaning[name]} |".replace("\n", " ")
         (other if common.get(name) == default_text(field) else own).append(row)
     head = ["| Key | Default | Meaning |", "|---|---|---|"]
-    lines = ["", "## Keys", "", "Its own keys, and common keys with another default here:", "", *head, *own, ""]
-    lines += [f'??? note "The {len(other)} other keys"', "", *(f"    {line}" for line in [*head, *other])]
+    lines = [
+        "",
+        "## Keys",
+        "",
+        "Its own keys, and common keys with another default here:",
+        "",
+        *head,
+        *own,
+        "",
+    ]
+    lines += [
+        f'??? note "The {len(other)} other keys"',
+        "",
+        *(f"    {line}" for line in [*head, *other]),
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -139,26 +169,36 @@ def _presets(algo: str) -> str:
     """Return the list of an algorithm's presets."""
     from aiorl.config.layers import named_preset, preset_names
 
-    presets = [preset for preset in map(named_preset, preset_names()) if preset.settings["algo"] == algo]
+    presets = [
+        preset for preset in map(named_preset, preset_names()) if preset.settings["algo"] == algo
+    ]
     if not presets:
         return ""
     lines = ["", "## Presets", "", "| Preset | Environments | Settings from |", "|---|---|---|"]
     for preset in presets:
         envs = ", ".join(f"`{env}`" for env in preset.envs)
-        lines.append(f"| [`{preset.name}`](../presets.md#{preset.name}) | {envs} | {preset.source} |")
+        lines.append(
+            f"| [`{preset.name}`](../presets.md#{preset.name}) | {envs} | {preset.source} |"
+        )
     return "\n".join(lines) + "\n"
 
 
 def _results(algo: str) -> str:
     """Return the rows of docs/results.md that are about an algorithm, each table with its head."""
-    tables = re.findall(r"^(\| (?:Task) .*\n\|[-|]+\n)((?:\|.*\n)+)", _read(DOCS / "results.md"), re.MULTILINE)
+    tables = re.findall(
+        r"^(\| (?:Task) .*\n\|[-|]+\n)((?:\|.*\n)+)", _read(DOCS / "results.md"), re.MULTILINE
+    )
     found = []
     for head, rows in tables:
         own = [row for row in rows.splitlines() if _algorithm_of(row) == algo]
         if own:
-            kept = [n for n, title in enumerate(_cells(head.splitlines()[0])) if title not in _LEFT_OUT]
+            kept = [
+                n for n, title in enumerate(_cells(head.splitlines()[0])) if title not in _LEFT_OUT
+            ]
             lines = [*head.splitlines(), *own]
-            found.append("".join("| " + " | ".join(_cells(line)[n] for n in kept) + " |\n" for line in lines))
+            found.append(
+                "".join("| " + " | ".join(_cells(line)[n] for n in kept) + " |\n" for line in lines)
+            )
     if not found:
         return ""
     text = "\n".join(found).replace("](results/", "](../results/")
@@ -196,12 +236,19 @@ def _directives(module: str, names: list[str]) -> list[str]:
 
 
 def _inherited(item: type) -> list[str]:
-    """Return the public methods that a class inherits from classes of aiorl that no page of docs/api/ shows."""
+    """Return the public methods that a class inherits from classes of aiorl that no page of
+    docs/api/ shows.
+    """
     shown = {
-        name for page in (DOCS / "api").glob("*.md") for found in _API.findall(_read(page)) for name in found[1].split()
+        name
+        for page in (DOCS / "api").glob("*.md")
+        for found in _API.findall(_read(page))
+        for name in found[1].split()
     }
     bases = [base for base in item.__mro__[1:] if base.__module__.startswith("aiorl.")]
     hidden = [base for base in bases if base.__name__ not in shown]
     kinds = (types.FunctionType, classmethod, staticmethod, property)
-    found = {name for base in hidden for name, value in vars(base).items() if isinstance(value, kinds)}
+    found = {
+        name for base in hidden for name, value in vars(base).items() if isinstance(value, kinds)
+    }
     return sorted(name for name in found - vars(item).keys() if not name.startswith("_"))

@@ -2,9 +2,10 @@
 
     aiorl train --env examples.custom_env:Corridor --env-config "{length: 8}" --stop-return 0.25
 
-The best return is 1 - 0.1 * (length - 1). For 8 fields that is 0.3, so the run ends once every walk is straight.
-Learner and workers import `examples.custom_env` from the working directory. Your own module can also be installed, or
-its folder can be on PYTHONPATH. To check an environment step by step before training:
+The best return is 1 - 0.1 * (length - 1). For 8 fields that is 0.3, so the run ends once every walk
+is straight. Learner and workers import `examples.custom_env` from the working directory. Your own
+module can also be installed, or its folder can be on PYTHONPATH. To check an environment step by
+step before training:
 
     python -m examples.custom_env
 """
@@ -29,7 +30,9 @@ class Corridor(gymnasium.Env):
         self.length = length
         self.longest_walk = longest_walk
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict]:
         """Return to the left end."""
         super().reset(seed=seed)
         self.position = 0
@@ -42,7 +45,13 @@ class Corridor(gymnasium.Env):
         self.steps += 1
         at_end = self.position == self.length
         # terminated: the goal is reached. truncated: time is up, but the walk could have continued.
-        return self._observation(), 1.0 if at_end else -0.1, at_end, self.steps >= self.longest_walk, {}
+        return (
+            self._observation(),
+            1.0 if at_end else -0.1,
+            at_end,
+            self.steps >= self.longest_walk,
+            {},
+        )
 
     def _observation(self) -> np.ndarray:
         return np.array([self.position / self.length], np.float32)
@@ -58,7 +67,10 @@ def main() -> None:
         _, reward, terminated, truncated, _ = corridor.step(1)
         rewards.append(reward)
         over = terminated or truncated
-    print(f"The interface is valid. Always moving right takes {len(rewards)} steps and returns {sum(rewards):.1f}.")
+    print(
+        f"The interface is valid. Always moving right takes {len(rewards)} steps and returns"
+        f" {sum(rewards):.1f}."
+    )
 
 
 if __name__ == "__main__":

@@ -1,15 +1,17 @@
-r"""Callbacks that report custom metrics: how far CartPole's pole leans, and how far the cart strays.
+r"""Callbacks that report custom metrics: how far CartPole's pole leans, and how far the cart
+strays.
 
     aiorl train --env CartPole-v1 --callbacks examples.custom_metrics:PoleWatch \
         --run-dir runs/custom_metrics --stop-return 475
 
-Every result then has the mean, minimum and maximum of `largest_lean` and `stray` over the episodes that ended, in
-result.jsonl, progress.csv and TensorBoard. To see the first and the last:
+Every result then has the mean, minimum and maximum of `largest_lean` and `stray` over the episodes
+that ended, in result.jsonl, progress.csv and TensorBoard. To see the first and the last:
 
     grep -o '"custom_metrics":{[^}]*}' runs/custom_metrics/result.jsonl | sed -n '1p; $p'
 
-Hooks run in the worker processes, except on_train_result, which runs in the learner. Because callbacks see every step,
-environments are polled one by one. For an environment as light as CartPole, that is slower than without callbacks.
+Hooks run in the worker processes, except on_train_result, which runs in the learner. Because
+callbacks see every step, environments are polled one by one. For an environment as light as
+CartPole, that is slower than without callbacks.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ from aiorl import DefaultCallbacks, MultiAgentEpisode
 
 
 class PoleWatch(DefaultCallbacks):
-    """Watches observations: cart position and velocity, pole angle (radians) and angular velocity."""
+    """Watches observations: cart position and velocity, pole angle (radians) and angular
+    velocity.
+    """
 
     def on_episode_start(self, *, episode: MultiAgentEpisode, **kwargs: Any) -> None:
         """Start to track the lean; `user_data` is yours and lasts until the episode ends."""
@@ -35,7 +39,10 @@ class PoleWatch(DefaultCallbacks):
         episode.user_data["places"].append(abs(float(place)))
 
     def on_episode_end(self, *, episode: MultiAgentEpisode, **kwargs: Any) -> None:
-        """Report the episode: `custom_metrics` holds one number per episode, `hist_data` whole lists."""
+        """Report the episode:
+
+        `custom_metrics` holds one number per episode, `hist_data` whole lists.
+        """
         episode.custom_metrics["largest_lean"] = max(episode.user_data["leans"])
         episode.custom_metrics["stray"] = max(episode.user_data["places"])
         episode.hist_data["leans"] = episode.user_data["leans"]

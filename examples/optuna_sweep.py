@@ -3,12 +3,13 @@
     python -m examples.optuna_sweep
     python -m examples.optuna_sweep --trials 50 --study sweep.db    # the same again adds 50 trials
 
-It needs `pip install '.[sweeps]'`. Trials train one after the other in this process. Each reports its mean return to
-Optuna after every iteration. It is pruned once its best return is below the median of the earlier trials at the same
-iteration. With `--study` the trials are stored in an SQLite file, so that a stopped sweep can continue.
+It needs `pip install '.[sweeps]'`. Trials train one after the other in this process. Each reports
+its mean return to Optuna after every iteration. It is pruned once its best return is below the
+median of the earlier trials at the same iteration. With `--study` the trials are stored in an
+SQLite file, so that a stopped sweep can continue.
 
-Each trial leaves a run directory, so `aiorl plot runs/ppo_*` draws them all. All have the same seed: try the
-best settings with other seeds before you trust them.
+Each trial leaves a run directory, so `aiorl plot runs/ppo_*` draws them all. All have the same
+seed: try the best settings with other seeds before you trust them.
 """
 
 from __future__ import annotations
@@ -58,23 +59,37 @@ def objective(trial: optuna.Trial, iterations: int, seed: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m examples.optuna_sweep")
     parser.add_argument("--trials", type=int, default=20, help="number of trials (%(default)s)")
-    parser.add_argument("--iterations", type=int, default=100, help="iterations of a full trial (%(default)s)")
-    parser.add_argument("--seed", type=int, default=1, help="seed of the trials and of their settings (%(default)s)")
-    parser.add_argument("--study", type=Path, metavar="FILE", help="SQLite file to store trials in and continue from")
+    parser.add_argument(
+        "--iterations", type=int, default=100, help="iterations of a full trial (%(default)s)"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=1, help="seed of the trials and of their settings (%(default)s)"
+    )
+    parser.add_argument(
+        "--study",
+        type=Path,
+        metavar="FILE",
+        help="SQLite file to store trials in and continue from",
+    )
     args = parser.parse_args()
     study = optuna.create_study(
         study_name="ppo-cartpole",
         storage=None if args.study is None else f"sqlite:///{args.study}",
         load_if_exists=True,
         direction="maximize",
-        pruner=optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=args.iterations // 10),
+        pruner=optuna.pruners.MedianPruner(
+            n_startup_trials=5, n_warmup_steps=args.iterations // 10
+        ),
     )
     # A continued sweep must not repeat its first settings.
     study.sampler = optuna.samplers.TPESampler(seed=args.seed + len(study.trials))
     study.optimize(lambda trial: objective(trial, args.iterations, args.seed), n_trials=args.trials)
     pruned = study.get_trials(states=[optuna.trial.TrialState.PRUNED])
     best = study.best_trial
-    print(f"Best of {len(study.trials)} trials, {len(pruned)} of them pruned: a mean return of {best.value:.1f} with")
+    print(
+        f"Best of {len(study.trials)} trials, {len(pruned)} of them pruned: a mean return of"
+        f" {best.value:.1f} with"
+    )
     for name, value in best.params.items():
         print(f"  {name}: {value:.4g}")
     print(f"See {best.user_attrs['run']}")

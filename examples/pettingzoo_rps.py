@@ -1,15 +1,16 @@
 r"""A PettingZoo game with an opponent in plain Python: rock, paper, scissors.
 
     aiorl train --env pettingzoo:classic.rps_v2 --env-config "{max_cycles: 15}" \
-        --multiagent.policies "{learner: null, habit: {class: 'examples.pettingzoo_rps:CreatureOfHabit'}}" \
-        --multiagent.policy-mapping-fn examples.pettingzoo_rps:policy_for \
-        --multiagent.policies-to-train "[learner]" \
-        --run-dir runs/rps --stop-timesteps 60000
+        --multiagent.policies "{learner: null, habit: {class:
+        'examples.pettingzoo_rps:CreatureOfHabit'}}" \ --multiagent.policy-mapping-fn
+        examples.pettingzoo_rps:policy_for \ --multiagent.policies-to-train "[learner]" \ --run-dir
+        runs/rps --stop-timesteps 60000
 
-`pettingzoo:MODULE` names any module with a `parallel_env` or `env` function, in PettingZoo or elsewhere. The opponent
-here always plays paper, scissors, rock, paper, ... The learner sees the opponent's last move and learns to predict the
-next one. One player's win is the other's loss, so `return` stays 0: look at the policies' own returns instead. They end
-near 15 and -15, the number of rounds:
+`pettingzoo:MODULE` names any module with a `parallel_env` or `env` function, in PettingZoo or
+elsewhere. The opponent here always plays paper, scissors, rock, paper, ... The learner sees the
+opponent's last move and learns to predict the next one. One player's win is the other's loss, so
+`return` stays 0: look at the policies' own returns instead. They end near 15 and -15, the number of
+rounds:
 
     grep -o '"policy_reward_mean":{[^}]*}' runs/rps/result.jsonl | tail -n 1
 """

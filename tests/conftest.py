@@ -1,4 +1,7 @@
-"""Settings of all tests. XLA keeps its compiled code while the tests run, and not in the user's home."""
+"""Settings of all tests.
+
+XLA keeps its compiled code while the tests run, and not in the user's home.
+"""
 
 from __future__ import annotations
 
@@ -18,25 +21,47 @@ import pytest
 from learner_server import can_fork, share_server
 
 QUICK_XLA = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-"""Flags for code that runs once or twice. Processes that tests start compile as users' processes do."""
+"""Flags for code that runs once or twice. Processes that tests start compile as users' processes
+do."""
 MEMORY = "/dev/shm"
 WAITING = ("transport", "process", "env", "worker")
-LONG = ("examples", "learning", "integration", "trainer", "export", "algorithms", "models", "protocol")
+LONG = (
+    "examples",
+    "learning",
+    "integration",
+    "trainer",
+    "export",
+    "algorithms",
+    "models",
+    "protocol",
+)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Set variables in the first process. The others inherit them, as do the learners that tests start."""
-    # hundreds of processes import the same modules, and pytest compiles each test file: once is enough
+    """Set variables in the first process.
+
+    The others inherit them, as do the learners that tests start.
+    """
+    # hundreds of processes import the same modules, and pytest compiles each test file: once is
+    # enough
     sys.dont_write_bytecode = False
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     # a script that starts tests in the background makes them and their children ignore Ctrl-C
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    if config.getoption("numprocesses", None) and os.path.isdir(MEMORY) and shutil.disk_usage(MEMORY).free > 4 << 30:
-        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", MEMORY)  # hundreds of checkpoints wait for the disk elsewhere
+    if (
+        config.getoption("numprocesses", None)
+        and os.path.isdir(MEMORY)
+        and shutil.disk_usage(MEMORY).free > 4 << 30
+    ):
+        os.environ.setdefault(
+            "PYTEST_DEBUG_TEMPROOT", MEMORY
+        )  # hundreds of checkpoints wait for the disk elsewhere
     if "PYTEST_XDIST_WORKER" in os.environ or "TF_XLA_FLAGS" in os.environ:
         return
     folder = tempfile.mkdtemp(prefix="compiled-")
-    flags = f"--tf_xla_persistent_cache_directory={folder} --tf_xla_persistent_cache_device_types=CPU"
+    flags = (
+        f"--tf_xla_persistent_cache_directory={folder} --tf_xla_persistent_cache_device_types=CPU"
+    )
     os.environ["TF_XLA_FLAGS"] = flags
     config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
     if can_fork and config.getoption("numprocesses", None):
@@ -44,7 +69,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection(session: pytest.Session) -> None:
-    """Pause the garbage collector while modules are imported, since they all stay, and have XLA compile quickly."""
+    """Pause the garbage collector while modules are imported, since they all stay, and have XLA
+    compile quickly.
+    """
     if session.config.getoption("numprocesses", None):
         return  # others collect
     gc.disable()
@@ -54,10 +81,11 @@ def pytest_collection(session: pytest.Session) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put folders with the longest files first, so that no process is alone with one of them in the end.
+    """Put folders with the longest files first, so that no process is alone with one of them in the
+    end.
 
-    Files that mostly wait alternate with them, to run along with files that need both cores. Nightly tests are
-    slow ones, too.
+    Files that mostly wait alternate with them, to run along with files that need both cores.
+    Nightly tests are slow ones, too.
     """
     rank = {folder: number for number, folder in enumerate(LONG)}
     items.sort(key=lambda item: rank.get(item.path.parent.name, len(LONG)))
@@ -79,7 +107,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if "tensorflow" in sys.modules and os.environ.get("XLA_FLAGS") == QUICK_XLA:
         import tensorflow as tf
 
-        # reads the flags, which other processes don't get; no other process compiles the same code now
+        # reads the flags, which other processes don't get; no other process compiles the same code
+        # now
         tf.function(lambda: tf.zeros(()) + float(os.getpid()), jit_compile=True, autograph=False)()
         if session.config.option.markexpr == "not slow":
             from quick_adam import install

@@ -1,4 +1,6 @@
-"""Checks of the documentation: links, make targets, commands, file names, protocol fields, config keys."""
+"""Checks of the documentation: links, make targets, commands, file names, protocol fields, config
+keys.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 NAMES = [name for page in PAGES if (name := str(page.relative_to(ROOT))) != "docs/requirements.md"]
 ALGORITHM_PAGES = [name for name in NAMES if name.startswith("docs/algorithms/")]
 LANGUAGES = {"sh", "python", "python file", "yaml", "json", "text", "javascript", "cpp", "csharp"}
-"""Languages of blocks: commands are parsed here, Python runs in tests/examples/test_pages.py, the others are shown."""
+"""Languages of blocks: commands are parsed here, Python runs in tests/examples/test_pages.py, the
+others are shown."""
 
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -37,7 +40,12 @@ _MODULE = re.compile(r"^(?:\S*/)?python3? -m (aiorl\S*|benchmarks\S*)")
 _PROGRAM = re.compile(r"^aiorl ([a-z]+)")
 _COMMAND = re.compile(f"{_MODULE.pattern}|{_PROGRAM.pattern}")
 _FILE = re.compile(r"[\w./-]+\.(?:py|md|sh|sbatch|svg|png)")
-_PLACEHOLDERS = {"HOST:PORT": "learner-host:5557", "ADDRESS": "tcp://learner-host:5557", "NAME": "ppo", " N ": " 2 "}
+_PLACEHOLDERS = {
+    "HOST:PORT": "learner-host:5557",
+    "ADDRESS": "tcp://learner-host:5557",
+    "NAME": "ppo",
+    " N ": " 2 ",
+}
 _REDIRECTION = re.compile(r"\s+(?:\d?>>?|\|).*$")
 
 
@@ -50,7 +58,9 @@ def commands_of(name: str) -> Iterator[str]:
     text = text_of(name)
     for language, block in _FENCE.findall(text):
         if language == "sh":
-            yield from (line.strip() for line in block.replace("\\\n", " ").splitlines() if line.strip())
+            yield from (
+                line.strip() for line in block.replace("\\\n", " ").splitlines() if line.strip()
+            )
     for code in _INLINE.findall(_FENCE.sub("", text)):
         yield " ".join(code.split())
 
@@ -66,7 +76,12 @@ def words_of(command: str) -> list[str]:
 
 
 def module_commands() -> list[tuple[str, str]]:
-    return [(name, command) for name in NAMES for command in commands_of(name) if _COMMAND.match(command)]
+    return [
+        (name, command)
+        for name in NAMES
+        for command in commands_of(name)
+        if _COMMAND.match(command)
+    ]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -79,7 +94,9 @@ def test_every_relative_link_has_a_target(name: str) -> None:
         assert found.exists(), f"{name}: {target}"
         if anchor:
             headings = re.findall(r"^#+ (.*)$", found.read_text(encoding="utf-8"), re.MULTILINE)
-            assert anchor in {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
+            assert anchor in {
+                re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings
+            }
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -92,7 +109,9 @@ def test_every_make_target_named_exists(name: str) -> None:
 
 
 def test_make_help_lists_the_first_commands_of_the_readme() -> None:
-    first = next(block for language, block in _FENCE.findall(text_of("README.md")) if language == "sh")
+    first = next(
+        block for language, block in _FENCE.findall(text_of("README.md")) if language == "sh"
+    )
     assert [line.split()[1] for line in first.splitlines()] == ["train", "test", "help"]
 
 
@@ -128,7 +147,14 @@ def check_learner(arguments: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["docs/architecture.md", "docs/protocol.md", "docs/security.md", "CONTRIBUTING.md", *ALGORITHM_PAGES]
+    "name",
+    [
+        "docs/architecture.md",
+        "docs/protocol.md",
+        "docs/security.md",
+        "CONTRIBUTING.md",
+        *ALGORITHM_PAGES,
+    ],
 )
 def test_every_file_named_exists(name: str) -> None:
     for code in _INLINE.findall(_FENCE.sub("", text_of(name))):
@@ -147,7 +173,9 @@ def test_every_key_named_in_the_documentation_exists() -> None:
             annotation = fields[group].annotation
             known |= {f"{group}.{key}" for key in annotation.model_fields}
     for name in NAMES:
-        if "migration" in name or name == "CHANGELOG.md":  # they name keys of other libraries, or former keys
+        if (
+            "migration" in name or name == "CHANGELOG.md"
+        ):  # they name keys of other libraries, or former keys
             continue
         for code in _INLINE.findall(_FENCE.sub("", text_of(name))):
             if re.fullmatch(r"(?:model|transport|multiagent)\.[a-z_]+", code):
@@ -167,12 +195,20 @@ def test_the_protocol_page_has_every_message_with_every_field() -> None:
 
 
 def test_the_hello_on_its_page_decodes() -> None:
-    dump = next(block for language, block in _FENCE.findall(text_of("docs/wire_format.md")) if language == "text")
+    dump = next(
+        block
+        for language, block in _FENCE.findall(text_of("docs/wire_format.md"))
+        if language == "text"
+    )
     assert decode([bytes.fromhex(dump)]) == Hello(3, "", "w1", "i1", 0, "host1", 42, "")
 
 
 def test_every_attack_on_its_page_names_tests_that_exist() -> None:
-    rows = [line for line in text_of("docs/maintainers/attacks.md").splitlines() if re.match(r"\| (?!Attack \|)", line)]
+    rows = [
+        line
+        for line in text_of("docs/maintainers/attacks.md").splitlines()
+        if re.match(r"\| (?!Attack \|)", line)
+    ]
     assert len(rows) > 30
     for row in rows:
         named = re.findall(r"`([\w/]+\.py)::(test_\w+)`", row.split(" | ")[-1])
@@ -185,7 +221,9 @@ def test_the_readme_has_at_most_150_lines() -> None:
     assert len(text_of("README.md").splitlines()) <= 150
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("docs/") and name not in GENERATED])
+@pytest.mark.parametrize(
+    "name", [name for name in NAMES if name.startswith("docs/") and name not in GENERATED]
+)
 def test_pages_are_short(name: str) -> None:
     """Tables generated from the code don't count."""
     text = re.sub(r"(<!-- (?:keys|python) \w+ -->\n)(?:\|.*\n)*", "", text_of(name))
@@ -203,7 +241,9 @@ def test_the_reference_has_all_public_names() -> None:
     text = "\n".join(page.read_text("utf-8") for page in (ROOT / "docs/api").glob("*.md"))
     for module in (aiorl, aiorl.algorithms):
         named = re.findall(rf"<!-- api {re.escape(module.__name__)}: (.*) -->", text)
-        listed = {name for names in named for name in names.split()} | set(re.findall(r"\| `(\w+)`", text))
+        listed = {name for names in named for name in names.split()} | set(
+            re.findall(r"\| `(\w+)`", text)
+        )
         assert {*module.__all__} - listed - {"__version__", "columns"} == set()
 
 

@@ -46,16 +46,25 @@ def write(path: Path, batches: list[SampleBatch]) -> Path:
 def test_the_command_prints_a_table_and_writes_its_results(
     run: Path, episodes: list[SampleBatch], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cut = [piece for episode in episodes[:4] for piece in (episode.slice(0, 5), episode.slice(5, episode.count))]
+    cut = [
+        piece
+        for episode in episodes[:4]
+        for piece in (episode.slice(0, 5), episode.slice(5, episode.count))
+    ]
     write(tmp_path / "data" / "a.json", cut)
     write(tmp_path / "data" / "b.json", [*episodes[4:], episodes[0].slice(0, 3)])
     found_file = tmp_path / "found.json"
-    assert main([str(run), str(tmp_path / "data"), "--bootstrap", "50", "--json", str(found_file)]) == 0
+    assert (
+        main([str(run), str(tmp_path / "data"), "--bootstrap", "50", "--json", str(found_file)])
+        == 0
+    )
     shown = capsys.readouterr().out
     found = json.loads(found_file.read_text())
     returns = [float((0.9 ** np.arange(episode.count)).sum()) for episode in episodes]
     assert found["V_prev"] == pytest.approx(np.mean(returns))
-    assert (found["gamma"], found["num_episodes"], found["rows_left_out"]) == (0.9, 12, 3), "the run's own discount"
+    assert (found["gamma"], found["num_episodes"], found["rows_left_out"]) == (0.9, 12, 3), (
+        "the run's own discount"
+    )
     assert list(found["estimates"]) == ["is", "wis", "pdis", "dm", "dr"]
     for name in ("is", "wis", "pdis"):
         estimate = found["estimates"][name]
@@ -76,13 +85,18 @@ def test_it_judges_on_the_episodes_that_training_did_not_see(
     options = ["--methods", "is", "--bootstrap", "0", "--json", str(found_file)]
     assert main([str(run), str(data), *options, "--hold-out", "0.4"]) == 0
     judged = json.loads(found_file.read_text())["num_episodes"]
-    trained = {int(number) for batch in FileReader(str(data), ReaderOptions(epochs=1, hold_out=HoldOut(0.4)))
-               for number in batch["eps_id"]}  # fmt: skip
+    trained = {
+        int(number)
+        for batch in FileReader(str(data), ReaderOptions(epochs=1, hold_out=HoldOut(0.4)))
+        for number in batch["eps_id"]
+    }
     assert 0 < judged == len(episodes) - len(trained)
     assert main([str(run), str(data), *options, "--hold-out", "1"]) == 2
 
 
-def test_too_many_unreadable_places_are_an_error(run: Path, episodes: list[SampleBatch], tmp_path: Path) -> None:
+def test_too_many_unreadable_places_are_an_error(
+    run: Path, episodes: list[SampleBatch], tmp_path: Path
+) -> None:
     data = write(tmp_path / "a.json", episodes)
     with data.open("a") as file:
         file.write("{torn\n" * 2)
@@ -91,12 +105,25 @@ def test_too_many_unreadable_places_are_an_error(run: Path, episodes: list[Sampl
     assert main([str(run), str(data), *options, "1"]) == 1
 
 
-def test_methods_discount_clip_and_seed_take_effect(run: Path, episodes: list[SampleBatch], tmp_path: Path) -> None:
+def test_methods_discount_clip_and_seed_take_effect(
+    run: Path, episodes: list[SampleBatch], tmp_path: Path
+) -> None:
     data = str(write(tmp_path / "a.jsonl", episodes))
     told = [
         str(run),
         data,
-        *["--methods", "pdis,dr", "--gamma", "0.5", "--clip", "0.5", "--seed", "4", "--bootstrap", "20"],
+        *[
+            "--methods",
+            "pdis,dr",
+            "--gamma",
+            "0.5",
+            "--clip",
+            "0.5",
+            "--seed",
+            "4",
+            "--bootstrap",
+            "20",
+        ],
     ]
     files = [tmp_path / f"{number}.json" for number in range(2)]
     for file in files:
@@ -105,7 +132,9 @@ def test_methods_discount_clip_and_seed_take_effect(run: Path, episodes: list[Sa
     assert one == other
     assert set(one["estimates"]) == {"pdis", "dr"}
     assert (one["gamma"], one["clip"], one["seed"], one["clipped_episodes"]) == (0.5, 0.5, 4, 12)
-    assert one["estimates"]["pdis"]["V_gain_est"] == pytest.approx(0.5, rel=1e-4), "each ratio is the bound"
+    assert one["estimates"]["pdis"]["V_gain_est"] == pytest.approx(0.5, rel=1e-4), (
+        "each ratio is the bound"
+    )
 
 
 def test_an_error_takes_one_sentence(
@@ -131,7 +160,9 @@ def test_an_error_takes_one_sentence(
 
 
 def test_judging_loads_no_tensorflow() -> None:
-    code = "import sys, aiorl.estimate; assert not {'tensorflow', 'keras', 'onnx'} & set(sys.modules)"
+    code = (
+        "import sys, aiorl.estimate; assert not {'tensorflow', 'keras', 'onnx'} & set(sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
@@ -145,22 +176,53 @@ def test_scaled_stored_actions_are_converted_to_those_of_the_environment(
         ends = np.arange(5) == 4
         return SampleBatch(
             {
-                "obs": rng.normal(size=(5, 3)).astype(np.float32), "t": np.arange(5), "eps_id": np.full(5, number),
-                "actions": rng.uniform(-2, 2, (5, 1)).astype(np.float32), "dones": ends, "terminateds": ends,
-                "action_logp": rng.normal(-1.0, 0.1, 5).astype(np.float32), "truncateds": ends & False,
+                "obs": rng.normal(size=(5, 3)).astype(np.float32),
+                "t": np.arange(5),
+                "eps_id": np.full(5, number),
+                "actions": rng.uniform(-2, 2, (5, 1)).astype(np.float32),
+                "dones": ends,
+                "terminateds": ends,
+                "action_logp": rng.normal(-1.0, 0.1, 5).astype(np.float32),
+                "truncateds": ends & False,
                 "rewards": rng.normal(size=5).astype(np.float32),
             }
-        )  # fmt: skip
+        )
 
     plain = [episode(number) for number in range(4)]
-    scaled = [SampleBatch({**rows, "actions": rows["actions"] / 2, "action_logp": rows["action_logp"] + np.log(2.0)})
-              for rows in plain]  # fmt: skip
+    scaled = [
+        SampleBatch(
+            {
+                **rows,
+                "actions": rows["actions"] / 2,
+                "action_logp": rows["action_logp"] + np.log(2.0),
+            }
+        )
+        for rows in plain
+    ]
     found = []
-    for name, batches, more in (("a", plain, []), ("b", scaled, ["--actions-in-input-normalized"]), ("b", scaled, [])):
-        data, out = write(tmp_path / name / f"{name}{len(more)}.json", batches), tmp_path / "found.json"
-        words = [str(tmp_path / "box"), str(data), "--methods", "is", "--bootstrap", "0", "--json", str(out)]
+    for name, batches, more in (
+        ("a", plain, []),
+        ("b", scaled, ["--actions-in-input-normalized"]),
+        ("b", scaled, []),
+    ):
+        data, out = (
+            write(tmp_path / name / f"{name}{len(more)}.json", batches),
+            tmp_path / "found.json",
+        )
+        words = [
+            str(tmp_path / "box"),
+            str(data),
+            "--methods",
+            "is",
+            "--bootstrap",
+            "0",
+            "--json",
+            str(out),
+        ]
         assert main([*words, *more]) == 0
         found.append(json.loads(out.read_text())["estimates"]["is"]["V_est"])
-        assert ("--actions-in-input-normalized" in capsys.readouterr().err) == (name == "b" and not more)
+        assert ("--actions-in-input-normalized" in capsys.readouterr().err) == (
+            name == "b" and not more
+        )
     assert found[0] == pytest.approx(found[1], rel=1e-3, abs=0)
     assert found[0] != pytest.approx(found[2], rel=1e-3, abs=0)

@@ -42,8 +42,11 @@ def test_a_second_run_adds_workers_and_keeps_the_learners_key(tmp_path):
     made = make_keys(tmp_path, ("host1", "host2"))
     assert (tmp_path / "learner.key_secret").read_bytes() == before
     assert {path.name for path in made} == {
-        "host1.key", "host1.key_secret", "host2.key", "host2.key_secret",
-    }  # fmt: skip
+        "host1.key",
+        "host1.key_secret",
+        "host2.key",
+        "host2.key_secret",
+    }
     assert len({read_public_key(path) for path in (tmp_path / "admitted").iterdir()}) == 3
 
 

@@ -48,11 +48,17 @@ def test_a_video_of_cartpole_needs_one_extra() -> None:
 
 def test_extras_that_messages_and_pages_name_exist() -> None:
     pages = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").glob("*")]
-    texts = [path.read_text("utf-8") for path in [*pages, *(ROOT / "aiorl").rglob("*.py")] if path.is_file()]
+    texts = [
+        path.read_text("utf-8")
+        for path in [*pages, *(ROOT / "aiorl").rglob("*.py")]
+        if path.is_file()
+    ]
     named = {
         extra
         for text in texts
-        for found in re.findall(r"""(?:install_command\(["'](\w+)|(?:'\.|aiorl|/src)\[([\w,-]+)\])""", text)
+        for found in re.findall(
+            r"""(?:install_command\(["'](\w+)|(?:'\.|aiorl|/src)\[([\w,-]+)\])""", text
+        )
         for extra in "".join(found).split(",")
     }
     assert len(named) > 5
@@ -67,10 +73,18 @@ def test_the_first_run_installs_what_training_needs_and_no_more() -> None:
 
 
 def test_the_versions_tested_together_are_in_the_package_and_within_the_bounds() -> None:
-    pinned = dict(line.split("==") for line in (ROOT / "aiorl/constraints.txt").read_text("utf-8").splitlines() if line)
+    pinned = dict(
+        line.split("==")
+        for line in (ROOT / "aiorl/constraints.txt").read_text("utf-8").splitlines()
+        if line
+    )
     wanted = [*PROJECT["dependencies"], *itertools.chain.from_iterable(EXTRAS.values())]
     bounded = [re.match(r"([\w-]+)>=[\d.]+,<(\d+)$", requirement) for requirement in wanted]
-    found = {bound[1]: int(pinned[bound[1]].partition(".")[0]) < int(bound[2]) for bound in bounded if bound}
+    found = {
+        bound[1]: int(pinned[bound[1]].partition(".")[0]) < int(bound[2])
+        for bound in bounded
+        if bound
+    }
     assert found.keys() >= {"numpy", "gymnasium", "keras", "protobuf"}
     assert all(found.values()), found
 
@@ -85,12 +99,16 @@ def test_the_versions_tested_together_are_in_the_package_and_within_the_bounds()
         ("", ""),
     ],
 )
-def test_urls_are_those_of_the_clones_origin_without_credentials(hook: ModuleType, remote: str, address: str) -> None:
+def test_urls_are_those_of_the_clones_origin_without_credentials(
+    hook: ModuleType, remote: str, address: str
+) -> None:
     assert hook.address_of(remote) == address
 
 
 def test_the_readme_of_a_package_has_only_absolute_links(hook: ModuleType) -> None:
-    text = hook.with_absolute_links((ROOT / "README.md").read_text("utf-8"), "https://example.org/aiorl")
+    text = hook.with_absolute_links(
+        (ROOT / "README.md").read_text("utf-8"), "https://example.org/aiorl"
+    )
     links = re.findall(r"\]\(([^)\s]+)\)", text)
     assert len(links) > 20
     assert [link for link in links if not link.startswith(("https://", "#"))] == []

@@ -27,10 +27,22 @@ def said(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str
     return status, shown.out, shown.err
 
 
-def test_help_lists_every_command_and_no_command_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_lists_every_command_and_no_command_is_wrong_usage(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     status, out, _ = said(capsys, "--help")
     assert status == 0
-    for name in ("train", "worker", "evaluate", "plot", "export", "estimate", "data", "keys", "--version"):
+    for name in (
+        "train",
+        "worker",
+        "evaluate",
+        "plot",
+        "export",
+        "estimate",
+        "data",
+        "keys",
+        "--version",
+    ):
         assert f"  {name} " in out or f"aiorl {name}" in out
     assert said(capsys) == (2, out, "")
 
@@ -59,7 +71,9 @@ def test_an_unknown_command_is_refused_with_a_suggestion(
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("saved")
     save_run(directory, env="CartPole-v1")
-    (directory / "result.jsonl").write_text('{"timesteps_total": 9, "time_total_s": 1, "episode_reward_mean": 2}\n')
+    (directory / "result.jsonl").write_text(
+        '{"timesteps_total": 9, "time_total_s": 1, "episode_reward_mean": 2}\n'
+    )
     return directory
 
 
@@ -92,10 +106,16 @@ def test_a_mistake_in_a_command_takes_one_sentence(
 
 
 def test_messages_name_the_command_that_was_typed(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = "python -m aiorl.learner --resume a; python -m aiorl.evaluate a; python -m aiorl.config.rllib_file"
+    text = (
+        "python -m aiorl.learner --resume a; python -m aiorl.evaluate a; python -m"
+        " aiorl.config.rllib_file"
+    )
     for argv0 in ("/home/me/.venv/bin/aiorl", "mine.py"):
         monkeypatch.setattr(sys, "argv", [argv0, "train"])
-        assert as_typed(text) == "aiorl train --resume a; aiorl evaluate a; python -m aiorl.config.rllib_file"
+        assert (
+            as_typed(text)
+            == "aiorl train --resume a; aiorl evaluate a; python -m aiorl.config.rllib_file"
+        )
     monkeypatch.setattr(sys, "argv", [str(ROOT / "aiorl/learner.py")])
     assert as_typed(text) == text
 
@@ -103,12 +123,14 @@ def test_messages_name_the_command_that_was_typed(monkeypatch: pytest.MonkeyPatc
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
     """Return the console script in the form that installers write."""
-    module, _, name = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["scripts"][
-        "aiorl"
-    ].partition(":")
+    module, _, name = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"][
+        "scripts"
+    ]["aiorl"].partition(":")
     (tmp_path / "bin").mkdir()
     path = tmp_path / "bin" / "aiorl"
-    path.write_text(f"#!{sys.executable}\nimport sys\nfrom {module} import {name}\nsys.exit({name}())\n")
+    path.write_text(
+        f"#!{sys.executable}\nimport sys\nfrom {module} import {name}\nsys.exit({name}())\n"
+    )
     path.chmod(0o755)
     return path
 
@@ -116,18 +138,24 @@ def script(tmp_path: Path) -> Path:
 def run(*words: object, cwd: Path, code: str = "") -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [str(word) for word in words]
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(
+        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
 
 
 def test_help_loads_no_library(tmp_path: Path) -> None:
     done = run(sys.executable, "-X", "importtime", "-m", "aiorl", "--help", cwd=tmp_path)
     assert done.returncode == 0
-    loaded = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
+    loaded = {
+        line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()
+    }
     assert "aiorl" in loaded
     assert not loaded & {"numpy", "zmq", "yaml", "pydantic", "gymnasium", "tensorflow", "asyncio"}
 
 
-def test_the_console_script_finds_modules_in_the_current_directory(script: Path, tmp_path: Path) -> None:
+def test_the_console_script_finds_modules_in_the_current_directory(
+    script: Path, tmp_path: Path
+) -> None:
     (tmp_path / "here.py").write_text("raise RuntimeError('found here')\n")
     done = run(script, "train", "--env", "here:Env", "--run-dir", "run", cwd=tmp_path)
     assert done.returncode == 2
@@ -136,10 +164,18 @@ def test_the_console_script_finds_modules_in_the_current_directory(script: Path,
     assert not (tmp_path / "run").exists()
 
 
-def test_a_module_in_the_current_directory_hides_no_module_of_python(script: Path, tmp_path: Path) -> None:
+def test_a_module_in_the_current_directory_hides_no_module_of_python(
+    script: Path, tmp_path: Path
+) -> None:
     for name in ("random", "asyncio", "numpy"):
         (tmp_path / f"{name}.py").write_text("raise RuntimeError('the wrong one')\n")
     assert run(script, "keys", tmp_path / "keys", cwd=tmp_path).returncode == 0
-    worker = run(script, "worker", "--connect=tcp://127.0.0.1:9", f"--keys={tmp_path / 'nowhere'}", cwd=tmp_path)
+    worker = run(
+        script,
+        "worker",
+        "--connect=tcp://127.0.0.1:9",
+        f"--keys={tmp_path / 'nowhere'}",
+        cwd=tmp_path,
+    )
     assert worker.returncode == 2
     assert str(tmp_path / "nowhere") in worker.stderr

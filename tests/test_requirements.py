@@ -27,7 +27,9 @@ def test_every_requirement_is_cited_by_a_test():
 
 def test_the_page_lists_each_test_with_its_state():
     page = render({"One": {4: "a title"}}, {4: ["tests/a", "tests/b"]}, {"tests/a": "passed"})
-    assert page.endswith(f"| R4 | a title | `tests/a` | passed |\n|  |  | `tests/b` | {NOT_RUN} |\n")
+    assert page.endswith(
+        f"| R4 | a title | `tests/a` | passed |\n|  |  | `tests/b` | {NOT_RUN} |\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -63,7 +65,12 @@ class TestGroup:
 '''
     )
     one = ["tests/test_it.py::test_one"]
-    assert cited_requirements(tests) == {5: one, 6: one, 7: one, 10: ["tests/test_it.py::TestGroup::test_two"]}
+    assert cited_requirements(tests) == {
+        5: one,
+        6: one,
+        7: one,
+        10: ["tests/test_it.py::TestGroup::test_two"],
+    }
 
 
 def test_a_requirement_without_a_test_that_passed_is_named():

@@ -1,4 +1,6 @@
-"""Structure of the package as documented: public names, no import cycles, few files to change for a new part."""
+"""Structure of the package as documented: public names, no import cycles, few files to change for a
+new part.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ from aiorl.testing.envs import CountingEnv
 
 ROOT = Path(__file__).parents[1]
 FILES = sorted((ROOT / "aiorl").rglob("*.py"))
-TEXTS = {path.relative_to(ROOT / "aiorl").as_posix(): path.read_text(encoding="utf-8") for path in FILES}
+TEXTS = {
+    path.relative_to(ROOT / "aiorl").as_posix(): path.read_text(encoding="utf-8") for path in FILES
+}
 HOOKS = [name for name in vars(DefaultCallbacks) if name.startswith("on_")]
 
 
@@ -41,7 +45,9 @@ def knowing(name: str) -> set[str]:
 
 @pytest.fixture(scope="module")
 def imports() -> dict[str, set[str]]:
-    """Return the modules that each module imports, also within functions, but not for types only."""
+    """Return the modules that each module imports, also within functions, but not for types
+    only.
+    """
     graph = grimp.build_graph("aiorl", exclude_type_checking_imports=True, cache_dir=None)
     return {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
 
@@ -59,18 +65,29 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 def test_everything_can_be_imported_at_once_without_tensorflow() -> None:
     """R1: this works even if TensorFlow is not installed."""
-    code = "import sys; sys.modules['tensorflow'] = sys.modules['keras'] = None; from aiorl import *; RolloutWorker"
+    code = (
+        "import sys; sys.modules['tensorflow'] = sys.modules['keras'] = None; from aiorl import *;"
+        " RolloutWorker"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 def test_import_aiorl_loads_few_modules() -> None:
-    code = "import sys, aiorl; print([m for m in ('numpy', 'gymnasium', 'zmq', 'tensorflow') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30)
+    code = (
+        "import sys, aiorl; print([m for m in ('numpy', 'gymnasium', 'zmq', 'tensorflow') if m in"
+        " sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30
+    )
     assert done.stdout.strip() == "[]"
 
 
 def test_configs_are_made_without_tensorflow() -> None:
-    code = "import sys; sys.modules['tensorflow'] = None; from aiorl import IMPALAConfig, PPOConfig; PPOConfig(env='E')"
+    code = (
+        "import sys; sys.modules['tensorflow'] = None; from aiorl import IMPALAConfig, PPOConfig;"
+        " PPOConfig(env='E')"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
@@ -79,7 +96,9 @@ def test_import_aiorl_silences_tensorflow_unless_the_user_configures_it() -> Non
     for given, found in ((None, "3"), ("0", "0")):
         env = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
         env |= {} if given is None else {"TF_CPP_MIN_LOG_LEVEL": given}
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env)
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env
+        )
         assert done.stdout.strip() == found
 
 
@@ -89,8 +108,13 @@ def test_there_are_no_import_cycles(imports: dict[str, set[str]]) -> None:
 
 
 @pytest.mark.parametrize(("algo", "most"), [("ppo", 17), ("dqn", 23), ("sac", 23)])
-def test_an_algorithm_uses_few_files_of_learning(imports: dict[str, set[str]], algo: str, most: int) -> None:
-    """All imports count, also indirect ones and those within functions. The limits may only fall."""
+def test_an_algorithm_uses_few_files_of_learning(
+    imports: dict[str, set[str]], algo: str, most: int
+) -> None:
+    """All imports count, also indirect ones and those within functions.
+
+    The limits may only fall.
+    """
     behind, todo = set[str](), [f"aiorl.learning.algorithms.{algo}"]
     while todo:
         behind.add(module := todo.pop())
@@ -99,7 +123,9 @@ def test_an_algorithm_uses_few_files_of_learning(imports: dict[str, set[str]], a
 
 
 def test_the_architecture_page_has_the_layers_that_are_checked() -> None:
-    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]["contracts"]
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"][
+        "contracts"
+    ]
     (layers,) = (contract["layers"] for contract in contracts if contract["type"] == "layers")
     page = (ROOT / "docs/architecture.md").read_text("utf-8")
     assert "".join(f"    {layer.replace(' | ', ', ')}\n" for layer in layers) in page
@@ -110,7 +136,8 @@ LOCKSTEP = {"sampling/fragments.py", "sampling/table.py"}
 
 
 @pytest.mark.parametrize(
-    ("column", "algorithms"), [("ADVANTAGES", ("a2c", "pg", "ppo")), ("VALUE_TARGETS", ("a2c", "marwil", "ppo"))]
+    ("column", "algorithms"),
+    [("ADVANTAGES", ("a2c", "pg", "ppo")), ("VALUE_TARGETS", ("a2c", "marwil", "ppo"))],
 )
 def test_few_files_name_a_column(column: str, algorithms: tuple[str, ...]) -> None:
     wanted_by = {f"learning/algorithms/{algo}.py" for algo in algorithms}
@@ -139,8 +166,14 @@ def test_a_new_column_reaches_rows_and_train_batches_without_other_changes() -> 
 
 
 def test_every_error_class_is_raised_or_has_subclasses() -> None:
-    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, AiorlError)]
-    leaves = [kind.__name__ for kind in kinds if not any(kind in other.__bases__ for other in kinds)]
+    kinds = [
+        kind
+        for kind in vars(errors).values()
+        if isinstance(kind, type) and issubclass(kind, AiorlError)
+    ]
+    leaves = [
+        kind.__name__ for kind in kinds if not any(kind in other.__bases__ for other in kinds)
+    ]
     assert len(leaves) > 15
     assert [name for name in leaves if knowing(name) == {"errors.py"}] == []
 
@@ -150,12 +183,16 @@ def test_each_stage_of_the_data_flow_is_logged_by_one_text() -> None:
     texts = re.findall(r'": "(.*?)%s', TEXTS["process/log_once.py"])
     assert len(texts) > 10
     for text in texts:
-        assert [name for name, source in TEXTS.items() if f'"{text}%' in source] == ["process/log_once.py"], text
+        assert [name for name, source in TEXTS.items() if f'"{text}%' in source] == [
+            "process/log_once.py"
+        ], text
 
 
 @pytest.mark.parametrize("hook", HOOKS)
 def test_two_files_name_each_hook(hook: str) -> None:
-    """Exploration has methods of the same names, and an evaluation that records a video has its own hooks."""
+    """Exploration has methods of the same names, and an evaluation that records a video has its own
+    hooks.
+    """
     files = knowing(hook) - {
         "acting/exploration.py",
         "compat/dict_callbacks.py",
@@ -168,11 +205,10 @@ def test_two_files_name_each_hook(hook: str) -> None:
 
 def test_the_plugin_that_changes_messages_keeps_values() -> None:
     source = (
-        '"""No sentence of a docstring changes."""\n'
-        'TABLE = {"a key of words": "two words", "b": "These are four plain words."}\n'
-        "def check(lr, name):\n"
-        '    if lr == "some words in a comparison": raise ConfigError(f"lr is {lr}, too \'large\' for {name}.",'
-        ' key="my key", hint="Use `aiorl keys`, --lr or a/b.c with Box.")\n'
+        '"""No sentence of a docstring changes."""\nTABLE = {"a key of words": "two words", "b":'
+        ' "These are four plain words."}\ndef check(lr, name):\n    if lr == "some words in a'
+        ' comparison": raise ConfigError(f"lr is {lr}, too \'large\' for {name}.", key="my key",'
+        ' hint="Use `aiorl keys`, --lr or a/b.c with Box.")\n'
     )
     assert ast.unparse(reworded(source)) == ast.unparse(
         ast.parse(
@@ -186,4 +222,8 @@ def test_the_plugin_that_changes_messages_keeps_values() -> None:
 
 @pytest.mark.slow
 def test_one_iteration_of_training_runs_through_few_files() -> None:
-    subprocess.run([sys.executable, str(ROOT / "tests" / "support" / "iteration_files.py")], check=True, timeout=280)
+    subprocess.run(
+        [sys.executable, str(ROOT / "tests" / "support" / "iteration_files.py")],
+        check=True,
+        timeout=280,
+    )

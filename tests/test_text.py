@@ -12,13 +12,26 @@ SEPARATORS = "\n\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029"
 
 
 def test_no_character_has_an_effect_beyond_its_display() -> None:
-    """All of Unicode: control characters, C1, line separators, direction marks, unassigned characters."""
+    """All of Unicode: control characters, C1, line separators, direction marks, unassigned
+    characters.
+    """
     everything = "".join(chr(code) for code in range(sys.maxunicode + 1))
     line = one_line(everything, len(everything))
     assert len(line) == len(everything)
     assert line.isprintable()
     assert "\N{LATIN SMALL LETTER E WITH ACUTE}" in line
-    for harmful in ("\x1b", "\x9b", "\x07", "\x00", "\x7f", "\u202e", "\u2066", "\u200f", "\ufeff", *SEPARATORS):
+    for harmful in (
+        "\x1b",
+        "\x9b",
+        "\x07",
+        "\x00",
+        "\x7f",
+        "\u202e",
+        "\u2066",
+        "\u200f",
+        "\ufeff",
+        *SEPARATORS,
+    ):
         assert harmful not in line
     lines = many_lines(everything, len(everything)).split("\n")
     assert len(lines) > 5
@@ -61,9 +74,13 @@ def test_names_are_visible_ascii_and_labels_printable() -> None:
     assert not any(map(is_label, ("é" * 257, "a\n", "\u202e")))
 
 
-@pytest.mark.parametrize("text", ["a\n\n\n", "a\r\n\x85\u2028", "\n", "a\n\nb\n", "x" * 99 + "\n" * 9])
+@pytest.mark.parametrize(
+    "text", ["a\n\n\n", "a\r\n\x85\u2028", "\n", "a\n\nb\n", "x" * 99 + "\n" * 9]
+)
 def test_printable_text_does_not_change_a_second_time(text):
     once = many_lines(text, 100)
     assert many_lines(once, 100) == once
-    assert many_lines(text, 100, keep_end=True) == many_lines(many_lines(text, 100, keep_end=True), 100, keep_end=True)
+    assert many_lines(text, 100, keep_end=True) == many_lines(
+        many_lines(text, 100, keep_end=True), 100, keep_end=True
+    )
     assert one_line(one_line(text, 100), 100) == one_line(text, 100)

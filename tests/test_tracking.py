@@ -12,8 +12,18 @@ import pytest
 from aiorl.run.report.loggers import make_loggers
 from aiorl.tracking import WandB
 
-CONFIG: dict[str, Any] = {"algo": "ppo", "env": "ALE/Pong-v5", "lr": 0.5, "model": {"fcnet_hiddens": [64, 64]}}
-RESULT: dict[str, Any] = {"timesteps_total": 100, "episode_reward_mean": 3.0, "info": {"loss": 0.5}, "done": False}
+CONFIG: dict[str, Any] = {
+    "algo": "ppo",
+    "env": "ALE/Pong-v5",
+    "lr": 0.5,
+    "model": {"fcnet_hiddens": [64, 64]},
+}
+RESULT: dict[str, Any] = {
+    "timesteps_total": 100,
+    "episode_reward_mean": 3.0,
+    "info": {"loss": 0.5},
+    "done": False,
+}
 
 
 def test_mlflow_keeps_the_settings_and_each_number_over_env_steps(tmp_path: Path) -> None:
@@ -32,7 +42,10 @@ def test_mlflow_keeps_the_settings_and_each_number_over_env_steps(tmp_path: Path
     (mean,) = tmp_path.glob("one/mlflow/*/*/metrics/episode_reward_mean")
     assert list(tmp_path.glob("two/mlflow/*/*/metrics/info/loss"))
     assert len(loss.read_text().splitlines()) == 2
-    assert [line.split()[1:] for line in mean.read_text().splitlines()] == [["3.0", "100"], ["4.0", "200"]]
+    assert [line.split()[1:] for line in mean.read_text().splitlines()] == [
+        ["3.0", "100"],
+        ["4.0", "200"],
+    ]
     (lr,) = tmp_path.glob("one/mlflow/*/*/params/lr")
     assert lr.read_text() == "0.5"
 
@@ -50,7 +63,9 @@ class FakeRun:
         self.logged.append("finished")
 
 
-def test_wandb_gets_each_number_over_env_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb_gets_each_number_over_env_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     wandb, run = pytest.importorskip("wandb"), FakeRun()
     monkeypatch.setattr(wandb, "init", lambda **settings: run)
     with closing(make_loggers(["wandb"], tmp_path, CONFIG)) as loggers:
@@ -59,8 +74,12 @@ def test_wandb_gets_each_number_over_env_steps(tmp_path: Path, monkeypatch: pyte
     assert run.logged == [(100, numbers), "finished"]
 
 
-@pytest.mark.parametrize("env", ["ALE/Pong-v5", "my_envs:Env", "a\\b#c?d%e", "long_names:" + "E" * 200])
-def test_wandb_projects_have_names_that_it_takes(env: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "env", ["ALE/Pong-v5", "my_envs:Env", "a\\b#c?d%e", "long_names:" + "E" * 200]
+)
+def test_wandb_projects_have_names_that_it_takes(
+    env: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     wandb = pytest.importorskip("wandb")
     named: list[str] = []
     monkeypatch.setattr(wandb, "init", lambda project, **rest: named.append(project))
@@ -77,7 +96,9 @@ def test_wandb_itself_takes_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with closing(make_loggers(["wandb"], tmp_path, CONFIG)) as loggers:
         loggers.write(RESULT)
     (tracked,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
-    until = time.monotonic() + 30  # a separate process writes the file, and ends after the run has finished
+    until = (
+        time.monotonic() + 30
+    )  # a separate process writes the file, and ends after the run has finished
     while tracked.stat().st_size <= 1000 and time.monotonic() < until:
         time.sleep(0.05)
     assert tracked.stat().st_size > 1000

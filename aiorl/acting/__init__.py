@@ -1,1 +1,3 @@
-"""Acting: policies, distributions, filters, checkpoints and loaded policies, with only NumPy and ONNX Runtime."""
+"""Acting: policies, distributions, filters, checkpoints and loaded policies, with only NumPy and
+ONNX Runtime.
+"""

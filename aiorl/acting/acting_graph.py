@@ -1,18 +1,22 @@
 """The acting graph: an ONNX network that a worker runs, with weights replaced by name.
 
-The learner exports the graph once and describes it by an `ActingSpec`. A worker gets both in the handshake, and weights
-with each snapshot. The graph's inputs are ``obs``, ``state_in_i`` and, for a network that looks back, ``prev_actions``
-and ``prev_rewards``. Its outputs are ``dist_inputs`` [N, P], ``vf`` [N] and ``state_out_i``. With state-dependent
-noise, ``dist_inputs`` is wider: the features' shares follow the inputs of the distribution
-(`aiorl.acting.distributions.DiagGaussian.num_outputs`). The first axis of each is N, any number of rows.
+The learner exports the graph once and describes it by an `ActingSpec`. A worker gets both in the
+handshake, and weights with each snapshot. The graph's inputs are ``obs``, ``state_in_i`` and, for a
+network that looks back, ``prev_actions`` and ``prev_rewards``. Its outputs are ``dist_inputs`` [N,
+P], ``vf`` [N] and ``state_out_i``. With state-dependent noise, ``dist_inputs`` is wider: the
+features' shares follow the inputs of the distribution
+(`aiorl.acting.distributions.DiagGaussian.num_outputs`). The first axis of each is N, any number of
+rows.
 
-Weights are external initialisers. ONNX Runtime reads them when it builds a session, which takes a millisecond or more.
-A running session is therefore never changed, and new weights take effect all together. Weights of small dense networks,
-and of larger ones that get new weights often, are inputs instead: one session serves all of their weights.
+Weights are external initialisers. ONNX Runtime reads them when it builds a session, which takes a
+millisecond or more. A running session is therefore never changed, and new weights take effect all
+together. Weights of small dense networks, and of larger ones that get new weights often, are inputs
+instead: one session serves all of their weights.
 
-A worker trusts its learner, but a graph can also come in a stranger's checkpoint. An ONNX graph can't run code, and it
-reads a file only through an entry with the key ``location``. Every graph is therefore loaded with that word altered.
-Its nodes are counted first, and a graph with loops has to return once within a time limit.
+A worker trusts its learner, but a graph can also come in a stranger's checkpoint. An ONNX graph
+can't run code, and it reads a file only through an entry with the key ``location``. Every graph is
+therefore loaded with that word altered. Its nodes are counted first, and a graph with loops has to
+return once within a time limit.
 """
 
 from __future__ import annotations
@@ -44,20 +48,31 @@ OBS_INPUT = "obs"
 _BIND_AT = 5
 """Number of runs with the same number of rows after which memory is bound for them."""
 _MAX_BOUND_BYTES = 1 << 16
-"""Limit of the inputs of all bound runs; with larger ones, the network takes much longer than a copy anyway."""
+"""Limit of the inputs of all bound runs; with larger ones, the network takes much longer than a
+copy anyway."""
 
 
 class ActingSession:
     """An ONNX Runtime session with its own weights, or with weights passed as inputs.
 
-    After several runs with the same number of rows, further ones use memory that is bound once. For small networks,
-    naming and wrapping the inputs and outputs takes as long as the network itself. Binding takes as long as a few runs.
+    After several runs with the same number of rows, further ones use memory that is bound once. For
+    small networks, naming and wrapping the inputs and outputs takes as long as the network itself.
+    Binding takes as long as a few runs.
 
     Attributes:
         weights: weights by name.
     """
 
-    __slots__ = ("_bound", "_given", "_output_names", "_room", "_runs", "_session", "_values", "weights")
+    __slots__ = (
+        "_bound",
+        "_given",
+        "_output_names",
+        "_room",
+        "_runs",
+        "_session",
+        "_values",
+        "weights",
+    )
 
     def __init__(
         self,
@@ -86,7 +101,9 @@ class ActingSession:
         self._bound: dict[int, _Bound] = {}  # bindings that no thread is using
         self._room = _MAX_BOUND_BYTES
 
-    def run(self, feed: Mapping[str, NDArray[Any]], out: tuple[F32, F32] | None) -> tuple[F32, F32, list[F32]]:
+    def run(
+        self, feed: Mapping[str, NDArray[Any]], out: tuple[F32, F32] | None
+    ) -> tuple[F32, F32, list[F32]]:
         """Return outputs for inputs of the right shapes and dtypes; see `ActingGraph.run`."""
         obs = feed[OBS_INPUT]
         rows = len(obs)
@@ -121,7 +138,8 @@ class ActingSession:
         return out[0], out[1], states
 
     def take_over(self, before: ActingSession) -> None:
-        """Take over the memory that another session of the same network, with weights as inputs, has bound.
+        """Take over the memory that another session of the same network, with weights as inputs,
+        has bound.
 
         Args:
             before: the other session; a thread that is running in it keeps the memory in use.
@@ -130,10 +148,14 @@ class ActingSession:
             while True:
                 rows, bound = before._bound.popitem()
                 _bind_inputs(bound.binding, self._given)
-                self._room -= sum(array.nbytes for array in (bound.obs, *dict(bound.others).values()))
+                self._room -= sum(
+                    array.nbytes for array in (bound.obs, *dict(bound.others).values())
+                )
                 self._bound[rows] = bound
 
-    def _bind(self, inputs: Mapping[str, NDArray[Any]], outputs: Mapping[str, NDArray[Any]]) -> _Bound:
+    def _bind(
+        self, inputs: Mapping[str, NDArray[Any]], outputs: Mapping[str, NDArray[Any]]
+    ) -> _Bound:
         """Bind memory for the number of rows in these inputs and outputs."""
         binding = self._session.io_binding()
         read = {name: np.empty(array.shape, array.dtype) for name, array in inputs.items()}
@@ -142,7 +164,9 @@ class ActingSession:
         for name, array in written.items():
             binding.bind_output(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
         dist_inputs, values, *states = written.values()
-        return _Bound(binding, read.pop(OBS_INPUT), tuple(read.items()), dist_inputs, values, states)
+        return _Bound(
+            binding, read.pop(OBS_INPUT), tuple(read.items()), dist_inputs, values, states
+        )
 
 
 def _bind_inputs(binding: Any, arrays: Mapping[str, NDArray[Any]]) -> None:
@@ -161,7 +185,8 @@ class _Bound(NamedTuple):
     states: Sequence[F32]
 
 
-let_children_end()  # child processes of a process that has loaded ONNX Runtime would not end otherwise
+# child processes of a process that has loaded ONNX Runtime would not end otherwise
+let_children_end()
 
 
 Previous = tuple[NDArray[Any], NDArray[Any]]
@@ -181,12 +206,22 @@ _Size = Annotated[int, Field(strict=True, ge=0, le=1 << 30)]
 _Shape = Annotated[tuple[_Size, ...], Field(max_length=8)]
 _Name = Annotated[str, Field(min_length=1, max_length=300)]
 _MAX_INPUT_BYTES = 1 << 16
-"""Limit of all weights of a small network; a session lays out larger ones for fast runs when it is built."""
+"""Limit of all weights of a small network; a session lays out larger ones for fast runs when it is
+built."""
 _MAX_BRIEF_BYTES = 1 << 20
 _BRIEF_RUNS = 64
-"""Up to this number of runs per weights, optimising the layout of up to `_MAX_BRIEF_BYTES` does not pay off. For two
-towers of 256x256, building a session takes 1.7 ms, and saves 2 us of a run for one row, 19 us of one for eight."""
-_WEIGHT_DTYPES = {"float32": 1, "uint8": 2, "int32": 6, "int64": 7, "bool": 9, "float16": 10, "float64": 11}
+"""Up to this number of runs per weights, optimising the layout of up to `_MAX_BRIEF_BYTES` does not
+pay off. For two towers of 256x256, building a session takes 1.7 ms, and saves 2 us of a run for one
+row, 19 us of one for eight."""
+_WEIGHT_DTYPES = {
+    "float32": 1,
+    "uint8": 2,
+    "int32": 6,
+    "int64": 7,
+    "bool": 9,
+    "float16": 10,
+    "float64": 11,
+}
 """ONNX's numbers of dtypes."""
 _PREV_DTYPES = {"float32": 1, "int64": 7}
 _ORT_ERRORS = 3  # log severity
@@ -216,13 +251,14 @@ class ActingSpec:
     Attributes:
         obs_shape: shape of one observation for the model.
         obs_dtype: "float32" or "uint8".
-        state_shapes: shape of each recurrent state component of one row, float32; empty without recurrence.
+        state_shapes: shape of each recurrent state component of one row, float32; empty without
+            recurrence.
         num_dist_inputs: P, inputs of the action distribution per row.
         distribution: name of the action distribution (`aiorl.acting.distributions.DISTRIBUTIONS`).
         action_space: the action space as plain data (`aiorl.data.spaces`).
         weights: every weight, in the model's order.
-        prev_action: shape and dtype ("float32" or "int64") of the previous action for the network; None if it doesn't
-            look back.
+        prev_action: shape and dtype ("float32" or "int64") of the previous action for the network;
+            None if it doesn't look back.
         num_features: F, features for state-dependent noise; 0 without.
         noise_size: K, standard normal numbers for noisy layers per row; 0 without.
     """
@@ -259,7 +295,9 @@ class ActingSpec:
         """Number of inputs and outputs for one row."""
         previous = () if self.prev_action is None else (self.prev_action.shape,)
         shapes = (self.obs_shape, *self.state_shapes, *previous)
-        return sum(map(math.prod, shapes)) + self.num_dist_inputs + self.num_features + self.noise_size
+        return (
+            sum(map(math.prod, shapes)) + self.num_dist_inputs + self.num_features + self.noise_size
+        )
 
     @property
     def observation_space(self) -> spaces.Box:
@@ -267,7 +305,9 @@ class ActingSpec:
         low, high = (0, 255) if self.obs_dtype == "uint8" else (-np.inf, np.inf)
         return spaces.Box(low, high, self.obs_shape, np.dtype(self.obs_dtype).type)
 
-    def check_spaces(self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> None:
+    def check_spaces(
+        self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]
+    ) -> None:
         """Check that the learner's network fits the environment of this host.
 
         Raises:
@@ -276,13 +316,14 @@ class ActingSpec:
         learners = space_from_dict(self.action_space)
         if learners != action_space:
             raise PolicyError(
-                f"this host's environment has the action space {action_space}, the learner's has {learners}; install "
-                "the same version of the environment on both"
+                f"this host's environment has the action space {action_space}, the learner's has"
+                f" {learners}; install the same version of the environment on both"
             )
         if tuple(observation_space.shape or ()) != tuple(self.obs_shape):
             raise PolicyError(
-                f"this host's environment has observations of shape {observation_space.shape}, the learner's "
-                f"{tuple(self.obs_shape)}; install the same version of the environment on both"
+                f"this host's environment has observations of shape {observation_space.shape}, the"
+                f" learner's {tuple(self.obs_shape)}; install the same version of the environment"
+                " on both"
             )
 
     def to_dict(self) -> dict[str, Any]:
@@ -296,7 +337,11 @@ class ActingSpec:
             "distribution": self.distribution,
             "action_space": dict(self.action_space),
             "weights": [[weight.name, list(weight.shape), weight.dtype] for weight in self.weights],
-            "prev_action": None if self.prev_action is None else [list(self.prev_action.shape), self.prev_action.dtype],
+            "prev_action": (
+                None
+                if self.prev_action is None
+                else [list(self.prev_action.shape), self.prev_action.dtype]
+            ),
             "num_features": self.num_features,
             "noise_size": self.noise_size,
         }
@@ -310,11 +355,20 @@ class ActingSpec:
         """
         try:
             if data["format"] != _FORMAT:
-                raise PolicyError(f"the acting graph's description has format {show(data['format'])}, not {_FORMAT}")
-            given = {field.name: data[field.name] for field in dataclasses.fields(cls) if field.name in data}
+                raise PolicyError(
+                    f"the acting graph's description has format {show(data['format'])}, not"
+                    f" {_FORMAT}"
+                )
+            given = {
+                field.name: data[field.name]
+                for field in dataclasses.fields(cls)
+                if field.name in data
+            }
             given["weights"] = [_described(_WEIGHT_DTYPES, *weight) for weight in data["weights"]]
             if given.get("prev_action") is not None:
-                given["prev_action"] = _described(_PREV_DTYPES, PREV_ACTIONS_INPUT, *given["prev_action"])
+                given["prev_action"] = _described(
+                    _PREV_DTYPES, PREV_ACTIONS_INPUT, *given["prev_action"]
+                )
             spec = cls(**given)
         except (KeyError, TypeError, ValueError) as error:
             if isinstance(error, PolicyError):
@@ -324,9 +378,13 @@ class ActingSpec:
         if len({weight.name for weight in spec.weights}) != len(spec.weights):
             raise PolicyError("the acting graph's description names a weight twice")
         if spec.num_weight_bytes > MAX_WEIGHT_BYTES:
-            raise PolicyError(f"{spec.num_weight_bytes} bytes of weights; at most {MAX_WEIGHT_BYTES} are accepted")
+            raise PolicyError(
+                f"{spec.num_weight_bytes} bytes of weights; at most {MAX_WEIGHT_BYTES} are accepted"
+            )
         if spec.row_elements > MAX_SPACE_ELEMENTS:
-            raise PolicyError(f"{spec.row_elements} numbers for a row; at most {MAX_SPACE_ELEMENTS} are accepted")
+            raise PolicyError(
+                f"{spec.row_elements} numbers for a row; at most {MAX_SPACE_ELEMENTS} are accepted"
+            )
         return spec
 
 
@@ -339,11 +397,18 @@ def _described(known: Mapping[str, object], name: Any, shape: Any, dtype: Any) -
 class ActingGraph:
     """Exported network with the newest weights it was given.
 
-    `set_weights` can be called from another thread than `run`: a run uses the old weights or the new ones, never a
-    mixture.
+    `set_weights` can be called from another thread than `run`: a run uses the old weights or the
+    new ones, never a mixture.
     """
 
-    def __init__(self, graph: bytes, spec: ActingSpec, *, threads: int = 1, runs_per_weights: float = math.inf) -> None:
+    def __init__(
+        self,
+        graph: bytes,
+        spec: ActingSpec,
+        *,
+        threads: int = 1,
+        runs_per_weights: float = math.inf,
+    ) -> None:
         """Prepare the graph, which can run once it has weights.
 
         Args:
@@ -378,8 +443,8 @@ class ActingGraph:
         """Replace all weights together by copies of new ones.
 
         Raises:
-            PolicyError: when a weight is missing, unknown, not finite, or of another shape or dtype, or when ONNX
-                Runtime refuses the graph. The old weights then stay in force.
+            PolicyError: when a weight is missing, unknown, not finite, or of another shape or
+                dtype, or when ONNX Runtime refuses the graph. The old weights then stay in force.
         """
         self._session = self._make_session(self._checked_copies(weights))
 
@@ -404,7 +469,8 @@ class ActingGraph:
         Args:
             obs: [N, *obs_shape] in the spec's dtype.
             state: recurrent state, [N, *shape] float32 for each component.
-            prev: actions and rewards of the previous step, for a network that looks back; else None.
+            prev: actions and rewards of the previous step, for a network that looks back; else
+                None.
             out: arrays for the first two results; None returns new arrays.
             noise: [N, K] float32, for a network with noisy layers; None uses the layers' means.
 
@@ -419,8 +485,8 @@ class ActingGraph:
             session = self._current()
         if obs.shape[1:] != self._obs_shape or obs.dtype != self._obs_dtype:
             raise PolicyError(
-                f"observations are {obs.dtype} {list(obs.shape)}; the policy takes {self._obs_dtype} "
-                f"[N, {', '.join(map(str, self._obs_shape))}]"
+                f"observations are {obs.dtype} {list(obs.shape)}; the policy takes"
+                f" {self._obs_dtype} [N, {', '.join(map(str, self._obs_shape))}]"
             )
         feed = {OBS_INPUT: obs}
         if state or self._state_inputs:
@@ -437,26 +503,34 @@ class ActingGraph:
 
     def _add_state(self, feed: dict[str, NDArray[Any]], state: Sequence[F32], rows: int) -> None:
         if len(state) != len(self._state_inputs):
-            raise PolicyError(f"{len(state)} recurrent state components; the policy has {len(self._state_inputs)}")
-        for name, shape, component in zip(self._state_inputs, self.spec.state_shapes, state, strict=True):
+            raise PolicyError(
+                f"{len(state)} recurrent state components; the policy has {len(self._state_inputs)}"
+            )
+        for name, shape, component in zip(
+            self._state_inputs, self.spec.state_shapes, state, strict=True
+        ):
             if component.shape != (rows, *shape) or component.dtype != np.float32:
                 raise PolicyError(
-                    f"{name} is {component.dtype} {list(component.shape)}; the policy takes float32 {[rows, *shape]}"
+                    f"{name} is {component.dtype} {list(component.shape)}; the policy takes float32"
+                    f" {[rows, *shape]}"
                 )
             feed[name] = component
 
-    def _add_previous(self, feed: dict[str, NDArray[Any]], prev: Previous | None, rows: int) -> None:
+    def _add_previous(
+        self, feed: dict[str, NDArray[Any]], prev: Previous | None, rows: int
+    ) -> None:
         spec = self._prev_action
         if spec is None or prev is None:
             raise PolicyError(
-                "the policy does not use previous actions and rewards" if spec is None
+                "the policy does not use previous actions and rewards"
+                if spec is None
                 else "the policy needs previous actions and rewards; none were given"
-            )  # fmt: skip
+            )
         actions, rewards = prev
         if actions.shape != (rows, *spec.shape) or rewards.shape != (rows,):
             raise PolicyError(
-                f"previous actions are {list(actions.shape)} and rewards {list(rewards.shape)}; the policy takes "
-                f"{[rows, *spec.shape]} and {[rows]}"
+                f"previous actions are {list(actions.shape)} and rewards {list(rewards.shape)}; the"
+                f" policy takes {[rows, *spec.shape]} and {[rows]}"
             )
         feed[PREV_ACTIONS_INPUT] = actions.astype(spec.dtype, copy=False)
         feed[PREV_REWARDS_INPUT] = rewards.astype(np.float32, copy=False)
@@ -482,7 +556,9 @@ class ActingGraph:
             if self._session is not None:
                 session.take_over(self._session)
             return session
-        values = {name: ort.OrtValue.ortvalue_from_numpy(weight) for name, weight in by_name.items()}
+        values = {
+            name: ort.OrtValue.ortvalue_from_numpy(weight) for name, weight in by_name.items()
+        }
         loaded = self._load(values)
         if self._has_untried_loops:
             self._try_loops(loaded, by_name if self._weights_are_inputs else {})
@@ -502,7 +578,9 @@ class ActingGraph:
         for name, shape in zip(spec.state_inputs, spec.state_shapes, strict=True):
             feed[name] = np.zeros((1, *shape), np.float32)
         if spec.prev_action is not None:
-            feed[PREV_ACTIONS_INPUT] = np.zeros((1, *spec.prev_action.shape), spec.prev_action.dtype)
+            feed[PREV_ACTIONS_INPUT] = np.zeros(
+                (1, *spec.prev_action.shape), spec.prev_action.dtype
+            )
             feed[PREV_REWARDS_INPUT] = np.zeros(1, np.float32)
         if spec.noise_size:
             feed[NOISE_INPUT] = np.zeros((1, spec.noise_size), np.float32)
@@ -514,7 +592,11 @@ class ActingGraph:
             session.run(self._output_names, {**given, **feed}, options)
         except Exception as error:
             # onnxruntime's own exceptions have no other common base
-            reason = f"its loops did not end within {_LOOPS_WITHIN_S:g} s" if options.terminate else f"{error!s:.500}"
+            reason = (
+                f"its loops did not end within {_LOOPS_WITHIN_S:g} s"
+                if options.terminate
+                else f"{error!s:.500}"
+            )
             raise PolicyError(f"the acting graph cannot be used: {reason}") from error
         finally:
             timer.cancel()
@@ -527,7 +609,8 @@ class ActingGraph:
         options.inter_op_num_threads = 1
         options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
         options.log_severity_level = _ORT_ERRORS
-        # an arena takes a megabyte, again with each set of weights: it fragments the heap and makes no run faster
+        # an arena takes a megabyte, again with each set of weights: it fragments the heap and makes
+        # no run faster
         options.enable_cpu_mem_arena = False
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         options.add_session_config_entry("session.inter_op.allow_spinning", "0")
@@ -541,7 +624,9 @@ class ActingGraph:
             raise PolicyError(f"the acting graph cannot be loaded: {error!s:.500}") from error
 
 
-def check_weights(shapes: Mapping[str, tuple[int, ...]], weights: Mapping[str, NDArray[Any]]) -> None:
+def check_weights(
+    shapes: Mapping[str, tuple[int, ...]], weights: Mapping[str, NDArray[Any]]
+) -> None:
     """Check that weights are finite and have these names and shapes.
 
     Raises:
@@ -550,21 +635,28 @@ def check_weights(shapes: Mapping[str, tuple[int, ...]], weights: Mapping[str, N
     missing, unknown = shapes.keys() - weights.keys(), weights.keys() - shapes.keys()
     if missing or unknown:
         raise PolicyError(
-            f"weights don't fit the policy: missing {sorted(missing)[:10]}, unknown {sorted(unknown)[:10]}"
+            f"weights don't fit the policy: missing {sorted(missing)[:10]}, unknown"
+            f" {sorted(unknown)[:10]}"
         )
     for name, shape in shapes.items():
         array = weights[name]
         if array.shape != shape:
-            raise PolicyError(f"weight {name!r} has shape {list(array.shape)}; expected {list(shape)}")
+            raise PolicyError(
+                f"weight {name!r} has shape {list(array.shape)}; expected {list(shape)}"
+            )
         if array.dtype.kind == "f" and not np.isfinite(array).all():
-            raise PolicyError(f"weight {name!r} contains values that are not finite; the old weights stay in force")
+            raise PolicyError(
+                f"weight {name!r} contains values that are not finite; the old weights stay in"
+                " force"
+            )
 
 
 def without_files(graph: bytes) -> bytes:
-    """Return a serialised ONNX model that can refer to no file and no memory address: its ``location`` keys are gone.
+    """Return a serialised ONNX model that can refer to no file and no memory address: its
+    ``location`` keys are gone.
 
-    Tensors with external data must then be given to the session by name. Names in the graph that contain the word
-    change in the same way.
+    Tensors with external data must then be given to the session by name. Names in the graph that
+    contain the word change in the same way.
     """
     return graph.replace(b"location", b"locati0n")
 

@@ -1,6 +1,8 @@
-"""Acting part of a checkpoint: everything that workers receive for their policies; and policies made from it.
+"""Acting part of a checkpoint: everything that workers receive for their policies; and policies
+made from it.
 
-Acting with them needs neither TensorFlow nor the environment. `SavedRun` finds a checkpoint by any path into a run.
+Acting with them needs neither TensorFlow nor the environment. `SavedRun` finds a checkpoint by any
+path into a run.
 """
 
 from __future__ import annotations
@@ -34,7 +36,14 @@ from aiorl.data import columns as c
 from aiorl.data.fragment import PolicyGraph
 from aiorl.data.nested_codec import pack, unpack
 from aiorl.data.spaces import space_from_dict
-from aiorl.errors import BadFrame, BatchError, CheckpointError, ConfigError, PolicyError, UnknownPolicyError
+from aiorl.errors import (
+    BadFrame,
+    BatchError,
+    CheckpointError,
+    ConfigError,
+    PolicyError,
+    UnknownPolicyError,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +72,8 @@ class PolicyParts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ActingState:
-    """The learner's configuration, and the data for workers made from it; equal in all checkpoints of a run.
+    """The learner's configuration, and the data for workers made from it; equal in all checkpoints
+    of a run.
 
     Attributes:
         config: the effective configuration, as returned by `CommonConfig.to_dict`.
@@ -85,7 +95,9 @@ class ActingState:
         graphs: Mapping[str, PolicyGraph],
         spaces: Mapping[str, Mapping[str, Any]],
     ) -> Self:
-        """Make the state without secrets, and without settings that belong to a run rather than to its policies."""
+        """Make the state without secrets, and without settings that belong to a run rather than to
+        its policies.
+        """
         own = without_secrets(config.model_copy(update={"resume": None, "run_dir": None}).to_dict())
         name = "extra_python_environs_for_worker"
         plain = {"log_dir": None, "life": 0, "env_config": own["env_config"], name: own[name]}
@@ -95,11 +107,13 @@ class ActingState:
         """Return a policy's id, after checking that the policy is one of the learner's networks.
 
         Args:
-            policy_id: id of the policy; None stands for the only one, or for the default one of several.
+            policy_id: id of the policy; None stands for the only one, or for the default one of
+                several.
             where: source of this state, for messages.
 
         Raises:
-            UnknownPolicyError: when there is no such policy, or several and no default one (also a ValueError).
+            UnknownPolicyError: when there is no such policy, or several and no default one (also a
+                ValueError).
             PolicyError: when the policy is not one of the networks (also a ValueError).
         """
         known = self.part.policies
@@ -109,8 +123,9 @@ class ActingState:
             raise UnknownPolicyError(policy_id, known)
         if policy_id not in self.graphs:
             raise PolicyError(
-                f"policy {policy_id!r} of {where} is of a class of your own, {known[policy_id].policy_class}, which a "
-                "checkpoint does not contain; create the policy yourself"
+                f"policy {policy_id!r} of {where} is of a class of your own,"
+                f" {known[policy_id].policy_class}, which a checkpoint does not contain; create the"
+                " policy yourself"
             )
         return policy_id
 
@@ -131,16 +146,22 @@ class ActingState:
         config = {**own_part.config, "raw_obs": own_part.sample_plan.raw_obs, "seed": seed}
         model = config.get("model") or {}
         if not isinstance(model, Mapping):
-            raise PolicyError(f"the model of policy {policy_id!r} is a {type(model).__name__}, expected a mapping")
+            raise PolicyError(
+                f"the model of policy {policy_id!r} is a {type(model).__name__}, expected a mapping"
+            )
         action_space = self._space(policy_id, "action")
         preprocessor = make_preprocessor(
             self._space(policy_id, "observation"),
             action_space=action_space,
             custom_preprocessor=model.get("custom_preprocessor"),
         )
-        own = make_filter(self.part.observation_filter, preprocessor.shape, preprocessor.layout.num_mask)
+        own = make_filter(
+            self.part.observation_filter, preprocessor.shape, preprocessor.layout.num_mask
+        )
         kind: Any = learned_policy_class(graph["graph"], graph["spec"], threads=threads)
-        policy: GraphPolicy = kind(own.output_space(preprocessor.observation_space), action_space, config)
+        policy: GraphPolicy = kind(
+            own.output_space(preprocessor.observation_space), action_space, config
+        )
         return PolicyParts(policy_id, policy, preprocessor, own)
 
     def actor(self, parts: PolicyParts) -> Actor:
@@ -152,14 +173,20 @@ class ActingState:
         return space_from_dict(self.spaces[policy_id][name])
 
     def _in_sampled_order(self) -> Self:
-        """Return the state with the parts of Dicts in the order that samplers had; see `older_order`."""
+        """Return the state with the parts of Dicts in the order that samplers had; see
+        `older_order`.
+        """
         is_remote = self.part.remote_worker_envs or self.part.vectorize == "remote"
         policies = dict(self.part.policies)
         spaces: dict[str, Mapping[str, Any]] = {}
         for policy_id, stored in self.spaces.items():
             own_part = policies.get(policy_id)
-            was_rebuilt = is_remote or (own_part is not None and own_part.observation_space is not None)
-            observation_space = sampled_observation_space(stored["observation"], was_rebuilt=was_rebuilt)
+            was_rebuilt = is_remote or (
+                own_part is not None and own_part.observation_space is not None
+            )
+            observation_space = sampled_observation_space(
+                stored["observation"], was_rebuilt=was_rebuilt
+            )
             action_space = sampled_action_space(stored["action"])
             spaces[policy_id] = {"observation": observation_space, "action": action_space}
             if own_part is not None and spaces[policy_id] != stored:
@@ -168,7 +195,10 @@ class ActingState:
                 policies[policy_id] = own_part.model_copy(update=update)
         graphs: dict[str, PolicyGraph] = {}
         for policy_id, graph in self.graphs.items():
-            spec = {**graph["spec"], "action_space": sampled_action_space(graph["spec"]["action_space"])}
+            spec = {
+                **graph["spec"],
+                "action_space": sampled_action_space(graph["spec"]["action_space"]),
+            }
             graphs[policy_id] = PolicyGraph(graph=graph["graph"], spec=spec)
         part = self.part.model_copy(update={"policies": policies})
         return dataclasses.replace(self, part=part, graphs=graphs, spaces=spaces)
@@ -180,18 +210,22 @@ class ActingState:
             TypeError: when the configuration contains values that are not plain data.
         """
         content = {
-            "format": _FORMAT, KEEPS_ORDER: True, "config": dict(self.config), "part": self.part.to_dict(),
+            "format": _FORMAT,
+            KEEPS_ORDER: True,
+            "config": dict(self.config),
+            "part": self.part.to_dict(),
             "graphs": {policy_id: dict(graph) for policy_id, graph in self.graphs.items()},
             "spaces": {policy_id: dict(own) for policy_id, own in self.spaces.items()},
-        }  # fmt: skip
+        }
         return {_NAME: np.frombuffer(pack(content), np.uint8)}
 
     @classmethod
     def taken_from(cls, checkpoint: Checkpoint) -> Self:
         """Return the acting state of a checkpoint, to act or train with.
 
-        If another user wrote it, a warning first lists all code and environment variables that it names. Where it
-        listens, whom it admits, and what it opens and writes is left out then, and shown, unless the user is root.
+        If another user wrote it, a warning first lists all code and environment variables that it
+        names. Where it listens, whom it admits, and what it opens and writes is left out then, and
+        shown, unless the user is root.
 
         Raises:
             CheckpointError: see `from_checkpoint`.
@@ -203,8 +237,12 @@ class ActingState:
         if others:
             config, left_out = without_place(found.config, CommonConfig)
             kept, _ = without_place(found.part.to_dict(), CommonConfig)
-            found = replace(found, config=config, part=WorkerPart.from_dict({**kept, "log_dir": None}))
-        code = foreign_code(other_users(checkpoint.owners), found.config, found.part.to_dict(), {"graphs": models})
+            found = replace(
+                found, config=config, part=WorkerPart.from_dict({**kept, "log_dir": None})
+            )
+        code = foreign_code(
+            other_users(checkpoint.owners), found.config, found.part.to_dict(), {"graphs": models}
+        )
         warning = "\n".join(filter(None, [code, left_out_text(others, left_out)]))
         if warning:
             logger.warning("%s", warning)
@@ -212,7 +250,8 @@ class ActingState:
 
     @classmethod
     def from_checkpoint(cls, checkpoint: Checkpoint) -> Self:
-        """Return the acting state of a checkpoint, checked as far as possible without making a policy.
+        """Return the acting state of a checkpoint, checked as far as possible without making a
+        policy.
 
         Raises:
             CheckpointError: when there is none, or it is invalid.
@@ -221,8 +260,8 @@ class ActingState:
         if packed is None:
             raise CheckpointError(
                 checkpoint.path,
-                "it was written by an aiorl version that kept no acting graphs; resume its run once, and the "
-                "next checkpoint will contain them",
+                "it was written by an aiorl version that kept no acting graphs; resume its run"
+                " once, and the next checkpoint will contain them",
             )
         try:
             content = unpack(packed.tobytes())
@@ -230,11 +269,13 @@ class ActingState:
             if content["format"] != _FORMAT:
                 raise CheckpointError(
                     checkpoint.path,
-                    f"its acting graphs have format {content['format']!r:.50}, but this aiorl reads {_FORMAT}; use the "
-                    "version that wrote it",
+                    f"its acting graphs have format {content['format']!r:.50}, but this aiorl reads"
+                    f" {_FORMAT}; use the version that wrote it",
                 )
             graphs = {
-                _text(policy_id): PolicyGraph(graph=_bytes(graph["graph"]), spec=dict(graph["spec"]))
+                _text(policy_id): PolicyGraph(
+                    graph=_bytes(graph["graph"]), spec=dict(graph["spec"])
+                )
                 for policy_id, graph in content["graphs"].items()
             }
             spaces = {
@@ -247,7 +288,9 @@ class ActingState:
             state = cls(with_former_defaults(content["config"]), part, graphs, spaces)
             return state if content.get(KEEPS_ORDER) is True else state._in_sampled_order()
         except (BadFrame, ConfigError, KeyError, TypeError, ValueError, AttributeError) as error:
-            raise CheckpointError(checkpoint.path, f"its data for acting makes no sense: {error!r:.300}") from error
+            raise CheckpointError(
+                checkpoint.path, f"its data for acting makes no sense: {error!r:.300}"
+            ) from error
 
 
 def _bytes(value: Any) -> bytes:
@@ -278,7 +321,8 @@ class SavedRun:
     def open(cls, path: str | Path) -> Self:
         """Read a checkpoint, or the newest undamaged one of a run or of a directory of checkpoints.
 
-        If another user wrote it, a warning lists the code that it names before any of it is imported.
+        If another user wrote it, a warning lists the code that it names before any of it is
+        imported.
 
         Raises:
             CheckpointError: when there is none, or it can't be used.
@@ -307,14 +351,18 @@ class SavedRun:
             own.restore(self.checkpoint.filter_state(policy_id))
         except BatchError as error:
             raise CheckpointError(
-                self.checkpoint.path, f"the filter statistics of policy {policy_id!r} don't fit it: {error}"
+                self.checkpoint.path,
+                f"the filter statistics of policy {policy_id!r} don't fit it: {error}",
             ) from error
 
-    def actor(self, policy_id: str | None = None, *, threads: int = 1, seed: int | None = None) -> Actor:
+    def actor(
+        self, policy_id: str | None = None, *, threads: int = 1, seed: int | None = None
+    ) -> Actor:
         """Return a policy with its preprocessor and filter, ready to act.
 
         Args:
-            policy_id: id of the policy; None stands for the only one, or for the default one of several.
+            policy_id: id of the policy; None stands for the only one, or for the default one of
+                several.
             threads: threads that an evaluation of the network can use.
             seed: seed of its exploration.
 
@@ -322,16 +370,20 @@ class SavedRun:
         """
         return self.acting.actor(self.parts(policy_id, threads=threads, seed=seed))
 
-    def parts(self, policy_id: str | None = None, *, threads: int = 1, seed: int | None = None) -> PolicyParts:
+    def parts(
+        self, policy_id: str | None = None, *, threads: int = 1, seed: int | None = None
+    ) -> PolicyParts:
         """Return the parts of a policy, with the weights and statistics of the checkpoint.
 
         Args:
-            policy_id: id of the policy; None stands for the only one, or for the default one of several.
+            policy_id: id of the policy; None stands for the only one, or for the default one of
+                several.
             threads: threads that an evaluation of the network can use.
             seed: seed of its exploration.
 
         Raises:
-            UnknownPolicyError: when there is no such policy, or several and no default one (also a ValueError).
+            UnknownPolicyError: when there is no such policy, or several and no default one (also a
+                ValueError).
             PolicyError: when it is not one of the learner's networks (also a ValueError).
             CheckpointError: when the checkpoint's data is invalid.
             ImportError: when its network can only be run in TensorFlow, which is not installed.
@@ -341,20 +393,27 @@ class SavedRun:
             parts = self.acting.parts_of(policy_id, threads=threads, seed=seed)
             self.restore_filter(policy_id, parts.filter)
             parts.policy.set_weights(self.weights(policy_id))
-            parts.policy.on_global_var_update({"timestep": self.env_steps})  # schedules of exploration use it
+            parts.policy.on_global_var_update(
+                {"timestep": self.env_steps}
+            )  # schedules of exploration use it
         except (PolicyError, ConfigError) as error:
-            raise CheckpointError(self.checkpoint.path, f"can't make policy {policy_id!r} from it: {error}") from error
+            raise CheckpointError(
+                self.checkpoint.path, f"can't make policy {policy_id!r} from it: {error}"
+            ) from error
         return parts
 
 
 def load_policy(
     path: str | Path, policy_id: str | None = None, *, threads: int = 1, seed: int | None = None
 ) -> LoadedPolicy:
-    """Load a policy from a checkpoint; your own code that it uses, such as a custom preprocessor, must be importable.
+    """Load a policy from a checkpoint; your own code that it uses, such as a custom preprocessor,
+    must be importable.
 
     Args:
-        path: a checkpoint, a run directory, or a directory of checkpoints, of which the newest undamaged one is used.
-        policy_id: id of one of several policies; None stands for the only one, or for ``default_policy``.
+        path: a checkpoint, a run directory, or a directory of checkpoints, of which the newest
+            undamaged one is used.
+        policy_id: id of one of several policies; None stands for the only one, or for
+            ``default_policy``.
         threads: threads that an evaluation of the network can use.
         seed: seed of sampled actions (``explore=True``); None is random.
 
@@ -364,7 +423,8 @@ def load_policy(
     Raises:
         CheckpointError: when there is none, or it can't be used.
         UnknownPolicyError: when there is no such policy (also a ValueError).
-        PolicyError: when the policy is of the user's own class, which a checkpoint doesn't contain (also a ValueError).
+        PolicyError: when the policy is of the user's own class, which a checkpoint doesn't contain
+            (also a ValueError).
         ImportError: when its network can only be run in TensorFlow, which is not installed.
     """
     run = SavedRun.open(path)
@@ -372,7 +432,8 @@ def load_policy(
 
 
 class LoadedPolicy:
-    """Policy that acts on an environment's own observations: it includes preprocessor, filter and clipping.
+    """Policy that acts on an environment's own observations: it includes preprocessor, filter and
+    clipping.
 
     Filter statistics stay those of the checkpoint. Only one thread can call it at a time.
 
@@ -382,7 +443,8 @@ class LoadedPolicy:
         env: name of the environment that it was trained on.
         env_steps: env steps that it was trained on.
         gamma: discount that it was trained with.
-        policy: the network after preprocessor and filter; rows stored by aiorl contain its inputs and outputs.
+        policy: the network after preprocessor and filter; rows stored by aiorl contain its inputs
+            and outputs.
         observation_space: space of its observations, as returned by the environment's wrappers.
         action_space: space of its actions.
     """
@@ -411,7 +473,9 @@ class LoadedPolicy:
 
     @property
     def is_filtered(self) -> bool:
-        """True if its inputs are filtered: outputs for equal observations can change with the statistics."""
+        """True if its inputs are filtered: outputs for equal observations can change with the
+        statistics.
+        """
         return self._actor.is_filtered and not getattr(self.policy, "takes_raw", False)
 
     def observe(self, observations: Sequence[Any]) -> Array:
@@ -424,10 +488,11 @@ class LoadedPolicy:
         return self._actor.observe(observations, update=False)
 
     def get_initial_state(self) -> list[Array]:
-        """Return the state at an episode's start: an array [...] per component; empty without recurrence.
+        """Return the state at an episode's start: an array [...] per component; empty without
+        recurrence.
 
-        These are the components of the recurrent state. If the policy looks back at actions that are clipped for
-        environments, a last one is its previous action before it was clipped.
+        These are the components of the recurrent state. If the policy looks back at actions that
+        are clipped for environments, a last one is its previous action before it was clipped.
         """
         return [component.copy() for component in self._actor.initial_memory]
 
@@ -445,25 +510,28 @@ class LoadedPolicy:
 
         Args:
             obs: the observation, as returned by the environment.
-            state: state after the previous step, an array [...] per component; None or empty stands for an episode's
-                start.
-            prev_action: previous action as the environment got it, for a policy that looks back; None at an episode's
-                start.
+            state: state after the previous step, an array [...] per component; None or empty stands
+                for an episode's start.
+            prev_action: previous action as the environment got it, for a policy that looks back;
+                None at an episode's start.
             prev_reward: previous reward.
             explore: True samples from the action distribution, False uses its most likely action.
             full_fetch: True returns all three results even without a state.
 
         Returns:
-            The action in the environment's form. With a state or ``full_fetch``: the action, the state after the step,
-            and a dict of further outputs: ``action_logp`` (a number), ``action_dist_inputs`` [P], ``vf_preds`` (a
-            number).
+            The action in the environment's form. With a state or ``full_fetch``: the action, the
+            state after the step, and a dict of further outputs: ``action_logp`` (a number),
+            ``action_dist_inputs`` [P], ``vf_preds`` (a number).
 
         Raises:
             BatchError: when the observation does not fit the space (also a ValueError).
-            PolicyError: when its action mask forbids every action, or the state does not fit (also a ValueError).
+            PolicyError: when its action mask forbids every action, or the state does not fit (also
+                a ValueError).
         """
         given = () if state is None else state
-        result = self._actor.compute_single_action(obs, given, prev_action, prev_reward, explore=explore)
+        result = self._actor.compute_single_action(
+            obs, given, prev_action, prev_reward, explore=explore
+        )
         return result if len(given) or full_fetch else result[0]
 
     def compute_actions(
@@ -479,8 +547,8 @@ class LoadedPolicy:
 
         Args:
             observations: N observations of environments.
-            states: states after the previous step, [N, ...] of each component; None or empty stands for an episode's
-                start.
+            states: states after the previous step, [N, ...] of each component; None or empty stands
+                for an episode's start.
             prev_actions: N previous actions in the environment's form; None = none yet.
             prev_rewards: N previous rewards.
             explore: True samples from the action distribution, False uses its most likely action.
@@ -490,10 +558,13 @@ class LoadedPolicy:
 
         Raises:
             BatchError: when an observation does not fit the space (also a ValueError).
-            PolicyError: when an action mask forbids every action, or the states do not fit (also a ValueError).
+            PolicyError: when an action mask forbids every action, or the states do not fit (also a
+                ValueError).
         """
         given = () if states is None else states
-        return self._actor.compute_actions(observations, given, prev_actions, prev_rewards, explore=explore)
+        return self._actor.compute_actions(
+            observations, given, prev_actions, prev_rewards, explore=explore
+        )
 
     def __repr__(self) -> str:
         return f"<LoadedPolicy {self.policy_id!r} of {self.path}, {self.env_steps:,} env steps>"

@@ -1,6 +1,8 @@
-"""Actor: one policy with everything around it, from an environment's observations to actions in the environment's form.
+"""Actor: one policy with everything around it, from an environment's observations to actions in the
+environment's form.
 
-It consists of preprocessor, filter, policy with its exploration, and clipping. Samplers and loaded policies share it.
+It consists of preprocessor, filter, policy with its exploration, and clipping. Samplers and loaded
+policies share it.
 """
 
 from __future__ import annotations
@@ -26,20 +28,33 @@ Array = NDArray[Any]
 
 _ROW_COLUMNS = frozenset(
     {
-        c.T, c.EPS_ID, c.AGENT_INDEX, c.OBS, c.ACTIONS, c.REWARDS, c.PREV_ACTIONS, c.PREV_REWARDS, c.TERMINATEDS,
-        c.TRUNCATEDS, c.DONES, c.INFOS, c.NEW_OBS,
+        c.T,
+        c.EPS_ID,
+        c.AGENT_INDEX,
+        c.OBS,
+        c.ACTIONS,
+        c.REWARDS,
+        c.PREV_ACTIONS,
+        c.PREV_REWARDS,
+        c.TERMINATEDS,
+        c.TRUNCATEDS,
+        c.DONES,
+        c.INFOS,
+        c.NEW_OBS,
     }
-)  # fmt: skip
+)
 """Columns that every row has; a policy cannot add one with such a name."""
 
 
 _NO_ROWS = np.zeros(0, np.int64)
 CARRIES_ACTION = "carries_action"
-"""Key in the description of an export whose state includes the last action before it was clipped."""
+"""Key in the description of an export whose state includes the last action before it was
+clipped."""
 
 
 class Question(NamedTuple):
-    """Inputs of a policy besides observations and states, for N rows; a network gets only those that it uses.
+    """Inputs of a policy besides observations and states, for N rows; a network gets only those
+    that it uses.
 
     Attributes:
         prev_actions: [N, ...] in column form.
@@ -84,8 +99,9 @@ class Actor:
         obs_shape: shape of an observation at the policy.
         obs_dtype: its dtype.
         initial_state: recurrent state of one row at an episode's start, as the policy has it.
-        initial_memory: the same as callers of `compute_actions` get it: the recurrent state and, if the policy looks
-            back at actions that are clipped for environments, its last action before it was clipped.
+        initial_memory: the same as callers of `compute_actions` get it: the recurrent state and, if
+            the policy looks back at actions that are clipped for environments, its last action
+            before it was clipped.
     """
 
     def __init__(
@@ -106,8 +122,8 @@ class Actor:
             preprocessor: preprocessor of its observations.
             observation_filter: filter after the preprocessor.
             clip_actions: True to clip the environment's actions to the bounds of their space.
-            carries_action: True if the last component of the policy's own state is its last action before it was
-                clipped, as in exports.
+            carries_action: True if the last component of the policy's own state is its last action
+                before it was clipped, as in exports.
 
         Raises:
             UnsupportedSpaceError: when the policy requires nested observations (also a ValueError).
@@ -119,14 +135,18 @@ class Actor:
         self.observation_space = preprocessor.space
         self.obs_shape = tuple(preprocessor.shape)
         self.obs_dtype = observation_filter.output_dtype(preprocessor.dtype)
-        self.initial_state: list[Array] = [np.asarray(component) for component in policy.get_initial_state()]
+        self.initial_state: list[Array] = [
+            np.asarray(component) for component in policy.get_initial_state()
+        ]
         self._preprocessor = preprocessor
         self._filter = observation_filter
         self.clips_actions = clip_actions
         self._has_mask = getattr(policy, "has_action_mask", False)
         self._own_columns: frozenset[str] | None = None
         # our own policies need neither infos nor episodes, and their results need no check
-        self._is_ours = getattr(policy.compute_actions, "__func__", None) is GraphPolicy.compute_actions
+        self._is_ours = (
+            getattr(policy.compute_actions, "__func__", None) is GraphPolicy.compute_actions
+        )
         self._policy_carries_action = carries_action
         self._carries_action = (
             isinstance(policy, GraphPolicy)
@@ -141,13 +161,19 @@ class Actor:
 
     @property
     def is_plain(self) -> bool:
-        """True if the policy uses only observations, states and previous steps, and no code gets infos or episodes."""
+        """True if the policy uses only observations, states and previous steps, and no code gets
+        infos or episodes.
+        """
         return self._is_ours and self.policy.exploration is None
 
     @property
     def looks_back(self) -> bool:
         """True if the policy uses previous actions and rewards, or if that is unknown."""
-        return not (self.is_plain and isinstance(self.policy, GraphPolicy) and self.policy.spec.prev_action is None)
+        return not (
+            self.is_plain
+            and isinstance(self.policy, GraphPolicy)
+            and self.policy.spec.prev_action is None
+        )
 
     @property
     def is_filtered(self) -> bool:
@@ -185,11 +211,18 @@ class Actor:
         return f"observation holds NaN or infinity: {summarize(observation)}"
 
     def rows_without_action(self, obs: Array) -> NDArray[np.int64]:
-        """Return the rows with an action mask that forbids every action, so that no action is possible."""
+        """Return the rows with an action mask that forbids every action, so that no action is
+        possible.
+        """
         return self.policy.rows_without_action(obs) if self._has_mask else _NO_ROWS
 
     def act(
-        self, obs: Array, states: Sequence[Array], question: Callable[[], Question], *, with_logp: bool = True
+        self,
+        obs: Array,
+        states: Sequence[Array],
+        question: Callable[[], Question],
+        *,
+        with_logp: bool = True,
     ) -> Acted:
         """Evaluate the policy once.
 
@@ -200,8 +233,9 @@ class Actor:
             with_logp: see `GraphPolicy.act`; other policies always return what they have.
 
         Raises:
-            BatchError: when the policy returns another number of rows or states than it was given, other columns than
-                before, or actions that its space cannot represent (also a ValueError).
+            BatchError: when the policy returns another number of rows or states than it was given,
+                other columns than before, or actions that its space cannot represent (also a
+                ValueError).
             PolicyError: when it does not return actions, states and columns (also a ValueError).
         """
         report("compute_actions_input", self.policy_id, [obs, *states])
@@ -240,26 +274,29 @@ class Actor:
         *,
         explore: bool = True,
     ) -> tuple[Any, list[Array], dict[str, Any]]:
-        """Return one action for one observation of an environment, without changing the filter's statistics.
+        """Return one action for one observation of an environment, without changing the filter's
+        statistics.
 
         Args:
             obs: the observation.
-            state: state after the previous step, as `initial_memory`; empty = the initial one. The recurrent state
-                alone is also accepted.
-            prev_action: previous action in the environment's form; None at an episode's start. Numbers that the state
-                says were clipped are replaced by those that the policy chose.
+            state: state after the previous step, as `initial_memory`; empty = the initial one. The
+                recurrent state alone is also accepted.
+            prev_action: previous action in the environment's form; None at an episode's start.
+                Numbers that the state says were clipped are replaced by those that the policy
+                chose.
             prev_reward: previous reward.
             info: info that came with the observation.
             explore: False requests the policy's best action instead of a sample.
 
         Returns:
-            The action in the environment's form, the state after the step, and further outputs of the policy, for
-            example "vf_preds".
+            The action in the environment's form, the state after the step, and further outputs of
+            the policy, for example "vf_preds".
 
         Raises:
             BatchError: when the observation does not fit the space (also a ValueError).
             ValueError: when it does not fit the space, or is not finite.
-            PolicyError: when its action mask forbids every action, or the state does not fit (also a ValueError).
+            PolicyError: when its action mask forbids every action, or the state does not fit (also
+                a ValueError).
         """
         row = self.observe([obs], update=False)[0]
         own_state, carried = self._parted(state)
@@ -282,13 +319,16 @@ class Actor:
         explore: bool = True,
         with_logp: bool = True,
     ) -> tuple[list[Any], list[Array], dict[str, Array]]:
-        """Return actions for N observations in one evaluation; states and further outputs are [N, ...].
+        """Return actions for N observations in one evaluation; states and further outputs are [N,
+        ...].
 
-        See `compute_single_action` for arguments and errors. Outputs include ACTIONS, in column form and unclipped.
-        Without `with_logp`, log-probabilities can be left out.
+        See `compute_single_action` for arguments and errors. Outputs include ACTIONS, in column
+        form and unclipped. Without `with_logp`, log-probabilities can be left out.
         """
         rows = self.observe(observations, update=False)
-        return self.act_on(rows, states, prev_actions, prev_rewards, explore=explore, with_logp=with_logp)
+        return self.act_on(
+            rows, states, prev_actions, prev_rewards, explore=explore, with_logp=with_logp
+        )
 
     def act_on(
         self,
@@ -300,10 +340,13 @@ class Actor:
         explore: bool = True,
         with_logp: bool = True,
     ) -> tuple[list[Any], list[Array], dict[str, Array]]:
-        """Return what `compute_actions` returns, for the inputs [N, ...] that `observe` makes of observations."""
+        """Return what `compute_actions` returns, for the inputs [N, ...] that `observe` makes of
+        observations.
+        """
         if len(stuck := self.rows_without_action(rows)):
             raise PolicyError(
-                f"there is no action to take: the action mask of observation {stuck[0]} forbids every one"
+                f"there is no action to take: the action mask of observation {stuck[0]} forbids"
+                " every one"
             )
         own_states, carried = self._parted(states)
         before: Array | None = None
@@ -311,20 +354,28 @@ class Actor:
             before = np.stack([self.layout.to_row(action) for action in prev_actions])
             if carried is not None:
                 before = self._before_clipping(before, carried)
-        less: dict[str, Any] = {} if with_logp or explore or not self._is_ours else {"with_logp": False}
+        less: dict[str, Any] = (
+            {} if with_logp or explore or not self._is_ours else {"with_logp": False}
+        )
         actions, states_out, columns = self.policy.compute_actions(
             rows,
-            own_states or [np.broadcast_to(one, (len(rows), *one.shape)) for one in self.initial_state],
+            own_states
+            or [np.broadcast_to(one, (len(rows), *one.shape)) for one in self.initial_state],
             before,
             None if prev_rewards is None else np.asarray(prev_rewards, np.float32),
             explore=explore,
             **less,
         )
         column = self.layout.to_column(actions)
-        return self.to_env(column), self._with_action(states_out, column), {**columns, c.ACTIONS: column}
+        return (
+            self.to_env(column),
+            self._with_action(states_out, column),
+            {**columns, c.ACTIONS: column},
+        )
 
     def with_taken(self, memory: Sequence[Array], action: Any) -> list[Array]:
-        """Return the memory after a step in which an action was taken that the policy has not chosen.
+        """Return the memory after a step in which an action was taken that the policy has not
+        chosen.
 
         Args:
             memory: state after the step, [...] of each component.
@@ -335,36 +386,44 @@ class Actor:
         return self._with_action(self._parted(memory)[0], self.layout.to_row(action))
 
     def _parted(self, states: Sequence[Array]) -> tuple[Sequence[Array], Array | None]:
-        """Return the recurrent state for the policy, and the last action before it was clipped if it is there."""
+        """Return the recurrent state for the policy, and the last action before it was clipped if
+        it is there.
+        """
         if self._carries_action and len(states) == len(self.initial_memory):
             return states[:-1], np.asarray(states[-1], self.layout.dtype)
         return states, None
 
     def _before_clipping(self, actions: Array, carried: Array) -> Array:
-        """Return previous actions as the policy chose them: it was trained on its actions before they were clipped.
+        """Return previous actions as the policy chose them: it was trained on its actions before
+        they were clipped.
 
         Args:
             actions: [..., *shape] as environments got them.
             carried: [..., *shape] as the policy chose them in the step before.
 
         Returns:
-            The carried numbers where the others are what clipping makes of them; elsewhere another action was taken.
+            The carried numbers where the others are what clipping makes of them; elsewhere another
+            action was taken.
 
         Raises:
             PolicyError: when the carried actions have another shape.
         """
         if carried.shape != actions.shape:
             raise PolicyError(
-                f"the last component of the state has shape {carried.shape}; it is the last action before it was "
-                f"clipped, of shape {actions.shape}"
+                f"the last component of the state has shape {carried.shape}; it is the last action"
+                f" before it was clipped, of shape {actions.shape}"
             )
         return self.layout.before_clipping(actions, carried)
 
     def _with_action(self, states: Sequence[Array], chosen: Array) -> list[Array]:
-        """Return states for callers, with the chosen actions before they are clipped if the policy looks back."""
+        """Return states for callers, with the chosen actions before they are clipped if the policy
+        looks back.
+        """
         if self._carries_action:
             return [*states, chosen.astype(np.float32)]
-        if self._policy_carries_action:  # its own are the most likely ones, even if actions are drawn
+        if (
+            self._policy_carries_action
+        ):  # its own are the most likely ones, even if actions are drawn
             return [*states[:-1], chosen.astype(np.float32)]
         return list(states)
 
@@ -379,16 +438,22 @@ class Actor:
             and isinstance(result[1], tuple | list | np.ndarray)
             and isinstance(result[2], Mapping)
         ):
-            given = f"({', '.join(type(part).__name__ for part in result)})" if isinstance(result, tuple) else result
+            given = (
+                f"({', '.join(type(part).__name__ for part in result)})"
+                if isinstance(result, tuple)
+                else result
+            )
             raise PolicyError(
-                f"compute_actions of policy {self.policy_id!r} ({type(self.policy).__name__}) returned {given!s:.200}, "
-                "expected (actions, list of states, dict of columns); return an empty list or dict if there are none"
+                f"compute_actions of policy {self.policy_id!r} ({type(self.policy).__name__})"
+                f" returned {given!s:.200}, expected (actions, list of states, dict of columns);"
+                " return an empty list or dict if there are none"
             )
         actions, states, columns = result
         if len(states) != len(self.initial_state):
             raise BatchError(
                 "state_out",
-                f"{len(self.initial_state)} recurrent states of policy {self.policy_id!r}, as in its initial state",
+                f"{len(self.initial_state)} recurrent states of policy {self.policy_id!r}, as in"
+                " its initial state",
                 f"{len(states)}",
             )
         if columns.keys() != self._own_columns:
@@ -396,10 +461,15 @@ class Actor:
         report("compute_actions_result", self.policy_id, [actions, states, columns])
         column = self.layout.to_column(actions)
         if len(column) != rows:
-            raise BatchError(c.ACTIONS, f"{rows} actions of policy {self.policy_id!r}", f"{len(column)}")
+            raise BatchError(
+                c.ACTIONS, f"{rows} actions of policy {self.policy_id!r}", f"{len(column)}"
+            )
         return Acted(
             column,
-            [self._entries(c.state_out(index), values, rows) for index, values in enumerate(states)],
+            [
+                self._entries(c.state_out(index), values, rows)
+                for index, values in enumerate(states)
+            ],
             {name: self._entries(name, values, rows) for name, values in columns.items()},
             seconds,
         )
@@ -407,23 +477,32 @@ class Actor:
     def _entries(self, name: str, given: Any, rows: int) -> Array:
         values = np.asarray(given)
         if values.shape[:1] != (rows,):
-            raise BatchError(name, f"{rows} rows of policy {self.policy_id!r}", f"shape {values.shape}")
+            raise BatchError(
+                name, f"{rows} rows of policy {self.policy_id!r}", f"shape {values.shape}"
+            )
         return values
 
     def _settle_columns(self, columns: Mapping[str, Any]) -> None:
         """Fix the columns of the first evaluation, and check that later ones have the same."""
         if self._own_columns is None:
             indices = range(len(self.initial_state))
-            taken = sorted(columns.keys() & {*_ROW_COLUMNS, *map(c.state_in, indices), *map(c.state_out, indices)})
+            taken = sorted(
+                columns.keys()
+                & {*_ROW_COLUMNS, *map(c.state_in, indices), *map(c.state_out, indices)}
+            )
             if taken:
                 raise BatchError(
-                    taken[0], f"a name that rows do not have already, for a column of policy {self.policy_id!r}", taken
+                    taken[0],
+                    "a name that rows do not have already, for a column of policy"
+                    f" {self.policy_id!r}",
+                    taken,
                 )
             self._own_columns = frozenset(columns)
             return
         odd = sorted(self._own_columns ^ columns.keys())
         raise BatchError(
             odd[0],
-            f"the columns {sorted(self._own_columns)} of policy {self.policy_id!r}, the same at every evaluation",
+            f"the columns {sorted(self._own_columns)} of policy {self.policy_id!r}, the same at"
+            " every evaluation",
             sorted(columns),
         )

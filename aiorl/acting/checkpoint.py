@@ -1,12 +1,13 @@
 """Checkpoints: a directory of safetensors and JSON, written completely or not at all.
 
     checkpoints/checkpoint-000123/
-        tensors.safetensors    weights, optimiser, filters: every array
-        pieces/000000.safetensors    stored experience, if any: rows of one array in each file
-        meta.json              description of the arrays, counters, random states, and digests of everything
+        tensors.safetensors    weights, optimiser, filters: every array pieces/000000.safetensors
+        stored experience, if any: rows of one array in each file meta.json              description
+        of the arrays, counters, random states, and digests of everything
 
-A checkpoint is written under a temporary name, flushed to disk and renamed. A directory with the final name is
-therefore complete unless the disk damaged it later, which the digests reveal. Loading a checkpoint runs no code.
+A checkpoint is written under a temporary name, flushed to disk and renamed. A directory with the
+final name is therefore complete unless the disk damaged it later, which the digests reveal. Loading
+a checkpoint runs no code.
 """
 
 from __future__ import annotations
@@ -73,7 +74,9 @@ class _PieceFile(NamedTuple):
     def read(self, checkpoint: Path) -> NDArray[Any]:
         payload = _read(checkpoint, f"{_PIECES}/{self.file}", self.num_bytes)
         if hashlib.sha256(payload).hexdigest() != self.sha256:
-            raise CheckpointError(checkpoint, f"{self.file} is damaged: it does not match its digest in {_META}")
+            raise CheckpointError(
+                checkpoint, f"{self.file} is damaged: it does not match its digest in {_META}"
+            )
         try:
             rows: NDArray[Any] = load_tensors(payload)[self.name]
         except (SafetensorError, ValueError, TypeError, KeyError) as error:
@@ -115,7 +118,8 @@ class Checkpoint:
     owners: Mapping[int, Path] = field(default_factory=dict)
 
     def check_pieces(self) -> None:
-        """Read all pieces, one at a time, and compare their digests; this takes as long as the disk does.
+        """Read all pieces, one at a time, and compare their digests; this takes as long as the disk
+        does.
 
         Raises:
             CheckpointError: when one is missing or damaged.
@@ -138,10 +142,16 @@ class Checkpoint:
 
     def under(self, prefix: str) -> dict[str, NDArray[Any]]:
         """Return the tensors with names that begin with ``prefix``, by the rest of their names."""
-        return {name.removeprefix(prefix): array for name, array in self.tensors.items() if name.startswith(prefix)}
+        return {
+            name.removeprefix(prefix): array
+            for name, array in self.tensors.items()
+            if name.startswith(prefix)
+        }
 
     def filter_state(self, name: str) -> dict[str, NDArray[Any]]:
-        """Return the state of a filter, named by policy id or by `returns_of`; empty if there is none."""
+        """Return the state of a filter, named by policy id or by `returns_of`; empty if there is
+        none.
+        """
         found = self.under(f"filter/{name}/")
         return {entry: array for entry, array in found.items() if "/" not in entry}
 
@@ -161,8 +171,8 @@ def save_checkpoint(
 
     Args:
         directory: directory of checkpoints; created if missing.
-        number: number of the new one. One with the same number is replaced; those with higher ones move to
-            ``superseded/``.
+        number: number of the new one. One with the same number is replaced; those with higher ones
+            move to ``superseded/``.
         tensors: arrays of bool, int, uint or float, any shape.
         meta: JSON values: run_id, env, algo, spaces, counters, random states.
         keep: number of checkpoints to keep, including the new one; None keeps all.
@@ -172,18 +182,24 @@ def save_checkpoint(
         The new checkpoint's directory.
 
     Raises:
-        CheckpointError: when the disk is full, the directory can't be written, or a value can't be stored in a
-            checkpoint; the message is one plain sentence.
+        CheckpointError: when the disk is full, the directory can't be written, or a value can't be
+            stored in a checkpoint; the message is one plain sentence.
     """
     path = directory / _name(number)
     temporary = directory / f"{_TEMPORARY}{path.name}"
     try:
-        payload = save_tensors({name: np.asarray(array, order="C") for name, array in tensors.items()})
+        payload = save_tensors(
+            {name: np.asarray(array, order="C") for name, array in tensors.items()}
+        )
         digest = hashlib.sha256(payload).hexdigest()
         header = {
-            "format_version": FORMAT_VERSION, "number": number, "tensors_bytes": len(payload),
-            "tensors_sha256": digest, "meta": dict(meta), "meta_sha256": _digest_of(meta),
-        }  # fmt: skip
+            "format_version": FORMAT_VERSION,
+            "number": number,
+            "tensors_bytes": len(payload),
+            "tensors_sha256": digest,
+            "meta": dict(meta),
+            "meta_sha256": _digest_of(meta),
+        }
     except (TypeError, ValueError, KeyError, RecursionError, SafetensorError) as error:
         raise CheckpointError(path, f"one of its values can't be stored: {error}") from error
     try:
@@ -195,14 +211,18 @@ def save_checkpoint(
             header |= {"pieces": written, "pieces_sha256": _digest_of(written)}
         text = json.dumps(header, indent=1, allow_nan=False).encode()
         if len(text) > _MAX_META_BYTES:
-            raise CheckpointError(path, f"{_META} would have {len(text):,} bytes, more than would be read back")
+            raise CheckpointError(
+                path, f"{_META} would have {len(text):,} bytes, more than would be read back"
+            )
         _write(temporary / _META, text)
         _sync_directory(temporary)
         _move_into_place(temporary, path)
         _set_aside_newer(directory, number)
         _sync_directory(directory)
     except OSError as error:
-        raise CheckpointError(path, f"can't be written: {error.strerror or error}. Older ones are intact.") from error
+        raise CheckpointError(
+            path, f"can't be written: {error.strerror or error}. Older ones are intact."
+        ) from error
     finally:
         _remove(temporary)
     if keep is not None:
@@ -214,8 +234,8 @@ def load_checkpoint(path: Path) -> Checkpoint:
     """Read a checkpoint, and compare it with its digest.
 
     Raises:
-        CheckpointError: when a file is missing, unreadable, damaged or of another format version, or when a weight of
-            a policy or critic is not finite.
+        CheckpointError: when a file is missing, unreadable, damaged or of another format version,
+            or when a weight of a policy or critic is not finite.
     """
     owners: dict[int, Path] = {}
     try:
@@ -238,10 +258,17 @@ def load_checkpoint(path: Path) -> Checkpoint:
         raise CheckpointError(path, f"{_META} is damaged: its contents do not match its digest")
     payload = _read(path, _TENSORS, header.tensors_bytes, owners)
     if hashlib.sha256(payload).hexdigest() != header.tensors_sha256:
-        raise CheckpointError(path, f"{_TENSORS} is damaged: it does not match its digest in {_META}")
+        raise CheckpointError(
+            path, f"{_TENSORS} is damaged: it does not match its digest in {_META}"
+        )
     try:
         tensors = load_tensors(payload)
-    except (SafetensorError, ValueError, TypeError, KeyError) as error:  # KeyError: a dtype unknown to NumPy
+    except (
+        SafetensorError,
+        ValueError,
+        TypeError,
+        KeyError,
+    ) as error:  # KeyError: a dtype unknown to NumPy
         raise CheckpointError(path, f"{_TENSORS} is damaged: {error}") from error
     for name, array in tensors.items():
         if ("/weights/" in name or "/critics/" in name) and not np.isfinite(array).all():
@@ -253,24 +280,33 @@ def load_checkpoint(path: Path) -> Checkpoint:
 def _check_sizes(path: Path, header: _Header) -> None:
     """Check the presence and size of each piece; `Checkpoint.check_pieces` checks contents."""
     if header.pieces_sha256 is not None and _digest_of(header.pieces) != header.pieces_sha256:
-        raise CheckpointError(path, f"{_META} is damaged: its list of pieces does not match its digest")
+        raise CheckpointError(
+            path, f"{_META} is damaged: its list of pieces does not match its digest"
+        )
     if len({piece.file for piece in header.pieces}) != len(header.pieces):
         raise CheckpointError(path, f"{_META} is damaged: it names a piece twice")
     for piece in header.pieces:
         try:
             found = (path / _PIECES / piece.file).stat().st_size
         except OSError as error:
-            raise CheckpointError(path, f"{piece.file} can't be read: {error.strerror or error}") from error
+            raise CheckpointError(
+                path, f"{piece.file} can't be read: {error.strerror or error}"
+            ) from error
         if found != piece.num_bytes:
-            raise CheckpointError(path, f"{piece.file} is damaged: it has {found:,} bytes, not {piece.num_bytes:,}")
+            raise CheckpointError(
+                path, f"{piece.file} is damaged: it has {found:,} bytes, not {piece.num_bytes:,}"
+            )
 
 
-def load_newest_valid(directory: Path, check: Callable[[Checkpoint], object] = lambda found: None) -> Checkpoint:
+def load_newest_valid(
+    directory: Path, check: Callable[[Checkpoint], object] = lambda found: None
+) -> Checkpoint:
     """Read the newest undamaged checkpoint, and name the damaged ones in the log.
 
     Args:
         directory: directory of checkpoints.
-        check: raises CheckpointError if the contents are invalid; the previous checkpoint is then used.
+        check: raises CheckpointError if the contents are invalid; the previous checkpoint is then
+            used.
 
     Raises:
         CheckpointError: when there is none, or none that is undamaged.
@@ -291,12 +327,16 @@ def load_newest_valid(directory: Path, check: Callable[[Checkpoint], object] = l
     raise CheckpointError(directory, "there is none in this directory")
 
 
-def find_checkpoint(path: str | Path, check: Callable[[Checkpoint], object] = lambda found: None) -> Checkpoint:
-    """Read a checkpoint, or the newest undamaged one of a run directory or of a directory of checkpoints.
+def find_checkpoint(
+    path: str | Path, check: Callable[[Checkpoint], object] = lambda found: None
+) -> Checkpoint:
+    """Read a checkpoint, or the newest undamaged one of a run directory or of a directory of
+    checkpoints.
 
     Args:
         path: any of these; for a checkpoint, the path at which it was written.
-        check: raises CheckpointError if the contents are invalid; the previous checkpoint is then used.
+        check: raises CheckpointError if the contents are invalid; the previous checkpoint is then
+            used.
 
     Raises:
         CheckpointError: when there is none, or none that can be used.
@@ -313,17 +353,24 @@ def find_checkpoint(path: str | Path, check: Callable[[Checkpoint], object] = la
         if list_checkpoints(directory):
             return load_newest_valid(directory, check)
     what = "there is none in it" if path.is_dir() else "there is no such directory"
-    raise CheckpointError(path, f"{what}; give a run directory, or one of the checkpoint-* directories of a run")
+    raise CheckpointError(
+        path, f"{what}; give a run directory, or one of the checkpoint-* directories of a run"
+    )
 
 
 def list_checkpoints(directory: Path) -> list[Path]:
-    """Return the directories of finished checkpoints, oldest first; empty if `directory` doesn't exist.
+    """Return the directories of finished checkpoints, oldest first; empty if `directory` doesn't
+    exist.
 
     Raises:
         CheckpointError: when it can't be read.
     """
     try:
-        found = [(int(match[1]), path) for path in directory.iterdir() if (match := _NAME.fullmatch(path.name))]
+        found = [
+            (int(match[1]), path)
+            for path in directory.iterdir()
+            if (match := _NAME.fullmatch(path.name))
+        ]
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -354,7 +401,8 @@ def check_compatible(checkpoint: Checkpoint, expected: Mapping[str, Any]) -> Non
 
     Args:
         checkpoint: the checkpoint.
-        expected: required entries of its `meta`, for example {"algo": "ppo", "env": "CartPole-v1", "spaces": {...}}.
+        expected: required entries of its `meta`, for example {"algo": "ppo", "env": "CartPole-v1",
+            "spaces": {...}}.
 
     Raises:
         CheckpointError: when entries differ; it names all of them, with both values of each.
@@ -367,15 +415,17 @@ def check_compatible(checkpoint: Checkpoint, expected: Mapping[str, Any]) -> Non
     if differing:
         raise CheckpointError(
             checkpoint.path,
-            f"belongs to another run: {'; '.join(differing)}. A new run can begin with its weights: set init_from to "
-            "its path",
+            f"belongs to another run: {'; '.join(differing)}. A new run can begin with its weights:"
+            " set init_from to its path",
         )
 
 
 def _is_same(name: str, there: Any, here: Any) -> bool:
-    """Return whether two values agree; an environment may be redefined, or named without its module in the file.
+    """Return whether two values agree; an environment may be redefined, or named without its module
+    in the file.
 
-    Spaces whose Dicts list the same parts in different orders agree: a run takes over the order that is stored.
+    Spaces whose Dicts list the same parts in different orders agree: a run takes over the order
+    that is stored.
     """
     if name == "spaces" and isinstance(there, dict) and isinstance(here, dict):
         return bool(_in_one_order(there) == _in_one_order(here))
@@ -386,7 +436,9 @@ def _is_same(name: str, there: Any, here: Any) -> bool:
 
 
 def _in_one_order(spaces: dict[str, Any]) -> Any:
-    """Return the spaces of policies with the parts of Dicts sorted; unchanged if they are damaged."""
+    """Return the spaces of policies with the parts of Dicts sorted; unchanged if they are
+    damaged.
+    """
     try:
         return {
             policy_id: {name: with_sorted_keys(space) for name, space in of_policy.items()}
@@ -406,7 +458,9 @@ def _digest_of(plain: Any) -> str:
 
 
 def _read(path: Path, name: str, max_bytes: int, owners: dict[int, Path] | None = None) -> bytes:
-    """Return the content of a file of a checkpoint, and add its owner and the directory's to ``owners``."""
+    """Return the content of a file of a checkpoint, and add its owner and the directory's to
+    ``owners``.
+    """
     try:
         content, owners_here = read_with_owners(path / name, max_bytes=max_bytes)
     except OSError as error:
@@ -437,7 +491,8 @@ def _write(path: Path, payload: bytes) -> None:
 def _move_into_place(temporary: Path, path: Path) -> None:
     """Rename a new checkpoint to its final name.
 
-    A directory can't be renamed onto one with contents, so an old one with that name stays until the new is in place.
+    A directory can't be renamed onto one with contents, so an old one with that name stays until
+    the new is in place.
     """
     aside = path.with_name(f"{_ASIDE}{path.name}")
     _remove(aside)
@@ -456,7 +511,8 @@ def _move_into_place(temporary: Path, path: Path) -> None:
 def _set_aside_newer(directory: Path, number: int) -> None:
     """Move checkpoints with higher numbers away, so that the newest is always the one written last.
 
-    They exist if a trainer went back to an earlier checkpoint, if another run wrote them, or if they are damaged.
+    They exist if a trainer went back to an earlier checkpoint, if another run wrote them, or if
+    they are damaged.
     """
     for path in list_checkpoints(directory):
         if int(path.name.rpartition("-")[2]) > number:
@@ -476,7 +532,8 @@ def _remove(path: Path) -> None:
 
 
 def _remove_at_once(path: Path, directory: Path) -> None:
-    """Remove a checkpoint so that a process that is killed meanwhile leaves none without some of its files.
+    """Remove a checkpoint so that a process that is killed meanwhile leaves none without some of
+    its files.
 
     Args:
         path: the checkpoint.

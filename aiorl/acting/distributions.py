@@ -1,23 +1,25 @@
 """Action distributions on NumPy, for sampling at workers.
 
-A distribution is made once for an action space and holds no state. It reads its parameters from the rows of ``inputs``
-[N, P], the acting graph's output:
+A distribution is made once for an action space and holds no state. It reads its parameters from the
+rows of ``inputs`` [N, P], the acting graph's output:
 
 - Categorical: A logits.
 - Greedy: the values of A actions.
 - MultiCategorical: the logits of each component, one component after the other.
 - Bernoulli: for each bit, the logit of being 1.
-- DiagGaussian, ScaledGaussian and SquashedGaussian: A means, then A logarithms of standard deviations, clamped to
-  [LOG_STD_MIN, LOG_STD_MAX]. ScaledGaussian scales its samples to the range of the space, and SquashedGaussian maps
-  them by tanh into its bounds.
+- DiagGaussian, ScaledGaussian and SquashedGaussian: A means, then A logarithms of standard
+  deviations, clamped to [LOG_STD_MIN, LOG_STD_MAX]. ScaledGaussian scales its samples to the range
+  of the space, and SquashedGaussian maps them by tanh into its bounds.
 
-An input of MASKED_LOGIT forbids its action (for a bit: being 1). A forbidden action is never sampled, is not the mode,
-and adds exactly nothing to entropy and divergence. Networks output it for actions that an action mask forbids.
+An input of MASKED_LOGIT forbids its action (for a bit: being 1). A forbidden action is never
+sampled, is not the mode, and adds exactly nothing to entropy and divergence. Networks output it for
+actions that an action mask forbids.
 
-Sampling is a pure function of inputs and noise. Noise is drawn in advance for many steps together (`draw_noise`), which
-is both cheaper and exactly reproducible; each distribution defines the meaning of its noise numbers. The TensorFlow
-counterpart of this module is `aiorl.learning.models.distributions`. Distributions over Tuple and Dict spaces consist of
-the other ones (`Composite`).
+Sampling is a pure function of inputs and noise. Noise is drawn in advance for many steps together
+(`draw_noise`), which is both cheaper and exactly reproducible; each distribution defines the
+meaning of its noise numbers. The TensorFlow counterpart of this module is
+`aiorl.learning.models.distributions`. Distributions over Tuple and Dict spaces consist of the other
+ones (`Composite`).
 """
 
 from __future__ import annotations
@@ -51,9 +53,10 @@ class ActionDistribution(ABC):
         noise_size: K.
         action_shape: shape of one action.
         action_dtype: dtype of actions, that of the space.
-        num_features: F, features that a network outputs along with the inputs (see `DiagGaussian`); 0 for none.
-        logp_is_apart: True if `choose_into` is cheaper than `sample_into`, and `logp` of its actions is equal to the
-            bit.
+        num_features: F, features that a network outputs along with the inputs (see `DiagGaussian`);
+            0 for none.
+        logp_is_apart: True if `choose_into` is cheaper than `sample_into`, and `logp` of its
+            actions is equal to the bit.
     """
 
     name: ClassVar[str]
@@ -75,16 +78,22 @@ class ActionDistribution(ABC):
 
     @property
     def choice_inputs(self) -> NDArray[np.int64]:
-        """[M]: inputs that have an entry in an action mask, in the order of the entries; by default all."""
+        """[M]: inputs that have an entry in an action mask, in the order of the entries; by default
+        all.
+        """
         return np.arange(self.num_inputs)
 
     def draw_noise(self, rng: np.random.Generator, *leading: int) -> F32:
-        """Draw noise for `leading` (for example T, N) samples: float32 [*leading, K], by default uniform in [0, 1)."""
+        """Draw noise for `leading` (for example T, N) samples: float32 [*leading, K], by default
+        uniform in [0, 1).
+        """
         return rng.random((*leading, self.noise_size), dtype=np.float32)
 
     @abstractmethod
     def sample_into(self, inputs: F32, noise: F32, actions: NDArray[Any], logp: F32) -> None:
-        """Write actions [N, *action_shape] and their log-probabilities [N] for inputs [N, P], noise [N, K]."""
+        """Write actions [N, *action_shape] and their log-probabilities [N] for inputs [N, P], noise
+        [N, K].
+        """
 
     def choose_into(self, inputs: F32, noise: F32, actions: NDArray[Any]) -> None:
         """Write the same actions as `sample_into`."""
@@ -96,7 +105,9 @@ class ActionDistribution(ABC):
 
     @abstractmethod
     def logp(self, inputs: F32, actions: NDArray[Any]) -> F32:
-        """Return the log-probability (or log-density) of actions [N, *action_shape]: float32 [N]."""
+        """Return the log-probability (or log-density) of actions [N, *action_shape]: float32
+        [N].
+        """
 
     def action_values(self, inputs: F32, actions: NDArray[Any]) -> F32:
         """Return the values of actions, if the inputs are values of actions.
@@ -111,7 +122,9 @@ class ActionDistribution(ABC):
         Raises:
             PolicyError: when the inputs are not values, as for most distributions.
         """
-        raise PolicyError(f"a {self.name} distribution has no values of actions; use a network of Q values")
+        raise PolicyError(
+            f"a {self.name} distribution has no values of actions; use a network of Q values"
+        )
 
     def sample_with_logp(self, inputs: F32, noise: F32) -> tuple[NDArray[Any], F32]:
         """Return actions [N, *action_shape] and their log-probabilities [N]; see `sample_into`."""
@@ -135,18 +148,23 @@ _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 
 
 def _has_bounds(space: spaces.Box) -> bool:
-    """Return whether actions can be squashed into the bounds; some spaces use float32's limits for no bounds."""
+    """Return whether actions can be squashed into the bounds; some spaces use float32's limits for
+    no bounds.
+    """
     with np.errstate(over="ignore"):
-        return space.is_bounded("both") and bool(np.isfinite(2.0 * (space.high - space.low).astype(np.float32)).all())
+        return space.is_bounded("both") and bool(
+            np.isfinite(2.0 * (space.high - space.low).astype(np.float32)).all()
+        )
 
 
 class DiagGaussian(ActionDistribution):
-    """Independent normal components of a Box, unbounded; the code that steps the environment clips them.
+    """Independent normal components of a Box, unbounded; the code that steps the environment clips
+    them.
 
     Attributes:
         size: A, numbers in an action.
-        num_features: F, if noise is a function of the state (see `noise_of_state`); 0 if each step has independent
-            noise.
+        num_features: F, if noise is a function of the state (see `noise_of_state`); 0 if each step
+            has independent noise.
     """
 
     name = "diag_gaussian"
@@ -154,7 +172,9 @@ class DiagGaussian(ActionDistribution):
 
     def __init__(self, action_space: Any, num_features: int = 0) -> None:
         if action_space.dtype.kind != "f":
-            raise UnsupportedSpaceError("a Gaussian distribution over", action_space, ["Box of floats"])
+            raise UnsupportedSpaceError(
+                "a Gaussian distribution over", action_space, ["Box of floats"]
+            )
         self.size: int = math.prod(action_space.shape)
         self.num_features = num_features
         super().__init__(action_space, num_inputs=2 * self.size, noise_size=self.size)
@@ -188,20 +208,25 @@ class DiagGaussian(ActionDistribution):
         logp -= np.float32(self.size * _HALF_LOG_2PI)
 
     def noise_of_state(self, outputs: F32, matrices: F32) -> F32:
-        """Return noise [N, A] for `sample_into` that is linear in the features, and so equal at equal states.
+        """Return noise [N, A] for `sample_into` that is linear in the features, and so equal at
+        equal states.
 
         Args:
-            outputs: [N, P + F * A] outputs of the network; the features' shares in the deviations follow the inputs.
-            matrices: [N, F * A] standard normal numbers. The noise is then standard normal, too, because the squares of
-                the shares sum to 1.
+            outputs: [N, P + F * A] outputs of the network; the features' shares in the deviations
+                follow the inputs.
+            matrices: [N, F * A] standard normal numbers. The noise is then standard normal, too,
+                because the squares of the shares sum to 1.
 
         Returns:
             float32 [N, A].
 
-        Source: Raffin et al. 2021, https://arxiv.org/abs/2005.05719, eq. 7 to 9, over the deviation.
+        Source: Raffin et al. 2021, https://arxiv.org/abs/2005.05719, eq. 7 to 9, over the
+            deviation.
         """
         shape = (-1, self.num_features, self.size)
-        noise: F32 = np.einsum("nfa,nfa->na", outputs[:, self.num_inputs :].reshape(shape), matrices.reshape(shape))
+        noise: F32 = np.einsum(
+            "nfa,nfa->na", outputs[:, self.num_inputs :].reshape(shape), matrices.reshape(shape)
+        )
         return noise
 
     def deterministic(self, inputs: F32) -> NDArray[Any]:
@@ -227,19 +252,23 @@ class DiagGaussian(ActionDistribution):
 class BoxScale:
     """Units of the numbers of a Box: the middle of the range is 0, and half the range is 1.
 
-    A number without a finite range keeps its own unit, and so does the unit of one whose bounds are equal.
+    A number without a finite range keeps its own unit, and so does the unit of one whose bounds are
+    equal.
 
     Attributes:
         size: A, numbers of an action.
         centre: [A], action at 0, in the dtype of computations with actions.
         half_range: [A], length of a unit, likewise.
-        log_volume: sum of the logarithms of the units: the log-density over units minus that over actions.
+        log_volume: sum of the logarithms of the units: the log-density over units minus that over
+            actions.
         is_finite: [A], True for numbers with a finite range.
         is_identity: True if actions are in these units already.
     """
 
     def __init__(self, space: spaces.Box) -> None:
-        """Derive the units from the bounds; float32 must be able to hold twice the range of a scaled number."""
+        """Derive the units from the bounds; float32 must be able to hold twice the range of a
+        scaled number.
+        """
         low = space.low.astype(np.float64).ravel()
         high = space.high.astype(np.float64).ravel()
         with np.errstate(over="ignore", invalid="ignore"):
@@ -268,8 +297,8 @@ class BoxScale:
 class ScaledGaussian(DiagGaussian):
     """Independent normal components in the units of `BoxScale`, not clipped.
 
-    A mean of 0 is the middle of a component's range, and a standard deviation of 1 is half the range. Actions and their
-    densities are in the units of the space.
+    A mean of 0 is the middle of a component's range, and a standard deviation of 1 is half the
+    range. Actions and their densities are in the units of the space.
 
     Attributes:
         scale: units of the components.
@@ -303,10 +332,10 @@ class ScaledGaussian(DiagGaussian):
 class SquashedGaussian(DiagGaussian):
     """A normal variable u mapped into the bounds of a Box: low + (high - low) * (tanh(u) + 1) / 2.
 
-    The log-density is computed from the stored action by inverting the map, not from u, so that a learner that sees
-    only the action computes the same number. Let p and q be the distances from the lower and the upper bound as shares
-    of the range, each exact near its own bound, and at least EDGE. Then u = (log p - log q) / 2 and
-    log |da/du| = log(2 (high - low)) + log p + log q.
+    The log-density is computed from the stored action by inverting the map, not from u, so that a
+    learner that sees only the action computes the same number. Let p and q be the distances from
+    the lower and the upper bound as shares of the range, each exact near its own bound, and at
+    least EDGE. Then u = (log p - log q) / 2 and log |da/du| = log(2 (high - low)) + log p + log q.
     """
 
     name = "squashed_gaussian"
@@ -324,7 +353,10 @@ class SquashedGaussian(DiagGaussian):
         self.high: F32 = action_space.high.astype(np.float32).ravel()
         self.span: F32 = self.high - self.low
         if not (self.span > 0).all():
-            raise ConfigError(f"the action space {action_space} has a component without range.", value=action_space)
+            raise ConfigError(
+                f"the action space {action_space} has a component without range.",
+                value=action_space,
+            )
         self._log_2span: F32 = np.log(2.0 * self.span)
 
     def sample_into(self, inputs: F32, noise: F32, actions: NDArray[Any], logp: F32) -> None:
@@ -374,7 +406,9 @@ class Categorical(ActionDistribution):
         self.start = int(action_space.start)
 
     def sample_into(self, inputs: F32, noise: F32, actions: NDArray[Any], logp: F32) -> None:
-        """Sample by inversion: the first action with a cumulative probability above the uniform number."""
+        """Sample by inversion: the first action with a cumulative probability above the uniform
+        number.
+        """
         choice, log_probability = _choose(inputs, noise)
         if self.start:
             choice += self.start
@@ -404,7 +438,9 @@ class Categorical(ActionDistribution):
 
 
 class TwoClassCategorical(Categorical):
-    """Categorical with A = 2, computed in fewer steps: only the difference of the logits matters."""
+    """Categorical with A = 2, computed in fewer steps: only the difference of the logits
+    matters.
+    """
 
     logp_is_apart = True
 
@@ -420,8 +456,12 @@ class TwoClassCategorical(Categorical):
         """See the base class."""
         self._choose_into(inputs, noise, actions)
 
-    def _choose_into(self, inputs: F32, noise: F32, actions: NDArray[Any]) -> tuple[F32, NDArray[np.bool_]]:
-        """Choose actions; return the differences of the logits [N], and True for each second action [N]."""
+    def _choose_into(
+        self, inputs: F32, noise: F32, actions: NDArray[Any]
+    ) -> tuple[F32, NDArray[np.bool_]]:
+        """Choose actions; return the differences of the logits [N], and True for each second action
+        [N].
+        """
         difference: F32 = inputs[:, 1] - inputs[:, 0]
         is_second: NDArray[np.bool_] = difference > noise[:, 0]
         actions[...] = is_second
@@ -435,9 +475,11 @@ class TwoClassCategorical(Categorical):
 
 
 class Greedy(Categorical):
-    """The action of A with the largest value, without randomness; inputs are the values of A actions.
+    """The action of A with the largest value, without randomness; inputs are the values of A
+    actions.
 
-    Exploration departs from it (`aiorl.acting.exploration`). Of several equally good actions, the first one is chosen.
+    Exploration departs from it (`aiorl.acting.exploration`). Of several equally good actions, the
+    first one is chosen.
     """
 
     name = "greedy"
@@ -452,8 +494,12 @@ class Greedy(Categorical):
         logp[...] = 0.0
 
     def logp(self, inputs: F32, actions: NDArray[Any]) -> F32:
-        """Return 0 for the best action; for all others a number so low that their probability is 0."""
-        found: F32 = np.where(self.deterministic(inputs) == actions, _ZERO, np.float32(MASKED_LOGIT))
+        """Return 0 for the best action; for all others a number so low that their probability is
+        0.
+        """
+        found: F32 = np.where(
+            self.deterministic(inputs) == actions, _ZERO, np.float32(MASKED_LOGIT)
+        )
         return found
 
     def action_values(self, inputs: F32, actions: NDArray[Any]) -> F32:
@@ -486,7 +532,10 @@ class MultiCategorical(ActionDistribution):
         self.start: NDArray[np.int64] = action_space.start.astype(np.int64).ravel()
         self._widest = int(self.sizes.max())
         self.positions: NDArray[np.int64] = np.concatenate(
-            [component * self._widest + np.arange(size) for component, size in enumerate(self.sizes)]
+            [
+                component * self._widest + np.arange(size)
+                for component, size in enumerate(self.sizes)
+            ]
         )
 
     def sample_into(self, inputs: F32, noise: F32, actions: NDArray[Any], logp: F32) -> None:
@@ -553,10 +602,11 @@ def _two_class_logp(difference: F32, is_second: NDArray[Any]) -> F32:
 
 
 def _choose(logits: F32, uniform: F32) -> tuple[NDArray[np.int64], F32]:
-    """Return choices [R] and their log-probabilities [R], for logits [R, A] and uniform numbers [R, 1] below 1.
+    """Return choices [R] and their log-probabilities [R], for logits [R, A] and uniform numbers [R,
+    1] below 1.
 
-    The product of a uniform float32 below 1 and the total stays below the total. A choice is therefore always found,
-    and never one of probability 0.
+    The product of a uniform float32 below 1 and the total stays below the total. A choice is
+    therefore always found, and never one of probability 0.
     """
     shifted = logits - np.maximum.reduce(logits, axis=1, keepdims=True)
     cumulative = np.add.accumulate(np.exp(shifted), axis=1)
@@ -600,7 +650,8 @@ class CompositePart(NamedTuple):
 
 
 class Composite(ActionDistribution):
-    """Independent components; inputs, noise and actions are concatenated in the order of the components.
+    """Independent components; inputs, noise and actions are concatenated in the order of the
+    components.
 
     Actions are in column form (`aiorl.data.actions`), a flat row for each.
 
@@ -632,11 +683,15 @@ class Composite(ActionDistribution):
     @property
     def choice_inputs(self) -> NDArray[np.int64]:
         """See the base class."""
-        return np.concatenate([part.distribution.choice_inputs + part.inputs.start for part in self.parts])
+        return np.concatenate(
+            [part.distribution.choice_inputs + part.inputs.start for part in self.parts]
+        )
 
     def draw_noise(self, rng: np.random.Generator, *leading: int) -> F32:
         """Draw each component's own noise."""
-        return np.concatenate([part.distribution.draw_noise(rng, *leading) for part in self.parts], axis=-1)
+        return np.concatenate(
+            [part.distribution.draw_noise(rng, *leading) for part in self.parts], axis=-1
+        )
 
     def sample_into(self, inputs: F32, noise: F32, actions: NDArray[Any], logp: F32) -> None:
         """Sample each component, and add up their log-probabilities."""
@@ -662,7 +717,9 @@ class Composite(ActionDistribution):
     def logp(self, inputs: F32, actions: NDArray[Any]) -> F32:
         """See the base class."""
         batches = zip(self.parts, self.layout.split(actions), strict=True)
-        total: F32 = np.add.reduce([part.distribution.logp(inputs[:, part.inputs], batch) for part, batch in batches])
+        total: F32 = np.add.reduce(
+            [part.distribution.logp(inputs[:, part.inputs], batch) for part, batch in batches]
+        )
         return total
 
 
@@ -681,10 +738,20 @@ class ScaledComposite(Composite):
 
 
 _KINDS: tuple[type[ActionDistribution], ...] = (
-    Categorical, Greedy, MultiCategorical, Bernoulli, DiagGaussian, SquashedGaussian, ScaledGaussian, Composite,
-    SquashedComposite, ScaledComposite,
-)  # fmt: skip
-DISTRIBUTIONS: dict[str, Any] = {kind.name: kind for kind in _KINDS}  # Any: each is made from a space alone
+    Categorical,
+    Greedy,
+    MultiCategorical,
+    Bernoulli,
+    DiagGaussian,
+    SquashedGaussian,
+    ScaledGaussian,
+    Composite,
+    SquashedComposite,
+    ScaledComposite,
+)
+DISTRIBUTIONS: dict[str, Any] = {
+    kind.name: kind for kind in _KINDS
+}  # Any: each is made from a space alone
 """Distributions by name; the first one that supports a kind of space is its default."""
 
 
@@ -692,11 +759,13 @@ _MAX_CHOICES = 1 << 24
 """Limit of the outputs of a network for one discrete action."""
 
 _SQUASHED: dict[type[ActionDistribution], type[ActionDistribution]] = {
-    DiagGaussian: SquashedGaussian, Composite: SquashedComposite,
-}  # fmt: skip
+    DiagGaussian: SquashedGaussian,
+    Composite: SquashedComposite,
+}
 _SCALED: dict[type[ActionDistribution], type[ActionDistribution]] = {
-    DiagGaussian: ScaledGaussian, Composite: ScaledComposite,
-}  # fmt: skip
+    DiagGaussian: ScaledGaussian,
+    Composite: ScaledComposite,
+}
 
 
 def make_distribution(
@@ -705,10 +774,12 @@ def make_distribution(
     """Make the default distribution for an action space.
 
     Args:
-        action_space: Discrete, MultiDiscrete, MultiBinary, a Box of floats, or a Tuple or Dict of these, at any depth.
-        squash: True to squash the actions of Boxes into their bounds instead of leaving them unbounded.
-        scale: True for the units of `BoxScale`, unless all Boxes are in these units anyway. Without effect on squashed
-            actions.
+        action_space: Discrete, MultiDiscrete, MultiBinary, a Box of floats, or a Tuple or Dict of
+            these, at any depth.
+        squash: True to squash the actions of Boxes into their bounds instead of leaving them
+            unbounded.
+        scale: True for the units of `BoxScale`, unless all Boxes are in these units anyway. Without
+            effect on squashed actions.
 
     Raises:
         UnsupportedSpaceError: for any other space, and for a Box without bounds if `squash` is set.
@@ -718,7 +789,10 @@ def make_distribution(
         raise UnsupportedSpaceError("action space", action_space, KINDS)
     if squash:
         kind = _SQUASHED.get(kind, kind)
-    elif scale and any(isinstance(leaf, spaces.Box) and not _is_in_units(leaf) for leaf in leaf_spaces(action_space)):
+    elif scale and any(
+        isinstance(leaf, spaces.Box) and not _is_in_units(leaf)
+        for leaf in leaf_spaces(action_space)
+    ):
         kind = _SCALED.get(kind, kind)
     return make_named_distribution(kind.name, action_space)
 
@@ -728,15 +802,21 @@ def _is_in_units(box: spaces.Box) -> bool:
 
 
 def _num_choices(space: spaces.Space[Any]) -> int:
-    """Return the number of values of a discrete action's numbers, all together, in Python's numbers; 0 for others."""
+    """Return the number of values of a discrete action's numbers, all together, in Python's
+    numbers; 0 for others.
+    """
     if isinstance(space, spaces.Discrete):
         return int(space.n)
     if isinstance(space, spaces.MultiDiscrete):
-        return space.nvec.size * max(map(int, space.nvec.flat), default=0)  # logits are padded to the widest
+        return space.nvec.size * max(
+            map(int, space.nvec.flat), default=0
+        )  # logits are padded to the widest
     return 0
 
 
-def make_named_distribution(name: str, action_space: spaces.Space[Any], num_features: int = 0) -> ActionDistribution:
+def make_named_distribution(
+    name: str, action_space: spaces.Space[Any], num_features: int = 0
+) -> ActionDistribution:
     """Make the distribution of a name for an action space.
 
     Args:
@@ -749,20 +829,30 @@ def make_named_distribution(name: str, action_space: spaces.Space[Any], num_feat
         UnsupportedSpaceError: when the distribution does not support the space.
     """
     if name not in DISTRIBUTIONS:
-        raise PolicyError(f"unknown distribution {name!r}; known: {', '.join(sorted(DISTRIBUTIONS))}")
+        raise PolicyError(
+            f"unknown distribution {name!r}; known: {', '.join(sorted(DISTRIBUTIONS))}"
+        )
     choices = _num_choices(action_space)
     if choices > _MAX_CHOICES:
         raise UnsupportedSpaceError(
-            "the action space", action_space, [f"up to {_MAX_CHOICES:,} choices"],
-            f"A network would have {choices:,} outputs. Let the environment take several numbers with few values each, "
-            "or a Box.",
-        )  # fmt: skip
+            "the action space",
+            action_space,
+            [f"up to {_MAX_CHOICES:,} choices"],
+            f"A network would have {choices:,} outputs. Let the environment take several numbers"
+            " with few values each, or a Box.",
+        )
     kind = DISTRIBUTIONS[name]
     if not isinstance(action_space, kind.over):
-        raise UnsupportedSpaceError(f"a {name} distribution over", action_space, [own.__name__ for own in kind.over])
+        raise UnsupportedSpaceError(
+            f"a {name} distribution over", action_space, [own.__name__ for own in kind.over]
+        )
     if num_features and not issubclass(kind, DiagGaussian):
-        raise PolicyError(f"noise of {num_features} features requires Gaussian actions; these are {name}")
+        raise PolicyError(
+            f"noise of {num_features} features requires Gaussian actions; these are {name}"
+        )
     if kind is Categorical and getattr(action_space, "n", 0) == 2:
         kind = TwoClassCategorical
-    made: ActionDistribution = kind(action_space, num_features) if num_features else kind(action_space)
+    made: ActionDistribution = (
+        kind(action_space, num_features) if num_features else kind(action_space)
+    )
     return made

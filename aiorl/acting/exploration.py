@@ -1,14 +1,15 @@
 """Exploration: departures of actions from the network's preferences.
 
-A policy without an exploration object samples from its action distribution, which is the fast path. An exploration
-object replaces that step. Like sampling, it is a pure function of the network's outputs and of noise drawn in advance,
-so that equal seeds give equal actions regardless of how rows are batched. Two kinds keep a state for each row:
-Ornstein-Uhlenbeck noise, which is a process in time, and state-dependent noise, which lasts for several steps.
+A policy without an exploration object samples from its action distribution, which is the fast path.
+An exploration object replaces that step. Like sampling, it is a pure function of the network's
+outputs and of noise drawn in advance, so that equal seeds give equal actions regardless of how rows
+are batched. Two kinds keep a state for each row: Ornstein-Uhlenbeck noise, which is a process in
+time, and state-dependent noise, which lasts for several steps.
 
 Actions that the network's outputs forbid (`MASKED_LOGIT`) are never taken, not even at random.
 
-Recorded log-probabilities are those of the exploring behaviour, if it has any. Noise added to a deterministic policy
-has no useful density once it is clipped; its log-probability is recorded as 0.
+Recorded log-probabilities are those of the exploring behaviour, if it has any. Noise added to a
+deterministic policy has no useful density once it is clipped; its log-probability is recorded as 0.
 """
 
 from __future__ import annotations
@@ -44,11 +45,13 @@ class UniformActions:
         """Prepare the distribution for an action space.
 
         Raises:
-            UnsupportedSpaceError: when the space, or one inside it, has no uniform distribution here.
+            UnsupportedSpaceError: when the space, or one inside it, has no uniform distribution
+                here.
         """
         lows, ends, wholes = [], [], []
         self._choices: list[tuple[int, slice, bool]] = []
-        """For each choice: its position in an action, its inputs of the distribution, and True if it is a bit."""
+        """For each choice: its position in an action, its inputs of the distribution, and True if
+        it is a bit."""
         position = first = 0
         for leaf in ActionLayout(space).leaves:
             low, end = _ranges(leaf)
@@ -56,7 +59,9 @@ class UniformActions:
             if isinstance(leaf, spaces.Box):
                 first += 2 * len(low)  # means and deviations
             else:
-                for number, size in enumerate([1] * len(low) if is_bit else (end - low).astype(int).tolist()):
+                for number, size in enumerate(
+                    [1] * len(low) if is_bit else (end - low).astype(int).tolist()
+                ):
                     self._choices.append((position + number, slice(first, first + size), is_bit))
                     first += size
             position += len(low)
@@ -71,22 +76,26 @@ class UniformActions:
         self._logp = -float(np.log(self._span[self._is_bounded]).sum())
 
     def draw_noise(self, rng: np.random.Generator, *leading: int) -> F32:
-        """Draw noise for `leading` choices: float32 [*leading, K] in [0, 1), or normal for unbounded components."""
+        """Draw noise for `leading` choices: float32 [*leading, K] in [0, 1), or normal for
+        unbounded components.
+        """
         noise = rng.random((*leading, self.noise_size), dtype=np.float32)
         if not self._is_bounded.all():
             free = ~self._is_bounded
             noise[..., free] = rng.standard_normal((*leading, int(free.sum())), dtype=np.float32)
         return noise
 
-    def choose_into(self, noise: F32, actions: NDArray[Any], logp: F32, inputs: F32 | None = None) -> None:
+    def choose_into(
+        self, noise: F32, actions: NDArray[Any], logp: F32, inputs: F32 | None = None
+    ) -> None:
         """Write the actions that noise [N, K] selects, and their log-probabilities.
 
         Args:
             noise: a result of `draw_noise`.
             actions: [N, *action_shape] in column form, overwritten.
             logp: [N], overwritten.
-            inputs: [N, P] inputs of the policy's distribution, which exclude the actions that they forbid; None allows
-                all actions.
+            inputs: [N, P] inputs of the policy's distribution, which exclude the actions that they
+                forbid; None allows all actions.
         """
         values = self._start + self._span * noise
         whole = self._is_whole
@@ -102,7 +111,9 @@ class UniformActions:
             free = noise[:, ~self._is_bounded]
             logp += (-0.5 * free * free - 0.5 * math.log(2.0 * math.pi)).sum(axis=1)
 
-    def _choose_allowed(self, allowed: NDArray[np.bool_], noise: F32, values: NDArray[Any], logp: F32) -> None:
+    def _choose_allowed(
+        self, allowed: NDArray[np.bool_], noise: F32, values: NDArray[Any], logp: F32
+    ) -> None:
         """Replace the choices by choices among the allowed ones."""
         for position, part, is_bit in self._choices:
             own = allowed[:, part]
@@ -117,7 +128,9 @@ class UniformActions:
 
 
 def _ranges(leaf: spaces.Space[Any]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return lower bound and upper end (exclusive for whole numbers) of each number of an action."""
+    """Return lower bound and upper end (exclusive for whole numbers) of each number of an
+    action.
+    """
     match leaf:
         case spaces.Discrete():
             low, end = np.array([leaf.start]), np.array([leaf.start + leaf.n])
@@ -126,16 +139,21 @@ def _ranges(leaf: spaces.Space[Any]) -> tuple[NDArray[np.float64], NDArray[np.fl
         case spaces.MultiBinary():
             low, end = np.zeros(math.prod(leaf.shape)), np.full(math.prod(leaf.shape), 2)
         case spaces.Box():
-            low, end = leaf.low.ravel(), leaf.high.ravel().astype(np.float64) + (leaf.dtype.kind != "f")
+            low, end = (
+                leaf.low.ravel(),
+                leaf.high.ravel().astype(np.float64) + (leaf.dtype.kind != "f"),
+            )
         case _:
             raise UnsupportedSpaceError("uniform exploration over", leaf, SIMPLE_KINDS)
     return low.astype(np.float64), end.astype(np.float64)
 
 
 class Schedule:
-    """Value over env steps: straight lines between given points, constant before the first and after the last.
+    """Value over env steps: straight lines between given points, constant before the first and
+    after the last.
 
-    A schedule has no state: the value depends only on the step, so a resumed run continues correctly.
+    A schedule has no state: the value depends only on the step, so a resumed run continues
+    correctly.
     """
 
     __slots__ = ("_points",)
@@ -148,14 +166,26 @@ class Schedule:
             key: dotted name of the setting, for errors.
 
         Raises:
-            ConfigError: when there are no points, one isn't a pair of finite numbers, or the steps don't increase.
+            ConfigError: when there are no points, one isn't a pair of finite numbers, or the steps
+                don't increase.
         """
-        pairs = [(0.0, float(points))] if isinstance(points, int | float) else [_pair(p, key) for p in points]
+        pairs = (
+            [(0.0, float(points))]
+            if isinstance(points, int | float)
+            else [_pair(p, key) for p in points]
+        )
         if not pairs:
-            raise ConfigError(f"{key} has no points.", key=key, value=points, hint="Give [[env step, value], ...].")
+            raise ConfigError(
+                f"{key} has no points.",
+                key=key,
+                value=points,
+                hint="Give [[env step, value], ...].",
+            )
         steps = [step for step, _ in pairs]
         if any(a >= b for a, b in pairwise(steps)):
-            raise ConfigError(f"The env steps of {key} must increase: {steps}.", key=key, value=points)
+            raise ConfigError(
+                f"The env steps of {key} must increase: {steps}.", key=key, value=points
+            )
         self._points = pairs
 
     def value(self, env_steps: int) -> float:
@@ -183,7 +213,9 @@ class Schedule:
 
 def _pair(point: Sequence[float], key: str) -> tuple[float, float]:
     if len(point) != 2 or point[0] < 0 or not all(map(math.isfinite, point)):
-        raise ConfigError(f"A point of {key} is [env step, value], not {list(point)!r}.", key=key, value=point)
+        raise ConfigError(
+            f"A point of {key} is [env step, value], not {list(point)!r}.", key=key, value=point
+        )
     return float(point[0]), float(point[1])
 
 
@@ -194,16 +226,16 @@ Points = float | Sequence[Sequence[float]]
 class Exploration(ABC):
     """Base class of explorations. N rows, P inputs of the distribution and K noise numbers per row.
 
-    The noise consists of the kind's own numbers and those of `UniformActions`, because every kind can begin with
-    uniform actions.
+    The noise consists of the kind's own numbers and those of `UniformActions`, because every kind
+    can begin with uniform actions.
 
     Attributes:
         distribution: the policy's action distribution.
         uniform: uniform distribution over the same actions.
         noise_size: K.
         has_memory: True if a choice depends on earlier ones, so that rows need keys.
-        holds_noise: True if rows that stay the same need no keys, because noise drawn for several steps covers the
-            memory.
+        holds_noise: True if rows that stay the same need no keys, because noise drawn for several
+            steps covers the memory.
     """
 
     has_memory: ClassVar[bool] = False
@@ -234,7 +266,8 @@ class Exploration(ABC):
         self._own_noise = own_noise
         self._random_timesteps = random_timesteps
         self._schedules = {
-            name: Schedule(points, key=f"exploration.{name}") for name, points in (schedules or {}).items()
+            name: Schedule(points, key=f"exploration.{name}")
+            for name, points in (schedules or {}).items()
         }
 
     def draw_noise(self, rng: np.random.Generator, *leading: int) -> F32:
@@ -247,7 +280,9 @@ class Exploration(ABC):
         Returns:
             Noise [*leading, K], float32.
         """
-        return np.concatenate([self._draw(rng, *leading), self.uniform.draw_noise(rng, *leading)], axis=-1)
+        return np.concatenate(
+            [self._draw(rng, *leading), self.uniform.draw_noise(rng, *leading)], axis=-1
+        )
 
     def choose_into(
         self,
@@ -262,13 +297,14 @@ class Exploration(ABC):
         """Write actions and their log-probabilities.
 
         Args:
-            inputs: [N, P] float32 inputs of the distribution, followed by the features' shares if it has features.
+            inputs: [N, P] float32 inputs of the distribution, followed by the features' shares if
+                it has features.
             noise: [N, K] float32, a result of `draw_noise`.
             actions: [N, *action_shape], overwritten.
             logp: [N] float32, overwritten.
             timestep: global timestep, in env steps, for schedules.
-            keys: identities of the rows across calls, for example (episode id, agent id); None identifies a row by its
-                position, for which noise can be drawn in advance.
+            keys: identities of the rows across calls, for example (episode id, agent id); None
+                identifies a row by its position, for which noise can be drawn in advance.
         """
         own, uniform = noise[:, : self._own_noise], noise[:, self._own_noise :]
         if timestep < self._random_timesteps:
@@ -277,10 +313,14 @@ class Exploration(ABC):
             self._choose(inputs, Moment(own, uniform, timestep, keys), actions, logp)
 
     def figures(self, timestep: int) -> dict[str, float]:
-        """Return the figures to report at a global `timestep` in env steps, such as the current epsilon."""
+        """Return the figures to report at a global `timestep` in env steps, such as the current
+        epsilon.
+        """
         return {name: schedule.value(timestep) for name, schedule in self._schedules.items()}
 
-    def on_episode_start(self, policy: Any, environment: Any = None, episode: Any = None, tf_sess: Any = None) -> None:
+    def on_episode_start(
+        self, policy: Any, environment: Any = None, episode: Any = None, tf_sess: Any = None
+    ) -> None:
         """Run when an episode begins, before the callback `on_episode_start`.
 
         Args:
@@ -300,7 +340,9 @@ class Exploration(ABC):
         """
         return
 
-    def on_episode_end(self, policy: Any, environment: Any = None, episode: Any = None, tf_sess: Any = None) -> None:
+    def on_episode_end(
+        self, policy: Any, environment: Any = None, episode: Any = None, tf_sess: Any = None
+    ) -> None:
         """Run when an episode has ended, before the callback `on_episode_end`.
 
         Args:
@@ -327,7 +369,8 @@ class Moment(NamedTuple):
         own: [N, own_noise] noise of the kind itself.
         uniform: [N, ...] noise of uniform actions.
         timestep: global timestep.
-        keys: identities of the rows; None identifies a row by its position, for which noise can be drawn in advance.
+        keys: identities of the rows; None identifies a row by its position, for which noise can be
+            drawn in advance.
     """
 
     own: F32
@@ -341,13 +384,19 @@ _SEED_BITS = 24
 
 
 class GaussianNoise(Exploration):
-    """The deterministic action plus normal noise, clipped to the bounds, optionally after a start of uniform actions.
+    """The deterministic action plus normal noise, clipped to the bounds, optionally after a start
+    of uniform actions.
 
     Source: Fujimoto et al. 2018, https://arxiv.org/abs/1802.09477.
     """
 
     def __init__(
-        self, distribution: ActionDistribution, *, stddev: float = 0.1, scale: Points = 1.0, random_timesteps: int = 0
+        self,
+        distribution: ActionDistribution,
+        *,
+        stddev: float = 0.1,
+        scale: Points = 1.0,
+        random_timesteps: int = 0,
     ) -> None:
         """Set the size of the noise.
 
@@ -365,10 +414,14 @@ class GaussianNoise(Exploration):
         if not isinstance(space, spaces.Box):
             raise UnsupportedSpaceError(f"{type(self).__name__} exploration over", space, ["Box"])
         size = math.prod(space.shape)
-        super().__init__(distribution, size, random_timesteps=random_timesteps, schedules={"scale": scale})
+        super().__init__(
+            distribution, size, random_timesteps=random_timesteps, schedules={"scale": scale}
+        )
         self._low, self._high = space.low, space.high
         bounded = np.isfinite(space.low) & np.isfinite(space.high)
-        half_range = np.where(bounded, 0.5 * (np.where(bounded, space.high, 0) - np.where(bounded, space.low, 0)), 1.0)
+        half_range = np.where(
+            bounded, 0.5 * (np.where(bounded, space.high, 0) - np.where(bounded, space.low, 0)), 1.0
+        )
         self._stddev: F32 = (stddev * half_range).astype(np.float32)
 
     def _draw(self, rng: np.random.Generator, *leading: int) -> F32:
@@ -377,7 +430,9 @@ class GaussianNoise(Exploration):
     def _choose(self, inputs: F32, now: Moment, actions: NDArray[Any], logp: F32) -> None:
         unit = self._unit_noise(now).reshape(actions.shape)
         shift = self._schedules["scale"].value(now.timestep) * self._stddev * unit
-        actions[...] = np.clip(self.distribution.deterministic(inputs) + shift, self._low, self._high)
+        actions[...] = np.clip(
+            self.distribution.deterministic(inputs) + shift, self._low, self._high
+        )
         logp[...] = 0.0
 
     def _unit_noise(self, now: Moment) -> F32:
@@ -386,10 +441,11 @@ class GaussianNoise(Exploration):
 
 
 class OrnsteinUhlenbeckNoise(GaussianNoise):
-    """The deterministic action plus noise that is correlated in time, with a separate process for each row.
+    """The deterministic action plus noise that is correlated in time, with a separate process for
+    each row.
 
-    ``x <- x - theta x + sigma N(0, 1)``, from 0; actions are shifted by ``scale * stddev * half range * x``. If rows
-    are keyed by episode, each episode starts a new process.
+    ``x <- x - theta x + sigma N(0, 1)``, from 0; actions are shifted by ``scale * stddev * half
+    range * x``. If rows are keyed by episode, each episode starts a new process.
 
     Source: Lillicrap et al. 2016, https://arxiv.org/abs/1509.02971.
     """
@@ -407,7 +463,9 @@ class OrnsteinUhlenbeckNoise(GaussianNoise):
         random_timesteps: int = 0,
     ) -> None:
         """Set the process's pull to 0 and its noise; other arguments as for GaussianNoise."""
-        super().__init__(distribution, stddev=stddev, scale=scale, random_timesteps=random_timesteps)
+        super().__init__(
+            distribution, stddev=stddev, scale=scale, random_timesteps=random_timesteps
+        )
         self._theta, self._sigma = theta, sigma
         self._processes: dict[Hashable, F32] = {}
 
@@ -415,8 +473,12 @@ class OrnsteinUhlenbeckNoise(GaussianNoise):
         normal = now.own
         keys = range(len(normal)) if now.keys is None else now.keys
         zeros = np.zeros(normal.shape[1], np.float32)
-        current = np.array([self._processes.get(key, zeros) for key in keys], np.float32).reshape(normal.shape)
-        following: F32 = (current * np.float32(1.0 - self._theta) + np.float32(self._sigma) * normal).astype(np.float32)
+        current = np.array([self._processes.get(key, zeros) for key in keys], np.float32).reshape(
+            normal.shape
+        )
+        following: F32 = (
+            current * np.float32(1.0 - self._theta) + np.float32(self._sigma) * normal
+        ).astype(np.float32)
         self._processes.update(zip(keys, following, strict=True))
         return following
 
@@ -424,22 +486,26 @@ class OrnsteinUhlenbeckNoise(GaussianNoise):
         """Forget the agent's process."""
         self._processes.pop((episode.episode_id, agent_id), None)
 
-    def on_episode_end(self, policy: Any, environment: Any = None, episode: Any = None, tf_sess: Any = None) -> None:
+    def on_episode_end(
+        self, policy: Any, environment: Any = None, episode: Any = None, tf_sess: Any = None
+    ) -> None:
         """Forget the processes of the episode's rows."""
         _forget(self._processes, episode)
 
 
 class StateDependentNoise(Exploration):
-    """Actions of a Gaussian with noise that is a function of the state, the same function for several steps (gSDE).
+    """Actions of a Gaussian with noise that is a function of the state, the same function for
+    several steps (gSDE).
 
-    Each row has a matrix [F, A] of standard normal numbers for `sample_freq` steps. A step's noise is the product of
-    this matrix and the features' shares in the deviations, which the network outputs. At any single state, the noise is
-    standard normal, so log-probabilities are those of the distribution.
+    Each row has a matrix [F, A] of standard normal numbers for `sample_freq` steps. A step's noise
+    is the product of this matrix and the features' shares in the deviations, which the network
+    outputs. At any single state, the noise is standard normal, so log-probabilities are those of
+    the distribution.
 
-    The noise drawn is the seed of each row's matrix. A matrix is made when its seed first occurs, and kept until
-    another seed follows. For rows that stay the same, seeds are drawn in advance: each step's noise names the current
-    matrix. A row with a key uses the seed of its first step, so a row keyed by its episode has a new matrix in each
-    episode.
+    The noise drawn is the seed of each row's matrix. A matrix is made when its seed first occurs,
+    and kept until another seed follows. For rows that stay the same, seeds are drawn in advance:
+    each step's noise names the current matrix. A row with a key uses the seed of its first step, so
+    a row keyed by its episode has a new matrix in each episode.
 
     Source: Raffin et al. 2021, https://arxiv.org/abs/2005.05719, section 3.
     """
@@ -449,7 +515,9 @@ class StateDependentNoise(Exploration):
 
     distribution: DiagGaussian
 
-    def __init__(self, distribution: ActionDistribution, *, sample_freq: int, random_timesteps: int = 0) -> None:
+    def __init__(
+        self, distribution: ActionDistribution, *, sample_freq: int, random_timesteps: int = 0
+    ) -> None:
         """Set the lifetime of matrices.
 
         Args:
@@ -462,15 +530,21 @@ class StateDependentNoise(Exploration):
         """
         if sample_freq < 1:
             raise ConfigError(
-                f"exploration.sample_freq is {sample_freq}, expected 1 or more steps.", key="exploration.sample_freq",
+                f"exploration.sample_freq is {sample_freq}, expected 1 or more steps.",
+                key="exploration.sample_freq",
                 value=sample_freq,
-            )  # fmt: skip
+            )
         if not isinstance(distribution, DiagGaussian) or not distribution.num_features:
             raise ConfigError(
-                "exploration StateDependentNoise needs deviations that depend on the policy's features, which this "
-                "policy does not have.", key="exploration.type", value="StateDependentNoise",
-                hint="Set use_sde: true, which works with built-in networks, or use another exploration.",
-            )  # fmt: skip
+                "exploration StateDependentNoise needs deviations that depend on the policy's"
+                " features, which this policy does not have.",
+                key="exploration.type",
+                value="StateDependentNoise",
+                hint=(
+                    "Set use_sde: true, which works with built-in networks, or use another"
+                    " exploration."
+                ),
+            )
         super().__init__(distribution, _SEED_SIZE, random_timesteps=random_timesteps)
         self._sample_freq = sample_freq
         self._matrix_size = distribution.num_features * distribution.size
@@ -478,8 +552,12 @@ class StateDependentNoise(Exploration):
         self._ahead = _no_seeds(0)  # seeds of rows that stay the same
         self._steps_ahead = 0  # steps for which these seeds are still valid
         self._seeds = _no_seeds(0)  # seeds of `_matrices`
-        self._matrices: F32 = np.empty((0, self._matrix_size), np.float32)  # matrices of rows that stay the same
-        self._held: dict[Hashable, tuple[F32, int]] = {}  # matrix, and steps for which it is still valid
+        self._matrices: F32 = np.empty(
+            (0, self._matrix_size), np.float32
+        )  # matrices of rows that stay the same
+        self._held: dict[
+            Hashable, tuple[F32, int]
+        ] = {}  # matrix, and steps for which it is still valid
 
     def _draw(self, rng: np.random.Generator, *leading: int) -> F32:
         if len(leading) == 1:
@@ -508,11 +586,15 @@ class StateDependentNoise(Exploration):
         else:
             noise = np.empty((len(inputs), kind.size), np.float32)
             for row, (key, seed) in enumerate(zip(now.keys, now.own, strict=True)):
-                noise[row] = kind.noise_of_state(inputs[row : row + 1], self._matrix_of(key, seed))[0]
+                noise[row] = kind.noise_of_state(inputs[row : row + 1], self._matrix_of(key, seed))[
+                    0
+                ]
         kind.sample_into(inputs, noise, actions, logp)
 
     def _matrices_of(self, seeds: F32) -> F32:
-        """Return the matrices [N, F * A] of seeds [N, 2]; a matrix is made only if its row has a new seed."""
+        """Return the matrices [N, F * A] of seeds [N, 2]; a matrix is made only if its row has a
+        new seed.
+        """
         if len(seeds) != len(self._seeds):
             self._seeds = _no_seeds(len(seeds))
             self._matrices = np.empty((len(seeds), self._matrix_size), np.float32)
@@ -522,7 +604,9 @@ class StateDependentNoise(Exploration):
         return self._matrices
 
     def _matrix_of(self, key: Hashable, seed: F32) -> F32:
-        """Return the matrix [F * A] of a row: its current one or, if that has expired, a new one from ``seed``."""
+        """Return the matrix [F * A] of a row: its current one or, if that has expired, a new one
+        from ``seed``.
+        """
         matrix, steps = self._held.get(key, (None, 0))
         if matrix is None or not steps:
             matrix, steps = np.empty(self._matrix_size, np.float32), self._sample_freq
@@ -534,7 +618,9 @@ class StateDependentNoise(Exploration):
         """Forget the agent's matrix."""
         self._held.pop((episode.episode_id, agent_id), None)
 
-    def on_episode_end(self, policy: Any, environment: Any = None, episode: Any = None, tf_sess: Any = None) -> None:
+    def on_episode_end(
+        self, policy: Any, environment: Any = None, episode: Any = None, tf_sess: Any = None
+    ) -> None:
         """Forget the matrices of the episode's rows."""
         _forget(self._held, episode)
 
@@ -568,7 +654,9 @@ _PLAIN = "StochasticSampling"
 
 
 class StochasticSampling(Exploration):
-    """Samples from the distribution; without a uniform start it is the same as having no exploration object."""
+    """Samples from the distribution; without a uniform start it is the same as having no
+    exploration object.
+    """
 
     def __init__(self, distribution: ActionDistribution, *, random_timesteps: int = 0) -> None:
         """Set the number of timesteps during which actions are uniform."""
@@ -601,7 +689,9 @@ class EpsilonGreedy(Exploration):
     The inputs of the distribution are logits or action values.
     """
 
-    def __init__(self, distribution: ActionDistribution, *, epsilon: Points = ((0, 1.0), (10_000, 0.02))) -> None:
+    def __init__(
+        self, distribution: ActionDistribution, *, epsilon: Points = ((0, 1.0), (10_000, 0.02))
+    ) -> None:
         """Set epsilon: a constant, or points [timestep, value] joined by straight lines.
 
         Raises:
@@ -611,12 +701,16 @@ class EpsilonGreedy(Exploration):
         space = distribution.action_space
         kinds = (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
         if not all(isinstance(leaf, kinds) for leaf in leaf_spaces(space)):
-            raise UnsupportedSpaceError("epsilon-greedy exploration over", space, [kind.__name__ for kind in kinds])
+            raise UnsupportedSpaceError(
+                "epsilon-greedy exploration over", space, [kind.__name__ for kind in kinds]
+            )
         super().__init__(distribution, 1, schedules={"epsilon": epsilon})
         values = [epsilon] if isinstance(epsilon, int | float) else [value for _, value in epsilon]
         if not all(0 <= value <= 1 for value in values):
             raise ConfigError(
-                f"exploration.epsilon must be probabilities, not {epsilon!r}.", key="exploration.epsilon", value=epsilon
+                f"exploration.epsilon must be probabilities, not {epsilon!r}.",
+                key="exploration.epsilon",
+                value=epsilon,
             )
 
     def _draw(self, rng: np.random.Generator, *leading: int) -> F32:
@@ -641,18 +735,21 @@ class PerWorkerEpsilonGreedy(EpsilonGreedy):
     Source: Horgan et al. 2018, https://arxiv.org/abs/1803.00933, section 4.1.
     """
 
-    def __init__(self, distribution: ActionDistribution, *, worker_index: int = 0, num_workers: int = 0) -> None:
+    def __init__(
+        self, distribution: ActionDistribution, *, worker_index: int = 0, num_workers: int = 0
+    ) -> None:
         """Set epsilon from the worker's index; see `worker_epsilon`."""
         super().__init__(distribution, epsilon=worker_epsilon(worker_index, num_workers))
 
 
 def worker_epsilon(worker_index: int, num_workers: int) -> float:
-    """Return Ape-X's epsilon of a worker: 0.4 for the first, 0.4^8 for the last, 0 for the learner's own worker.
+    """Return Ape-X's epsilon of a worker: 0.4 for the first, 0.4^8 for the last, 0 for the
+    learner's own worker.
 
     Args:
         worker_index: 0 for the learner's own worker, else from 1.
-        num_workers: number of remote workers; the index of a late joiner beyond it wraps around to 1. With 0, the
-            number is unknown, and the shares of eight workers are used.
+        num_workers: number of remote workers; the index of a late joiner beyond it wraps around to
+            1. With 0, the number is unknown, and the shares of eight workers are used.
     """
     if worker_index < 1:
         return 0.0
@@ -674,9 +771,11 @@ EXPLORATIONS: dict[str, type[Exploration]] = {
 
 
 def exploration_has_memory(settings: str | Mapping[str, Any] | None) -> bool:
-    """Return whether the configured exploration needs keys of rows, even for the same rows in succession.
+    """Return whether the configured exploration needs keys of rows, even for the same rows in
+    succession.
 
-    False without exploration, and for kinds that keep their memory in noise drawn for all steps in advance.
+    False without exploration, and for kinds that keep their memory in noise drawn for all steps in
+    advance.
     """
     if settings is None:
         return False
@@ -694,8 +793,8 @@ def _kind_of(name: Any) -> type[Exploration]:
         return EXPLORATIONS[name]
     if not isinstance(name, str) or not is_import_path(name):
         raise ConfigError(
-            f"exploration is {name!r}, expected one of {', '.join(EXPLORATIONS)}, or the import path of an Exploration "
-            "class, 'package.module:Name'.",
+            f"exploration is {name!r}, expected one of {', '.join(EXPLORATIONS)}, or the import"
+            " path of an Exploration class, 'package.module:Name'.",
             key="exploration.type",
             value=name,
             hint=nearest(str(name), EXPLORATIONS).strip(),
@@ -703,7 +802,9 @@ def _kind_of(name: Any) -> type[Exploration]:
     kind = import_object(name, key="exploration.type")
     if not (isinstance(kind, type) and issubclass(kind, Exploration)):
         raise ConfigError(
-            f"exploration is {name!r}, expected a subclass of aiorl.Exploration.", key="exploration.type", value=name
+            f"exploration is {name!r}, expected a subclass of aiorl.Exploration.",
+            key="exploration.type",
+            value=name,
         )
     return kind
 
@@ -718,8 +819,9 @@ def make_exploration(
     """Make the configured exploration object.
 
     Args:
-        settings: a name in EXPLORATIONS, the import path of a class, or a mapping with either of these under "type" and
-            the kind's own settings. None and plain stochastic sampling need no object.
+        settings: a name in EXPLORATIONS, the import path of a class, or a mapping with either of
+            these under "type" and the kind's own settings. None and plain stochastic sampling need
+            no object.
         distribution: the policy's action distribution.
         worker_index: the worker's index, for kinds that differ between workers.
         num_workers: number of remote workers.
@@ -740,10 +842,16 @@ def make_exploration(
     parameters = inspect.signature(kind).parameters
     place = {"worker_index": worker_index, "num_workers": num_workers}
     chosen = {name: value for name, value in place.items() if name in parameters} | chosen
-    made: Exploration = named_failures(kind, f"exploration {name!r}", "exploration")(distribution, **chosen)
+    made: Exploration = named_failures(kind, f"exploration {name!r}", "exploration")(
+        distribution, **chosen
+    )
     if name not in EXPLORATIONS:
         for method in ("draw_noise", "choose_into"):
             setattr(
-                made, method, named_failures(getattr(made, method), f"exploration {name!r}: {method}", "exploration")
+                made,
+                method,
+                named_failures(
+                    getattr(made, method), f"exploration {name!r}: {method}", "exploration"
+                ),
             )
     return made

@@ -1,10 +1,11 @@
 """Running observation filters with statistics that can be merged exactly across workers.
 
-A filter holds two statistics: the one it normalises with, and a *delta* of all samples since the last delta was taken.
-Deltas are sent under increasing sequence numbers. The learner merges each one once, and publishes the merged state with
-the highest number merged per worker. A worker that adopts a published state adds everything that the learner has not
-acknowledged: deltas in flight, and the buffer. As a result, no sample is counted twice or lost, in any order of
-messages. Source of the merge: Chan, Golub, LeVeque 1983, pairwise combination.
+A filter holds two statistics: the one it normalises with, and a *delta* of all samples since the
+last delta was taken. Deltas are sent under increasing sequence numbers. The learner merges each one
+once, and publishes the merged state with the highest number merged per worker. A worker that adopts
+a published state adds everything that the learner has not acknowledged: deltas in flight, and the
+buffer. As a result, no sample is counted twice or lost, in any order of messages. Source of the
+merge: Chan, Golub, LeVeque 1983, pairwise combination.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ class RunningStat:
         """Add samples ``[B, *shape]``."""
         self.merge_moments(*_moments(batch))
 
-    def merge_moments(self, n: int, mean: NDArray[np.float64], m2: NDArray[np.float64] | float) -> None:
+    def merge_moments(
+        self, n: int, mean: NDArray[np.float64], m2: NDArray[np.float64] | float
+    ) -> None:
         """Add n samples given by their moments."""
         if n == 0:
             return
@@ -99,12 +102,18 @@ class RunningStat:
         for name in ("mean", "m2"):
             array = np.asarray(state[name]) if name in state else None
             if array is None or array.shape != shape or not np.isfinite(array).all():
-                got = "nothing" if array is None else f"shape {array.shape}, finite {np.isfinite(array).all()}"
+                got = (
+                    "nothing"
+                    if array is None
+                    else f"shape {array.shape}, finite {np.isfinite(array).all()}"
+                )
                 raise BatchError(f"filter {name}", f"finite numbers of shape {shape}", got)
             setattr(stat, name, array.astype(np.float64))
         count = np.asarray(state.get("n", -1))
         if count.size != 1 or not 0 <= count.item() <= _MAX_COUNT or (stat.m2 < 0).any():
-            raise BatchError("filter n, m2", "a count up to 2**53 and squared deviations >= 0", state.get("n"))
+            raise BatchError(
+                "filter n, m2", "a count up to 2**53 and squared deviations >= 0", state.get("n")
+            )
         stat.n = int(count.item())
         return stat
 
@@ -137,14 +146,17 @@ class ObservationFilter:
     shape: tuple[int, ...] = ()
 
     def output_dtype(self, dtype: DTypeLike) -> np.dtype[Any]:
-        """Return the dtype of filtered observations, the input of policies and models, for a dtype of observations.
+        """Return the dtype of filtered observations, the input of policies and models, for a dtype
+        of observations.
 
         Samplers, graphs and models must agree on this dtype, so only this method defines it.
         """
         return np.dtype(dtype) if self.is_identity else np.dtype(np.float32)
 
     def output_space(self, space: spaces.Space[Any]) -> spaces.Space[Any]:
-        """Return the space of filtered observations, the input of policies, for a space of preprocessed ones."""
+        """Return the space of filtered observations, the input of policies, for a space of
+        preprocessed ones.
+        """
         if self.is_identity:
             return space
         layout = layout_of(space)
@@ -172,15 +184,18 @@ class ObservationFilter:
         """Add a batch ``[B, *shape]`` to the statistics, unless they are frozen."""
 
     def one_by_one(self, obs: NDArray[Any]) -> NDArray[Any]:
-        """Filter a batch ``[B, *shape]`` as by one call per row, in order: later rows do not affect earlier ones."""
+        """Filter a batch ``[B, *shape]`` as by one call per row, in order: later rows do not affect
+        earlier ones.
+        """
         return obs
 
     def take_delta(self, sequence: int | None = None) -> FilterState:
-        """Return the statistics of all samples since the last call; they are now in flight under a sequence number.
+        """Return the statistics of all samples since the last call; they are now in flight under a
+        sequence number.
 
         Args:
-            sequence: number under which the delta is sent, larger than every one before; None = one more than the
-                last.
+            sequence: number under which the delta is sent, larger than every one before; None = one
+                more than the last.
 
         Raises:
             ValueError: when the sequence number does not increase.
@@ -188,23 +203,29 @@ class ObservationFilter:
         return {}
 
     def merge_delta(self, delta: Mapping[str, NDArray[Any]]) -> None:
-        """Add another filter's delta to the statistics, but not to this filter's own delta (for the learner)."""
+        """Add another filter's delta to the statistics, but not to this filter's own delta (for the
+        learner).
+        """
 
     def adopt(self, state: Mapping[str, NDArray[Any]], acked_sequence: int) -> None:
         """Set statistics = published state + deltas in flight above ``acked_sequence`` + buffer."""
 
     def acknowledge(self, acked_sequence: int) -> None:
-        """Forget deltas in flight up to ``acked_sequence``; for filters that keep their own statistics."""
+        """Forget deltas in flight up to ``acked_sequence``; for filters that keep their own
+        statistics.
+        """
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Replace everything by a saved state; pending deltas and those in flight are forgotten.
 
         Raises:
-            BatchError: when the state belongs to another kind of filter, has another shape, or is not finite; the
-                filter then stays unchanged.
+            BatchError: when the state belongs to another kind of filter, has another shape, or is
+                not finite; the filter then stays unchanged.
         """
         if state:
-            raise BatchError("filter state", "none, because observations are not filtered", sorted(state))
+            raise BatchError(
+                "filter state", "none, because observations are not filtered", sorted(state)
+            )
 
     def state(self) -> FilterState:
         """Return the statistics, without the buffer, to publish or save."""
@@ -222,10 +243,14 @@ class ObservationFilter:
         """Forget the delta, but keep the statistics."""
 
     def sync(self, other: ObservationFilter) -> None:
-        """Adopt another filter's statistics without its buffer, and keep this filter's unsent delta on top."""
+        """Adopt another filter's statistics without its buffer, and keep this filter's unsent delta
+        on top.
+        """
 
     def apply_changes(self, other: ObservationFilter, with_buffer: bool = False) -> None:
-        """Merge another filter's delta into the statistics; with the flag, it also becomes this filter's own delta."""
+        """Merge another filter's delta into the statistics; with the flag, it also becomes this
+        filter's own delta.
+        """
 
 
 class NoFilter(ObservationFilter):
@@ -233,19 +258,22 @@ class NoFilter(ObservationFilter):
 
 
 class MeanStdFilter(ObservationFilter):
-    """Observations minus their running mean, divided by their running standard deviation, element-wise, float32.
+    """Observations minus their running mean, divided by their running standard deviation,
+    element-wise, float32.
 
     Attributes:
         shape: shape of one observation.
         clip: outputs are limited to ``[-clip, clip]``; None = no limit.
-        num_kept: number of entries at the start of a flat observation, for example an action mask, that stay unchanged
-            and enter no statistic.
+        num_kept: number of entries at the start of a flat observation, for example an action mask,
+            that stay unchanged and enter no statistic.
     """
 
     is_concurrent = False
     is_identity = False
 
-    def __init__(self, shape: tuple[int, ...], clip: float | None = None, *, num_kept: int = 0) -> None:
+    def __init__(
+        self, shape: tuple[int, ...], clip: float | None = None, *, num_kept: int = 0
+    ) -> None:
         """Start with no samples."""
         self.shape = tuple(shape)
         self.clip = clip
@@ -269,7 +297,9 @@ class MeanStdFilter(ObservationFilter):
         return self._buffer.n
 
     def affine(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return mean and factor of the filter's shape; it currently computes ``(obs - mean) * factor``."""
+        """Return mean and factor of the filter's shape; it currently computes ``(obs - mean) *
+        factor``.
+        """
         stat = self._stat  # read once: another thread may merge
         mean, scale = stat.mean, 1.0 / (stat.std + EPSILON)
         if not self.num_kept:
@@ -281,11 +311,14 @@ class MeanStdFilter(ObservationFilter):
         """See `ObservationFilter.__call__`."""
         if not isinstance(obs, np.ndarray):
             raise ValueError(
-                f"observation is a {type(obs).__name__}, expected an array of shape {self.shape} or a batch of it"
+                f"observation is a {type(obs).__name__}, expected an array of shape {self.shape} or"
+                " a batch of it"
             )
         single = obs.shape == self.shape
         if not single and obs.shape[1:] != self.shape:
-            raise ValueError(f"observation has shape {obs.shape}, expected {self.shape} or a batch of it")
+            raise ValueError(
+                f"observation has shape {obs.shape}, expected {self.shape} or a batch of it"
+            )
         out = self._filtered(obs[None] if single else obs, update)
         return out[0] if single else out
 
@@ -333,7 +366,9 @@ class MeanStdFilter(ObservationFilter):
                 return np.concatenate([self(row[None]) for row in obs])
             batch = self._changed(obs)
             # Welford 1962 for all rows together, relative to the mean before them
-            counts = np.arange(before.n + 1.0, before.n + len(obs) + 1.0).reshape(-1, *(1,) * len(self.shape))
+            counts = np.arange(before.n + 1.0, before.n + len(obs) + 1.0).reshape(
+                -1, *(1,) * len(self.shape)
+            )
             samples = batch - before.mean
             means = np.add.accumulate(samples, axis=0) / counts
             rest = samples - means
@@ -341,7 +376,11 @@ class MeanStdFilter(ObservationFilter):
             m2 = before.m2 + np.add.accumulate(rest * rest * (counts / fewer), axis=0)
             out: NDArray[np.float32] = (rest / (np.sqrt(m2 / fewer) + EPSILON)).astype(np.float32)
             self._buffer.merge_moments(*_moments(batch))
-            before.n, before.mean, before.m2 = before.n + len(obs), before.mean + means[-1], m2[-1].copy()
+            before.n, before.mean, before.m2 = (
+                before.n + len(obs),
+                before.mean + means[-1],
+                m2[-1].copy(),
+            )
             self._scale = None
         return self._finished(out, obs)
 
@@ -368,14 +407,20 @@ class MeanStdFilter(ObservationFilter):
             merged = self._stat.copy()
             with np.errstate(over="ignore", invalid="ignore"):
                 merged.merge(other)
-            # no filter could adopt a state that is not finite, so a delta that leads to one is refused
-            if merged.n > _MAX_COUNT or not (np.isfinite(merged.mean).all() and np.isfinite(merged.m2).all()):
-                raise BatchError("filter delta", "numbers that keep the statistics finite", "an overflow")
+            # no filter could adopt a state that is not finite, so a delta that leads to one is
+            # refused
+            if merged.n > _MAX_COUNT or not (
+                np.isfinite(merged.mean).all() and np.isfinite(merged.m2).all()
+            ):
+                raise BatchError(
+                    "filter delta", "numbers that keep the statistics finite", "an overflow"
+                )
             self._stat = merged
             self._scale = None
 
     def adopt(self, state: Mapping[str, NDArray[Any]], acked_sequence: int) -> None:
-        """See `ObservationFilter.adopt`. The caller must adopt states in the order of their versions.
+        """See `ObservationFilter.adopt`. The caller must adopt states in the order of their
+        versions.
 
         Raises:
             BatchError: when the state does not fit the filter's shape or is not finite.
@@ -456,12 +501,18 @@ class MeanStdFilter(ObservationFilter):
             self._scale = None
 
     def _plain(self, other: ObservationFilter) -> MeanStdFilter:
-        if not isinstance(other, MeanStdFilter) or (other.shape, other.num_kept) != (self.shape, self.num_kept):
+        if not isinstance(other, MeanStdFilter) or (other.shape, other.num_kept) != (
+            self.shape,
+            self.num_kept,
+        ):
             raise ValueError(f"expected a MeanStdFilter of shape {self.shape}, got {other!r}")
         return other.as_serializable()
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}(shape={self.shape}, n={self._stat.n}, buffered={self._buffer.n})"
+        return (
+            f"{type(self).__name__}(shape={self.shape}, n={self._stat.n},"
+            f" buffered={self._buffer.n})"
+        )
 
 
 class ConcurrentMeanStdFilter(MeanStdFilter):
@@ -469,14 +520,18 @@ class ConcurrentMeanStdFilter(MeanStdFilter):
 
     is_concurrent = True
 
-    def __init__(self, shape: tuple[int, ...], clip: float | None = None, *, num_kept: int = 0) -> None:
+    def __init__(
+        self, shape: tuple[int, ...], clip: float | None = None, *, num_kept: int = 0
+    ) -> None:
         """Start with no samples."""
         super().__init__(shape, clip, num_kept=num_kept)
         self._lock = threading.RLock()
 
 
 class LearningFilter(ObservationFilter):
-    """Identity on observations that another filter learns from; the observations are filtered later."""
+    """Identity on observations that another filter learns from; the observations are filtered
+    later.
+    """
 
     is_identity = False
 
@@ -499,10 +554,12 @@ class LearningFilter(ObservationFilter):
 
 @dataclass(frozen=True, slots=True)
 class Normalisation:
-    """Observation filter as ``(obs - centre) * scale - shift``, all of the shape of an observation, float32.
+    """Observation filter as ``(obs - centre) * scale - shift``, all of the shape of an observation,
+    float32.
 
-    The mean of a float64 filter is split into the centre and a rest, which is subtracted after scaling. The result is
-    as precise as the filter, and graph optimisers cannot merge the two parts.
+    The mean of a float64 filter is split into the centre and a rest, which is subtracted after
+    scaling. The result is as precise as the filter, and graph optimisers cannot merge the two
+    parts.
     """
 
     centre: NDArray[np.float32]
@@ -516,7 +573,9 @@ class Normalisation:
 
     @classmethod
     def of(cls, own: MeanStdFilter) -> Self:
-        """Return the normalisation of a filter with its current statistics; kept entries stay unchanged."""
+        """Return the normalisation of a filter with its current statistics; kept entries stay
+        unchanged.
+        """
         mean, scale = own.affine()
         centre = mean.astype(np.float32)
         return cls(centre, scale.astype(np.float32), ((mean - centre) * scale).astype(np.float32))
@@ -560,11 +619,14 @@ _MAX_CARRIED = 1 << 16
 
 
 def check_states(
-    filters: Mapping[str, ObservationFilter], states: Mapping[str, Mapping[str, NDArray[Any]]], where: object
+    filters: Mapping[str, ObservationFilter],
+    states: Mapping[str, Mapping[str, NDArray[Any]]],
+    where: object,
 ) -> None:
     """Check that each filter can continue from its state, without changing any.
 
-    A policy has learned from filtered observations or from plain ones, and is useless with the other kind.
+    A policy has learned from filtered observations or from plain ones, and is useless with the
+    other kind.
 
     Args:
         filters: filters by name.
@@ -579,29 +641,38 @@ def check_states(
         if bool(state) == found.is_identity:
             raise CheckpointError(
                 where,
-                f"policy {name!r} was saved {'with' if state else 'without'} statistics of observations, but its "
-                f"filter here is a {type(found).__name__}; use the observation_filter it was saved with",
+                f"policy {name!r} was saved {'with' if state else 'without'} statistics of"
+                f" observations, but its filter here is a {type(found).__name__}; use the"
+                " observation_filter it was saved with",
             )
         try:
             found.copy().restore(state)
         except BatchError as error:
-            raise CheckpointError(where, f"the filter of policy {name!r} does not fit here: {error}") from error
+            raise CheckpointError(
+                where, f"the filter of policy {name!r} does not fit here: {error}"
+            ) from error
 
 
 def returns_of(policy_id: str) -> str:
-    """Return the name of a policy's return statistic among the filters; no policy id contains a slash."""
+    """Return the name of a policy's return statistic among the filters; no policy id contains a
+    slash.
+    """
     return f"{policy_id}/returns"
 
 
 class ReturnFilter(ConcurrentMeanStdFilter):
     """Running statistic of discounted returns."""
 
-    def __init__(self, shape: tuple[int, ...] = (1,), clip: float | None = _CLIP, *, num_kept: int = 0) -> None:
+    def __init__(
+        self, shape: tuple[int, ...] = (1,), clip: float | None = _CLIP, *, num_kept: int = 0
+    ) -> None:
         """Start with no samples; arguments as for every filter."""
         super().__init__(shape, clip, num_kept=num_kept)
 
     def scale(self, returns: NDArray[np.float64]) -> float:
-        """Add returns [B], unless the statistic is frozen, and return the resulting factor for rewards."""
+        """Add returns [B], unless the statistic is frozen, and return the resulting factor for
+        rewards.
+        """
         with self._lock:
             if len(returns) and not self.is_frozen:
                 self(returns[:, None])
@@ -610,10 +681,11 @@ class ReturnFilter(ConcurrentMeanStdFilter):
 
 
 class RewardScaler:
-    """Scales the rewards of one sampler's trajectories, and remembers the returns of unfinished ones.
+    """Scales the rewards of one sampler's trajectories, and remembers the returns of unfinished
+    ones.
 
-    All rewards of a call are scaled by the same factor, from the statistic that already includes their returns. Returns
-    start again at 0 with each episode.
+    All rewards of a call are scaled by the same factor, from the statistic that already includes
+    their returns. Returns start again at 0 with each episode.
     """
 
     def __init__(self, returns: ReturnFilter, discount: float) -> None:
@@ -623,7 +695,9 @@ class RewardScaler:
         self._by_env: NDArray[np.float64] | None = None
         self._by_key: dict[Hashable, float] = {}
 
-    def of_envs(self, rewards: F32, dones: NDArray[np.bool_], valid: NDArray[np.bool_] | None = None) -> F32:
+    def of_envs(
+        self, rewards: F32, dones: NDArray[np.bool_], valid: NDArray[np.bool_] | None = None
+    ) -> F32:
         """Scale the next steps of all environments.
 
         Args:
@@ -644,7 +718,11 @@ class RewardScaler:
         return self._scaled(rewards, returns.reshape(-1) if valid is None else returns[valid])
 
     def of_trajectories(
-        self, rewards: F32, ends: NDArray[np.int64], is_over: NDArray[np.bool_], keys: Sequence[Hashable]
+        self,
+        rewards: F32,
+        ends: NDArray[np.int64],
+        is_over: NDArray[np.bool_],
+        keys: Sequence[Hashable],
     ) -> F32:
         """Scale trajectories that lie one after the other.
 
@@ -673,7 +751,9 @@ class RewardScaler:
         return self._scaled(rewards, sums)
 
     def _sums(self, rewards: NDArray[np.float64], dones: NDArray[np.bool_]) -> NDArray[np.float64]:
-        """Return the discounted sums [T, N] of all rewards up to each step, from the start of its episode."""
+        """Return the discounted sums [T, N] of all rewards up to each step, from the start of its
+        episode.
+        """
         decay = np.empty_like(rewards)
         decay[0] = 0.0
         decay[1:] = np.where(dones[:-1], 0.0, self._discount)

@@ -1,7 +1,9 @@
-"""Limits of an acting graph that can come from a stranger: its nodes are counted before ONNX Runtime sees them.
+"""Limits of an acting graph that can come from a stranger: its nodes are counted before ONNX
+Runtime sees them.
 
-ONNX Runtime takes minutes to prepare some hundred thousand nodes, and never returns from a loop without end. The bytes
-of the graph are read here as Protocol Buffers, without the package `onnx`, which workers don't have.
+ONNX Runtime takes minutes to prepare some hundred thousand nodes, and never returns from a loop
+without end. The bytes of the graph are read here as Protocol Buffers, without the package `onnx`,
+which workers don't have.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ def has_loops(graph: bytes) -> bool:
         graph: the model.
 
     Raises:
-        PolicyError: it has too many nodes, functions of its own (which could multiply them), or is no such model.
+        PolicyError: it has too many nodes, functions of its own (which could multiply them), or is
+            no such model.
     """
     nodes = fields = 0
     loops = False
@@ -50,9 +53,13 @@ def has_loops(graph: bytes) -> bool:
             elif name == "kind":
                 kind = bytes(value)
             elif name == "attribute":
-                has_graph = has_graph or any(inner in _FIELDS["attribute"] for inner, _ in _fields_of(value))
+                has_graph = has_graph or any(
+                    inner in _FIELDS["attribute"] for inner, _ in _fields_of(value)
+                )
             elif name == "function":
-                raise PolicyError("the acting graph has functions of its own, which are not accepted")
+                raise PolicyError(
+                    "the acting graph has functions of its own, which are not accepted"
+                )
             if nodes > MAX_NODES or fields > _MAX_FIELDS:
                 raise PolicyError(f"the acting graph has more than {MAX_NODES:,} nodes")
             if name in _FIELDS:

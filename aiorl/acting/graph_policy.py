@@ -1,4 +1,6 @@
-"""GraphPolicy: acting with a network, an action distribution, and noise drawn in advance, for any network runtime."""
+"""GraphPolicy: acting with a network, an action distribution, and noise drawn in advance, for any
+network runtime.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,10 @@ FIXED_TIMESTEP = "fixed_timestep"
 """Setting of a policy that doesn't learn: the timestep at which its schedules stand still."""
 _CALLS_AHEAD = 16
 """Number of calls that noise is drawn for together."""
-_LEARNING, _TF_POLICY = "aiorl.learning.algorithms.policy_learning", "aiorl.learning.models.tf_policy"
+_LEARNING, _TF_POLICY = (
+    "aiorl.learning.algorithms.policy_learning",
+    "aiorl.learning.models.tf_policy",
+)
 
 _log = logging.getLogger(__name__)
 
@@ -78,10 +83,11 @@ class ActingNetwork(Protocol):
         out: tuple[F32, F32] | None = None,
         noise: F32 | None = None,
     ) -> tuple[F32, F32, list[F32]]:
-        """Return inputs of the action distribution [N, P] and values [N], in `out` if given, and the next state.
+        """Return inputs of the action distribution [N, P] and values [N], in `out` if given, and
+        the next state.
 
-        The shares of the spec's features, if it has any, follow the inputs. Noisy layers use `noise`, or their means if
-        it is None.
+        The shares of the spec's features, if it has any, follow the inputs. Noisy layers use
+        `noise`, or their means if it is None.
         """
 
     def set_weights(self, weights: Mapping[str, NDArray[Any]]) -> None:
@@ -103,8 +109,10 @@ class GraphPolicy(Policy):
         distribution: distribution of the actions.
         layout: column form and environment form of the actions.
         takes_raw: True if its rows contain observations before the filter; see `filter_inputs`.
-        return_discount: discount of the returns that its rewards are scaled by; None = rewards are not scaled.
-        reward_scaler: scales the rewards of trajectories; the sampler sets it. None leaves rewards unchanged.
+        return_discount: discount of the returns that its rewards are scaled by; None = rewards are
+            not scaled.
+        reward_scaler: scales the rewards of trajectories; the sampler sets it. None leaves rewards
+            unchanged.
     """
 
     reward_scaler: RewardScaler | None = None
@@ -124,13 +132,16 @@ class GraphPolicy(Policy):
         Args:
             graph: the network.
             spec: its description.
-            observation_space: space of its observations; by default an unbounded Box of the spec's shape and dtype.
-            config: the policy's own settings. This class reads "exploration" (see `make_exploration`, with
-                "worker_index" and "num_workers"), "explore" (False: `act` uses the distribution's mode by default),
-                "learning" (see `learning`), "postprocess" (a name in POSTPROCESSORS), "postprocess_params" (its keyword
-                arguments), "bootstrap_values" (True: trajectories get that column), "raw_obs" (`takes_raw`),
+            observation_space: space of its observations; by default an unbounded Box of the spec's
+                shape and dtype.
+            config: the policy's own settings. This class reads "exploration" (see
+                `make_exploration`, with "worker_index" and "num_workers"), "explore" (False: `act`
+                uses the distribution's mode by default), "learning" (see `learning`), "postprocess"
+                (a name in POSTPROCESSORS), "postprocess_params" (its keyword arguments),
+                "bootstrap_values" (True: trajectories get that column), "raw_obs" (`takes_raw`),
                 "return_discount" (see the class) and FIXED_TIMESTEP.
-            seed: seed of the noise that `compute_actions` draws; `act` gets its noise from the caller.
+            seed: seed of the noise that `compute_actions` draws; `act` gets its noise from the
+                caller.
 
         Raises:
             PolicyError: when graph and spec don't fit each other or the action space.
@@ -139,11 +150,13 @@ class GraphPolicy(Policy):
         action_space = space_from_dict(spec.action_space)
         space = spec.observation_space if observation_space is None else observation_space
         super().__init__(space, action_space, config or {})
-        self.distribution = make_named_distribution(spec.distribution, action_space, spec.num_features)
+        self.distribution = make_named_distribution(
+            spec.distribution, action_space, spec.num_features
+        )
         if self.distribution.num_inputs != spec.num_dist_inputs:
             raise PolicyError(
-                f"the acting graph has {spec.num_dist_inputs} outputs for a {spec.distribution} distribution over "
-                f"{action_space}, which needs {self.distribution.num_inputs}"
+                f"the acting graph has {spec.num_dist_inputs} outputs for a {spec.distribution}"
+                f" distribution over {action_space}, which needs {self.distribution.num_inputs}"
             )
         self.layout = ActionLayout(action_space)
         self.graph = graph
@@ -164,11 +177,14 @@ class GraphPolicy(Policy):
 
     @property
     def logp_is_apart(self) -> bool:
-        """True if `act_into` needs no log-probabilities, because `distribution.logp` returns the same ones later."""
+        """True if `act_into` needs no log-probabilities, because `distribution.logp` returns the
+        same ones later.
+        """
         return self.exploration is None and self.distribution.logp_is_apart
 
     def filter_inputs(self, filtered: Callable[..., NDArray[Any]]) -> None:
-        """Filter observations between the policy and its network, so that rows contain unfiltered ones.
+        """Filter observations between the policy and its network, so that rows contain unfiltered
+        ones.
 
         Args:
             filtered: filter, called with observations [N, ...] and ``update=False``.
@@ -181,7 +197,9 @@ class GraphPolicy(Policy):
         return bool(self.spec.state_shapes)
 
     def initial_state(self, num_rows: int) -> list[F32]:
-        """Return the state of `num_rows` rows at the start of their episodes: zeros [num_rows, ...] per component."""
+        """Return the state of `num_rows` rows at the start of their episodes: zeros [num_rows, ...]
+        per component.
+        """
         return [np.zeros((num_rows, *shape), np.float32) for shape in self.spec.state_shapes]
 
     def get_initial_state(self) -> list[F32]:
@@ -220,12 +238,14 @@ class GraphPolicy(Policy):
         Args:
             obs: [N, *obs_shape] in the spec's dtype.
             state: recurrent state, [N, ...] for each component.
-            noise: [N, K], a result of `draw_noise`; None = drawn now. Not read if `explore` is False.
-            prev: previous actions [N, ...] in column form and previous rewards [N], for a network that looks back.
+            noise: [N, K], a result of `draw_noise`; None = drawn now. Not read if `explore` is
+                False.
+            prev: previous actions [N, ...] in column form and previous rewards [N], for a network
+                that looks back.
             explore: False uses the distribution's mode; None follows the policy's settings.
             timestep: timestep for the exploration's schedules; None = the global timestep.
-            keys: identities of the rows across calls, for exploration with memory. None identifies rows by position,
-                for which `noise` can be drawn in advance.
+            keys: identities of the rows across calls, for exploration with memory. None identifies
+                rows by position, for which `noise` can be drawn in advance.
             with_logp: False leaves out the log-probabilities, which is allowed if `logp_is_apart`.
 
         Raises:
@@ -244,7 +264,10 @@ class GraphPolicy(Policy):
                 keys = range(num_rows) if keys is None else keys  # no noise was drawn in advance
             actions = np.empty((num_rows, *self.layout.shape), self.layout.dtype)
             dist_inputs = np.empty((num_rows, self.spec.num_dist_inputs), np.float32)
-            values, logp = np.empty(num_rows, np.float32), np.empty(num_rows, np.float32) if with_logp else None
+            values, logp = (
+                np.empty(num_rows, np.float32),
+                np.empty(num_rows, np.float32) if with_logp else None,
+            )
             rows = ActRows(actions, dist_inputs, values, logp)
             state_out = self.act_into(obs, state, noise, rows, prev, timestep=timestep, keys=keys)
         columns = {} if logp is None else {c.ACTION_LOGP: logp}
@@ -269,7 +292,8 @@ class GraphPolicy(Policy):
             state: recurrent state, [N, ...] for each component.
             noise: [N, K], a result of `draw_noise`.
             rows: columns to write.
-            prev: previous actions [N, ...] in column form and previous rewards [N], for a network that looks back.
+            prev: previous actions [N, ...] in column form and previous rewards [N], for a network
+                that looks back.
             timestep: timestep for the exploration's schedules; None = the global timestep.
             keys: identities of the rows across calls, as in `act`.
 
@@ -285,7 +309,9 @@ class GraphPolicy(Policy):
             outputs, values[...], state_out = self.graph.run(obs, state, prev)
             dist_inputs[...] = self._dist_inputs(outputs)
         else:
-            outputs, _, state_out = self.graph.run(obs, state, prev, (dist_inputs, values), of_layers)
+            outputs, _, state_out = self.graph.run(
+                obs, state, prev, (dist_inputs, values), of_layers
+            )
         if logp is None:
             self.distribution.choose_into(dist_inputs, noise, actions)
         elif self.exploration is None:
@@ -295,13 +321,16 @@ class GraphPolicy(Policy):
             self.exploration.choose_into(outputs, noise, actions, logp, timestep=now, keys=keys)
         return state_out
 
-    def values(self, obs: NDArray[Any], state: Sequence[F32] = (), prev: Previous | None = None) -> F32:
+    def values(
+        self, obs: NDArray[Any], state: Sequence[F32] = (), prev: Previous | None = None
+    ) -> F32:
         """Return the values [N] of N observations, for bootstrapping.
 
         Args:
             obs: [N, *obs_shape] in the spec's dtype.
             state: recurrent state, [N, ...] for each component.
-            prev: previous actions [N, ...] in column form and previous rewards [N], for a network that looks back.
+            prev: previous actions [N, ...] in column form and previous rewards [N], for a network
+                that looks back.
         """
         return self.graph.run(obs, state, prev)[1]
 
@@ -319,10 +348,11 @@ class GraphPolicy(Policy):
         agent_ids: Sequence[Hashable] | None = None,
         with_logp: bool = True,
     ) -> tuple[Any, list[NDArray[Any]], dict[str, NDArray[Any]]]:
-        """See `Policy.compute_actions`; noise comes from the policy's own generator, unknown previous steps are zeros.
+        """See `Policy.compute_actions`; noise comes from the policy's own generator, unknown
+        previous steps are zeros.
 
-        Samplers also pass N agent ids if the exploration has a memory, which then follows an agent through its episode.
-        `with_logp` is that of `act`.
+        Samplers also pass N agent ids if the exploration has a memory, which then follows an agent
+        through its episode. `with_logp` is that of `act`.
         """
         result = self.act(
             obs,
@@ -330,30 +360,47 @@ class GraphPolicy(Policy):
             prev=self._previous(len(obs), prev_action_batch, prev_reward_batch),
             explore=explore,
             timestep=timestep,
-            keys=None if episodes is None or self.exploration is None else _row_keys(episodes, agent_ids),
+            keys=(
+                None
+                if episodes is None or self.exploration is None
+                else _row_keys(episodes, agent_ids)
+            ),
             with_logp=with_logp,
         )
-        actions = self.layout.to_components(result.actions) if self.layout.is_nested else result.actions
+        actions = (
+            self.layout.to_components(result.actions) if self.layout.is_nested else result.actions
+        )
         return actions, result.state_out, result.columns
 
     @functools.cached_property
     def learning(self) -> Any:
-        """Learning part of the run's algorithm for this policy, a `PolicyLearning`; first use loads TensorFlow.
+        """Learning part of the run's algorithm for this policy, a `PolicyLearning`; first use loads
+        TensorFlow.
 
-        The setting "learning" defines the algorithm and how fragments are cut: see `PolicyLearning.of`.
+        The setting "learning" defines the algorithm and how fragments are cut: see
+        `PolicyLearning.of`.
 
         Raises:
-            NotImplementedError: when the policy has no such setting, or its update has no gradients of batches.
-            ConfigError: when TensorFlow is not installed, or the settings make no such algorithm here.
+            NotImplementedError: when the policy has no such setting, or its update has no gradients
+                of batches.
+            ConfigError: when TensorFlow is not installed, or the settings make no such algorithm
+                here.
             PolicyError: when the algorithm's network is not the one that acts.
         """
         said = self.config.get("learning")
         if said is None:
             raise NotImplementedError(f"{type(self).__name__} does not learn")
         threads = int(said.get("num_cpus_per_worker", 1))
-        with needed_by("computing gradients on a worker", "TensorFlow", "learner", key="gradients", value="workers"):
+        with needed_by(
+            "computing gradients on a worker",
+            "TensorFlow",
+            "learner",
+            key="gradients",
+            value="workers",
+        ):
             load_tensorflow(threads=threads)
-            # a worker loads TensorFlow only if it must, so a static import of this name is not allowed
+            # a worker loads TensorFlow only if it must, so a static import of this name is not
+            # allowed
             module = importlib.import_module(_LEARNING)
         return module.PolicyLearning.of(self, said)
 
@@ -379,7 +426,9 @@ class GraphPolicy(Policy):
         return figures
 
     def learn_on_batch(self, batch: Any) -> dict[str, Any]:
-        """See `Policy.learn_on_batch`; errors are those of `compute_gradients` and `apply_gradients`."""
+        """See `Policy.learn_on_batch`; errors are those of `compute_gradients` and
+        `apply_gradients`.
+        """
         gradients, figures = self.compute_gradients(batch)
         return figures | self.apply_gradients(gradients)
 
@@ -388,8 +437,8 @@ class GraphPolicy(Policy):
     ) -> Any:
         """Return one agent's rows of one episode, with advantages and value targets if configured.
 
-        The value after the last row is that of its `new_obs`, or 0 if it terminated. If the row was truncated, this is
-        also its bootstrap value, if that column is configured.
+        The value after the last row is that of its `new_obs`, or 0 if it terminated. If the row was
+        truncated, this is also its bootstrap value, if that column is configured.
 
         Args:
             batch: SampleBatch of the rows.
@@ -403,9 +452,11 @@ class GraphPolicy(Policy):
         return batch
 
     def postprocess_trajectories(self, batch: Any, ends: NDArray[np.int64]) -> None:
-        """Postprocess several trajectories that lie one after the other, and bootstrap all of them in one call.
+        """Postprocess several trajectories that lie one after the other, and bootstrap all of them
+        in one call.
 
-        If rewards are scaled, the scaled ones are a separate column, and advantages are computed from it.
+        If rewards are scaled, the scaled ones are a separate column, and advantages are computed
+        from it.
 
         Args:
             batch: rows of the trajectories.
@@ -421,8 +472,15 @@ class GraphPolicy(Policy):
             return
         needs_values = name in NEED_VALUES
         by_values, by_inputs = name == "none" or needs_values, name in NEED_ACTION_VALUES
-        own = (*((c.ACTION_DIST_INPUTS,) if by_inputs else ()), *((c.VF_PREDS,) if by_values else ()))
-        if any(column not in batch for column in own) and c.OBS in batch and not self.spec.state_shapes:
+        own = (
+            *((c.ACTION_DIST_INPUTS,) if by_inputs else ()),
+            *((c.VF_PREDS,) if by_values else ()),
+        )
+        if (
+            any(column not in batch for column in own)
+            and c.OBS in batch
+            and not self.spec.state_shapes
+        ):
             # rows of another policy, which had none to store
             dist_inputs, values, _ = self.graph.run(batch[c.OBS])
             found = {c.ACTION_DIST_INPUTS: dist_inputs, c.VF_PREDS: values}
@@ -438,32 +496,45 @@ class GraphPolicy(Policy):
         following = np.zeros(batch.count, np.float32)
         if len(bootstrapped):
             _want(batch, (c.NEW_OBS,), name)
-            states = [batch[c.state_out(index)][bootstrapped] for index in range(len(self.spec.state_shapes))]
-            prev = self._previous(len(bootstrapped), batch[c.ACTIONS][bootstrapped], batch[c.REWARDS][bootstrapped])
+            states = [
+                batch[c.state_out(index)][bootstrapped]
+                for index in range(len(self.spec.state_shapes))
+            ]
+            prev = self._previous(
+                len(bootstrapped), batch[c.ACTIONS][bootstrapped], batch[c.REWARDS][bootstrapped]
+            )
             following[bootstrapped] = self.values(batch[c.NEW_OBS][bootstrapped], states, prev)
         if wants_bootstrap:
-            batch[c.BOOTSTRAP_VALUES] = np.where(truncateds & ~terminateds, following, np.float32(0.0))
+            batch[c.BOOTSTRAP_VALUES] = np.where(
+                truncateds & ~terminateds, following, np.float32(0.0)
+            )
         cut = truncateds.copy()
         cut[last] = True  # the next row belongs to another trajectory
         rewards = batch[c.REWARDS if self.reward_scaler is None else c.SCALED_REWARDS]
         columns = {
-            c.REWARDS: rewards, c.TERMINATEDS: terminateds, c.TRUNCATEDS: cut, c.BOOTSTRAP_VALUES: following,
-        }  # fmt: skip
+            c.REWARDS: rewards,
+            c.TERMINATEDS: terminateds,
+            c.TRUNCATEDS: cut,
+            c.BOOTSTRAP_VALUES: following,
+        }
         if by_values:
             columns[c.VF_PREDS] = batch[c.VF_PREDS]
         if by_inputs:
             actions = self.layout.to_column(batch[c.ACTIONS])
-            columns[c.ACTION_VALUES] = self.distribution.action_values(batch[c.ACTION_DIST_INPUTS], actions)
+            columns[c.ACTION_VALUES] = self.distribution.action_values(
+                batch[c.ACTION_DIST_INPUTS], actions
+            )
         columns = {key: column[:, None] for key, column in columns.items()}
         made = postprocessed(name, columns, self.config.get("postprocess_params", {}))
         for column, values in made.items():
             batch[column] = values[:, 0]
 
     def recall(self, batch: Any) -> None:
-        """Add the states, values and previous steps that this policy would have had to a stored trajectory.
+        """Add the states, values and previous steps that this policy would have had to a stored
+        trajectory.
 
-        The trajectory begins like an episode, even if it was cut. The columns are this policy's, regardless of the
-        policy that played it.
+        The trajectory begins like an episode, even if it was cut. The columns are this policy's,
+        regardless of the policy that played it.
 
         Args:
             batch: rows of one agent in one episode, in order of time.
@@ -473,8 +544,14 @@ class GraphPolicy(Policy):
         """
         _want(batch, (c.OBS, c.ACTIONS, c.REWARDS), "a recurrent policy")
         count = batch.count
-        actions, rewards = self.layout.to_column(batch[c.ACTIONS]), np.asarray(batch[c.REWARDS], np.float32)
-        before = np.concatenate([self.layout.zeros(1), actions[:-1]]), np.append(np.float32(0.0), rewards[:-1])
+        actions, rewards = (
+            self.layout.to_column(batch[c.ACTIONS]),
+            np.asarray(batch[c.REWARDS], np.float32),
+        )
+        before = (
+            np.concatenate([self.layout.zeros(1), actions[:-1]]),
+            np.append(np.float32(0.0), rewards[:-1]),
+        )
         states = [self.initial_state(1)]
         values = np.empty(count, np.float32)
         for row in range(count):
@@ -512,19 +589,22 @@ class GraphPolicy(Policy):
         """See `Policy.set_state`.
 
         Raises:
-            PolicyError: when the state is of a policy whose actions are in other units, or its weights don't fit.
+            PolicyError: when the state is of a policy whose actions are in other units, or its
+                weights don't fit.
         """
         was_scaled = str(state.get("distribution", "")).startswith("scaled")
         is_scaled = self.spec.distribution.startswith("scaled")
         if was_scaled != is_scaled:
             raise PolicyError(
-                f"the state is of a policy with normalize_actions: {str(was_scaled).lower()}, but it is "
-                f"{str(is_scaled).lower()} here; set it as in training"
+                f"the state is of a policy with normalize_actions: {str(was_scaled).lower()}, but"
+                f" it is {str(is_scaled).lower()} here; set it as in training"
             )
         super().set_state(state)
 
     def _next_noise(self, num_rows: int) -> F32:
-        """Return noise for N rows, drawn for several calls together, since most of a draw's time is its call."""
+        """Return noise for N rows, drawn for several calls together, since most of a draw's time is
+        its call.
+        """
         if self.exploration is not None:
             return self.draw_noise(self._rng, num_rows)
         ahead = self._noise_ahead
@@ -535,12 +615,15 @@ class GraphPolicy(Policy):
         return ahead[:num_rows]
 
     def _parted(self, noise: F32) -> tuple[F32 | None, F32]:
-        """Split noise [N, K] into the parts for noisy layers (None without them) and for the choice of actions."""
+        """Split noise [N, K] into the parts for noisy layers (None without them) and for the choice
+        of actions.
+        """
         size = self.spec.noise_size
         return (noise[:, :size], noise[:, size:]) if size else (None, noise)
 
     def _dist_inputs(self, outputs: F32) -> F32:
-        """Return the distribution's inputs [N, P] in the network's output, as a copy if the output is wider.
+        """Return the distribution's inputs [N, P] in the network's output, as a copy if the output
+        is wider.
 
         Raises:
             PolicyError: when the output does not have the width that the features require.
@@ -549,8 +632,9 @@ class GraphPolicy(Policy):
             return outputs
         if outputs.shape[1] != self.distribution.num_outputs:
             raise PolicyError(
-                f"the acting graph returns {outputs.shape[1]} numbers for a {self.distribution.name} distribution with "
-                f"{self.spec.num_features} features, expected {self.distribution.num_outputs}"
+                f"the acting graph returns {outputs.shape[1]} numbers for a"
+                f" {self.distribution.name} distribution with {self.spec.num_features} features,"
+                f" expected {self.distribution.num_outputs}"
             )
         return outputs[:, : self.spec.num_dist_inputs].copy()
 
@@ -578,12 +662,18 @@ class _Filtering:
 def _scaled(scaler: RewardScaler, batch: Any, ends: NDArray[np.int64]) -> F32:
     """Return the scaled rewards of trajectories that lie one after the other."""
     last = ends - 1
-    keys = list(zip(batch[c.EPS_ID][last].tolist(), batch[c.AGENT_INDEX][last].tolist(), strict=True))
-    return scaler.of_trajectories(batch[c.REWARDS], ends, batch[c.TERMINATEDS][last] | batch[c.TRUNCATEDS][last], keys)
+    keys = list(
+        zip(batch[c.EPS_ID][last].tolist(), batch[c.AGENT_INDEX][last].tolist(), strict=True)
+    )
+    return scaler.of_trajectories(
+        batch[c.REWARDS], ends, batch[c.TERMINATEDS][last] | batch[c.TRUNCATEDS][last], keys
+    )
 
 
 def _row_keys(episodes: Sequence[Any], agent_ids: Sequence[Hashable] | None) -> list[Hashable]:
-    """Return (episode id, agent id) for each row, with the row's number in its episode if agent ids are unknown."""
+    """Return (episode id, agent id) for each row, with the row's number in its episode if agent ids
+    are unknown.
+    """
     ids = [getattr(episode, "episode_id", None) for episode in episodes]
     if agent_ids is not None:
         return list(zip(ids, agent_ids, strict=True))
@@ -604,8 +694,8 @@ def _want(batch: Mapping[str, Any], columns: Iterable[str], name: str) -> None:
 def in_front_of(policy: Policy, own: ObservationFilter) -> ObservationFilter:
     """Install a filter, and return the filter to apply before the policy.
 
-    If rows contain raw observations, the policy itself applies `own` between its rows and its network, and the returned
-    filter only learns.
+    If rows contain raw observations, the policy itself applies `own` between its rows and its
+    network, and the returned filter only learns.
     """
     if own.is_identity or not (isinstance(policy, GraphPolicy) and policy.takes_raw):
         return own
@@ -614,13 +704,20 @@ def in_front_of(policy: Policy, own: ObservationFilter) -> ObservationFilter:
 
 
 class OnnxPolicy(GraphPolicy):
-    """Policy that acts with an exported network and samples on NumPy, without a deep-learning framework.
+    """Policy that acts with an exported network and samples on NumPy, without a deep-learning
+    framework.
 
     Only one thread can call it at a time, except that `set_weights` can be called from another one.
     """
 
     def __init__(
-        self, graph: bytes, spec: ActingSpec, *, threads: int = 1, runs_per_weights: float = math.inf, **own: Any
+        self,
+        graph: bytes,
+        spec: ActingSpec,
+        *,
+        threads: int = 1,
+        runs_per_weights: float = math.inf,
+        **own: Any,
     ) -> None:
         """Make a policy from an export of the learner; it can act once it has weights.
 
@@ -635,23 +732,33 @@ class OnnxPolicy(GraphPolicy):
             PolicyError: when graph and spec don't fit each other or the action space.
             ConfigError: when settings can't be applied.
         """
-        super().__init__(ActingGraph(graph, spec, threads=threads, runs_per_weights=runs_per_weights), spec, **own)
+        super().__init__(
+            ActingGraph(graph, spec, threads=threads, runs_per_weights=runs_per_weights),
+            spec,
+            **own,
+        )
 
 
 def learned_policy_class(
-    graph: bytes, description: Mapping[str, Any], *, threads: int = 1, runs_per_weights: float = math.inf
+    graph: bytes,
+    description: Mapping[str, Any],
+    *,
+    threads: int = 1,
+    runs_per_weights: float = math.inf,
 ) -> type[GraphPolicy]:
-    """Return the class of a learner's policy, constructed like any Policy; instances can act once they have weights.
+    """Return the class of a learner's policy, constructed like any Policy; instances can act once
+    they have weights.
 
     Args:
         graph: the acting graph; empty for a network without one, which runs in TensorFlow.
-        description: a result of `ActingSpec.to_dict`; with an empty graph, also the model's settings under "tf_model".
+        description: a result of `ActingSpec.to_dict`; with an empty graph, also the model's
+            settings under "tf_model".
         threads: threads that an evaluation can use.
         runs_per_weights: approximate number of evaluations between two updates of the weights.
 
     Raises:
-        PolicyError: when the description is damaged; and, at construction of an instance, when the graph doesn't fit
-            it, or the spaces are not the learner's.
+        PolicyError: when the description is damaged; and, at construction of an instance, when the
+            graph doesn't fit it, or the spaces are not the learner's.
         ImportError: when the network needs TensorFlow, which is not installed here.
     """
     spec = ActingSpec.from_dict(description)
@@ -664,7 +771,10 @@ def learned_policy_class(
         acting_spec = spec
 
         def __init__(
-            self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any], config: Mapping[str, Any]
+            self,
+            observation_space: spaces.Space[Any],
+            action_space: spaces.Space[Any],
+            config: Mapping[str, Any],
         ) -> None:
             spec.check_spaces(observation_space, action_space)
             super().__init__(
@@ -684,16 +794,16 @@ def _tensorflow_class(spec: ActingSpec, model_config: Any) -> type[GraphPolicy]:
     if not isinstance(model_config, Mapping):
         raise PolicyError("the learner sent neither an acting graph nor the settings of a model")
     _log.warning(
-        "The learner's model has no acting graph, so this process runs it in TensorFlow, with more memory and more "
-        "slowly. The learner's log gives the reason."
+        "The learner's model has no acting graph, so this process runs it in TensorFlow, with more"
+        " memory and more slowly. The learner's log gives the reason."
     )
     try:
         # a worker loads TensorFlow only if it must, so a static import of this name is not allowed
         module = importlib.import_module(_TF_POLICY)
     except ImportError as error:
         raise ImportError(
-            f"the learner's model can only be run in TensorFlow, which can't be imported here ({error}); install it "
-            f"with: {install_command('learner')}"
+            "the learner's model can only be run in TensorFlow, which can't be imported here"
+            f" ({error}); install it with: {install_command('learner')}"
         ) from error
     kind: type[GraphPolicy] = module.learned_tf_policy_class(spec, model_config)
     return kind

@@ -1,7 +1,8 @@
 """Interface of all policies, independent of their computation.
 
-A policy in plain Python implements `compute_actions` and, if it has weights, `get_weights` and `set_weights`. Methods
-that only learners need (gradients, exports) raise NotImplementedError unless a policy implements them.
+A policy in plain Python implements `compute_actions` and, if it has weights, `get_weights` and
+`set_weights`. Methods that only learners need (gradients, exports) raise NotImplementedError unless
+a policy implements them.
 """
 
 from __future__ import annotations
@@ -35,13 +36,17 @@ class Policy(ABC):
         action_space: space of its actions.
         config: the policy's own settings.
         global_timestep: env steps sampled by all workers, as last reported.
-        exploration: object that replaces sampling, and whose methods run at episodes' starts and ends; None for none.
+        exploration: object that replaces sampling, and whose methods run at episodes' starts and
+            ends; None for none.
     """
 
     exploration: Exploration | None = None
 
     def __init__(
-        self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any], config: Mapping[str, Any]
+        self,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        config: Mapping[str, Any],
     ) -> None:
         """Set spaces and settings.
 
@@ -51,8 +56,8 @@ class Policy(ABC):
             config: the policy's own settings.
 
         Raises:
-            UnsupportedSpaceError: for a raw Tuple or Dict observation space, because policies take a preprocessor's
-                output (also a ValueError).
+            UnsupportedSpaceError: for a raw Tuple or Dict observation space, because policies take
+                a preprocessor's output (also a ValueError).
         """
         observation_space = gymnasium_space(observation_space)
         check_policy_input(observation_space)
@@ -79,8 +84,8 @@ class Policy(ABC):
         Args:
             obs: [N, *shape], preprocessed and filtered.
             state_batches: recurrent state, [N, ...] for each component.
-            prev_action_batch: [N, ...] previous actions in column form (`aiorl.data.actions`), zeros at an episode's
-                start.
+            prev_action_batch: [N, ...] previous actions in column form (`aiorl.data.actions`),
+                zeros at an episode's start.
             prev_reward_batch: [N] previous rewards, 0 at an episode's start.
             info_batch: N info dicts.
             episodes: N episodes.
@@ -88,9 +93,10 @@ class Policy(ABC):
             explore: False requests the policy's best action instead of a sample.
 
         Returns:
-            Actions [N, ...], recurrent state after the step, and columns [N, ...] to record. The columns must be the
-            same at every evaluation, and their names must differ from the standard columns of rows. For a Tuple or
-            Dict action space, actions are one batch per component, nested like the space.
+            Actions [N, ...], recurrent state after the step, and columns [N, ...] to record. The
+            columns must be the same at every evaluation, and their names must differ from the
+            standard columns of rows. For a Tuple or Dict action space, actions are one batch per
+            component, nested like the space.
         """
 
     def compute_single_action(
@@ -118,13 +124,16 @@ class Policy(ABC):
             explore: False requests the policy's best action instead of a sample.
 
         Returns:
-            The action in the environment's form, recurrent state [...] after the step, and the values to record.
+            The action in the environment's form, recurrent state [...] after the step, and the
+            values to record.
 
         Raises:
             PolicyError: when the observation's action mask forbids every action.
         """
         if self.has_action_mask and len(self.rows_without_action(obs[None])):
-            raise PolicyError("there is no action to take: the observation's action mask forbids every one")
+            raise PolicyError(
+                "there is no action to take: the observation's action mask forbids every one"
+            )
         layout = ActionLayout(self.action_space)
         actions, state_out, columns = self.compute_actions(
             obs[None],
@@ -150,7 +159,8 @@ class Policy(ABC):
     def rows_without_action(self, obs: NDArray[Any]) -> NDArray[np.int64]:
         """Find the observations with an action mask that forbids every action.
 
-        Callers check this before they act. They leave out final observations, which have meaningless masks.
+        Callers check this before they act. They leave out final observations, which have
+        meaningless masks.
 
         Args:
             obs: [N, *shape], preprocessed and filtered.
@@ -159,14 +169,18 @@ class Policy(ABC):
             The indices of these observations, [K].
         """
         _, masks = layout_of(self.observation_space).split(obs)
-        return np.zeros(0, np.int64) if masks is None else self._mask_layout.rows_without_action(masks)
+        return (
+            np.zeros(0, np.int64) if masks is None else self._mask_layout.rows_without_action(masks)
+        )
 
     @functools.cached_property
     def _mask_layout(self) -> MaskLayout:
         return MaskLayout(self.action_space)
 
     def get_initial_state(self) -> list[NDArray[np.float32]]:
-        """Return the recurrent state of one row at an episode's start: float32 [H] per component; may be empty."""
+        """Return the recurrent state of one row at an episode's start: float32 [H] per component;
+        may be empty.
+        """
         return []
 
     def postprocess_trajectory(
@@ -174,12 +188,13 @@ class Policy(ABC):
     ) -> Any:
         """Return one agent's rows of one episode with the columns that learning needs.
 
-        If rows in between were not recorded (``training_enabled: False`` in an info), the method is called separately
-        for the rows before and after them.
+        If rows in between were not recorded (``training_enabled: False`` in an info), the method is
+        called separately for the rows before and after them.
 
         Args:
             batch: SampleBatch of the rows.
-            other_agent_batches: agent id -> (policy, batch) of the other agents in the episode; None for none.
+            other_agent_batches: agent id -> (policy, batch) of the other agents in the episode;
+                None for none.
             episode: the MultiAgentEpisode.
         """
         return batch
@@ -195,8 +210,8 @@ class Policy(ABC):
             weights: name -> array of the same shape as in `get_weights`.
 
         Raises:
-            PolicyError: when they don't fit; the old ones then stay in force. This base class has no weights and
-                refuses any.
+            PolicyError: when they don't fit; the old ones then stay in force. This base class has
+                no weights and refuses any.
         """
         if weights:
             raise PolicyError(f"{type(self).__name__} has no weights to set")
@@ -211,7 +226,9 @@ class Policy(ABC):
         self.global_timestep = int(state["global_timestep"])
 
     def on_global_var_update(self, global_vars: Mapping[str, Any]) -> None:
-        """Apply new `global_vars`; the one named ``timestep`` is the global timestep, in env steps."""
+        """Apply new `global_vars`; the one named ``timestep`` is the global timestep, in env
+        steps.
+        """
         self.global_timestep = int(global_vars.get("timestep", self.global_timestep))
 
     def compute_gradients(self, batch: Any) -> tuple[Any, dict[str, Any]]:

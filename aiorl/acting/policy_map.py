@@ -16,15 +16,16 @@ from aiorl.text import agent_text
 PolicyMappingFn = Callable[..., str]
 """Agent id -> policy id. The function can be random: it is called once per agent and episode.
 
-It can also take the episode and the worker, by the names ``episode`` and ``worker`` or as required arguments after the
-agent id.
-"""
+It can also take the episode and the worker, by the names ``episode`` and ``worker`` or as required
+arguments after the agent id. """
 
 _WANTED = ("episode", "worker")
 
 
 def wanted_of_mapping(function: PolicyMappingFn) -> dict[str, str]:
-    """Return the parameters of a mapping function besides the agent id: name -> ``"episode"`` or ``"worker"``."""
+    """Return the parameters of a mapping function besides the agent id: name -> ``"episode"`` or
+    ``"worker"``.
+    """
     try:
         parameters = list(inspect.signature(function).parameters.values())[1:]
     except (TypeError, ValueError):  # some built-in functions have no signature
@@ -32,7 +33,11 @@ def wanted_of_mapping(function: PolicyMappingFn) -> dict[str, str]:
     names = [one.name for one in parameters]
     takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters)
     wanted = {name: name for name in _WANTED if takes_any or name in names}
-    required = [one.name for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD and one.default is one.empty]
+    required = [
+        one.name
+        for one in parameters
+        if one.kind is one.POSITIONAL_OR_KEYWORD and one.default is one.empty
+    ]
     for name, value in zip(required, _WANTED, strict=False):
         if name not in _WANTED:  # under another name, it is the second or third argument
             wanted.pop(value, None)
@@ -41,17 +46,26 @@ def wanted_of_mapping(function: PolicyMappingFn) -> dict[str, str]:
 
 
 def mapping_by_table(policy_ids: Mapping[str, str]) -> PolicyMappingFn:
-    """Return a mapping function for a table from agent ids, as `agent_text` writes them, to policy ids."""
+    """Return a mapping function for a table from agent ids, as `agent_text` writes them, to policy
+    ids.
+    """
 
     def choose(agent_id: Any) -> str:
         text = agent_text(agent_id)
-        policy_id = policy_ids.get(text, policy_ids.get(str(agent_id)))  # earlier versions wrote the latter
+        policy_id = policy_ids.get(
+            text, policy_ids.get(str(agent_id))
+        )  # earlier versions wrote the latter
         if policy_id is None:
             key = "multiagent.policy_mapping_fn"
             raise ConfigError(
-                f"{key} has no agent {agent_id!r}; it has {', '.join(policy_ids)}.", key=key, value=agent_id,
-                hint=f"In a file, add {text!r} and a policy id; in Python, the agent id itself can be the key.",
-            )  # fmt: skip
+                f"{key} has no agent {agent_id!r}; it has {', '.join(policy_ids)}.",
+                key=key,
+                value=agent_id,
+                hint=(
+                    f"In a file, add {text!r} and a policy id; in Python, the agent id itself can"
+                    " be the key."
+                ),
+            )
         return policy_id
 
     return choose
@@ -79,7 +93,8 @@ class PolicyMap(dict[str, Policy]):
             policies_to_train: ids of the policies that learn; None or empty = all.
 
         Raises:
-            ConfigError: when the mapping function can't be called, or an id to train is not among the policies.
+            ConfigError: when the mapping function can't be called, or an id to train is not among
+                the policies.
         """
         if mapping_fn is not None and not callable(mapping_fn):
             raise ConfigError(
@@ -93,12 +108,15 @@ class PolicyMap(dict[str, Policy]):
         unknown = sorted(set(policies_to_train or ()) - self.keys())
         if unknown:
             raise ConfigError(
-                f"policies_to_train names {', '.join(unknown)}; the policies are {', '.join(self)}.",
+                f"policies_to_train names {', '.join(unknown)}; the policies are"
+                f" {', '.join(self)}.",
                 key="multiagent.policies_to_train",
                 value=policies_to_train,
             )
         self.trainable_ids = tuple(
-            policy_id for policy_id in self if not policies_to_train or policy_id in policies_to_train
+            policy_id
+            for policy_id in self
+            if not policies_to_train or policy_id in policies_to_train
         )
         self.is_multi_agent = set(self) != {DEFAULT_POLICY_ID}
 
@@ -110,7 +128,9 @@ class PolicyMap(dict[str, Policy]):
         """True if the mapping function takes the episode."""
         return "episode" in self._wanted.values()
 
-    def choose(self, agent_id: Any, episode: Any = None, get_worker: Callable[[], Any] = lambda: None) -> str:
+    def choose(
+        self, agent_id: Any, episode: Any = None, get_worker: Callable[[], Any] = lambda: None
+    ) -> str:
         """Return the mapping function's policy id for an agent.
 
         Args:
@@ -121,8 +141,13 @@ class PolicyMap(dict[str, Policy]):
         Raises:
             UnknownPolicyError: when no policy has the id (also a ValueError and KeyError).
         """
-        more = {name: episode if what == "episode" else get_worker() for name, what in self._wanted.items()}
-        policy_id = DEFAULT_POLICY_ID if self._mapping_fn is None else self._mapping_fn(agent_id, **more)
+        more = {
+            name: episode if what == "episode" else get_worker()
+            for name, what in self._wanted.items()
+        }
+        policy_id = (
+            DEFAULT_POLICY_ID if self._mapping_fn is None else self._mapping_fn(agent_id, **more)
+        )
         if policy_id not in self:
             raise UnknownPolicyError(policy_id, self)
         return policy_id
@@ -150,18 +175,29 @@ class AgentBinding:
         """Return the agent's policy id, which stays the same throughout the episode.
 
         Raises:
-            UnknownPolicyError: when the mapping function returns an unknown id; the agent then stays unassigned.
+            UnknownPolicyError: when the mapping function returns an unknown id; the agent then
+                stays unassigned.
         """
         policy_id = self._by_agent.get(agent_id)
         if policy_id is None:
-            policy_id = self._by_agent[agent_id] = self._policies.choose(agent_id, episode, self._get_worker)
+            policy_id = self._by_agent[agent_id] = self._policies.choose(
+                agent_id, episode, self._get_worker
+            )
         return policy_id
 
     def forget(self, agent_id: Any) -> None:
-        """Forget an agent that has left; if it appears again, the mapping function is called again."""
+        """Forget an agent that has left; if it appears again, the mapping function is called
+        again.
+        """
         self._by_agent.pop(agent_id, None)
 
 
 def policy_seed(seed: int, position: int) -> int:
-    """Return the seed of one of several policies in id order: the given one for the first, different ones after it."""
-    return seed if position == 0 else int(np.random.SeedSequence((seed, position)).generate_state(1)[0])
+    """Return the seed of one of several policies in id order: the given one for the first,
+    different ones after it.
+    """
+    return (
+        seed
+        if position == 0
+        else int(np.random.SeedSequence((seed, position)).generate_state(1)[0])
+    )

@@ -1,4 +1,6 @@
-"""Advantages, value targets, n-step returns and first priorities, computed on the worker from a fragment's columns."""
+"""Advantages, value targets, n-step returns and first priorities, computed on the worker from a
+fragment's columns.
+"""
 
 from __future__ import annotations
 
@@ -34,27 +36,29 @@ def gae(
 ) -> tuple[F32, F32]:
     """Return generalised advantage estimates, and the corresponding value targets.
 
-    Let V' be the value after the step: 0 after a termination, the value of the true final observation after a
-    truncation, else the value of the next row. Then ``delta_t = r_t + gamma V'_t - V_t`` and ``A_t = delta_t + gamma
-    lam A_{t+1}``, where the second term is left out at the end of an episode. ``value_targets = A + V``. `lam` = 0
-    gives one-step targets, `lam` = 1 discounted returns. A row that is both terminated and truncated counts as
-    terminated.
+    Let V' be the value after the step: 0 after a termination, the value of the true final
+    observation after a truncation, else the value of the next row. Then ``delta_t = r_t + gamma
+    V'_t - V_t`` and ``A_t = delta_t + gamma lam A_{t+1}``, where the second term is left out at the
+    end of an episode. ``value_targets = A + V``. `lam` = 0 gives one-step targets, `lam` = 1
+    discounted returns. A row that is both terminated and truncated counts as terminated.
 
     Args:
         rewards: [T, N] float32.
         vf_preds: [T, N] float32, V_t.
-        bootstrap: [N] float32, value of the observation after the last row; ignored if that row ended an episode.
+        bootstrap: [N] float32, value of the observation after the last row; ignored if that row
+            ended an episode.
         terminateds: [T, N] bool.
         truncateds: [T, N] bool.
-        truncation_values: [T, N] float32, value of the true final observation at truncated rows, ignored elsewhere;
-            None = no row is truncated, or none has a value.
+        truncation_values: [T, N] float32, value of the true final observation at truncated rows,
+            ignored elsewhere; None = no row is truncated, or none has a value.
         gamma: discount per step.
         lam: decay of the estimator.
-        valid: [T, N] bool, False where a row is no transition: its advantage is 0 and its target V_t.
+        valid: [T, N] bool, False where a row is no transition: its advantage is 0 and its target
+            V_t.
 
     Returns:
-        Advantages and value_targets, both float32 [T, N]. They are computed in float64, and the numbers of one
-        environment don't depend on the number of other environments.
+        Advantages and value_targets, both float32 [T, N]. They are computed in float64, and the
+        numbers of one environment don't depend on the number of other environments.
 
     Source: Schulman et al. 2016, https://arxiv.org/abs/1506.02438, eq. 16.
     """
@@ -113,12 +117,15 @@ def returns(
     gamma: float,
     valid: NDArray[np.bool_] | None = None,
 ) -> dict[str, Array]:
-    """Return ADVANTAGES [T, N]: discounted sums of the rewards from each row to the end of its episode or fragment.
+    """Return ADVANTAGES [T, N]: discounted sums of the rewards from each row to the end of its
+    episode or fragment.
 
     This is `gae` without values; see there for arguments.
     """
     no_values = np.zeros_like(rewards)
-    sums, _ = gae(rewards, no_values, no_values[0], terminateds, truncateds, gamma=gamma, lam=1.0, valid=valid)
+    sums, _ = gae(
+        rewards, no_values, no_values[0], terminateds, truncateds, gamma=gamma, lam=1.0, valid=valid
+    )
     return {c.ADVANTAGES: sums}
 
 
@@ -140,10 +147,12 @@ def n_step_priorities(
     n: float,
     valid: NDArray[np.bool_] | None = None,
 ) -> dict[str, Array]:
-    """Return the columns of `n_step_columns`, and PRIORITIES [T, N]: the size of each row's TD error at the sampler.
+    """Return the columns of `n_step_columns`, and PRIORITIES [T, N]: the size of each row's TD
+    error at the sampler.
 
-    It is ``|returns + discounts V' - Q|``. V' is the largest value of an action at the observation after the row's
-    steps, and Q the value of the action taken, both from the network that acted. Rows that are no transition get 0.
+    It is ``|returns + discounts V' - Q|``. V' is the largest value of an action at the observation
+    after the row's steps, and Q the value of the action taken, both from the network that acted.
+    Rows that are no transition get 0.
 
     Args:
         rewards: [T, N] float32.
@@ -151,7 +160,8 @@ def n_step_priorities(
         bootstrap: [N] float32, the same at the observation after the last row.
         terminateds: [T, N] bool.
         truncateds: [T, N] bool.
-        truncation_values: [T, N] float32, the same at the true final observation of truncated rows; see `gae`.
+        truncation_values: [T, N] float32, the same at the true final observation of truncated rows;
+            see `gae`.
         action_values: [T, N] float32, Q.
         gamma: discount per step.
         n: largest number of steps, at least 1.
@@ -160,9 +170,16 @@ def n_step_priorities(
     Source: Horgan et al. 2018, https://arxiv.org/abs/1803.00933, section 3 and algorithm 1.
     """
     made = n_step_columns(
-        rewards=rewards, terminateds=terminateds, truncateds=truncateds, gamma=gamma, n=n, valid=valid
+        rewards=rewards,
+        terminateds=terminateds,
+        truncateds=truncateds,
+        gamma=gamma,
+        n=n,
+        valid=valid,
     )
-    following = _following_values(vf_preds.astype(np.float64), bootstrap, terminateds, truncateds, truncation_values)
+    following = _following_values(
+        vf_preds.astype(np.float64), bootstrap, terminateds, truncateds, truncation_values
+    )
     following[following <= MASKED_LOGIT] = 0.0  # after a truncation there may be no legal action
     behind = np.take_along_axis(following, last_rows(made[c.N_STEPS]), axis=0)
     priorities = np.abs(made[c.N_STEP_RETURNS] + made[c.DISCOUNTS] * behind - action_values)
@@ -186,12 +203,15 @@ POSTPROCESSORS: dict[str, Callable[..., dict[str, Array]]] = {
 }
 """Postprocessors by the name in an algorithm's settings.
 
-Each returns columns [T, N] by name. Its keyword arguments are rewards, terminateds, truncateds, valid and the settings.
-If it needs values, it also gets vf_preds, bootstrap and truncation_values; if it needs values of actions, also
-action_values [T, N]. See `gae` for their meaning.
-"""
-NEED_VALUES, NEED_ACTION_VALUES = frozenset({"gae", "n_step_priorities"}), frozenset({"n_step_priorities"})
-"""Postprocessors that need the policy's values, and those that need the values of the actions taken."""
+Each returns columns [T, N] by name. Its keyword arguments are rewards, terminateds, truncateds,
+valid and the settings. If it needs values, it also gets vf_preds, bootstrap and truncation_values;
+if it needs values of actions, also action_values [T, N]. See `gae` for their meaning. """
+NEED_VALUES, NEED_ACTION_VALUES = (
+    frozenset({"gae", "n_step_priorities"}),
+    frozenset({"n_step_priorities"}),
+)
+"""Postprocessors that need the policy's values, and those that need the values of the actions
+taken."""
 
 
 def postprocessed(
@@ -201,9 +221,9 @@ def postprocessed(
 
     Args:
         name: name in POSTPROCESSORS.
-        columns: rewards and flags, [T, N] each; values, bootstrap values of truncated rows, and values of actions if
-            the postprocessor needs them; a column of valid rows unless all are transitions; and, optionally, scaled
-            rewards, which replace the others.
+        columns: rewards and flags, [T, N] each; values, bootstrap values of truncated rows, and
+            values of actions if the postprocessor needs them; a column of valid rows unless all are
+            transitions; and, optionally, scaled rewards, which replace the others.
         settings: settings of the postprocessor, for example gamma and lam.
         bootstrap: [N], values after the last rows; None = all of these rows ended an episode.
     """
@@ -212,7 +232,9 @@ def postprocessed(
     if name in NEED_VALUES:
         values = {
             "vf_preds": columns[c.VF_PREDS],
-            "bootstrap": np.zeros(rewards.shape[1:], np.float32) if bootstrap is None else bootstrap,
+            "bootstrap": np.zeros(rewards.shape[1:], np.float32)
+            if bootstrap is None
+            else bootstrap,
             "truncation_values": columns.get(c.BOOTSTRAP_VALUES),
         }
     if name in NEED_ACTION_VALUES:
@@ -231,7 +253,10 @@ Bools = NDArray[np.bool_]
 
 
 class NStep(NamedTuple):
-    """Targets of value-based algorithms: ``returns + discounts V(observation after these steps)``."""
+    """Targets of value-based algorithms:
+
+    ``returns + discounts V(observation after these steps)``.
+    """
 
     returns: F32
     discounts: F32
@@ -239,13 +264,20 @@ class NStep(NamedTuple):
 
 
 def n_step(
-    rewards: F32, terminateds: Bools, truncateds: Bools, *, gamma: float, n: float, valid: Bools | None = None
+    rewards: F32,
+    terminateds: Bools,
+    truncateds: Bools,
+    *,
+    gamma: float,
+    n: float,
+    valid: Bools | None = None,
 ) -> NStep:
     """Return rewards of up to n steps, and the discounts for bootstrapping.
 
-    Row t takes k steps: n, or fewer if its episode, the fragment or a run of transitions ends earlier. ``returns_t =
-    sum of gamma^i r_{t+i}`` over i < k, and ``discounts_t = gamma^k``, or 0 if the last of these steps terminated. A
-    truncation bootstraps from the true final observation; a row that is both counts as terminated.
+    Row t takes k steps: n, or fewer if its episode, the fragment or a run of transitions ends
+    earlier. ``returns_t = sum of gamma^i r_{t+i}`` over i < k, and ``discounts_t = gamma^k``, or 0
+    if the last of these steps terminated. A truncation bootstraps from the true final observation;
+    a row that is both counts as terminated.
 
     Args:
         rewards: [T, N] float32.
@@ -253,7 +285,8 @@ def n_step(
         truncateds: [T, N] bool.
         gamma: discount per step.
         n: largest number of steps, at least 1.
-        valid: [T, N] bool, False where a row is no transition: it has return and discount 0, and takes one step.
+        valid: [T, N] bool, False where a row is no transition: it has return and discount 0, and
+            takes one step.
 
     Returns:
         Returns and discounts [T, N] float32, computed in float64, and k, [T, N] int32.
@@ -261,11 +294,15 @@ def n_step(
     Raises:
         BatchError: when the shapes differ.
 
-    Source: Sutton 1988, Learning to predict by the methods of temporal differences; Mnih et al. 2016,
-        https://arxiv.org/abs/1602.01783.
+    Source: Sutton 1988, Learning to predict by the methods of temporal differences; Mnih et al.
+        2016, https://arxiv.org/abs/1602.01783.
     """
     shape = rewards.shape
-    for name, column in ((c.TERMINATEDS, terminateds), (c.TRUNCATEDS, truncateds), (c.VALID, valid)):
+    for name, column in (
+        (c.TERMINATEDS, terminateds),
+        (c.TRUNCATEDS, truncateds),
+        (c.VALID, valid),
+    ):
         if column is not None and column.shape != shape:
             raise BatchError(name, f"shape {shape}, that of rewards", column.shape)
     goes_on = ~(terminateds | truncateds)
@@ -274,7 +311,9 @@ def n_step(
         goes_on[:-1] &= valid[1:]
     returns = rewards.astype(np.float64)
     steps = np.ones(shape, np.int32)
-    is_taking = goes_on.copy()  # True where the row takes one more step, into the row `ahead` rows later
+    is_taking = (
+        goes_on.copy()
+    )  # True where the row takes one more step, into the row `ahead` rows later
     for ahead in range(1, min(int(n), len(rewards))):
         is_taking = is_taking[:-1]
         if not is_taking.any():
@@ -292,7 +331,8 @@ def n_step(
 
 
 def n_step_new_obs(arrays: Mapping[str, Array]) -> Array:
-    """Return the observation after the steps of each row of a fragment, [T, N, ...], from any way of storing it.
+    """Return the observation after the steps of each row of a fragment, [T, N, ...], from any way
+    of storing it.
 
     Raises:
         BatchError: when it is missing, or its columns do not fit together.

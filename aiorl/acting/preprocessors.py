@@ -1,7 +1,8 @@
 """Preprocessors: conversion of observations of any space to plain arrays for models.
 
-A preprocessor converts a batch at a time, in the form that Gymnasium's vector environments use: arrays ``[N, ...]`` for
-simple spaces, a tuple or dict of batches for Tuple and Dict. Single observations go through `transform_rows`.
+A preprocessor converts a batch at a time, in the form that Gymnasium's vector environments use:
+arrays ``[N, ...]`` for simple spaces, a tuple or dict of batches for Tuple and Dict. Single
+observations go through `transform_rows`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,14 @@ from numpy.typing import DTypeLike, NDArray
 from aiorl.config.code import import_object, named_failures
 from aiorl.data.arrays import NUMBER_KINDS, described_value
 from aiorl.data.gym_spaces import gymnasium_space
-from aiorl.data.obs_layout import ACTION_MASK, LaidOutBox, MaskLayout, ObsLayout, is_masked, layout_of
+from aiorl.data.obs_layout import (
+    ACTION_MASK,
+    LaidOutBox,
+    MaskLayout,
+    ObsLayout,
+    is_masked,
+    layout_of,
+)
 from aiorl.data.spaces import KINDS, MAX_SPACE_ELEMENTS, SIMPLE_KINDS
 from aiorl.errors import BatchError, ConfigError, UnsupportedSpaceError
 
@@ -28,16 +36,17 @@ MAX_ONE_HOT = 1 << 14
 
 
 _FORM = (
-    "Its constructor takes only the space and calls super().__init__(space, shape, dtype). Its transform(obs) returns "
-    "[N, *shape] for a batch of N observations."
+    "Its constructor takes only the space and calls super().__init__(space, shape, dtype). Its"
+    " transform(obs) returns [N, *shape] for a batch of N observations."
 )
 
 
 class Preprocessor(ABC):
     """Converts observations of one space to model inputs.
 
-    A preprocessor of your own passes the space, and the shape and dtype of its output, to ``super().__init__``, and
-    defines ``transform``. The policy's observation space follows from these.
+    A preprocessor of your own passes the space, and the shape and dtype of its output, to
+    ``super().__init__``, and defines ``transform``. The policy's observation space follows from
+    these.
 
     Attributes:
         space: the environment's space of one observation.
@@ -66,7 +75,8 @@ class Preprocessor(ABC):
         """Return model inputs ``[N, *shape]`` for a batch of N observations.
 
         Args:
-            obs: batched observations, ``[N, ...]``; for Tuple and Dict a tuple or dict of such batches.
+            obs: batched observations, ``[N, ...]``; for Tuple and Dict a tuple or dict of such
+                batches.
         """
 
     def transform_rows(self, observations: Sequence[Any]) -> NDArray[Any]:
@@ -83,12 +93,15 @@ class Preprocessor(ABC):
         inputs = self.transform(obs)
         shape = getattr(inputs, "shape", type(inputs).__name__)
         if shape != (len(observations), *self.shape):
-            expected = f"{type(self).__name__}.transform to return {[len(observations), *self.shape]}"
+            expected = (
+                f"{type(self).__name__}.transform to return {[len(observations), *self.shape]}"
+            )
             raise BatchError("obs", expected, list(shape) if isinstance(shape, tuple) else shape)
         return inputs
 
     def _check_range(self, obs: NDArray[Any]) -> None:
-        """Check that `transform` can represent all values in ``[N, *space.shape]``; by default it can.
+        """Check that `transform` can represent all values in ``[N, *space.shape]``; by default it
+        can.
 
         Raises:
             BatchError: when it cannot.
@@ -110,16 +123,22 @@ class Preprocessor(ABC):
         flat = spaces.flatten_space(self.space)
         assert isinstance(flat, spaces.Box), "a space of simple components flattens to a Box"
         low, high = flat.low.astype(self.dtype), flat.high.astype(self.dtype)
-        return LaidOutBox(low.reshape(self.shape), high.reshape(self.shape), self.layout, self.dtype)
+        return LaidOutBox(
+            low.reshape(self.shape), high.reshape(self.shape), self.layout, self.dtype
+        )
 
     @property
     def _is_built_in(self) -> bool:
-        """True if ``transform`` is one of this module's, so that order and bounds of its output are known."""
+        """True if ``transform`` is one of this module's, so that order and bounds of its output are
+        known.
+        """
         return type(self).transform.__module__ == __name__
 
 
 class BoxPreprocessor(Preprocessor):
-    """Boxes of any shape, and bits, unchanged: bytes stay bytes, all other numbers become float32."""
+    """Boxes of any shape, and bits, unchanged: bytes stay bytes, all other numbers become
+    float32.
+    """
 
     def __init__(self, space: spaces.Box | spaces.MultiBinary) -> None:
         """Keep the shape; a box without dimensions becomes a vector of one."""
@@ -141,14 +160,19 @@ class OneHotPreprocessor(Preprocessor):
         Raises:
             UnsupportedSpaceError: when there are more values than the largest one-hot size.
         """
-        sizes = np.asarray(space.nvec if isinstance(space, spaces.MultiDiscrete) else space.n, np.int64)
+        sizes = np.asarray(
+            space.nvec if isinstance(space, spaces.MultiDiscrete) else space.n, np.int64
+        )
         size = sum(map(int, sizes.flat))  # in Python's numbers, which don't overflow
         if size > MAX_ONE_HOT:
             raise UnsupportedSpaceError(
-                "the observation space", space, [f"up to {MAX_ONE_HOT} values one-hot"],
-                f"Each row would hold {size} numbers. Let the environment return the parts of this number, for example "
-                "coordinates (a Box, or MultiDiscrete of few values each), or set model.custom_preprocessor.",
-            )  # fmt: skip
+                "the observation space",
+                space,
+                [f"up to {MAX_ONE_HOT} values one-hot"],
+                f"Each row would hold {size} numbers. Let the environment return the parts of this"
+                " number, for example coordinates (a Box, or MultiDiscrete of few values each), or"
+                " set model.custom_preprocessor.",
+            )
         super().__init__(space, (size,), np.float32)
         self._low = space.start
         self._end = space.start + sizes
@@ -165,21 +189,28 @@ class OneHotPreprocessor(Preprocessor):
 
     def _check_range(self, obs: NDArray[Any]) -> None:
         if ((obs < self._low) | (obs >= self._end)).any():
-            raise BatchError("obs", f"observations of {self.space}", f"values from {obs.min()} to {obs.max()}")
+            raise BatchError(
+                "obs", f"observations of {self.space}", f"values from {obs.min()} to {obs.max()}"
+            )
 
 
 class NestedPreprocessor(Preprocessor):
-    """Tuples and Dicts, at any depth, as one float32 vector: their components' model inputs, flattened.
+    """Tuples and Dicts, at any depth, as one float32 vector: their components' model inputs,
+    flattened.
 
-    Components follow each other in the order of the space; numbers within a component are in C order, as in
-    ``gymnasium.spaces.flatten``. Byte images keep their values of 0 to 255 as floats.
+    Components follow each other in the order of the space; numbers within a component are in C
+    order, as in ``gymnasium.spaces.flatten``. Byte images keep their values of 0 to 255 as floats.
     """
 
     def __init__(self, space: spaces.Tuple[Any] | spaces.Dict) -> None:
         """Make a preprocessor for each component."""
-        named = list(space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces))
+        named = list(
+            space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
+        )
         if not named:
-            raise UnsupportedSpaceError("the observation space", space, KINDS, "It has no components.")
+            raise UnsupportedSpaceError(
+                "the observation space", space, KINDS, "It has no components."
+            )
         self._parts: list[tuple[Any, Preprocessor, slice]] = []
         end = 0
         for name, part in named:
@@ -188,7 +219,9 @@ class NestedPreprocessor(Preprocessor):
             self._parts.append((name, preprocessor, slice(start, end)))
         if end > MAX_SPACE_ELEMENTS:
             wanted = [f"up to {MAX_SPACE_ELEMENTS} numbers in all"]
-            raise UnsupportedSpaceError("the observation space", space, wanted, f"Each row would hold {end} numbers.")
+            raise UnsupportedSpaceError(
+                "the observation space", space, wanted, f"Each row would hold {end} numbers."
+            )
         super().__init__(space, (end,), np.float32)
         self._type = Mapping if isinstance(space, spaces.Dict) else Sequence
 
@@ -199,7 +232,11 @@ class NestedPreprocessor(Preprocessor):
             return ObsLayout(self.shape)
         leaves = list(self._leaves())
         shapes = {name: preprocessor.shape for name, preprocessor in leaves}
-        return ObsLayout(self.shape, shapes, byte_parts=tuple(name for name, leaf in leaves if leaf.dtype == np.uint8))
+        return ObsLayout(
+            self.shape,
+            shapes,
+            byte_parts=tuple(name for name, leaf in leaves if leaf.dtype == np.uint8),
+        )
 
     def _leaves(self) -> Iterator[tuple[str, Preprocessor]]:
         for name, preprocessor, _ in self._parts:
@@ -219,7 +256,10 @@ class NestedPreprocessor(Preprocessor):
         for obs in observations:
             self._check_form(obs)
         return self._joined(
-            [preprocessor.transform_rows([obs[name] for obs in observations]) for name, preprocessor, _ in self._parts]
+            [
+                preprocessor.transform_rows([obs[name] for obs in observations])
+                for name, preprocessor, _ in self._parts
+            ]
         )
 
     def _joined(self, batches: Sequence[NDArray[Any]]) -> NDArray[Any]:
@@ -236,12 +276,15 @@ class NestedPreprocessor(Preprocessor):
 
 
 class MaskedPreprocessor(Preprocessor):
-    """Observations with an action mask: the mask, followed by the model input of the rest of the observation.
+    """Observations with an action mask: the mask, followed by the model input of the rest of the
+    observation.
 
     Models and observation filters don't get the mask; see `aiorl.data.obs_layout`.
     """
 
-    def __init__(self, space: spaces.Dict, action_space: spaces.Space[Any], inner: Preprocessor) -> None:
+    def __init__(
+        self, space: spaces.Dict, action_space: spaces.Space[Any], inner: Preprocessor
+    ) -> None:
         """Prepend a mask to another preprocessor's output.
 
         Args:
@@ -279,7 +322,9 @@ class MaskedPreprocessor(Preprocessor):
 
     def transform(self, obs: Any) -> NDArray[Any]:
         """See `Preprocessor.transform`."""
-        return self._joined(self._inner.transform(self._rest(obs)), self._masks.from_batch(obs[ACTION_MASK]))
+        return self._joined(
+            self._inner.transform(self._rest(obs)), self._masks.from_batch(obs[ACTION_MASK])
+        )
 
     def transform_rows(self, observations: Sequence[Any]) -> NDArray[Any]:
         """See `Preprocessor.transform_rows`."""
@@ -287,7 +332,9 @@ class MaskedPreprocessor(Preprocessor):
             if not isinstance(obs, Mapping) or obs.keys() != self._names:
                 raise BatchError("obs", f"observations of {self.space}", _form(obs))
         masks = self._masks.from_rows([obs[ACTION_MASK] for obs in observations])
-        return self._joined(self._inner.transform_rows([self._rest(obs) for obs in observations]), masks)
+        return self._joined(
+            self._inner.transform_rows([self._rest(obs) for obs in observations]), masks
+        )
 
     def _rest(self, obs: Mapping[str, Any]) -> Any:
         if self._only is not None:
@@ -302,7 +349,8 @@ class MaskedPreprocessor(Preprocessor):
 
 
 def without_mask(space: spaces.Dict) -> spaces.Space[Any]:
-    """Return an observation space without its action mask: the only other part itself, or a Dict of several parts.
+    """Return an observation space without its action mask: the only other part itself, or a Dict of
+    several parts.
 
     Raises:
         UnsupportedSpaceError: when there is no other part.
@@ -312,7 +360,9 @@ def without_mask(space: spaces.Dict) -> spaces.Space[Any]:
         return space.spaces[only]
     rest = [(name, part) for name, part in space.spaces.items() if name != ACTION_MASK]
     if not rest:
-        raise UnsupportedSpaceError("the observation space", space, KINDS, "It has nothing but an action mask.")
+        raise UnsupportedSpaceError(
+            "the observation space", space, KINDS, "It has nothing but an action mask."
+        )
     return spaces.Dict(rest)  # a list keeps its order; a mapping would be sorted
 
 
@@ -323,7 +373,9 @@ def _only_part(space: spaces.Dict) -> str | None:
 
 
 class IdentityPreprocessor(Preprocessor):
-    """Arrays exactly as the environment returns them, for observations that its wrappers have already prepared."""
+    """Arrays exactly as the environment returns them, for observations that its wrappers have
+    already prepared.
+    """
 
     is_identity = True
 
@@ -334,7 +386,9 @@ class IdentityPreprocessor(Preprocessor):
             UnsupportedSpaceError: when an observation is not one array, as in a Tuple or Dict.
         """
         if space.shape is None or space.dtype is None:
-            raise UnsupportedSpaceError("without a preprocessor, the observation space", space, SIMPLE_KINDS)
+            raise UnsupportedSpaceError(
+                "without a preprocessor, the observation space", space, SIMPLE_KINDS
+            )
         super().__init__(space, tuple(space.shape), space.dtype)
         self.is_identity = self._is_built_in
 
@@ -359,8 +413,8 @@ def preprocessor_for(space: spaces.Space[Any]) -> Preprocessor:
     hint = "model.custom_preprocessor names a preprocessor of your own."
     if space.dtype is not None and np.dtype(space.dtype).kind == "U":
         hint = (
-            "Remove the text with a wrapper, such as wrappers: ['minigrid.wrappers:ImgObsWrapper'] for MiniGrid, or "
-            "convert it to numbers with model.custom_preprocessor."
+            "Remove the text with a wrapper, such as wrappers: ['minigrid.wrappers:ImgObsWrapper']"
+            " for MiniGrid, or convert it to numbers with model.custom_preprocessor."
         )
     raise UnsupportedSpaceError("the observation space", space, KINDS, hint)
 
@@ -372,14 +426,17 @@ def make_preprocessor(
     custom_preprocessor: str | type[Preprocessor] | None = None,
     is_enabled: bool = True,
 ) -> Preprocessor:
-    """Make the preprocessor of a worker: a user's own, none at all, or the default one for the space.
+    """Make the preprocessor of a worker: a user's own, none at all, or the default one for the
+    space.
 
     An action mask in the observations bypasses any of these, and is prepended to the output.
 
     Args:
         space: the environment's observation space.
-        action_space: the environment's action space; None treats an action mask like any other part.
-        custom_preprocessor: subclass of Preprocessor, or its import path; it is called with the space.
+        action_space: the environment's action space; None treats an action mask like any other
+            part.
+        custom_preprocessor: subclass of Preprocessor, or its import path; it is called with the
+            space.
         is_enabled: False leaves observations unchanged, unless there is a custom preprocessor.
 
     Raises:
@@ -388,14 +445,18 @@ def make_preprocessor(
     """
     space = gymnasium_space(space)
     if action_space is not None and isinstance(space, spaces.Dict) and is_masked(space):
-        inner = make_preprocessor(without_mask(space), custom_preprocessor=custom_preprocessor, is_enabled=is_enabled)
+        inner = make_preprocessor(
+            without_mask(space), custom_preprocessor=custom_preprocessor, is_enabled=is_enabled
+        )
         return MaskedPreprocessor(space, gymnasium_space(action_space), inner)
     if custom_preprocessor:
         return _made_of_users(custom_preprocessor, space)
     return preprocessor_for(space) if is_enabled else IdentityPreprocessor(space)
 
 
-def _made_of_users(custom_preprocessor: str | type[Preprocessor], space: spaces.Space[Any]) -> Preprocessor:
+def _made_of_users(
+    custom_preprocessor: str | type[Preprocessor], space: spaces.Space[Any]
+) -> Preprocessor:
     """Make a user's own preprocessor; its failures name the setting.
 
     Raises:
@@ -408,13 +469,18 @@ def _made_of_users(custom_preprocessor: str | type[Preprocessor], space: spaces.
     if not (isinstance(kind, type) and issubclass(kind, Preprocessor)):
         raise ConfigError(
             f"{key} is {custom_preprocessor!r}, expected a subclass of aiorl.Preprocessor.",
-            key=key, value=custom_preprocessor, hint=_FORM,
-        )  # fmt: skip
+            key=key,
+            value=custom_preprocessor,
+            hint=_FORM,
+        )
     what = f"{key} {custom_preprocessor!r}"
 
     def make() -> Any:
         made = kind(space)  # type: ignore[call-arg]  # a concrete kind takes only the space
-        if made.dtype not in (np.float32, np.uint8):  # AttributeError if super().__init__ was not called
+        if made.dtype not in (
+            np.float32,
+            np.uint8,
+        ):  # AttributeError if super().__init__ was not called
             raise TypeError(f"its dtype is {made.dtype}, expected float32 or uint8")
         return made
 
@@ -437,14 +503,21 @@ def _form(obs: Any) -> Any:
 
 def _batched(observations: Sequence[Any], space: spaces.Space[Any]) -> Any:
     """Return observations of any space as one batch, in the form for ``transform``."""
-    if isinstance(space, spaces.Box):  # checked first, because isinstance is slow for the other classes
+    if isinstance(
+        space, spaces.Box
+    ):  # checked first, because isinstance is slow for the other classes
         return _stacked(observations, space)
     try:
         if isinstance(space, spaces.Dict):
-            return {name: _batched([obs[name] for obs in observations], part) for name, part in space.spaces.items()}
+            return {
+                name: _batched([obs[name] for obs in observations], part)
+                for name, part in space.spaces.items()
+            }
         if isinstance(space, spaces.Tuple):
             parts = enumerate(space.spaces)
-            return tuple(_batched([obs[position] for obs in observations], part) for position, part in parts)
+            return tuple(
+                _batched([obs[position] for obs in observations], part) for position, part in parts
+            )
     except (KeyError, IndexError, TypeError) as error:
         raise BatchError("obs", f"observations of {space}", f"one without {error}") from error
     return _stacked(observations, space)
@@ -457,9 +530,15 @@ def _stacked(observations: Sequence[Any], space: spaces.Space[Any]) -> NDArray[A
     except ValueError as error:
         raise BatchError("obs", f"observations of {space}", "arrays of different shapes") from error
     if batch.dtype.kind not in NUMBER_KINDS:
-        odd = next((obs for obs in observations if np.asarray(obs).dtype.kind not in NUMBER_KINDS), batch)
+        odd = next(
+            (obs for obs in observations if np.asarray(obs).dtype.kind not in NUMBER_KINDS), batch
+        )
         raise BatchError("obs", f"observations of {space}", described_value(odd))
     shape = (len(observations), *(space.shape or ()))
     if batch.shape != shape and len(observations):
-        raise BatchError("obs", f"observations of shape {shape[1:]}", f"{len(observations)} of shape {batch.shape[1:]}")
+        raise BatchError(
+            "obs",
+            f"observations of shape {shape[1:]}",
+            f"{len(observations)} of shape {batch.shape[1:]}",
+        )
     return batch.reshape(shape)

@@ -10,8 +10,9 @@ Its contents:
     progress.csv, result.jsonl, events.out.tfevents.*, learning_curve.png
     checkpoints/
 
-A run writes only two things elsewhere: sockets for workers of the same user (`aiorl.net.transport.local`), and code
-compiled by XLA, for later runs (`aiorl.learning.compilation_cache`).
+A run writes only two things elsewhere: sockets for workers of the same user
+(`aiorl.net.transport.local`), and code compiled by XLA, for later runs
+(`aiorl.learning.compilation_cache`).
 """
 
 from __future__ import annotations
@@ -92,20 +93,23 @@ class RunDirectory:
     @property
     def shown(self) -> Path:
         """Path for people, relative if it is below the working directory."""
-        with contextlib.suppress(OSError, ValueError):  # the working directory is gone, or the path is elsewhere
+        with contextlib.suppress(
+            OSError, ValueError
+        ):  # the working directory is gone, or the path is elsewhere
             return self.path.relative_to(Path.cwd())
         return self.path
 
     @classmethod
     def open(cls, config: CommonConfig) -> Self:
-        """Create the directory of a new run and write ``config.yaml``, or open the directory of the run to resume.
+        """Create the directory of a new run and write ``config.yaml``, or open the directory of the
+        run to resume.
 
-        A resumed run's ``config.yaml`` stays unchanged until `save_config`, so that options that turn out not to fit
-        the checkpoint leave no trace.
+        A resumed run's ``config.yaml`` stays unchanged until `save_config`, so that options that
+        turn out not to fit the checkpoint leave no trace.
 
         Raises:
-            ConfigError: when it cannot be created or written, another learner writes there, it belongs to another run,
-                or it contains no run to resume.
+            ConfigError: when it cannot be created or written, another learner writes there, it
+                belongs to another run, or it contains no run to resume.
         """
         is_new, is_made = config.resume is None, False
         if config.resume is not None:
@@ -137,7 +141,9 @@ class RunDirectory:
         self.lock.release()
 
     def abandon(self) -> None:
-        """Clean up after a new run that could not begin, so that the corrected command can use the same directory."""
+        """Clean up after a new run that could not begin, so that the corrected command can use the
+        same directory.
+        """
         if self.is_new:
             for name in (_RUN, CONFIG_FILE, "status.json"):
                 (self.path / name).unlink(missing_ok=True)
@@ -147,7 +153,12 @@ class RunDirectory:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
         self.close()
 
     def save_config(self, config: CommonConfig) -> None:
@@ -194,7 +205,8 @@ class RunDirectory:
         """
         if not is_still_at(self.lock.descriptor, self.lock.path):
             reason = (
-                "the run directory was removed, renamed or replaced while the run continued; nothing more can be saved"
+                "the run directory was removed, renamed or replaced while the run continued;"
+                " nothing more can be saved"
             )
             raise CheckpointError(self.path, reason)
 
@@ -203,13 +215,20 @@ class RunDirectory:
         try:
             for name in _OWN_DIRECTORIES:
                 if (self.path / name).is_symlink():
-                    said = f"{self.path / name} is a link, so nothing is written to or removed from its target."
+                    said = (
+                        f"{self.path / name} is a link, so nothing is written to or removed from"
+                        " its target."
+                    )
                     raise _unusable(self.path, said, "Remove it, or move its target here.")
             (self.path / "logs").mkdir(exist_ok=True)
             self.checkpoints.mkdir(exist_ok=True)
             for path in (*self.path.iterdir(), *(self.path / "logs").iterdir()):
                 if _OWN_FILE.fullmatch(path.name) and (path.is_symlink() or not path.is_file()):
-                    raise _unusable(self.path, f"{path} is no regular file, so nothing is written to it.", "Remove it.")
+                    raise _unusable(
+                        self.path,
+                        f"{path} is no regular file, so nothing is written to it.",
+                        "Remove it.",
+                    )
             self.log.open("a").close()
             clear_partial(self.checkpoints)
         except OSError as error:
@@ -245,7 +264,8 @@ def _unusable(path: Path, said: str, hint: str = "", *, key: str = "run_dir") ->
 
 
 def _facts(path: Path) -> tuple[str, int]:
-    """Return run id and port in ``run.json``; the port is 0 if another user wrote it, other than root.
+    """Return run id and port in ``run.json``; the port is 0 if another user wrote it, other than
+    root.
 
     Raises:
         ConfigError: when the file is missing or invalid.
@@ -254,7 +274,9 @@ def _facts(path: Path) -> tuple[str, int]:
         facts, owners = run_facts_and_owners(path)
     except (FileNotFoundError, NotADirectoryError) as error:
         hint = "Give the directory that the run named when it ended."
-        raise _unusable(path, f"{path} is not a run directory: it has no {_RUN}.", hint, key="resume") from error
+        raise _unusable(
+            path, f"{path} is not a run directory: it has no {_RUN}.", hint, key="resume"
+        ) from error
     except (OSError, ValueError) as error:
         said = f"{path / _RUN} can't be read: {getattr(error, 'strerror', None) or error}."
         raise _unusable(path, said, key="resume") from error

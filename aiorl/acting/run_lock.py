@@ -28,10 +28,12 @@ _HOST = re.compile(r"[0-9A-Za-z._:-]{1,255}")
 class RunLock:
     """Advisory lock on the file ``lock``, which names its owner.
 
-    Only its owner can open the file, because any user who can read a file can lock it, and so block every learner.
+    Only its owner can open the file, because any user who can read a file can lock it, and so block
+    every learner.
 
-    The lock is free as soon as its process has ended, however it ended. On a file system without locks, the contents of
-    the file decide instead: a process of this host is looked up, and one of another host is assumed to be alive.
+    The lock is free as soon as its process has ended, however it ended. On a file system without
+    locks, the contents of the file decide instead: a process of this host is looked up, and one of
+    another host is assumed to be alive.
 
     Attributes:
         path: the file, which can be removed together with its directory.
@@ -66,11 +68,17 @@ class RunLock:
                 if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
                     raise
                 owner = lock_owner(directory)
-                if owner is not None and (owner["host"] != socket.gethostname() or psutil.pid_exists(owner["pid"])):
+                if owner is not None and (
+                    owner["host"] != socket.gethostname() or psutil.pid_exists(owner["pid"])
+                ):
                     raise _in_use(directory, owner) from None
             if not is_still_at(descriptor, path):
                 raise OSError(errno.ESTALE, "it was removed meanwhile", str(path))
-            facts = {"host": socket.gethostname(), "pid": os.getpid(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
+            facts = {
+                "host": socket.gethostname(),
+                "pid": os.getpid(),
+                "since": time.strftime("%Y-%m-%d %H:%M:%S"),
+            }
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, json.dumps(facts).encode() + b"\n", 0)
         except BaseException:
@@ -112,11 +120,21 @@ def _close_to_others(descriptor: int) -> None:
 
 
 def lock_owner(directory: Path) -> dict[str, Any] | None:
-    """Return host, pid and start time of the owner of a directory's lock, or None if the file does not name them."""
+    """Return host, pid and start time of the owner of a directory's lock, or None if the file does
+    not name them.
+    """
     try:
         facts = parse_json(read_regular(directory / _NAME, max_bytes=_MAX_BYTES))
-        if _HOST.fullmatch(facts["host"]) and type(facts["pid"]) is int and 0 < facts["pid"] < 1 << 31:
-            return {"host": facts["host"], "pid": facts["pid"], "since": re.sub(r"[^\d :-]", "?", facts["since"])[:20]}
+        if (
+            _HOST.fullmatch(facts["host"])
+            and type(facts["pid"]) is int
+            and 0 < facts["pid"] < 1 << 31
+        ):
+            return {
+                "host": facts["host"],
+                "pid": facts["pid"],
+                "since": re.sub(r"[^\d :-]", "?", facts["since"])[:20],
+            }
     except (OSError, ValueError, LookupError, TypeError):
         pass
     return None
@@ -126,11 +144,16 @@ def _in_use(directory: Path, owner: dict[str, Any] | None) -> ConfigError:
     lock = directory / _NAME
     if owner is None:
         who = "another learner"
-        hint = f"End it first, or give another directory; if none runs, some process locks {lock}: remove it."
+        hint = (
+            f"End it first, or give another directory; if none runs, some process locks {lock}:"
+            " remove it."
+        )
     else:
         is_here = owner["host"] == socket.gethostname()
         host = f"this host, {owner['host']}" if is_here else f"host {owner['host']}"
         who = f"the learner with pid {owner['pid']} on {host}, since {owner['since']}"
         gone = f"if it is certain that it no longer runs, remove {lock}"
         hint = "End it first, or give another directory." if is_here else f"End it first; {gone}."
-    return ConfigError(f"{directory} is in use by {who}.", key="run_dir", value=str(directory), hint=hint)
+    return ConfigError(
+        f"{directory} is in use by {who}.", key="run_dir", value=str(directory), hint=hint
+    )

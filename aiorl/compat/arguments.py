@@ -50,13 +50,20 @@ def worker_settings(given: Mapping[str, Any]) -> WorkerSettings:
     for name, (is_right, expected) in _CHECKS.items():
         if name in own and not is_right(own[name]):
             hint = nearest(own[name], _LOG_LEVELS).strip() if name == "log_level" else ""
-            raise ConfigError(f"{name} is {own[name]!r}, expected {expected}.", key=name, value=own[name], hint=hint)
+            raise ConfigError(
+                f"{name} is {own[name]!r}, expected {expected}.",
+                key=name,
+                value=own[name],
+                hint=hint,
+            )
     for name in own["input_evaluation"]:
         if name not in _EVALUATIONS:
             raise ConfigError(
                 f"input_evaluation is {name!r}, expected one of {', '.join(_EVALUATIONS)}.",
-                key="input_evaluation", value=name, hint=nearest(str(name), _EVALUATIONS).strip(),
-            )  # fmt: skip
+                key="input_evaluation",
+                value=name,
+                hint=nearest(str(name), _EVALUATIONS).strip(),
+            )
     own["policy_config"] = dict(own["policy_config"] or {})
     own["callbacks"] = own["callbacks"] or DefaultCallbacks
     del own["tf_session_creator"]
@@ -85,7 +92,10 @@ def _config(given: Mapping[str, Any]) -> WorkerConfig:
         fault = plain_error(WorkerConfig, error)
         name, dot, rest = fault.key.partition(".")
         argument = {of: ours for ours, of in _OTHER_NAMES.items()}.get(name, name)
-        fault.key, fault.message = f"{argument}{dot}{rest}", argument + fault.message.removeprefix(name)
+        fault.key, fault.message = (
+            f"{argument}{dot}{rest}",
+            argument + fault.message.removeprefix(name),
+        )
         raise fault from None
 
 
@@ -122,22 +132,33 @@ _PATH = _none_or(_is_path), "a directory's path, or None"
 _FUNCTION = _none_or(callable), "a function, or None"
 _CREATOR = callable, "a function that takes an IOContext"
 _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "log_level": (lambda value: value is None or value in _LOG_LEVELS, f"one of {', '.join(_LOG_LEVELS)}, or None"),
+    "log_level": (
+        lambda value: value is None or value in _LOG_LEVELS,
+        f"one of {', '.join(_LOG_LEVELS)}, or None",
+    ),
     "worker_index": _COUNT,
     "num_workers": _COUNT,
     "policy_config": (_none_or(_is_policy_config), "a dict, its model likewise, or None"),
     "monitor_path": _PATH,
     "log_dir": _PATH,
     "policies_to_train": (_none_or(_is_collection), "a list of policy ids, or None"),
-    "input_evaluation": (_is_collection, f"a collection of {', '.join(_EVALUATIONS)}; an empty one for none"),
+    "input_evaluation": (
+        _is_collection,
+        f"a collection of {', '.join(_EVALUATIONS)}; an empty one for none",
+    ),
     "policy_mapping_fn": _FUNCTION,
     "observation_fn": _FUNCTION,
     "input_creator": _CREATOR,
     "output_creator": _CREATOR,
     "callbacks": (
-        lambda value: value is None or (inspect.isclass(value) and issubclass(value, DefaultCallbacks)),
+        lambda value: (
+            value is None or (inspect.isclass(value) and issubclass(value, DefaultCallbacks))
+        ),
         "a subclass of aiorl.DefaultCallbacks, not an instance",
     ),
-    "tf_session_creator": (lambda value: value is None, "None: TensorFlow 2 has no sessions; see tf_session_args"),
+    "tf_session_creator": (
+        lambda value: value is None,
+        "None: TensorFlow 2 has no sessions; see tf_session_args",
+    ),
 }
 """Checks by argument: a test of the value, and a description of valid ones."""

@@ -16,11 +16,12 @@ def callbacks_class(setting: str | Mapping[str, Any] | None) -> type[DefaultCall
     """Return the class that the setting `callbacks` names, or None if there is none.
 
     Args:
-        setting: import path of a subclass of DefaultCallbacks, or import paths of functions by hook, as in
-            `callbacks_from_dict`.
+        setting: import path of a subclass of DefaultCallbacks, or import paths of functions by
+            hook, as in `callbacks_from_dict`.
 
     Raises:
-        ConfigError: a path is not found or names another kind of object, or a hook does not take its arguments.
+        ConfigError: a path is not found or names another kind of object, or a hook does not take
+            its arguments.
     """
     if not isinstance(setting, Mapping):
         return callbacks.callbacks_class(setting)
@@ -35,7 +36,8 @@ def callbacks_class(setting: str | Mapping[str, Any] | None) -> type[DefaultCall
 
 
 def named_callbacks(setting: str | Mapping[str, Any] | None) -> type[DefaultCallbacks] | None:
-    """Return the class of `callbacks_class`; errors in its hooks become a ConfigError that names setting and hook.
+    """Return the class of `callbacks_class`; errors in its hooks become a ConfigError that names
+    setting and hook.
 
     Raises:
         ConfigError: the setting is wrong; see `callbacks_class`.
@@ -53,10 +55,12 @@ _HOOKS = {
     "on_sample_end": {"worker": "worker", "samples": "samples"},
     "on_train_result": {"trainer": "trainer", "result": "result"},
     _POSTPROCESS: {
-        "episode": "episode", "agent_id": "agent_id", "post_batch": "postprocessed_batch",
+        "episode": "episode",
+        "agent_id": "agent_id",
+        "post_batch": "postprocessed_batch",
         "all_pre_batches": "original_batches",
     },
-}  # fmt: skip
+}
 """Entries of a function's dict, by the function's name: entry -> argument of the hook."""
 
 InfoFunction = Callable[[dict[str, Any]], None]
@@ -66,10 +70,11 @@ def callbacks_from_dict(functions: Mapping[str, InfoFunction | None]) -> type[De
     """Make a callbacks class from functions that take one dict.
 
     Args:
-        functions: ``on_episode_start``, ``on_episode_step`` and ``on_episode_end`` get ``env`` and ``episode``,
-            ``on_sample_end`` gets ``worker`` and ``samples``, ``on_train_result`` gets ``trainer`` and
-            ``result``, ``on_postprocess_traj`` gets ``episode``, ``agent_id``, ``pre_batch``, ``post_batch``
-            and ``all_pre_batches``. None for a hook is nothing, as in RLlib's defaults.
+        functions: ``on_episode_start``, ``on_episode_step`` and ``on_episode_end`` get ``env`` and
+            ``episode``, ``on_sample_end`` gets ``worker`` and ``samples``, ``on_train_result`` gets
+            ``trainer`` and ``result``, ``on_postprocess_traj`` gets ``episode``, ``agent_id``,
+            ``pre_batch``, ``post_batch`` and ``all_pre_batches``. None for a hook is nothing, as in
+            RLlib's defaults.
 
     Returns:
         A subclass of DefaultCallbacks.
@@ -86,9 +91,13 @@ def callbacks_from_dict(functions: Mapping[str, InfoFunction | None]) -> type[De
         if function is None:
             continue
         if not callable(function):
-            raise ConfigError(f"{key} is {function!r}, expected a function.", key=key, value=function)
+            raise ConfigError(
+                f"{key} is {function!r}, expected a function.", key=key, value=function
+            )
         check_takes(function, key, key, {})
-        members["on_postprocess_trajectory" if name == _POSTPROCESS else name] = _as_method(name, function)
+        members["on_postprocess_trajectory" if name == _POSTPROCESS else name] = _as_method(
+            name, function
+        )
     warnings.warn(
         "callbacks given as a dict are deprecated; subclass aiorl.DefaultCallbacks instead",
         DeprecationWarning,

@@ -28,10 +28,12 @@ LearnFn = Callable[[Batch], Mapping[str, Any]]
 
 
 def compute_gradients(policies: PolicyMap, samples: Batch) -> tuple[Any, dict[str, Any]]:
-    """Return gradients and figures with ``batch_count``; both are by policy id for a multi-agent batch.
+    """Return gradients and figures with ``batch_count``; both are by policy id for a multi-agent
+    batch.
 
     Raises:
-        UnknownPolicyError: the batch is a plain one and there is no default policy (also a KeyError).
+        UnknownPolicyError: the batch is a plain one and there is no default policy (also a
+            KeyError).
     """
     report("compute_gradients", columns_of(samples))
     gradients: Any = {}
@@ -46,7 +48,8 @@ def compute_gradients(policies: PolicyMap, samples: Batch) -> tuple[Any, dict[st
 
 
 def apply_gradients(policies: PolicyMap, gradients: Any) -> dict[str, Any]:
-    """Apply gradients by policy id, even to policies that are not trainable; other gradients go to the default policy.
+    """Apply gradients by policy id, even to policies that are not trainable; other gradients go to
+    the default policy.
 
     The default policy's gradients can also be a dict, by weight name.
 
@@ -57,34 +60,50 @@ def apply_gradients(policies: PolicyMap, gradients: Any) -> dict[str, Any]:
     if not (isinstance(gradients, Mapping) and _are_by_policy(policies, gradients)):
         return policies[DEFAULT_POLICY_ID].apply_gradients(gradients)
     appliers = {policy_id: policies[policy_id] for policy_id in gradients}
-    return {policy_id: policy.apply_gradients(gradients[policy_id]) for policy_id, policy in appliers.items()}
+    return {
+        policy_id: policy.apply_gradients(gradients[policy_id])
+        for policy_id, policy in appliers.items()
+    }
 
 
 def learn_on_batch(policies: PolicyMap, samples: Batch) -> dict[str, Any]:
-    """Update policies on a batch, and return the figures, by id of each trainable policy for a multi-agent batch.
+    """Update policies on a batch, and return the figures, by id of each trainable policy for a
+    multi-agent batch.
 
     Raises:
-        UnknownPolicyError: the batch is a plain one and there is no default policy (also a KeyError).
+        UnknownPolicyError: the batch is a plain one and there is no default policy (also a
+            KeyError).
     """
     report("learn_on_batch", columns_of(samples))
     info: dict[str, Any]
     if isinstance(samples, MultiAgentBatch):
-        info = {name: policies[name].learn_on_batch(batch) for name, batch in _trainable_parts(policies, samples)}
+        info = {
+            name: policies[name].learn_on_batch(batch)
+            for name, batch in _trainable_parts(policies, samples)
+        }
     else:
         info = policies[DEFAULT_POLICY_ID].learn_on_batch(samples)
     report("learn_output", info)
     return info
 
 
-def _trainable_parts(policies: PolicyMap, samples: MultiAgentBatch) -> Iterator[tuple[str, SampleBatch]]:
+def _trainable_parts(
+    policies: PolicyMap, samples: MultiAgentBatch
+) -> Iterator[tuple[str, SampleBatch]]:
     return (item for item in samples.policy_batches.items() if item[0] in policies.trainable_ids)
 
 
 def _are_by_policy(policies: PolicyMap, gradients: Mapping[str, Any]) -> bool:
-    """Return True if the keys are policy ids, known or not; False if they name the default policy's weights."""
+    """Return True if the keys are policy ids, known or not;
+
+    False if they name the default policy's weights.
+    """
     if not gradients or DEFAULT_POLICY_ID not in policies or policies.keys() & gradients.keys():
         return True
-    if not policies.is_multi_agent or gradients.keys() & policies[DEFAULT_POLICY_ID].get_weights().keys():
+    if (
+        not policies.is_multi_agent
+        or gradients.keys() & policies[DEFAULT_POLICY_ID].get_weights().keys()
+    ):
         return False
     # with several policies, a value of several arrays is the complete gradient of one policy
     return any(isinstance(value, Mapping | list | tuple) for value in gradients.values())
@@ -93,13 +112,18 @@ def _are_by_policy(policies: PolicyMap, gradients: Mapping[str, Any]) -> bool:
 # --- minibatches ---
 
 
-def check_sgd(num_sgd_iter: int, sgd_minibatch_size: int, standardize_fields: Collection[str]) -> None:
+def check_sgd(
+    num_sgd_iter: int, sgd_minibatch_size: int, standardize_fields: Collection[str]
+) -> None:
     """Check arguments of `minibatch_sgd`.
 
     Raises:
         ConfigError: an argument is wrong (also a ValueError).
     """
-    for name, value, smallest in (("num_sgd_iter", num_sgd_iter, 1), ("sgd_minibatch_size", sgd_minibatch_size, 0)):
+    for name, value, smallest in (
+        ("num_sgd_iter", num_sgd_iter, 1),
+        ("sgd_minibatch_size", sgd_minibatch_size, 0),
+    ):
         if not isinstance(value, int | np.integer) or value < smallest:
             text = f"{name} is {value!r}, expected a whole number of at least {smallest}."
             raise ConfigError(text, key=name, value=value)
@@ -121,24 +145,27 @@ def minibatch_sgd(
     """Learn in several passes over each policy's rows.
 
     Args:
-        samples: rows of one or several policies; not modified. A plain batch belongs to the default policy, which
-            learns from it even if it is not in ``policy_ids``.
+        samples: rows of one or several policies; not modified. A plain batch belongs to the default
+            policy, which learns from it even if it is not in ``policy_ids``.
         policy_ids: policies that learn.
-        learn_on_batch: function that updates a policy on one minibatch, in the same form as ``samples``, and returns
-            its figures; by policy id for a multi-agent batch.
+        learn_on_batch: function that updates a policy on one minibatch, in the same form as
+            ``samples``, and returns its figures; by policy id for a multi-agent batch.
         num_sgd_iter: number of passes over the rows.
         sgd_minibatch_size: rows per minibatch; 0 is all rows.
         standardize_fields: columns to scale to mean 0 and standard deviation 1 first.
         rng: random generator that shuffles rows.
 
     Returns:
-        By policy id, means of the figures over the last pass's minibatches, nested like the figures.
+        By policy id, means of the figures over the last pass's minibatches, nested like the
+        figures.
     """
 
     def learn(policy_id: str, minibatch: SampleBatch) -> Mapping[str, Any]:
         if isinstance(samples, SampleBatch):
             return learn_on_batch(minibatch)
-        figures: Mapping[str, Any] = learn_on_batch(MultiAgentBatch({policy_id: minibatch}, minibatch.count))[policy_id]
+        figures: Mapping[str, Any] = learn_on_batch(
+            MultiAgentBatch({policy_id: minibatch}, minibatch.count)
+        )[policy_id]
         return figures
 
     if isinstance(samples, SampleBatch):
@@ -153,13 +180,18 @@ def minibatch_sgd(
             batch[field] = standardized(batch[field])
         figures: list[Mapping[str, Any]] = []
         for _ in range(num_sgd_iter):
-            figures = [learn(policy_id, minibatch) for minibatch in minibatches(batch, sgd_minibatch_size, rng)]
+            figures = [
+                learn(policy_id, minibatch)
+                for minibatch in minibatches(batch, sgd_minibatch_size, rng)
+            ]
         results[policy_id] = _means(figures)
     return results
 
 
 def minibatches(batch: SampleBatch, size: int, rng: np.random.Generator) -> Iterator[SampleBatch]:
-    """Yield the rows in random order, ``size`` at a time; rows of recurrent policies stay in order."""
+    """Yield the rows in random order, ``size`` at a time; rows of recurrent policies stay in
+    order.
+    """
     if not size:
         yield batch
         return
@@ -173,9 +205,13 @@ def minibatches(batch: SampleBatch, size: int, rng: np.random.Generator) -> Iter
 
 
 def standardized(column: NDArray[Any]) -> NDArray[np.float32]:
-    """Scale a column to mean 0 and standard deviation 1; a column of equal numbers becomes zeros."""
+    """Scale a column to mean 0 and standard deviation 1; a column of equal numbers becomes
+    zeros.
+    """
     numbers = np.asarray(column, np.float64)
-    scaled: NDArray[np.float64] = (numbers - numbers.mean()) / max(_SMALLEST_STD, float(numbers.std()))
+    scaled: NDArray[np.float64] = (numbers - numbers.mean()) / max(
+        _SMALLEST_STD, float(numbers.std())
+    )
     return scaled.astype(np.float32)
 
 
@@ -192,4 +228,8 @@ def _means(figures: Collection[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _is_number(value: Any) -> bool:
-    return not isinstance(value, list | tuple) and np.ndim(value) == 0 and np.asarray(value).dtype.kind in "biuf"
+    return (
+        not isinstance(value, list | tuple)
+        and np.ndim(value) == 0
+        and np.asarray(value).dtype.kind in "biuf"
+    )

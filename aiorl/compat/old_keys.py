@@ -1,7 +1,7 @@
 """Config keys of RLlib and of older versions: renamed, ignored, or refused with advice.
 
-`OLD_KEYS` lists all of them; none is a key of a config class. `aiorl/__init__.py` passes `translate_old_keys` to
-`aiorl.config`.
+`OLD_KEYS` lists all of them; none is a key of a config class. `aiorl/__init__.py` passes
+`translate_old_keys` to `aiorl.config`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ class OldKey(NamedTuple):
     Attributes:
         new: the new name; "" drops the key.
         only: the accepted values; None accepts all.
-        refusal: message for other values, with ``{value!r}`` for the value; "" reports that the key is gone.
+        refusal: message for other values, with ``{value!r}`` for the value; "" reports that the key
+            is gone.
         hint: advice on what to use instead.
         warning: message logged when the key is set; "" logs nothing.
         quiet: a value that can be set without a warning.
@@ -46,14 +47,19 @@ OLD_KEYS: dict[str, OldKey] = {
     "gpu": OldKey(only=(), hint="Use num_gpus, the number of GPUs."),
     "gpu_fraction": OldKey(only=(), hint="Use num_gpus with a fraction, such as num_gpus: 0.5."),
     "use_gpu_for_workers": OldKey(
-        only=(), hint="RLlib now calls it num_gpus_per_worker. In aiorl, workers act on CPUs. Leave it out."
+        only=(),
+        hint="RLlib now calls it num_gpus_per_worker. In aiorl, workers act on CPUs. Leave it out.",
     ),
     "tf_session_creator": OldKey(
-        only=(), hint="TensorFlow 2 has no sessions; tf_session_args sets thread pools and memory growth."
+        only=(),
+        hint="TensorFlow 2 has no sessions; tf_session_args sets thread pools and memory growth.",
     ),
     "num_gpus_per_worker": OldKey(
         only=(0,),
-        refusal="num_gpus_per_worker can only be 0, not {value!r:.80}: workers act with ONNX Runtime on CPUs.",
+        refusal=(
+            "num_gpus_per_worker can only be 0, not {value!r:.80}: workers act with ONNX Runtime on"
+            " CPUs."
+        ),
     ),
     "custom_resources_per_worker": OldKey(
         only=({},),
@@ -62,17 +68,29 @@ OLD_KEYS: dict[str, OldKey] = {
     ),
     "collect_metrics_timeout": OldKey(),  # metrics come with the fragments
     "sampling": OldKey(
-        warning="sampling has no effect any more: environments are stepped in lockstep wherever possible",
+        warning=(
+            "sampling has no effect any more: environments are stepped in lockstep wherever"
+            " possible"
+        ),
         quiet="auto",
     ),
-    "model.max_seq_len": OldKey(  # had no effect; the config.yaml of older runs contains its default
-        only=(20,), hint="Recurrent models train through whole fragments: set rollout_fragment_length."
+    # had no effect; the config.yaml of older runs contains its default
+    "model.max_seq_len": OldKey(
+        only=(20,),
+        hint="Recurrent models train through whole fragments: set rollout_fragment_length.",
     ),
     "transport.receive_queue_length": OldKey(
-        warning="transport.receive_queue_length has no effect any more: leases limit the fragments that wait"
+        warning=(
+            "transport.receive_queue_length has no effect any more: leases limit the fragments that"
+            " wait"
+        )
     ),
     "transport.resend_after_s": OldKey(
-        warning="transport.resend_after_s has no effect any more: fragments are resent after a reconnect", quiet=5.0
+        warning=(
+            "transport.resend_after_s has no effect any more: fragments are resent after a"
+            " reconnect"
+        ),
+        quiet=5.0,
     ),
 }
 """Treatment of old keys by dotted name."""
@@ -82,7 +100,8 @@ def translate_old_keys(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings without old keys: values move to the new names or are dropped.
 
     Raises:
-        ConfigError: a key is gone, has a value that is not accepted, or contradicts the value of its new name.
+        ConfigError: a key is gone, has a value that is not accepted, or contradicts the value of
+            its new name.
     """
     made = dict(values)
     for dotted, old in OLD_KEYS.items():
@@ -101,9 +120,12 @@ def translate_old_keys(values: Mapping[str, Any]) -> dict[str, Any]:
             new = old.new.rpartition(".")[2]
             if rest.setdefault(new, value) != value:
                 raise ConfigError(
-                    f"{dotted} is the old name of {old.new}, but the two are set to {value!r} and {rest[new]!r}.",
-                    key=dotted, value=value, hint=f"Set {old.new} only.",
-                )  # fmt: skip
+                    f"{dotted} is the old name of {old.new}, but the two are set to {value!r} and"
+                    f" {rest[new]!r}.",
+                    key=dotted,
+                    value=value,
+                    hint=f"Set {old.new} only.",
+                )
         if old.warning and value != old.quiet:
             _log.warning(old.warning)
         made = {**made, group: rest} if group else rest

@@ -1,4 +1,6 @@
-"""Resources of a run and limits of a worker, for users and launchers; aiorl itself does not schedule machines."""
+"""Resources of a run and limits of a worker, for users and launchers; aiorl itself does not
+schedule machines.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ class LauncherSpec:
         for name in ("num_cpus", "num_gpus", "memory", "object_store_memory"):
             value = getattr(self, name)
             if value is not None and value < 0:
-                raise ConfigError(f"{name} is {value!r}, expected at least 0.", key=name, value=value)
+                raise ConfigError(
+                    f"{name} is {value!r}, expected at least 0.", key=name, value=value
+                )
         if self.resources:
             raise ConfigError(
                 f"resources is {dict(self.resources)!r}, but aiorl schedules no machines.",
@@ -73,7 +77,8 @@ def default_resource_request(config: CommonConfig) -> ResourceRequest:
         cpu=config.num_cpus_for_driver + workers * config.num_cpus_per_worker,
         gpu=config.num_gpus,
         memory=config.memory + workers * config.memory_per_worker,
-        object_store_memory=config.object_store_memory + workers * config.object_store_memory_per_worker,
+        object_store_memory=config.object_store_memory
+        + workers * config.object_store_memory_per_worker,
     )
 
 
@@ -81,8 +86,8 @@ def resource_help(config: CommonConfig) -> str:
     """Return text that says which keys change the resources of a run, and shows the config."""
     request = default_resource_request(config)
     return (
-        f"The run takes {request.cpu:g} CPU threads and {request.gpu:g} GPUs. Adjust num_workers, "
-        "num_cpus_per_worker, memory_per_worker and object_store_memory_per_worker for the workers; "
-        "num_cpus_for_driver, threads, num_gpus, memory and object_store_memory for the learner.\n\n"
-        f"{dump_yaml(config)}"
+        f"The run takes {request.cpu:g} CPU threads and {request.gpu:g} GPUs. Adjust num_workers,"
+        " num_cpus_per_worker, memory_per_worker and object_store_memory_per_worker for the"
+        " workers; num_cpus_for_driver, threads, num_gpus, memory and object_store_memory for the"
+        f" learner.\n\n{dump_yaml(config)}"
     )

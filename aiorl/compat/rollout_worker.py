@@ -1,4 +1,5 @@
-"""RolloutWorker: a sampling worker with RLlib's interface, with 36 keyword arguments and policies that learn.
+"""RolloutWorker: a sampling worker with RLlib's interface, with 36 keyword arguments and policies
+that learn.
 
 worker = RolloutWorker(env_creator="CartPole-v1", policy=MyPolicy)
 batch = worker.sample()
@@ -92,19 +93,24 @@ class EvaluatorInterface(ABC):
         """
 
     @abstractmethod
-    def set_weights(self, weights: Mapping[str, Any], global_vars: Mapping[str, Any] | None = None) -> None:
+    def set_weights(
+        self, weights: Mapping[str, Any], global_vars: Mapping[str, Any] | None = None
+    ) -> None:
         """Set weights by policy id.
 
         Args:
             weights: weights in the form that ``get_weights`` returns.
-            global_vars: global variables for all policies, such as ``timestep``; None for no change.
+            global_vars: global variables for all policies, such as ``timestep``; None for no
+                change.
         """
 
     def get_host(self) -> str:
         """Return the name of this host."""
         return socket.gethostname()
 
-    def apply(self, function: Callable[Concatenate[Any, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
+    def apply(
+        self, function: Callable[Concatenate[Any, P], R], *args: P.args, **kwargs: P.kwargs
+    ) -> R:
         """Call a function with this object and the arguments, and return its result.
 
         Args:
@@ -118,16 +124,20 @@ class EvaluatorInterface(ABC):
 class SampleStream:
     """Endless iterator over a worker's batches.
 
-    ``for batch in stream`` samples in the caller's thread, ``async for batch in stream`` in another thread. Each batch
-    is returned once, to the next caller. Use only one of the two forms at a time.
+    ``for batch in stream`` samples in the caller's thread, ``async for batch in stream`` in another
+    thread. Each batch is returned once, to the next caller. Use only one of the two forms at a
+    time.
     """
 
-    def __init__(self, sample: Callable[[], Batch], ahead: deque[Future[Batch]] | None = None) -> None:
+    def __init__(
+        self, sample: Callable[[], Batch], ahead: deque[Future[Batch]] | None = None
+    ) -> None:
         """Make a stream.
 
         Args:
             sample: function that returns the next batch.
-            ahead: unclaimed batches, finished or in progress, oldest first; streams of one worker share them.
+            ahead: unclaimed batches, finished or in progress, oldest first; streams of one worker
+                share them.
         """
         self._sample = sample
         self._ahead = deque() if ahead is None else ahead
@@ -155,7 +165,9 @@ class SampleStream:
 
 
 def _in_thread(sample: Callable[[], Batch]) -> Future[Batch]:
-    """Call ``sample`` in a daemon thread, so that a blocked call does not keep the process alive."""
+    """Call ``sample`` in a daemon thread, so that a blocked call does not keep the process
+    alive.
+    """
     future: Future[Batch] = Future()
     # it can no longer be cancelled, but its waiter can
     future.set_running_or_notify_cancel()
@@ -172,9 +184,15 @@ def _in_thread(sample: Callable[[], Batch]) -> Future[Batch]:
 
 _OLD_ARGUMENTS = {
     "policy_graph": "It is called policy.",
-    "batch_steps": "It is called rollout_fragment_length: env steps of each environment in a batch.",
-    "sample_batch_size": "It is called rollout_fragment_length: env steps of each environment in a batch.",
-    "input_evaluation_method": "It is called input_evaluation, and takes a collection such as ['is', 'wis'].",
+    "batch_steps": (
+        "It is called rollout_fragment_length: env steps of each environment in a batch."
+    ),
+    "sample_batch_size": (
+        "It is called rollout_fragment_length: env steps of each environment in a batch."
+    ),
+    "input_evaluation_method": (
+        "It is called input_evaluation, and takes a collection such as ['is', 'wis']."
+    ),
     "registry": "aiorl.register_env registers environments by name. Leave it out.",
 }
 """Arguments of RLlib's earlier workers -> what to write here."""
@@ -182,20 +200,25 @@ _OLD_METHODS = {"compute_apply": "It is called learn_on_batch."}
 """Methods of RLlib's earlier workers -> what to write here."""
 
 
-def _naming_successors(init: Callable[Concatenate[W, P], None]) -> Callable[Concatenate[W, P], None]:
+def _naming_successors(
+    init: Callable[Concatenate[W, P], None],
+) -> Callable[Concatenate[W, P], None]:
     """Refuse arguments that have other names now."""
 
     @functools.wraps(init)
     def checked(self: W, /, *args: P.args, **kwargs: P.kwargs) -> None:
         for name in kwargs.keys() & _OLD_ARGUMENTS.keys():
-            raise TypeError(f"{type(self).__name__} takes no argument {name!r}. {_OLD_ARGUMENTS[name]}")
+            raise TypeError(
+                f"{type(self).__name__} takes no argument {name!r}. {_OLD_ARGUMENTS[name]}"
+            )
         init(self, *args, **kwargs)
 
     return checked
 
 
 class RolloutWorker(Worker, EvaluatorInterface):
-    """Worker that samples experience with its policies and lets them learn. See Worker for more attributes and methods.
+    """Worker that samples experience with its policies and lets them learn. See Worker for more
+    attributes and methods.
 
     Attributes:
         tf_sess: always None; TensorFlow 2 has no sessions.
@@ -245,27 +268,32 @@ class RolloutWorker(Worker, EvaluatorInterface):
     ) -> None:
         """Build everything; an asynchronous sampler starts to sample.
 
-        Names and order of the arguments are RLlib's. Many of them are config keys too, which docs/config.md explains in
-        full. If the constructor fails, it stops the parts that it has built.
+        Names and order of the arguments are RLlib's. Many of them are config keys too, which
+        docs/config.md explains in full. If the constructor fails, it stops the parts that it has
+        built.
 
         Args:
-            env_creator: function that makes an environment from an EnvContext; a name, see `aiorl.env.registry`; or a
-                class.
-            policy: a Policy class, or policy id -> (class, observation space, action space, config).
-            policy_mapping_fn: agent id -> policy id, called once per agent and episode; None = the default policy.
+            env_creator: function that makes an environment from an EnvContext; a name, see
+                `aiorl.env.registry`; or a class.
+            policy: a Policy class, or policy id -> (class, observation space, action space,
+                config).
+            policy_mapping_fn: agent id -> policy id, called once per agent and episode; None = the
+                default policy.
             policies_to_train: ids of the policies that learn; None or empty = all.
             tf_session_creator: must be None; TensorFlow 2 has no sessions.
             rollout_fragment_length: env steps per environment in a batch.
-            batch_mode: "truncate_episodes", or "complete_episodes" for batches that end with an episode.
-            episode_horizon: env steps after which an episode ends; None = the environment's own limit.
+            batch_mode: "truncate_episodes", or "complete_episodes" for batches that end with an
+                episode.
+            episode_horizon: env steps after which an episode ends; None = the environment's own
+                limit.
             preprocessor_pref: "deepmind" or "rllib", preprocessing of Atari frames.
             sample_async: True samples continuously in the background.
             compress_observations: True compresses observations row by row, "bulk" by whole columns.
             num_envs: number of environments.
             observation_fn: function that rewrites each environment's observations.
             observation_filter: "NoFilter", "MeanStdFilter" or "ConcurrentMeanStdFilter".
-            clip_rewards: True clips rewards for learning to [-1, 1], a number x to [-x, x]; None does so only for
-                DeepMind-wrapped Atari.
+            clip_rewards: True clips rewards for learning to [-1, 1], a number x to [-x, x]; None
+                does so only for DeepMind-wrapped Atari.
             clip_actions: True clips actions to their space before the environment receives them.
             env_config: config of the environment.
             model_config: settings of the policies' networks.
@@ -276,26 +304,31 @@ class RolloutWorker(Worker, EvaluatorInterface):
             log_dir: the run's directory, for output; None for none.
             log_level: level of the ``aiorl`` logger; None leaves it unchanged.
             callbacks: class of the hooks; None for none.
-            input_creator: makes the InputReader from an IOContext; the default reads from the sampler.
+            input_creator: makes the InputReader from an IOContext; the default reads from the
+                sampler.
             input_evaluation: any of "is", "wis" and "simulation", ways to evaluate stored input.
             output_creator: makes the OutputWriter from an IOContext; the default writes nothing.
             remote_worker_envs: True runs each environment in its own process.
-            remote_env_batch_wait_ms: milliseconds that a poll of such environments waits for more of them.
+            remote_env_batch_wait_ms: milliseconds that a poll of such environments waits for more
+                of them.
             soft_horizon: True ends episodes at the horizon without resetting the environment.
             no_done_at_end: True never records done.
             seed: seed of the environments and of all random draws; None is random.
             extra_python_environs: environment variables to set in this process.
             fake_sampler: True returns the first batch again and again.
-            max_env_restarts_per_hour: replacements of one environment's failed process per hour; with 0, each failure
-                is an error.
+            max_env_restarts_per_hour: replacements of one environment's failed process per hour;
+                with 0, each failure is an error.
 
         Raises:
             ValueError: an argument is wrong or cannot be applied.
-            AssertionError: a reader or writer has the wrong type, or sample_async cannot use the filter.
+            AssertionError: a reader or writer has the wrong type, or sample_async cannot use the
+                filter.
             ImportError: a policy needs TensorFlow, which is not installed.
             RuntimeError: the settings grant GPUs that TensorFlow does not see.
         """
-        self._given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
+        self._given = {
+            name: value for name, value in locals().items() if name not in ("self", "__class__")
+        }
         self._ahead: deque[Future[Batch]] = deque()
         super().__init__(worker_settings(self._given))
 
@@ -346,13 +379,16 @@ class RolloutWorker(Worker, EvaluatorInterface):
         """Compute gradients on a batch, without an update.
 
         Args:
-            samples: rows ``[B, ...]`` of the default policy, or of several policies; only trainable ones count.
+            samples: rows ``[B, ...]`` of the default policy, or of several policies; only trainable
+                ones count.
 
         Returns:
-            Gradients and figures with ``batch_count``; both are by policy id for a multi-agent batch.
+            Gradients and figures with ``batch_count``; both are by policy id for a multi-agent
+            batch.
 
         Raises:
-            UnknownPolicyError: the batch is a plain one and there is no default policy (also a KeyError).
+            UnknownPolicyError: the batch is a plain one and there is no default policy (also a
+                KeyError).
         """
         with self._paused():
             return learning.compute_gradients(self.policy_map, samples)
@@ -376,13 +412,15 @@ class RolloutWorker(Worker, EvaluatorInterface):
         """Update policies on a batch.
 
         Args:
-            samples: rows ``[B, ...]`` of the default policy, or of several policies, of which the trainable ones learn.
+            samples: rows ``[B, ...]`` of the default policy, or of several policies, of which the
+                trainable ones learn.
 
         Returns:
             Figures of the update, by policy id for a multi-agent batch.
 
         Raises:
-            UnknownPolicyError: the batch is a plain one and there is no default policy (also a KeyError).
+            UnknownPolicyError: the batch is a plain one and there is no default policy (also a
+                KeyError).
         """
         with self._paused():
             return learning.learn_on_batch(self.policy_map, samples)
@@ -407,12 +445,15 @@ class RolloutWorker(Worker, EvaluatorInterface):
 
         Raises:
             AssertionError: the batch has another count.
-            ConfigError: the number of passes or rows is impossible; no batch is sampled then (also a ValueError).
+            ConfigError: the number of passes or rows is impossible; no batch is sampled then (also
+                a ValueError).
         """
         learning.check_sgd(num_sgd_iter, sgd_minibatch_size, standardize_fields)
         batch = self.sample()
         if batch.count != expected_batch_size:
-            raise AssertionError(f"the batch has a count of {batch.count}, expected {expected_batch_size}")
+            raise AssertionError(
+                f"the batch has a count of {batch.count}, expected {expected_batch_size}"
+            )
         info = learning.minibatch_sgd(
             batch,
             self.policies_to_train,
@@ -433,7 +474,9 @@ class RolloutWorker(Worker, EvaluatorInterface):
         Returns:
             The results, in the order of ``policies_to_train``.
         """
-        return [function(self.policy_map[policy_id], policy_id) for policy_id in self.policies_to_train]
+        return [
+            function(self.policy_map[policy_id], policy_id) for policy_id in self.policies_to_train
+        ]
 
     # --- filters and state ---
 
@@ -447,7 +490,9 @@ class RolloutWorker(Worker, EvaluatorInterface):
             Filters by policy id.
         """
         with self._paused():
-            copies = {policy_id: found.as_serializable() for policy_id, found in self.filters.items()}
+            copies = {
+                policy_id: found.as_serializable() for policy_id, found in self.filters.items()
+            }
             if flush_after:
                 for found in self.filters.values():
                     found.clear_buffer()
@@ -480,12 +525,16 @@ class RolloutWorker(Worker, EvaluatorInterface):
             return dump_state(
                 SavedState(
                     {policy_id: found.state() for policy_id, found in self.filters.items()},
-                    {policy_id: policy.get_state() for policy_id, policy in self.policy_map.items()},
+                    {
+                        policy_id: policy.get_state()
+                        for policy_id, policy in self.policy_map.items()
+                    },
                 )
             )
 
     def restore(self, data: bytes) -> None:
-        """Restore a saved state; deltas pending or in flight are dropped. If it raises, the worker is unchanged.
+        """Restore a saved state; deltas pending or in flight are dropped. If it raises, the worker
+        is unchanged.
 
         Args:
             data: bytes from ``save``.
@@ -502,7 +551,10 @@ class RolloutWorker(Worker, EvaluatorInterface):
         with self._paused():
             check_states(self.filters, saved.filters, "of a rollout worker")
             change_all(
-                policies, saved.policies, lambda policy: policy.get_state(), lambda policy, new: policy.set_state(new)
+                policies,
+                saved.policies,
+                lambda policy: policy.get_state(),
+                lambda policy, new: policy.set_state(new),
             )
             for policy_id, found in self.filters.items():
                 found.restore(saved.filters[policy_id])
@@ -510,7 +562,9 @@ class RolloutWorker(Worker, EvaluatorInterface):
     def _check_filters(self, given: Mapping[str, Any]) -> None:
         missing = sorted(self.filters.keys() - given.keys())
         if missing:
-            raise AssertionError(f"no filters are given for {', '.join(missing)}, only for {sorted(given)}")
+            raise AssertionError(
+                f"no filters are given for {', '.join(missing)}, only for {sorted(given)}"
+            )
 
     def export_policy_model(self, export_dir: str, policy_id: str = DEFAULT_POLICY_ID) -> None:
         """Export a policy's model to a directory.
@@ -524,12 +578,15 @@ class RolloutWorker(Worker, EvaluatorInterface):
         """
         self.policy_map[policy_id].export_model(export_dir)
 
-    def import_policy_model_from_h5(self, import_file: str, policy_id: str = DEFAULT_POLICY_ID) -> None:
-        """Read a policy's weights from a file that `export_policy_checkpoint` wrote, or from an HDF5 file.
+    def import_policy_model_from_h5(
+        self, import_file: str, policy_id: str = DEFAULT_POLICY_ID
+    ) -> None:
+        """Read a policy's weights from a file that `export_policy_checkpoint` wrote, or from an
+        HDF5 file.
 
         Args:
-            import_file: path of the file. An HDF5 file has one dataset for each weight, at the weight's name; the files
-                of Keras have other names, and are refused.
+            import_file: path of the file. An HDF5 file has one dataset for each weight, at the
+                weight's name; the files of Keras have other names, and are refused.
             policy_id: id of the policy.
 
         Raises:
@@ -568,7 +625,9 @@ class RolloutWorker(Worker, EvaluatorInterface):
         return LauncherSpec(cls, *limits, **named)
 
     def get_node_ip(self) -> str:
-        """Return the address at which other hosts reach this one, according to its routes, or else loopback."""
+        """Return the address at which other hosts reach this one, according to its routes, or else
+        loopback.
+        """
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             try:
                 probe.connect(_ELSEWHERE)
@@ -582,11 +641,14 @@ class RolloutWorker(Worker, EvaluatorInterface):
             probe.bind(("", 0))
             return int(probe.getsockname()[1])
 
-    def setup_torch_data_parallel(self, url: str, world_rank: int, world_size: int, backend: str) -> None:
+    def setup_torch_data_parallel(
+        self, url: str, world_rank: int, world_size: int, backend: str
+    ) -> None:
         """Let every policy take part in data-parallel learning; the name is RLlib's.
 
-        A policy that supports this has a method ``join_data_parallel(url, world_rank, world_size, backend)``. It then
-        gets the number of processes as its attribute ``distributed_world_size``.
+        A policy that supports this has a method ``join_data_parallel(url, world_rank, world_size,
+        backend)``. It then gets the number of processes as its attribute
+        ``distributed_world_size``.
 
         Args:
             url: address at which the processes meet.
@@ -595,17 +657,19 @@ class RolloutWorker(Worker, EvaluatorInterface):
             backend: name of the communication backend.
 
         Raises:
-            ConfigError: the rank is not below the size, or a policy cannot take part; no policy has joined then (also a
-                ValueError).
+            ConfigError: the rank is not below the size, or a policy cannot take part; no policy has
+                joined then (also a ValueError).
         """
         if not 0 <= world_rank < world_size:
-            raise ConfigError(f"world_rank is {world_rank}, expected 0 to {world_size - 1}.", key="world_rank")
+            raise ConfigError(
+                f"world_rank is {world_rank}, expected 0 to {world_size - 1}.", key="world_rank"
+            )
         policies: Mapping[str, Any] = self.policy_map
         for policy_id, policy in policies.items():
             if not callable(getattr(policy, "join_data_parallel", None)):
                 raise ConfigError(
-                    f"policy {policy_id!r} is a {type(policy).__name__}, which cannot learn data-parallel: it has no "
-                    "method join_data_parallel.",
+                    f"policy {policy_id!r} is a {type(policy).__name__}, which cannot learn"
+                    " data-parallel: it has no method join_data_parallel.",
                     key="policy",
                 )
         for policy in policies.values():

@@ -1,4 +1,6 @@
-"""Persistent state of a worker as bytes: filters and policies, in msgpack; reading it runs no code."""
+"""Persistent state of a worker as bytes: filters and policies, in msgpack; reading it runs no
+code.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,8 @@ def dump_state(state: SavedState) -> bytes:
     """Return the state as bytes.
 
     Raises:
-        CheckpointError: a policy's state contains a value other than numbers, strings, arrays, and lists and dicts of
-            these.
+        CheckpointError: a policy's state contains a value other than numbers, strings, arrays, and
+            lists and dicts of these.
     """
     try:
         return pack({"format": _FORMAT, "version": _VERSION, **state._asdict()})
@@ -54,10 +56,14 @@ def load_state(data: bytes) -> SavedState:
     if not isinstance(content, Mapping) or content.get("format") != _FORMAT:
         raise CheckpointError(_WHERE, "its bytes are not from RolloutWorker.save()")
     if content.get("version") != _VERSION:
-        raise CheckpointError(_WHERE, f"its version is {content.get('version')!r}, but this aiorl reads {_VERSION}")
+        raise CheckpointError(
+            _WHERE, f"its version is {content.get('version')!r}, but this aiorl reads {_VERSION}"
+        )
     fields: list[Any] = [content.get(name) for name in SavedState._fields]
     saved = SavedState(*fields)
     for name, entries in saved._asdict().items():
-        if not isinstance(entries, Mapping) or not all(isinstance(entry, Mapping) for entry in entries.values()):
+        if not isinstance(entries, Mapping) or not all(
+            isinstance(entry, Mapping) for entry in entries.values()
+        ):
             raise CheckpointError(_WHERE, f"its {name} are damaged")
     return saved

@@ -1,7 +1,7 @@
 """Settings, and how to merge them.
 
-The order is defaults < preset < YAML file < command line. The first two functions come from packages above this one;
-the top of the package sets them.
+The order is defaults < preset < YAML file < command line. The first two functions come from
+packages above this one; the top of the package sets them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ translate_old_keys: Callable[[Mapping[str, Any]], dict[str, Any]]
 
 
 def with_base_config(base: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a deep copy of `base`, updated by `extra` one level deep: a sub-dict replaces the whole sub-dict."""
+    """Return a deep copy of `base`, updated by `extra` one level deep: a sub-dict replaces the
+    whole sub-dict.
+    """
     return {**copied(base), **copied(extra)}
 
 
@@ -31,7 +33,9 @@ def is_group(value: object) -> TypeGuard[Mapping[Any, Any]]:
 
 
 def has_plain_keys(value: object) -> TypeGuard[Mapping[Any, Any]]:
-    """Return whether a value is a mapping of plain data; one with other keys, such as tuples, is an object."""
+    """Return whether a value is a mapping of plain data; one with other keys, such as tuples, is an
+    object.
+    """
     return is_group(value) and all(isinstance(name, str | int | float) for name in value)
 
 
@@ -45,7 +49,9 @@ def copied(value: Any) -> Any:
 
 
 def deep_update(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a deep copy of `base` with `changes` merged in: a dict merges into a dict, anything else replaces."""
+    """Return a deep copy of `base` with `changes` merged in: a dict merges into a dict, anything
+    else replaces.
+    """
     merged: dict[str, Any] = copied(base)
     for name, value in changes.items():
         old = merged.get(name)
@@ -57,11 +63,13 @@ def deep_update(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str
 
 
 def put_on_top(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config's values with `changes` merged in. All settings are merged by this function, wherever they enter.
+    """Return a config's values with `changes` merged in. All settings are merged by this function,
+    wherever they enter.
 
-    A group merges into a group; anything else replaces, null included. `changes` also win over the defaults of
-    policies. Two keys are values, although they can be mappings: `input`, because its probabilities belong together,
-    and `exploration` of another type, because the settings are those of its type.
+    A group merges into a group; anything else replaces, null included. `changes` also win over the
+    defaults of policies. Two keys are values, although they can be mappings: `input`, because its
+    probabilities belong together, and `exploration` of another type, because the settings are those
+    of its type.
     """
     below = without_defaults_of(base, changes)
     for name in ("input", "exploration"):
@@ -99,9 +107,9 @@ def without_emptied(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> d
 def without_defaults_of(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """Return a config's values without the policies' defaults that `changes` replace.
 
-    In a run's config, a policy with another algorithm has all its settings as ``defaults`` of its entry in
-    ``multiagent.policies``. A key set on top of that config applies to this policy too, so its default is removed. All
-    defaults are removed if the policy gets another class.
+    In a run's config, a policy with another algorithm has all its settings as ``defaults`` of its
+    entry in ``multiagent.policies``. A key set on top of that config applies to this policy too, so
+    its default is removed. All defaults are removed if the policy gets another class.
 
     Args:
         config: values nested like the config, checked or not. Not modified.
@@ -111,18 +119,26 @@ def without_defaults_of(config: Mapping[str, Any], changes: Mapping[str, Any]) -
     if not any(isinstance(entry, Mapping) and "defaults" in entry for entry in entries.values()):
         return dict(config)
     new = _entries(changes)
-    kept = {policy_id: _without_defaults_of(entry, new.get(policy_id), changes) for policy_id, entry in entries.items()}
+    kept = {
+        policy_id: _without_defaults_of(entry, new.get(policy_id), changes)
+        for policy_id, entry in entries.items()
+    }
     return {**config, "multiagent": {**config["multiagent"], "policies": kept}}
 
 
-FORMER_DEFAULTS: Mapping[str, Any] = MappingProxyType({"normalize_actions": False, "model.conv_parts": False})
-"""Values of keys that configs of earlier versions don't have, by dotted name: their runs continue with them."""
+FORMER_DEFAULTS: Mapping[str, Any] = MappingProxyType(
+    {"normalize_actions": False, "model.conv_parts": False}
+)
+"""Values of keys that configs of earlier versions don't have, by dotted name: their runs continue
+with them."""
 
 
 def with_former_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the whole config of a run, completed by `FORMER_DEFAULTS` if an earlier version wrote it.
+    """Return the whole config of a run, completed by `FORMER_DEFAULTS` if an earlier version wrote
+    it.
 
-    The run's config and the ``defaults`` of its policies leave out no key of the version that wrote them.
+    The run's config and the ``defaults`` of its policies leave out no key of the version that wrote
+    them.
     """
     completed = _completed(config)
     for entry in _entries(completed).values():
@@ -152,7 +168,10 @@ def _entries(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _without_defaults_of(entry: Any, new: Any, changes: Mapping[str, Any]) -> Any:
-    """Return a policy's entry without the defaults that `changes` set; `new` will be put on top of the entry."""
+    """Return a policy's entry without the defaults that `changes` set;
+
+    `new` will be put on top of the entry.
+    """
     if not (isinstance(entry, Mapping) and isinstance(entry.get("defaults"), Mapping)):
         return entry
     name = new.get("class", entry.get("class")) if isinstance(new, Mapping) else entry.get("class")
@@ -172,7 +191,9 @@ def _without(values: Mapping[str, Any], named: Mapping[str, Any]) -> dict[str, A
 
 
 def to_plain(value: Any) -> Any:
-    """Return `value` with lists instead of tuples, so that YAML and msgpack return an equal value."""
+    """Return `value` with lists instead of tuples, so that YAML and msgpack return an equal
+    value.
+    """
     if isinstance(value, dict):
         return {name: to_plain(inner) for name, inner in value.items()}
     if isinstance(value, tuple | list):

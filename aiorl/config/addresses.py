@@ -1,4 +1,5 @@
-"""Addresses of a learner: ``tcp://HOST:PORT``, where workers look them up, and those that other hosts can dial.
+"""Addresses of a learner: ``tcp://HOST:PORT``, where workers look them up, and those that other
+hosts can dial.
 
 The module imports almost nothing, because workers are started often.
 """
@@ -21,7 +22,18 @@ _ADDRESS = re.compile(r"tcp://(?:\[([^\]]+)\]|([^\[\]:/;@?#\s]+)):(\d{1,5})", re
 _WILDCARDS = ("*", "0.0.0.0", "::")
 _MAX_BYTES = 1 << 16
 _MAX_ADDRESSES = 32
-_OF_CONTAINERS = ("docker", "br-", "virbr", "veth", "cni", "flannel", "cali", "podman", "lxc", "lxd")
+_OF_CONTAINERS = (
+    "docker",
+    "br-",
+    "virbr",
+    "veth",
+    "cni",
+    "flannel",
+    "cali",
+    "podman",
+    "lxc",
+    "lxd",
+)
 """Beginnings of the names of interfaces that only this host's containers can reach."""
 
 
@@ -29,7 +41,8 @@ def split_address(address: str, *, key: str = "address") -> tuple[str, int]:
     """Return host and port of "tcp://HOST:PORT".
 
     Args:
-        address: text of the user. HOST is a name, an IPv4 address, an IPv6 address in brackets, or *.
+        address: text of the user. HOST is a name, an IPv4 address, an IPv6 address in brackets, or
+            *.
         key: name of the setting, for the error.
 
     Returns:
@@ -42,17 +55,21 @@ def split_address(address: str, *, key: str = "address") -> tuple[str, int]:
     in_brackets, name, port = found.groups() if found else (None, None, "")
     if not found or int(port) > MAX_PORT or (in_brackets is not None and not _is_ipv6(in_brackets)):
         raise ConfigError(
-            f"{key} must look like tcp://HOST:PORT, such as tcp://127.0.0.1:5557, not {address!r:.200}.",
+            f"{key} must look like tcp://HOST:PORT, such as tcp://127.0.0.1:5557, not"
+            f" {address!r:.200}.",
             key=key,
             value=address,
-            hint=f"PORT goes up to {MAX_PORT}, because the next one is used as well. An IPv6 address needs brackets: "
-            "tcp://[::1]:5557.",
+            hint=(
+                f"PORT goes up to {MAX_PORT}, because the next one is used as well. An IPv6 address"
+                " needs brackets: tcp://[::1]:5557."
+            ),
         )
     return str(in_brackets or name), int(port)
 
 
 def host_and_port(value: int | str, *, key: str) -> tuple[str, int]:
-    """Return host and port of PORT or HOST:PORT; an IPv6 address has brackets, and no host is 127.0.0.1.
+    """Return host and port of PORT or HOST:PORT; an IPv6 address has brackets, and no host is
+    127.0.0.1.
 
     Raises:
         ConfigError: the value has another form; the error names the key.
@@ -72,7 +89,8 @@ def url(host: str, port: int) -> str:
 def is_loopback(host: str) -> bool:
     """Return whether only this machine can reach a socket bound to `host`.
 
-    Addresses that are not canonical (127.000.0.1, 127.1) don't count, because programs read them differently.
+    Addresses that are not canonical (127.000.0.1, 127.1) don't count, because programs read them
+    differently.
     """
     if host.lower() == "localhost":
         return True
@@ -85,7 +103,8 @@ def is_loopback(host: str) -> bool:
 
 
 def is_open_bind(address: str, *, has_keys: bool, insecure: bool) -> bool:
-    """Return whether anyone on the network can reach a learner that binds `address`, which the user must have allowed.
+    """Return whether anyone on the network can reach a learner that binds `address`, which the user
+    must have allowed.
 
     Args:
         address: address that the learner listens on.
@@ -104,8 +123,10 @@ def is_open_bind(address: str, *, has_keys: bool, insecure: bool) -> bool:
             f"bind {address} can be reached from other hosts, so it needs keys.",
             key="bind",
             value=address,
-            hint="Make them with `aiorl keys DIR` and give --keys DIR, or give --insecure if you trust "
-            "everyone who can reach that address.",
+            hint=(
+                "Make them with `aiorl keys DIR` and give --keys DIR, or give --insecure if you"
+                " trust everyone who can reach that address."
+            ),
         )
     return True
 
@@ -118,11 +139,14 @@ def _is_ipv6(host: str) -> bool:
     return True
 
 
-# Of a learner ------------------------------------------------------------------------------------------------
+# Of a learner
+# --------------------------------------------------------------------------------------------------
 
 
 def reachable_from_here(address: str) -> str:
-    """Return the address at which processes of this host reach a bound address: loopback if bound to all interfaces."""
+    """Return the address at which processes of this host reach a bound address: loopback if bound
+    to all interfaces.
+    """
     host, port = split_address(address)
     return url("::1" if host == "::" else "127.0.0.1", port) if host in _WILDCARDS else address
 
@@ -132,7 +156,8 @@ def dialable(address: str, advertise: str | None = None) -> list[str]:
 
     Args:
         address: address that it is bound to.
-        advertise: addresses that the user gives instead, each HOST or tcp://HOST:PORT, separated by commas.
+        advertise: addresses that the user gives instead, each HOST or tcp://HOST:PORT, separated by
+            commas.
 
     Raises:
         ConfigError: an address of the user's is malformed, or stands for all interfaces.
@@ -142,13 +167,22 @@ def dialable(address: str, advertise: str | None = None) -> list[str]:
         return [url(each, port) for each in _own_hosts(host)] if host in _WILDCARDS else [address]
     found = []
     for text in filter(None, map(str.strip, advertise.split(","))):
-        host, its_port = split_address(text if "://" in text else f"tcp://{text}:{port}", key="advertise")
+        host, its_port = split_address(
+            text if "://" in text else f"tcp://{text}:{port}", key="advertise"
+        )
         if host in _WILDCARDS or (its_port == 0 and "://" in text):
-            said = f"advertise {text!r:.200} can't be dialled: give a host that others can reach, and its port."
+            said = (
+                f"advertise {text!r:.200} can't be dialled: give a host that others can reach, and"
+                " its port."
+            )
             raise ConfigError(said, key="advertise", value=advertise)
         found.append(url(host, its_port))
     if not found:
-        raise ConfigError("advertise names no address: leave it out, or give HOST.", key="advertise", value=advertise)
+        raise ConfigError(
+            "advertise names no address: leave it out, or give HOST.",
+            key="advertise",
+            value=advertise,
+        )
     return found
 
 
@@ -167,7 +201,9 @@ def _own_hosts(wildcard: str) -> list[str]:
     stats = psutil.net_if_stats()
     for name, addresses in psutil.net_if_addrs().items():
         if name in stats and stats[name].isup and not name.startswith(_OF_CONTAINERS):
-            hosts.update(dict.fromkeys(each.address for each in addresses if each.family in families))
+            hosts.update(
+                dict.fromkeys(each.address for each in addresses if each.family in families)
+            )
     found = [host for host in hosts if "%" not in host and not _is_of_link(host)]
     return [*found, socket.gethostname()]
 
@@ -177,28 +213,35 @@ def _is_of_link(host: str) -> bool:
     return address.is_loopback or address.is_link_local
 
 
-# Where workers look ------------------------------------------------------------------------------------------
+# Where workers look
+# --------------------------------------------------------------------------------------------------
 
 
 def places_of(text: str) -> list[str]:
-    """Return the places in a comma list, each tcp://HOST:PORT, run:DIR, @FILE or ipc://PATH, with absolute paths.
+    """Return the places in a comma list, each tcp://HOST:PORT, run:DIR, @FILE or ipc://PATH, with
+    absolute paths.
 
     Raises:
         ConfigError: a place has another form.
     """
     places = []
     for place in re.split(r",\s*(?=tcp:|run:|@|ipc:)", text.strip(", ")):
-        kind = next((kind for kind in ("run:", "@") if place.startswith(kind) and place != kind), "")
+        kind = next(
+            (kind for kind in ("run:", "@") if place.startswith(kind) and place != kind), ""
+        )
         if kind:
             place = f"{kind}{Path(place.removeprefix(kind)).expanduser().absolute()}"
         elif not place.startswith("ipc://") and split_address(place, key="--connect")[1] == 0:
-            raise ConfigError(f"--connect needs the learner's port, not 0, in {place!r:.200}.", key="--connect")
+            raise ConfigError(
+                f"--connect needs the learner's port, not 0, in {place!r:.200}.", key="--connect"
+            )
         places.append(place)
     return places
 
 
 def run_facts(directory: Path) -> dict[str, Any]:
-    """Return the content of ``run.json``: ``run_id``, ``addresses`` for workers, the bound ``port`` and ``seed``.
+    """Return the content of ``run.json``: ``run_id``, ``addresses`` for workers, the bound ``port``
+    and ``seed``.
 
     Raises:
         OSError: the file is missing or can't be read.
@@ -247,7 +290,9 @@ def _addresses_in(place: str) -> list[str]:
     if place.startswith("run:"):
         found = run_facts(Path(place.removeprefix("run:")))["addresses"]
     elif place.startswith("@"):
-        text = read_regular(Path(place.removeprefix("@")), max_bytes=_MAX_BYTES, follow=True).decode()
+        text = read_regular(
+            Path(place.removeprefix("@")), max_bytes=_MAX_BYTES, follow=True
+        ).decode()
         found = text.replace(",", " ").split()[:_MAX_ADDRESSES]
     else:
         return [place]
@@ -274,10 +319,16 @@ class Addresses:
         self._is_good = False
 
     def next(self) -> str:
-        """Return the address to try: the one that worked last if it is still valid, else the next; "" for none yet."""
+        """Return the address to try: the one that worked last if it is still valid, else the next;
+        "" for none yet.
+        """
         found = self._look() or [self._tried]
         if not (self._is_good and self._tried in found):
-            self._tried = found[(found.index(self._tried) + 1) % len(found)] if self._tried in found else found[0]
+            self._tried = (
+                found[(found.index(self._tried) + 1) % len(found)]
+                if self._tried in found
+                else found[0]
+            )
         self._is_good = False
         self.current = self._tried or self.current
         return self._tried
@@ -299,6 +350,8 @@ class Addresses:
             except (FileNotFoundError, NotADirectoryError):
                 problems.append(f"{place} does not exist yet")
             except (OSError, ValueError) as error:
-                problems.append(f"{place} can't be used: {getattr(error, 'strerror', None) or error}")
+                problems.append(
+                    f"{place} can't be used: {getattr(error, 'strerror', None) or error}"
+                )
         self.problem = "; ".join(problems)
         return [*found]

@@ -1,17 +1,19 @@
-"""Code that settings name: classes and functions of the user as texts, the objects of these texts, and calls of them.
+"""Code that settings name: classes and functions of the user as texts, the objects of these texts,
+and calls of them.
 
 A config is plain text. An object in it becomes a text, and the text becomes the object again:
 
-* ``package.module:Name`` for a class or function at the top level of a module. The main script counts as the module of
-  its name: this process uses the loaded script, and other processes import it, without the code below
-  ``if __name__ == "__main__":``.
-* ``this-program:Name`` for anything else, such as a lambda or a class of a notebook. Only this process knows it, for as
-  long as something holds it, for example the config that it was given to.
+* ``package.module:Name`` for a class or function at the top level of a module. The main script
+  counts as the module of its name: this process uses the loaded script, and other processes import
+  it, without the code below ``if __name__ == "__main__":``.
+* ``this-program:Name`` for anything else, such as a lambda or a class of a notebook. Only this
+  process knows it, for as long as something holds it, for example the config that it was given to.
 
-Arguments of environments and wrappers can be any object, such as a table. A config holds the object itself; where it is
-written, every object that is not plain data is ``this-program:Name``. Import paths in them are just texts. Tuples of
-any kind, and kinds of texts and numbers, are plain data; so are members of enumerations that are texts or numbers, but
-only for other processes, since code of the same process can compare a member with ``is``.
+Arguments of environments and wrappers can be any object, such as a table. A config holds the object
+itself; where it is written, every object that is not plain data is ``this-program:Name``. Import
+paths in them are just texts. Tuples of any kind, and kinds of texts and numbers, are plain data; so
+are members of enumerations that are texts or numbers, but only for other processes, since code of
+the same process can compare a member with ``is``.
 
 Reading a config runs no code; a run imports the code that its config names.
 """
@@ -57,8 +59,12 @@ _importing: ContextVar[str] = ContextVar("_importing", default="")
 
 
 def is_import_path(text: str) -> bool:
-    """Return whether a text has the form of an import path, ``package.module:Name``; minari:NAME is none."""
-    return is_local(text) or (_FORM.fullmatch(text) is not None and text.partition(":")[0] != "minari")
+    """Return whether a text has the form of an import path, ``package.module:Name``; minari:NAME is
+    none.
+    """
+    return is_local(text) or (
+        _FORM.fullmatch(text) is not None and text.partition(":")[0] != "minari"
+    )
 
 
 def is_local(text: str) -> bool:
@@ -67,7 +73,9 @@ def is_local(text: str) -> bool:
 
 
 def named(thing: Any) -> Any:
-    """Return the text that names an object; texts, numbers and containers are returned unchanged."""
+    """Return the text that names an object; texts, numbers and containers are returned
+    unchanged.
+    """
     if isinstance(thing, os.PathLike):
         return os.fspath(thing)
     if isinstance(thing, str) and thing.startswith("__main__:"):
@@ -79,11 +87,17 @@ def named(thing: Any) -> Any:
 
 
 def plain_code(value: Any) -> Any:
-    """Return settings with all classes, functions and spaces in them as plain data, at any depth."""
+    """Return settings with all classes, functions and spaces in them as plain data, at any
+    depth.
+    """
     if _is_space(value):
-        from aiorl.data.spaces import space_to_dict  # loads Gymnasium, which the space has loaded already
+        from aiorl.data.spaces import (
+            space_to_dict,
+        )  # loads Gymnasium, which the space has loaded already
 
-        return space_to_dict(value)  # before mappings and sequences, as a Dict or Tuple space is one
+        return space_to_dict(
+            value
+        )  # before mappings and sequences, as a Dict or Tuple space is one
     if isinstance(value, Mapping):
         return {name: plain_code(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -97,33 +111,46 @@ def plain_wrapper(value: Any) -> Any:
     """Return the settings of a wrapper with its class as a text; its arguments stay as they are."""
     if not is_group(value):
         return plain_code(value)
-    return {name: with_objects(inner) if name == "kwargs" else plain_code(inner) for name, inner in value.items()}
+    return {
+        name: with_objects(inner) if name == "kwargs" else plain_code(inner)
+        for name, inner in value.items()
+    }
 
 
 def without_objects(value: Any, *, has_members: bool = True) -> Any:
-    """Return arguments of an environment or a wrapper as plain data, with texts that name the objects in them.
+    """Return arguments of an environment or a wrapper as plain data, with texts that name the
+    objects in them.
 
     Args:
         value: the arguments.
-        has_members: True for this process, which finds the members of enumerations by their names again; False for
-            other processes, which get their texts and numbers.
+        has_members: True for this process, which finds the members of enumerations by their names
+            again; False for other processes, which get their texts and numbers.
     """
     if has_plain_keys(value):
-        return {_plain(name): without_objects(inner, has_members=has_members) for name, inner in value.items()}
+        return {
+            _plain(name): without_objects(inner, has_members=has_members)
+            for name, inner in value.items()
+        }
     if isinstance(value, list | tuple) and not _is_space(value):
         items = [without_objects(inner, has_members=has_members) for inner in value]
         return tuple(items) if type(value) is tuple else items
     is_member = has_members and isinstance(value, enum.Enum)
     if value is None or (isinstance(value, _SCALARS) and not is_member):
         return _plain(value)
-    if type(value).__module__ == "numpy" and getattr(value, "shape", None) == () and value.dtype.kind in "biuf":
+    if (
+        type(value).__module__ == "numpy"
+        and getattr(value, "shape", None) == ()
+        and value.dtype.kind in "biuf"
+    ):
         return value.item()
     name = _local_name(value)
     return _named_for_good(value) if name is value else name
 
 
 def with_objects(value: Any) -> Any:
-    """Return arguments of an environment or a wrapper with the objects that texts in them name, if they still exist."""
+    """Return arguments of an environment or a wrapper with the objects that texts in them name, if
+    they still exist.
+    """
     if has_plain_keys(value):
         return {name: with_objects(inner) for name, inner in value.items()}
     if type(value) in (list, tuple):
@@ -204,11 +231,18 @@ def import_path_of(thing: object) -> str | None:
     found: Any = sys.modules.get(module)
     for part in name.split("."):
         found = getattr(found, part, None)
-    return f"{place}:{name}" if place and (found is thing or (inspect.ismethod(thing) and found == thing)) else None
+    return (
+        f"{place}:{name}"
+        if place and (found is thing or (inspect.ismethod(thing) and found == thing))
+        else None
+    )
 
 
 def main_module_name() -> str | None:
-    """Return the name by which other processes import the main script; None in a notebook or at a prompt."""
+    """Return the name by which other processes import the main script;
+
+    None in a notebook or at a prompt.
+    """
     main = sys.modules.get("__main__")
     spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
     if spec is not None:  # python -m NAME
@@ -218,7 +252,11 @@ def main_module_name() -> str | None:
         return None
     with contextlib.suppress(ImportError, ValueError, OSError):
         found = importlib.util.find_spec(name)
-        if found is not None and found.origin is not None and os.path.samefile(found.origin, str(file)):
+        if (
+            found is not None
+            and found.origin is not None
+            and os.path.samefile(found.origin, str(file))
+        ):
             return name
     return None
 
@@ -259,11 +297,14 @@ def import_for(what: str, name: str, *, key: str, value: str) -> ModuleType:
             said, hint = error.message.removesuffix("."), error.hint
         elif isinstance(error, ImportError):
             hint = "Is it installed, or its folder on PYTHONPATH?"
-        raise ConfigError(f"{what} importing {name!r} failed: {said}.", key=key, value=value, hint=hint) from error
+        raise ConfigError(
+            f"{what} importing {name!r} failed: {said}.", key=key, value=value, hint=hint
+        ) from error
 
 
 def refuse_in_import(what: str) -> None:
-    """Raise if the caller runs during an import for a setting, for example of a user's script in a worker.
+    """Raise if the caller runs during an import for a setting, for example of a user's script in a
+    worker.
 
     Raises:
         ConfigError: such an import is running.
@@ -271,7 +312,9 @@ def refuse_in_import(what: str) -> None:
     if module := _importing.get():
         raise ConfigError(
             f"{module!r} {what} while it is imported for its definitions.",
-            hint="Put code that only the script itself should run below: if __name__ == '__main__':",
+            hint=(
+                "Put code that only the script itself should run below: if __name__ == '__main__':"
+            ),
         )
 
 
@@ -282,19 +325,29 @@ def not_importable(key: str, value: str) -> ConfigError:
         if "wrappers[" in key:
             made = "adds the wrapper (wrappers: [module:add])"
         return ConfigError(
-            f"{key} is {value.removeprefix(_LOCAL).partition('#')[0]!r}, an object that other processes can't get.",
+            f"{key} is {value.removeprefix(_LOCAL).partition('#')[0]!r}, an object that other"
+            " processes can't get.",
             key=key,
             value=value,
-            hint=f"Name a file, or a function that has the object and {made}; or keep everything in this process "
-            "(num_workers: 0).",
+            hint=(
+                f"Name a file, or a function that has the object and {made}; or keep everything in"
+                " this process (num_workers: 0)."
+            ),
         )
-    place = "of a module, or of the script that you run" if main_module_name() else "of a module, a .py file"
+    place = (
+        "of a module, or of the script that you run"
+        if main_module_name()
+        else "of a module, a .py file"
+    )
     name = value.removeprefix(_LOCAL).partition("#")[0]
     return ConfigError(
         f"{key} is {name!r}, which only this process knows: other processes can't import it.",
         key=key,
         value=value,
-        hint=f"Define it by def or class at the top level {place}; or sample in this process with num_workers: 0.",
+        hint=(
+            f"Define it by def or class at the top level {place}; or sample in this process with"
+            " num_workers: 0."
+        ),
     )
 
 
@@ -306,26 +359,36 @@ def import_object(path: str, *, key: str) -> Any:
         key: dotted name of the setting, for errors.
 
     Raises:
-        ConfigError: the path has another form, the module can't be imported, or it has no such name.
+        ConfigError: the path has another form, the module can't be imported, or it has no such
+            name.
     """
     if is_local(path):
         return _local_object(path, key)
     module_name, _, name = path.partition(":")
     if not module_name or not name:
-        raise ConfigError(f"{key} is {path!r}, expected 'package.module:Name'.", key=key, value=path)
+        raise ConfigError(
+            f"{key} is {path!r}, expected 'package.module:Name'.", key=key, value=path
+        )
     found: Any = import_for(f"{key} is {path!r}, but", module_name, key=key, value=path)
     for part in name.split("."):
         if not hasattr(found, part):
-            hint = nearest(part, [known for known in vars(found) if not known.startswith("_")]).strip()
+            hint = nearest(
+                part, [known for known in vars(found) if not known.startswith("_")]
+            ).strip()
             raise ConfigError(
-                f"{key} is {path!r}, but {module_name!r} has no {name!r}.", key=key, value=path, hint=hint
+                f"{key} is {path!r}, but {module_name!r} has no {name!r}.",
+                key=key,
+                value=path,
+                hint=hint,
             )
         found = getattr(found, part)
     return found
 
 
 def _local_name(thing: Any) -> Any:
-    """Name an object that only this process knows; without a weak reference, return the object itself."""
+    """Name an object that only this process knows; without a weak reference, return the object
+    itself.
+    """
     qualified = getattr(thing, "__qualname__", None)
     if not isinstance(qualified, str):  # an object can have any attributes
         qualified = type(thing).__qualname__
@@ -355,29 +418,40 @@ def _local_object(path: str, key: str) -> Any:
     found = _local.get(path, _for_good.get(path))
     if found is not None:
         return found
-    hint = f"Set {key.partition('.')[0]} again, or use 'module:name' for something that can be imported."
+    hint = (
+        f"Set {key.partition('.')[0]} again, or use 'module:name' for something that can be"
+        " imported."
+    )
     if _OF_ENVIRONMENTS.fullmatch(key):
         group = key.partition(".")[0].partition("[")[0]
         hint = f"Set {key} again, for example with Trainer.restore(path, {group}=...)."
     raise ConfigError(
-        f"{key} is {path!r}, an object that existed only in the program that set it.", key=key, value=path, hint=hint
+        f"{key} is {path!r}, an object that existed only in the program that set it.",
+        key=key,
+        value=path,
+        hint=hint,
     )
 
 
-# Code of other users --------------------------------------------------------------------------------------------
+# Code of other users
+# --------------------------------------------------------------------------------------------------
 
 
 def code_named_in(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return dotted key -> text for all texts with a colon, at any depth: all import paths are among them."""
+    """Return dotted key -> text for all texts with a colon, at any depth: all import paths are
+    among them.
+    """
     values = {name: value for name, value in config.items() if name not in {*_NO_CODE, *_VARIABLES}}
     return {name: text for name, text in _texts(values, "") if ":" in text}
 
 
 def foreign_code(others: Mapping[int, Path], *configs: Mapping[str, Any]) -> str:
-    """Return a warning about a config that another user wrote, to show before anything in it is imported.
+    """Return a warning about a config that another user wrote, to show before anything in it is
+    imported.
 
     Args:
-        others: other users to whom its files and directories belong, as `aiorl.config.files.other_users` returns them.
+        others: other users to whom its files and directories belong, as
+            `aiorl.config.files.other_users` returns them.
         configs: its values, checked or not; a text in several of them is shown once.
 
     Returns:
@@ -407,12 +481,18 @@ def left_out_text(others: Mapping[int, Path], left_out: Mapping[str, Any]) -> st
     """
     if not left_out:
         return ""
-    title = f"warning: {_whose(others)}. These values are left out; set those that you want yourself:"
-    return "\n".join([title, *(f"  {_shown(name)}: {value!r:.300}" for name, value in left_out.items())])
+    title = (
+        f"warning: {_whose(others)}. These values are left out; set those that you want yourself:"
+    )
+    return "\n".join(
+        [title, *(f"  {_shown(name)}: {value!r:.300}" for name, value in left_out.items())]
+    )
 
 
 def _whose(others: Mapping[int, Path]) -> str:
-    parts = " and ".join(f"{_shown(str(path))} belongs to {_user(uid)}" for uid, path in others.items())
+    parts = " and ".join(
+        f"{_shown(str(path))} belongs to {_user(uid)}" for uid, path in others.items()
+    )
     return f"{parts}, not to you"
 
 
@@ -438,10 +518,13 @@ def _user(uid: int) -> str:
         return f"the user with id {uid}"
 
 
-# Calls of the user's functions ----------------------------------------------------------------------------------
+# Calls of the user's functions
+# --------------------------------------------------------------------------------------------------
 
 
-def check_takes(function: Callable[..., Any], what: str, key: str, /, *args: Any, **kwargs: Any) -> None:
+def check_takes(
+    function: Callable[..., Any], what: str, key: str, /, *args: Any, **kwargs: Any
+) -> None:
     """Check that a function accepts these arguments, without calling it.
 
     Args:
@@ -469,8 +552,11 @@ def check_takes(function: Callable[..., Any], what: str, key: str, /, *args: Any
         ) from error
 
 
-def named_failures(function: Callable[..., Any], what: str, key: str, *, hint: str = "") -> Callable[..., Any]:
-    """Wrap a user's function or class so that its errors become a ConfigError; the traceback is logged.
+def named_failures(
+    function: Callable[..., Any], what: str, key: str, *, hint: str = ""
+) -> Callable[..., Any]:
+    """Wrap a user's function or class so that its errors become a ConfigError; the traceback is
+    logged.
 
     Errors of aiorl, for example those of an environment that the function called, are not changed.
 

@@ -70,7 +70,9 @@ class Parser(argparse.ArgumentParser):
         if others:
             name = others[0].partition("=")[0]
             if not name.startswith("--") or name == "--":
-                self.error(f"{others[0]!r} is neither an option nor its value. {self.hints.get(name, '')}".rstrip())
+                self.error(
+                    f"{others[0]!r} is neither an option nor its value. {self.hints.get(name, '')}".rstrip()
+                )
             self.error(f"There is no option {name}.{nearest(name, self.options())}")
         return vars(found)
 
@@ -84,14 +86,20 @@ class Parser(argparse.ArgumentParser):
 
 
 def as_typed(text: str) -> str:
-    """Write `aiorl train` for `python -m aiorl.learner`, and so on, unless the user started one of aiorl's modules."""
+    """Write `aiorl train` for `python -m aiorl.learner`, and so on, unless the user started one of
+    aiorl's modules.
+    """
     if os.path.abspath(sys.argv[0]).startswith(os.path.dirname(os.path.dirname(__file__)) + os.sep):
         return text
-    return _COMMAND.sub(lambda found: f"aiorl {'train' if found[1] == 'learner' else found[1]}", text)
+    return _COMMAND.sub(
+        lambda found: f"aiorl {'train' if found[1] == 'learner' else found[1]}", text
+    )
 
 
 def spelt(words: Sequence[str]) -> list[str]:
-    """Return the words with options spelled as declared, and values that begin with - joined to their options."""
+    """Return the words with options spelled as declared, and values that begin with - joined to
+    their options.
+    """
     made: list[str] = []
     for word in words:
         name, equals, value = word.partition("=")
@@ -109,7 +117,9 @@ def at_least(least: int) -> Callable[[str], int]:
 
     def read(text: str) -> int:
         if not text.isdecimal() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"must be a whole number of at least {least}, not {text!r}.")
+            raise argparse.ArgumentTypeError(
+                f"must be a whole number of at least {least}, not {text!r}."
+            )
         return int(text)
 
     return read
@@ -121,7 +131,9 @@ def usage_error(prog: str, sentence: str) -> NoReturn:
     raise SystemExit(2)
 
 
-def exit_status(do: Callable[[], int | None], *, interrupted: str = "ended by Ctrl-C; nothing was written") -> int:
+def exit_status(
+    do: Callable[[], int | None], *, interrupted: str = "ended by Ctrl-C; nothing was written"
+) -> int:
     """Run a command, and report its failure on standard error.
 
     Args:

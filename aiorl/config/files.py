@@ -1,10 +1,12 @@
-"""Files of settings and of runs: YAML, JSON, and safe reading of files that someone else may have made or damaged.
+"""Files of settings and of runs: YAML, JSON, and safe reading of files that someone else may have
+made or damaged.
 
 YAML follows version 1.2, so `1e-4` is a number and `off` is a word.
 
-`read_regular` or `open_regular` reads everything in a run directory: a pipe would block, a link leads elsewhere, holes
-or a few kilobytes of empty lists fill the memory, and a thousand brackets exhaust the stack. A file that is acted on
-(run, submitted, or believed about processes and jobs) passes `read_own`: what someone else wrote is only a claim.
+`read_regular` or `open_regular` reads everything in a run directory: a pipe would block, a link
+leads elsewhere, holes or a few kilobytes of empty lists fill the memory, and a thousand brackets
+exhaust the stack. A file that is acted on (run, submitted, or believed about processes and jobs)
+passes `read_own`: what someone else wrote is only a claim.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ _MAX_HOLES = 16
 """Largest ratio of holes to written bytes in a file: some file systems turn zeros into holes."""
 
 
-# YAML -----------------------------------------------------------------------------------------------------------
+# YAML
+# --------------------------------------------------------------------------------------------------
 
 
 def read_yaml(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
@@ -63,20 +66,29 @@ def parse_yaml(path: Path, content: bytes) -> tuple[dict[str, Any], dict[str, in
     try:
         values, lines = _load(content.decode("utf-8"))
     except UnicodeDecodeError as error:
-        raise ConfigError(f"Config file {path} can't be read: it is not UTF-8 text.", value=str(path)) from error
+        raise ConfigError(
+            f"Config file {path} can't be read: it is not UTF-8 text.", value=str(path)
+        ) from error
     except yaml.YAMLError as error:
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", error)
         line = f", line {mark.line + 1}" if mark else ""
-        raise ConfigError(f"{path}{line}: this is not valid YAML: {problem}.", value=str(path)) from error
+        raise ConfigError(
+            f"{path}{line}: this is not valid YAML: {problem}.", value=str(path)
+        ) from error
     if values is None:
         return {}, {}
     if not isinstance(values, dict):
-        raise ConfigError(f"{path}: a config file holds `key: value` lines, not a {type(values).__name__}.")
+        raise ConfigError(
+            f"{path}: a config file holds `key: value` lines, not a {type(values).__name__}."
+        )
     return values, lines
 
 
 def parse_value(text: str) -> Any:
-    """Return a value as in a config file: `3`, `1e-4`, `true`, `[64, 64]`, `{a: 1}`; anything else stays text."""
+    """Return a value as in a config file:
+
+    `3`, `1e-4`, `true`, `[64, 64]`, `{a: 1}`; anything else stays text.
+    """
     try:
         value, _ = _load(text)
     except yaml.YAMLError:
@@ -86,20 +98,29 @@ def parse_value(text: str) -> Any:
 
 def dump_mapping(values: Mapping[str, Any]) -> str:
     """Return plain data as YAML that loads back equal."""
-    text: str = yaml.dump(dict(values), Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=110)
+    text: str = yaml.dump(
+        dict(values), Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=110
+    )
     return text
 
 
 def read_config_file(path: Path) -> tuple[bytes, dict[int, Path]]:
-    """Return the content of a file that the user names, which can be a pipe, and to whom it belongs: id -> path."""
+    """Return the content of a file that the user names, which can be a pipe, and to whom it
+    belongs: id -> path.
+    """
     try:
         with path.open("rb") as file:
             owners = {os.fstat(file.fileno()).st_uid: path}
             content = file.read(MAX_BYTES + 1)
     except OSError as error:
-        raise ConfigError(f"Config file {path} can't be read: {error.strerror}.", value=str(path)) from error
+        raise ConfigError(
+            f"Config file {path} can't be read: {error.strerror}.", value=str(path)
+        ) from error
     if len(content) > MAX_BYTES:
-        raise ConfigError(f"Config file {path} can't be read: it has more than {MAX_BYTES:,} bytes.", value=str(path))
+        raise ConfigError(
+            f"Config file {path} can't be read: it has more than {MAX_BYTES:,} bytes.",
+            value=str(path),
+        )
     return content, owners
 
 
@@ -126,7 +147,7 @@ for _tag, _pattern, _first in (
     ("float", _FLOAT, "-+0123456789."),
     ("null", r"^(?:~|null|Null|NULL|)$", ["~", "n", "N", ""]),
     ("merge", r"^<<$", "<"),
-):  # fmt: skip
+):
     _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(_pattern), list(_first))
     # Quote all texts that either version of YAML would not read as text.
     _Dumper.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(_pattern), list(_first))
@@ -153,29 +174,44 @@ def _load(text: str) -> tuple[Any, dict[str, int]]:
         raise yaml.YAMLError(f"a value does not fit its type: {error!r:.100}") from error
 
 
-def _check_nodes(node: yaml.Node, prefix: str, lines: dict[str, int], budget: Iterator[int], depth: int = 1) -> None:
-    """Record the lines of keys; refuse repeated keys, deep nesting, and too many values after aliases are expanded."""
+def _check_nodes(
+    node: yaml.Node, prefix: str, lines: dict[str, int], budget: Iterator[int], depth: int = 1
+) -> None:
+    """Record the lines of keys; refuse repeated keys, deep nesting, and too many values after
+    aliases are expanded.
+    """
     if depth > _MAX_DEPTH:
         raise yaml.composer.ComposerError(None, None, "it is nested too deeply", node.start_mark)
     if next(budget, None) is None:
-        raise yaml.composer.ComposerError(None, None, f"it holds more than {_MAX_NODES:,} values", node.start_mark)
-    if node.tag == "tag:yaml.org,2002:int" and len(node.value) > _MAX_DIGITS:  # in hex, Python would read any number
-        raise yaml.composer.ComposerError(None, None, "a number has too many digits", node.start_mark)
+        raise yaml.composer.ComposerError(
+            None, None, f"it holds more than {_MAX_NODES:,} values", node.start_mark
+        )
+    if (
+        node.tag == "tag:yaml.org,2002:int" and len(node.value) > _MAX_DIGITS
+    ):  # in hex, Python would read any number
+        raise yaml.composer.ComposerError(
+            None, None, "a number has too many digits", node.start_mark
+        )
     if isinstance(node, yaml.SequenceNode):
         for inner in node.value:
             _check_nodes(inner, "", {}, budget, depth + 1)
     seen: set[str] = set()
     for name, value in node.value if isinstance(node, yaml.MappingNode) else ():
         if not isinstance(name, yaml.ScalarNode):
-            raise yaml.constructor.ConstructorError(None, None, "a key must be one plain word", name.start_mark)
+            raise yaml.constructor.ConstructorError(
+                None, None, "a key must be one plain word", name.start_mark
+            )
         if name.value in seen and name.tag != "tag:yaml.org,2002:merge":
-            raise yaml.constructor.ConstructorError(None, None, f"{name.value} is set twice", name.start_mark)
+            raise yaml.constructor.ConstructorError(
+                None, None, f"{name.value} is set twice", name.start_mark
+            )
         seen.add(name.value)
         lines[f"{prefix}{name.value}"] = name.start_mark.line + 1
         _check_nodes(value, f"{prefix}{name.value}.", lines, budget, depth + 1)
 
 
-# Files of other users -------------------------------------------------------------------------------------------
+# Files of other users
+# --------------------------------------------------------------------------------------------------
 
 
 def whose_else(found: os.stat_result) -> str:
@@ -187,7 +223,9 @@ def whose_else(found: os.stat_result) -> str:
 
 
 def others_may_write(found: os.stat_result) -> bool:
-    """Return whether users other than the owner can change a file, or replace files in a directory."""
+    """Return whether users other than the owner can change a file, or replace files in a
+    directory.
+    """
     mode = found.st_mode
     is_sticky = stat.S_ISDIR(mode) and mode & stat.S_ISVTX
     by_group = mode & 0o020 and not _is_group_of_one(found.st_gid, found.st_uid)
@@ -195,12 +233,16 @@ def others_may_write(found: os.stat_result) -> bool:
 
 
 def _is_group_of_one(group: int, user: int) -> bool:
-    """Return whether a group is a user's private one; some systems make files writable by that group by default."""
+    """Return whether a group is a user's private one; some systems make files writable by that
+    group by default.
+    """
     try:
         own, found = pwd.getpwuid(user), grp.getgrgid(group)
     except KeyError:
         return False
-    return own.pw_gid == group and found.gr_name == own.pw_name and set(found.gr_mem) <= {own.pw_name}
+    return (
+        own.pw_gid == group and found.gr_name == own.pw_name and set(found.gr_mem) <= {own.pw_name}
+    )
 
 
 def user_name(user: int) -> str:
@@ -217,15 +259,17 @@ def other_users(owners: Mapping[int, Path]) -> dict[int, Path]:
 
 
 def strangers(owners: Mapping[int, Path]) -> dict[int, Path]:
-    """Return the owners, id -> path, other than this user and root, whose files are the administrator's words."""
+    """Return the owners, id -> path, other than this user and root, whose files are the
+    administrator's words.
+    """
     return {user: path for user, path in other_users(owners).items() if user != 0}
 
 
 def read_with_owners(path: Path, *, max_bytes: int) -> tuple[bytes, dict[int, Path]]:
     """Return the content of a regular file, and to whom it and its directory belong.
 
-    Both are opened once, and their owners are those of the descriptors: the owner of a directory above can put another
-    user's file at the same path at any time.
+    Both are opened once, and their owners are those of the descriptors: the owner of a directory
+    above can put another user's file at the same path at any time.
 
     Args:
         path: path of the file, which can't be a link; its parents can be links.
@@ -248,17 +292,22 @@ def read_with_owners(path: Path, *, max_bytes: int) -> tuple[bytes, dict[int, Pa
 
 
 def check_own(path: Path, found: os.stat_result) -> None:
-    """Refuse a file or directory that someone other than this user and root can have written or put there.
+    """Refuse a file or directory that someone other than this user and root can have written or put
+    there.
 
     Args:
         path: its path, for the message.
         found: its facts, best those of an open descriptor.
 
     Raises:
-        OSError: it belongs to someone else, others can write to it, or a file has a second name (a hard link).
+        OSError: it belongs to someone else, others can write to it, or a file has a second name (a
+            hard link).
     """
     if found.st_uid not in (0, os.geteuid()):
-        reason = f"it belongs to user {user_name(found.st_uid)}, not to you, so nothing in it is acted on"
+        reason = (
+            f"it belongs to user {user_name(found.st_uid)}, not to you, so nothing in it is"
+            " acted on"
+        )
         raise OSError(errno.EPERM, reason, str(path))
     if others_may_write(found):
         mode = stat.S_IMODE(found.st_mode)
@@ -268,11 +317,14 @@ def check_own(path: Path, found: os.stat_result) -> None:
         )
         raise OSError(errno.EPERM, reason, str(path))
     if stat.S_ISREG(found.st_mode) and found.st_nlink > 1:
-        raise OSError(errno.EPERM, "it has a second name (a hard link), so it may belong elsewhere", str(path))
+        raise OSError(
+            errno.EPERM, "it has a second name (a hard link), so it may belong elsewhere", str(path)
+        )
 
 
 def check_own_directory(path: Path) -> None:
-    """Refuse a directory, or a link to one, in which someone other than this user and root can put files.
+    """Refuse a directory, or a link to one, in which someone other than this user and root can put
+    files.
 
     Raises:
         OSError: see `check_own`; or it is missing, or no directory.
@@ -284,7 +336,8 @@ def check_own_directory(path: Path) -> None:
 
 
 def read_own(path: Path, *, max_bytes: int) -> bytes:
-    """Return the content of a regular file that only this user or root can have written, to act on it.
+    """Return the content of a regular file that only this user or root can have written, to act on
+    it.
 
     Args:
         path: path of the file in a directory of this user's.
@@ -308,8 +361,8 @@ def read_regular(path: Path, *, max_bytes: int, follow: bool = False) -> bytes:
         follow: True if the file itself can be a symbolic link.
 
     Raises:
-        OSError: the file is missing, unreadable, not regular, too large, mostly holes, or too large for the memory left
-            (reading it takes twice its size); the reason is in plain words.
+        OSError: the file is missing, unreadable, not regular, too large, mostly holes, or too large
+            for the memory left (reading it takes twice its size); the reason is in plain words.
     """
     with open_regular(path, follow=follow) as file:
         return _content(file, path, max_bytes)
@@ -318,26 +371,35 @@ def read_regular(path: Path, *, max_bytes: int, follow: bool = False) -> bytes:
 def _content(file: BufferedReader, path: Path, max_bytes: int) -> bytes:
     size = os.fstat(file.fileno()).st_size
     if size > max_bytes:
-        raise OSError(errno.EFBIG, f"it has {size:,} bytes, more than the limit of {max_bytes:,}", str(path))
+        raise OSError(
+            errno.EFBIG, f"it has {size:,} bytes, more than the limit of {max_bytes:,}", str(path)
+        )
     check_written(file.fileno(), path)
     if size > _SMALL_BYTES and 2 * size > (left := available_bytes()):
-        raise OSError(errno.ENOMEM, f"it has {size:,} bytes, and {left:,} bytes of memory are left", str(path))
+        raise OSError(
+            errno.ENOMEM, f"it has {size:,} bytes, and {left:,} bytes of memory are left", str(path)
+        )
     return file.read(size)
 
 
-def open_regular(path: str | Path, *, follow: bool = False, directory: int | None = None) -> BufferedReader:
+def open_regular(
+    path: str | Path, *, follow: bool = False, directory: int | None = None
+) -> BufferedReader:
     """Open a regular file for reading in parts.
 
     Args:
         path: path of the file.
         follow: True if it can be a symbolic link.
-        directory: descriptor of the directory to which the path is relative; None for the working directory.
+        directory: descriptor of the directory to which the path is relative; None for the working
+            directory.
 
     Raises:
         OSError: it is missing, unreadable or not regular; the reason is in plain words.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW), dir_fd=directory)
+        descriptor = os.open(
+            path, os.O_RDONLY | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW), dir_fd=directory
+        )
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise OSError(errno.ELOOP, "it is a symbolic link", str(path)) from error
@@ -358,8 +420,8 @@ def open_inside(directory: Path, name: str) -> BufferedReader:
         name: path of the file, relative to it.
 
     Raises:
-        OSError: it is missing, unreadable or not regular, or a part of `name` is a symbolic link or leads upwards; the
-            reason is in plain words.
+        OSError: it is missing, unreadable or not regular, or a part of `name` is a symbolic link or
+            leads upwards; the reason is in plain words.
     """
     *folders, last = Path(name).parts
     if ".." in (*folders, last) or Path(name).is_absolute():
@@ -372,8 +434,13 @@ def open_inside(directory: Path, name: str) -> BufferedReader:
             held = inner
         descriptor = os.open(last, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW, dir_fd=held)
     except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENOTDIR):  # ENOTDIR for a link in place of a directory
-            raise OSError(errno.ELOOP, "a part of its path is a symbolic link", str(directory / name)) from error
+        if error.errno in (
+            errno.ELOOP,
+            errno.ENOTDIR,
+        ):  # ENOTDIR for a link in place of a directory
+            raise OSError(
+                errno.ELOOP, "a part of its path is a symbolic link", str(directory / name)
+            ) from error
         raise
     finally:
         os.close(held)
@@ -386,7 +453,9 @@ def open_inside(directory: Path, name: str) -> BufferedReader:
 
 
 def names_inside(directory: Path, folder: str = ".") -> list[str]:
-    """Return the names of files in a directory, or in a folder of it, that are no links; [] if it can't be read."""
+    """Return the names of files in a directory, or in a folder of it, that are no links; [] if it
+    can't be read.
+    """
     place = directory / folder
     if folder != "." and place.is_symlink():
         return []
@@ -409,7 +478,9 @@ def check_regular(descriptor: int, path: str | Path) -> None:
 
 
 def check_written(descriptor: int, path: str | Path) -> None:
-    """Raise OSError if a file consists mostly of holes, which take no disk space but fill a reader's memory."""
+    """Raise OSError if a file consists mostly of holes, which take no disk space but fill a
+    reader's memory.
+    """
     size = os.fstat(descriptor).st_size
     at = holes = 0
     with contextlib.suppress(OSError):  # the file system doesn't report holes
@@ -424,7 +495,11 @@ def check_written(descriptor: int, path: str | Path) -> None:
             at = os.lseek(descriptor, data, os.SEEK_HOLE) if data < size else size
     os.lseek(descriptor, 0, os.SEEK_SET)
     if holes > _SMALL_BYTES + _MAX_HOLES * (size - holes):
-        raise OSError(errno.EFBIG, f"{holes:,} of its {size:,} bytes are holes that were never written", str(path))
+        raise OSError(
+            errno.EFBIG,
+            f"{holes:,} of its {size:,} bytes are holes that were never written",
+            str(path),
+        )
 
 
 def parse_json(content: bytes, *, is_strict: bool = True) -> Any:  # Any: JSON can hold any value
@@ -439,7 +514,11 @@ def parse_json(content: bytes, *, is_strict: bool = True) -> Any:  # Any: JSON c
     """
     if parsed_bytes(content) > _MAX_PARSED_BYTES:
         raise ValueError("it holds too many values")
-    strict: dict[str, Any] = {"parse_constant": _refuse, "parse_float": _finite, "object_pairs_hook": _unique}
+    strict: dict[str, Any] = {
+        "parse_constant": _refuse,
+        "parse_float": _finite,
+        "object_pairs_hook": _unique,
+    }
     try:
         value = json.loads(content.decode("utf-8"), **(strict if is_strict else {}))
     except RecursionError:
@@ -449,7 +528,10 @@ def parse_json(content: bytes, *, is_strict: bool = True) -> Any:  # Any: JSON c
 
 
 def parsed_bytes(content: bytes) -> int:
-    """Return an upper bound of the memory for the values of JSON: `[[],[]]` takes 20 times its length."""
+    """Return an upper bound of the memory for the values of JSON:
+
+    `[[],[]]` takes 20 times its length.
+    """
     costs = {b",": 32, b'"': 24, b":": 100, b"[": 72, b"{": 72}
     return len(content) + sum(cost * content.count(sign) for sign, cost in costs.items())
 

@@ -1,4 +1,5 @@
-"""Keys of a config: their declaration, their meaning and type in plain words, and the refusal of wrong values.
+"""Keys of a config: their declaration, their meaning and type in plain words, and the refusal of
+wrong values.
 
 A key is a field with a docstring below it:
 
@@ -35,11 +36,32 @@ _log = logging.getLogger(__name__)
 
 Where = Literal["learner", "workers", "both"]
 
-_GROUPS = ("Run", "Learning", "Model", "Sampling", "Multi-agent", "Workers and hosts", "Transport", "Resources",
-           "Reports", "Offline data")  # fmt: skip
+_GROUPS = (
+    "Run",
+    "Learning",
+    "Model",
+    "Sampling",
+    "Multi-agent",
+    "Workers and hosts",
+    "Transport",
+    "Resources",
+    "Reports",
+    "Offline data",
+)
 
-_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
-_PLURALS = {"a whole number": "whole numbers", "a number": "numbers", "text": "names", "a mapping": "mappings"}
+_WORDS = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+    type(None): "null",
+}
+_PLURALS = {
+    "a whole number": "whole numbers",
+    "a number": "numbers",
+    "text": "names",
+    "a mapping": "mappings",
+}
 
 
 def key(
@@ -58,20 +80,31 @@ def key(
     The result is typed Any so that a type checker accepts it as the default of any field.
 
     Args:
-        default: value of the key if no one sets it; each config gets its own copy of a dict or list.
-        meaning: one or two sentences for the reference and `--help-config`; None takes the docstring below the key.
+        default: value of the key if no one sets it; each config gets its own copy of a dict or
+            list.
+        meaning: one or two sentences for the reference and `--help-config`; None takes the
+            docstring below the key.
         group: heading of the key in the reference.
-        where: processes that read it; keys that workers read belong in `WorkerConfig` and its groups.
+        where: processes that read it; keys that workers read belong in `WorkerConfig` and its
+            groups.
         unit: unit of the value, such as "s" or "env steps"; empty if it has none.
-        needs: key without which this one has no effect: while that is null, false or 0, this must keep its default.
-        place: True if the key says where a run listens, whom it admits, or what it opens and writes: only the user
-            sets it, and it is never taken from another user's run or file. None counts as False.
+        needs: key without which this one has no effect: while that is null, false or 0, this must
+            keep its default.
+        place: True if the key says where a run listens, whom it admits, or what it opens and
+            writes: only the user sets it, and it is never taken from another user's run or file.
+            None counts as False.
         **constraints: pydantic's `ge`, `gt`, `le`, `lt`.
 
     Returns:
         The field.
     """
-    facts: dict[str, Any] = {"group": group, "where": where, "unit": unit, "needs": needs, "place": place}
+    facts: dict[str, Any] = {
+        "group": group,
+        "where": where,
+        "unit": unit,
+        "needs": needs,
+        "place": place,
+    }
     facts |= constraints
     if isinstance(default, dict | list):
         constraints["default_factory"] = lambda: deepcopy(default)
@@ -96,18 +129,25 @@ def changed(config: type[BaseModel], name: str, default: Any) -> Any:
 
 
 def fact_of(field: FieldInfo, name: Literal["group", "where", "unit", "needs"]) -> str:
-    """Return one fact of a key: its heading in the reference, the processes that read it, its unit, or a needed key."""
+    """Return one fact of a key: its heading in the reference, the processes that read it, its unit,
+    or a needed key.
+    """
     return str(cast(dict[str, Any], field.json_schema_extra).get(name, ""))
 
 
 def decides_place(field: FieldInfo) -> bool | None:
-    """Return whether a key says where a run listens, whom it admits, or what it opens and writes; None if undecided."""
+    """Return whether a key says where a run listens, whom it admits, or what it opens and writes;
+
+    None if undecided.
+    """
     place: bool | None = cast(dict[str, Any], field.json_schema_extra).get("place")
     return place
 
 
 def by_group(keys: Iterable[tuple[str, FieldInfo]]) -> list[tuple[str, FieldInfo]]:
-    """Sort keys by group: the common groups first, then the others in the order of their first keys."""
+    """Sort keys by group: the common groups first, then the others in the order of their first
+    keys.
+    """
     keys = list(keys)
     order = list(dict.fromkeys((*_GROUPS, *(fact_of(field, "group") for _, field in keys))))
     return sorted(keys, key=lambda named: order.index(fact_of(named[1], "group")))
@@ -126,14 +166,19 @@ def all_keys(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Fi
 def sub_model(field: FieldInfo) -> type[BaseModel] | None:
     """Return the config class of a group of keys, or None for a plain value."""
     annotation = field.annotation
-    return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
+    return (
+        annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
+    )
 
 
-# Keys in plain words --------------------------------------------------------------------------------------------
+# Keys in plain words
+# --------------------------------------------------------------------------------------------------
 
 
 def meanings(model: type[BaseModel], prefix: str = "") -> dict[str, str]:
-    """Return dotted name -> meaning of every key and group; "" if the source of the class is not available."""
+    """Return dotted name -> meaning of every key and group; "" if the source of the class is not
+    available.
+    """
     below: dict[str, str] = {}
     for kind in reversed(model.__mro__):
         below |= _docstrings(kind)
@@ -165,18 +210,23 @@ def render_keys(model: type[BaseModel]) -> str:
     """Return each key with its default, and its meaning below, for `--help-config`."""
     said = meanings(model)
     lines: list[str] = []
-    for group, keys in groupby(by_group(all_keys(model)), key=lambda named: fact_of(named[1], "group")):
+    for group, keys in groupby(
+        by_group(all_keys(model)), key=lambda named: fact_of(named[1], "group")
+    ):
         lines += ["", group.upper()]
         for name, field in keys:
-            lines += [f"  {name}: {default_text(field)}", f"      {said[name]} ({kind_text(field)})"]
+            lines += [
+                f"  {name}: {default_text(field)}",
+                f"      {said[name]} ({kind_text(field)})",
+            ]
     return "\n".join(lines[1:]) + "\n"
 
 
 class HelpText(str):
     """Docstring of a config class that adds the keys when Python's `help` or a notebook shows it.
 
-    Both clean a docstring first, and cleaning begins with `expandtabs`. Reading the meanings of the keys takes too long
-    to do it for each imported class.
+    Both clean a docstring first, and cleaning begins with `expandtabs`. Reading the meanings of the
+    keys takes too long to do it for each imported class.
     """
 
     config_class: type[BaseModel]
@@ -196,7 +246,11 @@ def show_keys_in_help(config_class: type[BaseModel]) -> None:
 def _signature(config_class: type[BaseModel]) -> inspect.Signature:
     """Return a signature of the keys and their defaults, without pydantic's annotations."""
     keys = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=field.get_default(call_default_factory=True))
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=field.get_default(call_default_factory=True),
+        )
         for name, field in config_class.model_fields.items()
     ]
     return inspect.Signature([inspect.Parameter("values", inspect.Parameter.VAR_POSITIONAL), *keys])
@@ -233,7 +287,8 @@ def _alternatives(annotation: Any) -> list[str]:
         return list(dict.fromkeys(text for kind in inner for text in _alternatives(kind)))
     if origin in (list, tuple):
         *others, last = (
-            "lists" if text.startswith("a list") else _PLURALS.get(text, text) for text in _alternatives(inner[0])
+            "lists" if text.startswith("a list") else _PLURALS.get(text, text)
+            for text in _alternatives(inner[0])
         )
         return [f"a list of {', '.join(others)} or {last}" if others else f"a list of {last}"]
     if origin is dict or (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
@@ -241,16 +296,28 @@ def _alternatives(annotation: Any) -> list[str]:
     return [_WORDS.get(annotation, "a value")]
 
 
-# Refusing unknown keys and wrong values -------------------------------------------------------------------------
+# Refusing unknown keys and wrong values
+# -------------------------------------------------------------------------
 
 _OPEN = {
-    "tf_session_args", "env_config", "model", "optimizer", "multiagent", "evaluation_config", "input", "callbacks",
-    "extra_python_environs_for_driver", "extra_python_environs_for_worker", "exploration",
-}  # fmt: skip
-"""Keys with free contents: unknown keys are allowed at any depth below them, because only the user knows them."""
+    "tf_session_args",
+    "env_config",
+    "model",
+    "optimizer",
+    "multiagent",
+    "evaluation_config",
+    "input",
+    "callbacks",
+    "extra_python_environs_for_driver",
+    "extra_python_environs_for_worker",
+    "exploration",
+}
+"""Keys with free contents: unknown keys are allowed at any depth below them, because only the user
+knows them."""
 
 _TYPE_FAULTS = ("_type", "_parsing", "_from_float", "literal_error", "missing")
-"""Ends of pydantic's codes for values of a wrong type; the message for these names the type expected."""
+"""Ends of pydantic's codes for values of a wrong type; the message for these names the type
+expected."""
 
 _MAX_BITS = 4096
 """Size limit of whole numbers: Python can't convert more than 4,300 digits to text."""
@@ -264,7 +331,8 @@ _ALL_KEYS = "`aiorl train --help-config` lists all keys."
 
 
 Rule = tuple[bool, str, str, str]
-"""A fault, if True: the key at fault (dotted inside groups), the message, and the hint that repairs it."""
+"""A fault, if True: the key at fault (dotted inside groups), the message, and the hint that repairs
+it."""
 
 
 def refuse(config: BaseModel, *rules: Rule, prefix: str = "") -> None:
@@ -277,7 +345,9 @@ def refuse(config: BaseModel, *rules: Rule, prefix: str = "") -> None:
     """
     for is_wrong, name, message, hint in rules:
         if is_wrong:
-            raise ConfigError(message, key=f"{prefix}{name}", value=attrgetter(name)(config), hint=hint)
+            raise ConfigError(
+                message, key=f"{prefix}{name}", value=attrgetter(name)(config), hint=hint
+            )
 
 
 def check_known(model: type[BaseModel], values: Mapping[str, Any], prefix: str = "") -> None:
@@ -289,7 +359,9 @@ def check_known(model: type[BaseModel], values: Mapping[str, Any], prefix: str =
     for name, value in values.items():
         field = model.model_fields.get(name)
         if field is None:
-            raise _unknown(f"{prefix}{name}", model.model_fields, _other_name(f"{prefix}{name}", model))
+            raise _unknown(
+                f"{prefix}{name}", model.model_fields, _other_name(f"{prefix}{name}", model)
+            )
         if (not prefix and name in _OPEN) or not isinstance(value, Mapping):
             continue
         if (inner := sub_model(field)) is not None:
@@ -301,26 +373,36 @@ def check_known(model: type[BaseModel], values: Mapping[str, Any], prefix: str =
 
 
 def check_values(values: object, name: str = "") -> None:
-    """Refuse RLlib's `{grid_search: [...]}`, whole numbers too long to print, and text that is no UTF-8, at any depth.
+    """Refuse RLlib's `{grid_search: [...]}`, whole numbers too long to print, and text that is no
+    UTF-8, at any depth.
 
     Raises:
         ConfigError: there is one; the error names it.
     """
     if isinstance(values, int) and values.bit_length() > _MAX_BITS:
         raise ConfigError(
-            f"{name} is a whole number of {values.bit_length():,} bits, expected one of at most {_MAX_BITS:,}.",
+            f"{name} is a whole number of {values.bit_length():,} bits, expected one of at most"
+            f" {_MAX_BITS:,}.",
             key=name,
         )
     if isinstance(values, str) and not is_utf8(values):
         raise ConfigError(
-            f"{name} is {values!r:.200}, which is no UTF-8 text, so files and workers can't get it.", key=name,
-            value=values, hint="Rename the file or directory.",
-        )  # fmt: skip
+            f"{name} is {values!r:.200}, which is no UTF-8 text, so files and workers can't"
+            " get it.",
+            key=name,
+            value=values,
+            hint="Rename the file or directory.",
+        )
     if is_group(values) and name and set(values) == {"grid_search"}:
         raise ConfigError(
-            f"{name} is a grid search, expected one value: a run has one set of settings.", key=name, value=values,
-            hint="examples/optuna_sweep.py searches with Optuna; for a grid, use a shell loop over --set.",
-        )  # fmt: skip
+            f"{name} is a grid search, expected one value: a run has one set of settings.",
+            key=name,
+            value=values,
+            hint=(
+                "examples/optuna_sweep.py searches with Optuna; for a grid, use a shell loop over"
+                " --set."
+            ),
+        )
     if isinstance(values, list | tuple):
         values = dict(enumerate(values))
     for key, value in values.items() if is_group(values) else ():
@@ -328,19 +410,27 @@ def check_values(values: object, name: str = "") -> None:
 
 
 def check_extras(config: Any) -> None:
-    """Refuse unknown keys of `model` for built-in networks, and warn about unused keys of `multiagent`.
+    """Refuse unknown keys of `model` for built-in networks, and warn about unused keys of
+    `multiagent`.
 
     Raises:
         ConfigError: a key is unknown; the hint offers the nearest names.
     """
     for extra in config.model.model_extra if config.model.custom_model is None else ():
-        hint = _other_name(f"model.{extra}", type(config)) or nearest(extra, type(config.model).model_fields, count=2)
+        hint = _other_name(f"model.{extra}", type(config)) or nearest(
+            extra, type(config.model).model_fields, count=2
+        )
         raise _unknown(
-            f"model.{extra}", (), hint or "Only a custom model (model.custom_model) can have keys of its own."
+            f"model.{extra}",
+            (),
+            hint or "Only a custom model (model.custom_model) can have keys of its own.",
         )
     for number, extra in enumerate(config.multiagent.model_extra):
         if number == _MAX_WARNINGS:
-            _log.warning("aiorl ignores %d more keys of multiagent", len(config.multiagent.model_extra) - number)
+            _log.warning(
+                "aiorl ignores %d more keys of multiagent",
+                len(config.multiagent.model_extra) - number,
+            )
             break
         dotted, known = f"multiagent.{extra}", type(config.multiagent).model_fields
         hint = _other_name(dotted, type(config)) or nearest(extra, known, count=1).strip()
@@ -348,7 +438,10 @@ def check_extras(config: Any) -> None:
 
 
 def plain_error(model: type[BaseModel], error: ValidationError, prefix: str = "") -> ConfigError:
-    """Return the first fault that pydantic found, in one sentence; `prefix` is the path to the model, like "model."."""
+    """Return the first fault that pydantic found, in one sentence;
+
+    `prefix` is the path to the model, like "model.".
+    """
     first = error.errors(include_url=False)[0]
     names, annotation = _locate(model, first["loc"])
     dotted, value = prefix + ".".join(names), first["input"]
@@ -356,7 +449,10 @@ def plain_error(model: type[BaseModel], error: ValidationError, prefix: str = ""
     if str(first["type"]).endswith(_TYPE_FAULTS):
         wanted = expected(annotation)
         said = f" must be {wanted}"
-        hint = _as_meant(value, wanted) or nearest(str(value), re.split(" or | of |, ", wanted)).strip()
+        hint = (
+            _as_meant(value, wanted)
+            or nearest(str(value), re.split(" or | of |, ", wanted)).strip()
+        )
     else:
         said = re.sub("^(Input|Tuple) should", "must", first["msg"].removeprefix("Value error, "))
         said = f" {said}" if said.startswith("must") else f": {said}"
@@ -364,11 +460,16 @@ def plain_error(model: type[BaseModel], error: ValidationError, prefix: str = ""
 
 
 def _as_meant(value: object, wanted: str) -> str:
-    """Return the right form of a list, or of a time in seconds, that is text in another form; "" otherwise."""
+    """Return the right form of a list, or of a time in seconds, that is text in another form; ""
+    otherwise.
+    """
     if not isinstance(value, str):
         return ""
     if "list of" in wanted and "," in value:
-        return f"Write it as [{', '.join(part.strip() for part in value.strip('()').split(',') if part.strip())}]."
+        return (
+            "Write it as"
+            f" [{', '.join(part.strip() for part in value.strip('()').split(',') if part.strip())}]."
+        )
     time = re.fullmatch(r"(\d+(?:\.\d+)?) ?(s|min|m|h|d)", value)
     if time is not None and "number" in wanted:
         return f"In seconds it is {float(time[1]) * _SECONDS[time[2]]:g}."
@@ -389,7 +490,8 @@ def _other_name(dotted: str, config: type[BaseModel]) -> str:
 def _locate(model: type[BaseModel], loc: tuple[int | str, ...]) -> tuple[list[str], Any]:
     """Return the names of the keys that lead to a fault, and the declared type of the last one.
 
-    Parts of `loc` after the last key (indices, pydantic's tags for the branches of a union) are left out.
+    Parts of `loc` after the last key (indices, pydantic's tags for the branches of a union) are
+    left out.
     """
     names: list[str] = []
     annotation: Any = None

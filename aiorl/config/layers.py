@@ -1,7 +1,9 @@
-"""Layers of settings, later ones on top: default < preset < file < argument; and the origin of each value.
+"""Layers of settings, later ones on top: default < preset < file < argument; and the origin of each
+value.
 
-`load_config` merges them for a run. Printed and saved configs omit the values of environment variables with names that
-look like secrets. When a saved config is loaded, these values come from the learner's own environment.
+`load_config` merges them for a run. Printed and saved configs omit the values of environment
+variables with names that look like secrets. When a saved config is loaded, these values come from
+the learner's own environment.
 """
 
 from __future__ import annotations
@@ -56,7 +58,8 @@ WITHHELD = "<withheld>"
 """Placeholder in printed and saved configs for a value that looks like a secret."""
 
 ConfigClassOf = Callable[[str], type["CommonConfig"]]
-"""Function from the name of an algorithm to its config class; raises UnknownAlgorithmError for unknown names."""
+"""Function from the name of an algorithm to its config class; raises UnknownAlgorithmError for
+unknown names."""
 
 NOTED = re.compile(r"(?m)^#   (\S+): (.+)$")
 """Origin of a value in a saved config: the key, and the origin. Those of defaults are not noted."""
@@ -71,7 +74,8 @@ _OF_NEW_RUNS = ("init_from", "preset")
 """Keys that a resumed run can't have, because it continues with its own weights and settings."""
 
 
-# Layers and origins ---------------------------------------------------------------------------------------------
+# Layers and origins
+# --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +88,8 @@ class Layer:
         origins: more exact origins of single keys (dotted), such as file and line.
         is_file: True for a file; errors then name the line.
         is_record: True for the values of a whole run, to which a preset adds nothing.
-        owners: users to whom the file that was read and its directory belong, as id -> path; empty without a file.
+        owners: users to whom the file that was read and its directory belong, as id -> path; empty
+            without a file.
     """
 
     values: Mapping[str, Any]
@@ -113,9 +118,12 @@ def refuse_keys_of_new_runs(changes: Mapping[str, Any], run: str, instead: str) 
     for name in _OF_NEW_RUNS:
         if changes.get(name) is not None:
             raise ConfigError(
-                f"{name} is for new runs, and the one in {run} continues with its own weights and settings.",
-                key=name, value=changes[name], hint=f"Leave it out, or {instead}.",
-            )  # fmt: skip
+                f"{name} is for new runs, and the one in {run} continues with its own weights and"
+                " settings.",
+                key=name,
+                value=changes[name],
+                hint=f"Leave it out, or {instead}.",
+            )
 
 
 def file_layer(path: Path) -> Layer:
@@ -148,7 +156,8 @@ def merged(layers: Sequence[Layer]) -> dict[str, Any]:
 
 
 def without_overruled(layers: Sequence[Layer], keys: Set[str]) -> list[Layer]:
-    """Return the layers without schedules of settings that a later layer sets; a schedule would override its value.
+    """Return the layers without schedules of settings that a later layer sets; a schedule would
+    override its value.
 
     Args:
         layers: layers of one config.
@@ -157,18 +166,27 @@ def without_overruled(layers: Sequence[Layer], keys: Set[str]) -> list[Layer]:
     kept: list[Layer] = []
     overruled: set[str] = set()
     for layer in reversed(layers):
-        kept.append(replace(layer, values={name: layer.values[name] for name in layer.values if name not in overruled}))
+        kept.append(
+            replace(
+                layer,
+                values={name: layer.values[name] for name in layer.values if name not in overruled},
+            )
+        )
         overruled |= {f"{name}{_SCHEDULE}" for name in layer.values} & keys - layer.values.keys()
     return kept[::-1]
 
 
 @contextlib.contextmanager
 def located(layers: Sequence[Layer]) -> Iterator[None]:
-    """Prefix the message of a ConfigError with file and line if the value at fault is from a file."""
+    """Prefix the message of a ConfigError with file and line if the value at fault is from a
+    file.
+    """
     try:
         yield
     except ConfigError as error:
-        layer = next((layer for layer in reversed(layers) if error.key in dict(_items(layer.values))), None)
+        layer = next(
+            (layer for layer in reversed(layers) if error.key in dict(_items(layer.values))), None
+        )
         if layer is not None and layer.is_file:
             error.message = f"{layer.origin_of(error.key)}: {error.message}"
         raise
@@ -197,12 +215,17 @@ class Origins:
                     continue
                 if key in groups:  # the value replaces a mapping
                     groups.remove(key)
-                    found = {name: origin for name, origin in found.items() if not name.startswith(f"{key}.")}
+                    found = {
+                        name: origin
+                        for name, origin in found.items()
+                        if not name.startswith(f"{key}.")
+                    }
                 found[key] = layer.origin_of(key)
         return cls(found)
 
     def origin_of(self, key: str, *, has_default: bool = False) -> str:
-        """Return the origin of a dotted key's value, or several if its parts come from several places.
+        """Return the origin of a dotted key's value, or several if its parts come from several
+        places.
 
         Args:
             key: dotted key.
@@ -216,8 +239,12 @@ class Origins:
         """Return the top-level keys that a user sets, in full or in part."""
         return {key.partition(".")[0] for key, origin in self.of_keys.items() if _is_users(origin)}
 
-    def users_values(self, values: Mapping[str, Any], defaults: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-        """Return the values that a user sets, and those without an origin that differ from their defaults."""
+    def users_values(
+        self, values: Mapping[str, Any], defaults: Mapping[str, Any], prefix: str = ""
+    ) -> dict[str, Any]:
+        """Return the values that a user sets, and those without an origin that differ from their
+        defaults.
+        """
         kept: dict[str, Any] = {}
         for name, value in values.items():
             default = defaults.get(name)
@@ -232,7 +259,11 @@ class Origins:
         return kept
 
     def _parts(self, key: str) -> list[str]:
-        return [origin for name, origin in self.of_keys.items() if name == key or name.startswith(f"{key}.")]
+        return [
+            origin
+            for name, origin in self.of_keys.items()
+            if name == key or name.startswith(f"{key}.")
+        ]
 
     def as_layer(self, values: Mapping[str, Any]) -> Layer:
         """Return all of a config's values with their origins, as a record."""
@@ -251,7 +282,8 @@ def _is_users(origin: str) -> bool:
     return origin not in (DEFAULT, DERIVED) and not origin.startswith(PRESET)
 
 
-# Presets --------------------------------------------------------------------------------------------------------
+# Presets
+# --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,20 +319,32 @@ class Preset:
 
     def layer(self) -> Layer:
         """Return the settings, including the environment if they are for only one."""
-        own = {} if len(self.envs) > 1 or not set("*?[").isdisjoint(self.envs[0]) else {"env": self.envs[0]}
+        own = (
+            {}
+            if len(self.envs) > 1 or not set("*?[").isdisjoint(self.envs[0])
+            else {"env": self.envs[0]}
+        )
         return Layer({**self.settings, **own}, f"{PRESET}{self.name}")
 
 
 def preset_names() -> list[str]:
     """Return the names of all presets."""
-    return sorted(entry.name.removesuffix(".yaml") for entry in _PRESETS.iterdir() if entry.name.endswith(".yaml"))
+    return sorted(
+        entry.name.removesuffix(".yaml")
+        for entry in _PRESETS.iterdir()
+        if entry.name.endswith(".yaml")
+    )
 
 
 def render_presets() -> str:
     """Return each preset with its environments, result and settings, for `--help-presets`."""
     paragraphs = []
     for preset in map(named_preset, preset_names()):
-        lines = [f"{preset.name}: {', '.join(preset.envs)}", f"  Result: {preset.result}", f"  From: {preset.source}"]
+        lines = [
+            f"{preset.name}: {', '.join(preset.envs)}",
+            f"  Result: {preset.result}",
+            f"  From: {preset.source}",
+        ]
         paragraphs.append("\n".join(lines + [f"      {line}" for line in preset.lines()]) + "\n")
     return "\n".join(paragraphs)
 
@@ -314,23 +358,28 @@ def named_preset(name: str) -> Preset:
     """
     if name not in preset_names():
         raise ConfigError(
-            f"There is no preset {name!r}.{nearest(name, preset_names())}", key="preset", value=name,
+            f"There is no preset {name!r}.{nearest(name, preset_names())}",
+            key="preset",
+            value=name,
             hint="`aiorl train --help-presets` lists all of them.",
-        )  # fmt: skip
+        )
     file = f"{name}.yaml"
     values, _ = parse_yaml(Path(file), (_PRESETS / file).read_bytes())
     return Preset(name, **{**values, "envs": tuple(values["envs"])})
 
 
 def find_preset(algo: str, env: str) -> Preset | None:
-    """Return the preset for an algorithm in an environment; its exact name takes precedence over patterns."""
+    """Return the preset for an algorithm in an environment; its exact name takes precedence over
+    patterns.
+    """
     presets = (named_preset(name) for name in preset_names() if name.startswith(f"{algo}-"))
     fitting = [preset for preset in presets if preset.suits(env)]
     return next((preset for preset in fitting if env in preset.envs), next(iter(fitting), None))
 
 
 def algo_of(layers: Sequence[Layer]) -> str:
-    """Return the algorithm that layers of settings name, directly or through a preset; otherwise the default.
+    """Return the algorithm that layers of settings name, directly or through a preset; otherwise
+    the default.
 
     Raises:
         ConfigError: the preset doesn't exist.
@@ -343,12 +392,14 @@ def algo_of(layers: Sequence[Layer]) -> str:
 
 
 def with_preset(layers: Sequence[Layer], algo: str, keys: Set[str]) -> list[Layer]:
-    """Return the layers on top of the preset that they name; for ``auto``, another layer names the preset found.
+    """Return the layers on top of the preset that they name; for ``auto``, another layer names the
+    preset found.
 
     Args:
         layers: layers of one config.
         algo: algorithm of the config.
-        keys: all keys of the config; a layer that sets them all needs no preset, so the preset may be gone.
+        keys: all keys of the config; a layer that sets them all needs no preset, so the preset may
+            be gone.
 
     Raises:
         ConfigError: there is no such preset, or it is for another algorithm.
@@ -359,21 +410,33 @@ def with_preset(layers: Sequence[Layer], algo: str, keys: Set[str]) -> list[Laye
         return list(layers)
     found = find_preset(algo.lower(), str(env)) if name == AUTO else named_preset(name)
     if found is None:
-        _log.warning("there is no preset for %s in %s, so the defaults of the algorithm are used", algo, env)
+        _log.warning(
+            "there is no preset for %s in %s, so the defaults of the algorithm are used", algo, env
+        )
     elif found.algo != algo.lower():
         raise ConfigError(
-            f"preset {name} is for {found.algo}, not for {algo}.", key="preset", value=name,
+            f"preset {name} is for {found.algo}, not for {algo}.",
+            key="preset",
+            value=name,
             hint=f"Set algo: {found.algo}, or choose another preset: `aiorl train --help-presets`.",
-        )  # fmt: skip
+        )
     elif env is not None and not found.suits(str(env)):
-        _log.warning("preset %s is made for %s, not for %s", found.name, " and ".join(found.envs), env)
+        _log.warning(
+            "preset %s is made for %s, not for %s", found.name, " and ".join(found.envs), env
+        )
     if found is not None:
         _warn_if_overruled(found, layers)
     below = [] if found is None else [found.layer()]
     if name != AUTO:
         return [*below, *layers]
-    origin = next(layer.origin_of("preset") for layer in reversed(layers) if "preset" in layer.values)
-    return [*below, *layers, Layer({"preset": None if found is None else found.name}, f"{origin} ({AUTO})")]
+    origin = next(
+        layer.origin_of("preset") for layer in reversed(layers) if "preset" in layer.values
+    )
+    return [
+        *below,
+        *layers,
+        Layer({"preset": None if found is None else found.name}, f"{origin} ({AUTO})"),
+    ]
 
 
 def _name_in(layers: Sequence[Layer], keys: Set[str] | None = None) -> str | None:
@@ -387,7 +450,9 @@ def _name_in(layers: Sequence[Layer], keys: Set[str] | None = None) -> str | Non
 
 
 def _warn_if_overruled(preset: Preset, layers: Sequence[Layer]) -> None:
-    """Warn if a config file, such as a printed one, overrides a whole preset; configs of runs are exempt."""
+    """Warn if a config file, such as a printed one, overrides a whole preset; configs of runs are
+    exempt.
+    """
     settings = {name: value for name, value in preset.settings.items() if name != "algo"}
     names = dict(_items(settings)).keys()
     for layer in layers:
@@ -398,18 +463,25 @@ def _warn_if_overruled(preset: Preset, layers: Sequence[Layer]) -> None:
             and deep_update(layer.values, settings) != layer.values
         ):
             _log.warning(
-                "preset %s has no effect, because %s sets all of its keys and takes precedence: remove the preset's "
-                "keys from the file, or give env and preset without the file", preset.name, layer.origin,
-            )  # fmt: skip
+                "preset %s has no effect, because %s sets all of its keys and takes precedence:"
+                " remove the preset's keys from the file, or give env and preset without the file",
+                preset.name,
+                layer.origin,
+            )
 
 
-# Secrets --------------------------------------------------------------------------------------------------------
+# Secrets
+# --------------------------------------------------------------------------------------------------
 
 
 def without_secrets(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config's values, with the values of environment variables that look like secrets withheld."""
+    """Return a config's values, with the values of environment variables that look like secrets
+    withheld.
+    """
     shown = {
-        group: {name: WITHHELD if _SECRET.search(name) else text for name, text in values[group].items()}
+        group: {
+            name: WITHHELD if _SECRET.search(name) else text for name, text in values[group].items()
+        }
         for group in _ENVIRONS
         if group in values
     }
@@ -429,20 +501,27 @@ def restore_withheld(values: dict[str, Any]) -> None:
         for name, text in variables.items():
             if text == WITHHELD and name not in os.environ:
                 raise ConfigError(
-                    f"{group}.{name} was withheld when this config was saved, and {name} is not set here.",
-                    key=f"{group}.{name}", hint=f"Set the environment variable {name}.",
-                )  # fmt: skip
+                    f"{group}.{name} was withheld when this config was saved, and {name} is not set"
+                    " here.",
+                    key=f"{group}.{name}",
+                    hint=f"Set the environment variable {name}.",
+                )
             variables[name] = os.environ[name] if text == WITHHELD else text
 
 
-# Configs of other users -----------------------------------------------------------------------------------------
+# Configs of other users
+# --------------------------------------------------------------------------------------------------
 
 
-def without_place(values: Mapping[str, Any], config_class: type[CommonConfig]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Leave out where a run listens, whom it admits, and what it opens and writes: see `place` of `key`.
+def without_place(
+    values: Mapping[str, Any], config_class: type[CommonConfig]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Leave out where a run listens, whom it admits, and what it opens and writes: see `place` of
+    `key`.
 
     Args:
-        values: values of another user's config, nested like the config, checked or not. Not modified.
+        values: values of another user's config, nested like the config, checked or not. Not
+            modified.
         config_class: class that has the keys.
 
     Returns:
@@ -458,17 +537,25 @@ def without_place(values: Mapping[str, Any], config_class: type[CommonConfig]) -
         elif name in places:
             if value != fields[name].get_default(call_default_factory=True):
                 left_out[name] = value
-        elif fact_of(fields[name], "needs") not in places:  # those of a key that is left out go with it
+        elif (
+            fact_of(fields[name], "needs") not in places
+        ):  # those of a key that is left out go with it
             kept[name] = value
     changes = kept.get("evaluation_config")
     if isinstance(changes, Mapping):
-        left_out |= {f"evaluation_config.{name}": changes[name] for name in changes if name in places}
+        left_out |= {
+            f"evaluation_config.{name}": changes[name] for name in changes if name in places
+        }
         kept["evaluation_config"] = {name: changes[name] for name in changes if name not in places}
     return kept, left_out
 
 
-def _of_this_user(layer: Layer, config_class: type[CommonConfig], warn: Callable[[str], None]) -> Layer:
-    """Return a layer without the values that only this user or root sets, if its file belongs to others."""
+def _of_this_user(
+    layer: Layer, config_class: type[CommonConfig], warn: Callable[[str], None]
+) -> Layer:
+    """Return a layer without the values that only this user or root sets, if its file belongs to
+    others.
+    """
     others = strangers(layer.owners)
     if not others:
         return layer
@@ -479,7 +566,8 @@ def _of_this_user(layer: Layer, config_class: type[CommonConfig], warn: Callable
 
 
 def own_file_layer(path: Path, config_class: type[CommonConfig]) -> Layer:
-    """Return the keys that a YAML file sets; those that only this user sets are left out of another user's file.
+    """Return the keys that a YAML file sets; those that only this user sets are left out of another
+    user's file.
 
     Raises:
         ConfigError: see `file_layer`.
@@ -487,7 +575,8 @@ def own_file_layer(path: Path, config_class: type[CommonConfig]) -> Layer:
     return _of_this_user(file_layer(path), config_class, _log.warning)
 
 
-# The config of a run --------------------------------------------------------------------------------------------
+# The config of a run
+# --------------------------------------------------------------------------------------------------
 
 
 def load_config(
@@ -499,15 +588,20 @@ def load_config(
     warn: Callable[[str], None] = _log.warning,
     env_hint: str = "Give one: --env CartPole-v1",
 ) -> CommonConfig:
-    """Return the effective config, an instance of its algorithm's config class; a user's own algorithm is imported.
+    """Return the effective config, an instance of its algorithm's config class; a user's own
+    algorithm is imported.
 
     Args:
         config_class_of: function from the name of an algorithm to its config class.
-        file: YAML file of keys, or None. With `resume`, the run directory's own config is read before it.
-        settings: keys from a config in Python, nested like the config; they take precedence over the file.
-        overrides: keys from the command line, nested like the config; they take precedence over all others.
-        warn: function called with a warning about code that another user's config or file names (see `foreign_code`),
-            before any of it is imported, and with one about values that are left out (see `without_place`).
+        file: YAML file of keys, or None. With `resume`, the run directory's own config is read
+            before it.
+        settings: keys from a config in Python, nested like the config; they take precedence over
+            the file.
+        overrides: keys from the command line, nested like the config; they take precedence over all
+            others.
+        warn: function called with a warning about code that another user's config or file names
+            (see `foreign_code`), before any of it is imported, and with one about values that are
+            left out (see `without_place`).
         env_hint: advice if there is no environment.
 
     Raises:
@@ -536,11 +630,15 @@ def load_config(
             value = own if values.get(name) is None else values[name]
             if os.path.normpath(str(value)) != os.path.normpath(own):
                 raise ConfigError(
-                    f"{name} can't be {value} here: the run in {resume} continues with {name} {own}.",
-                    key=name, value=value,
-                    hint=f"Leave {_option(name)} out, or begin a new run like it: --config "
-                    f"{Path(str(resume)) / CONFIG_FILE} {_option(name)} {value}",
-                )  # fmt: skip
+                    f"{name} can't be {value} here: the run in {resume} continues with {name}"
+                    f" {own}.",
+                    key=name,
+                    value=value,
+                    hint=(
+                        f"Leave {_option(name)} out, or begin a new run like it: --config "
+                        f"{Path(str(resume)) / CONFIG_FILE} {_option(name)} {value}"
+                    ),
+                )
         if said := foreign_code(other_users(owners), values):
             warn(said)
         config_class = config_class_of(algo_of(layers))
@@ -553,17 +651,23 @@ def load_config(
 
 
 def dump_yaml(config: CommonConfig) -> str:
-    """Return all keys of the effective config as YAML that loads back equal; secrets are withheld."""
+    """Return all keys of the effective config as YAML that loads back equal; secrets are
+    withheld.
+    """
     plain = without_secrets(config.to_dict())
     values = {name: plain[name] for name, _ in by_group(type(config).model_fields.items())}
     return dump_mapping(values)
 
 
 def render_effective(config: CommonConfig) -> str:
-    """Return a line for each key with its name, the origin of its value, and the value; secrets are withheld."""
+    """Return a line for each key with its name, the origin of its value, and the value; secrets are
+    withheld.
+    """
     rows = _effective(config)
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
-    return "".join(f"{name:{widths[0]}}  {origin:{widths[1]}}  {text}\n" for name, origin, text in rows)
+    return "".join(
+        f"{name:{widths[0]}}  {origin:{widths[1]}}  {text}\n" for name, origin, text in rows
+    )
 
 
 def _effective(config: CommonConfig) -> list[tuple[str, str, str]]:
@@ -573,26 +677,44 @@ def _effective(config: CommonConfig) -> list[tuple[str, str, str]]:
     for group in ("model", "multiagent"):  # they can have more keys, which only the user knows
         keys += [name for inner in values[group] if (name := f"{group}.{inner}") not in keys]
     found = (functools.reduce(dict.__getitem__, name.split("."), values) for name in keys)
-    return [(name, config.origin_of(name), as_written(value)) for name, value in zip(keys, found, strict=True)]
+    return [
+        (name, config.origin_of(name), as_written(value))
+        for name, value in zip(keys, found, strict=True)
+    ]
 
 
 def save_config(config: CommonConfig, run_dir: Path) -> Path:
-    """Write the effective config to the run directory, for users and for `--resume`, with the origins as comments.
+    """Write the effective config to the run directory, for users and for `--resume`, with the
+    origins as comments.
 
     Raises:
         ConfigError: the file can't be written.
     """
     path, temporary = run_dir / CONFIG_FILE, run_dir / f"{CONFIG_FILE}.tmp"
     try:
-        former = dict(NOTED.findall(path.read_text("utf-8"))) if config.resume and path.exists() else {}
+        former = (
+            dict(NOTED.findall(path.read_text("utf-8"))) if config.resume and path.exists() else {}
+        )
         record = f"{Path(str(config.resume)) / CONFIG_FILE}, line " if former else "\n"
-        rows = ((name, former.get(name, DEFAULT) if record in said else said) for name, said, _ in _effective(config))
-        notes = [f"#   {name}: {one_line(said, 300)}\n" for name, said in rows if said != DEFAULT and name != "resume"]
-        text = [dump_yaml(config.model_copy(update={"resume": None})), "\n# Origins of values that are not defaults:\n"]
+        rows = (
+            (name, former.get(name, DEFAULT) if record in said else said)
+            for name, said, _ in _effective(config)
+        )
+        notes = [
+            f"#   {name}: {one_line(said, 300)}\n"
+            for name, said in rows
+            if said != DEFAULT and name != "resume"
+        ]
+        text = [
+            dump_yaml(config.model_copy(update={"resume": None})),
+            "\n# Origins of values that are not defaults:\n",
+        ]
         temporary.write_text("".join([*text, *notes]), encoding="utf-8")
         os.replace(temporary, path)
     except OSError as error:
-        raise ConfigError(f"{path} can't be written: {error.strerror}.", key="run_dir", value=str(run_dir)) from error
+        raise ConfigError(
+            f"{path} can't be written: {error.strerror}.", key="run_dir", value=str(run_dir)
+        ) from error
     return path
 
 
@@ -604,10 +726,14 @@ def _resumed(run_dir: Path) -> Layer:
     except (FileNotFoundError, NotADirectoryError) as error:
         raise ConfigError(
             f"{run_dir} is not a run directory: it holds no {CONFIG_FILE}.",
-            key="resume", value=str(run_dir), hint="Give the directory that the run named at its end.",
-        ) from error  # fmt: skip
+            key="resume",
+            value=str(run_dir),
+            hint="Give the directory that the run named at its end.",
+        ) from error
     except OSError as error:
-        raise ConfigError(f"{path} can't be read: {error.strerror}.", key="resume", value=str(run_dir)) from error
+        raise ConfigError(
+            f"{path} can't be read: {error.strerror}.", key="resume", value=str(run_dir)
+        ) from error
     layer = _layer_of(path, content)
     return replace(layer, values=with_former_defaults(layer.values), is_record=True, owners=owners)
 

@@ -1,9 +1,10 @@
-"""Names that other libraries use, and experiment files of `rllib train -f`, converted to aiorl's keys.
+"""Names that other libraries use, and experiment files of `rllib train -f`, converted to aiorl's
+keys.
 
 `other_names.yaml` lists the names of other libraries and their counterparts here.
 
-`python -m aiorl.learner --config FILE` accepts an experiment file unchanged. `python -m aiorl.config.rllib_file FILE`
-prints the converted file.
+`python -m aiorl.learner --config FILE` accepts an experiment file unchanged. `python -m
+aiorl.config.rllib_file FILE` prints the converted file.
 """
 
 from __future__ import annotations
@@ -21,7 +22,11 @@ from aiorl.errors import ConfigError
 
 _PROG = "python -m aiorl.config.rllib_file"
 _GROUPS = ("model", "multiagent", "replay_buffer_config", "stop")
-_EPSILONS = {"initial_epsilon": 1.0, "final_epsilon": 0.02, "epsilon_timesteps": 10_000}  # with RLlib's defaults
+_EPSILONS = {
+    "initial_epsilon": 1.0,
+    "final_epsilon": 0.02,
+    "epsilon_timesteps": 10_000,
+}  # with RLlib's defaults
 
 
 class Converted(NamedTuple):
@@ -39,7 +44,9 @@ class Converted(NamedTuple):
 
 
 def is_rllib_file(values: Mapping[str, Any]) -> bool:
-    """Return whether a file holds experiments of `rllib train`: free names, each with `run` and an `env` below it."""
+    """Return whether a file holds experiments of `rllib train`: free names, each with `run` and an
+    `env` below it.
+    """
     return bool(values) and all(map(_is_experiment, values.values()))
 
 
@@ -53,8 +60,8 @@ def _is_experiment(value: Any) -> bool:
 def convert(values: Mapping[str, Any], lines: Mapping[str, int]) -> Converted:
     """Convert the experiment of a file.
 
-    Keys with exactly the same meaning get aiorl's names. Keys that mean something else here are left out. All other
-    keys stay unchanged, so that the config checks them.
+    Keys with exactly the same meaning get aiorl's names. Keys that mean something else here are
+    left out. All other keys stay unchanged, so that the config checks them.
 
     Args:
         values: content of a file for which `is_rllib_file` is true.
@@ -65,7 +72,8 @@ def convert(values: Mapping[str, Any], lines: Mapping[str, int]) -> Converted:
     """
     if len(values) > 1:
         raise ConfigError(
-            f"the file holds {len(values)} experiments of rllib train ({', '.join(values)}), but a run is only one.",
+            f"the file holds {len(values)} experiments of rllib train ({', '.join(values)}), but a"
+            " run is only one.",
             hint="Keep one of them in the file.",
         )
     title, experiment = next(iter(values.items()))
@@ -87,21 +95,32 @@ def convert(values: Mapping[str, Any], lines: Mapping[str, int]) -> Converted:
 def _settings(experiment: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
     """Yield the name, the dotted place and the value of each setting."""
     config = experiment.get("config") or {}
-    parts = [("", {name: value for name, value in experiment.items() if name != "config"}), ("config.", config)]
+    parts = [
+        ("", {name: value for name, value in experiment.items() if name != "config"}),
+        ("config.", config),
+    ]
     for prefix, values in parts:
         for name, value in values.items():
-            if name == "exploration_config" and isinstance(value, Mapping) and not _EPSILONS.keys().isdisjoint(value):
+            if (
+                name == "exploration_config"
+                and isinstance(value, Mapping)
+                and not _EPSILONS.keys().isdisjoint(value)
+            ):
                 first, last, steps = (value.get(key, default) for key, default in _EPSILONS.items())
                 yield "epsilon_schedule", f"{prefix}{name}", [[0, first], [steps, last]]
             elif name in _GROUPS and isinstance(value, Mapping):
                 if "Prioritized" in str(value.get("type")):
                     yield "prioritized_replay", f"{prefix}{name}.type", True
-                yield from ((f"{name}.{inner}", f"{prefix}{name}.{inner}", of) for inner, of in value.items())
+                yield from (
+                    (f"{name}.{inner}", f"{prefix}{name}.{inner}", of)
+                    for inner, of in value.items()
+                )
             elif value != "auto":  # in aiorl a missing key means auto
                 yield name, f"{prefix}{name}", value
 
 
-# Names of other libraries ------------------------------------------------------------------------------------
+# Names of other libraries
+# --------------------------------------------------------------------------------------------------
 
 CALLED = "Here it is called "
 """Beginning of a hint; the name of a key follows."""
@@ -115,7 +134,8 @@ def key_hint(name: str, units: Mapping[str, str]) -> str:
     """Return aiorl's name for a key of another library, or "" if no known library has the key.
 
     Args:
-        name: dotted name of the key. If it is not in the table, the part after the last dot is looked up.
+        name: dotted name of the key. If it is not in the table, the part after the last dot is
+            looked up.
         units: dotted name -> unit of all keys of the algorithm, groups included.
     """
     texts: list[str] = []
@@ -143,13 +163,20 @@ def attribute_hint(of: str, name: str) -> str:
 
 
 def no_attribute(of: str, owner: object, name: str) -> AttributeError:
-    """Return the error for an attribute that an object lacks, with a hint if another library has it."""
-    said, hint = f"{type(owner).__name__!r} object has no attribute {name!r}", attribute_hint(of, name)
+    """Return the error for an attribute that an object lacks, with a hint if another library has
+    it.
+    """
+    said, hint = (
+        f"{type(owner).__name__!r} object has no attribute {name!r}",
+        attribute_hint(of, name),
+    )
     return AttributeError(f"{said}. {hint}" if hint else said, name=name, obj=owner)
 
 
 def from_rllib(name: str) -> tuple[str | None, str]:
-    """Return aiorl's key for a key of RLlib if both mean exactly the same; otherwise None and the difference."""
+    """Return aiorl's key for a key of RLlib if both mean exactly the same; otherwise None and the
+    difference.
+    """
     is_ours = name.partition(".")[0] in ("model", "multiagent", name)
     entry = other_names()["rllib"].get(name, {name: ""} if is_ours else "It has no counterpart.")
     if isinstance(entry, str):
@@ -160,7 +187,11 @@ def from_rllib(name: str) -> tuple[str | None, str]:
 
 def _answers(name: str) -> list[dict[str, str | None]]:
     sections = (other_names()[section].get(name) for section in ("rllib", "sb3", "others"))
-    return [{NONE: entry} if isinstance(entry, str) else entry for entry in sections if entry is not None]
+    return [
+        {NONE: entry} if isinstance(entry, str) else entry
+        for entry in sections
+        if entry is not None
+    ]
 
 
 @functools.cache
@@ -171,12 +202,16 @@ def other_names() -> dict[str, Any]:
 
 
 def _main(argv: list[str]) -> None:
-    parser = Parser(_PROG, "FILE", "Prints an experiment file of rllib train with aiorl's keys.", "")
+    parser = Parser(
+        _PROG, "FILE", "Prints an experiment file of rllib train with aiorl's keys.", ""
+    )
     parser.add_argument("file", type=Path)
     path: Path = parser.parse(argv)["file"]
     values, lines = read_yaml(path)
     if not is_rllib_file(values):
-        raise ConfigError(f"{path} is not an experiment file of rllib train: no experiment in it has the key run.")
+        raise ConfigError(
+            f"{path} is not an experiment file of rllib train: no experiment in it has the key run."
+        )
     made = convert(values, lines)
     comments = [f"# {name} is left out. {why}\n" for name, why in made.left_out.items()]
     sys.stdout.write("".join(comments) + dump_mapping(made.settings))

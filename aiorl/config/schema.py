@@ -1,8 +1,9 @@
 """Config of a run: the type, unit, default and meaning of every key.
 
-`CommonConfig` holds the keys that all algorithms share; an algorithm subclasses it, changes defaults and adds its
-own keys with `key(...)`. A config is frozen: change it with `updated`, which checks it again. Wrong, unknown and
-unsupported values raise `ConfigError` before any process is started.
+`CommonConfig` holds the keys that all algorithms share; an algorithm subclasses it, changes
+defaults and adds its own keys with `key(...)`. A config is frozen: change it with `updated`, which
+checks it again. Wrong, unknown and unsupported values raise `ConfigError` before any process is
+started.
 """
 
 from __future__ import annotations
@@ -16,7 +17,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, TextIO, cast
 
-from pydantic import ConfigDict, PositiveInt, PrivateAttr, ValidationError, field_serializer, field_validator
+from pydantic import (
+    ConfigDict,
+    PositiveInt,
+    PrivateAttr,
+    ValidationError,
+    field_serializer,
+    field_validator,
+)
 
 import aiorl.config
 from aiorl.config import copied, deep_update, is_group, to_plain, with_base_config, without_emptied
@@ -34,7 +42,16 @@ from aiorl.config.code import (
     with_values_of_members,
     without_objects,
 )
-from aiorl.config.key import all_keys, check_extras, check_known, check_values, fact_of, key, plain_error, refuse
+from aiorl.config.key import (
+    all_keys,
+    check_extras,
+    check_known,
+    check_values,
+    fact_of,
+    key,
+    plain_error,
+    refuse,
+)
 from aiorl.config.layers import (
     AUTO,
     DERIVED,
@@ -95,12 +112,16 @@ class ModelConfig(WorkerModelConfig):
     """Width of each hidden layer; for images only with conv_filters."""
     fcnet_activation: Activation = _model("tanh")
     """Activation of the hidden layers; for images only with conv_filters."""
-    conv_filters: tuple[tuple[PositiveInt, Sizes, Sizes], ...] | None = _model(None, max_length=1000)
-    """Convolutions as [channels, kernel, stride] each; null uses the Nature CNN for images of about 84x84 and similar
-    ones for other sizes, with their own hidden layer. Byte images [C, H, W] are transposed."""
+    conv_filters: tuple[tuple[PositiveInt, Sizes, Sizes], ...] | None = _model(
+        None, max_length=1000
+    )
+    """Convolutions as [channels, kernel, stride] each; null uses the Nature CNN for images of about
+    84x84 and similar ones for other sizes, with their own hidden layer. Byte images [C, H, W] are
+    transposed."""
     conv_parts: bool = _model(True)
-    """Give each image in a Dict or Tuple convolutions of its own, like those of a lone image; fcnet_hiddens follow,
-    over the features of all images and the other parts. False flattens images. Without effect on custom models."""
+    """Give each image in a Dict or Tuple convolutions of its own, like those of a lone image;
+    fcnet_hiddens follow, over the features of all images and the other parts. False flattens
+    images. Without effect on custom models."""
     vf_share_layers: bool = _model(False)
     """Share the hidden layers between policy and value function."""
     use_lstm: bool = _model(False)
@@ -112,13 +133,15 @@ class ModelConfig(WorkerModelConfig):
     lstm_use_prev_action_reward: bool = _model(False)
     """Feed the previous action and reward to the recurrent cell as well."""
     free_log_std: bool = _model(False)
-    """Make the standard deviations of continuous actions free weights instead of outputs of the network."""
+    """Make the standard deviations of continuous actions free weights instead of outputs of the
+    network."""
     initial_log_std: float = _model(0.0, ge=-20.0, le=2.0)
-    """Initial logarithm of the free standard deviations; a lower one, such as -2, explores in smaller steps."""
+    """Initial logarithm of the free standard deviations; a lower one, such as -2, explores in
+    smaller steps."""
     custom_model: Code | None = _model(None)
-    """Function or class (package.module:Name) of (obs_shape, num_outputs, model_config) that returns a Keras model. Its
-    outputs are the inputs of the action distribution, alone or with values; for replay algorithms, features of any
-    width that replace the hidden layers."""
+    """Function or class (package.module:Name) of (obs_shape, num_outputs, model_config) that
+    returns a Keras model. Its outputs are the inputs of the action distribution, alone or with
+    values; for replay algorithms, features of any width that replace the hidden layers."""
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Self:
@@ -149,17 +172,31 @@ class ModelConfig(WorkerModelConfig):
         """
         refuse(
             self,
-            (self.use_lstm and self.use_gru, "use_gru", "model.use_lstm and model.use_gru can't both be true.", ""),
-            (self.lstm_use_prev_action_reward and not self.is_recurrent, "lstm_use_prev_action_reward",
-             "model.lstm_use_prev_action_reward needs a recurrent cell.", "Set model.use_lstm or model.use_gru."),
-            (bool(self.initial_log_std) and not self.free_log_std, "initial_log_std",
-             "model.initial_log_std is for deviations that are free weights.", "Set model.free_log_std."),
+            (
+                self.use_lstm and self.use_gru,
+                "use_gru",
+                "model.use_lstm and model.use_gru can't both be true.",
+                "",
+            ),
+            (
+                self.lstm_use_prev_action_reward and not self.is_recurrent,
+                "lstm_use_prev_action_reward",
+                "model.lstm_use_prev_action_reward needs a recurrent cell.",
+                "Set model.use_lstm or model.use_gru.",
+            ),
+            (
+                bool(self.initial_log_std) and not self.free_log_std,
+                "initial_log_std",
+                "model.initial_log_std is for deviations that are free weights.",
+                "Set model.free_log_std.",
+            ),
             prefix="model.",
-        )  # fmt: skip
+        )
 
 
 class SDESettings(NamedTuple):
-    """Settings of state-dependent exploration (gSDE), whose noise is computed from a network's features.
+    """Settings of state-dependent exploration (gSDE), whose noise is computed from a network's
+    features.
 
     Attributes:
         initial_log_std: initial logarithm of the standard deviation of each feature's weights.
@@ -176,13 +213,15 @@ class MultiAgentConfig(WorkerMultiAgentConfig):
     model_config = ConfigDict(frozen=True, extra="allow")
 
     policies: dict[str, Any] | Literal["per_agent", "per_space"] = _agents({})
-    """per_agent: one policy for each agent that the environment names; per_space: one for all agents with the same
-    spaces, with the id of the first of them. Or a mapping of policy ids to null, to a mapping of class,
-    observation_space, action_space and config (all optional), or to a list of these four. Empty means one policy.
-    Without a class, the run's algorithm trains a network. class is another algorithm with the same kind of leases, by
-    name or import path, which shares the run's sampling and the common keys that are set; or the import path of your
-    own Policy class, which only acts. config holds learning keys that differ. In the config.yaml of a run, defaults
-    holds the other settings of a policy with another algorithm; values set on top of the file take precedence."""
+    """per_agent: one policy for each agent that the environment names; per_space: one for all
+    agents with the same spaces, with the id of the first of them. Or a mapping of policy ids to
+    null, to a mapping of class, observation_space, action_space and config (all optional), or to a
+    list of these four. Empty means one policy. Without a class, the run's algorithm trains a
+    network. class is another algorithm with the same kind of leases, by name or import path, which
+    shares the run's sampling and the common keys that are set; or the import path of your own
+    Policy class, which only acts. config holds learning keys that differ. In the config.yaml of a
+    run, defaults holds the other settings of a policy with another algorithm; values set on top of
+    the file take precedence."""
     policies_to_train: list[str] | None = _agents(None)
     """Policies that learn; null or an empty list means all."""
 
@@ -200,7 +239,8 @@ class CommonConfig(WorkerConfig):
 
     # Run
     preset: str | None = _run(None, place=False)
-    """Settings for an algorithm and an environment, by name; auto finds them. Values set elsewhere take precedence."""
+    """Settings for an algorithm and an environment, by name; auto finds them. Values set elsewhere
+    take precedence."""
     stop_return: float | None = _run(None, place=False)
     """End the run once the mean return of the last 100 finished episodes reaches this."""
     stop_evaluation_return: float | None = _run(None, place=False)
@@ -214,15 +254,16 @@ class CommonConfig(WorkerConfig):
     resume: str | None = _run(None, place=True)
     """Run directory to continue from its newest valid checkpoint."""
     init_from: str | None = _run(None, place=True)
-    """Checkpoint or run directory to start from: the new run takes the weights, critics (if they fit) and filter
-    statistics of its policies, but begins with new counters, optimizer and schedules. Policies that the checkpoint
-    lacks are new."""
+    """Checkpoint or run directory to start from: the new run takes the weights, critics (if they
+    fit) and filter statistics of its policies, but begins with new counters, optimizer and
+    schedules. Policies that the checkpoint lacks are new."""
     checkpoint_interval_s: float = _run(60.0, unit="s", ge=0, place=False)
     """Time between two checkpoints; 0 writes only one, at the end."""
     checkpoint_keep: int = _run(3, unit="checkpoints", ge=1, place=False)
     """Newest checkpoints to keep."""
     log_max_bytes: int = _run(64 * 2**20, unit="bytes", ge=2**16, place=False)
-    """Size at which log.txt and each logs/worker-N.txt start again; the previous part is kept in NAME.1."""
+    """Size at which log.txt and each logs/worker-N.txt start again; the previous part is kept in
+    NAME.1."""
 
     # Learning
     gamma: float = _learning(0.99, ge=0, le=1)
@@ -230,54 +271,59 @@ class CommonConfig(WorkerConfig):
     lr: float = _learning(1e-4, gt=0, allow_inf_nan=False)
     """Learning rate."""
     train_batch_size: int = _learning(200, unit="env steps", ge=1, le=MAX_ROWS)
-    """Env steps per train batch. On-policy algorithms round up to whole fragments, or to whole episodes if those are
-    sampled."""
+    """Env steps per train batch. On-policy algorithms round up to whole fragments, or to whole
+    episodes if those are sampled."""
     model: ModelConfig = _learning(ModelConfig(), where="both")
     """Shape of the networks."""
     exploration: CodeWithSettings | None = _learning(None)
-    """Exploration that replaces the algorithm's own: an Exploration class (package.module:Name) or a name such as
-    EpsilonGreedy; with settings, a mapping {type: NAME, ...}."""
+    """Exploration that replaces the algorithm's own: an Exploration class (package.module:Name) or
+    a name such as EpsilonGreedy; with settings, a mapping {type: NAME, ...}."""
     normalize_actions: bool = _learning(True)
-    """Sample the actions of a Box in units of its range: a mean of 0 is the middle, and a standard deviation of 1 is
-    half the range, for each number with two finite bounds. False: in the units of the environment. SAC, TD3 and CQL
-    squash actions into the bounds in either case."""
+    """Sample the actions of a Box in units of its range: a mean of 0 is the middle, and a standard
+    deviation of 1 is half the range, for each number with two finite bounds. False: in the units of
+    the environment. SAC, TD3 and CQL squash actions into the bounds in either case."""
     optimizer: dict[str, Any] = _learning({})
     """Further options of the algorithm's Keras optimizer, such as beta_1 or weight_decay."""
     xla: Literal["auto", "on", "off"] = _learning("auto")
     """Compile the update with XLA; auto decides by the kind of network and reports its choice."""
     min_iter_time_s: float = _learning(0.0, unit="s", ge=0)
-    """Minimum duration of a training iteration; does not affect learning. With 0, the command line reports once a
-    second, and more often at first."""
+    """Minimum duration of a training iteration; does not affect learning. With 0, the command line
+    reports once a second, and more often at first."""
     timesteps_per_iteration: int = _learning(0, unit="env steps", ge=0)
-    """Minimum length of a training iteration, the unit of results and evaluation_interval; does not affect learning."""
+    """Minimum length of a training iteration, the unit of results and evaluation_interval; does not
+    affect learning."""
 
     # Sampling
     num_workers: int = _sampling(2, unit="processes", ge=0)
-    """Worker processes that the learner starts; others can join at any time. With 0 and no bind, this process samples,
-    where a debugger sees it; with 0 and bind, only workers that join sample."""
+    """Worker processes that the learner starts; others can join at any time. With 0 and no bind,
+    this process samples, where a debugger sees it; with 0 and bind, only workers that join
+    sample."""
     multiagent: MultiAgentConfig = _sampling(MultiAgentConfig(), where="both")
     """Policies, and the assignment of agents to them."""
 
     # Workers and hosts
     bind: str = _hosts("tcp://127.0.0.1:0", place=True)
-    """Address that the learner listens on; port 0 picks a free port. Any address other than loopback requires keys or
-    insecure."""
+    """Address that the learner listens on; port 0 picks a free port. Any address other than
+    loopback requires keys or insecure."""
     advertise: str | None = _hosts(None, place=True)
-    """Addresses by which other hosts reach the learner, HOST or tcp://HOST:PORT, separated by commas; null takes the
-    address of bind, or all of this host if it binds all."""
+    """Addresses by which other hosts reach the learner, HOST or tcp://HOST:PORT, separated by
+    commas; null takes the address of bind, or all of this host if it binds all."""
     keys: str | None = _hosts(None, place=True)
     """Directory of CURVE keys, created by aiorl keys."""
     insecure: bool = _hosts(False, place=True)
-    """Run without keys: anyone who reaches the port can join; on loopback, any user of this host."""
+    """Run without keys: anyone who reaches the port can join; on loopback, any user of this
+    host."""
     web: int | str | None = _hosts(None, place=True)
-    """Port of a page that shows this run in the browser, or HOST:PORT; 0 picks a free port. On loopback, it answers to
-    this user's processes. Others need the token in web.token in the run directory."""
+    """Port of a page that shows this run in the browser, or HOST:PORT; 0 picks a free port. On
+    loopback, it answers to this user's processes. Others need the token in web.token in the run
+    directory."""
     client_port: int | str | None = _hosts(None, place=True)
-    """Port, or HOST:PORT, at which clients play the episodes of an external environment (env: external), over HTTP and
-    WebSocket; 0 picks a free port. On loopback, it answers to this user's processes. Others need the token in
-    client.token in the run directory."""
+    """Port, or HOST:PORT, at which clients play the episodes of an external environment (env:
+    external), over HTTP and WebSocket; 0 picks a free port. On loopback, it answers to this user's
+    processes. Others need the token in client.token in the run directory."""
     max_worker_restarts: int = _hosts(3, ge=0, place=False)
-    """Restarts of a local worker before the learner gives up on it; a healthy period resets the count."""
+    """Restarts of a local worker before the learner gives up on it; a healthy period resets the
+    count."""
     ignore_worker_failures: bool = _hosts(False, place=False)
     """Continue with the other workers after giving up on one, instead of ending the run."""
     extra_python_environs_for_driver: dict[str, str] = _hosts({}, place=True)
@@ -285,7 +331,8 @@ class CommonConfig(WorkerConfig):
 
     # Resources
     threads: int = _resources(0, unit="threads", ge=0)
-    """TensorFlow threads of the learner; 0 uses local_tf_session_args, at most the number of cores."""
+    """TensorFlow threads of the learner; 0 uses local_tf_session_args, at most the number of
+    cores."""
     tf_session_args: dict[str, Any] = _resources(
         {
             "intra_op_parallelism_threads": 2,
@@ -302,16 +349,20 @@ class CommonConfig(WorkerConfig):
     )
     """Options of the learner's TensorFlow runtime, which take precedence over tf_session_args."""
     compilation_cache: str = _resources("auto", place=True)
-    """Directory for code compiled by XLA, so that later runs of the same networks start seconds sooner. auto is
-    aiorl/xla in $XDG_CACHE_HOME or ~/.cache, readable only by this user; off keeps no code."""
+    """Directory for code compiled by XLA, so that later runs of the same networks start seconds
+    sooner. auto is aiorl/xla in $XDG_CACHE_HOME or ~/.cache, readable only by this user; off keeps
+    no code."""
     num_gpus: float = _resources(0, ge=0, allow_inf_nan=False)
-    """GPUs that the learner can use: 0 hides them all; a fraction limits the share of one GPU's memory."""
+    """GPUs that the learner can use: 0 hides them all; a fraction limits the share of one GPU's
+    memory."""
     num_cpus_for_driver: int = _resources(1, unit="threads", ge=1)
     """CPU threads that a launcher should grant the learner outside TensorFlow."""
     memory: int = _resources(0, unit="bytes", ge=0)
-    """Heap limit of the learner's process; above it the run is saved and ends with an error. 0 means no limit."""
+    """Heap limit of the learner's process; above it the run is saved and ends with an error. 0
+    means no limit."""
     object_store_memory: int = _resources(0, unit="bytes", ge=0)
-    """Limit of received batches that wait for training, at which workers wait and no data is dropped; 0 means 1 GiB."""
+    """Limit of received batches that wait for training, at which workers wait and no data is
+    dropped; 0 means 1 GiB."""
 
     # Reports
     metrics_smoothing_episodes: int = _reports(100, unit="episodes", ge=1, place=False)
@@ -319,37 +370,43 @@ class CommonConfig(WorkerConfig):
     log_sys_usage: bool = _reports(True, place=False)
     """Add CPU and memory use to results."""
     loggers: list[Code] = _reports([], place=True)
-    """Additional loggers: wandb, mlflow, or import paths (package.module:Name). Each is called with the run directory
-    and the config and returns an object with write(result) and close(). An error of a logger does not end the run."""
+    """Additional loggers: wandb, mlflow, or import paths (package.module:Name). Each is called with
+    the run directory and the config and returns an object with write(result) and close(). An error
+    of a logger does not end the run."""
     evaluation_interval: int | None = _reports(None, unit="iterations", ge=0, place=False)
-    """Evaluate at the start, every time this many iterations have passed, and at the end, with whole episodes and the
-    most likely actions; null or 0 never evaluates. best/ keeps the best checkpoint."""
+    """Evaluate at the start, every time this many iterations have passed, and at the end, with
+    whole episodes and the most likely actions; null or 0 never evaluates. best/ keeps the best
+    checkpoint."""
     evaluation_num_episodes: int = _reports(10, unit="episodes", ge=1, place=False)
     """Episodes of one evaluation."""
     evaluation_num_workers: int | None = _reports(None, unit="processes", ge=0, place=False)
-    """Processes that evaluate during training; with 0, training waits for each evaluation. null means 1 if a core is
-    free, else 0."""
+    """Processes that evaluate during training; with 0, training waits for each evaluation. null
+    means 1 if a core is free, else 0."""
     evaluation_config: dict[str, Any] = _reports({}, place=False)
-    """Worker keys to override during evaluation, such as env_config; seed and the way of stepping environments are
-    fixed. explore: true samples actions."""
+    """Worker keys to override during evaluation, such as env_config; seed and the way of stepping
+    environments are fixed. explore: true samples actions."""
 
     action_spaces: ClassVar[tuple[str, ...] | None] = None
-    """Kinds of Gymnasium action spaces that the algorithm supports; None = all that a network supports."""
+    """Kinds of Gymnasium action spaces that the algorithm supports; None = all that a network
+    supports."""
 
     is_offline: ClassVar[bool] = False
     """True if the algorithm learns from stored experience, not from its own samples."""
 
     trains_on_what_comes: ClassVar[bool] = True
-    """True if train batches are made of fresh samples (one size for all policies); false if a replay draws them."""
+    """True if train batches are made of fresh samples (one size for all policies); false if a
+    replay draws them."""
 
     needs_whole_episodes: ClassVar[bool] = False
-    """True if the algorithm can't learn from truncated episodes because it has no estimate of the rewards to follow."""
+    """True if the algorithm can't learn from truncated episodes because it has no estimate of the
+    rewards to follow."""
 
     _origins: Origins = PrivateAttr(default_factory=Origins)
     _held: list[object] = PrivateAttr(default_factory=list)  # objects that only this process knows
 
     def __init__(self, *values: Any, **settings: Any) -> None:
-        """Deep-update the algorithm's defaults by `settings` (a sub-dict merges), and check the result.
+        """Deep-update the algorithm's defaults by `settings` (a sub-dict merges), and check the
+        result.
 
         Args:
             *values: refused; all settings are keywords.
@@ -388,7 +445,8 @@ class CommonConfig(WorkerConfig):
             A config whose `model_fields_set` are the keys of `values`.
 
         Raises:
-            ConfigError: a key is unknown or gone, a value is wrong, or values contradict each other.
+            ConfigError: a key is unknown or gone, a value is wrong, or values contradict each
+                other.
         """
         return cls.from_layers([Layer(values)], allow_unknown=allow_unknown)
 
@@ -410,7 +468,8 @@ class CommonConfig(WorkerConfig):
 
     @classmethod
     def from_layers(cls, layers: Sequence[Layer], *, allow_unknown: bool = False) -> Self:
-        """Return the algorithm's defaults, then the preset that the layers name, then the layers, later ones on top.
+        """Return the algorithm's defaults, then the preset that the layers name, then the layers,
+        later ones on top.
 
         Args:
             layers: settings.
@@ -426,9 +485,9 @@ class CommonConfig(WorkerConfig):
     def updated(self, *changes: Mapping[str, Any]) -> Self:
         """Return this config with `changes` deep-merged into it, later ones on top, checked again.
 
-        A group is replaced as a whole by two changes, of which the first is null: ``updated({"env_config": None},
-        {"env_config": {"size": 3}})``. A preset in `changes` replaces the previous one; values that were set elsewhere
-        still take precedence.
+        A group is replaced as a whole by two changes, of which the first is null:
+        ``updated({"env_config": None}, {"env_config": {"size": 3}})``. A preset in `changes`
+        replaces the previous one; values that were set elsewhere still take precedence.
 
         Args:
             *changes: settings, nested like the config.
@@ -436,7 +495,10 @@ class CommonConfig(WorkerConfig):
         Raises:
             ConfigError: as in `from_mapping`.
         """
-        objects = {name: copied(getattr(self, name)) for name in ("env_config", "wrappers", "evaluation_config")}
+        objects = {
+            name: copied(getattr(self, name))
+            for name in ("env_config", "wrappers", "evaluation_config")
+        }
         own = self._origins.as_layer({**self.to_dict(), **objects})
         layers = list(map(Layer, changes))
         given = merged(layers)
@@ -450,7 +512,9 @@ class CommonConfig(WorkerConfig):
         keys, algo = set(kind.model_fields), kind.model_fields["algo"].default
         layers = [_in_new_names(kind, layer, allow_unknown) for layer in layers]
         with located(layers):
-            layers = without_overruled(with_preset(layers, str(named(merged(layers).get("algo")) or algo), keys), keys)
+            layers = without_overruled(
+                with_preset(layers, str(named(merged(layers).get("algo")) or algo), keys), keys
+            )
             defaults = kind().to_dict()
             values = deep_update(defaults, without_emptied(merged(layers), defaults))
             if any(layer.is_file for layer in layers):
@@ -459,7 +523,10 @@ class CommonConfig(WorkerConfig):
             sizes = self.derived_sizes(Origins.of(layers).users_keys())
             self._check_derived(sizes, Origins.of(layers).users_keys())
             if sizes:
-                changes = [f"{name} is {size:,} instead of {getattr(self, name):,}" for name, size in sizes.items()]
+                changes = [
+                    f"{name} is {size:,} instead of {getattr(self, name):,}"
+                    for name, size in sizes.items()
+                ]
                 _log.warning("to fit the settings, %s", ", ".join(changes))
                 layers = [*layers, Layer(sizes, DERIVED)]
                 self._take({**values, **sizes})
@@ -470,13 +537,17 @@ class CommonConfig(WorkerConfig):
             self.check()
 
     def _hold_objects(self) -> None:
-        """Keep the objects that only this process knows, and refuse them if another process needs them."""
+        """Keep the objects that only this process knows, and refuse them if another process needs
+        them.
+        """
         has_children = bool(self.remote_worker_envs) or self.vectorize == "remote"
         is_one_process = self.is_alone and not self.evaluation_num_workers
         if has_children or not is_one_process:
             for name in ("env_config", "wrappers", "evaluation_config"):
                 vars(self)[name] = with_values_of_members(getattr(self, name))  # a config is frozen
-        found = {name: text for name, text in code_named_in(self.to_dict()).items() if is_local(text)}
+        found = {
+            name: text for name, text in code_named_in(self.to_dict()).items() if is_local(text)
+        }
         self._held = [import_object(text, key=name) for name, text in found.items()]
         if has_children:
             refuse_objects(self.env_config, "env_config")
@@ -488,7 +559,9 @@ class CommonConfig(WorkerConfig):
         for name, text in found.items():
             if name.startswith("evaluation_config.env_config.") and not self.evaluation_interval:
                 continue  # for the trainer's own evaluate(), which plays in this process
-            if not name.startswith("loggers[") and not (stays_here and name.endswith(".custom_model")):
+            if not name.startswith("loggers[") and not (
+                stays_here and name.endswith(".custom_model")
+            ):
                 raise not_importable(name, text)
 
     def _take(self, values: Mapping[str, Any]) -> None:
@@ -507,7 +580,8 @@ class CommonConfig(WorkerConfig):
         return {}
 
     def _check_derived(self, sizes: Mapping[str, int], users_keys: Set[str]) -> None:
-        """Refuse values that would make a derived size larger than anyone would take without knowing.
+        """Refuse values that would make a derived size larger than anyone would take without
+        knowing.
 
         Raises:
             ConfigError: a derived size is too large; the error names the user's largest size.
@@ -515,7 +589,11 @@ class CommonConfig(WorkerConfig):
         for name, size in sizes.items():
             if size <= max(_MOST_DERIVED, getattr(self, name)):
                 continue
-            fields = {key: type(self).model_fields[key] for key in users_keys if key in type(self).model_fields}
+            fields = {
+                key: type(self).model_fields[key]
+                for key in users_keys
+                if key in type(self).model_fields
+            }
             counts = {
                 key: getattr(self, key)
                 for key, field in fields.items()
@@ -524,29 +602,41 @@ class CommonConfig(WorkerConfig):
             largest = max(counts, key=lambda key: counts[key] or 0, default=name)
             value = counts.get(largest, size)
             raise ConfigError(
-                f"{largest} {value:,} needs a {name} of {size:,} instead of {getattr(self, name):,}.",
-                key=largest, value=value, hint=f"Set a smaller {largest}, or {name} as well.",
-            )  # fmt: skip
+                f"{largest} {value:,} needs a {name} of {size:,} instead of"
+                f" {getattr(self, name):,}.",
+                key=largest,
+                value=value,
+                hint=f"Set a smaller {largest}, or {name} as well.",
+            )
 
     def users_values(self) -> dict[str, Any]:
-        """Return the values that a user set, nested like the config: no defaults, no values of a preset."""
+        """Return the values that a user set, nested like the config: no defaults, no values of a
+        preset.
+        """
         return self._origins.users_values(self.to_dict(), type(self)().to_dict())
 
     @classmethod
     def learns_actions_of(cls, space: object) -> bool:
-        """Return whether the algorithm learns actions of a `space`, judged by the space's class and its bases."""
+        """Return whether the algorithm learns actions of a `space`, judged by the space's class and
+        its bases.
+        """
         kinds = {base.__name__ for base in type(space).__mro__}
         if "Box" in kinds and cast(Any, space).is_bounded():
             kinds.add("bounded Box")
         return cls.action_spaces is None or not kinds.isdisjoint(cls.action_spaces)
 
     def worker_overrides(self) -> dict[str, Any]:
-        """Return values of worker keys that follow from other keys; workers get them instead of the keys' own."""
+        """Return values of worker keys that follow from other keys; workers get them instead of the
+        keys' own.
+        """
         return {}
 
     def is_default(self, name: str) -> bool:
         """Return whether the key `name` has its default value."""
-        return bool(getattr(self, name) == type(self).model_fields[name].get_default(call_default_factory=True))
+        return bool(
+            getattr(self, name)
+            == type(self).model_fields[name].get_default(call_default_factory=True)
+        )
 
     def refuse_unless(self, applies: bool, names: Iterable[str], needed: str, *, hint: str) -> None:
         """Refuse values of keys that have no effect unless a condition holds.
@@ -562,7 +652,9 @@ class CommonConfig(WorkerConfig):
         """
         for name in () if applies else names:
             if not self.is_default(name):
-                raise ConfigError(f"{name} is for {needed}.", key=name, value=getattr(self, name), hint=hint)
+                raise ConfigError(
+                    f"{name} is for {needed}.", key=name, value=getattr(self, name), hint=hint
+                )
 
     def origin_of(self, key: str) -> str:
         """Return the origin of a value: a default, a preset, a line of a file, an argument.
@@ -593,7 +685,9 @@ class CommonConfig(WorkerConfig):
 
     @property
     def is_alone(self) -> bool:
-        """True if the learner's process samples by itself: it starts no workers and expects none."""
+        """True if the learner's process samples by itself: it starts no workers and expects
+        none.
+        """
         return not self.num_workers and self.is_default("bind")
 
     def to_dict(self) -> dict[str, Any]:
@@ -611,45 +705,84 @@ class CommonConfig(WorkerConfig):
         has_epochs = self.input_epochs is not None
         refuse(
             self,
-            (self.exploration is not None and self.state_dependent_noise is not None, "exploration",
-             "exploration replaces use_sde, which is another way to explore.", "Leave out one of the two."),
-            (self.num_gpus > 1 and bool(self.num_gpus % 1), "num_gpus",
-             f"num_gpus is {self.num_gpus:g}, expected a whole number of GPUs, or a fraction of one.", ""),
-            (self.sample_async and self.observation_filter == "MeanStdFilter", "observation_filter",
-             "sample_async needs a filter that several threads can use, not MeanStdFilter.",
-             "Set observation_filter: ConcurrentMeanStdFilter."),
-            (timeout_s <= 2 * beat_s, "transport.heartbeat_timeout_s",
-             f"transport.heartbeat_timeout_s is {timeout_s:g}, so one late beat would exceed it.",
-             f"Set more than twice heartbeat_interval_s, which is {beat_s:g}."),
-            (has_epochs and (self.input == "sampler" or isinstance(self.input, dict)), "input_epochs",
-             "input_epochs is for stored experience alone: samples and mixtures have no end.",
-             "Leave it out, or let input name files."),
-            (has_epochs and not self.num_workers and not self.is_alone, "num_workers",
-             "input_epochs needs a number of workers, which share the stored experience.",
-             "Set num_workers, or leave bind out to read it in this process."),
-            (self.stop_evaluation_return is not None and not self.evaluation_interval, "stop_evaluation_return",
-             "stop_evaluation_return needs evaluations.", "Set evaluation_interval: 10, say."),
-        )  # fmt: skip
+            (
+                self.exploration is not None and self.state_dependent_noise is not None,
+                "exploration",
+                "exploration replaces use_sde, which is another way to explore.",
+                "Leave out one of the two.",
+            ),
+            (
+                self.num_gpus > 1 and bool(self.num_gpus % 1),
+                "num_gpus",
+                (
+                    f"num_gpus is {self.num_gpus:g}, expected a whole number of GPUs, or a fraction"
+                    " of one."
+                ),
+                "",
+            ),
+            (
+                self.sample_async and self.observation_filter == "MeanStdFilter",
+                "observation_filter",
+                "sample_async needs a filter that several threads can use, not MeanStdFilter.",
+                "Set observation_filter: ConcurrentMeanStdFilter.",
+            ),
+            (
+                timeout_s <= 2 * beat_s,
+                "transport.heartbeat_timeout_s",
+                (
+                    f"transport.heartbeat_timeout_s is {timeout_s:g}, so one late beat would"
+                    " exceed it."
+                ),
+                f"Set more than twice heartbeat_interval_s, which is {beat_s:g}.",
+            ),
+            (
+                has_epochs and (self.input == "sampler" or isinstance(self.input, dict)),
+                "input_epochs",
+                "input_epochs is for stored experience alone: samples and mixtures have no end.",
+                "Leave it out, or let input name files.",
+            ),
+            (
+                has_epochs and not self.num_workers and not self.is_alone,
+                "num_workers",
+                "input_epochs needs a number of workers, which share the stored experience.",
+                "Set num_workers, or leave bind out to read it in this process.",
+            ),
+            (
+                self.stop_evaluation_return is not None and not self.evaluation_interval,
+                "stop_evaluation_return",
+                "stop_evaluation_return needs evaluations.",
+                "Set evaluation_interval: 10, say.",
+            ),
+        )
         self.model.check()
         self.refuse_unless(
             self.is_offline or self.input != "sampler",
             (
-                "input_evaluation", "postprocess_inputs", "shuffle_buffer_size", "input_hold_out", "input_max_corrupt",
+                "input_evaluation",
+                "postprocess_inputs",
+                "shuffle_buffer_size",
+                "input_hold_out",
+                "input_max_corrupt",
                 "actions_in_input_normalized",
             ),
-            "stored experience", hint="Leave it out, or let input name files.",
-        )  # fmt: skip
+            "stored experience",
+            hint="Leave it out, or let input name files.",
+        )
         for name, field in type(self).model_fields.items():
             if needed := fact_of(field, "needs"):
                 hint = f"Set {needed}, or leave it out."
                 self.refuse_unless(bool(getattr(self, needed)), (name,), needed, hint=hint)
         try:
-            check_evaluation_keys({name: of for name, of in self.evaluation_config.items() if name != "explore"})
+            check_evaluation_keys(
+                {name: of for name, of in self.evaluation_config.items() if name != "explore"}
+            )
         except ConfigError as error:
             raise ConfigError(
-                f"evaluation_config: {error.message}", key="evaluation_config", value=self.evaluation_config,
+                f"evaluation_config: {error.message}",
+                key="evaluation_config",
+                value=self.evaluation_config,
                 hint=error.hint or "It takes keys of workers, and explore.",
-            ) from error  # fmt: skip
+            ) from error
         is_open_bind(self.bind, has_keys=self.keys is not None, insecure=self.insecure)
         dialable(self.bind, self.advertise)
 
@@ -660,7 +793,9 @@ class CommonConfig(WorkerConfig):
 
     @property
     def update_mode(self) -> Literal["auto", "on", "off", "eager"]:
-        """Mode of updates: the value of `xla`, or eager; traced eager updates are plain graphs without XLA."""
+        """Mode of updates: the value of `xla`, or eager; traced eager updates are plain graphs
+        without XLA.
+        """
         if not self.eager:
             return self.xla
         return "off" if self.eager_tracing else "eager"
@@ -670,8 +805,12 @@ class CommonConfig(WorkerConfig):
         return deep_update(self.tf_session_args, self.local_tf_session_args)
 
     def sequence_length(self) -> int:
-        """Return the steps of a training sequence; with complete episodes, the least possible number."""
-        whole = self.batch_mode == "complete_episodes"  # their fragments hold one long row of episodes
+        """Return the steps of a training sequence; with complete episodes, the least possible
+        number.
+        """
+        whole = (
+            self.batch_mode == "complete_episodes"
+        )  # their fragments hold one long row of episodes
         return self.rollout_fragment_length * (self.num_envs_per_worker if whole else 1)
 
     @field_validator("env", mode="before")
@@ -686,7 +825,9 @@ class CommonConfig(WorkerConfig):
     def _check_variables(cls, variables: dict[str, str]) -> dict[str, str]:
         for name, value in variables.items():
             if not name or "=" in name or "\0" in name + value:
-                raise ValueError("names must have a character and no '=', and neither names nor values a NUL")
+                raise ValueError(
+                    "names must have a character and no '=', and neither names nor values a NUL"
+                )
         return variables
 
     @field_validator("evaluation_config", mode="before")
@@ -694,22 +835,35 @@ class CommonConfig(WorkerConfig):
     def _with_names_of_code(cls, changes: object) -> object:
         if not is_group(changes):
             return changes
-        values = {name: plain_code(value) for name, value in changes.items() if name not in ("env_config", "wrappers")}
+        values = {
+            name: plain_code(value)
+            for name, value in changes.items()
+            if name not in ("env_config", "wrappers")
+        }
         if "env_config" in changes:
             values["env_config"] = with_objects(changes["env_config"])
         if "wrappers" in changes:
             wrappers = changes["wrappers"]
-            values["wrappers"] = list(map(plain_wrapper, wrappers)) if isinstance(wrappers, list | tuple) else wrappers
+            values["wrappers"] = (
+                list(map(plain_wrapper, wrappers))
+                if isinstance(wrappers, list | tuple)
+                else wrappers
+            )
         return values
 
     @field_serializer("evaluation_config")
     def _without_objects_of_evaluations(self, changes: dict[str, Any]) -> Any:
         groups = ("env_config", "wrappers")
-        return {name: without_objects(value, has_members=name in groups) for name, value in changes.items()}
+        return {
+            name: without_objects(value, has_members=name in groups)
+            for name, value in changes.items()
+        }
 
 
 def with_common_config(extra: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the common defaults, updated by `extra` one level deep: a sub-dict replaces the whole sub-dict."""
+    """Return the common defaults, updated by `extra` one level deep: a sub-dict replaces the whole
+    sub-dict.
+    """
     return with_base_config(CommonConfig().to_dict(), extra)
 
 
@@ -726,8 +880,13 @@ def _in_new_names(kind: type[CommonConfig], layer: Layer, allow_unknown: bool) -
             values = {name: value for name, value in values.items() if name in kind.model_fields}
         check_known(kind, values)
         group = values.get("multiagent")
-        if is_group(group) and is_group(group.get("policy_mapping_fn")):  # layers merge by the names of agents
-            values["multiagent"] = {**group, "policy_mapping_fn": _agents_as_text(group["policy_mapping_fn"])}
+        if is_group(group) and is_group(
+            group.get("policy_mapping_fn")
+        ):  # layers merge by the names of agents
+            values["multiagent"] = {
+                **group,
+                "policy_mapping_fn": _agents_as_text(group["policy_mapping_fn"]),
+            }
     return replace(layer, values=values)
 
 
@@ -749,9 +908,11 @@ def _check_algo(algo: object, kind: type[CommonConfig]) -> None:
     own = kind.model_fields["algo"].default
     if kind is not CommonConfig and algo is not None and str(named(algo)).lower() != own.lower():
         raise ConfigError(
-            f"algo can't be {algo} in {kind.__name__}, which is for {own}.", key="algo", value=algo,
+            f"algo can't be {algo} in {kind.__name__}, which is for {own}.",
+            key="algo",
+            value=algo,
             hint="Use the config class of that algorithm, or leave algo out.",
-        )  # fmt: skip
+        )
 
 
 class StopFigures(NamedTuple):
@@ -775,21 +936,26 @@ class StopFigures(NamedTuple):
 STOP_CRITERIA: dict[str, Callable[[float, StopFigures], str | None]] = {
     "stop_return": lambda goal, now: (  # allow for rounding
         f"Solved: mean return {return_text(now.mean_return)} over the last 100 episodes."
-        if now.mean_return >= goal - 1e-6 * max(1.0, abs(goal)) else None
+        if now.mean_return >= goal - 1e-6 * max(1.0, abs(goal))
+        else None
     ),
     "stop_evaluation_return": lambda goal, now: (
         f"Done: an evaluation gave a mean return of {return_text(now.evaluation_return)}."
-        if now.evaluation_return >= goal else None
+        if now.evaluation_return >= goal
+        else None
     ),
     "stop_timesteps": lambda most, now: (
         f"Done: {now.env_steps:,} env steps were trained on." if now.env_steps >= most else None
     ),
-    "stop_time_s": lambda most, now: f"Done: {most:g} s have passed." if now.took_s >= most else None,
+    "stop_time_s": lambda most, now: (
+        f"Done: {most:g} s have passed." if now.took_s >= most else None
+    ),
     "stop_iterations": lambda most, now: (
         f"Done: {now.iterations:,} iterations have ended." if now.iterations >= most else None
     ),
-}  # fmt: skip
-"""Stop criterion -> function of its value and the progress, which returns why the training ends, or None to continue.
+}
+"""Stop criterion -> function of its value and the progress, which returns why the training ends, or
+None to continue.
 
 All but ``stop_iterations``, which only `Trainer.iterate` has, are keys of the configuration.
 """

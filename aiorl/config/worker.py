@@ -1,7 +1,7 @@
 """Keys that workers read, and the part of the config that a worker gets in the handshake.
 
-`WorkerConfig` declares each key for workers once. The learner's config, the handshake and the settings of samplers
-inherit it.
+`WorkerConfig` declares each key for workers once. The learner's config, the handshake and the
+settings of samplers inherit it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,15 @@ from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_serializer, field_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_serializer,
+    field_validator,
+)
 
 from aiorl.config import is_group, put_on_top, to_plain, without_emptied
 from aiorl.config.code import named, plain_code, plain_wrapper, with_objects, without_objects
@@ -60,7 +68,8 @@ OF_EVALUATIONS: Mapping[str, Any] = MappingProxyType(
         "extra_python_environs_for_worker": {},
     }
 )
-"""Values of these keys in every evaluation, whatever its run uses; an evaluation also chooses its own seed."""
+"""Values of these keys in every evaluation, whatever its run uses; an evaluation also chooses its
+own seed."""
 
 
 class WorkerModelConfig(BaseModel):
@@ -77,10 +86,12 @@ class WorkerModelConfig(BaseModel):
 
 
 def agents_as_text(mapping: Any) -> Any:
-    """Return a mapping of agent ids to policy ids with the ids of agents as text; other values are returned unchanged.
+    """Return a mapping of agent ids to policy ids with the ids of agents as text; other values are
+    returned unchanged.
 
     Raises:
-        ValueError: a policy id is not text, or two agents have the same text and different policies.
+        ValueError: a policy id is not text, or two agents have the same text and different
+            policies.
     """
     if not is_group(mapping):
         return mapping
@@ -88,9 +99,13 @@ def agents_as_text(mapping: Any) -> Any:
     for agent_id, policy_id in mapping.items():
         name = agent_text(agent_id)
         if not isinstance(policy_id, str):
-            raise ValueError(f"policy ids must be text, but that of agent {name} is {policy_id!r:.100}")
+            raise ValueError(
+                f"policy ids must be text, but that of agent {name} is {policy_id!r:.100}"
+            )
         if policy_ids.setdefault(name, policy_id) != policy_id:
-            raise ValueError(f"two agents are written {name}, but have different policies: use a function")
+            raise ValueError(
+                f"two agents are written {name}, but have different policies: use a function"
+            )
     return policy_ids
 
 
@@ -99,9 +114,12 @@ class WorkerMultiAgentConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    policy_mapping_fn: Annotated[Code | dict[str, str] | None, BeforeValidator(agents_as_text)] = _agents(None)
-    """Function (package.module:Name) from an agent id, and optionally episode and worker, to a policy id; or a mapping
-    of agent ids to policy ids. In a file, numbers and tuples are written as text: "0", "(0, 1)"."""
+    policy_mapping_fn: Annotated[Code | dict[str, str] | None, BeforeValidator(agents_as_text)] = (
+        _agents(None)
+    )
+    """Function (package.module:Name) from an agent id, and optionally episode and worker, to a
+    policy id; or a mapping of agent ids to policy ids. In a file, numbers and tuples are written as
+    text: "0", "(0, 1)"."""
     observation_fn: Code | None = _agents(None)
     """Function (package.module:Name) that rewrites the agents' observations."""
 
@@ -109,7 +127,9 @@ class WorkerMultiAgentConfig(BaseModel):
 class TransportConfig(BaseModel):
     """Sockets, queues and time limits between learner and workers."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")  # merging the settings refuses unknown keys
+    model_config = ConfigDict(
+        frozen=True, extra="ignore"
+    )  # merging the settings refuses unknown keys
 
     heartbeat_interval_s: float = _transport(1.0, unit="s", gt=0)
     """Time between two heartbeats of each side."""
@@ -118,8 +138,8 @@ class TransportConfig(BaseModel):
     build_timeout_s: float = _transport(120.0, unit="s", gt=0, where="learner")
     """The same limit for a worker that builds its environment and may not answer meanwhile."""
     lease_timeout_s: float = _transport(5.0, unit="s", gt=0, where="learner")
-    """Time after which a worker without a new fragment is reported and its work is leased to others; it must also be
-    several times slower than they are."""
+    """Time after which a worker without a new fragment is reported and its work is leased to
+    others; it must also be several times slower than they are."""
     max_message_bytes: int = _transport(256 * 2**20, unit="bytes", ge=2**16)
     """Largest message after decompression; larger ones are refused before memory is allocated."""
     max_header_bytes: int = _transport(2**20, unit="bytes", ge=2**17)
@@ -133,7 +153,9 @@ class TransportConfig(BaseModel):
 
 
 class WorkerConfig(BaseModel):
-    """Keys that workers read, with their defaults; also the settings of a RolloutWorker and its sampler."""
+    """Keys that workers read, with their defaults; also the settings of a RolloutWorker and its
+    sampler.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=False)
 
@@ -143,15 +165,17 @@ class WorkerConfig(BaseModel):
         show_keys_in_help(cls)
 
     algo: Code = _run(DEFAULT_ALGO, place=False)
-    """Algorithm: the name of a module in aiorl/learning/algorithms, or package.module:Name for your own class."""
+    """Algorithm: the name of a module in aiorl/learning/algorithms, or package.module:Name for your
+    own class."""
     env: Code | None = _run(None, place=False)
-    """Environment: a Gymnasium id; package.module:Name for your own class or function; module:name for a name that the
-    module registers with register_env; or gym:ID for the old gym package."""
+    """Environment: a Gymnasium id; package.module:Name for your own class or function; module:name
+    for a name that the module registers with register_env; or gym:ID for the old gym package."""
     env_config: dict[str, Any] = _run({}, where="workers", place=False)
-    """Arguments for the environment's creator; without worker processes, they can be any objects."""
+    """Arguments for the environment's creator; without worker processes, they can be any
+    objects."""
     wrappers: list[WrapperWithSettings] = _run([], where="workers", place=False)
-    """Wrappers around each Gymnasium environment, innermost first: classes (package.module:Name), or mappings
-    {class: NAME, kwargs: {...}} to pass arguments."""
+    """Wrappers around each Gymnasium environment, innermost first: classes (package.module:Name),
+    or mappings {class: NAME, kwargs: {...}} to pass arguments."""
     seed: int | None = _run(None, ge=0, lt=2**32, place=False)
     """Seed of all random numbers, combined with the worker's index; null draws a new one."""
     log_level: Literal["DEBUG", "INFO", "WARN", "ERROR"] = _run("INFO", place=False)
@@ -159,47 +183,51 @@ class WorkerConfig(BaseModel):
     num_envs_per_worker: int = _sampling(1, unit="environments", ge=1, le=MAX_ROWS)
     """Environments that one worker steps together."""
     vectorize: Literal["auto", "native", "serial", "remote"] = _sampling("auto")
-    """Stepping of a worker's environments: native (vectorised by the environment), serial (one after the other), remote
-    (one process each), auto (native if available, else serial)."""
+    """Stepping of a worker's environments: native (vectorised by the environment), serial (one
+    after the other), remote (one process each), auto (native if available, else serial)."""
     samplers_per_worker: int = _sampling(1, ge=1)
-    """Samplers in one worker process, each with its own environments; they work while others wait."""
+    """Samplers in one worker process, each with its own environments; they work while others
+    wait."""
     rollout_fragment_length: int = _sampling(200, unit="steps", ge=1, le=MAX_ROWS)
     """Steps of each environment in one fragment."""
     batch_mode: Literal["truncate_episodes", "complete_episodes"] = _sampling("truncate_episodes")
-    """Truncated fragments can end within an episode; complete ones only at the end of an episode."""
+    """Truncated fragments can end within an episode; complete ones only at the end of an
+    episode."""
     horizon: int | None = _sampling(None, unit="steps", ge=1)
     """Longest episode; null uses the environment's own limit, if it has one."""
     soft_horizon: bool = _sampling(False)
     """End episodes at the horizon without resetting the environment."""
     no_done_at_end: bool = _sampling(False)
-    """Never record done; required with soft_horizon unless the environment never ends an episode."""
+    """Never record done; required with soft_horizon unless the environment never ends an
+    episode."""
     observation_filter: Literal["NoFilter", "MeanStdFilter", "ConcurrentMeanStdFilter"] = _sampling(
         "NoFilter", where="both"
     )
-    """Running normalization of observations. Replay algorithms, bc and marwil store raw rows and normalize them for
-    training."""
+    """Running normalization of observations. Replay algorithms, bc and marwil store raw rows and
+    normalize them for training."""
     synchronize_filters: bool = _sampling(True, where="both")
     """Send the merged filter statistics to the workers."""
     clip_actions: bool = _sampling(True, where="both")
     """Clip actions to the action space before the environment receives them."""
     clip_rewards: bool | Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = _sampling(None)
-    """Clip rewards for learning to [-1, 1], or to [-x, x] for a number x; null does so only for DeepMind-wrapped
-    Atari."""
+    """Clip rewards for learning to [-1, 1], or to [-x, x] for a number x; null does so only for
+    DeepMind-wrapped Atari."""
     preprocessor_pref: Literal["deepmind", "rllib"] = _sampling("deepmind")
     """Preprocessing of Atari frames."""
     sample_async: bool = _sampling(False)
     """Sample continuously in the background."""
     compress_observations: bool | Literal["bulk"] = _sampling(False)
-    """Compress observations in batches of a RolloutWorker: true row by row, bulk by whole columns. Workers on
-    other hosts then compress columns if it pays, even with transport.compression: off."""
+    """Compress observations in batches of a RolloutWorker: true row by row, bulk by whole columns.
+    Workers on other hosts then compress columns if it pays, even with transport.compression:
+    off."""
     remote_worker_envs: bool = _sampling(False)
-    """Run each environment in its own process and poll each when it is ready; vectorize: remote steps them
-    together."""
+    """Run each environment in its own process and poll each when it is ready; vectorize: remote
+    steps them together."""
     remote_env_batch_wait_ms: float = _sampling(0.0, unit="ms", ge=0, allow_inf_nan=False)
     """Time for which a poll of remote environments waits for more of them to be ready."""
     max_env_restarts_per_hour: int = _sampling(0, unit="restarts", ge=0)
-    """With remote_worker_envs: replacements of one environment's failed process per hour; 0 makes each failure an
-    error."""
+    """With remote_worker_envs: replacements of one environment's failed process per hour; 0 makes
+    each failure an error."""
     fake_sampler: bool = _sampling(False)
     """Return the first batch again and again, to test everything else."""
     model: WorkerModelConfig = key(WorkerModelConfig(), group="Learning", where="both")
@@ -208,7 +236,9 @@ class WorkerConfig(BaseModel):
     """Policies, and the assignment of agents to them."""
     transport: TransportConfig = key(TransportConfig(), group="Workers and hosts", where="both")
     """Sockets, queues and time limits."""
-    extra_python_environs_for_worker: dict[str, str] = key({}, group="Workers and hosts", where="workers", place=True)
+    extra_python_environs_for_worker: dict[str, str] = key(
+        {}, group="Workers and hosts", where="workers", place=True
+    )
     """Environment variables set in the workers."""
     eager: bool = key(False, group="Learning", where="both")
     """Run updates, and TensorFlow policies on workers, without tf.function, for debugging."""
@@ -224,35 +254,45 @@ class WorkerConfig(BaseModel):
     """Threads that the libraries in a worker process can use."""
     monitor: bool = key(False, group="Reports", where="both", place=True)
     """Write episode statistics and videos."""
-    callbacks: Code | dict[str, Code | None] | None = key(None, group="Reports", where="both", place=False)
-    """DefaultCallbacks subclass (package.module:Name), or a mapping of hooks to functions of one dict."""
+    callbacks: Code | dict[str, Code | None] | None = key(
+        None, group="Reports", where="both", place=False
+    )
+    """DefaultCallbacks subclass (package.module:Name), or a mapping of hooks to functions of one
+    dict."""
 
     # Offline data
     input: Code | list[str] | dict[str, float] = _offline("sampler", place=False)
-    """Source of experience: sampler; a file, directory, pattern, URI or minari:NAME, or a list of them; a mapping from
-    these and sampler to shares of the env steps, whose sum is 1; or package.module:Name for a function from an
-    IOContext to an InputReader. Files are divided among the workers."""
-    input_evaluation: list[Literal["is", "wis", "simulation"]] = _offline(["is", "wis"], place=False)
-    """Evaluation of runs on stored experience: is, wis (off-policy estimates, which need the probabilities of stored
-    actions), simulation (also sample the environment)."""
+    """Source of experience: sampler; a file, directory, pattern, URI or minari:NAME, or a list of
+    them; a mapping from these and sampler to shares of the env steps, whose sum is 1; or
+    package.module:Name for a function from an IOContext to an InputReader. Files are divided among
+    the workers."""
+    input_evaluation: list[Literal["is", "wis", "simulation"]] = _offline(
+        ["is", "wis"], place=False
+    )
+    """Evaluation of runs on stored experience: is, wis (off-policy estimates, which need the
+    probabilities of stored actions), simulation (also sample the environment)."""
     postprocess_inputs: bool = _offline(False, place=False)
     """Postprocess stored trajectories with the current policy."""
     actions_in_input_normalized: bool = _offline(False, place=False)
-    """Stored actions of a bounded Box are scaled to [-1, 1], as in RLlib since 1.4; they are scaled back when read."""
+    """Stored actions of a bounded Box are scaled to [-1, 1], as in RLlib since 1.4; they are scaled
+    back when read."""
     shuffle_buffer_size: int = _offline(0, unit="batches", ge=0, place=False)
     """Size of the sliding window that shuffles stored experience."""
     input_epochs: int | None = _offline(None, unit="passes", ge=1, place=False)
     """Passes over stored experience before the run ends, each over all rows; null never ends."""
     input_hold_out: float = _offline(0.0, ge=0, lt=1, place=False)
-    """Fraction of stored episodes to leave out, the same in every run, for aiorl estimate --hold-out."""
+    """Fraction of stored episodes to leave out, the same in every run, for aiorl estimate
+    --hold-out."""
     input_max_corrupt: int = _offline(100, unit="places", ge=0, place=False)
     """Unreadable places in files that one sampler can skip; another one ends the run."""
     output: Code | None = _offline(None, place=True)
-    """Destination of sample batches as JSON lines: logdir (the run's directory), a directory or URI, or
-    package.module:Name for a function from an IOContext to an OutputWriter."""
+    """Destination of sample batches as JSON lines: logdir (the run's directory), a directory or
+    URI, or package.module:Name for a function from an IOContext to an OutputWriter."""
     output_compress_columns: list[str] = _offline(["obs", "new_obs"], needs="output", place=False)
     """Columns that are compressed in the output."""
-    output_max_file_size: int = _offline(64 * 2**20, unit="bytes", ge=1, needs="output", place=False)
+    output_max_file_size: int = _offline(
+        64 * 2**20, unit="bytes", ge=1, needs="output", place=False
+    )
     """Size at which a new output file is started."""
 
     @field_validator("env_config", mode="after")
@@ -276,7 +316,9 @@ class WorkerConfig(BaseModel):
 
     @property
     def cut_length(self) -> int | float:
-        """Steps of one environment after which its rows are cut; infinite if episodes are kept whole."""
+        """Steps of one environment after which its rows are cut; infinite if episodes are kept
+        whole.
+        """
         return self.rollout_fragment_length if self.is_truncating else math.inf
 
     @property
@@ -295,27 +337,33 @@ def check_evaluation_keys(changes: Mapping[str, Any]) -> None:
     for name in changes:
         if name == "seed" or name in OF_EVALUATIONS:
             raise ConfigError(
-                f"{name} can't be set for an evaluation, which sets it itself: it plays whole episodes, one after "
-                "the other, in one environment in its own process.",
-                key=name, value=changes[name],
-                hint="Leave it out. The seed is an argument of aiorl.evaluate; set variables "
-                "before the evaluation starts.",
-            )  # fmt: skip
+                f"{name} can't be set for an evaluation, which sets it itself: it plays whole"
+                " episodes, one after the other, in one environment in its own process.",
+                key=name,
+                value=changes[name],
+                hint=(
+                    "Leave it out. The seed is an argument of aiorl.evaluate; set variables "
+                    "before the evaluation starts."
+                ),
+            )
 
 
 class PolicyPart(BaseModel):
     """Facts about one policy for a worker.
 
     Attributes:
-        policy_class: import path of a user's own Policy; None = the graph that the learner sends under the id.
+        policy_class: import path of a user's own Policy; None = the graph that the learner sends
+            under the id.
         algo: algorithm of the graph's network; None = the run's algorithm.
-        observation_space: space of its agents' observations, from `space_to_dict`; None = the environment's.
+        observation_space: space of its agents' observations, from `space_to_dict`; None = the
+            environment's.
         action_space: space of its agents' actions, in the same form.
         config: its own settings, for the policy to read.
         sample_plan: columns of its rows to compute and to send.
-        is_trained: True if its rows are sent to the learner; rows of other policies stay on the worker.
-        layout: layout of its rows if environments are not in lockstep: single rows, [B, 1, ...], or sequences
-            [L, S, ...].
+        is_trained: True if its rows are sent to the learner; rows of other policies stay on the
+            worker.
+        layout: layout of its rows if environments are not in lockstep: single rows, [B, 1, ...], or
+            sequences [L, S, ...].
         sequence_length: L.
         sends: the rows themselves, or the gradient that its algorithm computes from them.
     """
@@ -335,33 +383,42 @@ class PolicyPart(BaseModel):
 
 
 class WorkerPart(WorkerConfig):
-    """Config that a worker gets: the keys that workers read, and facts that the learner derived from the other keys.
+    """Config that a worker gets: the keys that workers read, and facts that the learner derived
+    from the other keys.
 
     Unknown keys are ignored, so that a worker of an older patch release can still join.
 
     Attributes:
         policies: policy id -> facts about the policy.
-        log_dir: the run's directory on the learner's host; if it is not visible here, files go elsewhere.
-        life: number of workers that sampled in the same slot before and are gone; a resumed run adds its number of
-            updates. Seeds differ by it.
+        log_dir: the run's directory on the learner's host; if it is not visible here, files go
+            elsewhere.
+        life: number of workers that sampled in the same slot before and are gone; a resumed run
+            adds its number of updates. Seeds differ by it.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     env: Code
-    policies: dict[str, PolicyPart] = Field(default_factory=lambda: {DEFAULT_POLICY_ID: PolicyPart()}, min_length=1)
+    policies: dict[str, PolicyPart] = Field(
+        default_factory=lambda: {DEFAULT_POLICY_ID: PolicyPart()}, min_length=1
+    )
     log_dir: str | None = None
     life: int = Field(default=0, ge=0)
 
     @classmethod
     def of(
-        cls, config: CommonConfig, *, policies: Mapping[str, PolicyPart] | None = None, log_dir: str | None = None
+        cls,
+        config: CommonConfig,
+        *,
+        policies: Mapping[str, PolicyPart] | None = None,
+        log_dir: str | None = None,
     ) -> Self:
         """Return the workers' part of the learner's config.
 
         Args:
             config: effective config.
-            policies: policy id -> its part; None means the default policy alone, which computes and sends no columns.
+            policies: policy id -> its part; None means the default policy alone, which computes and
+                sends no columns.
             log_dir: the run's directory.
 
         Raises:
@@ -387,7 +444,8 @@ class WorkerPart(WorkerConfig):
         """Return this part with the settings of an evaluation deep-merged and checked.
 
         Raises:
-            ConfigError: a key is at fault, or can't be set for an evaluation; the error names the first one.
+            ConfigError: a key is at fault, or can't be set for an evaluation; the error names the
+                first one.
         """
         check_evaluation_keys(changes)
         values = self.to_dict()

@@ -1,4 +1,7 @@
-"""`python -m aiorl.data`: see `aiorl.offline.commands`. This module only gives the command its name."""
+"""`python -m aiorl.data`: see `aiorl.offline.commands`.
+
+This module only gives the command its name.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
 """Layout of actions in a column, and conversion to the form of environments.
 
-An action of a simple space is an array, and the column is ``[B, *space.shape]`` in the space's dtype. An action of a
-Tuple or Dict space, however nested, is a flat row: its components one after the other, depth first, those of a Dict in
-the order of the space. Such a column is int64 if all components are whole numbers; otherwise float32, or float64 if a
-component has this dtype or float32 can't hold a whole number exactly.
+An action of a simple space is an array, and the column is ``[B, *space.shape]`` in the space's
+dtype. An action of a Tuple or Dict space, however nested, is a flat row: its components one after
+the other, depth first, those of a Dict in the order of the space. Such a column is int64 if all
+components are whole numbers; otherwise float32, or float64 if a component has this dtype or float32
+can't hold a whole number exactly.
 """
 
 from __future__ import annotations
@@ -42,21 +43,27 @@ class ActionLayout:
         """Lay out a space.
 
         Raises:
-            UnsupportedSpaceError: a component is not a Box, Discrete, MultiBinary or MultiDiscrete, or a Tuple or Dict
-                has no components.
+            UnsupportedSpaceError: a component is not a Box, Discrete, MultiBinary or MultiDiscrete,
+                or a Tuple or Dict has no components.
         """
         self.space = space
         self.is_nested = isinstance(space, spaces.Tuple | spaces.Dict)
         self.leaves = tuple(leaf_spaces(space))
         self._sizes = [math.prod(leaf.shape or ()) for leaf in self.leaves]
-        self.shape: tuple[int, ...] = (sum(self._sizes),) if self.is_nested else tuple(space.shape or ())
-        self.dtype: np.dtype[Any] = _common_dtype(self.leaves) if self.is_nested else np.dtype(space.dtype)
+        self.shape: tuple[int, ...] = (
+            (sum(self._sizes),) if self.is_nested else tuple(space.shape or ())
+        )
+        self.dtype: np.dtype[Any] = (
+            _common_dtype(self.leaves) if self.is_nested else np.dtype(space.dtype)
+        )
         edges = np.cumsum([0, *self._sizes]).tolist()
         self._slices = [slice(start, end) for start, end in itertools.pairwise(edges)]
         self._bounds = self._column_bounds()
         boxes = [leaf for leaf in self.leaves if isinstance(leaf, spaces.Box)]
         self._num_bounded = sum(int((box.bounded_below | box.bounded_above).sum()) for box in boxes)
-        self._rounded = self.is_nested and self.dtype.kind == "f" and any(map(_is_whole, self.leaves))
+        self._rounded = (
+            self.is_nested and self.dtype.kind == "f" and any(map(_is_whole, self.leaves))
+        )
 
     @property
     def is_bounded(self) -> bool:
@@ -71,9 +78,9 @@ class ActionLayout:
         """Convert a policy's actions of N rows to column form.
 
         Args:
-            actions: array ``[N, ...]``; for a nested space either ``[N, A]``, already in column form, or one batch for
-                each component, nested like the space. The batches in a list must be arrays, because lists or tuples
-                could also be rows.
+            actions: array ``[N, ...]``; for a nested space either ``[N, A]``, already in column
+                form, or one batch for each component, nested like the space. The batches in a list
+                must be arrays, because lists or tuples could also be rows.
 
         Returns:
             ``[N, *shape]`` in `dtype`; the same array if it has this form already.
@@ -83,19 +90,27 @@ class ActionLayout:
         """
         if self.is_nested and not isinstance(actions, np.ndarray):
             if _is_row_wise(self.space, actions):
-                raise BatchError("actions", "one array per component, of all rows", f"rows: {_described(actions)}")
+                raise BatchError(
+                    "actions",
+                    "one array per component, of all rows",
+                    f"rows: {_described(actions)}",
+                )
             batches = list(_leaf_values(self.space, actions))
             rows = len(batches[0])
             for batch, leaf in zip(batches, self.leaves, strict=True):
                 if np.shape(batch) != (rows, *(leaf.shape or ())):
-                    raise BatchError("actions", f"{rows} rows of {leaf}", f"shape {np.shape(batch)}")
+                    raise BatchError(
+                        "actions", f"{rows} rows of {leaf}", f"shape {np.shape(batch)}"
+                    )
             column = self.zeros(rows)
             for batch, leaf, part in zip(batches, self.leaves, self._slices, strict=True):
                 column[:, part] = _cast(batch, leaf).reshape(rows, part.stop - part.start)
             return column
         column = np.asarray(actions)
         if column.shape[1:] != self.shape or not column.ndim:
-            raise BatchError("actions", f"shape (N, {', '.join(map(str, self.shape))})", column.shape)
+            raise BatchError(
+                "actions", f"shape (N, {', '.join(map(str, self.shape))})", column.shape
+            )
         if column.dtype != self.dtype:
             column = _cast(column, self.space, self.dtype)
         if self._rounded:
@@ -116,7 +131,9 @@ class ActionLayout:
                 raise BatchError("actions", f"an action of {self.space}", f"shape {row.shape}")
             return _cast(row, self.space)
         row = self.zeros()
-        for value, leaf, part in zip(_leaf_values(self.space, action), self.leaves, self._slices, strict=True):
+        for value, leaf, part in zip(
+            _leaf_values(self.space, action), self.leaves, self._slices, strict=True
+        ):
             if np.shape(value) != (leaf.shape or ()):
                 raise BatchError("actions", f"an action of {leaf}", f"shape {np.shape(value)}")
             row[part] = _cast(value, leaf).ravel()
@@ -144,8 +161,8 @@ class ActionLayout:
             chosen: ``[..., *shape]`` as the policy chose them, in case that these are its actions.
 
         Returns:
-            The chosen numbers where the others are what `clip` makes of them, but for rounding to float32; elsewhere
-            another action was taken.
+            The chosen numbers where the others are what `clip` makes of them, but for rounding to
+            float32; elsewhere another action was taken.
         """
         is_clipped = np.abs(actions - self.clip(chosen)) <= self.rounding
         before: Array = np.where(is_clipped, chosen, actions)
@@ -153,7 +170,9 @@ class ActionLayout:
 
     @functools.cached_property
     def rounding(self) -> Array:
-        """Largest difference between a number at a bound and the same rounded to float32, ``[*shape]``."""
+        """Largest difference between a number at a bound and the same rounded to float32,
+        ``[*shape]``.
+        """
         if self._bounds is None:
             return np.zeros(self.shape, np.float32)
         bounds = [np.asarray(bound, np.float64) for bound in self._bounds]
@@ -181,7 +200,8 @@ class ActionLayout:
         """Convert the N actions of ``[N, *shape]`` to the form of environments.
 
         Returns:
-            N actions of the kind that ``space.sample()`` has: NumPy integers for Discrete, separate arrays for other
+            N actions of the kind that ``space.sample()`` has: NumPy integers for Discrete, separate
+                arrays for other
             simple spaces, tuples for Tuple, and dicts in the order of the space for Dict.
         """
         if not self.is_nested:
@@ -190,7 +210,8 @@ class ActionLayout:
         return _regrouped(self.space, column, parts)
 
     def to_components(self, column: Array) -> Any:
-        """Return one batch ``[N, ...]`` for each component, nested like the space; `to_column` is the inverse.
+        """Return one batch ``[N, ...]`` for each component, nested like the space; `to_column` is
+        the inverse.
 
         Returns:
             A tuple for a Tuple, a dict for a Dict, the column itself for a simple space.
@@ -201,7 +222,10 @@ class ActionLayout:
         """Return for each of `leaves` a batch ``[N, *leaf.shape]`` in the leaf's own dtype."""
         if not self.is_nested:
             return [column]
-        return [_leaf_batch(leaf, column[:, part]) for leaf, part in zip(self.leaves, self._slices, strict=True)]
+        return [
+            _leaf_batch(leaf, column[:, part])
+            for leaf, part in zip(self.leaves, self._slices, strict=True)
+        ]
 
     def _column_bounds(self) -> tuple[Array, Array] | None:
         if isinstance(self.space, spaces.Box):
@@ -230,7 +254,9 @@ def leaves_of(
         case spaces.Box() | spaces.Discrete() | spaces.MultiBinary() | spaces.MultiDiscrete():
             yield path, space
         case spaces.Tuple() | spaces.Dict() if len(space.spaces):
-            named = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
+            named = (
+                space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
+            )
             for name, part in named:
                 yield from leaves_of(part, (*path, name))
         case _:
@@ -256,7 +282,10 @@ def _cast(values: Any, space: spaces.Space[Any], dtype: np.dtype[Any] | None = N
     given, dtype = np.asarray(values), np.dtype(space.dtype) if dtype is None else dtype
     if given.dtype == dtype:
         return given
-    expected = f"{'whole numbers' if dtype.kind in 'iub' else 'numbers'} that {dtype} can hold, for {space}"
+    expected = (
+        f"{'whole numbers' if dtype.kind in 'iub' else 'numbers'} that {dtype} can hold, for"
+        f" {space}"
+    )
     if given.dtype.kind not in "biufO":
         raise BatchError("actions", expected, f"{given.dtype}: {given.ravel()[:3]}")
     try:
@@ -306,11 +335,17 @@ def _leaf_values(space: spaces.Space[Any], value: Any) -> Iterator[Any]:
 
 
 def _is_row_wise(space: spaces.Space[Any], actions: Any) -> bool:
-    """Return whether a sequence for a Tuple has the components of each row, not the rows of each component."""
+    """Return whether a sequence for a Tuple has the components of each row, not the rows of each
+    component.
+    """
     if isinstance(space, spaces.Tuple) and isinstance(actions, Sequence):
         rows = tuple | list if isinstance(actions, list) else tuple
         return any(
-            _is_row_wise(part, batch) if isinstance(part, spaces.Tuple | spaces.Dict) else isinstance(batch, rows)
+            (
+                _is_row_wise(part, batch)
+                if isinstance(part, spaces.Tuple | spaces.Dict)
+                else isinstance(batch, rows)
+            )
             for part, batch in zip(space.spaces, actions, strict=False)
         )
     if isinstance(space, spaces.Dict) and isinstance(actions, Mapping):
@@ -339,7 +374,8 @@ def nested(space: spaces.Space[Any], parts: Iterator[Any]) -> Any:
 
 
 def rows_of(leaf: spaces.Space[Any], batch: Array) -> list[Any]:
-    """Return the actions of a batch ``[N, *leaf.shape]`` of a simple space as its ``sample()`` has them.
+    """Return the actions of a batch ``[N, *leaf.shape]`` of a simple space as its ``sample()`` has
+    them.
 
     They share the memory of the batch, whose dtype must be that of the space.
     """

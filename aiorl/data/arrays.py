@@ -1,4 +1,6 @@
-"""Operations on arrays and batches: joining, discounted sums, checks for finite numbers, allocation in one block."""
+"""Operations on arrays and batches: joining, discounted sums, checks for finite numbers, allocation
+in one block.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,8 @@ def described_value(value: Any) -> str:
 def concat_batches(batches: Sequence[Batch]) -> Batch:
     """Return the rows of all batches in the order given; a single batch is returned itself.
 
-    If plain and multi-agent batches are mixed, the plain ones are rows of the default policy. Such mixtures come from
-    callbacks and files; all batches of a sampler are of one type.
+    If plain and multi-agent batches are mixed, the plain ones are rows of the default policy. Such
+    mixtures come from callbacks and files; all batches of a sampler are of one type.
 
     Args:
         batches: at least one.
@@ -46,14 +48,18 @@ def concat_batches(batches: Sequence[Batch]) -> Batch:
         return SampleBatch.concat(plain)
     return MultiAgentBatch.concat(
         [
-            MultiAgentBatch({DEFAULT_POLICY_ID: batch}, batch.env_steps) if isinstance(batch, SampleBatch) else batch
+            MultiAgentBatch({DEFAULT_POLICY_ID: batch}, batch.env_steps)
+            if isinstance(batch, SampleBatch)
+            else batch
             for batch in batches
         ]
     )
 
 
 def columns_of(batch: Batch) -> Mapping[str, Any]:
-    """Return the columns of a plain batch by name, or each policy's columns of a multi-agent batch by policy id."""
+    """Return the columns of a plain batch by name, or each policy's columns of a multi-agent batch
+    by policy id.
+    """
     return batch if isinstance(batch, SampleBatch) else batch.policy_batches
 
 
@@ -64,14 +70,19 @@ def compressed(batch: Batch, *, is_bulk: bool) -> Batch:
         packed = batch.slice(0, batch.count)
         packed.env_steps = batch.env_steps
     else:
-        parts = {policy_id: rows.slice(0, rows.count) for policy_id, rows in batch.policy_batches.items()}
+        parts = {
+            policy_id: rows.slice(0, rows.count) for policy_id, rows in batch.policy_batches.items()
+        }
         packed = MultiAgentBatch(parts, batch.count)
     packed.compress("bulk" if is_bulk else "rows")
     return packed
 
 
 def discounted_sums(deltas: NDArray[np.float64], decay: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return A_t = deltas_t + decay_t A_{t+1} for the columns of [T, N]; `deltas` may be overwritten."""
+    """Return A_t = deltas_t + decay_t A_{t+1} for the columns of [T, N];
+
+    `deltas` may be overwritten.
+    """
     steps, width = deltas.shape
     if width == 1:
         # for Python's own floats, a loop is several times faster than for arrays of length 1
@@ -103,7 +114,14 @@ def all_finite(numbers: NDArray[Any]) -> bool:
 
 def first_not_finite(columns: Mapping[str, NDArray[Any]]) -> str:
     """Return the first column of floats with a NaN or an infinity; "" if there is none."""
-    return next((name for name, array in columns.items() if array.dtype.kind == "f" and not all_finite(array)), "")
+    return next(
+        (
+            name
+            for name, array in columns.items()
+            if array.dtype.kind == "f" and not all_finite(array)
+        ),
+        "",
+    )
 
 
 ALIGN_BYTES = 8
@@ -111,7 +129,8 @@ ALIGN_BYTES = 8
 
 
 def allocate_together(specs: Sequence[tuple[tuple[int, ...], DTypeLike]]) -> list[NDArray[Any]]:
-    """Return uninitialised C-contiguous arrays in one allocation, in this order, with zeros between them.
+    """Return uninitialised C-contiguous arrays in one allocation, in this order, with zeros between
+    them.
 
     The allocation lives as long as any of them.
 

@@ -1,6 +1,7 @@
 """Names and shapes of the columns of batches, fragments and gradients; the default policy.
 
-Conventions: T steps, N environments, B rows. Fragments are time-major ``[T, N, ...]``, batches ``[B, ...]``.
+Conventions: T steps, N environments, B rows. Fragments are time-major ``[T, N, ...]``, batches
+``[B, ...]``.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ ACTIONS = "actions"
 REWARDS = "rewards"
 """float32 reward of the step."""
 SCALED_REWARDS = "scaled_rewards"
-"""float32: reward for learning, if ``normalize_rewards`` is set. It is sent to the learner under the name of REWARDS,
-unless the sample plan asks for both."""
+"""float32: reward for learning, if ``normalize_rewards`` is set. It is sent to the learner under
+the name of REWARDS, unless the sample plan asks for both."""
 PREV_ACTIONS = "prev_actions"
 """Action of the step before; zeros at an episode's start."""
 PREV_REWARDS = "prev_rewards"
@@ -54,7 +55,8 @@ ACTION_LOGP = "action_logp"
 ACTION_DIST_INPUTS = "action_dist_inputs"
 """float32 [.., P]: inputs of the behaviour policy's action distribution."""
 ACTION_VALUES = "action_values"
-"""float32: behaviour policy's value of the chosen action, if it computes action values. Not sent."""
+"""float32: behaviour policy's value of the chosen action, if it computes action values. Not
+sent."""
 VF_PREDS = "vf_preds"
 """float32: behaviour policy's value of the observation."""
 ADVANTAGES = "advantages"
@@ -64,19 +66,22 @@ VALUE_TARGETS = "value_targets"
 N_STEP_RETURNS = "n_step_returns"
 """float32: discounted sum of the rewards of this row and the following ones, ``n_steps`` in all."""
 DISCOUNTS = "discounts"
-"""float32: weight of the value after those steps: gamma to the power of ``n_steps``, 0 if they end in a terminal
-state."""
+"""float32: weight of the value after those steps: gamma to the power of ``n_steps``, 0 if they end
+in a terminal state."""
 N_STEPS = "n_steps"
-"""int32: rows whose rewards are summed, at least 1. ``new_obs`` is always the observation after one step."""
+"""int32: rows whose rewards are summed, at least 1. ``new_obs`` is always the observation after one
+step."""
 PRIORITIES = "priorities"
-"""float32: size of the row's TD error according to its sampler, as the initial priority in a replay."""
+"""float32: size of the row's TD error according to its sampler, as the initial priority in a
+replay."""
 BOOTSTRAP_VALUES = "bootstrap_values"
 """float32: behaviour policy's value of the true final observation at truncated rows, else 0."""
 VALID = "valid"
-"""bool: False if a row is not a transition (the call that reset a NEXT_STEP environment). Absent = all True."""
+"""bool: False if a row is not a transition (the call that reset a NEXT_STEP environment). Absent =
+all True."""
 PIECE = "piece"
-"""int64: number of the piece of stored experience from which the row was read, the same for all readers and passes; 0
-for other rows."""
+"""int64: number of the piece of stored experience from which the row was read, the same for all
+readers and passes; 0 for other rows."""
 
 LAST_OBS = "last_obs"
 """``[N, ...]``: observation after a fragment's last step."""
@@ -87,7 +92,9 @@ FINAL_OBS = "final_obs"
 
 
 def is_of_sequences(name: str) -> bool:
-    """Return whether a column has one entry for each environment or sequence, [N, ...], not for each row."""
+    """Return whether a column has one entry for each environment or sequence, [N, ...], not for
+    each row.
+    """
     return name == LAST_OBS or name.startswith("state_in_")
 
 
@@ -151,11 +158,13 @@ class ColumnSpec:
 GRADIENT_OF = "gradient/"
 """Prefix of a weight's name for its gradient, float32."""
 METRICS = "metrics"
-"""float32 [M], metrics of the loss over the rows, in the order of the algorithm's metrics; the loss itself is last."""
+"""float32 [M], metrics of the loss over the rows, in the order of the algorithm's metrics; the loss
+itself is last."""
 NUM_ROWS = "num_rows"
 """int32 [1], number of transitions in the gradient."""
 CULPRIT = "culprit"
-"""int32 [1], column of the sample plan that held a number that is not finite, counted from 1; 0 if there was none."""
+"""int32 [1], column of the sample plan that held a number that is not finite, counted from 1; 0 if
+there was none."""
 
 _MAX_ROWS = 1 << 24
 
@@ -172,11 +181,24 @@ def num_rows(columns: Mapping[str, NDArray[Any]]) -> int:
         BatchError: it is not from 1 to 2**24.
     """
     found = columns.get(NUM_ROWS)
-    if found is None or found.shape != (1,) or found.dtype != np.int32 or not 1 <= found[0] <= _MAX_ROWS:
-        raise BatchError(NUM_ROWS, f"int32 [1], from 1 to {_MAX_ROWS}", "none" if found is None else f"{found!r:.100}")
+    if (
+        found is None
+        or found.shape != (1,)
+        or found.dtype != np.int32
+        or not 1 <= found[0] <= _MAX_ROWS
+    ):
+        raise BatchError(
+            NUM_ROWS,
+            f"int32 [1], from 1 to {_MAX_ROWS}",
+            "none" if found is None else f"{found!r:.100}",
+        )
     return int(found[0])
 
 
 def gradients_in(columns: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[np.float32]]:
     """Return weight name -> its gradient."""
-    return {name.removeprefix(GRADIENT_OF): array for name, array in columns.items() if name.startswith(GRADIENT_OF)}
+    return {
+        name.removeprefix(GRADIENT_OF): array
+        for name, array in columns.items()
+        if name.startswith(GRADIENT_OF)
+    }

@@ -1,8 +1,9 @@
 """Fragment: the result of one sampler's turn, as preallocated time-major columns.
 
-A fragment covers T consecutive steps of N environments stepped in lockstep. Every column is ``[T, N, ...]``. Arrays of
-other shapes (the observation after the last step, true final observations of episodes that were reset inside a step,
-recurrent states at the first step) are kept next to the columns as *extras*, so that no observation is stored twice.
+A fragment covers T consecutive steps of N environments stepped in lockstep. Every column is ``[T,
+N, ...]``. Arrays of other shapes (the observation after the last step, true final observations of
+episodes that were reset inside a step, recurrent states at the first step) are kept next to the
+columns as *extras*, so that no observation is stored twice.
 """
 
 from __future__ import annotations
@@ -40,16 +41,17 @@ class SamplePlan:
     Attributes:
         postprocess: name in aiorl.acting.postprocess.POSTPROCESSORS.
         postprocess_params: its keyword arguments.
-        columns: names of the arrays to send, from `aiorl.data.columns`: columns [T, N, ...], and arrays [N, ...] with
-            one entry for each environment or sequence, such as last_obs and state_in_0. VALID is added if some rows
-            are not transitions. new_obs can be replaced by the arrays it can be rebuilt from, see `new_obs`.
-        state_every: distance of the rows whose recurrent states are sent, starting with a sequence's first row:
-            ``state_in_i`` is [N, C, H], C = T / state_every rounded up. 0 = only the first row, [N, H]. Complete
-            episodes in lockstep have only the first states.
-        raw_obs: True if rows hold observations before the filter, whose statistics are sent along: the policy filters
-            them when it acts, and the learner when it trains.
-        return_discount: discount of the return whose running deviation divides the rewards for learning; None = rewards
-            are not scaled.
+        columns: names of the arrays to send, from `aiorl.data.columns`: columns [T, N, ...], and
+            arrays [N, ...] with one entry for each environment or sequence, such as last_obs and
+            state_in_0. VALID is added if some rows are not transitions. new_obs can be replaced by
+            the arrays it can be rebuilt from, see `new_obs`.
+        state_every: distance of the rows whose recurrent states are sent, starting with a
+            sequence's first row: ``state_in_i`` is [N, C, H], C = T / state_every rounded up. 0 =
+            only the first row, [N, H]. Complete episodes in lockstep have only the first states.
+        raw_obs: True if rows hold observations before the filter, whose statistics are sent along:
+            the policy filters them when it acts, and the learner when it trains.
+        return_discount: discount of the return whose running deviation divides the rewards for
+            learning; None = rewards are not scaled.
     """
 
     postprocess: str = "none"
@@ -94,7 +96,9 @@ class Fragment:
 
     __slots__ = ("columns", "extras")
 
-    def __init__(self, columns: Mapping[str, Array], extras: Mapping[str, Array] | None = None) -> None:
+    def __init__(
+        self, columns: Mapping[str, Array], extras: Mapping[str, Array] | None = None
+    ) -> None:
         """Store the arrays without copying them.
 
         Args:
@@ -136,7 +140,8 @@ class Fragment:
         return new_obs({**self.columns, **self.extras})
 
     def to_sample_batch(self) -> SampleBatch:
-        """Return rows ``[B, ...]``, environment after environment, without the rows that are not transitions.
+        """Return rows ``[B, ...]``, environment after environment, without the rows that are not
+        transitions.
 
         Adds ``new_obs`` if it can be rebuilt, and ``dones`` if there are both flags.
         """
@@ -157,10 +162,11 @@ class Fragment:
 
 
 def new_obs(arrays: Mapping[str, Array]) -> Array:
-    """Return the observation after each row of a fragment, ``[T, N, ...]``, in whatever form it is stored.
+    """Return the observation after each row of a fragment, ``[T, N, ...]``, in whatever form it is
+    stored.
 
-    It is either a column of its own, or the next row's observation (LAST_OBS after the last row), except for the rows
-    in FINAL_INDEX, which have theirs in FINAL_OBS.
+    It is either a column of its own, or the next row's observation (LAST_OBS after the last row),
+    except for the rows in FINAL_INDEX, which have theirs in FINAL_OBS.
 
     Raises:
         BatchError: it is stored in neither form, or the arrays don't fit together.
@@ -182,16 +188,25 @@ def check_new_obs(arrays: Mapping[str, Array]) -> None:
     """
     obs = arrays.get(c.OBS)
     if obs is None or c.LAST_OBS not in arrays:
-        raise BatchError(c.NEW_OBS, f"itself, or {c.OBS!r} and {c.LAST_OBS!r}, in the fragment", sorted(arrays))
+        raise BatchError(
+            c.NEW_OBS, f"itself, or {c.OBS!r} and {c.LAST_OBS!r}, in the fragment", sorted(arrays)
+        )
     wanted = [(c.LAST_OBS, obs.shape[1:], obs.dtype)]
     index = arrays.get(c.FINAL_INDEX)
     if index is not None or c.FINAL_OBS in arrays:
         rows = len(index) if index is not None and index.ndim else 0
-        wanted += [(c.FINAL_INDEX, (rows, 2), np.dtype(np.int32)), (c.FINAL_OBS, (rows, *obs.shape[2:]), obs.dtype)]
+        wanted += [
+            (c.FINAL_INDEX, (rows, 2), np.dtype(np.int32)),
+            (c.FINAL_OBS, (rows, *obs.shape[2:]), obs.dtype),
+        ]
     for name, shape, dtype in wanted:
         found = arrays.get(name)
         if found is None or found.shape != shape or found.dtype != dtype:
-            raise BatchError(name, f"{dtype} {shape}", "none" if found is None else f"{found.dtype} {found.shape}")
+            raise BatchError(
+                name,
+                f"{dtype} {shape}",
+                "none" if found is None else f"{found.dtype} {found.shape}",
+            )
     if index is None:
         return
     if ((index < 0) | (index >= obs.shape[:2])).any():
@@ -207,16 +222,18 @@ def _env_major(column: Array) -> Array:
 def goes_on(
     before: NDArray[Any], after: NDArray[Any], count: int, scratch: NDArray[np.bool_] | None = None
 ) -> NDArray[np.bool_]:
-    """Return whether each stack of frames continues the stack before it: all frames but the oldest repeated, [N].
+    """Return whether each stack of frames continues the stack before it: all frames but the oldest
+    repeated, [N].
 
     Args:
-        before: [N, P * K], N stacks of K frames of P numbers, with the frames of a number side by side, oldest first.
+        before: [N, P * K], N stacks of K frames of P numbers, with the frames of a number side by
+            side, oldest first.
         after: [N, P * K], the next stack of each.
         count: K.
         scratch: [N, P * K - 1], reused memory.
     """
-    # The next frame of a pixel is its next byte, so a row is compared with the previous row shifted by a byte.
-    # Comparisons at a pixel's newest frame compare two different pixels and are ignored.
+    # The next frame of a pixel is its next byte, so a row is compared with the previous row shifted
+    # by a byte. Comparisons at a pixel's newest frame compare two different pixels and are ignored.
     same = np.equal(before[:, 1:], after[:, :-1], out=scratch)
     same[:, count - 1 :: count] = True
     is_next: NDArray[np.bool_] = np.logical_and.reduce(same, axis=1)
@@ -229,7 +246,8 @@ def check_fragment(
     """Refuse a fragment whose rows can't be used. Safe in any thread.
 
     Args:
-        columns: columns of rows, or of sequences according to their names; other columns of the fragment are ignored.
+        columns: columns of rows, or of sequences according to their names; other columns of the
+            fragment are ignored.
         arrays: arrays of the fragment by name.
         is_finite: refuse numbers that are not finite or too large.
 
@@ -237,7 +255,8 @@ def check_fragment(
         T and N.
 
     Raises:
-        BatchError: a column is missing, has another shape or dtype, or holds numbers that are refused.
+        BatchError: a column is missing, has another shape or dtype, or holds numbers that are
+            refused.
     """
     columns = [column for column in columns if column.name != c.VALID]
     first = next((arrays[column.name] for column in columns if column.name in arrays), None)
@@ -267,14 +286,17 @@ def check_fragment(
 
 
 def refuse_others(arrays: Mapping[str, Array], names: Iterable[str]) -> None:
-    """Refuse a fragment with other columns than these and those that mark the valid rows and the next observations.
+    """Refuse a fragment with other columns than these and those that mark the valid rows and the
+    next observations.
 
     Raises:
         BatchError: there are other columns.
     """
     known = {*names, c.VALID, c.LAST_OBS, c.FINAL_INDEX, c.FINAL_OBS}
     if unknown := sorted(arrays.keys() - known):
-        raise BatchError("batches", f"no other columns than {', '.join(sorted(known))}", f"{unknown[0]!r:.100}")
+        raise BatchError(
+            "batches", f"no other columns than {', '.join(sorted(known))}", f"{unknown[0]!r:.100}"
+        )
 
 
 def check_numbers(column: ColumnSpec, array: Array) -> None:
@@ -295,9 +317,15 @@ def check_numbers(column: ColumnSpec, array: Array) -> None:
 
 
 def check_n_steps(steps: Array, shape: tuple[int, ...]) -> None:
-    """Raise BatchError unless each row [T, N] has 1 to T - t steps, so that they end within the fragment."""
+    """Raise BatchError unless each row [T, N] has 1 to T - t steps, so that they end within the
+    fragment.
+    """
     if steps.shape != shape or steps.dtype.kind not in "iu":
         raise BatchError(c.N_STEPS, f"integers {shape}", f"{steps.dtype} {steps.shape}")
     most = np.arange(shape[0], 0, -1)[:, None]
     if ((steps < 1) | (steps > most)).any():
-        raise BatchError(c.N_STEPS, "steps that end within the fragment", f"{steps.min()} to {steps.max()} of {shape}")
+        raise BatchError(
+            c.N_STEPS,
+            "steps that end within the fragment",
+            f"{steps.min()} to {steps.max()} of {shape}",
+        )

@@ -1,7 +1,8 @@
 """Spaces of the old ``gym`` package in Gymnasium's form.
 
-Nothing is imported from gym: its spaces are recognised by the module and the name of their classes. Shimmy has a
-conversion, too, but it drops the first value of a Discrete and the dtype of a MultiDiscrete, and needs gym.
+Nothing is imported from gym: its spaces are recognised by the module and the name of their classes.
+Shimmy has a conversion, too, but it drops the first value of a Discrete and the dtype of a
+MultiDiscrete, and needs gym.
 """
 
 from __future__ import annotations
@@ -14,12 +15,18 @@ import numpy as np
 from gymnasium import spaces
 
 _PACKAGE = "gym"
-_KIND_OF_FIELDS = {("low", "high", "shape", "dtype"): "Box", ("n",): "Discrete", ("spaces",): "Dict"}
-"""Fields of named tuples that some environments use in place of gym's spaces if gym is not installed."""
+_KIND_OF_FIELDS = {
+    ("low", "high", "shape", "dtype"): "Box",
+    ("n",): "Discrete",
+    ("spaces",): "Dict",
+}
+"""Fields of named tuples that some environments use in place of gym's spaces if gym is not
+installed."""
 
 
 def gymnasium_space(space: Any) -> Any:
-    """Return a space of gym, or each of a mapping by agent, as a space of Gymnasium; other values are unchanged.
+    """Return a space of gym, or each of a mapping by agent, as a space of Gymnasium; other values
+    are unchanged.
 
     A kind that Gymnasium does not have becomes an `OtherSpace`.
 
@@ -108,7 +115,9 @@ def _tuple(space: Any) -> spaces.Tuple[Any]:
 
 def _dict(space: Any) -> spaces.Dict:
     # A plain dict would be sorted by key.
-    return spaces.Dict(OrderedDict((key, gymnasium_space(part)) for key, part in space.spaces.items()))
+    return spaces.Dict(
+        OrderedDict((key, gymnasium_space(part)) for key, part in space.spaces.items())
+    )
 
 
 _CONVERSIONS: Mapping[str, Callable[[Any], spaces.Space[Any]]] = {

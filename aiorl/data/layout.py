@@ -1,14 +1,16 @@
-"""Conversion of rows of trajectories to the arrays of a fragment: one by one, or as sequences of one length.
+"""Conversion of rows of trajectories to the arrays of a fragment: one by one, or as sequences of
+one length.
 
-Rows come trajectory by trajectory: runs of equal ``eps_id`` and ``agent_index``, in the order of time. If some rows of
-an agent were not recorded, the run has a gap, and the rows after the gap are another trajectory.
+Rows come trajectory by trajectory: runs of equal ``eps_id`` and ``agent_index``, in the order of
+time. If some rows of an agent were not recorded, the run has a gap, and the rows after the gap are
+another trajectory.
 
-Arrays are time-major: rows are ``[B, 1, ...]``, B steps of one environment; sequences are ``[L, S, ...]``, padded with
-zeros where ``valid`` is False.
+Arrays are time-major: rows are ``[B, 1, ...]``, B steps of one environment; sequences are ``[L, S,
+...]``, padded with zeros where ``valid`` is False.
 
-Learning resets the state and stops bootstrapping after a row that ended an episode, and nowhere else. Therefore another
-trajectory can follow such a row in a sequence, if it begins with a state of zeros; a trajectory that was cut is the
-last of its sequence.
+Learning resets the state and stops bootstrapping after a row that ended an episode, and nowhere
+else. Therefore another trajectory can follow such a row in a sequence, if it begins with a state of
+zeros; a trajectory that was cut is the last of its sequence.
 """
 
 from __future__ import annotations
@@ -29,18 +31,30 @@ Array = NDArray[Any]
 _STATE = "state_in_"
 
 
-def laid_out(rows: Mapping[str, Array], plan: SamplePlan, sequence_length: int | None) -> dict[str, Array]:
-    """Return the arrays to learn from: single rows or sequences of a length, with rewards scaled by the plan.
+def laid_out(
+    rows: Mapping[str, Array], plan: SamplePlan, sequence_length: int | None
+) -> dict[str, Array]:
+    """Return the arrays to learn from: single rows or sequences of a length, with rewards scaled by
+    the plan.
 
-    A plan that asks for SCALED_REWARDS gets them along with REWARDS; otherwise they replace REWARDS.
+    A plan that asks for SCALED_REWARDS gets them along with REWARDS; otherwise they replace
+    REWARDS.
 
     Raises:
         BatchError: see `to_rows` and `to_sequences`.
     """
-    replaces = plan.return_discount is not None and c.REWARDS in plan.columns and c.SCALED_REWARDS not in plan.columns
+    replaces = (
+        plan.return_discount is not None
+        and c.REWARDS in plan.columns
+        and c.SCALED_REWARDS not in plan.columns
+    )
     if replaces:
         plan = dataclasses.replace(plan, columns=(*plan.columns, c.SCALED_REWARDS))
-    columns = to_rows(rows, plan) if sequence_length is None else to_sequences(rows, plan, sequence_length)
+    columns = (
+        to_rows(rows, plan)
+        if sequence_length is None
+        else to_sequences(rows, plan, sequence_length)
+    )
     return with_scaled_rewards(columns) if replaces else columns
 
 
@@ -68,16 +82,17 @@ def to_sequences(batch: Mapping[str, Array], plan: SamplePlan, length: int) -> d
     """Return the rows as sequences, as few as possible without changing the order of rows.
 
     Args:
-        batch: columns [B, ...] with ``eps_id``, ``agent_index``, ``terminateds`` and ``truncateds``; ``new_obs`` if the
-            plan has LAST_OBS; ``state_in_i`` if the plan has them. Gaps are found if there are ``t``, and ``obs`` and
-            ``new_obs`` or the states.
+        batch: columns [B, ...] with ``eps_id``, ``agent_index``, ``terminateds`` and
+            ``truncateds``; ``new_obs`` if the plan has LAST_OBS; ``state_in_i`` if the plan has
+            them. Gaps are found if there are ``t``, and ``obs`` and ``new_obs`` or the states.
         plan: names of the columns to return.
         length: L, rows of a sequence.
 
     Returns:
-        The plan's columns [L, S, ...]; VALID [L, S] bool; if the plan has them, LAST_OBS [S, ...], the observation
-        after the last valid row, and ``state_in_i`` [S, H], the state before the first row; or [S, C, H], the states
-        before every ``state_every``-th row, zeros where there is no row.
+        The plan's columns [L, S, ...]; VALID [L, S] bool; if the plan has them, LAST_OBS [S, ...],
+        the observation after the last valid row, and ``state_in_i`` [S, H], the state before the
+        first row; or [S, C, H], the states before every ``state_every``-th row, zeros where there
+        is no row.
 
     Raises:
         BatchError: a needed column is missing or holds objects, or the length is below 1.
@@ -106,7 +121,9 @@ def to_sequences(batch: Mapping[str, Array], plan: SamplePlan, length: int) -> d
     return arrays
 
 
-def _sequence_rows(batch: Mapping[str, Array], states: Mapping[str, Array], length: int) -> NDArray[np.int64]:
+def _sequence_rows(
+    batch: Mapping[str, Array], states: Mapping[str, Array], length: int
+) -> NDArray[np.int64]:
     """Return the row at each place of the sequences, [L, S]; -1 where there is none."""
     names = (c.EPS_ID, c.AGENT_INDEX, c.TERMINATEDS, c.TRUNCATEDS)
     eps_id, agent_index, terminateds, truncateds = _wanted(batch, names).values()
@@ -121,7 +138,9 @@ def _sequence_rows(batch: Mapping[str, Array], states: Mapping[str, Array], leng
         may_follow &= ~state[starts].reshape(len(starts), -1).any(1)
 
     sequences: list[list[tuple[int, int]]] = []
-    room_left: list[tuple[int, int]] = []  # sequences that end with an episode, with the number of free places
+    room_left: list[
+        tuple[int, int]
+    ] = []  # sequences that end with an episode, with the number of free places
     for start, stop, follows in zip(
         starts.tolist(), [*starts[1:].tolist(), num_rows], may_follow.tolist(), strict=True
     ):
@@ -150,7 +169,8 @@ def _sequence_rows(batch: Mapping[str, Array], states: Mapping[str, Array], leng
 def _behind_gaps(batch: Mapping[str, Array], begins: NDArray[np.bool_]) -> NDArray[np.int64]:
     """Return rows within a run that do not start where the previous row ended.
 
-    Time alone is not enough: an agent that is not observed at every step has rows that span several steps.
+    Time alone is not enough: an agent that is not observed at every step has rows that span several
+    steps.
     """
     if c.T not in batch:
         return np.zeros(0, np.int64)

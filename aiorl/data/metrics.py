@@ -45,12 +45,12 @@ class EpisodeColumns:
     Attributes:
         lengths: int32 [E], transitions in each episode.
         rewards: float64 [E], undiscounted raw return of each episode.
-        policy_rewards: policy id -> float64 [E'], returns of its agents, one for each agent and episode; without the
-            default policy, with which a single agent acts.
+        policy_rewards: policy id -> float64 [E'], returns of its agents, one for each agent and
+            episode; without the default policy, with which a single agent acts.
         custom: name -> float64 [E'], custom metrics of the episodes that have them.
         hist: name -> float64 [K], values of episodes' histories.
-        estimates: estimator and metric, such as "is/V_prev" -> float64 [E'], off-policy estimates for episodes that
-            were read; these are not among the E episodes.
+        estimates: estimator and metric, such as "is/V_prev" -> float64 [E'], off-policy estimates
+            for episodes that were read; these are not among the E episodes.
     """
 
     lengths: NDArray[np.int32]
@@ -67,13 +67,16 @@ class EpisodeColumns:
 
     @classmethod
     def of(
-        cls, metrics: Sequence[RolloutMetrics], estimates: Iterable[tuple[str, Mapping[str, float]]] = ()
+        cls,
+        metrics: Sequence[RolloutMetrics],
+        estimates: Iterable[tuple[str, Mapping[str, float]]] = (),
     ) -> EpisodeColumns:
-        """Return finished episodes in the order given, and estimates as pairs of an estimator's name and its metrics.
+        """Return finished episodes in the order given, and estimates as pairs of an estimator's
+        name and its metrics.
 
-        Values of custom metrics and histories that are not finite numbers are left out; if they are not numbers, a
-        warning is logged once for each name. Names are cut to `MAX_NAME` characters, names beyond `MAX_NAMES` are left
-        out, and each history keeps its newest `MAX_HIST` values.
+        Values of custom metrics and histories that are not finite numbers are left out; if they are
+        not numbers, a warning is logged once for each name. Names are cut to `MAX_NAME` characters,
+        names beyond `MAX_NAMES` are left out, and each history keeps its newest `MAX_HIST` values.
         """
         series = _Series()
         for episode in metrics:
@@ -92,7 +95,9 @@ class EpisodeColumns:
         return cls.from_arrays({"lengths": lengths, "rewards": rewards, **series.to_arrays()})
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
-        """Return a flat mapping of arrays for the wire; names in a mapping begin with its kind and "/"."""
+        """Return a flat mapping of arrays for the wire; names in a mapping begin with its kind and
+        "/".
+        """
         arrays: dict[str, NDArray[Any]] = {"lengths": self.lengths, "rewards": self.rewards}
         for kind, series in zip(_KINDS, self._series(), strict=True):
             arrays.update({f"{kind}/{name}": values for name, values in series.items()})
@@ -135,7 +140,9 @@ class _Series:
                 del own[:-newest]
 
     def to_arrays(self) -> dict[str, NDArray[np.float64]]:
-        return {name: np.array(values, np.float64) for name, values in self._values.items() if values}
+        return {
+            name: np.array(values, np.float64) for name, values in self._values.items() if values
+        }
 
 
 def _number(name: str, value: Any) -> float:
@@ -148,7 +155,11 @@ def _number(name: str, value: Any) -> float:
             what = "custom metric" if kind == "custom" else "entry of hist_data"
             text = repr(value)[:100]
             logger.warning(
-                "%s %r is left out: it is %s (%s), expected a number", what, own_name, text, type(value).__name__
+                "%s %r is left out: it is %s (%s), expected a number",
+                what,
+                own_name,
+                text,
+                type(value).__name__,
             )
         return math.nan
 

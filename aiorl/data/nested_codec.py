@@ -1,7 +1,7 @@
 """Observations, actions and infos of any structure as bytes, for child processes.
 
-The format is msgpack, with arrays and NumPy numbers as dtype, shape and raw bytes, and with tuples distinct from lists
-(agent ids can be tuples). Reading it runs no code.
+The format is msgpack, with arrays and NumPy numbers as dtype, shape and raw bytes, and with tuples
+distinct from lists (agent ids can be tuples). Reading it runs no code.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ _PLAIN: tuple[type[Any], ...] = (int, float, str, bytes, list, dict)
 
 
 def pack(value: Any) -> bytes:
-    """Encode None, booleans, numbers, strings, bytes, arrays of numbers, and lists, tuples and dicts of these.
+    """Encode None, booleans, numbers, strings, bytes, arrays of numbers, and lists, tuples and
+    dicts of these.
 
     Raises:
         TypeError: the value contains something else.
@@ -35,7 +36,9 @@ def pack(value: Any) -> bytes:
 
 
 def pack_infos(infos: Mapping[Any, Mapping[str, Any]]) -> tuple[bytes, int]:
-    """Encode info dicts by agent, and return the bytes and the number of entries left out because they can't be."""
+    """Encode info dicts by agent, and return the bytes and the number of entries left out because
+    they can't be.
+    """
     try:
         return pack(infos), 0
     except (TypeError, ValueError, OverflowError):
@@ -70,7 +73,9 @@ def unpack(data: bytes | bytearray | memoryview) -> Any:
 def _packed(value: Any, tuples: int) -> bytes:
     if tuples > _MAX_TUPLES:
         raise ValueError(f"more than {_MAX_TUPLES} tuples within each other")
-    packed: bytes = msgpack.packb(value, default=lambda inner: _to_extension(inner, tuples), strict_types=True)
+    packed: bytes = msgpack.packb(
+        value, default=lambda inner: _to_extension(inner, tuples), strict_types=True
+    )
     return packed
 
 
@@ -91,7 +96,8 @@ def _to_extension(value: Any, tuples: int) -> Any:
         return msgpack.ExtType(code, head + little.tobytes())
     if isinstance(value, tuple):
         return msgpack.ExtType(_TUPLE, _packed(list(value), tuples + 1))
-    # Subclasses of the plain types, such as IntEnum or EnvContext (strict_types passes them to this function).
+    # Subclasses of the plain types, such as IntEnum or EnvContext (strict_types passes them to this
+    # function).
     for kind in _PLAIN:
         if isinstance(value, kind):
             return kind(value)

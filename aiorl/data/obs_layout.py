@@ -1,7 +1,8 @@
 """Layout of an observation in the array that a policy takes.
 
-Nested observations are flattened, their parts one after the other. An action mask precedes the observation's own
-numbers in the same row, so it stays with the observation and is available wherever it is needed.
+Nested observations are flattened, their parts one after the other. An action mask precedes the
+observation's own numbers in the same row, so it stays with the observation and is available
+wherever it is needed.
 """
 
 from __future__ import annotations
@@ -28,12 +29,13 @@ class ObsLayout:
 
     Attributes:
         shape: shape of the observation, without the mask.
-        parts: shape of each part of a nested observation by its name, in order: the keys and positions that lead to
-            it, joined by dots. Empty for an observation that is not nested.
-        num_mask: M, entries of the action mask before the observation; 0 = there is no mask, and the array has the
-            shape of the observation. With a mask it is flat.
-        num_frames: frames along the last axis, oldest first, if each observation of an episode adds one to the newest
-            frames of the previous one; 1 = it is not known to be a stack of frames.
+        parts: shape of each part of a nested observation by its name, in order: the keys and
+            positions that lead to it, joined by dots. Empty for an observation that is not nested.
+        num_mask: M, entries of the action mask before the observation; 0 = there is no mask, and
+            the array has the shape of the observation. With a mask it is flat.
+        num_frames: frames along the last axis, oldest first, if each observation of an episode adds
+            one to the newest frames of the previous one; 1 = it is not known to be a stack of
+            frames.
         byte_parts: names of the parts whose numbers are bytes, as in images.
         is_filtered: True if a filter has normalised the numbers.
     """
@@ -56,16 +58,22 @@ class ObsLayout:
         return (self.size + self.num_mask,) if self.num_mask else self.shape
 
     def split(self, obs: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any] | None]:
-        """Split arrays [..., *array_shape] into observations [..., *shape] and masks [..., M], None without masks."""
+        """Split arrays [..., *array_shape] into observations [..., *shape] and masks [..., M], None
+        without masks.
+        """
         if not self.num_mask:
             return obs, None
-        return obs[..., self.num_mask :].reshape(*obs.shape[:-1], *self.shape), obs[..., : self.num_mask]
+        return (
+            obs[..., self.num_mask :].reshape(*obs.shape[:-1], *self.shape),
+            obs[..., : self.num_mask],
+        )
 
     def slices(self) -> dict[str, slice]:
         """Return the place of each part in a flattened observation."""
         edges = itertools.accumulate((math.prod(shape) for shape in self.parts.values()), initial=0)
         return {
-            name: slice(start, end) for name, (start, end) in zip(self.parts, itertools.pairwise(edges), strict=True)
+            name: slice(start, end)
+            for name, (start, end) in zip(self.parts, itertools.pairwise(edges), strict=True)
         }
 
 
@@ -76,7 +84,9 @@ class LaidOutBox(spaces.Box):
         layout: layout of an observation in the array.
     """
 
-    def __init__(self, low: Any, high: Any, layout: ObsLayout, dtype: np.dtype[Any] | type[Any]) -> None:
+    def __init__(
+        self, low: Any, high: Any, layout: ObsLayout, dtype: np.dtype[Any] | type[Any]
+    ) -> None:
         """Set the bounds of the array, numbers or arrays."""
         super().__init__(low, high, layout.array_shape, dtype)
         self.layout = layout
@@ -99,7 +109,8 @@ def is_masked(observation_space: spaces.Space[Any]) -> bool:
 
 
 class MaskLayout:
-    """Layout of the mask of an action space in one row: an entry for each choice, in the order of the space.
+    """Layout of the mask of an action space in one row: an entry for each choice, in the order of
+    the space.
 
     Attributes:
         action_space: the action space.
@@ -127,7 +138,8 @@ class MaskLayout:
         """Check that masks of a space fit this action space.
 
         Raises:
-            UnsupportedSpaceError: the number of entries differs, or the action space has no choices.
+            UnsupportedSpaceError: the number of entries differs, or the action space has no
+                choices.
         """
         try:
             if not self.size:
@@ -138,8 +150,8 @@ class MaskLayout:
                 "the action mask's space",
                 mask_space,
                 [f"one of {self.size} entries for the action space {self.action_space}"],
-                f"An observation's part named {ACTION_MASK!r} must say which actions are legal; give it another name "
-                "if it is something else.",
+                f"An observation's part named {ACTION_MASK!r} must say which actions are legal;"
+                " give it another name if it is something else.",
             ) from error
 
     def from_rows(self, masks: Sequence[Any]) -> NDArray[np.uint8]:
@@ -148,7 +160,9 @@ class MaskLayout:
         Raises:
             BatchError: a mask has another shape, or entries other than 0 and 1.
         """
-        if masks and all(isinstance(mask, np.ndarray) and mask.shape == masks[0].shape for mask in masks):
+        if masks and all(
+            isinstance(mask, np.ndarray) and mask.shape == masks[0].shape for mask in masks
+        ):
             return self.from_batch(np.array(masks))
         rows = [np.concatenate([np.ravel(part) for part in self._parts(mask)]) for mask in masks]
         return self._checked(np.array(rows).reshape(len(masks), self.size))
@@ -160,7 +174,9 @@ class MaskLayout:
             BatchError: masks have another shape, or entries other than 0 and 1.
         """
         parts = [np.asarray(part) for part in self._parts(masks, leading=1)]
-        return self._checked(np.concatenate([part.reshape(len(part), -1) for part in parts], axis=1))
+        return self._checked(
+            np.concatenate([part.reshape(len(part), -1) for part in parts], axis=1)
+        )
 
     def rows_without_action(self, masks: Array) -> NDArray[np.int64]:
         """Return the indices of the masks [N, M] that leave no legal action.
@@ -176,18 +192,24 @@ class MaskLayout:
             shape = np.shape(part)[leading:]
             if math.prod(shape) != size:
                 raise BatchError(
-                    ACTION_MASK, f"{size} entries for the action space {self.action_space}", f"shape {shape}"
+                    ACTION_MASK,
+                    f"{size} entries for the action space {self.action_space}",
+                    f"shape {shape}",
                 )
             yield part
 
     def _checked(self, masks: Array) -> NDArray[np.uint8]:
         if masks.dtype.kind not in "biuf" or not ((masks == 0) | (masks == 1)).all():
-            raise BatchError(ACTION_MASK, "zeros and ones", f"{masks.dtype}: {np.unique(masks)[:5]}")
+            raise BatchError(
+                ACTION_MASK, "zeros and ones", f"{masks.dtype}: {np.unique(masks)[:5]}"
+            )
         return masks.astype(np.uint8)
 
 
 def _choices(leaf: spaces.Space[Any]) -> list[int]:
-    """Return the number of mask entries for each choice of a simple action space; empty without choices."""
+    """Return the number of mask entries for each choice of a simple action space; empty without
+    choices.
+    """
     match leaf:
         case spaces.Discrete():
             return [int(leaf.n)]
@@ -199,14 +221,18 @@ def _choices(leaf: spaces.Space[Any]) -> list[int]:
 
 
 def _parts(space: spaces.Space[Any], mask: Any) -> Iterator[tuple[Any, int]]:
-    """Yield the arrays of a mask in the order of the action space, each with its expected number of entries."""
+    """Yield the arrays of a mask in the order of the action space, each with its expected number of
+    entries.
+    """
     size = sum(sum(_choices(leaf)) for leaf in leaf_spaces(space))
     if isinstance(space, spaces.Dict) and isinstance(mask, Mapping):
         for name, part in space.spaces.items():
             if name in mask:
                 yield from _parts(part, mask[name])
             elif _has_choices(part):
-                raise BatchError(ACTION_MASK, f"a mask for {name!r}, which is {part}", sorted(map(str, mask)))
+                raise BatchError(
+                    ACTION_MASK, f"a mask for {name!r}, which is {part}", sorted(map(str, mask))
+                )
     elif isinstance(space, spaces.Tuple | spaces.MultiDiscrete) and _is_nested(mask):
         if isinstance(space, spaces.Tuple):
             inner = list(space.spaces)
@@ -223,7 +249,9 @@ def _parts(space: spaces.Space[Any], mask: Any) -> Iterator[tuple[Any, int]]:
 
 
 def _is_nested(mask: Any) -> bool:
-    return isinstance(mask, tuple) or (isinstance(mask, list) and any(np.ndim(part) for part in mask))
+    return isinstance(mask, tuple) or (
+        isinstance(mask, list) and any(np.ndim(part) for part in mask)
+    )
 
 
 def _has_choices(space: spaces.Space[Any]) -> bool:

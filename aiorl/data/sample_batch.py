@@ -1,9 +1,20 @@
-"""Batches: rows of experience as named columns ``[B, ...]``, plain or compressed, of one or several policies."""
+"""Batches: rows of experience as named columns ``[B, ...]``, plain or compressed, of one or several
+policies.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, ItemsView, Iterable, Iterator, KeysView, Mapping, MutableMapping, Sequence
+from collections.abc import (
+    Collection,
+    ItemsView,
+    Iterable,
+    Iterator,
+    KeysView,
+    Mapping,
+    MutableMapping,
+    Sequence,
+)
 from typing import Any, Literal, TypeGuard, overload
 
 import lz4.block
@@ -21,13 +32,15 @@ RowSlice = slice
 class SampleBatch(MutableMapping[str, Array]):
     """Columns of equal length, by name; their order is kept.
 
-    A batch is a mapping of columns with the length of a sequence of rows: ``len`` counts rows, and a slice picks rows.
-    A compressed column is decompressed at each access; `decompress` does it once and for all.
+    A batch is a mapping of columns with the length of a sequence of rows: ``len`` counts rows, and
+    a slice picks rows. A compressed column is decompressed at each access; `decompress` does it
+    once and for all.
 
     Attributes:
         count: number of rows B (agent steps; for a single agent also environment steps).
-        env_steps: number of environment steps behind the rows. A sampler sets it, because several agents can share a
-            policy and steps can leave no row; rows picked from a batch count one each.
+        env_steps: number of environment steps behind the rows. A sampler sets it, because several
+            agents can share a policy and steps can leave no row; rows picked from a batch count one
+            each.
     """
 
     def __init__(self, columns: Mapping[str, ArrayLike] | None = None, **more: ArrayLike) -> None:
@@ -109,7 +122,9 @@ class SampleBatch(MutableMapping[str, Array]):
     @property
     def packed(self) -> frozenset[str]:
         """Names of the compressed columns."""
-        return frozenset(name for name, column in self._columns.items() if isinstance(column, PackedColumn))
+        return frozenset(
+            name for name, column in self._columns.items() if isinstance(column, PackedColumn)
+        )
 
     def compress(
         self,
@@ -121,8 +136,8 @@ class SampleBatch(MutableMapping[str, Array]):
         """Compress columns in place; missing and compressed ones are skipped.
 
         Args:
-            mode: rows compresses each row by itself, so that rows can be picked and joined without decompression; bulk
-                compresses the whole column.
+            mode: rows compresses each row by itself, so that rows can be picked and joined without
+                decompression; bulk compresses the whole column.
             columns: names of the columns.
             bulk: True for mode bulk, by RLlib's name.
 
@@ -169,7 +184,9 @@ class SampleBatch(MutableMapping[str, Array]):
             if set(batch) != set(names):
                 odd = sorted(set(batch) ^ set(names))
                 raise BatchError(odd[0], f"columns {sorted(names)} in every batch", sorted(batch))
-        return SampleBatch._of({name: _joined([batch._columns[name] for batch in filled]) for name in names})
+        return SampleBatch._of(
+            {name: _joined([batch._columns[name] for batch in filled]) for name in names}
+        )
 
     @staticmethod
     def _of(columns: dict[str, Array | PackedColumn]) -> SampleBatch:
@@ -187,10 +204,13 @@ class SampleBatch(MutableMapping[str, Array]):
         """Return a selection of the rows.
 
         Args:
-            index: integer positions ``[K]`` or a boolean mask ``[B]``, which copy rows; or a slice, which makes views.
+            index: integer positions ``[K]`` or a boolean mask ``[B]``, which copy rows; or a slice,
+                which makes views.
         """
         columns = self._columns.items()
-        return SampleBatch._of({n: col.take(index) if _is_by_row(col) else _array(col)[index] for n, col in columns})
+        return SampleBatch._of(
+            {n: col.take(index) if _is_by_row(col) else _array(col)[index] for n, col in columns}
+        )
 
     def shuffled(self, rng: np.random.Generator) -> SampleBatch:
         """Return the same rows in a random order, which ``rng`` determines."""
@@ -223,14 +243,18 @@ class SampleBatch(MutableMapping[str, Array]):
             return []
         cuts = np.flatnonzero(episode_ids[1:] != episode_ids[:-1]) + 1
         edges = [0, *cuts.tolist(), self.count]
-        columns = self._columns.items()  # columns compressed in bulk are decompressed once for all cuts
+        columns = (
+            self._columns.items()
+        )  # columns compressed in bulk are decompressed once for all cuts
         whole = SampleBatch._of({n: col if _is_by_row(col) else _array(col) for n, col in columns})
         return [whole.slice(start, end) for start, end in itertools.pairwise(edges)]
 
     def copy(self) -> SampleBatch:
         """Return a batch with its own copy of every column."""
         columns = self._columns.items()
-        copied = SampleBatch._of({name: col if isinstance(col, PackedColumn) else col.copy() for name, col in columns})
+        copied = SampleBatch._of(
+            {name: col if isinstance(col, PackedColumn) else col.copy() for name, col in columns}
+        )
         copied._env_steps = self._env_steps
         return copied
 
@@ -266,12 +290,15 @@ class PackedColumn:
         dtype: dtype of the array.
         shape: shape of the array.
         blobs: compressed blocks; empty for an array without bytes.
-        by_row: True if each row is its own block, so that rows can be picked and joined without decompression.
+        by_row: True if each row is its own block, so that rows can be picked and joined without
+            decompression.
     """
 
     __slots__ = ("blobs", "by_row", "dtype", "shape")
 
-    def __init__(self, dtype: np.dtype[Any], shape: tuple[int, ...], blobs: Iterable[bytes], *, by_row: bool) -> None:
+    def __init__(
+        self, dtype: np.dtype[Any], shape: tuple[int, ...], blobs: Iterable[bytes], *, by_row: bool
+    ) -> None:
         """Store the compressed form.
 
         Args:
@@ -311,7 +338,9 @@ class PackedColumn:
         return out
 
     def take(self, index: Any) -> PackedColumn:
-        """Return rows of a column compressed by row, by slice, mask or positions, still compressed."""
+        """Return rows of a column compressed by row, by slice, mask or positions, still
+        compressed.
+        """
         positions = np.arange(len(self))[index]
         blobs = [self.blobs[at] for at in positions] if self.blobs else []
         return PackedColumn(self.dtype, (len(positions), *self.shape[1:]), blobs, by_row=True)
@@ -371,7 +400,9 @@ class MultiAgentBatch:
         *,
         bulk: bool = False,
     ) -> None:
-        """Compress columns of every policy's batch in place; see `SampleBatch.compress` for the arguments."""
+        """Compress columns of every policy's batch in place; see `SampleBatch.compress` for the
+        arguments.
+        """
         for batch in self.policy_batches.values():
             batch.compress(mode, columns, bulk=bulk)
 
@@ -387,7 +418,9 @@ class MultiAgentBatch:
 
     @staticmethod
     def concat(batches: Sequence[MultiAgentBatch]) -> MultiAgentBatch:
-        """Concatenate the rows of each policy in the order of the `batches`, and add up the counts."""
+        """Concatenate the rows of each policy in the order of the `batches`, and add up the
+        counts.
+        """
         by_policy: dict[str, list[SampleBatch]] = {}
         for batch in batches:
             for policy_id, rows in batch.policy_batches.items():
@@ -396,10 +429,14 @@ class MultiAgentBatch:
         return MultiAgentBatch(joined, sum(batch.count for batch in batches))
 
     @staticmethod
-    def wrap_as_needed(policy_batches: Mapping[str, SampleBatch], count: int) -> SampleBatch | MultiAgentBatch:
-        """Return a plain batch, with ``env_steps`` set, for at most the default policy; otherwise a MultiAgentBatch.
+    def wrap_as_needed(
+        policy_batches: Mapping[str, SampleBatch], count: int
+    ) -> SampleBatch | MultiAgentBatch:
+        """Return a plain batch, with ``env_steps`` set, for at most the default policy; otherwise a
+        MultiAgentBatch.
 
-        With several policies, the type must not depend on which of them have rows: create a MultiAgentBatch instead.
+        With several policies, the type must not depend on which of them have rows: create a
+        MultiAgentBatch instead.
 
         Args:
             policy_batches: policy id -> its rows.

@@ -1,9 +1,9 @@
 """Spaces as plain data.
 
-In the handshake and in checkpoints, spaces are dicts of strings, numbers and lists, which both msgpack and JSON
-support, so a policy can be restored or served without its environment. Infinite bounds are the strings ``"inf"`` and
-``"-inf"``; bounds that are equal everywhere are one number. The parts of a Dict keep the order of the space: flattened
-observations and actions follow it.
+In the handshake and in checkpoints, spaces are dicts of strings, numbers and lists, which both
+msgpack and JSON support, so a policy can be restored or served without its environment. Infinite
+bounds are the strings ``"inf"`` and ``"-inf"``; bounds that are equal everywhere are one number.
+The parts of a Dict keep the order of the space: flattened observations and actions follow it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,19 @@ MAX_SPACE_ELEMENTS = 1 << 24
 """Limit of the numbers in a value of a space, over all its parts."""
 _MAX_DEPTH = 8
 DTYPES = frozenset(
-    ["bool", "float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32"]
+    [
+        "bool",
+        "float16",
+        "float32",
+        "float64",
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+        "uint8",
+        "uint16",
+        "uint32",
+    ]
 )
 SIMPLE_KINDS = ("Box", "Discrete", "MultiBinary", "MultiDiscrete")
 """Kinds of spaces whose values are single arrays."""
@@ -37,7 +49,8 @@ def space_to_dict(space: spaces.Space[Any]) -> dict[str, Any]:
     """Return a space, of Gymnasium or of the old gym package, as strings, numbers and lists.
 
     Raises:
-        UnsupportedSpaceError: the space is not a Box, Discrete, MultiBinary, MultiDiscrete, Tuple or Dict.
+        UnsupportedSpaceError: the space is not a Box, Discrete, MultiBinary, MultiDiscrete, Tuple
+            or Dict.
     """
     space = gymnasium_space(space)
     match space:
@@ -58,7 +71,10 @@ def space_to_dict(space: spaces.Space[Any]) -> dict[str, Any]:
             }
         case spaces.MultiBinary():
             # its n is a number or a shape, and (5,) is not equal to 5
-            return {"kind": "MultiBinary", "n": space.n if isinstance(space.n, int) else list(space.shape)}
+            return {
+                "kind": "MultiBinary",
+                "n": space.n if isinstance(space.n, int) else list(space.shape),
+            }
         case spaces.MultiDiscrete():
             return {
                 "kind": "MultiDiscrete",
@@ -89,7 +105,10 @@ def space_from_dict(data: Mapping[str, Any]) -> spaces.Space[Any]:
 def with_sorted_keys(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the description of a space with the parts of every Dict in alphabetical order."""
     if data.get("kind") == "Dict":
-        parts = sorted(((str(key), with_sorted_keys(part)) for key, part in data["spaces"]), key=lambda pair: pair[0])
+        parts = sorted(
+            ((str(key), with_sorted_keys(part)) for key, part in data["spaces"]),
+            key=lambda pair: pair[0],
+        )
         return {**data, "spaces": [list(pair) for pair in parts]}
     if data.get("kind") == "Tuple":
         return {**data, "spaces": [with_sorted_keys(part) for part in data["spaces"]]}
@@ -126,7 +145,9 @@ class _Room:
         if not isinstance(data, Sequence) or isinstance(data, str | bytes):
             raise _damaged("shape", data)
         shape = tuple(_integer(size) for size in data)
-        self._left -= math.prod(max(size, 1) for size in shape)  # with a side of 0, the other sides still count
+        self._left -= math.prod(
+            max(size, 1) for size in shape
+        )  # with a side of 0, the other sides still count
         if len(shape) > _MAX_DEPTH or any(size < 0 for size in shape) or self._left < 0:
             raise _damaged("shape", shape)
         return shape
@@ -146,21 +167,30 @@ def _space_from_dict(data: object, depth: int, room: _Room) -> spaces.Space[Any]
                 return spaces.Box(low, high, shape, dtype.type)
             case "Discrete":
                 dtype = _dtype(data.get("dtype", "int64"))
-                return spaces.Discrete(_integer(data["n"]), start=_integer(data["start"]), dtype=dtype.type)
+                return spaces.Discrete(
+                    _integer(data["n"]), start=_integer(data["start"]), dtype=dtype.type
+                )
             case "MultiBinary":
                 n = data["n"]
-                return spaces.MultiBinary(room.shape([n])[0] if isinstance(n, int) else room.shape(n))
+                return spaces.MultiBinary(
+                    room.shape([n])[0] if isinstance(n, int) else room.shape(n)
+                )
             case "MultiDiscrete":
                 dtype = _dtype(data["dtype"])
                 nvec = np.asarray(data["nvec"], dtype=dtype)
                 start = np.asarray(data["start"], dtype=dtype)
                 return spaces.MultiDiscrete(nvec, dtype=dtype.type, start=start)
             case "Tuple":
-                return spaces.Tuple([_space_from_dict(part, depth + 1, room) for part in data["spaces"]])
+                return spaces.Tuple(
+                    [_space_from_dict(part, depth + 1, room) for part in data["spaces"]]
+                )
             case "Dict":
                 # a mapping would be sorted by Gymnasium
                 return spaces.Dict(
-                    [(str(key), _space_from_dict(part, depth + 1, room)) for key, part in data["spaces"]]
+                    [
+                        (str(key), _space_from_dict(part, depth + 1, room))
+                        for key, part in data["spaces"]
+                    ]
                 )
     except ConfigError:
         raise
@@ -170,8 +200,12 @@ def _space_from_dict(data: object, depth: int, room: _Room) -> spaces.Space[Any]
 
 
 def _damaged(what: str, value: object) -> ConfigError:
-    shown = value if isinstance(value, str) else show(value)  # str(value) could be nested too deeply or too long
-    return ConfigError(f"the description of a space cannot be read: {what} {shown:.200}.", value=value)
+    shown = (
+        value if isinstance(value, str) else show(value)
+    )  # str(value) could be nested too deeply or too long
+    return ConfigError(
+        f"the description of a space cannot be read: {what} {shown:.200}.", value=value
+    )
 
 
 def _integer(data: object) -> int:

@@ -1,7 +1,7 @@
 """Action masks moved from the infos of an environment into its observations.
 
-PettingZoo's environments get this automatically. A Gymnasium environment must ask for it, since its mask does not
-always mean "legal": in Taxi, for instance, it marks the actions that change anything.
+PettingZoo's environments get this automatically. A Gymnasium environment must ask for it, since its
+mask does not always mean "legal": in Taxi, for instance, it marks the actions that change anything.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ class InfoMask:
         space: space of observations with a mask.
     """
 
-    def __init__(self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> None:
+    def __init__(
+        self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]
+    ) -> None:
         """Take the spaces of an environment or an agent.
 
         Raises:
@@ -35,7 +37,8 @@ class InfoMask:
         self.space = spaces.Dict({"observation": observation_space, ACTION_MASK: mask_space})
 
     def __call__(self, obs: Any, info: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the observation with its mask; without a mask in the info, all actions are allowed.
+        """Return the observation with its mask; without a mask in the info, all actions are
+        allowed.
 
         Raises:
             BatchError: the mask does not fit the action space (a ValueError).
@@ -47,18 +50,23 @@ class InfoMask:
 
 
 class MaskFromInfo(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Gymnasium environment with the mask ``info["action_mask"]``, which says which actions are legal.
+    """Gymnasium environment with the mask ``info["action_mask"]``, which says which actions are
+    legal.
 
     In a config: ``env: aiorl.env.action_mask:MaskFromInfo`` with ``env_config: {env: Taxi-v4}``.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any] | str, **settings: Any) -> None:
-        """Wrap an environment, given as an object, or by name (see `registry`) and the settings to make it with."""
+        """Wrap an environment, given as an object, or by name (see `registry`) and the settings to
+        make it with.
+        """
         super().__init__(resolve_env(env)(EnvContext(settings)) if isinstance(env, str) else env)
         self._mask = InfoMask(self.env.observation_space, self.env.action_space)
         self.observation_space = self._mask.space
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         """See gymnasium.Env."""
         obs, info = self.env.reset(seed=seed, options=options)
         return self._mask(obs, info), info

@@ -1,14 +1,16 @@
 """Atari games preprocessed as in DeepMind's papers, with Gymnasium's own wrappers.
 
-From the inside out: a game starts with up to 30 no-ops. A step is four frames; an observation is the maximum of the
-last two, in grey, 84 x 84 pixels (Gymnasium's AtariPreprocessing). Whole games are counted. A lost life ends an
-episode, but not the game. FIRE is pressed when a game waits for it. Four frames are stacked as channels. The sampler
-clips the rewards. Source: Mnih et al. 2015, https://doi.org/10.1038/nature14236.
+From the inside out: a game starts with up to 30 no-ops. A step is four frames; an observation is
+the maximum of the last two, in grey, 84 x 84 pixels (Gymnasium's AtariPreprocessing). Whole games
+are counted. A lost life ends an episode, but not the game. FIRE is pressed when a game waits for
+it. Four frames are stacked as channels. The sampler clips the rewards. Source: Mnih et al. 2015,
+https://doi.org/10.1038/nature14236.
 
-``AtariCopies`` plays many games at the same time with ale-py's vector environment, which is written in C++. Each game
-is an ``AtariVectorEnv`` of size one, because a new life and the FIRE at its start are steps of a single game. ale-py
-only skips frames, converts them to grey, resizes them and plays the no-ops. The wrappers here do the rest, so rows are
-equal to those of ``wrap_deepmind``, except for random numbers.
+``AtariCopies`` plays many games at the same time with ale-py's vector environment, which is written
+in C++. Each game is an ``AtariVectorEnv`` of size one, because a new life and the FIRE at its start
+are steps of a single game. ale-py only skips frames, converts them to grey, resizes them and plays
+the no-ops. The wrappers here do the rest, so rows are equal to those of ``wrap_deepmind``, except
+for random numbers.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ _FRAME_SKIP = 4
 def is_atari(env: Any) -> bool:
     """Return True if an environment is an Atari game that shows its screen (not its memory).
 
-    Such an environment has an emulator inside, and its observations have more than two dimensions or are preprocessed.
+    Such an environment has an emulator inside, and its observations have more than two dimensions
+    or are preprocessed.
     """
     shape = getattr(getattr(env, "observation_space", None), "shape", None)
     game = getattr(env, "unwrapped", env)
@@ -57,7 +60,8 @@ def wrap_deepmind(
     Args:
         env: the game; frames are skipped here unless the game itself skips them.
         dim: side of the square frames, pixels.
-        framestack: observations are the last four frames, uint8 [dim, dim, 4]; else one, uint8 [dim, dim, 1].
+        framestack: observations are the last four frames, uint8 [dim, dim, 4]; else one, uint8
+            [dim, dim, 1].
         noop_max: most no-ops at the start of a game; 0 for none.
 
     Raises:
@@ -72,13 +76,19 @@ def wrap_deepmind(
         )
     skip = _FRAME_SKIP if getattr(env.unwrapped, "_frameskip", 1) == 1 else 1
     with needed_by("DeepMind's Atari preprocessing", "OpenCV", "atari", key="preprocessor_pref"):
-        importlib.import_module("cv2").setNumThreads(1)  # a frame is too small to share; a worker has one core
+        importlib.import_module("cv2").setNumThreads(
+            1
+        )  # a frame is too small to share; a worker has one core
     game = UndrawnFrames(env) if skip > 1 and _is_bare_game(env) else env
-    return wrap_lives(AtariPreprocessing(game, noop_max=noop_max, frame_skip=skip, screen_size=dim), framestack)
+    return wrap_lives(
+        AtariPreprocessing(game, noop_max=noop_max, frame_skip=skip, screen_size=dim), framestack
+    )
 
 
 def wrap_lives(env: gymnasium.Env[Any, Any], framestack: bool = True) -> gymnasium.Env[Any, Any]:
-    """Wrap a game with grey frames [H, W]: one episode per life, FIRE pressed at its start, frames stacked."""
+    """Wrap a game with grey frames [H, W]: one episode per life, FIRE pressed at its start, frames
+    stacked.
+    """
     env = EpisodicLife(RealGames(env))
     meanings = env.unwrapped.get_action_meanings()  # type: ignore[attr-defined]
     if len(meanings) > 2 and meanings[1] == "FIRE":
@@ -90,13 +100,20 @@ def _is_bare_game(env: gymnasium.Env[Any, Any]) -> bool:
     """Return True for ale-py's own environment without a wrapper that changes a step."""
     game: Any = env.env if isinstance(env, OrderEnforcing) else env
     ale_env = sys.modules.get("ale_py.env")  # not imported just for this check
-    return ale_env is not None and type(game) is ale_env.AtariEnv and not game.continuous and not game.sound_obs
+    return (
+        ale_env is not None
+        and type(game) is ale_env.AtariEnv
+        and not game.continuous
+        and not game.sound_obs
+    )
 
 
 class UndrawnFrames(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Wrapper that plays one frame per step without drawing it: observations of steps are all zeros.
+    """Wrapper that plays one frame per step without drawing it: observations of steps are all
+    zeros.
 
-    AtariPreprocessing reads two of every four screens from the emulator itself and ignores the observations.
+    AtariPreprocessing reads two of every four screens from the emulator itself and ignores the
+    observations.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
@@ -117,11 +134,20 @@ class UndrawnFrames(gymnasium.Wrapper[Any, Any, Any, Any]):
             "episode_frame_number": ale.getEpisodeFrameNumber(),
             "frame_number": ale.getFrameNumber(),
         }
-        return self._undrawn, reward, ale.game_over(with_truncation=False), ale.game_truncated(), info
+        return (
+            self._undrawn,
+            reward,
+            ale.game_over(with_truncation=False),
+            ale.game_truncated(),
+            info,
+        )
 
 
 class EpisodicLife(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Wrapper that ends an episode with each life; ``reset`` continues the game while lives are left."""
+    """Wrapper that ends an episode with each life;
+
+    ``reset`` continues the game while lives are left.
+    """
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         """Wrap a game; the first ``reset`` begins it."""
@@ -129,7 +155,9 @@ class EpisodicLife(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._lives = 0
         self._is_over = True
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         """Begin a game or continue with the next life; a seed always begins a game."""
         if self._is_over or seed is not None:
             obs, info = self.env.reset(seed=seed, options=options)
@@ -159,7 +187,9 @@ class EpisodicLife(gymnasium.Wrapper[Any, Any, Any, Any]):
 class FireAtReset(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Wrapper that presses FIRE after each reset, for games that wait for it."""
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         """Begin an episode and press FIRE."""
         self.env.reset(seed=seed, options=options)
         obs, _, terminated, truncated, info = self.env.step(1)
@@ -169,7 +199,9 @@ class FireAtReset(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 class StackFrames(gymnasium.ObservationWrapper[Any, Any, Any]):
-    """Wrapper that shows the last frames as channels, oldest first; a reset fills all of them with the first frame."""
+    """Wrapper that shows the last frames as channels, oldest first; a reset fills all of them with
+    the first frame.
+    """
 
     def __init__(self, env: gymnasium.Env[Any, Any], count: int) -> None:
         """Stack ``count`` frames of shape [H, W]."""
@@ -178,7 +210,9 @@ class StackFrames(gymnasium.ObservationWrapper[Any, Any, Any]):
         self.observation_space = LaidOutBox(0, 255, ObsLayout(shape, num_frames=count), np.uint8)
         self._stack: Pixels = np.zeros(shape, np.uint8)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         """Begin an episode."""
         frame, info = self.env.reset(seed=seed, options=options)
         self._stack = np.repeat(frame[..., None], self._stack.shape[-1], axis=-1)
@@ -193,22 +227,31 @@ class StackFrames(gymnasium.ObservationWrapper[Any, Any, Any]):
         return stack
 
 
-_KNOWN = frozenset({"game", "repeat_action_probability", "full_action_space", "max_num_frames_per_episode"})
+_KNOWN = frozenset(
+    {"game", "repeat_action_probability", "full_action_space", "max_num_frames_per_episode"}
+)
 _MAX_SEED = (1 << 31) - 1
 
 
 def why_not_atari_vector(settings: Mapping[str, Any]) -> str | None:
-    """Return the reason why a game with these settings needs Gymnasium's wrappers; None if ale-py can preprocess it.
+    """Return the reason why a game with these settings needs Gymnasium's wrappers; None if ale-py
+    can preprocess it.
 
     Args:
-        settings: keyword arguments of ale-py's environment; frameskip is 1 if the preprocessing skips frames.
+        settings: keyword arguments of ale-py's environment; frameskip is 1 if the preprocessing
+            skips frames.
     """
-    if importlib.util.find_spec("ale_py") is None or importlib.util.find_spec("ale_py.vector_env") is None:
+    if (
+        importlib.util.find_spec("ale_py") is None
+        or importlib.util.find_spec("ale_py.vector_env") is None
+    ):
         return "the installed ale-py has no vector environment"
     for name, value in settings.items():
         if name == "frameskip" and value != 1:
             return f"frameskip is {value!r}"
-        if name not in _KNOWN | {"frameskip"} and not (value is None or value is False or value == "rgb"):
+        if name not in _KNOWN | {"frameskip"} and not (
+            value is None or value is False or value == "rgb"
+        ):
             return f"it does not know the setting {name}: {value!r}"
     return None
 
@@ -256,7 +299,9 @@ class PreprocessedGame(gymnasium.Env[Any, Any]):
         """Return the names of the actions; the emulator has a method of this name."""
         return [action.name for action in self._vector.ale.get_action_set()]
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         """Begin a game."""
         super().reset(seed=seed)
         seeds = None if seed is None else np.array([seed & _MAX_SEED])
@@ -267,7 +312,9 @@ class PreprocessedGame(gymnasium.Env[Any, Any]):
         return obs[0, 0], {}
 
     def send(self, action: int) -> None:
-        """Begin a step unless one is under way; the next ``step`` ignores its own action and waits for this one."""
+        """Begin a step unless one is under way; the next ``step`` ignores its own action and waits
+        for this one.
+        """
         if self._is_under_way:
             return
         self._vector.send(np.array([action], np.int64))
@@ -279,7 +326,13 @@ class PreprocessedGame(gymnasium.Env[Any, Any]):
         self._is_under_way = False
         obs, rewards, terminateds, truncateds, info = self._vector.recv()
         self._lives = int(info["lives"][0])
-        return obs[0, 0], float(rewards[0]), bool(terminateds[0]), bool(truncateds[0]), {"lives": self._lives}
+        return (
+            obs[0, 0],
+            float(rewards[0]),
+            bool(terminateds[0]),
+            bool(truncateds[0]),
+            {"lives": self._lives},
+        )
 
     def close(self) -> None:
         """Stop the game's thread."""
@@ -311,11 +364,14 @@ class AtariCopies(Copies):
             env_id: name for messages.
             spec: Gymnasium's registry entry of the game.
             dim: side of the square frames, pixels.
-            framestack: observations are the last four frames, uint8 [dim, dim, 4]; else one, uint8 [dim, dim, 1].
+            framestack: observations are the last four frames, uint8 [dim, dim, 4]; else one, uint8
+                [dim, dim, 1].
             noop_max: most no-ops at the start of a game; 0 for none.
             seed: see Copies.
         """
         self.senders = [PreprocessedGame(settings, dim, noop_max) for _ in range(num_envs)]
         for game in self.senders:
             game.spec = spec
-        super().__init__([wrap_lives(game, framestack) for game in self.senders], env_id=env_id, seed=seed)
+        super().__init__(
+            [wrap_lives(game, framestack) for game in self.senders], env_id=env_id, seed=seed
+        )

@@ -1,16 +1,19 @@
-"""Interfaces that samplers drive: BaseEnv, one environment at a time, and LockstepEnv, all copies together.
+"""Interfaces that samplers drive: BaseEnv, one environment at a time, and LockstepEnv, all copies
+together.
 
-The sampler of a BaseEnv repeats three steps: ``poll`` the environments, decide, ``send_actions``. Every dict is keyed
-by environment id and then by agent id. A single-agent environment has one agent, ``DEFAULT_AGENT_ID``. Flags also have
-the key ``ALL_AGENTS``, which is true when the episode is over for all agents.
+The sampler of a BaseEnv repeats three steps: ``poll`` the environments, decide, ``send_actions``.
+Every dict is keyed by environment id and then by agent id. A single-agent environment has one
+agent, ``DEFAULT_AGENT_ID``. Flags also have the key ``ALL_AGENTS``, which is true when the episode
+is over for all agents.
 
-The observations, rewards and flags of a LockstepEnv are whole arrays. Implementations reset a copy in one of two ways,
-and a ``VectorStep`` shows which one:
+The observations, rewards and flags of a LockstepEnv are whole arrays. Implementations reset a copy
+in one of two ways, and a ``VectorStep`` shows which one:
 
-* The same call resets the copy: ``obs`` holds the new episode's first observation. ``final_index`` and ``final_obs``
-  list the true final observation.
-* The next call resets the copy (Gymnasium's NEXT_STEP): ``obs`` holds the true final observation. The next call ignores
-  that copy's action, returns its first observation and marks the row ``valid == False``.
+* The same call resets the copy: ``obs`` holds the new episode's first observation. ``final_index``
+  and ``final_obs`` list the true final observation.
+* The next call resets the copy (Gymnasium's NEXT_STEP): ``obs`` holds the true final observation.
+  The next call ignores that copy's action, returns its first observation and marks the row ``valid
+  == False``.
 """
 
 from __future__ import annotations
@@ -34,7 +37,8 @@ ALL_AGENTS: Final = "__all__"
 """Key of the flag for all agents of an environment."""
 
 MAX_GONE_AGENTS: Final = 1000
-"""Number of agents that have left an episode whose ids it remembers, or as many as are present if these are more."""
+"""Number of agents that have left an episode whose ids it remembers, or as many as are present if
+these are more."""
 
 ASYNC_RESET_RETURN: Final = "async_reset_return"
 """Result of ``try_reset`` if the first observation arrives with a later poll."""
@@ -64,8 +68,8 @@ class Poll(NamedTuple):
         truncateds: flags by agent, and for ALL_AGENTS: cut off from outside.
         infos: info dicts, only of observed agents; empty ones can be left out.
         off_policy_actions: actions taken instead of the policy's.
-        faults: environments that failed and were restarted. Their episodes end without a last observation, and a later
-            poll opens new ones.
+        faults: environments that failed and were restarted. Their episodes end without a last
+            observation, and a later poll opens new ones.
     """
 
     obs: MultiEnvDict
@@ -81,7 +85,10 @@ class Poll(NamedTuple):
         """Flags that are true if an agent is terminated or truncated."""
         return {
             env_id: {
-                agent_id: bool(self.terminateds[env_id].get(agent_id)) or bool(self.truncateds[env_id].get(agent_id))
+                agent_id: (
+                    bool(self.terminateds[env_id].get(agent_id))
+                    or bool(self.truncateds[env_id].get(agent_id))
+                )
                 for agent_id in {**self.terminateds[env_id], **self.truncateds[env_id]}
             }
             for env_id in self.terminateds
@@ -92,8 +99,8 @@ def as_poll(result: Any) -> Poll:
     """Convert the result of a BaseEnv's ``poll`` to a Poll.
 
     Args:
-        result: a Poll, or a tuple of five dicts (obs, rewards, dones, infos, off_policy_actions), where each done
-            counts as a terminal state.
+        result: a Poll, or a tuple of five dicts (obs, rewards, dones, infos, off_policy_actions),
+            where each done counts as a terminal state.
 
     Raises:
         EnvContractError: the result is neither.
@@ -102,8 +109,14 @@ def as_poll(result: Any) -> Poll:
         return result
     is_whole = isinstance(result, tuple) and len(result) in (5, 6)
     if not is_whole or not all(isinstance(part, Mapping) for part in result):
-        given = f"({', '.join(type(part).__name__ for part in result)})" if is_whole else f"{result!r:.200}"
-        raise EnvContractError("BaseEnv", f"poll returned {given}, expected a Poll or a tuple of five dicts", step=-1)
+        given = (
+            f"({', '.join(type(part).__name__ for part in result)})"
+            if is_whole
+            else f"{result!r:.200}"
+        )
+        raise EnvContractError(
+            "BaseEnv", f"poll returned {given}, expected a Poll or a tuple of five dicts", step=-1
+        )
     if len(result) == 6:
         return Poll(*result)
     obs, rewards, dones, infos, off_policy_actions = result
@@ -135,8 +148,8 @@ class BaseEnv(ABC):
         """Send actions to the environments.
 
         Args:
-            action_dict: environment id -> agent id -> action. It contains each environment of the last poll whose
-                episode has not ended, if only with an empty dict.
+            action_dict: environment id -> agent id -> action. It contains each environment of the
+                last poll whose episode has not ended, if only with an empty dict.
 
         Raises:
             EnvError: an environment failed.
@@ -149,8 +162,8 @@ class BaseEnv(ABC):
             env_id: id of the environment.
 
         Returns:
-            Observations by agent; None if environments of this kind cannot be reset; ASYNC_RESET_RETURN if the
-            observations arrive with a later poll.
+            Observations by agent; None if environments of this kind cannot be reset;
+            ASYNC_RESET_RETURN if the observations arrive with a later poll.
         """
         return None
 
@@ -160,10 +173,11 @@ class BaseEnv(ABC):
         return type(self).try_reset is not BaseEnv.try_reset
 
     def in_lockstep(self, horizon: int | None = None) -> LockstepEnv | None:
-        """Return the same environments in lockstep, as whole arrays; None if they cannot step together.
+        """Return the same environments in lockstep, as whole arrays; None if they cannot step
+        together.
 
-        Call it at most once, before any other method, and then use only one of the two objects. The first ``reset``
-        applies the seed that this object was made with.
+        Call it at most once, before any other method, and then use only one of the two objects. The
+        first ``reset`` applies the seed that this object was made with.
 
         Args:
             horizon: truncate episodes at this many steps; None or 0 = the environments' own limit.
@@ -174,21 +188,29 @@ class BaseEnv(ABC):
         return None
 
     def get_unwrapped(self) -> Sequence[Any]:
-        """Return the environment objects behind this one, including their wrappers; may be empty."""
+        """Return the environment objects behind this one, including their wrappers; may be
+        empty.
+        """
         return []
 
     def take_finished_games(self) -> list[FinishedGame] | None:
-        """Return the real games that ended since the last call; None unless every environment counts them."""
+        """Return the real games that ended since the last call;
+
+        None unless every environment counts them.
+        """
         return None
 
     def place_of(self, env_id: Any) -> tuple[str, int]:
-        """Return the name of the environment with this ``env_id``, and the index of its copy, for messages."""
+        """Return the name of the environment with this ``env_id``, and the index of its copy, for
+        messages.
+        """
         if type(env_id) is int:
             return getattr(self, "_env_id", "") or type(self).__name__, env_id
         return str(env_id), 0
 
     def interrupt(self) -> None:
-        """Make a waiting ``poll`` and all later ones raise, if polls of this kind wait; call before ``stop``.
+        """Make a waiting ``poll`` and all later ones raise, if polls of this kind wait; call before
+        ``stop``.
 
         Any thread may call this method. It never waits.
         """
@@ -203,7 +225,9 @@ class BaseEnv(ABC):
 
 
 class SteppedBaseEnv(BaseEnv):
-    """BaseEnv that steps in ``send_actions``, in the calling thread; the next poll returns the results."""
+    """BaseEnv that steps in ``send_actions``, in the calling thread; the next poll returns the
+    results.
+    """
 
     _env_id: str
     _stepped: Poll | None = None
@@ -214,14 +238,18 @@ class SteppedBaseEnv(BaseEnv):
         """Reset every environment and return the first observations."""
 
     def poll(self) -> Poll:
-        """Return the results of the environments that got actions; the first poll resets all of them."""
+        """Return the results of the environments that got actions; the first poll resets all of
+        them.
+        """
         if not self._is_started:
             first = opening_poll(self._reset_all())
             self._is_started = True
             return first
         poll, self._stepped = self._stepped, None
         if poll is None:
-            raise EnvContractError(self._env_id, "it was polled twice without any actions in between")
+            raise EnvContractError(
+                self._env_id, "it was polled twice without any actions in between"
+            )
         return poll
 
 
@@ -239,7 +267,10 @@ def already_ended(env_id: str, index: int, step: int) -> EnvContractError:
 
 def opening_poll(obs: MultiEnvDict) -> Poll:
     """Return the poll that opens episodes with these observations."""
-    flags = {env_id: {**dict.fromkeys(agents, False), ALL_AGENTS: False} for env_id, agents in obs.items()}
+    flags = {
+        env_id: {**dict.fromkeys(agents, False), ALL_AGENTS: False}
+        for env_id, agents in obs.items()
+    }
     return Poll(
         obs,
         {env_id: dict.fromkeys(agents) for env_id, agents in obs.items()},
@@ -251,7 +282,13 @@ def opening_poll(obs: MultiEnvDict) -> Poll:
 
 
 def add_step(
-    poll: Poll, index: Any, obs: Any, reward: float, terminated: bool, truncated: bool, info: dict[str, Any]
+    poll: Poll,
+    index: Any,
+    obs: Any,
+    reward: float,
+    terminated: bool,
+    truncated: bool,
+    info: dict[str, Any],
 ) -> None:
     """Add the step of a single-agent environment to a poll."""
     agent = DEFAULT_AGENT_ID
@@ -281,9 +318,11 @@ def checked_horizon(horizon: int | None, limit: int | None) -> int | None:
         return limit
     if horizon < 0 or (limit is not None and horizon > limit):
         raise ConfigError(
-            f"horizon is {horizon}, but the environment ends its episodes after {limit} steps."
-            if horizon > 0
-            else f"horizon is {horizon}, expected a number of steps > 0.",
+            (
+                f"horizon is {horizon}, but the environment ends its episodes after {limit} steps."
+                if horizon > 0
+                else f"horizon is {horizon}, expected a number of steps > 0."
+            ),
             key="horizon",
             value=horizon,
             hint="Set a smaller horizon, or leave it out to use the environment's own limit.",
@@ -292,7 +331,9 @@ def checked_horizon(horizon: int | None, limit: int | None) -> int | None:
 
 
 class TrainingDisabled(Exception):
-    """Error for a step whose info has a false ``training_enabled``: lockstep sampling cannot leave out its row."""
+    """Error for a step whose info has a false ``training_enabled``: lockstep sampling cannot leave
+    out its row.
+    """
 
     def __init__(self, env_id: str) -> None:
         """Name the environment."""
@@ -301,17 +342,21 @@ class TrainingDisabled(Exception):
 
 @dataclass(slots=True)
 class VectorStep:
-    """Results of one step of all copies. The next step may reuse the arrays: copy those that must last.
+    """Results of one step of all copies. The next step may reuse the arrays: copy those that must
+    last.
 
     Attributes:
         obs: [N, ...] observations to act on next.
         rewards: [N] float, raw.
         terminateds: [N] bool, ended in a terminal state.
         truncateds: [N] bool, cut by a time limit or horizon.
-        final_index: [K] int64 copies that were reset within this step, ascending; None if there are none.
+        final_index: [K] int64 copies that were reset within this step, ascending; None if there are
+            none.
         final_obs: [K, ...] their true final observations.
-        valid: [N] bool, False if the row was only the reset of a copy; None if all rows are transitions.
-        infos: infos of all copies in one dict (see ``native_vector_env``); None or empty if there are none.
+        valid: [N] bool, False if the row was only the reset of a copy; None if all rows are
+            transitions.
+        infos: infos of all copies in one dict (see ``native_vector_env``); None or empty if there
+            are none.
     """
 
     obs: NDArray[Any]
@@ -335,7 +380,8 @@ class LockstepEnv(ABC):
         max_episode_steps: length at which an episode is truncated; None if there is no known limit.
         first_seeds: seeds for a first ``reset`` without seeds; None for none.
         can_cut: True if it can truncate episodes at any length.
-        can_begin: True if some copies can step before the actions of the others are known, see ``begin``.
+        can_begin: True if some copies can step before the actions of the others are known, see
+            ``begin``.
     """
 
     env_id: str
@@ -366,12 +412,13 @@ class LockstepEnv(ABC):
             actions: [N, ...] one action per copy.
 
         Raises:
-            EnvError: the environment raised, or returned a value that does not fit (BadObservationError,
-                BadRewardError).
+            EnvError: the environment raised, or returned a value that does not fit
+                (BadObservationError, BadRewardError).
         """
 
     def begin(self, copies: slice, actions: NDArray[Any]) -> None:
-        """Begin the step of some copies; the ``step`` that follows gets all actions and waits for the results.
+        """Begin the step of some copies; the ``step`` that follows gets all actions and waits for
+        the results.
 
         Args:
             copies: the copies to step.
@@ -393,7 +440,8 @@ class LockstepEnv(ABC):
             horizon: steps; None or 0 = the environment's own limit.
 
         Raises:
-            ConfigError: the horizon is above the environment's own limit, or differs from it and ``can_cut`` is False.
+            ConfigError: the horizon is above the environment's own limit, or differs from it and
+                ``can_cut`` is False.
         """
         length = checked_horizon(horizon, self.max_episode_steps)
         if length != self.max_episode_steps and not self.can_cut:
@@ -410,7 +458,10 @@ class LockstepEnv(ABC):
         """Release all resources; can be called more than once."""
 
     def take_finished_games(self) -> list[FinishedGame] | None:
-        """Return the real games that ended since the last call; None unless every copy counts them."""
+        """Return the real games that ended since the last call;
+
+        None unless every copy counts them.
+        """
         return None
 
     @property

@@ -1,4 +1,6 @@
-"""Checks of the values that an environment returns: one cheap test per batch; on failure, a search for the culprit."""
+"""Checks of the values that an environment returns: one cheap test per batch; on failure, a search
+for the culprit.
+"""
 
 from __future__ import annotations
 
@@ -91,17 +93,23 @@ class ObservationCheck:
         try:
             array = np.asarray(obs)
         except (ValueError, TypeError) as error:
-            raise self._bad(f"observation of type {type(obs).__name__} is not an array", index, step) from error
+            raise self._bad(
+                f"observation of type {type(obs).__name__} is not an array", index, step
+            ) from error
         if array.dtype.kind not in NUMBER_KINDS:
             message = f"observation is {described_value(obs)}, expected numbers of shape {shape}"
             raise self._bad(message, index, step)
         if array.shape != shape:
             raise self._bad(f"observation has shape {array.shape}, expected {shape}", index, step)
         if array.dtype != self.dtype and not _converts(array, self.dtype):
-            raise self._bad(f"observation has dtype {array.dtype}, expected {self.dtype}", index, step)
+            raise self._bad(
+                f"observation has dtype {array.dtype}, expected {self.dtype}", index, step
+            )
         return array
 
-    def check_values(self, obs: NDArray[Any], step_of: StepOf, index_of: StepOf | None = None) -> None:
+    def check_values(
+        self, obs: NDArray[Any], step_of: StepOf, index_of: StepOf | None = None
+    ) -> None:
         """Raise an error if a value is not finite or lies outside a discrete space.
 
         Args:
@@ -131,11 +139,17 @@ class ObservationCheck:
         raise self._bad(f"observation {what}: {_short(obs[row])}", index, step_of(row))
 
     def _look_at_bounds(
-        self, low: NDArray[Any], high: NDArray[Any], obs: NDArray[Any], step_of: StepOf, index_of: StepOf | None
+        self,
+        low: NDArray[Any],
+        high: NDArray[Any],
+        obs: NDArray[Any],
+        step_of: StepOf,
+        index_of: StepOf | None,
     ) -> None:
         """Warn once about an observation outside its Box.
 
-        Only one batch in 17 is checked, to save time. If copies are checked one by one, all of them get their turn.
+        Only one batch in 17 is checked, to save time. If copies are checked one by one, all of them
+        get their turn.
         """
         self._num_checked += 1
         if self._num_checked % 17 != 1:
@@ -146,10 +160,13 @@ class ObservationCheck:
         self._bounds = None
         row = int(np.flatnonzero(outside.reshape(len(obs), -1).any(axis=1))[0])
         logger.warning(
-            "environment %r, copy %d, step %d: an observation is outside the bounds of its Box; it is used unchanged: "
-            "%s. Further ones are not reported.",
-            self.env_id, row if index_of is None else index_of(row), step_of(row), _short(obs[row]),
-        )  # fmt: skip
+            "environment %r, copy %d, step %d: an observation is outside the bounds of its Box; it"
+            " is used unchanged: %s. Further ones are not reported.",
+            self.env_id,
+            row if index_of is None else index_of(row),
+            step_of(row),
+            _short(obs[row]),
+        )
 
     def _bad(self, message: str, index: int, step: int) -> BadObservationError:
         return BadObservationError(self.env_id, message, vector_index=index, step=step)
@@ -162,14 +179,16 @@ class NestedCheck:
         leaf: check of an observation that is a single array; else None.
     """
 
-    def __init__(self, env_id: str, space: spaces.Space[Any], *, may_have_more: bool = True) -> None:
+    def __init__(
+        self, env_id: str, space: spaces.Space[Any], *, may_have_more: bool = True
+    ) -> None:
         """Derive the checks from a space; spaces of a kind without arrays are not checked.
 
         Args:
             env_id: name for messages.
             space: the space.
-            may_have_more: True drops keys that the Dict space does not have, and warns of them once; False refuses
-                them.
+            may_have_more: True drops keys that the Dict space does not have, and warns of them
+                once; False refuses them.
         """
         self._env_id = env_id
         self.leaf: ObservationCheck | None = None
@@ -183,13 +202,16 @@ class NestedCheck:
             self._kind, parts = tuple, enumerate(space.spaces)
         elif isinstance(space, SIMPLE_SPACES):
             self.leaf = ObservationCheck(env_id, space)
-        self._parts = {key: NestedCheck(env_id, part, may_have_more=may_have_more) for key, part in parts}
+        self._parts = {
+            key: NestedCheck(env_id, part, may_have_more=may_have_more) for key, part in parts
+        }
 
     def coerce(self, obs: Any, index: int, step: int) -> Any:
         """Return one observation with arrays of the right shapes and dtypes as its leaves.
 
         Raises:
-            BadObservationError: a part is missing, unexpected, of another shape or dtype, or contains a bad value.
+            BadObservationError: a part is missing, unexpected, of another shape or dtype, or
+                contains a bad value.
         """
         if self.leaf is not None:
             given = self.leaf.coerce(obs, index, step)
@@ -199,39 +221,56 @@ class NestedCheck:
             with np.errstate(over="ignore"):
                 array = given.astype(self.leaf.dtype)
             if array.dtype.kind == "f" and not all_finite(array):
-                raise self._bad(f"observation has numbers too large for {array.dtype}: {_short(given)}", index, step)
+                raise self._bad(
+                    f"observation has numbers too large for {array.dtype}: {_short(given)}",
+                    index,
+                    step,
+                )
             return array
         if self._kind is dict:
             is_whole = isinstance(obs, Mapping) and obs.keys() >= self._parts.keys()
             if not is_whole or (len(obs) > len(self._parts) and not self._may_have_more):
                 got = sorted(map(str, obs)) if isinstance(obs, Mapping) else type(obs).__name__
-                raise self._bad(f"observation has {got}, expected the keys {list(self._parts)}", index, step)
+                raise self._bad(
+                    f"observation has {got}, expected the keys {list(self._parts)}", index, step
+                )
             if self._names_more and len(obs) > len(self._parts):
                 self._name_more(obs, index, step)
             return {key: part.coerce(obs[key], index, step) for key, part in self._parts.items()}
         if self._kind is tuple:
             if not isinstance(obs, tuple | list) or len(obs) != len(self._parts):
                 raise self._bad(
-                    f"observation is {shortened(repr(obs), 200)}, expected {len(self._parts)} parts", index, step
+                    f"observation is {shortened(repr(obs), 200)}, expected {len(self._parts)}"
+                    " parts",
+                    index,
+                    step,
                 )
-            return tuple(part.coerce(value, index, step) for part, value in zip(self._parts.values(), obs, strict=True))
+            return tuple(
+                part.coerce(value, index, step)
+                for part, value in zip(self._parts.values(), obs, strict=True)
+            )
         return obs
 
     def _name_more(self, obs: Mapping[Any, Any], index: int, step: int) -> None:
         self._names_more = False
         more = sorted(map(str, obs.keys() - self._parts.keys()))
         logger.warning(
-            "environment %r, copy %d, step %d: an observation has the keys %s, which its Dict space does not have; "
-            "policies do not get them. Declare them in the space, or leave them out. Further ones are not reported.",
-            self._env_id, index, step, shortened(repr(more), 200),
-        )  # fmt: skip
+            "environment %r, copy %d, step %d: an observation has the keys %s, which its Dict space"
+            " does not have; policies do not get them. Declare them in the space, or leave them"
+            " out. Further ones are not reported.",
+            self._env_id,
+            index,
+            step,
+            shortened(repr(more), 200),
+        )
 
     def _bad(self, message: str, index: int, step: int) -> BadObservationError:
         return BadObservationError(self._env_id, message, vector_index=index, step=step)
 
 
 def action_fault(layout: ActionLayout, action: Any) -> str:
-    """Return the fault of an action that comes from a client rather than from a policy; "" if it has none.
+    """Return the fault of an action that comes from a client rather than from a policy; "" if it
+    has none.
 
     Values outside the bounds of a Box are no fault: rows contain such actions of policies, too.
     """
@@ -239,7 +278,10 @@ def action_fault(layout: ActionLayout, action: Any) -> str:
     try:
         with np.errstate(over="ignore"):
             row = layout.to_row(action)
-        if all(_fits(leaf, batch[0]) for leaf, batch in zip(layout.leaves, layout.split(row[None]), strict=True)):
+        if all(
+            _fits(leaf, batch[0])
+            for leaf, batch in zip(layout.leaves, layout.split(row[None]), strict=True)
+        ):
             return ""
     except (BatchError, ValueError, TypeError, OverflowError) as error:
         why = f" ({error})"
@@ -247,7 +289,9 @@ def action_fault(layout: ActionLayout, action: Any) -> str:
 
 
 def _fits(leaf: spaces.Space[Any], action: NDArray[Any]) -> bool:
-    """Return True if an action of the right shape and dtype is finite and, in a discrete space, in range."""
+    """Return True if an action of the right shape and dtype is finite and, in a discrete space, in
+    range.
+    """
     if isinstance(leaf, spaces.Box):
         return leaf.dtype.kind != "f" or all_finite(action)
     return leaf.contains(action)
@@ -264,7 +308,10 @@ def as_reward(reward: Any, env_id: str, index: int, step: int) -> float:
             raise TypeError("text is not a number, even if it looks like one")
         number = float(reward)
     except (TypeError, ValueError) as error:
-        message = f"reward is {reward!r} ({type(reward).__name__}), expected a number{hint_for_vector(reward)}"
+        message = (
+            f"reward is {reward!r} ({type(reward).__name__}), expected a"
+            f" number{hint_for_vector(reward)}"
+        )
         raise BadRewardError(env_id, message, vector_index=index, step=step) from error
     if not math.isfinite(number):
         message = f"reward is {number}, expected a finite number"
@@ -273,7 +320,8 @@ def as_reward(reward: Any, env_id: str, index: int, step: int) -> float:
 
 
 def hint_for_vector(reward: Any, num_envs: int = 0) -> str:
-    """Return the end of a message about a reward that names the remedy if it is a vector; "" if it is none.
+    """Return the end of a message about a reward that names the remedy if it is a vector; "" if it
+    is none.
 
     Args:
         reward: the reward, or rewards [N, ...] of several copies.
@@ -286,10 +334,15 @@ def hint_for_vector(reward: Any, num_envs: int = 0) -> str:
     if len(shape) <= bool(num_envs) or not shape[-1]:
         return ""
     wrapper = "[{class: mo_gymnasium.wrappers:LinearReward, kwargs: {weight: [0.5, 0.5]}}]"
-    return f". Weigh the parts of a vector of rewards; for a single environment, wrappers: {wrapper} does it"
+    return (
+        f". Weigh the parts of a vector of rewards; for a single environment, wrappers: {wrapper}"
+        " does it"
+    )
 
 
-def as_rewards(rewards: Mapping[Any, Any], env_id: str, index: int, step: int) -> Mapping[Any, float]:
+def as_rewards(
+    rewards: Mapping[Any, Any], env_id: str, index: int, step: int
+) -> Mapping[Any, float]:
     """Return the rewards by agent as floats; None counts as 0.0.
 
     Raises:
@@ -349,7 +402,9 @@ def raise_env_fault(env_id: str, doing: str, error: Exception, index: int, step:
 
 
 def _converts(array: NDArray[Any], dtype: np.dtype[Any]) -> bool:
-    if np.can_cast(array.dtype, dtype, "same_kind") or (array.dtype.kind in "iub" and dtype.kind == "f"):
+    if np.can_cast(array.dtype, dtype, "same_kind") or (
+        array.dtype.kind in "iub" and dtype.kind == "f"
+    ):
         return True
     if array.dtype.kind in "iub" and dtype.kind in "iub":
         return bool(np.array_equal(array.astype(dtype), array))
@@ -357,7 +412,9 @@ def _converts(array: NDArray[Any], dtype: np.dtype[Any]) -> bool:
 
 
 def _bounds_of(space: spaces.Space[Any]) -> tuple[NDArray[Any], NDArray[Any]] | None:
-    """Return the bounds of a Box with a tolerance for rounding, or None if no value can lie outside of them."""
+    """Return the bounds of a Box with a tolerance for rounding, or None if no value can lie outside
+    of them.
+    """
     if not isinstance(space, spaces.Box) or not space.is_bounded("both"):
         return None
     low, high = space.low.astype(np.float64), space.high.astype(np.float64)

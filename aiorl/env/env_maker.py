@@ -1,6 +1,7 @@
 """Construction of a worker's environments from their name, in the forms that samplers drive.
 
-``EnvMaker`` makes a worker's environments; ``to_base_env`` converts environments of any kind to a BaseEnv.
+``EnvMaker`` makes a worker's environments; ``to_base_env`` converts environments of any kind to a
+BaseEnv.
 """
 
 from __future__ import annotations
@@ -55,7 +56,9 @@ class EnvMaker:
         self.env_id = self.creator.env_id
         config = plan.wrapping.env_config(self.creator, plan.env_config)
         is_remote = plan.vectorize == "remote"
-        self.context = EnvContext(config, plan.worker_index, remote=is_remote, num_envs=plan.num_envs)
+        self.context = EnvContext(
+            config, plan.worker_index, remote=is_remote, num_envs=plan.num_envs
+        )
         self.is_deepmind = False
 
     def make_first(self) -> Any:
@@ -63,8 +66,10 @@ class EnvMaker:
 
         Raises:
             EnvError: the environment's constructor failed.
-            UnsupportedEnvError: the object made is not an environment that can be driven (also a ValueError).
-            ConfigError: the environment does not have the requested form or cannot have the horizon.
+            UnsupportedEnvError: the object made is not an environment that can be driven (also a
+                ValueError).
+            ConfigError: the environment does not have the requested form or cannot have the
+                horizon.
         """
         plan, wrapping = self.plan, self.plan.wrapping
         if self.form == "native":
@@ -76,7 +81,9 @@ class EnvMaker:
         if isinstance(env, LockstepEnv):
             env.limit_episodes(plan.horizon)
         self.is_deepmind = kind_of(env, self.env_id).is_single and wrapping.wraps_atari(env)
-        if plan.vectorize == "remote":  # only its spaces are needed; the copy in a child process is the monitored one
+        if (
+            plan.vectorize == "remote"
+        ):  # only its spaces are needed; the copy in a child process is the monitored one
             wrapping = dataclasses.replace(wrapping, monitor_path=None)
         return wrapping.wrap(env, self.context)
 
@@ -104,7 +111,8 @@ class EnvMaker:
         obstacle = self._native_obstacle()
         if obstacle is not None:
             raise ConfigError(
-                f"vectorize is 'native', but environment {self.env_id!r} has no such form here: {obstacle}.",
+                f"vectorize is 'native', but environment {self.env_id!r} has no such form here:"
+                f" {obstacle}.",
                 key="vectorize",
                 value="native",
                 hint="Use vectorize: serial (or auto).",
@@ -114,7 +122,8 @@ class EnvMaker:
         """Make the other copies and return them with environment 0 as a BaseEnv.
 
         Raises:
-            ConfigError: environments of this kind cannot have this number of copies or cannot be remote.
+            ConfigError: environments of this kind cannot have this number of copies or cannot be
+                remote.
             EnvError: a child process could not make its environment.
         """
         plan = self.plan
@@ -140,7 +149,10 @@ class EnvMaker:
         if not is_atari_id(spec.id):
             return _gymnasium_obstacle(spec, self.plan)
         if not wrapping.deepmind:
-            return "its vectorised form has its own preprocessing, so observations differ from those of a single game"
+            return (
+                "its vectorised form has its own preprocessing, so observations differ from those"
+                " of a single game"
+            )
         return why_not_atari_vector({**spec.kwargs, **self.context})
 
     def _make_native(self, context: EnvContext) -> LockstepEnv | VectorEnv:
@@ -157,13 +169,17 @@ class EnvMaker:
                 framestack=plan.wrapping.framestack,
             )
         settings = dict(plan.env_config)
-        length = checked_horizon(plan.horizon, settings.pop("max_episode_steps", spec.max_episode_steps))
+        length = checked_horizon(
+            plan.horizon, settings.pop("max_episode_steps", spec.max_episode_steps)
+        )
         if length is not None:
             settings["max_episode_steps"] = length
         with warnings.catch_warnings():
             # Gymnasium warns about missing metadata; aiorl raises an error with a better message.
             warnings.filterwarnings("ignore", message=".*AutoresetMode.*")
-            env = gymnasium.make_vec(spec, plan.num_envs, vectorization_mode="vector_entry_point", **settings)
+            env = gymnasium.make_vec(
+                spec, plan.num_envs, vectorization_mode="vector_entry_point", **settings
+            )
         return NativeVectorEnv(env, env_id=self.env_id, max_episode_steps=length)
 
 
@@ -199,7 +215,8 @@ def to_base_env(
 
     Args:
         env: environment 0, of any of the kinds in ``kinds``.
-        make_env: makes environment 1, 2, ..., given the index; only for gym-like and multi-agent environments.
+        make_env: makes environment 1, 2, ..., given the index; only for gym-like and multi-agent
+            environments.
         num_envs: number of environments N.
         env_id: name for messages.
         seed: the worker's seed; None leaves the environments unseeded.
@@ -207,20 +224,25 @@ def to_base_env(
     Raises:
         UnsupportedEnvError: the environment is of none of these kinds.
         Exception: ``make_env`` raised it; the copies made so far are closed, but ``env`` is not.
-        ConfigError: environments of this kind cannot have this number of copies or cannot be seeded.
+        ConfigError: environments of this kind cannot have this number of copies or cannot be
+            seeded.
     """
     env = adopted(env)
     kind = kind_of(env, env_id)
     if kind.is_external and num_envs != 1:
         raise ConfigError(
-            f"{num_envs} environments are requested, but an external environment drives itself: expected 1.",
+            f"{num_envs} environments are requested, but an external environment drives itself:"
+            " expected 1.",
             key="num_envs_per_worker",
             value=num_envs,
         )
     if kind.holds_copies:
         return kind.to_base_env([env], env_id, seed)
     if num_envs > 1 and make_env is None:
-        raise ConfigError(f"{num_envs} environments are requested, but only one is given.", key="num_envs_per_worker")
+        raise ConfigError(
+            f"{num_envs} environments are requested, but only one is given.",
+            key="num_envs_per_worker",
+        )
     copies = [env]
     with contextlib.ExitStack() as on_error:
         if make_env is not None:
@@ -238,7 +260,8 @@ def _check_distinct(copies: Sequence[Any], env_id: str) -> None:
     inner = {id(innermost(env)) for env in copies}
     if len(inner) < len(copies):
         raise ConfigError(
-            f"{len(copies)} environments are requested, but the creator of {env_id!r} returned the same object again.",
+            f"{len(copies)} environments are requested, but the creator of {env_id!r} returned the"
+            " same object again.",
             key="num_envs_per_worker",
             value=len(copies),
             hint="Have it make a new environment on each call.",
@@ -250,4 +273,6 @@ def _close_after_error(env: Any) -> None:
     try:
         close_env(env)
     except Exception:
-        logger.exception("after another copy had failed, %s could not be closed", type(env).__name__)
+        logger.exception(
+            "after another copy had failed, %s could not be closed", type(env).__name__
+        )

@@ -1,8 +1,10 @@
-"""EnvPool's environments by name: ``envpool:TASK``; a pool of C++ threads steps all copies (extra ``envpool``).
+"""EnvPool's environments by name: ``envpool:TASK``; a pool of C++ threads steps all copies (extra
+``envpool``).
 
-``env_config`` takes the arguments of ``envpool.make``, such as ``num_threads``, and two settings of aiorl. With
-``async: true``, copies do not wait for each other: each turn takes the first ``batch_size`` copies that are ready, by
-default half of them. EnvPool's pictures are [channels, height, width]; here their channels come last.
+``env_config`` takes the arguments of ``envpool.make``, such as ``num_threads``, and two settings of
+aiorl. With ``async: true``, copies do not wait for each other: each turn takes the first
+``batch_size`` copies that are ready, by default half of them. EnvPool's pictures are [channels,
+height, width]; here their channels come last.
 """
 
 from __future__ import annotations
@@ -36,27 +38,40 @@ def envpool_creator(name: str) -> Callable[[EnvContext], EnvPoolEnv | AsyncEnvPo
         UnknownEnvError: EnvPool has no such task.
         ConfigError: EnvPool is not installed.
     """
-    with needed_by(f"environment {name!r}", "EnvPool", "envpool", key="env", value=name), warnings.catch_warnings():
+    with (
+        needed_by(f"environment {name!r}", "EnvPool", "envpool", key="env", value=name),
+        warnings.catch_warnings(),
+    ):
         warnings.simplefilter("ignore")
         module = importlib.import_module("envpool")
     task = name.removeprefix("envpool:")
     known = module.list_all_envs()
     if task not in known:
         otherwise = "envpool.list_all_envs() lists the tasks."
-        raise unknown_env(name, f": EnvPool has no task {task!r}", wanted=task, known=known, otherwise=otherwise)
+        raise unknown_env(
+            name, f": EnvPool has no task {task!r}", wanted=task, known=known, otherwise=otherwise
+        )
 
     def create(context: EnvContext) -> EnvPoolEnv | AsyncEnvPoolEnv:
         settings = dict(context)
         is_async = settings.pop("async", False)
         if is_async:
             settings.setdefault("batch_size", max(1, context.num_envs // 2))
-        size, least = settings.get("batch_size", context.num_envs), 1 if is_async else context.num_envs
+        size, least = (
+            settings.get("batch_size", context.num_envs),
+            1 if is_async else context.num_envs,
+        )
         if not least <= size <= context.num_envs:
             raise ConfigError(
-                f"batch_size is {size!r}, expected {least} to {context.num_envs}, the number of environments.",
+                f"batch_size is {size!r}, expected {least} to {context.num_envs}, the number of"
+                " environments.",
                 key="env_config.batch_size",
                 value=size,
-                hint="" if is_async else "Set env_config.async: true as well, or leave batch_size out.",
+                hint=(
+                    ""
+                    if is_async
+                    else "Set env_config.async: true as well, or leave batch_size out."
+                ),
             )
         pool = _Pool(module, task, context.num_envs, settings)
         return AsyncEnvPoolEnv(pool, name) if is_async else EnvPoolEnv(pool, name)
@@ -65,11 +80,15 @@ def envpool_creator(name: str) -> Callable[[EnvContext], EnvPoolEnv | AsyncEnvPo
 
 
 class _Pool:
-    """EnvPool's object, which is made at the first reset because its seeds are arguments of its constructor."""
+    """EnvPool's object, which is made at the first reset because its seeds are arguments of its
+    constructor.
+    """
 
     metadata: Mapping[str, Any] = {"autoreset_mode": AutoresetMode.NEXT_STEP}
 
-    def __init__(self, module: ModuleType, task: str, num_envs: int, settings: Mapping[str, Any]) -> None:
+    def __init__(
+        self, module: ModuleType, task: str, num_envs: int, settings: Mapping[str, Any]
+    ) -> None:
         self._module = module
         self._task = task
         self.settings = {**settings, "num_envs": num_envs}
@@ -78,7 +97,10 @@ class _Pool:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # EnvPool's bounds lose precision as float32
             spec = module.make_spec(task, **self.settings)
-            space, self.single_action_space = spec.gymnasium_observation_space, spec.gymnasium_action_space
+            space, self.single_action_space = (
+                spec.gymnasium_observation_space,
+                spec.gymnasium_action_space,
+            )
         self.action_space = self.single_action_space
         self.is_picture = (
             isinstance(space, spaces.Box)
@@ -105,7 +127,9 @@ class _Pool:
                 )
         config = {**known, **self.settings}
         if config["max_num_players"] > 1:
-            raise ConfigError(f"EnvPool's {self._task} has several players, which is not supported.", key="env")
+            raise ConfigError(
+                f"EnvPool's {self._task} has several players, which is not supported.", key="env"
+            )
         return config
 
     def make(self, seeds: Sequence[int] | None) -> Any:
@@ -116,7 +140,10 @@ class _Pool:
             warnings.simplefilter("ignore")
             settings = {**self.settings, "seed": [seed & _MAX_SEED for seed in seeds]}
             self.made = self._module.make_gymnasium(self._task, **settings)
-            _ = self.made.observation_space, self.made.action_space  # first reads make the spaces and warn
+            _ = (
+                self.made.observation_space,
+                self.made.action_space,
+            )  # first reads make the spaces and warn
         return self.made
 
     @property
@@ -148,7 +175,9 @@ class EnvPoolEnv(NativeVectorEnv):
     def __init__(self, pool: _Pool, env_id: str) -> None:
         """Take over a pool that has not been made yet."""
         self._pool = pool
-        super().__init__(pool, env_id=env_id, max_episode_steps=int(pool.config["max_episode_steps"]))
+        super().__init__(
+            pool, env_id=env_id, max_episode_steps=int(pool.config["max_episode_steps"])
+        )
 
     def limit_episodes(self, horizon: int | None) -> None:
         """See `LockstepEnv.limit_episodes`."""
@@ -199,7 +228,9 @@ class AsyncEnvPoolEnv(BaseEnv):
         ids = infos["env_id"].tolist()
         obs = np.array(self._check.check_batch_shape(self._pool.seen(obs), len(ids)))
         self._check.check_values(obs, lambda row: self._steps[ids[row]], ids.__getitem__)
-        rows = split_infos({name: info for name, info in infos.items() if name != "players"}, len(ids))
+        rows = split_infos(
+            {name: info for name, info in infos.items() if name != "players"}, len(ids)
+        )
         opening = [(index, row) for row, index in enumerate(ids) if index in self._fresh]
         poll = opening_poll({index: {DEFAULT_AGENT_ID: obs[row]} for index, row in opening})
         for row, index in enumerate(ids):
@@ -208,7 +239,15 @@ class AsyncEnvPoolEnv(BaseEnv):
                 continue
             self._steps[index] += 1
             reward = as_reward(rewards[row], self._env_id, index, self._steps[index])
-            add_step(poll, index, obs[row], reward, bool(terminateds[row]), bool(truncateds[row]), rows[row])
+            add_step(
+                poll,
+                index,
+                obs[row],
+                reward,
+                bool(terminateds[row]),
+                bool(truncateds[row]),
+                rows[row],
+            )
         self._fresh.difference_update(ids)
         return poll
 
@@ -222,7 +261,9 @@ class AsyncEnvPoolEnv(BaseEnv):
 
     def try_reset(self, env_id: Any) -> str:
         """Begin a new episode in one copy; its first observation arrives with a later poll."""
-        self._pool.made._reset(np.array([env_id], np.int32))  # the public reset would wait for the observation
+        self._pool.made._reset(
+            np.array([env_id], np.int32)
+        )  # the public reset would wait for the observation
         self._fresh.add(env_id)
         return ASYNC_RESET_RETURN
 

@@ -1,8 +1,9 @@
-"""ExternalEnv: user code is in control. It asks for actions, or reports those it took, instead of being stepped.
+"""ExternalEnv: user code is in control. It asks for actions, or reports those it took, instead of
+being stepped.
 
-One lock and one condition serve all episodes, so any number of client threads can drive any number of episodes. Each
-episode is driven by one thread at a time. A client's mistake is raised in its own thread and never published, because
-the thread that polls also serves all other clients.
+One lock and one condition serve all episodes, so any number of client threads can drive any number
+of episodes. Each episode is driven by one thread at a time. A client's mistake is raised in its own
+thread and never published, because the thread that polls also serves all other clients.
 """
 
 from __future__ import annotations
@@ -46,15 +47,17 @@ class _ClientDriven:
         observation_space: space of an agent's observations, or a dict by agent id.
         error: exception that ended ``run``; None if there was none.
         action_timeout_s: longest wait for an action, seconds; subclasses can set it.
-        idle_timeout_s: after this many seconds of silence from its client, an episode is closed as truncated; None for
-            never. Until then the episode of a lost client counts towards ``max_concurrent``: set a timeout if clients
-            can get lost.
+        idle_timeout_s: after this many seconds of silence from its client, an episode is closed as
+            truncated; None for never. Until then the episode of a lost client counts towards
+            ``max_concurrent``: set a timeout if clients can get lost.
     """
 
     action_timeout_s: float = ACTION_TIMEOUT_S
     idle_timeout_s: float | None = None
 
-    def __init__(self, action_space: Any, observation_space: Any, max_concurrent: int = 100) -> None:
+    def __init__(
+        self, action_space: Any, observation_space: Any, max_concurrent: int = 100
+    ) -> None:
         """Store the spaces.
 
         Args:
@@ -71,7 +74,8 @@ class _ClientDriven:
         self._thread = threading.Thread(target=self._run, name=type(self).__name__, daemon=True)
 
     def run(self) -> None:
-        """Run the user's loop in its own thread: start episodes, get or log actions, log returns, end episodes.
+        """Run the user's loop in its own thread: start episodes, get or log actions, log returns,
+        end episodes.
 
         Raises:
             NotImplementedError: the subclass does not override this method.
@@ -105,8 +109,9 @@ class _ClientDriven:
     def close(self) -> None:
         """Release the environment's resources; can be called more than once.
 
-        It is called when the sampler has stopped, and also for an environment that was made only to read its spaces.
-        In that case ``run`` was never called, so do not rely on anything that ``run`` sets up.
+        It is called when the sampler has stopped, and also for an environment that was made only to
+        read its spaces. In that case ``run`` was never called, so do not rely on anything that
+        ``run`` sets up.
         """
         if _is_initialised(self):
             self._episodes.stop()
@@ -115,8 +120,9 @@ class _ClientDriven:
         """Begin an episode.
 
         Args:
-            episode_id: an id of your own: a string, a number or any other hashable value; None generates a string. The
-                ids of the last 65,536 completed episodes are refused; older ones are forgotten.
+            episode_id: an id of your own: a string, a number or any other hashable value; None
+                generates a string. The ids of the last 65,536 completed episodes are refused; older
+                ones are forgotten.
             training_enabled: False counts the episode in the metrics, but makes no rows of it.
 
         Returns:
@@ -131,7 +137,8 @@ class _ClientDriven:
         return self._episodes.start(episode_id, training_enabled)
 
     def drop_episode(self, episode_id: Any) -> None:
-        """End an episode whose client is gone, as truncated after its last observations; ignore an unknown one.
+        """End an episode whose client is gone, as truncated after its last observations; ignore an
+        unknown one.
 
         Args:
             episode_id: id that ``start_episode`` returned.
@@ -144,8 +151,11 @@ class _ClientDriven:
         self._check(episode_id, obs, taken)
         return self._episodes.ask(episode_id, obs, taken, self.action_timeout_s)
 
-    def _check(self, episode_id: Any, obs: Mapping[Any, Any], actions: Mapping[Any, Any] | None = None) -> None:
-        """Check a client's arguments in the client's own thread, so that no other episode is disturbed.
+    def _check(
+        self, episode_id: Any, obs: Mapping[Any, Any], actions: Mapping[Any, Any] | None = None
+    ) -> None:
+        """Check a client's arguments in the client's own thread, so that no other episode is
+        disturbed.
 
         Args:
             episode_id: the episode.
@@ -154,8 +164,8 @@ class _ClientDriven:
 
         Raises:
             BadObservationError: an observation does not fit its agent's space, or is not finite.
-            EnvContractError: an argument is not a dict by agent, or has an agent without a space; an action does not
-                fit its agent's space, or its agent is not observed.
+            EnvContractError: an argument is not a dict by agent, or has an agent without a space;
+                an action does not fit its agent's space, or its agent is not observed.
         """
         step = self._episodes.length_of(episode_id)
         self._check_agents(episode_id, "observations", obs, self.observation_space)
@@ -173,7 +183,9 @@ class _ClientDriven:
         self._check_agents(episode_id, "actions", actions, self.action_space)
         for agent_id, action in actions.items():
             if agent_id not in obs:
-                self._refuse(episode_id, f"there is an action of agent {agent_id!r}, but no observation")
+                self._refuse(
+                    episode_id, f"there is an action of agent {agent_id!r}, but no observation"
+                )
             key, space = _space_of(agent_id, self.action_space)
             if not isinstance(space, spaces.Space):
                 continue
@@ -191,18 +203,29 @@ class _ClientDriven:
         self._episodes.add_rewards(episode_id, rewards, infos, dones)
 
     def _check_agents(self, episode_id: Any, what: str, by_agent: Any, known: Any) -> None:
-        """Refuse an argument that is not a dict by agent, and unknown agents if there are spaces by agent."""
+        """Refuse an argument that is not a dict by agent, and unknown agents if there are spaces by
+        agent.
+        """
         if not isinstance(by_agent, Mapping):
-            self._refuse(episode_id, f"{what} are {by_agent!r:.200}, expected a dict: agent id -> value")
+            self._refuse(
+                episode_id, f"{what} are {by_agent!r:.200}, expected a dict: agent id -> value"
+            )
         if ALL_AGENTS in by_agent:
             self._refuse(episode_id, f"{what} have the key {ALL_AGENTS!r}, which is not an agent")
-        if _by_agent(known) and (unknown := [agent_id for agent_id in by_agent if agent_id not in known]):
+        if _by_agent(known) and (
+            unknown := [agent_id for agent_id in by_agent if agent_id not in known]
+        ):
             agents = ", ".join(map(repr, known))
-            self._refuse(episode_id, f"{what} are of agent {unknown[0]!r}, but there are only spaces for: {agents}")
+            self._refuse(
+                episode_id,
+                f"{what} are of agent {unknown[0]!r}, but there are only spaces for: {agents}",
+            )
 
     def _refuse(self, episode_id: Any, message: str, agent_id: Any = DEFAULT_AGENT_ID) -> NoReturn:
         step = self._episodes.length_of(episode_id)
-        raise EnvContractError(type(self).__name__, f"{_whose(episode_id, agent_id)}: {message}", step=step)
+        raise EnvContractError(
+            type(self).__name__, f"{_whose(episode_id, agent_id)}: {message}", step=step
+        )
 
     def _run(self) -> None:
         try:
@@ -214,10 +237,12 @@ class _ClientDriven:
 
 
 class ExternalEnv(_ClientDriven):
-    """Environment whose single-agent episodes are driven by user code; subclass it and implement ``run``.
+    """Environment whose single-agent episodes are driven by user code; subclass it and implement
+    ``run``.
 
-    It is no Thread, unlike RLlib's, and has neither ``start`` nor ``join``: the sampler runs ``run`` in a thread.
-    Any number of threads can use it; each episode is driven by one thread at a time.
+    It is no Thread, unlike RLlib's, and has neither ``start`` nor ``join``: the sampler runs
+    ``run`` in a thread. Any number of threads can use it; each episode is driven by one thread at a
+    time.
     """
 
     def get_action(self, episode_id: Any, observation: Any) -> Any:
@@ -228,11 +253,12 @@ class ExternalEnv(_ClientDriven):
             observation: observation in the form of the observation space.
 
         Raises:
-            BadObservationError: the observation does not fit the space, or is not finite (a ValueError). It was not
-                published, and the episode continues.
+            BadObservationError: the observation does not fit the space, or is not finite (a
+                ValueError). It was not published, and the episode continues.
             ClosedEpisodeError: the episode is unknown or finished (a ValueError).
             EnvContractError: the id is not hashable (a ValueError).
-            EpisodeTimeout: no action arrived in time (a TimeoutError). The episode continues; a late answer is dropped.
+            EpisodeTimeout: no action arrived in time (a TimeoutError). The episode continues; a
+                late answer is dropped.
             SamplerDied: the sampler has stopped.
         """
         return self._ask(episode_id, {DEFAULT_AGENT_ID: observation})[DEFAULT_AGENT_ID]
@@ -240,9 +266,10 @@ class ExternalEnv(_ClientDriven):
     def log_action(self, episode_id: Any, observation: Any, action: Any) -> None:
         """Report an action that was taken for an observation, regardless of the policy.
 
-        The episode's row contains this action, but ``action_logp`` is the log probability of the action that the policy
-        would have taken. Losses with importance ratios learn wrongly from such rows. Start those episodes with
-        ``training_enabled=False``, or use an algorithm that needs no ``action_logp``.
+        The episode's row contains this action, but ``action_logp`` is the log probability of the
+        action that the policy would have taken. Losses with importance ratios learn wrongly from
+        such rows. Start those episodes with ``training_enabled=False``, or use an algorithm that
+        needs no ``action_logp``.
 
         Args:
             episode_id: id that ``start_episode`` returned.
@@ -250,8 +277,9 @@ class ExternalEnv(_ClientDriven):
             action: action taken, in the form of the action space.
 
         Raises:
-            EnvContractError: the action does not fit the space: its shape or dtype differs, it is outside a discrete
-                space, or it is not finite (a ValueError). It was not published, and the episode continues.
+            EnvContractError: the action does not fit the space: its shape or dtype differs, it is
+                outside a discrete space, or it is not finite (a ValueError). It was not published,
+                and the episode continues.
             BadObservationError: as in ``get_action``.
             ClosedEpisodeError: as in ``get_action``.
             EpisodeTimeout: as in ``get_action``.
@@ -259,7 +287,9 @@ class ExternalEnv(_ClientDriven):
         """
         self._ask(episode_id, {DEFAULT_AGENT_ID: observation}, {DEFAULT_AGENT_ID: action})
 
-    def log_returns(self, episode_id: Any, reward: float, info: dict[str, Any] | None = None) -> None:
+    def log_returns(
+        self, episode_id: Any, reward: float, info: dict[str, Any] | None = None
+    ) -> None:
         """Add to the reward of the last action.
 
         Args:
@@ -280,7 +310,8 @@ class ExternalEnv(_ClientDriven):
         Args:
             episode_id: id that ``start_episode`` returned.
             observation: observation after the last action.
-            truncated: True if the episode could have gone on, so values are bootstrapped from the observation.
+            truncated: True if the episode could have gone on, so values are bootstrapped from the
+                observation.
 
         Raises:
             BadObservationError: as in ``get_action``; the episode does not end.
@@ -291,9 +322,13 @@ class ExternalEnv(_ClientDriven):
 
 
 class ExternalMultiAgentEnv(_ClientDriven):
-    """Environment whose multi-agent episodes are driven by user code; subclass it and implement ``run``."""
+    """Environment whose multi-agent episodes are driven by user code; subclass it and implement
+    ``run``.
+    """
 
-    def __init__(self, action_space: Any, observation_space: Any, max_concurrent: int = 100) -> None:
+    def __init__(
+        self, action_space: Any, observation_space: Any, max_concurrent: int = 100
+    ) -> None:
         """Store the spaces.
 
         Args:
@@ -308,7 +343,10 @@ class ExternalMultiAgentEnv(_ClientDriven):
         if _by_agent(self.action_space) and _by_agent(self.observation_space):
             unpaired = sorted(map(str, set(self.action_space) ^ set(self.observation_space)))
             if unpaired:
-                raise ConfigError(f"action and observation spaces must have the same agents; only one has: {unpaired}.")
+                raise ConfigError(
+                    "action and observation spaces must have the same agents; only one has:"
+                    f" {unpaired}."
+                )
 
     def get_action(self, episode_id: Any, observation_dict: Mapping[Any, Any]) -> dict[Any, Any]:
         """Return the policies' actions by agent.
@@ -318,8 +356,9 @@ class ExternalMultiAgentEnv(_ClientDriven):
             observation_dict: agent id -> observation.
 
         Raises:
-            EnvContractError: the observations are not a dict, or have an agent without a space or one that was done
-                before (a ValueError). They were not published, and the episode continues.
+            EnvContractError: the observations are not a dict, or have an agent without a space or
+                one that was done before (a ValueError). They were not published, and the episode
+                continues.
             BadObservationError: as in ``ExternalEnv.get_action``.
             ClosedEpisodeError: as in ``ExternalEnv.get_action``.
             EpisodeTimeout: as in ``ExternalEnv.get_action``.
@@ -327,11 +366,13 @@ class ExternalMultiAgentEnv(_ClientDriven):
         """
         return dict(self._ask(episode_id, observation_dict))
 
-    def log_action(self, episode_id: Any, observation_dict: Mapping[Any, Any], action_dict: Mapping[Any, Any]) -> None:
+    def log_action(
+        self, episode_id: Any, observation_dict: Mapping[Any, Any], action_dict: Mapping[Any, Any]
+    ) -> None:
         """Report actions that were taken, regardless of the policies.
 
-        Observed agents without a reported action act by their policies. Losses with importance ratios learn wrongly
-        from reported actions, as in ``ExternalEnv.log_action``.
+        Observed agents without a reported action act by their policies. Losses with importance
+        ratios learn wrongly from reported actions, as in ``ExternalEnv.log_action``.
 
         Args:
             episode_id: id that ``start_episode`` returned.
@@ -339,8 +380,9 @@ class ExternalMultiAgentEnv(_ClientDriven):
             action_dict: agent id -> action taken.
 
         Raises:
-            EnvContractError: an action does not fit its agent's space, its agent is not observed, or the observations
-                are wrong as in ``get_action`` (a ValueError). Nothing was published; the episode continues.
+            EnvContractError: an action does not fit its agent's space, its agent is not observed,
+                or the observations are wrong as in ``get_action`` (a ValueError). Nothing was
+                published; the episode continues.
             BadObservationError: as in ``ExternalEnv.get_action``.
             ClosedEpisodeError: as in ``ExternalEnv.get_action``.
             EpisodeTimeout: as in ``ExternalEnv.get_action``.
@@ -366,17 +408,23 @@ class ExternalMultiAgentEnv(_ClientDriven):
         Raises:
             BadRewardError: a reward is not a finite number (a ValueError); no reward was added.
             ClosedEpisodeError: the episode is unknown or finished.
-            EnvContractError: an argument is not a dict by agent, or has an agent without a space; an info is not a
-                dict; or ``"__all__"`` is done, which is for ``end_episode`` (a ValueError). No reward was added.
+            EnvContractError: an argument is not a dict by agent, or has an agent without a space;
+                an info is not a dict; or ``"__all__"`` is done, which is for ``end_episode`` (a
+                ValueError). No reward was added.
         """
         dones = multiagent_done_dict or {}
         if isinstance(dones, Mapping) and ALL_AGENTS in dones:
             if dones[ALL_AGENTS]:
-                self._refuse(episode_id, f"{ALL_AGENTS!r} is done; call end_episode, which ends the episode for all")
+                self._refuse(
+                    episode_id,
+                    f"{ALL_AGENTS!r} is done; call end_episode, which ends the episode for all",
+                )
             dones = {agent_id: done for agent_id, done in dones.items() if agent_id != ALL_AGENTS}
         self._log(episode_id, reward_dict, info_dict or {}, dones)
 
-    def end_episode(self, episode_id: Any, observation_dict: Mapping[Any, Any], *, truncated: bool = False) -> None:
+    def end_episode(
+        self, episode_id: Any, observation_dict: Mapping[Any, Any], *, truncated: bool = False
+    ) -> None:
         """End an episode with the final observations of the agents still alive.
 
         Args:
@@ -385,20 +433,26 @@ class ExternalMultiAgentEnv(_ClientDriven):
             truncated: as in ``ExternalEnv.end_episode``.
 
         Raises:
-            EnvContractError: an agent that acted and is not done has no final observation, or the observations are
-                wrong as in ``get_action`` (a ValueError). The episode does not end.
+            EnvContractError: an agent that acted and is not done has no final observation, or the
+                observations are wrong as in ``get_action`` (a ValueError). The episode does not
+                end.
             BadObservationError: as in ``ExternalEnv.get_action``; the episode does not end.
             ClosedEpisodeError: the episode is unknown or finished.
         """
         self._check(episode_id, observation_dict)
         self._episodes.end(episode_id, observation_dict, is_cut=truncated)
 
-    def leave_agents_to_sampler(self, *, observations_rewritten: bool, no_done_at_end: bool) -> None:
-        """Relax the rules for agents to suit a worker's settings; the worker calls it before the thread starts.
+    def leave_agents_to_sampler(
+        self, *, observations_rewritten: bool, no_done_at_end: bool
+    ) -> None:
+        """Relax the rules for agents to suit a worker's settings; the worker calls it before the
+        thread starts.
 
         Args:
-            observations_rewritten: the worker's ``observation_fn`` can drop done agents and add final observations.
-            no_done_at_end: the worker accepts episodes without the final observations of live agents.
+            observations_rewritten: the worker's ``observation_fn`` can drop done agents and add
+                final observations.
+            no_done_at_end: the worker accepts episodes without the final observations of live
+                agents.
         """
         if _is_initialised(self):
             self._episodes.done_agents_return = observations_rewritten
@@ -416,7 +470,8 @@ class ExternalBaseEnv(BaseEnv):
         """
         if not _is_initialised(env):
             raise UnsupportedEnvError(
-                f"the constructor of {type(env).__name__} must call super().__init__(action_space, observation_space)"
+                f"the constructor of {type(env).__name__} must call super().__init__(action_space,"
+                " observation_space)"
             )
         self.env = env
         # The constructor of a subclass may have set others.
@@ -436,7 +491,9 @@ class ExternalBaseEnv(BaseEnv):
         poll = env._episodes.take(env.is_alive, env.idle_timeout_s)
         if not poll.obs:
             if env.error is not None:
-                raise SamplerDied(f"run() of {type(env).__name__} raised {described(env.error)}") from env.error
+                raise SamplerDied(
+                    f"run() of {type(env).__name__} raised {described(env.error)}"
+                ) from env.error
             raise SamplerDied(f"run() of {type(env).__name__} has ended, or it was stopped")
         return poll
 
@@ -468,7 +525,10 @@ def _whose(episode_id: Any, agent_id: Any) -> str:
 
 
 def _space_of(agent_id: Any, given: Any) -> tuple[Any, Any]:
-    """Return an agent's key and space in a dict of spaces; None and the common space if there is no dict."""
+    """Return an agent's key and space in a dict of spaces;
+
+    None and the common space if there is no dict.
+    """
     return (agent_id, given[agent_id]) if _by_agent(given) else (None, given)
 
 
@@ -476,7 +536,10 @@ def _check_hashable(episode_id: Any) -> None:
     try:
         hash(episode_id)
     except TypeError as error:
-        message = f"the episode id {shortened(repr(episode_id), 200)} is not hashable; use a string or a number"
+        message = (
+            f"the episode id {shortened(repr(episode_id), 200)} is not hashable; use a string or a"
+            " number"
+        )
         raise EnvContractError("external", message, step=-1) from error
 
 
@@ -489,7 +552,9 @@ _REMEMBERED = 1 << 16
 
 
 class _Published(NamedTuple):
-    """Publication of an episode, by agent id; its end comes from the client or from the client's silence."""
+    """Publication of an episode, by agent id; its end comes from the client or from the client's
+    silence.
+    """
 
     obs: dict[Any, Any]
     off_policy_actions: dict[Any, Any] | None
@@ -527,9 +592,13 @@ class _Episode:
     acted: set[Any] = field(default_factory=set)
     gone: dict[Any, None] = field(default_factory=dict)
 
-    def publish(self, obs: Mapping[Any, Any], off_policy: Mapping[Any, Any] | None = None, **end: bool) -> int:
+    def publish(
+        self, obs: Mapping[Any, Any], off_policy: Mapping[Any, Any] | None = None, **end: bool
+    ) -> int:
         """Copy the arguments for the next poll; return the number of this publication."""
-        self.pending = _Published(copied(obs), None if off_policy is None else copied(off_policy), **end)
+        self.pending = _Published(
+            copied(obs), None if off_policy is None else copied(off_policy), **end
+        )
         self.published += 1
         return self.published - 1
 
@@ -567,11 +636,14 @@ class EpisodeTable:
     """All episodes of one external environment.
 
     Attributes:
-        done_agents_return: True if done agents can be observed again in their episode; the sampler handles them.
+        done_agents_return: True if done agents can be observed again in their episode; the sampler
+            handles them.
         ends_need_obs: True if the end of an episode requires an observation of every live agent.
 
-    Invariants: ``active`` episodes are unfinished. ``closing`` ones have ended, but some of their publications have not
-    been polled. ``ended`` remembers ids. An active id is in no other table; an id in both others timed out.
+    Invariants: ``active`` episodes are unfinished. ``closing`` ones have ended, but some of their
+        publications have not
+    been polled. ``ended`` remembers ids. An active id is in no other table; an id in both others
+    timed out.
     """
 
     def __init__(self, max_concurrent: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -581,7 +653,9 @@ class EpisodeTable:
             ConfigError: ``max_concurrent`` is below 1.
         """
         if max_concurrent < 1:
-            raise ConfigError(f"max_concurrent is {max_concurrent}, expected at least 1.", key="max_concurrent")
+            raise ConfigError(
+                f"max_concurrent is {max_concurrent}, expected at least 1.", key="max_concurrent"
+            )
         self.done_agents_return = False
         self.ends_need_obs = True
         self._max_concurrent = max_concurrent
@@ -614,8 +688,8 @@ class EpisodeTable:
             if len(self._active) >= self._max_concurrent:
                 raise RuntimeError(
                     f"{len(self._active)} episodes are unfinished, the maximum (max_concurrent ="
-                    f" {self._max_concurrent}): end some before you start more. If clients got lost, set the"
-                    " environment's idle_timeout_s to have their episodes closed"
+                    f" {self._max_concurrent}): end some before you start more. If clients got"
+                    " lost, set the environment's idle_timeout_s to have their episodes closed"
                 )
             self._active[episode_id] = _Episode(training_enabled, self._clock())
             return episode_id
@@ -627,7 +701,8 @@ class EpisodeTable:
         infos: Mapping[Any, dict[str, Any]],
         dones: Mapping[Any, bool],
     ) -> None:
-        """Add to the rewards of the next observation; a non-empty info replaces the agent's earlier one.
+        """Add to the rewards of the next observation; a non-empty info replaces the agent's earlier
+        one.
 
         Raises:
             ClosedEpisodeError: the episode is unknown or ended.
@@ -638,7 +713,9 @@ class EpisodeTable:
             numbers = as_rewards(rewards, str(episode_id), 0, episode.published)
             for agent_id, number in numbers.items():
                 episode.rewards[agent_id] = episode.rewards.get(agent_id, 0.0) + number
-            episode.infos.update((agent_id, copied(info)) for agent_id, info in infos.items() if info)
+            episode.infos.update(
+                (agent_id, copied(info)) for agent_id, info in infos.items() if info
+            )
             episode.dones.update((agent_id, bool(done)) for agent_id, done in dones.items())
 
     def length_of(self, episode_id: Hashable) -> int:
@@ -663,10 +740,11 @@ class EpisodeTable:
         """Publish observations and wait for the policy's actions.
 
         Raises:
-            ClosedEpisodeError: the episode is unknown or ended, or another thread waits for its actions.
+            ClosedEpisodeError: the episode is unknown or ended, or another thread waits for its
+                actions.
             EnvContractError: a done agent is observed again; nothing was published.
-            EpisodeTimeout: no action arrived in time. A publication that has not been polled is withdrawn; a later
-                answer is dropped.
+            EpisodeTimeout: no action arrived in time. A publication that has not been polled is
+                withdrawn; a later answer is dropped.
             SamplerDied: the sampler has stopped.
         """
         with self._changed:
@@ -678,7 +756,10 @@ class EpisodeTable:
                 deadline = time.monotonic() + timeout_s
                 while episode.answered != number:
                     self._check_polled()
-                    if not self._changed.wait(deadline - time.monotonic()) and episode.answered != number:
+                    if (
+                        not self._changed.wait(deadline - time.monotonic())
+                        and episode.answered != number
+                    ):
                         episode.pending = None
                         raise EpisodeTimeout(episode_id, timeout_s)
                 return episode.actions
@@ -687,11 +768,14 @@ class EpisodeTable:
                 episode.heard_at = self._clock()
 
     def end(self, episode_id: Hashable, obs: Mapping[Any, Any], *, is_cut: bool = False) -> None:
-        """Publish the final observations and close the episode, without waiting; `is_cut` makes it a truncated one.
+        """Publish the final observations and close the episode, without waiting; `is_cut` makes it
+        a truncated one.
 
         Raises:
-            ClosedEpisodeError: the episode is unknown or ended, or another thread waits for its actions.
-            EnvContractError: a live agent has no final observation, or a done agent has one; the episode continues.
+            ClosedEpisodeError: the episode is unknown or ended, or another thread waits for its
+                actions.
+            EnvContractError: a live agent has no final observation, or a done agent has one; the
+                episode continues.
         """
         with self._changed:
             episode = self._get(episode_id)
@@ -713,11 +797,13 @@ class EpisodeTable:
             self._changed.notify_all()
 
     def take(self, is_alive: Callable[[], bool], idle_timeout_s: float | None) -> Poll:
-        """Wait for publications and return one of each episode that has any; empty if no more can come.
+        """Wait for publications and return one of each episode that has any; empty if no more can
+        come.
 
         Args:
             is_alive: returns True while more can come; called about ten times a second.
-            idle_timeout_s: close episodes after this many seconds of silence from their client; None = never.
+            idle_timeout_s: close episodes after this many seconds of silence from their client;
+                None = never.
         """
         poll = Poll({}, {}, {}, {}, {}, {})
         with self._changed:
@@ -731,7 +817,10 @@ class EpisodeTable:
                     break
                 self._changed.wait(0.1)
             for episode_id in poll.obs:
-                if poll.terminateds[episode_id][ALL_AGENTS] or poll.truncateds[episode_id][ALL_AGENTS]:
+                if (
+                    poll.terminateds[episode_id][ALL_AGENTS]
+                    or poll.truncateds[episode_id][ALL_AGENTS]
+                ):
                     del self._closing[episode_id]
                     self._ended.setdefault(episode_id, False)
             while len(self._ended) > _REMEMBERED:
@@ -777,20 +866,31 @@ class EpisodeTable:
     def _check_agents(
         self, episode_id: Hashable, episode: _Episode, obs: Mapping[Any, Any], *, last: bool = False
     ) -> None:
-        """Raise an error if another thread drives the episode or the observations break a rule of the sampler."""
+        """Raise an error if another thread drives the episode or the observations break a rule of
+        the sampler.
+        """
         if episode.waiting_for >= 0:
             raise ClosedEpisodeError(episode_id, "driven by two threads at the same time")
-        back = [] if self.done_agents_return else [agent_id for agent_id in obs if agent_id in episode.gone]
+        back = (
+            []
+            if self.done_agents_return
+            else [agent_id for agent_id in obs if agent_id in episode.gone]
+        )
         if back:
             message = f"agent {back[0]!r} was done and is observed again in the same episode"
             raise EnvContractError(str(episode_id), message, step=episode.published)
         if last and self.ends_need_obs and episode.training_enabled:
-            missing = [agent_id for agent_id in episode.live if agent_id in episode.acted and agent_id not in obs]
+            missing = [
+                agent_id
+                for agent_id in episode.live
+                if agent_id in episode.acted and agent_id not in obs
+            ]
             if missing:
                 raise EnvContractError(
                     str(episode_id),
-                    f"the episode cannot end: agent {missing[0]!r} is not done and has no final observation. Pass"
-                    " end_episode the last observations of all live agents, or set no_done_at_end",
+                    f"the episode cannot end: agent {missing[0]!r} is not done and has no final"
+                    " observation. Pass end_episode the last observations of all live agents, or"
+                    " set no_done_at_end",
                     step=episode.published,
                 )
 

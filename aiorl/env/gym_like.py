@@ -1,6 +1,7 @@
 """Adapter for all of Gym's dialects: one- or two-value ``reset``, four- or five-value ``step``.
 
-Results always have Gymnasium's form: ``(obs, info)`` and ``(obs, reward, terminated, truncated, info)``.
+Results always have Gymnasium's form: ``(obs, info)`` and ``(obs, reward, terminated, truncated,
+info)``.
 """
 
 from __future__ import annotations
@@ -41,8 +42,9 @@ def check_gym_like(env: Any, env_id: str) -> None:
     """
     if callable(getattr(env, "observation_space", None)) and hasattr(env, "possible_agents"):
         raise UnsupportedEnvError(
-            f"environment {env_id!r} made a {type(env).__name__}, which is one of PettingZoo: name its module, such as"
-            " 'pettingzoo:classic.rps_v2', or return aiorl.env.pettingzoo.ParallelEnv(env) or AECEnv(env)"
+            f"environment {env_id!r} made a {type(env).__name__}, which is one of PettingZoo: name"
+            " its module, such as 'pettingzoo:classic.rps_v2', or return"
+            " aiorl.env.pettingzoo.ParallelEnv(env) or AECEnv(env)"
         )
     if lacking := [name for name in _INTERFACE if not hasattr(env, name)]:
         raise UnsupportedEnvError(
@@ -51,13 +53,16 @@ def check_gym_like(env: Any, env_id: str) -> None:
 
 
 def check_seedable(env: Any, env_id: str) -> None:
-    """Raise an error if an environment has neither a ``reset`` that takes a seed nor a ``seed`` method.
+    """Raise an error if an environment has neither a ``reset`` that takes a seed nor a ``seed``
+    method.
 
     Raises:
         ConfigError: the environment cannot be seeded.
     """
     inner = env.unwrapped if isinstance(env, gymnasium.Wrapper) else env
-    seeded = env if isinstance(inner, gymnasium.Env) else inner  # wrappers around AsGymnasium take any seed
+    seeded = (
+        env if isinstance(inner, gymnasium.Env) else inner
+    )  # wrappers around AsGymnasium take any seed
     if not _reset_takes_seed(seeded) and not _has_seed_method(seeded):
         raise ConfigError(
             f"a seed is set, but environment {env_id!r} ({type(seeded).__name__}) cannot be seeded:"
@@ -95,9 +100,17 @@ def reset_env(env: Any, keywords: Mapping[str, int] | None = None) -> tuple[Any,
         keywords: result of ``seed_env``; None for none.
     """
     result = env.reset(**keywords) if keywords else env.reset()
-    if isinstance(result, tuple) and len(result) == 2 and (result[1] is None or isinstance(result[1], dict)):
+    if (
+        isinstance(result, tuple)
+        and len(result) == 2
+        and (result[1] is None or isinstance(result[1], dict))
+    ):
         # An old environment's observation may itself be such a pair.
-        space = None if isinstance(env, gymnasium.Env) else gymnasium_space(getattr(env, "observation_space", None))
+        space = (
+            None
+            if isinstance(env, gymnasium.Env)
+            else gymnasium_space(getattr(env, "observation_space", None))
+        )
         old_pair = isinstance(space, gymnasium.spaces.Tuple)
         if not (old_pair and space is not None and space.contains(result)):
             return result[0], result[1] or {}
@@ -107,8 +120,8 @@ def reset_env(env: Any, keywords: Mapping[str, int] | None = None) -> tuple[Any,
 def to_five_values(result: Any) -> StepResult:
     """Return Gymnasium's five values from the result of ``step``.
 
-    Four values are the old form: ``done`` is a truncation if the info says so (``TimeLimit.truncated``), else a
-    terminal state.
+    Four values are the old form: ``done`` is a truncation if the info says so
+    (``TimeLimit.truncated``), else a terminal state.
 
     Raises:
         ValueError: the number of values is not four or five.
@@ -157,13 +170,16 @@ def _has_seed_method(env: Any) -> bool:
     if not callable(getattr(env, "seed", None)):
         return False
     kind = type(layers_of(env)[-1])
-    # The method of gym.Env itself only warns, unless there are the random numbers of gym 0.22 or later.
+    # The method of gym.Env itself only warns, unless there are the random numbers of gym 0.22 or
+    # later.
     is_inherited = getattr(getattr(kind, "seed", None), "__module__", None) == "gym.core"
     return not is_inherited or hasattr(kind, "np_random")
 
 
 def layers_of(env: Any) -> list[Any]:
-    """Return an environment's wrappers of Gymnasium or gym, outermost first, and then the environment in them."""
+    """Return an environment's wrappers of Gymnasium or gym, outermost first, and then the
+    environment in them.
+    """
     layers = [env]
     while _is_wrapper(layers[-1]):
         layers.append(layers[-1].env)
@@ -179,15 +195,22 @@ def innermost(env: Any) -> Any:
 def _is_wrapper(env: Any) -> bool:
     if isinstance(env, gymnasium.Wrapper | AsGymnasium):
         return True
-    return any(base.__name__ == "Wrapper" and base.__module__ == "gym.core" for base in type(env).__mro__)
+    return any(
+        base.__name__ == "Wrapper" and base.__module__ == "gym.core" for base in type(env).__mro__
+    )
 
 
 def episode_limit(env: Any) -> int | None:
-    """Return the number of steps after which the environment truncates an episode; None if unknown."""
+    """Return the number of steps after which the environment truncates an episode;
+
+    None if unknown.
+    """
     for layer in layers_of(env):
         limit = getattr(getattr(layer, "spec", None), "max_episode_steps", None)
         if limit is None and any(base.__name__ == "TimeLimit" for base in type(layer).__mro__):
-            limit = getattr(layer, "_max_episode_steps", None)  # the wrapper has no public name for it
+            limit = getattr(
+                layer, "_max_episode_steps", None
+            )  # the wrapper has no public name for it
         if limit is not None:
             return int(limit) if isinstance(limit, Integral) else None
     return None
@@ -196,8 +219,8 @@ def episode_limit(env: Any) -> int | None:
 class AsGymnasium(gymnasium.Env[Any, Any]):
     """Gym-like environment of any dialect in Gymnasium's form, for Gymnasium's wrappers.
 
-    ``unwrapped`` is the environment itself. One whose ``render`` takes a mode, as before gym 0.26, shows its picture if
-    it can.
+    ``unwrapped`` is the environment itself. One whose ``render`` takes a mode, as before gym 0.26,
+    shows its picture if it can.
     """
 
     def __init__(self, env: Any) -> None:
@@ -210,8 +233,12 @@ class AsGymnasium(gymnasium.Env[Any, Any]):
         self._renders_by_mode = _renders_by_mode(env)
         if self._renders_by_mode:
             modes = self.metadata.get("render_modes") or self.metadata.get("render.modes") or ()
-            frequency = self.metadata.get("render_fps") or self.metadata.get("video.frames_per_second")
-            self.metadata |= {"render_modes": list(modes)} | ({"render_fps": frequency} if frequency else {})
+            frequency = self.metadata.get("render_fps") or self.metadata.get(
+                "video.frames_per_second"
+            )
+            self.metadata |= {"render_modes": list(modes)} | (
+                {"render_fps": frequency} if frequency else {}
+            )
             self.render_mode = _PICTURE if _PICTURE in modes else None
         spec = getattr(env, "spec", None)
         if spec is not None and not isinstance(spec, EnvSpec):
@@ -224,8 +251,12 @@ class AsGymnasium(gymnasium.Env[Any, Any]):
         """The environment without wrappers."""
         return self.env
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode; options are ignored, since environments of other dialects do not take them."""
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode; options are ignored, since environments of other dialects do not take
+        them.
+        """
         obs, info = reset_env(self.env, None if seed is None else seed_env(self.env, seed))
         return obs, dict(info)
 
@@ -235,13 +266,17 @@ class AsGymnasium(gymnasium.Env[Any, Any]):
         return obs, reward, terminated, truncated, dict(info or {})
 
     def render(self) -> Any:
-        """Return the environment's picture; None, with a warning, if one that takes a mode fails to make it."""
+        """Return the environment's picture;
+
+        None, with a warning, if one that takes a mode fails to make it.
+        """
         if not self._renders_by_mode:
             return self.env.render()
         try:
             return picture_of(self.env)
         except Exception:
-            # Before gym 0.26, an environment lists pictures even where the package that draws them is missing.
+            # Before gym 0.26, an environment lists pictures even where the package that draws them
+            # is missing.
             logger.warning("%s cannot be rendered", type(self.env).__name__, exc_info=True)
             return None
 
@@ -251,7 +286,9 @@ class AsGymnasium(gymnasium.Env[Any, Any]):
 
 
 def picture_of(env: Any) -> Any:
-    """Return an environment's picture; before gym 0.26, ``render`` opened a window unless it was given the mode."""
+    """Return an environment's picture; before gym 0.26, ``render`` opened a window unless it was
+    given the mode.
+    """
     return env.render(mode=_PICTURE) if _renders_by_mode(env) else env.render()
 
 
@@ -268,18 +305,24 @@ _PLAIN = (int, float, bool, str)
 
 
 def copied(value: Any) -> Any:
-    """Copy all arrays, lists, tuples and dicts in a value, however nested; other objects are shared."""
+    """Copy all arrays, lists, tuples and dicts in a value, however nested; other objects are
+    shared.
+    """
     if isinstance(value, np.ndarray):
         return value.copy()
     if isinstance(value, Mapping):
-        return {key: inner if type(inner) in _PLAIN else copied(inner) for key, inner in value.items()}
+        return {
+            key: inner if type(inner) in _PLAIN else copied(inner) for key, inner in value.items()
+        }
     if type(value) in (list, tuple):
         return type(value)(inner if type(inner) in _PLAIN else copied(inner) for inner in value)
     return value
 
 
 class RealGames(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Wrapper that counts reward and length of whole games, independent of how episodes are cut outside."""
+    """Wrapper that counts reward and length of whole games, independent of how episodes are cut
+    outside.
+    """
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         """Wrap an environment; no games are counted yet."""
@@ -288,7 +331,9 @@ class RealGames(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._reward = 0.0
         self._length = 0
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         """Begin a game and forget an unfinished one."""
         self._reward = 0.0
         self._length = 0
@@ -318,8 +363,15 @@ def game_counters(envs: Sequence[Any]) -> list[RealGames] | None:
 
 
 def finished_games(counters: Sequence[RealGames] | None) -> list[FinishedGame] | None:
-    """Return the games that ended since the last call, from the result of ``game_counters``; None if that is None."""
-    return None if counters is None else [game for counter in counters for game in counter.take_finished()]
+    """Return the games that ended since the last call, from the result of ``game_counters``;
+
+    None if that is None.
+    """
+    return (
+        None
+        if counters is None
+        else [game for counter in counters for game in counter.take_finished()]
+    )
 
 
 def _find_counter(env: Any) -> RealGames | None:

@@ -1,4 +1,5 @@
-"""Kinds of environments: how each kind is recognised, its properties, and the conversion of its copies to a BaseEnv.
+"""Kinds of environments: how each kind is recognised, its properties, and the conversion of its
+copies to a BaseEnv.
 
 To add a kind, add its class in a new file and a line to ``KINDS``.
 """
@@ -31,11 +32,13 @@ class EnvKind:
         name: name for messages.
         type: class of its objects.
         wrap: makes a BaseEnv from (the copies, their name for messages, the worker's seed).
-        holds_copies: True if one object holds all environments of a worker, so none can have its own process.
+        holds_copies: True if one object holds all environments of a worker, so none can have its
+            own process.
         is_single: True for an environment with one agent, which can have wrappers.
         has_agents: True if different policies can act for its agents.
         is_external: True if its clients drive it: a worker has one, and its episodes are never cut.
-        is_seeded_whole: True if its object is seeded before it begins; else each copy is at its first reset.
+        is_seeded_whole: True if its object is seeded before it begins; else each copy is at its
+            first reset.
     """
 
     name: str
@@ -72,13 +75,28 @@ _EXTERNAL = {**_HOLDS, "is_external": True}
 
 # The kind of an object is the first one with a matching type.
 KINDS = (
-    EnvKind("a BaseEnv", BaseEnv, lambda envs, env_id, seed: cast(BaseEnv, envs[0]), has_agents=True, **_HOLDS),
-    EnvKind("a LockstepEnv", LockstepEnv, lambda envs, env_id, seed: LockstepBaseEnv(envs[0]), **_HOLDS),
-    EnvKind("a VectorEnv", VectorEnv, lambda envs, env_id, seed: VectorBaseEnv(envs[0], env_id=env_id), **_HOLDS),
+    EnvKind(
+        "a BaseEnv",
+        BaseEnv,
+        lambda envs, env_id, seed: cast(BaseEnv, envs[0]),
+        has_agents=True,
+        **_HOLDS,
+    ),
+    EnvKind(
+        "a LockstepEnv", LockstepEnv, lambda envs, env_id, seed: LockstepBaseEnv(envs[0]), **_HOLDS
+    ),
+    EnvKind(
+        "a VectorEnv",
+        VectorEnv,
+        lambda envs, env_id, seed: VectorBaseEnv(envs[0], env_id=env_id),
+        **_HOLDS,
+    ),
     EnvKind(
         "a vector environment of Gymnasium",
         gymnasium.vector.VectorEnv,
-        lambda envs, env_id, seed: LockstepBaseEnv(NativeVectorEnv(envs[0], env_id=env_id), seed=seed),
+        lambda envs, env_id, seed: LockstepBaseEnv(
+            NativeVectorEnv(envs[0], env_id=env_id), seed=seed
+        ),
         holds_copies=True,
     ),
     EnvKind(
@@ -88,7 +106,12 @@ KINDS = (
         has_agents=True,
         **_EXTERNAL,
     ),
-    EnvKind("an ExternalEnv", ExternalEnv, lambda envs, env_id, seed: ExternalBaseEnv(envs[0]), **_EXTERNAL),
+    EnvKind(
+        "an ExternalEnv",
+        ExternalEnv,
+        lambda envs, env_id, seed: ExternalBaseEnv(envs[0]),
+        **_EXTERNAL,
+    ),
     EnvKind(
         "a MultiAgentEnv",
         MultiAgentEnv,
@@ -125,12 +148,14 @@ def check_can_be_remote(env: Any, env_id: str) -> None:
     """
     if kind_of(env, env_id).holds_copies:
         raise ConfigError(
-            f"remote environments are requested, but {env_id!r} made a {type(env).__name__}, which holds its"
-            " environments itself.",
+            f"remote environments are requested, but {env_id!r} made a {type(env).__name__}, which"
+            " holds its environments itself.",
             key="remote_worker_envs",
             value=True,
-            hint="Leave out remote_worker_envs and vectorize: remote. Only single-agent and multi-agent environments "
-            "can be remote.",
+            hint=(
+                "Leave out remote_worker_envs and vectorize: remote. Only single-agent and"
+                " multi-agent environments can be remote."
+            ),
         )
 
 
@@ -145,8 +170,8 @@ class EnvFacts:
         observation_spaces: spaces by agent id if they are known; else None.
         action_spaces: likewise.
         is_seedable: True if it takes a seed; False also if this has not been checked.
-        odd_spaces: name of an attribute -> its value, for those of ``observation_space`` and ``action_space`` that have
-            a value which is no space.
+        odd_spaces: name of an attribute -> its value, for those of ``observation_space`` and
+            ``action_space`` that have a value which is no space.
     """
 
     kind: EnvKind
@@ -173,13 +198,14 @@ class EnvFacts:
             key: the config key that names them.
 
         Raises:
-            ConfigError: there is a policy other than the default one, but the environment has one agent (a ValueError).
+            ConfigError: there is a policy other than the default one, but the environment has one
+                agent (a ValueError).
         """
         if self.kind.has_agents or set(policy_ids) == {DEFAULT_POLICY_ID}:
             return
         raise ConfigError(
-            f"the policies are {', '.join(sorted(policy_ids))}, but the environment ({self.kind.name}) has one "
-            f"agent, and only {DEFAULT_POLICY_ID!r} can act for it.",
+            f"the policies are {', '.join(sorted(policy_ids))}, but the environment"
+            f" ({self.kind.name}) has one agent, and only {DEFAULT_POLICY_ID!r} can act for it.",
             key=key,
             value=sorted(policy_ids),
             hint="Use a MultiAgentEnv, an ExternalMultiAgentEnv or a BaseEnv.",

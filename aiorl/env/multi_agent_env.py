@@ -1,4 +1,6 @@
-"""MultiAgentEnv: several agents in one environment, each with its own observation, action and reward."""
+"""MultiAgentEnv: several agents in one environment, each with its own observation, action and
+reward.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +15,20 @@ from aiorl.env.gym_like import check_seedable, close_all, seed_env
 from aiorl.errors import EnvContractError
 
 AgentDict = dict[Any, Any]
-AgentResults = tuple[Mapping[Any, Any], Mapping[Any, Any], Mapping[Any, Any], Mapping[Any, Any], AgentDict]
-"""Observations, rewards, terminateds, truncateds and infos by agent id, checked. Infos may be left out."""
+AgentResults = tuple[
+    Mapping[Any, Any], Mapping[Any, Any], Mapping[Any, Any], Mapping[Any, Any], AgentDict
+]
+"""Observations, rewards, terminateds, truncateds and infos by agent id, checked. Infos may be left
+out."""
 
 
 class MultiAgentEnv(ABC):
     """Environment with several agents; its arguments and results are dicts keyed by agent id.
 
-    An agent exists from its first observation in an episode. An agent that is absent from the observations gets no
-    action. An agent whose own flag is true gets no further action and must not be observed again in the episode. The
-    key ``"__all__"`` ends the episode for all agents; every agent still alive then needs an observation.
+    An agent exists from its first observation in an episode. An agent that is absent from the
+    observations gets no action. An agent whose own flag is true gets no further action and must not
+    be observed again in the episode. The key ``"__all__"`` ends the episode for all agents; every
+    agent still alive then needs an observation.
 
     Attributes:
         observation_space: space of one agent, if all have the same; else None.
@@ -56,8 +62,8 @@ class MultiAgentEnv(ABC):
             action_dict: one action per agent that was observed last and is not done.
 
         Returns:
-            Observations, rewards, terminateds, truncateds and infos by agent, where both flags also have the key
-            ``"__all__"``; or, in the old form, observations, rewards, dones and infos.
+            Observations, rewards, terminateds, truncateds and infos by agent, where both flags also
+            have the key ``"__all__"``; or, in the old form, observations, rewards, dones and infos.
         """
 
     def close(self) -> None:  # noqa: B027 - most have nothing to release
@@ -104,7 +110,9 @@ class MultiAgentCopy:
         self._seed = None
         obs = result[0] if isinstance(result, tuple) and len(result) == 2 else result
         if not isinstance(obs, Mapping):
-            raise self._broken(f"reset returned {type(obs).__name__}, expected observations by agent")
+            raise self._broken(
+                f"reset returned {type(obs).__name__}, expected observations by agent"
+            )
         return dict(obs)
 
     def step(self, actions: Mapping[Any, Any]) -> AgentResults:
@@ -123,25 +131,42 @@ class MultiAgentCopy:
         if type(result) is not tuple or len(result) != 5:
             result = self._as_five(result)
         obs, rewards, terminateds, truncateds, infos = result
-        if not type(obs) is type(rewards) is type(terminateds) is type(truncateds) is type(infos) is dict:
+        if (
+            not type(obs)
+            is type(rewards)
+            is type(terminateds)
+            is type(truncateds)
+            is type(infos)
+            is dict
+        ):
             self._as_five(result)  # they may be other mappings
         if ALL_AGENTS not in terminateds or ALL_AGENTS not in truncateds:
-            name, flags = ("truncateds", truncateds) if ALL_AGENTS in terminateds else ("terminateds", terminateds)
+            name, flags = (
+                ("truncateds", truncateds)
+                if ALL_AGENTS in terminateds
+                else ("terminateds", terminateds)
+            )
             raise self._broken(f"{name} have no key {ALL_AGENTS!r}; got {_keys(flags)}")
         if ALL_AGENTS in obs or ALL_AGENTS in rewards:
             name = "observations" if ALL_AGENTS in obs else "rewards"
             raise self._broken(f"{name} have the key {ALL_AGENTS!r}, which only flags can have")
         if infos and not infos.keys() <= obs.keys():
             unobserved = [agent_id for agent_id in infos if agent_id not in obs]
-            raise self._broken(f"there are infos of agents that were not observed: {_keys(unobserved)}")
+            raise self._broken(
+                f"there are infos of agents that were not observed: {_keys(unobserved)}"
+            )
         checked = as_rewards(rewards, self._env_id, self._index, self._step)
         if any(terminateds.values()) or any(truncateds.values()):
-            check_flags((*terminateds.values(), *truncateds.values()), self._env_id, self._index, self._step)
+            check_flags(
+                (*terminateds.values(), *truncateds.values()), self._env_id, self._index, self._step
+            )
             self._is_over = bool(terminateds[ALL_AGENTS] or truncateds[ALL_AGENTS])
         return obs, checked, terminateds, truncateds, infos
 
     def _as_five(self, result: Any) -> tuple[Any, ...]:
-        """Convert a step's result that is not a tuple of five dicts: other mappings, or the old form."""
+        """Convert a step's result that is not a tuple of five dicts: other mappings, or the old
+        form.
+        """
         is_whole = isinstance(result, tuple) and len(result) in (4, 5)
         if not is_whole or not all(isinstance(part, Mapping) for part in result):
             raise self._broken("step did not return a tuple of five dicts (or four, the old form)")
@@ -157,19 +182,26 @@ class MultiAgentCopy:
 class MultiAgentBaseEnv(SteppedBaseEnv):
     """Copies of a MultiAgentEnv as a BaseEnv; a poll returns the copies that got actions."""
 
-    def __init__(self, envs: Sequence[Any], *, env_id: str = "environment", seed: int | None = None) -> None:
+    def __init__(
+        self, envs: Sequence[Any], *, env_id: str = "environment", seed: int | None = None
+    ) -> None:
         """Take over the copies; they are closed with this object.
 
         Args:
             envs: the copies.
             env_id: name for messages.
-            seed: the worker's seed; copy ``v`` is seeded with ``seed + SEED_STRIDE * v`` before its first episode.
+            seed: the worker's seed; copy ``v`` is seeded with ``seed + SEED_STRIDE * v`` before its
+                first episode.
         """
-        seeds: list[int | None] = list(env_seeds(seed, len(envs))) if seed is not None else [None] * len(envs)
+        seeds: list[int | None] = (
+            list(env_seeds(seed, len(envs))) if seed is not None else [None] * len(envs)
+        )
         self.num_envs = len(envs)
         self.observation_space = gymnasium_space(getattr(envs[0], "observation_space", None))
         self.action_space = gymnasium_space(getattr(envs[0], "action_space", None))
-        self._copies = [MultiAgentCopy(env, env_id, index, seeds[index]) for index, env in enumerate(envs)]
+        self._copies = [
+            MultiAgentCopy(env, env_id, index, seeds[index]) for index, env in enumerate(envs)
+        ]
         self._env_id = env_id
         self._closed = False
 
@@ -182,8 +214,8 @@ class MultiAgentBaseEnv(SteppedBaseEnv):
             self._stepped = Poll({}, {}, {}, {}, {}, {})
         obs, rewards, terminateds, truncateds, infos, *_ = self._stepped
         for index, actions in action_dict.items():
-            obs[index], rewards[index], terminateds[index], truncateds[index], infos[index] = self._copies[index].step(
-                actions
+            obs[index], rewards[index], terminateds[index], truncateds[index], infos[index] = (
+                self._copies[index].step(actions)
             )
 
     def try_reset(self, env_id: Any) -> AgentDict:
@@ -203,15 +235,23 @@ class MultiAgentBaseEnv(SteppedBaseEnv):
 
 
 def _split_dones(dones: Mapping[Any, Any], infos: Mapping[Any, Any]) -> tuple[AgentDict, AgentDict]:
-    """Split the old form's dones into terminated and truncated flags, using ``TimeLimit.truncated`` of the infos."""
+    """Split the old form's dones into terminated and truncated flags, using ``TimeLimit.truncated``
+    of the infos.
+    """
     cut = {agent_id for agent_id, info in infos.items() if (info or {}).get("TimeLimit.truncated")}
     ended = [agent_id for agent_id, done in dones.items() if done and agent_id != ALL_AGENTS]
-    all_cut = bool(dones.get(ALL_AGENTS)) and bool(cut) and all(agent_id in cut for agent_id in ended or infos)
+    all_cut = (
+        bool(dones.get(ALL_AGENTS))
+        and bool(cut)
+        and all(agent_id in cut for agent_id in ended or infos)
+    )
     truncateds = {
         agent_id: bool(done) and (all_cut if agent_id == ALL_AGENTS else agent_id in cut)
         for agent_id, done in dones.items()
     }
-    terminateds = {agent_id: bool(done) and not truncateds[agent_id] for agent_id, done in dones.items()}
+    terminateds = {
+        agent_id: bool(done) and not truncateds[agent_id] for agent_id, done in dones.items()
+    }
     return terminateds, truncateds
 
 

@@ -1,8 +1,9 @@
-"""Gymnasium's own vectorised environments, in each of its autoreset modes: as a LockstepEnv and as a BaseEnv.
+"""Gymnasium's own vectorised environments, in each of its autoreset modes: as a LockstepEnv and as
+a BaseEnv.
 
-Their infos are one dict of arrays for all copies. Next to an entry ``key``, a mask ``_key`` marks the copies that have
-it. Nested dicts have the same form. If a step resets a copy, the infos of the step are under ``final_info``, and the
-infos of the reset take their usual places.
+Their infos are one dict of arrays for all copies. Next to an entry ``key``, a mask ``_key`` marks
+the copies that have it. Nested dicts have the same form. If a step resets a copy, the infos of the
+step are under ``final_info``, and the infos of the reset take their usual places.
 """
 
 from __future__ import annotations
@@ -63,9 +64,9 @@ class NativeVectorEnv(LockstepEnv):
             self._mode = AutoresetMode(mode)
         except ValueError as error:
             raise UnsupportedEnvError(
-                f"vector environment {env_id!r} has metadata['autoreset_mode'] = {mode!r}; expected one of "
-                f"{[known.name for known in AutoresetMode]} (gymnasium.vector.AutoresetMode). "
-                "Use vectorize: serial instead."
+                f"vector environment {env_id!r} has metadata['autoreset_mode'] = {mode!r}; expected"
+                f" one of {[known.name for known in AutoresetMode]}"
+                " (gymnasium.vector.AutoresetMode). Use vectorize: serial instead."
             ) from error
         self.env_id = env_id
         self.num_envs = int(env.num_envs)
@@ -129,7 +130,9 @@ class NativeVectorEnv(LockstepEnv):
             self._started_at[ended] = self._step_count
         return result
 
-    def _add_finals(self, result: VectorStep, index: NDArray[np.int64], infos: dict[str, Any]) -> None:
+    def _add_finals(
+        self, result: VectorStep, index: NDArray[np.int64], infos: dict[str, Any]
+    ) -> None:
         if self._mode is AutoresetMode.SAME_STEP:
             finals = infos.get("final_obs")
             if finals is None:
@@ -139,9 +142,13 @@ class NativeVectorEnv(LockstepEnv):
                     vector_index=int(index[0]),
                     step=self._step_of(int(index[0])),
                 )
-            rows = [self._check.coerce(finals[row], row, self._step_of(row)) for row in index.tolist()]
+            rows = [
+                self._check.coerce(finals[row], row, self._step_of(row)) for row in index.tolist()
+            ]
             final_obs = np.stack(rows).astype(self._check.dtype, copy=False)
-            self._check.check_values(final_obs, lambda row: self._step_of(int(index[row])), lambda row: int(index[row]))
+            self._check.check_values(
+                final_obs, lambda row: self._step_of(int(index[row])), lambda row: int(index[row])
+            )
         else:
             final_obs = result.obs[index]
             try:
@@ -172,16 +179,27 @@ class NativeVectorEnv(LockstepEnv):
                 hint = hint_for_vector(array, self.num_envs) if name == "rewards" else ""
                 message = f"{name} have shape {array.shape}, expected {shape}{hint}"
                 raise EnvError(self.env_id, message, step=self._step_of(0))
-        return arrays[0], arrays[1].astype(np.bool_, copy=False), arrays[2].astype(np.bool_, copy=False)
+        return (
+            arrays[0],
+            arrays[1].astype(np.bool_, copy=False),
+            arrays[2].astype(np.bool_, copy=False),
+        )
 
     def _step_of(self, index: int) -> int:
         return int(self._step_count - self._started_at[index])
 
     def _raise_fault(self, doing: str, error: Exception, index: int, step: int) -> NoReturn:
-        """Raise the error for a failed call, which names the copy whose process has ended, if there is one."""
+        """Raise the error for a failed call, which names the copy whose process has ended, if there
+        is one.
+        """
         self._processes.have_failed = True
-        # After an error in its environment, a process ends, too, but not before it has reported the error.
-        dead = self._processes.dead(wait_s=_EXIT_WAIT_S) if isinstance(error, EOFError | OSError) else None
+        # After an error in its environment, a process ends, too, but not before it has reported the
+        # error.
+        dead = (
+            self._processes.dead(wait_s=_EXIT_WAIT_S)
+            if isinstance(error, EOFError | OSError)
+            else None
+        )
         if dead is None:
             raise_env_fault(self.env_id, doing, error, index, step)
         index, status = dead
@@ -189,7 +207,9 @@ class NativeVectorEnv(LockstepEnv):
         raise EnvError(self.env_id, message, vector_index=index, step=step) from error
 
     def close(self) -> None:
-        """Close the vector environment; processes that do not end by themselves within 5 s are killed."""
+        """Close the vector environment; processes that do not end by themselves within 5 s are
+        killed.
+        """
         self._processes.close(self._env)
 
     @property
@@ -201,8 +221,8 @@ class NativeVectorEnv(LockstepEnv):
 class _Processes:
     """Processes of a vector environment that gives each copy one; empty for all others.
 
-    Gymnasium's own ``close`` reads an answer of each process, and waits forever if a process is stuck, or if a call
-    failed in between and the answers of some copies have been read already.
+    Gymnasium's own ``close`` reads an answer of each process, and waits forever if a process is
+    stuck, or if a call failed in between and the answers of some copies have been read already.
 
     Attributes:
         have_failed: True if a call of the vector environment failed.
@@ -217,12 +237,15 @@ class _Processes:
         self.have_failed = False
 
     def dead(self, wait_s: float = 0.0) -> tuple[int, int] | None:
-        """Return the index and the exit status of the first process that has ended; None if all are alive.
+        """Return the index and the exit status of the first process that has ended; None if all are
+        alive.
 
         Args:
             wait_s: longest wait for a process to end.
         """
-        ended = multiprocessing.connection.wait([process.sentinel for process in self._processes], wait_s)
+        ended = multiprocessing.connection.wait(
+            [process.sentinel for process in self._processes], wait_s
+        )
         for index, process in enumerate(self._processes):
             if process.sentinel in ended:
                 process.join(_EXIT_WAIT_S)  # its files are closed a moment before it is gone
@@ -247,7 +270,9 @@ class _Processes:
             try:
                 env.close()
             except (OSError, EOFError) as error:
-                logger.warning("the processes of %s did not close: %r", type(self._inner).__name__, error)
+                logger.warning(
+                    "the processes of %s did not close: %r", type(self._inner).__name__, error
+                )
             finally:
                 watch.cancel()
                 self._end()
@@ -259,7 +284,9 @@ class _Processes:
     def _ask_to_close(self) -> None:
         """Ask the processes that are left to close their environments, and give them some time."""
         for pipe in self._inner.parent_pipes:
-            with contextlib.suppress(OSError, AttributeError):  # None is the pipe of a copy that failed
+            with contextlib.suppress(
+                OSError, AttributeError
+            ):  # None is the pipe of a copy that failed
                 pipe.send(("close", None))
         until = time.monotonic() + _CLOSE_WAIT_S
         for process in self._processes:
@@ -276,8 +303,8 @@ class _Processes:
 class LockstepBaseEnv(SteppedBaseEnv):
     """LockstepEnv as a BaseEnv; every poll returns all copies except those that are being reset.
 
-    A copy resets itself when its episode has ended. At any other time it cannot be reset, and ``try_reset`` returns
-    None.
+    A copy resets itself when its episode has ended. At any other time it cannot be reset, and
+    ``try_reset`` returns None.
     """
 
     def __init__(self, env: LockstepEnv, *, seed: int | None = None) -> None:
@@ -301,7 +328,10 @@ class LockstepBaseEnv(SteppedBaseEnv):
         self._resetting: set[int] = set()
 
     def _reset_all(self) -> dict[Any, dict[Any, Any]]:
-        return {index: {DEFAULT_AGENT_ID: row} for index, row in enumerate(np.array(self.lockstep_env.reset()))}
+        return {
+            index: {DEFAULT_AGENT_ID: row}
+            for index, row in enumerate(np.array(self.lockstep_env.reset()))
+        }
 
     def send_actions(self, action_dict: Mapping[Any, Mapping[Any, Any]]) -> None:
         """Step all copies; see BaseEnv."""
@@ -319,14 +349,20 @@ class LockstepBaseEnv(SteppedBaseEnv):
         self._first_obs = {index: obs[index] for index in finals}
         fresh = set() if step.valid is None else set(np.flatnonzero(~step.valid).tolist())
         self._resetting = set(np.flatnonzero(ended).tolist()) - finals.keys()
-        rewards, terminateds, truncateds = step.rewards.tolist(), step.terminateds.tolist(), step.truncateds.tolist()
+        rewards, terminateds, truncateds = (
+            step.rewards.tolist(),
+            step.terminateds.tolist(),
+            step.truncateds.tolist(),
+        )
         infos = step_infos(step, self.num_envs) if step.infos else None
         poll = opening_poll({index: {DEFAULT_AGENT_ID: obs[index]} for index in fresh})
         for index in range(self.num_envs):
             if index not in fresh:
                 info = {} if infos is None else infos[index]
                 ob = finals.get(index, obs[index])
-                add_step(poll, index, ob, rewards[index], terminateds[index], truncateds[index], info)
+                add_step(
+                    poll, index, ob, rewards[index], terminateds[index], truncateds[index], info
+                )
         self._stepped = poll
 
     def try_reset(self, env_id: Any) -> dict[Any, Any] | str | None:
@@ -356,8 +392,8 @@ class LockstepBaseEnv(SteppedBaseEnv):
 def split_infos(infos: Mapping[str, Any], num_envs: int) -> list[dict[str, Any]]:
     """Return each copy's own info.
 
-    An entry without a mask is for all copies: an array, list or tuple of length N has a value per copy; any other
-    value is shared.
+    An entry without a mask is for all copies: an array, list or tuple of length N has a value per
+    copy; any other value is shared.
     """
     rows: list[dict[str, Any]] = [{} for _ in range(num_envs)]
     for key, value in infos.items():
@@ -382,7 +418,9 @@ def split_infos(infos: Mapping[str, Any], num_envs: int) -> list[dict[str, Any]]
 def step_infos(step: VectorStep, num_envs: int) -> list[dict[str, Any]]:
     """Return the info of each copy's step, even if the copy was reset within that step."""
     infos = step.infos or {}
-    rows = split_infos({key: value for key, value in infos.items() if key not in _OF_THE_STEP}, num_envs)
+    rows = split_infos(
+        {key: value for key, value in infos.items() if key not in _OF_THE_STEP}, num_envs
+    )
     finals = infos.get(_FINAL_INFO)
     if finals is not None and step.final_index is not None:
         final_rows = split_infos(finals, num_envs)
@@ -392,7 +430,9 @@ def step_infos(step: VectorStep, num_envs: int) -> list[dict[str, Any]]:
 
 
 def training_disabled(step: VectorStep, num_envs: int) -> list[int]:
-    """Return the copies whose step must not be trained on: its info has a false ``training_enabled``."""
+    """Return the copies whose step must not be trained on: its info has a false
+    ``training_enabled``.
+    """
     infos = step.infos or {}
     if _TRAINING not in infos and _TRAINING not in infos.get(_FINAL_INFO, ()):
         return []

@@ -1,8 +1,9 @@
 """Environments of the old ``gym`` package, in any of its versions, and the names ``gym:ID``.
 
-A single environment of gym is driven as it is: `gym_like` knows the forms of its results, and `gymnasium_space` its
-spaces. A vector environment of gym gets a form that Gymnasium's have. Shimmy converts environments, too, but classes
-that keep the form of gym 0.21 below gym 0.26 fail in it, and it drops the first value of Discrete actions.
+A single environment of gym is driven as it is: `gym_like` knows the forms of its results, and
+`gymnasium_space` its spaces. A vector environment of gym gets a form that Gymnasium's have. Shimmy
+converts environments, too, but classes that keep the form of gym 0.21 below gym 0.26 fail in it,
+and it drops the first value of Discrete actions.
 
 Nothing is imported from gym unless a name asks for it.
 """
@@ -44,7 +45,9 @@ def old_gym_creator(name: str) -> Callable[[Mapping[str, Any]], Any]:
     registry = gym.envs.registry
     known = list(getattr(registry, "env_specs", registry))  # gym 0.21 has an object with a dict
     if gym_id not in known:
-        hint = nearest(gym_id, known).strip() or "Use the id of an environment of the old gym package."
+        hint = (
+            nearest(gym_id, known).strip() or "Use the id of an environment of the old gym package."
+        )
         raise UnknownEnvError(f"unknown environment {name!r}.", key="env", value=name, hint=hint)
     has_checker = "disable_env_checker" in inspect.signature(gym.make).parameters
     options = {"disable_env_checker": True} if has_checker else {}
@@ -61,7 +64,9 @@ def _gym(name: str) -> ModuleType:
     with (
         needed_by(f"environment {name!r}", "the old gym package", "gym", key="env", value=name),
         warnings.catch_warnings(),
-        contextlib.redirect_stderr(io.StringIO()),  # the import prints a notice and warns about NumPy
+        contextlib.redirect_stderr(
+            io.StringIO()
+        ),  # the import prints a notice and warns about NumPy
     ):
         warnings.simplefilter("ignore")
         return importlib.import_module("gym")
@@ -70,8 +75,8 @@ def _gym(name: str) -> ModuleType:
 def adopted(env: Any) -> Any:
     """Return an environment of gym ready to be driven; any other object is returned unchanged.
 
-    A vector environment gets the form of Gymnasium's. The checks that gym 0.26 puts around an environment are switched
-    off: they need a NumPy before 2.0, and aiorl checks all values itself.
+    A vector environment gets the form of Gymnasium's. The checks that gym 0.26 puts around an
+    environment are switched off: they need a NumPy before 2.0, and aiorl checks all values itself.
     """
     if not is_of_gym(env):
         return env
@@ -86,7 +91,8 @@ def adopted(env: Any) -> Any:
 
 
 class OldVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
-    """Vector environment of gym in Gymnasium's form; a copy is reset in the step that ends its episode.
+    """Vector environment of gym in Gymnasium's form; a copy is reset in the step that ends its
+    episode.
 
     Attributes:
         original: the vector environment of gym.
@@ -96,14 +102,19 @@ class OldVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         """Take over a vector environment of gym; it is closed with this object."""
         self.original = original
         self.num_envs = int(original.num_envs)
-        self.metadata = {**(getattr(original, "metadata", None) or {}), "autoreset_mode": AutoresetMode.SAME_STEP}
+        self.metadata = {
+            **(getattr(original, "metadata", None) or {}),
+            "autoreset_mode": AutoresetMode.SAME_STEP,
+        }
         self.spec = None
         self.single_observation_space = gymnasium_space(original.single_observation_space)
         self.single_action_space = gymnasium_space(original.single_action_space)
         self.observation_space = gymnasium_space(original.observation_space)
         self.action_space = gymnasium_space(original.action_space)
 
-    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(
+        self, *, seed: Any = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         """Begin new episodes; options are ignored."""
         keywords: dict[str, Any] = {}
         if seed is not None:
@@ -140,14 +151,16 @@ def _with_flags(
         if "terminal_observation" not in infos[index]:
             raise EnvContractError(
                 "gym.vector",
-                "it drops the last observation of an episode, as all vector environments of gym 0.21 do; make single "
-                "environments and set num_envs_per_worker",
+                "it drops the last observation of an episode, as all vector environments of gym"
+                " 0.21 do; make single environments and set num_envs_per_worker",
                 vector_index=index,
                 step=-1,
             )
         finals[index] = infos[index]["terminal_observation"]
         final_infos[index] = infos[index]
-    joined = _joined([{} if is_over else info for info, is_over in zip(infos, ended.tolist(), strict=True)])
+    joined = _joined(
+        [{} if is_over else info for info, is_over in zip(infos, ended.tolist(), strict=True)]
+    )
     if ended.any():
         joined |= {"final_obs": finals, "_final_obs": ended, "final_info": _joined(final_infos)}
     return obs, rewards, ended & ~cut, cut, joined
@@ -155,7 +168,9 @@ def _with_flags(
 
 def _new_infos(infos: Mapping[str, Any]) -> dict[str, Any]:
     """Return the infos of gym 0.26 in the form of Gymnasium 1.0."""
-    renamed = {name: value for name, value in infos.items() if name not in ("final_info", "_final_info")}
+    renamed = {
+        name: value for name, value in infos.items() if name not in ("final_info", "_final_info")
+    }
     if "final_observation" in infos:
         renamed["final_obs"] = renamed.pop("final_observation")
         renamed["_final_obs"] = renamed.pop("_final_observation", None)
@@ -165,7 +180,9 @@ def _new_infos(infos: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _joined(infos: list[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return infos of single copies as one dict: for each key the values of all copies, and which copies have it."""
+    """Return infos of single copies as one dict: for each key the values of all copies, and which
+    copies have it.
+    """
     joined: dict[str, Any] = {}
     for key in dict.fromkeys(key for info in infos for key in info):
         joined[key] = [info.get(key) for info in infos]

@@ -1,9 +1,11 @@
 """PettingZoo environments as MultiAgentEnv: parallel ones, and turn-based (AEC) ones turn by turn.
 
-Action masks in the infos move into the observations, as ``{"observation": ..., "action_mask": ...}``.
+Action masks in the infos move into the observations, as ``{"observation": ..., "action_mask":
+...}``.
 
-``pettingzoo:MODULE`` names a module with a ``parallel_env`` or an ``env`` function, inside the pettingzoo package
-(``pettingzoo:classic.tictactoe_v3``) or elsewhere (``pettingzoo:mpe2.simple_spread_v3``).
+``pettingzoo:MODULE`` names a module with a ``parallel_env`` or an ``env`` function, inside the
+pettingzoo package (``pettingzoo:classic.tictactoe_v3``) or elsewhere
+(``pettingzoo:mpe2.simple_spread_v3``).
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ Results = tuple[AgentDict, AgentDict, AgentDict, AgentDict, AgentDict]
 
 
 def pettingzoo_creator(name: str) -> Callable[[Mapping[str, Any]], MultiAgentEnv]:
-    """Return the function that makes the environment of ``pettingzoo:MODULE``, in its parallel form if it has one.
+    """Return the function that makes the environment of ``pettingzoo:MODULE``, in its parallel form
+    if it has one.
 
     Raises:
         UnknownEnvError: there is no such module, or it has no environment.
@@ -41,12 +44,16 @@ def pettingzoo_creator(name: str) -> Callable[[Mapping[str, Any]], MultiAgentEnv
     if callable(turn_based := getattr(module, "env", None)):
         return lambda config: AECEnv(turn_based(**config))
     raise UnknownEnvError(
-        f"environment {name!r}: module {module.__name__!r} has neither parallel_env nor env.", key="env", value=name
+        f"environment {name!r}: module {module.__name__!r} has neither parallel_env nor env.",
+        key="env",
+        value=name,
     )
 
 
 def _module(name: str, path: str) -> ModuleType:
-    with needed_by(f"environment {name!r}", "the pettingzoo package", "pettingzoo", key="env", value=name):
+    with needed_by(
+        f"environment {name!r}", "the pettingzoo package", "pettingzoo", key="env", value=name
+    ):
         importlib.import_module("pettingzoo")
     for candidate in (f"pettingzoo.{path}", path):
         try:
@@ -55,9 +62,13 @@ def _module(name: str, path: str) -> ModuleType:
                 warnings.simplefilter("ignore", DeprecationWarning)
                 return importlib.import_module(candidate)
         except Exception as error:
-            if isinstance(error, ModuleNotFoundError) and f"{candidate}.".startswith(f"{error.name}."):
+            if isinstance(error, ModuleNotFoundError) and f"{candidate}.".startswith(
+                f"{error.name}."
+            ):
                 continue
-            raise ConfigError(f"environment {name!r}: importing {candidate!r} failed: {error}.", key="env") from error
+            raise ConfigError(
+                f"environment {name!r}: importing {candidate!r} failed: {error}.", key="env"
+            ) from error
     raise UnknownEnvError(
         f"environment {name!r}: there is neither a module 'pettingzoo.{path}' nor {path!r}.",
         key="env",
@@ -75,7 +86,9 @@ class _PettingZooEnv(MultiAgentEnv):
         possible = getattr(env, "possible_agents", None)
         if possible is None:  # agents are created during the game
             return
-        self.observation_spaces = {agent: gymnasium_space(env.observation_space(agent)) for agent in possible}
+        self.observation_spaces = {
+            agent: gymnasium_space(env.observation_space(agent)) for agent in possible
+        }
         self.action_spaces = {agent: gymnasium_space(env.action_space(agent)) for agent in possible}
         if not any(map(is_masked, self.observation_spaces.values())) and self._has_mask_in_info():
             self._masks = {
@@ -92,7 +105,9 @@ class _PettingZooEnv(MultiAgentEnv):
         self.env.close()
 
     def _has_mask_in_info(self) -> bool:
-        """Return True if infos contain masks, which shows only in an episode; the caller must reset the environment."""
+        """Return True if infos contain masks, which shows only in an episode; the caller must reset
+        the environment.
+        """
         if all(isinstance(space, spaces.Box) for space in (self.action_spaces or {}).values()):
             return False
         begun = self.env.reset()
@@ -110,7 +125,9 @@ class ParallelEnv(_PettingZooEnv):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         """See `MultiAgentEnv.reset`."""
         obs, infos = self.env.reset(seed=seed, options=options)
-        return {agent: self._shown(agent, own, infos.get(agent)) for agent, own in obs.items()}, infos
+        return {
+            agent: self._shown(agent, own, infos.get(agent)) for agent, own in obs.items()
+        }, infos
 
     def step(self, action_dict: AgentDict) -> Results:
         """See `MultiAgentEnv.step`."""
@@ -118,11 +135,17 @@ class ParallelEnv(_PettingZooEnv):
         # Some environments keep listing agents that have been cut off.
         over = all(terminateds.get(agent) or truncateds.get(agent) for agent in self.env.agents)
         shown = {agent: self._shown(agent, own, infos.get(agent)) for agent, own in obs.items()}
-        return shown, rewards, *_with_all(terminateds, truncateds, over), {agent: infos.get(agent, {}) for agent in obs}
+        return (
+            shown,
+            rewards,
+            *_with_all(terminateds, truncateds, over),
+            {agent: infos.get(agent, {}) for agent in obs},
+        )
 
 
 class AECEnv(_PettingZooEnv):
-    """Turn-based environment: each step shows the agent whose turn it is, and the agents that are out.
+    """Turn-based environment: each step shows the agent whose turn it is, and the agents that are
+    out.
 
     An agent's reward is the sum since its last turn.
     """
@@ -146,7 +169,9 @@ class AECEnv(_PettingZooEnv):
         infos: AgentDict = {}
         while self.env.agents:
             agent = self.env.agent_selection
-            obs[agent], rewards[agent], terminateds[agent], truncateds[agent], infos[agent] = self.env.last()
+            obs[agent], rewards[agent], terminateds[agent], truncateds[agent], infos[agent] = (
+                self.env.last()
+            )
             obs[agent] = self._shown(agent, obs[agent], infos[agent])
             if not (terminateds[agent] or truncateds[agent]):
                 break
@@ -154,8 +179,12 @@ class AECEnv(_PettingZooEnv):
         return obs, rewards, *_with_all(terminateds, truncateds, not self.env.agents), infos
 
 
-def _with_all(terminateds: AgentDict, truncateds: AgentDict, over: bool) -> tuple[AgentDict, AgentDict]:
-    """Return the flags with ALL_AGENTS: the end is a truncation if an agent was cut off rather than terminated."""
+def _with_all(
+    terminateds: AgentDict, truncateds: AgentDict, over: bool
+) -> tuple[AgentDict, AgentDict]:
+    """Return the flags with ALL_AGENTS: the end is a truncation if an agent was cut off rather than
+    terminated.
+    """
     cut = over and any(truncateds[agent] and not terminateds[agent] for agent in truncateds)
     return {**terminateds, ALL_AGENTS: over and not cut}, {**truncateds, ALL_AGENTS: cut}
 

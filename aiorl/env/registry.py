@@ -1,4 +1,5 @@
-"""Environments by name: registered names, Gymnasium ids, import paths and old ``gym:ID`` environments.
+"""Environments by name: registered names, Gymnasium ids, import paths and old ``gym:ID``
+environments.
 
 A name can be, in this order:
 
@@ -6,10 +7,11 @@ A name can be, in this order:
 * ``gym:ID`` or ``gym:module:ID``, an environment of the old ``gym`` package (extra ``gym``);
 * ``pettingzoo:MODULE``, a multi-agent environment (extra ``pettingzoo``);
 * ``envpool:TASK``, an environment whose copies step together in C++ (extra ``envpool``);
-* ``package.module:Name``, a class or function. A subclass of ``gymnasium.Env`` gets the environment config as keyword
-  arguments, or as one mapping if its first parameter is named ``config``, ``env_config``, ``context`` or
-  ``env_context``. A function gets the ``EnvContext``;
-* ``module:name``, a name given to ``register_env``, or a Gymnasium id, that exists once ``module`` is imported;
+* ``package.module:Name``, a class or function. A subclass of ``gymnasium.Env`` gets the environment
+  config as keyword arguments, or as one mapping if its first parameter is named ``config``,
+  ``env_config``, ``context`` or ``env_context``. A function gets the ``EnvContext``;
+* ``module:name``, a name given to ``register_env``, or a Gymnasium id, that exists once ``module``
+  is imported;
 * a Gymnasium id; Atari games (``ALE/Pong-v5``) need the extra ``atari``.
 """
 
@@ -53,7 +55,8 @@ _SOURCES = {
     "envpool": "aiorl.env.envpool:envpool_creator",
     "external": "aiorl.serving.external:client_env",
 }
-"""Prefix of a name -> import path of a function that maps a whole name to the function that makes the environments."""
+"""Prefix of a name -> import path of a function that maps a whole name to the function that makes
+the environments."""
 
 _FOUND = 10
 _registered: dict[str, Callable[[EnvContext], Any]] = {}
@@ -92,7 +95,9 @@ class EnvContext(dict[str, Any]):
         self.remote = remote
         self.num_envs = num_envs
 
-    def copy_with_overrides(self, env_config: Mapping[str, Any] | None = None, **place: Any) -> EnvContext:
+    def copy_with_overrides(
+        self, env_config: Mapping[str, Any] | None = None, **place: Any
+    ) -> EnvContext:
         """Return a copy with another config or place; omitted and None values are inherited.
 
         Args:
@@ -111,7 +116,9 @@ class EnvCreator:
         gym_id: its Gymnasium id, or None.
     """
 
-    def __init__(self, env_id: str, create: Callable[[EnvContext], Any], *, gym_id: str | None = None) -> None:
+    def __init__(
+        self, env_id: str, create: Callable[[EnvContext], Any], *, gym_id: str | None = None
+    ) -> None:
         """Store the name and the function that makes the environment."""
         self.env_id = env_id
         self.gym_id = gym_id
@@ -140,8 +147,9 @@ class EnvCreator:
 def register_env(name: str, creator: Callable[[EnvContext], Any]) -> None:
     """Make ``name`` an environment of this process; a later registration replaces an earlier one.
 
-    Other processes, such as the workers of a training run, find the creator by its import path. They can also use the
-    name as ``module:name`` if the module calls this function when it is imported.
+    Other processes, such as the workers of a training run, find the creator by its import path.
+    They can also use the name as ``module:name`` if the module calls this function when it is
+    imported.
 
     Args:
         name: name for use in configs.
@@ -151,7 +159,10 @@ def register_env(name: str, creator: Callable[[EnvContext], Any]) -> None:
         ConfigError: the name is not a string or is empty, or the creator cannot be called.
     """
     if not name or not isinstance(name, str) or not callable(creator):
-        message = f"environment {name!r} by {creator!r}: expected a name, which is a string, and a function."
+        message = (
+            f"environment {name!r} by {creator!r}: expected a name, which is a string, and a"
+            " function."
+        )
         raise ConfigError(message, key="env", value=name)
     _registered[name] = creator
 
@@ -159,9 +170,9 @@ def register_env(name: str, creator: Callable[[EnvContext], Any]) -> None:
 def name_elsewhere(env: str | type[Any] | Callable[[EnvContext], Any]) -> str:
     """Return the name by which other processes make the same environment.
 
-    A name registered in this process becomes the import path of its creator, or ``module:name`` with the creator's
-    module. An id that is not one of Gymnasium's own becomes ``module:id``, with the environment's module if that one
-    registers the id, and else with the script being run.
+    A name registered in this process becomes the import path of its creator, or ``module:name``
+    with the creator's module. An id that is not one of Gymnasium's own becomes ``module:id``, with
+    the environment's module if that one registers the id, and else with the script being run.
 
     Raises:
         ConfigError: there is no such name.
@@ -176,7 +187,9 @@ def name_elsewhere(env: str | type[Any] | Callable[[EnvContext], Any]) -> str:
             module = creator.__module__
     elif name in gymnasium.registry and not is_atari_id(name):
         entry = gymnasium.registry[name].entry_point
-        module = entry.partition(":")[0] if isinstance(entry, str) else getattr(entry, "__module__", "")
+        module = (
+            entry.partition(":")[0] if isinstance(entry, str) else getattr(entry, "__module__", "")
+        )
         script = main_module_name()
         by = "" if module in ("__main__", script) else _who_registers(name, module)
         if by == "gymnasium":
@@ -192,9 +205,11 @@ def name_elsewhere(env: str | type[Any] | Callable[[EnvContext], Any]) -> str:
 
 @functools.cache
 def _who_registers(gym_id: str, module: str) -> str:
-    """Return the module whose import registers an id with Gymnasium in another process: "gymnasium", this one or "".
+    """Return the module whose import registers an id with Gymnasium in another process:
+    "gymnasium", this one or "".
 
-    Packages of environments register theirs when Gymnasium is imported, or only when they are imported themselves.
+    Packages of environments register theirs when Gymnasium is imported, or only when they are
+    imported themselves.
     """
     if f'"{gym_id}"' in inspect.getsource(gymnasium.envs):  # one of Gymnasium's own
         return "gymnasium"
@@ -209,7 +224,9 @@ for status, module in enumerate(["gymnasium", {module!r}]):
         sys.exit(status + {_FOUND})
 """
     command = [sys.executable, "-P", "-c", code]
-    found = subprocess.run(command, env={**os.environ, **python_path()}, stdin=subprocess.DEVNULL, capture_output=True)
+    found = subprocess.run(
+        command, env={**os.environ, **python_path()}, stdin=subprocess.DEVNULL, capture_output=True
+    )
     return {_FOUND: "gymnasium", _FOUND + 1: module}.get(found.returncode, "")
 
 
@@ -227,7 +244,9 @@ def resolve_env(env: str | type[Any] | Callable[[EnvContext], Any]) -> EnvCreato
         return env
     if not isinstance(env, str):
         if not callable(env):
-            raise UnknownEnvError(f"env is {env!r}, expected a name, a class or a function.", key="env")
+            raise UnknownEnvError(
+                f"env is {env!r}, expected a name, a class or a function.", key="env"
+            )
         return EnvCreator(named(env), _caller_of(env))
     if is_local(env):
         return EnvCreator(env, _caller_of(import_object(env, key="env")))
@@ -275,12 +294,14 @@ def _gymnasium_id(name: str, gym_id: str) -> EnvCreator:
             _import_atari(name)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Gymnasium warns about newer versions, but this one is wanted
+            warnings.simplefilter(
+                "ignore"
+            )  # Gymnasium warns about newer versions, but this one is wanted
             spec = gymnasium.spec(gym_id)
     except gymnasium.error.Error as error:
         otherwise = (
-            "Use a Gymnasium id, 'package.module:Name', or 'module:name' for a name that the module passes to "
-            "register_env."
+            "Use a Gymnasium id, 'package.module:Name', or 'module:name' for a name that the module"
+            " passes to register_env."
         )
         known = [*_registered, *gymnasium.registry]
         raise unknown_env(name, wanted=gym_id, known=known, otherwise=otherwise) from error
@@ -291,12 +312,19 @@ def _gymnasium_id(name: str, gym_id: str) -> EnvCreator:
         try:
             return gymnasium.make(spec, disable_env_checker=True, **context)
         except gymnasium.error.DependencyNotInstalled as error:
-            raise ConfigError(f"environment {name!r} needs more packages: {error}", key="env") from error
+            raise ConfigError(
+                f"environment {name!r} needs more packages: {error}", key="env"
+            ) from error
         except TypeError as error:
             if re.search("unexpected keyword argument|missing .* required", str(error)):
-                # Arguments of gymnasium.make itself are not settings of the environment's constructor.
+                # Arguments of gymnasium.make itself are not settings of the environment's
+                # constructor.
                 own = inspect.signature(gymnasium.make).parameters
-                given = {key: value for key, value in {**spec.kwargs, **context}.items() if key not in own}
+                given = {
+                    key: value
+                    for key, value in {**spec.kwargs, **context}.items()
+                    if key not in own
+                }
                 _check_settings(loaded_entry(spec.entry_point), EnvContext(given))
             raise
 
@@ -316,9 +344,11 @@ def _check_version(name: str, spec: EnvSpec) -> None:
     same = [other for other in gymnasium.registry.values() if (other.namespace, other.name) == kind]
     newest = max(same, key=lambda other: other.version or 0)
     raise UnknownEnvError(
-        f"environment {name!r} is an old version that Gymnasium no longer has.", key="env", value=name,
+        f"environment {name!r} is an old version that Gymnasium no longer has.",
+        key="env",
+        value=name,
         hint=f"Use {newest.id!r}.",
-    )  # fmt: skip
+    )
 
 
 def is_atari_id(gym_id: str) -> bool:
@@ -333,17 +363,25 @@ def _import_atari(name: str) -> None:
     with needed_by(f"environment {name!r}", "the Atari emulator", "atari", key="env", value=name):
         ale_py = importlib.import_module("ale_py")
     gymnasium.register_envs(ale_py)
-    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # it prints a banner for each environment
+    ale_py.ALEInterface.setLoggerMode(
+        ale_py.LoggerMode.Error
+    )  # it prints a banner for each environment
 
 
 def _by_path(name: str) -> EnvCreator:
     module_name, _, attribute = name.partition(":")
-    if not all(part.isidentifier() for part in module_name.split(".")) or module_name.endswith(".py"):
+    if not all(part.isidentifier() for part in module_name.split(".")) or module_name.endswith(
+        ".py"
+    ):
         raise UnknownEnvError(
-            f"environment {name!r}: {module_name!r} is not a module name; expected the form 'package.module:Name'.",
+            f"environment {name!r}: {module_name!r} is not a module name; expected the form"
+            " 'package.module:Name'.",
             key="env",
             value=name,
-            hint="Leave out folders and '.py', as in 'my_envs:MyEnv'. Folders on PYTHONPATH are searched.",
+            hint=(
+                "Leave out folders and '.py', as in 'my_envs:MyEnv'. Folders on PYTHONPATH are"
+                " searched."
+            ),
         )
     try:
         module = import_for(f"environment {name!r}:", module_name, key="env", value=name)
@@ -369,20 +407,24 @@ def _by_path(name: str) -> EnvCreator:
     if attribute in gymnasium.registry:
         return _gymnasium_id(name, attribute)
     what = (
-        f": module {module_name!r} has no {attribute!r}, which is also neither a name given to register_env nor a"
-        " Gymnasium id"
+        f": module {module_name!r} has no {attribute!r}, which is also neither a name given to"
+        " register_env nor a Gymnasium id"
     )
     known = [*_registered, *(key for key in vars(module) if not key.startswith("_"))]
     raise unknown_env(name, what, wanted=attribute, known=known)
 
 
 def _caller_of(creator: Callable[..., Any]) -> Callable[[EnvContext], Any]:
-    """Return a function that takes an EnvContext and calls a class or function with its proper arguments."""
+    """Return a function that takes an EnvContext and calls a class or function with its proper
+    arguments.
+    """
     try:
         parameters = list(inspect.signature(creator).parameters.values())
     except (TypeError, ValueError):
         return creator
-    takes_context = bool(parameters) and (not inspect.isclass(creator) or parameters[0].name in _CONTEXT_PARAMETERS)
+    takes_context = bool(parameters) and (
+        not inspect.isclass(creator) or parameters[0].name in _CONTEXT_PARAMETERS
+    )
     if takes_context:
         return creator
 
@@ -394,7 +436,8 @@ def _caller_of(creator: Callable[..., Any]) -> Callable[[EnvContext], Any]:
 
 
 def _check_settings(made_by: Callable[..., Any], context: EnvContext) -> None:
-    """Refuse settings for which a class or function has no parameters, and require those without defaults.
+    """Refuse settings for which a class or function has no parameters, and require those without
+    defaults.
 
     Raises:
         ConfigError: a setting is unknown or missing; the message names it and the valid ones.
@@ -419,7 +462,8 @@ def _check_settings(made_by: Callable[..., Any], context: EnvContext) -> None:
     unknown = [key for key in context if key not in known]
     if unknown:
         raise ConfigError(
-            f"{name} has no setting {unknown[0]!r}; its constructor takes: {', '.join(known) or 'none'}.",
+            f"{name} has no setting {unknown[0]!r}; its constructor takes:"
+            f" {', '.join(known) or 'none'}.",
             key=f"env_config.{unknown[0]}",
             value=context[unknown[0]],
             hint=nearest(unknown[0], known).strip(),

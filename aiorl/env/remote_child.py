@@ -1,10 +1,12 @@
-"""The child's side of RemoteEnv: one environment in its own process, ``python -m aiorl.env.remote_child``.
+"""The child's side of RemoteEnv: one environment in its own process, ``python -m
+aiorl.env.remote_child``.
 
-Frames on a socket pair, both ways: kind (1 byte), length (4 bytes), payload. Settings, READY and errors are JSON;
-``nested_codec`` packs the rest. A RESET contains the seed to begin with, or None. A STEP contains the actions by agent.
-A RESULT contains observations, rewards, terminateds, truncateds, packed infos, finished games and the number of dropped
-infos. The process ends with its parent, for which it has a second pipe whose other end the parent holds: a thread waits
-for its end, and the kernel kills an environment that is stuck.
+Frames on a socket pair, both ways: kind (1 byte), length (4 bytes), payload. Settings, READY and
+errors are JSON; ``nested_codec`` packs the rest. A RESET contains the seed to begin with, or None.
+A STEP contains the actions by agent. A RESULT contains observations, rewards, terminateds,
+truncateds, packed infos, finished games and the number of dropped infos. The process ends with its
+parent, for which it has a second pipe whose other end the parent holds: a thread waits for its end,
+and the kernel kills an environment that is stuck.
 """
 
 from __future__ import annotations
@@ -67,7 +69,9 @@ def _receive_exactly(connection: socket.socket, length: int) -> bytearray:
 
 
 def main() -> int:
-    """Serve the parent until it closes the connection or dies, and report an error to it; return the exit status."""
+    """Serve the parent until it closes the connection or dies, and report an error to it; return
+    the exit status.
+    """
     find_modules_here()
     for number in (signal.SIGINT, signal.SIGHUP):  # the parent handles Ctrl-C and a closed terminal
         signal.signal(number, signal.SIG_IGN)
@@ -126,7 +130,15 @@ def _serve(connection: socket.socket) -> None:
             is_started = True
             infos, dropped = pack_infos(poll.infos.get(0, {}))
             games = [list(game) for game in env.take_finished_games() or []]
-            parts = [poll.obs[0], poll.rewards[0], poll.terminateds[0], poll.truncateds[0], infos, games, dropped]
+            parts = [
+                poll.obs[0],
+                poll.rewards[0],
+                poll.terminateds[0],
+                poll.truncateds[0],
+                infos,
+                games,
+                dropped,
+            ]
             send_frame(connection, RESULT, pack(parts))
     except EnvError as error:
         error.vector_index = context.vector_index
@@ -143,11 +155,18 @@ def _space_as_data(space: Any) -> dict[str, Any] | None:
 
 
 def _send_error(connection: socket.socket, error: Exception) -> None:
-    facts: dict[str, Any] = {"kind": type(error).__name__, "message": getattr(error, "message", str(error))}
+    facts: dict[str, Any] = {
+        "kind": type(error).__name__,
+        "message": getattr(error, "message", str(error)),
+    }
     if isinstance(error, ConfigError):
         facts |= {"config": True, "key": error.key, "hint": error.hint}
     else:
-        text = error.traceback_text if isinstance(error, EnvError) else "".join(traceback.format_exception(error))
+        text = (
+            error.traceback_text
+            if isinstance(error, EnvError)
+            else "".join(traceback.format_exception(error))
+        )
         facts |= {"config": False, "step": getattr(error, "step", 0), "traceback": text}
     with contextlib.suppress(OSError):  # the parent may have hung up already
         send_frame(connection, ERROR, json.dumps(facts).encode())

@@ -1,8 +1,8 @@
 """RemoteEnv: environments of any kind in their own processes, each polled as soon as it is ready.
 
-They pay off if a step takes milliseconds, or if steps take very different times. The children are fresh Python
-processes (nothing is forked or pickled), so environments are named by id or import path. A child always ends with its
-parent.
+They pay off if a step takes milliseconds, or if steps take very different times. The children are
+fresh Python processes (nothing is forked or pickled), so environments are named by id or import
+path. A child always ends with its parent.
 """
 
 from __future__ import annotations
@@ -30,7 +30,15 @@ from aiorl.data.columns import DEFAULT_AGENT_ID
 from aiorl.data.nested_codec import pack, unpack
 from aiorl.data.spaces import space_from_dict
 from aiorl.env import remote_child as wire
-from aiorl.env.base_env import ALL_AGENTS, ASYNC_RESET_RETURN, SEED_STRIDE, BaseEnv, FinishedGame, LockstepEnv, Poll
+from aiorl.env.base_env import (
+    ALL_AGENTS,
+    ASYNC_RESET_RETURN,
+    SEED_STRIDE,
+    BaseEnv,
+    FinishedGame,
+    LockstepEnv,
+    Poll,
+)
 from aiorl.env.registry import name_elsewhere
 from aiorl.env.vector_env import Copies
 from aiorl.env.wrapping import EnvPlan
@@ -55,7 +63,8 @@ class RemoteEnv(BaseEnv):
 
     Attributes:
         env_id: name for messages.
-        max_episode_steps: length at which the environments truncate episodes; None if there is no known limit.
+        max_episode_steps: length at which the environments truncate episodes; None if there is no
+            known limit.
         dropped_infos: number of entries of info dicts that could not be sent.
         restarts: number of processes replaced so far.
     """
@@ -68,7 +77,8 @@ class RemoteEnv(BaseEnv):
             timeout_s: longest wait for one answer of a child, seconds.
 
         Raises:
-            ConfigError: the children refuse the name or config, or there is no name for the environments.
+            ConfigError: the children refuse the name or config, or there is no name for the
+                environments.
             EnvError: an environment's constructor raised, or a child died.
         """
         self.num_envs = plan.num_envs
@@ -105,7 +115,8 @@ class RemoteEnv(BaseEnv):
         return [copy.process.pid for copy in self._copies]
 
     def poll(self) -> Poll:
-        """Return the results of the environments that are ready, at least one, in order; the first poll resets all.
+        """Return the results of the environments that are ready, at least one, in order; the first
+        poll resets all.
 
         Raises:
             EnvError: an environment failed and must not be restarted.
@@ -116,7 +127,9 @@ class RemoteEnv(BaseEnv):
             for index in range(self.num_envs):
                 self.try_reset(index)
         if not any(copy.is_busy for copy in self._copies):
-            raise EnvContractError(self.env_id, "it was polled, but no environment has anything to do")
+            raise EnvContractError(
+                self.env_id, "it was polled, but no environment has anything to do"
+            )
         faults: dict[Any, EnvError] = {}
         poll = Poll({}, {}, {}, {}, {}, {}, faults)
         gather_until = math.inf
@@ -137,13 +150,17 @@ class RemoteEnv(BaseEnv):
             self._copies[index].send(wire.STEP, pack(dict(actions)))
 
     def try_reset(self, env_id: Any) -> str:
-        """Begin a new episode in one environment; its first observation arrives with a later poll."""
+        """Begin a new episode in one environment; its first observation arrives with a later
+        poll.
+        """
         self._copies[env_id].send(wire.RESET, pack(None))
         return ASYNC_RESET_RETURN
 
     def in_lockstep(self, horizon: int | None = None) -> LockstepEnv | None:
         """See `BaseEnv.in_lockstep`; each copy is reset as soon as its episode ends."""
-        return _RemoteCopies(self, self._copies).in_lockstep(horizon) if self._has_one_agent else None
+        return (
+            _RemoteCopies(self, self._copies).in_lockstep(horizon) if self._has_one_agent else None
+        )
 
     def take_finished_games(self) -> list[FinishedGame] | None:
         """See `BaseEnv.take_finished_games`."""
@@ -206,7 +223,10 @@ class RemoteEnv(BaseEnv):
         copy.is_busy = False
         self._games.extend(FinishedGame(*game) for game in games)
         if dropped and not self.dropped_infos:
-            logger.warning("environment %s: infos that cannot be sent between processes are dropped", self.env_id)
+            logger.warning(
+                "environment %s: infos that cannot be sent between processes are dropped",
+                self.env_id,
+            )
         self.dropped_infos += dropped
         return [*columns, unpack(infos)]
 
@@ -214,10 +234,14 @@ class RemoteEnv(BaseEnv):
         now = time.monotonic()
         for copy in list(self._copies):
             if copy.is_busy and copy.answer_due < now:
-                self._replace(copy, copy.fault(f"did not answer within {self._timeout_s:g} s"), faults)
+                self._replace(
+                    copy, copy.fault(f"did not answer within {self._timeout_s:g} s"), faults
+                )
 
     def _replace(self, copy: ChildProcess, error: EnvError, faults: dict[Any, EnvError]) -> None:
-        """Start a new process for a copy that failed, or raise the error if restarts are used up."""
+        """Start a new process for a copy that failed, or raise the error if restarts are used
+        up.
+        """
         now = time.monotonic()
         while copy.failed_at and copy.failed_at[0] < now - _HOUR_S:
             copy.failed_at.popleft()
@@ -239,7 +263,9 @@ class RemoteEnv(BaseEnv):
 
 
 class _RemoteEnvironment:
-    """Environment in its own process, in gym-like form: a step or reset under way is not sent again."""
+    """Environment in its own process, in gym-like form: a step or reset under way is not sent
+    again.
+    """
 
     def __init__(self, remote: RemoteEnv, copy: ChildProcess) -> None:
         self._remote, self._copy = remote, copy
@@ -266,7 +292,13 @@ class _RemoteEnvironment:
         self.send(action)
         obs, rewards, terminateds, truncateds, infos = self._remote.result(self._copy)
         agent = DEFAULT_AGENT_ID
-        return obs[agent], rewards[agent], terminateds[ALL_AGENTS], truncateds[ALL_AGENTS], infos.get(agent)
+        return (
+            obs[agent],
+            rewards[agent],
+            terminateds[ALL_AGENTS],
+            truncateds[ALL_AGENTS],
+            infos.get(agent),
+        )
 
 
 class _RemoteCopies(Copies):
@@ -303,7 +335,10 @@ def _space(data: dict[str, Any] | None) -> Any:
     return None if data is None else space_from_dict(data)
 
 
-_ENV_ERRORS = {error.__name__: error for error in (EnvError, BadObservationError, BadRewardError, EnvContractError)}
+_ENV_ERRORS = {
+    error.__name__: error
+    for error in (EnvError, BadObservationError, BadRewardError, EnvContractError)
+}
 _CLOSE_WAIT_S = 2.0
 
 
@@ -322,7 +357,9 @@ class ChildProcess:
         failed_at: times at which it and its predecessors were replaced, by the same clock.
     """
 
-    def __init__(self, env_id: str, index: int, settings: Mapping[str, Any], timeout_s: float) -> None:
+    def __init__(
+        self, env_id: str, index: int, settings: Mapping[str, Any], timeout_s: float
+    ) -> None:
         """Start the process and send it its settings; it answers with READY.
 
         Args:
@@ -341,7 +378,10 @@ class ChildProcess:
             raise ConfigError(
                 f"env_config cannot be sent to another process: {error}.",
                 key="env_config",
-                hint="Use only numbers, strings, lists and mappings, or keep the environments in this process.",
+                hint=(
+                    "Use only numbers, strings, lists and mappings, or keep the environments in"
+                    " this process."
+                ),
             ) from error
         self.env_id = env_id
         self.index = index
@@ -387,9 +427,13 @@ class ChildProcess:
             raise self.fault(f"did not answer within {self._timeout_s:g} s") from error
         except (EOFError, OSError) as error:
             if self._is_interrupted:
-                raise SamplerDied("the wait for environments in other processes was interrupted") from error
+                raise SamplerDied(
+                    "the wait for environments in other processes was interrupted"
+                ) from error
             self.wait()
-            message = f"its process (pid {self.process.pid}) died: exit status {self.process.returncode}"
+            message = (
+                f"its process (pid {self.process.pid}) died: exit status {self.process.returncode}"
+            )
             raise self.fault(message) from error
         if kind == wire.ERROR:
             raise self._told(json.loads(payload))
@@ -400,7 +444,11 @@ class ChildProcess:
         if facts["config"]:
             kind = UnknownEnvError if facts["kind"] == UnknownEnvError.__name__ else ConfigError
             return kind(facts["message"], key=facts["key"], hint=facts["hint"])
-        place = {"vector_index": self.index, "step": facts["step"], "traceback_text": facts["traceback"]}
+        place = {
+            "vector_index": self.index,
+            "step": facts["step"],
+            "traceback_text": facts["traceback"],
+        }
         return _ENV_ERRORS.get(facts["kind"], EnvError)(self.env_id, facts["message"], **place)
 
     def fault(self, message: str) -> EnvError:

@@ -1,7 +1,9 @@
-"""VectorEnv: several environments that step in one call but reset one by one, and its form as a BaseEnv.
+"""VectorEnv: several environments that step in one call but reset one by one, and its form as a
+BaseEnv.
 
-``Copies`` is a VectorEnv of gym-like environments, which step in turn in the calling thread; observations can be
-nested. ``SerialEnv`` is its LockstepEnv, for observations that are single arrays.
+``Copies`` is a VectorEnv of gym-like environments, which step in turn in the calling thread;
+observations can be nested. ``SerialEnv`` is its LockstepEnv, for observations that are single
+arrays.
 """
 
 from __future__ import annotations
@@ -77,7 +79,9 @@ class VectorEnv(ABC):
 
     @abstractmethod
     def reset_at(self, index: int) -> Any:
-        """Begin a new episode in the environment with this index, and return its first observation."""
+        """Begin a new episode in the environment with this index, and return its first
+        observation.
+        """
 
     @abstractmethod
     def vector_step(self, actions: Sequence[Any]) -> tuple[Sequence[Any], ...]:
@@ -87,8 +91,8 @@ class VectorEnv(ABC):
             actions: N actions.
 
         Returns:
-            Observations, rewards, terminateds, truncateds and infos, N of each; or, in the old form, observations,
-            rewards, dones and infos.
+            Observations, rewards, terminateds, truncateds and infos, N of each; or, in the old
+            form, observations, rewards, dones and infos.
         """
 
     def get_unwrapped(self) -> Sequence[Any]:
@@ -116,7 +120,8 @@ class VectorBaseEnv(SteppedBaseEnv):
         num_envs = getattr(vector_env, "num_envs", None)
         if not isinstance(num_envs, Integral) or num_envs < 1:
             raise UnsupportedEnvError(
-                f"num_envs of {type(vector_env).__name__} is {num_envs!r}, expected a whole number of at least 1"
+                f"num_envs of {type(vector_env).__name__} is {num_envs!r}, expected a whole number"
+                " of at least 1"
             )
         self.num_envs = int(num_envs)
         self.observation_space = gymnasium_space(vector_env.observation_space)
@@ -137,8 +142,8 @@ class VectorBaseEnv(SteppedBaseEnv):
         """Step all environments; see BaseEnv.
 
         Raises:
-            EnvContractError: an environment has no action, its episode has ended and it was not reset, or the step
-                returned a value of the wrong form.
+            EnvContractError: an environment has no action, its episode has ended and it was not
+                reset, or the step returned a value of the wrong form.
         """
         if self._ended:
             raise already_ended(self._env_id, min(self._ended), _UNKNOWN_STEP)
@@ -147,19 +152,31 @@ class VectorBaseEnv(SteppedBaseEnv):
             actions = [action_dict[index][agent] for index in range(self.num_envs)]
         except KeyError as error:
             raise EnvContractError(
-                self._env_id, f"all {self.num_envs} environments step together, but some of them have no actions"
+                self._env_id,
+                f"all {self.num_envs} environments step together, but some of them have no actions",
             ) from error
         result = self._guarded("vector_step", self.vector_env.vector_step, actions)
         if not isinstance(result, tuple | list) or len(result) not in (4, 5):
-            given = f"{len(result)} values" if isinstance(result, tuple | list) else f"{result!r:.200}"
+            given = (
+                f"{len(result)} values" if isinstance(result, tuple | list) else f"{result!r:.200}"
+            )
             message = f"vector_step returned {given}, expected 5 sequences (or 4)"
             raise EnvContractError(self._env_id, message, step=_UNKNOWN_STEP)
         for name, values in zip(_NAMES if len(result) == 5 else _OLD_NAMES, result, strict=True):
             self._check_length(name, values)
         if len(result) == 4:
             obs, rewards, dones, infos = result
-            five = [to_five_values((None, None, done, info)) for done, info in zip(dones, infos, strict=True)]
-            result = (obs, rewards, [values[2] for values in five], [values[3] for values in five], infos)
+            five = [
+                to_five_values((None, None, done, info))
+                for done, info in zip(dones, infos, strict=True)
+            ]
+            result = (
+                obs,
+                rewards,
+                [values[2] for values in five],
+                [values[3] for values in five],
+                infos,
+            )
         obs, rewards, terminateds, truncateds, infos = result
         self._stepped = Poll(
             {index: {agent: value} for index, value in enumerate(obs)},
@@ -208,9 +225,13 @@ class VectorBaseEnv(SteppedBaseEnv):
         return by_env
 
     def _check_length(self, name: str, values: Any) -> None:
-        is_sequence = type(values) is list or (hasattr(values, "__len__") and not isinstance(values, Mapping))
+        is_sequence = type(values) is list or (
+            hasattr(values, "__len__") and not isinstance(values, Mapping)
+        )
         if not is_sequence or len(values) != self.num_envs:
-            message = f"it returned {values!r:.200} as {name}, expected a sequence of {self.num_envs}"
+            message = (
+                f"it returned {values!r:.200} as {name}, expected a sequence of {self.num_envs}"
+            )
             raise EnvContractError(self._env_id, message, step=_UNKNOWN_STEP)
 
     def _are_infos(self, value: Any) -> bool:
@@ -230,8 +251,10 @@ class Copies(VectorEnv):
         rewards: [N] float64 of the last step.
         terminateds, truncateds: [N] bool of the last step.
         infos: infos of the last step; a copy without one has an empty dict.
-        can_begin: True if some copies can step before the actions of the others are known, see ``begin``.
-        senders: if ``can_begin``, objects with a method ``send`` that begins a copy's step unless it is under way.
+        can_begin: True if some copies can step before the actions of the others are known, see
+            ``begin``.
+        senders: if ``can_begin``, objects with a method ``send`` that begins a copy's step unless
+            it is under way.
         check: check of an observation that is a single array; else None.
         step_count: number of steps taken.
         started_at: [N] value of ``step_count`` when the copy's episode began.
@@ -240,13 +263,16 @@ class Copies(VectorEnv):
     can_begin: bool = False
     senders: Sequence[Any] = ()
 
-    def __init__(self, envs: Sequence[Any], *, env_id: str = "environment", seed: int | None = None) -> None:
+    def __init__(
+        self, envs: Sequence[Any], *, env_id: str = "environment", seed: int | None = None
+    ) -> None:
         """Take over the copies; they are closed with this object.
 
         Args:
             envs: copies with equal spaces, in any of Gym's dialects.
             env_id: name for messages.
-            seed: the worker's seed; copy ``v`` is seeded with ``seed + SEED_STRIDE * v`` before its first episode.
+            seed: the worker's seed; copy ``v`` is seeded with ``seed + SEED_STRIDE * v`` before its
+                first episode.
 
         Raises:
             UnsupportedEnvError: an object is not gym-like.
@@ -282,13 +308,16 @@ class Copies(VectorEnv):
         self.seeds = list(env_seeds(seed, self.num_envs))
 
     def new_rows(self) -> Any:
-        """Return storage for an observation of each copy: an array, or a list if observations are not single arrays."""
+        """Return storage for an observation of each copy: an array, or a list if observations are
+        not single arrays.
+        """
         if self.check is None:
             return [None] * len(self.envs)
         return np.empty((len(self.envs), *self.check.shape), self.check.dtype)
 
     def first_obs(self, index: int) -> Any:
-        """Begin a new episode in one copy; return its first observation, in memory that the copy may reuse.
+        """Begin a new episode in one copy; return its first observation, in memory that the copy
+        may reuse.
 
         Raises:
             EnvError: the environment raised, or its observation does not fit its space.
@@ -304,12 +333,18 @@ class Copies(VectorEnv):
         return obs
 
     def begin_episodes(self, rows: NDArray[Any], indices: Sequence[int]) -> None:
-        """Begin a new episode in some copies and write their first observations to ``rows``. See ``first_obs``."""
+        """Begin a new episode in some copies and write their first observations to ``rows``.
+
+        See ``first_obs``.
+        """
         for index in indices:
             rows[index] = self.first_obs(index)
 
     def begin(self, copies: slice, actions: Iterable[Any]) -> None:
-        """Begin the step of some copies, if ``can_begin``; ``step_into`` gets all actions and waits for the results."""
+        """Begin the step of some copies, if ``can_begin``;
+
+        ``step_into`` gets all actions and waits for the results.
+        """
         for sender, action in zip(self.senders[copies], actions, strict=True):
             sender.send(action)
 
@@ -364,7 +399,9 @@ class Copies(VectorEnv):
         if not math.isfinite(sum(rewards.tolist())):  # large values can also overflow
             check_rewards(self.env_id, rewards, self.step_of)
         if check is not None:
-            assert isinstance(rows, np.ndarray), "observations that are arrays need rows in an array"
+            assert isinstance(rows, np.ndarray), (
+                "observations that are arrays need rows in an array"
+            )
             check.check_values(rows, self.step_of)
         return ended
 
@@ -380,7 +417,13 @@ class Copies(VectorEnv):
         """See VectorEnv and ``step_into``."""
         rows = self.new_rows()  # those of the previous step may still be in use
         self.step_into(rows, actions)
-        return list(rows), self.rewards.tolist(), self.terminateds.tolist(), self.truncateds.tolist(), self.infos
+        return (
+            list(rows),
+            self.rewards.tolist(),
+            self.terminateds.tolist(),
+            self.truncateds.tolist(),
+            self.infos,
+        )
 
     def in_lockstep(self, horizon: int | None = None) -> LockstepEnv | None:
         """See `VectorEnv.in_lockstep`."""
@@ -411,21 +454,26 @@ class Copies(VectorEnv):
 class SerialEnv(LockstepEnv):
     """Copies as whole arrays, each reset as soon as its episode ends.
 
-    Infos are dropped, except for a false ``training_enabled``: it makes ``step`` raise TrainingDisabled.
+    Infos are dropped, except for a false ``training_enabled``: it makes ``step`` raise
+    TrainingDisabled.
     """
 
     can_cut = True
 
     def __init__(
-        self, envs: Sequence[Any] | Copies, *, env_id: str = "environment", horizon: int | None = None
+        self,
+        envs: Sequence[Any] | Copies,
+        *,
+        env_id: str = "environment",
+        horizon: int | None = None,
     ) -> None:
         """Take over the environments; they are closed with this object.
 
         Args:
             envs: copies with equal spaces; an observation is a single array.
             env_id: name for messages.
-            horizon: truncate episodes at this many steps; None or 0 = the environment's own limit, which is enforced
-                here, too.
+            horizon: truncate episodes at this many steps; None or 0 = the environment's own limit,
+                which is enforced here, too.
 
         Raises:
             ConfigError: the horizon is above the environment's own limit.
@@ -443,7 +491,9 @@ class SerialEnv(LockstepEnv):
         self.limit_episodes(horizon)
         self._first_cut = _NEVER  # before this step, no episode reaches max_episode_steps
         # the rows of other spaces are what `sample` returns: NumPy integers or arrays
-        self._has_scalar_actions = isinstance(self.action_space, spaces.Box) and self.action_space.shape == ()
+        self._has_scalar_actions = (
+            isinstance(self.action_space, spaces.Box) and self.action_space.shape == ()
+        )
         self._obs: NDArray[Any] = copies.new_rows()
         self._result = VectorStep(self._obs, copies.rewards, copies.terminateds, copies.truncateds)
 
@@ -465,7 +515,9 @@ class SerialEnv(LockstepEnv):
         """Step every copy in turn; see LockstepEnv."""
         result, copies, obs_rows = self._result, self._copies, self._obs
         result.final_index = result.final_obs = None
-        ended = copies.step_into(obs_rows, rows_of(self.action_space, actions) if self._has_scalar_actions else actions)
+        ended = copies.step_into(
+            obs_rows, rows_of(self.action_space, actions) if self._has_scalar_actions else actions
+        )
         if copies.training_disabled:
             raise TrainingDisabled(self.env_id)
         if copies.step_count >= self._first_cut:
@@ -479,12 +531,16 @@ class SerialEnv(LockstepEnv):
         return result
 
     def _cut_at_limit(self, limit: int) -> bool:
-        """Cut the episodes that have reached the limit, and compute the earliest step at which another one can."""
+        """Cut the episodes that have reached the limit, and compute the earliest step at which
+        another one can.
+        """
         copies = self._copies
         ended = copies.terminateds | copies.truncateds
         cut = (copies.step_count - copies.started_at >= limit) & ~ended
         copies.cut(cut)
-        self._first_cut = int(np.where(ended | cut, copies.step_count, copies.started_at).min()) + limit
+        self._first_cut = (
+            int(np.where(ended | cut, copies.step_count, copies.started_at).min()) + limit
+        )
         return bool(cut.any())
 
     def take_finished_games(self) -> list[FinishedGame] | None:

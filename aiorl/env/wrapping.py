@@ -1,7 +1,9 @@
-"""EnvPlan: description of a worker's environments and their wrappers: the user's, Atari preprocessing, the monitor.
+"""EnvPlan: description of a worker's environments and their wrappers: the user's, Atari
+preprocessing, the monitor.
 
-The monitor uses Gymnasium's recorders to write a line of statistics per episode, and videos of some episodes. A folder
-can be used again: statistics are appended, and each start makes a new folder for videos.
+The monitor uses Gymnasium's recorders to write a line of statistics per episode, and videos of some
+episodes. A folder can be used again: statistics are appended, and each start makes a new folder for
+videos.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ from aiorl.errors import ConfigError
 from aiorl.process.imports import install_command
 
 if TYPE_CHECKING:
-    from aiorl.config.worker import WorkerConfig  # processes of environments do not need its imports
+    from aiorl.config.worker import (
+        WorkerConfig,
+    )  # processes of environments do not need its imports
 
 
 logger = logging.getLogger(__name__)
@@ -42,7 +46,8 @@ class Wrapping:
     """Wrappers of single gym-like environments; environments of other kinds are never wrapped.
 
     Attributes:
-        users: the user's own, innermost first: import paths, or mappings of ``class`` and ``kwargs``.
+        users: the user's own, innermost first: import paths, or mappings of ``class`` and
+            ``kwargs``.
         deepmind: True if Atari games get the DeepMind preprocessing.
         dim: side of their square frames, pixels.
         framestack: True if their observations are the last four frames.
@@ -57,7 +62,9 @@ class Wrapping:
 
     @classmethod
     def of(cls, settings: WorkerConfig, monitor_path: str | None = None) -> Self:
-        """Return the wrappers of a config; the user's own observation preprocessor replaces DeepMind's."""
+        """Return the wrappers of a config; the user's own observation preprocessor replaces
+        DeepMind's.
+        """
         model = settings.model
         return cls(
             users=tuple(settings.wrappers),
@@ -75,12 +82,13 @@ class Wrapping:
         """Add the wrappers to an environment.
 
         Args:
-            env: any environment; one that is not gym-like with a single agent is returned unchanged. The monitor works
-                with gym-like ones of any dialect.
+            env: any environment; one that is not gym-like with a single agent is returned
+                unchanged. The monitor works with gym-like ones of any dialect.
             context: place where it was made, which names the monitor's folder.
 
         Raises:
-            ConfigError: a package is not installed, or a user's wrapper cannot be applied to the environment.
+            ConfigError: a package is not installed, or a user's wrapper cannot be applied to the
+                environment.
         """
         for position, wrapper in enumerate(self.users):
             env = _wrapped(env, wrapper, f"wrappers[{position}]")
@@ -99,9 +107,10 @@ class Wrapping:
     def env_config(self, creator: EnvCreator, env_config: Mapping[str, Any]) -> dict[str, Any]:
         """Return the environment's settings, with defaults that the wrappers need.
 
-        The monitor needs a render mode for videos, if there is one. The DeepMind preprocessing skips frames itself and
-        shows the maximum of the last two, so the Atari game must show every frame. A game that does not show its screen
-        in colours is not preprocessed and keeps its own frame skip.
+        The monitor needs a render mode for videos, if there is one. The DeepMind preprocessing
+        skips frames itself and shows the maximum of the last two, so the Atari game must show every
+        frame. A game that does not show its screen in colours is not preprocessed and keeps its own
+        frame skip.
         """
         config = dict(env_config)
         if self.deepmind and is_atari_id(creator.gym_id or "") and creator.gym_spec is not None:
@@ -126,14 +135,16 @@ class EnvPlan:
         env: name, class or function that makes an environment (see ``registry``).
         env_config: the environment's own settings.
         num_envs: number of copies, at least 1.
-        vectorize: ``"native"`` the environment's own vectorised form; ``"serial"`` copies stepped in turn; ``"remote"``
-            one process per copy; ``"auto"`` native if there is such a form and more than one copy, else serial.
+        vectorize: ``"native"`` the environment's own vectorised form; ``"serial"`` copies stepped
+            in turn; ``"remote"`` one process per copy; ``"auto"`` native if there is such a form
+            and more than one copy, else serial.
         worker_index: slot of the worker, for the environments' EnvContext.
         horizon: truncate episodes at this many steps; None or 0 = the environment's own limit.
         wrapping: wrappers of each single copy.
-        remote_wait_ms: time that a poll of remote copies waits for more once one is ready, milliseconds.
-        max_restarts_per_hour: number of times per hour that the process of one environment can be replaced when it
-            fails; 0 makes every failure an error.
+        remote_wait_ms: time that a poll of remote copies waits for more once one is ready,
+            milliseconds.
+        max_restarts_per_hour: number of times per hour that the process of one environment can be
+            replaced when it fails; 0 makes every failure an error.
         seed: the worker's seed; None leaves the environments unseeded.
     """
 
@@ -153,21 +164,26 @@ def _wrapped(env: Any, wrapper: str | Mapping[str, Any], key: str) -> Any:
     """Wrap an environment in one wrapper of the user's.
 
     Raises:
-        ConfigError: the environment has several agents or copies; or the wrapper cannot be imported, fails, or returns
-            another kind of object.
+        ConfigError: the environment has several agents or copies; or the wrapper cannot be
+            imported, fails, or returns another kind of object.
     """
     if not is_single(env):
         raise ConfigError(
-            f"{key} is for a gymnasium.Env, but the environment, a {type(env).__name__}, is {kind_of(env, '').name}.",
-            key=key, value=wrapper, hint="Add the wrappers in the function that makes the environment.",
-        )  # fmt: skip
+            f"{key} is for a gymnasium.Env, but the environment, a {type(env).__name__}, is"
+            f" {kind_of(env, '').name}.",
+            key=key,
+            value=wrapper,
+            hint="Add the wrappers in the function that makes the environment.",
+        )
     settings = {"class": wrapper} if isinstance(wrapper, str) else dict(wrapper)
     path, kwargs = settings.pop("class", None), settings.pop("kwargs", None) or {}
     if not isinstance(path, str) or not isinstance(kwargs, Mapping) or settings:
         raise ConfigError(
-            f"{key} is {wrapper!r:.200}, expected 'package.module:Name' or a mapping of class and kwargs.",
-            key=key, value=wrapper,
-        )  # fmt: skip
+            f"{key} is {wrapper!r:.200}, expected 'package.module:Name' or a mapping of class and"
+            " kwargs.",
+            key=key,
+            value=wrapper,
+        )
     make = import_object(path, key=key)
     check_objects(kwargs, f"{key}.kwargs")
     is_as_it_is = isinstance(env, gymnasium.Env) or (is_of_gym(make) and is_of_gym(env))
@@ -176,13 +192,16 @@ def _wrapped(env: Any, wrapper: str | Mapping[str, Any], key: str) -> Any:
     made = named_failures(make, what, key)(single, **_as_declared(make, kwargs))
     if not isinstance(made, gymnasium.Env) and not (is_of_gym(made) and is_single(made)):
         raise ConfigError(
-            f"{key} {path!r} returned a {type(made).__name__}, expected a gymnasium.Env.", key=key, value=wrapper
+            f"{key} {path!r} returned a {type(made).__name__}, expected a gymnasium.Env.",
+            key=key,
+            value=wrapper,
         )
     return made
 
 
 def _as_declared(wrapper: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a wrapper's arguments with tuples and arrays for lists where its annotations ask for them.
+    """Return a wrapper's arguments with tuples and arrays for lists where its annotations ask for
+    them.
 
     A file has only lists, and workers get only lists.
     """
@@ -214,8 +233,8 @@ STATS_FILE = "episodes.jsonl"
 def monitor_env(env: gymnasium.Env[Any, Any], folder: Path) -> gymnasium.Env[Any, Any]:
     """Record an environment's episodes in a folder.
 
-    Videos require an environment that renders images (``render_mode: rgb_array``) and moviepy (extra ``video``). They
-    show episodes 0, 1, 8, 27 and so on, then every thousandth.
+    Videos require an environment that renders images (``render_mode: rgb_array``) and moviepy
+    (extra ``video``). They show episodes 0, 1, 8, 27 and so on, then every thousandth.
 
     Args:
         env: the environment, with the wrappers that the policy sees.
@@ -223,19 +242,28 @@ def monitor_env(env: gymnasium.Env[Any, Any], folder: Path) -> gymnasium.Env[Any
     """
     folder.mkdir(parents=True, exist_ok=True)
     if env.render_mode not in ("rgb_array", "rgb_array_list"):
-        logger.info("%s: no videos, since its render_mode is %s, not rgb_array", env, env.render_mode)
+        logger.info(
+            "%s: no videos, since its render_mode is %s, not rgb_array", env, env.render_mode
+        )
     else:
-        # Each start gets its own folder: Gymnasium numbers from 0 again and warns about existing folders.
+        # Each start gets its own folder: Gymnasium numbers from 0 again and warns about existing
+        # folders.
         taken = [int(found.name.split("-")[1]) for found in folder.glob("videos-*")]
         try:
-            env = RecordVideo(env, str(folder / f"videos-{max(taken, default=0) + 1}"), name_prefix="video")
+            env = RecordVideo(
+                env, str(folder / f"videos-{max(taken, default=0) + 1}"), name_prefix="video"
+            )
         except gymnasium.error.DependencyNotInstalled:
-            logger.warning("no videos are recorded: moviepy is missing; %s", install_command("video"))
+            logger.warning(
+                "no videos are recorded: moviepy is missing; %s", install_command("video")
+            )
     return StatsFile(RecordEpisodeStatistics(env), folder / STATS_FILE)
 
 
 class StatsFile(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Wrapper that appends one JSON object per finished episode to a file: reward, length, seconds and end time."""
+    """Wrapper that appends one JSON object per finished episode to a file: reward, length, seconds
+    and end time.
+    """
 
     def __init__(self, env: RecordEpisodeStatistics[Any, Any], path: Path) -> None:
         """Open the file for appending."""

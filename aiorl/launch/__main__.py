@@ -1,4 +1,6 @@
-"""`aiorl launch ENGINE [options] -- LEARNER OPTIONS`, and `aiorl launch ENGINE VERB RUN` for launched runs."""
+"""`aiorl launch ENGINE [options] -- LEARNER OPTIONS`, and `aiorl launch ENGINE VERB RUN` for
+launched runs.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,8 @@ examples:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command, and return its exit status: 0, 1 if something failed, 2 for wrong usage, 130 after Ctrl-C.
+    """Run the command, and return its exit status: 0, 1 if something failed, 2 for wrong usage, 130
+    after Ctrl-C.
 
     Args:
         argv: the command's arguments; None takes those of the process.
@@ -66,13 +69,21 @@ def _run(name: str, engine: Engine, words: list[str]) -> int:
         return verb.do(*words[1:])
     at = words.index("--") if "--" in words else len(words)
     own, learner = words[:at], words[at + 1 :]
-    verbs = "".join(f"  {prog} {key} RUN {verb.takes:6}# {verb.about}\n" for key, verb in engine.VERBS.items())
-    parser = Parser(prog, "[options] -- LEARNER OPTIONS", engine.ABOUT, f"{engine.EXAMPLES}\n{verbs}".rstrip())
-    parser.add_argument("--print", action="store_true", help="Print what would be run or submitted, and end.")
+    verbs = "".join(
+        f"  {prog} {key} RUN {verb.takes:6}# {verb.about}\n" for key, verb in engine.VERBS.items()
+    )
+    parser = Parser(
+        prog, "[options] -- LEARNER OPTIONS", engine.ABOUT, f"{engine.EXAMPLES}\n{verbs}".rstrip()
+    )
+    parser.add_argument(
+        "--print", action="store_true", help="Print what would be run or submitted, and end."
+    )
     engine.add_arguments(parser, own)
     options = parser.parse(own)
     if not learner:
-        parser.error("Put the learner's options after --, such as: -- --env CartPole-v1 --stop-return 475")
+        parser.error(
+            "Put the learner's options after --, such as: -- --env CartPole-v1 --stop-return 475"
+        )
     job = checked(learner)
     if options.pop("print", False):
         sys.stdout.write(engine.artefact(job, options))

@@ -1,7 +1,7 @@
 """The engine for whatever starts N copies of one command: srun, mpirun, PBS, a cloud's launcher.
 
-Each copy becomes a learner or workers, by the rank that its starter put into the environment. Copies meet through the
-run's directory, which all must see, or at an address.
+Each copy becomes a learner or workers, by the rank that its starter put into the environment.
+Copies meet through the run's directory, which all must see, or at an address.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from aiorl.process.machine import usable_cores
 __all__ = ["ABOUT", "EXAMPLES", "VERBS", "add_arguments", "artefact", "run"]
 
 ABOUT = (
-    "Makes one of N copies of this command the learner, and the others workers; srun, mpirun, PBS or a cloud's "
-    "launcher starts the copies. They meet in the run's directory on a shared file system, or at --address."
+    "Makes one of N copies of this command the learner, and the others workers; srun, mpirun, PBS"
+    " or a cloud's launcher starts the copies. They meet in the run's directory on a shared file"
+    " system, or at --address."
 )
 EXAMPLES = """
 Examples:
@@ -52,7 +53,8 @@ _VARIABLES = (
     ("SKYPILOT_NODE_RANK", ""),
     ("NODE_RANK", ""),
 )
-"""Variables with a copy's rank, and with the number of copies on its host; the first that is set counts.
+"""Variables with a copy's rank, and with the number of copies on its host; the first that is set
+counts.
 
 Those of MPI come first, because schedulers start its daemons and set their own variables for them.
 """
@@ -61,7 +63,9 @@ _LOOK_EVERY_S, _SAY_AFTER_S = 0.2, 10.0
 
 
 class _Copy(NamedTuple):
-    """Rank of this copy, counted from 0, the variable that names it, and the copies on this host."""
+    """Rank of this copy, counted from 0, the variable that names it, and the copies on this
+    host.
+    """
 
     rank: int
     variable: str
@@ -72,29 +76,45 @@ def add_arguments(parser: Parser, words: Sequence[str]) -> None:
     """Declare the engine's options in `parser`; it ignores `words`."""
     add = parser.add_argument
     add(
-        "--address", metavar="ADDRESS",
-        help="tcp://HOST:PORT of the learner, for hosts that share no directory; --keys DIR must be on each host then.",
-    )  # fmt: skip
+        "--address",
+        metavar="ADDRESS",
+        help=(
+            "tcp://HOST:PORT of the learner, for hosts that share no directory; --keys DIR must be"
+            " on each host then."
+        ),
+    )
     add(
-        "--workers", metavar="N", type=at_least(1),
-        help="Workers of each copy. (default: the cores of its host for it, less two for the learner)",
-    )  # fmt: skip
+        "--workers",
+        metavar="N",
+        type=at_least(1),
+        help=(
+            "Workers of each copy. (default: the cores of its host for it, less two for the"
+            " learner)"
+        ),
+    )
 
 
 def artefact(job: Job, options: dict[str, Any]) -> str:
-    """Return the commands that `job` with `options` becomes on rank 0 and on all others of this host."""
+    """Return the commands that `job` with `options` becomes on rank 0 and on all others of this
+    host.
+    """
     learner, worker = _commands(job, options, _Copy(0, "", 1), is_resumed=_has_run(job))
     return f"# rank 0\n{shlex.join(learner)}\n# all others\n{shlex.join(worker)}\n"
 
 
 def run(job: Job, options: dict[str, Any]) -> int:
-    """Become the learner or the workers of `job` with `options`; returns only if that is impossible.
+    """Become the learner or the workers of `job` with `options`; returns only if that is
+    impossible.
 
     Raises:
         ConfigError: no variable names this copy's rank, or the copies cannot meet.
     """
     copy = _copy(os.environ)
-    if not job.config["insecure"] and job.config["keys"] is None and job.config["run_dir"] is not None:
+    if (
+        not job.config["insecure"]
+        and job.config["keys"] is None
+        and job.config["run_dir"] is not None
+    ):
         job.make_place()  # the copies meet there, and trust the keys that they find
     learner, worker = _commands(job, options, copy, is_resumed=_has_run(job))
     if copy.rank == 0:
@@ -104,11 +124,15 @@ def run(job: Job, options: dict[str, Any]) -> int:
     else:
         _wait_for_keys(job)
         command = worker
-    sys.stderr.write(f"aiorl: {copy.variable} is {copy.rank}: {'learner' if copy.rank == 0 else 'workers'}\n")
+    sys.stderr.write(
+        f"aiorl: {copy.variable} is {copy.rank}: {'learner' if copy.rank == 0 else 'workers'}\n"
+    )
     os.execve(command[0], command, {**os.environ, **python_path()})
 
 
-def _commands(job: Job, options: Mapping[str, Any], copy: _Copy, *, is_resumed: bool) -> tuple[list[str], list[str]]:
+def _commands(
+    job: Job, options: Mapping[str, Any], copy: _Copy, *, is_resumed: bool
+) -> tuple[list[str], list[str]]:
     """Return the commands of the learner and of a copy with workers."""
     check_printable(options)
     address = options.get("address")
@@ -116,18 +140,36 @@ def _commands(job: Job, options: Mapping[str, Any], copy: _Copy, *, is_resumed: 
     if address is not None:
         host, port = split_address(address, key="--address")
         if secret and job.config["keys"] is None:
-            hint = "Make them with `aiorl keys DIR`, copy them to each host, and give --keys DIR after --."
+            hint = (
+                "Make them with `aiorl keys DIR`, copy them to each host, and give --keys DIR"
+                " after --."
+            )
             raise ConfigError("--address needs keys that are on each host.", key="keys", hint=hint)
         meeting, place = address, ["--bind", f"tcp://0.0.0.0:{port}", "--advertise", host]
     elif job.config["run_dir"] is None:
-        hint = "Give --run-dir DIR after --, a directory on a shared file system, or --address tcp://HOST:PORT before."
+        hint = (
+            "Give --run-dir DIR after --, a directory on a shared file system, or --address"
+            " tcp://HOST:PORT before."
+        )
         raise ConfigError("The copies have to know where they meet.", key="run_dir", hint=hint)
     else:
         meeting, place = f"run:{job.run_dir}", ["--bind", job.bind]
     cores = _cores(copy.together)
-    local = options.get("workers", max(1, cores - _LEARNER_CORES)) if job.num_workers is None else job.num_workers
+    local = (
+        options.get("workers", max(1, cores - _LEARNER_CORES))
+        if job.num_workers is None
+        else job.num_workers
+    )
     python = child_python("aiorl")
-    learner = [*python, "train", *job.learner_words(resumed=is_resumed), *place, *secret, "--num-workers", str(local)]
+    learner = [
+        *python,
+        "train",
+        *job.learner_words(resumed=is_resumed),
+        *place,
+        *secret,
+        "--num-workers",
+        str(local),
+    ]
     workers = ["--num-workers", str(options.get("workers", cores))]
     return learner, [*python, "worker", "--connect", meeting, *secret, *workers]
 
@@ -138,12 +180,19 @@ def _copy(environment: Mapping[str, str]) -> _Copy:
             number = environment.get(together, "1").partition("(")[0]  # Slurm writes 2(x3),1
             return _Copy(int(rank), variable, int(number) if number.isdecimal() else 1)
     names = ", ".join(name for name, _ in _VARIABLES)
-    hint = "Start the copies with srun or mpirun, or set RANK to 0 for the learner and to 1, 2, ... for the others."
-    raise ConfigError(f"No variable says which copy this is: none of {names} is set.", key="RANK", hint=hint)
+    hint = (
+        "Start the copies with srun or mpirun, or set RANK to 0 for the learner and to 1, 2, ..."
+        " for the others."
+    )
+    raise ConfigError(
+        f"No variable says which copy this is: none of {names} is set.", key="RANK", hint=hint
+    )
 
 
 def _cores(together: int) -> int:
-    """Return the cores for one of the copies on this host; starters that bind each to its own leave it fewer."""
+    """Return the cores for one of the copies on this host; starters that bind each to its own leave
+    it fewer.
+    """
     cores = usable_cores()
     given = os.environ.get("SLURM_CPUS_PER_TASK", "")
     if given.isdecimal():
@@ -162,6 +211,8 @@ def _wait_for_keys(job: Job) -> None:
         (job.keys / name).exists() for name in ("worker.key_secret", "learner.key")
     ):
         if time.monotonic() > told:
-            sys.stderr.write(f"aiorl: waiting for the copy with rank 0 to make keys in {job.keys}\n")
+            sys.stderr.write(
+                f"aiorl: waiting for the copy with rank 0 to make keys in {job.keys}\n"
+            )
             told += 60.0
         time.sleep(_LOOK_EVERY_S)

@@ -1,18 +1,21 @@
 """The parts that all engines share: the run, its learner's command, keys, quoting, facts for verbs.
 
-An engine is a module `aiorl.launch.NAME` with the names of `Engine`. Its files for a run are in the run's directory:
+An engine is a module `aiorl.launch.NAME` with the names of `Engine`. Its files for a run are in the
+run's directory:
 
     launch.json     the engine, and facts that its verbs need (`Job.save`, `saved`)
     keys/           keys of this run, unless the user gave others (`Job.make_keys`)
 
-Engines that have the run's directory elsewhere, on a host or in a volume, keep the same files there. No secret
-is in an argument list, an environment variable or a log: commands name the directory of keys.
+Engines that have the run's directory elsewhere, on a host or in a volume, keep the same files
+there. No secret is in an argument list, an environment variable or a log: commands name the
+directory of keys.
 
-Verbs act on these files: they end processes, submit scripts and name objects of a cluster. So the directory must be one
-in which only its user can write (`Job.make_place`), and `saved` refuses a file of anyone else.
+Verbs act on these files: they end processes, submit scripts and name objects of a cluster. So the
+directory must be one in which only its user can write (`Job.make_place`), and `saved` refuses a
+file of anyone else.
 
-`python -m aiorl.launch.job LEARNER OPTIONS` checks options and prints the facts that make a `Job`, so that the
-launcher itself loads little.
+`python -m aiorl.launch.job LEARNER OPTIONS` checks options and prints the facts that make a `Job`,
+so that the launcher itself loads little.
 """
 
 from __future__ import annotations
@@ -67,12 +70,14 @@ class Verb(NamedTuple):
 class Engine(Protocol):
     """Names that the module of an engine has.
 
-    `options` are those given, name -> value, as `Parser.parse` returns them; there are no defaults in it.
+    `options` are those given, name -> value, as `Parser.parse` returns them; there are no defaults
+    in it.
 
     Attributes:
         ABOUT: a sentence or two for the help.
         EXAMPLES: examples for the help.
-        VERBS: name -> command for launched runs: status, logs, stop, and scale where the engine can.
+        VERBS: name -> command for launched runs: status, logs, stop, and scale where the engine
+            can.
     """
 
     ABOUT: str
@@ -80,10 +85,15 @@ class Engine(Protocol):
     VERBS: Mapping[str, Verb]
 
     def add_arguments(self, parser: Parser, words: Sequence[str]) -> None:
-        """Declare options in `parser`; `words` are those of the command line, for an engine that passes some on."""
+        """Declare options in `parser`;
+
+        `words` are those of the command line, for an engine that passes some on.
+        """
 
     def artefact(self, job: Job, options: dict[str, Any]) -> str:
-        """Return the script, commands or manifests of `job` with `options`; change and connect to nothing."""
+        """Return the script, commands or manifests of `job` with `options`; change and connect to
+        nothing.
+        """
 
     def run(self, job: Job, options: dict[str, Any]) -> int:
         """Launch `job` with `options` and return the exit status."""
@@ -96,8 +106,10 @@ class Job:
     Attributes:
         run_dir: absolute path of the run's directory, without ``..``; it need not exist.
         words: the learner's options as the user typed them.
-        config: effective values of the keys that `words` and config files set, for those that an engine looks at.
-        num_workers: local workers that the user wants with the learner; None leaves it to the engine.
+        config: effective values of the keys that `words` and config files set, for those that an
+            engine looks at.
+        num_workers: local workers that the user wants with the learner; None leaves it to the
+            engine.
         port: the learner's port that the user wants, which also uses the next one; None for any.
     """
 
@@ -120,7 +132,9 @@ class Job:
 
     @property
     def name(self) -> str:
-        """Name of the run for other places: letters, digits and ``-``, at most 47, another for each run directory."""
+        """Name of the run for other places: letters, digits and ``-``, at most 47, another for each
+        run directory.
+        """
         token = hashlib.sha256(f"{socket.gethostname()}:{self.run_dir}".encode()).hexdigest()[:6]
         slug = re.sub(r"[^a-z0-9]+", "-", self.run_dir.name.lower())[:40].strip("-")
         return f"{slug or 'run'}-{token}"
@@ -148,7 +162,8 @@ class Job:
         return self.keys
 
     def learner_words(self, *, resumed: bool, run_dir: str = "") -> list[str]:
-        """Return the learner's options for a new or a resumed run; options that follow them take precedence.
+        """Return the learner's options for a new or a resumed run; options that follow them take
+        precedence.
 
         Args:
             resumed: True if the directory already has a run.
@@ -157,14 +172,17 @@ class Job:
         return [*self.words, *self._place(resumed, run_dir or str(self.run_dir))]
 
     def learner_sh(self, python: str, run_dir: str = "") -> str:
-        """Return lines of POSIX shell that set the positional parameters to the learner's command, new or resumed.
+        """Return lines of POSIX shell that set the positional parameters to the learner's command,
+        new or resumed.
 
         Args:
             python: the Python where the learner runs, as shell text (quoted, or a variable).
             run_dir: the run's directory where the learner runs; "" for the same as here.
         """
         run_dir = run_dir or str(self.run_dir)
-        new, resumed = (shlex.join(self._place(is_resumed, run_dir)) for is_resumed in (False, True))
+        new, resumed = (
+            shlex.join(self._place(is_resumed, run_dir)) for is_resumed in (False, True)
+        )
         return (
             f"set -- {python} -P -m aiorl train {shlex.join(self.words)}\n"
             f"if [ -e {shlex.quote(f'{run_dir}/run.json')} ]; then\n"
@@ -180,7 +198,8 @@ class Job:
         return ["--resume", run_dir, "--run-dir", run_dir, *unset]
 
     def forward(self, host: str, ssh: str = "ssh") -> str:
-        """Return a line with the command that forwards the page of the run to this machine; "" without a known port.
+        """Return a line with the command that forwards the page of the run to this machine; ""
+        without a known port.
 
         Args:
             host: host of the learner, as `ssh` knows it.
@@ -188,10 +207,15 @@ class Job:
         """
         name, port = host_and_port(self.config.get("web") or 0, key="web")
         at = "127.0.0.1" if name in ("0.0.0.0", "::") else name
-        return f"  {ssh} -L {port}:{at}:{port} {host}  # then http://127.0.0.1:{port} is its page\n" if port else ""
+        return (
+            f"  {ssh} -L {port}:{at}:{port} {host}  # then http://127.0.0.1:{port} is its page\n"
+            if port
+            else ""
+        )
 
     def save(self, engine: str, facts: Mapping[str, Any]) -> None:
-        """Save what the engine's verbs need to know of this run, in place of what an earlier launch saved.
+        """Save what the engine's verbs need to know of this run, in place of what an earlier launch
+        saved.
 
         Args:
             engine: name of the engine.
@@ -204,8 +228,8 @@ class Job:
         """Make the run's directory and that of its logs, in which only this user may write.
 
         Raises:
-            ConfigError: they can't be made, or someone else can write there: verbs act on the files in them, and the
-                keys in them admit workers.
+            ConfigError: they can't be made, or someone else can write there: verbs act on the files
+                in them, and the keys in them admit workers.
         """
         for name in (".", "logs", "keys"):
             directory = self.run_dir / name
@@ -217,10 +241,13 @@ class Job:
             except OSError as error:
                 said = f"{directory} can't be the place of a launched run: {error.strerror}."
                 hint = "Give another directory with --run-dir DIR."
-                raise ConfigError(said, key="run_dir", value=str(self.run_dir), hint=hint) from error
+                raise ConfigError(
+                    said, key="run_dir", value=str(self.run_dir), hint=hint
+                ) from error
 
     def write(self, name: str, text: str) -> None:
-        """Write a file into the run's directory, which others can't change, in place of a former one.
+        """Write a file into the run's directory, which others can't change, in place of a former
+        one.
 
         Args:
             name: name of the file.
@@ -237,7 +264,9 @@ Check = Callable[[Any], bool]
 """Function that returns whether a value read from a file is of the right kind."""
 
 
-def saved(run: str, engine: str, checks: Mapping[str, Check] | None = None) -> tuple[Path, dict[str, Any]]:
+def saved(
+    run: str, engine: str, checks: Mapping[str, Check] | None = None
+) -> tuple[Path, dict[str, Any]]:
     """Return a run's absolute directory, and the facts that `Job.save` saved there.
 
     Args:
@@ -246,7 +275,8 @@ def saved(run: str, engine: str, checks: Mapping[str, Check] | None = None) -> t
         checks: name of each fact that is needed -> its check.
 
     Raises:
-        ConfigError: this engine launched no run there; someone else can have written the file; or it is invalid.
+        ConfigError: this engine launched no run there; someone else can have written the file; or
+            it is invalid.
     """
     path = Path(os.path.abspath(os.path.expanduser(run)))
     file = path / _FACTS
@@ -258,7 +288,9 @@ def saved(run: str, engine: str, checks: Mapping[str, Check] | None = None) -> t
         raise ConfigError(said, key="RUN", value=run, hint=hint) from error
     except OSError as error:
         said = f"{error.filename or file} is not used: {error.strerror}."
-        hint = "`aiorl status RUN` shows runs of other users, too; only their owners can manage them."
+        hint = (
+            "`aiorl status RUN` shows runs of other users, too; only their owners can manage them."
+        )
         raise ConfigError(said, key="RUN", value=run, hint=hint) from error
     except ValueError as error:
         raise _damaged(file, str(error), run) from error
@@ -281,8 +313,8 @@ def _damaged(file: Path, reason: str, run: str) -> ConfigError:
 def check_printable(values: Mapping[str, Any]) -> None:
     """Refuse texts that a script, a manifest or a command line would read as something else.
 
-    A line break ends a line of a script, and what follows is a command; YAML has no escapes in plain text; bytes that
-    are no UTF-8 can't be written.
+    A line break ends a line of a script, and what follows is a command; YAML has no escapes in
+    plain text; bytes that are no UTF-8 can't be written.
 
     Args:
         values: name -> text, or any value that can contain texts.
@@ -294,7 +326,9 @@ def check_printable(values: Mapping[str, Any]) -> None:
         for text in _texts(value):
             if not text.isprintable():
                 said = f"{name} has characters that can't be printed: {text!r:.200}."
-                hint = "Write it on one line, in UTF-8; long settings can be in a file: --config FILE."
+                hint = (
+                    "Write it on one line, in UTF-8; long settings can be in a file: --config FILE."
+                )
                 raise ConfigError(said, key=name, value=text, hint=hint)
 
 
@@ -310,22 +344,27 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(inner)
 
 
-# The check of options ----------------------------------------------------------------------------------------
+# The check of options
+# --------------------------------------------------------------------------------------------------
 
 
 def checked(words: Sequence[str]) -> Job:
     """Check `words`, the learner's options, on this machine, and return the job.
 
-    The environment itself may exist only where the job runs. If the run's directory has a run, the options are
-    checked as those of its resume.
+    The environment itself may exist only where the job runs. If the run's directory has a run, the
+    options are checked as those of its resume.
 
     Raises:
-        SystemExit: with status 2 after a sentence about wrong usage; with 0 if the options asked for a text.
+        SystemExit: with status 2 after a sentence about wrong usage; with 0 if the options asked
+            for a text.
     """
     done = subprocess.run(
         [*child_python("aiorl.launch.job"), *words],
-        env={**os.environ, **python_path()}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        env={**os.environ, **python_path()},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     sys.stderr.write(as_typed(done.stderr))
     found: Any = None
     with contextlib.suppress(ValueError):
@@ -348,14 +387,20 @@ def _run_dir(config: Mapping[str, Any]) -> Path:
 
 
 def _check(words: list[str]) -> None:
-    """Print the facts of a job as JSON, or one sentence about wrong usage, and end with status 2."""
+    """Print the facts of a job as JSON, or one sentence about wrong usage, and end with status
+    2.
+    """
     prepare_import()  # the module of a user's algorithm may load TensorFlow
     find_modules_here()
     from aiorl.learner import configure_learner, parse_learner_args
     from aiorl.learning.algorithms.registry import config_class
 
     config = configure_learner(words, config_class)
-    if config.run_dir and config.resume is None and os.path.exists(os.path.expanduser(f"{config.run_dir}/run.json")):
+    if (
+        config.run_dir
+        and config.resume is None
+        and os.path.exists(os.path.expanduser(f"{config.run_dir}/run.json"))
+    ):
         place = ["--resume", config.run_dir, "--preset", "null", "--init-from", "null"]
         config = configure_learner([*words, *place], config_class)
     facts = {name: getattr(config, name) for name in _KEYS}

@@ -1,8 +1,9 @@
-"""`aiorl launch kubernetes`: manifests of a learner and its workers, to pipe into ``kubectl apply -f -``.
+"""`aiorl launch kubernetes`: manifests of a learner and its workers, to pipe into ``kubectl apply
+-f -``.
 
-The learner is a Job with a volume for the run, from which a new pod resumes. The workers are a Job without completions,
-a work queue: the first worker that ends with the run ends it. With ``--jobset`` both are in a JobSet. The templates are
-the files in ``manifests``.
+The learner is a Job with a volume for the run, from which a new pod resumes. The workers are a Job
+without completions, a work queue: the first worker that ends with the run ends it. With
+``--jobset`` both are in a JobSet. The templates are the files in ``manifests``.
 """
 
 from __future__ import annotations
@@ -39,9 +40,16 @@ The image needs aiorl with the extra `learner`, and the environment. The printed
 _MANIFESTS = Path(__file__).parent / "manifests"
 _PORT = 5557
 _DEFAULTS = {
-    "workers": 2, "cpus": 4, "memory": "2Gi", "learner_cpus": 4, "learner_memory": "4Gi", "storage": "5Gi",
-    "namespace": "", "queue": "", "jobset": False,
-}  # fmt: skip
+    "workers": 2,
+    "cpus": 4,
+    "memory": "2Gi",
+    "learner_cpus": 4,
+    "learner_memory": "4Gi",
+    "storage": "5Gi",
+    "namespace": "",
+    "queue": "",
+    "jobset": False,
+}
 _LABEL = "app.kubernetes.io/"
 _LEARNER_KEYS = ("learner.key_secret", "learner.key", "admitted/worker.key")
 _WORKER_KEYS = ("worker.key_secret", "learner.key")
@@ -73,17 +81,64 @@ def add_arguments(parser: Parser, words: Sequence[str]) -> None:
     def default(key: str) -> str:
         return f"(default: {_DEFAULTS[key]})"
 
-    add("--image", metavar="IMAGE", help="Image with aiorl, its extra `learner`, and the environment.")
-    add("--worker-image", metavar="IMAGE", help="Image for workers, which need no `learner`. (default: --image's)")
+    add(
+        "--image",
+        metavar="IMAGE",
+        help="Image with aiorl, its extra `learner`, and the environment.",
+    )
+    add(
+        "--worker-image",
+        metavar="IMAGE",
+        help="Image for workers, which need no `learner`. (default: --image's)",
+    )
     add("--workers", metavar="N", type=at_least(0), help=f"Worker pods. {default('workers')}")
-    add("--cpus", metavar="N", type=at_least(1), help=f"Cores of a worker pod, each for a worker. {default('cpus')}")
-    add("--memory", metavar="SIZE", type=quantity, help=f"Memory of a worker pod. {default('memory')}")
-    add("--learner-cpus", metavar="N", type=at_least(1), help=f"Cores of the learner. {default('learner_cpus')}")
-    add("--learner-memory", metavar="SIZE", type=quantity, help=f"Its memory. {default('learner_memory')}")
-    add("--storage", metavar="SIZE", type=quantity, help=f"Size of the volume for the run. {default('storage')}")
-    add("--namespace", metavar="NAME", type=name, help="Namespace of the objects. (default: kubectl's own)")
-    add("--queue", metavar="NAME", type=name, help="Kueue's local queue; the number of workers is elastic there.")
-    add("--jobset", action="store_true", help="Make a JobSet, which fails as a whole, instead of two Jobs.")
+    add(
+        "--cpus",
+        metavar="N",
+        type=at_least(1),
+        help=f"Cores of a worker pod, each for a worker. {default('cpus')}",
+    )
+    add(
+        "--memory",
+        metavar="SIZE",
+        type=quantity,
+        help=f"Memory of a worker pod. {default('memory')}",
+    )
+    add(
+        "--learner-cpus",
+        metavar="N",
+        type=at_least(1),
+        help=f"Cores of the learner. {default('learner_cpus')}",
+    )
+    add(
+        "--learner-memory",
+        metavar="SIZE",
+        type=quantity,
+        help=f"Its memory. {default('learner_memory')}",
+    )
+    add(
+        "--storage",
+        metavar="SIZE",
+        type=quantity,
+        help=f"Size of the volume for the run. {default('storage')}",
+    )
+    add(
+        "--namespace",
+        metavar="NAME",
+        type=name,
+        help="Namespace of the objects. (default: kubectl's own)",
+    )
+    add(
+        "--queue",
+        metavar="NAME",
+        type=name,
+        help="Kueue's local queue; the number of workers is elastic there.",
+    )
+    add(
+        "--jobset",
+        action="store_true",
+        help="Make a JobSet, which fails as a whole, instead of two Jobs.",
+    )
 
 
 def _matching(pattern: str, wanted: str) -> Callable[[str], str]:
@@ -102,11 +157,16 @@ def artefact(job: Job, options: dict[str, Any]) -> str:
     labels = {f"{_LABEL}name": "aiorl", f"{_LABEL}instance": name}
     queue = {"kueue.x-k8s.io/queue-name": given["queue"]} if given["queue"] else {}
     facts: dict[str, object] = given | {
-        "name": name, "port": port, "next_port": port + 1, "image": json.dumps(given["image"]),
+        "name": name,
+        "port": port,
+        "next_port": port + 1,
+        "image": json.dumps(given["image"]),
         "worker_image": json.dumps(given.get("worker_image", given["image"])),
-        "labels": labels, "set_labels": labels | queue, "keys": _secret(job.keys),
+        "labels": labels,
+        "set_labels": labels | queue,
+        "keys": _secret(job.keys),
         "elastic": {"kueue.x-k8s.io/elastic-job": "true"} if queue else {},
-    }  # fmt: skip
+    }
     for role in ("learner", "worker"):
         facts[f"{role}_labels"] = own = labels | {f"{_LABEL}component": role}
         facts[f"{role}_job_labels"] = own | queue
@@ -128,9 +188,13 @@ def run(job: Job, options: dict[str, Any]) -> int:
     job.make_keys()
     sys.stdout.write(artefact(job, options))
     kinds = [kind for kind in _KINDS if kind != ("job" if given["jobset"] else "jobset")]
-    job.save("kubernetes", {"name": _name(job), "namespace": given["namespace"], "kinds": ",".join(kinds)})
+    job.save(
+        "kubernetes",
+        {"name": _name(job), "namespace": given["namespace"], "kinds": ",".join(kinds)},
+    )
     steps = "".join(
-        f"  python -m aiorl.launch kubernetes {verb} {job.run_dir}\n" for verb in ("status", "logs", "stop")
+        f"  python -m aiorl.launch kubernetes {verb} {job.run_dir}\n"
+        for verb in ("status", "logs", "stop")
     )
     sys.stderr.write(as_typed(f"After `kubectl apply -f -` of these manifests:\n{steps}"))
     return 0
@@ -139,13 +203,17 @@ def run(job: Job, options: dict[str, Any]) -> int:
 def _complete(options: dict[str, Any]) -> dict[str, Any]:
     """Return the options with their defaults."""
     if "image" not in options:
-        raise ConfigError("No image is given.", key="image", hint="Name one: --image registry/aiorl:learner")
+        raise ConfigError(
+            "No image is given.", key="image", hint="Name one: --image registry/aiorl:learner"
+        )
     check_printable(options)
     return _DEFAULTS | options
 
 
 def _name(job: Job) -> str:
-    """Return the name that the names of all objects begin with; a Service's begins with a letter."""
+    """Return the name that the names of all objects begin with; a Service's begins with a
+    letter.
+    """
     return job.name if job.name[0].isalpha() else f"run-{job.name}"
 
 
@@ -155,7 +223,11 @@ def _secret(keys: Path) -> dict[str, str]:
     if not keys.exists():
         return {_item(file): _UNMADE for file in files}
     return {
-        _item(file): read_regular(path, max_bytes=_MAX_KEY_BYTES, follow=True).decode("ascii", errors="replace")
+        _item(file): (
+            read_regular(path, max_bytes=_MAX_KEY_BYTES, follow=True).decode(
+                "ascii", errors="replace"
+            )
+        )
         for file, path in files.items()
     }
 
@@ -172,13 +244,21 @@ def _learner(job: Job, facts: Mapping[str, object]) -> str:
         f'--keys "$HOME/keys" --num-workers {job.num_workers or 0}'
     )
     return _job(
-        "learner", f'{command}exec "$@" {own}', _LEARNER_KEYS, facts,
+        "learner",
+        f'{command}exec "$@" {own}',
+        _LEARNER_KEYS,
+        facts,
         counts="  parallelism: 1\n  completions: 1\n  backoffLimit: 10",
-        grace_s="60 # for the last checkpoint", cpus=facts["learner_cpus"], memory=facts["learner_memory"],
-        ready="it listens", connection=f":{facts['port']:04X} 0*:0000 0A",
+        grace_s="60 # for the last checkpoint",
+        cpus=facts["learner_cpus"],
+        memory=facts["learner_memory"],
+        ready="it listens",
+        connection=f":{facts['port']:04X} 0*:0000 0A",
         mount="\n        - {name: runs, mountPath: /runs}",
-        volume=f"\n      - {{name: runs, persistentVolumeClaim: {{claimName: {facts['name']}-runs}}}}",
-    )  # fmt: skip
+        volume=(
+            f"\n      - {{name: runs, persistentVolumeClaim: {{claimName: {facts['name']}-runs}}}}"
+        ),
+    )
 
 
 def _worker(facts: Mapping[str, object]) -> str:
@@ -186,34 +266,52 @@ def _worker(facts: Mapping[str, object]) -> str:
     address = f"tcp://{facts['name']}-learner:{facts['port']}"
     return _job(
         "worker",
-        f'exec python -P -m aiorl worker --connect {address} --keys "$HOME/keys" --num-workers {facts["cpus"]}',
-        _WORKER_KEYS, facts,
-        counts=f"  parallelism: {facts['workers']} # completions are not set: pods are replaced until one succeeds\n"
-        "  backoffLimit: 1000000",
-        image=facts["worker_image"], grace_s="30", ready="it is connected to the learner",
-        connection=f":{facts['port']:04X} 01 ", mount="", volume="",
-    )  # fmt: skip
+        f'exec python -P -m aiorl worker --connect {address} --keys "$HOME/keys" --num-workers'
+        f" {facts['cpus']}",
+        _WORKER_KEYS,
+        facts,
+        counts=(
+            f"  parallelism: {facts['workers']} # completions are not set: pods are replaced until"
+            " one succeeds\n  backoffLimit: 1000000"
+        ),
+        image=facts["worker_image"],
+        grace_s="30",
+        ready="it is connected to the learner",
+        connection=f":{facts['port']:04X} 01 ",
+        mount="",
+        volume="",
+    )
 
 
-def _job(role: str, script: str, keys: Sequence[str], facts: Mapping[str, object], **own: object) -> str:
+def _job(
+    role: str, script: str, keys: Sequence[str], facts: Mapping[str, object], **own: object
+) -> str:
     """Return the spec of a Job whose container runs `script` and has the keys that it needs."""
     return _filled(
         "job",
         {
-            **facts, "role": role, "labels": facts[f"{role}_labels"], "script": textwrap.indent(script, " " * 10),
-            "key_items": [{"key": _item(file), "path": file} for file in keys], **own,
+            **facts,
+            "role": role,
+            "labels": facts[f"{role}_labels"],
+            "script": textwrap.indent(script, " " * 10),
+            "key_items": [{"key": _item(file), "path": file} for file in keys],
+            **own,
         },
-    )  # fmt: skip
+    )
 
 
 def _filled(template: str, facts: Mapping[str, object]) -> str:
     """Return a template with its facts, those that are not text as JSON."""
     return Template((_MANIFESTS / f"{template}.yaml").read_text("utf-8")).substitute(
-        {name: value if isinstance(value, str) else json.dumps(value) for name, value in facts.items()}
+        {
+            name: value if isinstance(value, str) else json.dumps(value)
+            for name, value in facts.items()
+        }
     )
 
 
-# Verbs -------------------------------------------------------------------------------------------------------
+# Verbs
+# --------------------------------------------------------------------------------------------------
 
 
 def _kubectl(run: str, *words: str) -> str:
@@ -276,7 +374,9 @@ def _scale(run: str, number: str) -> int:
 def _stop(run: str) -> int:
     _kubectl(run, "delete", "KINDS", _OURS, "--cascade=foreground")
     name = saved(run, "kubernetes", _FACTS)[1]["name"]
-    sys.stdout.write(f"The volume with the run stays, until: kubectl delete persistentvolumeclaim {name}-runs\n")
+    sys.stdout.write(
+        f"The volume with the run stays, until: kubectl delete persistentvolumeclaim {name}-runs\n"
+    )
     return 0
 
 

@@ -1,7 +1,9 @@
-"""Text of logs and of other programs on this terminal: bounded, printable, and only from regular files.
+"""Text of logs and of other programs on this terminal: bounded, printable, and only from regular
+files.
 
-What stands in a log was written by environments, other hosts, and the owner of the directory. It passes through
-`aiorl.text` line by line, so it can neither move the cursor nor fake a line of this program.
+What stands in a log was written by environments, other hosts, and the owner of the directory. It
+passes through `aiorl.text` line by line, so it can neither move the cursor nor fake a line of this
+program.
 """
 
 from __future__ import annotations
@@ -64,7 +66,9 @@ def _show(path: Path, lines: Sequence[str]) -> None:
     sys.stdout.flush()
 
 
-def _appended(path: Path, ends: dict[Path, tuple[int, int]], *, is_first: bool = False) -> list[str] | None:
+def _appended(
+    path: Path, ends: dict[Path, tuple[int, int]], *, is_first: bool = False
+) -> list[str] | None:
     """Return the whole lines of a file that are new since the last call; None if it can't be read.
 
     Args:
@@ -91,7 +95,8 @@ def _appended(path: Path, ends: dict[Path, tuple[int, int]], *, is_first: bool =
 
 
 def run_shown(command: Sequence[str]) -> int:
-    """Run a command whose output comes from elsewhere, show it as printable text, and return its exit status.
+    """Run a command whose output comes from elsewhere, show it as printable text, and return its
+    exit status.
 
     Raises:
         OSError: the command can't be started.

@@ -1,11 +1,14 @@
-"""Slurm: one job with a learner and workers on its nodes, or a learner's job and an array of workers.
+"""Slurm: one job with a learner and workers on its nodes, or a learner's job and an array of
+workers.
 
 The scripts outlive time limits, preemption, lost nodes and requeues. Four rules make them do so:
 
-- The learner is a child of the batch script, without srun, which kills its task on SIGTERM instead of passing it on.
-- USR1 comes before the time limit, and at preemption where the site sends it: after the checkpoint, the script asks
-  for another turn. TERM comes from scancel and from plain preemption: the script stays until Slurm ends it, because
-  Slurm puts back only preempted jobs that have not ended, and a job that requeued itself could not be cancelled.
+- The learner is a child of the batch script, without srun, which kills its task on SIGTERM instead
+  of passing it on.
+- USR1 comes before the time limit, and at preemption where the site sends it: after the checkpoint,
+  the script asks for another turn. TERM comes from scancel and from plain preemption: the script
+  stays until Slurm ends it, because Slurm puts back only preempted jobs that have not ended, and a
+  job that requeued itself could not be cancelled.
 - INT comes from ``stop``: the learner says goodbye for good, and the job completes.
 - Only the first signal is passed on, because a second one would break off the checkpoint.
 """
@@ -33,8 +36,9 @@ from aiorl.text import one_line
 __all__ = ["ABOUT", "EXAMPLES", "VERBS", "add_arguments", "artefact", "run"]
 
 ABOUT = (
-    "Submits a Slurm job that trains on its nodes and continues by itself after time limits, preemption and lost "
-    "nodes. Any other option is passed on to sbatch, such as --account=NAME; write long names, such as --partition."
+    "Submits a Slurm job that trains on its nodes and continues by itself after time limits,"
+    " preemption and lost nodes. Any other option is passed on to sbatch, such as --account=NAME;"
+    " write long names, such as --partition."
 )
 EXAMPLES = """
 Examples:
@@ -51,7 +55,9 @@ _OWN = ("nodes", "cpus_per_node", "elastic", "worker_options", "python")
 _FILES = ("learner.sbatch", "worker.sbatch")
 _MAX_SCRIPT_BYTES = 1 << 20
 _FACTS = {
-    "name": lambda value: isinstance(value, str) and re.fullmatch("[a-z0-9][a-z0-9-]{0,62}", value) is not None,
+    "name": lambda value: (
+        isinstance(value, str) and re.fullmatch("[a-z0-9][a-z0-9-]{0,62}", value) is not None
+    ),
     "elastic": lambda value: isinstance(value, bool),
 }
 """Fact in launch.json -> its check."""
@@ -80,15 +86,33 @@ scancel --quiet --name={name} --state=PENDING  # those that run hear the learner
 def add_arguments(parser: Parser, words: Sequence[str]) -> None:
     """Declare the engine's own options in `parser`, and all others in `words` for sbatch."""
     add = parser.add_argument
-    add("--nodes", metavar="N", type=at_least(1), help="Nodes of the job; the learner runs on the first. (default: 1)")
-    add("--cpus-per-node", metavar="N", type=at_least(1), help=f"Cores of each node. (default: {_CPUS})")
+    add(
+        "--nodes",
+        metavar="N",
+        type=at_least(1),
+        help="Nodes of the job; the learner runs on the first. (default: 1)",
+    )
+    add(
+        "--cpus-per-node",
+        metavar="N",
+        type=at_least(1),
+        help=f"Cores of each node. (default: {_CPUS})",
+    )
     add("--time", metavar="TIME", help="Time limit of one turn; the run continues in the next one.")
     add("--partition", metavar="NAME", help="Partition of the job.")
     add(
-        "--elastic", metavar="N", type=at_least(1),
-        help="Submit a job with the learner, and an array of N one-node jobs with workers that come and go.",
-    )  # fmt: skip
-    help = 'Other options of sbatch for the array, such as --worker-options="--partition=spot --qos=low".'
+        "--elastic",
+        metavar="N",
+        type=at_least(1),
+        help=(
+            "Submit a job with the learner, and an array of N one-node jobs with workers that come"
+            " and go."
+        ),
+    )
+    help = (
+        'Other options of sbatch for the array, such as --worker-options="--partition=spot'
+        ' --qos=low".'
+    )
     add("--worker-options", metavar="OPTIONS", help=help)
     add("--python", metavar="PYTHON", help="Python on the nodes. (default: the one that runs this)")
     _pass_on(parser, words)
@@ -112,7 +136,9 @@ def run(job: Job, options: dict[str, Any]) -> int:
         ConfigError: a job of this run is there already.
     """
     names = [job.name]
-    with contextlib.suppress(ConfigError):  # launched on another login node, the same run has another name
+    with contextlib.suppress(
+        ConfigError
+    ):  # launched on another login node, the same run has another name
         names.append(saved(str(job.run_dir), "slurm", _FACTS)[1]["name"])
     if there := _tasks(",".join(names)):
         hint = f"End it first: aiorl launch slurm stop {job.run_dir}"
@@ -137,7 +163,8 @@ def run(job: Job, options: dict[str, Any]) -> int:
     return 0
 
 
-# Scripts -----------------------------------------------------------------------------------------------------
+# Scripts
+# --------------------------------------------------------------------------------------------------
 
 
 def _scripts(job: Job, options: Mapping[str, Any]) -> dict[str, str]:
@@ -146,33 +173,76 @@ def _scripts(job: Job, options: Mapping[str, Any]) -> dict[str, str]:
     check_printable({"current directory": Path.cwd(), "python": sys.executable, **python_path()})
     elastic = options.get("elastic")
     if elastic and "nodes" in options:
-        raise ConfigError("--nodes is for a job of fixed size, not for --elastic.", key="nodes", hint="Leave one out.")
+        raise ConfigError(
+            "--nodes is for a job of fixed size, not for --elastic.",
+            key="nodes",
+            hint="Leave one out.",
+        )
     if "worker_options" in options and not elastic:
-        raise ConfigError("--worker-options is for --elastic N.", key="worker_options", hint="Give --elastic, too.")
+        raise ConfigError(
+            "--worker-options is for --elastic N.",
+            key="worker_options",
+            hint="Give --elastic, too.",
+        )
     cpus = options.get("cpus_per_node", _CPUS)
     local = max(1, cpus - _LEARNER_CPUS) if job.num_workers is None else job.num_workers
     python, keys = options.get("python") or sys.executable, str(job.keys)
-    command = [python, "-P", "-m", "aiorl", "worker", "--connect", f"run:{job.run_dir}", "--keys", keys]
-    worker = f'{shlex.join([*command, "--log-dir", f"{job.run_dir}/logs"])} --num-workers "$SLURM_CPUS_PER_TASK"'
+    command = [
+        python,
+        "-P",
+        "-m",
+        "aiorl",
+        "worker",
+        "--connect",
+        f"run:{job.run_dir}",
+        "--keys",
+        keys,
+    ]
+    worker = (
+        f"{shlex.join([*command, '--log-dir', f'{job.run_dir}/logs'])} --num-workers"
+        ' "$SLURM_CPUS_PER_TASK"'
+    )
     start = _START_LEARNER.format(
-        lock=shlex.quote(f"{job.run_dir}/lock"), learner=job.learner_sh(shlex.quote(python)), bind=job.bind,
-        keys=shlex.quote(keys), local=local,
-    )  # fmt: skip
+        lock=shlex.quote(f"{job.run_dir}/lock"),
+        learner=job.learner_sh(shlex.quote(python)),
+        bind=job.bind,
+        keys=shlex.quote(keys),
+        local=local,
+    )
     step = "" if elastic else _STEP.format(worker=worker)
     after = _END_WORKERS.format(name=f"{job.name}-worker") if elastic else ""
     given = {name.replace("_", "-"): value for name, value in options.items() if name not in _OWN}
     if "job-name" in given:
         hint = "Give --run-dir DIR after --, which the job is named after."
-        raise ConfigError("--job-name can't be chosen, because the run is found by it.", key="job_name", hint=hint)
+        raise ConfigError(
+            "--job-name can't be chosen, because the run is found by it.", key="job_name", hint=hint
+        )
     common = {
-        "nodes": options.get("nodes", 1), "ntasks-per-node": 1, "cpus-per-task": cpus, "chdir": Path.cwd(),
-        "signal": "B:USR1@60", "requeue": "", "no-kill": "", "open-mode": "append",
-    }  # fmt: skip
-    header = {"job-name": job.name, "output": _pattern(job.run_dir / "slurm-%j.log"), **common, **given}
+        "nodes": options.get("nodes", 1),
+        "ntasks-per-node": 1,
+        "cpus-per-task": cpus,
+        "chdir": Path.cwd(),
+        "signal": "B:USR1@60",
+        "requeue": "",
+        "no-kill": "",
+        "open-mode": "append",
+    }
+    header = {
+        "job-name": job.name,
+        "output": _pattern(job.run_dir / "slurm-%j.log"),
+        **common,
+        **given,
+    }
     made = {_FILES[0]: _script(header, start, step, after)}
     if elastic:
-        header |= {"job-name": f"{job.name}-worker", "output": _pattern(job.run_dir / "slurm-%A_%a.log")}
-        header |= {"array": f"0-{elastic - 1}", **_sbatch_options(options.get("worker_options", ""))}
+        header |= {
+            "job-name": f"{job.name}-worker",
+            "output": _pattern(job.run_dir / "slurm-%A_%a.log"),
+        }
+        header |= {
+            "array": f"0-{elastic - 1}",
+            **_sbatch_options(options.get("worker_options", "")),
+        }
         made[_FILES[1]] = _script(header, f"{worker} &", "", "")
     return made
 
@@ -181,7 +251,9 @@ def _script(header: Mapping[str, object], start: str, workers: str, after: str) 
     lines = ["#!/usr/bin/env bash"]
     for name, value in header.items():
         lines.append(f"#SBATCH --{name}" + (f"={shlex.quote(str(value))}" if value != "" else ""))
-    environment = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in python_path().items())
+    environment = "".join(
+        f"export {name}={shlex.quote(value)}\n" for name, value in python_path().items()
+    )
     parts = {"environment": environment, "start": f"{start}\n", "workers": workers, "after": after}
     body = re.sub(r"(?m)^@(\w+)\n", lambda found: parts[found[1]], _BODY.read_text("utf-8"))
     return "\n".join([*lines, body])
@@ -198,7 +270,8 @@ def _sbatch_options(text: str) -> dict[str, str]:
     return {name.replace("_", "-"): value for name, value in parser.parse(words).items()}
 
 
-# Verbs -------------------------------------------------------------------------------------------------------
+# Verbs
+# --------------------------------------------------------------------------------------------------
 
 
 def _status(run: str) -> int:
@@ -213,7 +286,10 @@ def _status(run: str) -> int:
 
 def _logs(run: str) -> int:
     path, _ = saved(run, "slurm", _FACTS)
-    files = sorted([*path.glob("slurm-*.log"), *path.glob("logs/*.txt")], key=lambda file: file.lstat().st_mtime)
+    files = sorted(
+        [*path.glob("slurm-*.log"), *path.glob("logs/*.txt")],
+        key=lambda file: file.lstat().st_mtime,
+    )
     return show_ends(files, 20, follow=sys.stdout.isatty())
 
 
@@ -255,8 +331,13 @@ VERBS = {
 
 
 def _tasks(name: str) -> list[list[str]]:
-    """Return id, state, and nodes or reason of each queued or running job with a name, tasks of arrays one by one."""
-    return [line.split() for line in _slurm("squeue", "-hr", "--me", "-n", name, "-o", "%i %T %R").splitlines()]
+    """Return id, state, and nodes or reason of each queued or running job with a name, tasks of
+    arrays one by one.
+    """
+    return [
+        line.split()
+        for line in _slurm("squeue", "-hr", "--me", "-n", name, "-o", "%i %T %R").splitlines()
+    ]
 
 
 def _submit(script: Path, *options: str) -> str:
@@ -268,7 +349,9 @@ def _submit(script: Path, *options: str) -> str:
     try:
         read_own(script, max_bytes=_MAX_SCRIPT_BYTES)
     except OSError as error:
-        raise AiorlError(f"{error.filename or script} is not submitted: {error.strerror}.") from error
+        raise AiorlError(
+            f"{error.filename or script} is not submitted: {error.strerror}."
+        ) from error
     return _slurm("sbatch", "--parsable", *options, str(script)).strip().partition(";")[0]
 
 
@@ -281,7 +364,9 @@ def _slurm(*words: str) -> str:
     try:
         done = subprocess.run(words, capture_output=True, text=True, check=False)
     except FileNotFoundError as error:
-        raise AiorlError(f"{words[0]} is not on PATH: run this on a login node of a Slurm cluster.") from error
+        raise AiorlError(
+            f"{words[0]} is not on PATH: run this on a login node of a Slurm cluster."
+        ) from error
     if done.returncode:
         raise AiorlError(f"{shlex.join(words)} failed: {done.stderr.strip() or done.returncode}")
     return done.stdout

@@ -1,8 +1,8 @@
 """`aiorl launch ssh`: a learner here or on a host, and workers on hosts that ssh can log in to.
 
 One connection serves a host. All that goes there, keys too, goes through its standard input to
-`aiorl.launch.ssh_host`, and the log comes back. Processes on hosts end with their connection, and so with this program,
-which ``--detach`` moves into the background.
+`aiorl.launch.ssh_host`, and the log comes back. Processes on hosts end with their connection, and
+so with this program, which ``--detach`` moves into the background.
 """
 
 from __future__ import annotations
@@ -48,24 +48,52 @@ Examples:
   # hosts in a file, HOST or HOST=N on each line; the learner on one of them; in the background
   aiorl launch ssh --hosts hosts.txt --learner host1 --detach -- --env CartPole-v1
 """
-_MODULES = ("gymnasium", "lz4", "msgpack", "numpy", "onnxruntime", "orjson", "psutil", "pydantic", "yaml", "zmq")
+_MODULES = (
+    "gymnasium",
+    "lz4",
+    "msgpack",
+    "numpy",
+    "onnxruntime",
+    "orjson",
+    "psutil",
+    "pydantic",
+    "yaml",
+    "zmq",
+)
 """Modules that a host with aiorl's packages has."""
 _HOST = re.compile(r"[A-Za-z0-9_][\w.@:%-]*")
-_SSH = ["-T", "-oBatchMode=yes", "-oConnectTimeout=10", "-oServerAliveInterval=5", "-oControlMaster=no"]
+_SSH = [
+    "-T",
+    "-oBatchMode=yes",
+    "-oConnectTimeout=10",
+    "-oServerAliveInterval=5",
+    "-oControlMaster=no",
+]
 _PACKAGE = Path(aiorl.__file__).parent
 _SOURCE = Path(ssh_host.__file__).read_bytes()
-_CHECK = "import sys; sys.version_info >= (3, 11) or sys.exit(sys.executable + ' is older than Python 3.11'); "
+_CHECK = (
+    "import sys; sys.version_info >= (3, 11) or sys.exit(sys.executable + ' is older than Python"
+    " 3.11'); "
+)
 _PIPED: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
 _PIPED |= {"start_new_session": True}  # Ctrl-C in the terminal does not reach ssh
 _AGAIN_S, _LOOK_S, _TWICE_S, _GOODBYE_S, _END_S = 5.0, 0.3, 0.5, 5.0, 25.0
 _LEAVE_S = {True: 20.0, False: 10.0}
 """Seconds for an orderly end, of a learner (True) and of workers."""
 _BY_SIGNAL = 128
-"""From here on, exit statuses are those of a process that a signal ended; 255 is that of a broken connection."""
+"""From here on, exit statuses are those of a process that a signal ended; 255 is that of a broken
+connection."""
 _OWN = (
-    "keys", "lock", "launch.json", "launch.lock", "learner.sbatch", "worker.sbatch", "web.token", "client.token",
+    "keys",
+    "lock",
+    "launch.json",
+    "launch.lock",
+    "learner.sbatch",
+    "worker.sbatch",
+    "web.token",
+    "client.token",
     "client.secret",
-)  # fmt: skip
+)
 """Files of a run directory that neither go to a host nor come from there."""
 _MAX_KEY_BYTES = 16 << 10
 _MAX_WORKERS = 100_000
@@ -84,7 +112,9 @@ def _are_hosts(value: Any) -> bool:
     if not isinstance(value, dict):
         return False
     counts = value.values()
-    are_numbers = all(count is None or (type(count) is int and 0 <= count <= _MAX_WORKERS) for count in counts)
+    are_numbers = all(
+        count is None or (type(count) is int and 0 <= count <= _MAX_WORKERS) for count in counts
+    )
     return are_numbers and all(_HOST.fullmatch(host) for host in value)
 
 
@@ -98,14 +128,24 @@ def add_arguments(parser: Parser, words: Sequence[str]) -> None:
         ("learner", "HOST", "Host of the learner. (default: this machine)"),
         ("code", "DIR", "Directory, or wheel, to send to hosts. (default: the current directory)"),
         ("python", "PATH", "Python on the hosts. (default: the path of this Python, or python3)"),
-        ("address", "HOST", "Name or address of the learner's machine, for hosts. (default: as ssh sees it)"),
+        (
+            "address",
+            "HOST",
+            "Name or address of the learner's machine, for hosts. (default: as ssh sees it)",
+        ),
         ("ssh", "COMMAND", "ssh with options of its own, such as 'ssh -p 2222'. (default: ssh)"),
         ("hosts", "HOST=N", "Hosts, with numbers of workers; or a file with one on each line."),
-        ("include", "FILE", "Files of --code to send although they are left out, as secrets are, or patterns."),
+        (
+            "include",
+            "FILE",
+            "Files of --code to send although they are left out, as secrets are, or patterns.",
+        ),
     ):
         nargs = "+" if name in ("hosts", "include") else None
         parser.add_argument(f"--{name}", metavar=metavar, help=about, nargs=nargs)
-    parser.add_argument("--detach", action="store_true", help="Train in the background, also after a logout.")
+    parser.add_argument(
+        "--detach", action="store_true", help="Train in the background, also after a logout."
+    )
 
 
 def parse_hosts(words: Iterable[str]) -> dict[str, int | None]:
@@ -124,10 +164,14 @@ def parse_hosts(words: Iterable[str]) -> dict[str, int | None]:
             host, equals, number = line.partition("=")
             if not _HOST.fullmatch(host) or host in hosts or (equals and not _is_count(number)):
                 hint = "write each host once, as HOST or HOST=N, or name a file with such lines."
-                raise ConfigError(f"--hosts: {line!r:.100} is no new host:", key="hosts", value=word, hint=hint)
+                raise ConfigError(
+                    f"--hosts: {line!r:.100} is no new host:", key="hosts", value=word, hint=hint
+                )
             hosts[host] = int(number) if equals else None
     if not hosts:
-        raise ConfigError("--hosts names no host:", key="hosts", hint="write --hosts host1 host2=16")
+        raise ConfigError(
+            "--hosts names no host:", key="hosts", hint="write --hosts host1 host2=16"
+        )
     return hosts
 
 
@@ -136,7 +180,9 @@ def _is_count(word: str) -> bool:
 
 
 def _is_port(word: str) -> bool:
-    return bool(_NUMBER.fullmatch(word)) and len(word) <= _PORT_DIGITS and 0 < int(word) <= _MAX_PORT
+    return (
+        bool(_NUMBER.fullmatch(word)) and len(word) <= _PORT_DIGITS and 0 < int(word) <= _MAX_PORT
+    )
 
 
 def _lines_in(file: str) -> list[str]:
@@ -144,7 +190,9 @@ def _lines_in(file: str) -> list[str]:
         return Path(file).read_text("utf-8").splitlines()
     except UnicodeDecodeError as error:
         hint = "write HOST or HOST=N on each line."
-        raise ConfigError(f"--hosts: {file} is no UTF-8 text:", key="hosts", value=file, hint=hint) from error
+        raise ConfigError(
+            f"--hosts: {file} is no UTF-8 text:", key="hosts", value=file, hint=hint
+        ) from error
 
 
 class Launch:
@@ -171,7 +219,10 @@ class Launch:
         """
         check_printable(options)
         self.job, self.hosts = job, parse_hosts(options.get("hosts", ()))
-        self.code, self.packed_code = Path(os.path.abspath(os.path.expanduser(options.get("code", ".")))), b""
+        self.code, self.packed_code = (
+            Path(os.path.abspath(os.path.expanduser(options.get("code", ".")))),
+            b"",
+        )
         self.place = f"~/.aiorl/runs/{job.name}-{secrets.token_hex(3)}"
         self.keys = "" if job.config["insecure"] else str(job.keys)
         self.include: list[str] = options.get("include", [])
@@ -181,7 +232,9 @@ class Launch:
         self.ending, self.to_learner = threading.Event(), sys.stderr.buffer
 
     def files_for(self, *, is_learner: bool) -> bytes:
-        """Return an archive of the keys that a host needs, and of the run for a learner that resumes it."""
+        """Return an archive of the keys that a host needs, and of the run for a learner that
+        resumes it.
+        """
         keys, files = Path(self.keys), dict[str, Path | bytes]()
         if self.keys:
             names = ["worker.key_secret", "learner.key"]
@@ -197,7 +250,9 @@ class Launch:
         return archive(files)
 
     def say(self, line: str) -> None:
-        """Show a line, among the learner's own if it runs here, and write it to ``logs/launch.txt``."""
+        """Show a line, among the learner's own if it runs here, and write it to
+        ``logs/launch.txt``.
+        """
         with (self.job.run_dir / "logs" / "launch.txt").open("a") as file:
             file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
         try:
@@ -207,22 +262,30 @@ class Launch:
             sys.stderr.write(f"aiorl: {line}\n")
 
     def learner_words(self, run_dir: str = "", keys: str = "") -> list[str]:
-        """Return the learner's options; its directories of run and keys can be others where it runs."""
-        words = self.job.learner_words(resumed=(self.job.run_dir / "run.json").exists(), run_dir=run_dir)
+        """Return the learner's options; its directories of run and keys can be others where it
+        runs.
+        """
+        words = self.job.learner_words(
+            resumed=(self.job.run_dir / "run.json").exists(), run_dir=run_dir
+        )
         words += ["--bind", self.job.bind, *(["--keys", keys or self.keys] if self.keys else [])]
         return words if self.job.num_workers is not None else [*words, "--num-workers", "0"]
 
     def program(self, host: str) -> list[str]:
         """Return the command that runs `aiorl.launch.ssh_host` on a host."""
         path = re.sub("^~/", "$HOME/", self._python)
-        python = f'p="{path}"' if path else f'p={shlex.quote(sys.executable)}; [ -x "$p" ] || p=python3'
+        python = (
+            f'p="{path}"' if path else f'p={shlex.quote(sys.executable)}; [ -x "$p" ] || p=python3'
+        )
         read = shlex.quote(f"{_CHECK}exec(sys.stdin.buffer.read({len(_SOURCE)}))")
         shell = shlex.join(["sh", "-c", f'{python}; exec "$p" -c {read}'])
         return [*shlex.split(self._ssh), *_SSH, host, f"exec {shell}"]
 
 
 def _key_in(path: Path) -> bytes:
-    return read_regular(path, max_bytes=_MAX_KEY_BYTES, follow=True)  # as mounted secrets and dotfiles are links
+    return read_regular(
+        path, max_bytes=_MAX_KEY_BYTES, follow=True
+    )  # as mounted secrets and dotfiles are links
 
 
 @cache
@@ -234,7 +297,9 @@ def _package_archive() -> bytes:
 class Host(threading.Thread):
     """Process on one host: the parent of its workers, or the learner."""
 
-    def __init__(self, launch: Launch, name: str, workers: int | None = None, *, is_learner: bool = False) -> None:
+    def __init__(
+        self, launch: Launch, name: str, workers: int | None = None, *, is_learner: bool = False
+    ) -> None:
         """Set the host.
 
         Args:
@@ -249,14 +314,20 @@ class Host(threading.Thread):
         directory = "learner-" * is_learner + re.sub(r"[^\w.-]", "_", name)
         self._place = f"{launch.place}/{directory}"
         self._log = launch.job.run_dir / "logs" / f"{directory}.txt"
-        self._hint = f"its run stays there, in {self._place}+*/run" if is_learner else f"its log is {self._log}"
+        self._hint = (
+            f"its run stays there, in {self._place}+*/run"
+            if is_learner
+            else f"its log is {self._log}"
+        )
         self.status: int | None = None
         self._last = self._told = ""
         self._process: Any = None
         self._is_ready = self._is_changed = False
 
     def run(self) -> None:
-        """Keep the process running, through failures of the host, until it has ended for good, with `status`."""
+        """Keep the process running, through failures of the host, until it has ended for good, with
+        `status`.
+        """
         launch, ending = self.launch, self.launch.ending
         while self.status is None:
             self._is_changed = False
@@ -268,7 +339,11 @@ class Host(threading.Thread):
                 return
             if self.workers == 0:
                 self.status = 0
-            elif self._is_learner or ending.is_set() or (status < _BY_SIGNAL and not self._is_changed):
+            elif (
+                self._is_learner
+                or ending.is_set()
+                or (status < _BY_SIGNAL and not self._is_changed)
+            ):
                 self.status = status
                 if not ending.is_set() and status and (not self._is_learner or status > _BY_SIGNAL):
                     launch.say(f"{self.label}: {self._last} (status {status}); {self._hint}")
@@ -314,7 +389,10 @@ class Host(threading.Thread):
             return int(self._process.wait())
 
     def _greeted(self) -> dict[str, Any] | None:
-        """Begin with the program on the host, and return the facts that it sends; None if it does not run."""
+        """Begin with the program on the host, and return the facts that it sends;
+
+        None if it does not run.
+        """
         modules = (*_MODULES, "tensorflow") if self._is_learner else _MODULES
         begin = {"place": f"{self._place}+{secrets.token_hex(2)}", "modules": modules}
         self._send(_SOURCE, json.dumps(begin).encode() + b"\n")
@@ -326,7 +404,9 @@ class Host(threading.Thread):
         return None
 
     def _send(self, *parts: bytes) -> None:
-        with contextlib.suppress(OSError, ValueError):  # the process ends then, and its output says why
+        with contextlib.suppress(
+            OSError, ValueError
+        ):  # the process ends then, and its output says why
             self._process.stdin.write(b"".join(parts))
             self._process.stdin.flush()
 
@@ -335,9 +415,13 @@ class Host(threading.Thread):
         launch, place = self.launch, facts["place"]
         if facts["missing"]:
             hint = "install aiorl's packages there, or name another Python by --python"
-            raise ConfigError(f"{facts['python']} lacks {', '.join(facts['missing'])}:", key="hosts", hint=hint)
+            raise ConfigError(
+                f"{facts['python']} lacks {', '.join(facts['missing'])}:", key="hosts", hint=hint
+            )
         archives = [launch.packed_code, launch.files_for(is_learner=self._is_learner)]
-        archives += [_package_archive()] if facts["digest"] != ssh_host.package_digest(_PACKAGE) else []
+        archives += (
+            [_package_archive()] if facts["digest"] != ssh_host.package_digest(_PACKAGE) else []
+        )
         if self._is_learner:
             launch.address = launch.address or facts["server"]
             command = ["aiorl", "train", *launch.learner_words(f"{place}/run", f"{place}/keys")]
@@ -353,7 +437,9 @@ class Host(threading.Thread):
         return [json.dumps(request).encode() + b"\n", *archives]
 
     def _take_run(self, stream: IO[bytes], place: str) -> None:
-        """Take the run directory that a learner's host sends, and make paths in its config those of this machine."""
+        """Take the run directory that a learner's host sends, and make paths in its config those of
+        this machine.
+        """
         run_dir = self.launch.job.run_dir
         with tarfile.open(fileobj=stream, mode="r|") as tar:
             for member in tar:
@@ -369,7 +455,9 @@ class Host(threading.Thread):
 
     def _as_here(self, text: str, place: str) -> str:
         """Return a text with paths of this machine for those of the host."""
-        return text.replace(f"{place}/keys", self.launch.keys).replace(f"{place}/run", str(self.launch.job.run_dir))
+        return text.replace(f"{place}/keys", self.launch.keys).replace(
+            f"{place}/run", str(self.launch.job.run_dir)
+        )
 
     def beat(self) -> None:
         """Tell the program on the host that this one is alive."""
@@ -395,15 +483,22 @@ class Host(threading.Thread):
             self.send_signal()
 
 
-# The engine --------------------------------------------------------------------------------------------------
+# The engine
+# --------------------------------------------------------------------------------------------------
 
 
 def artefact(job: Job, options: dict[str, Any]) -> str:
     """See `Engine`."""
     launch = Launch(job, options)
-    lines = [f"# on {launch.learner or 'this machine'}", shlex.join(["aiorl", "train", *launch.learner_words()])]
+    lines = [
+        f"# on {launch.learner or 'this machine'}",
+        shlex.join(["aiorl", "train", *launch.learner_words()]),
+    ]
     for host, workers in launch.hosts.items():
-        lines += [f"# on {host}: {workers or 'as many workers as cores'}, by", shlex.join(launch.program(host))]
+        lines += [
+            f"# on {host}: {workers or 'as many workers as cores'}, by",
+            shlex.join(launch.program(host)),
+        ]
     names = [launch.code]
     if launch.code.is_dir():
         shipment = look_through(launch.code, launch.include)
@@ -417,11 +512,17 @@ def run(job: Job, options: dict[str, Any]) -> int:
     """See `Engine`."""
     launch, logs = Launch(job, options), job.run_dir / "logs"
     launch.packed_code = code_archive(launch.code, include=launch.include)
-    if launch.code.is_dir() and (about := look_through(launch.code, launch.include).about_left_out()):
+    if launch.code.is_dir() and (
+        about := look_through(launch.code, launch.include).about_left_out()
+    ):
         sys.stderr.write(f"aiorl: {about}\n")
     job.make_place()
     if (lock := _lock(job.run_dir)) is None:
-        raise ConfigError(f"{job.run_dir} is being launched:", key="run_dir", hint="stop that run, or name another.")
+        raise ConfigError(
+            f"{job.run_dir} is being launched:",
+            key="run_dir",
+            hint="stop that run, or name another.",
+        )
     if launch.keys:
         job.make_keys()
     size = f"{len(launch.packed_code) / 1024:.1f} kB of code"
@@ -432,7 +533,11 @@ def run(job: Job, options: dict[str, Any]) -> int:
     with lock:
         if options.get("detach"):
             if os.fork():
-                sys.stdout.write("".join(f"aiorl launch ssh {verb} {job.run_dir}\n" for verb in ("status", "stop")))
+                sys.stdout.write(
+                    "".join(
+                        f"aiorl launch ssh {verb} {job.run_dir}\n" for verb in ("status", "stop")
+                    )
+                )
                 return 0
             os.setsid()
             with open(os.devnull) as nothing, (logs / "screen.txt").open("a") as screen:
@@ -445,7 +550,12 @@ def run(job: Job, options: dict[str, Any]) -> int:
 def _save_facts(launch: Launch) -> None:
     """Save what verbs need: this process and where it runs, and the hosts."""
     process = psutil.Process()
-    facts = {"pid": process.pid, "began": process.create_time(), "host": socket.gethostname(), "hosts": launch.hosts}
+    facts = {
+        "pid": process.pid,
+        "began": process.create_time(),
+        "host": socket.gethostname(),
+        "hosts": launch.hosts,
+    }
     launch.job.save("ssh", facts)
 
 
@@ -459,7 +569,9 @@ def _attached(launch: Launch) -> int:
         learner.start()
     else:
         command = [*child_python("aiorl.launch.ssh_learner"), *launch.learner_words()]
-        learner = subprocess.Popen(command, stdin=subprocess.PIPE, env={**os.environ, **python_path()})
+        learner = subprocess.Popen(
+            command, stdin=subprocess.PIPE, env={**os.environ, **python_path()}
+        )
         assert learner.stdin is not None
         launch.to_learner = learner.stdin
     signalled: list[float] = []
@@ -479,10 +591,14 @@ def _attached(launch: Launch) -> int:
     has_failed = False
     wanted = launch.hosts
     while learner.poll() is None:
-        if not launch.learner and ssh_host.state_of(run_json) != former:  # it listens, on its former port or any
+        if (
+            not launch.learner and ssh_host.state_of(run_json) != former
+        ):  # it listens, on its former port or any
             launch.port = ssh_host.port_in(run_json)
         is_time = launch.port and not launch.ending.is_set()
-        with contextlib.suppress(ConfigError):  # removed or damaged meanwhile: the hosts stay as they are
+        with contextlib.suppress(
+            ConfigError
+        ):  # removed or damaged meanwhile: the hosts stay as they are
             wanted = saved(str(launch.job.run_dir), "ssh", _FACTS)[1]["hosts"]
         for name, workers in wanted.items() if is_time else ():
             if name in hosts and hosts[name].is_alive():
@@ -553,13 +669,24 @@ def _launcher(facts: dict[str, Any]) -> psutil.Process:
     try:
         process = psutil.Process(pid)
         words = process.cmdline()
-        is_it = process.uids().real == os.getuid() and "ssh" in words and any("launch" in word for word in words)
+        is_it = (
+            process.uids().real == os.getuid()
+            and "ssh" in words
+            and any("launch" in word for word in words)
+        )
         began = facts.get("began", process.create_time())
-        if is_it and isinstance(began, int | float) and abs(process.create_time() - began) < _SAME_START_S:
+        if (
+            is_it
+            and isinstance(began, int | float)
+            and abs(process.create_time() - began) < _SAME_START_S
+        ):
             return process
     except psutil.Error:
         pass
-    raise AiorlError(f"process {pid} is not the launcher of this run, which some other process locks: end that one.")
+    raise AiorlError(
+        f"process {pid} is not the launcher of this run, which some other process locks: end that"
+        " one."
+    )
 
 
 def _status(run: str, count: int = 1) -> int:
@@ -582,13 +709,17 @@ def _stop(run: str) -> int:
 def _add(run: str, word: str) -> int:
     run_dir, facts = saved(run, "ssh", _FACTS)
     hosts = parse_hosts([word])
-    Job(run_dir, (), {}).save("ssh", {**facts, "hosts": facts["hosts"] | hosts})  # the launcher looks
+    Job(run_dir, (), {}).save(
+        "ssh", {**facts, "hosts": facts["hosts"] | hosts}
+    )  # the launcher looks
     return int(not _runs(run_dir))
 
 
 VERBS = {
     "status": Verb(_status, "", "whether it runs, and the last words of each host"),
     "logs": Verb(lambda run: _status(run, 10), "", "the ends of all logs"),
-    "add": Verb(_add, "HOST", "HOST or HOST=N joins, or starts again with N workers; HOST=0 leaves"),
+    "add": Verb(
+        _add, "HOST", "HOST or HOST=N joins, or starts again with N workers; HOST=0 leaves"
+    ),
     "stop": Verb(_stop, "", "ends the run everywhere"),
 }

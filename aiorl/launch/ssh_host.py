@@ -1,9 +1,11 @@
-"""Program that `aiorl launch ssh` runs on each host; it comes through standard input, and needs only Python.
+"""Program that `aiorl launch ssh` runs on each host; it comes through standard input, and needs
+only Python.
 
-It takes code and keys into a directory of its own, runs one process, a learner or the parent of workers, and removes
-the directory. Its standard output is the log, and at the end a learner's run directory. The process ends when this
-program's standard input does, or is silent for 20 seconds: the launcher is gone, or the connection is cut. If this
-program is killed, its guard ends the process and removes the directory; if the host dies, the next launch here does.
+It takes code and keys into a directory of its own, runs one process, a learner or the parent of
+workers, and removes the directory. Its standard output is the log, and at the end a learner's run
+directory. The process ends when this program's standard input does, or is silent for 20 seconds:
+the launcher is gone, or the connection is cut. If this program is killed, its guard ends the
+process and removes the directory; if the host dies, the next launch here does.
 """
 
 from __future__ import annotations
@@ -66,7 +68,10 @@ def package_digest(package: Path) -> str:
 
 
 def state_of(run_json: Path) -> tuple[int, int] | None:
-    """Return inode and time of the last change of a run's file with its addresses; None if it does not exist."""
+    """Return inode and time of the last change of a run's file with its addresses;
+
+    None if it does not exist.
+    """
     try:
         found = run_json.stat()
     except OSError:
@@ -91,13 +96,20 @@ def main() -> int:
     place = Path(wanted["place"]).expanduser()
     sys.path.pop(0)  # the home directory, where a clone of aiorl may be
     found = importlib.util.find_spec("aiorl")
-    where = found.submodule_search_locations[0] if found and found.submodule_search_locations else "/nowhere"
+    where = (
+        found.submodule_search_locations[0]
+        if found and found.submodule_search_locations
+        else "/nowhere"
+    )
     client, _, server, _ = (os.environ.get("SSH_CONNECTION") or "127.0.0.1 0 127.0.0.1 0").split()
     facts = {
-        "place": str(place), "client": client, "server": server, "python": sys.executable,
+        "place": str(place),
+        "client": client,
+        "server": server,
+        "python": sys.executable,
         "digest": package_digest(Path(where)),
         "missing": [name for name in wanted["modules"] if importlib.util.find_spec(name) is None],
-    }  # fmt: skip
+    }
     os.write(1, f"{GREETING}{json.dumps(facts)}\n".encode())
     wanted = json.loads(requests.readline())
     kept: tuple[str, ...] = ()
@@ -121,7 +133,9 @@ def main() -> int:
 
 
 def _make(place: Path) -> None:
-    """Make the directory, locked as long as this program or its guard runs; the lock's file names this host."""
+    """Make the directory, locked as long as this program or its guard runs; the lock's file names
+    this host.
+    """
     while True:
         place.joinpath("code").mkdir(parents=True, exist_ok=True)
         lock = os.open(place / "lock", os.O_RDWR | os.O_CREAT)
@@ -149,7 +163,8 @@ def _remove(place: Path, kept: Collection[str]) -> None:
 
 
 def _remove_remains(place: Path) -> None:
-    """Remove directories of any launch here whose program and guard are gone, so that no key stays; runs stay.
+    """Remove directories of any launch here whose program and guard are gone, so that no key stays;
+    runs stay.
 
     Hosts can share the home directory, and not all file systems show them each other's locks.
     """
@@ -203,21 +218,27 @@ def _end(group: int, leave_s: float) -> None:
 
 
 def _run(place: Path, wanted: dict[str, Any]) -> tuple[int, bool]:
-    """Run the process to its end, and return its status, and True if the launcher has fallen silent."""
+    """Run the process to its end, and return its status, and True if the launcher has fallen
+    silent.
+    """
     path = [str(place / "package"), os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, path))
     os.chdir(place / "code")
     command: list[str] = wanted["command"]
     if CORES in command:
         count = [sys.executable, "-P", "-c", wanted["cores"]]
-        cores = int(subprocess.run(count, stdout=subprocess.PIPE, check=True).stdout) - wanted["spare"]
+        cores = (
+            int(subprocess.run(count, stdout=subprocess.PIPE, check=True).stdout) - wanted["spare"]
+        )
         command[command.index(CORES)] = str(max(1, cores))
     asked: list[int] = []
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):  # the host shuts down
         signal.signal(number, lambda number, frame: asked.append(number))
     run_json = place / "run" / "run.json"
     former = state_of(run_json)
-    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT, start_new_session=True)
+    child = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT, start_new_session=True
+    )
     guard = _guarded(place, child.pid, wanted["leave_s"])
     heard = time.monotonic()
     while child.poll() is None and not asked and time.monotonic() - heard < _SILENT_S:

@@ -1,7 +1,7 @@
 """`python -m aiorl.launch.ssh_learner`: the learner under `aiorl launch ssh`.
 
-It shows what its launcher writes to it among its own events, outlives a closed terminal to save a checkpoint, and ends
-with its launcher.
+It shows what its launcher writes to it among its own events, outlives a closed terminal to save a
+checkpoint, and ends with its launcher.
 """
 
 from __future__ import annotations

@@ -1,1 +1,4 @@
-"""Learning: algorithms, their losses and networks, and the replay. Only `replay` never loads TensorFlow."""
+"""Learning: algorithms, their losses and networks, and the replay.
+
+Only `replay` never loads TensorFlow.
+"""

@@ -1,12 +1,15 @@
-"""Compiled updates kept on disk: a later run with the same networks starts seconds sooner, without compiling.
+"""Compiled updates kept on disk: a later run with the same networks starts seconds sooner, without
+compiling.
 
-TensorFlow writes and reads the files, in the folder that ``TF_XLA_FLAGS`` names, and executes their code. So only files
-stay that are unchanged since a run compiled and used them::
+TensorFlow writes and reads the files, in the folder that ``TF_XLA_FLAGS`` names, and executes their
+code. So only files stay that are unchanged since a run compiled and used them::
 
     ~/.cache/aiorl/xla/                              only this user's
-        tf2.21.0-x86_64-1f0c9a7b2d3e4f50/            one for each TensorFlow, processor and number of threads
-            xla_compile_cache__*.pb                  TensorFlow's, written under another name and renamed
-            sums.json                                name -> SHA-256 of the files that a run has used
+        tf2.21.0-x86_64-1f0c9a7b2d3e4f50/            one for each TensorFlow, processor and number
+        of threads
+            xla_compile_cache__*.pb                  TensorFlow's, written under another name and
+            renamed sums.json                                name -> SHA-256 of the files that a run
+            has used
 
 An update that can't be written or read there is compiled as a plain graph (`CompiledFunction`).
 """
@@ -48,15 +51,16 @@ class CompilationCache:
 
     @classmethod
     def open(cls, root: Path, threads: int) -> Self:
-        """Open or create the directory for this kind of machine code, and remove files that can't be trusted.
+        """Open or create the directory for this kind of machine code, and remove files that can't
+        be trusted.
 
         Args:
             root: directory with a subdirectory for each kind of machine code.
             threads: number of threads that TensorFlow computes with.
 
         Raises:
-            OSError: it can't be used, because others can write there or it can't be written at all. The message says
-                why.
+            OSError: it can't be used, because others can write there or it can't be written at all.
+                The message says why.
         """
         root.parent.mkdir(parents=True, exist_ok=True)
         root = root.parent.resolve() / root.name
@@ -72,14 +76,18 @@ class CompilationCache:
     def seal(self) -> None:
         """Let later runs use the code compiled so far."""
         with contextlib.suppress(OSError):
-            sums = {path.name: self._sums.get(path.name) or _sum_of(path) for path in self.folder.glob(f"{_FILES}.pb")}
+            sums = {
+                path.name: self._sums.get(path.name) or _sum_of(path)
+                for path in self.folder.glob(f"{_FILES}.pb")
+            }
             if sums != self._sums:
                 write_json(self.folder / _SUMS, sums)
                 self._sums = sums
 
 
 def _kind_of_code(threads: int) -> str:
-    """Return a name for everything that changes machine code and isn't in the names of TensorFlow's files.
+    """Return a name for everything that changes machine code and isn't in the names of TensorFlow's
+    files.
 
     Raises:
         OSError: TensorFlow's version is unknown.
@@ -92,11 +100,15 @@ def _kind_of_code(threads: int) -> str:
         raise OSError("TensorFlow's version is unknown")
     processor = platform.processor()
     with contextlib.suppress(OSError):
-        first, _, _ = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").partition("\n\n")
+        first, _, _ = (
+            Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").partition("\n\n")
+        )
         wanted = ("vendor_id", "model name", "flags", "Features", "CPU implementer", "CPU part")
         processor = "\n".join(line for line in first.splitlines() if line.startswith(wanted))
     cores = usable_cores()
-    flags = [os.environ.get(name, "") for name in ("XLA_FLAGS", "TF_XLA_FLAGS", "TF_ENABLE_ONEDNN_OPTS")]
+    flags = [
+        os.environ.get(name, "") for name in ("XLA_FLAGS", "TF_XLA_FLAGS", "TF_ENABLE_ONEDNN_OPTS")
+    ]
     facts = "\n".join([version, platform.platform(), processor, str(cores), str(threads), *flags])
     return f"tf{version}-{platform.machine()}-{hashlib.sha256(facts.encode()).hexdigest()[:16]}"
 
@@ -123,7 +135,9 @@ def _sum_of(path: Path) -> str:
 
 
 def _verified(folder: Path) -> dict[str, str]:
-    """Return the checksums of files that are unchanged since a run used them; remove other and temporary files."""
+    """Return the checksums of files that are unchanged since a run used them; remove other and
+    temporary files.
+    """
     known, sums = {}, {}
     with contextlib.suppress(OSError, ValueError, TypeError):
         known = dict(json.loads(read_regular(folder / _SUMS, max_bytes=1 << 20)))
@@ -139,7 +153,9 @@ def _verified(folder: Path) -> dict[str, str]:
 
 
 def _remove_beyond_bounds(root: Path) -> None:
-    """Remove the oldest files of all kinds of machine code until their number and size are within bounds."""
+    """Remove the oldest files of all kinds of machine code until their number and size are within
+    bounds.
+    """
     found = []
     for path in root.glob(f"*/{_FILES}.pb"):
         with contextlib.suppress(FileNotFoundError):

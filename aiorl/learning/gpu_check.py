@@ -1,6 +1,8 @@
-"""Check of a GPU by `aiorl doctor`: ``python -m aiorl.learning.gpu_check [DEVICE]`` compiles a small convolution.
+"""Check of a GPU by `aiorl doctor`: ``python -m aiorl.learning.gpu_check [DEVICE]`` compiles a
+small convolution.
 
-It runs in a process of its own, because libraries of a GPU may abort the process that uses them wrongly.
+It runs in a process of its own, because libraries of a GPU may abort the process that uses them
+wrongly.
 """
 
 from __future__ import annotations
@@ -14,7 +16,9 @@ NO_GPU = 3
 
 
 def main() -> int:
-    """Compile a convolution with XLA on a device ("GPU" by default), as updates do; return the exit status."""
+    """Compile a convolution with XLA on a device ("GPU" by default), as updates do; return the exit
+    status.
+    """
     kind = sys.argv[1] if len(sys.argv) > 1 else "GPU"
     if not tf.config.list_physical_devices(kind):
         return NO_GPU

@@ -1,7 +1,7 @@
 """Lazy `tf`: TensorFlow, loaded at first use.
 
-With it, one module can hold an algorithm's keys, class and loss, and the command line still imports that module in
-milliseconds, without TensorFlow.
+With it, one module can hold an algorithm's keys, class and loss, and the command line still imports
+that module in milliseconds, without TensorFlow.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """TensorFlow's process-wide settings, which are made before its first import.
 
-TensorFlow reads its thread counts and devices only once, so this module is called before ``models``, ``losses`` or
-``algorithms`` are imported.
+TensorFlow reads its thread counts and devices only once, so this module is called before
+``models``, ``losses`` or ``algorithms`` are imported.
 """
 
 from __future__ import annotations
@@ -39,15 +39,22 @@ def prepare_environment(config: CommonConfig) -> None:
 
 
 def compilation_cache() -> CompilationCache | None:
-    """Return the on-disk cache of compiled updates; None without one, or if the user set ``TF_XLA_FLAGS``."""
+    """Return the on-disk cache of compiled updates;
+
+    None without one, or if the user set ``TF_XLA_FLAGS``.
+    """
     return _cache
 
 
 def _keep_compilations(config: CommonConfig) -> None:
-    """Let TensorFlow keep compiled code on disk unless the user already does; log why if that is impossible."""
+    """Let TensorFlow keep compiled code on disk unless the user already does; log why if that is
+    impossible.
+    """
     global _cache
     flags, setting = os.environ.get("TF_XLA_FLAGS", "").strip(), config.compilation_cache
-    if _CACHE_FLAG in flags or (flags and not flags.startswith("-")):  # otherwise it is the name of a file
+    if _CACHE_FLAG in flags or (
+        flags and not flags.startswith("-")
+    ):  # otherwise it is the name of a file
         return
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     root = os.path.expanduser(os.path.join(base, "aiorl", "xla") if setting == "auto" else setting)
@@ -67,16 +74,20 @@ def _keep_compilations(config: CommonConfig) -> None:
 
 
 def num_threads(config: CommonConfig) -> int:
-    """Return the number of threads for TensorFlow's kernels: as configured, but not more than the available cores."""
+    """Return the number of threads for TensorFlow's kernels: as configured, but not more than the
+    available cores.
+    """
     cores = usable_cores()
     wanted = config.threads or int(config.session_args().get("intra_op_parallelism_threads", cores))
     return max(1, min(wanted, cores))
 
 
 def begin_loading() -> None:
-    """Load TensorFlow's libraries in a thread, which takes half a second, while other modules are imported.
+    """Load TensorFlow's libraries in a thread, which takes half a second, while other modules are
+    imported.
 
-    The import then finds them loaded, or waits for the rest. The thread calls the C function, which releases the GIL.
+    The import then finds them loaded, or waits for the rest. The thread calls the C function, which
+    releases the GIL.
 
     Raises:
         ConfigError: there is not enough address space for them.
@@ -85,7 +96,9 @@ def begin_loading() -> None:
     spec = importlib.util.find_spec("tensorflow")
     if spec is None or spec.origin is None or not sys.platform.startswith("linux"):
         return
-    libraries = [Path(spec.origin).parent / f"libtensorflow_{name}.so.2" for name in ("framework", "cc")]
+    libraries = [
+        Path(spec.origin).parent / f"libtensorflow_{name}.so.2" for name in ("framework", "cc")
+    ]
     load = ctypes.CDLL(None).dlopen
     load.argtypes, load.restype = [ctypes.c_char_p, ctypes.c_int], ctypes.c_void_p
 
@@ -123,19 +136,30 @@ def configure_tensorflow(config: CommonConfig) -> None:
     tf.debugging.set_log_device_placement(bool(options.get("log_device_placement", False)))
     try:
         tf.config.threading.set_intra_op_parallelism_threads(num_threads(config))
-        tf.config.threading.set_inter_op_parallelism_threads(max(2, min(inter, num_threads(config))))
+        tf.config.threading.set_inter_op_parallelism_threads(
+            max(2, min(inter, num_threads(config)))
+        )
         _split_cpu(tf, int(options.get("device_count", {}).get("CPU", 1)))
-        _use_gpus(tf, config.num_gpus, may_grow=bool(options.get("gpu_options", {}).get("allow_growth", True)))
+        _use_gpus(
+            tf,
+            config.num_gpus,
+            may_grow=bool(options.get("gpu_options", {}).get("allow_growth", True)),
+        )
     except RuntimeError:
-        logger.info("TensorFlow is already in use in this process and keeps its threads and devices")
-    # the update itself logs when it compiles for another batch size; TensorFlow's warning would only alarm
+        logger.info(
+            "TensorFlow is already in use in this process and keeps its threads and devices"
+        )
+    # the update itself logs when it compiles for another batch size; TensorFlow's warning would
+    # only alarm
     tf.get_logger().addFilter(lambda record: "tf.function retracing" not in record.getMessage())
 
 
 def _split_cpu(tf: Any, count: int) -> None:
     if count > 1:
         (cpu,) = tf.config.list_physical_devices("CPU")
-        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * count)
+        tf.config.set_logical_device_configuration(
+            cpu, [tf.config.LogicalDeviceConfiguration()] * count
+        )
 
 
 def _check_gpus(tf: Any, wanted: float) -> None:
@@ -143,7 +167,8 @@ def _check_gpus(tf: Any, wanted: float) -> None:
     gpus = tf.config.list_physical_devices("GPU")
     if wanted > len(gpus):
         raise ConfigError(
-            f"num_gpus is {wanted:g}, but TensorFlow sees {f'only {len(gpus)}' if gpus else 'no GPU'}.",
+            f"num_gpus is {wanted:g}, but TensorFlow sees"
+            f" {f'only {len(gpus)}' if gpus else 'no GPU'}.",
             key="num_gpus",
             value=wanted,
             hint="Install aiorl[learner-gpu] on a host with CUDA, or set num_gpus: 0.",
@@ -151,7 +176,9 @@ def _check_gpus(tf: Any, wanted: float) -> None:
 
 
 def _use_gpus(tf: Any, wanted: float, *, may_grow: bool) -> None:
-    """Make the wanted number of GPUs visible to TensorFlow, or a share of the memory of the first."""
+    """Make the wanted number of GPUs visible to TensorFlow, or a share of the memory of the
+    first.
+    """
     gpus = tf.config.list_physical_devices("GPU")
     used = gpus[: math.ceil(wanted)]
     if gpus:
@@ -179,9 +206,11 @@ def _gpu_memory_mib() -> float:
 
 
 class _Greetings:
-    """Suppression of the output of C and C++ libraries on standard error while any thread loads TensorFlow; Linux only.
+    """Suppression of the output of C and C++ libraries on standard error while any thread loads
+    TensorFlow; Linux only.
 
-    No setting silences them. Descriptor 2 and Python's streams belong to the program and are not changed.
+    No setting silences them. Descriptor 2 and Python's streams belong to the program and are not
+    changed.
     """
 
     def __init__(self) -> None:

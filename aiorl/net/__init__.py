@@ -1,1 +1,3 @@
-"""Network code: messages and their bytes (wire), the rules of the conversation (protocol) and sockets (transport)."""
+"""Network code: messages and their bytes (wire), the rules of the conversation (protocol) and
+sockets (transport).
+"""

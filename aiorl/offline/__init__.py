@@ -1,1 +1,3 @@
-"""Stored experience: sources and destinations of batches, and estimates of another policy's return on them."""
+"""Stored experience: sources and destinations of batches, and estimates of another policy's return
+on them.
+"""

@@ -33,7 +33,8 @@ def other_columns() -> dict[str, str]:
 
 
 def with_known_names(columns: Mapping[str, V]) -> dict[str, V]:
-    """Return columns by their names here; a column keeps its name if there is another column of the name here.
+    """Return columns by their names here; a column keeps its name if there is another column of the
+    name here.
 
     Args:
         columns: columns by the names in a file, in the order of the file.
@@ -48,7 +49,8 @@ def with_known_names(columns: Mapping[str, V]) -> dict[str, V]:
 
 
 def missing_columns(names: Collection[str]) -> Iterator[tuple[str, str]]:
-    """Yield each column that algorithms need and that is missing, with the consequence and similar names.
+    """Yield each column that algorithms need and that is missing, with the consequence and similar
+    names.
 
     Args:
         names: names of the columns in a file.

@@ -17,11 +17,26 @@ from aiorl.config.command_line import Parser, as_typed, at_least, exit_status, u
 from aiorl.data import columns as c
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import ConfigError, DataError, nearest
-from aiorl.offline.files import exists, file_name, in_directory, is_uri, make_directory, suffix_of, without_compression
+from aiorl.offline.files import (
+    exists,
+    file_name,
+    in_directory,
+    is_uri,
+    make_directory,
+    suffix_of,
+    without_compression,
+)
 from aiorl.offline.formats import BatchFile, Format, WriteOptions, map_policies
 from aiorl.offline.inspection import count_of, inspect_file, validate_file
 from aiorl.offline.minari_data import PREFIX
-from aiorl.offline.registry import FORMATS, SUFFIXES, find_sources, format_named, format_of, stored_batches
+from aiorl.offline.registry import (
+    FORMATS,
+    SUFFIXES,
+    find_sources,
+    format_named,
+    format_of,
+    stored_batches,
+)
 from aiorl.offline.unit_actions import NORMALIZED, UnitActions, action_space_of
 from aiorl.offline.writers import COMPRESSED
 from aiorl.text import one_line
@@ -63,7 +78,8 @@ class _Command(NamedTuple):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command and return the exit status: 0 all is well, 1 not all is, 2 wrong usage, 130 ended by Ctrl-C.
+    """Run a command and return the exit status: 0 all is well, 1 not all is, 2 wrong usage, 130
+    ended by Ctrl-C.
 
     Args:
         argv: the command and its arguments; None takes those of the process.
@@ -73,21 +89,29 @@ def main(argv: Sequence[str] | None = None) -> int:
         commands = "".join(f"  {name:9} {command.about}\n" for name, command in _COMMANDS.items())
         about = "Inspect, check, convert and merge files of stored experience."
         sys.stdout.write(
-            as_typed(f"usage: {_PROG} COMMAND FILE... [options]\n\n{about}\n\ncommands:\n{commands}{_FILES}")
+            as_typed(
+                f"usage: {_PROG} COMMAND FILE..."
+                f" [options]\n\n{about}\n\ncommands:\n{commands}{_FILES}"
+            )
         )
         return 0 if words else 2
     name = words[0]
     if name not in _COMMANDS:
         usage_error(_PROG, f"There is no command {name!r}.{nearest(name, _COMMANDS)}")
     given = _parser(name).parse(words[1:])
-    return exit_status(lambda: _COMMANDS[name].do(find_sources(given["files"]), given), interrupted="ended by Ctrl-C")
+    return exit_status(
+        lambda: _COMMANDS[name].do(find_sources(given["files"]), given),
+        interrupted="ended by Ctrl-C",
+    )
 
 
 def _parser(name: str) -> Parser:
     writes, command = name in ("convert", "merge"), _COMMANDS[name]
     usage = "FILE... --out PATH [options]" if writes else "FILE... [options]"
     parser = Parser(f"{_PROG} {name}", usage, command.about, command.examples)
-    parser.add_argument("files", nargs="+", metavar="FILE", help="a path, directory, pattern, URI or minari:NAME")
+    parser.add_argument(
+        "files", nargs="+", metavar="FILE", help="a path, directory, pattern, URI or minari:NAME"
+    )
     if name == "validate":
         parser.add_argument(
             "--max-shown",
@@ -96,20 +120,36 @@ def _parser(name: str) -> Parser:
             help="faults to show for each file (20); all are counted",
         )
     if writes:
-        what = "the new file, or minari:NAME" + ("; a directory for several files" if name == "convert" else "")
-        parser.add_argument("--out", required=True, metavar="PATH", help=what)
-        parser.add_argument("--to", metavar="FORMAT", help=f"one of {', '.join(FORMATS)}; default: by PATH, else json")
-        parser.add_argument(
-            "--compress", metavar="A,B", help=f"columns to compress in json, or none ({','.join(COMPRESSED)})"
+        what = "the new file, or minari:NAME" + (
+            "; a directory for several files" if name == "convert" else ""
         )
-        parser.add_argument("--env", metavar="ID", help="environment, recorded by Minari, which needs its spaces")
+        parser.add_argument("--out", required=True, metavar="PATH", help=what)
+        parser.add_argument(
+            "--to",
+            metavar="FORMAT",
+            help=f"one of {', '.join(FORMATS)}; default: by PATH, else json",
+        )
+        parser.add_argument(
+            "--compress",
+            metavar="A,B",
+            help=f"columns to compress in json, or none ({','.join(COMPRESSED)})",
+        )
+        parser.add_argument(
+            "--env", metavar="ID", help="environment, recorded by Minari, which needs its spaces"
+        )
     if name == "convert":
         parser.add_argument(
-            "--actions-in-input-normalized", action="store_true", help="stored actions of a Box are scaled to [-1, 1], "
-            "as RLlib stores them: write actions of --env",
-        )  # fmt: skip
+            "--actions-in-input-normalized",
+            action="store_true",
+            help=(
+                "stored actions of a Box are scaled to [-1, 1], "
+                "as RLlib stores them: write actions of --env"
+            ),
+        )
     if name == "inspect":
-        parser.add_argument("--env", metavar="ID", help="the environment, to show its action space as well")
+        parser.add_argument(
+            "--env", metavar="ID", help="the environment, to show its action space as well"
+        )
     return parser
 
 
@@ -137,7 +177,10 @@ def _validate(files: list[str], given: dict[str, Any]) -> int:
             _say(f"{path}: and {count_of(faults - most, 'fault', 'faults')} more")
         faults_of_all += faults
     checked = count_of(len(files), "file", "files")
-    _say(f"{checked} checked: {count_of(faults_of_all, 'fault', 'faults') if faults_of_all else 'all fits'}")
+    _say(
+        f"{checked} checked:"
+        f" {count_of(faults_of_all, 'fault', 'faults') if faults_of_all else 'all fits'}"
+    )
     return 1 if faults_of_all else 0
 
 
@@ -149,10 +192,17 @@ def _convert(files: list[str], given: dict[str, Any]) -> int:
     change = _kept
     if given.get(NORMALIZED):
         if "env" not in given:
-            raise ConfigError(f"{NORMALIZED} needs the action space.", key="env", value=None, hint="Give --env ID.")
+            raise ConfigError(
+                f"{NORMALIZED} needs the action space.",
+                key="env",
+                value=None,
+                hint="Give --env ID.",
+            )
         change = functools.partial(_restored, UnitActions(action_space_of(given["env"])))
     targets = _targets(files, given["out"], given.get("to"))
-    return max([_write([source], target, found, given, change) for source, target, found in targets])
+    return max(
+        [_write([source], target, found, given, change) for source, target, found in targets]
+    )
 
 
 def _merge(files: list[str], given: dict[str, Any]) -> int:
@@ -170,18 +220,24 @@ def _restored(actions: UnitActions, path: str, policy_id: str, rows: SampleBatch
 
 
 def _renumbering() -> _Change:
-    """Return a function that numbers episodes again, so that episodes of different files stay apart."""
+    """Return a function that numbers episodes again, so that episodes of different files stay
+    apart.
+    """
     new: dict[tuple[str, int], int] = collections.defaultdict(itertools.count().__next__)
 
     def renumbered(path: str, policy_id: str, rows: SampleBatch) -> SampleBatch:
         if c.EPS_ID in rows:
-            rows[c.EPS_ID] = np.array([new[path, number] for number in rows[c.EPS_ID].tolist()], np.int64)
+            rows[c.EPS_ID] = np.array(
+                [new[path, number] for number in rows[c.EPS_ID].tolist()], np.int64
+            )
         return rows
 
     return renumbered
 
 
-def _targets(files: Sequence[str], out: str, format_name: str | None) -> Iterator[tuple[str, str, Format]]:
+def _targets(
+    files: Sequence[str], out: str, format_name: str | None
+) -> Iterator[tuple[str, str, Format]]:
     is_file = out.startswith(PREFIX) or (suffix_of(out) in SUFFIXES and not os.path.isdir(out))
     if is_file:
         if len(files) > 1:
@@ -195,12 +251,23 @@ def _targets(files: Sequence[str], out: str, format_name: str | None) -> Iterato
         return
     found = format_named(format_name or "json")
     if found.name == "minari":
-        raise ConfigError("Minari's datasets have names:", key="out", value=out, hint=f"give --out {PREFIX}NAME-v0.")
+        raise ConfigError(
+            "Minari's datasets have names:",
+            key="out",
+            value=out,
+            hint=f"give --out {PREFIX}NAME-v0.",
+        )
     suffix = found.suffixes[0] if found.suffixes else ".json"
-    names = [os.path.splitext(without_compression(file_name(path.removeprefix(PREFIX))))[0] + suffix for path in files]
+    names = [
+        os.path.splitext(without_compression(file_name(path.removeprefix(PREFIX))))[0] + suffix
+        for path in files
+    ]
     if double := {name for name in names if names.count(name) > 1}:
         raise ConfigError(
-            f"Several files would become {sorted(double)[0]!r}.", key="out", value=out, hint="Convert them one by one."
+            f"Several files would become {sorted(double)[0]!r}.",
+            key="out",
+            value=out,
+            hint="Convert them one by one.",
         )
     make_directory(out)
     for path, name in zip(files, names, strict=True):
@@ -213,7 +280,9 @@ def _created(found: Format, path: str, options: WriteOptions) -> Iterator[BatchF
     try:
         file = found.create(path, options)
     except FileExistsError as error:
-        raise DataError(str(error) if path.startswith(PREFIX) else "the file already exists", path=path) from error
+        raise DataError(
+            str(error) if path.startswith(PREFIX) else "the file already exists", path=path
+        ) from error
     try:
         yield file
         file.close()
@@ -224,28 +293,40 @@ def _created(found: Format, path: str, options: WriteOptions) -> Iterator[BatchF
         raise
 
 
-def _write(files: Sequence[str], target: str, found: Format, given: dict[str, Any], change: _Change) -> int:
-    """Write files as one new file, changed; return 1 if unreadable places were reported and left out, else 0."""
+def _write(
+    files: Sequence[str], target: str, found: Format, given: dict[str, Any], change: _Change
+) -> int:
+    """Write files as one new file, changed; return 1 if unreadable places were reported and left
+    out, else 0.
+    """
     names = given.get("compress", ",".join(COMPRESSED))
     num_rows = status = 0
-    with _created(found, target, WriteOptions(frozenset(names.split(",")) - {"", "none"}, given.get("env"))) as file:
+    with _created(
+        found, target, WriteOptions(frozenset(names.split(",")) - {"", "none"}, given.get("env"))
+    ) as file:
         for path in files:
             for stored in stored_batches(path):
                 if isinstance(stored, DataError):
                     sys.stderr.write(f"aiorl: left out: {one_line(str(stored), _MAX_SHOWN)}\n")
                     status = 1
-                elif (batch := map_policies(stored.batch, functools.partial(change, path))) is not None:
+                elif (
+                    batch := map_policies(stored.batch, functools.partial(change, path))
+                ) is not None:
                     file.write(batch)
                     num_rows += batch.total()
     _say(f"{target}: {num_rows:,} rows")
     return status
 
 
-_LEFT_OUT = "Unreadable places are reported and left out; the status is then 1. Existing files are not overwritten.\n"
+_LEFT_OUT = (
+    "Unreadable places are reported and left out; the status is then 1. Existing files are not"
+    " overwritten.\n"
+)
 _COMMANDS = {
     "inspect": _Command(
         _inspect,
-        "Show the contents of files of experience: spaces, episodes, returns, action probabilities, columns.",
+        "Show the contents of files of experience: spaces, episodes, returns, action probabilities,"
+        " columns.",
         f"""examples:
   {_PROG} inspect runs/mine/output
   {_PROG} inspect rllib.json --env Pendulum-v1       # also whether its actions seem to be scaled

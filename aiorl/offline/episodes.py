@@ -1,8 +1,9 @@
 """Rows of stored experience by episode and step, wherever they stand in a file.
 
-An episode is named by ``eps_id`` and, if there are several agents, ``agent_index``; ``t`` orders its rows. Rows of
-other episodes can lie between them, in the same batch or in other batches of the file. Without ``t`` the order in the
-file counts, and without ``eps_id`` an episode ends with a row that is done.
+An episode is named by ``eps_id`` and, if there are several agents, ``agent_index``; ``t`` orders
+its rows. Rows of other episodes can lie between them, in the same batch or in other batches of the
+file. Without ``t`` the order in the file counts, and without ``eps_id`` an episode ends with a row
+that is done.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ _Key = tuple[str, int, int]
 """Policy id, episode number and agent index; both numbers are 0 if the rows don't have them."""
 
 MAX_OPEN_BYTES = 1 << 28
-"""Memory for rows of episodes that have not ended yet, in one file. Beyond it, these episodes are cut."""
+"""Memory for rows of episodes that have not ended yet, in one file. Beyond it, these episodes are
+cut."""
 _FLAGS = (c.DONES, c.TERMINATEDS, c.TRUNCATEDS)
 _PART_BYTES = 1 << 10
 """Memory of a part of an episode besides its rows, about."""
@@ -39,7 +41,9 @@ _MAX_PARTS = 32
 
 
 def trajectories(batch: SampleBatch) -> Iterator[SampleBatch]:
-    """Yield runs of consecutive rows of one agent's episode, as views; an end or a gap in ``t`` ends a run."""
+    """Yield runs of consecutive rows of one agent's episode, as views; an end or a gap in ``t``
+    ends a run.
+    """
     if not batch.count:
         return
     ends = ended(batch)
@@ -90,7 +94,9 @@ def episode_order(rows: SampleBatch) -> Positions | None:
 
 
 def _refuse_equal_steps(rows: SampleBatch) -> None:
-    """Refuse rows that only have ``t``, if two neighbours have the same step: they are of different episodes."""
+    """Refuse rows that only have ``t``, if two neighbours have the same step: they are of different
+    episodes.
+    """
     if c.T not in rows:
         return
     t = rows[c.T]
@@ -98,13 +104,15 @@ def _refuse_equal_steps(rows: SampleBatch) -> None:
     if len(same):
         row = int(same[0]) + 1
         raise DataError(
-            f"rows {row} and {row + 1} both have t {t[row]}, so they are of different episodes, and without eps_id "
-            "it is unknown which rows belong together. Add a column eps_id"
+            f"rows {row} and {row + 1} both have t {t[row]}, so they are of different episodes, and"
+            " without eps_id it is unknown which rows belong together. Add a column eps_id"
         )
 
 
 def _episode_numbers(rows: SampleBatch) -> Positions:
-    """Return for each row the number of its episode and agent, in order of their first rows in the batch."""
+    """Return for each row the number of its episode and agent, in order of their first rows in the
+    batch.
+    """
     changes = _changes(rows)
     runs: Positions = np.append(0, np.cumsum(changes)).astype(np.int64)
     starts = np.append(0, np.flatnonzero(changes) + 1)
@@ -124,8 +132,8 @@ def _episode_numbers(rows: SampleBatch) -> Positions:
 def _by_step(rows: SampleBatch, positions: Positions) -> Positions:
     """Return the positions [K] of an episode's rows in the order of ``t``.
 
-    If ``t`` starts again, the rows are of several episodes with the same name, one after the other: some steps are
-    there twice, or each step 0 follows the end of an episode.
+    If ``t`` starts again, the rows are of several episodes with the same name, one after the other:
+    some steps are there twice, or each step 0 follows the end of an episode.
     """
     t = rows[c.T][positions]
     by_t = np.argsort(t, kind="stable")
@@ -143,8 +151,9 @@ def _by_step(rows: SampleBatch, positions: Positions) -> Positions:
         first, second = (int(positions[by_t[at]]) + 1 for at in (repeated[0], repeated[0] + 1))
         name = f"eps_id {rows[c.EPS_ID][positions[0]]}" if c.EPS_ID in rows else "one agent"
         raise DataError(
-            f"rows {first} and {second} both are step {in_order[repeated[0]]} of {name}, between other steps. If they "
-            "are of different episodes, give each its own eps_id; otherwise remove one of them"
+            f"rows {first} and {second} both are step {in_order[repeated[0]]} of {name}, between"
+            " other steps. If they are of different episodes, give each its own eps_id; otherwise"
+            " remove one of them"
         )
     return positions[by_t]
 
@@ -205,7 +214,9 @@ class _OpenEpisode:
         if first > self.last_step or last < self.first_step:
             return False
         if self.steps is None:
-            self.steps = set(itertools.chain.from_iterable(mine[c.T].tolist() for mine in self.parts))
+            self.steps = set(
+                itertools.chain.from_iterable(mine[c.T].tolist() for mine in self.parts)
+            )
         return not self.steps.isdisjoint(part[c.T].tolist())
 
     def is_whole(self) -> bool:
@@ -237,9 +248,9 @@ def _steps(part: SampleBatch) -> tuple[int, int]:
 class EpisodeJoiner:
     """Joiner of the rows of each episode, which can be in several batches of a file.
 
-    Batches go in one after the other; what comes out are whole episodes. Those that never end, or lack steps, come out
-    at the end of the file. If they take more than `MAX_OPEN_BYTES` before that, they come out as they are, and rows
-    that follow are further parts.
+    Batches go in one after the other; what comes out are whole episodes. Those that never end, or
+    lack steps, come out at the end of the file. If they take more than `MAX_OPEN_BYTES` before
+    that, they come out as they are, and rows that follow are further parts.
 
     Attributes:
         has_held_rows: True once rows were held back for a later batch.
@@ -260,10 +271,13 @@ class EpisodeJoiner:
         """Add the next batch; return the episodes that end in it, or None if none does.
 
         Raises:
-            DataError: episodes can't be distinguished, or have rows that are too far apart. The batch is left out.
+            DataError: episodes can't be distinguished, or have rows that are too far apart. The
+                batch is left out.
         """
         batch = stored.batch
-        policies = {DEFAULT_POLICY_ID: batch} if isinstance(batch, SampleBatch) else batch.policy_batches
+        policies = (
+            {DEFAULT_POLICY_ID: batch} if isinstance(batch, SampleBatch) else batch.policy_batches
+        )
         in_order: dict[str, SampleBatch] = {}
         for policy_id, rows in policies.items():
             order = episode_order(rows)
@@ -272,7 +286,9 @@ class EpisodeJoiner:
         self._num_rows += batch.total()
         self._env_steps += batch.env_steps
         was_open = bool(self._open)
-        released = {policy_id: self._add_rows(policy_id, rows) for policy_id, rows in in_order.items()}
+        released = {
+            policy_id: self._add_rows(policy_id, rows) for policy_id, rows in in_order.items()
+        }
         if self._bytes > MAX_OPEN_BYTES:
             self._cut_open(released, stored.place)
         self.has_held_rows |= was_open or bool(self._open)
@@ -300,7 +316,8 @@ class EpisodeJoiner:
         agents = rows[c.AGENT_INDEX][starts] if c.AGENT_INDEX in rows else zeros
         is_whole = _whole_runs(rows, starts, lasts)
         keys: list[_Key] = [
-            (policy_id, int(episode), int(agent)) for episode, agent in zip(episodes, agents, strict=True)
+            (policy_id, int(episode), int(agent))
+            for episode, agent in zip(episodes, agents, strict=True)
         ]
         released: list[SampleBatch] = []
         start = 0
@@ -343,7 +360,8 @@ class EpisodeJoiner:
         """Return whether rows are of the open episode, not of a new one with the same name.
 
         Raises:
-            DataError: some of its steps are there already, and the rows are not the start of an episode.
+            DataError: some of its steps are there already, and the rows are not the start of an
+                episode.
         """
         episode = self._open[key]
         last = episode.parts[-1]
@@ -357,8 +375,8 @@ class EpisodeJoiner:
         if step <= episode.first_step:
             return False
         raise DataError(
-            f"step {step} of eps_id {key[1]} was in an earlier batch already. If they are of different episodes, give "
-            "each its own eps_id"
+            f"step {step} of eps_id {key[1]} was in an earlier batch already. If they are of"
+            " different episodes, give each its own eps_id"
         )
 
     def _check_after_cut(self, key: _Key, part: SampleBatch) -> None:
@@ -374,8 +392,8 @@ class EpisodeJoiner:
             del self._last_steps_cut[key]
             return
         raise DataError(
-            f"step {step} of eps_id {key[1]} is more than {MAX_OPEN_BYTES >> 20} MiB of rows behind later steps. Sort "
-            "the rows by eps_id and t"
+            f"step {step} of eps_id {key[1]} is more than {MAX_OPEN_BYTES >> 20} MiB of rows behind"
+            " later steps. Sort the rows by eps_id and t"
         )
 
     def _release(self, key: _Key) -> SampleBatch:
@@ -391,10 +409,14 @@ class EpisodeJoiner:
         """Release all open episodes, and remember where they were cut."""
         if not self._last_steps_cut:
             logger.warning(
-                "%s, %s: %d episodes that have not ended here take more than %d MiB. They are cut: what follows of "
-                "them counts as further episodes. Sort the rows by eps_id and t to avoid it",
-                self._path, place, len(self._open), MAX_OPEN_BYTES >> 20,
-            )  # fmt: skip
+                "%s, %s: %d episodes that have not ended here take more than %d MiB. They are cut:"
+                " what follows of them counts as further episodes. Sort the rows by eps_id and t to"
+                " avoid it",
+                self._path,
+                place,
+                len(self._open),
+                MAX_OPEN_BYTES >> 20,
+            )
         for key, episode in self._open.items():
             self._last_steps_cut[key] = episode.last_step
         self._release_open(released)
@@ -422,7 +444,10 @@ def _concat(parts: list[SampleBatch]) -> SampleBatch:
     for part in parts[1:]:
         names &= set(part)
     if any(set(part) != names for part in parts):
-        parts = [SampleBatch({name: column for name, column in part.items() if name in names}) for part in parts]
+        parts = [
+            SampleBatch({name: column for name, column in part.items() if name in names})
+            for part in parts
+        ]
     return parts[0] if len(parts) == 1 else SampleBatch.concat(parts)
 
 
@@ -431,7 +456,9 @@ def _form(rows: SampleBatch) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]
 
 
 def _instances(run: SampleBatch) -> Iterator[SampleBatch]:
-    """Yield the episodes of a run of rows with the same name, which can be several, one after the other."""
+    """Yield the episodes of a run of rows with the same name, which can be several, one after the
+    other.
+    """
     if c.T in run and c.EPS_ID in run:
         t = run[c.T]
         breaks = t[1:] <= t[:-1]
@@ -459,11 +486,15 @@ def _whole_runs(rows: SampleBatch, starts: Positions, lasts: Positions) -> NDArr
 
 
 def _follows(before: SampleBatch, after: SampleBatch) -> bool:
-    """Return whether rows without ``eps_id`` continue the rows before them, as far as they show it."""
+    """Return whether rows without ``eps_id`` continue the rows before them, as far as they show
+    it.
+    """
     if ended(before)[-1]:
         return False
     if c.T in after and int(after[c.T][0]) != int(before[c.T][-1]) + 1:
         return False
     if c.NEW_OBS not in before or c.OBS not in after:
         return True
-    return bool(np.allclose(before[c.NEW_OBS][-1], after[c.OBS][0], rtol=1e-4, atol=1e-5, equal_nan=True))
+    return bool(
+        np.allclose(before[c.NEW_OBS][-1], after[c.OBS][0], rtol=1e-4, atol=1e-5, equal_nan=True)
+    )

@@ -35,7 +35,11 @@ def is_uri(path: str) -> bool:
 
 def without_compression(path: str) -> str:
     """Return a path without the suffix of a compression."""
-    return path.removesuffix(".gz").removesuffix(".lz4") if path.lower().endswith(COMPRESSIONS) else path
+    return (
+        path.removesuffix(".gz").removesuffix(".lz4")
+        if path.lower().endswith(COMPRESSIONS)
+        else path
+    )
 
 
 def suffix_of(path: str) -> str:
@@ -57,8 +61,8 @@ def find_files(source: str, suffixes: Collection[str]) -> list[str]:
     """Return the files that a path, directory, pattern or URI names, sorted by name.
 
     Args:
-        source: path, directory, pattern or URI; a directory means all files in it with a known suffix, except hidden
-            ones.
+        source: path, directory, pattern or URI; a directory means all files in it with a known
+            suffix, except hidden ones.
         suffixes: suffixes of files in a directory.
 
     Raises:
@@ -79,7 +83,9 @@ def _find_remote(source: str, suffixes: Collection[str]) -> list[str]:
         fs, path = _filesystem(source)
         with _its_own_errors(source):
             if fs.isdir(path):
-                found = [entry["name"] for entry in fs.ls(path, detail=True) if entry["type"] == "file"]
+                found = [
+                    entry["name"] for entry in fs.ls(path, detail=True) if entry["type"] == "file"
+                ]
                 found = _of_formats(found, suffixes)
             elif _MAGIC.search(path):
                 found = sorted(fs.glob(path))
@@ -87,12 +93,22 @@ def _find_remote(source: str, suffixes: Collection[str]) -> list[str]:
                 found = [path] if fs.exists(path) else []
             return [str(fs.unstrip_protocol(name)) for name in found]
     except (DataError, OSError) as error:
-        reason = error.reason if isinstance(error, DataError) else one_line(f"{type(error).__name__}: {error}", 300)
-        raise ConfigError(f"{source!r} can't be opened: {reason}.", key="input", value=source) from error
+        reason = (
+            error.reason
+            if isinstance(error, DataError)
+            else one_line(f"{type(error).__name__}: {error}", 300)
+        )
+        raise ConfigError(
+            f"{source!r} can't be opened: {reason}.", key="input", value=source
+        ) from error
 
 
 def _of_formats(paths: Sequence[str], suffixes: Collection[str]) -> list[str]:
-    return sorted(path for path in paths if suffix_of(path) in suffixes and not file_name(path).startswith("."))
+    return sorted(
+        path
+        for path in paths
+        if suffix_of(path) in suffixes and not file_name(path).startswith(".")
+    )
 
 
 def _filesystem(uri: str) -> tuple[Any, str]:
@@ -107,7 +123,9 @@ def _filesystem(uri: str) -> tuple[Any, str]:
 
 @contextlib.contextmanager
 def _its_own_errors(path: str) -> Iterator[None]:
-    """Raise DataError naming the URI for any error of its protocol's package, which can raise anything."""
+    """Raise DataError naming the URI for any error of its protocol's package, which can raise
+    anything.
+    """
     try:
         yield
     except (AiorlError, OSError, ImportError):
@@ -198,7 +216,9 @@ def create(path: str) -> IO[bytes]:
 
 
 def packed(path: str, plain: IO[bytes]) -> Any:
-    """Return a file that compresses into a plain one if the path says so; closing it does not close the plain one."""
+    """Return a file that compresses into a plain one if the path says so; closing it does not close
+    the plain one.
+    """
     if path.lower().endswith(".gz"):
         return gzip.GzipFile(fileobj=plain, mode="wb", compresslevel=1)
     return lz4.frame.open(plain, "wb") if path.lower().endswith(".lz4") else plain

@@ -1,4 +1,6 @@
-"""Stored rows in the form that a policy takes: dtypes and shapes of its observations and actions."""
+"""Stored rows in the form that a policy takes: dtypes and shapes of its observations and
+actions.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +24,19 @@ _NUMBERS = (c.REWARDS, c.PREV_REWARDS, c.ACTION_LOGP, c.ACTION_DIST_INPUTS, c.VF
 class RowFitter:
     """Conversion of stored rows to the dtypes and shapes of a policy's spaces.
 
-    Files of other programs have float64 where batches have float32, floats for whole numbers, and numbers for rows with
-    one number, or the other way round. Rows of other shapes are not changed; those who use them report it.
+    Files of other programs have float64 where batches have float32, floats for whole numbers, and
+    numbers for rows with one number, or the other way round. Rows of other shapes are not changed;
+    those who use them report it.
     """
 
-    def __init__(self, observation_space: spaces.Space[Any] | None, action_space: spaces.Space[Any] | None) -> None:
+    def __init__(
+        self, observation_space: spaces.Space[Any] | None, action_space: spaces.Space[Any] | None
+    ) -> None:
         """Set the spaces.
 
         Args:
-            observation_space: the policy's observation space; None to leave observations as they are.
+            observation_space: the policy's observation space; None to leave observations as they
+                are.
             action_space: the policy's action space; None to leave actions as they are.
         """
         is_box = isinstance(observation_space, spaces.Box)
@@ -46,13 +52,15 @@ class RowFitter:
         """Convert the columns of `rows` in place.
 
         Raises:
-            DataError: numbers are fractions, or too large, for a policy that takes whole ones; or a discrete action is
-                none of the space.
+            DataError: numbers are fractions, or too large, for a policy that takes whole ones; or a
+                discrete action is none of the space.
         """
         space = self._observation_space
         for name in (c.OBS, c.NEW_OBS):
             if space is not None and name in rows:
-                rows[name] = _converted(name, rows[name], tuple(space.shape or ()), np.dtype(space.dtype))
+                rows[name] = _converted(
+                    name, rows[name], tuple(space.shape or ()), np.dtype(space.dtype)
+                )
         layout = self._actions
         for name in (c.ACTIONS, c.PREV_ACTIONS):
             if layout is not None and name in rows:
@@ -65,13 +73,16 @@ class RowFitter:
 
 
 def _converted(name: str, column: Array, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """Return a column [B, ...] in the dtype of a space, and in its shape if only axes of length 1 differ.
+    """Return a column [B, ...] in the dtype of a space, and in its shape if only axes of length 1
+    differ.
 
     Raises:
         DataError: whole numbers are wanted, and there are others.
     """
     rows = column.shape[1:]
-    if rows != shape and [size for size in rows if size != 1] == [size for size in shape if size != 1]:
+    if rows != shape and [size for size in rows if size != 1] == [
+        size for size in shape if size != 1
+    ]:
         column = column.reshape(len(column), *shape)
     if column.shape[1:] != shape or column.dtype == dtype or column.dtype.kind not in "biuf":
         return column
@@ -80,8 +91,8 @@ def _converted(name: str, column: Array, shape: tuple[int, ...], dtype: np.dtype
     if dtype.kind in "iu" and not np.array_equal(converted, column):
         row = _first_difference(converted, column)
         raise DataError(
-            f"{name} of row {row + 1} has {column[row].reshape(-1)[:4].tolist()}, but the policy takes whole numbers "
-            f"({dtype})"
+            f"{name} of row {row + 1} has {column[row].reshape(-1)[:4].tolist()}, but the policy"
+            f" takes whole numbers ({dtype})"
         )
     return converted
 
@@ -106,7 +117,9 @@ def _check_discrete(space: spaces.Space[Any], rows: SampleBatch) -> None:
         return
     if actions.shape[1:] != space.shape:
         return
-    is_wrong = ((actions < first) | (actions - first >= number)).reshape(len(actions), -1).any(axis=1)
+    is_wrong = (
+        ((actions < first) | (actions - first >= number)).reshape(len(actions), -1).any(axis=1)
+    )
     if is_wrong.any():
         row = int(np.flatnonzero(is_wrong)[0])
         raise DataError(f"the action {actions[row].tolist()} of row {row + 1} is none of {space}")

@@ -49,12 +49,17 @@ class Stored:
 def placed(error: Exception, path: str, place: str = "") -> DataError:
     """Return an error of reading as a DataError that names the file and the place in it."""
     return DataError(
-        error.reason if isinstance(error, DataError) else one_line(str(error), 200), path=path, place=place
+        error.reason if isinstance(error, DataError) else one_line(str(error), 200),
+        path=path,
+        place=place,
     )
 
 
-def map_policies(batch: Batch, make: Callable[[str, SampleBatch], SampleBatch | None]) -> Batch | None:
-    """Apply a function to each policy's rows, and return the result as a batch with the same env steps.
+def map_policies(
+    batch: Batch, make: Callable[[str, SampleBatch], SampleBatch | None]
+) -> Batch | None:
+    """Apply a function to each policy's rows, and return the result as a batch with the same env
+    steps.
 
     Args:
         batch: batch of one policy, the default one, or of several.
@@ -107,7 +112,10 @@ class BatchFile(ABC):
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         if kind is None:
             self.close()

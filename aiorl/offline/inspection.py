@@ -54,7 +54,10 @@ class _Column:
         if column.dtype.kind in "biuf":
             finite = column[np.isfinite(column)] if column.dtype.kind == "f" else column
             if finite.size:
-                self.low, self.high = min(self.low, float(finite.min())), max(self.high, float(finite.max()))
+                self.low, self.high = (
+                    min(self.low, float(finite.min())),
+                    max(self.high, float(finite.max())),
+                )
 
     @property
     def is_seen(self) -> bool:
@@ -65,12 +68,25 @@ class _Column:
     def space(self) -> str:
         """Space of the values, as far as they show it."""
         shape = "rows that differ" if self.shape is None else f"{self.shape}"
-        if self.shape == () and self.dtype.startswith(("int", "uint")) and self.is_seen and self.low >= 0:
+        if (
+            self.shape == ()
+            and self.dtype.startswith(("int", "uint"))
+            and self.is_seen
+            and self.low >= 0
+        ):
             return f"Discrete({int(self.high) + 1}), as far as seen"
-        return f"Box of {shape} {self.dtype}" + (f", seen {self.low:.4g} to {self.high:.4g}" if self.is_seen else "")
+        return f"Box of {shape} {self.dtype}" + (
+            f", seen {self.low:.4g} to {self.high:.4g}" if self.is_seen else ""
+        )
 
     def __str__(self) -> str:
-        return self.dtype + (" of differing shapes" if self.shape is None else f"{[*self.shape]}" if self.shape else "")
+        return self.dtype + (
+            " of differing shapes"
+            if self.shape is None
+            else f"{[*self.shape]}"
+            if self.shape
+            else ""
+        )
 
 
 @dataclass(slots=True)
@@ -119,11 +135,17 @@ class _Policy:
         if space is not None:
             yield "of the env", f"{space}"
             if taken and taken.is_seen and seem_scaled(space, taken.low, taken.high):
-                yield "", f"actions seem to be scaled to [-1, 1], as RLlib stores them: set {NORMALIZED}"
+                yield (
+                    "",
+                    f"actions seem to be scaled to [-1, 1], as RLlib stores them: set {NORMALIZED}",
+                )
         whole = f"{len(self.returns):,} ended"
         if self.cut:
             whole += f", {len(self.cut):,} without all of their rows in the file"
-        yield "episodes", whole if c.EPS_ID in self.columns else "unknown: there is no column eps_id"
+        yield (
+            "episodes",
+            whole if c.EPS_ID in self.columns else "unknown: there is no column eps_id",
+        )
         if self.returns:
             yield "returns", _spread(self.returns)
             yield "lengths", _spread(self.lengths)
@@ -137,7 +159,9 @@ class _Policy:
             found = self.columns.get(name)
             if found is not None and found.is_seen:
                 ends = (
-                    [found.low, found.high] if name == ACTION_PROB else np.exp(np.minimum([found.low, found.high], 700))
+                    [found.low, found.high]
+                    if name == ACTION_PROB
+                    else np.exp(np.minimum([found.low, found.high], 700))
                 )
                 return f"of the actions taken {ends[0]:.3g} to {ends[1]:.3g}"
         return "none recorded; importance sampling needs action_prob or action_logp"
@@ -180,7 +204,10 @@ def inspect_file(path: str, space: spaces.Space[Any] | None = None) -> tuple[lis
             batches.update(np.unique(numbers).tolist())
             policies.setdefault(policy_id, _Policy()).add(rows)
     total = sum(policy.rows for policy in policies.values())
-    lines = [f"{path}: {format_of(path).name}, {count_of(len(batches), 'batch', 'batches')}, {total:,} rows"]
+    lines = [
+        f"{path}: {format_of(path).name}, {count_of(len(batches), 'batch', 'batches')}, {total:,}"
+        " rows"
+    ]
     for policy_id, policy in policies.items():
         if policy_id != DEFAULT_POLICY_ID:
             lines.append(f"  policy {policy_id}: {policy.rows:,} rows")
@@ -247,7 +274,8 @@ def _validate_episodes(path: str, places: Mapping[int, str], reported: set[str])
                 wrong = [
                     at
                     for at in np.flatnonzero(is_wrong)
-                    if _row(places[int(numbers[at])], policy_id, int(row_numbers[at]) - 1) not in reported
+                    if _row(places[int(numbers[at])], policy_id, int(row_numbers[at]) - 1)
+                    not in reported
                 ]
                 if wrong:
                     at = wrong[0]
@@ -272,22 +300,37 @@ def _differences(form: Mapping[str, Any], expected: Mapping[str, Any], first: st
     for name in sorted(form.keys() | expected.keys()):
         if form.get(name) != expected.get(name):
             here, there = (
-                f"rows of {found[1]} {found[0]}" if (found := of.get(name)) else "missing" for of in (form, expected)
+                f"rows of {found[1]} {found[0]}" if (found := of.get(name)) else "missing"
+                for of in (form, expected)
             )
             yield f"column {name!r} is {here}, in {first} {there}"
 
 
 def _checks(rows: SampleBatch) -> Iterator[tuple[Array, str]]:
-    is_discrete = c.ACTIONS in rows and rows[c.ACTIONS].dtype.kind in "iu"  # other actions can have densities
+    is_discrete = (
+        c.ACTIONS in rows and rows[c.ACTIONS].dtype.kind in "iu"
+    )  # other actions can have densities
     if ACTION_PROB in rows and _is_numbers(rows[ACTION_PROB]):
         prob = rows[ACTION_PROB]
-        fits: Array = (prob > 0) & ((prob <= np.exp(ROUNDING)) if is_discrete else np.isfinite(prob))
-        yield ~fits, "action_prob is not in (0, 1]" if is_discrete else "action_prob is not above 0 and finite"
+        fits: Array = (prob > 0) & (
+            (prob <= np.exp(ROUNDING)) if is_discrete else np.isfinite(prob)
+        )
+        yield (
+            ~fits,
+            (
+                "action_prob is not in (0, 1]"
+                if is_discrete
+                else "action_prob is not above 0 and finite"
+            ),
+        )
     if c.ACTION_LOGP in rows and _is_numbers(rows[c.ACTION_LOGP]):
         logp = rows[c.ACTION_LOGP]
         yield ~np.isfinite(logp), "action_logp is not finite"
         if is_discrete:
-            yield logp > ROUNDING, "action_logp is above 0, which is impossible for a discrete action"
+            yield (
+                logp > ROUNDING,
+                "action_logp is above 0, which is impossible for a discrete action",
+            )
     if {c.DONES, c.TERMINATEDS, c.TRUNCATEDS} <= rows.keys():
         ends = rows[c.TERMINATEDS] | rows[c.TRUNCATEDS]
         yield rows[c.DONES] != ends, "dones is not terminateds or truncateds"
@@ -296,13 +339,16 @@ def _checks(rows: SampleBatch) -> Iterator[tuple[Array, str]]:
 
 
 def _restart_checks(rows: SampleBatch) -> Iterator[tuple[Array, str]]:
-    """Check that no episode ends or begins between rows of the same episode and agent in a batch."""
+    """Check that no episode ends or begins between rows of the same episode and agent in a
+    batch.
+    """
     goes_on = _goes_on(rows)
     falls = np.zeros(len(goes_on), np.bool_)
     if c.T in rows:
         t = rows[c.T]
         falls = goes_on & (t[1:] <= t[:-1])
-        # without repeated steps, the rows can be of one episode whose other steps are in other batches
+        # without repeated steps, the rows can be of one episode whose other steps are in other
+        # batches
         runs = np.append(0, np.cumsum(~goes_on))
         for run in np.unique(runs[1:][falls]):
             start, end = np.searchsorted(runs, [run, run + 1])
@@ -310,13 +356,18 @@ def _restart_checks(rows: SampleBatch) -> Iterator[tuple[Array, str]]:
                 goes_on[start : end - 1] &= ~falls[start : end - 1]
                 falls[start : end - 1] = False
     if c.DONES in rows:
-        yield np.append(goes_on & rows[c.DONES][:-1], False), "the episode is done here, but continues in the next row"
+        yield (
+            np.append(goes_on & rows[c.DONES][:-1], False),
+            "the episode is done here, but continues in the next row",
+        )
     if c.T in rows:
         yield np.append(False, falls), _NOT_THE_NEXT_STEP
 
 
 def _step_checks(rows: SampleBatch) -> Iterator[tuple[Array, str]]:
-    """Check the steps from each row to the next of the same episode and agent, all of whose rows are together."""
+    """Check the steps from each row to the next of the same episode and agent, all of whose rows
+    are together.
+    """
     goes_on = _goes_on(rows)
     if c.T in rows:
         steps = rows[c.T].astype(np.int64)

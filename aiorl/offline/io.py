@@ -1,4 +1,5 @@
-"""InputReader and OutputWriter: the source of a worker's batches, and the destination of their copies.
+"""InputReader and OutputWriter: the source of a worker's batches, and the destination of their
+copies.
 
 By default batches come from the worker's sampler and are not copied.
 """
@@ -20,8 +21,8 @@ class InputReader(ABC):
     """Source of batches, one after the other; subclass it to read your own experience.
 
     Attributes:
-        mixes_sources: True if its batches can have different columns, because they come from several sources. Those
-            that are joined keep the columns that all have.
+        mixes_sources: True if its batches can have different columns, because they come from
+            several sources. Those that are joined keep the columns that all have.
     """
 
     mixes_sources = False
@@ -35,18 +36,23 @@ class InputReader(ABC):
 
 
 class OutputWriter(ABC):
-    """Destination of every batch that a worker samples, before compression; subclass it to store batches."""
+    """Destination of every batch that a worker samples, before compression; subclass it to store
+    batches.
+    """
 
     @abstractmethod
     def write(self, batch: Batch) -> None:
-        """Write a `batch` of rows ``[B, ...]`` without changing it, because the worker's caller has it as well."""
+        """Write a `batch` of rows ``[B, ...]`` without changing it, because the worker's caller has
+        it as well.
+        """
 
     def close(self) -> None:  # noqa: B027 - most writers have nothing to release
         """Release all resources; can be called more than once."""
 
 
 def with_common_columns(batches: Sequence[Batch]) -> list[Batch]:
-    """Return batches with only those columns of each policy that all batches with rows of the policy have.
+    """Return batches with only those columns of each policy that all batches with rows of the
+    policy have.
 
     Args:
         batches: batches of one policy or of several.
@@ -147,7 +153,10 @@ class IOContext:
         """
         sampler = getattr(self.worker, "sampler", None)
         if sampler is None:
-            raise ConfigError("sampler input needs a worker with a sampler, and this context has none.", key="input")
+            raise ConfigError(
+                "sampler input needs a worker with a sampler, and this context has none.",
+                key="input",
+            )
         return SamplerInput(sampler)
 
 

@@ -1,27 +1,34 @@
-"""Files of JSON lines: our own format, and the two kinds that RLlib writes. Lines are read one by one, within limits.
+"""Files of JSON lines: our own format, and the two kinds that RLlib writes. Lines are read one by
+one, within limits.
 
-Our format has one JSON object for a batch, with the dtype of every column, so that it reads back equal:
+Our format has one JSON object for a batch, with the dtype of every column, so that it reads back
+equal:
 
-    {"aiorl": 1, "env_steps": 3, "columns": {"rewards": {"dtype": "float32", "rows": [1.0, 1.0, 0.5]},
-                                             "obs": {"dtype": "uint8", "shape": [3, 84, 84, 4], "lz4": "BCJN..."}}}
+    {"aiorl": 1, "env_steps": 3, "columns": {"rewards": {"dtype": "float32", "rows": [1.0, 1.0,
+    0.5]},
+                                             "obs": {"dtype": "uint8", "shape": [3, 84, 84, 4],
+                                             "lz4": "BCJN..."}}}
     {"aiorl": 1, "env_steps": 3, "policies": {"left": {"rewards": {...}}, "right": {...}}}
 
-A column has ``rows``, nested lists; or ``lz4``, base64 of an LZ4 frame of its bytes (little-endian, C order); or
-``base64`` of the bytes themselves, if some of its numbers can't be written in JSON (NaN, infinities). The dtype
-``json`` is for columns of objects, such as infos.
+A column has ``rows``, nested lists; or ``lz4``, base64 of an LZ4 frame of its bytes (little-endian,
+C order); or ``base64`` of the bytes themselves, if some of its numbers can't be written in JSON
+(NaN, infinities). The dtype ``json`` is for columns of objects, such as infos.
 
-RLlib's batch format is one JSON object, too. Its columns are plain lists, or text that holds a compressed array:
+RLlib's batch format is one JSON object, too. Its columns are plain lists, or text that holds a
+compressed array:
 
     {"type": "SampleBatch", "obs": [[...], ...] or "BCJNGGh...", "actions": [...], ...}
     {"type": "MultiAgentBatch", "count": 4, "policy_batches": {"policy": {"obs": ...}}}
 
-Either can be the only entry of another object, ``{"value": {...}}``. The text is base64 of an LZ4 frame of a pickled
-array (`aiorl.offline.pickled_array`). RLlib's newer lines are single rows, objects without a type:
+Either can be the only entry of another object, ``{"value": {...}}``. The text is base64 of an LZ4
+frame of a pickled array (`aiorl.offline.pickled_array`). RLlib's newer lines are single rows,
+objects without a type:
 
-    {"eps_id": 3, "obs": [0.1, -0.2], "actions": 1, "rewards": 1.0, "new_obs": [...], "terminateds": false, ...}
+    {"eps_id": 3, "obs": [0.1, -0.2], "actions": 1, "rewards": 1.0, "new_obs": [...], "terminateds":
+    false, ...}
 
-Rows of one episode that follow each other become one batch. The text id of an episode becomes a number; other text,
-such as the ids of agents and modules, and objects are left out.
+Rows of one episode that follow each other become one batch. The text id of an episode becomes a
+number; other text, such as the ids of agents and modules, and objects are left out.
 """
 
 from __future__ import annotations
@@ -70,7 +77,8 @@ MAX_LINE_BYTES = 1 << 28
 _LARGE_LINE = 1 << 24
 _MAX_PARSED_BYTES = 2 * MAX_BATCH_BYTES
 _MAX_ROWS, _MAX_ROWS_BYTES = 1000, 1 << 24
-"""Largest number of single rows in a batch, and of their bytes, unless the first row alone has more."""
+"""Largest number of single rows in a batch, and of their bytes, unless the first row alone has
+more."""
 _MAX_FIRST_ROW = 1 << 20
 _BLOCK_BYTES = 1 << 18
 _SPACES = re.compile(rb"\s*")
@@ -93,12 +101,18 @@ class JsonLines(Format):
     def read(self, path: str, share: Share = WHOLE) -> Generator[Stored | DataError, None, None]:
         """See `Format.read`.
 
-        If the last line has no newline and is not JSON, its error says that it is cut short, as by a killed writer.
+        If the last line has no newline and is not JSON, its error says that it is cut short, as by
+        a killed writer.
         """
         for number, (place, lines) in enumerate(_groups(path)):
             if share.has(number):
                 try:
-                    yield Stored(place, _batch([_parsed(line) if isinstance(line, bytes) else line for line in lines]))
+                    yield Stored(
+                        place,
+                        _batch(
+                            [_parsed(line) if isinstance(line, bytes) else line for line in lines]
+                        ),
+                    )
                 except DataError as error:
                     yield placed(error, path, place)
 
@@ -112,7 +126,10 @@ class JsonLines(Format):
         if isinstance(batch, SampleBatch):
             return {**head, "columns": _described(batch, compress)}
         parts = batch.policy_batches.items()
-        return {**head, "policies": {name: _described(rows, compress) for name, rows in parts if rows.count}}
+        return {
+            **head,
+            "policies": {name: _described(rows, compress) for name, rows in parts if rows.count},
+        }
 
 
 class RllibJson(JsonLines):
@@ -126,7 +143,11 @@ class RllibJson(JsonLines):
         """See `JsonLines.line`."""
         if isinstance(batch, SampleBatch):
             return {"type": "SampleBatch", **jsonable(batch)}
-        policies = {policy_id: jsonable(rows) for policy_id, rows in batch.policy_batches.items() if rows.count}
+        policies = {
+            policy_id: jsonable(rows)
+            for policy_id, rows in batch.policy_batches.items()
+            if rows.count
+        }
         return {"type": "MultiAgentBatch", "count": batch.count, "policy_batches": policies}
 
 
@@ -136,7 +157,8 @@ class RllibJson(JsonLines):
 def _groups(path: str) -> Iterator[tuple[str, list[bytes | Mapping[str, Any]]]]:
     """Yield the lines of each batch, parsed or raw, and the place of the first.
 
-    If the first line of the file is a row, consecutive rows of an episode form a batch; otherwise each line does.
+    If the first line of the file is a row, consecutive rows of an episode form a batch; otherwise
+    each line does.
     """
     group: list[bytes | Mapping[str, Any]] = []
     first, episode, num_bytes = "", object(), 0
@@ -209,7 +231,9 @@ def _is_row(line: bytes) -> bool:
         return False
     with contextlib.suppress(DataError):
         row = with_known_names(_parsed(line))
-        return c.OBS in row and c.ACTIONS in row and isinstance(row.get(c.REWARDS), int | float | None)
+        return (
+            c.OBS in row and c.ACTIONS in row and isinstance(row.get(c.REWARDS), int | float | None)
+        )
     return False
 
 
@@ -261,7 +285,9 @@ def _own_batch(line: Mapping[str, Any]) -> Batch:
     count, room = _count(line.get("env_steps")), Room()
     if "columns" not in line:
         policies = check_policies(line.get("policies"))
-        return MultiAgentBatch({name: read_batch(columns, _column, room) for name, columns in policies.items()}, count)
+        return MultiAgentBatch(
+            {name: read_batch(columns, _column, room) for name, columns in policies.items()}, count
+        )
     batch = read_batch(line["columns"], _column, room)
     if count != batch.count:
         batch.env_steps = count
@@ -277,13 +303,18 @@ def _rllib_batch(line: Mapping[str, Any]) -> Batch:
         raise DataError("its type is neither SampleBatch nor MultiAgentBatch")
     policies, room = check_policies(line.get("policy_batches")), Room()
     return MultiAgentBatch(
-        {name: _rllib_rows(rows, room) for name, rows in policies.items()}, _count(line.get("count"))
+        {name: _rllib_rows(rows, room) for name, rows in policies.items()},
+        _count(line.get("count")),
     )
 
 
 def _rllib_rows(rows: Any, room: Room) -> SampleBatch:
     if isinstance(rows, dict):  # type and count can be columns as well
-        rows = {name: x for name, x in rows.items() if name not in ("type", "count") or isinstance(x, list)}
+        rows = {
+            name: x
+            for name, x in rows.items()
+            if name not in ("type", "count") or isinstance(x, list)
+        }
         rows = with_known_names(rows)
         names = rows.get(c.EPS_ID)
         if isinstance(names, list) and any(isinstance(name, str) for name in names):
@@ -321,9 +352,13 @@ def _column(column: object, room: Room) -> Array:
             return object_column(rows)
         case {"dtype": str() as dtype, "rows": rows} if dtype in DTYPES:
             return numbers_of(rows, DTYPES[dtype])
-        case {"dtype": str() as dtype, "shape": list() as shape, "lz4": str() as text} if dtype in DTYPES:
+        case {"dtype": str() as dtype, "shape": list() as shape, "lz4": str() as text} if (
+            dtype in DTYPES
+        ):
             return from_bytes(_unpacked(text, room.left), DTYPES[dtype].newbyteorder("<"), shape)
-        case {"dtype": str() as dtype, "shape": list() as shape, "base64": str() as text} if dtype in DTYPES:
+        case {"dtype": str() as dtype, "shape": list() as shape, "base64": str() as text} if (
+            dtype in DTYPES
+        ):
             return from_bytes(_base64(text), DTYPES[dtype].newbyteorder("<"), shape)
     raise DataError("it has no known dtype with rows, lz4 or base64")
 
@@ -367,11 +402,15 @@ def _unpacked(text: str, max_bytes: int) -> bytes:
     try:
         size = int(lz4.frame.get_frame_info(frame)["content_size"])
         unpacker = lz4.frame.LZ4FrameDecompressor()
-        raw: bytes = b"" if size > most else unpacker.decompress(frame, max_length=(size or most) + 1)
+        raw: bytes = (
+            b"" if size > most else unpacker.decompress(frame, max_length=(size or most) + 1)
+        )
     except (RuntimeError, EOFError, ValueError) as error:
         raise DataError(f"damaged compressed data ({error})") from error
     if size > most:
-        raise DataError(f"compressed data of {size:,} bytes in {len(frame):,}, more than is possible or allowed")
+        raise DataError(
+            f"compressed data of {size:,} bytes in {len(frame):,}, more than is possible or allowed"
+        )
     if not unpacker.eof or unpacker.unused_data:
         raise DataError("compressed data that are cut short, too large or followed by other data")
     return raw
@@ -410,8 +449,14 @@ class _JsonFile(BatchFile):
 
 
 def jsonable(batch: SampleBatch) -> dict[str, Any]:
-    """Return columns that orjson can write; columns of other objects are left out, which is logged once."""
-    return {name: column for name, value in batch.items() if (column := _writable(name, value)) is not None}
+    """Return columns that orjson can write; columns of other objects are left out, which is logged
+    once.
+    """
+    return {
+        name: column
+        for name, value in batch.items()
+        if (column := _writable(name, value)) is not None
+    }
 
 
 def _writable(name: str, column: Array) -> Any:
@@ -440,7 +485,9 @@ def encoded(value: object, options: int = 0) -> bytes:
 
 
 def _to_list(value: object) -> object:
-    """Return lists for objects that orjson can't write: arrays that are not native and contiguous, and sets."""
+    """Return lists for objects that orjson can't write: arrays that are not native and contiguous,
+    and sets.
+    """
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
     if isinstance(value, set | frozenset):
@@ -449,17 +496,27 @@ def _to_list(value: object) -> object:
 
 
 def _described(batch: SampleBatch, compress: frozenset[str]) -> dict[str, Any]:
-    return {name: _described_column(column, name in compress) for name, column in jsonable(batch).items()}
+    return {
+        name: _described_column(column, name in compress)
+        for name, column in jsonable(batch).items()
+    }
 
 
 def _described_column(column: Any, is_compressed: bool) -> dict[str, Any]:
     if not isinstance(column, np.ndarray):
         return {"dtype": _OBJECTS, "rows": column}
     dtype = column.dtype.name
-    # JSON can't give the shape of a column of empty rows or NaN, and NumPy reads large numbers badly
-    is_json = column.size and dtype != "uint64" and (column.dtype.kind != "f" or np.isfinite(column).all())
+    # JSON can't give the shape of a column of empty rows or NaN, and NumPy reads large numbers
+    # badly
+    is_json = (
+        column.size
+        and dtype != "uint64"
+        and (column.dtype.kind != "f" or np.isfinite(column).all())
+    )
     if is_json and not is_compressed:
         return {"dtype": dtype, "rows": column}
     raw = column.astype(column.dtype.newbyteorder("<"), copy=False).tobytes()
-    packed = binascii.b2a_base64(lz4.frame.compress(raw) if is_compressed else raw, newline=False).decode()
+    packed = binascii.b2a_base64(
+        lz4.frame.compress(raw) if is_compressed else raw, newline=False
+    ).decode()
     return {"dtype": dtype, "shape": [*column.shape], "lz4" if is_compressed else "base64": packed}

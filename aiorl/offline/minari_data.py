@@ -1,8 +1,9 @@
 """Minari's datasets, read and written by name: ``minari:cartpole/mine-v0``.
 
-They are in Minari's own directory (``MINARI_DATASETS_PATH``, else ``~/.minari/datasets``). Nothing is downloaded; use
-``minari download NAME``. An episode is a batch. Observations of a Box are stored unchanged, those of other spaces as a
-preprocessor returns them for a policy, and nested actions in column form.
+They are in Minari's own directory (``MINARI_DATASETS_PATH``, else ``~/.minari/datasets``). Nothing
+is downloaded; use ``minari download NAME``. An episode is a batch. Observations of a Box are stored
+unchanged, those of other spaces as a preprocessor returns them for a policy, and nested actions in
+column form.
 """
 
 from __future__ import annotations
@@ -40,7 +41,16 @@ _FILE = "main_data.hdf5"
 _FLUSH_BYTES = 1 << 26
 _MAX_METADATA_BYTES = 1 << 26
 _ROW_OF_ANY_LENGTH = np.dtype([("length", "<u4"), ("address", "<u8"), ("index", "<u4")])
-_FAULTS = AiorlError, ValueError, LookupError, TypeError, AttributeError, OSError, RuntimeError, OverflowError
+_FAULTS = (
+    AiorlError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    OSError,
+    RuntimeError,
+    OverflowError,
+)
 """Errors of h5py and Pillow for damaged files."""
 
 
@@ -87,15 +97,28 @@ def _spaces(path: Path) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
     """Return the observation and action spaces in a dataset's metadata.
 
     Raises:
-        DataError: there are none, and Minari would run the code of the environment named instead; or the dataset's
-            format is not HDF5.
+        DataError: there are none, and Minari would run the code of the environment named instead;
+            or the dataset's format is not HDF5.
     """
-    metadata = parse_json(read_regular(path, max_bytes=_MAX_METADATA_BYTES, follow=True), is_strict=False)
-    if not isinstance(metadata, dict) or not {"observation_space", "action_space"} <= metadata.keys():
-        raise DataError("its metadata have no spaces, and aiorl does not run the environment that a dataset names")
+    metadata = parse_json(
+        read_regular(path, max_bytes=_MAX_METADATA_BYTES, follow=True), is_strict=False
+    )
+    if (
+        not isinstance(metadata, dict)
+        or not {"observation_space", "action_space"} <= metadata.keys()
+    ):
+        raise DataError(
+            "its metadata have no spaces, and aiorl does not run the environment that a dataset"
+            " names"
+        )
     if metadata.get("data_format", "hdf5") != "hdf5":
-        raise DataError(f"its data are {metadata['data_format']!r:.50}; only Minari's format 'hdf5' can be read")
-    own = [parse_json(str(metadata[name]).encode(), is_strict=False) for name in ("observation_space", "action_space")]
+        raise DataError(
+            f"its data are {metadata['data_format']!r:.50}; only Minari's format 'hdf5' can be read"
+        )
+    own = [
+        parse_json(str(metadata[name]).encode(), is_strict=False)
+        for name in ("observation_space", "action_space")
+    ]
     observation_space, action_space = (space_from_dict(_described(space)) for space in own)
     return observation_space, action_space
 
@@ -104,7 +127,10 @@ def _described(space: Any) -> dict[str, Any]:
     """Convert Minari's description of a space to that of `aiorl.data.spaces`."""
     parts = space.get("subspaces")
     if isinstance(parts, dict):
-        return {"kind": space["type"], "spaces": [[name, _described(part)] for name, part in parts.items()]}
+        return {
+            "kind": space["type"],
+            "spaces": [[name, _described(part)] for name, part in parts.items()],
+        }
     if isinstance(parts, list):
         return {"kind": space["type"], "spaces": [_described(part) for part in parts]}
     return {**space, "kind": space["type"]}
@@ -126,11 +152,16 @@ class _Group:
         return self._numbers(self._entry(name))
 
     def values(self, name: str, space: spaces.Space[Any]) -> Any:
-        """Return values of a space, one for each row: arrays, in dicts and tuples like those of the space."""
+        """Return values of a space, one for each row: arrays, in dicts and tuples like those of the
+        space.
+        """
         if isinstance(space, spaces.Dict):
             return {key: self.values(f"{name}/{key}", part) for key, part in space.spaces.items()}
         if isinstance(space, spaces.Tuple):
-            return tuple(self.values(f"{name}/_index_{number}", part) for number, part in enumerate(space.spaces))
+            return tuple(
+                self.values(f"{name}/_index_{number}", part)
+                for number, part in enumerate(space.spaces)
+            )
         found = self._entry(name)
         is_picture = space.dtype == np.uint8 and len(space.shape or ()) in (2, 3)
         if is_picture and getattr(found, "shape", ())[1:] != space.shape:
@@ -142,7 +173,9 @@ class _Group:
 
         found = self._file
         for part in f"{self._name}/{name}".split("/"):
-            if not isinstance(found, h5py.Group) or not isinstance(found.get(part, getlink=True), h5py.HardLink):
+            if not isinstance(found, h5py.Group) or not isinstance(
+                found.get(part, getlink=True), h5py.HardLink
+            ):
                 raise DataError(f"{one_line(name, 80)!r} is missing, or a link to another place")
             found = found[part]
         return found
@@ -167,7 +200,9 @@ class _Group:
         for at in range(count):
             content = np.asarray(found[at])
             if content.dtype != np.uint8:
-                raise DataError(f"pictures of {one_line(str(content.dtype), 80)}, which are not bytes")
+                raise DataError(
+                    f"pictures of {one_line(str(content.dtype), 80)}, which are not bytes"
+                )
             with Image.open(io.BytesIO(content.tobytes()), formats=["JPEG"]) as picture:
                 if (*picture.size[::-1], len(picture.getbands())) != (*shape[:2], bands):
                     raise DataError(f"pictures that are not of shape {shape}")
@@ -175,7 +210,10 @@ class _Group:
         return made
 
     def _bytes_of_rows(self, found: Any) -> int:
-        """Return the bytes that variable-length rows claim; HDF5 would allocate them before it reads them."""
+        """Return the bytes that variable-length rows claim;
+
+        HDF5 would allocate them before it reads them.
+        """
         import h5py
 
         if h5py.check_vlen_dtype(found.dtype) is None:
@@ -202,7 +240,9 @@ class _Group:
 class _Episodes:
     """Function from an episode of Minari to a batch."""
 
-    def __init__(self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> None:
+    def __init__(
+        self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]
+    ) -> None:
         """Set the dataset's spaces."""
         self._observation_space, self._action_space = observation_space, action_space
         is_box = isinstance(observation_space, spaces.Box)
@@ -212,13 +252,17 @@ class _Episodes:
     def __call__(self, number: int, episode: _Group) -> SampleBatch:
         rewards = np.asarray(episode.numbers("rewards"), np.float32)
         observations = self._observations(episode, len(rewards) + 1)
-        terminateds, truncateds = (np.asarray(episode.numbers(name), bool) for name in ("terminations", "truncations"))
+        terminateds, truncateds = (
+            np.asarray(episode.numbers(name), bool) for name in ("terminations", "truncations")
+        )
         actions = episode.values("actions", self._action_space)
         return to_batch(
             {
                 c.OBS: observations[:-1],
                 c.NEW_OBS: observations[1:],
-                c.ACTIONS: np.asarray(self._actions.to_column(actions) if self._actions.is_nested else actions),
+                c.ACTIONS: np.asarray(
+                    self._actions.to_column(actions) if self._actions.is_nested else actions
+                ),
                 c.REWARDS: rewards,
                 c.TERMINATEDS: terminateds,
                 c.TRUNCATEDS: truncateds,
@@ -233,10 +277,16 @@ class _Episodes:
         if self._preprocessor is None:
             observations = np.asarray(found)
         else:
-            episode.room.take(count * math.prod(self._preprocessor.shape) * self._preprocessor.dtype.itemsize)
-            observations = self._preprocessor.transform_rows([_row(found, at) for at in range(count)])
+            episode.room.take(
+                count * math.prod(self._preprocessor.shape) * self._preprocessor.dtype.itemsize
+            )
+            observations = self._preprocessor.transform_rows(
+                [_row(found, at) for at in range(count)]
+            )
         if len(observations) != count:
-            raise DataError(f"{len(observations)} observations for {count - 1} steps; there must be one more")
+            raise DataError(
+                f"{len(observations)} observations for {count - 1} steps; there must be one more"
+            )
         return observations
 
 
@@ -247,7 +297,9 @@ def _row(found: Any, at: int) -> Any:
 
 
 class _MinariFile(BatchFile):
-    """Dataset of Minari; episodes are written when they end, and open ones as truncated when the file is closed."""
+    """Dataset of Minari; episodes are written when they end, and open ones as truncated when the
+    file is closed.
+    """
 
     def __init__(self, dataset_id: str, env: str | None) -> None:
         """Create the dataset."""
@@ -257,7 +309,9 @@ class _MinariFile(BatchFile):
         self._minari = minari
         self._id, self._env = dataset_id, env
         if get_dataset_path(dataset_id).exists():
-            raise FileExistsError(f"Minari has a dataset {dataset_id!r} already; `minari delete {dataset_id}`")
+            raise FileExistsError(
+                f"Minari has a dataset {dataset_id!r} already; `minari delete {dataset_id}`"
+            )
         self._open: dict[int, list[SampleBatch]] = {}
         self._ended: list[SampleBatch] = []
         self._num_bytes = 0
@@ -266,10 +320,19 @@ class _MinariFile(BatchFile):
     def write(self, batch: Batch) -> int:
         """See `BatchFile.write`."""
         if not isinstance(batch, SampleBatch):
-            raise DataError("a Minari dataset holds the steps of one agent, but this is a batch of several policies")
-        missing = [name for name in (c.OBS, c.NEW_OBS, c.ACTIONS, c.REWARDS, c.EPS_ID, c.DONES) if name not in batch]
+            raise DataError(
+                "a Minari dataset holds the steps of one agent, but this is a batch of several"
+                " policies"
+            )
+        missing = [
+            name
+            for name in (c.OBS, c.NEW_OBS, c.ACTIONS, c.REWARDS, c.EPS_ID, c.DONES)
+            if name not in batch
+        ]
         if missing:
-            raise DataError(f"a Minari dataset needs the columns {', '.join(missing)}, which are missing")
+            raise DataError(
+                f"a Minari dataset needs the columns {', '.join(missing)}, which are missing"
+            )
         for part in batch.split_by_episode():
             episode = int(part[c.EPS_ID][0])
             pieces = self._open.setdefault(episode, [])
@@ -315,13 +378,17 @@ class _MinariFile(BatchFile):
                     jpeg_encoding=False,  # it would lose pixels
                 )
             except (ValueError, TypeError, KeyError, ImportError) as error:
-                raise DataError(f"Minari can't write {self._id!r}: {one_line(str(error), 300)}") from error
+                raise DataError(
+                    f"Minari can't write {self._id!r}: {one_line(str(error), 300)}"
+                ) from error
 
     def _buffer(self, episode: SampleBatch) -> Any:
         from minari.data_collector import EpisodeBuffer
 
         terminateds = episode[c.TERMINATEDS] if c.TERMINATEDS in episode else episode[c.DONES]
-        truncateds = np.array(episode[c.TRUNCATEDS] if c.TRUNCATEDS in episode else np.zeros(episode.count, bool))
+        truncateds = np.array(
+            episode[c.TRUNCATEDS] if c.TRUNCATEDS in episode else np.zeros(episode.count, bool)
+        )
         truncateds[-1] = truncateds[-1] or not terminateds[-1]
         return EpisodeBuffer(
             observations=np.concatenate([episode[c.OBS], episode[c.NEW_OBS][-1:]]),

@@ -1,12 +1,13 @@
 """Parquet: one column for each of a batch, row groups that end where episodes do.
 
-The metadata of a column's field describe its rows: ``aiorl`` = ``{"dtype": "float32", "shape": [4]}``. Small tensors
-are fixed-size lists, which other programs can read; large ones are the bytes of a row, because Parquet would store
-levels for every number, which take more space than the numbers. Columns of objects, such as infos, are JSON text.
-Files of other programs can be read as well: columns of numbers, and of lists with the same length in every row.
+The metadata of a column's field describe its rows: ``aiorl`` = ``{"dtype": "float32", "shape":
+[4]}``. Small tensors are fixed-size lists, which other programs can read; large ones are the bytes
+of a row, because Parquet would store levels for every number, which take more space than the
+numbers. Columns of objects, such as infos, are JSON text. Files of other programs can be read as
+well: columns of numbers, and of lists with the same length in every row.
 
-A file is written under another name and renamed when it is complete, because a Parquet file without its end can't be
-read.
+A file is written under another name and renamed when it is complete, because a Parquet file without
+its end can't be read.
 """
 
 from __future__ import annotations
@@ -56,14 +57,16 @@ _MAX_NESTED = 8
 _MAX_NUMBER = 100
 _DAMAGED = "a damaged footer or page"
 _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "BYTE_ARRAY": 4, "INT96": 12}
-"""Bytes of a decoded value; texts are read as a dictionary, so for them the bytes of an entry's number."""
+"""Bytes of a decoded value; texts are read as a dictionary, so for them the bytes of an entry's
+number."""
 
 _Fields = dict[tuple[int, int], Any]
 """Number and type of a struct's field -> its value."""
 
 
 def read_row_groups(file: IO[bytes]) -> list[tuple[int, list[_Fields]]]:
-    """Return for each row group of a file's footer the number of its rows and the metadata of each column.
+    """Return for each row group of a file's footer the number of its rows and the metadata of each
+    column.
 
     With some damaged footers pyarrow would end the process.
 
@@ -78,7 +81,8 @@ def read_row_groups(file: IO[bytes]) -> list[tuple[int, list[_Fields]]]:
     file.seek(size - 8 - length)
     groups = _structs(_Compact(io.BytesIO(file.read(length))).struct(), 4)
     return [
-        (_number(group, 3, _I64), [chunk.get((3, _STRUCT), {}) for chunk in _structs(group, 1)]) for group in groups
+        (_number(group, 3, _I64), [chunk.get((3, _STRUCT), {}) for chunk in _structs(group, 1)])
+        for group in groups
     ]
 
 
@@ -93,7 +97,11 @@ def decoded_bytes(file: IO[bytes], chunk: _Fields, column: Any) -> int:
     Raises:
         DataError: the header of a page can't be read.
     """
-    width = column.length if column.physical_type == "FIXED_LEN_BYTE_ARRAY" else _WIDTHS.get(column.physical_type, 8)
+    width = (
+        column.length
+        if column.physical_type == "FIXED_LEN_BYTE_ARRAY"
+        else _WIDTHS.get(column.physical_type, 8)
+    )
     width += 4 * max(0, column.max_repetition_level - 1)  # offsets of the lists within a row
     at, first = _number(chunk, 9, _I64), chunk.get((11, _I64), 0)
     if 0 < first < at:
@@ -102,11 +110,17 @@ def decoded_bytes(file: IO[bytes], chunk: _Fields, column: Any) -> int:
     while at < end:
         file.seek(at)
         header = _Compact(file).struct()
-        counts = {kind: _number(header[kind, _STRUCT], 1, _I32) for kind in _PAGES if (kind, _STRUCT) in header}
+        counts = {
+            kind: _number(header[kind, _STRUCT], 1, _I32)
+            for kind in _PAGES
+            if (kind, _STRUCT) in header
+        }
         total += max(_number(header, 2, _I32), width * sum(counts.values()))
         num_values += sum(counts.values()) - counts.get(_DICTIONARY, 0)
         at = file.tell() + _number(header, 3, _I32)
-    if num_values < _number(chunk, 5, _I64):  # a reader would look for the other pages after the last one
+    if num_values < _number(
+        chunk, 5, _I64
+    ):  # a reader would look for the other pages after the last one
         raise DataError("a column without all of its pages")
     return total
 
@@ -133,7 +147,8 @@ class _Compact:
         self._file, self._left = file, _MAX_VALUES
 
     def struct(self, depth: int = 0) -> _Fields:
-        """Return the fields with their types, because a reader that knows a field ignores it if its type differs.
+        """Return the fields with their types, because a reader that knows a field ignores it if its
+        type differs.
 
         Raises:
             DataError: the struct is ambiguous or has no end.
@@ -143,7 +158,9 @@ class _Compact:
         number = 0
         while head := self._byte():
             number = number + (head >> 4) if head >> 4 else self._integer()
-            if number in seen or not 0 < number <= _MAX_NUMBER:  # other readers take numbers modulo 2^16
+            if (
+                number in seen or not 0 < number <= _MAX_NUMBER
+            ):  # other readers take numbers modulo 2^16
                 raise DataError(_DAMAGED)
             seen.add(number)
             fields[number, head & 15] = self._value(head & 15, depth)
@@ -164,7 +181,9 @@ class _Compact:
                 return self.struct(depth + 1)
             case 3 | 7 | 8:  # one byte, eight bytes, or a length and its bytes
                 size = {3: 1, 7: 8}.get(kind) or self._varint()
-                if size <= _MAX_FOOTER_BYTES and len(self._file.read(size)) == size:  # a seek could pass the end
+                if (
+                    size <= _MAX_FOOTER_BYTES and len(self._file.read(size)) == size
+                ):  # a seek could pass the end
                     return None
         raise DataError(_DAMAGED)
 
@@ -225,8 +244,14 @@ class Parquet(Format):
                 groups = read_row_groups(plain)
                 texts = [column.name for column in columns if column.is_objects or column.is_text]
                 if not {leaf.path for leaf in leaves}.issuperset(texts):
-                    raise DataError(_DAMAGED)  # pyarrow's own schema and Parquet's name different columns
-                file = pq.ParquetFile(plain, metadata=plainly.metadata, read_dictionary=texts) if texts else plainly
+                    raise DataError(
+                        _DAMAGED
+                    )  # pyarrow's own schema and Parquet's name different columns
+                file = (
+                    pq.ParquetFile(plain, metadata=plainly.metadata, read_dictionary=texts)
+                    if texts
+                    else plainly
+                )
             except faults as error:
                 kind = "" if isinstance(error, DataError) else "not a readable Parquet file: "
                 raise DataError(kind + placed(error, path).reason, path=path) from error
@@ -234,9 +259,16 @@ class Parquet(Format):
                 if share.has(number):
                     place = f"row group {number + 1}"
                     try:
-                        needed = sum(decoded_bytes(plain, *pair) for pair in zip(chunks, leaves, strict=True))
-                        if max(num_rows * sum(column.row_bytes for column in columns), needed) > MAX_BATCH_BYTES:
-                            raise DataError(f"{num_rows:,} rows take too much memory; write smaller row groups")
+                        needed = sum(
+                            decoded_bytes(plain, *pair) for pair in zip(chunks, leaves, strict=True)
+                        )
+                        if (
+                            max(num_rows * sum(column.row_bytes for column in columns), needed)
+                            > MAX_BATCH_BYTES
+                        ):
+                            raise DataError(
+                                f"{num_rows:,} rows take too much memory; write smaller row groups"
+                            )
                         table = file.read_row_group(number, use_threads=False)
                         stored = {x.name: (x, table.column(at)) for at, x in enumerate(columns)}
                         yield Stored(place, read_batch(stored, _read_column, Room()))
@@ -285,12 +317,24 @@ class _Column(NamedTuple):
             try:
                 found = json.loads(noted)
                 dtype, shape = found["dtype"], found.get("shape", [])
-                made = cls(made.name, None if dtype == _OBJECTS else np.dtype(dtype), tuple(shape), dtype == _OBJECTS)
+                made = cls(
+                    made.name,
+                    None if dtype == _OBJECTS else np.dtype(dtype),
+                    tuple(shape),
+                    dtype == _OBJECTS,
+                )
             except (ValueError, TypeError, KeyError, RecursionError) as error:
                 raise DataError(f"the metadata of column {made.name!r} are damaged") from error
-            sizes_are_right = all(type(size) is int and 0 < size < 2**31 for size in shape) and len(shape) < MAX_DIMS
-            if not sizes_are_right or (made.dtype is not None and made.dtype.kind not in NUMBER_KINDS):
-                raise DataError(f"the metadata of column {made.name!r} do not describe a column of numbers")
+            sizes_are_right = (
+                all(type(size) is int and 0 < size < 2**31 for size in shape)
+                and len(shape) < MAX_DIMS
+            )
+            if not sizes_are_right or (
+                made.dtype is not None and made.dtype.kind not in NUMBER_KINDS
+            ):
+                raise DataError(
+                    f"the metadata of column {made.name!r} do not describe a column of numbers"
+                )
         if made.is_objects:
             fits = pa.types.is_string(kind)
         elif with_known_names({made.name: None}).keys() == {c.EPS_ID} and noted is None:
@@ -298,10 +342,14 @@ class _Column(NamedTuple):
             made = made._replace(is_text=is_text)
             fits = is_text or _is_numeric(kind)
         else:
-            fits = (made.dtype is not None and pa.types.is_fixed_size_binary(kind)) or _is_numeric(kind)
+            fits = (made.dtype is not None and pa.types.is_fixed_size_binary(kind)) or _is_numeric(
+                kind
+            )
         if not fits:
             text = one_line(str(kind), 100)
-            raise DataError(f"column {made.name!r} is of type {text}, which is not a column of numbers")
+            raise DataError(
+                f"column {made.name!r} is of type {text}, which is not a column of numbers"
+            )
         return made
 
 
@@ -309,7 +357,8 @@ def _read_column(stored: tuple[_Column, Any], room: Room) -> Array:
     """Return a column of a table as an array.
 
     Raises:
-        DataError: it doesn't match its field's metadata, or its objects take more memory than is left.
+        DataError: it doesn't match its field's metadata, or its objects take more memory than is
+            left.
     """
     import pyarrow as pa
 
@@ -320,7 +369,9 @@ def _read_column(stored: tuple[_Column, Any], room: Room) -> Array:
         if not pa.types.is_dictionary(kind) or array.null_count:
             raise DataError("no text, or rows without text")
         texts, numbers = array.dictionary.to_pylist(), array.indices.to_numpy()
-        room.take(int(np.asarray([parsed_bytes(text.encode()) for text in texts] or [0])[numbers].sum()))
+        room.take(
+            int(np.asarray([parsed_bytes(text.encode()) for text in texts] or [0])[numbers].sum())
+        )
         try:
             return object_column([orjson.loads(texts[number]) for number in numbers])
         except orjson.JSONDecodeError as error:
@@ -343,14 +394,19 @@ def _read_column(stored: tuple[_Column, Any], room: Room) -> Array:
 
 
 def _episode_numbers(array: Any) -> Array:
-    """Return a number for each text of a dictionary-encoded Arrow array; NaN where there is none."""
+    """Return a number for each text of a dictionary-encoded Arrow array;
+
+    NaN where there is none.
+    """
     numbers = np.append(episode_numbers(array.dictionary.to_pylist()).astype(np.float64), np.nan)
     places = array.indices.fill_null(len(numbers) - 1).to_numpy(zero_copy_only=False)
     return np.asarray(numbers[places])
 
 
 def _with_missing(array: Any) -> Array:
-    """Return an array of numbers, or of lists of them, as floats [rows, ...] with NaN in each row without a value."""
+    """Return an array of numbers, or of lists of them, as floats [rows, ...] with NaN in each row
+    without a value.
+    """
     import pyarrow as pa
 
     is_present = array.is_valid().to_numpy(zero_copy_only=False)
@@ -358,13 +414,17 @@ def _with_missing(array: Any) -> Array:
         raise DataError("no row with a value")
     present = _flat(array.drop_null(), can_be_missing=True)
     present = present.reshape(int(is_present.sum()), -1)
-    column = np.full((len(array), present.shape[1]), np.nan, np.result_type(present.dtype, np.float32))
+    column = np.full(
+        (len(array), present.shape[1]), np.nan, np.result_type(present.dtype, np.float32)
+    )
     column[is_present] = present
     return column if pa.types.is_nested(array.type) else column[:, 0]
 
 
 def _flat(array: Any, *, can_be_missing: bool) -> Array:
-    """Return all numbers of an Arrow array in one dimension; whole numbers as floats with NaN if some are missing."""
+    """Return all numbers of an Arrow array in one dimension; whole numbers as floats with NaN if
+    some are missing.
+    """
     import pyarrow as pa
 
     while True:
@@ -374,14 +434,19 @@ def _flat(array: Any, *, can_be_missing: bool) -> Array:
             raise DataError(f"{array.null_count:,} rows or numbers without a value")
         if pa.types.is_fixed_size_binary(kind):
             width = kind.byte_width
-            return np.frombuffer(array.buffers()[1], np.uint8, len(array) * width, array.offset * width)
+            return np.frombuffer(
+                array.buffers()[1], np.uint8, len(array) * width, array.offset * width
+            )
         if not pa.types.is_nested(kind):
             found: Array = array.to_numpy(zero_copy_only=False)
             return found
         if not pa.types.is_fixed_size_list(kind):
             lengths = np.diff(array.offsets.to_numpy())
             if len(lengths) and (lengths != lengths[0]).any():
-                raise DataError(f"rows of {lengths.min()} to {lengths.max()} numbers, not all of the same length")
+                raise DataError(
+                    f"rows of {lengths.min()} to {lengths.max()} numbers, not all of the same"
+                    " length"
+                )
         array = array.flatten()
 
 
@@ -390,9 +455,15 @@ def _is_numeric(kind: Any) -> bool:
     import pyarrow as pa
 
     for _ in range(MAX_DIMS):
-        if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        if (
+            pa.types.is_list(kind)
+            or pa.types.is_large_list(kind)
+            or pa.types.is_fixed_size_list(kind)
+        ):
             kind = kind.value_type
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
+    return bool(
+        pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+    )
 
 
 class _ParquetFile(BatchFile):
@@ -418,14 +489,20 @@ class _ParquetFile(BatchFile):
         """See `BatchFile.write`."""
         if not isinstance(batch, SampleBatch):
             raise DataError(
-                "a Parquet file holds the rows of one policy, but this is a batch of several; write JSON lines",
+                "a Parquet file holds the rows of one policy, but this is a batch of several; write"
+                " JSON lines",
                 path=self._path,
             )
         form = {name: (column.dtype, column.shape[1:]) for name, column in batch.items()}
         self._form = self._form or form
-        if odd := sorted(name for name in form.keys() | self._form.keys() if form.get(name) != self._form.get(name)):
+        if odd := sorted(
+            name
+            for name in form.keys() | self._form.keys()
+            if form.get(name) != self._form.get(name)
+        ):
             raise DataError(
-                f"the batches of a file must have the same columns, shapes and dtypes; {odd[0]!r} differs",
+                f"the batches of a file must have the same columns, shapes and dtypes; {odd[0]!r}"
+                " differs",
                 path=self._path,
             )
         self._wait(batch)
@@ -470,7 +547,9 @@ class _ParquetFile(BatchFile):
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        fields, arrays = zip(*[_to_arrow(name, column) for name, column in jsonable(rows).items()], strict=True)
+        fields, arrays = zip(
+            *[_to_arrow(name, column) for name, column in jsonable(rows).items()], strict=True
+        )
         schema = pa.schema(fields)
         if self._writer is None:
             if self._written != self._path:
@@ -482,13 +561,17 @@ class _ParquetFile(BatchFile):
                 schema,
                 compression="lz4",
                 use_dictionary=False,
-                write_statistics=[field.name for field in fields if pa.types.is_primitive(field.type)],
+                write_statistics=[
+                    field.name for field in fields if pa.types.is_primitive(field.type)
+                ],
             )
         self._writer.write_table(pa.table(list(arrays), schema=schema), row_group_size=rows.count)
 
 
 def _last_start(rows: SampleBatch) -> int:
-    """Return the first row of the last episode, or the number of all rows if there are not several episodes."""
+    """Return the first row of the last episode, or the number of all rows if there are not several
+    episodes.
+    """
     episodes = rows.get(c.EPS_ID, np.zeros(0))
     starts = np.flatnonzero(episodes[1:] != episodes[:-1])
     return int(starts[-1]) + 1 if len(starts) else rows.count
@@ -507,7 +590,9 @@ def _to_arrow(name: str, column: Any) -> tuple[Any, Any]:
         raise DataError(f"column {name!r} has rows without numbers, which Parquet can't hold")
     if column.dtype == np.float16 or size > _MAX_LIST:
         width = size * column.dtype.itemsize
-        values = pa.FixedSizeBinaryArray.from_buffers(pa.binary(width), len(column), [None, pa.py_buffer(column)])
+        values = pa.FixedSizeBinaryArray.from_buffers(
+            pa.binary(width), len(column), [None, pa.py_buffer(column)]
+        )
         return _field(name, values.type, note), values
     values = pa.array(column.reshape(-1))
     if column.ndim > 1:

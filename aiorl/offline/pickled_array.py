@@ -1,18 +1,18 @@
 """Reading of the only kind of pickle in RLlib's files: an array of numbers.
 
-A pickle is a program: it names functions, and unpickling calls them. Here each of NumPy's names that build arrays
-stands for a function of ours that only records its arguments, and any other name is refused. So is each opcode that no
-array needs, before anything is unpickled. In the end NumPy makes the array, if the records are the shape, dtype and
-bytes of one.
+A pickle is a program: it names functions, and unpickling calls them. Here each of NumPy's names
+that build arrays stands for a function of ours that only records its arguments, and any other name
+is refused. So is each opcode that no array needs, before anything is unpickled. In the end NumPy
+makes the array, if the records are the shape, dtype and bytes of one.
 
 NumPy 1 and 2 write these forms at protocols 2 to 5, C-ordered and Fortran-ordered:
 
-    numpy.core.numeric._frombuffer(bytes, dtype, shape, order)                        protocol 5, contiguous
-    numpy.core.multiarray._reconstruct(ndarray, (0,), b"b") <- (1, shape, dtype, is_fortran, bytes)
-    numpy.core.multiarray.scalar(dtype, bytes)
+    numpy.core.numeric._frombuffer(bytes, dtype, shape, order)                        protocol 5,
+    contiguous numpy.core.multiarray._reconstruct(ndarray, (0,), b"b") <- (1, shape, dtype,
+    is_fortran, bytes) numpy.core.multiarray.scalar(dtype, bytes)
 
-with ``numpy._core`` for ``numpy.core`` since NumPy 2, and bytes as ``_codecs.encode(text, "latin1")`` at protocol 2
-(``bytes()`` if they are empty).
+with ``numpy._core`` for ``numpy.core`` since NumPy 2, and bytes as ``_codecs.encode(text,
+"latin1")`` at protocol 2 (``bytes()`` if they are empty).
 """
 
 from __future__ import annotations
@@ -49,8 +49,9 @@ def read_pickled_array(data: bytes) -> NDArray[Any]:
     """
     if data[:1] != b"\x80":
         raise DataError(
-            "a compressed column is not a pickle of protocol 2 to 5. RLlib before 0.8.5 wrote another form: read the "
-            "file with that version and write it again without compression (output_compress_columns: [])"
+            "a compressed column is not a pickle of protocol 2 to 5. RLlib before 0.8.5 wrote"
+            " another form: read the file with that version and write it again without compression"
+            " (output_compress_columns: [])"
         )
     try:
         _check_opcodes(data)
@@ -62,13 +63,17 @@ def read_pickled_array(data: bytes) -> NDArray[Any]:
 
 
 def _check_opcodes(data: bytes) -> None:
-    """Refuse opcodes that no array needs, and those that take more memory than the pickle has bytes."""
+    """Refuse opcodes that no array needs, and those that take more memory than the pickle has
+    bytes.
+    """
     import pickletools  # only needed to read pickles
 
     for number, (opcode, argument, _) in enumerate(pickletools.genops(data)):
         if opcode.name not in _OPCODES:
             raise _refused(f"the opcode {opcode.name}")
-        if number >= _MAX_OPCODES or (opcode.name.endswith("PUT") and int(argument or 0) > _MAX_OPCODES):
+        if number >= _MAX_OPCODES or (
+            opcode.name.endswith("PUT") and int(argument or 0) > _MAX_OPCODES
+        ):
             raise _refused(f"more than {_MAX_OPCODES} opcodes")
 
 
@@ -98,7 +103,13 @@ class _Array:
 
     def __setstate__(self, state: object) -> None:
         match state:
-            case (int(), tuple() as shape, _Dtype() as dtype, bool() | int() as is_fortran, data) if not self.parts:
+            case (
+                int(),
+                tuple() as shape,
+                _Dtype() as dtype,
+                bool() | int() as is_fortran,
+                data,
+            ) if not self.parts:
                 self.parts = (data, dtype, shape, "F" if is_fortran else "C")
             case _:
                 raise _refused("a state that is not of an array of numbers")
@@ -127,15 +138,22 @@ def _built(name: str, arguments: tuple[object, ...]) -> object:
 
 
 _NAMES = {
-    "numpy.core.numeric._frombuffer", "numpy.core.multiarray._reconstruct", "numpy.core.multiarray.scalar",
-    "numpy.ndarray", "numpy.dtype", "builtins.bytearray", "__builtin__.bytearray", "__builtin__.bytes",
+    "numpy.core.numeric._frombuffer",
+    "numpy.core.multiarray._reconstruct",
+    "numpy.core.multiarray.scalar",
+    "numpy.ndarray",
+    "numpy.dtype",
+    "builtins.bytearray",
+    "__builtin__.bytearray",
+    "__builtin__.bytes",
     "_codecs.encode",
-}  # fmt: skip
+}
 
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Callable[..., object]:
-        """Return a new function that records its arguments, so that a pickle can't change our objects.
+        """Return a new function that records its arguments, so that a pickle can't change our
+        objects.
 
         Raises:
             DataError: no array needs the name.
@@ -148,7 +166,9 @@ class _Unpickler(pickle.Unpickler):
 def _array(made: object) -> NDArray[Any]:
     match made:
         case _Array(parts=(data, _Dtype() as dtype, tuple() as shape, "C" | "F" as order)):
-            code = np.dtype(dtype.code) if dtype.order in "=|" else np.dtype(dtype.order + dtype.code)
+            code = (
+                np.dtype(dtype.code) if dtype.order in "=|" else np.dtype(dtype.order + dtype.code)
+            )
             raw = data.encode("latin1") if isinstance(data, str) else data
             return from_bytes(raw, code, shape, "F" if order == "F" else "C")
     raise _refused("something that is not an array")
@@ -156,5 +176,6 @@ def _array(made: object) -> NDArray[Any]:
 
 def _refused(what: str) -> DataError:
     return DataError(
-        f"a compressed column is a pickle that asks for {one_line(what, _MAX_TEXT)}; only arrays of numbers are allowed"
+        f"a compressed column is a pickle that asks for {one_line(what, _MAX_TEXT)}; only arrays of"
+        " numbers are allowed"
     )

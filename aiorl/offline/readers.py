@@ -1,8 +1,10 @@
-"""Readers of stored experience: files in random order, batches prepared for training, and whole episodes.
+"""Readers of stored experience: files in random order, batches prepared for training, and whole
+episodes.
 
-Workers share the files: with at least as many files as workers, each file belongs to one worker; otherwise each worker
-takes every n-th batch of every file. Either way all of them together read each row once a pass. A hold-out split goes
-by episode and by the file's name, so it is the same in every worker, pass and run.
+Workers share the files: with at least as many files as workers, each file belongs to one worker;
+otherwise each worker takes every n-th batch of every file. Either way all of them together read
+each row once a pass. A hold-out split goes by episode and by the file's name, so it is the same in
+every worker, pass and run.
 """
 
 from __future__ import annotations
@@ -36,8 +38,9 @@ logger = logging.getLogger(__name__)
 class EpisodeAssembler:
     """Assembler of episodes from parts of one worker or file, in the order of time.
 
-    An episode begins with the row whose ``t`` is 0 and ends with a row that is done. Without ``t`` it begins after the
-    end of another one or with a new ``eps_id``; without flags of the end, each part is a whole episode.
+    An episode begins with the row whose ``t`` is 0 and ends with a row that is done. Without ``t``
+    it begins after the end of another one or with a new ``eps_id``; without flags of the end, each
+    part is a whole episode.
 
     Attributes:
         num_left_out: rows of episodes without a beginning or an end.
@@ -52,7 +55,8 @@ class EpisodeAssembler:
         """Add a batch, and yield the episodes that end in it.
 
         Raises:
-            BatchError: the batch is multi-agent, or parts of one episode have different columns (a ValueError).
+            BatchError: the batch is multi-agent, or parts of one episode have different columns (a
+                ValueError).
         """
         if not isinstance(batch, SampleBatch):
             raise BatchError("policy_batches", "a single-agent batch", "a MultiAgentBatch")
@@ -111,7 +115,9 @@ class HoldOut:
             ConfigError: the fraction leaves one part empty.
         """
         if not 0.0 < self.fraction < 1.0:
-            raise ConfigError(f"A hold-out split of {self.fraction} leaves one part empty.", hint="Give 0.1, say.")
+            raise ConfigError(
+                f"A hold-out split of {self.fraction} leaves one part empty.", hint="Give 0.1, say."
+            )
 
     def of(self, batch: Batch, path: str, place: str) -> Batch | None:
         """Return the rows of a batch that belong to the part; None if there are none."""
@@ -153,13 +159,15 @@ class ReaderOptions:
         hold_out: part of the episodes to read; None = all.
         shuffle_files: True if each pass reads the files in another order.
         seed: seed of all random numbers; None = a new one each time.
-        batch_rows: env steps to aim at for a batch: a larger stored batch is cut after the episode that reaches them;
-            None = batches as stored.
-        whole_episodes: True to cut only between episodes; False also cuts episodes longer than twice the rows.
+        batch_rows: env steps to aim at for a batch: a larger stored batch is cut after the episode
+            that reaches them; None = batches as stored.
+        whole_episodes: True to cut only between episodes; False also cuts episodes longer than
+            twice the rows.
         max_corrupt: limit of unreadable places and rows over all passes; one more ends the run.
-        joins_episodes: True for batches of whole episodes, whose rows can be anywhere in a file; False for batches as
-            stored.
-        adds_new_obs: True to add ``new_obs`` if files have none, with the observation of the episode's next row.
+        joins_episodes: True for batches of whole episodes, whose rows can be anywhere in a file;
+            False for batches as stored.
+        adds_new_obs: True to add ``new_obs`` if files have none, with the observation of the
+            episode's next row.
     """
 
     share: Share | None = None
@@ -182,24 +190,31 @@ class ReaderOptions:
         for name, least in (("epochs", 1), ("batch_rows", 1), ("max_corrupt", 0)):
             value = getattr(self, name)
             if value is not None and value < least:
-                raise ConfigError(f"{name} is {value}; it must be at least {least}.", key=name, value=value)
+                raise ConfigError(
+                    f"{name} is {value}; it must be at least {least}.", key=name, value=value
+                )
         if self.share is not None and not 0 <= self.share.index < self.share.of:
-            raise ConfigError(f"There is no share {self.share.index} of {self.share.of}.", key="share")
+            raise ConfigError(
+                f"There is no share {self.share.index} of {self.share.of}.", key="share"
+            )
 
 
 class FileReader(InputReader):
-    """Batches of files, without end or for a number of passes; each pass has every row of its share once.
+    """Batches of files, without end or for a number of passes; each pass has every row of its share
+    once.
 
-    Unreadable places and files that vanished are recorded, logged and skipped. More of them than ``max_corrupt`` end
-    the reading, and so does a pass in which nothing could be read. If there are more workers than batches, an endless
-    reader with an empty share reads everything.
+    Unreadable places and files that vanished are recorded, logged and skipped. More of them than
+    ``max_corrupt`` end the reading, and so does a pass in which nothing could be read. If there are
+    more workers than batches, an endless reader with an empty share reads everything.
 
     Attributes:
         files: files to read, all or its share of them.
         num_passes: whole passes so far.
         num_rows: rows read so far.
-        unreadable: reason by file and place, each only once for all passes; place "" is a whole file.
-        piece: number of the batch that `next` returned last, see `aiorl.data.columns.PIECE`; 0 before the first.
+        unreadable: reason by file and place, each only once for all passes; place "" is a whole
+            file.
+        piece: number of the batch that `next` returned last, see `aiorl.data.columns.PIECE`; 0
+            before the first.
         path: file of that batch; "" before the first.
     """
 
@@ -215,7 +230,8 @@ class FileReader(InputReader):
         Args:
             sources: paths, directories, patterns, URIs, ``minari:NAME``.
             options: options of reading.
-            fit: function that changes a policy's rows [B, ...], in place, to the form that it takes.
+            fit: function that changes a policy's rows [B, ...], in place, to the form that it
+                takes.
 
         Raises:
             ConfigError: a source names no file (also a ValueError).
@@ -232,8 +248,12 @@ class FileReader(InputReader):
         self._aligned: set[str] = set()
         self._steps = StepsLeftOut()
         self.unreadable: dict[tuple[str, str], str] = {}
-        self._rng = np.random.default_rng(None if options.seed is None else [options.seed, share.index])
-        self._ended_by: AiorlError = EndOfData(f"all passes over {len(self.files)} files have been read")
+        self._rng = np.random.default_rng(
+            None if options.seed is None else [options.seed, share.index]
+        )
+        self._ended_by: AiorlError = EndOfData(
+            f"all passes over {len(self.files)} files have been read"
+        )
         self._is_closed = False
         self._batches = self._read()
 
@@ -275,7 +295,9 @@ class FileReader(InputReader):
             for path in files:
                 self.path = path
                 joins = self._options.joins_episodes or self._options.hold_out is not None
-                for stored in stored_batches(path, self._share, joins_episodes=joins, aligned=self._aligned):
+                for stored in stored_batches(
+                    path, self._share, joins_episodes=joins, aligned=self._aligned
+                ):
                     if isinstance(stored, DataError):
                         self._note(stored)
                         continue
@@ -297,7 +319,9 @@ class FileReader(InputReader):
         if self._fit is None:
             return
         batch = stored.batch
-        policies = {DEFAULT_POLICY_ID: batch} if isinstance(batch, SampleBatch) else batch.policy_batches
+        policies = (
+            {DEFAULT_POLICY_ID: batch} if isinstance(batch, SampleBatch) else batch.policy_batches
+        )
         for policy_id, rows in policies.items():
             try:
                 self._fit(policy_id, rows)
@@ -305,12 +329,18 @@ class FileReader(InputReader):
                 raise placed(error, path, stored.place) from error
 
     def _go_on_after_nothing(self, num_files: int) -> None:
-        """Raise if there is nothing to read; otherwise change the share so that the next pass finds batches."""
+        """Raise if there is nothing to read; otherwise change the share so that the next pass finds
+        batches.
+        """
         if self.unreadable:
-            raise DataError(f"nothing could be read of {num_files} files; the first: {self._first_error}")
+            raise DataError(
+                f"nothing could be read of {num_files} files; the first: {self._first_error}"
+            )
         if self._options.epochs is None:
             if self._share == WHOLE and self.files == self._all_files:
-                raise DataError(f"there is nothing to be read in {num_files} files", path=self.files[0])
+                raise DataError(
+                    f"there is nothing to be read in {num_files} files", path=self.files[0]
+                )
             logger.warning("There are more workers than stored batches: this one reads all of them")
             self.files, self._share = self._all_files, WHOLE
 
@@ -320,9 +350,15 @@ class FileReader(InputReader):
         if options.hold_out is not None:
             batch = options.hold_out.of(stored.batch, path, stored.place)
         if options.adds_new_obs and batch is not None:  # before episodes are cut into batches
-            batch = map_policies(batch, lambda policy_id, rows: self._steps.with_new_obs(rows, path))
+            batch = map_policies(
+                batch, lambda policy_id, rows: self._steps.with_new_obs(rows, path)
+            )
         parts: Iterator[Batch] = iter([] if batch is None else [batch])
-        if options.batch_rows is not None and isinstance(batch, SampleBatch) and batch.count > options.batch_rows:
+        if (
+            options.batch_rows is not None
+            and isinstance(batch, SampleBatch)
+            and batch.count > options.batch_rows
+        ):
             parts = _cut(batch, options.batch_rows, whole_episodes=options.whole_episodes)
         start = 0
         for part in parts:
@@ -333,14 +369,16 @@ class FileReader(InputReader):
     def _note(self, error: DataError) -> None:
         if (error.path, error.place) in self.unreadable:
             return
-        self.unreadable[error.path, error.place] = str(error)  # a traceback would keep the data in memory
+        self.unreadable[error.path, error.place] = str(
+            error
+        )  # a traceback would keep the data in memory
         count, most = len(self.unreadable), self._options.max_corrupt
         if count <= _MAX_LOGGED:
             logger.warning("Left out: %s", error)
         if count > most:
             raise DataError(
-                f"{count} places of the input could not be read, more than the limit of {most}; the first: "
-                f"{self._first_error}"
+                f"{count} places of the input could not be read, more than the limit of {most}; the"
+                f" first: {self._first_error}"
             )
 
     @property
@@ -349,10 +387,16 @@ class FileReader(InputReader):
 
 
 def _cut(batch: SampleBatch, rows: int, *, whole_episodes: bool) -> Iterator[SampleBatch]:
-    """Cut a batch after the episode that reaches the number of rows, or within it if it is much longer."""
+    """Cut a batch after the episode that reaches the number of rows, or within it if it is much
+    longer.
+    """
     start, count = 0, batch.count
     episodes = batch.get(c.EPS_ID)
-    ends = None if episodes is None else np.append(np.flatnonzero(episodes[1:] != episodes[:-1]) + 1, count)
+    ends = (
+        None
+        if episodes is None
+        else np.append(np.flatnonzero(episodes[1:] != episodes[:-1]) + 1, count)
+    )
     while start < count:
         end = min(start + rows, count)
         if ends is not None:
@@ -363,7 +407,9 @@ def _cut(batch: SampleBatch, rows: int, *, whole_episodes: bool) -> Iterator[Sam
 
 
 def _piece_number(path: str, place: str, start: int) -> int:
-    """Return a number above 0 that fits into int64; two pieces have the same one with probability 2^-63."""
+    """Return a number above 0 that fits into int64; two pieces have the same one with probability
+    2^-63.
+    """
     digest = hashlib.blake2b(f"{path}\0{place}\0{start}".encode(), digest_size=8).digest()
     return (int.from_bytes(digest, "little") >> 1) or 1
 
@@ -374,14 +420,15 @@ _MAX_EMPTY = 1000
 class PreparedReader(InputReader):
     """Batches of other readers, prepared for training.
 
-    Each read picks the reader whose share of all env steps is furthest below its weight, and passes stored rows to
-    `take_in`. The batch goes into a buffer, which
-    returns a random one. Stored rows are postprocessed when they leave the buffer, with the policy of that time.
-    Batches of a sampler are not changed.
+    Each read picks the reader whose share of all env steps is furthest below its weight, and passes
+    stored rows to `take_in`. The batch goes into a buffer, which returns a random one. Stored rows
+    are postprocessed when they leave the buffer, with the policy of that time. Batches of a sampler
+    are not changed.
 
-    If rows to postprocess have no ``new_obs``, it is taken from the next row of the episode. The last row of an episode
-    that did not terminate has none then, and is left out. Rows of a single `FileReader` get the number of their piece;
-    for a mixture, its shares determine how often rows come.
+    If rows to postprocess have no ``new_obs``, it is taken from the next row of the episode. The
+    last row of an episode that did not terminate has none then, and is left out. Rows of a single
+    `FileReader` get the number of their piece; for a mixture, its shares determine how often rows
+    come.
     """
 
     def __init__(
@@ -402,7 +449,8 @@ class PreparedReader(InputReader):
             buffer_size: batches in the shuffling buffer; 0 keeps the order.
             seed: seed of all random numbers; None = a new one each time.
             take_in: function of a policy id and its stored rows, which it can change or inspect.
-            postprocess: function of a policy id and an episode's rows; returns the rows to train on.
+            postprocess: function of a policy id and an episode's rows; returns the rows to train
+                on.
         """
         self._readers, self._weights = readers, np.array(weights, np.float64) / sum(weights)
         self._size, self._take_in, self._postprocess = buffer_size, take_in, postprocess
@@ -414,7 +462,8 @@ class PreparedReader(InputReader):
         self._steps = StepsLeftOut()
 
     def next(self) -> Batch:
-        """See `InputReader.next`; at the end of a finite input, the rest of the buffer is returned in random order.
+        """See `InputReader.next`; at the end of a finite input, the rest of the buffer is returned
+        in random order.
 
         Raises:
             EndOfData: all batches have been returned.
@@ -428,7 +477,8 @@ class PreparedReader(InputReader):
             if made is not None:
                 return made
         raise DataError(
-            f"{_MAX_EMPTY} stored batches, one after the other, have no {c.NEW_OBS!r} and no second row to take it from"
+            f"{_MAX_EMPTY} stored batches, one after the other, have no {c.NEW_OBS!r} and no second"
+            " row to take it from"
         )
 
     def close(self) -> None:
@@ -450,7 +500,9 @@ class PreparedReader(InputReader):
         return self._buffer.pop()
 
     def _read(self) -> tuple[Batch, bool, int | None]:
-        """Return the next batch, whether it was stored, and the number of its piece if that is known."""
+        """Return the next batch, whether it was stored, and the number of its piece if that is
+        known.
+        """
         which = self._furthest_behind() if self.mixes_sources else 0
         reader = self._readers[which]
         batch = reader.next()
@@ -464,7 +516,9 @@ class PreparedReader(InputReader):
         return batch, is_stored, None if self.mixes_sources else getattr(reader, "piece", None)
 
     def _furthest_behind(self) -> int:
-        """Return the number of the reader whose env steps are furthest behind its share; its batches can be large."""
+        """Return the number of the reader whose env steps are furthest behind its share; its
+        batches can be large.
+        """
         return int(np.argmax(self._weights * (1.0 + self._num_steps.sum()) - self._num_steps))
 
     def _taken_in(self, policy_id: str, rows: SampleBatch) -> SampleBatch:
@@ -479,7 +533,9 @@ class PreparedReader(InputReader):
         whole = self._steps.with_new_obs(rows, "")
         if whole is None:
             return None
-        made = SampleBatch.concat([self._postprocess(policy_id, part) for part in trajectories(whole)])
+        made = SampleBatch.concat(
+            [self._postprocess(policy_id, part) for part in trajectories(whole)]
+        )
         if piece is not None:
             made[c.PIECE] = np.full(made.count, piece, np.int64)
         return made
@@ -490,10 +546,11 @@ _ENOUGH_ROWS = 32
 
 
 class StepsLeftOut:
-    """Rows without ``new_obs`` that are left out, because the row of the next step is not in the file.
+    """Rows without ``new_obs`` that are left out, because the row of the next step is not in the
+    file.
 
-    The last row of an episode that did not terminate is one of them. If there are many, the rows of the file are not
-    those of episodes.
+    The last row of an episode that did not terminate is one of them. If there are many, the rows of
+    the file are not those of episodes.
     """
 
     def __init__(self) -> None:
@@ -518,11 +575,16 @@ class StepsLeftOut:
         num_left_out = rows.count - sum(part.count for part in whole)
         self._num_rows += rows.count
         self._num_left_out += num_left_out
-        if num_left_out and self._num_rows >= _ENOUGH_ROWS and 2 * self._num_left_out > self._num_rows:
+        if (
+            num_left_out
+            and self._num_rows >= _ENOUGH_ROWS
+            and 2 * self._num_left_out > self._num_rows
+        ):
             raise DataError(
-                f"{self._num_left_out:,} of {self._num_rows:,} rows have no {c.NEW_OBS!r}, and no row of the next "
-                f"step of their episode to take it from; the first here is {_name_of_first_left_out(rows)}. Is "
-                "eps_id the same in all rows of an episode, are all of them in one file, and does t count up by 1?",
+                f"{self._num_left_out:,} of {self._num_rows:,} rows have no {c.NEW_OBS!r}, and no"
+                " row of the next step of their episode to take it from; the first here is"
+                f" {_name_of_first_left_out(rows)}. Is eps_id the same in all rows of an episode,"
+                " are all of them in one file, and does t count up by 1?",
                 path=path,
             )
         return SampleBatch.concat(whole) if whole else None
@@ -544,9 +606,13 @@ def _with_new_obs(part: SampleBatch) -> SampleBatch:
     obs, terminated = part[c.OBS], part[c.TERMINATEDS].astype(bool)
     whole = part if terminated[-1] else part.slice(0, part.count - 1)
     if whole.count:
-        following = np.concatenate([obs[1:], obs[-1:]])[: whole.count]  # after a terminal state it has no effect
+        following = np.concatenate([obs[1:], obs[-1:]])[
+            : whole.count
+        ]  # after a terminal state it has no effect
         whole[c.NEW_OBS] = following
-        if whole is not part and c.TRUNCATEDS in whole:  # no row says any longer that the episode ends here
+        if (
+            whole is not part and c.TRUNCATEDS in whole
+        ):  # no row says any longer that the episode ends here
             truncateds = whole[c.TRUNCATEDS].copy()
             truncateds[-1] = True
             whole[c.TRUNCATEDS] = truncateds
@@ -563,7 +629,11 @@ class StoredEpisodes:
     """
 
     def __init__(
-        self, sources: str | Sequence[str], *, hold_out: HoldOut | None = None, max_corrupt: int = MAX_CORRUPT
+        self,
+        sources: str | Sequence[str],
+        *,
+        hold_out: HoldOut | None = None,
+        max_corrupt: int = MAX_CORRUPT,
     ) -> None:
         """Find the files.
 
@@ -578,7 +648,11 @@ class StoredEpisodes:
         """
         self.files = find_sources(sources)
         self._options = ReaderOptions(
-            epochs=1, hold_out=hold_out, shuffle_files=False, max_corrupt=max_corrupt, joins_episodes=True
+            epochs=1,
+            hold_out=hold_out,
+            shuffle_files=False,
+            max_corrupt=max_corrupt,
+            joins_episodes=True,
         )
         self.num_corrupt = 0
         self.num_left_out = 0

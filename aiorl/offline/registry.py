@@ -15,7 +15,9 @@ from aiorl.offline.minari_data import PREFIX, MinariDataset
 from aiorl.offline.parquet import Parquet
 from aiorl.offline.sound_rows import sound_rows, with_origins
 
-FORMATS: dict[str, Format] = {found.name: found for found in (JsonLines(), RllibJson(), Parquet(), MinariDataset())}
+FORMATS: dict[str, Format] = {
+    found.name: found for found in (JsonLines(), RllibJson(), Parquet(), MinariDataset())
+}
 """All formats by name."""
 
 SUFFIXES = frozenset(suffix for found in FORMATS.values() for suffix in found.suffixes)
@@ -37,11 +39,13 @@ def format_of(path: str) -> Format:
     for found in FORMATS.values():
         if suffix in found.suffixes:
             if without_compression(path) != path and not found.can_be_wrapped:
-                raise DataError(f"a {found.name} file compresses by itself; decompress it first", path=path)
+                raise DataError(
+                    f"a {found.name} file compresses by itself; decompress it first", path=path
+                )
             return found
     raise DataError(
-        f"no format has files that end in {suffix!r}; known are {', '.join(sorted(SUFFIXES))}, JSON also with .gz or "
-        ".lz4 at the end, and minari:NAME",
+        f"no format has files that end in {suffix!r}; known are {', '.join(sorted(SUFFIXES))}, JSON"
+        " also with .gz or .lz4 at the end, and minari:NAME",
         path=path,
     )
 
@@ -54,7 +58,9 @@ def format_named(name: str) -> Format:
     """
     if name not in FORMATS:
         hint = f"There are {', '.join(FORMATS)}."
-        raise ConfigError(f"There is no format {name!r}.{nearest(name, FORMATS)}", value=name, hint=hint)
+        raise ConfigError(
+            f"There is no format {name!r}.{nearest(name, FORMATS)}", value=name, hint=hint
+        )
     return FORMATS[name]
 
 
@@ -73,7 +79,10 @@ def find_sources(sources: str | Sequence[str]) -> list[str]:
                 f"No file of experience matches {source!r}.",
                 key="input",
                 value=source,
-                hint=f"Give a file, a directory or a pattern of files that end in {', '.join(sorted(SUFFIXES))}.",
+                hint=(
+                    "Give a file, a directory or a pattern of files that end in"
+                    f" {', '.join(sorted(SUFFIXES))}."
+                ),
             )
         for path in paths:
             format_of(path)
@@ -96,11 +105,12 @@ def stored_batches(
     Args:
         path: the file.
         share: share of the file to read, by the numbers of its batches.
-        joins_episodes: True for batches of whole episodes, whose rows can be anywhere in the file; the share is then
-            one of these batches. False for batches as stored, with the rows of each episode in order.
+        joins_episodes: True for batches of whole episodes, whose rows can be anywhere in the file;
+            the share is then one of these batches. False for batches as stored, with the rows of
+            each episode in order.
         keeps_origins: True to add the column `aiorl.offline.sound_rows.ORIGIN`.
-        aligned: files of which no episode is in several batches, so that nothing is to be joined; a file that turns
-            out to be one is added. None if that is not needed.
+        aligned: files of which no episode is in several batches, so that nothing is to be joined; a
+            file that turns out to be one is added. None if that is not needed.
 
     Raises:
         ConfigError: a package for the format is missing.
@@ -157,7 +167,9 @@ def _read(path: str, share: Share) -> Generator[Stored | DataError, None, None]:
                 if isinstance(stored, DataError):
                     num_errors += 1
                     if num_errors == MAX_UNREADABLE:
-                        raise DataError(f"reading ends after {num_errors:,} unreadable places", path=path)
+                        raise DataError(
+                            f"reading ends after {num_errors:,} unreadable places", path=path
+                        )
     except DataError as error:
         yield error
     except OSError as error:

@@ -23,7 +23,8 @@ FINITE = (c.OBS, c.NEW_OBS, c.ACTIONS, c.REWARDS)
 _LARGEST = np.finfo(np.float32).max
 
 ORIGIN = "stored_at"
-"""int64: number of the batch in its file, from 0, times 2**32, plus number of the row in it, from 0."""
+"""int64: number of the batch in its file, from 0, times 2**32, plus number of the row in it, from
+0."""
 _ROWS_OF_BATCH = 1 << 32
 
 
@@ -39,9 +40,11 @@ def origins(column: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.in
 
 
 def sound_rows(stored: Stored, path: str) -> Iterator[Stored | DataError]:
-    """Yield an error for each row that can't be used, then the batch without these rows, if any are left.
+    """Yield an error for each row that can't be used, then the batch without these rows, if any are
+    left.
 
-    The observation after a terminal state has no effect; if it is missing, it is replaced by that of the row.
+    The observation after a terminal state has no effect; if it is missing, it is replaced by that
+    of the row.
 
     Args:
         stored: the batch; its rows can be changed.
@@ -97,7 +100,9 @@ def _faults(rows: SampleBatch) -> Iterator[tuple[Bools, str]]:
             continue
         column = rows[name]
         # policies take float32, in which larger numbers are infinite
-        is_finite = np.isfinite(column) if column.dtype.itemsize <= 4 else np.abs(column) <= _LARGEST
+        is_finite = (
+            np.isfinite(column) if column.dtype.itemsize <= 4 else np.abs(column) <= _LARGEST
+        )
         is_bad: Bools = np.asarray(~is_finite.reshape(rows.count, -1).all(axis=1))
         if name == c.NEW_OBS and is_bad.any():
             is_bad = _without_successor(rows, is_bad)
@@ -105,7 +110,9 @@ def _faults(rows: SampleBatch) -> Iterator[tuple[Bools, str]]:
 
 
 def _without_successor(rows: SampleBatch, is_bad: Bools) -> Bools:
-    """Replace observations after terminal states that are not finite; return the flags of the other rows."""
+    """Replace observations after terminal states that are not finite; return the flags of the other
+    rows.
+    """
     if c.TERMINATEDS not in rows or c.OBS not in rows or rows[c.OBS].shape != rows[c.NEW_OBS].shape:
         return is_bad
     has_no_effect = is_bad & rows[c.TERMINATEDS].astype(np.bool_)
@@ -118,7 +125,9 @@ def _without_successor(rows: SampleBatch, is_bad: Bools) -> Bools:
 
 
 def _cut_before_gaps(rows: SampleBatch, positions: NDArray[np.int64]) -> None:
-    """Without ``t``, mark the rows before those left out as truncated, so that no row joins what it does not follow."""
+    """Without ``t``, mark the rows before those left out as truncated, so that no row joins what it
+    does not follow.
+    """
     if c.T in rows or c.TRUNCATEDS not in rows or c.TERMINATEDS not in rows:
         return
     is_before_gap = np.append(positions[1:] != positions[:-1] + 1, False)

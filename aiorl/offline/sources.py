@@ -44,13 +44,13 @@ _SUM_TOLERANCE = 1e-6
 class InputSettings(ReaderOptions):
     """Options of reading stored experience.
 
-    Without ``share``, workers share by their indices, and the local worker reads all files. Without ``batch_rows``,
-    batches have as many rows as the worker's fragments.
+    Without ``share``, workers share by their indices, and the local worker reads all files. Without
+    ``batch_rows``, batches have as many rows as the worker's fragments.
 
     Attributes:
         shuffle_buffer_size: batches in the shuffling buffer; 0 keeps the order.
-        postprocess_inputs: True to postprocess trajectories with the worker's current policies, with rewards clipped
-            like those of its environments.
+        postprocess_inputs: True to postprocess trajectories with the worker's current policies,
+            with rewards clipped like those of its environments.
         actions_normalized: True if stored actions are scaled to [-1, 1] and must be scaled back.
     """
 
@@ -63,14 +63,14 @@ def input_creator(source: Input, settings: InputSettings | None = None) -> Input
     """Return the function that creates a worker's reader.
 
     Args:
-        source: ``"sampler"``; a path, directory, pattern, URI or ``minari:NAME``; a list of them; a mapping from these
-            or ``"sampler"`` to their shares of the env steps; or a function from an IOContext to a reader, which is
-            returned unchanged.
+        source: ``"sampler"``; a path, directory, pattern, URI or ``minari:NAME``; a list of them; a
+            mapping from these or ``"sampler"`` to their shares of the env steps; or a function from
+            an IOContext to a reader, which is returned unchanged.
         settings: options of reading files.
 
     Raises:
-        ConfigError: the source has another type, or shares are invalid (also a ValueError). Missing files are
-            only noticed when the reader is created.
+        ConfigError: the source has another type, or shares are invalid (also a ValueError). Missing
+            files are only noticed when the reader is created.
     """
     settings = settings or InputSettings()
     weights: list[float] = [1.0]
@@ -81,7 +81,9 @@ def input_creator(source: Input, settings: InputSettings | None = None) -> Input
     if isinstance(source, Mapping):
         _check_weights(source)
         if settings.epochs is not None and len(source) > 1:
-            raise ConfigError("A mixture is read without end: its sources end at different times.", key="input")
+            raise ConfigError(
+                "A mixture is read without end: its sources end at different times.", key="input"
+            )
         weights = [weight for weight in source.values() if weight > 0.0]
         files: list[Any] = [name for name, weight in source.items() if weight > 0.0]
     elif isinstance(source, str) or (
@@ -93,20 +95,29 @@ def input_creator(source: Input, settings: InputSettings | None = None) -> Input
             f"input is {source!r}.",
             key="input",
             value=source,
-            hint="Give 'sampler', files, a list of files, a mapping from sources to shares, or a function.",
+            hint=(
+                "Give 'sampler', files, a list of files, a mapping from sources to shares, or a"
+                " function."
+            ),
         )
 
     def create(context: IOContext) -> InputReader:
         options = replace(
             settings,
             share=settings.share or share_of(context.worker_index, context.num_workers),
-            batch_rows=settings.batch_rows or getattr(context.worker, "rollout_fragment_length", None),
+            batch_rows=settings.batch_rows
+            or getattr(context.worker, "rollout_fragment_length", None),
             joins_episodes=settings.postprocess_inputs,
             adds_new_obs=settings.postprocess_inputs,
         )
         fit = _fitting(context)
         readers = [
-            context.default_sampler_input() if name == SAMPLER else FileReader(name, options, fit=fit) for name in files
+            (
+                context.default_sampler_input()
+                if name == SAMPLER
+                else FileReader(name, options, fit=fit)
+            )
+            for name in files
         ]
         return _prepared(readers, context, settings, weights)
 
@@ -118,13 +129,17 @@ def _check_weights(weights: Mapping[str, float]) -> None:
     are_shares = all(isinstance(value, int | float) and 0.0 <= value <= 1.0 for value in values)
     if not are_shares or abs(math.fsum(values) - 1.0) > _SUM_TOLERANCE:
         raise ConfigError(
-            f"The shares of input are {values}; each must be from 0 to 1, and their sum 1.", key="input",
+            f"The shares of input are {values}; each must be from 0 to 1, and their sum 1.",
+            key="input",
             value=dict(weights),
-        )  # fmt: skip
+        )
 
 
 def _prepared(
-    readers: Sequence[InputReader], context: IOContext, settings: InputSettings, weights: Sequence[float] = (1.0,)
+    readers: Sequence[InputReader],
+    context: IOContext,
+    settings: InputSettings,
+    weights: Sequence[float] = (1.0,),
 ) -> InputReader:
     """Return one reader for all."""
     take_in = _taking_in(context, is_normalized=settings.actions_normalized)
@@ -157,11 +172,16 @@ def share_of(slot: int, num_workers: int, sampler: int = 0, num_samplers: int = 
 
 
 def _fitting(context: IOContext) -> Callable[[str, SampleBatch], None] | None:
-    """Return the function that gives a policy's rows their dtypes and shapes; None without policies."""
+    """Return the function that gives a policy's rows their dtypes and shapes;
+
+    None without policies.
+    """
     if context.worker is None:
         return None
     fitters = {
-        policy_id: RowFitter(getattr(policy, "observation_space", None), getattr(policy, "action_space", None))
+        policy_id: RowFitter(
+            getattr(policy, "observation_space", None), getattr(policy, "action_space", None)
+        )
         for policy_id, policy in context.worker.policy_map.items()
     }
 
@@ -172,13 +192,18 @@ def _fitting(context: IOContext) -> Callable[[str, SampleBatch], None] | None:
     return fit
 
 
-def _taking_in(context: IOContext, *, is_normalized: bool) -> Callable[[str, SampleBatch], None] | None:
-    """Return the function that converts stored rows for their policies; None if there is nothing to convert.
+def _taking_in(
+    context: IOContext, *, is_normalized: bool
+) -> Callable[[str, SampleBatch], None] | None:
+    """Return the function that converts stored rows for their policies; None if there is nothing to
+    convert.
 
-    Actions are scaled back. If a policy takes raw observations, its filter learns from the rows read.
+    Actions are scaled back. If a policy takes raw observations, its filter learns from the rows
+    read.
 
     Raises:
-        ConfigError: the settings say that actions are scaled, but they can't be in this space (also a ValueError).
+        ConfigError: the settings say that actions are scaled, but they can't be in this space (also
+            a ValueError).
     """
     worker: Any = context.worker
     if worker is None:
@@ -189,7 +214,11 @@ def _taking_in(context: IOContext, *, is_normalized: bool) -> Callable[[str, Sam
             scales[policy_id] = UnitActions(policy.action_space).restore
         elif seem_scaled(policy.action_space, 0.0, 0.0):
             scales[policy_id] = UnitGuess(policy.action_space).look
-    raw = {policy_id for policy_id, policy in worker.policy_map.items() if getattr(policy, "takes_raw", False)}
+    raw = {
+        policy_id
+        for policy_id, policy in worker.policy_map.items()
+        if getattr(policy, "takes_raw", False)
+    }
 
     def take_in(policy_id: str, rows: SampleBatch) -> None:
         if policy_id in scales:
@@ -200,7 +229,9 @@ def _taking_in(context: IOContext, *, is_normalized: bool) -> Callable[[str, Sam
             if name in rows:
                 rows[name] = np.asarray(rows[name], np.float32)
         own = context.worker.filters[policy_id]
-        if c.OBS in rows and rows[c.OBS].shape[1:] == own.shape:  # the user of the rows reports another shape
+        if (
+            c.OBS in rows and rows[c.OBS].shape[1:] == own.shape
+        ):  # the user of the rows reports another shape
             own.learn(rows[c.OBS])
 
     return take_in if scales or raw else None
@@ -214,12 +245,17 @@ def _postprocessing(context: IOContext) -> Callable[[str, SampleBatch], SampleBa
         policy: Any = None if worker is None else worker.get_policy(policy_id)
         if worker is None or policy is None:
             raise ConfigError(
-                f"postprocess_inputs needs a worker with a policy {policy_id!r}, which does not exist.",
+                f"postprocess_inputs needs a worker with a policy {policy_id!r}, which does not"
+                " exist.",
                 key="postprocess_inputs",
             )
         _name_episode(part, episodes)
-        if isinstance(policy, GraphPolicy) and policy.config.get("postprocess") in NEED_ACTION_VALUES:
-            # they would be those of the policy that played, not the values of actions that priorities need
+        if (
+            isinstance(policy, GraphPolicy)
+            and policy.config.get("postprocess") in NEED_ACTION_VALUES
+        ):
+            # they would be those of the policy that played, not the values of actions that
+            # priorities need
             for name in (c.ACTION_DIST_INPUTS, c.VF_PREDS):
                 part.pop(name, None)
         limit = worker.reward_limit
@@ -246,8 +282,8 @@ def output_creator(output: Output, **options: Any) -> OutputCreator:
     """Return the function that creates a worker's writer.
 
     Args:
-        output: None; ``"logdir"``, the run's directory; a directory or its URI; or a function from an IOContext to a
-            writer, which is returned unchanged.
+        output: None; ``"logdir"``, the run's directory; a directory or its URI; or a function from
+            an IOContext to a writer, which is returned unchanged.
         options: options of `FileWriter`.
 
     Raises:
@@ -259,13 +295,18 @@ def output_creator(output: Output, **options: Any) -> OutputCreator:
         return output
     if not isinstance(output, str) or not output:
         raise ConfigError(
-            f"output is {output!r}.", key="output", value=output, hint="Give null, 'logdir', a directory or a function."
+            f"output is {output!r}.",
+            key="output",
+            value=output,
+            hint="Give null, 'logdir', a directory or a function.",
         )
 
     def create(context: IOContext) -> OutputWriter:
         directory = context.log_dir if output == LOG_DIR else output
         if directory is None:
-            raise ConfigError(f"output is {LOG_DIR!r}, but there is no run directory.", key="output", value=output)
+            raise ConfigError(
+                f"output is {LOG_DIR!r}, but there is no run directory.", key="output", value=output
+            )
         return FileWriter(directory, worker_index=context.worker_index, **options)
 
     return create
@@ -295,7 +336,9 @@ def configured_input(settings: WorkerConfig, share: Share) -> InputCreator:
     )
     if isinstance(source, str) and is_import_path(source):
         own = _users("input", source, InputReader, "next")
-        return lambda context: _prepared([own(context)], context, replace(options, shuffle_buffer_size=0))
+        return lambda context: _prepared(
+            [own(context)], context, replace(options, shuffle_buffer_size=0)
+        )
     return input_creator(source, options)
 
 
@@ -309,7 +352,9 @@ def configured_output(settings: WorkerConfig) -> OutputCreator:
     if isinstance(output, str) and is_import_path(output):
         output = _users("output", output, OutputWriter, "write")
     return output_creator(
-        output, compress_columns=settings.output_compress_columns, max_file_bytes=settings.output_max_file_size
+        output,
+        compress_columns=settings.output_compress_columns,
+        max_file_bytes=settings.output_max_file_size,
     )
 
 
@@ -322,14 +367,18 @@ def _users(key: str, path: str, kind: type[Any], method: str) -> Callable[[IOCon
     function = import_object(path, key=key)
     what = f"{key} {path!r}"
     if not callable(function):
-        raise ConfigError(f"{key} is {path!r}, expected a function of an IOContext.", key=key, value=path)
+        raise ConfigError(
+            f"{key} is {path!r}, expected a function of an IOContext.", key=key, value=path
+        )
     check_takes(function, what, key, None)
 
     def create(context: IOContext) -> Any:
         made = function(context)
         if not isinstance(made, kind):
             raise ConfigError(
-                f"{what} returned a {type(made).__name__}, expected an aiorl.{kind.__name__}.", key=key, value=path
+                f"{what} returned a {type(made).__name__}, expected an aiorl.{kind.__name__}.",
+                key=key,
+                value=path,
             )
         with contextlib.suppress(AttributeError):  # it may have __slots__
             setattr(made, method, named_failures(getattr(made, method), f"{what}: {method}", key))

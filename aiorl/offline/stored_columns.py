@@ -67,7 +67,8 @@ def read_batch(columns: object, read: Callable[[Any, Room], Array], room: Room) 
         room: memory left for all policies of the batch.
 
     Raises:
-        DataError: a column, which the message names, can't be read or takes too much memory; or as `to_batch`.
+        DataError: a column, which the message names, can't be read or takes too much memory; or as
+            `to_batch`.
     """
     if not isinstance(columns, dict):
         raise DataError("columns must be an object from names to columns")
@@ -82,9 +83,11 @@ def read_batch(columns: object, read: Callable[[Any, Room], Array], room: Room) 
 
 
 def to_batch(columns: Mapping[str, Array]) -> SampleBatch:
-    """Return a batch of stored columns under their names here, with the flags of an episode's end that follow.
+    """Return a batch of stored columns under their names here, with the flags of an episode's end
+    that follow.
 
-    Rows without a value, NaN in columns of whole numbers or flags, are left as they are: see `complete`.
+    Rows without a value, NaN in columns of whole numbers or flags, are left as they are: see
+    `complete`.
 
     Raises:
         DataError: columns have different lengths, no rows or invalid names.
@@ -95,9 +98,13 @@ def to_batch(columns: Mapping[str, Array]) -> SampleBatch:
         if not name or not is_label(name):
             raise DataError(f"a column is called {one_line(name, 80)!r}, which is not a valid name")
     try:
-        # arrays in a file's buffer are read-only, but callbacks and postprocessing can write to a batch
+        # arrays in a file's buffer are read-only, but callbacks and postprocessing can write to a
+        # batch
         batch = SampleBatch(
-            {name: x if x.flags.writeable else x.copy() for name, x in with_known_names(columns).items()}
+            {
+                name: x if x.flags.writeable else x.copy()
+                for name, x in with_known_names(columns).items()
+            }
         )
     except BatchError as error:
         raise DataError(str(error)) from error
@@ -108,7 +115,8 @@ def to_batch(columns: Mapping[str, Array]) -> SampleBatch:
 
 
 def complete(batch: SampleBatch) -> None:
-    """Check the columns with known names, give whole numbers and flags their dtypes, and add flags that follow.
+    """Check the columns with known names, give whole numbers and flags their dtypes, and add flags
+    that follow.
 
     Columns of whole numbers or flags in which a value is missing (NaN) are not changed.
 
@@ -126,10 +134,14 @@ def check_policies(policies: object) -> dict[str, Any]:
         DataError: it is not a mapping, or has too many policies or invalid names.
     """
     if not isinstance(policies, dict) or not 0 < len(policies) <= _MAX_POLICIES:
-        raise DataError(f"a batch of several policies has 1 to {_MAX_POLICIES} of them by their ids")
+        raise DataError(
+            f"a batch of several policies has 1 to {_MAX_POLICIES} of them by their ids"
+        )
     for policy_id in policies:
         if not policy_id or not is_label(policy_id):
-            raise DataError(f"a policy is called {one_line(policy_id, 80)!r}, which is not a valid name")
+            raise DataError(
+                f"a policy is called {one_line(policy_id, 80)!r}, which is not a valid name"
+            )
     return policies
 
 
@@ -138,11 +150,12 @@ def numbers_of(rows: object, dtype: np.dtype[Any] | None = None) -> Array:
 
     Args:
         rows: list with an item for each row.
-        dtype: dtype of the array. None = that of the numbers, with NaN for null and float32 instead of float64.
+        dtype: dtype of the array. None = that of the numbers, with NaN for null and float32 instead
+            of float64.
 
     Raises:
-        DataError: the lists differ in length, are nested too deeply, or hold other values (NumPy would pad all texts to
-            the longest), or numbers that don't fit the dtype.
+        DataError: the lists differ in length, are nested too deeply, or hold other values (NumPy
+            would pad all texts to the longest), or numbers that don't fit the dtype.
     """
     if not isinstance(rows, list):
         raise DataError(f"a {type(rows).__name__}, not a list with a value for each row")
@@ -152,7 +165,9 @@ def numbers_of(rows: object, dtype: np.dtype[Any] | None = None) -> Array:
         with np.errstate(all="ignore"):  # numbers too large for float32 become infinite
             made = found.astype(to, copy=False)
     except (ValueError, TypeError, OverflowError) as error:
-        raise DataError(f"rows that differ in shape or are not numbers ({one_line(str(error), 100)})") from error
+        raise DataError(
+            f"rows that differ in shape or are not numbers ({one_line(str(error), 100)})"
+        ) from error
     is_whole = made is found or to.kind == "f" or np.array_equal(made, found)
     if dtype is not None and (found.dtype == object or not is_whole):
         raise DataError(f"numbers that don't fit {dtype}")
@@ -186,17 +201,22 @@ def _array_of(rows: list[Any]) -> Array:
 
 def _are_numbers(rows: list[list[Any]]) -> bool:
     try:
-        sum(chain.from_iterable(rows))  # adding up takes a quarter of the time of checking each value
+        sum(
+            chain.from_iterable(rows)
+        )  # adding up takes a quarter of the time of checking each value
     except (TypeError, OverflowError):
         return set(map(type, chain.from_iterable(rows))) <= _NUMBERS
     return True
 
 
-def from_bytes(raw: object, dtype: np.dtype[Any], shape: Sequence[object], order: Literal["C", "F"] = "C") -> Array:
+def from_bytes(
+    raw: object, dtype: np.dtype[Any], shape: Sequence[object], order: Literal["C", "F"] = "C"
+) -> Array:
     """Return bytes as an array [*shape] in native byte order, which can share their memory.
 
     Raises:
-        DataError: the shape is impossible, the number of bytes differs, or booleans are other than 0 and 1.
+        DataError: the shape is impossible, the number of bytes differs, or booleans are other than
+            0 and 1.
     """
     sizes = [size for size in shape if type(size) is int and 0 <= size <= _MAX_SIZE]
     if len(sizes) != len(shape) or len(shape) > MAX_DIMS or math.prod(filter(None, sizes)) > 2**48:
@@ -255,7 +275,10 @@ def _check_known(batch: SampleBatch) -> None:
         if name in batch and batch[name].dtype == object:
             raise DataError(f"column {name!r} does not hold numbers")
     if c.REWARDS in batch and batch[c.REWARDS].ndim != 1:
-        raise DataError(f"column {c.REWARDS!r} has rows of shape {batch[c.REWARDS].shape[1:]}, not a number each")
+        raise DataError(
+            f"column {c.REWARDS!r} has rows of shape {batch[c.REWARDS].shape[1:]}, not a number"
+            " each"
+        )
     for name in WHOLE_NUMBERS:
         if name in batch:
             batch[name] = _whole_numbers(name, batch[name])
@@ -272,7 +295,8 @@ def _whole_numbers(name: str, column: Array) -> Array:
     if column.ndim == 1 and column.dtype.kind == "f":
         is_missing = np.isnan(column)
         present = column[~is_missing]
-        # a column without any value is none; larger floats are not exact: several numbers become one
+        # a column without any value is none; larger floats are not exact: several numbers become
+        # one
         exact = 2**53 if column.dtype == np.float64 else 2**24
         if present.size and (abs(present) < exact).all() and (present == np.floor(present)).all():
             return column if is_missing.any() else column.astype(np.int64)

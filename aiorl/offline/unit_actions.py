@@ -1,7 +1,7 @@
 """Actions of a bounded Box that are stored scaled to [-1, 1], as in RLlib since version 1.4.
 
-Files don't contain this fact: users set ``actions_in_input_normalized``, which is RLlib's name for it. If it is not set
-and all stored actions of a wider Box lie within [-1, 1], a warning is logged.
+Files don't contain this fact: users set ``actions_in_input_normalized``, which is RLlib's name for
+it. If it is not set and all stored actions of a wider Box lie within [-1, 1], a warning is logged.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from aiorl.offline.estimators import ACTION_PROB
 NORMALIZED = "actions_in_input_normalized"
 
 _ENOUGH = 1000
-"""Rows for a guess: it is unlikely that the actions of this many rows stay in a part of their space by chance."""
+"""Rows for a guess: it is unlikely that the actions of this many rows stay in a part of their space
+by chance."""
 
 _log = logging.getLogger(__name__)
 
@@ -39,16 +40,23 @@ class UnitActions:
         """
         if not _is_bounded(space):
             raise ConfigError(
-                f"{NORMALIZED} is for actions of a bounded Box; the action space is {space}.", key=NORMALIZED,
-                value=True, hint="Leave it out.",
-            )  # fmt: skip
+                f"{NORMALIZED} is for actions of a bounded Box; the action space is {space}.",
+                key=NORMALIZED,
+                value=True,
+                hint="Leave it out.",
+            )
         assert isinstance(space, spaces.Box)
-        self._low, self._half = space.low.astype(np.float64), 0.5 * (space.high.astype(np.float64) - space.low)
+        self._low, self._half = (
+            space.low.astype(np.float64),
+            0.5 * (space.high.astype(np.float64) - space.low),
+        )
         self._dtype = space.dtype
         self._log_half = float(np.log(self._half).sum())
 
     def restore(self, rows: SampleBatch) -> None:
-        """Scale actions back, and the densities of those taken; actions outside [-1, 1] are clipped first."""
+        """Scale actions back, and the densities of those taken; actions outside [-1, 1] are clipped
+        first.
+        """
         for name in (c.ACTIONS, c.PREV_ACTIONS):
             if name in rows:
                 unit = np.clip(np.asarray(rows[name], np.float64), -1.0, 1.0)
@@ -67,7 +75,8 @@ class UnitGuess:
 
         Args:
             space: the policy's action space.
-            warns: True to log a warning once the first rows seem to be scaled, and to ignore further rows.
+            warns: True to log a warning once the first rows seem to be scaled, and to ignore
+                further rows.
         """
         self._space, self._warns = space, warns
         self._rows, self._is_wider = 0, False
@@ -88,9 +97,12 @@ class UnitGuess:
         self._is_wider = not seem_scaled(self._space, float(actions.min()), float(actions.max()))
         if self._warns and self._rows >= _ENOUGH and self.seem_scaled:
             _log.warning(
-                "the first %d stored actions lie within [-1, 1], but the action space is %s: they seem to be scaled, "
-                "as RLlib stores them. If they are, set %s: true", self._rows, self._space, NORMALIZED,
-            )  # fmt: skip
+                "the first %d stored actions lie within [-1, 1], but the action space is %s: they"
+                " seem to be scaled, as RLlib stores them. If they are, set %s: true",
+                self._rows,
+                self._space,
+                NORMALIZED,
+            )
 
 
 def seem_scaled(space: spaces.Space[Any] | None, low: float, high: float) -> bool:

@@ -22,10 +22,11 @@ _MAX_NAMES = 10_000
 
 
 class FileWriter(OutputWriter):
-    """Writer of ``output-TIME_worker-INDEX_N.json`` in a directory, with a new file when one exceeds its size.
+    """Writer of ``output-TIME_worker-INDEX_N.json`` in a directory, with a new file when one
+    exceeds its size.
 
-    A file is created for the first batch in it. Existing files are never written to. Each line of JSON is a single
-    write; if a process dies meanwhile, the last line is torn, and readers skip it.
+    A file is created for the first batch in it. Existing files are never written to. Each line of
+    JSON is a single write; if a process dies meanwhile, the last line is torn, and readers skip it.
     """
 
     def __init__(
@@ -53,7 +54,10 @@ class FileWriter(OutputWriter):
             make_directory(directory)
         except OSError as error:
             raise ConfigError(
-                f"The output directory can't be created: {error}.", key="output", value=directory, hint="Name another."
+                f"The output directory can't be created: {error}.",
+                key="output",
+                value=directory,
+                hint="Name another.",
             ) from error
         self._directory = directory if is_uri(directory) else os.path.expanduser(directory)
         self._index = worker_index
@@ -88,7 +92,9 @@ class FileWriter(OutputWriter):
             self.close()
 
     def is_lost(self) -> bool:
-        """Return True if the file that is written to is no longer at its place, as after someone removed it."""
+        """Return True if the file that is written to is no longer at its place, as after someone
+        removed it.
+        """
         if self._file is None or is_uri(self._directory):
             return False
         try:
@@ -114,4 +120,6 @@ class FileWriter(OutputWriter):
                     self._path = path
                     self._inode = os.stat(path).st_ino
                 return file
-        raise DataError(f"{_MAX_NAMES:,} files with names of that second exist already", path=self._directory)
+        raise DataError(
+            f"{_MAX_NAMES:,} files with names of that second exist already", path=self._directory
+        )

@@ -1,13 +1,14 @@
 """Worker processes and their parent: exit statuses that both know, and restarts by the parent.
 
-The parent restarts a worker whatever ended it, unless the worker's exit status says that this would be useless. A
-status of 0 means nothing, since an environment may have called ``exit``. If a start fails for lack of processes, memory
-or file descriptors, it is tried again every ten seconds and does not count. A worker ends when its parent does, since
-its standard input is a pipe that closes then; should the worker be stuck in code that keeps Python's lock, the kernel
-ends it (`end_with_parent`). It has its own session, so that Ctrl-C in a terminal reaches only the parent.
+The parent restarts a worker whatever ended it, unless the worker's exit status says that this would
+be useless. A status of 0 means nothing, since an environment may have called ``exit``. If a start
+fails for lack of processes, memory or file descriptors, it is tried again every ten seconds and
+does not count. A worker ends when its parent does, since its standard input is a pipe that closes
+then; should the worker be stuck in code that keeps Python's lock, the kernel ends it
+(`end_with_parent`). It has its own session, so that Ctrl-C in a terminal reaches only the parent.
 
-The parent can be a learner or a process that loads almost nothing (`keeper`). This module therefore uses neither an
-event loop nor `dataclasses`.
+The parent can be a learner or a process that loads almost nothing (`keeper`). This module therefore
+uses neither an event loop nor `dataclasses`.
 """
 
 from __future__ import annotations
@@ -36,16 +37,19 @@ WRONG_USAGE = 2
 RUN_IS_OVER = 32
 """Exit status: the learner has said that the run is over."""
 HOPELESS = 33
-"""Exit status: the worker failed and would fail again; the learner refused it for good, or its keys are unusable."""
+"""Exit status: the worker failed and would fail again; the learner refused it for good, or its keys
+are unusable."""
 STOPPED = 128 + signal.SIGTERM
 """Exit status: the worker left in an orderly way after a signal."""
 DEFAULT_MAX_RESTARTS = 3
 WORKERS_TOGETHER = "AIORL_WORKERS_TOGETHER"
 """Environment variable with the number of workers that were started together on this host."""
 FORMER_END = "AIORL_FORMER_END"
-"""Environment variable of a worker that was started again: how its former process ended without reporting a failure."""
+"""Environment variable of a worker that was started again: how its former process ended without
+reporting a failure."""
 RELAY = "AIORL_RELAY"
-"""Environment variable with the name of the relay's socket (see `aiorl.net.transport.relay`); empty without a relay."""
+"""Environment variable with the name of the relay's socket (see `aiorl.net.transport.relay`); empty
+without a relay."""
 _TRY_AGAIN_S = 10.0
 """Seconds to wait before another try if a start failed for a temporary lack of resources."""
 _LACKS = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT)
@@ -54,9 +58,11 @@ _BACKOFF_S = (0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 _HEALTHY_S, _HEALTHY_BEFORE_A_SIGNAL_S = 60.0, 10.0
 _PR_SET_PDEATHSIG = 1
 _SOON = signal.SIGQUIT
-"""Signal 3, so `end_with_parent` ends a process after 3 seconds: later than any orderly end of 2 seconds."""
+"""Signal 3, so `end_with_parent` ends a process after 3 seconds: later than any orderly end of 2
+seconds."""
 _LATER = getattr(signal, "SIGSTKFLT", None)
-"""Signal 16, which nothing sends, for an orderly end that takes longer; there is none on some systems."""
+"""Signal 16, which nothing sends, for an orderly end that takes longer; there is none on some
+systems."""
 
 
 def status_text(status: int) -> str:
@@ -69,9 +75,9 @@ def status_text(status: int) -> str:
 class Restarts:
     """Counts the restarts of one child.
 
-    At most ``max_restarts`` in a row are allowed, after growing pauses. A child that has worked and run for a minute
-    gets its full allowance again. If a signal ended it (a kill, a lack of memory, an abort in a C library), ten seconds
-    are enough, since that says little about the child.
+    At most ``max_restarts`` in a row are allowed, after growing pauses. A child that has worked and
+    run for a minute gets its full allowance again. If a signal ended it (a kill, a lack of memory,
+    an abort in a C library), ten seconds are enough, since that says little about the child.
 
     Attributes:
         in_a_row: restarts since the child last ran healthily.
@@ -82,7 +88,8 @@ class Restarts:
         self.in_a_row = 0
 
     def pause_after(self, status: int, lived_s: float, *, has_worked: bool = True) -> float | None:
-        """Count a restart and return the seconds to wait before it; None if the child must stay down.
+        """Count a restart and return the seconds to wait before it; None if the child must stay
+        down.
 
         Args:
             status: exit status of the ended child; negative for a signal.
@@ -100,14 +107,17 @@ class Restarts:
 
 
 class _Starter:
-    """Thread that starts processes for other threads, because the kernel takes a thread's end for that of the parent.
+    """Thread that starts processes for other threads, because the kernel takes a thread's end for
+    that of the parent.
 
     It lasts as long as this process. A fork of this process gets its own.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._calls: queue.SimpleQueue[tuple[Callable[[], None], threading.Event]] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[tuple[Callable[[], None], threading.Event]] = (
+            queue.SimpleQueue()
+        )
         self._pid = 0
 
     def run(self, call: Callable[[], None]) -> None:
@@ -119,7 +129,9 @@ class _Starter:
         with self._lock:
             if self._pid != os.getpid():
                 self._calls = queue.SimpleQueue()
-                thread = threading.Thread(target=self._serve, args=(self._calls,), name="aiorl-starter", daemon=True)
+                thread = threading.Thread(
+                    target=self._serve, args=(self._calls,), name="aiorl-starter", daemon=True
+                )
                 try:
                     thread.start()
                 except RuntimeError as error:
@@ -210,9 +222,13 @@ def log_end(name: str, event: ChildEvent) -> None:
     """
     match event:
         case ChildRestarting(_, status, restarts, wait_s):
-            logger.warning("%s ended with %s; restart %d in %g s", name, status_text(status), restarts, wait_s)
+            logger.warning(
+                "%s ended with %s; restart %d in %g s", name, status_text(status), restarts, wait_s
+            )
         case ChildGaveUp(_, status, restarts) if status not in (WRONG_USAGE, HOPELESS):
-            logger.error("%s ended with %s after %d restarts: given up", name, status_text(status), restarts)
+            logger.error(
+                "%s ended with %s after %d restarts: given up", name, status_text(status), restarts
+            )
 
 
 class _Child:
@@ -223,7 +239,8 @@ class _Child:
         due: time of the next start, by the monotonic clock; None if no start is planned.
         began: time when the last process was started.
         status: exit status of the last process.
-        is_lacking: True if the last start failed for a temporary lack of resources, which has been logged.
+        is_lacking: True if the last start failed for a temporary lack of resources, which has been
+            logged.
     """
 
     def __init__(self, restarts: Restarts) -> None:
@@ -282,12 +299,18 @@ class Children:
     @property
     def next_start(self) -> float | None:
         """Time of the next start, by the monotonic clock; None if no start is planned."""
-        return min((child.due for child in self._children.values() if child.due is not None), default=None)
+        return min(
+            (child.due for child in self._children.values() if child.due is not None), default=None
+        )
 
     @property
     def is_over(self) -> bool:
         """True if no child runs and none will be started again, except in slot 0."""
-        return all(child.due is None and child.process is None for slot, child in self._children.items() if slot)
+        return all(
+            child.due is None and child.process is None
+            for slot, child in self._children.items()
+            if slot
+        )
 
     @property
     def statuses(self) -> set[int]:
@@ -321,7 +344,9 @@ class Children:
                 self._start_again(slot, child)
 
     def kill(self, slot: int) -> None:
-        """Kill a running but useless child; it is restarted like any child that a signal has ended."""
+        """Kill a running but useless child; it is restarted like any child that a signal has
+        ended.
+        """
         if process := self._running().get(slot):
             self._on_event(ChildKilled(slot))
             process.kill()
@@ -337,12 +362,18 @@ class Children:
 
     def _running(self) -> dict[int, subprocess.Popen[bytes]]:
         processes = {slot: child.process for slot, child in self._children.items()}
-        return {slot: process for slot, process in processes.items() if process is not None and process.poll() is None}
+        return {
+            slot: process
+            for slot, process in processes.items()
+            if process is not None and process.poll() is None
+        }
 
     def _start(self, slot: int, child: _Child) -> None:
         child.began, child.due = time.monotonic(), None
         path = self._log_path(slot) if self._log_path else None
-        is_silent = child.restarts.in_a_row and child.status != FAILED  # otherwise it has reported its failure
+        is_silent = (
+            child.restarts.in_a_row and child.status != FAILED
+        )  # otherwise it has reported its failure
         ended = {FORMER_END: status_text(child.status)} if is_silent else {}
         with contextlib.ExitStack() as stack:
             if path is not None:
@@ -379,7 +410,9 @@ class Children:
         if self._is_stopping or child.status == RUN_IS_OVER:
             return
         now = time.monotonic()
-        wait_s = child.restarts.pause_after(child.status, now - child.began, has_worked=self._has_worked(slot))
+        wait_s = child.restarts.pause_after(
+            child.status, now - child.began, has_worked=self._has_worked(slot)
+        )
         if wait_s is None:
             self._on_event(ChildGaveUp(slot, child.status, child.restarts.in_a_row))
         else:
@@ -388,15 +421,17 @@ class Children:
 
 
 def end_with_parent(*, life: int, grace_s: float = 0.0) -> None:
-    """Let the kernel end this process when its parent is gone, even if a thread is stuck and keeps Python's lock.
+    """Let the kernel end this process when its parent is gone, even if a thread is stuck and keeps
+    Python's lock.
 
-    Call it in the main thread; the parent must have started this process with `start_process`. Without Linux, it does
-    nothing, and only a thread of this process can notice the parent's end.
+    Call it in the main thread; the parent must have started this process with `start_process`.
+    Without Linux, it does nothing, and only a thread of this process can notice the parent's end.
 
     Args:
         life: descriptor of a pipe of which the parent holds the other end.
-        grace_s: seconds that an orderly end may take; the process is killed at once if there are none. SIGALRM ends it
-            after more than them, so code that handles SIGALRM must not be stuck.
+        grace_s: seconds that an orderly end may take; the process is killed at once if there are
+            none. SIGALRM ends it after more than them, so code that handles SIGALRM must not be
+            stuck.
     """
     if sys.platform != "linux":
         return
@@ -410,15 +445,18 @@ def end_with_parent(*, life: int, grace_s: float = 0.0) -> None:
         number = fitting[0]
     libc = ctypes.CDLL(None)
     if grace_s:
-        # A handler of Python's would wait for the lock. The C library's `alarm` can be the handler itself: it is called
-        # with the number of the signal, and so lets SIGALRM end this process after that many seconds.
+        # A handler of Python's would wait for the lock. The C library's `alarm` can be the handler
+        # itself: it is called with the number of the signal, and so lets SIGALRM end this process
+        # after that many seconds.
         libc.signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
         libc.signal.restype = ctypes.c_void_p
         libc.signal(number, ctypes.cast(libc.alarm, ctypes.c_void_p))
     libc.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(number), 0, 0, 0)
     poll = select.poll()
     poll.register(life, select.POLLHUP)
-    if any(events & select.POLLHUP for _, events in poll.poll(0)):  # the parent was gone before the kernel knew
+    if any(
+        events & select.POLLHUP for _, events in poll.poll(0)
+    ):  # the parent was gone before the kernel knew
         os.kill(os.getpid(), number)
 
 
@@ -428,7 +466,8 @@ def watch_parent(
     on_line: Callable[[str], object] = lambda line: None,
     grace_s: float = 2.0,
 ) -> threading.Thread:
-    """Start a thread that ends this process when its parent is gone; if it cannot, the kernel does a little later.
+    """Start a thread that ends this process when its parent is gone; if it cannot, the kernel does
+    a little later.
 
     Args:
         on_lost: called once in that thread when the parent is gone, for an orderly end.
@@ -437,7 +476,8 @@ def watch_parent(
     """
 
     def wait_for_end() -> None:
-        # a separate reader: when Python shuts down, a daemon thread must not hold the lock of sys.stdin
+        # a separate reader: when Python shuts down, a daemon thread must not hold the lock of
+        # sys.stdin
         with open(sys.stdin.fileno(), encoding="utf-8", errors="replace", closefd=False) as lines:
             for line in lines:
                 on_line(line)

@@ -1,7 +1,8 @@
-"""The first steps of aiorl's commands: they survive closed streams, and Ctrl-C while they load gives one line.
+"""The first steps of aiorl's commands: they survive closed streams, and Ctrl-C while they load
+gives one line.
 
-The package itself calls this module before it imports anything else, which takes a second in total. It therefore
-imports almost nothing, and does nothing in programs of users.
+The package itself calls this module before it imports anything else, which takes a second in total.
+It therefore imports almost nothing, and does nothing in programs of users.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ __all__ = ["begin", "has_loaded", "is_command"]
 
 
 def begin() -> None:
-    """Prepare this process, one of aiorl's commands: until `has_loaded`, Ctrl-C ends it with one line.
+    """Prepare this process, one of aiorl's commands: until `has_loaded`, Ctrl-C ends it with one
+    line.
 
     A signal that is ignored, as in the background of a shell, stays ignored.
     """
@@ -26,7 +28,8 @@ def begin() -> None:
 def _open_closed_streams() -> None:
     """Open the null device in place of standard streams that the starter has closed, as by ``>&-``.
 
-    Otherwise the next file to be opened would get their numbers, and with them all that is written there.
+    Otherwise the next file to be opened would get their numbers, and with them all that is written
+    there.
     """
     for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is not None:
@@ -35,20 +38,28 @@ def _open_closed_streams() -> None:
             os.fstat(descriptor)  # a library has opened a file there meanwhile
             opened = os.open(os.devnull, os.O_RDWR)
         except OSError:
-            opened = os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this one
+            opened = os.open(
+                os.devnull, os.O_RDWR
+            )  # gets the lowest free number, which is this one
             os.set_inheritable(opened, True)
         mode = "r" if name == "stdin" else "w"
-        setattr(sys, name, os.fdopen(opened, mode, encoding="utf-8", errors="replace", closefd=False))
+        setattr(
+            sys, name, os.fdopen(opened, mode, encoding="utf-8", errors="replace", closefd=False)
+        )
 
 
 def has_loaded() -> None:
-    """Let Ctrl-C raise KeyboardInterrupt, as usual, unless a command handles it in its own way already."""
+    """Let Ctrl-C raise KeyboardInterrupt, as usual, unless a command handles it in its own way
+    already.
+    """
     if signal.getsignal(signal.SIGINT) is _end:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def is_command() -> bool:
-    """Return True if this process runs one of aiorl's modules or its script, not a program of a user's."""
+    """Return True if this process runs one of aiorl's modules or its script, not a program of a
+    user's.
+    """
     words = sys.orig_argv
     is_script = os.path.basename(sys.argv[0] if sys.argv else "") == "aiorl"
     after = words[words.index("-m") + 1 :] if "-m" in words else []

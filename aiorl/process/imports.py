@@ -23,7 +23,9 @@ from aiorl.errors import ConfigError
 
 
 def install_command(extra: str) -> str:
-    """Return the command that installs an extra, for the clone in use or for the installed aiorl."""
+    """Return the command that installs an extra, for the clone in use or for the installed
+    aiorl.
+    """
     clone = Path(__file__).parents[2]
     if (clone / "pyproject.toml").is_file():
         return f"pip install -e {shlex.quote(f'{clone}[{extra}]')}"
@@ -35,7 +37,9 @@ def missing(modules: Iterable[str]) -> list[str]:
     return [name for name in modules if importlib.util.find_spec(name) is None]
 
 
-def want_packages(by: str, modules: Iterable[str], extra: str, *, key: str, value: object = None) -> None:
+def want_packages(
+    by: str, modules: Iterable[str], extra: str, *, key: str, value: object = None
+) -> None:
     """Check that packages are installed, without importing any.
 
     Args:
@@ -50,7 +54,9 @@ def want_packages(by: str, modules: Iterable[str], extra: str, *, key: str, valu
     """
     if absent := missing(modules):
         said = f"{by} needs {', '.join(absent)}, which is not installed here."
-        raise ConfigError(said, key=key, value=value, hint=f"Install it with: {install_command(extra)}")
+        raise ConfigError(
+            said, key=key, value=value, hint=f"Install it with: {install_command(extra)}"
+        )
 
 
 @contextlib.contextmanager
@@ -71,14 +77,18 @@ def needed_by(by: str, what: str, extra: str, *, key: str, value: object = None)
         yield
     except ImportError as error:
         hint = f"Install it with: {install_command(extra)}"
-        raise ConfigError(f"{by} needs {what}: {error}.", key=key, value=value, hint=hint) from error
+        raise ConfigError(
+            f"{by} needs {what}: {error}.", key=key, value=value, hint=hint
+        ) from error
 
 
 _found_last: set[str] = set()
 
 
 def find_modules_here() -> None:
-    """Find modules in the current directory after all others, so that none hides a module of Python's own."""
+    """Find modules in the current directory after all others, so that none hides a module of
+    Python's own.
+    """
     with contextlib.suppress(OSError):  # the directory is gone
         here = os.getcwd()
         if here not in sys.path:
@@ -87,37 +97,49 @@ def find_modules_here() -> None:
 
 
 def child_python(module: str) -> list[str]:
-    """Return the command of a child that runs a module of aiorl; pass it `python_path` in its environment."""
+    """Return the command of a child that runs a module of aiorl; pass it `python_path` in its
+    environment.
+    """
     return [sys.executable, "-P", "-m", module]
 
 
 def python_path() -> dict[str, str]:
-    """Return the environment variable with which another Python finds the same modules; empty if it needs none.
+    """Return the environment variable with which another Python finds the same modules; empty if it
+    needs none.
 
-    It names, for example, the script's folder, which is on no other process's path. It omits Python's own folders and
-    those of installed packages, since that process may in turn start a Python of another version.
+    It names, for example, the script's folder, which is on no other process's path. It omits
+    Python's own folders and those of installed packages, since that process may in turn start a
+    Python of another version.
     """
     standard = sysconfig.get_path("stdlib")
-    installed = [*sysconfig.get_paths().values(), *site.getsitepackages(), site.getusersitepackages()]
+    installed = [
+        *sysconfig.get_paths().values(),
+        *site.getsitepackages(),
+        site.getusersitepackages(),
+    ]
     known = {*map(os.path.realpath, (*installed, os.path.join(standard, "lib-dynload")))}
     archive = f"python{sys.version_info.major}{sys.version_info.minor}.zip"
     own = [
         place
         for place in sys.path
         if place and os.path.realpath(place) not in known and os.path.basename(place) != archive
-        if place not in _found_last or place != os.getcwd()  # a child adds it by itself, in last place, too
+        if place not in _found_last
+        or place != os.getcwd()  # a child adds it by itself, in last place, too
     ]
-    said = os.environ.get("PYTHONPATH", "").split(os.pathsep)  # including additions since this Python was started
+    said = os.environ.get("PYTHONPATH", "").split(
+        os.pathsep
+    )  # including additions since this Python was started
     places = dict.fromkeys([*own, *filter(None, said)])
     return {"PYTHONPATH": os.pathsep.join(places)} if places else {}
 
 
 NO_MEMORY = (
-    "there is not enough memory to load TensorFlow, which needs about 3 GB of address space. Raise the limit (ulimit "
-    "-v), or end other programs."
+    "there is not enough memory to load TensorFlow, which needs about 3 GB of address space. Raise"
+    " the limit (ulimit -v), or end other programs."
 )
 _LEAST_BYTES = 2_400_000_000
-"""Address space below which the smallest run was seen to abort: with 2.36 GB it does, with 2.66 GB it does not."""
+"""Address space below which the smallest run was seen to abort: with 2.36 GB it does, with 2.66 GB
+it does not."""
 _SIGNS = "failed to map segment|cannot allocate memory|out of memory"
 
 
@@ -131,7 +153,8 @@ def lacks_memory(error: BaseException | None) -> bool:
 
 
 def check_address_space() -> None:
-    """Refuse to load TensorFlow into an address space in which its allocator would abort this process.
+    """Refuse to load TensorFlow into an address space in which its allocator would abort this
+    process.
 
     Raises:
         ConfigError: the limit of the address space (ulimit -v) is too low.
@@ -150,8 +173,8 @@ def load_tensorflow(*, threads: int | None = None) -> None:
     """Import TensorFlow; no thread of the import remains afterwards.
 
     Args:
-        threads: number of threads for its kernels; GPUs are then hidden unless CUDA_VISIBLE_DEVICES names some. None
-            changes nothing. It has no effect if TensorFlow is already loaded.
+        threads: number of threads for its kernels; GPUs are then hidden unless CUDA_VISIBLE_DEVICES
+            names some. None changes nothing. It has no effect if TensorFlow is already loaded.
     """
     if "tensorflow" not in sys.modules:
         check_address_space()
@@ -175,9 +198,11 @@ def load_tensorflow(*, threads: int | None = None) -> None:
 
 @contextlib.contextmanager
 def _quickly() -> Iterator[None]:
-    """Speed up large imports in the block: disable garbage collection, and exclude the new objects from it forever.
+    """Speed up large imports in the block: disable garbage collection, and exclude the new objects
+    from it forever.
 
-    Imports of matplotlib and cv2 fail meanwhile: Keras would load them for its helpers, which takes half a second.
+    Imports of matplotlib and cv2 fail meanwhile: Keras would load them for its helpers, which takes
+    half a second.
     """
     hidden = [package for package in ("matplotlib", "cv2") if package not in sys.modules]
     sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]  # None makes the import system raise ImportError

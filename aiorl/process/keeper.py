@@ -1,7 +1,8 @@
 """Small parent process that keeps workers running that were started by hand.
 
-It loads almost nothing. Events that end a worker (an abort in a C library, a kill, a lack of memory) do not reach it,
-and it costs little compared with the worker. `asyncio` alone would double its size.
+It loads almost nothing. Events that end a worker (an abort in a C library, a kill, a lack of
+memory) do not reach it, and it costs little compared with the worker. `asyncio` alone would double
+its size.
 """
 
 from __future__ import annotations
@@ -36,19 +37,27 @@ class Keeper:
     """Runs workers, and restarts those that end too early."""
 
     def __init__(
-        self, command: Callable[[int], Sequence[str]], slots: range, max_restarts: int, *, leave_s: float = 6.0,
+        self,
+        command: Callable[[int], Sequence[str]],
+        slots: range,
+        max_restarts: int,
+        *,
+        leave_s: float = 6.0,
         log_path: Callable[[int], Path | None] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Prepare without starting any child yet.
 
         Args:
             command: slot -> argument vector, the program first.
-            slots: a worker in each from 1 on. In slot 0, a process that serves them, and ends when this one does.
+            slots: a worker in each from 1 on. In slot 0, a process that serves them, and ends when
+                this one does.
             max_restarts: restarts in a row after which a child stays down.
             leave_s: seconds that children get for an orderly end before they are killed.
             log_path: slot -> file to which its output is appended; None uses this process's output.
         """
-        self._children = Children(command, slots, max_restarts=max_restarts, on_event=self._tell, log_path=log_path)
+        self._children = Children(
+            command, slots, max_restarts=max_restarts, on_event=self._tell, log_path=log_path
+        )
         self._is_single = len(slots) == 1
         self._leave_s = leave_s
         self._signals: list[int] = []
@@ -61,7 +70,8 @@ class Keeper:
         Takes over this process's signals; call it once, in the main thread.
 
         Returns:
-            The exit status: 0 the run is over, 1 every child failed, 2 wrong usage or no child could ever succeed, 128
+            The exit status: 0 the run is over, 1 every child failed, 2 wrong usage or no child
+                could ever succeed, 128
             plus the number of the signal that ended the children.
 
         Raises:
@@ -89,13 +99,17 @@ class Keeper:
             self._signals.append(number)
 
     def _heed_signals(self, now: float) -> None:
-        """Ask the children to leave at the first signal; kill them at a later one or when their time is over."""
+        """Ask the children to leave at the first signal; kill them at a later one or when their
+        time is over.
+        """
         while self._signals:
             number = self._signals.pop(0)
             if self._stopped_at is None:
                 self._stopped_at, self._status = now, status_after(number)
                 self._children.stop(signal.SIGTERM)
-            elif now - self._stopped_at > _TWICE_S:  # `timeout` sends a signal to a process and again to its group
+            elif (
+                now - self._stopped_at > _TWICE_S
+            ):  # `timeout` sends a signal to a process and again to its group
                 self._status = status_after(number)
                 self._children.stop(signal.SIGKILL)
         if self._stopped_at is not None and now - self._stopped_at >= self._leave_s:
@@ -108,7 +122,13 @@ class Keeper:
         return None if due is None else max(0.0, due - now)
 
     def _tell(self, event: ChildEvent) -> None:
-        name = "worker process" if self._is_single else f"worker process {event.slot}" if event.slot else "relay"
+        name = (
+            "worker process"
+            if self._is_single
+            else f"worker process {event.slot}"
+            if event.slot
+            else "relay"
+        )
         if isinstance(event, ChildStarted) and not self._is_single:
             logger.info("%s runs (pid %d)", name, event.pid)
         log_end(name, event)

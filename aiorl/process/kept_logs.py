@@ -1,7 +1,7 @@
 """Logs of several processes: each has its own file, which is appended to and kept small.
 
-Logs are limited from outside: `rotate` copies the content of a file to another one and empties it. So any number of
-processes can write to a log, with any library, as long as they append.
+Logs are limited from outside: `rotate` copies the content of a file to another one and empties it.
+So any number of processes can write to a log, with any library, as long as they append.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ _held: list[int] = []
 def rotate(path: Path, max_bytes: int) -> bool:
     """Move the newest `max_bytes` of a log to NAME.1 and empty it, if it is larger than that.
 
-    Lines written during this call may be lost. If the disk has no space for NAME.1, its content is lost, too.
+    Lines written during this call may be lost. If the disk has no space for NAME.1, its content is
+    lost, too.
 
     Args:
         path: a log, which need not exist; all writers must open it in append mode.
@@ -69,14 +70,18 @@ class KeptSmall:
 
         Args:
             logs: the files; missing ones are skipped.
-            max_bytes: size above which a log is rotated. Together with NAME.1 it takes at most twice that, plus the
-                data written between two checks.
+            max_bytes: size above which a log is rotated. Together with NAME.1 it takes at most
+                twice that, plus the data written between two checks.
             look_s: seconds between two checks.
         """
-        self._paths = [path.absolute() for path in logs]  # valid even if the working directory changes
+        self._paths = [
+            path.absolute() for path in logs
+        ]  # valid even if the working directory changes
         self._max_bytes = max_bytes
         self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._look, args=(look_s,), name="log-rotation", daemon=True)
+        self._thread = threading.Thread(
+            target=self._look, args=(look_s,), name="log-rotation", daemon=True
+        )
         self._thread.start()
 
     def close(self) -> None:
@@ -101,9 +106,11 @@ class KeptSmall:
 
 
 def own_logs(directory: Path, count: int) -> list[Path]:
-    """Return paths of logs that no other process uses until this one ends: worker-HOST-1.txt, worker-HOST-2.txt, ...
+    """Return paths of logs that no other process uses until this one ends: worker-HOST-1.txt,
+    worker-HOST-2.txt, ...
 
-    Several processes of a host share the numbers. A process started later appends to the files of one that has ended.
+    Several processes of a host share the numbers. A process started later appends to the files of
+    one that has ended.
 
     Raises:
         OSError: the directory or a log cannot be made.
@@ -115,7 +122,9 @@ def own_logs(directory: Path, count: int) -> list[Path]:
     while len(logs) < count:
         number += 1
         path = (directory / f"worker-{host}-{number}.txt").absolute()
-        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+        descriptor = os.open(
+            path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600
+        )
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -1,7 +1,8 @@
-"""Log messages that appear only once or once a minute: about the data flow, and about events of peers.
+"""Log messages that appear only once or once a minute: about the data flow, and about events of
+peers.
 
-The state is process-wide, like logging itself. Worker 1 and the learner report once, at DEBUG once a minute; further
-workers are silent.
+The state is process-wide, like logging itself. Worker 1 and the learner report once, at DEBUG once
+a minute; further workers are silent.
 """
 
 from __future__ import annotations
@@ -62,7 +63,9 @@ class LogOnce:
         return False
 
     def set_up(self, worker_index: int, log_level: str | None) -> None:
-        """Set the mode for a worker: workers 0 and 1 report, periodically at DEBUG; all others are silent."""
+        """Set the mode for a worker: workers 0 and 1 report, periodically at DEBUG; all others are
+        silent.
+        """
         self._disabled = self._disabled or worker_index > 1
         self._periodic = self._periodic or (worker_index <= 1 and log_level == "DEBUG")
 
@@ -77,9 +80,13 @@ log_once = LogOnce()
 
 
 def report(stage: str, *values: Any) -> None:
-    """Log a summary of a stage's data if it is due; values given as functions are called only then."""
+    """Log a summary of a stage's data if it is due; values given as functions are called only
+    then.
+    """
     if log_once(stage):
-        logger.info(_STAGES[stage], *(summarize(value() if callable(value) else value) for value in values))
+        logger.info(
+            _STAGES[stage], *(summarize(value() if callable(value) else value) for value in values)
+        )
 
 
 def warn_of_long_episode(rows: int, env_id: Any, env_steps: int) -> None:
@@ -92,9 +99,12 @@ def warn_of_long_episode(rows: int, env_id: Any, env_steps: int) -> None:
     """
     if log_once("large_batch_warning"):
         waiting = (
-            f"More than {rows} rows of environment {env_id!r} wait for their episode's end ({env_steps} env steps)."
+            f"More than {rows} rows of environment {env_id!r} wait for their episode's end"
+            f" ({env_steps} env steps)."
         )
-        logger.warning("%s If its episodes never end, set horizon, the number of steps that ends one.", waiting)
+        logger.warning(
+            "%s If its episodes never end, set horizon, the number of steps that ends one.", waiting
+        )
 
 
 def summarize(value: Any, *, depth: int = 4, width: int = 4) -> str:
@@ -105,13 +115,23 @@ def summarize(value: Any, *, depth: int = 4, width: int = 4) -> str:
         entries = len(value.keys())  # the length of a batch is its number of rows
         if depth == 0:
             return f"{{{entries} entries}}"
-        parts = [f"{key!r}: {summarize(item, depth=depth - 1)}" for key, item in list(value.items())[:width]]
-        return "{" + ", ".join(parts) + (f", ... {entries} entries" if entries > width else "") + "}"
+        parts = [
+            f"{key!r}: {summarize(item, depth=depth - 1)}"
+            for key, item in list(value.items())[:width]
+        ]
+        return (
+            "{" + ", ".join(parts) + (f", ... {entries} entries" if entries > width else "") + "}"
+        )
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
         if depth == 0:
             return f"[{len(value)} items]"
         parts = [summarize(item, depth=depth - 1) for item in value[:width]]
-        return "[" + ", ".join(parts) + (f", ... {len(value)} items" if len(value) > width else "") + "]"
+        return (
+            "["
+            + ", ".join(parts)
+            + (f", ... {len(value)} items" if len(value) > width else "")
+            + "]"
+        )
     return shortened(repr(value), 200)
 
 
@@ -125,8 +145,9 @@ def _summarize_array(array: np.ndarray[Any, Any]) -> str:
 class EventRates:
     """Decides which events of peers are reported individually; the others are counted by kind.
 
-    There are few kinds, all chosen by aiorl. Sources and texts can be anything that a peer chooses. At most
-    ``per_kind`` of them are remembered for each kind, and all are forgotten when the window ends.
+    There are few kinds, all chosen by aiorl. Sources and texts can be anything that a peer chooses.
+    At most ``per_kind`` of them are remembered for each kind, and all are forgotten when the window
+    ends.
     """
 
     def __init__(self, per_source: int = 10, per_kind: int = 60, window_s: float = 60.0) -> None:
@@ -135,7 +156,8 @@ class EventRates:
         Args:
             per_source: events of one kind from one source.
             per_kind: events of one kind in total.
-            window_s: length of a window in seconds; it begins with the first event after the previous window.
+            window_s: length of a window in seconds; it begins with the first event after the
+                previous window.
         """
         self._per_source = per_source
         self._per_kind = per_kind
@@ -146,7 +168,13 @@ class EventRates:
         self._left_out: Counter[str] = Counter()
 
     def allow(
-        self, kind: str, source: object, now: float, *, at_most: int | None = None, what: str | None = None
+        self,
+        kind: str,
+        source: object,
+        now: float,
+        *,
+        at_most: int | None = None,
+        what: str | None = None,
     ) -> bool:
         """Return True if this event must be reported; otherwise count it.
 
@@ -173,7 +201,9 @@ class EventRates:
         return True
 
     def take_left_out(self, now: float) -> dict[str, int]:
-        """Return kind -> number of events not reported, once their window is over, and reset the counts."""
+        """Return kind -> number of events not reported, once their window is over, and reset the
+        counts.
+        """
         if not self._left_out or now < self._ends:
             return {}
         left_out = dict(self._left_out)

@@ -1,8 +1,9 @@
 """This process and its machine: cores, memory, age, debuggers and forked children.
 
-A forked child ends when it exits or fails, like a child of any program. It contains only the forking thread, but exit
-handlers of C++ libraries wait for the others: with ONNX Runtime, a child that calls ``sys.exit`` never ends. Therefore
-C's exit ends a child immediately after Python's handlers.
+A forked child ends when it exits or fails, like a child of any program. It contains only the
+forking thread, but exit handlers of C++ libraries wait for the others: with ONNX Runtime, a child
+that calls ``sys.exit`` never ends. Therefore C's exit ends a child immediately after Python's
+handlers.
 """
 
 from __future__ import annotations
@@ -26,12 +27,15 @@ from aiorl.process.children import WORKERS_TOGETHER
 
 
 def usable_cores(root: Path = Path("/")) -> int:
-    """Return the number of cores that this process can use, by its affinity and the quotas of its control groups.
+    """Return the number of cores that this process can use, by its affinity and the quotas of its
+    control groups.
 
     Args:
         root: root of the file system; tests use their own.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    )
     for group in _groups(root, "cpu"):
         times = _text(group / "cpu.max").split() or [
             _text(group / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")
@@ -42,7 +46,9 @@ def usable_cores(root: Path = Path("/")) -> int:
 
 
 def spare_cores() -> int:
-    """Return the number of cores that stay idle if each worker started together with this one uses one."""
+    """Return the number of cores that stay idle if each worker started together with this one uses
+    one.
+    """
     together = os.environ.get(WORKERS_TOGETHER, "")
     return max(0, usable_cores() - (int(together) if together.isdecimal() else 1))
 
@@ -54,8 +60,8 @@ _START_TIME = 19
 def age_s() -> float:
     """Return the seconds since this process was started.
 
-    On Linux, both times come from the kernel's clock. Converting the start time to wall-clock time instead would need
-    the boot time, which is known only in whole seconds.
+    On Linux, both times come from the kernel's clock. Converting the start time to wall-clock time
+    instead would need the boot time, which is known only in whole seconds.
 
     Returns:
         The age; NaN if it cannot be determined for lack of a file descriptor.
@@ -74,7 +80,10 @@ def age_s() -> float:
 
 
 def is_still_at(descriptor: int | None, path: Path) -> bool:
-    """Return True if a path leads to this open file; False for None, and if the file was removed or replaced."""
+    """Return True if a path leads to this open file;
+
+    False for None, and if the file was removed or replaced.
+    """
     if descriptor is None:
         return False
     try:
@@ -88,13 +97,16 @@ _MEMORY_FILES = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
-"""Files of a control group with its limit and its use, and the name of its inactive bytes; of both versions."""
+"""Files of a control group with its limit and its use, and the name of its inactive bytes; of both
+versions."""
 
 
 def heap_bytes() -> int:
-    """Return the bytes of this process's own resident memory: heaps and stacks, without libraries and mapped files.
+    """Return the bytes of this process's own resident memory: heaps and stacks, without libraries
+    and mapped files.
 
-    This is all resident memory if the system does not distinguish these, and 0 if no file descriptor is left.
+    This is all resident memory if the system does not distinguish these, and 0 if no file
+    descriptor is left.
     """
     try:
         taken = psutil.Process().memory_info()
@@ -126,7 +138,8 @@ async def keep_within(max_bytes: int, key: str) -> None:
 
 
 def available_bytes(root: Path = Path("/")) -> int:
-    """Return the bytes of memory that are left for this process on the machine and in its control groups.
+    """Return the bytes of memory that are left for this process on the machine and in its control
+    groups.
 
     Args:
         root: root of the file system; tests use their own.
@@ -135,7 +148,9 @@ def available_bytes(root: Path = Path("/")) -> int:
 
 
 def _groups(root: Path, controller: str) -> Iterator[Path]:
-    """Yield this process's control groups for a controller, of both versions, each followed by its parents."""
+    """Yield this process's control groups for a controller, of both versions, each followed by its
+    parents.
+    """
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
@@ -146,13 +161,17 @@ def _groups(root: Path, controller: str) -> Iterator[Path]:
 
 
 def _left_in_groups(root: Path) -> list[int]:
-    """Return the bytes left in this process's control groups and their parents, for those with limits."""
+    """Return the bytes left in this process's control groups and their parents, for those with
+    limits.
+    """
     left: list[int] = []
     for group in _groups(root, "memory"):
         for limit, usage, inactive in _MEMORY_FILES:
             most, used = _text(group / limit).strip(), _text(group / usage).strip()
             if most.isdecimal() and used.isdecimal():
-                left.append(max(0, int(most) - int(used) + _reclaimable(group / "memory.stat", inactive)))
+                left.append(
+                    max(0, int(most) - int(used) + _reclaimable(group / "memory.stat", inactive))
+                )
     return left
 
 
@@ -180,14 +199,18 @@ _NUM_TOOLS = 6  # number of tool ids in sys.monitoring
 def is_looked_into() -> bool:
     """Return True while a debugger or a profiler is active."""
     monitoring = getattr(sys, "monitoring", None)  # since Python 3.12
-    tools = [] if monitoring is None else [monitoring.get_tool(number) for number in range(_NUM_TOOLS)]
+    tools = (
+        [] if monitoring is None else [monitoring.get_tool(number) for number in range(_NUM_TOOLS)]
+    )
     return sys.gettrace() is not None or sys.getprofile() is not None or any(tools)
 
 
 def on_debugger(make_way: Callable[[], None]) -> None:
-    """Call ``make_way`` once before a debugger prompts its user; immediately if a debugger is already active.
+    """Call ``make_way`` once before a debugger prompts its user; immediately if a debugger is
+    already active.
 
-    This installs an audit hook, which stays for the life of the process: for programs, not for libraries.
+    This installs an audit hook, which stays for the life of the process: for programs, not for
+    libraries.
     """
     if is_looked_into():
         make_way()
@@ -208,12 +231,16 @@ T = TypeVar("T")
 
 @functools.cache
 def let_children_end() -> None:
-    """Make children forked from now on end without exit handlers of C++ libraries; further calls have no effect."""
+    """Make children forked from now on end without exit handlers of C++ libraries; further calls
+    have no effect.
+    """
     os.register_at_fork(after_in_child=_skip_exit_handlers)
 
 
 def keep_children_out(function: Callable[..., T], *arguments: Any) -> T:
-    """Call a function; a child that is forked in it and raises an error there ends instead of returning."""
+    """Call a function; a child that is forked in it and raises an error there ends instead of
+    returning.
+    """
     let_children_end()
     process = os.getpid()
     try:
@@ -244,5 +271,7 @@ def _end(error: BaseException) -> NoReturn:
 
 def _skip_exit_handlers() -> None:
     program = ctypes.CDLL(None)
-    if hasattr(program, "on_exit"):  # glibc: calls the last one registered first, with the exit status
+    if hasattr(
+        program, "on_exit"
+    ):  # glibc: calls the last one registered first, with the exit status
         program.on_exit(program._exit, None)

@@ -1,8 +1,8 @@
 """Signals and output of a program: it respects stop signals, and output errors never make it fail.
 
-The first Ctrl-C, SIGTERM or SIGHUP (the terminal is closed) asks for an orderly end, and a second one ends the process
-immediately. SIGHUP counts as SIGTERM, unless it is ignored, as under nohup. This module loads almost nothing, since a
-signal can come while a program is still importing.
+The first Ctrl-C, SIGTERM or SIGHUP (the terminal is closed) asks for an orderly end, and a second
+one ends the process immediately. SIGHUP counts as SIGTERM, unless it is ignored, as under nohup.
+This module loads almost nothing, since a signal can come while a program is still importing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ CTRL_C = "Ctrl-C"
 
 
 def stop_signals() -> tuple[signal.Signals, ...]:
-    """Return the signals that ask this process to end: not SIGHUP if its starter, such as nohup, has it ignored."""
+    """Return the signals that ask this process to end: not SIGHUP if its starter, such as nohup,
+    has it ignored.
+    """
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         return _STOP_SIGNALS[:-1]
     return _STOP_SIGNALS
@@ -40,10 +42,11 @@ def status_after(number: int) -> int:
 
 
 def end_at_once_on_stop_signals(program: str) -> None:
-    """End this process with one line when a stop signal comes, until ``on_stop_signals`` takes over.
+    """End this process with one line when a stop signal comes, until ``on_stop_signals`` takes
+    over.
 
-    Use it while there is nothing to save or to end yet; otherwise Python would print a traceback. The status is 0 after
-    Ctrl-C, and 143 after SIGTERM or SIGHUP.
+    Use it while there is nothing to save or to end yet; otherwise Python would print a traceback.
+    The status is 0 after Ctrl-C, and 143 after SIGTERM or SIGHUP.
     """
 
     def end(number: int, frame: object) -> None:
@@ -65,8 +68,8 @@ def raise_open_file_limit() -> None:
 def on_stop_signals(stop: Callable[[str], None]) -> None:
     """Call ``stop`` with the name of the first stop signal; call this on the running loop.
 
-    ``timeout`` and some supervisors send a signal to the process and again to its group. A second signal therefore
-    counts only half a second after the first.
+    ``timeout`` and some supervisors send a signal to the process and again to its group. A second
+    signal therefore counts only half a second after the first.
     """
     import asyncio
 
@@ -79,15 +82,17 @@ def on_stop_signals(stop: Callable[[str], None]) -> None:
 def on_stop_signals_for_loop_of_another_thread(
     loop: asyncio.AbstractEventLoop, stop: Callable[[str], None], break_off: Callable[[], None]
 ) -> None:
-    """Call ``stop`` with the name of the first stop signal, on a loop in another thread; call this in the main thread.
+    """Call ``stop`` with the name of the first stop signal, on a loop in another thread; call this
+    in the main thread.
 
-    The loop handles a signal immediately, even while the main thread is in a long C call. If a debugger handles Ctrl-C,
-    the loop ignores it.
+    The loop handles a signal immediately, even while the main thread is in a long C call. If a
+    debugger handles Ctrl-C, the loop ignores it.
 
     Args:
         loop: event loop that calls ``stop``.
         stop: called with the name of the first signal.
-        break_off: called in the main thread as soon as possible; can raise, like any signal handler.
+        break_off: called in the main thread as soon as possible; can raise, like any signal
+            handler.
     """
     import socket
 
@@ -133,11 +138,17 @@ def _name(number: int) -> str:
 
 
 def log_to_stderr(level: str | None) -> None:
-    """Send the log of a program without a display to `sys.stderr`, from this level of aiorl's on; None for INFO."""
+    """Send the log of a program without a display to `sys.stderr`, from this level of aiorl's on;
+
+    None for INFO.
+    """
     logging.basicConfig(
-        level=logging.WARNING, datefmt="%H:%M:%S", stream=sys.stderr,
-        format=f"%(asctime)s {os.uname().nodename} %(levelname).1s %(message)s",  # logs of many hosts may be joined
-    )  # fmt: skip
+        level=logging.WARNING,
+        datefmt="%H:%M:%S",
+        stream=sys.stderr,
+        # logs of many hosts may be joined
+        format=f"%(asctime)s {os.uname().nodename} %(levelname).1s %(message)s",
+    )
     logging.getLogger("aiorl").setLevel("WARNING" if level == "WARN" else level or "INFO")
 
 
@@ -145,17 +156,21 @@ _without_reader: set[int] = set()
 
 
 def keep_output_from_failing() -> None:
-    """Replace `sys.stdout` and `sys.stderr` by line-buffered streams that drop output that cannot be written.
+    """Replace `sys.stdout` and `sys.stderr` by line-buffered streams that drop output that cannot
+    be written.
 
-    Otherwise a ``print`` in an environment or a callback would fail when the disk of the log is full, and with it its
-    caller.
+    Otherwise a ``print`` in an environment or a callback would fail when the disk of the log is
+    full, and with it its caller.
     """
     for name, descriptor in (("stdout", 1), ("stderr", 2)):
         stream = getattr(sys, name)
         if stream is not None:  # None in a program of a user's that was started without
             raw = _Lossy(descriptor, "wb", closefd=False)
             text = io.TextIOWrapper(
-                io.BufferedWriter(raw), encoding=stream.encoding, errors=stream.errors, line_buffering=True
+                io.BufferedWriter(raw),
+                encoding=stream.encoding,
+                errors=stream.errors,
+                line_buffering=True,
             )
             setattr(sys, name, text)
 

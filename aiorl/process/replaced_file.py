@@ -12,7 +12,9 @@ from typing import Any
 
 @contextlib.contextmanager
 def replaced(path: Path) -> Iterator[Path]:
-    """Yield a temporary path next to a file; its content replaces the file at the end, unless the block fails."""
+    """Yield a temporary path next to a file; its content replaces the file at the end, unless the
+    block fails.
+    """
     temporary = path.with_name(f".{path.stem}.new{path.suffix}")
     try:
         yield temporary
@@ -36,7 +38,8 @@ def write_json(path: Path, value: Any) -> None:
 
 @contextlib.contextmanager
 def replaced_directory(path: Path) -> Iterator[Path]:
-    """Yield an empty temporary directory next to a directory, which it replaces at the end unless the block fails.
+    """Yield an empty temporary directory next to a directory, which it replaces at the end unless
+    the block fails.
 
     Parent directories are created.
     """

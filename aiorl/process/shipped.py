@@ -1,9 +1,11 @@
-"""The code that is sent to hosts: a directory without the files that belong to this machine only, or a wheel.
+"""The code that is sent to hosts: a directory without the files that belong to this machine only,
+or a wheel.
 
-Left out are files that Git ignores, directories of version control and caches, virtual environments, and runs. Left out
-and named are files that may hold secrets, by their names or because they begin like a private key, whether Git has them
-or not; and links that lead out of the directory. The user can include them one by one. Names of Python's modules and
-packages hold nothing back, and all of a wheel is sent, because its files have been chosen.
+Left out are files that Git ignores, directories of version control and caches, virtual
+environments, and runs. Left out and named are files that may hold secrets, by their names or
+because they begin like a private key, whether Git has them or not; and links that lead out of the
+directory. The user can include them one by one. Names of Python's modules and packages hold nothing
+back, and all of a wheel is sent, because its files have been chosen.
 """
 
 from __future__ import annotations
@@ -29,9 +31,22 @@ _NEVER = {".git", ".hg", ".svn", ".venv", ".tox", "node_modules", "__pycache__"}
 _SIGNS = ("pyvenv.cfg", "run.json", "launch.json", "CACHEDIR.TAG")
 """Files of directories that are left out: virtual environments, runs, caches."""
 _SECRET_DIRECTORIES = {
-    ".aws", ".azure", ".config", ".databricks", ".docker", ".gcloud", ".gnupg", ".huggingface", ".kaggle", ".kube",
-    ".oci", ".password-store", ".ssh", ".terraform", "gcloud",
-}  # fmt: skip
+    ".aws",
+    ".azure",
+    ".config",
+    ".databricks",
+    ".docker",
+    ".gcloud",
+    ".gnupg",
+    ".huggingface",
+    ".kaggle",
+    ".kube",
+    ".oci",
+    ".password-store",
+    ".ssh",
+    ".terraform",
+    "gcloud",
+}
 """Directories in which programs keep credentials."""
 _SECRET_FILES = re.compile(
     r"\.env.*|.*\.env|[._]netrc|\.git-credentials|\.npmrc|\.yarnrc.*|\.pypirc|\.pgpass|\.my\.cnf|\.boto|\.s3cfg"
@@ -69,24 +84,37 @@ class Shipment(NamedTuple):
         names = ", ".join(one_line(str(path), 200) for path in self.left_out[:_MAX_NAMED])
         others = ", ..." if len(self.left_out) > _MAX_NAMED else ""
         return (
-            f"{len(self.left_out)} files are not sent, because they may hold secrets or lie elsewhere: {names}{others} "
-            "(--include FILE sends one)"
+            f"{len(self.left_out)} files are not sent, because they may hold secrets or lie"
+            f" elsewhere: {names}{others} (--include FILE sends one)"
         )
 
 
 def look_through(directory: Path, include: Sequence[str] = ()) -> Shipment:
-    """Return the files of a directory that are sent to hosts, and those that are left out for safety.
+    """Return the files of a directory that are sent to hosts, and those that are left out for
+    safety.
 
     Args:
         directory: the directory.
-        include: files to send in any case: paths relative to the directory, or patterns such as ``certs/*.pem``.
+        include: files to send in any case: paths relative to the directory, or patterns such as
+            ``certs/*.pem``.
 
     Raises:
         ConfigError: a path in `include` matches no file.
     """
-    command = ["git", "-C", str(directory), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    command = [
+        "git",
+        "-C",
+        str(directory),
+        "ls-files",
+        "-z",
+        "--cached",
+        "--others",
+        "--exclude-standard",
+    ]
     names = [directory]
-    with contextlib.suppress(OSError, subprocess.CalledProcessError):  # no Git, or none of its directories
+    with contextlib.suppress(
+        OSError, subprocess.CalledProcessError
+    ):  # no Git, or none of its directories
         done = subprocess.run(command, capture_output=True, check=True)
         names = [directory / name for name in os.fsdecode(done.stdout).split("\0") if name]
     root = directory.resolve()
@@ -107,13 +135,20 @@ def look_through(directory: Path, include: Sequence[str] = ()) -> Shipment:
         named = {*_matching(directory, pattern)}
         if not named:
             hint = f"Give a path relative to {directory}, or a pattern such as 'certs/*.pem'."
-            raise ConfigError(f"--include {pattern!r:.200} matches no file:", key="include", value=pattern, hint=hint)
+            raise ConfigError(
+                f"--include {pattern!r:.200} matches no file:",
+                key="include",
+                value=pattern,
+                hint=hint,
+            )
         files |= named
     return Shipment(sorted(files), sorted(unsafe - files))
 
 
 def shipped(directory: Path, include: Sequence[str] = ()) -> list[Path]:
-    """Return the files of a directory that are sent, as sorted paths relative to it; see `look_through`."""
+    """Return the files of a directory that are sent, as sorted paths relative to it; see
+    `look_through`.
+    """
     return look_through(directory, include).files
 
 
@@ -130,18 +165,24 @@ def _matching(directory: Path, pattern: str) -> Iterator[Path]:
 
 
 def _is_safe(path: Path, at: Path, root: Path) -> bool:
-    """Return whether a file, under its name and that of its target, holds no secret and lies in the directory."""
+    """Return whether a file, under its name and that of its target, holds no secret and lies in the
+    directory.
+    """
     try:
         target = path.resolve().relative_to(root)
         with path.open("rb") as file:
             head = file.read(_HEAD_BYTES)
     except (OSError, ValueError, RuntimeError):  # elsewhere, unreadable, or links in a circle
         return False
-    return not _is_secret(at, root) and not _is_secret(target, root) and not _PRIVATE_KEY.match(head)
+    return (
+        not _is_secret(at, root) and not _is_secret(target, root) and not _PRIVATE_KEY.match(head)
+    )
 
 
 def _is_secret(at: Path, root: Path) -> bool:
-    """Return whether a file is no code, and its name, or that of a directory above it, is one of secrets."""
+    """Return whether a file is no code, and its name, or that of a directory above it, is one of
+    secrets.
+    """
     if at.suffix in _CODE:
         return False
     for folder in at.parents:
@@ -164,7 +205,8 @@ def code_archive(code: Path, max_mb: int = _MAX_MB, include: Sequence[str] = ())
         include: files to send in any case, see `look_through`.
 
     Raises:
-        ConfigError: it is neither, it is a home directory, or it has more; the message names the largest files.
+        ConfigError: it is neither, it is a home directory, or it has more; the message names the
+            largest files.
     """
     if code.suffix == ".whl" and code.is_file():
         with zipfile.ZipFile(code) as wheel:
@@ -172,15 +214,22 @@ def code_archive(code: Path, max_mb: int = _MAX_MB, include: Sequence[str] = ())
             return archive({f"code/{name}": wheel.read(name) for name in inside})
     if not code.is_dir():
         hint = "give the directory of your environment's modules, or a wheel."
-        raise ConfigError(f"--code {code} is neither a directory nor a .whl file:", key="code", hint=hint)
+        raise ConfigError(
+            f"--code {code} is neither a directory nor a .whl file:", key="code", hint=hint
+        )
     if code in (Path.home(), Path("/")):
         hint = "change to the directory of your code, or give --code DIR."
-        raise ConfigError(f"{code} is a home directory, which is not sent to hosts:", key="code", hint=hint)
+        raise ConfigError(
+            f"{code} is a home directory, which is not sent to hosts:", key="code", hint=hint
+        )
     sizes = {path: (code / path).stat().st_size for path in shipped(code, include)}
     if (total := sum(sizes.values())) > max_mb << 20:
         largest = sorted(sizes, key=sizes.__getitem__, reverse=True)[:3]
         names = ", ".join(f"{path} ({sizes[path] >> 20} MB)" for path in largest)
-        said = f"{code} has {total >> 20} MB to send to hosts, more than {max_mb} MB; the largest are {names}."
+        said = (
+            f"{code} has {total >> 20} MB to send to hosts, more than {max_mb} MB; the largest are"
+            f" {names}."
+        )
         hint = "List data in .gitignore, or give --code DIR with the code alone."
         raise ConfigError(said, key="code", value=str(code), hint=hint)
     return archive({f"code/{path.as_posix()}": code / path for path in sizes})

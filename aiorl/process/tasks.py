@@ -1,7 +1,7 @@
 """Event loop of a process, and tasks that cannot die unnoticed.
 
-If no one awaits a task, its exception goes unnoticed and its work just stops. Code that starts tasks therefore owns a
-`Tasks`, which reports their errors.
+If no one awaits a task, its exception goes unnoticed and its work just stops. Code that starts
+tasks therefore owns a `Tasks`, which reports their errors.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ class Tasks:
         """Start with no tasks.
 
         Args:
-            on_failure: called on the event loop with a task's error, after it has been logged with its traceback.
+            on_failure: called on the event loop with a task's error, after it has been logged with
+                its traceback.
         """
         self._on_failure = on_failure
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -36,7 +37,9 @@ class Tasks:
         return task
 
     async def close(self, timeout_s: float = 2.0) -> None:
-        """Cancel every task except the calling one and wait for their ends; slow ones are left behind."""
+        """Cancel every task except the calling one and wait for their ends; slow ones are left
+        behind.
+        """
         tasks = self._tasks - {asyncio.current_task()}
         for task in tasks:
             task.cancel()
@@ -54,7 +57,8 @@ class Tasks:
 
 
 async def end_in_time(what: str, step: Callable[[], Awaitable[None] | None]) -> None:
-    """Run a step that ends something, within a time limit; errors are logged, so that other steps run, too.
+    """Run a step that ends something, within a time limit; errors are logged, so that other steps
+    run, too.
 
     Args:
         what: name for the log.
@@ -71,7 +75,9 @@ async def end_in_time(what: str, step: Callable[[], Awaitable[None] | None]) -> 
         logger.exception("%s could not be ended", what)
 
 
-async def first_of(step: Coroutine[Any, Any, T], other: asyncio.Future[Any]) -> asyncio.Task[T] | None:
+async def first_of(
+    step: Coroutine[Any, Any, T], other: asyncio.Future[Any]
+) -> asyncio.Task[T] | None:
     """Run a step until it is done or ``other`` is.
 
     Returns:
@@ -104,7 +110,8 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
 def tell_of_stray_errors(fail: Callable[[BaseException], None]) -> None:
     """Call ``fail`` with errors of the running loop's callbacks, after logging them.
 
-    A callback has no caller to report to. Without this, the program would continue as if nothing had happened.
+    A callback has no caller to report to. Without this, the program would continue as if nothing
+    had happened.
     """
 
     def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -1,1 +1,3 @@
-"""The place of `python -m aiorl.report.plot`, which earlier versions had for `python -m aiorl.plot`."""
+"""The place of `python -m aiorl.report.plot`, which earlier versions had for `python -m
+aiorl.plot`.
+"""

@@ -1,4 +1,5 @@
-"""Everything that learning needs, built from the configuration: spaces, models, acting graphs, algorithms.
+"""Everything that learning needs, built from the configuration: spaces, models, acting graphs,
+algorithms.
 
 Building loads TensorFlow, so it runs outside the event loop while workers start.
 """
@@ -42,7 +43,13 @@ from aiorl.learning.algorithms.registry import algorithm_class
 from aiorl.learning.tf_runtime import configure_tensorflow, import_tensorflow
 from aiorl.process.imports import want_packages
 from aiorl.run.policy_group import PolicyGroup
-from aiorl.run.policy_plan import PlannedPolicy, check_leases, plan_policies, with_policies_named, with_settings_said
+from aiorl.run.policy_plan import (
+    PlannedPolicy,
+    check_leases,
+    plan_policies,
+    with_policies_named,
+    with_settings_said,
+)
 from aiorl.run.report.loggers import check_loggers
 from aiorl.sampling.callbacks import DefaultCallbacks
 from aiorl.web.child import check_ports
@@ -56,13 +63,15 @@ _NEEDED = ("tensorflow", "keras", "tf2onnx", "onnx")
 
 @dataclass(frozen=True, slots=True)
 class LearningPlan:
-    """Result of `plan_learning`: everything that can be determined and checked before models are built.
+    """Result of `plan_learning`: everything that can be determined and checked before models are
+    built.
 
     Attributes:
         config: the configuration, completed for the environment.
         policies: policy id -> policy.
         callbacks: class of the learner's callbacks, or None.
-        begins_with: checkpoint of another run that supplies the first weights and filter statistics, or None.
+        begins_with: checkpoint of another run that supplies the first weights and filter
+            statistics, or None.
     """
 
     config: CommonConfig
@@ -77,7 +86,8 @@ def plan_learning(config: CommonConfig) -> LearningPlan:
     TensorFlow is loaded only if the policies use different algorithms.
 
     Raises:
-        ConfigError: a setting cannot be honoured, or a package that training needs is not installed.
+        ConfigError: a setting cannot be honoured, or a package that training needs is not
+            installed.
         UnsupportedSpaceError: no preprocessor supports the observations.
         EnvError: the environment's constructor failed.
     """
@@ -105,7 +115,8 @@ def plan_learning(config: CommonConfig) -> LearningPlan:
 
 
 def _with_former_keys_of(checkpoint: Checkpoint, config: CommonConfig) -> CommonConfig:
-    """Return the config with `FORMER_DEFAULTS` if a checkpoint's run has them and no one set these keys.
+    """Return the config with `FORMER_DEFAULTS` if a checkpoint's run has them and no one set these
+    keys.
 
     Otherwise weights of earlier versions would get another network, or act in other units.
     """
@@ -115,8 +126,15 @@ def _with_former_keys_of(checkpoint: Checkpoint, config: CommonConfig) -> Common
             had = functools.reduce(dict.__getitem__, name.split("."), dict(stored))
             if had == value and config.origin_of(name) == DEFAULT:
                 *groups, key = name.split(".")
-                logger.info("%s is %s, as in the run of init_from, %s", name, str(value).lower(), checkpoint.path)
-                changes = functools.reduce(lambda inner, group: {group: inner}, reversed(groups), {key: value})
+                logger.info(
+                    "%s is %s, as in the run of init_from, %s",
+                    name,
+                    str(value).lower(),
+                    checkpoint.path,
+                )
+                changes = functools.reduce(
+                    lambda inner, group: {group: inner}, reversed(groups), {key: value}
+                )
                 config = config.updated(changes)
     return config
 
@@ -141,8 +159,13 @@ def look_at_env(config: CommonConfig) -> EnvFacts:
     maker = EnvMaker(plan)
     if config.vectorize == "native":
         if config.remote_worker_envs:
-            said = "vectorize is 'native', but remote_worker_envs gives each environment its own process."
-            raise ConfigError(said, key="vectorize", value="native", hint="Leave out one of the two.")
+            said = (
+                "vectorize is 'native', but remote_worker_envs gives each environment its own"
+                " process."
+            )
+            raise ConfigError(
+                said, key="vectorize", value="native", hint="Leave out one of the two."
+            )
         maker.check_native()
     env = maker.make_first()
     try:
@@ -167,10 +190,16 @@ def _check_settings(config: CommonConfig, env: Any, kind: EnvKind) -> None:
     if kind.is_external:
         key, number = "num_envs_per_worker", config.num_envs_per_worker
         if number != 1 and key in config.model_fields_set:
-            said = f"{key} is {number}, but an external environment drives itself: each worker has exactly one."
+            said = (
+                f"{key} is {number}, but an external environment drives itself: each worker has"
+                " exactly one."
+            )
             raise ConfigError(said, key=key, value=number, hint=f"Set {key}: 1.")
         if config.horizon:
-            said = f"horizon is {config.horizon}, but clients decide when the episodes of an external environment end."
+            said = (
+                f"horizon is {config.horizon}, but clients decide when the episodes of an external"
+                " environment end."
+            )
             raise ConfigError(said, key="horizon", value=config.horizon, hint="Leave horizon out.")
     elif kind.is_single:
         checked_horizon(config.horizon, episode_limit(env))
@@ -193,9 +222,11 @@ def unusable_init_from(config: CommonConfig, error: CheckpointError) -> ConfigEr
 
 
 def _for_env(config: CommonConfig, facts: EnvFacts) -> CommonConfig:
-    """Complete the config for the environment and draw a seed if the user sets none and the environment takes one.
+    """Complete the config for the environment and draw a seed if the user sets none and the
+    environment takes one.
 
-    ``env`` becomes a name that other processes know, so that they can sample, evaluate or resume the run.
+    ``env`` becomes a name that other processes know, so that they can sample, evaluate or resume
+    the run.
     """
     with contextlib.suppress(ConfigError):  # no environment may be named
         config = config.model_copy(update={"env": name_elsewhere(config.env or "")})
@@ -204,7 +235,10 @@ def _for_env(config: CommonConfig, facts: EnvFacts) -> CommonConfig:
         logger.info("the seed of this run is %d", config.seed)
     if not facts.kind.is_external or config.num_envs_per_worker == 1:
         return config
-    logger.info("num_envs_per_worker is 1: an external environment drives itself, and each worker has exactly one")
+    logger.info(
+        "num_envs_per_worker is 1: an external environment drives itself, and each worker has"
+        " exactly one"
+    )
     return config.updated({"num_envs_per_worker": 1})
 
 
@@ -217,8 +251,8 @@ class Learning:
         lease_plan: the leases that the algorithms need.
         worker_part: the part of the configuration that workers get.
         graphs: policy id -> acting graph, for workers.
-        filters: policy id -> the merged filter of its observations, still empty. If rewards are scaled, also the merged
-            statistic of its returns, under the name given by `returns_of`.
+        filters: policy id -> the merged filter of its observations, still empty. If rewards are
+            scaled, also the merged statistic of its returns, under the name given by `returns_of`.
         spaces: policy id -> observation and action space as plain data, for checkpoints.
         callbacks: called with the result of each iteration, or None.
         begins_with: checkpoint of another run that has not been loaded yet, or None.
@@ -241,7 +275,8 @@ def build_learning(
     *,
     resumed: Checkpoint | None = None,
 ) -> Learning:
-    """Build models, algorithms and acting graphs. This takes a few seconds, mostly to import TensorFlow.
+    """Build models, algorithms and acting graphs. This takes a few seconds, mostly to import
+    TensorFlow.
 
     Args:
         config: the effective configuration.
@@ -271,29 +306,41 @@ def build_learning(
     for position, (policy_id, policy) in enumerate(planned.items()):
         kind = kinds[policy_id] = algorithm_class(policy.config.algo)
         own_filter = filters[policy_id] = make_filter(
-            config.observation_filter, policy.preprocessor.shape, policy.preprocessor.layout.num_mask
+            config.observation_filter,
+            policy.preprocessor.shape,
+            policy.preprocessor.layout.num_mask,
         )
         own_filter.is_frozen = not policy.is_trained
         part = parts[policy_id] = _policy_part(config, policy, kind)
         if policy.policy_class is not None:
             continue
         seed = None if config.seed is None else policy_seed(config.seed, position)
-        model, graphs[policy_id] = _build_network(kind, policy, own_filter, seed, part.config.get("exploration"))
+        model, graphs[policy_id] = _build_network(
+            kind, policy, own_filter, seed, part.config.get("exploration")
+        )
         if policy.is_trained:
             learners[policy_id] = policy.config.model_copy(update={"seed": seed}), model
         else:
             fixed[policy_id] = model.get_weights()
-    for check_room in {getattr_static(kind, "check_room"): kind.check_room for kind in kinds.values()}.values():
+    for check_room in {
+        getattr_static(kind, "check_room"): kind.check_room for kind in kinds.values()
+    }.values():
         check_room([*learners.values()])
     algorithms = {policy_id: kinds[policy_id](*learner) for policy_id, learner in learners.items()}
     for policy_id, algorithm in algorithms.items():
         algorithm.merged_filter = filters[policy_id]
-    scaled = [policy_id for policy_id, part in parts.items() if part.sample_plan.return_discount is not None]
+    scaled = [
+        policy_id
+        for policy_id, part in parts.items()
+        if part.sample_plan.return_discount is not None
+    ]
     filters |= {returns_of(policy_id): ReturnFilter() for policy_id in scaled}
     return Learning(
         group=PolicyGroup(algorithms, fixed),
         lease_plan=algorithm_class(config.algo).lease_plan(config),
-        worker_part=WorkerPart.of(config, policies=parts, log_dir=None if run_dir is None else str(run_dir.resolve())),
+        worker_part=WorkerPart.of(
+            config, policies=parts, log_dir=None if run_dir is None else str(run_dir.resolve())
+        ),
         graphs=graphs,
         filters=filters,
         spaces={policy_id: policy.described_spaces() for policy_id, policy in planned.items()},
@@ -302,8 +349,12 @@ def build_learning(
     )
 
 
-def _in_order_of(checkpoint: Checkpoint | None, planned: Mapping[str, PlannedPolicy]) -> Mapping[str, PlannedPolicy]:
-    """Return the policies with the parts of Dict spaces in the order that a checkpoint's networks were trained on."""
+def _in_order_of(
+    checkpoint: Checkpoint | None, planned: Mapping[str, PlannedPolicy]
+) -> Mapping[str, PlannedPolicy]:
+    """Return the policies with the parts of Dict spaces in the order that a checkpoint's networks
+    were trained on.
+    """
     if checkpoint is None:
         return planned
     try:
@@ -338,9 +389,13 @@ def _build_network(
         observation_filter.output_layout(policy.preprocessor.layout),
     )
     model = kind.build_model(policy.config, observations, policy.action_space, seed)
-    make_exploration(exploration, model.distribution)  # an error is raised here once, instead of in each worker
+    make_exploration(
+        exploration, model.distribution
+    )  # an error is raised here once, instead of in each worker
     is_of_catalog = getattr_static(kind, "build_model") is getattr_static(Algorithm, "build_model")
-    graph, description = describe_policy(model, policy.config.model.model_dump() if is_of_catalog else None)
+    graph, description = describe_policy(
+        model, policy.config.model.model_dump() if is_of_catalog else None
+    )
     return model, {"graph": graph, "spec": description}
 
 
@@ -350,11 +405,16 @@ def _policy_part(config: CommonConfig, policy: PlannedPolicy, kind: type[Algorit
     is_network = policy.policy_class is None
     sequences = is_network and kind.trains_on_sequences(policy.config)
     plan = SamplePlan()
-    settings = {**policy.settings, **(kind.all_acting_settings(policy.config) if is_network else {})}
+    settings = {
+        **policy.settings,
+        **(kind.all_acting_settings(policy.config) if is_network else {}),
+    }
     if is_network and not policy.is_trained:
         settings[FIXED_TIMESTEP] = _AFTER_ALL_SCHEDULES  # unless a checkpoint says where they stand
     if policy.is_trained:
-        plan = dataclasses.replace(kind.sample_plan(policy.config), return_discount=kind.return_discount(policy.config))
+        plan = dataclasses.replace(
+            kind.sample_plan(policy.config), return_discount=kind.return_discount(policy.config)
+        )
     return PolicyPart(
         policy_class=policy.policy_class,
         algo=policy.config.algo if policy.is_of_other_algorithm(config) else None,
@@ -365,5 +425,9 @@ def _policy_part(config: CommonConfig, policy: PlannedPolicy, kind: type[Algorit
         is_trained=policy.is_trained,
         layout="sequences" if sequences else "rows",
         sequence_length=policy.config.sequence_length() if sequences else 1,
-        sends="gradients" if policy.is_trained and kind.gradients_from_workers(policy.config) else "rows",
+        sends=(
+            "gradients"
+            if policy.is_trained and kind.gradients_from_workers(policy.config)
+            else "rows"
+        ),
     )

@@ -50,12 +50,15 @@ class Evaluation:
         algo: the algorithm that trained it.
         env: name of the environment.
         env_steps: env steps trained on before the checkpoint.
-        seed: seed of the environment and of all random draws; None for an environment without seeds.
+        seed: seed of the environment and of all random draws; None for an environment without
+            seeds.
         explore: True if actions were sampled; False if the most likely ones were taken.
         returns: undiscounted return of each episode with unscaled rewards, summed over all agents.
         lengths: env steps of each episode.
-        policy_returns: policy id -> returns of its agents, one for each agent and episode; empty for a single agent.
-        custom_metrics: name -> values recorded by the run's callbacks, one for each episode that has it.
+        policy_returns: policy id -> returns of its agents, one for each agent and episode; empty
+            for a single agent.
+        custom_metrics: name -> values recorded by the run's callbacks, one for each episode that
+            has it.
         video: path of the video; None without one.
     """
 
@@ -82,12 +85,18 @@ class Evaluation:
         return float(np.std(self.returns))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON data with the mean, standard deviation, minimum and maximum of the returns."""
+        """Return JSON data with the mean, standard deviation, minimum and maximum of the
+        returns.
+        """
         own = {name: getattr(self, name) for name in self.__dataclass_fields__}
         return {
-            "mean": self.mean, "std": self.std, "min": min(self.returns), "max": max(self.returns),
-            "episodes": len(self.returns), **own,
-        }  # fmt: skip
+            "mean": self.mean,
+            "std": self.std,
+            "min": min(self.returns),
+            "max": max(self.returns),
+            "episodes": len(self.returns),
+            **own,
+        }
 
 
 def evaluate(
@@ -102,23 +111,27 @@ def evaluate(
     config: Mapping[str, Any] | None = None,
     on_episode: Callable[[RolloutMetrics], None] = lambda episode: None,
 ) -> Evaluation:
-    """Play whole episodes with the policies of a checkpoint, one after the other, in a single environment.
+    """Play whole episodes with the policies of a checkpoint, one after the other, in a single
+    environment.
 
-    The environment and its wrappers are the same as in training. Filter statistics stay as they are in the checkpoint.
+    The environment and its wrappers are the same as in training. Filter statistics stay as they are
+    in the checkpoint.
 
     Args:
-        path: a checkpoint, a run directory or a directory of checkpoints. For a directory, the newest intact checkpoint
-            in it is used.
+        path: a checkpoint, a run directory or a directory of checkpoints. For a directory, the
+            newest intact checkpoint in it is used.
         episodes: number of episodes to play.
-        seed: seed of the environment and of all random draws; None draws a new one, which the result contains.
+        seed: seed of the environment and of all random draws; None draws a new one, which the
+            result contains.
         explore: True samples actions from their distribution; False takes the most likely ones.
-        video: file for a video of the first three episodes, such as ``cartpole.mp4``; requires the extra ``video``.
+        video: file for a video of the first three episodes, such as ``cartpole.mp4``; requires the
+            extra ``video``.
         render: "human" shows the environment in a window, if it supports that.
-        output: directory or URI where the episodes are stored, for offline training or off-policy estimation. Rows
-            contain the data that the policy's algorithm trains on: filtered observations, or unfiltered ones if the
-            algorithm filters during training.
-        config: worker keys to override, nested as in the config, such as ``{"env_config": {...}}``. ``seed`` and the
-            keys that decide how environments are stepped cannot be overridden.
+        output: directory or URI where the episodes are stored, for offline training or off-policy
+            estimation. Rows contain the data that the policy's algorithm trains on: filtered
+            observations, or unfiltered ones if the algorithm filters during training.
+        config: worker keys to override, nested as in the config, such as ``{"env_config": {...}}``.
+            ``seed`` and the keys that decide how environments are stepped cannot be overridden.
         on_episode: called with each episode as it ends.
 
     Returns:
@@ -126,7 +139,8 @@ def evaluate(
 
     Raises:
         CheckpointError: there is no checkpoint, or it cannot be used.
-        ConfigError: an argument cannot be honoured, or the environment is not installed or cannot render images.
+        ConfigError: an argument cannot be honoured, or the environment is not installed or cannot
+            render images.
         EnvError: the environment failed.
         ImportError: a network runs only in TensorFlow, which is not installed.
     """
@@ -135,10 +149,14 @@ def evaluate(
             said = f"{key} is {value!r:.50}, expected a whole number of at least {least}."
             raise ConfigError(said, key=key, value=value)
     if video is not None and render is not None:
-        raise ConfigError("an evaluation is filmed or shown in a window, not both.", key="video", value=str(video))
+        raise ConfigError(
+            "an evaluation is filmed or shown in a window, not both.", key="video", value=str(video)
+        )
     run = SavedRun.open(path)
     # the run's own output must not receive these episodes
-    part = run.acting.part.for_evaluation({"output": None if output is None else str(output), **(config or {})})
+    part = run.acting.part.for_evaluation(
+        {"output": None if output is None else str(output), **(config or {})}
+    )
     if seed is None and part.seed is not None:  # otherwise the environment takes no seed
         seed = secrets.randbits(31)
     mode = render if video is None else "rgb_array"
@@ -163,7 +181,9 @@ def evaluate(
     )
 
 
-def _worker(run: SavedRun, part: WorkerPart, explore: bool, film: Callable[[Any], None] | None) -> RolloutWorker:
+def _worker(
+    run: SavedRun, part: WorkerPart, explore: bool, film: Callable[[Any], None] | None
+) -> RolloutWorker:
     """Make a worker that samples whole episodes with a run's policies."""
     own: dict[str, Any] = {}
     if film is not None:
@@ -186,7 +206,9 @@ def _worker(run: SavedRun, part: WorkerPart, explore: bool, film: Callable[[Any]
     return worker
 
 
-def _play(worker: RolloutWorker, episodes: int, on_episode: Callable[[RolloutMetrics], None]) -> list[RolloutMetrics]:
+def _play(
+    worker: RolloutWorker, episodes: int, on_episode: Callable[[RolloutMetrics], None]
+) -> list[RolloutMetrics]:
     played: list[RolloutMetrics] = []
     while len(played) < episodes:
         worker.sample()
@@ -227,17 +249,22 @@ def _filming(base: type[DefaultCallbacks], film: Callable[[Any], None]) -> type[
 
 @contextlib.contextmanager
 def _filmed(path: Path) -> Iterator[Callable[[Any], None]]:
-    """Yield a function that adds a picture of an environment to a video; the file appears unless the block fails.
+    """Yield a function that adds a picture of an environment to a video; the file appears unless
+    the block fails.
 
     Raises:
-        ConfigError: a package for videos is not installed, the file name is unsuitable, or the environment cannot
-            render images.
+        ConfigError: a package for videos is not installed, the file name is unsuitable, or the
+            environment cannot render images.
     """
     if path.suffix.lower() not in _VIDEOS:
         said = f"video is {str(path)!r}, expected a file name that ends in {', '.join(_VIDEOS)}."
         raise ConfigError(said, key="video", value=str(path))
     if not path.absolute().parent.is_dir():
-        raise ConfigError(f"video is {str(path)!r}, but this directory does not exist.", key="video", value=str(path))
+        raise ConfigError(
+            f"video is {str(path)!r}, but this directory does not exist.",
+            key="video",
+            value=str(path),
+        )
     with needed_by("a video", "moviepy", "video", key="video", value=str(path)):
         from moviepy.video.io.ffmpeg_writer import FFMPEG_VideoWriter
 
@@ -251,14 +278,19 @@ def _filmed(path: Path) -> Iterator[Callable[[Any], None]]:
         except Exception as error:  # an environment that cannot render may raise anything
             raise _no_picture(env, repr(error)) from error
         if frame.ndim != 3 or frame.shape[2] != 3 or frame.dtype != np.uint8:
-            raise _no_picture(env, f"render() gave {frame.dtype} of shape {frame.shape}, not uint8 [height, width, 3]")
+            raise _no_picture(
+                env,
+                f"render() gave {frame.dtype} of shape {frame.shape}, not uint8 [height, width, 3]",
+            )
         height, width = (side - side % 2 for side in frame.shape[:2])  # players need even sizes
         if writer is None:
             size = (height, width)
             fps = getattr(env, "metadata", {}).get("render_fps") or _FPS
             writer = FFMPEG_VideoWriter(str(temporary), (width, height), fps, logfile=None)
         if (height, width) != size:
-            raise _no_picture(env, f"the size of its pictures changed from {size} to {(height, width)} pixels")
+            raise _no_picture(
+                env, f"the size of its pictures changed from {size} to {(height, width)} pixels"
+            )
         writer.write_frame(np.ascontiguousarray(frame[:height, :width]))
 
     with replaced(path) as temporary:
@@ -282,9 +314,9 @@ def _no_picture(env: Any, reason: str) -> ConfigError:
 def main() -> int:
     """Evaluate checkpoints for a learner until standard input ends; the exit status is 0.
 
-    Each request is a line of JSON on standard input:
-    ``{"checkpoint": path, "episodes": 10, "seed": 1, "explore": false, "config": {}}``. The answer is a line of JSON on
-    standard output: `Evaluation.to_dict`, or ``{"error": text}``.
+    Each request is a line of JSON on standard input: ``{"checkpoint": path, "episodes": 10, "seed":
+    1, "explore": false, "config": {}}``. The answer is a line of JSON on standard output:
+    `Evaluation.to_dict`, or ``{"error": text}``.
     """
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     find_modules_here()

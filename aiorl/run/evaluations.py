@@ -1,6 +1,8 @@
-"""Evaluations during training: checkpoints are played in separate processes or in this one, and the best is kept.
+"""Evaluations during training: checkpoints are played in separate processes or in this one, and the
+best is kept.
 
-checkpoint in evaluation/ -> a process of `aiorl.run.evaluation` -> a result, and best/ if none scored as high before
+checkpoint in evaluation/ -> a process of `aiorl.run.evaluation` -> a result, and best/ if none
+scored as high before
 """
 
 from __future__ import annotations
@@ -41,26 +43,43 @@ _MAX_BYTES = 1 << 26
 _MAX_REASON = 500
 _FINISH_S = 120.0
 _MEASURE = (
-    "env", "env_config", "wrappers", "horizon", "clip_actions", "preprocessor_pref", "evaluation_config"
-)  # fmt: skip
+    "env",
+    "env_config",
+    "wrappers",
+    "horizon",
+    "clip_actions",
+    "preprocessor_pref",
+    "evaluation_config",
+)
 """Keys that decide what a score measures: scores are compared only if all of them are equal."""
-_KINDS: dict[str, Callable[[list[float]], float]] = {"mean": statistics.fmean, "min": min, "max": max}
+_KINDS: dict[str, Callable[[list[float]], float]] = {
+    "mean": statistics.fmean,
+    "min": min,
+    "max": max,
+}
 _SEED = 0x65766131  # keeps these seeds distinct from the workers' seeds
 
 
 class Evaluations(Observer):
-    """Evaluates a run every ``evaluation_interval`` iterations, in parallel with training or while it is paused.
+    """Evaluates a run every ``evaluation_interval`` iterations, in parallel with training or while
+    it is paused.
 
     Attributes:
         is_beside: True if training continues during an evaluation.
         mean_return: mean return of the newest evaluation; NaN before the first.
         holds_up: a description of the evaluation that training waits for, or "".
         hurry: set when `finish` must stop waiting, if nothing else says so.
-        is_owed: True if the newest evaluation that was due did not take place, because another one was running.
+        is_owed: True if the newest evaluation that was due did not take place, because another one
+            was running.
     """
 
     def __init__(
-        self, config: CommonConfig, run_dir: Path, tell: Callable[[str, int], None], *, can_play_here: bool = False
+        self,
+        config: CommonConfig,
+        run_dir: Path,
+        tell: Callable[[str, int], None],
+        *,
+        can_play_here: bool = False,
     ) -> None:
         """Prepare without evaluating yet.
 
@@ -68,8 +87,8 @@ class Evaluations(Observer):
             config: the effective configuration.
             run_dir: the run's directory.
             tell: called with (text, logging level) of news for the user.
-            can_play_here: True if training's source can play evaluations itself; the config can still require
-                processes.
+            can_play_here: True if training's source can play evaluations itself; the config can
+                still require processes.
         """
         num_workers = config.evaluation_num_workers
         if num_workers is None:
@@ -89,7 +108,8 @@ class Evaluations(Observer):
         self.hurry = asyncio.Event()
         self.is_owed = False
 
-    # As an observer -----------------------------------------------------------------------------------------
+    # As an observer
+    # ----------------------------------------------------------------------------------------------
 
     def needs_standstill(self, iteration: int) -> bool:
         """Return True if training waits for the evaluation of an iteration."""
@@ -103,7 +123,9 @@ class Evaluations(Observer):
             await self._evaluate(training, iteration)
 
     async def after_iteration(self, training: Training, result: dict[str, Any]) -> None:
-        """Evaluate if an evaluation is due or training has ended, and add the newest finished one to the result."""
+        """Evaluate if an evaluation is due or training has ended, and add the newest finished one
+        to the result.
+        """
         iteration = result["training_iteration"]
         if training.end.has_come:
             # an evaluation that ended the run is its last one: the result has room for one
@@ -116,24 +138,34 @@ class Evaluations(Observer):
             result["evaluation"] = finished
 
     def _has_reached_its_end(self) -> bool:
-        """Return True if the newest evaluation, which no result has yet, met `stop_evaluation_return`."""
+        """Return True if the newest evaluation, which no result has yet, met
+        `stop_evaluation_return`.
+        """
         wanted = self._config.stop_evaluation_return
-        return wanted is not None and self._finished is not None and self._finished["episode_reward_mean"] >= wanted
+        return (
+            wanted is not None
+            and self._finished is not None
+            and self._finished["episode_reward_mean"] >= wanted
+        )
 
     def is_due(self, iteration: int) -> bool:
-        """Return True if the iteration with this number has an evaluation; 0 is the beginning of a run."""
+        """Return True if the iteration with this number has an evaluation; 0 is the beginning of a
+        run.
+        """
         interval = self._config.evaluation_interval
         return bool(interval and iteration % interval == 0)
 
     async def _evaluate(self, training: Training, iteration: int) -> None:
-        """Start an evaluation in parallel with training, unless one is still running; or evaluate and wait for it."""
+        """Start an evaluation in parallel with training, unless one is still running; or evaluate
+        and wait for it.
+        """
         if not self.is_beside:
             with contextlib.suppress(Ended):  # the caller notices the end by itself
                 await training.end.before(self._run(training, iteration))
         elif self._running is not None and not self._running.done():
             self._tell(
-                f"iteration {iteration} is not evaluated, because the evaluation before it is still running; "
-                "set a longer evaluation_interval or more evaluation_num_workers",
+                f"iteration {iteration} is not evaluated, because the evaluation before it is still"
+                " running; set a longer evaluation_interval or more evaluation_num_workers",
                 logging.WARNING,
             )
             self.is_owed = True
@@ -145,24 +177,34 @@ class Evaluations(Observer):
         self._newest = iteration
         self.is_owed = False
         if not self.is_beside:
-            self.holds_up = f"training waits for the evaluation of iteration {iteration}, which is still running"
+            self.holds_up = (
+                f"training waits for the evaluation of iteration {iteration}, which is still"
+                " running"
+            )
         try:
             shutil.rmtree(self._directory, ignore_errors=True)
             path = await training.saver.save_last(self._directory, with_experience=False)
             play = None if self.is_beside else training.source.play
             self._conclude(path, await self._play(play, path, iteration), iteration)
         except (AiorlError, OSError) as error:
-            self._tell(f"the evaluation failed: {one_line(str(error), _MAX_REASON)}; training continues", logging.ERROR)
+            self._tell(
+                f"the evaluation failed: {one_line(str(error), _MAX_REASON)}; training continues",
+                logging.ERROR,
+            )
         finally:
             self.holds_up = ""
 
-    async def finish(self, training: Training, hurry: asyncio.Event, *, last: int | None = None) -> None:
-        """Evaluate the policies that training ends with, since they may turn out to be the best; this takes a while.
+    async def finish(
+        self, training: Training, hurry: asyncio.Event, *, last: int | None = None
+    ) -> None:
+        """Evaluate the policies that training ends with, since they may turn out to be the best;
+        this takes a while.
 
         Args:
             training: the training, which makes no more updates.
             hurry: set when there is no time to wait; it can also be set during the wait.
-            last: number of the iteration to evaluate, unless it was; None only waits for an evaluation that is running.
+            last: number of the iteration to evaluate, unless it was; None only waits for an
+                evaluation that is running.
         """
         if not self._config.evaluation_interval or hurry.is_set():
             return
@@ -171,34 +213,45 @@ class Evaluations(Observer):
             async with asyncio.timeout(_FINISH_S):
                 await first_of(hurry.wait(), ending)
         except TimeoutError:
-            self._tell(f"the last evaluation takes longer than {_FINISH_S:g} s and is left out", logging.WARNING)
+            self._tell(
+                f"the last evaluation takes longer than {_FINISH_S:g} s and is left out",
+                logging.WARNING,
+            )
         finally:
             ending.cancel()
             self.holds_up = ""
 
     async def _finish(self, training: Training, last: int | None) -> None:
         if self._running is not None and not self._running.done():
-            self.holds_up = "the end waits for an evaluation, which is still running (Ctrl-C ends without it)"
+            self.holds_up = (
+                "the end waits for an evaluation, which is still running (Ctrl-C ends without it)"
+            )
             await asyncio.wait([self._running])
         if last is None or last == self._newest:
             return
         with contextlib.suppress(CheckpointError):  # reported when the run is saved at its end
             await training.saver.save_all()  # the evaluation may take longer than the process lives
-        self._tell(f"evaluating iteration {last}, the last one (Ctrl-C ends without it)", logging.INFO)
-        self.holds_up = "the end waits for the last evaluation, which is still running (Ctrl-C ends without it)"
+        self._tell(
+            f"evaluating iteration {last}, the last one (Ctrl-C ends without it)", logging.INFO
+        )
+        self.holds_up = (
+            "the end waits for the last evaluation, which is still running (Ctrl-C ends without it)"
+        )
         with contextlib.suppress(Ended, BrokenOff):  # Ctrl-C in this process
             await self._run(training, last)
 
     def _conclude(self, path: Path, found: Mapping[str, Any], iteration: int) -> None:
-        """Record an evaluation for the next result of training, and keep its checkpoint if it is the best."""
+        """Record an evaluation for the next result of training, and keep its checkpoint if it is
+        the best.
+        """
         self.mean_return = float(found["episode_reward_mean"])
         self._finished = {**found, "training_iteration": iteration}
         steps = int(found["env_steps_trained"])
         is_best = self._keep_if_best(path, self._finished)
         self._tell(
-            f"evaluation after {steps:,} env steps: return {return_text(self.mean_return)} (deviation "
-            f"{found['episode_reward_std']:,.1f}) over {found['episodes_this_iter']} episodes"
-            + (", the best so far" if is_best else ""),
+            f"evaluation after {steps:,} env steps: return {return_text(self.mean_return)}"
+            f" (deviation {found['episode_reward_std']:,.1f}) over {found['episodes_this_iter']}"
+            " episodes" + (", the best so far" if is_best else ""),
             logging.INFO,
         )
 
@@ -213,14 +266,18 @@ class Evaluations(Observer):
         """Divide the episodes among the processes and return the combined result."""
         config, seed = self._config, None
         if config.seed is not None:
-            seed = int(np.random.SeedSequence((config.seed, _SEED, iteration)).generate_state(1)[0] >> 1)
+            seed = int(
+                np.random.SeedSequence((config.seed, _SEED, iteration)).generate_state(1)[0] >> 1
+            )
         request = {"episodes": config.evaluation_num_episodes, "seed": seed, **manner_of(config)}
         if play is not None:
             return as_result([await play(path, request)])
         request["checkpoint"] = str(path)
         shares = np.array_split(np.arange(config.evaluation_num_episodes), len(self._children))
         asked = [
-            child.ask({**request, "episodes": len(own), "seed": None if seed is None else seed + position})
+            child.ask(
+                {**request, "episodes": len(own), "seed": None if seed is None else seed + position}
+            )
             for position, (child, own) in enumerate(zip(self._children, shares, strict=True))
             if len(own)
         ]
@@ -231,11 +288,17 @@ class Evaluations(Observer):
         return as_result([each for each in found if isinstance(each, dict)])
 
     def _keep_if_best(self, path: Path, found: Mapping[str, Any]) -> bool:
-        """Keep the checkpoint in `BEST` if it beats all before it that were measured in the same way."""
+        """Keep the checkpoint in `BEST` if it beats all before it that were measured in the same
+        way.
+        """
         measure = self._measure()
         best = self._best_so_far()
-        is_comparable = best.get(_MEASURED_WITH, measure) == measure  # earlier versions did not record it
-        if not self.mean_return > (_score(best) if is_comparable else -math.inf):  # also False for NaN
+        is_comparable = (
+            best.get(_MEASURED_WITH, measure) == measure
+        )  # earlier versions did not record it
+        if not self.mean_return > (
+            _score(best) if is_comparable else -math.inf
+        ):  # also False for NaN
             return False
         summary = {**found, _MEASURED_WITH: measure}
         try:
@@ -243,9 +306,13 @@ class Evaluations(Observer):
                 self._put_aside(best)
             with replaced_directory(self._best) as temporary:
                 os.replace(path, temporary / path.name)
-                (temporary / _SUMMARY).write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+                (temporary / _SUMMARY).write_text(
+                    json.dumps(summary, indent=1) + "\n", encoding="utf-8"
+                )
         except OSError as error:
-            raise CheckpointError(self._best, f"it cannot be written: {error.strerror or error}.") from error
+            raise CheckpointError(
+                self._best, f"it cannot be written: {error.strerror or error}."
+            ) from error
         return True
 
     def _best_so_far(self) -> dict[str, Any]:
@@ -255,20 +322,25 @@ class Evaluations(Observer):
         return {}
 
     def _put_aside(self, best: Mapping[str, Any]) -> None:
-        """Rename the best checkpoint of evaluations by other settings, which no new score can be compared with."""
+        """Rename the best checkpoint of evaluations by other settings, which no new score can be
+        compared with.
+        """
         aside = self._best.with_name(f"{BEST}-{best.get('training_iteration', 'before')}")
         if aside.exists():
             shutil.rmtree(aside)
         os.replace(self._best, aside)
         self._tell(
-            f"evaluations have other settings than those of {BEST}/, which is now {aside.name}/: their scores can't be "
-            "compared", logging.WARNING,
-        )  # fmt: skip
+            f"evaluations have other settings than those of {BEST}/, which is now {aside.name}/:"
+            " their scores can't be compared",
+            logging.WARNING,
+        )
 
     def _measure(self) -> dict[str, Any]:
         """Return the settings that decide what a score measures, as they come back from a file."""
         config = self._config.to_dict()
-        measure: dict[str, Any] = json.loads(json.dumps({name: config[name] for name in _MEASURE}, default=repr))
+        measure: dict[str, Any] = json.loads(
+            json.dumps({name: config[name] for name in _MEASURE}, default=repr)
+        )
         return measure
 
 
@@ -302,8 +374,13 @@ def as_result(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         **{f"episode_reward_{kind}": of(returns) for kind, of in _KINDS.items()},
         "episode_reward_std": float(np.std(returns)),
         "episode_len_mean": float(np.mean([value for each in found for value in each["lengths"]])),
-        **{f"policy_reward_{kind}": {name: of(own) for name, own in policies.items()} for kind, of in _KINDS.items()},
-        "custom_metrics": {f"{name}_{kind}": of(own) for name, own in custom.items() for kind, of in _KINDS.items()},
+        **{
+            f"policy_reward_{kind}": {name: of(own) for name, own in policies.items()}
+            for kind, of in _KINDS.items()
+        },
+        "custom_metrics": {
+            f"{name}_{kind}": of(own) for name, own in custom.items() for kind, of in _KINDS.items()
+        },
         "env_steps_trained": int(found[0]["env_steps"]),
         "explore": bool(found[0]["explore"]),
         "seed": found[0]["seed"],
@@ -356,7 +433,9 @@ class _Child:
                 await requests.drain()
                 line = await answers.readline()
         finally:
-            if not line.endswith(b"\n"):  # a late answer would be taken for the answer to another request
+            if not line.endswith(
+                b"\n"
+            ):  # a late answer would be taken for the answer to another request
                 await self.close()
         return line
 

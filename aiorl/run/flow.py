@@ -2,7 +2,8 @@
 
     fragments -> assembler -> updates -> weights -> snapshot of the next version -> leases
 
-This module is independent of the algorithm, whose lease plan says how much can be sampled and with which version.
+This module is independent of the algorithm, whose lease plan says how much can be sampled and with
+which version.
 """
 
 from __future__ import annotations
@@ -47,8 +48,9 @@ class Publisher:
         """Set the filters that deltas are merged into."""
         self.version = -1
         self.filters = dict(filters)
-        # live incarnation -> highest sequence number merged; there are at most as many as the session has slots.
-        # lower numbers not merged yet belong to accepted fragments that wait in the assembler
+        # live incarnation -> highest sequence number merged; there are at most as many as the
+        # session has slots. lower numbers not merged yet belong to accepted fragments that wait in
+        # the assembler
         self._merged: dict[str, int] = {}
 
     def join(self, incarnation: str) -> None:
@@ -56,10 +58,11 @@ class Publisher:
         self._merged.setdefault(incarnation, 0)
 
     def merge_deltas(self, incarnation: str, sequence: int, deltas: PolicyArrays) -> None:
-        """Merge the filter deltas of a fragment. The session ensures that each fragment comes only once.
+        """Merge the filter deltas of a fragment. The session ensures that each fragment comes only
+        once.
 
-        Deltas can be merged after their incarnation has ended. No acknowledgement is kept then, since no one waits for
-        it.
+        Deltas can be merged after their incarnation has ended. No acknowledgement is kept then,
+        since no one waits for it.
 
         Raises:
             BatchError: a delta does not fit its filter; those of other policies are still merged.
@@ -79,12 +82,16 @@ class Publisher:
             raise fault
 
     def forget(self, incarnation: str) -> None:
-        """Remove an incarnation that has ended, so that snapshots no longer acknowledge its deltas."""
+        """Remove an incarnation that has ended, so that snapshots no longer acknowledge its
+        deltas.
+        """
         self._merged.pop(incarnation, None)
 
     def filter_states(self) -> dict[str, dict[str, NDArray[Any]]]:
         """Return policy id -> state of its filter, for all filters that have a state."""
-        return {policy_id: own.state() for policy_id, own in self.filters.items() if not own.is_identity}
+        return {
+            policy_id: own.state() for policy_id, own in self.filters.items() if not own.is_identity
+        }
 
     def next_snapshot(self, weights: PolicyArrays, global_vars: Mapping[str, Any]) -> Snapshot:
         """Make the snapshot of the next version.
@@ -98,7 +105,9 @@ class Publisher:
             version=self.version,
             weights=dict(weights),
             filters=self.filter_states(),
-            filter_acks={incarnation: sequence for incarnation, sequence in self._merged.items() if sequence},
+            filter_acks={
+                incarnation: sequence for incarnation, sequence in self._merged.items() if sequence
+            },
             global_vars=dict(global_vars),
         )
 
@@ -143,7 +152,8 @@ def progress_of(
         ledger: the account of env steps.
         flow: the flow, or None before training begins.
         perf: CPU and memory usage.
-        traffic: statistics of the endpoint. Without an endpoint they are zero, so that results keep the same columns.
+        traffic: statistics of the endpoint. Without an endpoint they are zero, so that results keep
+            the same columns.
         num_workers: number of registered workers.
     """
     return Progress(
@@ -171,8 +181,9 @@ class Flow:
         publisher: version and merged filters.
         metrics: metrics of the newest update.
         is_granting: True while workers get leases.
-        is_enough: called after each update; returns True to pause training until `go_on`. An on-policy run then leases
-            nothing. In a streaming run, workers use up the leases they have, and their fragments wait.
+        is_enough: called after each update; returns True to pause training until `go_on`. An
+            on-policy run then leases nothing. In a streaming run, workers use up the leases they
+            have, and their fragments wait.
     """
 
     def __init__(
@@ -193,7 +204,8 @@ class Flow:
             updates: takes the train batches.
             session: hands out leases and publishes snapshots.
             tell: called with (kind, source, text, logging level) of news about a peer.
-            max_queued_bytes: limit on the bytes of waiting fragments; at the limit, no further leases are streamed.
+            max_queued_bytes: limit on the bytes of waiting fragments; at the limit, no further
+                leases are streamed.
         """
         self.publisher = Publisher(learning.filters)
         self.metrics: dict[str, float] = {}
@@ -205,7 +217,10 @@ class Flow:
         self._pacing: Pacing | None = None
         if plan.mode == "streaming":
             self._pacing = Pacing(
-                plan.fragments_per_batch, plan.max_policy_lag, plan.outstanding_per_worker, plan.max_under_way
+                plan.fragments_per_batch,
+                plan.max_policy_lag,
+                plan.outstanding_per_worker,
+                plan.max_under_way,
             )
             session.leases.begin_streaming(self._pacing)
         self._updates = updates
@@ -239,7 +254,8 @@ class Flow:
         """True while no update runs and fewer fragments wait than a train batch needs."""
         return self.is_idle and not self._assembler.is_ready
 
-    # Fragments and updates ------------------------------------------------------------------------------------
+    # Fragments and updates
+    # ----------------------------------------------------------------------------------------------
 
     def take(self, event: ev.SamplesAccepted) -> None:
         """Check, count and queue a fragment. A malformed fragment ends its worker's session."""
@@ -249,7 +265,10 @@ class Flow:
             self._check_fragment(message.batches)
         except BatchError as error:
             self._session.ledger.discard("malformed", message.env_steps)
-            said = f"worker {event.slot} sent a malformed fragment: {one_line(str(error), _MAX_REASON)}"
+            said = (
+                f"worker {event.slot} sent a malformed fragment:"
+                f" {one_line(str(error), _MAX_REASON)}"
+            )
             self._tell("malformed fragments", event.slot, said, logging.ERROR)
             self._session.lose(event.slot, "it sent a malformed fragment", time.monotonic())
             if self._pacing is None:
@@ -257,7 +276,9 @@ class Flow:
             return
         self._counters.env_steps_sampled += message.env_steps
         self._counters.agent_steps_sampled += message.agent_steps
-        if not self._stopping:  # the last result covers the run up to its end, not fragments that arrive while it ends
+        if (
+            not self._stopping
+        ):  # the last result covers the run up to its end, not fragments that arrive while it ends
             self._results.add_episodes(episodes)
             self._results.add_perf(message.perf)
         self._assembler.add(event)
@@ -267,7 +288,9 @@ class Flow:
             self._session.deal_again(more)
 
     def feed_updates(self) -> None:
-        """Hand out train batches while the update thread has room, and lease fragments to replace them."""
+        """Hand out train batches while the update thread has room, and lease fragments to replace
+        them.
+        """
         assembler = self._assembler
         if self._stopping or self._stands_still:
             return
@@ -276,14 +299,18 @@ class Flow:
             if not assembler.is_ready:
                 break
             batch = assembler.take()
-            if self._pacing is None:  # in the order of workers, so that the statistics are reproducible bit by bit
+            if (
+                self._pacing is None
+            ):  # in the order of workers, so that the statistics are reproducible bit by bit
                 for fragment in batch.fragments:
                     self._merge(fragment)
             self._updates.submit_nowait(batch)
             self._num_in_thread += 1
         for reason, fragment in assembler.take_discarded():
             self._session.ledger.discard(reason, fragment.message.env_steps)
-            if self._pacing is None:  # on-policy: its observations count even if the fragment is not used
+            if (
+                self._pacing is None
+            ):  # on-policy: its observations count even if the fragment is not used
                 self._merge(fragment)
             elif reason == STALE:
                 self._pacing.outdated(fragment.slot)
@@ -294,11 +321,16 @@ class Flow:
         try:
             self.publisher.merge_deltas(fragment.incarnation, message.seq, message.filter_deltas)
         except BatchError as error:
-            said = f"worker {fragment.slot} sent a filter delta that was left out: {one_line(str(error), _MAX_REASON)}"
+            said = (
+                f"worker {fragment.slot} sent a filter delta that was left out:"
+                f" {one_line(str(error), _MAX_REASON)}"
+            )
             self._tell("filter deltas left out", fragment.slot, said, logging.WARNING)
 
     def take_update(self, done: UpdateDone) -> None:
-        """Account for an update that has ended, publish its weights if due and lease the next fragments."""
+        """Account for an update that has ended, publish its weights if due and lease the next
+        fragments.
+        """
         self._num_in_thread -= 1
         for fragment in done.batch.fragments:
             message = fragment.message
@@ -308,8 +340,15 @@ class Flow:
         self._counters.updates += 1
         if done.result.skipped:
             self._counters.updates_skipped += 1
-            where = f": column {done.result.bad_column!r} is not finite" if done.result.bad_column else ""
-            self._say(f"an update was skipped because its loss or gradients were not finite{where}", logging.WARNING)
+            where = (
+                f": column {done.result.bad_column!r} is not finite"
+                if done.result.bad_column
+                else ""
+            )
+            self._say(
+                f"an update was skipped because its loss or gradients were not finite{where}",
+                logging.WARNING,
+            )
         self.metrics = {
             **done.result.metrics,
             "update_s": done.update_s,
@@ -326,7 +365,10 @@ class Flow:
         self._grant_next_batch()
 
     def set_weights(self, weights: PolicyArrays) -> None:
-        """Publish weights that do not come from an update. Training must be idle and is paused afterwards."""
+        """Publish weights that do not come from an update.
+
+        Training must be idle and is paused afterwards.
+        """
         self.stand_still()
         self._session.publish(self.next_snapshot(weights), time.monotonic())
         self._assembler.set_version(self.publisher.version)
@@ -337,17 +379,23 @@ class Flow:
         self._session.ledger.discard("the update failed", batch.env_steps)
 
     def leave_batches(self, count: int) -> None:
-        """Take note that the update thread has ended without touching the last ``count`` train batches."""
+        """Take note that the update thread has ended without touching the last ``count`` train
+        batches.
+        """
         self._num_in_thread -= count
 
     def next_snapshot(self, weights: PolicyArrays) -> Snapshot:
         """Make the snapshot of the next version."""
         return self.publisher.next_snapshot(weights, {"timestep": self._counters.env_steps_sampled})
 
-    # Leases ---------------------------------------------------------------------------------------------------
+    # Leases
+    # ----------------------------------------------------------------------------------------------
 
     def go_on(self) -> None:
-        """Grant leases by the algorithm's plan and train on waiting fragments. Does nothing if already doing so."""
+        """Grant leases by the algorithm's plan and train on waiting fragments.
+
+        Does nothing if already doing so.
+        """
         if not self.is_granting and not self._stopping:
             self._stands_still, self.is_granting = False, True
             self._grant_next_batch()
@@ -363,7 +411,9 @@ class Flow:
         self.is_granting = False
 
     def _grant_next_batch(self) -> None:
-        """Lease one train batch of the newest version (on-policy), or as much as the budget allows (streaming)."""
+        """Lease one train batch of the newest version (on-policy), or as much as the budget allows
+        (streaming).
+        """
         if self._pacing is not None:
             self.stream()
         elif self.is_granting:

@@ -1,7 +1,9 @@
-"""Assembly of train batches from fragments, in an order that does not depend on when the fragments arrive.
+"""Assembly of train batches from fragments, in an order that does not depend on when the fragments
+arrive.
 
-`BatchAssembler` holds references only; the algorithm's `make_batch` copies the columns once. It has no clock, socket or
-thread. It gives a reason for every fragment that it discards, so that the ledger balances.
+`BatchAssembler` holds references only; the algorithm's `make_batch` copies the columns once. It has
+no clock, socket or thread. It gives a reason for every fragment that it discards, so that the
+ledger balances.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from aiorl.net.protocol.ledger import MAX_FRAGMENT_STEPS
 from aiorl.net.wire.messages import Samples
 
 _MAX_OBSERVATIONS = 1 << 40
-"""Bound on the observations of a delta, well below 2**53, where the count of a filter would stop increasing."""
+"""Bound on the observations of a delta, well below 2**53, where the count of a filter would stop
+increasing."""
 STALE = "stale"
 _MAX_NAME = MAX_NAME + 20  # including its prefix
 
@@ -32,10 +35,11 @@ PolicyColumns = Mapping[str, Mapping[str, NDArray[Any]]]
 
 
 def check_samples(samples: Samples) -> EpisodeColumns:
-    """Check that a fragment's counts, columns and episodes are consistent, since a worker may be broken.
+    """Check that a fragment's counts, columns and episodes are consistent, since a worker may be
+    broken.
 
-    With several agents an env step can have any number of rows. Rows of policies that do not learn are counted, but not
-    sent.
+    With several agents an env step can have any number of rows. Rows of policies that do not learn
+    are counted, but not sent.
 
     Args:
         samples: a fragment; the algorithm checks the contents of its columns.
@@ -47,7 +51,10 @@ def check_samples(samples: Samples) -> EpisodeColumns:
         BatchError: the fragment is inconsistent; the error names the part at fault.
     """
     rows = sum(map(_rows_of, samples.batches.values()))
-    for name, steps, least in (("env_steps", samples.env_steps, 0), ("agent_steps", samples.agent_steps, rows)):
+    for name, steps, least in (
+        ("env_steps", samples.env_steps, 0),
+        ("agent_steps", samples.agent_steps, rows),
+    ):
         if not least <= steps <= MAX_FRAGMENT_STEPS:
             raise BatchError(name, f"at least {least} and at most {MAX_FRAGMENT_STEPS}", steps)
     for name, value in samples.perf.items():
@@ -56,7 +63,11 @@ def check_samples(samples: Samples) -> EpisodeColumns:
     for policy_id, delta in samples.filter_deltas.items():
         count = delta.get("n")
         if count is not None and count.size == 1 and count.item() > _MAX_OBSERVATIONS:
-            raise BatchError(f"filter delta {policy_id:.50}", f"at most {_MAX_OBSERVATIONS} samples", count.item())
+            raise BatchError(
+                f"filter delta {policy_id:.50}",
+                f"at most {_MAX_OBSERVATIONS} samples",
+                count.item(),
+            )
     return _checked_episodes(samples.episodes)
 
 
@@ -83,10 +94,16 @@ def _checked_episodes(arrays: Mapping[str, NDArray[Any]]) -> EpisodeColumns:
         said = f"episodes {name:.100}"
         kind, *parts = name.split("/", 2)
         if len(name) > _MAX_NAME or (kind == "estimate" and (len(parts) < 2 or not all(parts))):
-            raise BatchError(said, f"a name of at most {_MAX_NAME} characters, an estimator and its metric", "another")
+            raise BatchError(
+                said,
+                f"a name of at most {_MAX_NAME} characters, an estimator and its metric",
+                "another",
+            )
         if name.startswith("hist/") and values.size > MAX_HIST:
             raise BatchError(said, f"at most {MAX_HIST} values", values.size)
-        if name != "lengths" and (values.ndim != 1 or values.dtype.kind != "f" or not np.isfinite(values).all()):
+        if name != "lengths" and (
+            values.ndim != 1 or values.dtype.kind != "f" or not np.isfinite(values).all()
+        ):
             raise BatchError(said, "finite numbers [E]", f"{values.dtype} {values.shape}")
     return EpisodeColumns.from_arrays(arrays)
 
@@ -112,15 +129,17 @@ class AssembledBatch:
 class BatchAssembler:
     """Queues fragments and hands them out in batches.
 
-    On-policy, it takes only fragments of the current version, as many as one batch needs, and hands them out sorted.
-    Two runs with the same seeds therefore train on the same batches, whatever order the network delivers them in. If
-    fragments contain whole episodes, their length is known only once they arrive. The assembler then asks in rounds for
-    the fragments still missing, so that a batch does not get too large.
+    On-policy, it takes only fragments of the current version, as many as one batch needs, and hands
+    them out sorted. Two runs with the same seeds therefore train on the same batches, whatever
+    order the network delivers them in. If fragments contain whole episodes, their length is known
+    only once they arrive. The assembler then asks in rounds for the fragments still missing, so
+    that a batch does not get too large.
 
     Streaming, it is a queue that drops fragments that are too old; leases bound its length
     (`aiorl.net.protocol.pacing`).
 
-    The version is the learner's: call `set_version` after each update. The session drops duplicates before.
+    The version is the learner's: call `set_version` after each update. The session drops duplicates
+    before.
     """
 
     def __init__(self, plan: LeasePlan) -> None:
@@ -143,7 +162,9 @@ class BatchAssembler:
         return len(self._queue)
 
     def bytes_with(self, coming: int) -> int:
-        """Return the bytes that would wait after ``coming`` more fragments of the size of the newest one."""
+        """Return the bytes that would wait after ``coming`` more fragments of the size of the
+        newest one.
+        """
         return self._queued_bytes + coming * self._newest_bytes
 
     @property
@@ -153,23 +174,36 @@ class BatchAssembler:
 
     @property
     def _env_steps_missing(self) -> int:
-        """Number of env steps still missing, on-policy if the number of fragments is not known beforehand; else 0."""
+        """Number of env steps still missing, on-policy if the number of fragments is not known
+        beforehand; else 0.
+        """
         env_steps, most = self._plan.env_steps_per_batch, self._plan.fragments_per_batch
-        return 0 if env_steps is None or self._wanted >= most else max(0, env_steps - self.queued_env_steps)
+        return (
+            0
+            if env_steps is None or self._wanted >= most
+            else max(0, env_steps - self.queued_env_steps)
+        )
 
     def begin_batch(self) -> int:
         """Return the number of fragments to sample first for a new batch, on-policy."""
         self._wanted = self._plan.fragments_per_batch
         if self._plan.env_steps_per_batch is not None and not self._queue:
-            self._wanted = math.isqrt(self._wanted - 1) + 1  # its root, so that two more rounds are mostly enough
+            self._wanted = (
+                math.isqrt(self._wanted - 1) + 1
+            )  # its root, so that two more rounds are mostly enough
         return self._wanted
 
     def more_wanted(self) -> int:
-        """Return the number of further fragments to sample for the batch, on-policy; 0 until earlier ones arrive."""
+        """Return the number of further fragments to sample for the batch, on-policy; 0 until
+        earlier ones arrive.
+        """
         there, missing = len(self._queue), self._env_steps_missing
         if there < self._wanted or not missing:
             return 0
-        more = min(-(-missing * there // max(1, self.queued_env_steps)), self._plan.fragments_per_batch - there)
+        more = min(
+            -(-missing * there // max(1, self.queued_env_steps)),
+            self._plan.fragments_per_batch - there,
+        )
         self._wanted += more
         return more
 
@@ -202,7 +236,9 @@ class BatchAssembler:
         return AssembledBatch(tuple(taken), sum(fragment.message.env_steps for fragment in taken))
 
     def set_version(self, version: int) -> None:
-        """Set the version of the learner's new policy and discard fragments that are now too old."""
+        """Set the version of the learner's new policy and discard fragments that are now too
+        old.
+        """
         self._version = version
         self.prune()
 
@@ -217,7 +253,8 @@ class BatchAssembler:
     def take_discarded(self) -> list[tuple[str, SamplesAccepted]]:
         """Return the fragments discarded since the last call, each with its reason.
 
-        `STALE` means older than the bound on policy lag; "surplus" means more than an on-policy batch needs.
+        `STALE` means older than the bound on policy lag; "surplus" means more than an on-policy
+        batch needs.
         """
         discarded, self._discarded = self._discarded, []
         return discarded
@@ -228,4 +265,6 @@ class BatchAssembler:
 
 
 def _bytes_of(fragment: SamplesAccepted) -> int:
-    return sum(array.nbytes for columns in fragment.message.batches.values() for array in columns.values())
+    return sum(
+        array.nbytes for columns in fragment.message.batches.values() for array in columns.values()
+    )

@@ -1,7 +1,7 @@
 """Sampling and updates, alternately, in one thread without further processes, sockets or threads.
 
-A debugger, a profiler and ``print`` see everything. Sampling and learning run step by step in the thread that waits for
-the training. Everything else runs on the event loop, as it does with workers.
+A debugger, a profiler and ``print`` see everything. Sampling and learning run step by step in the
+thread that waits for the training. Everything else runs on the event loop, as it does with workers.
 """
 
 from __future__ import annotations
@@ -75,16 +75,25 @@ class LocalSource(Source):
         self._snapshot: Snapshot | None = None
         self._wanted = 0
         self._batch: AssembledBatch | None = None
-        self._incarnation, self._fragments, self._env_steps = "", 0, 0  # the current sampler and its totals
-        self._num_broken_off = 0  # samplers that ended since the last checkpoint; the next one gets other seeds
+        self._incarnation, self._fragments, self._env_steps = (
+            "",
+            0,
+            0,
+        )  # the current sampler and its totals
+        self._num_broken_off = (
+            0  # samplers that ended since the last checkpoint; the next one gets other seeds
+        )
         training.directory.save_address(self._config.bind)  # with run id and seed, for a resume
 
     def waiting_for(self) -> str:
         """See `Source`."""
         in_env_s = 0.0 if self.unit is None else self.unit.in_env_s
-        return f"this process is {self._status}" + (f" ({in_env_s:.0f} s in one step)" if in_env_s > 1 else "")
+        return f"this process is {self._status}" + (
+            f" ({in_env_s:.0f} s in one step)" if in_env_s > 1 else ""
+        )
 
-    # Life -------------------------------------------------------------------------------------------------------
+    # Life
+    # ----------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Begin to enforce the memory quota."""
@@ -103,10 +112,16 @@ class LocalSource(Source):
         """
         training, began = self._training, time.perf_counter()
         # no fragment arrives during an update, and nothing depends on time
-        learning.lease_plan = dataclasses.replace(learning.lease_plan, mode="on_policy", publish_interval_s=math.inf)
+        learning.lease_plan = dataclasses.replace(
+            learning.lease_plan, mode="on_policy", publish_interval_s=math.inf
+        )
         self._learning = learning
-        self._updater = Updater(learning.group, learning.lease_plan, training.counters.env_steps_trained)
-        self._flow = Flow(training, learning, self, self, tell=self._tell_of, max_queued_bytes=1 << 62)
+        self._updater = Updater(
+            learning.group, learning.lease_plan, training.counters.env_steps_trained
+        )
+        self._flow = Flow(
+            training, learning, self, self, tell=self._tell_of, max_queued_bytes=1 << 62
+        )
         self.publish(self.flow.next_snapshot(learning.group.get_weights()), 0.0)
         await self._call(self.sampler)
         await self._call(self._updater.warm_up)
@@ -119,14 +134,21 @@ class LocalSource(Source):
         return True
 
     def sampler(self) -> SamplerUnit:
-        """Return the sampler, a new one if a fragment was broken off; call it in the caller's thread."""
+        """Return the sampler, a new one if a fragment was broken off; call it in the caller's
+        thread.
+        """
         if self.unit is None:
             assert self._snapshot is not None
             incarnation = secrets.token_hex(8)
             place = UnitPlace(
-                _SLOT, incarnation, num_workers=self._config.num_workers, num_broken_off=self._num_broken_off
+                _SLOT,
+                incarnation,
+                num_workers=self._config.num_workers,
+                num_broken_off=self._num_broken_off,
             )
-            self.unit = SamplerUnit(self._learning.worker_part, self._learning.graphs, self._snapshot, place)
+            self.unit = SamplerUnit(
+                self._learning.worker_part, self._learning.graphs, self._snapshot, place
+            )
             self.ledger.open(incarnation)
             self.flow.publisher.join(incarnation)
             self._incarnation, self._fragments, self._env_steps = incarnation, 0, 0
@@ -139,9 +161,9 @@ class LocalSource(Source):
     def begin_episodes_anew(self) -> None:
         """See `Source`.
 
-        Environments cannot be saved, so new episodes begin both here and in a restored run. If episodes are truncated,
-        this is skipped, since too many would end early. The same applies if stored experience is read only once, since
-        parts would be read again.
+        Environments cannot be saved, so new episodes begin both here and in a restored run. If
+        episodes are truncated, this is skipped, since too many would end early. The same applies if
+        stored experience is read only once, since parts would be read again.
         """
         if self._config.is_truncating or self._config.input_epochs is not None:
             return
@@ -151,7 +173,9 @@ class LocalSource(Source):
         if learning.lease_plan.publish_every > 1:  # a restored run begins with the newest weights
             self._updater.publish_next()
             self.flow.set_weights(learning.group.get_weights())
-        learning.worker_part = learning.worker_part.model_copy(update={"life": self._training.counters.updates})
+        learning.worker_part = learning.worker_part.model_copy(
+            update={"life": self._training.counters.updates}
+        )
 
     def stop(self, *, hurry: bool) -> None:
         """See `Source`; sampling stops at its next step, while an update is finished."""
@@ -166,18 +190,26 @@ class LocalSource(Source):
         if turn is None or turn.done():
             return
         if self._status != _UPDATING:  # an environment may never return
-            await asyncio.wait([turn], timeout=_STEP_IN_HURRY_S if hurry.is_set() else _UPDATE_WAIT_S)
+            await asyncio.wait(
+                [turn], timeout=_STEP_IN_HURRY_S if hurry.is_set() else _UPDATE_WAIT_S
+            )
             return
         await wait_for_last(turn, _UPDATE_WAIT_S, hurry, self._training.waits_for_update)
 
     async def close(self, reason: str, *, final: bool) -> None:
         """Close the environments, unless their thread is in a step that cannot be interrupted."""
         if self._turn is None or self._turn.done():
-            closing = self._tasks.start(self._here.in_caller(self._drop_sampler, is_breakable=True), "environments")
-            await asyncio.wait([closing], timeout=_CLOSE_IN_HURRY_S if self._training.end.hurry.is_set() else _CLOSE_S)
+            closing = self._tasks.start(
+                self._here.in_caller(self._drop_sampler, is_breakable=True), "environments"
+            )
+            await asyncio.wait(
+                [closing],
+                timeout=_CLOSE_IN_HURRY_S if self._training.end.hurry.is_set() else _CLOSE_S,
+            )
         await self._tasks.close()
 
-    # Turns ------------------------------------------------------------------------------------------------------
+    # Turns
+    # ----------------------------------------------------------------------------------------------
 
     def interrupt(self) -> None:
         """Leave the turn as soon as the current step has ended."""
@@ -288,10 +320,13 @@ class LocalSource(Source):
             return await self._call(lambda: evaluate(path, **request).to_dict(), is_breakable=True)
         except (AiorlError, Ended, BrokenOff):
             raise
-        except Exception as error:  # an environment or a callback can raise anything; same error as from a process
+        except (
+            Exception
+        ) as error:  # an environment or a callback can raise anything; same error as from a process
             raise EvaluationError(described(error)) from error
 
-    # Called by the flow -------------------------------------------------------------------------------------------
+    # Called by the flow
+    # ----------------------------------------------------------------------------------------------
 
     @property
     def has_room(self) -> bool:

@@ -1,4 +1,6 @@
-"""Local workers of the learner: starting, watching, restarting and ending them, and handling their failures."""
+"""Local workers of the learner: starting, watching, restarting and ending them, and handling their
+failures.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-HINT = "with ignore_worker_failures (--ignore-worker-failures) a run continues with its other workers"
+HINT = (
+    "with ignore_worker_failures (--ignore-worker-failures) a run continues with its other workers"
+)
 """Advice in the error that ends a run after worker failures."""
 
 _JOIN_WITHIN_S = 120.0
@@ -46,14 +50,15 @@ _LOOK_EVERY_S, _END_EVERY_S = 0.1, 0.02
 class LocalWorkers:
     """Worker processes of slots 1 to ``num_workers``.
 
-    A worker that runs but is no longer registered, because it was stopped or is stuck, is killed and started again. A
-    worker that would fail the same way again, or that failed too often, ends the training.
+    A worker that runs but is no longer registered, because it was stopped or is stuck, is killed
+    and started again. A worker that would fail the same way again, or that failed too often, ends
+    the training.
 
     Attributes:
         given_up: slots of workers that failed too often and stay down.
         may_be_lost: True once workers can register, so that an unregistered worker counts as lost.
-        come_back_s: seconds in which a lost worker can register again or end before it is killed. A stopped process is
-            killed immediately.
+        come_back_s: seconds in which a lost worker can register again or end before it is killed. A
+            stopped process is killed immediately.
     """
 
     def __init__(self, training: Training, session: LearnerSession, address: str) -> None:
@@ -93,7 +98,8 @@ class LocalWorkers:
                 WORKERS_TOGETHER: str(config.num_workers),
                 **config.extra_python_environs_for_worker,
             },
-            has_worked=self._worked.__contains__,  # slots where the newest process has sent a fragment
+            # slots where the newest process has sent a fragment
+            has_worked=self._worked.__contains__,
         )
 
     @property
@@ -111,13 +117,18 @@ class LocalWorkers:
         self._tasks.start(self._look_after(), "local-workers")
 
     async def stop(self, grace_s: float) -> None:
-        """End every worker; those that do not leave by themselves within ``grace_s`` seconds are ended by signal.
+        """End every worker; those that do not leave by themselves within ``grace_s`` seconds are
+        ended by signal.
 
         No worker is started again after this call.
         """
         self._children.stop()
         try:
-            for wait_s, number in ((grace_s, signal.SIGTERM), (min(1.0, grace_s), signal.SIGKILL), (5.0, None)):
+            for wait_s, number in (
+                (grace_s, signal.SIGTERM),
+                (min(1.0, grace_s), signal.SIGKILL),
+                (5.0, None),
+            ):
                 for _ in range(round(wait_s / _END_EVERY_S)):
                     self._children.look()
                     if self._children.is_over:
@@ -134,7 +145,8 @@ class LocalWorkers:
         return [*command, "--slot", str(slot), "--worker-id", worker_id, "--exit-with-parent"]
 
     async def _look_after(self) -> None:
-        looked_s = 0.0  # counts only the time spent looking: no one can register while this process is stopped
+        # counts only the time spent looking: no one can register while this process is stopped
+        looked_s = 0.0
         while True:
             await asyncio.sleep(_LOOK_EVERY_S)
             looked_s += _LOOK_EVERY_S
@@ -143,7 +155,8 @@ class LocalWorkers:
     def look(self, now: float) -> None:
         """Take note of workers that have ended, and kill those that are lost.
 
-        A worker is lost if it was registered and does not come back, or if it does not register long after its start.
+        A worker is lost if it was registered and does not come back, or if it does not register
+        long after its start.
         """
         self._children.look()
         if not self.may_be_lost:
@@ -168,8 +181,8 @@ class LocalWorkers:
     def on_failed(self, failed: WorkerFailed) -> None:
         """Handle a failure that a worker reports of itself and that the user has been informed of.
 
-        A failure that would repeat ends the run immediately: a local worker could not be set up, or the environment
-        failed in every worker before anything was sampled.
+        A failure that would repeat ends the run immediately: a local worker could not be set up, or
+        the environment failed in every worker before anything was sampled.
         """
         slot = failed.slot
         if slot not in self._slots:  # not a local worker
@@ -178,12 +191,22 @@ class LocalWorkers:
         if failed.kind == "setup" and not self._config.ignore_worker_failures:
             self._end(slot, failed.message, failed.traceback)
             return
-        said = {without_numbers(self._said[other]) if other in self._said else None for other in self._slots}
+        said = {
+            without_numbers(self._said[other]) if other in self._said else None
+            for other in self._slots
+        }
         has_sampled = self._training.counters.env_steps_sampled > self._steps_before
         if len(said) == 1 and not has_sampled and not self._has_others(self._slots):
-            every = "the only worker" if len(self._slots) == 1 else f"each of the {len(self._slots)} workers"
+            every = (
+                "the only worker"
+                if len(self._slots) == 1
+                else f"each of the {len(self._slots)} workers"
+            )
             log = self._training.directory.worker_log(slot)
-            message = f"{failed.message} ({every} failed this way before anything was sampled; log: {log})"
+            message = (
+                f"{failed.message} ({every} failed this way before anything was sampled; log:"
+                f" {log})"
+            )
             self._training.fail(WorkerError(slot, message, failed.traceback))
 
     def on_child(self, event: ChildEvent) -> None:
@@ -198,7 +221,9 @@ class LocalWorkers:
                 self._worked.discard(slot)
                 logger.info("%s", event)
             case ChildRestarting(_, status, restarts, wait_s):
-                restart = f"restart {restarts} of {self._config.max_worker_restarts} in {wait_s:g} s"
+                restart = (
+                    f"restart {restarts} of {self._config.max_worker_restarts} in {wait_s:g} s"
+                )
                 text = f"local worker {slot} ended with {status_text(status)}; {restart}"
                 # a failing worker has reported its failure before, and many fail alike
                 what = without_numbers(self._said.get(slot, "")) if status == FAILED else None
@@ -208,7 +233,10 @@ class LocalWorkers:
                     logger.warning("%s", text, extra={"shown": True})
             case ChildGaveUp(_, status, restarts):
                 self.given_up.add(slot)
-                text = f"local worker {slot} ended with {status_text(status)} after {restarts} restarts and stays down"
+                text = (
+                    f"local worker {slot} ended with {status_text(status)} after {restarts}"
+                    " restarts and stays down"
+                )
                 text += f"; it last reported: {self._said[slot]}" if slot in self._said else ""
                 if self._config.ignore_worker_failures and self._has_others({slot}):
                     log = self._training.directory.worker_log(slot)
@@ -216,7 +244,10 @@ class LocalWorkers:
                 else:
                     self._end(slot, text)
             case ChildKilled():
-                tell(f"local worker {slot} is lost, but its process still runs: killing it", logging.WARNING)
+                tell(
+                    f"local worker {slot} is lost, but its process still runs: killing it",
+                    logging.WARNING,
+                )
 
     def _has_others(self, slots: Container[int]) -> bool:
         """Return True if a worker of any other slot is registered or runs."""

@@ -27,27 +27,37 @@ class StopCriteria(dict[str, float]):
         """Return the criteria of a config, overridden by those given.
 
         Raises:
-            ConfigError: a name is not a criterion, a value is not a number, or a criterion needs evaluations and there
-                are none.
+            ConfigError: a name is not a criterion, a value is not a number, or a criterion needs
+                evaluations and there are none.
         """
         for name, value in given.items():
             if name not in STOP_CRITERIA:
-                raise ConfigError(f"{name} is no stop criterion.{nearest(name, STOP_CRITERIA)}", key=name, value=value)
+                raise ConfigError(
+                    f"{name} is no stop criterion.{nearest(name, STOP_CRITERIA)}",
+                    key=name,
+                    value=value,
+                )
             if not isinstance(value, Real | None):
-                raise ConfigError(f"{name} is {value!r:.50}, expected a number.", key=name, value=value)
+                raise ConfigError(
+                    f"{name} is {value!r:.50}, expected a number.", key=name, value=value
+                )
         own = {name: getattr(config, name, None) for name in STOP_CRITERIA}
         own |= {name: value for name, value in given.items() if value is not None}
         found = cls({name: value for name, value in own.items() if value is not None})
         if "stop_evaluation_return" in found and not config.evaluation_interval:
             raise ConfigError(
-                "stop_evaluation_return needs evaluations, but there are none.", key="stop_evaluation_return",
-                value=found["stop_evaluation_return"], hint="Set evaluation_interval in the trainer's config.",
-            )  # fmt: skip
+                "stop_evaluation_return needs evaluations, but there are none.",
+                key="stop_evaluation_return",
+                value=found["stop_evaluation_return"],
+                hint="Set evaluation_interval in the trainer's config.",
+            )
         return found
 
     def reason(self, now: StopFigures) -> str:
         """Return the reason to end training now, in one sentence; empty if it continues."""
-        return next(filter(None, (STOP_CRITERIA[name](bound, now) for name, bound in self.items())), "")
+        return next(
+            filter(None, (STOP_CRITERIA[name](bound, now) for name, bound in self.items())), ""
+        )
 
 
 class StopAt(Observer):
@@ -65,23 +75,31 @@ class StopAt(Observer):
         self._began = time.monotonic()
 
     def on_start(self, training: Training) -> None:
-        """Schedule the end after ``stop_time_s``, so that it comes in time even during a long update."""
+        """Schedule the end after ``stop_time_s``, so that it comes in time even during a long
+        update.
+        """
         stop_time_s = self._criteria.get("stop_time_s")
         if stop_time_s is not None:
             left_s = max(0.0, self._began + stop_time_s - time.monotonic())
-            asyncio.get_running_loop().call_later(left_s, training.stop, f"Done: {stop_time_s:g} s have passed.")
+            asyncio.get_running_loop().call_later(
+                left_s, training.stop, f"Done: {stop_time_s:g} s have passed."
+            )
 
     def on_update(self, training: Training) -> None:
         """End training if its newest figures meet a criterion."""
         env_steps, time_s = training.counters.env_steps_trained, time.monotonic() - self._began
-        now = StopFigures(training.results.newest_return, env_steps, self._evaluations.mean_return, time_s)
+        now = StopFigures(
+            training.results.newest_return, env_steps, self._evaluations.mean_return, time_s
+        )
         reason = self._criteria.reason(now)
         if reason:  # the last result covers all updates, including those in progress
             training.stop(reason)
 
 
 class Checkpoints(Observer):
-    """Writes a checkpoint every ``interval_s`` seconds while training continues; never if that is zero."""
+    """Writes a checkpoint every ``interval_s`` seconds while training continues; never if that is
+    zero.
+    """
 
     def __init__(self, interval_s: float) -> None:
         self._interval_s = interval_s
@@ -96,7 +114,8 @@ class Checkpoints(Observer):
 
 
 class RunFiles(Observer):
-    """Writes the results of a run to its directory, as long as that exists, and opens its ports for others.
+    """Writes the results of a run to its directory, as long as that exists, and opens its ports for
+    others.
 
     Attributes:
         ports: the ports.
@@ -116,18 +135,27 @@ class RunFiles(Observer):
         self.ports = Ports()
 
     def open(self, resumed: RunState | None = None) -> None:
-        """Open the files of results, remove results from after the checkpoint that is resumed, and open the ports.
+        """Open the files of results, remove results from after the checkpoint that is resumed, and
+        open the ports.
 
         Raises:
-            ConfigError: a file cannot be written, one of the user's loggers cannot be made, or a port is taken.
+            ConfigError: a file cannot be written, one of the user's loggers cannot be made, or a
+                port is taken.
         """
         iteration = step = None
         if resumed is not None:
-            iteration, step = int(resumed.results["training_iteration"]), resumed.counters.env_steps_sampled
+            iteration, step = (
+                int(resumed.results["training_iteration"]),
+                resumed.counters.env_steps_sampled,
+            )
         path = self._directory.path
-        self._own = BackgroundLogger(open_loggers(path, resume_iteration=iteration, resume_step=step))
+        self._own = BackgroundLogger(
+            open_loggers(path, resume_iteration=iteration, resume_step=step)
+        )
         self._loggers.append(self._own)
-        users = make_loggers(self._config.loggers, path.absolute(), without_secrets(self._config.to_dict()))
+        users = make_loggers(
+            self._config.loggers, path.absolute(), without_secrets(self._config.to_dict())
+        )
         self._loggers.append(users)
         self.ports.open(path, self._config.web, self._config.client_port, self._config.advertise)
 

@@ -1,8 +1,9 @@
-"""Account of a run for `aiorl status`: who runs where, how fast, how far behind, and what each worker said last.
+"""Account of a run for `aiorl status`: who runs where, how fast, how far behind, and what each
+worker said last.
 
-It is one document of plain data, which the learner writes to its run directory and sends to all who ask. All texts
-from workers have passed `aiorl.text`. Everything in it is bounded: the workers by the slots, those that are gone by
-`_MAX_GONE`, and the whole by the bytes that the caller allows.
+It is one document of plain data, which the learner writes to its run directory and sends to all who
+ask. All texts from workers have passed `aiorl.text`. Everything in it is bounded: the workers by
+the slots, those that are gone by `_MAX_GONE`, and the whole by the bytes that the caller allows.
 """
 
 from __future__ import annotations
@@ -33,16 +34,26 @@ STATUS_FILE = "status.json"
 MAX_BYTES = 1 << 20
 """Most bytes of the account in a file."""
 _RESULT = (
-    "training_iteration", "timesteps_total", "env_steps_trained_total", "updates_total", "updates_skipped",
-    "episodes_total", "time_total_s", "sampled_steps_per_s", "trained_steps_per_s", "episode_reward_mean_last_100",
-)  # fmt: skip
+    "training_iteration",
+    "timesteps_total",
+    "env_steps_trained_total",
+    "updates_total",
+    "updates_skipped",
+    "episodes_total",
+    "time_total_s",
+    "sampled_steps_per_s",
+    "trained_steps_per_s",
+    "episode_reward_mean_last_100",
+)
 _MAX_GONE, _MAX_WORDS = 64, 300
 _WINDOW_S = 5.0
 
 
 @dataclass(slots=True)
 class _Figures:
-    """Figures of a live worker; rates cover the time since ``before``, at least `_WINDOW_S` if it is that old."""
+    """Figures of a live worker; rates cover the time since ``before``, at least `_WINDOW_S` if it
+    is that old.
+    """
 
     host: str
     pid: int
@@ -86,30 +97,48 @@ class Overview:
                 figures.lag = version - message.first_version
             case ev.WorkerJoined(slot, _, host, pid):
                 now = time.monotonic()
-                self._live[slot] = _Figures(host, pid, time.time(), before=(now, 0), between=(now, 0))
+                self._live[slot] = _Figures(
+                    host, pid, time.time(), before=(now, 0), between=(now, 0)
+                )
             case ev.WorkerFailed(slot, _, message) if slot in self._live:
                 self._live[slot].words = one_line(message, _MAX_WORDS)
             case ev.WorkerLost(slot, _, reason) if slot in self._live:
                 figures = self._live.pop(slot)
-                facts = {"slot": slot, "host": figures.host, "pid": figures.pid, "env_steps": figures.env_steps}
-                self._gone.append({**facts, "time": time.time(), "words": one_line(reason, _MAX_WORDS)})
+                facts = {
+                    "slot": slot,
+                    "host": figures.host,
+                    "pid": figures.pid,
+                    "env_steps": figures.env_steps,
+                }
+                self._gone.append(
+                    {**facts, "time": time.time(), "words": one_line(reason, _MAX_WORDS)}
+                )
                 self._num_gone += 1
 
     async def keep(self, training: Training, *, end: str = "") -> None:
-        """Write the account to the run directory every few seconds; or once, if the run has ended for a reason."""
+        """Write the account to the run directory every few seconds; or once, if the run has ended
+        for a reason.
+        """
         while True:
-            with contextlib.suppress(ConfigError):  # the disk is full or the directory gone, which others report
-                await asyncio.to_thread(training.directory.save_json, STATUS_FILE, self.account(training, end=end))
+            with contextlib.suppress(
+                ConfigError
+            ):  # the disk is full or the directory gone, which others report
+                await asyncio.to_thread(
+                    training.directory.save_json, STATUS_FILE, self.account(training, end=end)
+                )
             if end:
                 return
             await asyncio.sleep(_WINDOW_S)
 
-    def account(self, training: Training, *, max_bytes: int = MAX_BYTES, end: str = "") -> dict[str, Any]:
+    def account(
+        self, training: Training, *, max_bytes: int = MAX_BYTES, end: str = ""
+    ) -> dict[str, Any]:
         """Return the account as maps, lists, texts and finite numbers.
 
         Args:
             training: the run.
-            max_bytes: limit of its size as JSON; workers that do not fit are only counted, the gone ones come first.
+            max_bytes: limit of its size as JSON; workers that do not fit are only counted, the gone
+                ones come first.
             end: why the run has ended, "" while it has not.
         """
         now, workers = time.monotonic(), self.workers()
@@ -119,19 +148,34 @@ class Overview:
             "run_dir": str(training.directory.path),
             "time": time.time(),
             "learner": {
-                "host": socket.gethostname(), "pid": os.getpid(), "began": self._began, "state": state, "end": end,
-                "no_update_s": training.silent_s, "addresses": list(training.source.addresses),
-                "versions": versions(), "env": str(training.config.env),
+                "host": socket.gethostname(),
+                "pid": os.getpid(),
+                "began": self._began,
+                "state": state,
+                "end": end,
+                "no_update_s": training.silent_s,
+                "addresses": list(training.source.addresses),
+                "versions": versions(),
+                "env": str(training.config.env),
             },
-            "result": {name: number for name in _RESULT if _is_finite(number := self.result.get(name))},
-            "policy_lag": {name: lag for name, lag in self.result.get("policy_lag", {}).items() if _is_finite(lag)},
+            "result": {
+                name: number for name in _RESULT if _is_finite(number := self.result.get(name))
+            },
+            "policy_lag": {
+                name: lag
+                for name, lag in self.result.get("policy_lag", {}).items()
+                if _is_finite(lag)
+            },
             "num_workers": len(workers),
             "num_gone": self._num_gone,
             "workers": [],
             "gone": [],
-        }  # fmt: skip
+        }
         left = max_bytes - len(json.dumps(account))
-        rows = {"gone": reversed(self._gone), "workers": (self._row(worker, now) for worker in workers)}
+        rows = {
+            "gone": reversed(self._gone),
+            "workers": (self._row(worker, now) for worker in workers),
+        }
         for name, row in ((name, row) for name, each in rows.items() for row in each):
             left -= len(json.dumps(row)) + 2
             if left < 0:
@@ -142,11 +186,19 @@ class Overview:
     def _row(self, worker: Worker, now: float) -> dict[str, Any]:
         figures = self._live.get(worker.slot) or _Figures(worker.host, worker.pid, time.time())
         return {
-            "slot": worker.slot, "host": worker.host, "pid": worker.pid, "local": worker.local, "state": worker.state,
-            "in_env_s": worker.in_env_s, "heard_s": max(0.0, now - worker.last_heard), "joined": figures.joined,
-            "env_steps": figures.env_steps, "env_steps_per_s": figures.rate(now), "lag": figures.lag,
+            "slot": worker.slot,
+            "host": worker.host,
+            "pid": worker.pid,
+            "local": worker.local,
+            "state": worker.state,
+            "in_env_s": worker.in_env_s,
+            "heard_s": max(0.0, now - worker.last_heard),
+            "joined": figures.joined,
+            "env_steps": figures.env_steps,
+            "env_steps_per_s": figures.rate(now),
+            "lag": figures.lag,
             "words": figures.words,
-        }  # fmt: skip
+        }
 
 
 def _is_finite(value: object) -> bool:

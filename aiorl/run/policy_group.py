@@ -17,7 +17,13 @@ from numpy.typing import NDArray
 
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.errors import BatchError, CheckpointError, TrainingDiverged
-from aiorl.learning.algorithms.algorithm import Algorithm, AlgorithmState, Batch, LeasePlan, UpdateResult
+from aiorl.learning.algorithms.algorithm import (
+    Algorithm,
+    AlgorithmState,
+    Batch,
+    LeasePlan,
+    UpdateResult,
+)
 from aiorl.learning.replay.ring import Snapshot
 from aiorl.run.ingest import AssembledBatch
 
@@ -35,15 +41,20 @@ class PolicyGroup:
     """
 
     def __init__(
-        self, algorithms: Mapping[str, Algorithm], fixed: Mapping[str, Mapping[str, Array]] | None = None
+        self,
+        algorithms: Mapping[str, Algorithm],
+        fixed: Mapping[str, Mapping[str, Array]] | None = None,
     ) -> None:
         """Take ownership of algorithms and weights; no other code must use them afterwards."""
         self.algorithms = {policy_id: algorithms[policy_id] for policy_id in sorted(algorithms)}
-        self.fixed = {policy_id: dict(weights) for policy_id, weights in sorted((fixed or {}).items())}
+        self.fixed = {
+            policy_id: dict(weights) for policy_id, weights in sorted((fixed or {}).items())
+        }
         self._is_single = set(self.algorithms) == {DEFAULT_POLICY_ID} and not self.fixed
 
     def check_fragment(self, batches: PolicyColumns) -> None:
-        """Check, before a fragment is queued, that `make_batch` can use it. Can be called in any thread.
+        """Check, before a fragment is queued, that `make_batch` can use it. Can be called in any
+        thread.
 
         Raises:
             BatchError: `make_batch` cannot use it; the error names the policy or column at fault.
@@ -51,7 +62,11 @@ class PolicyGroup:
         for policy_id, columns in batches.items():
             algorithm = self.algorithms.get(policy_id)
             if algorithm is None:
-                raise BatchError("batches", f"policies that learn, {', '.join(self.algorithms)}", f"{policy_id!r:.100}")
+                raise BatchError(
+                    "batches",
+                    f"policies that learn, {', '.join(self.algorithms)}",
+                    f"{policy_id!r:.100}",
+                )
             algorithm.check_fragment(columns)
 
     def make_batch(self, fragments: Sequence[PolicyColumns]) -> dict[str, Batch]:
@@ -78,8 +93,8 @@ class PolicyGroup:
             env_steps_total: env steps trained on before; schedules depend on it.
 
         Returns:
-            Metrics by name, or by ``policy id/name`` if there are policies other than the default one. The result
-            counts as skipped if the update of any policy was skipped.
+            Metrics by name, or by ``policy id/name`` if there are policies other than the default
+            one. The result counts as skipped if the update of any policy was skipped.
 
         Raises:
             TrainingDiverged: too many updates of a policy were skipped in a row.
@@ -110,17 +125,25 @@ class PolicyGroup:
             algorithm.warm_up()
 
     def get_weights(self) -> dict[str, dict[str, Array]]:
-        """Return policy id -> weights by the names in its acting graph; copies for trained policies."""
-        learned = {policy_id: algorithm.get_weights() for policy_id, algorithm in self.algorithms.items()}
+        """Return policy id -> weights by the names in its acting graph; copies for trained
+        policies.
+        """
+        learned = {
+            policy_id: algorithm.get_weights() for policy_id, algorithm in self.algorithms.items()
+        }
         return {**learned, **self.fixed}
 
     def get_state(self) -> AlgorithmState:
-        """Return copies of everything that `set_state` needs: tensors by ``policy id/name``, values by policy id."""
+        """Return copies of everything that `set_state` needs: tensors by ``policy id/name``, values
+        by policy id.
+        """
         return self.hold_state()()
 
     def hold_state(self) -> Callable[[], AlgorithmState]:
         """See `Algorithm.hold_state`."""
-        held = {policy_id: algorithm.hold_state() for policy_id, algorithm in self.algorithms.items()}
+        held = {
+            policy_id: algorithm.hold_state() for policy_id, algorithm in self.algorithms.items()
+        }
         return lambda: self._merged({policy_id: state() for policy_id, state in held.items()})
 
     def weights_replaced(self) -> None:
@@ -134,9 +157,18 @@ class PolicyGroup:
         return any(algorithm.stores_experience for algorithm in self.algorithms.values())
 
     def hold_experience(self) -> dict[str, Snapshot]:
-        """Return policy id -> stored experience, for policies that store any; see `Algorithm.hold_experience`."""
-        held = {policy_id: algorithm.hold_experience() for policy_id, algorithm in self.algorithms.items()}
-        return {policy_id: experience for policy_id, experience in held.items() if experience is not None}
+        """Return policy id -> stored experience, for policies that store any; see
+        `Algorithm.hold_experience`.
+        """
+        held = {
+            policy_id: algorithm.hold_experience()
+            for policy_id, algorithm in self.algorithms.items()
+        }
+        return {
+            policy_id: experience
+            for policy_id, experience in held.items()
+            if experience is not None
+        }
 
     def _merged(self, states: Mapping[str, AlgorithmState]) -> AlgorithmState:
         tensors: dict[str, Array] = {}
@@ -145,7 +177,9 @@ class PolicyGroup:
             tensors |= {f"{policy_id}/{name}": tensor for name, tensor in state.tensors.items()}
             values[policy_id] = state.values
         for policy_id, weights in self.fixed.items():
-            tensors |= {f"{policy_id}/weights/{name}": np.array(weight) for name, weight in weights.items()}
+            tensors |= {
+                f"{policy_id}/weights/{name}": np.array(weight) for name, weight in weights.items()
+            }
         return AlgorithmState(tensors, values)
 
     def set_state(self, state: AlgorithmState) -> None:
@@ -159,8 +193,8 @@ class PolicyGroup:
         if there != here or state.values.keys() != self.algorithms.keys():
             raise CheckpointError(
                 "tensors",
-                f"they belong to the policies {_list(there)}, of which {_list(state.values)} learn; "
-                f"this run has {_list(here)}, of which {_list(self.algorithms)} learn",
+                f"they belong to the policies {_list(there)}, of which {_list(state.values)} learn;"
+                f" this run has {_list(here)}, of which {_list(self.algorithms)} learn",
             )
         tensors: dict[str, dict[str, Array]] = {policy_id: {} for policy_id in here}
         for name, tensor in state.tensors.items():
@@ -168,11 +202,15 @@ class PolicyGroup:
             tensors[policy_id][inner] = tensor
         fixed: dict[str, dict[str, Array]] = {}
         for policy_id, weights in self.fixed.items():
-            given = {name.removeprefix("weights/"): tensor for name, tensor in tensors[policy_id].items()}
+            given = {
+                name.removeprefix("weights/"): tensor for name, tensor in tensors[policy_id].items()
+            }
             if {name: (tensor.shape, tensor.dtype) for name, tensor in given.items()} != {
                 name: (weight.shape, weight.dtype) for name, weight in weights.items()
             }:
-                raise CheckpointError("tensors", f"the weights of policy {policy_id!r} don't fit its model")
+                raise CheckpointError(
+                    "tensors", f"the weights of policy {policy_id!r} don't fit its model"
+                )
             fixed[policy_id] = given
         for policy_id, algorithm in self.algorithms.items():
             algorithm.set_state(AlgorithmState(tensors[policy_id], state.values[policy_id]))
@@ -201,7 +239,8 @@ class UpdateDone:
     Attributes:
         batch: the train batch.
         result: result returned by the algorithms.
-        weights: policy id -> copies of the weights after the update; None if they are not published yet.
+        weights: policy id -> copies of the weights after the update; None if they are not published
+            yet.
         wait_s: seconds the thread waited for the batch.
         make_batch_s: seconds taken to lay out the batch.
         update_s: seconds taken by the update.
@@ -225,7 +264,8 @@ class Updater:
 
     Attributes:
         group: the policies that are updated.
-        wants_experience: set to have the next update return the stored experience; any thread can set it.
+        wants_experience: set to have the next update return the stored experience; any thread can
+            set it.
     """
 
     def __init__(self, group: PolicyGroup, plan: LeasePlan, env_steps_total: int = 0) -> None:
@@ -263,7 +303,9 @@ class Updater:
         if self.wants_experience.is_set():
             self.wants_experience.clear()
             experience = self.group.hold_experience()
-        return UpdateDone(batch, result, weights, wait_s, made - started, updated - made, state, experience)
+        return UpdateDone(
+            batch, result, weights, wait_s, made - started, updated - made, state, experience
+        )
 
     def publish_next(self) -> None:
         """Publish the weights of the next update, like those of the first one."""
@@ -273,7 +315,10 @@ class Updater:
         """Count an update and return True if its weights must be published."""
         self._unpublished += 1
         plan = self._plan
-        if self._unpublished < plan.publish_every and now - self._published_at < plan.publish_interval_s:
+        if (
+            self._unpublished < plan.publish_every
+            and now - self._published_at < plan.publish_interval_s
+        ):
             return False
         self._unpublished, self._published_at = 0, now
         return True

@@ -1,4 +1,6 @@
-"""Policies of a run: the entries of `multiagent.policies`, completed and checked before TensorFlow is loaded."""
+"""Policies of a run: the entries of `multiagent.policies`, completed and checked before TensorFlow
+is loaded.
+"""
 
 from __future__ import annotations
 
@@ -37,20 +39,34 @@ POLICIES = "multiagent.policies"
 """Config key that lists the policies."""
 
 # A policy can have its own settings for learning; all others belong to the run
-_RUN_GROUPS = frozenset(["Run", "Sampling", "Workers and hosts", "Resources", "Reports", "Offline data"])
-_RUN_KEYS = frozenset([
-    "min_iter_time_s", "timesteps_per_iteration", "max_policy_lag", "outstanding_fragments_per_worker",
-    "fragments_per_update", "max_env_steps_ahead", "broadcast_updates", "broadcast_interval_ms", "gradients",
-])  # fmt: skip
+_RUN_GROUPS = frozenset(
+    ["Run", "Sampling", "Workers and hosts", "Resources", "Reports", "Offline data"]
+)
+_RUN_KEYS = frozenset(
+    [
+        "min_iter_time_s",
+        "timesteps_per_iteration",
+        "max_policy_lag",
+        "outstanding_fragments_per_worker",
+        "fragments_per_update",
+        "max_env_steps_ahead",
+        "broadcast_updates",
+        "broadcast_interval_ms",
+        "gradients",
+    ]
+)
 
 
-def config_class_of(config: CommonConfig, policy_id: str, name: str | None) -> type[CommonConfig] | None:
+def config_class_of(
+    config: CommonConfig, policy_id: str, name: str | None
+) -> type[CommonConfig] | None:
     """Return the config class of a policy's algorithm; None for a Policy class of the user's own.
 
     Args:
         config: the run's config.
         policy_id: id of the policy.
-        name: the given ``class``: name of an algorithm, import path, or None for the run's algorithm.
+        name: the given ``class``: name of an algorithm, import path, or None for the run's
+            algorithm.
 
     Raises:
         ConfigError: the class is neither an algorithm nor a policy, or cannot be imported.
@@ -63,12 +79,16 @@ def config_class_of(config: CommonConfig, policy_id: str, name: str | None) -> t
         if inspect.isclass(found) and issubclass(found, Policy):
             return None
         if not (inspect.isclass(found) and issubclass(found, Algorithm)):
-            said = f"{key} is {name!r}, which is neither a subclass of aiorl.Policy nor an algorithm."
+            said = (
+                f"{key} is {name!r}, which is neither a subclass of aiorl.Policy nor an algorithm."
+            )
             raise ConfigError(said, key=key, value=name)
     try:
         return config_class(name)
     except ConfigError as error:
-        raise ConfigError(f"{key}: {error.message}", key=key, value=name, hint=error.hint) from error
+        raise ConfigError(
+            f"{key}: {error.message}", key=key, value=name, hint=error.hint
+        ) from error
 
 
 def config_of(
@@ -78,18 +98,20 @@ def config_of(
     overrides: Mapping[str, Any],
     defaults: Mapping[str, Any] | None = None,
 ) -> CommonConfig:
-    """Return the config that a policy learns with: the run's, with the policy's own settings on top.
+    """Return the config that a policy learns with: the run's, with the policy's own settings on
+    top.
 
-    If the policy has another algorithm than the run, it inherits the settings of the run as a whole, and keys of both
-    algorithms that the user has set. All others are the algorithm's defaults. A preset applies only to the run's
-    algorithm.
+    If the policy has another algorithm than the run, it inherits the settings of the run as a
+    whole, and keys of both algorithms that the user has set. All others are the algorithm's
+    defaults. A preset applies only to the run's algorithm.
 
     Args:
         config: the run's config.
         kind: class of the policy's config.
         policy_id: id of the policy.
         overrides: the policy's own settings.
-        defaults: the policy's ``defaults`` entry in the run's config; these take precedence over the run's settings.
+        defaults: the policy's ``defaults`` entry in the run's config; these take precedence over
+            the run's settings.
 
     Raises:
         ConfigError: a setting can only be set for the run, or the settings make no valid config.
@@ -99,16 +121,22 @@ def config_of(
     for place, values in ((key, own), (f"{POLICIES}.{policy_id}.defaults", defaults or {})):
         for name in values:
             if name in kind.model_fields and _is_of_run(kind, name):
-                raise ConfigError(f"{place}.{name} can't differ from the run's {name}.", key=f"{place}.{name}")
+                raise ConfigError(
+                    f"{place}.{name} can't differ from the run's {name}.", key=f"{place}.{name}"
+                )
     layers = [values for values in (defaults, own) if values]
     if kind is type(config) and not layers:
         return config
     try:
         if kind is type(config):
             return _with_sizes_of(config, config.updated(*layers))
-        return _with_sizes_of(config, kind.from_layers([Layer(_common_settings(config, kind)), *map(Layer, layers)]))
+        return _with_sizes_of(
+            config, kind.from_layers([Layer(_common_settings(config, kind)), *map(Layer, layers)])
+        )
     except ConfigError as error:
-        raise ConfigError(f"{key}: {error.message}", key=f"{key}.{error.key}", hint=error.hint) from error
+        raise ConfigError(
+            f"{key}: {error.message}", key=f"{key}.{error.key}", hint=error.hint
+        ) from error
 
 
 def _with_sizes_of(run: CommonConfig, config: CommonConfig) -> CommonConfig:
@@ -120,7 +148,10 @@ def _with_sizes_of(run: CommonConfig, config: CommonConfig) -> CommonConfig:
     for name in (LENGTH, ENVS, BATCH):
         size, wanted = getattr(run, name), getattr(config, name)
         if wanted != size and _is_of_run(type(config), name):
-            said = f"the settings of this policy would need a {name} of {wanted}, but the run has {size}."
+            said = (
+                f"the settings of this policy would need a {name} of {wanted}, but the run has"
+                f" {size}."
+            )
             hint = f"Set {name} for the run, or change the policy's settings."
             raise ConfigError(said, key=name, value=wanted, hint=hint)
     return config
@@ -136,7 +167,9 @@ def _common_settings(config: CommonConfig, kind: type[CommonConfig]) -> dict[str
     """Return the settings of a run's config that a policy of another algorithm inherits."""
     of_run = {name: value for name, value in config.to_dict().items() if name in kind.model_fields}
     of_run = {name: value for name, value in of_run.items() if _is_of_run(kind, name)}
-    given = {name: value for name, value in config.users_values().items() if name in kind.model_fields}
+    given = {
+        name: value for name, value in config.users_values().items() if name in kind.model_fields
+    }
     return {**given, **of_run, "algo": kind.model_fields["algo"].default, "preset": None}
 
 
@@ -148,13 +181,18 @@ def _is_of_run(kind: type[CommonConfig], name: str) -> bool:
 
 
 _FIELDS = {
-    "class": str, "observation_space": Mapping, "action_space": Mapping, "config": Mapping, "defaults": Mapping,
-}  # fmt: skip
+    "class": str,
+    "observation_space": Mapping,
+    "action_space": Mapping,
+    "config": Mapping,
+    "defaults": Mapping,
+}
 _OF_A_RUN = "defaults"
 _MAX_ID = 100
 _MAPPING = "multiagent.policy_mapping_fn"
 _EPISODES = 16
-"""Number of episodes, with ids from 0, that a mapping function is probed with if it needs an episode."""
+"""Number of episodes, with ids from 0, that a mapping function is probed with if it needs an
+episode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +201,8 @@ class PlannedPolicy:
 
     Attributes:
         policy_id: its id.
-        policy_class: import path of the user's own Policy class, which only acts; None for a network of the learner.
+        policy_class: import path of the user's own Policy class, which only acts; None for a
+            network of the learner.
         observation_space: space of its agents' observations, as the environment returns them.
         action_space: space of its agents' actions.
         preprocessor: converts observations into the policy's input.
@@ -189,10 +228,14 @@ class PlannedPolicy:
 
     def described_spaces(self) -> dict[str, Any]:
         """Return both spaces as plain data."""
-        return {"observation": _described(self.observation_space), "action": _described(self.action_space)}
+        return {
+            "observation": _described(self.observation_space),
+            "action": _described(self.action_space),
+        }
 
     def in_order_of(self, stored: Mapping[str, Any]) -> PlannedPolicy:
-        """Return the policy with the parts of its Dict spaces in the order of stored ones, if only that differs.
+        """Return the policy with the parts of its Dict spaces in the order of stored ones, if only
+        that differs.
 
         Args:
             stored: result of `described_spaces` of a policy whose weights this one takes over.
@@ -211,7 +254,9 @@ class PlannedPolicy:
             self,
             observation_space=observation_space,
             action_space=action_space,
-            preprocessor=make_preprocessor(observation_space, action_space=action_space, custom_preprocessor=custom),
+            preprocessor=make_preprocessor(
+                observation_space, action_space=action_space, custom_preprocessor=custom
+            ),
             has_own_spaces=True,
         )
 
@@ -228,13 +273,24 @@ def plan_policies(config: CommonConfig, facts: EnvFacts) -> dict[str, PlannedPol
     facts.check_policies(given, POLICIES)
     if config.multiagent.observation_fn is not None:
         names = ("agent_obs", "worker", "base_env", "policies", "episode")
-        _function(config.multiagent.observation_fn, "multiagent.observation_fn", **dict.fromkeys(names))
+        _function(
+            config.multiagent.observation_fn, "multiagent.observation_fn", **dict.fromkeys(names)
+        )
     agents = _agents_by_policy(config, given, facts)
-    kinds = {policy_id: config_class_of(config, policy_id, own["class"]) for policy_id, own in given.items()}
+    kinds = {
+        policy_id: config_class_of(config, policy_id, own["class"])
+        for policy_id, own in given.items()
+    }
     trained = _trained(config, given, kinds)
     return {
         policy_id: _planned(
-            config, kinds[policy_id], policy_id, given[policy_id], facts, agents[policy_id], policy_id in trained
+            config,
+            kinds[policy_id],
+            policy_id,
+            given[policy_id],
+            facts,
+            agents[policy_id],
+            policy_id in trained,
         )
         for policy_id in sorted(given)
     }
@@ -250,12 +306,20 @@ def with_policies_named(config: CommonConfig, facts: EnvFacts) -> CommonConfig:
     if not isinstance(word, str):
         return config
     if mapping is not None:
-        said = f"{POLICIES} is {word}, which already decides the mapping: {_MAPPING} cannot be set, too."
-        raise ConfigError(said, key=_MAPPING, value=mapping, hint="Leave it out, or name the policies.")
+        said = (
+            f"{POLICIES} is {word}, which already decides the mapping: {_MAPPING} cannot be set,"
+            " too."
+        )
+        raise ConfigError(
+            said, key=_MAPPING, value=mapping, hint="Leave it out, or name the policies."
+        )
     found, actions = facts.observation_spaces or {}, facts.action_spaces or {}
     agents = list(dict.fromkeys([*found, *actions]))
     if not agents:
-        said = f"{POLICIES} is {word}, but the environment, {facts.kind.name}, does not name its agents in advance."
+        said = (
+            f"{POLICIES} is {word}, but the environment, {facts.kind.name}, does not name its"
+            " agents in advance."
+        )
         hint = "Give it observation_spaces, a dict of spaces by agent id, or name the policies."
         raise ConfigError(said, key=POLICIES, value=word, hint=hint)
     chosen: dict[str, str] = {}
@@ -268,10 +332,11 @@ def with_policies_named(config: CommonConfig, facts: EnvFacts) -> CommonConfig:
 
 
 def with_settings_said(config: CommonConfig, planned: Mapping[str, PlannedPolicy]) -> CommonConfig:
-    """Add the effective settings of policies of other algorithms to the run's config, as their ``defaults``.
+    """Add the effective settings of policies of other algorithms to the run's config, as their
+    ``defaults``.
 
-    The stored config must leave nothing to defaults, so that a resumed run has the same settings unless the user
-    overrides them.
+    The stored config must leave nothing to defaults, so that a resumed run has the same settings
+    unless the user overrides them.
     """
     said = {
         policy_id: {"class": policy.config.algo, "defaults": learning_settings(policy.config)}
@@ -280,22 +345,32 @@ def with_settings_said(config: CommonConfig, planned: Mapping[str, PlannedPolicy
     }
     if not said:
         return config
-    entries = {policy_id: _entry(policy_id, _entries(config)[policy_id]) | own for policy_id, own in said.items()}
+    entries = {
+        policy_id: _entry(policy_id, _entries(config)[policy_id]) | own
+        for policy_id, own in said.items()
+    }
     return config.updated({"multiagent": {"policies": entries}})
 
 
 def _entries(config: CommonConfig) -> dict[str, Any]:
-    """Return the config's entry for each policy; None for the default policy if no policies are named."""
+    """Return the config's entry for each policy;
+
+    None for the default policy if no policies are named.
+    """
     given = config.multiagent.policies
     assert isinstance(given, dict), "a word has been replaced"
     return given or {DEFAULT_POLICY_ID: None}
 
 
-def _agents_by_policy(config: CommonConfig, policy_ids: Mapping[str, Any], facts: EnvFacts) -> dict[str, list[Any]]:
-    """Return policy id -> agents known to act with it, among those that the environment names in advance.
+def _agents_by_policy(
+    config: CommonConfig, policy_ids: Mapping[str, Any], facts: EnvFacts
+) -> dict[str, list[Any]]:
+    """Return policy id -> agents known to act with it, among those that the environment names in
+    advance.
 
     Raises:
-        ConfigError: the mapping function cannot be imported, fails, is missing or returns an unknown id.
+        ConfigError: the mapping function cannot be imported, fails, is missing or returns an
+            unknown id.
     """
     key, path = _MAPPING, config.multiagent.policy_mapping_fn
     known = ", ".join(sorted(policy_ids))
@@ -307,7 +382,10 @@ def _agents_by_policy(config: CommonConfig, policy_ids: Mapping[str, Any], facts
         wanted = wanted_of_mapping(import_object(path, key=key))
         function = _function(path, key, "an agent", **wanted)
     elif DEFAULT_POLICY_ID not in policy_ids:
-        said = f"{key} is not set, so all agents would act with {DEFAULT_POLICY_ID!r}; the policies are {known}."
+        said = (
+            f"{key} is not set, so all agents would act with {DEFAULT_POLICY_ID!r}; the policies"
+            f" are {known}."
+        )
         raise ConfigError(said, key=key, hint="Set it to a function: agent id -> policy id.")
     agents: dict[str, list[Any]] = {policy_id: [] for policy_id in policy_ids}
     for agent_id in {**(facts.observation_spaces or {}), **(facts.action_spaces or {})}:
@@ -321,16 +399,24 @@ def _agents_by_policy(config: CommonConfig, policy_ids: Mapping[str, Any], facts
                     agents[policy_id].append(agent_id)
                 continue
             # the user's function can raise anything
-            raise ConfigError(f"{key} {path!r} failed for agent {agent_id!r}: {error!r:.300}", key=key) from error
+            raise ConfigError(
+                f"{key} {path!r} failed for agent {agent_id!r}: {error!r:.300}", key=key
+            ) from error
         if policy_id not in agents:
-            said = f"{key} {path!r} gives agent {agent_id!r} the policy {policy_id!r}; the policies are {known}."
-            raise ConfigError(said, key=key, value=path, hint=nearest(str(policy_id), policy_ids).strip())
+            said = (
+                f"{key} {path!r} gives agent {agent_id!r} the policy {policy_id!r}; the policies"
+                f" are {known}."
+            )
+            raise ConfigError(
+                said, key=key, value=path, hint=nearest(str(policy_id), policy_ids).strip()
+            )
         agents[policy_id].append(agent_id)
     return agents
 
 
 def _at_first(function: Callable[..., Any], agent_id: Any, wanted: Mapping[str, str]) -> set[Any]:
-    """Return the policies that a mapping function gives an agent at the start of episodes; empty if it needs more.
+    """Return the policies that a mapping function gives an agent at the start of episodes; empty if
+    it needs more.
 
     Args:
         function: the user's mapping function.
@@ -339,9 +425,18 @@ def _at_first(function: Callable[..., Any], agent_id: Any, wanted: Mapping[str, 
     """
     found: set[Any] = set()
     for number in range(_EPISODES):
-        episode = MultiAgentEpisode(0, number, {}, PolicyMap({}).binding(), BatchBuilder(None), lambda batch: None)
-        with contextlib.suppress(Exception):  # it may need the worker, or data that callbacks store in episodes
-            found.add(function(agent_id, **{name: {"episode": episode}.get(what) for name, what in wanted.items()}))
+        episode = MultiAgentEpisode(
+            0, number, {}, PolicyMap({}).binding(), BatchBuilder(None), lambda batch: None
+        )
+        with contextlib.suppress(
+            Exception
+        ):  # it may need the worker, or data that callbacks store in episodes
+            found.add(
+                function(
+                    agent_id,
+                    **{name: {"episode": episode}.get(what) for name, what in wanted.items()},
+                )
+            )
     return found
 
 
@@ -363,7 +458,10 @@ def _entry(policy_id: str, entry: Any) -> dict[str, Any]:
     key = f"{POLICIES}.{policy_id}"
     # ids are parts of names in results, checkpoints and on the wire
     if not policy_id or "/" in policy_id or not policy_id.isprintable() or len(policy_id) > _MAX_ID:
-        said = f"{policy_id!r:.120} is not a policy id: it must have 1 to {_MAX_ID} printable characters and no slash."
+        said = (
+            f"{policy_id!r:.120} is not a policy id: it must have 1 to {_MAX_ID} printable"
+            " characters and no slash."
+        )
         raise ConfigError(said, key=POLICIES, value=policy_id)
     if isinstance(entry, str):
         entry = {"class": entry}
@@ -376,27 +474,38 @@ def _entry(policy_id: str, entry: Any) -> dict[str, Any]:
     for name, value in given.items():
         key = f"{POLICIES}.{policy_id}.{name}"
         if name not in _FIELDS:
-            raise ConfigError(f"There is no key {key}.", key=key, hint=nearest(name, _FIELDS).strip())
+            raise ConfigError(
+                f"There is no key {key}.", key=key, hint=nearest(name, _FIELDS).strip()
+            )
         if value is not None and not isinstance(value, _FIELDS[name]):
             wanted = "an import path" if name == "class" else "a mapping"
-            raise ConfigError(f"{key} is {value!r:.200}, expected {wanted}, or null.", key=key, value=value)
+            raise ConfigError(
+                f"{key} is {value!r:.200}, expected {wanted}, or null.", key=key, value=value
+            )
     return given
 
 
 def _trained(
-    config: CommonConfig, given: Mapping[str, Mapping[str, Any]], kinds: Mapping[str, type[CommonConfig] | None]
+    config: CommonConfig,
+    given: Mapping[str, Mapping[str, Any]],
+    kinds: Mapping[str, type[CommonConfig] | None],
 ) -> set[str]:
     key = "multiagent.policies_to_train"
     named = config.multiagent.policies_to_train
     for policy_id in named or []:
         if policy_id not in given:
             said = f"{key} names {policy_id!r}; the policies are {', '.join(sorted(given))}."
-            raise ConfigError(said, key=key, value=policy_id, hint=nearest(policy_id, given).strip())
+            raise ConfigError(
+                said, key=key, value=policy_id, hint=nearest(policy_id, given).strip()
+            )
     trained = set(named or given)
     for policy_id in sorted(trained):
         if kinds[policy_id] is None:
             path = given[policy_id]["class"]
-            said = f"policy {policy_id!r} is to be trained, but its class is your own {path!r}, which only acts."
+            said = (
+                f"policy {policy_id!r} is to be trained, but its class is your own {path!r}, which"
+                " only acts."
+            )
             hint = f"List the policies that learn in {key}, without this one."
             raise ConfigError(said, key=key, value=policy_id, hint=hint)
     return trained
@@ -411,13 +520,18 @@ def _planned(
     agents: Sequence[Any],
     is_trained: bool,
 ) -> PlannedPolicy:
-    """Plan one policy; `kind` is the class of its algorithm's config, or None for a Policy class of the user's own."""
+    """Plan one policy;
+
+    `kind` is the class of its algorithm's config, or None for a Policy class of the user's own.
+    """
     overrides = dict(given["config"] or {})
-    own_config = config if kind is None else config_of(config, kind, policy_id, overrides, given[_OF_A_RUN])
+    own_config = (
+        config if kind is None else config_of(config, kind, policy_id, overrides, given[_OF_A_RUN])
+    )
     if own_config.worker_overrides() != config.worker_overrides():
         raise ConfigError(
-            f"{POLICIES}.{policy_id}.config: {own_config.algo} prepares stored rows in another way than "
-            f"{config.algo}, so the two can't read the same input.",
+            f"{POLICIES}.{policy_id}.config: {own_config.algo} prepares stored rows in another way"
+            f" than {config.algo}, so the two can't read the same input.",
             key=f"{POLICIES}.{policy_id}.config",
             value=config.input,
             hint="Leave out input, or use one algorithm for all policies.",
@@ -456,11 +570,16 @@ def _check_can_act(config: CommonConfig, action_space: spaces.Space[Any]) -> Non
         alike = [(name, kind) for name, kind in kinds if kind.is_offline == config.is_offline]
         able = ", ".join(name for name, kind in alike if kind.learns_actions_of(action_space))
         hint = f"These algorithms support these actions: {able}."
-        raise UnsupportedSpaceError(f"{config.algo} over the action space", action_space, known, hint)
+        raise UnsupportedSpaceError(
+            f"{config.algo} over the action space", action_space, known, hint
+        )
     try:
         make_distribution(action_space)
     except UnsupportedSpaceError as error:
-        error.hint = "Wrap the environment in one with supported actions, or act with a Policy class of your own."
+        error.hint = (
+            "Wrap the environment in one with supported actions, or act with a Policy class of your"
+            " own."
+        )
         raise
 
 
@@ -481,7 +600,10 @@ def _space(
     other = next((space for space in own if space != own[0]), None)
     if own and other is None:
         return own[0]
-    hint = f"Give the environment an {name}, or set {key}, in the form that aiorl.data.spaces.space_to_dict returns."
+    hint = (
+        f"Give the environment an {name}, or set {key}, in the form that"
+        " aiorl.data.spaces.space_to_dict returns."
+    )
     if other is not None:
         reason = f"its agents have different ones: {own[0]} and {other}"
         hint = f"Give each kind of agent its own policy, or set {key}."
@@ -489,10 +611,14 @@ def _space(
         names = ", ".join(map(str, by_agent))
         reason = f"none of the agents that the environment names ({names}) acts with it"
     elif name in facts.odd_spaces:
-        reason = f"the environment's is {facts.odd_spaces[name]!r:.200}, which is no space of Gymnasium"
+        reason = (
+            f"the environment's is {facts.odd_spaces[name]!r:.200}, which is no space of Gymnasium"
+        )
     else:
         reason = "the environment declares none"
-    raise ConfigError(f"policy {policy_id!r} has no {name.replace('_', ' ')}: {reason}.", key=key, hint=hint)
+    raise ConfigError(
+        f"policy {policy_id!r} has no {name.replace('_', ' ')}: {reason}.", key=key, hint=hint
+    )
 
 
 def _described(space: spaces.Space[Any]) -> dict[str, Any]:
@@ -503,29 +629,45 @@ def _described(space: spaces.Space[Any]) -> dict[str, Any]:
 
 
 def check_leases(config: CommonConfig, planned: Mapping[str, PlannedPolicy]) -> None:
-    """Check that all policies can be sampled together, since a worker samples for all of them in one go.
+    """Check that all policies can be sampled together, since a worker samples for all of them in
+    one go.
 
     Raises:
-        ConfigError: the algorithm of a trained policy needs other leases than the run's algorithm, or it needs whole
-            episodes while the run truncates them.
+        ConfigError: the algorithm of a trained policy needs other leases than the run's algorithm,
+            or it needs whole episodes while the run truncates them.
     """
     leases = algorithm_class(config.algo).lease_plan(config)
     for policy in planned.values():
         if not policy.is_trained:
             continue
-        key, algo, kind = f"{POLICIES}.{policy.policy_id}.class", policy.config.algo, type(policy.config)
+        key, algo, kind = (
+            f"{POLICIES}.{policy.policy_id}.class",
+            policy.config.algo,
+            type(policy.config),
+        )
         wanted = algorithm_class(algo).lease_plan(policy.config)
-        left_out = f"remove policy {policy.policy_id!r} from multiagent.policies_to_train, so that it only acts."
+        left_out = (
+            f"remove policy {policy.policy_id!r} from multiagent.policies_to_train, so that it only"
+            " acts."
+        )
         if wanted != leases:
             names = [field.name for field in dataclasses.fields(leases)]
             pairs = [(name, getattr(leases, name), getattr(wanted, name)) for name in names]
-            differences = ", ".join(f"{name} ({run} and {own})" for name, run, own in pairs if run != own)
+            differences = ", ".join(
+                f"{name} ({run} and {own})" for name, run, own in pairs if run != own
+            )
             said = (
-                f"{key} is {algo!r}, which workers cannot sample for along with {config.algo!r}: {differences} differ."
+                f"{key} is {algo!r}, which workers cannot sample for along with {config.algo!r}:"
+                f" {differences} differ."
             )
             hint = f"Use an algorithm with the same sampling, or {left_out}"
             raise ConfigError(said, key=key, value=algo, hint=hint)
         if kind.needs_whole_episodes and kind is not type(config) and config.is_truncating:
-            said = f"{key} is {algo!r}, which needs whole episodes, but batch_mode: {config.batch_mode} cuts them."
-            hint = f"Set batch_mode: complete_episodes, which applies to all policies, or {left_out}"
+            said = (
+                f"{key} is {algo!r}, which needs whole episodes, but batch_mode:"
+                f" {config.batch_mode} cuts them."
+            )
+            hint = (
+                f"Set batch_mode: complete_episodes, which applies to all policies, or {left_out}"
+            )
             raise ConfigError(said, key=key, value=algo, hint=hint)

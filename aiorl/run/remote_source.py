@@ -1,6 +1,8 @@
-"""Sampling by worker processes, with updates in a separate thread, while the loop continues to receive.
+"""Sampling by worker processes, with updates in a separate thread, while the loop continues to
+receive.
 
-frames -> decode -> session -> accepted fragments -> flow -> snapshots and leases -> session -> encode -> frames
+frames -> decode -> session -> accepted fragments -> flow -> snapshots and leases -> session ->
+encode -> frames
 """
 
 from __future__ import annotations
@@ -30,7 +32,15 @@ from aiorl.net.transport.zmq_learner import ZmqLearnerEndpoint
 from aiorl.net.wire.decoding import decode, decode_hello
 from aiorl.net.wire.encoding import encode
 from aiorl.net.wire.format import ACK_BYTES, limits_of, max_workers_of
-from aiorl.net.wire.messages import OUT_OF_DATA, DownMessage, Hello, PolicyArrays, SnapshotRequest, Status, Welcome
+from aiorl.net.wire.messages import (
+    OUT_OF_DATA,
+    DownMessage,
+    Hello,
+    PolicyArrays,
+    SnapshotRequest,
+    Status,
+    Welcome,
+)
 from aiorl.process.log_once import EventRates
 from aiorl.process.machine import keep_within
 from aiorl.process.program import raise_open_file_limit
@@ -91,7 +101,9 @@ class RemoteSource(Source):
             config.num_workers,
             data_ends=config.input_epochs is not None,
         )
-        self.session = LearnerSession(training.directory.run_id, secrets.token_hex(8), settings, training.ledger)
+        self.session = LearnerSession(
+            training.directory.run_id, secrets.token_hex(8), settings, training.ledger
+        )
         self.updates: UpdateThread | None = None
         self._updates_ended: asyncio.Future[None] = self._loop.create_future()
         self._compiled = asyncio.Event()
@@ -113,7 +125,9 @@ class RemoteSource(Source):
             self._tasks.start(keep_within(config.memory, "memory"), "memory quota")
 
     def _listen(self) -> ZmqLearnerEndpoint:
-        """Listen at the config's address, on the port used before a resume if any will do and it is free."""
+        """Listen at the config's address, on the port used before a resume if any will do and it is
+        free.
+        """
         config, last = self._config, self._training.directory.last_port
         raise_open_file_limit()
         before = [f"{config.bind[:-1]}{last}"] if last and config.bind.endswith(":0") else []
@@ -127,7 +141,10 @@ class RemoteSource(Source):
             except ConfigError as error:
                 if bind == config.bind:
                     raise
-                self._tell(f"workers will not find the learner at its old address: {error}", logging.WARNING)
+                self._tell(
+                    f"workers will not find the learner at its old address: {error}",
+                    logging.WARNING,
+                )
             else:
                 return endpoint
         raise InternalError("there is no address to listen on")
@@ -140,7 +157,9 @@ class RemoteSource(Source):
         """
         config = self._config
         keys = None if config.keys is None else load_learner_keys(Path(config.keys))
-        return ZmqLearnerEndpoint(bind, keys=keys, insecure=config.insecure, limits=EndpointLimits.of(config.transport))
+        return ZmqLearnerEndpoint(
+            bind, keys=keys, insecure=config.insecure, limits=EndpointLimits.of(config.transport)
+        )
 
     @property
     def address(self) -> str:
@@ -150,7 +169,11 @@ class RemoteSource(Source):
     @property
     def join_command(self) -> str:
         """See `Source`."""
-        keys = "" if self._config.keys is None else f" --keys {shlex.quote(os.path.abspath(self._config.keys))}"
+        keys = (
+            ""
+            if self._config.keys is None
+            else f" --keys {shlex.quote(os.path.abspath(self._config.keys))}"
+        )
         addresses = self.addresses if self._config.advertise else self.addresses[:1]
         return f"aiorl worker --connect {','.join(addresses)}{keys}"
 
@@ -171,19 +194,33 @@ class RemoteSource(Source):
             said = f"no worker is connected; they join with: {self.join_command}"
             if self._config.num_workers:
                 return said
-            return f"{said} (with num_workers: 0 and bind, this run starts none; without bind, this process samples)"
+            return (
+                f"{said} (with num_workers: 0 and bind, this run starts none; without bind, this"
+                " process samples)"
+            )
         said = "; ".join(
-            f"worker {info.slot}: {info.state}" + (f" ({info.in_env_s:.0f} s in one step)" if info.in_env_s > 1 else "")
+            f"worker {info.slot}: {info.state}"
+            + (f" ({info.in_env_s:.0f} s in one step)" if info.in_env_s > 1 else "")
             for info in workers[:_MAX_NAMED]
         )
-        return said if len(workers) <= _MAX_NAMED else f"{said}; and {len(workers) - _MAX_NAMED} more"
+        return (
+            said if len(workers) <= _MAX_NAMED else f"{said}; and {len(workers) - _MAX_NAMED} more"
+        )
 
     def progress(self, perf: dict[str, float] | None) -> Progress:
         """See `Source`."""
         training, num_workers = self._training, len(self.session.slots)
-        return progress_of(training.counters, training.ledger, self._flow, perf, self._endpoint.stats(), num_workers)
+        return progress_of(
+            training.counters,
+            training.ledger,
+            self._flow,
+            perf,
+            self._endpoint.stats(),
+            num_workers,
+        )
 
-    # Life -------------------------------------------------------------------------------------------------------
+    # Life
+    # ----------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Start the workers; their processes load while the model is built.
@@ -196,7 +233,10 @@ class RemoteSource(Source):
         await self.workers.start()
 
     async def build(self, step: Callable[[], T]) -> T:
-        """See `Source`. Builds in a daemon thread, so that a stop need not wait for the import of TensorFlow."""
+        """See `Source`.
+
+        Builds in a daemon thread, so that a stop need not wait for the import of TensorFlow.
+        """
         built: concurrent.futures.Future[T] = concurrent.futures.Future()
 
         def build() -> None:
@@ -205,12 +245,14 @@ class RemoteSource(Source):
             except BaseException as error:
                 built.set_exception(error)
 
-        built.set_running_or_notify_cancel()  # it cannot be cancelled any more; at a stop it is abandoned
+        # it cannot be cancelled any more; at a stop it is abandoned
+        built.set_running_or_notify_cancel()
         threading.Thread(target=build, name="build", daemon=True).start()
         return await asyncio.wrap_future(built)
 
     async def begin(self, learning: Learning) -> None:
-        """Admit workers, begin to compile the update and wait for the workers started by this process.
+        """Admit workers, begin to compile the update and wait for the workers started by this
+        process.
 
         A run with a seed therefore always begins with the same workers.
 
@@ -222,7 +264,9 @@ class RemoteSource(Source):
         while not await self.wait_for_workers(wanted, _SAY_WAITING_S):
             present = len(self.session.slots)
             down = len(self.workers.given_up)
-            if present and (present + down >= wanted or time.monotonic() - self._began > _JOIN_WAIT_S):
+            if present and (
+                present + down >= wanted or time.monotonic() - self._began > _JOIN_WAIT_S
+            ):
                 break
             if not present and self._config.num_workers == 0:
                 self._tell(self.waiting_for(), logging.INFO)
@@ -230,29 +274,48 @@ class RemoteSource(Source):
                 self._tell(f"waiting for workers: {present} of {wanted} are here", logging.INFO)
 
     def admit(self, learning: Learning) -> None:
-        """Admit workers, publish the first snapshot and begin to compile the update; sampling starts with `go_on`.
+        """Admit workers, publish the first snapshot and begin to compile the update; sampling
+        starts with `go_on`.
 
         Raises:
-            ConfigError: the data that workers need is too large for a message, including room for acknowledgements of
-                all workers.
+            ConfigError: the data that workers need is too large for a message, including room for
+                acknowledgements of all workers.
         """
         session, config = self.session, self._config
-        updater = Updater(learning.group, learning.lease_plan, self._training.counters.env_steps_trained)
+        updater = Updater(
+            learning.group, learning.lease_plan, self._training.counters.env_steps_trained
+        )
         updates = self.updates = UpdateThread(updater, self._on_update_thread)
         most = config.object_store_memory or _QUEUED_BYTES
-        self._flow = Flow(self._training, learning, updates, session, tell=self._tell_of, max_queued_bytes=most)
-        part, snapshot = learning.worker_part.to_dict(), self._flow.next_snapshot(learning.group.get_weights())
+        self._flow = Flow(
+            self._training, learning, updates, session, tell=self._tell_of, max_queued_bytes=most
+        )
+        part, snapshot = (
+            learning.worker_part.to_dict(),
+            self._flow.next_snapshot(learning.group.get_weights()),
+        )
         welcome = Welcome(
-            0, config.num_workers, session.run_id, session.learner_incarnation, part, learning.graphs, snapshot
+            0,
+            config.num_workers,
+            session.run_id,
+            session.learner_incarnation,
+            part,
+            learning.graphs,
+            snapshot,
         )
         room = session.settings.max_workers * ACK_BYTES
-        limits = dataclasses.replace(self._limits, max_header_bytes=self._limits.max_header_bytes - room)
+        limits = dataclasses.replace(
+            self._limits, max_header_bytes=self._limits.max_header_bytes - room
+        )
         try:
             encode(welcome, compress=False, limits=limits)
         except LocalProtocolError as error:
             raise ConfigError(
                 f"the data that workers need cannot be sent to them: {error}",
-                hint="Use a smaller model or raise transport.max_header_bytes or transport.max_message_bytes.",
+                hint=(
+                    "Use a smaller model or raise transport.max_header_bytes or"
+                    " transport.max_message_bytes."
+                ),
             ) from error
         now = time.monotonic()
         session.begin(part, learning.graphs, now)
@@ -263,7 +326,9 @@ class RemoteSource(Source):
         updates.start()
 
     async def wait_for_workers(self, count: int, timeout_s: float) -> bool:
-        """Wait until ``count`` workers are registered; return False if they are not after ``timeout_s`` seconds."""
+        """Wait until ``count`` workers are registered; return False if they are not after
+        ``timeout_s`` seconds.
+        """
         try:
             async with asyncio.timeout(timeout_s):
                 while len(self.session.slots) < count:
@@ -319,12 +384,16 @@ class RemoteSource(Source):
         self.updates.updater.wants_experience.set()
 
     async def close(self, reason: str, *, final: bool) -> None:
-        """Say goodbye and end the workers and the update thread; their later messages are ignored."""
+        """Say goodbye and end the workers and the update thread; their later messages are
+        ignored.
+        """
         self.workers.may_be_lost = False
         if self.updates is not None:
             self.updates.stop()
         await end_in_time("the sessions", lambda: self._say_goodbye(reason, final))
-        await asyncio.gather(self._hang_up(), end_in_time("the workers", lambda: self.workers.stop(_GOODBYE_S)))
+        await asyncio.gather(
+            self._hang_up(), end_in_time("the workers", lambda: self.workers.stop(_GOODBYE_S))
+        )
 
     def _say_goodbye(self, reason: str, final: bool) -> None:
         try:
@@ -342,7 +411,8 @@ class RemoteSource(Source):
         if self.updates is not None:
             self.updates.join(timeout_s)
 
-    # Receiving ------------------------------------------------------------------------------------------------
+    # Receiving
+    # ----------------------------------------------------------------------------------------------
 
     def _on_message(self, peer: bytes, frames: list[memoryview], user_id: str) -> None:
         now, session = time.monotonic(), self.session
@@ -355,7 +425,9 @@ class RemoteSource(Source):
                 session.unread(peer, sum(frame.nbytes for frame in frames))
             else:
                 host = self._endpoint.host_of(peer) if isinstance(message, Hello) else ""
-                has_unsent = isinstance(message, (Hello, SnapshotRequest)) and self._endpoint.has_unsent(peer)
+                has_unsent = isinstance(
+                    message, (Hello, SnapshotRequest)
+                ) and self._endpoint.has_unsent(peer)
                 session.receive(peer, message, now, user_id or None, host, has_unsent=has_unsent)
         self._pump_soon()
 
@@ -375,7 +447,9 @@ class RemoteSource(Source):
         self._pump_soon()
 
     def _tell_of_connection(self, fate: str, event: Event) -> None:
-        """Report at most one line a minute for each host, since every attempt comes from another port."""
+        """Report at most one line a minute for each host, since every attempt comes from another
+        port.
+        """
         said = f"the connection from {event.address or 'a peer'} was {fate}: {event.reason}"
         host = event.address.rpartition(":")[0] or event.address
         self._tell_of(f"connections {fate}", host, said, logging.WARNING, at_most=1)
@@ -391,7 +465,8 @@ class RemoteSource(Source):
             self._tell_of_the_rest()
             await asyncio.sleep(_TICK_S)
 
-    # Acting and sending ---------------------------------------------------------------------------------------
+    # Acting and sending
+    # ----------------------------------------------------------------------------------------------
 
     def _pump_soon(self) -> None:
         """Schedule one `pump` for all messages of this wake-up."""
@@ -419,10 +494,20 @@ class RemoteSource(Source):
     def _say(self, target: bytes | None, message: DownMessage) -> None:
         try:
             if message is not self._encoded[0]:  # a heartbeat is one message to all workers
-                self._encoded = message, encode(message, compress=self._compress, limits=self._limits)
-        except LocalProtocolError as error:  # impossible by the bounds on names and texts and the check in `begin`
+                self._encoded = (
+                    message,
+                    encode(message, compress=self._compress, limits=self._limits),
+                )
+        except (
+            LocalProtocolError
+        ) as error:  # impossible by the bounds on names and texts and the check in `begin`
             kind = type(message).__name__
-            self._tell_of("messages that cannot be sent", kind, f"a {kind} cannot be sent: {error}", logging.ERROR)
+            self._tell_of(
+                "messages that cannot be sent",
+                kind,
+                f"a {kind} cannot be sent: {error}",
+                logging.ERROR,
+            )
             return
         if target is BROADCAST:
             self._endpoint.broadcast(self._encoded[1])
@@ -436,23 +521,38 @@ class RemoteSource(Source):
             case ev.WorkerJoined(slot, incarnation, host, pid, local):
                 self.flow.publisher.join(incarnation)
                 kind = "local worker" if local else "worker"
-                self._tell_of("workers that joined", slot, f"{kind} {slot} joined ({host}, pid {pid})", logging.INFO)
+                self._tell_of(
+                    "workers that joined",
+                    slot,
+                    f"{kind} {slot} joined ({host}, pid {pid})",
+                    logging.INFO,
+                )
                 self._joined.set()
                 self.flow.stream()
             case ev.WorkerLost(slot, incarnation, reason, lost_env_steps, host):
-                lost = f"; {lost_env_steps:,} env steps in transit are lost" if lost_env_steps else ""
+                lost = (
+                    f"; {lost_env_steps:,} env steps in transit are lost" if lost_env_steps else ""
+                )
                 said = f"{_named(slot, host)} lost: {reason}{lost}"
-                what = without_numbers(reason) if reason.startswith("failed: ") else None  # already reported
+                what = (
+                    without_numbers(reason) if reason.startswith("failed: ") else None
+                )  # already reported
                 self._tell_of("workers lost", slot, said, logging.WARNING, what=what, host=host)
                 self.flow.publisher.forget(incarnation)
             case ev.WorkerFailed(slot, _, message, text, host):
-                said, what = f"{_named(slot, host)} failed: {message}\n{text}".rstrip(), without_numbers(message)
-                self._tell_of("failures of workers", slot, said, logging.ERROR, what=what, host=host)
+                said, what = (
+                    f"{_named(slot, host)} failed: {message}\n{text}".rstrip(),
+                    without_numbers(message),
+                )
+                self._tell_of(
+                    "failures of workers", slot, said, logging.ERROR, what=what, host=host
+                )
                 self.workers.on_failed(event)
             case ev.LeaseOverdue(slot, fragments, waited_s):
                 said = (
-                    f"{_named(slot, self.session.host_of(slot))} is alive, but has sent nothing for {waited_s:.0f} s: "
-                    f"the {fragments} fragments that it owes are leased to others"
+                    f"{_named(slot, self.session.host_of(slot))} is alive, but has sent nothing for"
+                    f" {waited_s:.0f} s: the {fragments} fragments that it owes are leased to"
+                    " others"
                 )
                 self._tell_of("workers that bring nothing", slot, said, logging.WARNING)
             case ev.StatusRequested(peer, max_bytes):
@@ -461,16 +561,28 @@ class RemoteSource(Source):
             case ev.CallReplied(slot, _, ok, result):
                 if ok:
                     said = result if isinstance(result, str) else "(no answer)"
-                    self._tell_of("stacks of workers", slot, f"stacks of worker {slot}:\n{said}", logging.WARNING)
+                    self._tell_of(
+                        "stacks of workers",
+                        slot,
+                        f"stacks of worker {slot}:\n{said}",
+                        logging.WARNING,
+                    )
 
     def _tell_of(
-        self, kind: str, source: object, text: str, level: int, *, at_most: int | None = None, what: str | None = None,
+        self,
+        kind: str,
+        source: object,
+        text: str,
+        level: int,
+        *,
+        at_most: int | None = None,
+        what: str | None = None,
         host: str = "",
-    ) -> bool:  # fmt: skip
+    ) -> bool:
         """Report news about a peer to the user, but not more often than anyone can read.
 
-        ``at_most`` and ``what`` are the arguments of `EventRates.allow`. With a ``host``, the log also gets what other
-        hosts' news leave no room for.
+        ``at_most`` and ``what`` are the arguments of `EventRates.allow`. With a ``host``, the log
+        also gets what other hosts' news leave no room for.
 
         Returns:
             False if the news was only counted or logged.
@@ -489,7 +601,8 @@ class RemoteSource(Source):
             counts = ", ".join(f"{kind}: {count:,}" for kind, count in left_out.items())
             self._tell(f"not shown in the last minute: {counts}", logging.WARNING)
 
-    # Periodic checks -----------------------------------------------------------------------------------------
+    # Periodic checks
+    # ----------------------------------------------------------------------------------------------
 
     def _look_for_hung_workers(self) -> None:
         """Report workers whose environment does not return, and ask them for their stacks."""
@@ -497,8 +610,8 @@ class RemoteSource(Source):
         for info in hung:
             if info.incarnation not in self._hung:
                 said = (
-                    f"{_named(info.slot, info.host_elsewhere)}: its environment has not returned for "
-                    f"{info.in_env_s:.0f} s; its stacks follow in the log"
+                    f"{_named(info.slot, info.host_elsewhere)}: its environment has not returned"
+                    f" for {info.in_env_s:.0f} s; its stacks follow in the log"
                 )
                 if self._tell_of("environments that hang", info.slot, said, logging.WARNING):
                     self.session.call(info.slot, "stacks", {})
@@ -506,26 +619,37 @@ class RemoteSource(Source):
 
     def _look_for_end_of_data(self) -> None:
         workers = self.session.workers if self.session.settings.data_ends else []
-        if workers and all(worker.state == OUT_OF_DATA for worker in workers) and self.flow.is_drained:
-            to_come = {*range(1, self._config.num_workers + 1)} - {*self.session.slots, *self.workers.given_up}
+        if (
+            workers
+            and all(worker.state == OUT_OF_DATA for worker in workers)
+            and self.flow.is_drained
+        ):
+            to_come = {*range(1, self._config.num_workers + 1)} - {
+                *self.session.slots,
+                *self.workers.given_up,
+            }
             if not to_come:  # workers still to come have their share to read
                 self._training.stop("Done: all stored experience was read.")
 
     def _look_for_slow_workers(self) -> None:
-        """Report workers that get no leases because the policy outruns them, once for each registration."""
+        """Report workers that get no leases because the policy outruns them, once for each
+        registration.
+        """
         pacing, slots = self.session.leases.pacing, set(self.session.slots)
         self._slow &= slots
         for slow in [] if pacing is None else pacing.slow_workers():
             if slow.slot not in self._slow:
                 self._slow.add(slow.slot)
                 said = (
-                    f"worker {slow.slot} is left out because the policy outruns it: it needs {slow.fragment_s:.1f} s "
-                    f"for a fragment, about {slow.updates:.0f} updates, which is more than max_policy_lag allows. "
-                    "Set a shorter rollout_fragment_length or a larger train_batch_size"
+                    f"worker {slow.slot} is left out because the policy outruns it: it needs"
+                    f" {slow.fragment_s:.1f} s for a fragment, about {slow.updates:.0f} updates,"
+                    " which is more than max_policy_lag allows. Set a shorter"
+                    " rollout_fragment_length or a larger train_batch_size"
                 )
                 self._tell_of("workers left out", slow.slot, said, logging.INFO)
 
-    # Updates ----------------------------------------------------------------------------------------------------
+    # Updates
+    # ----------------------------------------------------------------------------------------------
 
     def _on_update_thread(self, event: UpdateEvent) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed
@@ -550,7 +674,9 @@ class RemoteSource(Source):
                     self.flow.drop_batch(batch)
                 if error is not None:
                     if training.end.has_come:
-                        self._tell(f"the last update failed and is left out: {error}", logging.ERROR)
+                        self._tell(
+                            f"the last update failed and is left out: {error}", logging.ERROR
+                        )
                     training.fail(error)
 
 

@@ -1,4 +1,6 @@
-"""Resume of a run: finding and checking a checkpoint, and restoring policies, filters, counters and ledger from it."""
+"""Resume of a run: finding and checking a checkpoint, and restoring policies, filters, counters and
+ledger from it.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,8 @@ def checkpoint_to_resume(
 
 
 def give_back(restored: Restored | None, config: CommonConfig, learning: Learning) -> None:
-    """Restore policies and filters from the run's checkpoint, or initialize them from ``init_from``.
+    """Restore policies and filters from the run's checkpoint, or initialize them from
+    ``init_from``.
 
     Raises:
         CheckpointError: the checkpoint belongs to another run, or does not fit.
@@ -66,7 +69,8 @@ def give_back(restored: Restored | None, config: CommonConfig, learning: Learnin
 
 
 def take_up(checkpoint: Checkpoint, config: CommonConfig, learning: Learning) -> None:
-    """Restore policies and filters from a checkpoint of the run; workers get seeds that were not used before.
+    """Restore policies and filters from a checkpoint of the run; workers get seeds that were not
+    used before.
 
     Raises:
         CheckpointError: the checkpoint belongs to another run, or does not fit.
@@ -77,10 +81,14 @@ def take_up(checkpoint: Checkpoint, config: CommonConfig, learning: Learning) ->
     states = {name: checkpoint.filter_state(name) for name in learning.filters}
     check_states(learning.filters, states, checkpoint.path)
     try:
-        learning.group.set_state(AlgorithmState(checkpoint.under("algorithm/"), dict(checkpoint.meta["algorithm"])))
+        learning.group.set_state(
+            AlgorithmState(checkpoint.under("algorithm/"), dict(checkpoint.meta["algorithm"]))
+        )
     except (PolicyError, TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
         # an algorithm can raise any of these for foreign values
-        raise CheckpointError(checkpoint.path, f"its algorithm's state is invalid: {error!r:.300}") from error
+        raise CheckpointError(
+            checkpoint.path, f"its algorithm's state is invalid: {error!r:.300}"
+        ) from error
     for name, own in learning.filters.items():
         own.restore(states[name])
     _give_experience_back(checkpoint, learning)
@@ -89,10 +97,11 @@ def take_up(checkpoint: Checkpoint, config: CommonConfig, learning: Learning) ->
 
 
 def begin_with(checkpoint: Checkpoint, learning: Learning) -> None:
-    """Initialize a new run with the weights, critics and filter statistics from a checkpoint of another run.
+    """Initialize a new run with the weights, critics and filter statistics from a checkpoint of
+    another run.
 
-    Policies of which the checkpoint has none stay new. A warning names them, those that are left out, and settings of
-    networks that differ although the weights fit.
+    Policies of which the checkpoint has none stay new. A warning names them, those that are left
+    out, and settings of networks that differ although the weights fit.
 
     Raises:
         CheckpointError: the checkpoint has none of the policies, or one of them does not fit.
@@ -106,7 +115,9 @@ def begin_with(checkpoint: Checkpoint, learning: Learning) -> None:
             found = checkpoint.tensors.get(f"algorithm/{name}")
             if found is None:
                 raise CheckpointError(
-                    checkpoint.path, f"it contains no {name!r}; init_from needs the policies and networks of this run"
+                    checkpoint.path,
+                    f"it contains no {name!r}; init_from needs the policies and networks of"
+                    " this run",
                 )
             tensors[name] = found
     for policy_id in learning.group.algorithms.keys() & taken:
@@ -153,17 +164,26 @@ def _policies_to_take(checkpoint: Checkpoint, wanted: Set[str]) -> set[str]:
     Raises:
         CheckpointError: it has none of them.
     """
-    known = {name.split("/")[1] for name in checkpoint.tensors if name.startswith("algorithm/") and "/weights/" in name}
+    known = {
+        name.split("/")[1]
+        for name in checkpoint.tensors
+        if name.startswith("algorithm/") and "/weights/" in name
+    }
     taken = known & wanted
     if not taken:
         raise CheckpointError(
             checkpoint.path,
-            f"it has the policies {_listed(known)}, and this run {_listed(wanted)}; init_from needs one of the latter",
+            f"it has the policies {_listed(known)}, and this run {_listed(wanted)}; init_from needs"
+            " one of the latter",
         )
     if new := wanted - known:
         _log.warning("new policies: %s, of which %s has no weights", _listed(new), checkpoint.path)
     if left := known - wanted:
-        _log.warning("policies of %s that this run does not have are left out: %s", checkpoint.path, _listed(left))
+        _log.warning(
+            "policies of %s that this run does not have are left out: %s",
+            checkpoint.path,
+            _listed(left),
+        )
     return taken
 
 
@@ -171,8 +191,12 @@ def _listed(policy_ids: Set[str]) -> str:
     return ", ".join(map(repr, sorted(policy_ids))) or "none"
 
 
-def _warn_of_other_networks(checkpoint: Checkpoint, learning: Learning, policy_ids: Set[str]) -> None:
-    """Warn of settings by which a network means something else with the same weights, such as its activation."""
+def _warn_of_other_networks(
+    checkpoint: Checkpoint, learning: Learning, policy_ids: Set[str]
+) -> None:
+    """Warn of settings by which a network means something else with the same weights, such as its
+    activation.
+    """
     try:
         saved = ActingState.from_checkpoint(checkpoint).part.policies
     except CheckpointError:  # earlier versions wrote no such settings
@@ -184,20 +208,32 @@ def _warn_of_other_networks(checkpoint: Checkpoint, learning: Learning, policy_i
             if theirs[key] != ours[key]:
                 _log.warning(
                     "policy %r has %s: %s here, but its weights from %s were trained with %s",
-                    policy_id, key, ours[key], checkpoint.path, theirs[key],
-                )  # fmt: skip
+                    policy_id,
+                    key,
+                    ours[key],
+                    checkpoint.path,
+                    theirs[key],
+                )
 
 
 def _settings_of_network(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a policy that decide what its weights mean, by dotted key."""
     model = config.get("model")
-    settings = {f"model.{name}": value for name, value in model.items()} if isinstance(model, Mapping) else {}
+    settings = (
+        {f"model.{name}": value for name, value in model.items()}
+        if isinstance(model, Mapping)
+        else {}
+    )
     settings.pop("model.initial_log_std", None)  # the weights have taken its place
     return {**settings, **{name: config[name] for name in _OF_OUTPUTS if name in config}}
 
 
-def _critics_of(policy_id: str, checkpoint: Checkpoint, own: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """Return a policy's critics and their targets from a checkpoint; empty unless all of them fit."""
+def _critics_of(
+    policy_id: str, checkpoint: Checkpoint, own: Mapping[str, NDArray[Any]]
+) -> dict[str, NDArray[Any]]:
+    """Return a policy's critics and their targets from a checkpoint; empty unless all of them
+    fit.
+    """
     prefixes = f"{policy_id}/critics/", f"{policy_id}/target/critics/"
     found: dict[str, NDArray[Any]] = {}
     for name, tensor in own.items():
@@ -205,14 +241,19 @@ def _critics_of(policy_id: str, checkpoint: Checkpoint, own: Mapping[str, NDArra
             continue
         other = checkpoint.tensors.get(f"algorithm/{name}")
         if other is None or (other.shape, other.dtype) != (tensor.shape, tensor.dtype):
-            _log.warning("policy %r begins with new critics: %s contains none that fit", policy_id, checkpoint.path)
+            _log.warning(
+                "policy %r begins with new critics: %s contains none that fit",
+                policy_id,
+                checkpoint.path,
+            )
             return {}
         found[name] = other
     return found
 
 
 def _give_experience_back(checkpoint: Checkpoint, learning: Learning) -> None:
-    """Restore the experience stored by policies; a policy without any in the checkpoint begins with an empty replay.
+    """Restore the experience stored by policies; a policy without any in the checkpoint begins with
+    an empty replay.
 
     Raises:
         CheckpointError: the stored experience does not fit.
@@ -221,23 +262,38 @@ def _give_experience_back(checkpoint: Checkpoint, learning: Learning) -> None:
     for policy_id, own in learning.group.algorithms.items():
         if own.stores_experience and policy_id not in stored:
             _log.warning(
-                "policy %r continues with an empty replay, which fills with new samples: %s contains no stored "
-                "experience", policy_id, checkpoint.path,
-            )  # fmt: skip
+                "policy %r continues with an empty replay, which fills with new samples: %s"
+                " contains no stored experience",
+                policy_id,
+                checkpoint.path,
+            )
     for policy_id, values in stored.items():
         algorithm = learning.group.algorithms.get(policy_id)
         if algorithm is None:
-            raise CheckpointError(checkpoint.path, f"its experience of policy {policy_id!r:.100} is useless here")
+            raise CheckpointError(
+                checkpoint.path, f"its experience of policy {policy_id!r:.100} is useless here"
+            )
         try:
             algorithm.restore_experience(values, checkpoint.pieces_of(policy_id))
         except CheckpointError as error:
-            raise CheckpointError(checkpoint.path, f"its experience of {policy_id!r}: {error.reason}") from error
+            raise CheckpointError(
+                checkpoint.path, f"its experience of {policy_id!r}: {error.reason}"
+            ) from error
 
 
 def identity_of(config: CommonConfig, learning: Learning) -> dict[str, Any]:
     """Return the facts in which a checkpoint must agree with the run that resumes from it."""
-    others = {policy_id: part.algo for policy_id, part in learning.worker_part.policies.items() if part.algo}
-    return {"env": config.env, "algo": config.algo, "other_algos": others or None, "spaces": learning.spaces}
+    others = {
+        policy_id: part.algo
+        for policy_id, part in learning.worker_part.policies.items()
+        if part.algo
+    }
+    return {
+        "env": config.env,
+        "algo": config.algo,
+        "other_algos": others or None,
+        "spaces": learning.spaces,
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +312,8 @@ class RunState:
 
     @classmethod
     def from_meta(cls, checkpoint: Checkpoint) -> RunState:
-        """Read the state from a checkpoint and check that results and ledger can be restored from it.
+        """Read the state from a checkpoint and check that results and ledger can be restored from
+        it.
 
         Raises:
             CheckpointError: a part is missing or invalid.
@@ -268,7 +325,9 @@ class RunState:
             Results(1, 0.0).from_state(state.results, 0.0, Progress(0, 0))
             Ledger.from_dict(state.ledger)
         except KeyError as error:
-            raise CheckpointError(checkpoint.path, f"its meta.json lacks a key that every run has: {error}") from error
+            raise CheckpointError(
+                checkpoint.path, f"its meta.json lacks a key that every run has: {error}"
+            ) from error
         except (TypeError, ValueError, AttributeError, OverflowError, InternalError) as error:
             raise CheckpointError(checkpoint.path, f"its meta.json is invalid: {error}") from error
         return state
@@ -287,7 +346,9 @@ class Restored:
     run: RunState
 
     @classmethod
-    def find(cls, path: str | Path, also: Callable[[Checkpoint], object] = lambda found: None) -> Restored:
+    def find(
+        cls, path: str | Path, also: Callable[[Checkpoint], object] = lambda found: None
+    ) -> Restored:
         """Find a checkpoint: the one at ``path``, or the newest intact one of a run.
 
         Args:
@@ -313,14 +374,16 @@ def _check_returns(checkpoint: Checkpoint, learning: Learning) -> None:
     Raises:
         CheckpointError: ``normalize_rewards`` differs.
     """
-    for policy_id in [name for name, own in learning.filters.items() if not isinstance(own, ReturnFilter)]:
+    for policy_id in [
+        name for name, own in learning.filters.items() if not isinstance(own, ReturnFilter)
+    ]:
         name = returns_of(policy_id)
         was, now = bool(checkpoint.filter_state(name)), name in learning.filters
         if was != now:
             raise CheckpointError(
                 checkpoint.path,
-                f"policy {policy_id!r} was trained with normalize_rewards {str(was).lower()}, but it is "
-                f"{str(now).lower()} here; set it as in training, or start a new run",
+                f"policy {policy_id!r} was trained with normalize_rewards {str(was).lower()}, but"
+                f" it is {str(now).lower()} here; set it as in training, or start a new run",
             )
 
 
@@ -340,8 +403,8 @@ def _check_units(checkpoint: Checkpoint, learning: Learning) -> None:
         if was != now and (policy_id in before or not before):
             raise CheckpointError(
                 checkpoint.path,
-                f"policy {policy_id!r} was trained with normalize_actions: {str(was).lower()}, but it is "
-                f"{str(now).lower()} here; set it as in training, or start a new run",
+                f"policy {policy_id!r} was trained with normalize_actions: {str(was).lower()}, but"
+                f" it is {str(now).lower()} here; set it as in training, or start a new run",
             )
 
 

@@ -53,10 +53,12 @@ class Outcome:
 
 
 class Run:
-    """Run of the command line, which can run once. ``request_stop`` can be called at any time on the event loop.
+    """Run of the command line, which can run once. ``request_stop`` can be called at any time on
+    the event loop.
 
     Attributes:
-        on_release: called when the run begins to end everything that it started, which takes half a minute at most.
+        on_release: called when the run begins to end everything that it started, which takes half a
+            minute at most.
         training: the training; None before ``run`` listens.
     """
 
@@ -75,7 +77,8 @@ class Run:
             directory: directory for the run's files.
             display: makes the display, by default a live panel or plain lines on stdout.
             plan: result of `plan_learning` for this config, if it has been called before.
-            here: the loop's thread, which makes the caller's thread sample and learn; needed in a run without workers.
+            here: the loop's thread, which makes the caller's thread sample and learn; needed in a
+                run without workers.
         """
         self.on_release: Callable[[], None] = lambda: None
         self.training: Training | None = None
@@ -90,7 +93,9 @@ class Run:
         self._display_logs = DisplayHandler()
         self._display_logs.addFilter(lambda record: not hasattr(record, "shown"))
         self._files = RunFiles(config, directory)
-        self._evaluations = Evaluations(config, directory.path, self._tell, can_play_here=config.is_alone)
+        self._evaluations = Evaluations(
+            config, directory.path, self._tell, can_play_here=config.is_alone
+        )
         self._stop = StopAt(criteria, self._evaluations)
         self._picture = ""
         self._result: dict[str, Any] = {}
@@ -105,14 +110,16 @@ class Run:
         """False if the run was stopped to be continued later."""
         return self.training is None or self.training.end.is_final
 
-    # The way through ------------------------------------------------------------------------------------------
+    # The way through
+    # ----------------------------------------------------------------------------------------------
 
     async def run(self) -> Outcome:
         """Train until the end; everything started is ended, whatever happens.
 
         Raises:
             ConfigError: a setting turns out impossible.
-            AiorlError: training cannot continue; a checkpoint is saved first if there is anything new to save.
+            AiorlError: training cannot continue; a checkpoint is saved first if there is anything
+                new to save.
         """
         final, reason = False, "the learner failed"
         tasks = Tasks(self._fail)
@@ -131,7 +138,10 @@ class Run:
                 logger.info("more workers join with: %s", command)
                 self._display.way("join", command, time.monotonic())
             else:
-                text = "this process samples by itself (num_workers: 0 without bind); no worker can join"
+                text = (
+                    "this process samples by itself (num_workers: 0 without bind); no worker can"
+                    " join"
+                )
                 self._tell(text, logging.INFO)
             await training.ready()
             await self._train(training)
@@ -142,7 +152,11 @@ class Run:
             return outcome
         except Ended as ended:  # before there was anything to save
             final, reason = self.is_final, ended.reason
-            return Outcome(True, f"{ended.reason} Nothing has been trained yet, so there is nothing to save.", {})
+            return Outcome(
+                True,
+                f"{ended.reason} Nothing has been trained yet, so there is nothing to save.",
+                {},
+            )
         finally:
             self.on_release()
             await end_in_time("the evaluations", self._evaluations.close)
@@ -152,7 +166,9 @@ class Run:
                 await end_in_time("the picture", lambda: drawing)
             await end_in_time("the run's tasks", tasks.close)
             if (made := self.training) is not None:
-                await end_in_time("the account", lambda: made.source.overview.keep(made, end=reason))
+                await end_in_time(
+                    "the account", lambda: made.source.overview.keep(made, end=reason)
+                )
             await end_in_time("the files", self._files.close)
             await end_in_time("the display", self._close_display)
             if self.is_misconfigured:
@@ -197,14 +213,18 @@ class Run:
             report(result, training.callbacks, self, self._files.write)
             self._result = result
             self._display.update(result, time.monotonic())
-        await self._evaluations.finish(training, training.end.hurry)  # one may still run, of the last iteration
+        await self._evaluations.finish(
+            training, training.end.hurry
+        )  # one may still run, of the last iteration
 
     async def _finish(self, training: Training, reason: str) -> Outcome:
         """Save a last checkpoint and return the outcome."""
         saver = training.saver
         if not saver.has_news:
             since = "since the resume" if training.counters.updates else "yet"
-            return Outcome(True, f"{reason} Nothing has been trained {since}, so there is nothing to save.", {})
+            return Outcome(
+                True, f"{reason} Nothing has been trained {since}, so there is nothing to save.", {}
+            )
         try:
             await saver.save_all()
         except CheckpointError as error:
@@ -233,10 +253,13 @@ class Run:
         if self.training is not None:
             self.training.fail(error)
 
-    # Display --------------------------------------------------------------------------------------------------
+    # Display
+    # ----------------------------------------------------------------------------------------------
 
     def make_way(self) -> None:
-        """Release the terminal for another program, such as a debugger; later output consists of plain lines."""
+        """Release the terminal for another program, such as a debugger; later output consists of
+        plain lines.
+        """
         self._is_watched = True
         if not isinstance(self._display, PlainDisplay):
             self._display.close()
@@ -244,7 +267,9 @@ class Run:
             self._display.start(time.monotonic())
 
     def _tell(self, text: str, level: int) -> None:
-        text = indented(many_lines(text, _MAX_EVENT))  # parts of the text may come from a peer or a file
+        text = indented(
+            many_lines(text, _MAX_EVENT)
+        )  # parts of the text may come from a peer or a file
         logger.log(level, "%s", text, extra={"shown": True})
         self._display.event(text, time.monotonic(), level)
 
@@ -257,7 +282,11 @@ class Run:
                 self._display.status(status, now)
             self._display_logs.drain(self._display, now)
             self._display.tick(now)
-            if training.silent_s > _SAY_WAITING_S and now - said > 3 * _SAY_WAITING_S and not self._is_watched:
+            if (
+                training.silent_s > _SAY_WAITING_S
+                and now - said > 3 * _SAY_WAITING_S
+                and not self._is_watched
+            ):
                 said = now
                 waiting = self._evaluations.holds_up or training.source.waiting_for()
                 self._tell(f"no update for {training.silent_s:.0f} s: {waiting}", logging.WARNING)
@@ -276,7 +305,9 @@ class Run:
         config = self._config
         try:
             picture = plot_learning_curve(
-                self._directory.path, title=f"{config.algo} on {config.env}", stop_return=config.stop_return
+                self._directory.path,
+                title=f"{config.algo} on {config.env}",
+                stop_return=config.stop_return,
             )
         except Exception:
             # a run must not fail because matplotlib does
@@ -300,8 +331,15 @@ class Run:
             steps.append(("evaluate the policy", f"python -m aiorl.evaluate {directory}"))
             if (where.path / BEST).is_dir():
                 best = shlex.quote(str(where.shown / BEST))
-                steps.append(("evaluate the checkpoint with the best evaluation", f"python -m aiorl.evaluate {best}"))
-            steps.append(("continue training from here", f"python -m aiorl.learner --resume {directory}"))
+                steps.append(
+                    (
+                        "evaluate the checkpoint with the best evaluation",
+                        f"python -m aiorl.evaluate {best}",
+                    )
+                )
+            steps.append(
+                ("continue training from here", f"python -m aiorl.learner --resume {directory}")
+            )
         steps.append(("draw the learning curve again", f"python -m aiorl.plot {directory}"))
         steps.append(("look at all figures", f"tensorboard --logdir {directory}"))
         return Summary(
@@ -319,7 +357,9 @@ class Run:
 
 
 def source_for(config: CommonConfig, here: LoopThread | None) -> Callable[[Training], Source]:
-    """Return the factory of a run's source: workers, or the caller's thread if the run has no workers."""
+    """Return the factory of a run's source: workers, or the caller's thread if the run has no
+    workers.
+    """
     if not config.is_alone:
         return RemoteSource
     assert here is not None, "a run without workers needs a thread that samples"
@@ -327,9 +367,13 @@ def source_for(config: CommonConfig, here: LoopThread | None) -> Callable[[Train
 
 
 async def _is_users_end(training: Training, error: Exception) -> bool:
-    """End training in an orderly way if the user pressed Ctrl-C or quit a debugger; return True in that case."""
+    """End training in an orderly way if the user pressed Ctrl-C or quit a debugger; return True in
+    that case.
+    """
     if isinstance(error, BrokenOff) and isinstance(error.__cause__, KeyboardInterrupt):
-        await asyncio.sleep(_TOLD_S)  # the signal may be handled later than the step that it interrupted
+        await asyncio.sleep(
+            _TOLD_S
+        )  # the signal may be handled later than the step that it interrupted
         training.stop("Ended by Ctrl-C.", hurry=True)
         return True
     if is_of_debugger(error):

@@ -41,7 +41,8 @@ class _Content:
 class Saver:
     """Saves one run, one checkpoint at a time.
 
-    It keeps the state after each update and writes that one, since the next update may take too long to wait for.
+    It keeps the state after each update and writes that one, since the next update may take too
+    long to wait for.
 
     Attributes:
         newest: path of the newest checkpoint of this session; empty if there is none.
@@ -64,11 +65,16 @@ class Saver:
         self._saved: _Content | None = None
         self._saved_iteration = -1
         self._updates_before = training.counters.updates
-        self._acting = ActingState.of(config, learning.worker_part, learning.graphs, learning.spaces).to_tensors()
+        self._acting = ActingState.of(
+            config, learning.worker_part, learning.graphs, learning.spaces
+        ).to_tensors()
         self.newest = ""
 
-    def keep(self, state: Callable[[], AlgorithmState], experience: dict[str, Snapshot] | None = None) -> None:
-        """Keep the state after an update. Call this before the first update and as soon as an update is accounted for.
+    def keep(
+        self, state: Callable[[], AlgorithmState], experience: dict[str, Snapshot] | None = None
+    ) -> None:
+        """Keep the state after an update. Call this before the first update and as soon as an
+        update is accounted for.
 
         Args:
             state: returns the state; called only if it is written, in any thread.
@@ -85,7 +91,8 @@ class Saver:
             self._begin(self._kept, experience)
 
     def save_in_passing(self) -> None:
-        """Start a checkpoint while training continues, unless one is being written or there has been no update.
+        """Start a checkpoint while training continues, unless one is being written or there has
+        been no update.
 
         If policies store experience, it starts after the next update, which returns the experience.
         """
@@ -100,7 +107,9 @@ class Saver:
             self._begin(self._kept, {})
 
     def _begin(self, content: _Content, experience: dict[str, Snapshot]) -> None:
-        self._passing = self._run.tasks.start(self._save_in_passing(content, experience), "checkpoint")
+        self._passing = self._run.tasks.start(
+            self._save_in_passing(content, experience), "checkpoint"
+        )
 
     @property
     def has_news(self) -> bool:
@@ -113,7 +122,8 @@ class Saver:
         return self._kept is not self._saved
 
     async def save_all(self) -> None:
-        """Write a checkpoint to the run's directory, unless the newest one holds the same state and all results.
+        """Write a checkpoint to the run's directory, unless the newest one holds the same state and
+        all results.
 
         Raises:
             CheckpointError: it cannot be written.
@@ -121,12 +131,16 @@ class Saver:
         if self.has_unsaved or self._saved_iteration != self._run.results.training_iteration:
             await self.save_last()
 
-    async def save_last(self, directory: Path | None = None, *, with_experience: bool = True) -> Path:
+    async def save_last(
+        self, directory: Path | None = None, *, with_experience: bool = True
+    ) -> Path:
         """Write a checkpoint of the state kept last, after one that is being written.
 
         Args:
-            directory: directory to use instead of the run's directory of checkpoints; none are deleted there.
-            with_experience: include stored experience, unless an update that would change it is running.
+            directory: directory to use instead of the run's directory of checkpoints; none are
+                deleted there.
+            with_experience: include stored experience, unless an update that would change it is
+                running.
 
         Returns:
             Path of the checkpoint.
@@ -138,12 +152,17 @@ class Saver:
         group = self._learning.group
         experience: dict[str, Snapshot] = {}
         if with_experience and group.stores_experience:
-            if self._passing is not None and not self._passing.done():  # otherwise it could not continue to read
+            if (
+                self._passing is not None and not self._passing.done()
+            ):  # otherwise it could not continue to read
                 await asyncio.wait([self._passing])
             if self._run.flow.is_idle:
                 experience = group.hold_experience()
             else:
-                logger.warning("an update is still running, so the checkpoint does not contain stored experience")
+                logger.warning(
+                    "an update is still running, so the checkpoint does not contain stored"
+                    " experience"
+                )
         return await self._write(self._kept, experience, directory)
 
     async def _save_in_passing(self, content: _Content, experience: dict[str, Snapshot]) -> None:
@@ -152,8 +171,12 @@ class Saver:
         except CheckpointError as error:
             self._run.tell(f"{error}; training continues", logging.ERROR)
 
-    async def _write(self, content: _Content, experience: dict[str, Snapshot], directory: Path | None = None) -> Path:
-        """Write a checkpoint with the current results, so that a resume continues after the last one reported."""
+    async def _write(
+        self, content: _Content, experience: dict[str, Snapshot], directory: Path | None = None
+    ) -> Path:
+        """Write a checkpoint with the current results, so that a resume continues after the last
+        one reported.
+        """
         async with self._writing:
             self._run.before_checkpoint()
             iteration = self._run.results.training_iteration
@@ -165,13 +188,17 @@ class Saver:
             }
             try:
                 loop = asyncio.get_running_loop()
-                writing = loop.run_in_executor(None, self._write_now, content, experience, meta, directory)
+                writing = loop.run_in_executor(
+                    None, self._write_now, content, experience, meta, directory
+                )
             except RuntimeError:  # Python is shutting down and starts no more threads
                 written = self._write_now(content, experience, meta, directory)
             else:
                 try:
                     written = await asyncio.shield(writing)
-                except asyncio.CancelledError:  # the thread continues to write, and no one else may write meanwhile
+                except (
+                    asyncio.CancelledError
+                ):  # the thread continues to write, and no one else may write meanwhile
                     await asyncio.wait([writing])
                     raise
         if directory is None:
@@ -182,7 +209,11 @@ class Saver:
         return written
 
     def _write_now(
-        self, content: _Content, experience: dict[str, Snapshot], meta: dict[str, Any], directory: Path | None
+        self,
+        content: _Content,
+        experience: dict[str, Snapshot],
+        meta: dict[str, Any],
+        directory: Path | None,
     ) -> Path:
         state = content.algorithm()
         tensors = {f"algorithm/{name}": array for name, array in state.tensors.items()}
@@ -191,12 +222,16 @@ class Saver:
         tensors |= self._acting
         meta = {**meta, "algorithm": state.values}
         if experience:
-            meta["experience"] = {policy_id: dict(held.values) for policy_id, held in experience.items()}
+            meta["experience"] = {
+                policy_id: dict(held.values) for policy_id, held in experience.items()
+            }
         pieces = {policy_id: held.pieces() for policy_id, held in experience.items()}
         keep = None if directory else self._config.checkpoint_keep
         directory = directory or self._run.directory.checkpoints
         try:
-            return save_checkpoint(directory, content.run.counters.updates, tensors, meta, keep=keep, pieces=pieces)
+            return save_checkpoint(
+                directory, content.run.counters.updates, tensors, meta, keep=keep, pieces=pieces
+            )
         finally:
             for held in experience.values():
                 held.close()

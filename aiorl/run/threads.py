@@ -1,8 +1,9 @@
 """An event loop in its own thread, and calls to it from other threads.
 
-A trainer therefore works in scripts, in threads and in notebooks, where another loop is running, and workers get
-answers between two calls, too. While the caller waits for the loop, its thread runs steps for the loop. In a run
-without workers these are all sampling and updates, so that a debugger, a profiler and ``print`` see them.
+A trainer therefore works in scripts, in threads and in notebooks, where another loop is running,
+and workers get answers between two calls, too. While the caller waits for the loop, its thread runs
+steps for the loop. In a run without workers these are all sampling and updates, so that a debugger,
+a profiler and ``print`` see them.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ _LOOK_S = 0.25
 
 
 class BrokenOff(Exception):
-    """Interruption of a step by ``exit`` or Ctrl-C, whose own exceptions are not subclasses of Exception."""
+    """Interruption of a step by ``exit`` or Ctrl-C, whose own exceptions are not subclasses of
+    Exception.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +47,8 @@ class LoopThread:
     """Runs an event loop until it is closed.
 
     Attributes:
-        was_interrupted: True if Ctrl-C was pressed during the newest `call`, which returned a result nonetheless.
+        was_interrupted: True if Ctrl-C was pressed during the newest `call`, which returned a
+            result nonetheless.
     """
 
     def __init__(self, name: str) -> None:
@@ -56,7 +60,8 @@ class LoopThread:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    # For the caller -------------------------------------------------------------------------------------------
+    # For the caller
+    # ----------------------------------------------------------------------------------------------
 
     def ask(self, step: Coroutine[Any, Any, T]) -> T:
         """Return a coroutine's result; Ctrl-C cancels it and is raised when it has ended.
@@ -78,13 +83,15 @@ class LoopThread:
 
         return self.ask(step())
 
-    def call(self, step: Coroutine[Any, Any, T], on_interrupt: Callable[[], object] | None = None) -> T:
+    def call(
+        self, step: Coroutine[Any, Any, T], on_interrupt: Callable[[], object] | None = None
+    ) -> T:
         """Return a coroutine's result, and meanwhile run the steps passed to `in_caller`.
 
         Args:
             step: the coroutine.
-            on_interrupt: called for each Ctrl-C instead of raising KeyboardInterrupt, in the main thread of a program
-                without its own handler; None cancels the coroutine.
+            on_interrupt: called for each Ctrl-C instead of raising KeyboardInterrupt, in the main
+                thread of a program without its own handler; None cancels the coroutine.
 
         Raises:
             KeyboardInterrupt: Ctrl-C cancelled the coroutine, which has ended.
@@ -92,7 +99,9 @@ class LoopThread:
         """
         if threading.current_thread() is self._thread or not self._thread.is_alive():
             step.close()
-            raise InternalError("a trainer cannot be called from its own event loop, nor after its end")
+            raise InternalError(
+                "a trainer cannot be called from its own event loop, nor after its end"
+            )
         ended: concurrent.futures.Future[T] = concurrent.futures.Future()
         tasks: list[asyncio.Task[T]] = []
 
@@ -143,9 +152,13 @@ class LoopThread:
             raise KeyboardInterrupt
 
     def on_stop_signals(self, stop: Callable[[str], None]) -> None:
-        """Call ``stop`` on the loop at Ctrl-C and SIGTERM, and interrupt the caller's step if it is breakable."""
+        """Call ``stop`` on the loop at Ctrl-C and SIGTERM, and interrupt the caller's step if it is
+        breakable.
+        """
         on_stop_signals_for_loop_of_another_thread(self._loop, stop, self.break_off)
-        self._handles_interrupts = True  # the handler raises only in breakable steps, so signals need not be deferred
+        self._handles_interrupts = (
+            True  # the handler raises only in breakable steps, so signals need not be deferred
+        )
 
     def close(self) -> None:
         """End the loop and its thread."""
@@ -153,10 +166,12 @@ class LoopThread:
             self.soon(self._loop.stop)
             self._thread.join(_END_S)
 
-    # For the loop ---------------------------------------------------------------------------------------------
+    # For the loop
+    # ----------------------------------------------------------------------------------------------
 
     async def in_caller(self, step: Callable[[], T], *, is_breakable: bool = False) -> T:
-        """Run a step in the thread that waits in `call`; if this coroutine is cancelled, the step continues.
+        """Run a step in the thread that waits in `call`; if this coroutine is cancelled, the step
+        continues.
 
         Args:
             step: function to call.
@@ -176,14 +191,18 @@ class LoopThread:
             return given  # type: ignore[no-any-return]
         if isinstance(error, Exception):
             raise error
-        raise BrokenOff(f"{type(error).__name__} interrupted a step") from error  # a BaseException might end the loop
+        raise BrokenOff(
+            f"{type(error).__name__} interrupted a step"
+        ) from error  # a BaseException might end the loop
 
-    # Inside ---------------------------------------------------------------------------------------------------
+    # Inside
+    # ----------------------------------------------------------------------------------------------
 
     def _serve_one(self, on_interrupt: Callable[[], object]) -> None:
         """Make the next call, or return after a while or when the coroutine has ended.
 
-        The wait is short because a signal just before it does not end it: Python has checked for signals by then.
+        The wait is short because a signal just before it does not end it: Python has checked for
+        signals by then.
         """
         try:
             call = self._calls.get(timeout=_LOOK_S)
@@ -199,7 +218,11 @@ class LoopThread:
         late: list[Callable[[], object]] = []
         try:
             self._is_breakable = call.is_breakable
-            with contextlib.nullcontext() if call.is_breakable or self._handles_interrupts else _deferred(late):
+            with (
+                contextlib.nullcontext()
+                if call.is_breakable or self._handles_interrupts
+                else _deferred(late)
+            ):
                 try:
                     given = keep_children_out(call.step)
                 finally:
@@ -256,7 +279,9 @@ def _settle(ended: concurrent.futures.Future[T], task: asyncio.Task[T]) -> None:
 
 @contextlib.contextmanager
 def _deferred(late: list[Callable[[], object]]) -> Iterator[None]:
-    """Defer the program's own handler of Ctrl-C, since it may raise in a step that must not be interrupted."""
+    """Defer the program's own handler of Ctrl-C, since it may raise in a step that must not be
+    interrupted.
+    """
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):
         yield

@@ -1,18 +1,18 @@
 """Training: the loop that all trainers share, with any source of samples and any observers.
 
-    training = Training(config, directory, tell, RemoteSource)   # or partial(LocalSource, here=loop_thread)
-    try:
-        await training.start()                        # listens, starts workers
-        await training.ready()                        # TensorFlow, model, first workers or environments
-        await training.begin()                        # an evaluation before the first update
-        while (result := await training.train_iteration()) is not None:
+    training = Training(config, directory, tell, RemoteSource)   # or partial(LocalSource,
+    here=loop_thread) try:
+        await training.start()                        # listens, starts workers await
+        training.ready()                        # TensorFlow, model, first workers or environments
+        await training.begin()                        # an evaluation before the first update while
+        (result := await training.train_iteration()) is not None:
             await training.after_iteration(result)    # evaluations, checkpoints
             report(result, training.callbacks, ...)   # the user's hook, files, display
     finally:
         await training.close(reason, final=True)
 
-A source samples fragments and makes the updates, `Flow` turns fragments into train batches, and observers react to
-progress. All of them are called on the event loop.
+A source samples fragments and makes the updates, `Flow` turns fragments into train batches, and
+observers react to progress. All of them are called on the event loop.
 """
 
 from __future__ import annotations
@@ -46,10 +46,12 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 Play = Callable[[Path, Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
-"""Function that plays a checkpoint with the arguments of `aiorl.evaluate` and returns `Evaluation.to_dict()`."""
+"""Function that plays a checkpoint with the arguments of `aiorl.evaluate` and returns
+`Evaluation.to_dict()`."""
 
 _MANY_STEPS = 3000
-"""Env steps per environment after which a quarter of the environments should have finished an episode."""
+"""Env steps per environment after which a quarter of the environments should have finished an
+episode."""
 _PACE_S, _PACE_SHARE = 1.0, 0.02
 
 
@@ -121,7 +123,8 @@ class End:
 async def wait_for_last(
     update: asyncio.Future[None], wait_s: float, hurry: asyncio.Event, on_wait: Callable[[], None]
 ) -> None:
-    """Wait until the running update, the last one, has ended; in a hurry, wait ``wait_s`` seconds at most.
+    """Wait until the running update, the last one, has ended; in a hurry, wait ``wait_s`` seconds
+    at most.
 
     Args:
         update: done when the update has ended.
@@ -151,7 +154,9 @@ class Observer:
         """React to one or several new updates."""
 
     def needs_standstill(self, iteration: int) -> bool:
-        """Return True to pause training at the end of an iteration until `after_iteration` returns."""
+        """Return True to pause training at the end of an iteration until `after_iteration`
+        returns.
+        """
         return False
 
     async def after_iteration(self, training: Training, result: dict[str, Any]) -> None:
@@ -170,8 +175,8 @@ class Iteration:
         Args:
             config: the effective configuration.
             counters: totals of the run.
-            is_paced: end the first iteration after one update, and later ones at intervals that grow with the age of
-                the run, up to a second.
+            is_paced: end the first iteration after one update, and later ones at intervals that
+                grow with the age of the run, up to a second.
         """
         self._config = config
         self._counters = counters
@@ -194,17 +199,20 @@ class Iteration:
             count: episodes that have finished so far.
         """
         config = self._config
-        num_envs = max(1, config.num_workers) * config.samplers_per_worker * config.num_envs_per_worker
+        num_envs = (
+            max(1, config.num_workers) * config.samplers_per_worker * config.num_envs_per_worker
+        )
         env_steps = self._counters.env_steps_sampled
         if not self._asks_for_horizon or env_steps < _MANY_STEPS * num_envs:
             return
         self._asks_for_horizon = False
         if 4 * count < num_envs:
             logger.warning(
-                "only %d episodes ended in %s env steps. If episodes may never end, set horizon, the number of steps "
-                "after which they are cut: --horizon 1000",
-                count, f"{env_steps:,}",
-            )  # fmt: skip
+                "only %d episodes ended in %s env steps. If episodes may never end, set horizon,"
+                " the number of steps after which they are cut: --horizon 1000",
+                count,
+                f"{env_steps:,}",
+            )
 
     @property
     def has_trained(self) -> bool:
@@ -212,24 +220,31 @@ class Iteration:
         return self._counters.env_steps_trained > self._steps_before
 
     def is_due(self) -> bool:
-        """Return True if it can end: after ``min_iter_time_s`` (or its own pace) and ``timesteps_per_iteration``."""
+        """Return True if it can end: after ``min_iter_time_s`` (or its own pace) and
+        ``timesteps_per_iteration``.
+        """
         if self._is_first:
             return self.has_trained
         now = time.monotonic()
         pace_s = min(_PACE_S, _PACE_SHARE * (now - self._first_began)) if self._is_paced else 0.0
         took_s, grown = now - self._began, self._counters.env_steps_trained - self._steps_before
-        return took_s >= (self._config.min_iter_time_s or pace_s) and grown >= self._config.timesteps_per_iteration
+        return (
+            took_s >= (self._config.min_iter_time_s or pace_s)
+            and grown >= self._config.timesteps_per_iteration
+        )
 
 
 class Source:
-    """Samples for a training and makes its updates: `LocalSource` in one thread, `RemoteSource` with workers.
+    """Samples for a training and makes its updates: `LocalSource` in one thread, `RemoteSource`
+    with workers.
 
-    It calls `Training.compiled_in` once, `Training.take_update` after each update, and `Training.stop` when all stored
-    experience has been read.
+    It calls `Training.compiled_in` once, `Training.take_update` after each update, and
+    `Training.stop` when all stored experience has been read.
 
     Attributes:
         play: plays a checkpoint for an evaluation; None leaves that to separate processes.
-        addresses: addresses at which workers on other hosts reach the learner, best first; none if no worker can join.
+        addresses: addresses at which workers on other hosts reach the learner, best first; none if
+            no worker can join.
         overview: the account of the run.
     """
 
@@ -306,14 +321,19 @@ class Source:
         raise NotImplementedError
 
     async def finish_update(self) -> None:
-        """Wait for the running update, the last one: in a hurry for a short while, otherwise until it ends."""
+        """Wait for the running update, the last one: in a hurry for a short while, otherwise until
+        it ends.
+        """
         raise NotImplementedError
 
     async def settle(self) -> None:
         """Wait until no one else uses the policies."""
 
     def set_weights(self, weights: PolicyArrays) -> None:
-        """Sample with weights that do not come from an update. Training must be idle and is paused afterwards."""
+        """Sample with weights that do not come from an update.
+
+        Training must be idle and is paused afterwards.
+        """
         self.flow.set_weights(weights)
 
     def begin_episodes_anew(self) -> None:
@@ -372,9 +392,9 @@ class Training:
             plan: result of `plan_learning` for this config, if it has been called before.
             restored: checkpoint to resume from; None begins a new run.
             observers: observers, called in this order.
-            stands_still: True pauses training after each iteration until the next one is asked for. Otherwise training
-                continues, and iterations are short at first and later a second long, so that curves have many points
-                where they are steep.
+            stands_still: True pauses training after each iteration until the next one is asked for.
+                Otherwise training continues, and iterations are short at first and later a second
+                long, so that curves have many points where they are steep.
 
         Raises:
             ConfigError: the source cannot be made.
@@ -437,14 +457,19 @@ class Training:
     @property
     def status(self) -> str:
         """Current work or wait, before the first update."""
-        return "loading TensorFlow and building the model" if self._learning is None else self.source.status
+        return (
+            "loading TensorFlow and building the model"
+            if self._learning is None
+            else self.source.status
+        )
 
     @property
     def silent_s(self) -> float:
         """Seconds since the last update, or since updates were compiled; 0 before."""
         return 0.0 if self._last_heard is None else time.monotonic() - self._last_heard
 
-    # The way through ------------------------------------------------------------------------------------------
+    # The way through
+    # ----------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Start the workers, if any; their processes load while the model is built.
@@ -471,7 +496,9 @@ class Training:
             learning = self._learning = await self.end.before(self.source.build(self._build))
             if self.config.resume:
                 self.directory.save_config(self.config)
-            logger.info("TensorFlow is loaded and the model is built, in %.1f s", time.monotonic() - began)
+            logger.info(
+                "TensorFlow is loaded and the model is built, in %.1f s", time.monotonic() - began
+            )
             await self.end.before(self.source.begin(learning))
         except ConfigError:
             self.is_misconfigured = True
@@ -497,12 +524,15 @@ class Training:
         return learning
 
     def begin_saving(self, learning: Learning) -> None:
-        """Keep the state that training begins with; the source calls this before the first update."""
+        """Keep the state that training begins with; the source calls this before the first
+        update.
+        """
         self._saver = Saver(self, learning)
         self._saver.keep(learning.group.hold_state())
 
     async def next_update(self) -> bool:
-        """Wait for the next update, or several at the same time; return False once the end has come.
+        """Wait for the next update, or several at the same time; return False once the end has
+        come.
 
         Raises:
             BaseException: the error that training failed with.
@@ -550,12 +580,16 @@ class Training:
 
     def _needs_standstill(self) -> bool:
         number = self.results.training_iteration + 1
-        return self._stands_still or any(observer.needs_standstill(number) for observer in self._observers)
+        return self._stands_still or any(
+            observer.needs_standstill(number) for observer in self._observers
+        )
 
     def finish_iteration(self) -> dict[str, Any]:
         """End the current iteration, begin the next one and return the result."""
         perf = self._usage.look() if self._usage is not None else None
-        result = self.results.finish_iteration(time.monotonic(), self.source.progress(perf), timestamp=time.time())
+        result = self.results.finish_iteration(
+            time.monotonic(), self.source.progress(perf), timestamp=time.time()
+        )
         result["run_id"] = self.directory.run_id
         self.source.overview.result = result
         self.iteration.look_at_episodes(self.results.episodes_total)
@@ -573,7 +607,9 @@ class Training:
             observer.before_checkpoint()
 
     def set_weights(self, weights: PolicyArrays) -> None:
-        """Sample with weights that do not come from an update, and keep the current state of the policies."""
+        """Sample with weights that do not come from an update, and keep the current state of the
+        policies.
+        """
         self.source.set_weights(weights)
         self.saver.keep(self.learning.group.hold_state())
 
@@ -601,13 +637,15 @@ class Training:
 
         Args:
             reason: reason sent to the workers.
-            final: False asks workers of other hosts to come back, since training will continue, here or elsewhere.
+            final: False asks workers of other hosts to come back, since training will continue,
+                here or elsewhere.
         """
         await self.source.close(reason, final=final)
         await self.tasks.close()
         _seal_compiled()  # functions compiled for batches of other sizes
 
-    # Called by the source ------------------------------------------------------------------------------------
+    # Called by the source
+    # ----------------------------------------------------------------------------------------------
 
     def compiled_in(self, took_s: float) -> None:
         """Take note that the updates are compiled."""

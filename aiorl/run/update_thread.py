@@ -1,8 +1,9 @@
 """Thread that makes the updates, next to the event loop that receives fragments.
 
-Batches go in through a queue of bounded length. Results come out through a callback, which is called in this thread and
-which under asyncio should only call `loop.call_soon_threadsafe`. TensorFlow and NumPy release Python's lock while they
-compute, so that the loop continues to receive.
+Batches go in through a queue of bounded length. Results come out through a callback, which is
+called in this thread and which under asyncio should only call `loop.call_soon_threadsafe`.
+TensorFlow and NumPy release Python's lock while they compute, so that the loop continues to
+receive.
 """
 
 from __future__ import annotations
@@ -74,7 +75,10 @@ class UpdateThread:
         self._inbox.put(batch)
 
     def stop(self) -> None:
-        """End the thread after its current update; a waiting batch is not trained on. Can be called again."""
+        """End the thread after its current update; a waiting batch is not trained on.
+
+        Can be called again.
+        """
         self._stopping.set()
         self._inbox.put(None)
 
@@ -98,7 +102,9 @@ class UpdateThread:
             while not self._inbox.empty():
                 left.append(self._inbox.get())
             self._on_event(UpdatesEnded(sum(one is not None for one in left)))
-        except BaseException as error:  # the owner handles it, so no error must get lost in this thread
+        except (
+            BaseException
+        ) as error:  # the owner handles it, so no error must get lost in this thread
             _log.debug("the update thread ends with an error", exc_info=True)
             self._stopping.set()
             self._on_event(UpdatesEnded(error=error, batch=batch))

@@ -1,1 +1,3 @@
-"""Sampler as one object, with its environments, policies, filters, readers, writers and estimators."""
+"""Sampler as one object, with its environments, policies, filters, readers, writers and
+estimators.
+"""

@@ -22,7 +22,8 @@ DATA_TIMEOUT_S = 600.0
 
 
 class AsyncSampler:
-    """Sampler that runs in a daemon thread, from ``start`` to ``stop``; its batches can lag behind the weights.
+    """Sampler that runs in a daemon thread, from ``start`` to ``stop``; its batches can lag behind
+    the weights.
 
     Any thread can call ``get_data``, ``get_metrics`` and ``get_extra_batches``.
 
@@ -44,7 +45,8 @@ class AsyncSampler:
             setup: environments, policies and settings.
             blackhole_outputs: True drops the batches and keeps only metrics.
             timeout_s: time that ``get_data`` waits, seconds.
-            on_turn: called in the sampling thread between two turns; it can set weights and filter states.
+            on_turn: called in the sampling thread between two turns; it can set weights and filter
+                states.
 
         Raises:
             AssertionError: a filter must not be shared by threads.
@@ -53,8 +55,9 @@ class AsyncSampler:
         for policy_id, observation_filter in setup.filters.items():
             if not observation_filter.is_concurrent:
                 raise AssertionError(
-                    f"the observation filter of {policy_id!r} is a {type(observation_filter).__name__}, which must not "
-                    "be shared by threads; sample_async needs ConcurrentMeanStdFilter or NoFilter"
+                    f"the observation filter of {policy_id!r} is a"
+                    f" {type(observation_filter).__name__}, which must not be shared by threads;"
+                    " sample_async needs ConcurrentMeanStdFilter or NoFilter"
                 )
         self._setup = setup
         self._sampler = SyncSampler(setup, on_turn=on_turn)
@@ -90,12 +93,15 @@ class AsyncSampler:
         Raises:
             ConfigError: batches are dropped, so none would ever arrive.
             SampleTimeout: no batch arrived in time (also a TimeoutError).
-            SamplerDied: the sampler has ended or must end, and all its batches were returned; its error is chained.
-            Exception: the error that ended the sampler, raised after the batches that were finished before it.
+            SamplerDied: the sampler has ended or must end, and all its batches were returned; its
+                error is chained.
+            Exception: the error that ended the sampler, raised after the batches that were finished
+                before it.
         """
         if self._blackhole:
             raise ConfigError(
-                "input_evaluation 'simulation' drops the sampler's batches, so there are none to read.",
+                "input_evaluation 'simulation' drops the sampler's batches, so there are none to"
+                " read.",
                 key="input_evaluation",
                 value="simulation",
                 hint="Read stored input only, or leave 'simulation' out.",
@@ -117,25 +123,32 @@ class AsyncSampler:
         """Return the episodes that ended since the last call, with the current perf stats.
 
         Raises:
-            SamplerDied: an error ended a sampler whose batches are dropped, and all its metrics were returned. The
-                error, which would otherwise go unnoticed, is chained.
+            SamplerDied: an error ended a sampler whose batches are dropped, and all its metrics
+                were returned. The error, which would otherwise go unnoticed, is chained.
         """
         metrics = self._sampler.get_metrics()
         if self._blackhole and self._cause is not None and not metrics and not self.shutdown:
-            raise SamplerDied("the sampling thread has ended, so there are no more metrics") from self._cause
+            raise SamplerDied(
+                "the sampling thread has ended, so there are no more metrics"
+            ) from self._cause
         return metrics
 
     def get_extra_batches(self) -> list[Batch]:
-        """Return the batches of rows ``[B, ...]`` that episodes added themselves since the last call."""
+        """Return the batches of rows ``[B, ...]`` that episodes added themselves since the last
+        call.
+        """
         extra = self._sampler.get_extra_batches()
         return [] if self._blackhole else extra
 
     def paused(self) -> contextlib.AbstractContextManager[None]:
-        """Return a context that keeps the thread from processing observations and evaluating policies."""
+        """Return a context that keeps the thread from processing observations and evaluating
+        policies.
+        """
         return self._sampler.paused()
 
     def stop(self, timeout_s: float = 5.0) -> bool:
-        """End the thread, even if it waits to hand out a batch; a blocking environment is not interrupted.
+        """End the thread, even if it waits to hand out a batch; a blocking environment is not
+        interrupted.
 
         Args:
             timeout_s: longest wait for the thread, seconds.
@@ -151,7 +164,9 @@ class AsyncSampler:
     def end_soon(self) -> None:
         """Stop without waiting; safe in a finalizer, in any thread."""
         self.shutdown = True
-        if self._changed.acquire(timeout=1.0):  # at interpreter exit, a thread that holds it may never run again
+        if self._changed.acquire(
+            timeout=1.0
+        ):  # at interpreter exit, a thread that holds it may never run again
             self._changed.notify_all()
             self._changed.release()
 
@@ -166,7 +181,9 @@ class AsyncSampler:
             self.shutdown = self.shutdown or self._setup.is_abandoned
             self._cause = error
             told: Any = error
-            if not isinstance(error, Exception):  # it would end the whole process of the thread that waits for data
+            if not isinstance(
+                error, Exception
+            ):  # it would end the whole process of the thread that waits for data
                 told = SamplerDied(f"the sampling thread was ended by {described(error)}")
                 told.__cause__ = error
             self._hand_out([told])
@@ -184,7 +201,9 @@ class AsyncSampler:
             return
         with self._changed:
             for batch in batches:
-                self._changed.wait_for(lambda: len(self._batches) < MAX_BATCHES_AHEAD or self.shutdown)
+                self._changed.wait_for(
+                    lambda: len(self._batches) < MAX_BATCHES_AHEAD or self.shutdown
+                )
                 if self.shutdown:
                     return
                 self._batches.append(batch)

@@ -67,7 +67,9 @@ def env_maker(settings: WorkerSettings, polled: str) -> EnvMaker:
 
 
 def make_return_filters(policies: Mapping[str, Policy]) -> dict[str, ObservationFilter]:
-    """Make policies scale their rewards if they need it; return the statistics as filters by name."""
+    """Make policies scale their rewards if they need it; return the statistics as filters by
+    name.
+    """
     filters: dict[str, ObservationFilter] = {}
     for policy_id, policy in policies.items():
         if isinstance(policy, GraphPolicy) and policy.return_discount is not None:
@@ -84,7 +86,13 @@ def why_polled(settings: WorkerSettings) -> str:
     config, plan, policies = settings.config, settings.sample_plan, settings.policy
     if plan is None:
         return "complete rows are needed"
-    for name in ("soft_horizon", "no_done_at_end", "sample_async", "remote_worker_envs", "fake_sampler"):
+    for name in (
+        "soft_horizon",
+        "no_done_at_end",
+        "sample_async",
+        "remote_worker_envs",
+        "fake_sampler",
+    ):
         if getattr(config, name):
             return f"{name} is set"
     if config.model.custom_preprocessor:
@@ -126,7 +134,9 @@ def make_sampler(
         ConfigError: the environments cannot have the horizon.
     """
     setup = SamplerSetup(
-        worker=weakref.ref(worker),  # otherwise the thread of an asynchronous sampler keeps it alive forever
+        worker=weakref.ref(
+            worker
+        ),  # otherwise the thread of an asynchronous sampler keeps it alive forever
         base_env=worker.async_env,
         policy_map=worker.policy_map,
         preprocessors=worker.preprocessors,
@@ -138,7 +148,8 @@ def make_sampler(
     lockstep = _lockstep(worker, settings, polled)
     if settings.wants_simulation:
         logger.warning(
-            "input evaluation %r: the environment is sampled in the background, for metrics only", SIMULATION
+            "input evaluation %r: the environment is sampled in the background, for metrics only",
+            SIMULATION,
         )
     if settings.config.sample_async or settings.wants_simulation:
         return AsyncSampler(setup, blackhole_outputs=settings.wants_simulation, on_turn=on_turn)
@@ -151,7 +162,10 @@ def _lockstep(worker: Worker, settings: WorkerSettings, polled: str) -> Lockstep
     env = None if polled else worker.async_env.in_lockstep(config.horizon)
     if env is None or plan is None or env.num_envs != config.num_envs_per_worker or _is_nested(env):
         if plan is not None and log_once("polled"):
-            logger.info("environments are polled turn by turn: %s", polled or "they cannot be stepped as whole arrays")
+            logger.info(
+                "environments are polled turn by turn: %s",
+                polled or "they cannot be stepped as whole arrays",
+            )
         return None
     policy = worker.policy_map[DEFAULT_POLICY_ID]
     assert isinstance(policy, GraphPolicy), "why_polled allowed another class"
@@ -166,7 +180,10 @@ def _lockstep(worker: Worker, settings: WorkerSettings, polled: str) -> Lockstep
 
 
 def _is_nested(env: LockstepEnv) -> bool:
-    return any(isinstance(space, spaces.Dict | spaces.Tuple) for space in (env.observation_space, env.action_space))
+    return any(
+        isinstance(space, spaces.Dict | spaces.Tuple)
+        for space in (env.observation_space, env.action_space)
+    )
 
 
 def make_stream(settings: WorkerSettings, name: str, kind: Any, context: IOContext) -> Any:
@@ -187,7 +204,8 @@ def make_stream(settings: WorkerSettings, name: str, kind: Any, context: IOConte
         raise AssertionError(f"{name} made a {type(made).__name__}, expected an {kind.__name__}")
     if settings.wants_simulation and isinstance(made, SamplerInput):
         raise ConfigError(
-            f"input_evaluation {SIMULATION!r} drops the sampler's batches, which are the input here.",
+            f"input_evaluation {SIMULATION!r} drops the sampler's batches, which are the input"
+            " here.",
             key="input_evaluation",
             value=SIMULATION,
             hint="Use it with stored input only.",

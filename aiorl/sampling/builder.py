@@ -1,4 +1,6 @@
-"""BatchBuilder: rows of one environment, postprocessed by trajectory, until they are cut into a batch."""
+"""BatchBuilder: rows of one environment, postprocessed by trajectory, until they are cut into a
+batch.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from aiorl.errors import PolicyError
 from aiorl.sampling.seats import Lane, Rows, Seat, Segment
 
 OnPostprocessed = Callable[[Any, Seat, SampleBatch, Mapping[Any, tuple[Policy, SampleBatch]]], None]
-"""Hook with these arguments: the episode, the agent, its batch, the original batches of all agents by agent id."""
+"""Hook with these arguments: the episode, the agent, its batch, the original batches of all agents
+by agent id."""
 
 Part = SampleBatch | Segment
 """Rows that are postprocessed, or that still lie in their policy's table and will be."""
@@ -41,7 +44,9 @@ class BatchBuilder:
         self._vacated: dict[Lane, list[int]] = {}
 
     def seat_for(self, lane: Lane) -> int:
-        """Return a seat for an agent of its environment, preferably one that an earlier episode has left."""
+        """Return a seat for an agent of its environment, preferably one that an earlier episode has
+        left.
+        """
         left = self._vacated.get(lane)
         if not left:
             return lane.table.take_seat()
@@ -74,9 +79,10 @@ class BatchBuilder:
     def postprocess(self, episode: Any) -> None:
         """Postprocess each agent's rows since the last call.
 
-        They are one piece of one episode, or several pieces if rows in between were not recorded. Each piece is a
-        trajectory, because the last row of a piece is not followed by the next row. If no hook sees trajectories, they
-        are only noted, and postprocessed together when the batch is built.
+        They are one piece of one episode, or several pieces if rows in between were not recorded.
+        Each piece is a trajectory, because the last row of a piece is not followed by the next row.
+        If no hook sees trajectories, they are only noted, and postprocessed together when the batch
+        is built.
 
         Raises:
             PolicyError: the policy did not return a batch (also a ValueError).
@@ -92,7 +98,10 @@ class BatchBuilder:
         if len(cuts) > 1 or self._on_postprocessed is not None:
             # Copies, so that changes to one agent's batch do not show in another's.
             originals = {
-                seat.agent_id: (seat.lane.policy, SampleBatch({name: col.copy() for name, col in own.columns.items()}))
+                seat.agent_id: (
+                    seat.lane.policy,
+                    SampleBatch({name: col.copy() for name, col in own.columns.items()}),
+                )
                 for (seat, _), own in zip(cuts, rows, strict=True)
             }
         for (seat, segment), own in zip(cuts, rows, strict=True):
@@ -103,7 +112,11 @@ class BatchBuilder:
                 parts += self._postprocessed(episode, seat, own, originals)
 
     def _postprocessed(
-        self, episode: Any, seat: Seat, rows: Rows, originals: Mapping[Any, tuple[Policy, SampleBatch]]
+        self,
+        episode: Any,
+        seat: Seat,
+        rows: Rows,
+        originals: Mapping[Any, tuple[Policy, SampleBatch]],
     ) -> Iterator[SampleBatch]:
         policy, whole, first = seat.lane.policy, SampleBatch(rows.columns), 0
         others = {agent_id: its for agent_id, its in originals.items() if agent_id != seat.agent_id}
@@ -113,8 +126,9 @@ class BatchBuilder:
             batch = policy.postprocess_trajectory(own, others, episode)
             if not isinstance(batch, SampleBatch):
                 raise PolicyError(
-                    f"postprocess_trajectory of policy {seat.lane.policy_id!r} ({type(policy).__name__}) "
-                    f"returned {type(batch).__name__}, expected a SampleBatch; return the batch that it is given"
+                    f"postprocess_trajectory of policy {seat.lane.policy_id!r}"
+                    f" ({type(policy).__name__}) returned {type(batch).__name__}, expected a"
+                    " SampleBatch; return the batch that it is given"
                 )
             if self._on_postprocessed is not None:
                 self._on_postprocessed(episode, seat, batch, originals)
@@ -178,7 +192,9 @@ def build_batches(
             _take_out(lane, [parts for cut in cuts if (parts := cut.parts.get(policy_id))])
     batches: list[SampleBatch | MultiAgentBatch] = []
     for cut in cuts:
-        joined = {policy_id: _joined(parts, lanes[policy_id]) for policy_id, parts in cut.parts.items()}
+        joined = {
+            policy_id: _joined(parts, lanes[policy_id]) for policy_id, parts in cut.parts.items()
+        }
         if is_multi_agent:
             batches.append(MultiAgentBatch(joined, cut.env_steps))
         else:

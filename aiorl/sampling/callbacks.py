@@ -1,7 +1,8 @@
 """DefaultCallbacks: hooks into sampling and training, and when each is called.
 
-Override the hooks you need in a subclass. Each worker makes one object of it, and so does the learner, for
-`on_train_result`. All other hooks run in the sampling thread, between two steps, so they slow down sampling.
+Override the hooks you need in a subclass. Each worker makes one object of it, and so does the
+learner, for `on_train_result`. All other hooks run in the sampling thread, between two steps, so
+they slow down sampling.
 """
 
 from __future__ import annotations
@@ -14,10 +15,16 @@ from aiorl.errors import ConfigError
 
 
 class DefaultCallbacks:
-    """Hooks that do nothing. All arguments are keywords; accept ``**kwargs`` for arguments of later versions."""
+    """Hooks that do nothing.
 
-    def on_episode_start(self, *, worker: Any, base_env: Any, policies: Any, episode: Any, **kwargs: Any) -> None:
-        """Handle the start of an episode, after its first observation and after exploration's own hooks.
+    All arguments are keywords; accept ``**kwargs`` for arguments of later versions.
+    """
+
+    def on_episode_start(
+        self, *, worker: Any, base_env: Any, policies: Any, episode: Any, **kwargs: Any
+    ) -> None:
+        """Handle the start of an episode, after its first observation and after exploration's own
+        hooks.
 
         Args:
             worker: the RolloutWorker that samples.
@@ -28,9 +35,11 @@ class DefaultCallbacks:
         """
 
     def on_episode_step(self, *, worker: Any, base_env: Any, episode: Any, **kwargs: Any) -> None:
-        """Handle a step of an environment, after its rows are recorded; called once per environment step.
+        """Handle a step of an environment, after its rows are recorded; called once per environment
+        step.
 
-        It is not called for the first observation of an episode: for that there is `on_episode_start`.
+        It is not called for the first observation of an episode: for that there is
+        `on_episode_start`.
 
         Args:
             worker: the RolloutWorker that samples.
@@ -39,7 +48,9 @@ class DefaultCallbacks:
             **kwargs: arguments of later versions.
         """
 
-    def on_episode_end(self, *, worker: Any, base_env: Any, policies: Any, episode: Any, **kwargs: Any) -> None:
+    def on_episode_end(
+        self, *, worker: Any, base_env: Any, policies: Any, episode: Any, **kwargs: Any
+    ) -> None:
         """Handle the end of an episode; custom metrics and history added here are still reported.
 
         Args:
@@ -78,7 +89,8 @@ class DefaultCallbacks:
         """
 
     def on_sample_end(self, *, worker: Any, samples: Any, **kwargs: Any) -> None:
-        """Handle a batch of ``RolloutWorker.sample``, which can be changed in place before it is used.
+        """Handle a batch of ``RolloutWorker.sample``, which can be changed in place before it is
+        used.
 
         Args:
             worker: the RolloutWorker that samples.
@@ -93,16 +105,19 @@ class DefaultCallbacks:
 
         Args:
             trainer: the trainer.
-            result: the iteration's result; add or change numbers, strings, lists and dicts in place.
+            result: the iteration's result; add or change numbers, strings, lists and dicts in
+                place.
             **kwargs: arguments of later versions.
         """
 
 
 def callbacks_class(path: str | None) -> type[DefaultCallbacks] | None:
-    """Return the subclass of DefaultCallbacks named by the setting `callbacks`; None if there is none.
+    """Return the subclass of DefaultCallbacks named by the setting `callbacks`; None if there is
+    none.
 
     Raises:
-        ConfigError: the path is not found or names another object, or a hook does not take its arguments.
+        ConfigError: the path is not found or names another object, or a hook does not take its
+            arguments.
     """
     if not path:
         return None
@@ -112,14 +127,18 @@ def callbacks_class(path: str | None) -> type[DefaultCallbacks] | None:
         kind = type(type(kind).__name__, (DefaultCallbacks,), hooks)
     if not (isinstance(kind, type) and issubclass(kind, DefaultCallbacks)):
         raise ConfigError(
-            f"callbacks is {path!r}, expected a subclass of aiorl.DefaultCallbacks.", key="callbacks", value=path
+            f"callbacks is {path!r}, expected a subclass of aiorl.DefaultCallbacks.",
+            key="callbacks",
+            value=path,
         )
     for name in overridden_hooks(kind):
         hook = getattr(kind, name)
         is_static = isinstance(inspect.getattr_static(kind, name), staticmethod | classmethod)
         positional = () if is_static else (None,)
         known = inspect.signature(getattr(DefaultCallbacks, name)).parameters.values()
-        keywords = {parameter.name: None for parameter in known if parameter.kind is parameter.KEYWORD_ONLY}
+        keywords = {
+            parameter.name: None for parameter in known if parameter.kind is parameter.KEYWORD_ONLY
+        }
         check_takes(hook, f"callbacks {path!r}: {name}", "callbacks", *positional, **keywords)
     return kind
 
@@ -128,7 +147,9 @@ def with_named_failures(kind: type[DefaultCallbacks], setting: Any) -> type[Defa
     """Return a class whose hooks raise a ConfigError with the names of the setting and the hook."""
 
     def guarded(name: str) -> Any:
-        hook = named_failures(getattr(kind, name), f"callbacks {setting!r:.200}: {name}", "callbacks")
+        hook = named_failures(
+            getattr(kind, name), f"callbacks {setting!r:.200}: {name}", "callbacks"
+        )
         is_method = not isinstance(inspect.getattr_static(kind, name), staticmethod | classmethod)
         return hook if is_method else staticmethod(hook)
 
@@ -137,12 +158,18 @@ def with_named_failures(kind: type[DefaultCallbacks], setting: Any) -> type[Defa
 
 def overridden_hooks(callbacks: DefaultCallbacks | type[DefaultCallbacks]) -> frozenset[str]:
     """Return the names of the hooks that an object or a class overrides."""
-    own = {name: getattr(callbacks, name) for name in vars(DefaultCallbacks) if name.startswith("on_")}
+    own = {
+        name: getattr(callbacks, name) for name in vars(DefaultCallbacks) if name.startswith("on_")
+    }
     return frozenset(
-        name for name, hook in own.items() if getattr(hook, "__func__", hook) is not getattr(DefaultCallbacks, name)
+        name
+        for name, hook in own.items()
+        if getattr(hook, "__func__", hook) is not getattr(DefaultCallbacks, name)
     )
 
 
 def worker_hooks(kind: type[DefaultCallbacks]) -> frozenset[str]:
-    """Return the names of the hooks that a class overrides and workers call, without the learner's."""
+    """Return the names of the hooks that a class overrides and workers call, without the
+    learner's.
+    """
     return overridden_hooks(kind) - {"on_train_result"}

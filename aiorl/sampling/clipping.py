@@ -16,17 +16,21 @@ from aiorl.process.log_once import log_once
 _log = logging.getLogger(__name__)
 
 _LEAST = 200
-"""Numbers to judge by: a standard normal policy over [-1, 1] almost never has half of these clipped."""
+"""Numbers to judge by: a standard normal policy over [-1, 1] almost never has half of these
+clipped."""
 
 
 class ClipWatch:
-    """Counts the numbers in a policy's actions that are clipped, and warns once if most of them are.
+    """Counts the numbers in a policy's actions that are clipped, and warns once if most of them
+    are.
 
     It looks at whole fragments, after they are complete.
     """
 
     @classmethod
-    def of(cls, policy_id: str, policy: Policy, layout: ActionLayout, *, clips: bool) -> ClipWatch | None:
+    def of(
+        cls, policy_id: str, policy: Policy, layout: ActionLayout, *, clips: bool
+    ) -> ClipWatch | None:
         """Return a watch of a policy's actions; None if none can be clipped.
 
         Args:
@@ -75,7 +79,11 @@ class ClipWatch:
             if kind.name == plain.name != scaled.name:
                 advice = "Learn with normalize_actions: true"
         _log.warning(
-            "%d %% of the numbers in the actions of policy %r lie outside of their bounds (%s) and are clipped, so "
-            "their size makes no difference to the environment. %s, unless the policy is meant to choose the bounds.",
-            percent, self._policy_id, self._layout.space, advice,
-        )  # fmt: skip
+            "%d %% of the numbers in the actions of policy %r lie outside of their bounds (%s) and"
+            " are clipped, so their size makes no difference to the environment. %s, unless the"
+            " policy is meant to choose the bounds.",
+            percent,
+            self._policy_id,
+            self._layout.space,
+            advice,
+        )

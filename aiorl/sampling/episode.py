@@ -24,7 +24,8 @@ Fault = TypeVar("Fault", bound=EnvError)
 
 
 _READABLE = 16
-"""Number of agents that have left whose entries user code can read, or as many as are present if these are more."""
+"""Number of agents that have left whose entries user code can read, or as many as are present if
+these are more."""
 
 
 @dataclass(slots=True)
@@ -52,8 +53,9 @@ class MultiAgentEpisode:
         hist_data: name -> list of numbers; reported with the episode.
         user_data: free for use by callbacks.
         batch_builder: builder that collects its rows.
-        seats: agent id -> state of the agent, in order of appearance; for the sampler only. Agents that have left are
-            dropped once their rows are taken, but for the latest ones if user code can read them.
+        seats: agent id -> state of the agent, in order of appearance; for the sampler only. Agents
+            that have left are dropped once their rows are taken, but for the latest ones if user
+            code can read them.
         add_extra_batch: function that adds a batch to the sampled ones.
     """
 
@@ -96,14 +98,17 @@ class MultiAgentEpisode:
 
     @property
     def agent_rewards(self) -> dict[tuple[Any, str], float]:
-        """(agent id, policy id) -> raw rewards so far; of the agents that have left, only of the latest thousand."""
+        """(agent id, policy id) -> raw rewards so far; of the agents that have left, only of the
+        latest thousand.
+        """
         rewards = {agent.key: agent.total for agent in self._in_order() if agent.is_rewarded}
         for agent_id, total in self._rewards_before.items():
             rewards[agent_id, self.policy_for(agent_id)] = total
         return rewards
 
     def policy_for(self, agent_id: Any = DEFAULT_AGENT_ID) -> str:
-        """Return the policy id of the agent ``agent_id``; the mapping function is called when the agent first appears.
+        """Return the policy id of the agent ``agent_id``; the mapping function is called when the
+        agent first appears.
 
         Raises:
             UnknownPolicyError: the mapping function returned an unknown policy (also a ValueError).
@@ -111,12 +116,18 @@ class MultiAgentEpisode:
         return self._binding.policy_for(agent_id, self)
 
     def last_observation_for(self, agent_id: Any = DEFAULT_AGENT_ID) -> Array | None:
-        """Return the latest filtered observation of ``agent_id``, in the policy's shape; None before the first."""
+        """Return the latest filtered observation of ``agent_id``, in the policy's shape;
+
+        None before the first.
+        """
         seat = self.seats.get(agent_id)
         return None if seat is None else seat.latest_obs()
 
     def last_raw_obs_for(self, agent_id: Any = DEFAULT_AGENT_ID) -> Any:
-        """Return the latest observation of ``agent_id`` as the environment returned it; None before the first."""
+        """Return the latest observation of ``agent_id`` as the environment returned it;
+
+        None before the first.
+        """
         seat = self.seats.get(agent_id)
         return None if seat is None else seat.raw_obs
 
@@ -126,11 +137,15 @@ class MultiAgentEpisode:
         return None if seat is None else seat.info
 
     def last_action_for(self, agent_id: Any = DEFAULT_AGENT_ID) -> Array:
-        """Return the latest action of ``agent_id``, unclipped, in the shape that rows store; zeros before the first."""
+        """Return the latest action of ``agent_id``, unclipped, in the shape that rows store; zeros
+        before the first.
+        """
         return self._entry(agent_id, c.ACTIONS)
 
     def prev_action_for(self, agent_id: Any = DEFAULT_AGENT_ID) -> Array:
-        """Return the action of ``agent_id`` before the latest one, in the shape that rows store; zeros without one."""
+        """Return the action of ``agent_id`` before the latest one, in the shape that rows store;
+        zeros without one.
+        """
         return self._entry(agent_id, c.PREV_ACTIONS)
 
     def prev_reward_for(self, agent_id: Any = DEFAULT_AGENT_ID) -> float:
@@ -139,22 +154,27 @@ class MultiAgentEpisode:
         return 0.0 if seat is None else seat.prev_reward()
 
     def rnn_state_for(self, agent_id: Any = DEFAULT_AGENT_ID) -> list[Array]:
-        """Return the recurrent state of ``agent_id``, an array [...] per component; the initial one at first."""
+        """Return the recurrent state of ``agent_id``, an array [...] per component; the initial one
+        at first.
+        """
         seat = self.seats.get(agent_id)
         if seat is not None:
             return seat.rnn_state()
         return [component.copy() for component in self._lane_for(agent_id).actor.initial_state]
 
     def last_pi_info_for(self, agent_id: Any = DEFAULT_AGENT_ID) -> dict[str, Any]:
-        """Return the policy's extra outputs for the latest action of ``agent_id``; empty before the first."""
+        """Return the policy's extra outputs for the latest action of ``agent_id``; empty before the
+        first.
+        """
         seat = self.seats.get(agent_id)
         return {} if seat is None else seat.pi_info()
 
     def get_agents(self) -> list[Any]:
-        """Return the agents observed so far, in order of appearance; of those that have left, the latest thousand.
+        """Return the agents observed so far, in order of appearance; of those that have left, the
+        latest thousand.
 
-        Of agents that left long ago nothing is known but their rewards: no more than 16 of them, or as many as are
-        present, keep their latest observation, action and info.
+        Of agents that left long ago nothing is known but their rewards: no more than 16 of them, or
+        as many as are present, keep their latest observation, action and info.
         """
         return [agent.key[0] for agent in self._in_order()]
 
@@ -185,7 +205,8 @@ class MultiAgentEpisode:
         return self.fault(EnvContractError, message)
 
     def seat_for(self, agent_id: Any) -> Seat:
-        """Return the seat of ``agent_id``; it is made and bound to a policy at the first observation.
+        """Return the seat of ``agent_id``; it is made and bound to a policy at the first
+        observation.
 
         Raises:
             EnvContractError: the agent has left the episode.
@@ -229,7 +250,9 @@ class MultiAgentEpisode:
             message = f"rewards are {rewards!r:.200}, expected a number for each agent{hint}"
             raise self.fault(BadRewardError, message) from error
         if not math.isfinite(total):
-            raise self.fault(BadRewardError, f"rewards are {rewards!r:.200}, expected finite numbers")
+            raise self.fault(
+                BadRewardError, f"rewards are {rewards!r:.200}, expected finite numbers"
+            )
         self.total_reward = total
         if unseen:
             self._add_unseen(unseen)
@@ -262,19 +285,27 @@ class MultiAgentEpisode:
             on_agent_end(self, seat.agent_id)
 
     def forget_left(self) -> None:
-        """Drop the entries of agents that have left, but for as many as are present, so that memory is bounded."""
+        """Drop the entries of agents that have left, but for as many as are present, so that memory
+        is bounded.
+        """
         present = len(self.seats) - len(self._left)
-        while self._left and (len(self._left) > max(_READABLE, present) or not self._left[0].lane.is_shown):
+        while self._left and (
+            len(self._left) > max(_READABLE, present) or not self._left[0].lane.is_shown
+        ):
             seat = self._left.popleft()
             del self.seats[seat.agent_id]
-            self._gone[seat.agent_id] = _GoneAgent(seat.key, seat.index, seat.total, seat.is_rewarded)
+            self._gone[seat.agent_id] = _GoneAgent(
+                seat.key, seat.index, seat.total, seat.is_rewarded
+            )
         while len(self._gone) > self._most_gone:
             agent_id = next(iter(self._gone))
             del self._gone[agent_id]
             self._binding.forget(agent_id)
 
     def soft_reset(self, episode_id: int) -> None:
-        """Continue as the new episode ``episode_id``: length, totals and metrics restart, states and bindings stay."""
+        """Continue as the new episode ``episode_id``: length, totals and metrics restart, states
+        and bindings stay.
+        """
         self.episode_id = episode_id
         self.length = 0
         self.total_reward = 0.0
@@ -301,8 +332,13 @@ class MultiAgentEpisode:
 
     def _entry(self, agent_id: Any, name: str) -> Array:
         seat = self.seats.get(agent_id)
-        entry: Array = self._lane_for(agent_id).actor.layout.zeros() if seat is None else seat.entry(name)
+        entry: Array = (
+            self._lane_for(agent_id).actor.layout.zeros() if seat is None else seat.entry(name)
+        )
         return entry
 
     def __repr__(self) -> str:
-        return f"MultiAgentEpisode(env {self.env_id!r}, {self.length} steps, reward {self.total_reward:g})"
+        return (
+            f"MultiAgentEpisode(env {self.env_id!r}, {self.length} steps, reward"
+            f" {self.total_reward:g})"
+        )

@@ -1,4 +1,6 @@
-"""Episodes of environments in lockstep: their statistics, and whole episodes from rows that are cut anywhere."""
+"""Episodes of environments in lockstep: their statistics, and whole episodes from rows that are cut
+anywhere.
+"""
 
 from __future__ import annotations
 
@@ -19,21 +21,36 @@ _MANY_ROWS = 5000
 
 FRAGMENT_COLUMNS = frozenset(
     {
-        c.OBS, c.NEW_OBS, c.LAST_OBS, c.ACTIONS, c.REWARDS, c.TERMINATEDS, c.TRUNCATEDS, c.ACTION_LOGP,
-        c.ACTION_DIST_INPUTS, c.VF_PREDS, c.ADVANTAGES, c.VALUE_TARGETS, c.BOOTSTRAP_VALUES, c.N_STEP_RETURNS,
-        c.DISCOUNTS, c.N_STEPS, c.PRIORITIES,
+        c.OBS,
+        c.NEW_OBS,
+        c.LAST_OBS,
+        c.ACTIONS,
+        c.REWARDS,
+        c.TERMINATEDS,
+        c.TRUNCATEDS,
+        c.ACTION_LOGP,
+        c.ACTION_DIST_INPUTS,
+        c.VF_PREDS,
+        c.ADVANTAGES,
+        c.VALUE_TARGETS,
+        c.BOOTSTRAP_VALUES,
+        c.N_STEP_RETURNS,
+        c.DISCOUNTS,
+        c.N_STEPS,
+        c.PRIORITIES,
     }
-)  # fmt: skip
+)
 """Names of the columns available in lockstep."""
 
 
 class EpisodeTracker:
     """Lengths and returns of the episodes of N environments, from table to table.
 
-    Nothing is computed per step: the rows of each environment are cut into segments at the ends of episodes, and all
-    computation is per segment.
+    Nothing is computed per step: the rows of each environment are cut into segments at the ends of
+    episodes, and all computation is per segment.
 
-    A row with ``valid == False`` (the reset call of a NEXT_STEP environment) does not count as a step.
+    A row with ``valid == False`` (the reset call of a NEXT_STEP environment) does not count as a
+    step.
     """
 
     def __init__(self, num_envs: int) -> None:
@@ -42,7 +59,12 @@ class EpisodeTracker:
         self._lengths = np.zeros(num_envs, np.int64)
         self._finished = [EpisodeColumns.empty()]
 
-    def advance(self, rewards: NDArray[Any], dones: NDArray[np.bool_], valid: NDArray[np.bool_] | None = None) -> None:
+    def advance(
+        self,
+        rewards: NDArray[Any],
+        dones: NDArray[np.bool_],
+        valid: NDArray[np.bool_] | None = None,
+    ) -> None:
         """Add the next T steps.
 
         Args:
@@ -66,8 +88,12 @@ class EpisodeTracker:
         closed = ~is_last
         closed[is_last] = dones[-1]
         if closed.any():
-            order = np.argsort((row + length)[closed], kind="stable")  # segments lie environment by environment
-            self._finished.append(EpisodeColumns(lengths[closed][order].astype(np.int32), totals[closed][order]))
+            order = np.argsort(
+                (row + length)[closed], kind="stable"
+            )  # segments lie environment by environment
+            self._finished.append(
+                EpisodeColumns(lengths[closed][order].astype(np.int32), totals[closed][order])
+            )
         goes_on = ~dones[-1]
         self._returns = totals[is_last] * goes_on
         self._lengths = lengths[is_last] * goes_on
@@ -76,7 +102,8 @@ class EpisodeTracker:
         """Return the episodes that ended since the last call, in the order in which they ended."""
         finished, self._finished = self._finished, [EpisodeColumns.empty()]
         return EpisodeColumns(
-            np.concatenate([part.lengths for part in finished]), np.concatenate([part.rewards for part in finished])
+            np.concatenate([part.lengths for part in finished]),
+            np.concatenate([part.rewards for part in finished]),
         )
 
 
@@ -99,8 +126,8 @@ class EpisodeCollector:
 
         Args:
             columns: name -> [T, N, ...].
-            finals: [K, ...] true final observations of all rows that end an episode, in the order of steps; None if
-                they are not needed.
+            finals: [K, ...] true final observations of all rows that end an episode, in the order
+                of steps; None if they are not needed.
         """
         if finals is not None:
             self._finals.append(finals)
@@ -116,11 +143,17 @@ class EpisodeCollector:
             warn_of_long_episode(_MANY_ROWS, index, int(self._unfinished[index]))
 
     def take(self) -> tuple[dict[str, Array], Array | None]:
-        """Return the rows [B, 1, ...] of all complete episodes, environment by environment, and their finals."""
+        """Return the rows [B, 1, ...] of all complete episodes, environment by environment, and
+        their finals.
+        """
         kept = {name: np.concatenate([part[name] for part in self._kept]) for name in self._kept[0]}
         complete = _complete(kept[c.DONES])
         taken = (kept[c.VALID] & complete).T
-        rows = {name: column.swapaxes(0, 1)[taken][:, None] for name, column in kept.items() if name != c.VALID}
+        rows = {
+            name: column.swapaxes(0, 1)[taken][:, None]
+            for name, column in kept.items()
+            if name != c.VALID
+        }
         finals, ends = None, np.argwhere(kept[c.DONES])
         if self._finals:
             finals = np.concatenate(self._finals)[np.lexsort((ends[:, 0], ends[:, 1]))]

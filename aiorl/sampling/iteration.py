@@ -1,9 +1,9 @@
 """Iteration: one turn of the general sampler, from a poll to the actions that follow it.
 
-``observe`` takes the result of a poll and returns the outputs that are ready, in order. ``act`` then evaluates the
-policies and returns the actions to send. An Iteration neither loops nor waits: its caller polls, hands out the outputs
-and sends the actions. It only asks the environment for resets, because an environment that resets immediately takes
-part in the same turn.
+``observe`` takes the result of a poll and returns the outputs that are ready, in order. ``act``
+then evaluates the policies and returns the actions to send. An Iteration neither loops nor waits:
+its caller polls, hands out the outputs and sends the actions. It only asks the environment for
+resets, because an environment that resets immediately takes part in the same turn.
 """
 
 from __future__ import annotations
@@ -32,15 +32,21 @@ Output = RolloutMetrics | SampleBatch | MultiAgentBatch
 Outputs = MutableSequence[Output]
 
 _LARGE_BATCH_ROWS = 5000
-_EPISODE_HOOKS = {"on_episode_start", "on_episode_step", "on_episode_end", "on_postprocess_trajectory"}
+_EPISODE_HOOKS = {
+    "on_episode_start",
+    "on_episode_step",
+    "on_episode_end",
+    "on_postprocess_trajectory",
+}
 """Hooks that have an episode among their arguments."""
 _TO_COME = SampleBatch()
 """Placeholder for a batch among the outputs of a turn, until all batches of the turn are built."""
 
 
 _Ready = tuple[MultiAgentEpisode, list[Seat], bool, bool]
-"""Environment of this turn, between the intake of its observations and their settlement: its episode; the agents that
-wait for an action; True if it has ended; True if it has reached the horizon. A plain tuple, since many are made."""
+"""Environment of this turn, between the intake of its observations and their settlement: its
+episode; the agents that wait for an action; True if it has ended; True if it has reached the
+horizon. A plain tuple, since many are made."""
 
 
 class Iteration:
@@ -84,7 +90,8 @@ class Iteration:
             )
             for policy_id, policy in self._policies.items()
         ]
-        # True if an episode is accessible from outside: to user functions, or to explorations or policies of users.
+        # True if an episode is accessible from outside: to user functions, or to explorations or
+        # policies of users.
         is_shown = (
             bool(hooks.keys() & _EPISODE_HOOKS)
             or setup.observation_fn is not None
@@ -123,8 +130,8 @@ class Iteration:
             outputs: list to append to; None = a new list.
 
         Returns:
-            Metrics of finished episodes and full batches, in the order in which they arose; those from before an
-            error are appended, too.
+            Metrics of finished episodes and full batches, in the order in which they arose; those
+            from before an error are appended, too.
 
         Raises:
             ValueError: an environment broke its contract, or the horizon cannot be enforced.
@@ -170,7 +177,9 @@ class Iteration:
     # --- observations ---
 
     def _take_in(self, poll: Poll) -> list[_Ready]:
-        """Count the steps, and pass the observations and the results of previous actions to their policies."""
+        """Count the steps, and pass the observations and the results of previous actions to their
+        policies.
+        """
         assert self._horizon is not None, "the horizon is known once a turn has begun"
         horizon, turn, ready = self._horizon, self._turn, []
         no_done_at_end, soft_horizon = self._no_done_at_end, self._soft_horizon
@@ -180,7 +189,10 @@ class Iteration:
             episode = get_episode(env_id)
             try:
                 terminateds, truncateds = all_terminateds[env_id], all_truncateds[env_id]
-                all_terminated, all_truncated = terminateds[ALL_AGENTS], truncateds.get(ALL_AGENTS, False)
+                all_terminated, all_truncated = (
+                    terminateds[ALL_AGENTS],
+                    truncateds.get(ALL_AGENTS, False),
+                )
                 has_ended = all_terminated or all_truncated
             except (KeyError, TypeError, AttributeError) as error:
                 raise self._bad_flags(env_id, poll) from error
@@ -213,7 +225,10 @@ class Iteration:
                     info = _own(seat, info)
                 elif info is None:
                     info = {}
-                terminated, truncated = terminateds.get(agent_id, False), truncateds.get(agent_id, False)
+                terminated, truncated = (
+                    terminateds.get(agent_id, False),
+                    truncateds.get(agent_id, False),
+                )
                 if terminated or truncated:
                     seat.done = True
                 elif over:
@@ -223,7 +238,9 @@ class Iteration:
                 if seat.is_observed:
                     if info:
                         lane.infos.append((len(lane.arriving), info))
-                    if (terminated or truncated) and not (no_done_at_end or (hit_horizon and soft_horizon)):
+                    if (terminated or truncated) and not (
+                        no_done_at_end or (hit_horizon and soft_horizon)
+                    ):
                         lane.ends.append((len(lane.arriving), terminated, truncated))
                     if not info or info.get("training_enabled", True):
                         builder.held += 1
@@ -244,27 +261,44 @@ class Iteration:
         name, copy = self.base_env.place_of(env_id)
         episode = self._episodes.get(env_id)
         message = (
-            f"poll returned an observation of environment {env_id!r} with the flags {poll.terminateds.get(env_id)!r} "
-            f"and {poll.truncateds.get(env_id)!r}, expected two dicts by agent, with {ALL_AGENTS!r} in the first"
+            f"poll returned an observation of environment {env_id!r} with the flags"
+            f" {poll.terminateds.get(env_id)!r} and {poll.truncateds.get(env_id)!r}, expected two"
+            f" dicts by agent, with {ALL_AGENTS!r} in the first"
         )
-        return EnvContractError(name, message, vector_index=copy, step=0 if episode is None else episode.length + 1)
+        return EnvContractError(
+            name, message, vector_index=copy, step=0 if episode is None else episode.length + 1
+        )
 
-    def _rewritten(self, episode: MultiAgentEpisode, agent_obs: Mapping[Any, Any]) -> Mapping[Any, Any]:
+    def _rewritten(
+        self, episode: MultiAgentEpisode, agent_obs: Mapping[Any, Any]
+    ) -> Mapping[Any, Any]:
         assert self._setup.observation_fn is not None, "there is no observation_fn"
         rewritten = self._setup.observation_fn(
-            agent_obs=agent_obs, worker=self._worker, base_env=self.base_env, policies=self._policies, episode=episode
+            agent_obs=agent_obs,
+            worker=self._worker,
+            base_env=self.base_env,
+            policies=self._policies,
+            episode=episode,
         )
         if not isinstance(rewritten, dict):
             raise ValueError(
-                f"observation_fn returned {type(rewritten).__name__}, expected a dict: agent id -> observation"
+                f"observation_fn returned {type(rewritten).__name__}, expected a dict: agent id ->"
+                " observation"
             )
         return rewritten
 
     # --- settlement ---
 
     def _settle(self, ready: Sequence[_Ready], outputs: Outputs) -> None:
-        """Queue agents for actions, call hooks, cut and reset, after all results of a poll are in the tables."""
-        on_step, worker, base_env, actions = self._on_step, self._worker, self.base_env, self._actions
+        """Queue agents for actions, call hooks, cut and reset, after all results of a poll are in
+        the tables.
+        """
+        on_step, worker, base_env, actions = (
+            self._on_step,
+            self._worker,
+            self.base_env,
+            self._actions,
+        )
         many_rows, cut_length = self._many_rows, self._cut_length
         for episode, waiting, has_ended, hit_horizon in ready:
             builder = episode.batch_builder
@@ -306,9 +340,10 @@ class Iteration:
             if seat.has_rows and not seat.done and seat.seen_at != self._turn:
                 raise episode.fault(
                     EnvContractError,
-                    f"the episode has ended for all agents, but agent {seat.agent_id!r} "
-                    f"(policy {seat.lane.policy_id!r}) has no final observation. Return the last observations of all "
-                    "live agents together with '__all__', or set no_done_at_end",
+                    f"the episode has ended for all agents, but agent {seat.agent_id!r} (policy"
+                    f" {seat.lane.policy_id!r}) has no final observation. Return the last"
+                    " observations of all live agents together with '__all__', or set"
+                    " no_done_at_end",
                 )
 
     def _report(self, episode: MultiAgentEpisode, outputs: Outputs) -> None:
@@ -316,31 +351,56 @@ class Iteration:
         metrics, history = episode.custom_metrics, episode.hist_data
         if games is None:
             outputs.append(
-                RolloutMetrics(episode.length, episode.total_reward, episode.agent_rewards, metrics, hist_data=history)
+                RolloutMetrics(
+                    episode.length,
+                    episode.total_reward,
+                    episode.agent_rewards,
+                    metrics,
+                    hist_data=history,
+                )
             )
             return
         outputs.extend(
-            RolloutMetrics(game.length, game.reward, custom_metrics=metrics, hist_data=history) for game in games
+            RolloutMetrics(game.length, game.reward, custom_metrics=metrics, hist_data=history)
+            for game in games
         )
 
     # --- episodes ---
 
     def _open_episode(self, env_id: Any) -> MultiAgentEpisode:
-        builder = self._free_builders.pop() if self._free_builders else BatchBuilder(self._on_postprocessed)
+        builder = (
+            self._free_builders.pop()
+            if self._free_builders
+            else BatchBuilder(self._on_postprocessed)
+        )
         episode = self._episodes[env_id] = MultiAgentEpisode(
-            env_id, self._ids.getrandbits(62), self._lanes, self._policies.binding(self._setup.get_worker), builder,
+            env_id,
+            self._ids.getrandbits(62),
+            self._lanes,
+            self._policies.binding(self._setup.get_worker),
+            builder,
             self.extra_batches.append,
-        )  # fmt: skip
+        )
         episode.place = self.base_env.place_of(env_id)
         self._tell_exploration("on_episode_start", episode)
         if self._on_start is not None:
-            self._on_start(worker=self._worker, base_env=self.base_env, policies=self._policies, episode=episode)
+            self._on_start(
+                worker=self._worker,
+                base_env=self.base_env,
+                policies=self._policies,
+                episode=episode,
+            )
         return episode
 
     def _end_episode(self, episode: MultiAgentEpisode, *, keep_env: bool) -> None:
         self._tell_exploration("on_episode_end", episode)
         if self._on_end is not None:
-            self._on_end(worker=self._worker, base_env=self.base_env, policies=self._policies, episode=episode)
+            self._on_end(
+                worker=self._worker,
+                base_env=self.base_env,
+                policies=self._policies,
+                episode=episode,
+            )
         if keep_env:
             self._soft_reset(episode)
         else:
@@ -358,13 +418,15 @@ class Iteration:
                 seat.lane.queue.append(seat)
 
     def _reset(self, env_id: Any) -> None:
-        """Request a new episode; one that starts immediately takes part in this turn's evaluation."""
+        """Request a new episode; one that starts immediately takes part in this turn's
+        evaluation.
+        """
         obs = self.base_env.try_reset(env_id)
         if obs is None:
             if self._horizon is not None and math.isfinite(self._horizon):
                 raise ValueError(
-                    f"environment {env_id!r} cannot be reset, which a horizon of {self._horizon:g} steps requires; "
-                    "set the horizon to None"
+                    f"environment {env_id!r} cannot be reset, which a horizon of {self._horizon:g}"
+                    " steps requires; set the horizon to None"
                 )
             return
         if isinstance(obs, str):  # ASYNC_RESET_RETURN
@@ -379,11 +441,15 @@ class Iteration:
             seat.lane.arriving.append((seat, raw_obs, 0.0, -1))
             seat.lane.queue.append(seat)
         for lane in self._lanes.values():
-            if lane.actor.is_filtered:  # each reset enters the filter separately, regardless of other resets
+            if (
+                lane.actor.is_filtered
+            ):  # each reset enters the filter separately, regardless of other resets
                 lane.take_in()
 
     def _abandon(self, env_id: Any) -> None:
-        """End the episode of an environment that failed, unreported and without a last observation."""
+        """End the episode of an environment that failed, unreported and without a last
+        observation.
+        """
         episode = self._episodes.pop(env_id, None)
         if episode is None:
             return
@@ -437,13 +503,16 @@ def _own(seat: Seat, info: Any) -> Any:
 
 
 def _effective_horizon(base_env: BaseEnv, horizon: int | float | None) -> float:
-    """Return the maximum episode length: the horizon if given, else the environment's limit, else infinity.
+    """Return the maximum episode length: the horizon if given, else the environment's limit, else
+    infinity.
 
     Raises:
         ConfigError: the horizon is above the environment's limit (also a ValueError).
     """
     envs = base_env.get_unwrapped()
-    limit = getattr(base_env, "max_episode_steps", None) or (episode_limit(envs[0]) if envs else None)
+    limit = getattr(base_env, "max_episode_steps", None) or (
+        episode_limit(envs[0]) if envs else None
+    )
     if horizon is not None and math.isinf(horizon):
         horizon = None
     known = checked_horizon(None if horizon is None else int(horizon), limit)

@@ -1,7 +1,7 @@
 """Lockstep: sampling in which all environments step together, with whole columns per step.
 
-The loop writes directly into a `LevelTable`. Derived columns are computed once per fragment. The same seeds give the
-same rows, regardless of where fragments are cut.
+The loop writes directly into a `LevelTable`. Derived columns are computed once per fragment. The
+same seeds give the same rows, regardless of where fragments are cut.
 """
 
 from __future__ import annotations
@@ -37,12 +37,14 @@ F32 = NDArray[np.float32]
 
 
 class Lockstep:
-    """Sampler of fragments of fixed length from environments that all step together, with one policy.
+    """Sampler of fragments of fixed length from environments that all step together, with one
+    policy.
 
     Attributes:
         env: the environments.
         policy: the policy; new weights take effect at the next step.
-        filter: observation filter; a state set between two steps takes effect with the next observation.
+        filter: observation filter; a state set between two steps takes effect with the next
+            observation.
         perf: seconds spent so far, by activity.
         is_stopped: True makes ``sample`` raise SamplerDied at the next step; any thread can set it.
     """
@@ -60,14 +62,17 @@ class Lockstep:
 
         Args:
             env: the environments; they are reset here, and the caller closes them.
-            policy: policy for all of them. If it scales rewards, advantages are computed from scaled rewards, which are
-                sent as SCALED_REWARDS along with REWARDS.
-            plan: columns and postprocessing of a fragment; columns that lockstep does not have are left out.
-            settings: config keys for samplers. A fragment has ``rollout_fragment_length`` steps of each environment, or
-                at least as many transitions in whole episodes, which follow each other as if from one environment.
-                Rewards are clipped in rows but not in ``take_episodes``; actions are only clipped for the environment.
-                The seed is for the environments and the choice of actions; None seeds neither.
-            preprocessor: maps an observation to model input; None = the default for the observation space.
+            policy: policy for all of them. If it scales rewards, advantages are computed from
+                scaled rewards, which are sent as SCALED_REWARDS along with REWARDS.
+            plan: columns and postprocessing of a fragment; columns that lockstep does not have are
+                left out.
+            settings: config keys for samplers. A fragment has ``rollout_fragment_length`` steps of
+                each environment, or at least as many transitions in whole episodes, which follow
+                each other as if from one environment. Rewards are clipped in rows but not in
+                ``take_episodes``; actions are only clipped for the environment. The seed is for the
+                environments and the choice of actions; None seeds neither.
+            preprocessor: maps an observation to model input; None = the default for the observation
+                space.
             filter: observation filter; None = none.
         """
         self.env = env
@@ -82,7 +87,11 @@ class Lockstep:
         self._reward_limit = settings.reward_limit
         self._postprocess, self._params = plan.postprocess, dict(plan.postprocess_params)
         columns = {name for name in plan.columns if name in FRAGMENT_COLUMNS}
-        scaled = {c.SCALED_REWARDS} if policy.reward_scaler is not None and c.REWARDS in columns else set()
+        scaled = (
+            {c.SCALED_REWARDS}
+            if policy.reward_scaler is not None and c.REWARDS in columns
+            else set()
+        )
         self._wanted = tuple(sorted(columns | scaled))
         self._wants_finals = c.NEW_OBS in columns
         self._wants_last = self._wants_finals or c.LAST_OBS in columns
@@ -93,24 +102,30 @@ class Lockstep:
         self._collector = None if settings.is_truncating else EpisodeCollector(env.num_envs)
         self._steps, self._state_every = settings.rollout_fragment_length, plan.state_every
         self._layout = self._layout_with(
-            columns if settings.is_truncating else (), keeps_dist_inputs=needs_dist_inputs or policy.logp_is_apart
+            columns if settings.is_truncating else (),
+            keeps_dist_inputs=needs_dist_inputs or policy.logp_is_apart,
         )
         layout = ActionLayout(env.action_space)
         self._clip = layout.clip if settings.clip_actions and layout.is_bounded else None
-        self._clip_watch = ClipWatch.of(c.DEFAULT_POLICY_ID, policy, layout, clips=settings.clip_actions)
+        self._clip_watch = ClipWatch.of(
+            c.DEFAULT_POLICY_ID, policy, layout, clips=settings.clip_actions
+        )
         self._actions_need_copy = not isinstance(env.action_space, spaces.Discrete)
-        self._begins = env.can_begin and env.num_envs > 1 and not self._actions_need_copy and spare_cores() > 0
+        self._begins = (
+            env.can_begin and env.num_envs > 1 and not self._actions_need_copy and spare_cores() > 0
+        )
         self._obs_is_plain = self._preprocessor.is_identity and self.filter.is_identity
         self._state: list[F32] = policy.initial_state(env.num_envs)
         self._table: LevelTable | None = None
         self._next_obs: Array | None = None
 
     def _layout_with(self, sent: Collection[str], *, keeps_dist_inputs: bool) -> Layout:
-        """Return shape and dtype of each array of a table by column name, in the order in which they lie in memory.
+        """Return shape and dtype of each array of a table by column name, in the order in which
+        they lie in memory.
 
-        Columns to send come first. Integers precede floats: integers are sent compressed and would otherwise separate
-        the floats. Observations come last, because the one after the last step may be sent, too. A column that need not
-        be kept has a single row.
+        Columns to send come first. Integers precede floats: integers are sent compressed and would
+        otherwise separate the floats. Observations come last, because the one after the last step
+        may be sent, too. A column that need not be kept has a single row.
         """
         steps, num_envs, acts = self._steps, self.env.num_envs, self.policy.distribution
         each_step, float32, flag = (steps, num_envs), np.dtype(np.float32), np.dtype(np.bool_)
@@ -119,27 +134,33 @@ class Lockstep:
             c.ACTIONS: ((*each_step, *acts.action_shape), np.dtype(acts.action_dtype)),
             c.TERMINATEDS: (each_step, flag),
             c.TRUNCATEDS: (each_step, flag),
-            c.ACTION_DIST_INPUTS: ((steps if keeps_dist_inputs else 1, num_envs, int(acts.num_inputs)), float32),
+            c.ACTION_DIST_INPUTS: (
+                (steps if keeps_dist_inputs else 1, num_envs, int(acts.num_inputs)),
+                float32,
+            ),
             c.ACTION_LOGP: (each_step, float32),
             c.VF_PREDS: ((steps if self._needs_values else 1, num_envs), float32),
             c.REWARDS: (each_step, float32),
             **{name: (each_step, float32) for name in DERIVED if name in sent},
             c.OBS: ((steps + 1, num_envs, *self._preprocessor.shape), obs_dtype),
         }
-        order = sorted(arrays, key=lambda name: (name not in sent, name == c.OBS, arrays[name][1].kind == "f"))
+        order = sorted(
+            arrays, key=lambda name: (name not in sent, name == c.OBS, arrays[name][1].kind == "f")
+        )
         return {name: arrays[name] for name in order}
 
     def sample(self, on_step: Callable[[], None] | None = None) -> Fragment:
         """Return the next fragment; block until it is full.
 
         Args:
-            on_step: called between two steps; None for none. It can set weights and filter state. If it raises, this
-                method raises the same error, and the next call continues from there.
+            on_step: called between two steps; None for none. It can set weights and filter state.
+                If it raises, this method raises the same error, and the next call continues from
+                there.
 
         Raises:
             EnvError: the environment failed (see LockstepEnv).
-            TrainingDisabled: a step must not be trained on (``training_enabled`` in its info); this sampler cannot
-                continue.
+            TrainingDisabled: a step must not be trained on (``training_enabled`` in its info); this
+                sampler cannot continue.
             SamplerDied: ``is_stopped`` was set.
             Exception: ``on_step`` raised it.
         """
@@ -153,14 +174,21 @@ class Lockstep:
         return self._whole_episodes(*self._collector.take())
 
     def take_episodes(self) -> EpisodeColumns:
-        """Return the episodes that ended since the last call; whole games if wrappers cut games into episodes."""
+        """Return the episodes that ended since the last call; whole games if wrappers cut games
+        into episodes.
+        """
         episodes, games = self._tracker.take_finished(), self.env.take_finished_games()
-        return episodes if games is None else EpisodeColumns.of([RolloutMetrics(g.length, g.reward) for g in games])
+        return (
+            episodes
+            if games is None
+            else EpisodeColumns.of([RolloutMetrics(g.length, g.reward) for g in games])
+        )
 
     def prepare(self) -> LevelTable:
         """Return the empty table of the next fragment, with the randomness of its actions.
 
-        ``sample`` calls it, too. A caller can do so before, for example while a fragment is being sent.
+        ``sample`` calls it, too. A caller can do so before, for example while a fragment is being
+        sent.
         """
         if self._table is None:
             first_obs = self._first_obs() if self._next_obs is None else self._next_obs
@@ -174,7 +202,10 @@ class Lockstep:
         table = self.prepare()
         self._run_steps(table, on_step)
         if self.policy.logp_is_apart:
-            flat = [column.reshape(-1, *column.shape[2:]) for column in (table.dist_inputs, table.actions)]
+            flat = [
+                column.reshape(-1, *column.shape[2:])
+                for column in (table.dist_inputs, table.actions)
+            ]
             table.logp[...] = self.policy.distribution.logp(*flat).reshape(table.logp.shape)
         if self._clip_watch is not None:
             self._clip_watch.look(table.actions)
@@ -182,7 +213,9 @@ class Lockstep:
         return table
 
     def _first_obs(self) -> NDArray[Any]:
-        raw_obs = self.env.reset(None if self._seed is None else env_seeds(self._seed, self.env.num_envs))
+        raw_obs = self.env.reset(
+            None if self._seed is None else env_seeds(self._seed, self.env.num_envs)
+        )
         obs = self._observed(raw_obs)
         self._report_observed(raw_obs, obs)
         return obs
@@ -252,26 +285,42 @@ class Lockstep:
             self.perf.env_wait_time += env_s
             self.perf.processing_time += processing_s
 
-    def _act_by_halves(self, obs: NDArray[Any], state: Sequence[F32], noise: F32, rows: ActRows) -> list[F32]:
-        """Act like the policy's ``act_into``; half of the environments step while the policy acts for the others."""
+    def _act_by_halves(
+        self, obs: NDArray[Any], state: Sequence[F32], noise: F32, rows: ActRows
+    ) -> list[F32]:
+        """Act like the policy's ``act_into``; half of the environments step while the policy acts
+        for the others.
+        """
         half = self.env.num_envs // 2
         after: list[list[F32]] = []
         actions, dist_inputs, values, logp = rows
         try:
             for part in (slice(half), slice(half, None)):
-                of_part = ActRows(actions[part], dist_inputs[part], values[part], None if logp is None else logp[part])
-                after.append(self.policy.act_into(obs[part], [each[part] for each in state], noise[part], of_part))
+                of_part = ActRows(
+                    actions[part],
+                    dist_inputs[part],
+                    values[part],
+                    None if logp is None else logp[part],
+                )
+                after.append(
+                    self.policy.act_into(
+                        obs[part], [each[part] for each in state], noise[part], of_part
+                    )
+                )
                 self.env.begin(part, of_part.actions)
         except BaseException:
-            self.is_stopped = True  # some environments step with actions that a later call would not know
+            self.is_stopped = (
+                True  # some environments step with actions that a later call would not know
+            )
             raise
         return [np.concatenate(parts) for parts in zip(*after, strict=True)]
 
     def _take_finals(self, table: LevelTable, t: int, step: VectorStep, state: list[F32]) -> None:
-        """Record the next observations to act on and the true final ones; each enters the filter once.
+        """Record the next observations to act on and the true final ones; each enters the filter
+        once.
 
-        The observations that a step led to enter it together, then the first ones of new episodes one by one, as in
-        turn-by-turn sampling.
+        The observations that a step led to enter it together, then the first ones of new episodes
+        one by one, as in turn-by-turn sampling.
         """
         assert step.final_index is not None, "a step without finals"
         assert step.final_obs is not None, "finals without observations"
@@ -297,7 +346,9 @@ class Lockstep:
         report("raw_obs", raw_obs)
         if infos:
             report("infos", infos)
-        report("preprocessed_obs", c.DEFAULT_POLICY_ID, lambda: self._preprocessor.transform(raw_obs))
+        report(
+            "preprocessed_obs", c.DEFAULT_POLICY_ID, lambda: self._preprocessor.transform(raw_obs)
+        )
         report("filtered_obs", c.DEFAULT_POLICY_ID, obs)
 
     # --- fragments ---
@@ -335,7 +386,9 @@ class Lockstep:
         return Fragment(self._selected(columns), extras)
 
     def _columns(self, table: LevelTable) -> tuple[dict[str, Array], F32]:
-        """Return all columns except the postprocessed ones, and the values of the observations after the last step."""
+        """Return all columns except the postprocessed ones, and the values of the observations
+        after the last step.
+        """
         dones = table.terminateds | table.truncateds
         self._tracker.advance(table.rewards, dones, table.valid)
         if self._reward_limit:
@@ -349,11 +402,15 @@ class Lockstep:
             c.ACTION_LOGP: table.logp,
         }
         if self.policy.reward_scaler is not None:
-            columns[c.SCALED_REWARDS] = self.policy.reward_scaler.of_envs(table.rewards, dones, table.valid)
+            columns[c.SCALED_REWARDS] = self.policy.reward_scaler.of_envs(
+                table.rewards, dones, table.valid
+            )
         if len(table.dist_inputs) == len(table.rewards):
             columns[c.ACTION_DIST_INPUTS] = table.dist_inputs
         if self._needs_action_values:
-            columns[c.ACTION_VALUES] = self.policy.distribution.action_values(table.dist_inputs, table.actions)
+            columns[c.ACTION_VALUES] = self.policy.distribution.action_values(
+                table.dist_inputs, table.actions
+            )
         if self._needs_values:
             columns[c.VF_PREDS] = table.values
         if table.valid is not None:
@@ -364,10 +421,11 @@ class Lockstep:
         return columns, bootstrap
 
     def _final_values(self, table: LevelTable) -> tuple[F32, F32]:
-        """Return values after the last step [N], and of true final observations at truncated rows [T, N], else 0.
+        """Return values after the last step [N], and of true final observations at truncated rows
+        [T, N], else 0.
 
-        One call evaluates all of them. If the next call resets an environment, its final observation is also that of
-        the next row, so its value is already known.
+        One call evaluates all of them. If the next call resets an environment, its final
+        observation is also that of the next row, so its value is already known.
         """
         num_envs = table.rewards.shape[1]
         truncated = table.truncateds & ~table.terminateds
@@ -398,7 +456,9 @@ class Lockstep:
                 start += len(index)
         return bootstrap, at_truncation
 
-    def _selected(self, columns: Mapping[str, Array], first: Collection[str] = ()) -> dict[str, Array]:
+    def _selected(
+        self, columns: Mapping[str, Array], first: Collection[str] = ()
+    ) -> dict[str, Array]:
         """Return the columns to send: those named by ``first`` in its order, then the others."""
         order = (*(name for name in first if name in self._wanted), *self._wanted)
         selected = {name: columns[name] for name in order if name in columns}

@@ -1,7 +1,7 @@
 """Policies of a worker: their recipes and their construction.
 
-This module does not import TensorFlow unless a policy needs it. A class needs TensorFlow if it derives from
-``aiorl.learning.models.tf_policy.TFPolicy``, or has ``framework = "tf"``.
+This module does not import TensorFlow unless a policy needs it. A class needs TensorFlow if it
+derives from ``aiorl.learning.models.tf_policy.TFPolicy``, or has ``framework = "tf"``.
 """
 
 from __future__ import annotations
@@ -40,7 +40,13 @@ ENV_SPACE: Any = object()
 """Placeholder in a policy's 4-tuple for the environment's own space."""
 
 _FORM = "a tuple (class, observation_space, action_space, config)"
-_FOR_LEARNING = {"algo", "rollout_fragment_length", "num_envs_per_worker", "batch_mode", "num_cpus_per_worker"}
+_FOR_LEARNING = {
+    "algo",
+    "rollout_fragment_length",
+    "num_envs_per_worker",
+    "batch_mode",
+    "num_cpus_per_worker",
+}
 _ATTRIBUTES = ("observation_space", "action_space", "global_timestep")
 _OWN_TF_POLICY = ("aiorl.learning.models.tf_policy", "TFPolicy")
 
@@ -73,7 +79,8 @@ def policy_specs(policy: Any, observation_space: Any, action_space: Any) -> dict
 
     Args:
         policy: a Policy class, which becomes the default policy, or policy id -> 4-tuple.
-        observation_space: the environment's space, for a policy given as a class or with ENV_SPACE as its space.
+        observation_space: the environment's space, for a policy given as a class or with ENV_SPACE
+            as its space.
         action_space: likewise.
 
     Raises:
@@ -82,7 +89,11 @@ def policy_specs(policy: Any, observation_space: Any, action_space: Any) -> dict
     if _is_policy_class(policy):
         policy = {DEFAULT_POLICY_ID: (policy, ENV_SPACE, ENV_SPACE, {})}
     if not isinstance(policy, Mapping) or not policy:
-        raise _refused("policy", policy, "a subclass of aiorl.Policy, or a non-empty dict: policy id -> " + _FORM)
+        raise _refused(
+            "policy",
+            policy,
+            "a subclass of aiorl.Policy, or a non-empty dict: policy id -> " + _FORM,
+        )
     if odd := [policy_id for policy_id in policy if not isinstance(policy_id, str)]:
         raise _refused("policy", odd[0], "ids that are strings")
     specs = {}
@@ -93,15 +104,23 @@ def policy_specs(policy: Any, observation_space: Any, action_space: Any) -> dict
         policy_class, own_observation_space, own_action_space, config = value
         spec = PolicySpec(
             policy_class,
-            _policy_space(f"{key}[1]", "observation_space", own_observation_space, observation_space),
+            _policy_space(
+                f"{key}[1]", "observation_space", own_observation_space, observation_space
+            ),
             _policy_space(f"{key}[2]", "action_space", own_action_space, action_space),
             config,
         )
         for position, (is_right, expected) in enumerate(
             (
                 (_is_policy_class(spec.policy_class), "a subclass of aiorl.Policy"),
-                (isinstance(spec.observation_space, spaces.Space), "a gymnasium space, or one of the environment"),
-                (isinstance(spec.action_space, spaces.Space), "a gymnasium space, or one of the environment"),
+                (
+                    isinstance(spec.observation_space, spaces.Space),
+                    "a gymnasium space, or one of the environment",
+                ),
+                (
+                    isinstance(spec.action_space, spaces.Space),
+                    "a gymnasium space, or one of the environment",
+                ),
                 (isinstance(spec.config, dict), "a dict of settings"),
             )
         ):
@@ -121,7 +140,8 @@ def _policy_space(key: str, name: str, own: Any, of_env: Any) -> Any:
         return gymnasium_space(own)
     if of_env is None:
         raise ConfigError(
-            f"{key} is left to the environment, which declares no {name} that holds for all its agents.",
+            f"{key} is left to the environment, which declares no {name} that holds for all its"
+            " agents.",
             key=key,
             hint=f"Give the environment an {name}, or the policy in the form {_FORM}.",
         )
@@ -152,7 +172,10 @@ def learned_policies(
     """
     entries = {}
     for policy_id, policy in part.policies.items():
-        config, plan = policy.config if explore else {**policy.config, "explore": False}, policy.sample_plan
+        config, plan = (
+            policy.config if explore else {**policy.config, "explore": False},
+            policy.sample_plan,
+        )
         if policy.policy_class is not None:
             kind = import_object(policy.policy_class, key=f"multiagent.policies.{policy_id}")
         elif policy_id not in graphs:
@@ -160,23 +183,36 @@ def learned_policies(
         else:
             graph = graphs[policy_id]
             kind = learned_policy_class(
-                graph["graph"], graph["spec"], threads=part.num_cpus_per_worker, runs_per_weights=part.cut_length
+                graph["graph"],
+                graph["spec"],
+                threads=part.num_cpus_per_worker,
+                runs_per_weights=part.cut_length,
             )
             learning = {**part.model_dump(include=_FOR_LEARNING), "algo": policy.algo or part.algo}
             config = {**config, **plan.policy_settings(), "learning": learning}
-        entries[policy_id] = (kind, _space(policy.observation_space), _space(policy.action_space), config)
+        entries[policy_id] = (
+            kind,
+            _space(policy.observation_space),
+            _space(policy.action_space),
+            config,
+        )
     return entries
 
 
 def named_function(path: str | Mapping[str, str] | None, key: str) -> Any:
-    """Return the function that a setting names, with errors that name the setting; for a table, its mapping function.
+    """Return the function that a setting names, with errors that name the setting; for a table, its
+    mapping function.
 
     Raises:
         ConfigError: the import failed.
     """
     if isinstance(path, Mapping):
         return mapping_by_table(path)
-    return None if path is None else named_failures(import_object(path, key=key), f"{key} {path!r}", key)
+    return (
+        None
+        if path is None
+        else named_failures(import_object(path, key=key), f"{key} {path!r}", key)
+    )
 
 
 def _space(data: dict[str, Any] | None) -> Any:
@@ -195,7 +231,8 @@ def make_policies(
 
     Raises:
         UnsupportedSpaceError: there is no preprocessor for the observations (also a ValueError).
-        ConfigError: a policy has no eager variant in eager mode, or has no spaces (also a ValueError).
+        ConfigError: a policy has no eager variant in eager mode, or has no spaces (also a
+            ValueError).
         ImportError: a policy needs TensorFlow, which is not installed.
         RuntimeError: GPUs are granted, but TensorFlow does not see them.
     """
@@ -210,21 +247,29 @@ def make_policies(
             seed = policy_seed(worker_config.seed, position)
             config.setdefault("seed", seed)
             spec.action_space.seed(seed)  # for policies that sample actions from it
-        custom = (config.get("model") or {}).get("custom_preprocessor") or worker_config.model.custom_preprocessor
+        custom = (config.get("model") or {}).get(
+            "custom_preprocessor"
+        ) or worker_config.model.custom_preprocessor
         if custom and not preprocess:
             logger.warning(
-                "policy %r: its custom_preprocessor is not used, because DeepMind's wrappers preprocess observations; "
-                "set it in model_config, or preprocessor_pref='rllib', to disable these wrappers",
+                "policy %r: its custom_preprocessor is not used, because DeepMind's wrappers"
+                " preprocess observations; set it in model_config, or preprocessor_pref='rllib', to"
+                " disable these wrappers",
                 policy_id,
             )
             custom = None
         preprocessor = make_preprocessor(
-            spec.observation_space, action_space=spec.action_space, custom_preprocessor=custom, is_enabled=preprocess
+            spec.observation_space,
+            action_space=spec.action_space,
+            custom_preprocessor=custom,
+            is_enabled=preprocess,
         )
         check_tensorflow(spec.policy_class, granted_gpus(base_config, settings.worker_index))
         policy_class = policy_class_for(spec.policy_class, base_config)
         preprocessors[policy_id] = preprocessor
-        filtered = make_filter(worker_config.observation_filter, preprocessor.shape, preprocessor.layout.num_mask)
+        filtered = make_filter(
+            worker_config.observation_filter, preprocessor.shape, preprocessor.layout.num_mask
+        )
         space = filtered.output_space(preprocessor.observation_space)
         policies[policy_id] = policy_class(space, spec.action_space, config)
         _check_initialised(policy_id, policies[policy_id])
@@ -238,7 +283,9 @@ def _check_initialised(policy_id: str, policy: Policy) -> None:
         raise ConfigError(
             f"policy {policy_id!r}, a {type(policy).__name__}, has no {', '.join(missing)}.",
             key="policy",
-            hint="Its __init__ must call super().__init__(observation_space, action_space, config).",
+            hint=(
+                "Its __init__ must call super().__init__(observation_space, action_space, config)."
+            ),
         )
 
 
@@ -270,12 +317,13 @@ def check_tensorflow(policy_class: type[Policy], gpus: float) -> None:
         return
     if importlib.util.find_spec("tensorflow") is None:
         raise ImportError(
-            f"policy {policy_class.__name__} needs TensorFlow, which is not installed; {install_command('learner')}"
+            f"policy {policy_class.__name__} needs TensorFlow, which is not installed;"
+            f" {install_command('learner')}"
         )
     if gpus > 0 and not _tensorflow().config.list_physical_devices("GPU"):
         raise RuntimeError(
-            f"{gpus:g} GPUs are granted to this process, but TensorFlow sees none; install aiorl[learner-gpu] on a "
-            "host with CUDA, or grant none"
+            f"{gpus:g} GPUs are granted to this process, but TensorFlow sees none; install"
+            " aiorl[learner-gpu] on a host with CUDA, or grant none"
         )
 
 
@@ -284,10 +332,14 @@ def wants_eager(policy_config: Mapping[str, Any]) -> bool:
     return bool(policy_config.get("eager")) and not policy_config.get("no_eager_on_workers")
 
 
-def enable_eager(policy_config: Mapping[str, Any], policy_classes: Collection[type[Policy]]) -> None:
-    """Make TensorFlow run functions eagerly in this process, if the config says so and a policy needs it.
+def enable_eager(
+    policy_config: Mapping[str, Any], policy_classes: Collection[type[Policy]]
+) -> None:
+    """Make TensorFlow run functions eagerly in this process, if the config says so and a policy
+    needs it.
 
-    With ``eager_tracing``, functions stay traced, since that is how TensorFlow 2 traces an eager policy.
+    With ``eager_tracing``, functions stay traced, since that is how TensorFlow 2 traces an eager
+    policy.
     """
     if not wants_eager(policy_config) or policy_config.get("eager_tracing"):
         return
@@ -300,8 +352,8 @@ def enable_eager(policy_config: Mapping[str, Any], policy_classes: Collection[ty
 def policy_class_for(policy_class: type[Policy], policy_config: Mapping[str, Any]) -> type[Policy]:
     """Return the class itself, or in eager mode its eager variant.
 
-    A class provides the variant with a class method ``as_eager``, and a traced form of it with ``with_tracing``. A
-    TFPolicy of aiorl is its own eager variant.
+    A class provides the variant with a class method ``as_eager``, and a traced form of it with
+    ``with_tracing``. A TFPolicy of aiorl is its own eager variant.
 
     Raises:
         ConfigError: a class that needs TensorFlow has no eager variant (also a ValueError).
@@ -326,19 +378,24 @@ def policy_class_for(policy_class: type[Policy], policy_config: Mapping[str, Any
 
 
 def seed_generators(seed: int, policy_classes: Collection[type[Policy]]) -> None:
-    """Seed the random generators of this process: Python's, NumPy's, and those of frameworks in use.
+    """Seed the random generators of this process: Python's, NumPy's, and those of frameworks in
+    use.
 
-    torch is not imported for this. It is seeded if it was already imported, for example by a policy's module. A policy
-    that imports it later, for example in its constructor, must seed it itself.
+    torch is not imported for this. It is seeded if it was already imported, for example by a
+    policy's module. A policy that imports it later, for example in its constructor, must seed it
+    itself.
     """
     random.seed(seed)
     np.random.seed(seed)
     if (torch := sys.modules.get("torch")) is not None:
         torch.manual_seed(seed)
-    if "tensorflow" in sys.modules or any(is_tf_policy(policy_class) for policy_class in policy_classes):
+    if "tensorflow" in sys.modules or any(
+        is_tf_policy(policy_class) for policy_class in policy_classes
+    ):
         _tensorflow().random.set_seed(seed)
 
 
 def _tensorflow() -> Any:
-    # Imported by name to keep TensorFlow, which few policies need, out of the import graph of workers.
+    # Imported by name to keep TensorFlow, which few policies need, out of the import graph of
+    # workers.
     return importlib.import_module("tensorflow")

@@ -1,7 +1,8 @@
-"""SyncSampler: samples batches and metrics from environments, policies and filters, in the caller's thread.
+"""SyncSampler: samples batches and metrics from environments, policies and filters, in the caller's
+thread.
 
-In lockstep, all environments step together and whole columns are written per step (`lockstep.py`). Otherwise, an
-`Iteration` takes turns with the environments that are ready: poll, decide, send.
+In lockstep, all environments step together and whole columns are written per step (`lockstep.py`).
+Otherwise, an `Iteration` takes turns with the environments that are ready: poll, decide, send.
 """
 
 from __future__ import annotations
@@ -32,9 +33,10 @@ T = TypeVar("T")
 class TurnGate:
     """Lock that lets another thread change weights or filters while no turn uses them.
 
-    The sampling thread holds it while it works on a turn; other threads request a pause. Each thread must pass the
-    queue before it gets the turn, and a thread that waits for the turn holds the queue. So the sampling thread cannot
-    overtake a requested pause. A pause requested by the sampling thread itself, as in a callback, never blocks.
+    The sampling thread holds it while it works on a turn; other threads request a pause. Each
+    thread must pass the queue before it gets the turn, and a thread that waits for the turn holds
+    the queue. So the sampling thread cannot overtake a requested pause. A pause requested by the
+    sampling thread itself, as in a callback, never blocks.
     """
 
     def __init__(self) -> None:
@@ -65,25 +67,30 @@ class TurnGate:
 class SyncSampler:
     """Sampler that samples only while ``get_data`` or ``get_fragment`` runs.
 
-    If several threads call at the same time, they get batches one after the other. The outputs of a turn are handed out
-    before the policies are evaluated. Weights set in between determine the actions for the observations that led to
-    these outputs.
+    If several threads call at the same time, they get batches one after the other. The outputs of a
+    turn are handed out before the policies are evaluated. Weights set in between determine the
+    actions for the observations that led to these outputs.
 
     Attributes:
-        on_turn: called between two turns; it can set weights and filter states. If it raises, ``get_data`` raises the
-            same error, and the next call continues from there.
+        on_turn: called between two turns; it can set weights and filter states. If it raises,
+            ``get_data`` raises the same error, and the next call continues from there.
         perf: seconds spent so far, by activity; handing out the outputs is excluded.
         lockstep: sampler of all environments in lockstep; None if an Iteration takes turns.
     """
 
     def __init__(
-        self, setup: SamplerSetup, *, lockstep: Lockstep | None = None, on_turn: Callable[[], None] | None = None
+        self,
+        setup: SamplerSetup,
+        *,
+        lockstep: Lockstep | None = None,
+        on_turn: Callable[[], None] | None = None,
     ) -> None:
         """Prepare to sample; the first ``get_data`` is the first to call the environment.
 
         Args:
             setup: environments, policies and settings.
-            lockstep: the same environments in lockstep, until a step must be left out of the rows; None = turn by turn.
+            lockstep: the same environments in lockstep, until a step must be left out of the rows;
+                None = turn by turn.
             on_turn: see the class.
 
         Raises:
@@ -104,9 +111,11 @@ class SyncSampler:
         self._untold: Exception | None = None
 
     def get_fragment(self) -> tuple[Fragment, EpisodeColumns] | None:
-        """Return the next fragment and the episodes that ended since the last one; None unless in lockstep.
+        """Return the next fragment and the episodes that ended since the last one; None unless in
+        lockstep.
 
-        A step that must not be trained on ends lockstep for good: the environments restart and are polled turn by turn.
+        A step that must not be trained on ends lockstep for good: the environments restart and are
+        polled turn by turn.
 
         Raises:
             Exception: see ``get_data``.
@@ -126,10 +135,11 @@ class SyncSampler:
         """Return the next batch of rows ``[B, ...]``; block until it is full.
 
         Raises:
-            ValueError: the environment or a policy broke its contract, or the horizon is above the environment's limit.
+            ValueError: the environment or a policy broke its contract, or the horizon is above the
+                environment's limit.
             SamplerDied: an earlier call raised in the middle of a turn, or the sampler was stopped.
-            Exception: the environment, a policy or a callback raised it; batches finished before are returned first.
-                After an error of ``poll``, the next call polls again.
+            Exception: the environment, a policy or a callback raised it; batches finished before
+                are returned first. After an error of ``poll``, the next call polls again.
         """
         with self._sampling:
             if (found := self.get_fragment()) is not None:
@@ -151,11 +161,15 @@ class SyncSampler:
         return [item._replace(perf_stats=dict(stats)) for item in _taken(self._metrics)]
 
     def get_extra_batches(self) -> list[Batch]:
-        """Return the batches of rows ``[B, ...]`` that episodes added themselves since the last call."""
+        """Return the batches of rows ``[B, ...]`` that episodes added themselves since the last
+        call.
+        """
         return [] if self._iteration is None else _taken(self._iteration.extra_batches)
 
     def paused(self) -> contextlib.AbstractContextManager[Any]:
-        """Return a context that keeps other threads from processing observations and evaluating policies."""
+        """Return a context that keeps other threads from processing observations and evaluating
+        policies.
+        """
         return self._gate.pause() if self.lockstep is None else self._sampling
 
     def stop(self, timeout_s: float = 5.0) -> bool:
@@ -195,7 +209,9 @@ class SyncSampler:
         self._observe(self._iteration)
 
     def take_batches(self) -> list[Batch]:
-        """Return the last turn's batches of rows ``[B, ...]`` that have not been handed out, without the metrics."""
+        """Return the last turn's batches of rows ``[B, ...]`` that have not been handed out,
+        without the metrics.
+        """
         batches: list[Batch] = []
         for output in _taken(self._outputs):
             if isinstance(output, RolloutMetrics):
@@ -209,7 +225,9 @@ class SyncSampler:
         if untold is not None:
             raise untold
         if self._died is not None:
-            raise SamplerDied("the sampler failed in the middle of a turn and cannot continue") from self._died
+            raise SamplerDied(
+                "the sampler failed in the middle of a turn and cannot continue"
+            ) from self._died
         raise SamplerDied("the sampler was stopped")
 
     def _observe(self, iteration: Iteration) -> None:

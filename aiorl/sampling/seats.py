@@ -1,4 +1,6 @@
-"""Lane and Seat: one policy's path through a turn, and one agent's state next to its policy's table."""
+"""Lane and Seat: one policy's path through a turn, and one agent's state next to its policy's
+table.
+"""
 
 from __future__ import annotations
 
@@ -93,7 +95,9 @@ class Seat:
         return Segment(self.lane, self.number, first, end, self.episode.episode_id, self.index)
 
     def restart(self) -> None:
-        """Continue as a new episode; the latest observation is its first one if it is of this turn."""
+        """Continue as a new episode; the latest observation is its first one if it is of this
+        turn.
+        """
         self.reward = self.total = 0.0
         self.is_rewarded = self.has_rows = False
         self.is_observed = self.is_observed and self.seen_at == self.lane.turn
@@ -102,7 +106,9 @@ class Seat:
             self.opening = row
             return
         if not self.is_observed and self.opening > row:
-            return  # no row has come since the last restart; one per restart would move its last action out of reach
+            # no row has come since the last restart; one per restart would move its last action out
+            # of reach
+            return
         self.lane.table.start_anew(self.number, again=c.OBS if self.is_observed else None)
         self.opening = self._row() + (0 if self.is_observed else 1)
 
@@ -112,7 +118,9 @@ class Seat:
         self.episode = None  # breaks a reference cycle, which would live until garbage collection
         if self.lane.is_shown:
             if self.acted == self.left_at - 1:
-                self.lane.left.append(weakref.ref(self))  # few are still there when the next turn begins
+                self.lane.left.append(
+                    weakref.ref(self)
+                )  # few are still there when the next turn begins
             else:  # the seat's next agent writes to the latest row
                 self.freeze()
 
@@ -126,7 +134,9 @@ class Seat:
     # --- for callbacks ---
 
     def entry(self, name: str) -> Any:
-        """Return a copy of the latest evaluation's entry in a column; zeros before the first action."""
+        """Return a copy of the latest evaluation's entry in a column; zeros before the first
+        action.
+        """
         if self.acted < 0:
             return self.lane.actor.layout.zeros()
         column, offset = _source(name)
@@ -145,7 +155,9 @@ class Seat:
 
     def pi_info(self) -> dict[str, Any]:
         """Return the extra columns of the latest evaluation, empty before the first."""
-        return {name: self.entry(name) for name in self.lane.extra_columns} if self.acted >= 0 else {}
+        return (
+            {name: self.entry(name) for name in self.lane.extra_columns} if self.acted >= 0 else {}
+        )
 
     def rnn_state(self) -> list[Array]:
         """Return the recurrent state for the next evaluation."""
@@ -155,7 +167,9 @@ class Seat:
 
 
 class Segment(NamedTuple):
-    """Rows of one agent in one episode that lie in a table: those of its seat from ``first`` to before ``end``."""
+    """Rows of one agent in one episode that lie in a table: those of its seat from ``first`` to
+    before ``end``.
+    """
 
     lane: Lane
     seat: int
@@ -171,8 +185,9 @@ class Rows(NamedTuple):
     Attributes:
         columns: name -> [B, ...].
         segment_ends: for each segment, the index after its last row.
-        trajectory_ends: for each trajectory, the index after its last row. A segment has several trajectories if rows
-            in between were not recorded: the last row before a gap is not followed by the next row.
+        trajectory_ends: for each trajectory, the index after its last row. A segment has several
+            trajectories if rows in between were not recorded: the last row before a gap is not
+            followed by the next row.
     """
 
     columns: dict[str, Array]
@@ -181,8 +196,9 @@ class Rows(NamedTuple):
 
 
 Arrival = tuple[Seat, Any, float, int]
-"""Agent observed in a turn: its seat; the observation as the environment returned it; the reward and the step of the
-row that ends here, 0 and -1 at the start of an episode. A plain tuple, since many are made."""
+"""Agent observed in a turn: its seat; the observation as the environment returned it; the reward
+and the step of the row that ends here, 0 and -1 at the start of an episode. A plain tuple, since
+many are made."""
 
 
 class Lane:
@@ -194,19 +210,22 @@ class Lane:
         actor: the policy with its preprocessing and its handling of actions.
         table: observations and actions of its agents.
         state_columns: columns of the recurrent state after a step, one per component.
-        own_columns: columns that the policy adds to rows, without recurrent states; known after its first evaluation.
+        own_columns: columns that the policy adds to rows, without recurrent states; known after its
+            first evaluation.
         extra_columns: these, and the states before and after each row.
         arriving: agents observed in this turn that are not in the table yet.
         ends: those whose row ends their episode: index in ``arriving``, terminated, truncated.
         infos: those with a non-empty info: index in ``arriving``, info.
         skipped: those whose row must not be trained on: index in ``arriving``.
         queue: agents that wait for an action for their latest observation.
-        left: agents that have left their seats in this turn and whose entries are still only in the table.
+        left: agents that have left their seats in this turn and whose entries are still only in the
+            table.
         turn: number of the turn.
         is_shown: True if user code can read the agents' latest observations and actions.
-        in_bulk: True if its rows are postprocessed together, because neither the policy nor a hook needs trajectories.
-        late_logp: distribution that computes log-probabilities of all rows together when they are taken out; None if
-            the policy computes them at each evaluation.
+        in_bulk: True if its rows are postprocessed together, because neither the policy nor a hook
+            needs trajectories.
+        late_logp: distribution that computes log-probabilities of all rows together when they are
+            taken out; None if the policy computes them at each evaluation.
     """
 
     def __init__(
@@ -222,7 +241,8 @@ class Lane:
 
         Args:
             actor: actor of the agents.
-            clip_rewards: limit of rewards and previous rewards in rows: ``[-clip_rewards, clip_rewards]``; 0 = none.
+            clip_rewards: limit of rewards and previous rewards in rows: ``[-clip_rewards,
+                clip_rewards]``; 0 = none.
             is_shown: True if user code can read the agents' latest observations and actions.
             shows_trajectories: True if a hook sees every trajectory, regardless of the policy.
             is_on_policy: True if no environment replaces the policy's actions by its own.
@@ -242,7 +262,13 @@ class Lane:
         own = getattr(actor.policy.postprocess_trajectory, "__func__", None)
         self.in_bulk = own in _OURS and not shows_trajectories
         self.late_logp: ActionDistribution | None = None
-        if self.in_bulk and is_on_policy and not is_shown and actor.is_plain and isinstance(self.policy, GraphPolicy):
+        if (
+            self.in_bulk
+            and is_on_policy
+            and not is_shown
+            and actor.is_plain
+            and isinstance(self.policy, GraphPolicy)
+        ):
             self.late_logp = self.policy.distribution if self.policy.logp_is_apart else None
         table.define(c.OBS, actor.obs_shape, actor.obs_dtype)
         table.define(c.ACTIONS, actor.layout.shape, actor.layout.dtype, actor.layout.zeros())
@@ -253,14 +279,22 @@ class Lane:
         for name, component in zip(self.state_columns, actor.initial_state, strict=True):
             table.define(name, component.shape, component.dtype, component)
         self.own_columns: list[str] = []
-        self._clip_watch = ClipWatch.of(actor.policy_id, actor.policy, actor.layout, clips=actor.clips_actions)
+        self._clip_watch = ClipWatch.of(
+            actor.policy_id, actor.policy, actor.layout, clips=actor.clips_actions
+        )
 
     @property
     def extra_columns(self) -> list[str]:  # noqa: D102 (the class describes it)
-        return [*map(c.state_in, range(len(self.state_columns))), *self.state_columns, *self.own_columns]
+        return [
+            *map(c.state_in, range(len(self.state_columns))),
+            *self.state_columns,
+            *self.own_columns,
+        ]
 
     def begin_turn(self, turn: int) -> None:
-        """Drop leftovers of an unfinished turn, and keep the entries of agents that left in the previous one."""
+        """Drop leftovers of an unfinished turn, and keep the entries of agents that left in the
+        previous one.
+        """
         self.turn = turn
         for seat in [found for ref in self.left if (found := ref()) is not None]:
             seat.freeze()
@@ -276,7 +310,8 @@ class Lane:
     # --- observations ---
 
     def take_in(self) -> None:
-        """Preprocess and filter the arrived observations in one batch; write them and the results of previous actions.
+        """Preprocess and filter the arrived observations in one batch; write them and the results
+        of previous actions.
 
         Raises:
             BadObservationError: an observation does not fit its space or is not finite.
@@ -296,7 +331,9 @@ class Lane:
             table.put(c.T, closed, steps)
             table.put(_END, closed, 0)
         for place, terminated, truncated in self.ends:
-            table.put(_END, closed[place], bool(terminated) * _TERMINATED | bool(truncated) * _TRUNCATED)
+            table.put(
+                _END, closed[place], bool(terminated) * _TERMINATED | bool(truncated) * _TRUNCATED
+            )
         if self.infos or c.INFOS in table:
             table.define(c.INFOS, (), np.object_)
             table.put(c.INFOS, closed, None)
@@ -318,11 +355,15 @@ class Lane:
                     BadObservationError, f"agent {seat.agent_id!r}: {message}"
                 )
                 return fault
-        return BadObservationError("environment", f"observations of policy {self.policy_id!r}: {error}")
+        return BadObservationError(
+            "environment", f"observations of policy {self.policy_id!r}: {error}"
+        )
 
     # --- actions ---
 
-    def evaluate(self, off_policy_actions: OffPolicyActions, actions_out: dict[Any, dict[Any, Any]]) -> float:
+    def evaluate(
+        self, off_policy_actions: OffPolicyActions, actions_out: dict[Any, dict[Any, Any]]
+    ) -> float:
         """Evaluate the policy once for all agents that wait.
 
         Args:
@@ -350,7 +391,9 @@ class Lane:
             fault: BadObservationError = seat.episode.fault(BadObservationError, message)
             raise fault
         states = [table.read(name, table.before(index)) for name in self.state_columns]
-        acted = self.actor.act(obs, states, lambda: self._question(seats, index), with_logp=self.late_logp is None)
+        acted = self.actor.act(
+            obs, states, lambda: self._question(seats, index), with_logp=self.late_logp is None
+        )
         table.write(c.ACTIONS, index, acted.actions)
         for name, values in zip(self.state_columns, acted.states, strict=True):
             table.write(name, index, values)
@@ -386,7 +429,9 @@ class Lane:
             np.clip(column, -self.clip_rewards, self.clip_rewards, out=column)
         return column
 
-    def _record_off_policy(self, seats: Sequence[Seat], index: NDArray[np.int64], taken: OffPolicyActions) -> None:
+    def _record_off_policy(
+        self, seats: Sequence[Seat], index: NDArray[np.int64], taken: OffPolicyActions
+    ) -> None:
         for seat, place in zip(seats, index, strict=True):
             by_agent = taken.get(seat.env_id)
             if by_agent and (action := by_agent.get(seat.agent_id)) is not None:
@@ -400,7 +445,9 @@ class Lane:
 
     def rows(self, segments: Sequence[Segment]) -> Rows:
         """Copy the rows of segments, one segment after the other."""
-        numbers, first, ends, ids, indices = np.array([segment[1:] for segment in segments], np.int64).reshape(-1, 5).T
+        numbers, first, ends, ids, indices = (
+            np.array([segment[1:] for segment in segments], np.int64).reshape(-1, 5).T
+        )
         lengths = ends - first
         table = self.table
         places = table.places(numbers, first, lengths)
@@ -409,7 +456,9 @@ class Lane:
             owner = np.repeat(np.arange(len(segments)), lengths)[is_row]
             lengths = np.bincount(owner, minlength=len(segments))
             places = places[is_row]
-        columns = table.gather({name: _source(name) for name in (*_ROW_COLUMNS, *self.extra_columns, _END)}, places)
+        columns = table.gather(
+            {name: _source(name) for name in (*_ROW_COLUMNS, *self.extra_columns, _END)}, places
+        )
         if self._clip_watch is not None:
             self._clip_watch.look(columns[c.ACTIONS])
         end = columns.pop(_END)
@@ -424,7 +473,9 @@ class Lane:
             c.INFOS: self._infos(places),
         }
         if self.late_logp is not None:
-            columns[c.ACTION_LOGP] = self.late_logp.logp(columns[c.ACTION_DIST_INPUTS], columns[c.ACTIONS])
+            columns[c.ACTION_LOGP] = self.late_logp.logp(
+                columns[c.ACTION_DIST_INPUTS], columns[c.ACTIONS]
+            )
         counts = np.cumsum(lengths)
         gaps = table.gaps(places)
         return Rows(columns, counts, np.union1d(counts, gaps) if len(gaps) else counts)
@@ -437,7 +488,9 @@ class Lane:
 
 
 def _source(name: str) -> tuple[str, int]:
-    """Return the table's column for a column of rows, and the offset of its row: 0 the same, -1 the previous one."""
+    """Return the table's column for a column of rows, and the offset of its row: 0 the same, -1 the
+    previous one.
+    """
     if name in _NEAR:
         return _NEAR[name]
     if name.startswith("state_in_"):

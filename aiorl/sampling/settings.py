@@ -23,20 +23,24 @@ SIMULATION = "simulation"
 """Input evaluation by sampling the environment."""
 
 ObservationFn = Callable[..., Any]
-"""``observation_fn(agent_obs, worker, base_env, policies, episode)`` -> agent id -> raw observation."""
+"""``observation_fn(agent_obs, worker, base_env, policies, episode)`` -> agent id -> raw
+observation."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerSettings:
     """Config keys for a worker, and parts that only code can provide.
 
-    Nothing is checked here: configs and the arguments of a RolloutWorker are checked where they enter.
+    Nothing is checked here: configs and the arguments of a RolloutWorker are checked where they
+    enter.
 
     Attributes:
         config: the worker's keys; see docs/config.md.
-        env_creator: function that makes an environment from an EnvContext, or a name, see ``aiorl.env.registry``.
+        env_creator: function that makes an environment from an EnvContext, or a name, see
+            ``aiorl.env.registry``.
         policy: a Policy class, or policy id -> (class, observation space, action space, config).
-        policy_mapping_fn: agent id -> policy id, called once per agent and episode; None = the default policy.
+        policy_mapping_fn: agent id -> policy id, called once per agent and episode; None = the
+            default policy.
         policies_to_train: ids of the policies that learn; None or empty = all.
         observation_fn: function that rewrites each environment's observations.
         policy_config: base config of every policy; the policy's own config overrides it.
@@ -47,10 +51,11 @@ class WorkerSettings:
         log_level: level of the ``aiorl`` logger; None leaves it unchanged.
         callbacks: class of the hooks.
         input_creator: makes the InputReader from an IOContext; the default reads from the sampler.
-        input_evaluation: any of ``"is"``, ``"wis"`` and ``"simulation"``: ways to evaluate stored input.
+        input_evaluation: any of ``"is"``, ``"wis"`` and ``"simulation"``: ways to evaluate stored
+            input.
         output_creator: makes the OutputWriter from an IOContext; the default writes nothing.
-        sample_plan: the columns needed of the default policy's rows, if nothing else uses the rows; the
-            environments then step in lockstep if they can. None = complete rows are needed.
+        sample_plan: the columns needed of the default policy's rows, if nothing else uses the rows;
+            the environments then step in lockstep if they can. None = complete rows are needed.
     """
 
     config: WorkerConfig
@@ -79,7 +84,9 @@ class WorkerSettings:
     @property
     def wrapping(self) -> Wrapping:
         """Wrappers of single gym-like environments."""
-        return Wrapping.of(self.config, None if self.monitor_path is None else os.fspath(self.monitor_path))
+        return Wrapping.of(
+            self.config, None if self.monitor_path is None else os.fspath(self.monitor_path)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,14 +94,14 @@ class SamplerSetup:
     """Environments, policies and settings of a SyncSampler or AsyncSampler.
 
     Attributes:
-        worker: argument for callbacks and ``observation_fn``. It can be a ``weakref.ref``, so that a sampler in its
-            own thread does not keep the worker alive.
+        worker: argument for callbacks and ``observation_fn``. It can be a ``weakref.ref``, so that
+            a sampler in its own thread does not keep the worker alive.
         base_env: the environments; ``to_base_env`` converts other kinds. Its owner closes it.
         policy_map: the policies by id, and the rule that binds agents to them.
         preprocessors: policy id -> preprocessor.
         filters: policy id -> observation filter.
-        settings: config keys for samplers. Rewards of rows are clipped before postprocessing, those of metrics never.
-            A batch of complete episodes contains one episode.
+        settings: config keys for samplers. Rewards of rows are clipped before postprocessing, those
+            of metrics never. A batch of complete episodes contains one episode.
         callbacks: the hooks.
         observation_fn: rewrites each environment's observations before they are preprocessed.
     """
@@ -119,7 +126,8 @@ class SamplerSetup:
         horizon = self.settings.horizon
         if horizon and not self.base_env.can_reset:  # 0 counts as none
             raise ConfigError(
-                f"horizon is {horizon}, but {type(self.base_env).__name__} cannot be reset at the horizon.",
+                f"horizon is {horizon}, but {type(self.base_env).__name__} cannot be reset at the"
+                " horizon.",
                 key="horizon",
                 value=horizon,
                 hint="Leave horizon out.",

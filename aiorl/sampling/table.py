@@ -1,11 +1,13 @@
-"""Tables: observations and actions of one policy's agents as columns ``[T, S, ...]``, with T rows for each of S seats.
+"""Tables: observations and actions of one policy's agents as columns ``[T, S, ...]``, with T rows
+for each of S seats.
 
-In a LevelTable all seats step together, and rows are written as whole columns. In a Table each seat has its own rows.
-There, a seat is a place where one agent acts, and its rows cycle through its T places. T and S are powers of two: row r
-of seat s lies at ``(r * S + s) & (T * S - 1)``, and the next row S places further. A row holds an observation, the
-policy's outputs for it and, once they are known, the results of the action. So the successor of a row and its
-predecessor lie in adjacent rows, and nothing is stored twice. The row before an episode's first one holds the initial
-values of an episode: no action, no reward, the initial state.
+In a LevelTable all seats step together, and rows are written as whole columns. In a Table each seat
+has its own rows. There, a seat is a place where one agent acts, and its rows cycle through its T
+places. T and S are powers of two: row r of seat s lies at ``(r * S + s) & (T * S - 1)``, and the
+next row S places further. A row holds an observation, the policy's outputs for it and, once they
+are known, the results of the action. So the successor of a row and its predecessor lie in adjacent
+rows, and nothing is stored twice. The row before an episode's first one holds the initial values of
+an episode: no action, no reward, the initial state.
 """
 
 from __future__ import annotations
@@ -30,14 +32,16 @@ Layout = Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]
 _NOTHING_WAITS = np.iinfo(np.int64).max
 _LEAST_LENGTH = 16
 _LOOK_BACK = 4
-"""Number of rows before the latest one that can still be read: previous actions and states, also at a soft reset."""
+"""Number of rows before the latest one that can still be read: previous actions and states, also at
+a soft reset."""
 _NUMBERS = "biufc"
 DERIVED = (c.ADVANTAGES, c.VALUE_TARGETS, c.BOOTSTRAP_VALUES)
 """Columns of a LevelTable that are computed when it is full."""
 
 
 class Table:
-    """Columns whose length depends on the number of waiting rows, and whose width depends on the number of agents.
+    """Columns whose length depends on the number of waiting rows, and whose width depends on the
+    number of agents.
 
     Attributes:
         num_seats: number of seats in use.
@@ -55,7 +59,9 @@ class Table:
         self._columns: dict[str, Array] = {}
         self._start: dict[str, Array] = {}
         self._cursor = np.zeros(1, np.int64)  # place of each seat's latest row, not wrapped
-        self._waiting = np.full(1, _NOTHING_WAITS, np.int64)  # first row of each seat that waits to be taken out
+        self._waiting = np.full(
+            1, _NOTHING_WAITS, np.int64
+        )  # first row of each seat that waits to be taken out
         self._room = 0  # number of rows that every seat can add before `_make_room` is needed
 
     # --- columns ---
@@ -79,10 +85,12 @@ class Table:
         return name in self._columns
 
     def write(self, name: str, index: I64, values: Array) -> None:
-        """Write entries; the column is made on first use, and gets a wider dtype if values would not fit.
+        """Write entries; the column is made on first use, and gets a wider dtype if values would
+        not fit.
 
         Raises:
-            BatchError: the entries have another shape than before, or a kind that the column cannot hold.
+            BatchError: the entries have another shape than before, or a kind that the column cannot
+                hold.
         """
         column = self._columns.get(name)
         if column is None:
@@ -90,7 +98,10 @@ class Table:
             column = self._columns[name]
         if values.shape[1:] != column.shape[1:]:
             raise BatchError(name, f"entries of shape {column.shape[1:]}", values.shape[1:])
-        if values.dtype != column.dtype and (dtype := _widened(name, column.dtype, values.dtype)) != column.dtype:
+        if (
+            values.dtype != column.dtype
+            and (dtype := _widened(name, column.dtype, values.dtype)) != column.dtype
+        ):
             column = self._columns[name] = column.astype(dtype)
         column[index] = values
 
@@ -107,10 +118,14 @@ class Table:
         return _kept(self._columns[name][(row * self._width + seat) & self._mask])
 
     def excerpt(self, seat: int, row: int) -> Table:
-        """Return a table with copies of a seat's row and of the few rows before it, to be read by the same numbers."""
+        """Return a table with copies of a seat's row and of the few rows before it, to be read by
+        the same numbers.
+        """
         made = Table()
         made._mask = _LOOK_BACK - 1
-        rows = row - ((row + seat - np.arange(_LOOK_BACK)) & made._mask)  # row r lies at (r + seat) & mask
+        rows = row - (
+            (row + seat - np.arange(_LOOK_BACK)) & made._mask
+        )  # row r lies at (r + seat) & mask
         index = (rows * self._width + seat) & self._mask
         made._columns = {name: column[index] for name, column in self._columns.items()}
         return made
@@ -147,8 +162,8 @@ class Table:
 
         Args:
             seat: the seat.
-            again: column whose latest entry, which has no action yet, is also the new episode's first; None if the
-                latest row has an action and the first entry is still to come.
+            again: column whose latest entry, which has no action yet, is also the new episode's
+                first; None if the latest row has an action and the first entry is still to come.
         """
         latest, following = self.add(np.array([seat]))
         acted, neutral = latest, following
@@ -203,11 +218,16 @@ class Table:
         self._waiting[seats] = _NOTHING_WAITS
 
     def places(self, seats: I64, first: I64, lengths: I64) -> I64:
-        """Return places of runs of rows, run after run: ``lengths[i]`` rows of ``seats[i]`` from ``first[i]`` on."""
+        """Return places of runs of rows, run after run:
+
+        ``lengths[i]`` rows of ``seats[i]`` from ``first[i]`` on.
+        """
         return _runs(first * self._width + seats, lengths, self._width)
 
     def gaps(self, places: I64) -> I64:
-        """Return the indices in a list of places at which a place is not the next row of its predecessor."""
+        """Return the indices in a list of places at which a place is not the next row of its
+        predecessor.
+        """
         found: I64 = np.flatnonzero(places[1:] - places[:-1] != self._width) + 1
         return found
 
@@ -215,16 +235,25 @@ class Table:
         """Return entries of several columns at places, or in rows before or after them.
 
         Args:
-            wanted: name of the result -> column, and offset in rows: 1 for the next row, -1 for the previous one.
+            wanted: name of the result -> column, and offset in rows: 1 for the next row, -1 for the
+                previous one.
             places: result of `places`.
         """
-        index = {offset: (places + offset * self._width) & self._mask for offset in {o for _, o in wanted.values()}}
-        return {name: self._columns[column].take(index[offset], 0) for name, (column, offset) in wanted.items()}
+        index = {
+            offset: (places + offset * self._width) & self._mask
+            for offset in {o for _, o in wanted.values()}
+        }
+        return {
+            name: self._columns[column].take(index[offset], 0)
+            for name, (column, offset) in wanted.items()
+        }
 
     # --- room ---
 
     def _rows_needed(self) -> tuple[I64, I64]:
-        """Return each seat's first row that is needed and the number of rows needed; older ones can be overwritten."""
+        """Return each seat's first row that is needed and the number of rows needed; older ones can
+        be overwritten.
+        """
         latest = self._cursor >> self._shift
         first = np.maximum(np.minimum(self._waiting, latest) - _LOOK_BACK, 0)
         return first, latest - first + 1
@@ -254,7 +283,12 @@ class Table:
         waiting = np.full(width, _NOTHING_WAITS, np.int64)
         waiting[: self._width] = self._waiting
         self._cursor, self._waiting = cursor, waiting
-        self.length, self._width, self._mask, self._shift = length, width, mask, width.bit_length() - 1
+        self.length, self._width, self._mask, self._shift = (
+            length,
+            width,
+            mask,
+            width.bit_length() - 1,
+        )
 
 
 def _kept(entry: Array) -> Array:
@@ -274,10 +308,13 @@ def _runs(first: I64, lengths: I64, stride: int) -> I64:
 def _widened(name: str, kept: np.dtype[Any], given: np.dtype[Any]) -> np.dtype[Any]:
     """Return the dtype for a column with entries of one dtype that must also hold those of another.
 
-    Real numbers are rounded to the column's dtype if that is float32 or a wider float; no other value changes.
+    Real numbers are rounded to the column's dtype if that is float32 or a wider float; no other
+    value changes.
     """
     is_number = given.kind in _NUMBERS and kept.kind in _NUMBERS
-    if kept.kind == "O" or (kept.kind == "f" and kept.itemsize >= 4 and is_number and given.kind != "c"):
+    if kept.kind == "O" or (
+        kept.kind == "f" and kept.itemsize >= 4 and is_number and given.kind != "c"
+    ):
         return kept
     if not is_number and given.kind != kept.kind:
         raise BatchError(name, f"entries of dtype {kept}, as before", given)
@@ -304,9 +341,11 @@ class FinalRows(NamedTuple):
 
 
 class LevelTable:
-    """T steps that all N seats take together: rows lie side by side, and leave with the table as whole columns.
+    """T steps that all N seats take together: rows lie side by side, and leave with the table as
+    whole columns.
 
-    The true final observations of seats that are reset immediately are stored separately, so that all seats stay level.
+    The true final observations of seats that are reset immediately are stored separately, so that
+    all seats stay level.
 
     Attributes:
         layout: shape and dtype of each array by column name.
@@ -326,11 +365,14 @@ class LevelTable:
         filled: number of steps recorded so far.
     """
 
-    def __init__(self, layout: Layout, noise: F32, state_in: Sequence[F32], state_every: int = 0) -> None:
+    def __init__(
+        self, layout: Layout, noise: F32, state_in: Sequence[F32], state_every: int = 0
+    ) -> None:
         """Allocate memory for T steps.
 
         Args:
-            layout: shape and dtype of each array by column name, in the order in which they lie in memory.
+            layout: shape and dtype of each array by column name, in the order in which they lie in
+                memory.
             noise: see the class.
             state_in: recurrent state at the first step.
             state_every: number of steps between recorded states; 0 = only the first state.
@@ -360,14 +402,21 @@ class LevelTable:
             self.states.append([component.copy() for component in state])
 
     def state_columns(self) -> dict[str, F32]:
-        """Return each environment's recurrent states by column name: the first one [N, ...], or all [N, C, ...]."""
+        """Return each environment's recurrent states by column name: the first one [N, ...], or all
+        [N, C, ...].
+        """
         if not self._state_every:
-            return {c.state_in(number): component for number, component in enumerate(self.states[0])}
+            return {
+                c.state_in(number): component for number, component in enumerate(self.states[0])
+            }
         by_component = zip(*self.states, strict=True)
-        return {c.state_in(number): np.stack(parts, axis=1) for number, parts in enumerate(by_component)}
+        return {
+            c.state_in(number): np.stack(parts, axis=1) for number, parts in enumerate(by_component)
+        }
 
     def policy_rows(self, *, with_logp: bool) -> Iterator[ActRows]:
-        """Return the policy's outputs as arrays to write into, for each step that is not recorded yet.
+        """Return the policy's outputs as arrays to write into, for each step that is not recorded
+        yet.
 
         Args:
             with_logp: False leaves out log-probabilities, which are filled in later.
@@ -376,7 +425,9 @@ class LevelTable:
         return map(
             ActRows,
             self.actions[left],
-            self.dist_inputs[left] if len(self.dist_inputs) == steps else repeat(self.dist_inputs[0]),
+            self.dist_inputs[left]
+            if len(self.dist_inputs) == steps
+            else repeat(self.dist_inputs[0]),
             self.values[left] if len(self.values) == steps else repeat(self.values[0]),
             self.logp[left] if with_logp else repeat(None),
         )
@@ -388,7 +439,8 @@ class LevelTable:
         self.valid[t] = valid
 
     def followers(self) -> tuple[I64, Array]:
-        """Return the final observations of all rows that end an episode: int64 [K, 2] (t, n), and [K, ...].
+        """Return the final observations of all rows that end an episode: int64 [K, 2] (t, n), and
+        [K, ...].
 
         They are ordered by t, then n, regardless of how the environments are reset.
         """

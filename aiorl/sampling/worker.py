@@ -1,6 +1,8 @@
-"""Worker: environments, policies, filters and a sampler as one object, in one process and without sockets.
+"""Worker: environments, policies, filters and a sampler as one object, in one process and without
+sockets.
 
-A worker process and an evaluation have one each; `aiorl.RolloutWorker` has more methods and keyword arguments.
+A worker process and an evaluation have one each; `aiorl.RolloutWorker` has more methods and keyword
+arguments.
 """
 
 from __future__ import annotations
@@ -29,12 +31,23 @@ from aiorl.env.external_env import ExternalMultiAgentEnv
 from aiorl.env.gym_like import check_seedable
 from aiorl.env.kinds import facts_of
 from aiorl.errors import ConfigError, EndOfData, PolicyError, SamplerDied
-from aiorl.offline.estimators import ESTIMATORS, OffPolicyEstimate, OffPolicyEstimator, episode_parts
+from aiorl.offline.estimators import (
+    ESTIMATORS,
+    OffPolicyEstimate,
+    OffPolicyEstimator,
+    episode_parts,
+)
 from aiorl.offline.io import InputReader, IOContext, OutputWriter, with_common_columns
 from aiorl.process.log_once import log_once, report
 from aiorl.sampling import build
 from aiorl.sampling.async_sampler import AsyncSampler
-from aiorl.sampling.policies import enable_eager, make_policies, policy_classes, policy_specs, seed_generators
+from aiorl.sampling.policies import (
+    enable_eager,
+    make_policies,
+    policy_classes,
+    policy_specs,
+    seed_generators,
+)
 from aiorl.sampling.sampler import SyncSampler
 from aiorl.sampling.settings import WorkerSettings
 
@@ -53,22 +66,24 @@ def get_global_worker() -> Worker | None:
 class Worker:
     """Sampler of experience with its policies.
 
-    Only one thread at a time may call its methods, with an exception: while one thread samples, another can set weights
-    or sample, too.
+    Only one thread at a time may call its methods, with an exception: while one thread samples,
+    another can set weights or sample, too.
 
     Attributes:
         settings: the settings it was made from.
         env: environment 0, with its wrappers.
         async_env: all environments, as a BaseEnv.
         num_envs: number of environments requested.
-        rollout_fragment_length: T, the minimum of environment steps in a batch: the setting times ``num_envs``.
+        rollout_fragment_length: T, the minimum of environment steps in a batch: the setting times
+            ``num_envs``.
         policy_map: policy id -> policy.
         policies_to_train: ids of the policies that learn, in order.
         multiagent: True unless the default policy is the only one.
         preprocessors: policy id -> preprocessor.
-        filters: policy id -> observation filter. If rewards are scaled, they include the statistics of a policy's
-            returns, as ``policy id/returns``.
-        sampling_filters: policy id -> filter for observations when rows are made, see `in_front_of`.
+        filters: policy id -> observation filter. If rewards are scaled, they include the statistics
+            of a policy's returns, as ``policy id/returns``.
+        sampling_filters: policy id -> filter for observations when rows are made, see
+            `in_front_of`.
         preprocessing_enabled: False if the environment's wrappers preprocess observations.
         reward_limit: rewards of rows lie in ``[-limit, limit]``; 0 = no limit.
         callbacks: the hooks.
@@ -82,25 +97,29 @@ class Worker:
         output_writer: writer of copies of them.
         last_batch: batch that ``fake_sampler`` returns repeatedly, None before the first batch.
         global_vars: the last global variables set, or None.
-        on_turn: called between two turns of the sampler, in the sampling thread; it can set weights. ``sample()``
-            raises its errors; afterwards a synchronous sampler continues, but an asynchronous one ends.
+        on_turn: called between two turns of the sampler, in the sampling thread; it can set
+            weights. ``sample()`` raises its errors; afterwards a synchronous sampler continues, but
+            an asynchronous one ends.
     """
 
     on_turn: Callable[[], None] | None = None
 
-    def __init__(self, settings: WorkerSettings, *, on_turn: Callable[[Self], None] | None = None) -> None:
+    def __init__(
+        self, settings: WorkerSettings, *, on_turn: Callable[[Self], None] | None = None
+    ) -> None:
         """Make all parts, in the documented order; an asynchronous sampler starts immediately.
 
         If this fails, all parts made so far are stopped.
 
         Args:
             settings: the settings.
-            on_turn: like the attribute, but with the worker as argument; an asynchronous sampler can call it before
-                this returns.
+            on_turn: like the attribute, but with the worker as argument; an asynchronous sampler
+                can call it before this returns.
 
         Raises:
             ValueError: a setting cannot be used.
-            AssertionError: the reader or writer is of a wrong type, or a filter does not work with sample_async.
+            AssertionError: the reader or writer is of a wrong type, or a filter does not work with
+                sample_async.
             EnvError: an environment's constructor failed.
             ImportError: a policy needs TensorFlow, which is not installed.
             RuntimeError: GPUs are granted, but TensorFlow does not see them.
@@ -141,33 +160,49 @@ class Worker:
         self.callbacks = settings.callbacks()
         self.env = maker.make_first()
         self.preprocessing_enabled = not maker.is_deepmind
-        self.reward_limit = float(maker.is_deepmind) if config.clip_rewards is None else config.reward_limit
+        self.reward_limit = (
+            float(maker.is_deepmind) if config.clip_rewards is None else config.reward_limit
+        )
         facts = facts_of(self.env, maker.env_id)
-        specs = policy_specs(settings.policy, facts.declared("observation_space"), facts.declared("action_space"))
+        specs = policy_specs(
+            settings.policy, facts.declared("observation_space"), facts.declared("action_space")
+        )
         if config.seed is not None:
             check_seedable(self.env, maker.env_id)
             seed_generators(config.seed, classes)
-        policies, self.preprocessors = make_policies(specs, settings, preprocess=self.preprocessing_enabled)
-        self.policy_map = PolicyMap(policies, settings.policy_mapping_fn, settings.policies_to_train)
+        policies, self.preprocessors = make_policies(
+            specs, settings, preprocess=self.preprocessing_enabled
+        )
+        self.policy_map = PolicyMap(
+            policies, settings.policy_mapping_fn, settings.policies_to_train
+        )
         self.policies_to_train = list(self.policy_map.trainable_ids)
         self.multiagent = self.policy_map.is_multi_agent
         facts.check_policies(specs, "policy")
         self.filters: dict[str, ObservationFilter] = {
-            policy_id: make_filter(config.observation_filter, preprocessor.shape, preprocessor.layout.num_mask)
+            policy_id: make_filter(
+                config.observation_filter, preprocessor.shape, preprocessor.layout.num_mask
+            )
             for policy_id, preprocessor in self.preprocessors.items()
         }
         for policy_id in self.filters.keys() - self.policies_to_train:
-            self.filters[policy_id].is_frozen = True  # nothing of a policy that doesn't learn changes
+            self.filters[
+                policy_id
+            ].is_frozen = True  # nothing of a policy that doesn't learn changes
         self.filters |= build.make_return_filters(policies)
         self.sampling_filters = self.filters | {
-            policy_id: in_front_of(policy, self.filters[policy_id]) for policy_id, policy in policies.items()
+            policy_id: in_front_of(policy, self.filters[policy_id])
+            for policy_id, policy in policies.items()
         }
         if isinstance(self.env, ExternalMultiAgentEnv):
             self.env.leave_agents_to_sampler(
-                observations_rewritten=settings.observation_fn is not None, no_done_at_end=config.no_done_at_end
+                observations_rewritten=settings.observation_fn is not None,
+                no_done_at_end=config.no_done_at_end,
             )
         self.async_env: BaseEnv = maker.to_base_env(self.env)
-        self.io_context = IOContext(settings.log_dir, self.policy_config, settings.worker_index, self)
+        self.io_context = IOContext(
+            settings.log_dir, self.policy_config, settings.worker_index, self
+        )
         evaluations = [name for name in sorted(settings.input_evaluation) if name in ESTIMATORS]
         self.reward_estimators: list[OffPolicyEstimator] = [
             ESTIMATORS[name].create(self.io_context) for name in evaluations
@@ -175,8 +210,12 @@ class Worker:
         self.sampler = build.make_sampler(self, settings, polled, _between_turns(self))
         if isinstance(self.sampler, AsyncSampler):
             self.sampler.start()
-        self.input_reader: InputReader = build.make_stream(settings, "input_creator", InputReader, self.io_context)
-        self.output_writer: OutputWriter = build.make_stream(settings, "output_creator", OutputWriter, self.io_context)
+        self.input_reader: InputReader = build.make_stream(
+            settings, "input_creator", InputReader, self.io_context
+        )
+        self.output_writer: OutputWriter = build.make_stream(
+            settings, "output_creator", OutputWriter, self.io_context
+        )
         if self.worker_index == 0:
             logger.info("Policies: %s", dict(self.policy_map))
             logger.info("Preprocessors: %s", self.preprocessors)
@@ -185,15 +224,16 @@ class Worker:
     # --- sampling ---
 
     def sample(self) -> Batch:
-        """Return rows ``[B, ...]`` of ``rollout_fragment_length`` env steps, or of whole episodes with at least that.
+        """Return rows ``[B, ...]`` of ``rollout_fragment_length`` env steps, or of whole episodes
+        with at least that.
 
         While one thread samples, others wait.
 
         Raises:
             SamplerDied: the worker was stopped.
             ConfigError: the reader returned an object that is not a batch.
-            Exception: the environment, a policy, a callback or the reader raised it. Batches read before are kept for
-                the next call.
+            Exception: the environment, a policy, a callback or the reader raised it. Batches read
+                before are kept for the next call.
         """
         with self._sampling:
             if self._is_stopped:
@@ -206,7 +246,8 @@ class Worker:
             return batch
 
     def sample_in_lockstep(self) -> tuple[Fragment, EpisodeColumns] | None:
-        """Return a fragment and the episodes that ended since the last one; None unless environments step in lockstep.
+        """Return a fragment and the episodes that ended since the last one; None unless
+        environments step in lockstep.
 
         Raises:
             Exception: see ``sample``.
@@ -227,7 +268,8 @@ class Worker:
         report("sample_end", columns_of(batch))
         self.output_writer.write(batch)
         if self.reward_estimators:
-            # Two threads must not evaluate a policy at the same time, and estimators evaluate policies.
+            # Two threads must not evaluate a policy at the same time, and estimators evaluate
+            # policies.
             with self._paused():
                 for part in episode_parts(batch):
                     for estimator in self.reward_estimators:
@@ -235,10 +277,13 @@ class Worker:
         return batch
 
     def _read_enough(self) -> Batch:
-        """Read a batch and pass it to the callback; keep the parts for the next call if that raises."""
+        """Read a batch and pass it to the callback; keep the parts for the next call if that
+        raises.
+        """
         limit = self.num_envs if self._config.is_truncating else math.inf
         while not self._read or (
-            len(self._read) < limit and sum(batch.env_steps for batch in self._read) < self.rollout_fragment_length
+            len(self._read) < limit
+            and sum(batch.env_steps for batch in self._read) < self.rollout_fragment_length
         ):
             try:
                 read: object = self.input_reader.next()
@@ -248,8 +293,8 @@ class Worker:
                 break
             if not isinstance(read, SampleBatch | MultiAgentBatch):
                 raise ConfigError(
-                    f"the input reader {type(self.input_reader).__name__} returned a {type(read).__name__}, expected "
-                    "a SampleBatch or a MultiAgentBatch.",
+                    f"the input reader {type(self.input_reader).__name__} returned a"
+                    f" {type(read).__name__}, expected a SampleBatch or a MultiAgentBatch.",
                     key="input",
                     value=read,
                 )
@@ -287,21 +332,28 @@ class Worker:
                 if names is None or policy_id in names
             }
 
-    def set_weights(self, weights: Mapping[str, Any], global_vars: Mapping[str, Any] | None = None) -> None:
+    def set_weights(
+        self, weights: Mapping[str, Any], global_vars: Mapping[str, Any] | None = None
+    ) -> None:
         """Set weights of policies, then global variables if there are any; between two turns.
 
         Args:
             weights: policy id -> weights in the form that ``get_weights`` returns.
-            global_vars: global variables for all policies, such as ``timestep``; None for no change.
+            global_vars: global variables for all policies, such as ``timestep``; None for no
+                change.
 
         Raises:
             UnknownPolicyError: no policy has one of the ids; nothing is changed (a KeyError).
-            PolicyError: the weights do not fit their policy; all policies keep theirs (a ValueError).
+            PolicyError: the weights do not fit their policy; all policies keep theirs (a
+                ValueError).
         """
         policies = {policy_id: self.policy_map[policy_id] for policy_id in weights}
         with self._paused():
             change_all(
-                policies, weights, lambda policy: policy.get_weights(), lambda policy, new: policy.set_weights(new)
+                policies,
+                weights,
+                lambda policy: policy.get_weights(),
+                lambda policy, new: policy.set_weights(new),
             )
             if global_vars:
                 self.set_global_vars(global_vars)
@@ -336,7 +388,9 @@ class Worker:
     # --- the worker itself ---
 
     def foreach_env(self, function: Callable[[Any], R]) -> list[R]:
-        """Call a function with each environment, or with the BaseEnv if it shows none; return the results."""
+        """Call a function with each environment, or with the BaseEnv if it shows none; return the
+        results.
+        """
         envs = list(self.async_env.get_unwrapped())
         return [function(env) for env in envs or [self.async_env]]
 
@@ -362,7 +416,10 @@ class Worker:
         self._is_stopped = True
         sampler, env = getattr(self, "sampler", None), getattr(self, "async_env", None)
         with contextlib.ExitStack() as last_first:
-            for stream in (getattr(self, "output_writer", None), getattr(self, "input_reader", None)):
+            for stream in (
+                getattr(self, "output_writer", None),
+                getattr(self, "input_reader", None),
+            ):
                 if stream is not None:
                     last_first.callback(stream.close)
             if env is not None:
@@ -378,7 +435,9 @@ class Worker:
         try:
             self.stop()
         except Exception:
-            logger.exception("after its construction had failed, the worker could not be closed completely")
+            logger.exception(
+                "after its construction had failed, the worker could not be closed completely"
+            )
 
     def __enter__(self) -> Self:
         return self
@@ -388,7 +447,10 @@ class Worker:
 
     def __del__(self) -> None:
         # at the end of the interpreter there are no names of modules any more
-        end_sampling, env = getattr(getattr(self, "sampler", None), "end_soon", None), getattr(self, "async_env", None)
+        end_sampling, env = (
+            getattr(getattr(self, "sampler", None), "end_soon", None),
+            getattr(self, "async_env", None),
+        )
         if end_sampling is not None:
             end_sampling()
         if env is not None:
@@ -417,7 +479,8 @@ def change_all(
     read: Callable[[Policy], Any],
     change: Callable[[Policy, Any], None],
 ) -> None:
-    """Set a value for each policy; if one policy refuses its value, restore the values of the others.
+    """Set a value for each policy; if one policy refuses its value, restore the values of the
+    others.
 
     Args:
         policies: policies by id.
@@ -432,7 +495,9 @@ def change_all(
     policy_id = ""
     try:
         for policy_id, policy in policies.items():
-            with contextlib.suppress(PolicyError, NotImplementedError):  # it may not have a value yet
+            with contextlib.suppress(
+                PolicyError, NotImplementedError
+            ):  # it may not have a value yet
                 before.append((policy_id, read(policy)))
             change(policy, values[policy_id])
     except BaseException:

@@ -1,4 +1,6 @@
-"""Versions of a policy, and their batches: all requests of a turn of the event loop are answered by one evaluation."""
+"""Versions of a policy, and their batches: all requests of a turn of the event loop are answered by
+one evaluation.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,8 @@ class Job:
         session: session of the only row; None = each row is an episode's first one.
         reward: reward of the session's last step.
         is_start: True begins a new episode of the session.
-        action: action that the client of a session took by itself, in the environment's form; None = it asks for one.
+        action: action that the client of a session took by itself, in the environment's form; None
+            = it asks for one.
         with_logp: True if the client's answer needs log-probabilities.
         finish: makes the client's answer from the `Answer` to the rows.
         answer: the client's answer.
@@ -74,7 +77,10 @@ class Job:
     answer: Reply = field(default_factory=Reply)
 
     def memory(self, blank: Memory) -> Memory:
-        """Return the policy's memory before the rows; `blank` is the memory at an episode's start."""
+        """Return the policy's memory before the rows;
+
+        `blank` is the memory at an episode's start.
+        """
         if self.session is None or self.is_start or self.session.memory is None:
             return blank
         return self.session.memory._replace(reward=self.reward)
@@ -96,7 +102,9 @@ class Version:
         self.name, self.actor, self.env, self.env_steps = str(number), actor, env, env_steps
         self.count_rows: Callable[[int], object] = lambda rows: None
         self._pending: list[Job] = []
-        self._context = contextvars.copy_context()  # numbers too large for float32 become infinite, which is refused
+        self._context = (
+            contextvars.copy_context()
+        )  # numbers too large for float32 become infinite, which is refused
         self._context.run(np.seterr, over="ignore")
         self._has_memory = bool(actor.initial_state) or actor.looks_back
         self._blank = Memory(actor.initial_memory, actor.layout.to_env(actor.layout.zeros(1))[0])
@@ -165,12 +173,16 @@ class Version:
                 answer = error
             job.answer.set_result(answer)
 
-    def _evaluate(self, jobs: Sequence[Job], explore: bool) -> tuple[list[Any], list[Array], dict[str, Array]]:
+    def _evaluate(
+        self, jobs: Sequence[Job], explore: bool
+    ) -> tuple[list[Any], list[Array], dict[str, Array]]:
         """Return actions, recurrent states and further outputs of all rows of jobs."""
         inputs = self.actor.observe([obs for job in jobs for obs in job.observations], update=False)
         with_logp = any([job.with_logp for job in jobs])
         if not self._has_memory:
-            actions, states, columns = self.actor.act_on(inputs, explore=explore, with_logp=with_logp)
+            actions, states, columns = self.actor.act_on(
+                inputs, explore=explore, with_logp=with_logp
+            )
             return actions, states, {**columns, c.OBS: inputs}
         memories = [job.memory(self._blank) for job in jobs for _ in job.observations]
         last_states, last_actions, rewards = zip(*memories, strict=True)

@@ -1,9 +1,10 @@
 """`env: external`: environments whose episodes are played by clients of the run's client port.
 
-The port is one address for all workers. Its process, the gate, takes the requests of `aiorl serve`: /sessions and /act
-over HTTP, and the WebSocket /ws. It deals sessions to the environments, each of which connects to it by the WebSocket
-/workers, and passes their requests on. A session plays one episode after the other. It stays with its environment, and
-is gone when that is lost. The steps of all sessions of an environment are answered together.
+The port is one address for all workers. Its process, the gate, takes the requests of `aiorl serve`:
+/sessions and /act over HTTP, and the WebSocket /ws. It deals sessions to the environments, each of
+which connects to it by the WebSocket /workers, and passes their requests on. A session plays one
+episode after the other. It stays with its environment, and is gone when that is lost. The steps of
+all sessions of an environment are answered together.
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ Answer = dict[str, Any]
 _RETRY_S = 1.0
 _MAX_SESSIONS, _TTL_S = 10_000, 600.0
 _MAX_MAIL, _MAX_MAIL_OF_WORKER = 128 << 20, 64 << 20
-"""Bytes of the requests that all workers, and one of them, may have without having answered them."""
+"""Bytes of the requests that all workers, and one of them, may have without having answered
+them."""
 _MAIL_ITEM_BYTES = 2000
 """Cost of a request besides the bytes of its message."""
 _GONE = "The worker of this session is gone. Open a new session."
@@ -68,20 +70,21 @@ _MAX_DEPTH = 50
 _OF_ACT = frozenset(("observation", "action", "reward", "info", "dones", "start"))
 _OF_END = frozenset(("observation", "reward", "info", "dones", "truncated"))
 here: Any = None
-"""`LocalWorker` of this process, None if there is none; an environment that begins becomes its ``env``."""
+"""`LocalWorker` of this process, None if there is none; an environment that begins becomes its
+``env``."""
 
 
 class ClientEnv(ExternalMultiAgentEnv):
     """Environment that clients play.
 
-    Its config has ``observation_space`` and ``action_space``, descriptions as by `space_to_dict`, or mappings of them
-    by agent; ``max_concurrent`` (100), the limit of open episodes; and ``idle_timeout_s`` (300): an episode without a
-    request for that long is truncated.
+    Its config has ``observation_space`` and ``action_space``, descriptions as by `space_to_dict`,
+    or mappings of them by agent; ``max_concurrent`` (100), the limit of open episodes; and
+    ``idle_timeout_s`` (300): an episode without a request for that long is truncated.
 
     Attributes:
         has_clients: marks environments that clients play.
-        is_by_agent: True if requests have observations, actions, rewards and infos by agent; False if those of the only
-            agent are the values themselves.
+        is_by_agent: True if requests have observations, actions, rewards and infos by agent; False
+            if those of the only agent are the values themselves.
     """
 
     has_clients = True
@@ -93,7 +96,9 @@ class ClientEnv(ExternalMultiAgentEnv):
             ConfigError: a space is missing, or a setting can't be used.
         """
         self._most = _setting(config, "max_concurrent", int, 100)
-        action_space, observation_space = (_setting(config, f"{of}_space", _spaces) for of in ("action", "observation"))
+        action_space, observation_space = (
+            _setting(config, f"{of}_space", _spaces) for of in ("action", "observation")
+        )
         super().__init__(action_space, observation_space, self._most)
         self.idle_timeout_s = _setting(config, "idle_timeout_s", float, 300.0)
         self.is_by_agent = not isinstance(observation_space, spaces.Space)
@@ -113,10 +118,14 @@ class ClientEnv(ExternalMultiAgentEnv):
             self._is_over.wait()
             return
         if not self._gate:
-            raise ConfigError("An external environment needs clients.", key="client_port", hint="Set client_port.")
+            raise ConfigError(
+                "An external environment needs clients.", key="client_port", hint="Set client_port."
+            )
         addresses = Addresses(self._gate["addresses"])
         headers = {"Authorization": f"Bearer {self._gate['secret']}"}
-        dial = partial(connect, additional_headers=headers, compression=None, max_size=None, proxy=None)
+        dial = partial(
+            connect, additional_headers=headers, compression=None, max_size=None, proxy=None
+        )
         with ThreadPoolExecutor(self._most, "client") as threads:
             while not self._is_over.is_set():
                 try:
@@ -139,8 +148,12 @@ class ClientEnv(ExternalMultiAgentEnv):
         if self._link is not None:
             self._link.close()
 
-    def step(self, episode_id: str, obs: dict[str, Any], taken: dict[str, Any] | None) -> dict[str, Any]:
-        """Return the actions for observations by agent: those that the client took, and the policies' for others."""
+    def step(
+        self, episode_id: str, obs: dict[str, Any], taken: dict[str, Any] | None
+    ) -> dict[str, Any]:
+        """Return the actions for observations by agent: those that the client took, and the
+        policies' for others.
+        """
         return {**self._ask(episode_id, obs, taken), **(taken or {})}
 
     def _reply(self, link: ClientConnection, message: bytes) -> None:
@@ -150,7 +163,8 @@ class ClientEnv(ExternalMultiAgentEnv):
             link.send(packed({"session": asked["session"], "answer": answer}))
 
     def answer(self, do: str, name: str, said: Mapping[str, Any]) -> Answer:
-        """Return the answer to a request of a session, with ``status`` and ``error`` if it is refused.
+        """Return the answer to a request of a session, with ``status`` and ``error`` if it is
+        refused.
 
         Args:
             do: "open", "act", "end" or "close".
@@ -166,7 +180,9 @@ class ClientEnv(ExternalMultiAgentEnv):
             session = self._sessions[name]
             return {"act": session.act, "end": session.end}[do](said)
         except (ClosedEpisodeError, EpisodeTimeout, SamplerDied, KeyError) as error:
-            refusal = Refusal(410, f"The session or its episode is gone: {error}. Open a new session.")
+            refusal = Refusal(
+                410, f"The session or its episode is gone: {error}. Open a new session."
+            )
         except (AiorlError, ValueError, TypeError) as error:
             refusal = Refusal(400, getattr(error, "message", str(error)))
         except RuntimeError as error:  # as many episodes are open as may be
@@ -210,39 +226,56 @@ class _Session:
         return self.drop()
 
     def drop(self) -> dict[str, Any]:
-        """Give up the episode unless it has ended, and return its steps and the sum of its rewards."""
+        """Give up the episode unless it has ended, and return its steps and the sum of its
+        rewards.
+        """
         found = {"steps": self._steps, "reward": self._total}
         self._env.drop_episode(self._episode)
         self._episode, self._steps, self._total = None, 0, 0.0
         return found
 
-    def _publish(self, said: Mapping[str, Any], publish: Callable[..., Any], *args: Any, **keys: Any) -> Any:
-        """Report rewards, infos and done agents, then publish observations; a refused request adds no reward."""
+    def _publish(
+        self, said: Mapping[str, Any], publish: Callable[..., Any], *args: Any, **keys: Any
+    ) -> Any:
+        """Report rewards, infos and done agents, then publish observations; a refused request adds
+        no reward.
+        """
         if "dones" in said and not self._env.is_by_agent:
             raise Refusal(400, "'dones' is for several agents; 'end' ends the episode.")
         infos, dones = self._by_agent(said, "info"), said.get("dones")
         if _is_deep(infos, _MAX_DEPTH):
             raise Refusal(400, f"'info' is nested in more than {_MAX_DEPTH} levels.")
-        given = self._by_agent(said, "reward", 0.0) if self._steps else {}  # a reward belongs to an action
+        given = (
+            self._by_agent(said, "reward", 0.0) if self._steps else {}
+        )  # a reward belongs to an action
         rewards = {agent: number(one, "reward") for agent, one in given.items()}
         self._env.log_returns(self._episode, rewards, infos, dones)
         try:
             found = publish(self._episode, *args, **keys)
         except ValueError:
-            self._env.log_returns(self._episode, {agent: -reward for agent, reward in rewards.items()})
+            self._env.log_returns(
+                self._episode, {agent: -reward for agent, reward in rewards.items()}
+            )
             raise
         self._total += sum(rewards.values())
         return found
 
     def _values(self, said: Mapping[str, Any], key: str) -> dict[str, Any]:
-        """Return the observations or the actions of a request by agent; those of unknown agents are not read."""
+        """Return the observations or the actions of a request by agent; those of unknown agents are
+        not read.
+        """
         if key not in said:
             raise Refusal(400, f"The request needs {key!r}.")
         given, space = self._by_agent(said, key), getattr(self._env, f"{key}_space")
         known = dict.fromkeys(given, space) if isinstance(space, spaces.Space) else space
-        return {who: given_value(known[who], one, key) if who in known else one for who, one in given.items()}
+        return {
+            who: given_value(known[who], one, key) if who in known else one
+            for who, one in given.items()
+        }
 
-    def _by_agent(self, said: Mapping[str, Any], key: str, default: Any = None) -> Mapping[str, Any]:
+    def _by_agent(
+        self, said: Mapping[str, Any], key: str, default: Any = None
+    ) -> Mapping[str, Any]:
         """Return a part of a request by agent."""
         given = said.get(key, default)
         if not self._env.is_by_agent:
@@ -258,11 +291,15 @@ def _setting(config: EnvContext, key: str, read: Callable[[Any], Any], default: 
         return read(config.get(key, default))
     except (TypeError, ValueError) as error:
         hint = "A space looks like {kind: Discrete, n: 2, start: 0}; docs/clients.md has all kinds."
-        raise ConfigError(f"env_config.{key} can't be used: {error}", key=f"env_config.{key}", hint=hint) from error
+        raise ConfigError(
+            f"env_config.{key} can't be used: {error}", key=f"env_config.{key}", hint=hint
+        ) from error
 
 
 def _spaces(given: Any) -> Any:
-    """Return the space of a description, or the spaces by agent of a mapping of them; spaces are their own."""
+    """Return the space of a description, or the spaces by agent of a mapping of them; spaces are
+    their own.
+    """
     space = gymnasium_space(given)
     if isinstance(space, spaces.Space):
         return space
@@ -272,15 +309,23 @@ def _spaces(given: Any) -> Any:
 
 
 def _is_deep(value: Any, levels: int) -> bool:
-    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+    inner = (
+        value.values()
+        if isinstance(value, Mapping)
+        else value
+        if isinstance(value, list | tuple)
+        else ()
+    )
     return levels < 0 or any(_is_deep(one, levels - 1) for one in inner)
 
 
-# The gate -------------------------------------------------------------------------------------------------------
+# The gate
+# --------------------------------------------------------------------------------------------------
 
 
 class _Link:
-    """Connection of an environment, and the requests that it has not answered yet, at most one of each session.
+    """Connection of an environment, and the requests that it has not answered yet, at most one of
+    each session.
 
     Attributes:
         waiting: session -> its answer to come, and the bytes of its request.
@@ -292,7 +337,9 @@ class _Link:
 
     def ask(self, do: str, session: str, said: Answer) -> Reply:
         if session in self.waiting:
-            raise Refusal(409, "The last request of this session is still under way. Wait for its answer.")
+            raise Refusal(
+                409, "The last request of this session is still under way. Wait for its answer."
+            )
         message = packed({"session": session, "do": do, "said": said})
         num_bytes = len(message) + _MAIL_ITEM_BYTES
         unanswered = self._share.num_bytes + num_bytes
@@ -322,11 +369,15 @@ class _Link:
 
 
 class Gate(App):
-    """App of the client port of a run: sessions of clients, each with a worker, and the routes to them."""
+    """App of the client port of a run: sessions of clients, each with a worker, and the routes to
+    them.
+    """
 
     def __init__(self, run_dir: Path) -> None:
         """Wait for workers that have the secret in a file of the run directory."""
-        from aiorl.serving.request_metrics import RequestMetrics  # whose packages workers do without
+        from aiorl.serving.request_metrics import (
+            RequestMetrics,
+        )  # whose packages workers do without
 
         super().__init__()
         self._secret, self._run_dir = token_in(run_dir / CLIENT_SECRET), run_dir
@@ -337,7 +388,11 @@ class Gate(App):
         self._mail = Budget(_MAX_MAIL)
         metrics = self._metrics = RequestMetrics()
         metrics.count_sessions(self._sessions)
-        metrics.gauge("aiorl_client_port_workers", "Environments that answer clients.", lambda: len(self._links))
+        metrics.gauge(
+            "aiorl_client_port_workers",
+            "Environments that answer clients.",
+            lambda: len(self._links),
+        )
         about = "Bytes of the requests that environments have not answered."
         metrics.gauge("aiorl_client_port_unanswered_bytes", about, lambda: self._mail.num_bytes)
         self.on_answer.append(metrics.note)
@@ -348,7 +403,8 @@ class Gate(App):
         self.add("GET", "/ready", self._ready, is_open=True)
         self.add("WEBSOCKET", "/workers", self._worker, is_open=True)
 
-    # Workers ----------------------------------------------------------------------------------------------------
+    # Workers
+    # ----------------------------------------------------------------------------------------------
 
     async def _worker(self, socket: WebSocket) -> None:
         if not hmac.compare_digest(token_of(socket.request), self._secret):
@@ -367,10 +423,13 @@ class Gate(App):
     def _forget(self, session: Session) -> None:
         self._metrics.note_expiry(session)
         if (link := self._links.get(session.arm)) is not None:
-            with suppress(Refusal):  # its last request is still under way; the environment gives it up by itself
+            with suppress(
+                Refusal
+            ):  # its last request is still under way; the environment gives it up by itself
                 link.ask("close", session.id, {})
 
-    # Requests of clients ----------------------------------------------------------------------------------------
+    # Requests of clients
+    # ----------------------------------------------------------------------------------------------
 
     def _open(self, said: Answer) -> Reply:
         check_keys(said, {"train"})
@@ -410,4 +469,6 @@ class Gate(App):
 def _array(value: Answer) -> Any:
     if value.keys() != {"data", "dtype", "shape"}:
         return value
-    return np.frombuffer(value["data"], np.dtype(value["dtype"]).newbyteorder("<")).reshape(value["shape"])
+    return np.frombuffer(value["data"], np.dtype(value["dtype"]).newbyteorder("<")).reshape(
+        value["shape"]
+    )

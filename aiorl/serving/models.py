@@ -1,4 +1,6 @@
-"""Models: policies by name, loaded from runs, checkpoints and exports; newer versions replace older ones."""
+"""Models: policies by name, loaded from runs, checkpoints and exports; newer versions replace older
+ones.
+"""
 
 from __future__ import annotations
 
@@ -55,8 +57,14 @@ class Model:
         """Begin without a version, for versions like the `first` one; see the class."""
         self.name, self.env, self.share = name, first.env, share
         self.arms: list[Version] = []
-        self.observation_space, self.action_space = first.actor.observation_space, first.actor.layout.space
-        self.inputs, self.outputs = tensors_of("obs", self.observation_space), tensors_of("action", self.action_space)
+        self.observation_space, self.action_space = (
+            first.actor.observation_space,
+            first.actor.layout.space,
+        )
+        self.inputs, self.outputs = (
+            tensors_of("obs", self.observation_space),
+            tensors_of("action", self.action_space),
+        )
         self.outputs |= {name: Tensor(name, (), np.dtype(np.float32)) for name in OUTPUTS}
         self.state_shapes = [state.shape for state in first.actor.initial_memory]
 
@@ -69,11 +77,13 @@ class Model:
         return index if index < len(self.arms) else 0
 
     def put(self, index: int, version: Version) -> Version | None:
-        """Serve a version as a further arm, or in place of one, which first answers the requests that it has.
+        """Serve a version as a further arm, or in place of one, which first answers the requests
+        that it has.
 
         Args:
             index: index of the arm.
-            version: the version; numbers of arms but the first one get their index, such as "120.1".
+            version: the version; numbers of arms but the first one get their index, such as
+                "120.1".
 
         Returns:
             The version that was replaced, if there was one.
@@ -108,27 +118,43 @@ class Models(dict[str, Model]):
     """
 
     def __init__(
-        self, targets: Sequence[str], *, follow: str = "", share: float = 0.0, threads: int = 1, seed: int | None = None
+        self,
+        targets: Sequence[str],
+        *,
+        follow: str = "",
+        share: float = 0.0,
+        threads: int = 1,
+        seed: int | None = None,
     ) -> None:
         """Load all policies.
 
         Args:
-            targets: paths, each also as ``NAME=PATH``; without a name, models get the ids of policies.
+            targets: paths, each also as ``NAME=PATH``; without a name, models get the ids of
+                policies.
             follow: checkpoints of runs that `follow` loads: "newest", "best", or "" for none.
-            share: share of a model's requests for each further target of its name; 0 refuses further targets.
+            share: share of a model's requests for each further target of its name; 0 refuses
+                further targets.
             threads: threads that an evaluation of a network can use.
             seed: seed of sampled actions.
 
         Raises:
             ConfigError: names are wrong or not unique.
             CheckpointError: a checkpoint or export can't be used.
-            PolicyError: no policy of a run can be served, or one can't answer in place of another one.
+            PolicyError: no policy of a run can be served, or one can't answer in place of another
+                one.
             ImportError: a network can only be run in TensorFlow, which is not installed.
         """
         super().__init__()
-        self.rows = Histogram("aiorl_batch_rows", "Rows of an evaluation.", ["policy", "version"], registry=None,
-                              buckets=[2**power for power in range(10)])  # fmt: skip
-        self.swaps = Counter("aiorl_swaps", "Versions that replaced others.", ["policy"], registry=None)
+        self.rows = Histogram(
+            "aiorl_batch_rows",
+            "Rows of an evaluation.",
+            ["policy", "version"],
+            registry=None,
+            buckets=[2**power for power in range(10)],
+        )
+        self.swaps = Counter(
+            "aiorl_swaps", "Versions that replaced others.", ["policy"], registry=None
+        )
         self._share = share
         load = partial(_load, threads=threads, seed=seed)
         self._sources = [_Source(target, follow, load) for target in targets]
@@ -136,11 +162,15 @@ class Models(dict[str, Model]):
         for source in self._sources:
             if not source.folders:
                 self._take(source, load(source.path))
-            elif self.waiting == source.path:  # the first of them, so that arms get the order of targets
+            elif (
+                self.waiting == source.path
+            ):  # the first of them, so that arms get the order of targets
                 self._take(source, source.newer())
 
     async def follow(self) -> None:
-        """Serve newer checkpoints of followed runs in place of older ones; without such runs, return at once."""
+        """Serve newer checkpoints of followed runs in place of older ones; without such runs,
+        return at once.
+        """
         while any(source.folders for source in self._sources):
             for source in self._sources:
                 if source.folders and (found := await asyncio.to_thread(source.newer)):
@@ -148,7 +178,12 @@ class Models(dict[str, Model]):
                         self._take(source, found)
                         logger.info("version %s of %s is served", found[0].name, source.path)
                     except AiorlError as error:
-                        logger.warning("version %s of %s can't be served: %s", found[0].name, source.path, error)
+                        logger.warning(
+                            "version %s of %s can't be served: %s",
+                            found[0].name,
+                            source.path,
+                            error,
+                        )
                 if not source.arms:
                     break
             await asyncio.sleep(_LOOK_S)
@@ -156,7 +191,9 @@ class Models(dict[str, Model]):
     def _take(self, source: _Source, versions: Sequence[Version]) -> None:
         for version in versions:
             policy_id = version.actor.policy_id
-            model, index = source.arms.get(policy_id) or self._arm_for(source, version, is_only=len(versions) == 1)
+            model, index = source.arms.get(policy_id) or self._arm_for(
+                source, version, is_only=len(versions) == 1
+            )
             if (old := model.put(index, version)) is not None:
                 self.rows.remove(model.name, old.name)
                 self.swaps.labels(model.name).inc()
@@ -173,7 +210,10 @@ class Models(dict[str, Model]):
         index = len(model.arms)
         if index and not 0.0 < index * self._share < 1.0:
             said = f"There is no share of the requests to policy {name!r} left for {source.path}."
-            hint = f"Give names, such as first={source.path}; or versions of one policy a --share below {1 / index:g}."
+            hint = (
+                f"Give names, such as first={source.path}; or versions of one policy a --share"
+                f" below {1 / index:g}."
+            )
             raise ConfigError(said, key="share", value=self._share, hint=hint)
         return model, index
 
@@ -193,26 +233,47 @@ class _Source:
         is_named = bool(equals) and "/" not in name
         # names are parts of addresses
         if is_named and not (name.strip(".") and is_label(name) and not {*name} & {"?", "#"}):
-            raise ConfigError(f"{name!r} can't be the name of a model.", key="PATH", value=target, hint="Use letters.")
-        self.name, self.path = name if is_named else "", Path(path if is_named else target).expanduser()
+            raise ConfigError(
+                f"{name!r} can't be the name of a model.",
+                key="PATH",
+                value=target,
+                hint="Use letters.",
+            )
+        self.name, self.path = (
+            name if is_named else "",
+            Path(path if is_named else target).expanduser(),
+        )
         self.arms: dict[str, tuple[Model, int]] = {}
-        is_fixed = not follow or _export_in(self.path) is not None or (self.path / "meta.json").exists()
+        is_fixed = (
+            not follow or _export_in(self.path) is not None or (self.path / "meta.json").exists()
+        )
         self.folders = [] if is_fixed else [self.path / _FOLDERS[follow], self.path]
         self._load = load
         self._seen: object = None
 
     def newer(self) -> list[Version]:
-        """Return the policies of the newest checkpoint; [] if it is the one of the last look, or damaged."""
+        """Return the policies of the newest checkpoint; [] if it is the one of the last look, or
+        damaged.
+        """
         try:
             path = next(filter(None, map(list_checkpoints, self.folders)))[-1]
             stats = [file.stat() for file in sorted(path.iterdir())]
-        except (StopIteration, CheckpointError, OSError):  # there is none, or it is being replaced now
+        except (
+            StopIteration,
+            CheckpointError,
+            OSError,
+        ):  # there is none, or it is being replaced now
             return []
-        seen, self._seen = self._seen, (path, [(stat.st_ino, stat.st_size, stat.st_mtime_ns) for stat in stats])
+        seen, self._seen = (
+            self._seen,
+            (path, [(stat.st_ino, stat.st_size, stat.st_mtime_ns) for stat in stats]),
+        )
         if self._seen == seen:
             return []
         try:
-            return self._load(path if self.arms else path.parent)  # an older one is better than none
+            return self._load(
+                path if self.arms else path.parent
+            )  # an older one is better than none
         except Exception as error:  # whatever a damaged file leads to
             logger.warning("%s; it is not served", error)
             return []
@@ -228,18 +289,31 @@ def _load(path: Path, *, threads: int, seed: int | None) -> list[Version]:
     if not own:
         raise PolicyError(f"{run.checkpoint.path} has no network of a learner that could be served")
     if len(own) < len(known):
-        logger.warning("policies %s are of classes of your own, so they are not served", sorted({*known} - {*own}))
-    return [Version(number, run.actor(name, threads=threads, seed=seed), env, run.env_steps) for name in own]
+        logger.warning(
+            "policies %s are of classes of your own, so they are not served",
+            sorted({*known} - {*own}),
+        )
+    return [
+        Version(number, run.actor(name, threads=threads, seed=seed), env, run.env_steps)
+        for name in own
+    ]
 
 
 def _export_in(path: Path) -> Path | None:
-    """Return the directory of an ONNX export; the path is that, its parent or its file. None if there is no export."""
+    """Return the directory of an ONNX export; the path is that, its parent or its file.
+
+    None if there is no export.
+    """
     candidates = path, path / "onnx", path.parent if path.suffix == ".onnx" else path
-    return next((directory for directory in candidates if (directory / _DESCRIPTION).is_file()), None)
+    return next(
+        (directory for directory in candidates if (directory / _DESCRIPTION).is_file()), None
+    )
 
 
 def _load_export(directory: Path, *, threads: int, seed: int | None) -> Version:
-    """Return the policy of an ONNX export, whose file is an acting graph with weights and filter inside."""
+    """Return the policy of an ONNX export, whose file is an acting graph with weights and filter
+    inside.
+    """
     try:
         said = parse_json(read_regular(directory / _DESCRIPTION, max_bytes=_MAX_DESCRIPTION))
         if said["format"] != "onnx":
@@ -253,14 +327,32 @@ def _load_export(directory: Path, *, threads: int, seed: int | None) -> Version:
         preprocessor = make_preprocessor(space, action_space=action_space)
         if type(preprocessor).__name__ != said["preprocessor"]["name"]:
             raise PolicyError(f"its preprocessor {said['preprocessor']['name']} is the user's own")
-        shapes = {one["name"]: (one["shape"][1:], one["dtype"]) for one in (*said["inputs"], *said["outputs"])}
-        spec = ActingSpec.from_dict({
-            "format": 1, "obs_shape": shapes["obs"][0], "obs_dtype": shapes["obs"][1],
-            "state_shapes": [shape for name, (shape, _) in shapes.items() if name.startswith("state_in_")],
-            "num_dist_inputs": shapes["dist_inputs"][0][0], "distribution": said["distribution"],
-            "action_space": described_actions, "weights": [], "prev_action": shapes.get("prev_actions"),
-        })  # fmt: skip
-        policy = OnnxPolicy(graph, spec, threads=threads, seed=seed, observation_space=preprocessor.observation_space)
+        shapes = {
+            one["name"]: (one["shape"][1:], one["dtype"])
+            for one in (*said["inputs"], *said["outputs"])
+        }
+        spec = ActingSpec.from_dict(
+            {
+                "format": 1,
+                "obs_shape": shapes["obs"][0],
+                "obs_dtype": shapes["obs"][1],
+                "state_shapes": [
+                    shape for name, (shape, _) in shapes.items() if name.startswith("state_in_")
+                ],
+                "num_dist_inputs": shapes["dist_inputs"][0][0],
+                "distribution": said["distribution"],
+                "action_space": described_actions,
+                "weights": [],
+                "prev_action": shapes.get("prev_actions"),
+            }
+        )
+        policy = OnnxPolicy(
+            graph,
+            spec,
+            threads=threads,
+            seed=seed,
+            observation_space=preprocessor.observation_space,
+        )
         policy.set_weights({})
         clips = said["clip_actions"] is True
         actor = Actor(

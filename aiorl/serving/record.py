@@ -39,12 +39,13 @@ _PAUSE_S = 30.0
 class Recorder:
     """Writer of whole episodes in a directory for each policy, by a thread of its own.
 
-    A row has the policy's input, the action before it is clipped, and the reward. Episodes whose actions were all drawn
-    also have log-probabilities; they are in files of their own, those of worker 0.
+    A row has the policy's input, the action before it is clipped, and the reward. Episodes whose
+    actions were all drawn also have log-probabilities; they are in files of their own, those of
+    worker 0.
 
     Attributes:
-        episodes: counts episodes, for Prometheus, by policy and by what became of them: "written", "dropped" because
-            their end or memory was missing, or "failed" because of the disk.
+        episodes: counts episodes, for Prometheus, by policy and by what became of them: "written",
+            "dropped" because their end or memory was missing, or "failed" because of the disk.
         num_bytes: memory of the episodes that are not written yet.
     """
 
@@ -59,20 +60,32 @@ class Recorder:
             self._directory.mkdir(parents=True, exist_ok=True)
             TemporaryFile(dir=self._directory).close()
         except OSError as error:
-            raise ConfigError(f"--record {directory} can't be written in: {error.strerror}.", key="record") from error
-        self.episodes = Counter("aiorl_recorded_episodes", "Episodes of sessions.", ["policy", "fate"], registry=None)
+            raise ConfigError(
+                f"--record {directory} can't be written in: {error.strerror}.", key="record"
+            ) from error
+        self.episodes = Counter(
+            "aiorl_recorded_episodes", "Episodes of sessions.", ["policy", "fate"], registry=None
+        )
         self.num_bytes, self._paused_until = 0, 0.0
         self._writers: dict[tuple[str, bool], FileWriter] = {}
-        self._ids = itertools.count(secrets.randbits(48))  # files of several servers can be read together
+        self._ids = itertools.count(
+            secrets.randbits(48)
+        )  # files of several servers can be read together
         self._thread = ThreadPoolExecutor(1, "record")
 
     def step(self, actor: Actor, job: Job, finish: Callable[[Answer], Any], answer: Answer) -> Any:
-        """Add an answered step to its session's episode, and return the client's answer, made by `finish`."""
+        """Add an answered step to its session's episode, and return the client's answer, made by
+        `finish`.
+        """
         session: Any = job.session
         if session.steps == 1:
             session.episode = Episode(self, session.model)
         if session.episode is not None:
-            row = answer.columns[c.ACTIONS][answer.rows][0] if job.action is None else actor.layout.to_row(job.action)
+            row = (
+                answer.columns[c.ACTIONS][answer.rows][0]
+                if job.action is None
+                else actor.layout.to_row(job.action)
+            )
             logp = answer.output("logp")[0] if job.explore and job.action is None else np.nan
             obs = answer.columns[c.OBS][answer.rows][0]  # as the policy got it
             session.episode.add(np.array(obs), np.array(row), job.reward, logp)
@@ -80,7 +93,9 @@ class Recorder:
                 session.drop_episode()
         return finish(answer)
 
-    def end(self, actor: Actor, session: Session, obs: Any, reward: float, *, is_truncated: bool) -> None:
+    def end(
+        self, actor: Actor, session: Session, obs: Any, reward: float, *, is_truncated: bool
+    ) -> None:
         """Write a session's episode.
 
         Args:
@@ -101,7 +116,9 @@ class Recorder:
             raise Refusal(400, f"The observation can't be used: {fault}") from None
         session.episode = None
         loop = asyncio.get_running_loop()
-        written = loop.run_in_executor(self._thread, self._write, episode, last, reward, is_truncated)
+        written = loop.run_in_executor(
+            self._thread, self._write, episode, last, reward, is_truncated
+        )
         written.add_done_callback(lambda done: episode.end(done.result()))
 
     def close(self) -> None:
@@ -110,7 +127,9 @@ class Recorder:
         for writer in self._writers.values():
             writer.close()
 
-    def _write(self, episode: Episode, last: NDArray[Any], reward: float, is_truncated: bool) -> str:
+    def _write(
+        self, episode: Episode, last: NDArray[Any], reward: float, is_truncated: bool
+    ) -> str:
         if time.monotonic() < self._paused_until:
             return "failed"
         try:
@@ -125,7 +144,10 @@ class Recorder:
                 self._writers[key] = FileWriter(str(directory), worker_index=int(not key[1]))
             self._writers[key].write(batch)
         except Exception:  # serving has to continue
-            logger.exception("writing an episode in %s failed; the next ones are dropped for 30 s", self._directory)
+            logger.exception(
+                "writing an episode in %s failed; the next ones are dropped for 30 s",
+                self._directory,
+            )
             self._paused_until = time.monotonic() + _PAUSE_S
             return "failed"
         return "written"
@@ -146,7 +168,9 @@ class Episode:
         self._rows: list[tuple[NDArray[Any], NDArray[Any], float, float]] = []
 
     def add(self, obs: NDArray[Any], action: NDArray[Any], reward: float, logp: float) -> None:
-        """Add a row: the policy's input [...], the action [...], the reward before it, and the log-probability."""
+        """Add a row: the policy's input [...], the action [...], the reward before it, and the
+        log-probability.
+        """
         self._rows.append((obs, action, reward, logp))
         size = obs.nbytes + action.nbytes + _ROW_BYTES
         self.num_bytes += size
@@ -157,18 +181,31 @@ class Episode:
         self._recorder.episodes.labels(self.policy, fate).inc()
         self._recorder.num_bytes -= self.num_bytes
 
-    def batch(self, number: int, last: NDArray[Any], reward: float, is_truncated: bool) -> SampleBatch:
-        """Return its rows [B, ...]; `number` is for ``eps_id``, `last` is the input [...] after the last row."""
+    def batch(
+        self, number: int, last: NDArray[Any], reward: float, is_truncated: bool
+    ) -> SampleBatch:
+        """Return its rows [B, ...];
+
+        `number` is for ``eps_id``, `last` is the input [...] after the last row.
+        """
         observations, actions, rewards, logp = zip(*self._rows, strict=True)
         size = len(actions)
         obs = np.stack([*observations, last])
         is_last = np.arange(size) == size - 1
-        batch = SampleBatch({
-            c.T: np.arange(size, dtype=np.int32), c.EPS_ID: np.full(size, number), c.AGENT_INDEX: np.zeros(size, int),
-            c.OBS: obs[:-1], c.NEW_OBS: obs[1:], c.ACTIONS: np.stack(actions),
-            c.REWARDS: np.array([*rewards[1:], reward], np.float32), c.DONES: is_last,
-            c.TERMINATEDS: is_last & (not is_truncated), c.TRUNCATEDS: is_last & is_truncated,
-        })  # fmt: skip
+        batch = SampleBatch(
+            {
+                c.T: np.arange(size, dtype=np.int32),
+                c.EPS_ID: np.full(size, number),
+                c.AGENT_INDEX: np.zeros(size, int),
+                c.OBS: obs[:-1],
+                c.NEW_OBS: obs[1:],
+                c.ACTIONS: np.stack(actions),
+                c.REWARDS: np.array([*rewards[1:], reward], np.float32),
+                c.DONES: is_last,
+                c.TERMINATEDS: is_last & (not is_truncated),
+                c.TRUNCATEDS: is_last & is_truncated,
+            }
+        )
         if np.isfinite(logp).all():
             batch[c.ACTION_LOGP] = np.array(logp, np.float32)
         return batch

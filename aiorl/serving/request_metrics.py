@@ -6,7 +6,14 @@ import functools
 import re
 from collections.abc import Callable
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    generate_latest,
+)
 
 from aiorl.serving.sessions import Session, Sessions
 from aiorl.web.app import Request, Response
@@ -26,8 +33,13 @@ class RequestMetrics:
     def __init__(self) -> None:
         """Begin without requests."""
         self.registry = CollectorRegistry()
-        seconds = Histogram("aiorl_request_seconds", "Time from a request's headers to its answer.", ["path", "status"],
-                            registry=self.registry, buckets=_BOUNDS)  # fmt: skip
+        seconds = Histogram(
+            "aiorl_request_seconds",
+            "Time from a request's headers to its answer.",
+            ["path", "status"],
+            registry=self.registry,
+            buckets=_BOUNDS,
+        )
         self._expired = Counter(
             "aiorl_sessions_expired", "Sessions ended for lack of requests.", registry=self.registry
         )

@@ -17,13 +17,33 @@ from aiorl.serving.request_metrics import RequestMetrics
 from aiorl.serving.sessions import Session, Sessions
 from aiorl.serving.tensors import BINARY_HEADER, Call
 from aiorl.serving.values import check_keys, flag, given_value, number
-from aiorl.web.app import App, Asked, Refusal, Reply, Request, Response, always, json_response, parse_json
+from aiorl.web.app import (
+    App,
+    Asked,
+    Refusal,
+    Reply,
+    Request,
+    Response,
+    always,
+    json_response,
+    parse_json,
+)
 from aiorl.web.talk import add_talk
 
 if TYPE_CHECKING:
     from aiorl.serving.record import Recorder
 
-_KEYS = {"policy", "observation", "observations", "session", "start", "reward", "action", "explore", *OUTPUTS}
+_KEYS = {
+    "policy",
+    "observation",
+    "observations",
+    "session",
+    "start",
+    "reward",
+    "action",
+    "explore",
+    *OUTPUTS,
+}
 
 
 class Service:
@@ -36,7 +56,11 @@ class Service:
     """
 
     def __init__(
-        self, models: Models, recorder: Recorder | None = None, max_sessions: int = 10_000, session_ttl_s: float = 600.0
+        self,
+        models: Models,
+        recorder: Recorder | None = None,
+        max_sessions: int = 10_000,
+        session_ttl_s: float = 600.0,
     ) -> None:
         """Serve models.
 
@@ -48,7 +72,11 @@ class Service:
         """
         self.models, self._recorder = models, recorder
         metrics = RequestMetrics()
-        for known in (models.rows, models.swaps, *(() if recorder is None else (recorder.episodes,))):
+        for known in (
+            models.rows,
+            models.swaps,
+            *(() if recorder is None else (recorder.episodes,)),
+        ):
             metrics.registry.register(known)
         self.sessions = Sessions(max_sessions, session_ttl_s, metrics.note_expiry)
         metrics.count_sessions(self.sessions)
@@ -58,10 +86,19 @@ class Service:
         openapi = files("aiorl.serving") / "openapi.json"
         app.add("GET", "/openapi.json", always(parse_json(openapi.read_bytes())))
         app.add("GET", "/metrics", metrics.answer)
-        handlers: dict[str, Asked] = {"act": self.act, "open": self.open, "end": self.end, "close": self.close}
+        handlers: dict[str, Asked] = {
+            "act": self.act,
+            "open": self.open,
+            "end": self.end,
+            "close": self.close,
+        }
         add_talk(app, handlers, metrics.note_message)
         extensions = ["binary_tensor_data", "sequence"]
-        app.add("GET", "/v2", always({"name": "aiorl", "version": versions()["aiorl"], "extensions": extensions}))
+        app.add(
+            "GET",
+            "/v2",
+            always({"name": "aiorl", "version": versions()["aiorl"], "extensions": extensions}),
+        )
         app.add("GET", "/v2/health/live", always({"live": True}), is_open=True)
         app.add("GET", "/v2/health/ready", self._are_ready, is_open=True)
         for path in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
@@ -69,7 +106,8 @@ class Service:
             app.add("GET", f"{path}/ready", self._ready)
             app.add("POST", f"{path}/infer", self._infer)
 
-    # /act -------------------------------------------------------------------------------------------------------
+    # /act
+    # ----------------------------------------------------------------------------------------------
 
     def act(self, said: Mapping[str, Any]) -> Reply:
         """Return the answer to a request to /act.
@@ -81,16 +119,22 @@ class Service:
         session = None if said.get("session") is None else self.sessions.find(said["session"])
         model = self._model_of(said.get("policy") if session is None else session.model)
         if said.get("policy") not in (None, model.name):
-            raise Refusal(400, f"The session is one of policy {model.name!r}, not of {shown(said['policy'])}.")
+            raise Refusal(
+                400, f"The session is one of policy {model.name!r}, not of {shown(said['policy'])}."
+            )
         is_single = "observation" in said
         if is_single == ("observations" in said):
             raise Refusal(400, "Send either 'observation', or 'observations', a list of them.")
-        job = _job(model, [said["observation"]] if is_single else said["observations"], said, session)
+        job = _job(
+            model, [said["observation"]] if is_single else said["observations"], said, session
+        )
         wanted = [name for name in OUTPUTS if name in said and flag(said, name)]
         job.with_logp = "logp" in wanted
 
         def described(answer: Answer) -> dict[str, Any]:
-            found: dict[str, Any] = {"action": answer.actions[0]} if is_single else {"actions": answer.actions}
+            found: dict[str, Any] = (
+                {"action": answer.actions[0]} if is_single else {"actions": answer.actions}
+            )
             for name in wanted:
                 output = answer.output(name)
                 found[name] = output[0] if is_single else output
@@ -121,7 +165,8 @@ class Service:
             raise Refusal(404, f"There is no policy {shown(name)}; there are {known:.300}.")
         return self.models[name]
 
-    # Sessions ---------------------------------------------------------------------------------------------------
+    # Sessions
+    # ----------------------------------------------------------------------------------------------
 
     def open(self, said: Mapping[str, Any]) -> dict[str, Any]:
         """Open a session, and return its description.
@@ -163,12 +208,15 @@ class Service:
         self.sessions.close(said["session"])
         return found
 
-    # Open Inference Protocol ------------------------------------------------------------------------------------
+    # Open Inference Protocol
+    # ----------------------------------------------------------------------------------------------
 
     async def _metadata(self, request: Request) -> Response:
         model, _ = self._version_of(request)
         names = [version.name for version in model.arms]
-        inputs, outputs = ([one.described() for one in known.values()] for known in (model.inputs, model.outputs))
+        inputs, outputs = (
+            [one.described() for one in known.values()] for known in (model.inputs, model.outputs)
+        )
         about = {"name": model.name, "versions": names, "platform": "onnxruntime_onnx"}
         return json_response({**about, "inputs": inputs, "outputs": outputs})
 
@@ -189,7 +237,10 @@ class Service:
         session = self._sequence(model, given)
         said = {"explore": given.get("explore", False)}
         if session is not None:
-            said |= {"reward": given.get("reward", 0.0), "start": given.get("sequence_start", False)}
+            said |= {
+                "reward": given.get("reward", 0.0),
+                "start": given.get("sequence_start", False),
+            }
         job = _job(model, call.observations, said, session)
         job.finish = call.response
         is_end = flag(given, "sequence_end")
@@ -217,23 +268,32 @@ class Service:
             return model, None
         names = [one.name for one in model.arms]
         if version not in names:
-            raise Refusal(404, f"Model {model.name!r} has no version {version!r:.50}; it has {', '.join(names)}.")
+            raise Refusal(
+                404,
+                f"Model {model.name!r} has no version {version!r:.50}; it has {', '.join(names)}.",
+            )
         return model, names.index(version)
 
-    # About ------------------------------------------------------------------------------------------------------
+    # About
+    # ----------------------------------------------------------------------------------------------
 
     async def _index(self, request: Request) -> Response:
         policies = [
             {
-                "policy": model.name, "versions": [version.name for version in model.arms], "env": model.env,
-                "env_steps": model.arms[0].env_steps, "recurrent": bool(model.state_shapes),
+                "policy": model.name,
+                "versions": [version.name for version in model.arms],
+                "env": model.env,
+                "env_steps": model.arms[0].env_steps,
+                "recurrent": bool(model.state_shapes),
                 "observation_space": space_to_dict(model.observation_space),
                 "action_space": space_to_dict(model.action_space),
             }
             for model in self.models.values()
-        ]  # fmt: skip
+        ]
         links = {"api": "/openapi.json", "act": "/act", "v2": "/v2", "metrics": "/metrics"}
-        return json_response({"name": "aiorl", "version": versions()["aiorl"], "policies": policies, "links": links})
+        return json_response(
+            {"name": "aiorl", "version": versions()["aiorl"], "policies": policies, "links": links}
+        )
 
 
 def _job(model: Model, given: Any, said: Mapping[str, Any], session: Session | None) -> Job:
@@ -244,7 +304,9 @@ def _job(model: Model, given: Any, said: Mapping[str, Any], session: Session | N
     job = Job(observations, flag(said, "explore"), session)
     if session is None:
         if not said.keys().isdisjoint(("reward", "start", "action")):
-            raise Refusal(400, "'reward', 'start' and 'action' need a 'session'; POST /sessions opens one.")
+            raise Refusal(
+                400, "'reward', 'start' and 'action' need a 'session'; POST /sessions opens one."
+            )
         return job
     if len(given) > 1:
         raise Refusal(400, "A session takes one observation at a time.")

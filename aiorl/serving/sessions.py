@@ -77,7 +77,9 @@ class Sessions:
         ttl_s: seconds that a session is kept after its last request.
     """
 
-    def __init__(self, max_sessions: int, ttl_s: float, on_expiry: Callable[[Session], object]) -> None:
+    def __init__(
+        self, max_sessions: int, ttl_s: float, on_expiry: Callable[[Session], object]
+    ) -> None:
         """Begin with none.
 
         Args:
@@ -111,7 +113,11 @@ class Sessions:
             Refusal: as many are open as there may be.
         """
         if len(self) >= self._max_sessions:
-            raise Refusal(503, f"{self._max_sessions:,} sessions are open, the most there may be. Try again later.")
+            raise Refusal(
+                503,
+                f"{self._max_sessions:,} sessions are open, the most there may be. Try again"
+                " later.",
+            )
         session = Session(id or secrets.token_urlsafe(16), model, arm, self._clock(), train)
         self._open[session.id] = session
         return session
@@ -123,7 +129,10 @@ class Sessions:
             Refusal: there is none of that name.
         """
         if not isinstance(id, str) or not self.is_open(id):
-            said = f"Session {shown(id)} is not open: it was closed, had no request for {self.ttl_s:g} s, or never was."
+            said = (
+                f"Session {shown(id)} is not open: it was closed, had no request for {self.ttl_s:g}"
+                " s, or never was."
+            )
             raise Refusal(410 if isinstance(id, str) else 400, f"{said} Open a new one.")
         session = self._open[id]
         session.used = self._clock()

@@ -44,7 +44,9 @@ class Tensor(NamedTuple):
 
     def described(self) -> dict[str, Any]:
         """Return the description that clients get; -1 is the number of rows."""
-        datatype = f"FP{8 * self.dtype.itemsize}" if self.dtype.kind == "f" else self.dtype.name.upper()
+        datatype = (
+            f"FP{8 * self.dtype.itemsize}" if self.dtype.kind == "f" else self.dtype.name.upper()
+        )
         return {"name": self.name, "datatype": datatype, "shape": [-1, *self.shape]}
 
 
@@ -71,7 +73,8 @@ class Call:
         Args:
             model: the model.
             body: the request's body.
-            header_bytes: length of the JSON in front of binary data, as the header says it; "" without.
+            header_bytes: length of the JSON in front of binary data, as the header says it; ""
+                without.
 
         Raises:
             Refusal: it breaks the protocol, or doesn't fit the model.
@@ -79,11 +82,18 @@ class Call:
         digits = header_bytes or str(len(body))
         size = int(digits) if digits.isdecimal() and len(digits) < 12 else -1
         if not 0 <= size <= len(body):
-            raise Refusal(400, f"Inference-Header-Content-Length is {digits:.40}, the body has {len(body)}.")
+            raise Refusal(
+                400, f"Inference-Header-Content-Length is {digits:.40}, the body has {len(body)}."
+            )
         said = parse_json(body[:size])
-        if not isinstance(said, dict) or any(type(said.get(key, kind())) is not kind for key, kind in _KINDS.items()):
-            raise Refusal(400, "The body must be an object with lists 'inputs' and 'outputs', an object 'parameters' "
-                          "and a text 'id'; all but 'inputs' can be left out.")  # fmt: skip
+        if not isinstance(said, dict) or any(
+            type(said.get(key, kind())) is not kind for key, kind in _KINDS.items()
+        ):
+            raise Refusal(
+                400,
+                "The body must be an object with lists 'inputs' and 'outputs', an object"
+                " 'parameters' and a text 'id'; all but 'inputs' can be left out.",
+            )
         self.parameters, self._model, self._id = said.get("parameters", {}), model, said.get("id")
         arrays, rest = dict[str, Array](), memoryview(body)[size:]
         for one in said.get("inputs", []):
@@ -95,13 +105,21 @@ class Call:
             raise Refusal(400, f"The inputs are {', '.join(model.inputs)}, each of them once.")
         rows = {len(array) for array in arrays.values()}
         if len(rows) != 1 or not 1 <= max(rows) <= MAX_ROWS:
-            raise Refusal(400, f"Inputs have {sorted(rows)} rows, expected all of one number from 1 to {MAX_ROWS}.")
+            raise Refusal(
+                400,
+                f"Inputs have {sorted(rows)} rows, expected all of one number from 1 to"
+                f" {MAX_ROWS}.",
+            )
         columns = [arrays[name] for name in model.inputs]
-        self.observations = [nested(model.observation_space, iter(row)) for row in zip(*columns, strict=True)]
+        self.observations = [
+            nested(model.observation_space, iter(row)) for row in zip(*columns, strict=True)
+        ]
         wanted = said.get("outputs") or [{"name": name} for name in model.outputs]
         is_binary = self.parameters.get("binary_data_output", False)
         asked = (_named(one, model.outputs) for one in wanted)
-        self._is_binary = {tensor.name: own.get("binary_data", is_binary) is True for tensor, own in asked}
+        self._is_binary = {
+            tensor.name: own.get("binary_data", is_binary) is True for tensor, own in asked
+        }
 
     def response(self, answer: Answer) -> Response:
         """Return the response with the wanted outputs."""
@@ -112,7 +130,10 @@ class Call:
             if name in OUTPUTS:
                 rows: Any = answer.output(name)
             else:
-                rows = [functools.reduce(operator.getitem, tensor.path, action) for action in answer.actions]
+                rows = [
+                    functools.reduce(operator.getitem, tensor.path, action)
+                    for action in answer.actions
+                ]
             array = np.ascontiguousarray(rows, tensor.dtype)
             one = tensor.described() | {"shape": list(array.shape)}
             if is_binary:
@@ -142,21 +163,38 @@ def _named(one: Any, known: Mapping[str, Tensor]) -> tuple[Tensor, Mapping[str, 
     return known[name], own if isinstance(own, dict) else {}
 
 
-def _read(tensor: Tensor, one: Mapping[str, Any], size: Any, rest: memoryview) -> tuple[Array, memoryview]:
+def _read(
+    tensor: Tensor, one: Mapping[str, Any], size: Any, rest: memoryview
+) -> tuple[Array, memoryview]:
     """Return an input's array, and the binary data of the inputs after it.
 
     Raises:
         Refusal: it does not fit the tensor.
     """
     expected, given, shape = tensor.described(), one.get("datatype"), one.get("shape")
-    if given != expected["datatype"] or not is_shape(shape) or not shape or tuple(shape[1:]) != tensor.shape:
-        said = f"Input {tensor.name!r} has datatype {shown(given)} and shape {shown(shape)}, expected"
+    if (
+        given != expected["datatype"]
+        or not is_shape(shape)
+        or not shape
+        or tuple(shape[1:]) != tensor.shape
+    ):
+        said = (
+            f"Input {tensor.name!r} has datatype {shown(given)} and shape {shown(shape)}, expected"
+        )
         raise Refusal(400, f"{said} {expected['datatype']} and {expected['shape']}.")
     if size is not None:
         if type(size) is not int or not 0 <= size <= len(rest):
-            raise Refusal(400, f"Input {tensor.name!r} has binary_data_size {shown(size)}, more than the body has.")
+            raise Refusal(
+                400,
+                f"Input {tensor.name!r} has binary_data_size {shown(size)}, more than the body"
+                " has.",
+            )
         return unpacked_array(rest[:size], tensor.dtype, shape, tensor.name), rest[size:]
-    array = given_array(one.get("data"), tensor.dtype, f"Input {tensor.name!r} of {expected['datatype']}")
+    array = given_array(
+        one.get("data"), tensor.dtype, f"Input {tensor.name!r} of {expected['datatype']}"
+    )
     if array.size != math.prod(shape):
-        raise Refusal(400, f"Input {tensor.name!r} of shape {shape} needs {math.prod(shape)} numbers.")
+        raise Refusal(
+            400, f"Input {tensor.name!r} of shape {shape} needs {math.prod(shape)} numbers."
+        )
     return array.reshape(shape), rest

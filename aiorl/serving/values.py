@@ -1,4 +1,6 @@
-"""Values as clients write them: keys and numbers; observations and actions with PNG images and packed arrays."""
+"""Values as clients write them: keys and numbers; observations and actions with PNG images and
+packed arrays.
+"""
 
 from __future__ import annotations
 
@@ -30,28 +32,44 @@ _FLOATS, _PLAIN = {float}, {float, int}
 _NUMBERS = (bool, int, float, np.bool_, np.integer, np.floating)
 _LISTS = {list, tuple}
 _CONTAINERS = {list, tuple, np.ndarray}
-_NAMES: dict[type[Any], str] = {str: "a text", bytes: "bytes", type(None): "null", dict: "an object"}
+_NAMES: dict[type[Any], str] = {
+    str: "a text",
+    bytes: "bytes",
+    type(None): "null",
+    dict: "an object",
+}
 
 
 def given_value(space: spaces.Space[Any], value: Any, name: str) -> Any:
-    """Return a value as a client writes it, with arrays in place of lists; their shapes and bounds are not checked.
+    """Return a value as a client writes it, with arrays in place of lists; their shapes and bounds
+    are not checked.
 
     Args:
         space: the space.
-        value: numbers, lists and dicts, nested like the space. Any array in it can also be ``{"png": BASE64}``, or a
-            list of such images to be joined along the last axis; ``{"data": BASE64, "dtype": ..., "shape": ...}``; or
-            bytes in dtype and shape of the space, if the format of the message has bytes.
+        value: numbers, lists and dicts, nested like the space. Any array in it can also be
+            ``{"png": BASE64}``, or a list of such images to be joined along the last axis;
+            ``{"data": BASE64, "dtype": ..., "shape": ...}``; or bytes in dtype and shape of the
+            space, if the format of the message has bytes.
         name: name of the value, for messages.
 
     Raises:
         Refusal: a part can't be read.
     """
-    if type(value) is list and isinstance(space, spaces.Box):  # first, because isinstance is slow for other spaces
+    if type(value) is list and isinstance(
+        space, spaces.Box
+    ):  # first, because isinstance is slow for other spaces
         return given_array(value, space.dtype, name)
     if isinstance(space, spaces.Dict) and isinstance(value, Mapping):
         check_keys(value, space.spaces.keys())
-        return {key: given_value(space.spaces[key], part, f"{name}.{key}") for key, part in value.items()}
-    if isinstance(space, spaces.Tuple) and isinstance(value, list | tuple) and len(value) == len(space.spaces):
+        return {
+            key: given_value(space.spaces[key], part, f"{name}.{key}")
+            for key, part in value.items()
+        }
+    if (
+        isinstance(space, spaces.Tuple)
+        and isinstance(value, list | tuple)
+        and len(value) == len(space.spaces)
+    ):
         pairs = enumerate(zip(space.spaces, value, strict=True))
         return tuple(given_value(part, one, f"{name}.{index}") for index, (part, one) in pairs)
     if isinstance(value, bytes):
@@ -63,18 +81,29 @@ def given_value(space: spaces.Space[Any], value: Any, name: str) -> Any:
     if "data" in value:
         shape, dtype = value.get("shape"), str(value.get("dtype"))
         if dtype not in DTYPES or not is_shape(shape):
-            raise Refusal(400, f"{name} needs dtype, one of {', '.join(sorted(DTYPES))}, and shape, a list of sizes.")
+            raise Refusal(
+                400,
+                f"{name} needs dtype, one of {', '.join(sorted(DTYPES))}, and shape, a list of"
+                " sizes.",
+            )
         found = unpacked_array(_bytes(value["data"], name), np.dtype(dtype), shape, name)
-        return found if found.dtype == space.dtype else given_array(found, np.dtype(space.dtype), name)
-    raise Refusal(400, f"{name} is an object, expected numbers, {{'png': ...}} or {{'data': ..., 'dtype', 'shape'}}.")
+        return (
+            found if found.dtype == space.dtype else given_array(found, np.dtype(space.dtype), name)
+        )
+    raise Refusal(
+        400,
+        f"{name} is an object, expected numbers, {{'png': ...}} or {{'data': ..., 'dtype',"
+        " 'shape'}.",
+    )
 
 
 def given_array(value: Any, dtype: np.dtype[Any], name: str) -> Array:
-    """Return an array of numbers that a client writes as lists: float64 for all floats, otherwise of a dtype.
+    """Return an array of numbers that a client writes as lists: float64 for all floats, otherwise
+    of a dtype.
 
     Raises:
-        Refusal: it has other values, such as texts or null, or some that the dtype can't hold. Whole numbers keep all
-            their digits.
+        Refusal: it has other values, such as texts or null, or some that the dtype can't hold.
+            Whole numbers keep all their digits.
     """
     if type(value) is list and dtype.kind == "f" and len(value) < _FEW:  # most observations
         few = set(map(type, value))
@@ -85,7 +114,9 @@ def given_array(value: Any, dtype: np.dtype[Any], name: str) -> Array:
         if not issubclass(kind, _NUMBERS):
             verb = "is" if kind is type(value) else "has"
             what = _NAMES.get(kind, kind.__name__)
-            raise Refusal(400, f"{name} must have numbers, in lists of one length: it {verb} {what}.")
+            raise Refusal(
+                400, f"{name} must have numbers, in lists of one length: it {verb} {what}."
+            )
     if dtype.kind in "iu" and not any(issubclass(kind, float | np.floating) for kind in kinds):
         found = _in_array(value, np.uint64 if dtype == np.uint64 else np.int64, name)
         if dtype != np.uint64 and not np.array_equal(found.astype(dtype), found):
@@ -122,24 +153,34 @@ def _kinds_of(value: Any) -> set[type[Any]]:
 
 def _in_array(value: Any, dtype: Any, name: str) -> Array:
     try:
-        if isinstance(value, np.ndarray) and value.dtype.kind == "u" and dtype is np.int64 and (value >> 63).any():
+        if (
+            isinstance(value, np.ndarray)
+            and value.dtype.kind == "u"
+            and dtype is np.int64
+            and (value >> 63).any()
+        ):
             raise OverflowError("a number is too large")
         if dtype is np.uint64 and isinstance(value, np.ndarray) and (value < 0).any():
             raise OverflowError("a number is below 0")
         return np.asarray(value, dtype)
     except (ValueError, TypeError, OverflowError) as error:
-        raise Refusal(400, f"{name} must have numbers that fit, in lists of one length: {error!s:.200}.") from None
+        raise Refusal(
+            400, f"{name} must have numbers that fit, in lists of one length: {error!s:.200}."
+        ) from None
 
 
 def _check_digits(value: Any, dtype: np.dtype[Any], name: str) -> None:
-    """Refuse whole numbers that lose digits as floats, and floats so large that whole numbers have lost theirs.
+    """Refuse whole numbers that lose digits as floats, and floats so large that whole numbers have
+    lost theirs.
 
     Raises:
         Refusal: there are any.
     """
     for one in np.asarray(value, object).ravel().tolist():
         is_whole = isinstance(one, int | np.integer)
-        if (is_whole and int(float(one)) != int(one)) or (not is_whole and dtype.kind != "f" and abs(one) >= _EXACT):
+        if (is_whole and int(float(one)) != int(one)) or (
+            not is_whole and dtype.kind != "f" and abs(one) >= _EXACT
+        ):
             said = f"{name} has a whole number above 2^53, {one}, which would lose digits."
             raise Refusal(400, f"{said} Send it without a fraction to a space of whole numbers.")
 
@@ -156,7 +197,10 @@ def check_keys(said: Mapping[str, Any], known: Set[str]) -> None:
     """
     if not said.keys() <= known:
         name = str(min(said.keys() - known, key=str))
-        raise Refusal(400, f"There is no key {name!r:.50}.{nearest(name, known) or f' Keys: {sorted(known)}.'}")
+        raise Refusal(
+            400,
+            f"There is no key {name!r:.50}.{nearest(name, known) or f' Keys: {sorted(known)}.'}",
+        )
 
 
 def flag(said: Mapping[str, Any], name: str, default: bool = False) -> bool:
@@ -177,17 +221,25 @@ def number(value: Any, name: str) -> float:
     Raises:
         Refusal: it is none.
     """
-    is_number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+    is_number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(
+        value, bool
+    )
     if not is_number or not abs(value) < _TOO_LARGE:  # NaN is not below either
         raise Refusal(400, f"{name!r} must be a number below 1e38, not {shown(value)}.")
     if isinstance(value, int) and int(float(value)) != value:
-        raise Refusal(400, f"{name!r} is a whole number above 2^53, {value}, which would lose digits.")
+        raise Refusal(
+            400, f"{name!r} is a whole number above 2^53, {value}, which would lose digits."
+        )
     return float(value)
 
 
 def is_shape(value: Any) -> TypeGuard[list[int]]:
     """Return True for a list of at most eight sizes, none of them 0."""
-    return isinstance(value, list) and len(value) <= 8 and all(type(size) is int and size > 0 for size in value)
+    return (
+        isinstance(value, list)
+        and len(value) <= 8
+        and all(type(size) is int and size > 0 for size in value)
+    )
 
 
 def _bytes(value: Any, name: str) -> bytes:
@@ -199,7 +251,9 @@ def _bytes(value: Any, name: str) -> bytes:
         raise Refusal(400, f"{name} is not valid base64.") from None
 
 
-def unpacked_array(data: bytes | memoryview, dtype: np.dtype[Any], shape: Sequence[int], name: str) -> Array:
+def unpacked_array(
+    data: bytes | memoryview, dtype: np.dtype[Any], shape: Sequence[int], name: str
+) -> Array:
     """Return the array that bytes hold, row by row and little endian.
 
     Raises:
@@ -207,7 +261,9 @@ def unpacked_array(data: bytes | memoryview, dtype: np.dtype[Any], shape: Sequen
     """
     expected = math.prod(shape) * dtype.itemsize
     if len(data) != expected:
-        raise Refusal(400, f"{name} has {len(data)} bytes, but {dtype} of shape {list(shape)} has {expected}.")
+        raise Refusal(
+            400, f"{name} has {len(data)} bytes, but {dtype} of shape {list(shape)} has {expected}."
+        )
     return np.frombuffer(data, dtype.newbyteorder("<")).astype(dtype, copy=False).reshape(shape)
 
 
@@ -216,20 +272,37 @@ def _image(given: Any, shape: tuple[int, ...], name: str) -> Array:
     try:
         from PIL.PngImagePlugin import PngImageFile
     except ImportError:
-        said = f"{name} is a PNG image, which needs Pillow here. Install it with: {install_command('serve')}"
+        said = (
+            f"{name} is a PNG image, which needs Pillow here. Install it with:"
+            f" {install_command('serve')}"
+        )
         raise Refusal(400, said) from None
     layers: list[Array] = []
     for part in given if isinstance(given, list) else [given]:
         data, is_fitting = _bytes(part, name), False
         try:
-            with PngImageFile(io.BytesIO(data)) as image:  # its pixels are unpacked only if they fit
-                if image.mode in ("L", "RGB", "RGBA") and image.size[::-1] == shape[:2] and len(layers) < max(shape):
+            with PngImageFile(
+                io.BytesIO(data)
+            ) as image:  # its pixels are unpacked only if they fit
+                if (
+                    image.mode in ("L", "RGB", "RGBA")
+                    and image.size[::-1] == shape[:2]
+                    and len(layers) < max(shape)
+                ):
                     layers.append(np.asarray(image).reshape(*shape[:2], -1))
                     is_fitting = True
         except Exception as error:  # whatever a damaged file leads to
             raise Refusal(400, f"{name} is not a valid PNG image: {error}.") from None
         if not is_fitting:
-            raise Refusal(400, f"{name} has size {image.size} and mode {image.mode}, not {shape} in L, RGB or RGBA.")
+            raise Refusal(
+                400,
+                f"{name} has size {image.size} and mode {image.mode}, not {shape} in L, RGB or"
+                " RGBA.",
+            )
     if not layers or sum(layer.size for layer in layers) != math.prod(shape):
-        raise Refusal(400, f"{name} has {len(layers)} images, which don't make up an array of shape {list(shape)}.")
+        raise Refusal(
+            400,
+            f"{name} has {len(layers)} images, which don't make up an array of shape"
+            f" {list(shape)}.",
+        )
     return np.concatenate(layers, axis=-1).reshape(shape)

@@ -36,7 +36,8 @@ def counting_obs(episode: int, step: int, index: int = 0) -> F32:
 
 
 class CountingEnv(gymnasium.Env[F32, np.int64]):
-    """Environment that shows episode number, step number and its index; rewards are the step numbers (1, 2, ...).
+    """Environment that shows episode number, step number and its index; rewards are the step
+    numbers (1, 2, ...).
 
     Actions have no effect. The first episode has the number 0.
 
@@ -47,7 +48,9 @@ class CountingEnv(gymnasium.Env[F32, np.int64]):
         seeds: seeds passed to ``reset``; None for calls without one.
     """
 
-    def __init__(self, length: int = 5, end: str = "terminate", index: int = 0, actions: int = 2) -> None:
+    def __init__(
+        self, length: int = 5, end: str = "terminate", index: int = 0, actions: int = 2
+    ) -> None:
         """Make one copy.
 
         Args:
@@ -66,8 +69,11 @@ class CountingEnv(gymnasium.Env[F32, np.int64]):
         self._episode = -1
         self._step = 0
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[F32, dict[str, Any]]:
-        """Begin the next episode, and return its first observation, of shape (3,), and an empty info.
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[F32, dict[str, Any]]:
+        """Begin the next episode, and return its first observation, of shape (3,), and an empty
+        info.
 
         Args:
             seed: seed, which is recorded and has no other effect.
@@ -85,14 +91,21 @@ class CountingEnv(gymnasium.Env[F32, np.int64]):
         self._step += 1
         ended = self._step >= self._length
         obs = counting_obs(self._episode, self._step, self._index)
-        return obs, float(self._step), ended and self._end == "terminate", ended and self._end == "truncate", {}
+        return (
+            obs,
+            float(self._step),
+            ended and self._end == "terminate",
+            ended and self._end == "truncate",
+            {},
+        )
 
 
 class FaultyEnv(CountingEnv):
     """CountingEnv that fails at one step of its first episode.
 
-    Faults: ``"reset"`` and ``"step"`` raise RuntimeError, ``"nan_obs"`` makes the observation NaN, ``"nan_reward"`` the
-    reward, ``"exit"`` raises SystemExit, ``"constructor"`` makes the constructor raise RuntimeError.
+    Faults: ``"reset"`` and ``"step"`` raise RuntimeError, ``"nan_obs"`` makes the observation NaN,
+    ``"nan_reward"`` the reward, ``"exit"`` raises SystemExit, ``"constructor"`` makes the
+    constructor raise RuntimeError.
     """
 
     def __init__(self, fault: str = "step", at_step: int = 3, length: int = 100) -> None:
@@ -100,7 +113,8 @@ class FaultyEnv(CountingEnv):
 
         Args:
             fault: the fault; see the class.
-            at_step: step of the first episode that fails; ignored for ``"reset"`` and ``"constructor"``.
+            at_step: step of the first episode that fails; ignored for ``"reset"`` and
+                ``"constructor"``.
             length: steps per episode.
 
         Raises:
@@ -112,7 +126,9 @@ class FaultyEnv(CountingEnv):
         self._fault = fault
         self._at_step = at_step
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[F32, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[F32, dict[str, Any]]:
         """Begin the next episode, or raise; see `CountingEnv.reset`."""
         if self._fault == "reset":
             raise RuntimeError("reset failed on purpose")
@@ -140,13 +156,14 @@ class FaultyEnv(CountingEnv):
 class RecallEnv(gymnasium.Env[F32, np.int64]):
     """Memory task: a symbol is shown once, and ``delay`` steps later the action must name it.
 
-    Step 0 shows one of S symbols, drawn uniformly, as a one-hot vector with a trailing 0. The following
-    observations are all zeros, except that the last one before the answer has a trailing 1. The action taken
-    there earns 1 if it is the symbol's number, otherwise 0, and ends the episode. All other actions earn 0.
+    Step 0 shows one of S symbols, drawn uniformly, as a one-hot vector with a trailing 0. The
+    following observations are all zeros, except that the last one before the answer has a trailing
+    1. The action taken there earns 1 if it is the symbol's number, otherwise 0, and ends the
+    episode. All other actions earn 0.
 
-    A policy with memory can always earn 1. A policy that uses only the current observation earns 1/S in
-    expectation. The observation at which it answers is the same for every symbol, so its answer A is
-    independent of the symbol X, and P(A = X) = sum_x P(A = x) P(X = x) = 1/S.
+    A policy with memory can always earn 1. A policy that uses only the current observation earns
+    1/S in expectation. The observation at which it answers is the same for every symbol, so its
+    answer A is independent of the symbol X, and P(A = X) = sum_x P(A = x) P(X = x) = 1/S.
 
     Attributes:
         observation_space: Box of S + 1 numbers.
@@ -177,8 +194,11 @@ class RecallEnv(gymnasium.Env[F32, np.int64]):
             obs[-1] = 1.0
         return obs
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[F32, dict[str, Any]]:
-        """Draw a symbol, and return an observation that shows it, of shape (symbols + 1,), and an empty info.
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[F32, dict[str, Any]]:
+        """Draw a symbol, and return an observation that shows it, of shape (symbols + 1,), and an
+        empty info.
 
         Args:
             seed: seed of the random numbers; None continues with the random state.
@@ -198,9 +218,11 @@ class RecallEnv(gymnasium.Env[F32, np.int64]):
 
 
 class CartPoleWithoutVelocities(gymnasium.ObservationWrapper[F32, np.int64, F32]):
-    """CartPole-v1 that shows only positions: the cart's (track units) and the pole's angle (radians).
+    """CartPole-v1 that shows only positions: the cart's (track units) and the pole's angle
+    (radians).
 
-    A single observation does not show the direction of motion, so a policy must remember earlier ones.
+    A single observation does not show the direction of motion, so a policy must remember earlier
+    ones.
     """
 
     def __init__(self) -> None:
@@ -216,10 +238,16 @@ class CartPoleWithoutVelocities(gymnasium.ObservationWrapper[F32, np.int64, F32]
 
 
 class CountingVectorEnv(SyncVectorEnv):
-    """Vector environment of CountingEnv's trajectories, in any autoreset mode; copy i has length ``lengths[i]``."""
+    """Vector environment of CountingEnv's trajectories, in any autoreset mode; copy i has length
+    ``lengths[i]``.
+    """
 
     def __init__(
-        self, num_envs: int = 2, lengths: Sequence[int] = (3, 5), end: str = "terminate", mode: str = "NextStep"
+        self,
+        num_envs: int = 2,
+        lengths: Sequence[int] = (3, 5),
+        end: str = "terminate",
+        mode: str = "NextStep",
     ) -> None:
         """Make the copies.
 
@@ -227,7 +255,8 @@ class CountingVectorEnv(SyncVectorEnv):
             num_envs: number of copies N.
             lengths: steps per episode of each copy, repeated as needed.
             end: see CountingEnv.
-            mode: value of gymnasium's AutoresetMode: ``"NextStep"``, ``"SameStep"`` or ``"Disabled"``.
+            mode: value of gymnasium's AutoresetMode: ``"NextStep"``, ``"SameStep"`` or
+                ``"Disabled"``.
         """
         copies = [partial(CountingEnv, lengths[i % len(lengths)], end, i) for i in range(num_envs)]
         super().__init__(copies, autoreset_mode=AutoresetMode(mode))

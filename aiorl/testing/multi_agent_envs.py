@@ -18,10 +18,11 @@ AgentDict = dict[Any, Any]
 
 
 class CountingMultiAgentEnv(MultiAgentEnv):
-    """Environment of agents "a0", "a1", ... that see [episode, step, agent number]; rewards are the step numbers.
+    """Environment of agents "a0", "a1", ... that see [episode, step, agent number]; rewards are the
+    step numbers.
 
-    Agent i terminates after ``lengths[i]`` steps, and the episode ends with the last agent. The first episode has the
-    number 0.
+    Agent i terminates after ``lengths[i]`` steps, and the episode ends with the last agent. The
+    first episode has the number 0.
 
     Attributes:
         last_actions: action dicts received, oldest first.
@@ -33,7 +34,8 @@ class CountingMultiAgentEnv(MultiAgentEnv):
 
         Args:
             lengths: number of steps of each agent.
-            form: ``"new"`` for two values from ``reset`` and five from ``step``, ``"old"`` for one and four.
+            form: ``"new"`` for two values from ``reset`` and five from ``step``, ``"old"`` for one
+                and four.
         """
         self.observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
         self.action_space = spaces.Discrete(2)
@@ -45,7 +47,10 @@ class CountingMultiAgentEnv(MultiAgentEnv):
         self._step = 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        """Begin the next episode; see `MultiAgentEnv.reset`. The seed is recorded and has no other effect."""
+        """Begin the next episode; see `MultiAgentEnv.reset`.
+
+        The seed is recorded and has no other effect.
+        """
         self.seeds.append(seed)
         self._episode += 1
         self._step = 0

@@ -1,4 +1,6 @@
-"""`aiorl watch [RUN_DIR|DIRECTORY]`: a page of runs in the browser, which follows those that train."""
+"""`aiorl watch [RUN_DIR|DIRECTORY]`: a page of runs in the browser, which follows those that
+train.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,10 @@ from aiorl.web.access import add_web_options, web_options
 
 __all__ = ["main"]
 
-_ABOUT = "Show runs in the browser. Only their directories are read, so it works during and after a run, or on a copy."
+_ABOUT = (
+    "Show runs in the browser. Only their directories are read, so it works during and after a run,"
+    " or on a copy."
+)
 _PORT = 8265
 _EXAMPLES = f"""
 Examples:
@@ -32,8 +37,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the command's arguments; None takes those of the process.
     """
     parser = Parser("python -m aiorl.watch", "[RUN_DIR|DIRECTORY] [options]", _ABOUT, _EXAMPLES)
-    parser.add_argument("where", metavar="RUN_DIR|DIRECTORY", nargs="?", type=Path, default=Path("runs"),
-                        help="A run directory, or a directory of runs (./runs).")  # fmt: skip
+    parser.add_argument(
+        "where",
+        metavar="RUN_DIR|DIRECTORY",
+        nargs="?",
+        type=Path,
+        default=Path("runs"),
+        help="A run directory, or a directory of runs (./runs).",
+    )
     add_web_options(parser, port=_PORT)
     found = parser.parse(sys.argv[1:] if argv is None else argv)
     return exit_status(lambda: _watch(found), interrupted="ended by Ctrl-C")

@@ -1,4 +1,6 @@
-"""Answers to browsers, probes and Prometheus: pages, JSON, films, server-sent events and metrics of runs."""
+"""Answers to browsers, probes and Prometheus: pages, JSON, films, server-sent events and metrics of
+runs.
+"""
 
 from __future__ import annotations
 
@@ -20,23 +22,34 @@ from aiorl.web.app import App, Refusal, Request, Response, always, json_response
 
 _PAGE = {file.name: file for file in Path(__file__).with_name("page").glob("**/*.*")}
 _SAFE = (
-    (b"content-security-policy", b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
-     b"media-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"),
+    (
+        b"content-security-policy",
+        (
+            b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; media-src"
+            b" 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors"
+            b" 'none'"
+        ),
+    ),
     (b"referrer-policy", b"no-referrer"),
     (b"cross-origin-opener-policy", b"same-origin"),
     (b"cross-origin-resource-policy", b"same-origin"),
-)  # fmt: skip
+)
 _LOG = re.compile(r"log\.txt|logs/[\w.-]+\.txt")
 _RANGE = re.compile(r"bytes=(\d{1,15})-(\d{0,15})")
 _FILM_BYTES, _FAR = 64 << 20, 1 << 50
 _LOOK_S, _LOOK_AT_ALL_S = 0.6, 2.0
 _MAX_ROWS, _BEHIND_BYTES = 50, 1 << 20
 _METRICS = {
-    "env_steps_sampled_total": "timesteps_total", "env_steps_trained_total": "env_steps_trained_total",
-    "updates_total": "updates_total", "episodes_total": "episodes_total", "workers": "num_healthy_workers",
-    "env_steps_sampled_per_second": "sampled_steps_per_s", "env_steps_trained_per_second": "trained_steps_per_s",
-    "episode_return_mean": "episode_reward_mean_last_100", "policy_lag_mean": "policy_lag",
-}  # fmt: skip
+    "env_steps_sampled_total": "timesteps_total",
+    "env_steps_trained_total": "env_steps_trained_total",
+    "updates_total": "updates_total",
+    "episodes_total": "episodes_total",
+    "workers": "num_healthy_workers",
+    "env_steps_sampled_per_second": "sampled_steps_per_s",
+    "env_steps_trained_per_second": "trained_steps_per_s",
+    "episode_return_mean": "episode_reward_mean_last_100",
+    "policy_lag_mean": "policy_lag",
+}
 """Metric after ``aiorl_`` -> figure of a run."""
 
 
@@ -64,7 +77,9 @@ def make_app(root: Path) -> App:
 
 
 def _file(name: str, content: bytes, status: int = 200, *headers: tuple[bytes, bytes]) -> Response:
-    kind = mimetypes.types_map[Path(name).suffix]  # `guess_type` would take a type from names that begin with "data:"
+    kind = mimetypes.types_map[
+        Path(name).suffix
+    ]  # `guess_type` would take a type from names that begin with "data:"
     return Response(content, status, kind.encode(), (*_SAFE, *headers))
 
 
@@ -99,9 +114,16 @@ class _Pages:
         from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, generate_latest
 
         registry = CollectorRegistry()
-        facts = Gauge("aiorl_run_info", "Facts of a run.", ["run", "algo", "env", "phase"], registry=registry)
+        facts = Gauge(
+            "aiorl_run_info", "Facts of a run.", ["run", "algo", "env", "phase"], registry=registry
+        )
         gauges = {
-            figure: Gauge(f"aiorl_{name}", f"The figure {figure} of the newest result.", ["run"], registry=registry)
+            figure: Gauge(
+                f"aiorl_{name}",
+                f"The figure {figure} of the newest result.",
+                ["run"],
+                registry=registry,
+            )
             for name, figure in _METRICS.items()
         }
         for one in self._runs.glances():
@@ -121,14 +143,20 @@ class _Pages:
         return Response(_json(self._run_of(request).details()))
 
     def curves(self, request: Request) -> Response:
-        """Answer with the numbers of a run's results by name, thinned, and the place in the file where they end."""
+        """Answer with the numbers of a run's results by name, thinned, and the place in the file
+        where they end.
+        """
         columns, end = reading.curves(self._run_of(request).path)
-        return json_response({"end": end, "columns": {one_line(name, 300): columns[name] for name in columns}})
+        return json_response(
+            {"end": end, "columns": {one_line(name, 300): columns[name] for name in columns}}
+        )
 
     def config(self, request: Request) -> Response:
         """Answer with the settings, and the origins that are noted."""
         text = reading.config_text(self._run_of(request).path)
-        return Response(_json({"values": reading.settings(text), "origins": dict(NOTED.findall(text))}))
+        return Response(
+            _json({"values": reading.settings(text), "origins": dict(NOTED.findall(text))})
+        )
 
     def log(self, request: Request) -> Response:
         """Answer with the newest entries of a log that have a level and contain a text."""
@@ -152,27 +180,39 @@ class _Pages:
         asked = _RANGE.fullmatch(request.header(b"range"))
         start, last = (int(asked[1]), int(asked[2] or _FAR)) if asked else (0, _FAR)
         most = max(0, min(_FILM_BYTES, last + 1 - start))
-        part, size = part_of(run.path, name, start, most) if name in reading.films(run.path) else (b"", 0)
+        part, size = (
+            part_of(run.path, name, start, most) if name in reading.films(run.path) else (b"", 0)
+        )
         if not part:
             place = (b"content-range", b"bytes */%d" % size)
-            raise Refusal(416 if size else 404, f"There is no such part of a film {name!r:.100}.", (place,))
+            raise Refusal(
+                416 if size else 404, f"There is no such part of a film {name!r:.100}.", (place,)
+            )
         place = (b"content-range", b"bytes %d-%d/%d" % (start, start + len(part) - 1, size))
         return _file(name, part, 206 if asked else 200, (b"accept-ranges", b"bytes"), place)
 
     def events(self, request: Request) -> Response:
-        """Answer with a stream of what changes: of a run from a place in its results, or of all runs."""
+        """Answer with a stream of what changes: of a run from a place in its results, or of all
+        runs.
+        """
         place = request.header(b"last-event-id") or request.query.get("from", "0")
         if not re.fullmatch(r"\d{1,15}", place):
             raise Refusal(400, "The place in the results is a number of bytes.")
         stream = _stream(_changes("runs", lambda: self.runs(request).body), _LOOK_AT_ALL_S)
         if "run" in request.query:
             run = self._run_of(request)
-            results, details = _results(run.path, int(place)), _changes("run", lambda: _json(run.details()))
-            stream = _stream((new + now for new, now in zip(results, details, strict=True)), _LOOK_S)
+            results, details = (
+                _results(run.path, int(place)),
+                _changes("run", lambda: _json(run.details())),
+            )
+            stream = _stream(
+                (new + now for new, now in zip(results, details, strict=True)), _LOOK_S
+            )
         return Response(b"", 200, b"text/event-stream", stream=stream)
 
 
-# Events -------------------------------------------------------------------------------------------------------
+# Events
+# --------------------------------------------------------------------------------------------------
 
 
 async def _stream(looks: Iterator[bytes], pause_s: float) -> AsyncIterator[bytes]:
@@ -193,13 +233,19 @@ def _changes(name: str, look: Callable[[], bytes]) -> Iterator[bytes]:
 
 
 def _results(directory: Path, place: int) -> Iterator[bytes]:
-    """Look without end, and yield an event with new results from a byte on, or that all are to be loaded again."""
+    """Look without end, and yield an event with new results from a byte on, or that all are to be
+    loaded again.
+    """
     while True:
         _, size = part_of(directory, JSONL_FILE, 0, 0)
         if place <= size <= place + _BEHIND_BYTES:
             found = [*reading.numbers_from(directory, place)]
             place = found[-1][0] if found else place
-            yield _event("results", _json([row for _, row in found[-_MAX_ROWS:]]), place) if found else b""
+            yield (
+                _event("results", _json([row for _, row in found[-_MAX_ROWS:]]), place)
+                if found
+                else b""
+            )
         else:
             place = size
             yield _event("reload", b"{}", place)

@@ -1,4 +1,6 @@
-"""Runs as a page shows them, read from their directories alone: what they do in plain words, figures, curves, logs."""
+"""Runs as a page shows them, read from their directories alone: what they do in plain words,
+figures, curves, logs.
+"""
 
 from __future__ import annotations
 
@@ -54,10 +56,13 @@ _MAX_FAILURES = 20
 _POINTS = 200
 
 
-# Results ------------------------------------------------------------------------------------------------------
+# Results
+# --------------------------------------------------------------------------------------------------
 
 
-def numbers_from(directory: Path, start: int, skipped_bytes: int = 0) -> Iterator[tuple[int, dict[str, float]]]:
+def numbers_from(
+    directory: Path, start: int, skipped_bytes: int = 0
+) -> Iterator[tuple[int, dict[str, float]]]:
     """Yield the end of each line of result.jsonl and its numbers by name; see `results_in`.
 
     Results without env steps or time are left out.
@@ -67,7 +72,9 @@ def numbers_from(directory: Path, start: int, skipped_bytes: int = 0) -> Iterato
             found = {}
             with contextlib.suppress(OverflowError, RecursionError):
                 found = numbers_of(result)
-            if len(found) <= _MAX_NAMES and all(math.isfinite(found.get(name, math.nan)) for name in (STEPS, SECONDS)):
+            if len(found) <= _MAX_NAMES and all(
+                math.isfinite(found.get(name, math.nan)) for name in (STEPS, SECONDS)
+            ):
                 yield end, found
 
 
@@ -90,15 +97,19 @@ def curves(
     if skipped_bytes:  # the newest results are there
         found += numbers_from(directory, max(found[-1][0] if found else 0, size - _TAIL_BYTES))
     if names is None:
-        names = sorted({name for _, row in found for name in row})[: _MAX_NUMBERS // max(1, len(found))]
+        names = sorted({name for _, row in found for name in row})[
+            : _MAX_NUMBERS // max(1, len(found))
+        ]
     kinds = {STEPS: np.float64, SECONDS: np.float64}  # others are for pictures
     columns = {
-        name: np.array([row.get(name, math.nan) for _, row in found], kinds.get(name, np.float32)) for name in names
+        name: np.array([row.get(name, math.nan) for _, row in found], kinds.get(name, np.float32))
+        for name in names
     }
     return columns, found[-1][0] if found else 0
 
 
-# Config -------------------------------------------------------------------------------------------------------
+# Config
+# --------------------------------------------------------------------------------------------------
 
 
 def config_text(directory: Path) -> str:
@@ -111,7 +122,8 @@ def settings(text: str, pick: Callable[[str], object] = bool) -> Mapping[str, An
 
     Args:
         text: the text.
-        pick: called with the text of each key and its value; those for which it returns False are left out.
+        pick: called with the text of each key and its value; those for which it returns False are
+            left out.
     """
     return _parsed("".join(filter(pick, _KEYS.split(text))))
 
@@ -123,7 +135,8 @@ def _parsed(text: str) -> Mapping[str, Any]:
     return {}
 
 
-# Logs and films -----------------------------------------------------------------------------------------------
+# Logs and films
+# --------------------------------------------------------------------------------------------------
 
 
 def log_entries(
@@ -138,8 +151,8 @@ def log_entries(
         inside: the run directory, in which no link is followed; None = that of the log.
 
     Returns:
-        Entries with ``time``, ``level``, ``text`` and the lines that follow it as ``more``, such as a traceback; and
-        whether older parts of the log, or older entries, were left out.
+        Entries with ``time``, ``level``, ``text`` and the lines that follow it as ``more``, such as
+        a traceback; and whether older parts of the log, or older entries, were left out.
     """
     directory = inside or path.parent
     tail, size = part_of(directory, str(path.relative_to(directory)), -_LOG_BYTES, _LOG_BYTES)
@@ -165,14 +178,17 @@ def log_entries(
 
 
 def films(directory: Path) -> list[str]:
-    """Return paths of the films in a run directory and in the directories inside it, relative to it."""
+    """Return paths of the films in a run directory and in the directories inside it, relative to
+    it.
+    """
     paths = [*names_inside(directory)]
     for folder in folders_inside(directory):
         paths += [f"{folder}/{name}" for name in names_inside(directory, folder)]
     return sorted([path for path in paths if path.endswith(_FILMS)][:_MAX_FILMS])
 
 
-# Runs ---------------------------------------------------------------------------------------------------------
+# Runs
+# --------------------------------------------------------------------------------------------------
 
 
 class Run:
@@ -202,9 +218,16 @@ class Run:
         """Return all that a page of this run shows, except curves, the config and whole logs."""
         glance = self.glance()
         result = self._account.part("result").value
-        shown = {name: value for name, value in result.items() if name != "hist_stats"}  # which are long lists
+        shown = {
+            name: value for name, value in result.items() if name != "hist_stats"
+        }  # which are long lists
         account = {**self._account.value, "result": shown}
-        return {"glance": glance, "account": account, "failures": self._failures(), "films": films(self.path)}
+        return {
+            "glance": glance,
+            "account": account,
+            "failures": self._failures(),
+            "films": films(self.path),
+        }
 
     def _failures(self) -> list[dict[str, str]]:
         return _failures_in(self.path, signature(self.path, "log.txt"))
@@ -212,7 +235,12 @@ class Run:
     def _look(self) -> dict[str, Any]:
         self._account = Part(status_of_run(self.path))
         result = self._account.part("result")
-        head = Part(settings(config_text(self.path), lambda key: key.startswith(("algo:", "env:", "seed:", "stop_"))))
+        head = Part(
+            settings(
+                config_text(self.path),
+                lambda key: key.startswith(("algo:", "env:", "seed:", "stop_")),
+            )
+        )
         phase, words = self._phase()
         figures = {name: result.number(name) for name in result.value}
         returns = result.part("hist_stats").numbers("episode_reward")
@@ -238,7 +266,10 @@ class Run:
         end, state = learner.text("end"), learner.text("state") or "starting"
         if end == _FAILED:
             errors = self._failures()
-            return "failed", f"Failed: {errors[-1]['text'] if errors else 'its log has the reason.'}"
+            return (
+                "failed",
+                f"Failed: {errors[-1]['text'] if errors else 'its log has the reason.'}",
+            )
         if end:
             return "ended", end
         if account["is_alive"] is False or account["silent_s"] >= SILENT_S:
@@ -271,8 +302,14 @@ class Runs:
         self._runs: dict[Path, Run] = {}
 
     def find(self) -> dict[str, Run]:
-        """Return the runs that exist now by name, sorted; links to other places are not followed."""
-        paths = [self.root] if self.is_single else [self.root / name for name in sorted(folders_inside(self.root))]
+        """Return the runs that exist now by name, sorted; links to other places are not
+        followed.
+        """
+        paths = (
+            [self.root]
+            if self.is_single
+            else [self.root / name for name in sorted(folders_inside(self.root))]
+        )
         paths = list(filter(is_run, paths))
         self._runs = {path: self._runs.get(path) or Run(path) for path in paths}
         return {run.name: run for run in self._runs.values()}
@@ -282,11 +319,13 @@ class Runs:
         return [run.glance() for run in self.find().values()]
 
 
-# Runs next to each other --------------------------------------------------------------------------------------
+# Runs next to each other
+# --------------------------------------------------------------------------------------------------
 
 
 def experiments(runs: Sequence[Run], metric: str, by: str) -> list[dict[str, Any]]:
-    """Return runs and seeds as curves, grouped as `aiorl plot` groups them. What has not changed is kept.
+    """Return runs and seeds as curves, grouped as `aiorl plot` groups them. What has not changed is
+    kept.
 
     Args:
         runs: the runs; those without this number are left out.
@@ -294,9 +333,9 @@ def experiments(runs: Sequence[Run], metric: str, by: str) -> list[dict[str, Any
         by: ``steps`` or ``seconds``.
 
     Returns:
-        For each experiment its name, environment, the names of its runs, the mean of their last values, and arrays
-        ``at`` (env steps or seconds), ``mean``, ``low`` and ``high``: the interquartile mean of the runs, and its 95 %
-        bootstrap interval.
+        For each experiment its name, environment, the names of its runs, the mean of their last
+        values, and arrays ``at`` (env steps or seconds), ``mean``, ``low`` and ``high``: the
+        interquartile mean of the runs, and its 95 % bootstrap interval.
     """
     names = {run.path: run.name for run in runs}
     found = [_curve(path, signature(path, JSONL_FILE, CONFIG_FILE), metric) for path in names]
@@ -309,7 +348,10 @@ def experiments(runs: Sequence[Run], metric: str, by: str) -> list[dict[str, Any
                 "env": one_line(one.env, 100),
                 "runs": [names[curve.path] for curve in one.runs],
                 "last": float(np.mean([curve.returns[-1] for curve in one.runs])),
-                **{name: getattr(band, name).astype(np.float32) for name in ("at", "mean", "low", "high")},
+                **{
+                    name: getattr(band, name).astype(np.float32)
+                    for name in ("at", "mean", "low", "high")
+                },
             }
         )
     return made

@@ -53,15 +53,18 @@ class WebOptions:
     Attributes:
         host: address that it listens on.
         port: its port; 0 picks a free one.
-        token_file: file with the token that each request has to carry; it is made if it doesn't exist.
-        is_insecure: True lets everyone in who reaches it; otherwise, without a token, this user's processes alone.
+        token_file: file with the token that each request has to carry; it is made if it doesn't
+            exist.
+        is_insecure: True lets everyone in who reaches it; otherwise, without a token, this user's
+            processes alone.
         tls_cert: file with its certificate chain, in PEM.
         tls_key: file with the key of the certificate, in PEM.
         access_log: file that gets a line for each request; None = no log.
         lets_user_in: True lets this user's processes on this host in without the token, too.
         max_body_bytes: size limit of a body or of a message of a WebSocket, in bytes.
         arrive_s: seconds in which a request has to arrive.
-        inherited: descriptor of a listening socket of the parent process, with which the server ends; None = make one.
+        inherited: descriptor of a listening socket of the parent process, with which the server
+            ends; None = make one.
     """
 
     host: str = "127.0.0.1"
@@ -80,23 +83,47 @@ class WebOptions:
 def add_web_options(parser: Parser, *, port: int) -> None:
     """Add the options of a server to a command; `port` is the default of its port."""
     group = parser.add_argument_group("server")
-    group.add_argument("--host", metavar="ADDRESS", help="Address to listen on (127.0.0.1: this host only).")
-    group.add_argument("--port", type=at_least(0), metavar="N", help=f"Port; 0 picks a free one ({port}).")
-    group.add_argument("--token-file", type=Path, metavar="FILE", help="Every request must carry the token in FILE, as "
-                       "'Authorization: Bearer TOKEN'. FILE is made if it doesn't exist. Without it, a server on "
-                       "127.0.0.1 answers to this user's processes only.")  # fmt: skip
-    group.add_argument("--insecure", action="store_true", dest="is_insecure",
-                       help="Without a token, let in anyone who reaches the address, other users too.")  # fmt: skip
-    group.add_argument("--tls-cert", type=Path, metavar="FILE", help="Certificate chain, PEM; needs --tls-key.")
+    group.add_argument(
+        "--host", metavar="ADDRESS", help="Address to listen on (127.0.0.1: this host only)."
+    )
+    group.add_argument(
+        "--port", type=at_least(0), metavar="N", help=f"Port; 0 picks a free one ({port})."
+    )
+    group.add_argument(
+        "--token-file",
+        type=Path,
+        metavar="FILE",
+        help=(
+            "Every request must carry the token in FILE, as 'Authorization: Bearer TOKEN'. FILE is"
+            " made if it doesn't exist. Without it, a server on 127.0.0.1 answers to this user's"
+            " processes only."
+        ),
+    )
+    group.add_argument(
+        "--insecure",
+        action="store_true",
+        dest="is_insecure",
+        help="Without a token, let in anyone who reaches the address, other users too.",
+    )
+    group.add_argument(
+        "--tls-cert", type=Path, metavar="FILE", help="Certificate chain, PEM; needs --tls-key."
+    )
     group.add_argument("--tls-key", type=Path, metavar="FILE", help="Key of the certificate, PEM.")
-    group.add_argument("--access-log", type=Path, metavar="FILE", help="Write a line for each request.")
-    group.add_argument("--max-body-bytes", type=at_least(1024), metavar="N",
-                       help=f"Size limit of a body, or of a message of a WebSocket ({MAX_BODY_BYTES:,}).")  # fmt: skip
+    group.add_argument(
+        "--access-log", type=Path, metavar="FILE", help="Write a line for each request."
+    )
+    group.add_argument(
+        "--max-body-bytes",
+        type=at_least(1024),
+        metavar="N",
+        help=f"Size limit of a body, or of a message of a WebSocket ({MAX_BODY_BYTES:,}).",
+    )
     parser.set_defaults(port=port)
 
 
 def web_options(found: dict[str, Any], by: str) -> WebOptions:
-    """Return the options of a command that has those of `add_web_options`, and remove them from `found`.
+    """Return the options of a command that has those of `add_web_options`, and remove them from
+    `found`.
 
     Args:
         found: options of the command.
@@ -107,14 +134,18 @@ def web_options(found: dict[str, Any], by: str) -> WebOptions:
         ConfigError: an option doesn't fit another one, or packages are missing.
     """
     want_web(by)
-    options = WebOptions(**{name: found.pop(name) for name in WebOptions.__slots__ if name in found})
+    options = WebOptions(
+        **{name: found.pop(name) for name in WebOptions.__slots__ if name in found}
+    )
     if (options.tls_cert is None) != (options.tls_key is None):
         raise ConfigError("--tls-cert and --tls-key need each other.", key="tls_key")
     if not (is_loopback(options.host) or options.token_file or options.is_insecure):
         raise SecurityError(
-            f"--host {options.host} can be reached by other hosts, so requests need a token.", key="host",
-            value=options.host, hint="Add --token-file FILE, or --insecure to let everyone in.",
-        )  # fmt: skip
+            f"--host {options.host} can be reached by other hosts, so requests need a token.",
+            key="host",
+            value=options.host,
+            hint="Add --token-file FILE, or --insecure to let everyone in.",
+        )
     return options
 
 
@@ -147,23 +178,27 @@ def url_of(options: WebOptions, listener: socket.socket) -> str:
 
 
 class Guard:
-    """Check of who asks, by a token or the user of the client's process, and of where a browser's requests come from.
+    """Check of who asks, by a token or the user of the client's process, and of where a browser's
+    requests come from.
 
-    Without a token, and without ``--insecure``, only processes of this user on this host are let in. With a token, they
-    are let in without it if the options say so.
+    Without a token, and without ``--insecure``, only processes of this user on this host are let
+    in. With a token, they are let in without it if the options say so.
 
-    A browser sends requests for any page that it shows. Requests of other sites' pages are refused. Without a token,
-    requests to another name than this host's are refused, too, because another site could give its name this address.
+    A browser sends requests for any page that it shows. Requests of other sites' pages are refused.
+    Without a token, requests to another name than this host's are refused, too, because another
+    site could give its name this address.
 
     Attributes:
-        asks_user: True if each connection has to be looked up; its scopes then have `USER` in their ``state``.
+        asks_user: True if each connection has to be looked up; its scopes then have `USER` in their
+            ``state``.
     """
 
     def __init__(self, options: WebOptions) -> None:
         """Read the token, or make it.
 
-        If the options let this user's processes in without it, a file that can't be used costs other users their way
-        in, and there is a warning: some file systems can't make a file private, or have root write none.
+        If the options let this user's processes in without it, a file that can't be used costs
+        other users their way in, and there is a warning: some file systems can't make a file
+        private, or have root write none.
 
         Raises:
             SecurityError: as `token_in`.
@@ -176,7 +211,9 @@ class Guard:
             except ConfigError as error:
                 if not options.lets_user_in or options.is_insecure:
                     raise
-                logger.warning("Processes of this user are let in, and no one by a token: %s", error)
+                logger.warning(
+                    "Processes of this user are let in, and no one by a token: %s", error
+                )
         names = {"localhost", "127.0.0.1", "[::1]", options.host.lower()}
         self.asks_user = (self._token is None or options.lets_user_in) and not options.is_insecure
         self._hosts = names if self.asks_user else None
@@ -204,10 +241,16 @@ class Guard:
             if self._hosts is not None and _name_in(host) not in self._hosts:
                 raise Refusal(403, f"This server answers to localhost, not to {host:.100}.")
         elif self._token is not None:
-            challenge = ((b"www-authenticate", b'Basic realm="aiorl"'), (b"www-authenticate", b"Bearer"))
+            challenge = (
+                (b"www-authenticate", b'Basic realm="aiorl"'),
+                (b"www-authenticate", b"Bearer"),
+            )
             raise Refusal(401, "Send the server's token: 'Authorization: Bearer TOKEN'.", challenge)
         elif self.asks_user:
-            said = f"This server answers to processes of user {os.geteuid()} on its host. For others, start it with"
+            said = (
+                f"This server answers to processes of user {os.geteuid()} on its host. For others,"
+                " start it with"
+            )
             raise Refusal(403, f"{said} --token-file FILE and send the token, or with --insecure.")
 
 
@@ -233,7 +276,10 @@ def token_in(path: Path) -> bytes:
         ConfigError: the file can't be read or written.
     """
     try:
-        with contextlib.suppress(FileExistsError), open(path, "x", opener=partial(os.open, mode=0o600)) as made:
+        with (
+            contextlib.suppress(FileExistsError),
+            open(path, "x", opener=partial(os.open, mode=0o600)) as made,
+        ):
             made.write(secrets.token_urlsafe(32) + "\n")
         with open_regular(path, follow=True) as file:
             fault, token = whose_else(os.fstat(file.fileno())), file.read(_MAX_TOKEN_FILE).strip()
@@ -245,12 +291,17 @@ def token_in(path: Path) -> bytes:
         raise SecurityError(said, key="token_file", value=str(path), hint=hint)
     if not _TOKEN.fullmatch(token):
         said = f"--token-file {path} must contain one word of 16 to 4096 visible ASCII characters."
-        raise SecurityError(said, key="token_file", value=str(path), hint="Remove it, and it is made.")
+        raise SecurityError(
+            said, key="token_file", value=str(path), hint="Remove it, and it is made."
+        )
     return token
 
 
 class AccessLog(RotatingFileHandler):
-    """File with a line for each request: time, client, method, path, status, milliseconds. It never has a query."""
+    """File with a line for each request: time, client, method, path, status, milliseconds.
+
+    It never has a query.
+    """
 
     def __init__(self, path: Path) -> None:
         """Open the file.

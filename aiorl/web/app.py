@@ -1,4 +1,6 @@
-"""App: routes of a server, its ASGI application, and the requests and answers of HTTP and WebSockets."""
+"""App: routes of a server, its ASGI application, and the requests and answers of HTTP and
+WebSockets.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,15 @@ import contextlib
 import logging
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Mapping, MutableMapping
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Generator,
+    Iterable,
+    Mapping,
+    MutableMapping,
+)
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote
 
@@ -26,7 +36,8 @@ Headers = tuple[tuple[bytes, bytes], ...]
 
 MAX_BODY_BYTES = 16 << 20
 HELD_BYTES = 128 << 20
-"""Limit of what the requests of all clients that are let in hold together, in bytes of this process."""
+"""Limit of what the requests of all clients that are let in hold together, in bytes of this
+process."""
 _PART_BYTES = 100
 """Cost of the object of a part of a body besides its bytes."""
 CLOSING = ((b"connection", b"close"),)
@@ -40,7 +51,8 @@ ENDING = 1001
 _ALWAYS = ((b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff"))
 
 
-# Answers ------------------------------------------------------------------------------------------------------
+# Answers
+# --------------------------------------------------------------------------------------------------
 
 
 class Response(NamedTuple):
@@ -69,7 +81,9 @@ def headers_of(response: Response) -> list[tuple[bytes, bytes]]:
 
 def json_response(value: Any, *, status: int = 200, headers: Headers = ()) -> Response:
     """Return an answer in JSON; NaN and infinities become null, arrays of NumPy become lists."""
-    return Response(orjson.dumps(value, _other_array, orjson.OPT_SERIALIZE_NUMPY), status, headers=headers)
+    return Response(
+        orjson.dumps(value, _other_array, orjson.OPT_SERIALIZE_NUMPY), status, headers=headers
+    )
 
 
 def _other_array(value: Any) -> Any:
@@ -103,9 +117,11 @@ class Refusal(Exception):
 
 
 def refusal_of(error: BaseException) -> Refusal:
-    """Return the refusal of a request that failed. An error that isn't a refusal is logged, and makes a 500.
+    """Return the refusal of a request that failed. An error that isn't a refusal is logged, and
+    makes a 500.
 
-    Nothing of the request is held by the error afterwards: its frames would hold megabytes until they are collected.
+    Nothing of the request is held by the error afterwards: its frames would hold megabytes until
+    they are collected.
     """
     refusal = error
     if not isinstance(refusal, Refusal):
@@ -118,11 +134,16 @@ def refusal_of(error: BaseException) -> Refusal:
 def failed(error: BaseException) -> Response:
     """Return the answer to a request that failed; see `refusal_of`."""
     refusal = refusal_of(error)
-    return json_response({"error": refusal.sentence}, status=refusal.status, headers=refusal.headers)
+    return json_response(
+        {"error": refusal.sentence}, status=refusal.status, headers=refusal.headers
+    )
 
 
 class Reply:
-    """Answer to come. It works like a future, but callbacks run at once, in the same turn of the event loop."""
+    """Answer to come.
+
+    It works like a future, but callbacks run at once, in the same turn of the event loop.
+    """
 
     __slots__ = ("_callbacks", "_found", "_is_done")
 
@@ -161,7 +182,9 @@ class Reply:
 
 
 def reply_of(ask: Callable[[], Any]) -> Reply:
-    """Call a function that returns an answer or a `Reply`, and return it as a `Reply`; an error is an answer, too."""
+    """Call a function that returns an answer or a `Reply`, and return it as a `Reply`; an error is
+    an answer, too.
+    """
     try:
         found = ask()
     except Exception as error:
@@ -173,7 +196,8 @@ def reply_of(ask: Callable[[], Any]) -> Reply:
     return reply
 
 
-# Requests -----------------------------------------------------------------------------------------------------
+# Requests
+# --------------------------------------------------------------------------------------------------
 
 
 class Request:
@@ -213,7 +237,8 @@ class Request:
         """Read the whole body.
 
         Raises:
-            Refusal: it is too large, the bodies of all requests are, or the client closed the connection.
+            Refusal: it is too large, the bodies of all requests are, or the client closed the
+                connection.
         """
         announced, parts, size = self.header(b"content-length"), list[bytes](), 0
         has_more, is_large = True, announced.isdecimal() and int(announced) > self.max_bytes
@@ -242,7 +267,11 @@ class Request:
 
 def full() -> Refusal:
     """Return the refusal of a request for which there is no room next to the others."""
-    return Refusal(503, "The server holds as many requests as it may. Try again later.", ((b"retry-after", b"1"),))
+    return Refusal(
+        503,
+        "The server holds as many requests as it may. Try again later.",
+        ((b"retry-after", b"1"),),
+    )
 
 
 def parse_json(body: bytes | str) -> Any:
@@ -262,15 +291,21 @@ class WebSocket:
 
     Attributes:
         request: the request that opened it.
-        is_ending: True once all messages are read because the server closes: answer them, then return.
+        is_ending: True once all messages are read because the server closes: answer them, then
+            return.
     """
 
     def __init__(self, request: Request, connection: Any) -> None:
-        """Take over a WebSocket after its handshake, with the server's protocol of its connection."""
+        """Take over a WebSocket after its handshake, with the server's protocol of its
+        connection.
+        """
         self.request, self.is_ending, self._connection = request, False, connection
 
     async def receive(self) -> bytes | str | None:
-        """Return the next message; None when the client is gone, or the server closes and all messages are read."""
+        """Return the next message;
+
+        None when the client is gone, or the server closes and all messages are read.
+        """
         message = await self._connection.receive()
         if message["type"] == "websocket.disconnect":
             self.is_ending = message["code"] == ENDING
@@ -279,11 +314,16 @@ class WebSocket:
         return message.get("text", "") if data is None else data
 
     def write(self, messages: Iterable[bytes | str]) -> None:
-        """Send messages without waiting; those to a client that is gone are dropped. See `drain`."""
+        """Send messages without waiting; those to a client that is gone are dropped.
+
+        See `drain`.
+        """
         self._connection.write(messages)
 
     def exempt(self) -> None:
-        """Count what the client makes this process hold in no budget, because it is a part of this program."""
+        """Count what the client makes this process hold in no budget, because it is a part of this
+        program.
+        """
         self._connection.is_exempt = True
 
     async def drain(self) -> None:
@@ -291,10 +331,12 @@ class WebSocket:
         await self._connection.writable.wait()
 
 
-# Routes -------------------------------------------------------------------------------------------------------
+# Routes
+# --------------------------------------------------------------------------------------------------
 
 Asked = Callable[[dict[str, Any]], dict[str, Any] | Reply]
-"""Function that takes the keys of a request, and returns its answer or a `Reply`; it may raise a `Refusal`."""
+"""Function that takes the keys of a request, and returns its answer or a `Reply`; it may raise a
+`Refusal`."""
 
 
 class App:
@@ -304,10 +346,12 @@ class App:
         closing: done when the server closes; exists once it runs.
         max_body_bytes: size limit of bodies, in bytes; the server sets it.
         budget: what the requests of clients that are let in hold together.
-        quick: functions of `add_asked` for POST by path, each with the status of its answers; `WebServer` calls them
-            without ASGI.
-        check: called with each request to a route that isn't open; raises a `Refusal`. The server sets it.
-        on_answer: called with each request, the status and the seconds until the answer was complete.
+        quick: functions of `add_asked` for POST by path, each with the status of its answers;
+            `WebServer` calls them without ASGI.
+        check: called with each request to a route that isn't open; raises a `Refusal`. The server
+            sets it.
+        on_answer: called with each request, the status and the seconds until the answer was
+            complete.
     """
 
     closing: asyncio.Future[None]
@@ -318,28 +362,42 @@ class App:
         self.budget = Budget(HELD_BYTES)
         self.check: Callable[[Request], None] = lambda request: None
         self.on_answer: list[Callable[[Request, int, float], None]] = []
-        self.quick: dict[str, tuple[Callable[[bytes, Mapping[str, str]], dict[str, Any] | Reply], int]] = {}
-        self._routes: dict[str, tuple[re.Pattern[str], dict[str, tuple[Callable[[Any], Awaitable[Any]], bool]]]] = {}
+        self.quick: dict[
+            str, tuple[Callable[[bytes, Mapping[str, str]], dict[str, Any] | Reply], int]
+        ] = {}
+        self._routes: dict[
+            str, tuple[re.Pattern[str], dict[str, tuple[Callable[[Any], Awaitable[Any]], bool]]]
+        ] = {}
 
-    def add(self, method: str, path: str, handler: Callable[[Any], Awaitable[Any]], *, is_open: bool = False) -> None:
+    def add(
+        self,
+        method: str,
+        path: str,
+        handler: Callable[[Any], Awaitable[Any]],
+        *,
+        is_open: bool = False,
+    ) -> None:
         """Add a route.
 
         Args:
             method: "GET" (and HEAD), "POST", "DELETE" or "WEBSOCKET".
             path: its path; a part in braces takes any text and names it.
-            handler: returns the answer to a `Request`; or talks with a `WebSocket`, and closes it by returning.
+            handler: returns the answer to a `Request`; or talks with a `WebSocket`, and closes it
+                by returning.
             is_open: True needs no token.
         """
         pattern = re.compile(re.sub(r"\\{(\w+)\\}", r"(?P<\1>[^/]*)", re.escape(path)))
         self._routes.setdefault(path, (pattern, {}))[1][method] = handler, is_open
 
     def add_asked(self, method: str, path: str, handler: Asked, status: int = 200) -> None:
-        """Add a route whose requests and answers are objects in JSON. POST costs little if the path has no braces.
+        """Add a route whose requests and answers are objects in JSON. POST costs little if the path
+        has no braces.
 
         Args:
             method: see `add`.
             path: see `add`.
-            handler: takes the keys of the body, which is an object or empty, and of the path; returns the answer.
+            handler: takes the keys of the body, which is an object or empty, and of the path;
+                returns the answer.
             status: status of the answers.
         """
 
@@ -391,8 +449,11 @@ class App:
         for note in self.on_answer:
             loop.call_soon(note, request, status, seconds)  # after the answer is on its way
 
-    def route_of(self, request: Request) -> tuple[Callable[[Any], Awaitable[Any]], Mapping[str, str], bool]:
-        """Return the handler of a request, the parts of its path that the route names, and whether the route is open.
+    def route_of(
+        self, request: Request
+    ) -> tuple[Callable[[Any], Awaitable[Any]], Mapping[str, str], bool]:
+        """Return the handler of a request, the parts of its path that the route names, and whether
+        the route is open.
 
         Raises:
             Refusal: there is none, or the client is not let in.
@@ -403,16 +464,26 @@ class App:
                 continue
             if (route := methods.get("GET" if method == "HEAD" else method)) is None:
                 allowed = ", ".join(sorted(methods))
-                raise Refusal(405, f"{request.path} takes {allowed}, not {method}.", ((b"allow", allowed.encode()),))
+                raise Refusal(
+                    405,
+                    f"{request.path} takes {allowed}, not {method}.",
+                    ((b"allow", allowed.encode()),),
+                )
             handle, is_open = route
             if not is_open:
                 self.check(request)
-            return handle, {name: unquote(part) for name, part in found.groupdict().items()}, is_open
+            return (
+                handle,
+                {name: unquote(part) for name, part in found.groupdict().items()},
+                is_open,
+            )
         raise Refusal(404, f"There is nothing at {request.path}.")
 
     async def _answer(self, request: Request, response: Response, send: Send) -> None:
         kind = "websocket.http.response" if request.method == "WEBSOCKET" else "http.response"
-        await send({"type": f"{kind}.start", "status": response.status, "headers": headers_of(response)})
+        await send(
+            {"type": f"{kind}.start", "status": response.status, "headers": headers_of(response)}
+        )
         if response.stream is not None and request.method != "HEAD":
             await self._send_parts(request, response.stream, send)
         await send({"type": f"{kind}.body", "body": response.body})
@@ -432,7 +503,9 @@ class App:
         finally:
             await tasks.close()
 
-    async def _talk(self, talk: Callable[[WebSocket], Awaitable[None]], socket: WebSocket, send: Send) -> None:
+    async def _talk(
+        self, talk: Callable[[WebSocket], Awaitable[None]], socket: WebSocket, send: Send
+    ) -> None:
         code = 1000
         try:
             await talk(socket)

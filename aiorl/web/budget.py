@@ -1,4 +1,6 @@
-"""Budget: bytes that the connections of a server may hold together, each counted in what it costs this process."""
+"""Budget: bytes that the connections of a server may hold together, each counted in what it costs
+this process.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ class Share:
         self.num_bytes = 0
 
     def hold(self, num_bytes: int) -> bool:
-        """Have this many bytes from now on; return False, and change nothing, if that exceeds the budget."""
+        """Have this many bytes from now on; return False, and change nothing, if that exceeds the
+        budget.
+        """
         grown = num_bytes - self.num_bytes
         if grown > 0 and self._budget.num_bytes + grown > self._budget.most_bytes:
             return False

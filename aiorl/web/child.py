@@ -1,13 +1,12 @@
 """Ports that other processes serve for this one: the page of a run, and the port for its clients.
 
-    check_ports(8265, None, has_clients=False)     # before a run begins: the ConfigError names the key
-    ports = Ports()
-    ports.open(run_dir, 8265, None, None)          # requests can be sent at once
-    ports.close()
+    check_ports(8265, None, has_clients=False)     # before a run begins: the ConfigError names the
+    key ports = Ports() ports.open(run_dir, 8265, None, None)          # requests can be sent at
+    once ports.close()
 
-This process listens and hands the sockets to its children, so nothing can take a port in between. A child serves the
-app of the run directory. It ends with this process, however that ends. A child that fails is started again, with the
-same socket.
+This process listens and hands the sockets to its children, so nothing can take a port in between. A
+child serves the app of the run directory. It ends with this process, however that ends. A child
+that fails is started again, with the same socket.
 """
 
 from __future__ import annotations
@@ -34,15 +33,23 @@ from aiorl.web.access import WebOptions, listen, token_in, url_of, want_web
 CLIENT_SECRET = "client.secret"
 """File of a run directory with the secret that lets its workers in at the port for clients."""
 _SERVERS = {
-    "page": ("web", "aiorl.watch.app:make_app", "web.token", 10),  # the learner needs its processor more
+    "page": (
+        "web",
+        "aiorl.watch.app:make_app",
+        "web.token",
+        10,
+    ),  # the learner needs its processor more
     "clients": ("client_port", "aiorl.serving.external:Gate", "client.token", 0),
 }
-"""Port -> its setting, the function that makes its app, the file of its token, and the niceness of its process."""
+"""Port -> its setting, the function that makes its app, the file of its token, and the niceness of
+its process."""
 _LOOK_S, _END_S = 0.1, 5.0
 
 
 def _options(key: str, value: int | str, token_file: Path) -> WebOptions:
-    """Return the options of a server at PORT or HOST:PORT, where on loopback this user needs no token."""
+    """Return the options of a server at PORT or HOST:PORT, where on loopback this user needs no
+    token.
+    """
     host, port = host_and_port(value, key=key)
     return WebOptions(host, port, token_file=token_file, lets_user_in=is_loopback(host))
 
@@ -56,11 +63,14 @@ def check_ports(page: int | str | None, clients: int | str | None, *, has_client
         has_clients: True if clients play its environment.
 
     Raises:
-        ConfigError: a port can't be opened, an address has another form, or packages are missing; it names the key.
+        ConfigError: a port can't be opened, an address has another form, or packages are missing;
+            it names the key.
     """
     if has_clients != (clients is not None):
         said = "client_port and an environment that clients play need each other."
-        raise ConfigError(said, key="client_port", value=clients, hint="Set env: external and client_port: 9900.")
+        raise ConfigError(
+            said, key="client_port", value=clients, hint="Set env: external and client_port: 9900."
+        )
     with ExitStack() as held:  # both until the end, because they could be the same
         for key, value in (("web", page), ("client_port", clients)):
             if value is not None:
@@ -73,8 +83,8 @@ class Ports:
 
     Attributes:
         ways: "page" and "clients" -> the address, for each port that is open.
-        gate: settings by which environments reach the port for clients: ``gate``, a dict with its ``addresses``, and
-            the ``secret`` that lets them in; {} if there is none.
+        gate: settings by which environments reach the port for clients: ``gate``, a dict with its
+            ``addresses``, and the ``secret`` that lets them in; {} if there is none.
     """
 
     def __init__(self) -> None:
@@ -84,7 +94,13 @@ class Ports:
         self._is_over = threading.Event()
         self._threads: list[threading.Thread] = []
 
-    def open(self, run_dir: Path, page: int | str | None, clients: int | str | None, advertise: str | None) -> None:
+    def open(
+        self,
+        run_dir: Path,
+        page: int | str | None,
+        clients: int | str | None,
+        advertise: str | None,
+    ) -> None:
         """Open the ports of a run.
 
         Args:
@@ -100,14 +116,18 @@ class Ports:
         if page is not None:
             self._open("page", page, run_dir)
         if clients is not None:
-            secret = token_in(run_dir / CLIENT_SECRET).decode()  # made before the other process reads it
+            secret = token_in(
+                run_dir / CLIENT_SECRET
+            ).decode()  # made before the other process reads it
             host, port = self._open("clients", clients, run_dir)
             found = dialable(url(host, port), None if is_loopback(host) else advertise)
             addresses = [url(split_address(each)[0], port) for each in found]
             self.gate = {"gate": {"addresses": addresses, "secret": secret}}
 
     def close(self) -> None:
-        """End the processes, which answer accepted requests first; a slow one ends by itself later."""
+        """End the processes, which answer accepted requests first; a slow one ends by itself
+        later.
+        """
         self._is_over.set()
         for thread in self._threads:
             thread.join(_END_S)
@@ -118,17 +138,30 @@ class Ports:
         options, log = _options(key, value, run_dir / token), run_dir / "logs" / f"{key}.txt"
         listener = listen(options)
         number, token_file = listener.fileno(), str(options.token_file)
-        command = [*child_python("aiorl.web.child"), make_app, str(run_dir), options.host, token_file, str(number)]
+        command = [
+            *child_python("aiorl.web.child"),
+            make_app,
+            str(run_dir),
+            options.host,
+            token_file,
+            str(number),
+        ]
         self.ways[way] = url_of(options, listener)
         if not options.lets_user_in:
             self.ways[way] += f" (with the token in {token_file})"
         child = Children(
-            lambda slot: [*command, str(niceness)], [1], max_restarts=DEFAULT_MAX_RESTARTS,
+            lambda slot: [*command, str(niceness)],
+            [1],
+            max_restarts=DEFAULT_MAX_RESTARTS,
             on_event=partial(log_end, f"the server at {self.ways[way]}, with the log {log},"),
-            log_path=lambda slot: log, environment=python_path(), pass_fds=[number],
-        )  # fmt: skip
+            log_path=lambda slot: log,
+            environment=python_path(),
+            pass_fds=[number],
+        )
         child.start()
-        self._threads.append(threading.Thread(target=self._keep, args=(child, listener), name="port", daemon=True))
+        self._threads.append(
+            threading.Thread(target=self._keep, args=(child, listener), name="port", daemon=True)
+        )
         self._threads[-1].start()
         return options.host, listener.getsockname()[1]
 
@@ -149,7 +182,9 @@ def main() -> None:
 
     make_app, run_dir, host, token_file, number, niceness = sys.argv[1:]
     os.nice(int(niceness))
-    options = WebOptions(host, token_file=Path(token_file), lets_user_in=is_loopback(host), inherited=int(number))
+    options = WebOptions(
+        host, token_file=Path(token_file), lets_user_in=is_loopback(host), inherited=int(number)
+    )
     asyncio.run(serve(pkgutil.resolve_name(make_app)(Path(run_dir)), options))
 
 

@@ -1,6 +1,8 @@
-"""Users of connections on this machine: whose process is at the other end of a TCP connection over loopback.
+"""Users of connections on this machine: whose process is at the other end of a TCP connection over
+loopback.
 
-The kernel knows who made a socket. So a port of this user can be closed to other users without a token.
+The kernel knows who made a socket. So a port of this user can be closed to other users without a
+token.
 """
 
 from __future__ import annotations
@@ -47,7 +49,9 @@ def is_own_connection(client: Address, server: Address) -> bool:
     if os.geteuid() == _uid_of_strangers():
         return False
     if sys.platform == "linux":
-        with contextlib.suppress(OSError, ValueError, struct.error):  # some sandboxes have no netlink
+        with contextlib.suppress(
+            OSError, ValueError, struct.error
+        ):  # some sandboxes have no netlink
             if _kernel_reports_users():
                 return _uid_of(client, server) == os.geteuid()
     with contextlib.suppress(OSError, psutil.Error):
@@ -59,7 +63,8 @@ def is_own_connection(client: Address, server: Address) -> bool:
 def _kernel_reports_users() -> bool:
     """Return whether the kernel reports who made a socket, by a connection of this process.
 
-    A kernel without the module for that gives the same answer as for a connection that doesn't exist.
+    A kernel without the module for that gives the same answer as for a connection that doesn't
+    exist.
 
     Raises:
         OSError: it can't be asked now.
@@ -73,7 +78,9 @@ def _kernel_reports_users() -> bool:
 
 @lru_cache(maxsize=1)
 def _uid_of_strangers() -> int:
-    """Return the number that stands for all users whom a namespace of users doesn't know, -1 if it knows all."""
+    """Return the number that stands for all users whom a namespace of users doesn't know, -1 if it
+    knows all.
+    """
     with contextlib.suppress(OSError, ValueError):
         if _MAP_FILE.exists() and _MAP_FILE.read_text().split() != _MAP_OF_ALL:
             return int(_OVERFLOW_FILE.read_text())
@@ -89,10 +96,18 @@ def _uid_of(client: Address, server: Address) -> int:
     """
     hosts = [_plain(client[0]), _plain(server[0])]
     family = socket.AF_INET6 if hosts[0].version == 6 else socket.AF_INET
-    ends = _PORTS.pack(client[1], server[1]) + b"".join(host.packed.ljust(16, b"\0") for host in hosts)
-    question = _QUESTION.pack(family, socket.IPPROTO_TCP, 0, 0, _ANY) + ends + _INTERFACE_AND_COOKIE.pack(0, _ANY, _ANY)
+    ends = _PORTS.pack(client[1], server[1]) + b"".join(
+        host.packed.ljust(16, b"\0") for host in hosts
+    )
+    question = (
+        _QUESTION.pack(family, socket.IPPROTO_TCP, 0, 0, _ANY)
+        + ends
+        + _INTERFACE_AND_COOKIE.pack(0, _ANY, _ANY)
+    )
     header = _HEADER.pack(_HEADER.size + len(question), _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST, 0, 0)
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC, _NETLINK_SOCK_DIAG) as asked:
+    with socket.socket(
+        socket.AF_NETLINK, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC, _NETLINK_SOCK_DIAG
+    ) as asked:
         asked.settimeout(1.0)
         asked.send(header + question)
         answer = asked.recv(4096)
@@ -100,8 +115,8 @@ def _uid_of(client: Address, server: Address) -> int:
     if kind != _SOCK_DIAG_BY_FAMILY:
         return -1
     _, state, _, _, found, _, _, _, uid, inode = _ANSWER.unpack_from(answer, _HEADER.size)
-    # without the connection, the kernel reports a socket that listens there; and one that its process has closed has
-    # no inode, and 0 as its user
+    # without the connection, the kernel reports a socket that listens there; and one that its
+    # process has closed has no inode, and 0 as its user
     return int(uid) if found.startswith(ends) and state in _CONNECTED and inode != 0 else -1
 
 
@@ -112,7 +127,9 @@ def _plain(host: str) -> IPv4Address | IPv6Address:
 
 
 def _has_own_process(client: Address, server: Address) -> bool:
-    """Look for the other end among the connections of this user's processes, where the kernel can't be asked."""
+    """Look for the other end among the connections of this user's processes, where the kernel can't
+    be asked.
+    """
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             if process.uids().effective != os.geteuid():

@@ -1,9 +1,9 @@
 """WebServer: an app on a port, by uvicorn's protocols, with limits of time, size and number.
 
-What connections hold is counted in what it costs this process. Clients that are not let in, or not yet, share a small
-budget. It has heads that are not complete, requests that wait for answers, and answers that wait to be read. Those of
-clients that are let in share the budget of the app with the bodies of their requests. A connection that would exceed
-its budget is refused and closed.
+What connections hold is counted in what it costs this process. Clients that are not let in, or not
+yet, share a small budget. It has heads that are not complete, requests that wait for answers, and
+answers that wait to be read. Those of clients that are let in share the budget of the app with the
+bodies of their requests. A connection that would exceed its budget is refused and closed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,11 @@ from typing import Any, Self, cast
 
 import uvicorn
 from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import Frame
 from websockets.protocol import OPEN
@@ -61,11 +65,14 @@ _MAX_NEWCOMERS = 1024
 _SPARE_FILES = 64
 """Files that the process can open besides its connections."""
 _STRANGERS_BYTES = 32 << 20
-"""Limit of what all connections of clients that are not let in hold together, in bytes of this process."""
+"""Limit of what all connections of clients that are not let in hold together, in bytes of this
+process."""
 _MAX_WAITING, _MAX_SLICE = 32, 512
-"""Requests of a connection that wait for the answer to another one; and bytes that may hold about as many of them."""
+"""Requests of a connection that wait for the answer to another one; and bytes that may hold about
+as many of them."""
 _MAX_MESSAGES, _MAX_MESSAGES_SLICE = 256, 8 << 10
-"""Messages of a WebSocket that wait to be taken, after which no more are parsed; and bytes parsed in one turn."""
+"""Messages of a WebSocket that wait to be taken, after which no more are parsed; and bytes parsed
+in one turn."""
 _REQUEST_BYTES, _HEADER_BYTES, _MESSAGE_BYTES = 3000, 200, 400
 """Costs of the objects of a request, a header and a message besides their own bytes."""
 _UNCOUNTED_BYTES = 4096
@@ -105,14 +112,25 @@ class WebServer(uvicorn.Server):
         self._log = None if options.access_log is None else AccessLog(options.access_log)
         if self._log is not None:
             app.on_answer.append(self._log.note)
-        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # it has a line for each malformed request
+        logging.getLogger("uvicorn.error").setLevel(
+            logging.CRITICAL
+        )  # it has a line for each malformed request
         config = uvicorn.Config(
-            cast("Any", app), http=cast("Any", partial(_Connection, self)), ws=cast("Any", partial(_Socket, self)),
-            lifespan="off", log_config=None, access_log=False, proxy_headers=False, server_header=False,
-            timeout_keep_alive=_IDLE_S, timeout_graceful_shutdown=_GRACE_S,
-            ws_max_size=options.max_body_bytes, ws_per_message_deflate=False, ssl_certfile=options.tls_cert,
+            cast("Any", app),
+            http=cast("Any", partial(_Connection, self)),
+            ws=cast("Any", partial(_Socket, self)),
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            timeout_keep_alive=_IDLE_S,
+            timeout_graceful_shutdown=_GRACE_S,
+            ws_max_size=options.max_body_bytes,
+            ws_per_message_deflate=False,
+            ssl_certfile=options.tls_cert,
             ssl_keyfile=options.tls_key,
-        )  # fmt: skip
+        )
         try:
             config.load()
         except (OSError, ssl.SSLError) as error:
@@ -129,13 +147,17 @@ class WebServer(uvicorn.Server):
         """
         self.app.closing = asyncio.get_running_loop().create_future()
         raise_open_file_limit()
-        self.max_connections = min(_MAX_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _SPARE_FILES)
+        self.max_connections = min(
+            _MAX_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _SPARE_FILES
+        )
         listener = listen(self.options)
         self.port, self.url = listener.getsockname()[1], url_of(self.options, listener)
         self.lifespan = self.config.lifespan_class(self.config)
         await self.startup([listener])
         if self.config.ssl is None and not is_loopback(self.options.host):
-            logger.warning("%s is not encrypted: others on its way can read requests and the token", self.url)
+            logger.warning(
+                "%s is not encrypted: others on its way can read requests and the token", self.url
+            )
         tasks = Tasks(lambda error: None)  # which it has logged
         tasks.start(self.main_loop(), "web-server")
         try:
@@ -149,7 +171,9 @@ class WebServer(uvicorn.Server):
                     self._log.close()
 
     async def shutdown(self, sockets: Any = None) -> None:
-        """Stop listening, answer the requests that have arrived, and close; what no one reads waits for a second."""
+        """Stop listening, answer the requests that have arrived, and close; what no one reads waits
+        for a second.
+        """
         for server in self.servers:
             server.close()
         for listener in sockets or ():
@@ -168,7 +192,10 @@ class WebServer(uvicorn.Server):
             task.cancel()
 
     def head_of(self, response: Response, keep_alive: bool) -> bytes:
-        """Return the head of an answer in HTTP/1.1. All of it but the length is kept for up to a second."""
+        """Return the head of an answer in HTTP/1.1.
+
+        All of it but the length is kept for up to a second.
+        """
         key = response[1:], keep_alive
         found = self._heads.get(key)
         if found is None:
@@ -179,7 +206,9 @@ class WebServer(uvicorn.Server):
         return found + b"content-length: %d\r\n\r\n" % len(response.body)
 
     async def on_tick(self, counter: int) -> bool:
-        """Once a second, set the date and close late connections; more often if they have less time."""
+        """Once a second, set the date and close late connections; more often if they have less
+        time.
+        """
         if counter % 10 == 0:
             self._heads.clear()
         if counter % 10 == 0 or self.options.arrive_s < 1.0:
@@ -211,7 +240,9 @@ async def serve(app: App, options: WebOptions, said: Callable[[str], str] | None
     on_stop_signals(lambda name: stopped.set())
     async with WebServer(app, options).running() as server:
         if options.inherited is not None:
-            watch_parent(lambda: loop.call_soon_threadsafe(stopped.set), grace_s=_GRACE_S + _LINGER_S)
+            watch_parent(
+                lambda: loop.call_soon_threadsafe(stopped.set), grace_s=_GRACE_S + _LINGER_S
+            )
         if said is not None:
             sys.stdout.write(f"{said(server.url)}\n")
             sys.stdout.flush()
@@ -221,14 +252,18 @@ async def serve(app: App, options: WebOptions, said: Callable[[str], str] | None
 
 
 class _Unread:
-    """Answers that a client does not read: its connection ends if none of their bytes leaves for some time."""
+    """Answers that a client does not read: its connection ends if none of their bytes leaves for
+    some time.
+    """
 
     __slots__ = ("_num_bytes", "_since")
 
     def __init__(self) -> None:
         self._num_bytes, self._since = -1, 0.0
 
-    def look(self, transport: asyncio.Transport, is_blocked: bool, now: float, most_s: float) -> None:
+    def look(
+        self, transport: asyncio.Transport, is_blocked: bool, now: float, most_s: float
+    ) -> None:
         """Note whether bytes have left since the last look; end the connection if it is time."""
         if not is_blocked and not transport.is_closing():
             self._num_bytes = -1
@@ -255,9 +290,11 @@ class _Flow(FlowControl):
 
 
 class _Connection(HttpToolsProtocol):
-    """Connection with a deadline for requests, limits of their sizes and number, and a short way to quick handlers.
+    """Connection with a deadline for requests, limits of their sizes and number, and a short way to
+    quick handlers.
 
-    A request for a quick handler that arrives as a whole is answered without a task, and without ASGI.
+    A request for a quick handler that arrives as a whole is answered without a task, and without
+    ASGI.
 
     Attributes:
         deadline: time by which the request has to be complete, by the monotonic clock.
@@ -271,7 +308,9 @@ class _Connection(HttpToolsProtocol):
         super().__init__(**state)
         self._server, self._app, self._options = server, server.app, server.options
         self._head_bytes, self._is_in_head = 0, False
-        self._begun: tuple[RequestResponseCycle, Request] | None = None  # for a quick handler, without its body so far
+        self._begun: tuple[RequestResponseCycle, Request] | None = (
+            None  # for a quick handler, without its body so far
+        )
         self._rest = b""  # received, but not parsed, because as many requests wait as may
         self._share, self._is_let_in = Share(server.strangers), False
         self._is_over = False  # after a refusal; the rest of its request is not kept
@@ -309,7 +348,8 @@ class _Connection(HttpToolsProtocol):
         super().pause_writing()
         self._count()
 
-    # What arrives -----------------------------------------------------------------------------------------------
+    # What arrives
+    # ----------------------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
@@ -326,7 +366,9 @@ class _Connection(HttpToolsProtocol):
             self._feed(data)
             if len(self.pipeline) >= _MAX_WAITING:
                 self._wait_for_answers()
-        if is_idle and self.cycle is newest and self.deadline == _NEVER:  # ends of lines without a request
+        if (
+            is_idle and self.cycle is newest and self.deadline == _NEVER
+        ):  # ends of lines without a request
             self.deadline = time.monotonic() + self._options.arrive_s
         if self._is_in_head or self.pipeline or self._rest or self._share.num_bytes:
             self._count()
@@ -348,7 +390,9 @@ class _Connection(HttpToolsProtocol):
             (cycle, request), self._begun = self._begun, None
             self._start_task(cycle, request)
         if self._is_in_head:
-            self._head_bytes += len(data) - max(0, data.rfind(b"\r\n\r\n"))  # without requests before it
+            self._head_bytes += len(data) - max(
+                0, data.rfind(b"\r\n\r\n")
+            )  # without requests before it
             if self._head_bytes > _MAX_HEAD_BYTES or len(self.headers) > _MAX_HEADERS:
                 self._refuse_head()
 
@@ -358,7 +402,11 @@ class _Connection(HttpToolsProtocol):
 
     def _go_on(self) -> None:
         """Parse what had to wait."""
-        if self.flow.is_full and len(self.pipeline) < _MAX_WAITING and not self.transport.is_closing():
+        if (
+            self.flow.is_full
+            and len(self.pipeline) < _MAX_WAITING
+            and not self.transport.is_closing()
+        ):
             self.flow.is_full = False
             rest, self._rest = self._rest, b""
             if rest:
@@ -396,7 +444,8 @@ class _Connection(HttpToolsProtocol):
             self._share.hold(0)
             self._server.newcomers.pop(self, None)
 
-    # Answers ----------------------------------------------------------------------------------------------------
+    # Answers
+    # ----------------------------------------------------------------------------------------------
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         if self._is_over or self.transport.is_closing():
@@ -447,8 +496,12 @@ class _Connection(HttpToolsProtocol):
         self._share.move_to(self._app.budget)
         self._server.newcomers.pop(self, None)
 
-    def _refuse_before_body(self, cycle: RequestResponseCycle, request: Request, error: Exception) -> None:
-        """Answer a request of which only the head is needed; the connection is closed after its body."""
+    def _refuse_before_body(
+        self, cycle: RequestResponseCycle, request: Request, error: Exception
+    ) -> None:
+        """Answer a request of which only the head is needed; the connection is closed after its
+        body.
+        """
         response = failed(error)
         body = b"" if request.method == "HEAD" else response.body
         self._is_over = True
@@ -497,7 +550,9 @@ class _Connection(HttpToolsProtocol):
         self.refuse(400, "The request is not valid HTTP.")
 
     def _refuse_head(self) -> None:
-        self.refuse(431, f"The headers may have at most {_MAX_HEAD_BYTES:,} bytes, in {_MAX_HEADERS} lines.")
+        self.refuse(
+            431, f"The headers may have at most {_MAX_HEAD_BYTES:,} bytes, in {_MAX_HEADERS} lines."
+        )
 
     def refuse(self, status: int, sentence: str) -> None:
         """Answer without the app, and close the connection."""
@@ -508,7 +563,12 @@ class _Connection(HttpToolsProtocol):
         took_s = max(0.0, now - self.deadline + self._options.arrive_s)  # none without a request
         self.deadline, self._is_over = _NEVER, True
         if self._is_in_head or self.cycle is None or not self.cycle.response_started:
-            scope: dict[str, Any] = {"method": "-", "raw_path": b"-", "client": self.client, "path": ""}
+            scope: dict[str, Any] = {
+                "method": "-",
+                "raw_path": b"-",
+                "client": self.client,
+                "path": "",
+            }
             if not self._is_in_head and self.cycle is not None:
                 known = cast("dict[str, Any]", self.cycle.scope)
                 known[REFUSED] = True
@@ -526,7 +586,8 @@ class _Connection(HttpToolsProtocol):
             if not keep_alive:
                 self.transport.close()
 
-    # Limits -----------------------------------------------------------------------------------------------------
+    # Limits
+    # ----------------------------------------------------------------------------------------------
 
     def _count(self) -> None:
         """Count what the connection holds; end it if that is too much next to what others hold."""
@@ -539,7 +600,11 @@ class _Connection(HttpToolsProtocol):
         if self.cycle is not None and not cycles:
             held += len(self.cycle.body)
         for cycle in cycles:
-            held += _REQUEST_BYTES + _HEADER_BYTES * len(cast("list[Any]", cycle.scope["headers"])) + len(cycle.body)
+            held += (
+                _REQUEST_BYTES
+                + _HEADER_BYTES * len(cast("list[Any]", cycle.scope["headers"]))
+                + len(cycle.body)
+            )
         if not self._share.hold(held if held > _UNCOUNTED_BYTES else 0):
             is_blocked = self.flow.write_paused
             self.refuse(503, full().sentence)
@@ -571,7 +636,8 @@ class _Connection(HttpToolsProtocol):
 
 
 class _Socket(WebSocketsSansIOProtocol):
-    """Connection of a WebSocket that can also send without waiting, and ends after the messages received so far.
+    """Connection of a WebSocket that can also send without waiting, and ends after the messages
+    received so far.
 
     Attributes:
         unread: messages that the client doesn't read.
@@ -599,13 +665,20 @@ class _Socket(WebSocketsSansIOProtocol):
         super().connection_lost(exc)
         self._share.hold(0)
 
-    # What arrives -----------------------------------------------------------------------------------------------
+    # What arrives
+    # ----------------------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
-        if self.close_sent and len(data) > _MAX_MESSAGES_SLICE:  # much more than an agreement to the end
+        if (
+            self.close_sent and len(data) > _MAX_MESSAGES_SLICE
+        ):  # much more than an agreement to the end
             self.transport.abort()
             return
-        if self._rest or len(data) > _MAX_MESSAGES_SLICE or (self.handshake_initiated and not self.handshake_complete):
+        if (
+            self._rest
+            or len(data) > _MAX_MESSAGES_SLICE
+            or (self.handshake_initiated and not self.handshake_complete)
+        ):
             self._rest += data
             self._pause()
             self._parse_soon()
@@ -619,9 +692,15 @@ class _Socket(WebSocketsSansIOProtocol):
             self.loop.call_soon(self._parse)
 
     def _parse(self) -> None:
-        """Parse a part of what has arrived, unless it has to wait; other connections have their turns in between."""
+        """Parse a part of what has arrived, unless it has to wait; other connections have their
+        turns in between.
+        """
         self._is_to_parse = False
-        if not self.handshake_complete or self.queue.qsize() >= _MAX_MESSAGES or self.transport.is_closing():
+        if (
+            not self.handshake_complete
+            or self.queue.qsize() >= _MAX_MESSAGES
+            or self.transport.is_closing()
+        ):
             return
         part, self._rest = self._rest[:_MAX_MESSAGES_SLICE], self._rest[_MAX_MESSAGES_SLICE:]
         super().data_received(part)
@@ -675,7 +754,8 @@ class _Socket(WebSocketsSansIOProtocol):
         self._partial_by = _NEVER
         super().send_receive_event_to_app()
 
-    # Limits -----------------------------------------------------------------------------------------------------
+    # Limits
+    # ----------------------------------------------------------------------------------------------
 
     def _count(self) -> None:
         """Count what the connection holds; end it if that is too much next to what others hold."""
@@ -684,7 +764,11 @@ class _Socket(WebSocketsSansIOProtocol):
         if self.handshake_complete:
             self._share.move_to(self._server.app.budget)
         held = len(self._rest) + self._queued_bytes + _MESSAGE_BYTES * self.queue.qsize()
-        held += len(self.conn.reader.buffer) + sum(map(len, self.frames)) + self.transport.get_write_buffer_size()
+        held += (
+            len(self.conn.reader.buffer)
+            + sum(map(len, self.frames))
+            + self.transport.get_write_buffer_size()
+        )
         if not self._share.hold(held if held > _UNCOUNTED_BYTES else 0):
             self._fail(1013, full().sentence)
 
@@ -698,14 +782,19 @@ class _Socket(WebSocketsSansIOProtocol):
 
     def look(self, now: float) -> None:
         """End the connection if a message that has begun is late, unless it waits to be read."""
-        if self.transport.is_closing() or self.read_paused or not (self.frames or self.conn.reader.buffer):
+        if (
+            self.transport.is_closing()
+            or self.read_paused
+            or not (self.frames or self.conn.reader.buffer)
+        ):
             self._partial_by = _NEVER
         elif self._partial_by == _NEVER:
             self._partial_by = now + self._server.options.arrive_s
         elif self._partial_by < now:
             self._fail(1008, "The message did not arrive in time.")
 
-    # What leaves ------------------------------------------------------------------------------------------------
+    # What leaves
+    # ----------------------------------------------------------------------------------------------
 
     def write(self, messages: Iterable[bytes | str]) -> None:
         """Send messages now; those to a client that is gone are dropped."""

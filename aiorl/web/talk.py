@@ -1,10 +1,11 @@
 """Talks: requests and answers on a WebSocket, many under way at a time.
 
-Each message is a request: an object with ``do``, the name of a handler ("act" if it is missing); ``id``, a number or a
-text that its answer repeats; and the handler's own keys. A binary message is msgpack and is answered in msgpack, a text
-is JSON and is answered in JSON. Answers come in any order. A request that fails is answered by ``{"id", "status",
-"error"}``. In msgpack, an array of an answer is ``{"data": bytes, "dtype", "shape"}``, in row-major order and little
-endian; in JSON it is a list.
+Each message is a request: an object with ``do``, the name of a handler ("act" if it is missing);
+``id``, a number or a text that its answer repeats; and the handler's own keys. A binary message is
+msgpack and is answered in msgpack, a text is JSON and is answered in JSON. Answers come in any
+order. A request that fails is answered by ``{"id", "status", "error"}``. In msgpack, an array of an
+answer is ``{"data": bytes, "dtype", "shape"}``, in row-major order and little endian; in JSON it is
+a list.
 """
 
 from __future__ import annotations
@@ -19,10 +20,21 @@ from typing import Any, NoReturn
 import msgpack
 import numpy as np
 
-from aiorl.web.app import App, Asked, Refusal, Reply, WebSocket, json_response, parse_json, refusal_of, reply_of
+from aiorl.web.app import (
+    App,
+    Asked,
+    Refusal,
+    Reply,
+    WebSocket,
+    json_response,
+    parse_json,
+    refusal_of,
+    reply_of,
+)
 
 Note = Callable[[str, str, float], None]
-"""Function that is called with a request's handler ("" if there is none), its status, and seconds until its answer."""
+"""Function that is called with a request's handler ("" if there is none), its status, and seconds
+until its answer."""
 
 MAX_UNDER_WAY = 1024
 """Requests of one WebSocket that are not answered yet; further ones are not read."""
@@ -30,8 +42,11 @@ _MAX_ID = 200
 _EXACT = 1 << 53  # as float64
 
 
-def add_talk(app: App, handlers: Mapping[str, Asked], note: Note = lambda do, status, seconds: None) -> None:
-    """Add the routes by which clients talk to handlers, over HTTP and at the WebSocket /ws; see the module.
+def add_talk(
+    app: App, handlers: Mapping[str, Asked], note: Note = lambda do, status, seconds: None
+) -> None:
+    """Add the routes by which clients talk to handlers, over HTTP and at the WebSocket /ws; see the
+    module.
 
     Args:
         app: the app.
@@ -71,23 +86,38 @@ class _Talk:
         def answer() -> dict[str, Any] | Reply:
             said = parse_json(message) if isinstance(message, str) else unpacked(message)
             if not isinstance(said, dict):
-                raise Refusal(400, "A message must be an object, such as {'id': 1, 'observation': [0.1, 0.2]}.")
+                raise Refusal(
+                    400,
+                    "A message must be an object, such as {'id': 1, 'observation': [0.1, 0.2]}.",
+                )
             id, do = said.pop("id", None), said.pop("do", "act")
             if not isinstance(id, int | float | str | None) or len(str(id)) > _MAX_ID:
-                raise Refusal(400, f"'id' must be a number, or a text of at most {_MAX_ID} characters.")
+                raise Refusal(
+                    400, f"'id' must be a number, or a text of at most {_MAX_ID} characters."
+                )
             if isinstance(id, float) and abs(id) > _EXACT:
-                raise Refusal(400, f"'id' {id!r} may have lost digits. Send a number of this size as a text.")
+                raise Refusal(
+                    400, f"'id' {id!r} may have lost digits. Send a number of this size as a text."
+                )
             known["id"] = id
             if not isinstance(do, str) or do not in self._handlers:
-                raise Refusal(400, f"'do' can't be {shown(do)}; there are {', '.join(self._handlers)}.")
+                raise Refusal(
+                    400, f"'do' can't be {shown(do)}; there are {', '.join(self._handlers)}."
+                )
             known["do"] = do
             return self._handlers[do](said)
 
         self._num_under_way += 1
-        form = packed if isinstance(message, bytes) else lambda answer: json_response(answer).body.decode()
+        form = (
+            packed
+            if isinstance(message, bytes)
+            else lambda answer: json_response(answer).body.decode()
+        )
         reply_of(answer).add_done_callback(partial(self._give, form, known))
 
-    def _give(self, form: Callable[[dict[str, Any]], bytes | str], known: dict[str, Any], reply: Reply) -> None:
+    def _give(
+        self, form: Callable[[dict[str, Any]], bytes | str], known: dict[str, Any], reply: Reply
+    ) -> None:
         try:
             found = reply.result()
             written = form({"id": known["id"], **found})
@@ -130,7 +160,9 @@ def unpacked(message: bytes) -> Any:
     """
     try:
         return msgpack.unpackb(message, ext_hook=_refuse_extension, max_ext_len=0)  # nor timestamps
-    except Exception as error:  # its own errors, ValueError and others, for anything that is no msgpack
+    except (
+        Exception
+    ) as error:  # its own errors, ValueError and others, for anything that is no msgpack
         raise Refusal(400, f"The message is not valid msgpack: {error}.") from None
 
 

@@ -1,8 +1,9 @@
 """Strike whole runs with random faults and report how they recover: `python -m benchmarks.chaos`.
 
-A learner with keys trains with local and outside workers. Meanwhile processes are killed and frozen, connections reset,
-corrupted and delayed, disks filled and keys withdrawn. The campaign touches only processes that it started, and
-loopback addresses. The exit status is 0 if every bar holds.
+A learner with keys trains with local and outside workers. Meanwhile processes are killed and
+frozen, connections reset, corrupted and delayed, disks filled and keys withdrawn. The campaign
+touches only processes that it started, and loopback addresses. The exit status is 0 if every bar
+holds.
 """
 
 from __future__ import annotations
@@ -25,19 +26,38 @@ __all__ = ["main"]
 
 _ALGOS = ("ppo", "impala")
 _LEAST_S = 600.0
-"""Shortest run in which memory and moves in the ledger are judged; shorter ones are still warming up."""
+"""Shortest run in which memory and moves in the ledger are judged; shorter ones are still warming
+up."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the campaign and report; the exit status is 0 if every bar holds, 1 if not, 130 after Ctrl-C."""
+    """Run the campaign and report; the exit status is 0 if every bar holds, 1 if not, 130 after
+    Ctrl-C.
+    """
     parser = argparse.ArgumentParser(prog="python -m benchmarks.chaos", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=840.0, help="how long new faults begin; 840 takes 20 min")
+    parser.add_argument(
+        "--seconds", type=float, default=840.0, help="how long new faults begin; 840 takes 20 min"
+    )
     parser.add_argument("--seed", type=int, help="seed of the order of faults; default: random")
-    parser.add_argument("--kinds", type=_kinds, default=list(KINDS), metavar="A,B", help="kinds of faults; see --list")
-    parser.add_argument("--algos", type=_algos, default=list(_ALGOS), metavar="A,B", help="ppo,impala: one run each")
-    parser.add_argument("--slack", type=float, default=1.0, help="factor for all timeouts, for a busy machine")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the full report to FILE")
-    parser.add_argument("--folder", type=Path, help="keep the logs in this directory; default: delete them")
+    parser.add_argument(
+        "--kinds",
+        type=_kinds,
+        default=list(KINDS),
+        metavar="A,B",
+        help="kinds of faults; see --list",
+    )
+    parser.add_argument(
+        "--algos", type=_algos, default=list(_ALGOS), metavar="A,B", help="ppo,impala: one run each"
+    )
+    parser.add_argument(
+        "--slack", type=float, default=1.0, help="factor for all timeouts, for a busy machine"
+    )
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="also write the full report to FILE"
+    )
+    parser.add_argument(
+        "--folder", type=Path, help="keep the logs in this directory; default: delete them"
+    )
     parser.add_argument("--list", action="store_true", help="list the kinds of faults")
     args = parser.parse_args(argv)
     if args.list:
@@ -52,12 +72,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         worst_s=bars.worst_s * args.slack,
         death_median_s=bars.death_median_s * args.slack,
         memory=bars.memory if args.seconds >= _LEAST_S else None,
-        is_ledger_moved=args.seconds >= _LEAST_S and args.kinds == list(KINDS) and args.algos == list(_ALGOS),
+        is_ledger_moved=args.seconds >= _LEAST_S
+        and args.kinds == list(KINDS)
+        and args.algos == list(_ALGOS),
     )
     with tempfile.TemporaryDirectory(prefix="aiorl-chaos-") as scratch:
         folder = args.folder or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
-        options = Options(args.seconds, seed, args.kinds, args.algos, folder.resolve(), bars, args.slack)
+        options = Options(
+            args.seconds, seed, args.kinds, args.algos, folder.resolve(), bars, args.slack
+        )
         try:
             report = asyncio.run(_run(options))
         except (KeyboardInterrupt, asyncio.CancelledError):

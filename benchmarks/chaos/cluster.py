@@ -1,7 +1,9 @@
-"""Run under faults: a learner with its own workers, and workers that join it from outside, each over a link.
+"""Run under faults: a learner with its own workers, and workers that join it from outside, each
+over a link.
 
-The cluster does what an operator or a service manager does. It resumes a learner that has ended immediately, and
-restarts an outside worker's command that has ended. It records processes that ended without orders.
+The cluster does what an operator or a service manager does. It resumes a learner that has ended
+immediately, and restarts an outside worker's command that has ended. It records processes that
+ended without orders.
 """
 
 from __future__ import annotations
@@ -41,7 +43,10 @@ _MAX_FILES = 1024
 _NEVER_GIVEN_UP = 1_000_000
 # An abort shows in the process's output even if no one sees its exit status.
 _ENVIRONMENT = {"PYTHONFAULTHANDLER": "1", "PYTHONUNBUFFERED": "1"}
-_ALGO_SETTINGS = {"ppo": {"sgd_minibatch_size": 256, "num_sgd_iter": 2}, "impala": {"max_policy_lag": 1}}
+_ALGO_SETTINGS = {
+    "ppo": {"sgd_minibatch_size": 256, "num_sgd_iter": 2},
+    "impala": {"max_policy_lag": 1},
+}
 _NUM_ENVS, _FRAGMENT_LENGTH, _BATCH_STEPS = 4, 32, 1024
 
 
@@ -108,7 +113,9 @@ class Cluster:
         self.run_dir = run_dir
         self.outsiders: list[Outsider] = []
         steps = _NUM_ENVS * _FRAGMENT_LENGTH
-        self.progress = Progress(run_dir / "result.jsonl", fragment_steps=steps, batch_steps=_BATCH_STEPS)
+        self.progress = Progress(
+            run_dir / "result.jsonl", fragment_steps=steps, batch_steps=_BATCH_STEPS
+        )
         self.resumes = Resumes(run_dir)
         self.deaths: list[Span] = []
         self.unexpected: list[Ended] = []
@@ -124,7 +131,8 @@ class Cluster:
         self._num_intruders = 0
         self._task: asyncio.Task[None] | None = None
 
-    # Facts --------------------------------------------------------------------------------------------------------
+    # Facts
+    # ----------------------------------------------------------------------------------------------
 
     @property
     def learner(self) -> Started:
@@ -169,7 +177,8 @@ class Cluster:
         """Return the path of the file that admits a key."""
         return self.folder / "keys" / "admitted" / f"{name}.key"
 
-    # Life ---------------------------------------------------------------------------------------------------------
+    # Life
+    # ----------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Start all processes; wait until all workers are present and the learner trains.
@@ -192,12 +201,16 @@ class Cluster:
         self._task = asyncio.create_task(self._watch(), name="watch")
         try:
             await self.until(
-                lambda: self.is_training and self.workers_there >= self.num_workers, _TRAINS_S, "it did not begin"
+                lambda: self.is_training and self.workers_there >= self.num_workers,
+                _TRAINS_S,
+                "it did not begin",
             )
         except Missed as missed:
             raise ClusterFailed(f"{missed}: {self.learner.last_words()}") from None
 
-    async def until(self, condition: Callable[[], object], timeout_s: float, complaint: str) -> None:
+    async def until(
+        self, condition: Callable[[], object], timeout_s: float, complaint: str
+    ) -> None:
         """Wait until the condition holds.
 
         Raises:
@@ -213,7 +226,9 @@ class Cluster:
                 raise Missed(f"{complaint} within {timeout_s:g} s")
             await asyncio.sleep(_LOOK_S)
 
-    async def kill_learner(self, before_resume: Callable[[], None] = lambda: None) -> list[psutil.Process]:
+    async def kill_learner(
+        self, before_resume: Callable[[], None] = lambda: None
+    ) -> list[psutil.Process]:
         """Kill the learner and resume the run immediately; return the dead learner's workers."""
         async with self._resuming:
             workers = self.locals()
@@ -228,7 +243,9 @@ class Cluster:
             outsider: host to restart.
             whole: kill these processes, too, as when a host goes down.
         """
-        await self.until(lambda: not outsider.is_ending, _TRAINS_S, f"{outsider.name} was not started again")
+        await self.until(
+            lambda: not outsider.is_ending, _TRAINS_S, f"{outsider.name} was not started again"
+        )
         outsider.is_ending = True
         children: list[psutil.Process] = []
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -250,12 +267,17 @@ class Cluster:
             try:
                 status = await asyncio.to_thread(process.wait, _END_S * self._patience)
             except TimeoutError:
-                complaints.append(f"{who} did not end within {_END_S * self._patience:g} s of the learner's Ctrl-C")
+                complaints.append(
+                    f"{who} did not end within {_END_S * self._patience:g} s of the learner's"
+                    " Ctrl-C"
+                )
                 for _, each in ends:  # they wait for each other
                     each.send(signal.SIGKILL)
                 break
             if status:
-                complaints.append(f"{who} ended with status {status} at the end: {process.last_words()}")
+                complaints.append(
+                    f"{who} ended with status {status} at the end: {process.last_words()}"
+                )
         self.progress.read()
         return complaints
 
@@ -279,12 +301,20 @@ class Cluster:
     def intrude(self, what: str, seconds: float) -> Started:
         """Start a hostile peer; see ``intruder``."""
         self._num_intruders += 1
-        command = [sys.executable, "-m", "benchmarks.chaos.intruder", what, "--port", str(self.port)]
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.chaos.intruder",
+            what,
+            "--port",
+            str(self.port),
+        ]
         command += ["--key", str(self.secret_key(_INTRUDER)), "--seconds", f"{seconds:.1f}"]
         output = self.folder / f"intruder-{self._num_intruders}.out"
         return Started(command, mark=self._mark, output=output, environment=_ENVIRONMENT)
 
-    # Its parts ----------------------------------------------------------------------------------------------------
+    # Its parts
+    # ----------------------------------------------------------------------------------------------
 
     def _settings(self) -> dict[str, Any]:
         return {
@@ -308,7 +338,11 @@ class Cluster:
 
     def _start_learner(self) -> None:
         has_begun = (self.run_dir / "run.json").exists()
-        what = ["--resume", str(self.run_dir)] if has_begun else ["--config", str(self.folder / "config.yaml")]
+        what = (
+            ["--resume", str(self.run_dir)]
+            if has_begun
+            else ["--config", str(self.folder / "config.yaml")]
+        )
         learner = [sys.executable, "-m", "aiorl.learner", *what]
         self.progress.births.append(time.time())
         self.num_local = _NUM_LOCAL
@@ -321,10 +355,23 @@ class Cluster:
         )
 
     def _start_outsider(self, name: str, num_workers: int, link: Link) -> Started:
-        command = [sys.executable, "-m", "aiorl.worker", "--connect", f"tcp://127.0.0.1:{link.port}"]
-        command += ["--keys", str(self.secret_key(name)), "--max-worker-restarts", str(_NEVER_GIVEN_UP)]
+        command = [
+            sys.executable,
+            "-m",
+            "aiorl.worker",
+            "--connect",
+            f"tcp://127.0.0.1:{link.port}",
+        ]
+        command += [
+            "--keys",
+            str(self.secret_key(name)),
+            "--max-worker-restarts",
+            str(_NEVER_GIVEN_UP),
+        ]
         command += ["--num-workers", str(num_workers)]
-        return Started(command, mark=self._mark, output=self.folder / f"{name}.txt", environment=_ENVIRONMENT)
+        return Started(
+            command, mark=self._mark, output=self.folder / f"{name}.txt", environment=_ENVIRONMENT
+        )
 
     async def _start_again(self, outsider: Outsider) -> None:
         outsider.is_ending = True
@@ -350,7 +397,9 @@ class Cluster:
             if rises and rises[-1] > births[-1] > (self._died_at or 0.0):
                 self._num_starts = 0
                 if self._died_at is not None:
-                    self.deaths.append(Span(self._died_at, next(at for at in rises if at > births[-1])))
+                    self.deaths.append(
+                        Span(self._died_at, next(at for at in rises if at > births[-1]))
+                    )
                     self._died_at = None
             await asyncio.to_thread(self.resumes.look, self.progress.firsts)
             if not self._resuming.locked():
@@ -363,7 +412,9 @@ class Cluster:
             await asyncio.sleep(_LOOK_S)
 
     async def _look_at_learner(self) -> None:
-        """Resume the run if the learner has ended by itself, or has been idle for so long that it will never train."""
+        """Resume the run if the learner has ended by itself, or has been idle for so long that it
+        will never train.
+        """
         trained_at = max([self.progress.births[-1], *self.progress.rises[-1:]])
         is_stuck = time.time() - trained_at > _TRAINS_S * self._patience
         if self.learner.status is None and not is_stuck:
@@ -371,11 +422,16 @@ class Cluster:
         if self.learner.status is not None:
             self._note(LEARNER, self.learner)
         else:
-            said = f"killed: it had not trained for {time.time() - trained_at:.0f} s; {self.learner.last_words()}"
+            said = (
+                f"killed: it had not trained for {time.time() - trained_at:.0f} s;"
+                f" {self.learner.last_words()}"
+            )
             self.unexpected.append(Ended(LEARNER, 0, said, time.time()))
             self.learner.send(signal.SIGKILL)
         if self._num_starts >= _STARTS:
-            raise ClusterFailed(f"the learner did not train after {_STARTS} starts: {self.learner.last_words()}")
+            raise ClusterFailed(
+                f"the learner did not train after {_STARTS} starts: {self.learner.last_words()}"
+            )
         await asyncio.sleep(_RESTART_S)
         await self._resume()
 

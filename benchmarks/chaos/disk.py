@@ -29,7 +29,15 @@ class Disk:
         path.mkdir(parents=True)
         self.why_not = _why_no_mount()
         if not self.why_not:
-            command = ["mount", "-t", "tmpfs", "-o", f"size={_SIZE_MB}m,mode=0700", "aiorl-chaos", str(path)]
+            command = [
+                "mount",
+                "-t",
+                "tmpfs",
+                "-o",
+                f"size={_SIZE_MB}m,mode=0700",
+                "aiorl-chaos",
+                str(path),
+            ]
             done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
             self.why_not = done.stderr.strip()
         self._is_mounted = not self.why_not
@@ -65,7 +73,12 @@ class Disk:
             for options in ([], ["-l"]):
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     command = ["umount", *options, str(self.path)]
-                    if subprocess.run(command, capture_output=True, timeout=20, check=False).returncode == 0:
+                    if (
+                        subprocess.run(
+                            command, capture_output=True, timeout=20, check=False
+                        ).returncode
+                        == 0
+                    ):
                         break
 
 

@@ -1,7 +1,8 @@
 """Kinds of faults: the harm each does, and the conditions that must hold afterwards.
 
-A kind is a coroutine of a `Strike`. It does its harm, calls ``over`` once the harm is undone, and can then wait for the
-expected recovery; it raises `Missed` if that fails. Every kind undoes its harm, even when cancelled.
+A kind is a coroutine of a `Strike`. It does its harm, calls ``over`` once the harm is undone, and
+can then wait for the expected recovery; it raises `Missed` if that fails. Every kind undoes its
+harm, even when cancelled.
 """
 
 from __future__ import annotations
@@ -95,7 +96,9 @@ class Strike:
         Args:
             may_end: the fault ends its processes, so the spared host is excluded.
         """
-        found = self.pick([each for each in self.cluster.outsiders if not (may_end and each.spared)])
+        found = self.pick(
+            [each for each in self.cluster.outsiders if not (may_end and each.spared)]
+        )
         self.target = found.name
         return found
 
@@ -131,7 +134,8 @@ def _kind(effect: Effect = Effect.PASSING) -> Callable[[Act], Act]:
     return enter
 
 
-# Processes ------------------------------------------------------------------------------------------------------------
+# Processes
+# --------------------------------------------------------------------------------------------------
 
 
 @_kind()
@@ -182,7 +186,9 @@ async def outside_frozen(strike: Strike) -> None:
 
 @_kind(Effect.SILENCES)
 async def outside_supervisor_killed(strike: Strike) -> None:
-    """Kill only an outside host's command by SIGKILL; its child processes must end by themselves."""
+    """Kill only an outside host's command by SIGKILL; its child processes must end by
+    themselves.
+    """
     outsider = strike.outsider(may_end=True)
     children = await strike.cluster.restart_outsider(outsider, whole=False)
     strike.over()
@@ -214,7 +220,9 @@ async def learner_killed(strike: Strike) -> None:
 
 @_kind(Effect.ENDS_LEARNER)
 async def learner_killed_with_queue(strike: Strike) -> None:
-    """Kill the learner while its newest checkpoint counts queued fragments; the resumed one must count them as lost."""
+    """Kill the learner while its newest checkpoint counts queued fragments; the resumed one must
+    count them as lost.
+    """
     cluster = strike.cluster
 
     def waits() -> bool:
@@ -294,7 +302,8 @@ def _is_zombie(process: psutil.Process) -> bool:
     return True
 
 
-# Connections ----------------------------------------------------------------------------------------------------------
+# Connections
+# --------------------------------------------------------------------------------------------------
 
 
 @_kind()
@@ -331,7 +340,9 @@ async def blackholed(strike: Strike) -> None:
 
 @_kind(Effect.SILENCES)
 async def late(strike: Strike) -> None:
-    """Carry nothing until the worker's leases have gone to others; then deliver its fragments late."""
+    """Carry nothing until the worker's leases have gone to others; then deliver its fragments
+    late.
+    """
     link = strike.outsider().link
     link.hold()
     try:
@@ -343,7 +354,9 @@ async def late(strike: Strike) -> None:
 
 @_kind(Effect.SILENCES)
 async def killed_while_sending_again(strike: Strike) -> None:
-    """Reset connections while fragments wait, and kill the worker while it sends them again over a narrow line."""
+    """Reset connections while fragments wait, and kill the worker while it sends them again over a
+    narrow line.
+    """
     outsider = strike.outsider(may_end=True)
     link, victim = outsider.link, strike.pick(outsider.samplers())
     strike.target += f", pid {victim.pid}"
@@ -387,7 +400,9 @@ async def delayed(strike: Strike) -> None:
 
 @_kind(Effect.SILENCES)
 async def key_withdrawn(strike: Strike) -> None:
-    """Withdraw a host's key while strangers knock, then admit it again: the host is cut off and rejoins."""
+    """Withdraw a host's key while strangers knock, then admit it again: the host is cut off and
+    rejoins.
+    """
     cluster, outsider = strike.cluster, strike.outsider()
     link, key = outsider.link, cluster.admitted_key(outsider.name)
     if not key.exists():  # another fault has withdrawn it
@@ -416,7 +431,8 @@ async def key_withdrawn(strike: Strike) -> None:
     )
 
 
-# The learner's resources ----------------------------------------------------------------------------------------------
+# The learner's resources
+# --------------------------------------------------------------------------------------------------
 
 
 @_kind()
@@ -457,13 +473,17 @@ async def subscriptions_flooded(strike: Strike) -> None:
     intruder = strike.cluster.intrude("subscribe", strike.random.uniform(1.0, 4.0))
     await strike.cluster.until(intruder.last_words, _BEGINS_S, "no one subscribed")
     strike.begin()
-    await strike.cluster.until(lambda: intruder.status is not None, _BEGINS_S, "the intruder did not end")
+    await strike.cluster.until(
+        lambda: intruder.status is not None, _BEGINS_S, "the intruder did not end"
+    )
     strike.over()
 
 
 @contextlib.contextmanager
 def _connections(port: int, count: int) -> Iterator[list[socket.socket]]:
-    """Open up to ``count`` connections, half of them to each of the learner's ports; some may fail."""
+    """Open up to ``count`` connections, half of them to each of the learner's ports; some may
+    fail.
+    """
     made: list[socket.socket] = []
     try:
         for index in range(count):
@@ -477,7 +497,8 @@ def _connections(port: int, count: int) -> Iterator[list[socket.socket]]:
             each.close()
 
 
-# Damage to a checkpoint -----------------------------------------------------------------------------------------------
+# Damage to a checkpoint
+# --------------------------------------------------------------------------------------------------
 
 
 def _truncate(checkpoint: Path, _: random.Random) -> None:

@@ -1,7 +1,7 @@
 """Hostile peer: `python -m benchmarks.chaos.intruder WHAT --port P --key FILE --seconds S`.
 
-*subscribe* connects to the broadcast port with an admitted key and subscribes again and again. *knock* tries to connect
-with keys that are not admitted, a new one each time.
+*subscribe* connects to the broadcast port with an admitted key and subscribes again and again.
+*knock* tries to connect with keys that are not admitted, a new one each time.
 """
 
 from __future__ import annotations
@@ -24,10 +24,14 @@ _BURST = 1000
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run until the time is over."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.chaos.intruder", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.chaos.intruder", description=__doc__
+    )
     parser.add_argument("what", choices=("subscribe", "knock"))
     parser.add_argument("--port", type=int, required=True, help="the learner's first port")
-    parser.add_argument("--key", type=Path, required=True, help="private key, next to the learner's public one")
+    parser.add_argument(
+        "--key", type=Path, required=True, help="private key, next to the learner's public one"
+    )
     parser.add_argument("--seconds", type=float, required=True)
     args = parser.parse_args(argv)
     keys, until = load_worker_keys(args.key), time.monotonic() + args.seconds
@@ -41,7 +45,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _subscribe(context: zmq.Context[zmq.Socket[bytes]], port: int, keys: WorkerKeys, until: float) -> None:
+def _subscribe(
+    context: zmq.Context[zmq.Socket[bytes]], port: int, keys: WorkerKeys, until: float
+) -> None:
     socket = context.socket(zmq.XSUB)  # SUB would not repeat a subscription
     socket.curve_publickey, socket.curve_secretkey = keys.public_key, keys.secret_key
     socket.curve_serverkey = keys.learner_key
@@ -57,7 +63,9 @@ def _subscribe(context: zmq.Context[zmq.Socket[bytes]], port: int, keys: WorkerK
             socket.recv_multipart(copy=False)
 
 
-def _knock(context: zmq.Context[zmq.Socket[bytes]], port: int, keys: WorkerKeys, until: float) -> None:
+def _knock(
+    context: zmq.Context[zmq.Socket[bytes]], port: int, keys: WorkerKeys, until: float
+) -> None:
     while time.monotonic() < until:
         socket = context.socket(zmq.DEALER)
         socket.curve_publickey, socket.curve_secretkey = zmq.curve_keypair()

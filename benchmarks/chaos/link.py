@@ -1,7 +1,8 @@
 """TCP relay between one worker's host and the learner that can misbehave as networks do.
 
-It listens on two consecutive ports, as the learner does, and relays each connection to the learner's corresponding
-port. Buffers are small, so that a side soon stalls if the other does not read.
+It listens on two consecutive ports, as the learner does, and relays each connection to the
+learner's corresponding port. Buffers are small, so that a side soon stalls if the other does not
+read.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ _CHUNK_BYTES = 64 << 10
 _LINE_CHUNKS = 64
 _HOST = "127.0.0.1"
 _PORTS = range(20_000, 32_000, 2)
-"""Ports below those that the system gives to outgoing connections, which could otherwise take a port of a closed link.
-"""
+"""Ports below those that the system gives to outgoing connections, which could otherwise take a
+port of a closed link. """
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,9 @@ class Link:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER_BYTES)
             listener.listen(64)
             listener.setblocking(False)
-            self._acceptors.append(asyncio.create_task(self._accept(listener, self._learner_port + offset)))
+            self._acceptors.append(
+                asyncio.create_task(self._accept(listener, self._learner_port + offset))
+            )
 
     def hold(self) -> None:
         """Read, carry and close nothing until ``release``."""
@@ -147,7 +150,12 @@ class Link:
             pipe.tasks.append(asyncio.create_task(self._write(pipe, sink, line)))
 
     async def _read(
-        self, pipe: _Pipe, source: socket.socket, line: asyncio.Queue[tuple[float, bytes]], *, is_up: bool
+        self,
+        pipe: _Pipe,
+        source: socket.socket,
+        line: asyncio.Queue[tuple[float, bytes]],
+        *,
+        is_up: bool,
     ) -> None:
         loop = asyncio.get_running_loop()
         try:
@@ -156,13 +164,20 @@ class Link:
                 data = await loop.sock_recv(source, _CHUNK_BYTES)
                 if is_up:
                     self.bytes_up += len(data)
-                await line.put((time.monotonic() + (self.slow.delay_s if self.slow else 0.0), self._changed(data)))
+                await line.put(
+                    (
+                        time.monotonic() + (self.slow.delay_s if self.slow else 0.0),
+                        self._changed(data),
+                    )
+                )
                 if not data:
                     return
         except OSError:
             self._end(pipe, reset=True)
 
-    async def _write(self, pipe: _Pipe, sink: socket.socket, line: asyncio.Queue[tuple[float, bytes]]) -> None:
+    async def _write(
+        self, pipe: _Pipe, sink: socket.socket, line: asyncio.Queue[tuple[float, bytes]]
+    ) -> None:
         loop = asyncio.get_running_loop()
         try:
             while True:

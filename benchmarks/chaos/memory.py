@@ -15,7 +15,8 @@ from benchmarks.chaos.processes import memory_of
 __all__ = ["TRIM_S", "MemoryUse", "measure_memory"]
 
 TRIM_S = 62.0
-"""Period in which each process returns idle memory once (`aiorl.net.transport.system.give_back_regularly`)."""
+"""Period in which each process returns idle memory once
+(`aiorl.net.transport.system.give_back_regularly`)."""
 
 _LOOK_S = 1.0
 
@@ -40,7 +41,8 @@ class MemoryUse:
 
 
 async def measure_memory(cluster: Cluster, seconds: float) -> MemoryUse:
-    """Measure the least memory of each process over a time: its need, without memory it could return.
+    """Measure the least memory of each process over a time: its need, without memory it could
+    return.
 
     Args:
         cluster: running cluster, free of faults.
@@ -59,7 +61,9 @@ async def measure_memory(cluster: Cluster, seconds: float) -> MemoryUse:
         await asyncio.sleep(_LOOK_S)
     # Only processes that still run count: one that was replaced in the meantime is meaningless.
     used_by = {
-        role: statistics.median([least[process] / 1e6 for process, r in roles.items() if r == role] or [0.0])
+        role: statistics.median(
+            [least[process] / 1e6 for process, r in roles.items() if r == role] or [0.0]
+        )
         for role in ("learner", "lasting_worker", "other_workers")
     }
     return MemoryUse(**used_by)
@@ -69,5 +73,7 @@ def _roles(cluster: Cluster) -> dict[psutil.Process, str]:
     roles = {psutil.Process(cluster.learner.pid): "learner"}
     roles |= dict.fromkeys(cluster.locals(), "other_workers")
     for outsider in cluster.outsiders:
-        roles |= dict.fromkeys(outsider.samplers(), "lasting_worker" if outsider.spared else "other_workers")
+        roles |= dict.fromkeys(
+            outsider.samplers(), "lasting_worker" if outsider.spared else "other_workers"
+        )
     return roles

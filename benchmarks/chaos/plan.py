@@ -1,9 +1,10 @@
 """Order of faults: the same for the same seed on any machine.
 
-Kinds of one class come in shuffled rounds, so that each occurs about as often as the others. Two classes keep a
-distance, because their effects would add up. A kind that silences a worker makes on-policy training wait until that
-worker's leases go to others (5 s); several in a row would be measured as one long standstill. And a learner that is
-killed again before it trains never shows its recovery.
+Kinds of one class come in shuffled rounds, so that each occurs about as often as the others. Two
+classes keep a distance, because their effects would add up. A kind that silences a worker makes
+on-policy training wait until that worker's leases go to others (5 s); several in a row would be
+measured as one long standstill. And a learner that is killed again before it trains never shows its
+recovery.
 """
 
 from __future__ import annotations
@@ -56,7 +57,9 @@ class Planner:
 
     def __init__(self, effects: Mapping[str, Effect], seed: int) -> None:
         self._random = random.Random(seed)
-        self._kinds = {effect: sorted(kind for kind, e in effects.items() if e is effect) for effect in Effect}
+        self._kinds = {
+            effect: sorted(kind for kind, e in effects.items() if e is effect) for effect in Effect
+        }
         self._rounds: dict[Effect, list[str]] = {effect: [] for effect in Effect}
         self._number = 0
 
@@ -71,7 +74,11 @@ class Planner:
         if not learner_ends:
             allowed = [effect for effect in allowed if effect is not Effect.ENDS_LEARNER]
         # The first ones come early, so that short runs get them, too.
-        due = {effect: self._random.uniform(*_APART_S[effect]) / 3 for effect in allowed if effect in _APART_S}
+        due = {
+            effect: self._random.uniform(*_APART_S[effect]) / 3
+            for effect in allowed
+            if effect in _APART_S
+        }
         planned: list[Planned] = []
         now = 0.0
         while allowed:
@@ -85,10 +92,14 @@ class Planner:
             if effect in due:
                 due[effect] = now + self._random.uniform(*_APART_S[effect])
             self._number += 1
-            planned.append(Planned(self._number, pause_s, self._draw(effect), self._random.getrandbits(32)))
+            planned.append(
+                Planned(self._number, pause_s, self._draw(effect), self._random.getrandbits(32))
+            )
         return planned
 
     def _draw(self, effect: Effect) -> str:
         if not self._rounds[effect]:
-            self._rounds[effect] = self._random.sample(self._kinds[effect], len(self._kinds[effect]))
+            self._rounds[effect] = self._random.sample(
+                self._kinds[effect], len(self._kinds[effect])
+            )
         return self._rounds[effect].pop()

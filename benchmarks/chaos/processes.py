@@ -1,7 +1,7 @@
 """Processes of a run: start them, find their children, and see how all of them end.
 
-Every process carries a mark in its environment, which its children inherit. So a child that outlives its parent can
-still be found.
+Every process carries a mark in its environment, which its children inherit. So a child that
+outlives its parent can still be found.
 """
 
 from __future__ import annotations
@@ -32,9 +32,15 @@ __all__ = [
 
 _MARK = "AIORL_CHAOS"
 _ROOT = Path(__file__).parents[2]  # the directory from which this package can be imported
-_CRASH = re.compile(r"^.*(?:Fatal Python error|Assertion failed|Segmentation fault).*$", re.MULTILINE)
-_ENDED = re.compile(r"^.*worker (?:process )?\d+(?: of \d+)? ended (?:with status |\()(-?\d+).*$", re.MULTILINE)
-_CAUSED = frozenset({0, -signal.SIGKILL, -signal.SIGTERM, signal.SIGTERM + 128, signal.SIGKILL + 128})
+_CRASH = re.compile(
+    r"^.*(?:Fatal Python error|Assertion failed|Segmentation fault).*$", re.MULTILINE
+)
+_ENDED = re.compile(
+    r"^.*worker (?:process )?\d+(?: of \d+)? ended (?:with status |\()(-?\d+).*$", re.MULTILINE
+)
+_CAUSED = frozenset(
+    {0, -signal.SIGKILL, -signal.SIGTERM, signal.SIGTERM + 128, signal.SIGKILL + 128}
+)
 _CRASH_SIGNALS = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 _MAX_LINE = 300
 _CRASHED = frozenset(status for number in _CRASH_SIGNALS for status in (-number, number + 128))
@@ -63,7 +69,9 @@ class Ended:
 class Started:
     """Process in a session of its own that appends its output to a file."""
 
-    def __init__(self, command: list[str], *, mark: str, output: Path, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, command: list[str], *, mark: str, output: Path, environment: Mapping[str, str]
+    ) -> None:
         """Start the process.
 
         Args:
@@ -111,9 +119,14 @@ class Started:
 
     def last_words(self) -> str:
         """Return the last line it has written, or, after a crash, the line that reports it."""
-        lines = [line.strip() for line in self._log.read_text(encoding="utf-8", errors="replace").splitlines()]
+        lines = [
+            line.strip()
+            for line in self._log.read_text(encoding="utf-8", errors="replace").splitlines()
+        ]
         crashes = crashes_in("\n".join(lines)) if self.status in _CRASHED else []
-        return next((line[:_MAX_LINE] for line in [*reversed(crashes), *reversed(lines)] if line), "")
+        return next(
+            (line[:_MAX_LINE] for line in [*reversed(crashes), *reversed(lines)] if line), ""
+        )
 
 
 def send(process: psutil.Process, number: signal.Signals) -> None:
@@ -123,7 +136,9 @@ def send(process: psutil.Process, number: signal.Signals) -> None:
 
 
 def worker_leaves(pid: int) -> list[psutil.Process]:
-    """Return the processes that sample below a process, including itself: workers without workers of their own."""
+    """Return the processes that sample below a process, including itself: workers without workers
+    of their own.
+    """
     try:
         top = psutil.Process(pid)
         family = [top, *top.children(recursive=True)]
@@ -153,9 +168,11 @@ def end_all(processes: Iterable[psutil.Process]) -> None:
 
 
 def memory_of(process: psutil.Process) -> int | None:
-    """Return the memory that a process has written to and does not share, in bytes; None if it has ended.
+    """Return the memory that a process has written to and does not share, in bytes; None if it has
+    ended.
 
-    Pages of libraries that are only read do not count: they become private or shared as other processes come and go.
+    Pages of libraries that are only read do not count: they become private or shared as other
+    processes come and go.
     """
     with contextlib.suppress(psutil.Error):
         return sum(int(part.private_dirty) for part in process.memory_maps())
@@ -174,13 +191,17 @@ def crashes_in(text: str) -> list[str]:
 
 
 def ended_in(who: str, text: str) -> list[Ended]:
-    """Return the workers that ended otherwise than by a signal from here, as their supervisor reports."""
+    """Return the workers that ended otherwise than by a signal from here, as their supervisor
+    reports.
+    """
     found = [Ended(who, int(match[1]), match[0].strip()) for match in _ENDED.finditer(text)]
     return [each for each in found if each.status not in _CAUSED]
 
 
 def aborted(crashes: Sequence[str], ended: Sequence[Ended]) -> list[str]:
-    """Return every process that ended by itself, once: from their crash messages and from ends that were observed."""
+    """Return every process that ended by itself, once: from their crash messages and from ends that
+    were observed.
+    """
     by_crash = [each for each in ended if each.status in _CRASHED]
     others = [str(each) for each in ended if each.status not in _CRASHED]
     return [*crashes, *map(str, by_crash[len(crashes) :]), *others]

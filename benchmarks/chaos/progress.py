@@ -1,4 +1,5 @@
-"""Times at which trained steps rose, read from the growing ``result.jsonl`` and compared with faults.
+"""Times at which trained steps rose, read from the growing ``result.jsonl`` and compared with
+faults.
 
 Times are seconds of the wall clock, as in results. A *life* is the time of one learner process.
 """
@@ -48,14 +49,22 @@ class Row:
 
 
 def _arrived_elsewhere(result: Mapping[str, Any]) -> int:
-    """Return the env steps that arrived by the counter and are neither trained, queued nor discarded in the ledger.
+    """Return the env steps that arrived by the counter and are neither trained, queued nor
+    discarded in the ledger.
 
-    It is 0 for a learner that was never resumed; a resume adds the steps that were queued when its checkpoint was
-    written.
+    It is 0 for a learner that was never resumed; a resume adds the steps that were queued when its
+    checkpoint was written.
     """
     ledger = result["ledger"]
-    discarded = sum(steps for reason, steps in ledger["discarded"].items() if reason not in _NEVER_COUNTED)
-    return int(result["timesteps_total"]) - int(ledger["trained"]) - int(ledger["queued"]) - int(discarded)
+    discarded = sum(
+        steps for reason, steps in ledger["discarded"].items() if reason not in _NEVER_COUNTED
+    )
+    return (
+        int(result["timesteps_total"])
+        - int(ledger["trained"])
+        - int(ledger["queued"])
+        - int(discarded)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +117,9 @@ class Progress:
         try:
             with self._path.open("rb") as file:
                 found = os.fstat(file.fileno())
-                if found.st_ino != self._inode or found.st_size < self._offset:  # a resumed learner has rewritten it
+                if (
+                    found.st_ino != self._inode or found.st_size < self._offset
+                ):  # a resumed learner has rewritten it
                     self._inode, self._offset = found.st_ino, 0
                 file.seek(self._offset)
                 data = file.read()
@@ -145,7 +156,9 @@ class Progress:
         self.left = {name: sum(result["ledger"][name].values()) for name in ("discarded", "lost")}
 
     def _astray(self, result: Mapping[str, Any]) -> str:
-        """Return a complaint if the ledger and the counter differ for good; steps in arrival are only in the ledger."""
+        """Return a complaint if the ledger and the counter differ for good; steps in arrival are
+        only in the ledger.
+        """
         self._apart.append(_arrived_elsewhere(result) - self._elsewhere)
         if len(self._apart) < _RESULTS or min(self._apart) <= 0 <= max(self._apart):
             return ""
@@ -154,19 +167,28 @@ class Progress:
         return f"{least:+,} env steps arrived and are not in the ledger"
 
     def _excess(self, result: Mapping[str, Any]) -> str:
-        """Return a complaint if the ledger queues more than the existing fragments and train batches hold."""
+        """Return a complaint if the ledger queues more than the existing fragments and train
+        batches hold.
+        """
         if not self._batch_steps:
             return ""
-        waits = int(result["transport"]["queued_fragments"]) * self._fragment_steps + _BATCHES * self._batch_steps
+        waits = (
+            int(result["transport"]["queued_fragments"]) * self._fragment_steps
+            + _BATCHES * self._batch_steps
+        )
         queued = int(result["ledger"]["queued"])
-        return f"{queued:,} env steps are queued, but at most {waits:,} can be" if queued > waits else ""
+        return (
+            f"{queued:,} env steps are queued, but at most {waits:,} can be"
+            if queued > waits
+            else ""
+        )
 
 
 def standstill(rises: Sequence[float], fault: Span) -> float | None:
     """Return the longest time without a rise from a fault's begin, None while it is still open.
 
-    A standstill counts if it begins before ``SETTLE_S`` after the fault's end; one that began before the fault counts
-    from the fault.
+    A standstill counts if it begins before ``SETTLE_S`` after the fault's end; one that began
+    before the fault counts from the fault.
     """
     until = fault.end + SETTLE_S
     if not rises or rises[-1] <= until:
@@ -178,14 +200,19 @@ def standstill(rises: Sequence[float], fault: Span) -> float | None:
 def time_dead(deaths: Sequence[Span], fault: Span) -> float | None:
     """Return how long the learner that a fault ended was dead; None if it does not train again.
 
-    A learner that another fault had ended just before, and that has not trained since, does not die again.
+    A learner that another fault had ended just before, and that has not trained since, does not die
+    again.
     """
     own = next((death for death in deaths if death.end > fault.begin), None)
     return None if own is None else own.end - max(own.begin, fault.begin)
 
 
 def longest_standstill(rises: Sequence[float], within: Span, left_out: Sequence[Span]) -> float:
-    """Return the longest time between two rises, except those that meet a span in ``left_out``; 0 if there is none."""
+    """Return the longest time between two rises, except those that meet a span in ``left_out``; 0
+    if there is none.
+    """
     first, last = bisect.bisect_left(rises, within.begin), bisect.bisect_right(rises, within.end)
     gaps = [Span(a, b) for a, b in itertools.pairwise(rises[first:last])]
-    return max((g.end - g.begin for g in gaps if not any(g.meets(span) for span in left_out)), default=0.0)
+    return max(
+        (g.end - g.begin for g in gaps if not any(g.meets(span) for span in left_out)), default=0.0
+    )

@@ -19,7 +19,8 @@ class Bars:
         worst_s: bound on each recovery, and on each standstill of trained steps.
         death_median_s: median time from a learner's death until trained steps rise again.
         memory: growth of a process's memory as a share; None only reports it.
-        is_ledger_moved: env steps must have been discarded and lost; otherwise the ledger was hardly tested.
+        is_ledger_moved: env steps must have been discarded and lost; otherwise the ledger was
+            hardly tested.
     """
 
     median_s: float = 5.0
@@ -42,7 +43,8 @@ class Struck:
         held_s: duration in seconds.
         ends_learner: the fault was meant to end the learner.
         beside_death: the learner's end by another fault overlapped it, so its time is meaningless.
-        recovery_s: longest time without a rise of trained steps from its begin; None if they never rose again.
+        recovery_s: longest time without a rise of trained steps from its begin; None if they never
+            rose again.
         misses: conditions that did not hold afterwards.
     """
 
@@ -122,7 +124,9 @@ class Report:
 
     @property
     def recoveries_s(self) -> list[float]:
-        """Recovery times of all faults that neither ended a learner nor overlapped a learner's end."""
+        """Recovery times of all faults that neither ended a learner nor overlapped a learner's
+        end.
+        """
         return _recoveries(each for each in self.struck if not each.ends_learner)
 
     def lines(self) -> list[Line]:
@@ -131,13 +135,21 @@ class Report:
         num_survived = sum(each.survived for each in self.struck)
         lines = [
             Line(
-                "faults survived", f"{num_survived} of {len(self.struck)}", "all", 0 < num_survived == len(self.struck)
+                "faults survived",
+                f"{num_survived} of {len(self.struck)}",
+                "all",
+                0 < num_survived == len(self.struck),
             ),
             *_times("recovery, learner alive", self.recoveries_s, bars.median_s, bars.worst_s),
             *_times("recovery, learner dead", self.deaths_s, bars.death_median_s, None),
         ]
         lines += [
-            Line(f"longest standstill, {algo}", f"{seconds:.1f} s", f"<= {bars.worst_s:g} s", seconds <= bars.worst_s)
+            Line(
+                f"longest standstill, {algo}",
+                f"{seconds:.1f} s",
+                f"<= {bars.worst_s:g} s",
+                seconds <= bars.worst_s,
+            )
             for algo, seconds in self.standstills_s.items()
         ]
         lines += [
@@ -162,7 +174,9 @@ class Report:
             if bars.memory is None or "other" in name:
                 lines.append(Line(f"memory, {name}", value))
             else:
-                lines.append(Line(f"memory, {name}", value, f"<= {bars.memory:+.0%}", growth <= bars.memory))
+                lines.append(
+                    Line(f"memory, {name}", value, f"<= {bars.memory:+.0%}", growth <= bars.memory)
+                )
         return lines
 
     def _resume_lines(self) -> list[Line]:
@@ -171,12 +185,19 @@ class Report:
             return []
         compared = f"{self.resumes}, weights of {self.weights_compared}"
         return [
-            Line("resumes compared", compared, "> 0 of each", min(self.resumes, self.weights_compared) > 0),
+            Line(
+                "resumes compared",
+                compared,
+                "> 0 of each",
+                min(self.resumes, self.weights_compared) > 0,
+            ),
             _none("forgotten in a resume", self.forgotten),
         ]
 
     def by_kind(self) -> dict[str, dict[str, Any]]:
-        """Return, by kind, the count, the survivors, and the median and worst of the known times."""
+        """Return, by kind, the count, the survivors, and the median and worst of the known
+        times.
+        """
         kinds: dict[str, dict[str, Any]] = {}
         for kind in sorted({each.kind for each in self.struck}):
             struck = [each for each in self.struck if each.kind == kind]
@@ -204,7 +225,9 @@ class Report:
         rows.append("")
         for line in self.lines():
             mark = {True: "ok ", False: "NO ", None: "   "}[line.ok]
-            rows.append(f"{mark} {line.name:32} {line.value}{f'  ({line.bar})' if line.bar else ''}")
+            rows.append(
+                f"{mark} {line.name:32} {line.value}{f'  ({line.bar})' if line.bar else ''}"
+            )
         for title, texts in self._particulars().items():
             rows += ["", f"{title}:", *(f"  {text}" for text in texts)]
         return "\n".join(rows)
@@ -222,13 +245,17 @@ class Report:
             "aborted processes": self.aborted,
             "orphans": self.orphans,
             "complaints": self.complaints,
-            "tracebacks in logs (not judged)": [f"{count} x {text}" for text, count in self.tracebacks.items()],
+            "tracebacks in logs (not judged)": [
+                f"{count} x {text}" for text, count in self.tracebacks.items()
+            ],
         }
         return {title: texts for title, texts in particulars.items() if texts}
 
 
 def _recoveries(struck: Iterable[Struck]) -> list[float]:
-    return [each.recovery_s for each in struck if each.recovery_s is not None and not each.beside_death]
+    return [
+        each.recovery_s for each in struck if each.recovery_s is not None and not each.beside_death
+    ]
 
 
 def _times(name: str, times: Sequence[float], median_s: float, worst_s: float | None) -> list[Line]:

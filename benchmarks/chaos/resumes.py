@@ -1,6 +1,8 @@
-"""Check of resumes: the newest whole checkpoint, read without aiorl, against the next learner's results.
+"""Check of resumes: the newest whole checkpoint, read without aiorl, against the next learner's
+results.
 
-A learner that has forgotten everything trains as well as any other, so survival alone proves nothing.
+A learner that has forgotten everything trains as well as any other, so survival alone proves
+nothing.
 """
 
 from __future__ import annotations
@@ -21,9 +23,11 @@ __all__ = ["Resumes", "Saved"]
 _RESTARTED = "learner restarted"
 _MAX_META_BYTES = 1 << 26
 _NEAR_UPDATES = 100
-"""Weights are compared with those of a checkpoint of the next life that is at most this many updates later."""
+"""Weights are compared with those of a checkpoint of the next life that is at most this many
+updates later."""
 _NEAR = 0.7
-"""Largest change of the weights in that time, as a share of their size; it is 1.4 between two independent networks."""
+"""Largest change of the weights in that time, as a share of their size; it is 1.4 between two
+independent networks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +70,11 @@ class Saved:
         if hashlib.sha256(payload).hexdigest() != header["tensors_sha256"]:
             raise ValueError("its digest is wrong")
         meta, tensors = header["meta"], load(payload)
-        weights = [tensors[name].ravel().astype(np.float64) for name in sorted(tensors) if "/weights/" in name]
+        weights = [
+            tensors[name].ravel().astype(np.float64)
+            for name in sorted(tensors)
+            if "/weights/" in name
+        ]
         return cls(
             number=int(header["number"]),
             iteration=int(meta["results"]["training_iteration"]),
@@ -81,7 +89,10 @@ class Saved:
         left_over = int(own["queued"]) + int(own["in_flight"])
         is_same = {
             "iteration": (int(result["training_iteration"]) - 1, self.iteration),
-            "updates": (int(result["updates_total"]) - int(result["updates_this_iter"]), self.counters["updates"]),
+            "updates": (
+                int(result["updates_total"]) - int(result["updates_this_iter"]),
+                self.counters["updates"],
+            ),
             "env steps sampled": (
                 int(result["timesteps_total"]) - int(result["timesteps_this_iter"]),
                 self.counters["env_steps_sampled"],
@@ -92,13 +103,19 @@ class Saved:
             ),
         }
         is_kept = {
-            "env steps trained": (int(result["env_steps_trained_total"]), self.counters["env_steps_trained"]),
+            "env steps trained": (
+                int(result["env_steps_trained_total"]),
+                self.counters["env_steps_trained"],
+            ),
             "ledger: sampled": (int(ledger["sampled"]), int(own["sampled"])),
             "ledger: trained": (int(ledger["trained"]), int(own["trained"])),
         }
         for kind in ("discarded", "lost"):
             for reason, steps in own[kind].items():
-                is_kept[f"ledger: {kind}: {reason}"] = (int(ledger[kind].get(reason, 0)), int(steps))
+                is_kept[f"ledger: {kind}: {reason}"] = (
+                    int(ledger[kind].get(reason, 0)),
+                    int(steps),
+                )
         return [
             f"{name}: {found:,} where {saved:,} were saved"
             for pairs, holds in ((is_same, int.__eq__), (is_kept, int.__ge__))
@@ -107,7 +124,9 @@ class Saved:
         ]
 
     def change_of_weights(self, later: Saved) -> float:
-        """Return the change of the weights as a share of their size; infinite for another network."""
+        """Return the change of the weights as a share of their size; infinite for another
+        network.
+        """
         if later.weights.shape != self.weights.shape:
             return float("inf")
         size = float(np.linalg.norm(self.weights))
@@ -133,7 +152,8 @@ class Resumes:
         self._is_due = self._are_weights_due = False
 
     def expect(self, life: int) -> None:
-        """Note the state to be restored; call this after a learner has ended and before the next one starts.
+        """Note the state to be restored; call this after a learner has ended and before the next
+        one starts.
 
         Args:
             life: number of the next life.
@@ -153,7 +173,10 @@ class Resumes:
         if self._is_due:
             self._is_due = False
             self.compared += 1
-            self.missing += [f"resume {self._life} of checkpoint {saved.number}: {e}" for e in saved.missing_in(first)]
+            self.missing += [
+                f"resume {self._life} of checkpoint {saved.number}: {e}"
+                for e in saved.missing_in(first)
+            ]
         if self._are_weights_due:
             later = Saved.newest_of(self._run_dir)
             if later is None or later.number == saved.number:
@@ -163,5 +186,8 @@ class Resumes:
                 self.weights_compared += 1
                 change = saved.change_of_weights(later)
                 if change > _NEAR:
-                    said = f"weights changed by {change:.2f} of their size in {later.number - saved.number} updates"
+                    said = (
+                        f"weights changed by {change:.2f} of their size in"
+                        f" {later.number - saved.number} updates"
+                    )
                     self.missing.append(f"resume {self._life} of checkpoint {saved.number}: {said}")

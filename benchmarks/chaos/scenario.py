@@ -1,8 +1,11 @@
-"""Campaign: for each algorithm a run that is started, struck, left in peace, struck again and ended.
+"""Campaign: for each algorithm a run that is started, struck, left in peace, struck again and
+ended.
 
-    start -> faults of every kind -> peace, memory -> faults that leave the learner alive -> peace, memory -> Ctrl-C
+    start -> faults of every kind -> peace, memory -> faults that leave the learner alive -> peace,
+    memory -> Ctrl-C
 
-The second round of faults is the longer one: growth of a learner under faults shows only if it lives.
+The second round of faults is the longer one: growth of a learner under faults shows only if it
+lives.
 """
 
 from __future__ import annotations
@@ -38,7 +41,9 @@ _ALL_BACK_S = 60.0
 _BLAME_S = 3.0
 """An end of the learner within this time after a fault counts as that fault's, too."""
 
-_TRACEBACK = re.compile(r"^Traceback \(most recent call last\):\n(?:[ |+].*\n|\n)*(\S.*)$", re.MULTILINE)
+_TRACEBACK = re.compile(
+    r"^Traceback \(most recent call last\):\n(?:[ |+].*\n|\n)*(\S.*)$", re.MULTILINE
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +113,9 @@ class _Run:
         self._tell_line = tell
         self._folder = options.folder / algo
         self._folder.mkdir()
-        self._cluster = Cluster(algo, self._folder, disk.path / algo, secrets.token_hex(8), options.patience)
+        self._cluster = Cluster(
+            algo, self._folder, disk.path / algo, secrets.token_hex(8), options.patience
+        )
 
     async def go(self) -> None:
         seconds = self._options.seconds / len(self._options.algos)
@@ -119,10 +126,15 @@ class _Run:
             await self._part(self._planner.part(_SHARE_WITH_DEATHS * seconds, learner_ends=True))
             await asyncio.sleep(peace_s / 2)  # the learner is young
             begin = await measure_memory(cluster, peace_s)
-            await self._part(self._planner.part((1 - _SHARE_WITH_DEATHS) * seconds, learner_ends=False))
+            await self._part(
+                self._planner.part((1 - _SHARE_WITH_DEATHS) * seconds, learner_ends=False)
+            )
             end = await measure_memory(cluster, peace_s)
             for name, value in begin.to_dict().items():
-                report.memory[f"{self._algo}, {name.replace('_', ' ')}"] = (value, end.to_dict()[name])
+                report.memory[f"{self._algo}, {name.replace('_', ' ')}"] = (
+                    value,
+                    end.to_dict()[name],
+                )
             report.complaints += [f"{self._algo}: {text}" for text in await cluster.finish()]
             report.orphans += await cluster.orphans()
         except ClusterFailed as failed:
@@ -139,10 +151,14 @@ class _Run:
             async with asyncio.TaskGroup() as tasks:
                 for each in planned:
                     await asyncio.sleep(each.pause_s)
-                    if KINDS[each.kind].effect is Effect.ENDS_LEARNER:  # a learner could not start on a full disk
+                    if (
+                        KINDS[each.kind].effect is Effect.ENDS_LEARNER
+                    ):  # a learner could not start on a full disk
                         with contextlib.suppress(Missed):
                             await cluster.until(
-                                lambda: cluster.is_training and not self._disk.is_full, 2 * _RISES_S, ""
+                                lambda: cluster.is_training and not self._disk.is_full,
+                                2 * _RISES_S,
+                                "",
                             )
                     tasks.create_task(self._strike(each))
         except* ClusterFailed as failed:
@@ -154,7 +170,9 @@ class _Run:
                 f"not all of {cluster.num_workers} workers were back",
             )
         except Missed as missed:
-            self._report.complaints.append(f"{self._algo}: {missed}: {cluster.workers_there} are there")
+            self._report.complaints.append(
+                f"{self._algo}: {missed}: {cluster.workers_there} are there"
+            )
         self._tell(f"part done, {cluster.workers_there} workers are there")
 
     async def _strike(self, planned: Planned) -> None:
@@ -176,16 +194,26 @@ class _Run:
         with contextlib.suppress(Missed):
             await cluster.until(lambda: rises and rises[-1] > span.end + SETTLE_S, _RISES_S, "")
         blamed = Span(span.begin, span.end + _BLAME_S)
-        misses += [str(e) for e in cluster.unexpected if e.who == LEARNER and blamed.meets(Span(e.at, e.at))]
+        misses += [
+            str(e)
+            for e in cluster.unexpected
+            if e.who == LEARNER and blamed.meets(Span(e.at, e.at))
+        ]
         struck = self._measured(planned, strike, span, tuple(misses))
         self._report.struck.append(struck)
         self._tell(_told(struck))
 
-    def _measured(self, planned: Planned, strike: Strike, span: Span, misses: tuple[str, ...]) -> Struck:
+    def _measured(
+        self, planned: Planned, strike: Strike, span: Span, misses: tuple[str, ...]
+    ) -> Struck:
         cluster = self._cluster
         ends_learner = KINDS[planned.kind].effect is Effect.ENDS_LEARNER
         deaths = [*cluster.deaths, *([cluster.down] if cluster.down is not None else [])]
-        recovery_s = time_dead(cluster.deaths, span) if ends_learner else standstill(cluster.progress.rises, span)
+        recovery_s = (
+            time_dead(cluster.deaths, span)
+            if ends_learner
+            else standstill(cluster.progress.rises, span)
+        )
         # A death while this fault still has an effect explains the rest.
         meant = Span(span.begin, span.end + max(SETTLE_S, recovery_s or 0.0))
         return Struck(
@@ -215,7 +243,9 @@ class _Run:
         report.deaths_s += [death.end - death.begin for death in cluster.deaths]
         if progress.rises:
             whole = Span(progress.rises[0], progress.rises[-1])
-            report.standstills_s[self._algo] = longest_standstill(progress.rises, whole, cluster.deaths)
+            report.standstills_s[self._algo] = longest_standstill(
+                progress.rises, whole, cluster.deaths
+            )
         crashes: list[str] = []
         ended = list(cluster.unexpected)
         tracebacks: Counter[str] = Counter(report.tracebacks)
@@ -233,7 +263,9 @@ class _Run:
         """Copy the files that explain a run from the disk before it is deleted."""
         with contextlib.suppress(OSError):
             shutil.copytree(
-                self._cluster.run_dir, self._folder / "run", ignore=shutil.ignore_patterns("checkpoints", "events*")
+                self._cluster.run_dir,
+                self._folder / "run",
+                ignore=shutil.ignore_patterns("checkpoints", "events*"),
             )
         shutil.rmtree(self._cluster.run_dir, ignore_errors=True)
 
@@ -251,4 +283,7 @@ def _told(struck: Struck) -> str:
         if struck.misses:
             became = f"NOT SURVIVED: {'; '.join(struck.misses)}"
     target = f" ({struck.target})" if struck.target else ""
-    return f"#{struck.number} {struck.kind}{target} at {struck.at_s:.1f} s, for {struck.held_s:.1f} s: {became}"
+    return (
+        f"#{struck.number} {struck.kind}{target} at {struck.at_s:.1f} s, for {struck.held_s:.1f} s:"
+        f" {became}"
+    )

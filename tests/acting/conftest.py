@@ -31,9 +31,13 @@ def external_tensor(
 
 
 class LinearNetwork:
-    """Build dist_inputs = obs W + b, vf = sum(dist_inputs), and with state: state_out = tanh(state_in + obs U)."""
+    """Build dist_inputs = obs W + b, vf = sum(dist_inputs), and with state: state_out =
+    tanh(state_in + obs U).
+    """
 
-    def __init__(self, action_space: spaces.Space[Any], *, recurrent: bool = False, squash: bool = False) -> None:
+    def __init__(
+        self, action_space: spaces.Space[Any], *, recurrent: bool = False, squash: bool = False
+    ) -> None:
         distribution = make_distribution(action_space, squash=squash)
         self.outputs = distribution.num_inputs
         self.shapes: dict[str, tuple[int, ...]] = {
@@ -70,8 +74,12 @@ class LinearNetwork:
                 helper.make_node("Add", ["change", "state_in_0"], ["summed"]),
                 helper.make_node("Tanh", ["summed"], ["state_out_0"]),
             ]
-            inputs.append(helper.make_tensor_value_info("state_in_0", TensorProto.FLOAT, ["n", STATE_SIZE]))
-            outputs.append(helper.make_tensor_value_info("state_out_0", TensorProto.FLOAT, ["n", STATE_SIZE]))
+            inputs.append(
+                helper.make_tensor_value_info("state_in_0", TensorProto.FLOAT, ["n", STATE_SIZE])
+            )
+            outputs.append(
+                helper.make_tensor_value_info("state_out_0", TensorProto.FLOAT, ["n", STATE_SIZE])
+            )
         initializers = [helper.make_tensor("axes", TensorProto.INT64, [1], [1])]
         initializers += [external_tensor(name, shape) for name, shape in self.shapes.items()]
         graph = helper.make_graph(nodes, "linear", inputs, outputs, initializers)
@@ -85,9 +93,14 @@ class LinearNetwork:
 
     def weights(self, seed: int = 0) -> dict[str, np.ndarray]:
         rng = np.random.default_rng(seed)
-        return {name: rng.standard_normal(shape).astype(np.float32) for name, shape in self.shapes.items()}
+        return {
+            name: rng.standard_normal(shape).astype(np.float32)
+            for name, shape in self.shapes.items()
+        }
 
-    def expected(self, weights: Mapping[str, np.ndarray], obs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def expected(
+        self, weights: Mapping[str, np.ndarray], obs: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
         dist_inputs = obs @ weights["policy/head/kernel"] + weights["policy/head/bias"]
         return dist_inputs, dist_inputs.sum(axis=1)
 

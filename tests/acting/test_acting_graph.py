@@ -46,7 +46,9 @@ def weights_are_inputs(request, monkeypatch):
 
 
 @pytest.mark.parametrize("rows", [1, 5])
-def test_the_graph_returns_the_networks_outputs_for_any_number_of_rows(network, rows, weights_are_inputs):
+def test_the_graph_returns_the_networks_outputs_for_any_number_of_rows(
+    network, rows, weights_are_inputs
+):
     acting, weights = ActingGraph(network.graph(), network.spec), network.weights()
     acting.set_weights(weights)
     dist_inputs, values, state_out = acting.run(obs_of(rows))
@@ -72,7 +74,9 @@ def test_new_weights_take_effect_and_are_copies(network, weights_are_inputs):
         array.flags.writeable = False
     acting.set_weights(strided)
     np.testing.assert_allclose(acting.run(obs_of(2))[0], wanted, rtol=1e-5, atol=1e-5)
-    np.testing.assert_array_equal(acting.get_weights()["policy/head/bias"], network.weights(2)["policy/head/bias"])
+    np.testing.assert_array_equal(
+        acting.get_weights()["policy/head/bias"], network.weights(2)["policy/head/bias"]
+    )
 
 
 @pytest.mark.parametrize("runs_per_weights", [math.inf, 1000, 8])
@@ -81,13 +85,17 @@ def test_one_session_serves_all_weights_of_a_dense_network_that_is_small_or_gets
 ):
     made = []
     make = ort.InferenceSession
-    monkeypatch.setattr(ort, "InferenceSession", lambda *args, **options: made.append(1) or make(*args, **options))
+    monkeypatch.setattr(
+        ort, "InferenceSession", lambda *args, **options: made.append(1) or make(*args, **options)
+    )
     acting = ActingGraph(network.graph(), network.spec, runs_per_weights=runs_per_weights)
     for seed in range(3):
         acting.set_weights(network.weights(seed))
         for _ in range(8):  # the last ones run in bound memory
             got = acting.run(obs_of(4))[0]
-            np.testing.assert_allclose(got, network.expected(network.weights(seed), obs_of(4))[0], rtol=1e-5, atol=1e-5)
+            np.testing.assert_allclose(
+                got, network.expected(network.weights(seed), obs_of(4))[0], rtol=1e-5, atol=1e-5
+            )
     assert len(made) == (1 if weights_are_inputs or runs_per_weights == 8 else 3)
 
 
@@ -113,16 +121,24 @@ def damaged(weights, how):
 @pytest.mark.parametrize(
     ("how", "name"),
     [
-        ("missing", "policy/head/bias"), ("unknown", "policy/spy"), ("shape", "policy/head/bias"), ("dtype", "float64"),
-        ("nan", "policy/head/bias"), ("inf", "policy/head/bias"),
+        ("missing", "policy/head/bias"),
+        ("unknown", "policy/spy"),
+        ("shape", "policy/head/bias"),
+        ("dtype", "float64"),
+        ("nan", "policy/head/bias"),
+        ("inf", "policy/head/bias"),
     ],
-)  # fmt: skip
-def test_weights_that_dont_fit_are_refused_and_the_old_ones_stay(network, how, name, weights_are_inputs):
+)
+def test_weights_that_dont_fit_are_refused_and_the_old_ones_stay(
+    network, how, name, weights_are_inputs
+):
     acting, weights = ActingGraph(network.graph(), network.spec), network.weights()
     acting.set_weights(weights)
     with pytest.raises(PolicyError, match=name):
         acting.set_weights(damaged(network.weights(5), how))
-    np.testing.assert_allclose(acting.run(obs_of(2))[0], network.expected(weights, obs_of(2))[0], rtol=1e-5)
+    np.testing.assert_allclose(
+        acting.run(obs_of(2))[0], network.expected(weights, obs_of(2))[0], rtol=1e-5
+    )
 
 
 def test_running_or_reading_without_weights_says_so(network):
@@ -133,14 +149,18 @@ def test_running_or_reading_without_weights_says_so(network):
         acting.get_weights()
 
 
-@pytest.mark.parametrize("bad", [np.zeros((2, 4), np.float32), np.zeros((2, 3)), np.zeros(3, np.float32)], ids=str)
+@pytest.mark.parametrize(
+    "bad", [np.zeros((2, 4), np.float32), np.zeros((2, 3)), np.zeros(3, np.float32)], ids=str
+)
 def test_observations_that_dont_fit_are_refused(network, bad):
     with pytest.raises(PolicyError, match=re.escape(f"{bad.dtype} {list(bad.shape)}")):
         acting_of(network).run(bad)
 
 
 @pytest.mark.parametrize(
-    "state", [[], [np.zeros((2, 2), np.float32)] * 2, [np.zeros((2, 3), np.float32)], [np.zeros((2, 2))]], ids=repr
+    "state",
+    [[], [np.zeros((2, 2), np.float32)] * 2, [np.zeros((2, 3), np.float32)], [np.zeros((2, 2))]],
+    ids=repr,
 )
 def test_r115_states_that_dont_fit_are_a_value_error(recurrent_network, network, state):
     with pytest.raises(PolicyError) as caught:
@@ -160,7 +180,9 @@ def test_a_graph_from_a_stranger_reads_no_file_and_no_memory(
     for directory in (tmp_path, tmp_path / "here"):
         (directory / "secret").write_bytes(secret.tobytes())
     monkeypatch.chdir(tmp_path / "here")
-    spy = make_external_tensor("spy", (3, 4), str(tmp_path / "secret") if location == "ABSOLUTE" else location)
+    spy = make_external_tensor(
+        "spy", (3, 4), str(tmp_path / "secret") if location == "ABSOLUTE" else location
+    )
     if location.startswith("*"):
         spy.external_data[1].value = str(secret.ctypes.data)
     model = network.model()
@@ -169,22 +191,32 @@ def test_a_graph_from_a_stranger_reads_no_file_and_no_memory(
         model.graph.node.insert(0, helper.make_node("Constant", [], ["spy"], value=spy))
     elif place == "inner graph":
         inner = helper.make_graph(
-            [helper.make_node("Identity", ["in"], ["out"])], "inner", [],
-            [helper.make_tensor_value_info("out", TensorProto.FLOAT, [3, 4])], [spy],
-        )  # fmt: skip
+            [helper.make_node("Identity", ["in"], ["out"])],
+            "inner",
+            [],
+            [helper.make_tensor_value_info("out", TensorProto.FLOAT, [3, 4])],
+            [spy],
+        )
         inner.initializer[0].name = "in"
         model.graph.initializer.append(helper.make_tensor("yes", TensorProto.BOOL, [], [True]))
-        model.graph.node.insert(0, helper.make_node("If", ["yes"], ["spy"], then_branch=inner, else_branch=inner))
+        model.graph.node.insert(
+            0, helper.make_node("If", ["yes"], ["spy"], then_branch=inner, else_branch=inner)
+        )
     elif place == "initializer":
         model.graph.initializer.append(spy)
     graph = model.SerializeToString()
     if place == "hidden tags":  # tags of five bytes, which only some readers understand
         entries = [
-            by_hand.field(1, one.key.encode()) + by_hand.field(2, one.value.encode()) for one in spy.external_data
+            by_hand.field(1, one.key.encode()) + by_hand.field(2, one.value.encode())
+            for one in spy.external_data
         ]
         del spy.external_data[:]
         spy.ClearField("data_location")
-        tensor = spy.SerializeToString() + b"".join(by_hand.hidden(13, one) for one in entries) + by_hand.hidden(14, 1)
+        tensor = (
+            spy.SerializeToString()
+            + b"".join(by_hand.hidden(13, one) for one in entries)
+            + by_hand.hidden(14, 1)
+        )
         graph = by_hand.model(model, by_hand.field(5, tensor))
     acting = ActingGraph(graph, network.spec)
     with pytest.raises(PolicyError):
@@ -194,27 +226,39 @@ def test_a_graph_from_a_stranger_reads_no_file_and_no_memory(
 def test_a_weight_may_have_the_name_of_the_key_for_files(network, weights_are_inputs):
     old, name = "policy/head/kernel", "policy/location/k"
     model = network.model()
-    model.graph.node[0].input[1] = next(one for one in model.graph.initializer if one.name == old).name = name
+    model.graph.node[0].input[1] = next(
+        one for one in model.graph.initializer if one.name == old
+    ).name = name
     spec = dataclasses.replace(
         network.spec,
-        weights=tuple(dataclasses.replace(one, name=name) if one.name == old else one for one in network.spec.weights),
+        weights=tuple(
+            dataclasses.replace(one, name=name) if one.name == old else one
+            for one in network.spec.weights
+        ),
     )
     weights = network.weights()
     acting = ActingGraph(model.SerializeToString(), spec)
     for _ in range(2):
         acting.set_weights({name if key == old else key: weight for key, weight in weights.items()})
-        np.testing.assert_allclose(acting.run(obs_of(2))[0], network.expected(weights, obs_of(2))[0], rtol=1e-5)
+        np.testing.assert_allclose(
+            acting.run(obs_of(2))[0], network.expected(weights, obs_of(2))[0], rtol=1e-5
+        )
     assert name in acting.get_weights()
 
 
 @pytest.mark.parametrize(
     ("name", "shape", "dtype"),
-    [("more", (3,), "float32"), ("policy/head/kernel", (4, 4), "float32"), ("policy/head/kernel", (3, 4), "float64")],
+    [
+        ("more", (3,), "float32"),
+        ("policy/head/kernel", (4, 4), "float32"),
+        ("policy/head/kernel", (3, 4), "float64"),
+    ],
 )
 def test_weights_missing_in_the_graph_are_refused(network, name, shape, dtype, weights_are_inputs):
     kept = tuple(one for one in network.spec.weights if one.name != name)
     acting = ActingGraph(
-        network.graph(), dataclasses.replace(network.spec, weights=(*kept, ArraySpec(name, shape, dtype)))
+        network.graph(),
+        dataclasses.replace(network.spec, weights=(*kept, ArraySpec(name, shape, dtype))),
     )
     with pytest.raises(PolicyError):
         acting.set_weights(network.weights() | {name: np.zeros(shape, dtype)})
@@ -245,13 +289,20 @@ def test_an_exported_graph_returns_the_same_numbers_as_plain_onnx_runtime(path):
     states = [array for name, array in sorted(feed.items()) if name.startswith("state_in")]
     prev = feed.get("prev_actions")
     options = ort.SessionOptions()
-    options.add_external_initializers([*weights], [ort.OrtValue.ortvalue_from_numpy(one) for one in weights.values()])
+    options.add_external_initializers(
+        [*weights], [ort.OrtValue.ortvalue_from_numpy(one) for one in weights.values()]
+    )
     session = ort.InferenceSession(path.read_bytes(), options, providers=["CPUExecutionProvider"])
     spec = ActingSpec(
-        feed["obs"].shape[1:], feed["obs"].dtype.name, tuple(one.shape[1:] for one in states), 2, "categorical", {},
+        feed["obs"].shape[1:],
+        feed["obs"].dtype.name,
+        tuple(one.shape[1:] for one in states),
+        2,
+        "categorical",
+        {},
         tuple(ArraySpec(name, one.shape, one.dtype.name) for name, one in weights.items()),
         None if prev is None else ArraySpec("prev_actions", prev.shape[1:], prev.dtype.name),
-    )  # fmt: skip
+    )
     acting = ActingGraph(path.read_bytes(), spec)
     acting.set_weights(weights)
     wanted = session.run(list(spec.output_names), feed)
@@ -262,8 +313,12 @@ def test_an_exported_graph_returns_the_same_numbers_as_plain_onnx_runtime(path):
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
 
 
-def test_a_file_in_onnx_runtimes_own_format_that_is_also_a_valid_graph_is_refused(network, by_hand, tmp_path):
-    """The flatbuffer's header looks like a few fields; a harmless graph follows in a part that it ignores."""
+def test_a_file_in_onnx_runtimes_own_format_that_is_also_a_valid_graph_is_refused(
+    network, by_hand, tmp_path
+):
+    """The flatbuffer's header looks like a few fields; a harmless graph follows in a part that it
+    ignores.
+    """
     model = without_weights(network)
     harmless = model.graph.SerializeToString()
     options = ort.SessionOptions()
@@ -274,14 +329,22 @@ def test_a_file_in_onnx_runtimes_own_format_that_is_also_a_valid_graph_is_refuse
     ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     flatbuffer = (tmp_path / "model.ort").read_bytes()
 
-    # the root's position: a number 0 in field 1, then field 1 again in two bytes, with the "O" of "ORTM" as its number;
-    # "RT" begins field 10 with 84 bytes
+    # the root's position: a number 0 in field 1, then field 1 again in two bytes, with the "O" of
+    # "ORTM" as its number; "RT" begins field 10 with 84 bytes
     old_root = int.from_bytes(flatbuffer[:4], "little")
     root = next(root for root in range(0x880008, 0x888008, 0x100) if (root - old_root) % 16 == 0)
     hidden_in = by_hand.field(7, harmless)
     padding = root - old_root - 83 - len(hidden_in) - 5
     rest = by_hand.varint(2 << 3 | 2) + by_hand.varint(padding + len(flatbuffer) - 8)
-    graph = root.to_bytes(4, "little") + b"ORTM" + bytes(83) + hidden_in + rest + bytes(padding) + flatbuffer[8:]
+    graph = (
+        root.to_bytes(4, "little")
+        + b"ORTM"
+        + bytes(83)
+        + hidden_in
+        + rest
+        + bytes(padding)
+        + flatbuffer[8:]
+    )
     with pytest.raises(PolicyError):
         leaked(graph, dataclasses.replace(network.spec, weights=()))
 
@@ -314,7 +377,9 @@ def test_an_operator_that_fails_while_running_is_a_policy_error(network):
         acting.run(obs_of(2))
 
 
-@pytest.mark.parametrize("change", [{"obs_shape": (4,)}, {"obs_dtype": "uint8"}, {"state_shapes": ((2,),)}])
+@pytest.mark.parametrize(
+    "change", [{"obs_shape": (4,)}, {"obs_dtype": "uint8"}, {"state_shapes": ((2,),)}]
+)
 def test_a_description_of_another_graph_is_a_policy_error_at_the_first_run(network, change):
     spec = dataclasses.replace(network.spec, **change)
     acting = ActingGraph(network.graph(), spec)
@@ -326,15 +391,21 @@ def test_a_description_of_another_graph_is_a_policy_error_at_the_first_run(netwo
 
 def test_runs_of_equal_size_return_independent_arrays(recurrent_network, weights_are_inputs):
     """After several runs, inputs and outputs are bound."""
-    acting, weights = ActingGraph(recurrent_network.graph(), recurrent_network.spec), recurrent_network.weights()
+    acting, weights = (
+        ActingGraph(recurrent_network.graph(), recurrent_network.spec),
+        recurrent_network.weights(),
+    )
     acting.set_weights(weights)
     sizes = [4] * 8 + [2, 4, 4] + [2] * 8 + [0] * 8 + [4]
     found = [
-        acting.run(obs_of(rows, seed), [np.full((rows, 2), 0.1 * seed, np.float32)]) for seed, rows in enumerate(sizes)
+        acting.run(obs_of(rows, seed), [np.full((rows, 2), 0.1 * seed, np.float32)])
+        for seed, rows in enumerate(sizes)
     ]
     out = np.zeros((4, recurrent_network.spec.num_dist_inputs), np.float32), np.zeros(4, np.float32)
     written = acting.run(obs_of(4), [np.zeros((4, 2), np.float32)], out=out)
-    assert (written[0] is out[0], written[1] is out[1]) == (True, True), "results are written where they are wanted"
+    assert (written[0] is out[0], written[1] is out[1]) == (True, True), (
+        "results are written where they are wanted"
+    )
     np.testing.assert_array_equal(out[0], found[0][0])
     for seed, (rows, (_, _, state_out)) in enumerate(zip(sizes, found, strict=True)):
         wanted = np.tanh(0.1 * seed + obs_of(rows, seed) @ weights["policy/cell/kernel"])
@@ -356,7 +427,9 @@ def test_two_threads_can_run_at_the_same_time(network, weights_are_inputs):
         obs = obs_of(8, seed)
         wanted = network.expected(weights, obs)[0]
         wrong.extend(
-            got for got in (acting.run(obs)[0] for _ in range(100)) if not np.allclose(got, wanted, 1e-4, 1e-4)
+            got
+            for got in (acting.run(obs)[0] for _ in range(100))
+            if not np.allclose(got, wanted, 1e-4, 1e-4)
         )
 
     threads = [threading.Thread(target=run, args=(seed,)) for seed in range(2)]
@@ -430,7 +503,9 @@ def test_a_spec_survives_msgpack_and_json(recurrent_network):
 )
 def test_a_damaged_description_is_a_policy_error(network, change):
     with pytest.raises(PolicyError) as caught:
-        ActingSpec.from_dict({key: of for key, of in (network.spec.to_dict() | change).items() if of is not None})
+        ActingSpec.from_dict(
+            {key: of for key, of in (network.spec.to_dict() | change).items() if of is not None}
+        )
     assert len(str(caught.value)) < 400
     assert "\n" not in str(caught.value)
 
@@ -443,7 +518,9 @@ def with_previous(network):
         graph.input.append(helper.make_tensor_value_info("prev_actions", TensorProto.INT64, ["n"]))
         graph.input.append(helper.make_tensor_value_info("prev_rewards", TensorProto.FLOAT, ["n"]))
         graph.node[2].output[0] = "sum"
-        graph.node.append(helper.make_node("Cast", ["prev_actions"], ["chosen"], to=TensorProto.FLOAT))
+        graph.node.append(
+            helper.make_node("Cast", ["prev_actions"], ["chosen"], to=TensorProto.FLOAT)
+        )
         graph.node.append(helper.make_node("Add", ["sum", "prev_rewards"], ["half"]))
         graph.node.append(helper.make_node("Add", ["half", "chosen"], ["vf"]))
 
@@ -458,7 +535,9 @@ def test_a_graph_that_looks_back_uses_previous_actions_and_rewards(network):
     obs = np.ones((2, 3), np.float32)
     actions, rewards = np.array([2, 0], np.int32), np.array([0.5, -1.0])
     _, values, _ = graph.run(obs, (), (actions, rewards))
-    np.testing.assert_allclose(values, network.expected(network.weights(), obs)[1] + rewards + actions, rtol=1e-5)
+    np.testing.assert_allclose(
+        values, network.expected(network.weights(), obs)[1] + rewards + actions, rtol=1e-5
+    )
     for prev in (None, (actions[:1], rewards), (actions, rewards[:1]), (actions[:, None], rewards)):
         with pytest.raises(PolicyError):
             graph.run(obs, (), prev)

@@ -31,7 +31,10 @@ from aiorl.acting.checkpoint import (
 )
 from aiorl.errors import CheckpointError
 
-TENSORS = {"weights/a": np.arange(12, dtype=np.float32).reshape(3, 4).T[::2], "n": np.array(7, np.int64)}
+TENSORS = {
+    "weights/a": np.arange(12, dtype=np.float32).reshape(3, 4).T[::2],
+    "n": np.array(7, np.int64),
+}
 META: dict[str, Any] = {"env": "CartPole-v1", "algo": "ppo", "spaces": {"obs": [4]}, "rng": 2**100}
 
 
@@ -47,7 +50,10 @@ def test_a_saved_checkpoint_is_loaded(tmp_path: Path) -> None:
 
 
 def pieces() -> dict[str, Any]:
-    return {"one": iter([("rows", 0, np.arange(4)), ("rows", 4, np.ones((2, 3)))]), "two": [("b", 0, np.zeros(0))]}
+    return {
+        "one": iter([("rows", 0, np.arange(4)), ("rows", 4, np.ones((2, 3)))]),
+        "two": [("b", 0, np.zeros(0))],
+    }
 
 
 def test_pieces_are_written_and_read_one_at_a_time_by_owner(tmp_path: Path) -> None:
@@ -76,7 +82,9 @@ def test_a_damaged_or_missing_piece_is_found_when_it_is_read(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("size", [None, 0, 3])
-def test_a_checkpoint_with_a_missing_or_truncated_piece_is_skipped(tmp_path: Path, size: int | None) -> None:
+def test_a_checkpoint_with_a_missing_or_truncated_piece_is_skipped(
+    tmp_path: Path, size: int | None
+) -> None:
     for number in (1, 2):
         path = save_checkpoint(tmp_path, number, TENSORS, META, pieces=pieces())
     file = path / "pieces" / "000001.safetensors"
@@ -141,16 +149,22 @@ def test_weights_that_are_not_finite_are_refused(tmp_path: Path, part: str) -> N
 DTYPES = st.sampled_from([np.dtype(name) for name in ("f4", "f8", "i4", "i8", "u1", "?", "f2")])
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=8)
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=8
+)
 @given(
     tensors=st.dictionaries(
         st.text(st.characters(codec="utf-8", exclude_characters="\x00"), min_size=1).filter(
             lambda name: name != "__metadata__"
         ),
-        DTYPES.flatmap(lambda dtype: hnp.arrays(dtype, hnp.array_shapes(min_dims=0, max_dims=3, min_side=0))),
+        DTYPES.flatmap(
+            lambda dtype: hnp.arrays(dtype, hnp.array_shapes(min_dims=0, max_dims=3, min_side=0))
+        ),
         max_size=4,
     ),
-    meta=st.dictionaries(st.text(), st.none() | st.booleans() | st.integers() | st.text(), max_size=4),
+    meta=st.dictionaries(
+        st.text(), st.none() | st.booleans() | st.integers() | st.text(), max_size=4
+    ),
 )
 def test_anything_that_fits_comes_back_bit_by_bit(
     tmp_path: Path, tensors: dict[str, Any], meta: dict[str, Any]
@@ -169,7 +183,10 @@ def test_only_the_newest_are_kept_and_other_files_are_left_alone(tmp_path: Path)
     (tmp_path / "notes").mkdir()
     for number in (1, 2, 9, 10, 1_000_000):
         save_checkpoint(tmp_path, number, TENSORS, META, keep=2)
-    assert [path.name for path in list_checkpoints(tmp_path)] == ["checkpoint-000010", "checkpoint-1000000"]
+    assert [path.name for path in list_checkpoints(tmp_path)] == [
+        "checkpoint-000010",
+        "checkpoint-1000000",
+    ]
     assert (tmp_path / "notes").is_dir()
 
 
@@ -188,7 +205,11 @@ def flip_a_byte(path: Path) -> None:
 
 def edit_meta(path: Path, **changes: Any) -> None:
     header = json.loads(path.read_bytes())
-    path.write_text(json.dumps({name: value for name, value in {**header, **changes}.items() if value is not None}))
+    path.write_text(
+        json.dumps(
+            {name: value for name, value in {**header, **changes}.items() if value is not None}
+        )
+    )
 
 
 def replace(path: Path, make: Callable[[Path], object]) -> None:
@@ -211,16 +232,31 @@ DEEP = "[" * 100_000 + "]" * 100_000
 META_FILE, TENSORS_FILE = "meta.json", "tensors.safetensors"
 DAMAGE: dict[str, tuple[str, Callable[[Path], object]]] = {
     "meta nested deeply": (META_FILE, lambda file: file.write_text(DEEP)),
-    "meta nested a little too deeply": (META_FILE, lambda file: file.write_text("[" * 200 + "]" * 200)),
+    "meta nested a little too deeply": (
+        META_FILE,
+        lambda file: file.write_text("[" * 200 + "]" * 200),
+    ),
     "NaN in meta": (META_FILE, lambda file: rewrite(file, '"rng": 1267', '"rng": NaN, "x": 1267')),
-    "an infinite number in meta": (META_FILE, lambda file: rewrite(file, '"rng": 1267', '"rng": 1e999, "x": 1267')),
-    "a name twice in meta": (META_FILE, lambda file: rewrite(file, '"rng": 1267', '"rng": 1, "rng": 1267')),
-    "meta in another encoding": (META_FILE, lambda file: file.write_bytes(file.read_text().encode("utf-16"))),
+    "an infinite number in meta": (
+        META_FILE,
+        lambda file: rewrite(file, '"rng": 1267', '"rng": 1e999, "x": 1267'),
+    ),
+    "a name twice in meta": (
+        META_FILE,
+        lambda file: rewrite(file, '"rng": 1267', '"rng": 1, "rng": 1267'),
+    ),
+    "meta in another encoding": (
+        META_FILE,
+        lambda file: file.write_bytes(file.read_text().encode("utf-16")),
+    ),
     "a huge meta": (META_FILE, lambda file: os.truncate(file, 1 << 40)),
     "a pipe for meta": (META_FILE, lambda file: replace(file, os.mkfifo)),
     "a pipe for tensors": (TENSORS_FILE, lambda file: replace(file, os.mkfifo)),
     "a directory for tensors": (TENSORS_FILE, lambda file: replace(file, os.mkdir)),
-    "a device for meta": (META_FILE, lambda file: replace(file, lambda path: path.symlink_to("/dev/zero"))),
+    "a device for meta": (
+        META_FILE,
+        lambda file: replace(file, lambda path: path.symlink_to("/dev/zero")),
+    ),
     "a link for tensors": (TENSORS_FILE, link_to_itself_elsewhere),
     "sparse tensors of 20 GB": (TENSORS_FILE, lambda file: os.truncate(file, 20 << 30)),
     "another number than its own": (META_FILE, lambda file: edit_meta(file, number=3)),
@@ -230,7 +266,10 @@ DAMAGE: dict[str, tuple[str, Callable[[Path], object]]] = {
     "tensors cut short": (TENSORS_FILE, lambda file: os.truncate(file, 20)),
     "tensors of holes, as large as meta.json says": (
         TENSORS_FILE,
-        lambda file: (edit_meta(file.with_name(META_FILE), tensors_bytes=1 << 40), os.truncate(file, 1 << 40)),
+        lambda file: (
+            edit_meta(file.with_name(META_FILE), tensors_bytes=1 << 40),
+            os.truncate(file, 1 << 40),
+        ),
     ),
     "no tensors": (TENSORS_FILE, Path.unlink),
     "no meta": (META_FILE, Path.unlink),
@@ -243,7 +282,9 @@ DAMAGE: dict[str, tuple[str, Callable[[Path], object]]] = {
 
 
 @pytest.mark.parametrize("kind", DAMAGE)
-def test_a_damaged_newest_is_named_and_the_previous_one_used(tmp_path: Path, kind: str, caplog: Any) -> None:
+def test_a_damaged_newest_is_named_and_the_previous_one_used(
+    tmp_path: Path, kind: str, caplog: Any
+) -> None:
     save_checkpoint(tmp_path, 1, TENSORS, META)
     newest = save_checkpoint(tmp_path, 2, TENSORS, META)
     name, damage = DAMAGE[kind]
@@ -280,13 +321,17 @@ def test_a_damaged_one_with_a_higher_number_does_not_count_as_kept(tmp_path: Pat
     for number in (401, 402):
         save_checkpoint(tmp_path, number, TENSORS, META, keep=1)
     assert [path.name for path in list_checkpoints(tmp_path)] == ["checkpoint-000402"]
-    assert [path.name for path in list_checkpoints(tmp_path / "superseded")] == ["checkpoint-000500"]
+    assert [path.name for path in list_checkpoints(tmp_path / "superseded")] == [
+        "checkpoint-000500"
+    ]
     assert load_newest_valid(tmp_path).number == 402
     with pytest.raises(CheckpointError, match=r"tensors\.safetensors"):
         find_checkpoint(tmp_path / "checkpoint-000500")
 
 
-def test_invalid_tensors_are_damage_even_with_a_correct_digest(tmp_path: Path, monkeypatch: Any) -> None:
+def test_invalid_tensors_are_damage_even_with_a_correct_digest(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
     monkeypatch.setattr(module, "save_tensors", lambda tensors: b"no safetensors")
     path = save_checkpoint(tmp_path, 1, TENSORS, META)
     with pytest.raises(CheckpointError, match=r"tensors\.safetensors"):
@@ -327,7 +372,11 @@ def test_an_environment_may_be_redefined_or_named_with_its_module(
     tmp_path: Path, there: str, here: str, fits: bool
 ) -> None:
     save_checkpoint(tmp_path, 1, TENSORS, {**META, "env": there})
-    with contextlib.nullcontext() if fits else pytest.raises(CheckpointError, match=f"env .*{there}.*{here}"):
+    with (
+        contextlib.nullcontext()
+        if fits
+        else pytest.raises(CheckpointError, match=f"env .*{there}.*{here}")
+    ):
         check_compatible(load_newest_valid(tmp_path), {"env": here})
 
 
@@ -362,7 +411,8 @@ def test_an_unwritable_or_unreadable_directory_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tensors", "meta"), [({"x": np.array([object()])}, {}), ({}, {"x": object()}), ({}, {"x": float("nan")})]
+    ("tensors", "meta"),
+    [({"x": np.array([object()])}, {}), ({}, {"x": object()}), ({}, {"x": float("nan")})],
 )
 def test_values_that_cannot_be_stored_are_refused_before_anything_is_written(
     tmp_path: Path, tensors: dict[str, Any], meta: dict[str, Any]
@@ -372,14 +422,21 @@ def test_values_that_cannot_be_stored_are_refused_before_anything_is_written(
     assert not (tmp_path / "new").exists()
 
 
-def test_remains_of_a_killed_writer_are_removed_and_a_replaced_checkpoint_is_restored(tmp_path: Path) -> None:
+def test_remains_of_a_killed_writer_are_removed_and_a_replaced_checkpoint_is_restored(
+    tmp_path: Path,
+) -> None:
     save_checkpoint(tmp_path, 1, TENSORS, META)
     (tmp_path / ".partial-checkpoint-000002").mkdir()
     (tmp_path / ".partial-checkpoint-000002" / "meta.json").write_text("{")
     (tmp_path / ".partial-old-checkpoint-000001").mkdir()  # its successor is in place
-    shutil.move(save_checkpoint(tmp_path, 3, TENSORS, META), tmp_path / ".partial-old-checkpoint-000003")
+    shutil.move(
+        save_checkpoint(tmp_path, 3, TENSORS, META), tmp_path / ".partial-old-checkpoint-000003"
+    )
     clear_partial(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-000001", "checkpoint-000003"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "checkpoint-000001",
+        "checkpoint-000003",
+    ]
     assert load_newest_valid(tmp_path).number == 3
 
 
@@ -419,7 +476,9 @@ def test_one_that_could_not_be_replaced_stays(tmp_path: Path, monkeypatch: Any) 
     assert load_newest_valid(tmp_path).meta == META
 
 
-def test_a_meta_file_too_large_to_read_back_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_meta_file_too_large_to_read_back_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     save_checkpoint(tmp_path, 1, TENSORS, META)
     monkeypatch.setattr(module, "_MAX_META_BYTES", 2000)
     save_checkpoint(tmp_path, 2, TENSORS, META)

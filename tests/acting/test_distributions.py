@@ -39,13 +39,20 @@ SPACES = [
 ]
 NESTED = [
     (spaces.Tuple([spaces.Discrete(2), spaces.MultiDiscrete([3, 2])]), False),
-    (spaces.Tuple([spaces.Discrete(4, start=-2), spaces.Box(-1, 1, (2, 2)), spaces.Box(0, 1, ())]), False),
+    (
+        spaces.Tuple(
+            [spaces.Discrete(4, start=-2), spaces.Box(-1, 1, (2, 2)), spaces.Box(0, 1, ())]
+        ),
+        False,
+    ),
     (spaces.Dict({"b": spaces.Box(-1, 3, (2,)), "a": spaces.Tuple([spaces.Discrete(3)])}), True),
 ]
 
 
 def inputs_of(distribution, rows=5, seed=0, scale=1.5):
-    return (scale * np.random.default_rng(seed).standard_normal((rows, distribution.num_inputs))).astype(np.float32)
+    return (
+        scale * np.random.default_rng(seed).standard_normal((rows, distribution.num_inputs))
+    ).astype(np.float32)
 
 
 @pytest.mark.parametrize(("space", "squash"), [*SPACES, *NESTED], ids=str)
@@ -57,10 +64,19 @@ def test_r117_samples_are_actions_of_the_space_and_the_same_for_the_same_noise(s
     untouched = inputs.copy()
     actions, logp = distribution.sample_with_logp(inputs, noise[0][0])
     for batch in (actions, distribution.deterministic(inputs)):
-        assert (batch.dtype, batch.shape) == (distribution.action_dtype, (200, *distribution.action_shape))
-        if squash or not any(isinstance(leaf, spaces.Box) for leaf in getattr(space, "spaces", [space])):
-            rows = distribution.layout.to_env(batch) if isinstance(distribution, Composite) else batch
-            assert all(space.contains(np.asarray(row) if space.shape is not None else row) for row in rows)
+        assert (batch.dtype, batch.shape) == (
+            distribution.action_dtype,
+            (200, *distribution.action_shape),
+        )
+        if squash or not any(
+            isinstance(leaf, spaces.Box) for leaf in getattr(space, "spaces", [space])
+        ):
+            rows = (
+                distribution.layout.to_env(batch) if isinstance(distribution, Composite) else batch
+            )
+            assert all(
+                space.contains(np.asarray(row) if space.shape is not None else row) for row in rows
+            )
     assert (logp.dtype, logp.shape) == (np.float32, (200,))
     np.testing.assert_allclose(distribution.logp(inputs, actions), logp, rtol=1e-4, atol=2e-4)
     np.testing.assert_array_equal(inputs, untouched)
@@ -97,13 +113,17 @@ def test_categorical_samples_have_the_right_frequencies(actions):
     rows = 200_000
     drawn = distribution.sample(np.repeat(logits, rows, axis=0), np.random.default_rng(0))
     share = np.bincount(drawn, minlength=actions) / rows
-    np.testing.assert_allclose(share, probabilities(logits[0].tolist()), atol=5 * 0.5 / math.sqrt(rows))
+    np.testing.assert_allclose(
+        share, probabilities(logits[0].tolist()), atol=5 * 0.5 / math.sqrt(rows)
+    )
 
 
 @settings(deadline=None)
 @given(
     logits=st.lists(st.floats(-100, 100, width=32), min_size=3, max_size=9),
-    uniform=st.one_of(st.floats(0, 1, width=32, exclude_max=True), st.sampled_from([0.0, 1 - 2.0**-24])),
+    uniform=st.one_of(
+        st.floats(0, 1, width=32, exclude_max=True), st.sampled_from([0.0, 1 - 2.0**-24])
+    ),
 )
 def test_inversion_chooses_an_action_that_has_probability_for_every_uniform_number(logits, uniform):
     distribution = make_distribution(spaces.Discrete(len(logits)))
@@ -139,7 +159,9 @@ def test_diagonal_gaussian_agrees_with_plain_python(seed):
     logp = 0.0
     for i in range(3):
         mean, std = float(inputs[0, i]), math.exp(min(float(inputs[0, 3 + i]), LOG_STD_MAX))
-        logp -= 0.5 * ((float(actions[0, i]) - mean) / std) ** 2 + math.log(std * math.sqrt(2 * math.pi))
+        logp -= 0.5 * ((float(actions[0, i]) - mean) / std) ** 2 + math.log(
+            std * math.sqrt(2 * math.pi)
+        )
     np.testing.assert_allclose(distribution.logp(inputs, actions)[0], logp, rtol=1e-4, atol=1e-4)
 
 
@@ -156,8 +178,13 @@ def test_deviations_are_clamped_on_both_sides(squash):
     distribution = make_distribution(spaces.Box(-1.0, 1.0, (1,)), squash=squash)
     noise = np.array([[0.7]], np.float32)
     for given_log_std, clamped in ((-500.0, LOG_STD_MIN), (500.0, LOG_STD_MAX)):
-        inputs, limits = (np.array([[0.3, value]], np.float32) for value in (given_log_std, clamped))
-        samples = distribution.sample_with_logp(inputs, noise), distribution.sample_with_logp(limits, noise)
+        inputs, limits = (
+            np.array([[0.3, value]], np.float32) for value in (given_log_std, clamped)
+        )
+        samples = (
+            distribution.sample_with_logp(inputs, noise),
+            distribution.sample_with_logp(limits, noise),
+        )
         for mine, theirs in zip(*samples, strict=True):
             np.testing.assert_array_equal(mine, theirs)
 
@@ -201,7 +228,9 @@ def test_bits_agree_with_numpys_own():
     distribution = make_distribution(spaces.MultiBinary(2))
     inputs = np.tile(np.array([[1.5, -0.7]], np.float32), (50_000, 1))
     p = 1 / (1 + np.exp(-inputs.astype(np.float64)))
-    actions, logp = distribution.sample_with_logp(inputs, distribution.draw_noise(np.random.default_rng(0), 50_000))
+    actions, logp = distribution.sample_with_logp(
+        inputs, distribution.draw_noise(np.random.default_rng(0), 50_000)
+    )
     np.testing.assert_allclose(actions.mean(axis=0), p[0], atol=0.01)
     wanted = np.where(actions == 1, np.log(p), np.log(1 - p)).sum(axis=1)
     np.testing.assert_allclose(logp, wanted, rtol=1e-5, atol=1e-5)
@@ -231,7 +260,9 @@ def test_r117_components_are_independent_and_their_log_probabilities_are_added(s
     ends = np.cumsum([part.num_inputs for part in parts])
     assert ends[-1] == distribution.num_inputs
     cuts = [inputs[:, end - part.num_inputs : end] for end, part in zip(ends, parts, strict=True)]
-    total = sum(part.logp(cut, batch) for part, cut, batch in zip(parts, cuts, batches, strict=True))
+    total = sum(
+        part.logp(cut, batch) for part, cut, batch in zip(parts, cuts, batches, strict=True)
+    )
     np.testing.assert_allclose(logp, total, rtol=1e-5, atol=1e-5)
     modes = [part.deterministic(cut).reshape(5, -1) for part, cut in zip(parts, cuts, strict=True)]
     np.testing.assert_array_equal(distribution.deterministic(inputs), np.concatenate(modes, axis=1))
@@ -250,7 +281,11 @@ def test_r117_components_are_independent_and_their_log_probabilities_are_added(s
         (spaces.Discrete(2**62), False, UnsupportedSpaceError),
         (spaces.MultiDiscrete([2**62, 2**62]), False, UnsupportedSpaceError),  # their sum overflows
         (spaces.MultiDiscrete([2**63 - 1, 2**63 - 1]), False, UnsupportedSpaceError),
-        (spaces.Tuple([spaces.MultiDiscrete([[2**62, 3], [2**62, 2**62]])]), False, UnsupportedSpaceError),
+        (
+            spaces.Tuple([spaces.MultiDiscrete([[2**62, 3], [2**62, 2**62]])]),
+            False,
+            UnsupportedSpaceError,
+        ),
         (spaces.Tuple([]), False, UnsupportedSpaceError),
         (spaces.Dict({"a": spaces.Text(2)}), False, UnsupportedSpaceError),
         (spaces.Box(np.zeros(2), np.array([1.0, 0.0]), dtype=np.float64), True, ConfigError),
@@ -269,19 +304,33 @@ MASKED = [
     spaces.Discrete(5, start=3),
     spaces.MultiDiscrete([3, 2, 4]),
     spaces.MultiBinary(4),
-    spaces.Tuple([spaces.Discrete(3), spaces.Box(-1, 1, (2,)), spaces.MultiBinary(2), spaces.MultiDiscrete([2, 2])]),
+    spaces.Tuple(
+        [
+            spaces.Discrete(3),
+            spaces.Box(-1, 1, (2,)),
+            spaces.MultiBinary(2),
+            spaces.MultiDiscrete([2, 2]),
+        ]
+    ),
 ]
 
 
 def legal_probabilities(leaf, inputs):
-    """Return the probability of each alternative of each choice, in float64 and without forbidden ones."""
+    """Return the probability of each alternative of each choice, in float64 and without forbidden
+    ones.
+    """
     allowed = inputs > 0.5 * MASKED_LOGIT
     if isinstance(leaf, spaces.MultiBinary):
-        return [[1 - p, p] for p in np.where(allowed, 1 / (1 + np.exp(-np.where(allowed, inputs, 0.0))), 0.0)]
+        return [
+            [1 - p, p]
+            for p in np.where(allowed, 1 / (1 + np.exp(-np.where(allowed, inputs, 0.0))), 0.0)
+        ]
     sizes = [leaf.n] if isinstance(leaf, spaces.Discrete) else leaf.nvec.tolist()
     result, start = [], 0
     for size in sizes:
-        weights = np.where(allowed, np.exp(np.where(allowed, inputs, 0.0)), 0.0)[start : start + size]
+        weights = np.where(allowed, np.exp(np.where(allowed, inputs, 0.0)), 0.0)[
+            start : start + size
+        ]
         result.append((weights / weights.sum()).tolist())
         start += size
     return result
@@ -302,13 +351,18 @@ def test_forbidden_actions_are_never_drawn_and_count_for_nothing(space, seed):
     mode = distribution.deterministic(inputs)
     leaves = [(space, slice(None), slice(None))]
     if isinstance(distribution, Composite):
-        leaves = [(part.distribution.action_space, part.inputs, part.actions) for part in distribution.parts]
+        leaves = [
+            (part.distribution.action_space, part.inputs, part.actions)
+            for part in distribution.parts
+        ]
     for row in range(rows):
         wanted = 0.0
         for leaf, own_inputs, own_actions in leaves:
             given_inputs = inputs[row, own_inputs]
             if isinstance(leaf, spaces.Box):
-                wanted += make_distribution(leaf).logp(given_inputs[None], actions[row, own_actions][None])[0]
+                wanted += make_distribution(leaf).logp(
+                    given_inputs[None], actions[row, own_actions][None]
+                )[0]
                 continue
             start = np.ravel(getattr(leaf, "start", 0))
             chosen = np.ravel(np.atleast_1d(actions[row])[own_actions]).astype(int) - start
@@ -322,9 +376,13 @@ def test_forbidden_actions_are_never_drawn_and_count_for_nothing(space, seed):
 
 
 def mask_of(space, rng):
-    """A random mask, as one array for each leaf, with at least one legal alternative of each choice."""
+    """A random mask, as one array for each leaf, with at least one legal alternative of each
+    choice.
+    """
     if isinstance(space, spaces.Tuple):
-        return tuple(mask_of(part, rng) for part in space.spaces if not isinstance(part, spaces.Box))
+        return tuple(
+            mask_of(part, rng) for part in space.spaces if not isinstance(part, spaces.Box)
+        )
     if isinstance(space, spaces.MultiBinary):
         return rng.integers(0, 2, space.shape)
     masks = []
@@ -338,14 +396,18 @@ def mask_of(space, rng):
 @pytest.mark.parametrize(
     ("space", "only"),
     [
-        (spaces.Discrete(2), [1]), (spaces.Discrete(4), [2]), (spaces.MultiDiscrete([2, 3]), [0, 4]),
+        (spaces.Discrete(2), [1]),
+        (spaces.Discrete(4), [2]),
+        (spaces.MultiDiscrete([2, 3]), [0, 4]),
         (spaces.MultiBinary(3), []),
     ],
-)  # fmt: skip
+)
 def test_the_only_legal_action_is_exactly_certain_however_large_its_logit(space, only):
     distribution = make_distribution(space)
     inputs = np.full((3, distribution.num_inputs), MASKED_LOGIT, np.float32)
     inputs[:, only] = [[0.3], [-7.0], [1e4]]
-    actions, logp = distribution.sample_with_logp(inputs, distribution.draw_noise(np.random.default_rng(0), 3))
+    actions, logp = distribution.sample_with_logp(
+        inputs, distribution.draw_noise(np.random.default_rng(0), 3)
+    )
     np.testing.assert_array_equal(actions, distribution.deterministic(inputs))
     assert logp.tolist() == [0, 0, 0]

@@ -54,7 +54,11 @@ def test_epsilon_greedy_takes_each_action_with_its_recorded_probability():
 
 @pytest.mark.parametrize(
     "settings",
-    ["Random", {"type": "EpsilonGreedy", "epsilon": 0.5}, {"type": "StochasticSampling", "random_timesteps": 9}],
+    [
+        "Random",
+        {"type": "EpsilonGreedy", "epsilon": 0.5},
+        {"type": "StochasticSampling", "random_timesteps": 9},
+    ],
 )
 @pytest.mark.parametrize(
     ("space", "inputs", "legal"),
@@ -62,7 +66,11 @@ def test_epsilon_greedy_takes_each_action_with_its_recorded_probability():
         (spaces.Discrete(3), [0.0, MASKED_LOGIT, 1.0], {(0,), (2,)}),
         (spaces.MultiDiscrete([2, 2]), [MASKED_LOGIT, 1.0, 0.0, 2.0], {(1, 0), (1, 1)}),
         (spaces.MultiBinary(2), [MASKED_LOGIT, 1.0], {(0, 0), (0, 1)}),
-        (spaces.Tuple([spaces.Discrete(2), spaces.MultiBinary(1)]), [MASKED_LOGIT, 1.0, 0.0], {(1, 0), (1, 1)}),
+        (
+            spaces.Tuple([spaces.Discrete(2), spaces.MultiBinary(1)]),
+            [MASKED_LOGIT, 1.0, 0.0],
+            {(1, 0), (1, 1)},
+        ),
     ],
     ids=str,
 )
@@ -74,8 +82,15 @@ def test_no_exploration_takes_forbidden_actions(settings, space, inputs, legal):
 
 
 def test_epsilon_follows_its_schedule_over_timesteps():
-    exploration = EpsilonGreedy(make_distribution(spaces.Discrete(2)), epsilon=[[0, 1.0], [100, 0.0]])
-    assert [exploration.figures(step)["epsilon"] for step in (0, 50, 100, 1000)] == [1.0, 0.5, 0.0, 0.0]
+    exploration = EpsilonGreedy(
+        make_distribution(spaces.Discrete(2)), epsilon=[[0, 1.0], [100, 0.0]]
+    )
+    assert [exploration.figures(step)["epsilon"] for step in (0, 50, 100, 1000)] == [
+        1.0,
+        0.5,
+        0.0,
+        0.0,
+    ]
     actions, _ = choose(exploration, repeated([0.0, 1.0]), timestep=50)
     np.testing.assert_allclose(actions.mean(), 0.75, atol=0.02)
     assert choose(exploration, repeated([0.0, 1.0]), timestep=100)[0].all()
@@ -88,9 +103,15 @@ def test_workers_have_different_epsilons():
     assert worker_epsilon(0, 8) == 0.0
     assert worker_epsilon(1, 1) == pytest.approx(0.4)
     assert worker_epsilon(9, 8) == worker_epsilon(1, 8)  # a late joiner
-    assert [worker_epsilon(index, 0) for index in range(1, 10)] == [*epsilons, epsilons[0]], "their number is unknown"
+    assert [worker_epsilon(index, 0) for index in range(1, 10)] == [
+        *epsilons,
+        epsilons[0],
+    ], "their number is unknown"
     exploration = make_exploration(
-        "PerWorkerEpsilonGreedy", make_distribution(spaces.Discrete(2)), worker_index=8, num_workers=8
+        "PerWorkerEpsilonGreedy",
+        make_distribution(spaces.Discrete(2)),
+        worker_index=8,
+        num_workers=8,
     )
     assert exploration.figures(10**9)["epsilon"] == pytest.approx(0.4**8)
 
@@ -129,13 +150,17 @@ def test_ou_noise_is_the_process_by_hand():
     for step in range(5):
         noise = exploration.draw_noise(np.random.default_rng(step), 1)
         actions, logp = np.empty((1, 1), np.float32), np.empty(1, np.float32)
-        exploration.choose_into(np.array([[1.0, 0.0]], np.float32), noise, actions, logp, timestep=step)
+        exploration.choose_into(
+            np.array([[1.0, 0.0]], np.float32), noise, actions, logp, timestep=step
+        )
         state += -0.15 * state + 0.2 * noise[0, 0]
         assert actions[0, 0] == pytest.approx(1.0 + 0.5 * state, abs=1e-5)
 
 
 def test_ou_processes_follow_their_rows_in_any_batches():
-    """Rows keyed by episode: a process continues whatever the other rows are, and ends with its episode."""
+    """Rows keyed by episode: a process continues whatever the other rows are, and ends with its
+    episode.
+    """
     together, alone = ou(), ou()
     inputs = np.zeros((2, 2), np.float32)
     for step in range(4):
@@ -149,7 +174,9 @@ def test_ou_processes_follow_their_rows_in_any_batches():
     fresh = ou()
     noise = fresh.draw_noise(np.random.default_rng(9), 1)
     after, wanted = np.empty((1, 1), np.float32), np.empty((1, 1), np.float32)
-    together.choose_into(inputs[:1], noise, after, np.empty(1, np.float32), timestep=0, keys=[(2, 0)])
+    together.choose_into(
+        inputs[:1], noise, after, np.empty(1, np.float32), timestep=0, keys=[(2, 0)]
+    )
     fresh.choose_into(inputs[:1], noise, wanted, np.empty(1, np.float32), timestep=0)
     np.testing.assert_array_equal(after, wanted)
     assert set(together._processes) == {(1, 0), (2, 0)}
@@ -160,7 +187,9 @@ def test_a_process_ends_with_its_agent():
     keys = [(1, "a"), (1, "b")]
     noise = exploration.draw_noise(np.random.default_rng(1), 2)
     actions, logp = np.empty((2, 1), np.float32), np.empty(2, np.float32)
-    exploration.choose_into(np.zeros((2, 2), np.float32), noise, actions, logp, timestep=0, keys=keys)
+    exploration.choose_into(
+        np.zeros((2, 2), np.float32), noise, actions, logp, timestep=0, keys=keys
+    )
     exploration.on_agent_end(types.SimpleNamespace(episode_id=1), "a")
     assert list(exploration._processes) == [(1, "b")]
 
@@ -176,7 +205,10 @@ def test_settings_name_a_kind_and_its_own_settings():
     distribution = make_distribution(spaces.Discrete(2))
     assert make_exploration(None, distribution) is None
     assert make_exploration("StochasticSampling", distribution) is None
-    assert make_exploration({"type": "StochasticSampling", "random_timesteps": 0}, distribution) is None
+    assert (
+        make_exploration({"type": "StochasticSampling", "random_timesteps": 0}, distribution)
+        is None
+    )
     assert isinstance(make_exploration({"random_timesteps": 5}, distribution), StochasticSampling)
     made = make_exploration({"type": "EpsilonGreedy", "epsilon": 0.3}, distribution)
     assert isinstance(made, EpsilonGreedy)
@@ -216,14 +248,26 @@ def test_actions_of_rows_do_not_depend_on_batching(settings, space, timestep):
     distribution = one.distribution
     noise = one.draw_noise(np.random.default_rng(0), 3, 5)
     assert noise.shape == (3, 5, one.noise_size)
-    inputs = np.random.default_rng(1).standard_normal((3, 5, distribution.num_inputs)).astype(np.float32)
+    inputs = (
+        np.random.default_rng(1).standard_normal((3, 5, distribution.num_inputs)).astype(np.float32)
+    )
     for step in range(3):
-        whole, logp = np.empty((5, *distribution.action_shape), distribution.action_dtype), np.empty(5, np.float32)
+        whole, logp = (
+            np.empty((5, *distribution.action_shape), distribution.action_dtype),
+            np.empty(5, np.float32),
+        )
         one.choose_into(inputs[step], noise[step], whole, logp, timestep=timestep, keys=range(5))
         for part in (slice(0, 2), slice(2, 5)):
             actions, part_logp = np.empty_like(whole[part]), np.empty_like(logp[part])
             keys = range(5)[part]
-            other.choose_into(inputs[step, part], noise[step, part], actions, part_logp, timestep=timestep, keys=keys)
+            other.choose_into(
+                inputs[step, part],
+                noise[step, part],
+                actions,
+                part_logp,
+                timestep=timestep,
+                keys=keys,
+            )
             np.testing.assert_array_equal(actions, whole[part])
             np.testing.assert_array_equal(part_logp, logp[part])
 
@@ -274,23 +318,42 @@ def test_errors_of_a_users_exploration_name_the_setting():
     own = make_exploration(f"{__name__}:Failing", make_distribution(spaces.Discrete(3)))
     noise = own.draw_noise(np.random.default_rng(0), 2)
     with pytest.raises(ConfigError, match="boom") as caught:
-        own.choose_into(np.zeros((2, 3), np.float32), noise, np.empty(2, np.int64), np.empty(2, np.float32), timestep=0)
+        own.choose_into(
+            np.zeros((2, 3), np.float32),
+            noise,
+            np.empty(2, np.int64),
+            np.empty(2, np.float32),
+            timestep=0,
+        )
     assert caught.value.key == "exploration"
 
 
-# Schedules ----------------------------------------------------------------------------------------------------
+# Schedules
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("env_steps", "value"), [(0, 1.0), (100, 1.0), (150, 0.75), (200, 0.5), (300, 0.25), (400, 0.0), (10**9, 0.0)]
+    ("env_steps", "value"),
+    [(0, 1.0), (100, 1.0), (150, 0.75), (200, 0.5), (300, 0.25), (400, 0.0), (10**9, 0.0)],
 )
-def test_values_lie_on_straight_lines_between_the_points_and_stay_beyond_them(env_steps: int, value: float) -> None:
+def test_values_lie_on_straight_lines_between_the_points_and_stay_beyond_them(
+    env_steps: int, value: float
+) -> None:
     schedule = Schedule([[100, 1.0], [200, 0.5], [400, 0.0]])
     assert schedule.value(env_steps) == pytest.approx(value)
 
 
 @pytest.mark.parametrize(
-    "points", [[], [[0, 1], [0, 2]], [[5, 1], [3, 2]], [[0, 1, 2]], [[-1, 1.0]], [[0, math.nan]], [[math.inf, 1.0]]]
+    "points",
+    [
+        [],
+        [[0, 1], [0, 2]],
+        [[5, 1], [3, 2]],
+        [[0, 1, 2]],
+        [[-1, 1.0]],
+        [[0, math.nan]],
+        [[math.inf, 1.0]],
+    ],
 )
 def test_invalid_points_are_refused_with_the_name_of_the_setting(points: list[list[float]]) -> None:
     with pytest.raises(ConfigError) as caught:

@@ -28,18 +28,28 @@ def with_loop(times: int) -> tuple[bytes, Any, dict[str, Any]]:
     """Return a graph whose value goes through a loop first."""
     model, spec, weights = plain()
     info = helper.make_tensor_value_info
-    nodes = [helper.make_node("Identity", ["go"], ["go_on"]), helper.make_node("Identity", ["before"], ["after"])]
+    nodes = [
+        helper.make_node("Identity", ["go"], ["go_on"]),
+        helper.make_node("Identity", ["before"], ["after"]),
+    ]
     inputs = [
-        info("turn", TensorProto.INT64, []), info("go", TensorProto.BOOL, []), info("before", TensorProto.FLOAT, None)
-    ]  # fmt: skip
+        info("turn", TensorProto.INT64, []),
+        info("go", TensorProto.BOOL, []),
+        info("before", TensorProto.FLOAT, None),
+    ]
     body = helper.make_graph(
-        nodes, "body", inputs, [info("go_on", TensorProto.BOOL, []), info("after", TensorProto.FLOAT, None)]
+        nodes,
+        "body",
+        inputs,
+        [info("go_on", TensorProto.BOOL, []), info("after", TensorProto.FLOAT, None)],
     )
     (last,) = [node for node in model.graph.node if "vf" in node.output]
     last.output[0] = "vf_before"
     model.graph.initializer.append(helper.make_tensor("times", TensorProto.INT64, [], [times]))
     model.graph.initializer.append(helper.make_tensor("always", TensorProto.BOOL, [], [True]))
-    model.graph.node.append(helper.make_node("Loop", ["times", "always", "vf_before"], ["vf"], body=body))
+    model.graph.node.append(
+        helper.make_node("Loop", ["times", "always", "vf_before"], ["vf"], body=body)
+    )
     return model.SerializeToString(), spec, weights
 
 
@@ -54,7 +64,11 @@ def test_a_loop_without_an_end_is_refused_and_one_that_ends_is_used(
     acting.set_weights(weights)
     own = ActingGraph(plain()[0].SerializeToString(), spec)
     own.set_weights(weights)
-    row = np.ones((1, 3), np.float32), [np.ones((1, 1), np.float32)], (np.ones(1, np.int64), np.ones(1, np.float32))
+    row = (
+        np.ones((1, 3), np.float32),
+        [np.ones((1, 1), np.float32)],
+        (np.ones(1, np.int64), np.ones(1, np.float32)),
+    )
     np.testing.assert_array_equal(acting.run(*row)[1], own.run(*row)[1])
     monkeypatch.setattr(acting_graph, "_LOOPS_WITHIN_S", 0.1)
     graph, spec, weights = with_loop(LONGEST)
@@ -66,10 +80,16 @@ def test_only_nodes_that_can_run_others_again_are_loops() -> None:
     model, _, _ = plain()
     assert not has_loops(model.SerializeToString())
     inner = helper.make_graph([helper.make_node("Identity", ["b"], ["c"])], "inner", [], [])
-    model.graph.node.append(helper.make_node("If", ["always"], ["a"], then_branch=inner, else_branch=inner))
+    model.graph.node.append(
+        helper.make_node("If", ["always"], ["a"], then_branch=inner, else_branch=inner)
+    )
     assert not has_loops(model.SerializeToString())
-    nested = helper.make_graph([helper.make_node("Scan", ["b"], ["c"], body=inner)], "nested", [], [])
-    model.graph.node.append(helper.make_node("If", ["always"], ["d"], then_branch=nested, else_branch=inner))
+    nested = helper.make_graph(
+        [helper.make_node("Scan", ["b"], ["c"], body=inner)], "nested", [], []
+    )
+    model.graph.node.append(
+        helper.make_node("If", ["always"], ["d"], then_branch=nested, else_branch=inner)
+    )
     assert has_loops(model.SerializeToString())
 
 
@@ -88,12 +108,16 @@ def test_too_many_nodes_are_refused_before_anything_is_loaded(is_nested: bool) -
 def test_functions_are_refused() -> None:
     model, spec, _ = plain()
     node = helper.make_node("Identity", ["x"], ["y"])
-    model.functions.append(helper.make_function("own", "Twice", ["x"], ["y"], [node], model.opset_import))
+    model.functions.append(
+        helper.make_function("own", "Twice", ["x"], ["y"], [node], model.opset_import)
+    )
     with pytest.raises(PolicyError):
         ActingGraph(model.SerializeToString(), spec)
 
 
-@pytest.mark.parametrize("content", [b"\x3a", b"\x3a\x05a", b"\x0b", b"\xff" * 20, b"\x3a\x02\x0a\x09"])
+@pytest.mark.parametrize(
+    "content", [b"\x3a", b"\x3a\x05a", b"\x0b", b"\xff" * 20, b"\x3a\x02\x0a\x09"]
+)
 def test_damaged_bytes_are_refused(content: bytes) -> None:
     with pytest.raises(PolicyError):
         has_loops(content)

@@ -1,4 +1,6 @@
-"""Common behaviour of policies with a network: previous steps, nested actions, exploration, postprocessing."""
+"""Common behaviour of policies with a network: previous steps, nested actions, exploration,
+postprocessing.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ TUPLE = spaces.Tuple([spaces.Discrete(3), spaces.Box(-1.0, 1.0, (2,))])
 
 
 class PlainNetwork:
-    """dist_inputs = mean(obs) + previous reward, vf = sum(obs) + 10 * sum(previous action) + state; state + 1."""
+    """dist_inputs = mean(obs) + previous reward, vf = sum(obs) + 10 * sum(previous action) + state;
+    state + 1.
+    """
 
     def __init__(self, num_inputs):
         self.num_inputs = num_inputs
@@ -58,7 +62,9 @@ def make_policy(space, *, config=None, recurrent=False, looks_back=False, seed=0
         distribution=distribution.name,
         action_space=space_to_dict(space),
         weights=(),
-        prev_action=ArraySpec("prev_actions", distribution.action_shape, "float32") if looks_back else None,
+        prev_action=ArraySpec("prev_actions", distribution.action_shape, "float32")
+        if looks_back
+        else None,
     )
     return GraphPolicy(PlainNetwork(distribution.num_inputs), spec, config=config, seed=seed)
 
@@ -75,7 +81,9 @@ def test_r117_tuple_actions_come_as_one_batch_per_component():
     assert actions[0].dtype == np.int64
     flat = policy.layout.to_column(actions)
     np.testing.assert_allclose(
-        policy.distribution.logp(columns[c.ACTION_DIST_INPUTS], flat), columns[c.ACTION_LOGP], rtol=1e-4
+        policy.distribution.logp(columns[c.ACTION_DIST_INPUTS], flat),
+        columns[c.ACTION_LOGP],
+        rtol=1e-4,
     )
     rows = policy.layout.to_env(flat)
     assert len(rows) == 5
@@ -101,19 +109,27 @@ def test_r117_act_into_writes_flat_rows():
 
 @pytest.mark.parametrize("looks_back", [False, True])
 @pytest.mark.parametrize("space", [spaces.Discrete(4), TUPLE])
-def test_a_stored_trajectory_gets_the_states_and_values_that_the_policy_would_have_had(space, looks_back):
+def test_a_stored_trajectory_gets_the_states_and_values_that_the_policy_would_have_had(
+    space, looks_back
+):
     policy = make_policy(space, recurrent=True, looks_back=looks_back)
     space.seed(1)
     actions = [space.sample() for _ in range(5)]
     column = policy.layout.to_column(
-        tuple(np.array(part) for part in zip(*actions, strict=True)) if space is TUPLE else np.array(actions)
+        tuple(np.array(part) for part in zip(*actions, strict=True))
+        if space is TUPLE
+        else np.array(actions)
     )
     rewards = np.arange(1.0, 6.0, dtype=np.float32)
-    batch = SampleBatch(obs=obs_of(5), actions=column, rewards=rewards, state_in_0=np.full((5, 7), 9.0))
+    batch = SampleBatch(
+        obs=obs_of(5), actions=column, rewards=rewards, state_in_0=np.full((5, 7), 9.0)
+    )
     policy.recall(batch)
     state, prev = policy.initial_state(1), (policy.layout.zeros(1), np.zeros(1, np.float32))
     for row in range(5):
-        np.testing.assert_array_equal(batch[c.state_in(0)][row], state[0][0], "those that were stored are not ours")
+        np.testing.assert_array_equal(
+            batch[c.state_in(0)][row], state[0][0], "those that were stored are not ours"
+        )
         value = policy.values(batch[c.OBS][row : row + 1], state, prev if looks_back else None)
         np.testing.assert_allclose(batch[c.VF_PREDS][row], value[0], rtol=1e-6)
         state = policy.graph.run(batch[c.OBS][row : row + 1], state)[2]
@@ -169,11 +185,15 @@ def test_r112_exploration_replaces_sampling_in_every_way_of_acting_at_the_timest
     assert noise.shape == (40, 2)
     policy.act_into(obs_of(40), (), noise, rows)
     np.testing.assert_array_equal(rows.actions, greedy)
-    np.testing.assert_array_equal(policy.compute_actions(obs_of(40), timestep=0, explore=False)[0], greedy)
+    np.testing.assert_array_equal(
+        policy.compute_actions(obs_of(40), timestep=0, explore=False)[0], greedy
+    )
 
 
 def test_exploration_with_memory_follows_the_rows_of_each_episode():
-    policy = make_policy(spaces.Box(-1.0, 1.0, (1,)), config={"exploration": "OrnsteinUhlenbeckNoise"})
+    policy = make_policy(
+        spaces.Box(-1.0, 1.0, (1,)), config={"exploration": "OrnsteinUhlenbeckNoise"}
+    )
     first, second = types.SimpleNamespace(episode_id=1), types.SimpleNamespace(episode_id=2)
     policy.compute_actions(obs_of(3), episodes=[first, second, first])
     assert set(policy.exploration._processes) == {(1, 0), (2, 0), (1, 1)}
@@ -207,7 +227,9 @@ def trajectory(policy, steps, *, terminated=False, truncated=False):
 SETTINGS = {"postprocess": "gae", "postprocess_params": {"gamma": 0.9, "lam": 0.7}}
 
 
-@pytest.mark.parametrize("ending", [{}, {"terminated": True}, {"truncated": True}], ids=["cut", "term", "trunc"])
+@pytest.mark.parametrize(
+    "ending", [{}, {"terminated": True}, {"truncated": True}], ids=["cut", "term", "trunc"]
+)
 @pytest.mark.parametrize("looks_back", [False, True])
 def test_a_trajectory_gets_advantages_bootstrapped_from_its_last_new_obs(ending, looks_back):
     """SPEC 4.9: a trajectory cut in mid-episode must be able to bootstrap from the last new_obs."""
@@ -234,10 +256,16 @@ def test_a_trajectory_gets_advantages_bootstrapped_from_its_last_new_obs(ending,
 
 
 @pytest.mark.parametrize("name", ["none", "gae"])
-@pytest.mark.parametrize("ending", [{}, {"terminated": True}, {"truncated": True}], ids=["cut", "term", "trunc"])
-def test_bootstrap_values_are_those_of_true_final_observations_of_truncated_trajectories(name, ending):
+@pytest.mark.parametrize(
+    "ending", [{}, {"terminated": True}, {"truncated": True}], ids=["cut", "term", "trunc"]
+)
+def test_bootstrap_values_are_those_of_true_final_observations_of_truncated_trajectories(
+    name, ending
+):
     policy = make_policy(
-        spaces.Discrete(4), config={**SETTINGS, "postprocess": name, "bootstrap_values": True}, recurrent=True
+        spaces.Discrete(4),
+        config={**SETTINGS, "postprocess": name, "bootstrap_values": True},
+        recurrent=True,
     )
     batch = trajectory(policy, 4, **ending)
     value = batch[c.NEW_OBS][-1].sum() + 4.0 if ending.get("truncated") else 0.0
@@ -282,7 +310,11 @@ def test_the_description_carries_the_previous_action():
 def test_rows_are_as_wide_as_the_described_features_make_them():
     spec = make_policy(spaces.Box(-1.0, 1.0, (2,))).spec
     described = ActingSpec.from_dict(dataclasses.replace(spec, num_features=3).to_dict())
-    inputs = GraphPolicy(PlainNetwork(4 + 3 * 2), described).act(obs_of(5), explore=False).columns[c.ACTION_DIST_INPUTS]
+    inputs = (
+        GraphPolicy(PlainNetwork(4 + 3 * 2), described)
+        .act(obs_of(5), explore=False)
+        .columns[c.ACTION_DIST_INPUTS]
+    )
     assert inputs.shape == (5, 4)
     with pytest.raises(PolicyError, match=r"4 .*diag_gaussian.*3"):
         GraphPolicy(PlainNetwork(4), described).act(obs_of(5), explore=False)
@@ -309,17 +341,22 @@ def make_greedy_policy(config=None, distribution="greedy"):
         action_space=space_to_dict(space),
         weights=(),
     )
-    return GraphPolicy(ShownValues(), spec, config=GREEDY_CONFIG if config is None else config, seed=0)
+    return GraphPolicy(
+        ShownValues(), spec, config=GREEDY_CONFIG if config is None else config, seed=0
+    )
 
 
 def played(policy, *, has_outputs):
     """Four rows; the last one is the first of another trajectory."""
     obs = np.array([[1, 3, 0], [4, 2, 0], [0, 8, 1], [6, 0, 5]], np.float32)
     rows = {
-        c.OBS: obs, c.NEW_OBS: np.concatenate([obs[1:3], [[6, 5, 0], [2, 0, 0]]]).astype(np.float32),
-        c.ACTIONS: np.array([5, 5, 4, 6]), c.REWARDS: np.array([1, 2, 4, 1], np.float32),
-        c.TERMINATEDS: np.array([False, False, False, True]), c.TRUNCATEDS: np.zeros(4, bool),
-    }  # fmt: skip
+        c.OBS: obs,
+        c.NEW_OBS: np.concatenate([obs[1:3], [[6, 5, 0], [2, 0, 0]]]).astype(np.float32),
+        c.ACTIONS: np.array([5, 5, 4, 6]),
+        c.REWARDS: np.array([1, 2, 4, 1], np.float32),
+        c.TERMINATEDS: np.array([False, False, False, True]),
+        c.TRUNCATEDS: np.zeros(4, bool),
+    }
     if has_outputs:
         rows |= policy.compute_actions(obs, explore=False)[2]
     return SampleBatch(rows)

@@ -1,4 +1,6 @@
-"""Policies loaded from a checkpoint act like the trained network, without TensorFlow and environment."""
+"""Policies loaded from a checkpoint act like the trained network, without TensorFlow and
+environment.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,11 @@ WORLDS: dict[str, tuple[spaces.Space[Any], spaces.Space[Any], dict[str, Any]]] =
     "filtered when drawn": (BOX, FOUR, {"algo": "dqn", "observation_filter": "MeanStdFilter"}),
     "frames": (FRAMES, FOUR, {}),
     "parts": (PARTS, FOUR, {"observation_filter": "MeanStdFilter"}),
-    "looks back": (BOX, FOUR, {"model": {"use_gru": True, "lstm_cell_size": 8, "lstm_use_prev_action_reward": True}}),
+    "looks back": (
+        BOX,
+        FOUR,
+        {"model": {"use_gru": True, "lstm_cell_size": 8, "lstm_use_prev_action_reward": True}},
+    ),
     "custom": (BOX, FOUR, {"model": {"custom_model": "users_models:sequential"}}),
 }
 
@@ -94,27 +100,39 @@ def test_a_loaded_policy_acts_like_the_trained_network(
     for obs in observations:
         network_input = inputs_of(world, [obs])
         if is_filtered:
-            network_input = ((network_input - seen.mean(0)) / (seen.std(0, ddof=1) + 1e-8)).astype(np.float32)
-        dist_inputs, values, state_out = model.forward_step(network_input, [one[None] for one in state], *prev)
+            network_input = ((network_input - seen.mean(0)) / (seen.std(0, ddof=1) + 1e-8)).astype(
+                np.float32
+            )
+        dist_inputs, values, state_out = model.forward_step(
+            network_input, [one[None] for one in state], *prev
+        )
         before = {"prev_action": 2, "prev_reward": 0.5} if prev else {}
         action, after, beside = policy.compute_single_action(obs, state, **before, full_fetch=True)
-        np.testing.assert_allclose(beside["action_dist_inputs"], dist_inputs.numpy()[0], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(
+            beside["action_dist_inputs"], dist_inputs.numpy()[0], rtol=1e-4, atol=1e-5
+        )
         np.testing.assert_allclose(beside["vf_preds"], values.numpy()[0], rtol=1e-4, atol=1e-5)
         if action_space is FOUR:
             assert action == int(np.argmax(dist_inputs.numpy()[0]))
         else:
-            np.testing.assert_allclose(action, np.clip(0.1 * dist_inputs.numpy()[0, :2], -0.1, 0.1), rtol=1e-4)
+            np.testing.assert_allclose(
+                action, np.clip(0.1 * dist_inputs.numpy()[0, :2], -0.1, 0.1), rtol=1e-4
+            )
         for ours, theirs in zip(after, state_out, strict=True):
             np.testing.assert_allclose(ours, theirs.numpy()[0], rtol=1e-4, atol=1e-5)
         state = after
 
     actions, _, _ = policy.compute_actions(observations)
     each = [policy.compute_single_action(obs) for obs in observations]
-    np.testing.assert_allclose(actions, each, rtol=1e-5)  # a matrix of rows rounds differently from one row
+    np.testing.assert_allclose(
+        actions, each, rtol=1e-5
+    )  # a matrix of rows rounds differently from one row
 
 
 class Noted(Shown):
-    """Environment of random observations that notes each observation, the action for it, and the reward."""
+    """Environment of random observations that notes each observation, the action for it, and the
+    reward.
+    """
 
     steps: list[tuple[Any, Any, float]]
 
@@ -134,8 +152,12 @@ class Noted(Shown):
 
 
 @pytest.fixture(scope="module")
-def looks_back(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[tuple[Any, Any, float]]]:
-    """Run directory of a policy that looks back at clipped actions, and the steps of an evaluation; read-only."""
+def looks_back(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[Path, list[tuple[Any, Any, float]]]:
+    """Run directory of a policy that looks back at clipped actions, and the steps of an evaluation;
+    read-only.
+    """
     directory = tmp_path_factory.mktemp("looks_back")
     made: list[Noted] = []
 
@@ -144,7 +166,11 @@ def looks_back(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[tup
         return made[-1]
 
     register_env("noted", make)
-    save_run(directory, env="noted", model={"use_lstm": True, "lstm_cell_size": 8, "lstm_use_prev_action_reward": True})
+    save_run(
+        directory,
+        env="noted",
+        model={"use_lstm": True, "lstm_cell_size": 8, "lstm_use_prev_action_reward": True},
+    )
     aiorl.evaluate(directory, episodes=1, seed=3)
     return directory, next(env.steps for env in reversed(made) if env.steps)
 
@@ -163,7 +189,9 @@ def test_a_policy_that_looks_back_at_clipped_actions_acts_as_in_an_evaluation(
         np.testing.assert_allclose(action, wanted, atol=1e-5)
         rows = [component[None] for component in state]
         previous, last_reward = before
-        of_rows = {} if previous is None else {"prev_actions": [previous], "prev_rewards": [last_reward]}
+        of_rows = (
+            {} if previous is None else {"prev_actions": [previous], "prev_rewards": [last_reward]}
+        )
         (batched,), states, _ = policy.compute_actions([obs], rows, **of_rows)
         np.testing.assert_allclose(batched, wanted, atol=1e-5)
         np.testing.assert_allclose(states[-1][0], after[-1], atol=1e-5)
@@ -176,13 +204,21 @@ def test_an_export_that_looks_back_at_its_own_clipped_actions_acts_as_in_an_eval
     directory, steps = looks_back
     session = ort.InferenceSession(str(aiorl.export_policy(directory, tmp_path)["onnx"]))
     names = [output.name for output in session.get_outputs()]
-    inputs = {item.name: np.zeros((1, *item.shape[1:]), np.float32) for item in session.get_inputs()}
+    inputs = {
+        item.name: np.zeros((1, *item.shape[1:]), np.float32) for item in session.get_inputs()
+    }
     for obs, wanted, reward in steps:
         inputs["obs"] = obs[None]
         outputs = dict(zip(names, session.run(names, inputs), strict=True))
         np.testing.assert_allclose(outputs["action"][0], wanted, atol=1e-5)
-        inputs = {name: outputs.get(name.replace("_in_", "_out_"), value) for name, value in inputs.items()}
-        inputs["prev_actions"], inputs["prev_rewards"] = outputs["action"], np.array([reward], np.float32)
+        inputs = {
+            name: outputs.get(name.replace("_in_", "_out_"), value)
+            for name, value in inputs.items()
+        }
+        inputs["prev_actions"], inputs["prev_rewards"] = (
+            outputs["action"],
+            np.array([reward], np.float32),
+        )
     actor = Models([str(tmp_path)])[DEFAULT].arms[0].actor
     memory, before = [component[None] for component in actor.initial_memory], {}
     for obs, wanted, reward in steps:
@@ -208,7 +244,9 @@ def test_a_policy_looks_back_at_the_action_that_was_taken_if_it_is_not_its_own(
         policy.compute_single_action(steps[1][0], [*state[:-1], np.zeros(5)], taken, 1.0)
 
 
-def test_several_policies_are_loaded_by_name_except_one_of_the_users_own_class(tmp_path: Path) -> None:
+def test_several_policies_are_loaded_by_name_except_one_of_the_users_own_class(
+    tmp_path: Path,
+) -> None:
     multiagent = {
         "policies": {"left": None, "right": {"class": "general_runs:Pusher"}},
         "policy_mapping_fn": "general_runs:side",
@@ -284,7 +322,9 @@ def test_a_path_to_no_checkpoint_says_what_was_expected(tmp_path: Path, path: st
         lambda tensors: tensors.pop(next(name for name in tensors if "/weights/" in name)),
     ],
 )
-def test_a_checkpoint_that_makes_no_sense_is_refused(saved: Path, tmp_path: Path, change: Any) -> None:
+def test_a_checkpoint_that_makes_no_sense_is_refused(
+    saved: Path, tmp_path: Path, change: Any
+) -> None:
     found = load_checkpoint(saved / "checkpoints" / "checkpoint-000007")
     tensors = dict(found.tensors)
     change(tensors)
@@ -315,7 +355,9 @@ policy = aiorl.load_policy({str(tmp_path / "checkpoint-000007")!r})
 action = policy.compute_single_action(numpy.zeros(4, numpy.float32))
 print(action, "gymnasium.envs.classic_control" in sys.modules)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split()[1] == "False"
 
@@ -331,13 +373,18 @@ def test_code_named_by_another_users_checkpoint_is_shown(
     assert "env: 'general_runs:Bits'" in caplog.text
 
 
-def forged(saved: Path, directory: Path, change: Callable[[dict[str, Any]], object], number: int = 8) -> Path:
+def forged(
+    saved: Path, directory: Path, change: Callable[[dict[str, Any]], object], number: int = 8
+) -> Path:
     """Write an undamaged checkpoint with acting data made up by its author."""
     found = load_checkpoint(saved / "checkpoints" / "checkpoint-000007")
     content = unpack(found.tensors["acting"].tobytes())
     packed = change(content) or pack(content)
     tensors = {**found.tensors, "acting": np.frombuffer(packed, np.uint8)}
-    meta = {**found.meta, "counters": {**found.meta["counters"], "env_steps_trained": 0}}  # as in its ledger
+    meta = {
+        **found.meta,
+        "counters": {**found.meta["counters"], "env_steps_trained": 0},
+    }  # as in its ledger
     return save_checkpoint(directory, number, tensors, meta)
 
 
@@ -366,7 +413,9 @@ def test_a_trainer_shows_code_named_by_another_users_checkpoint_before_importing
     monkeypatch.setenv("AIORL_THEIRS", "0")
     shown: list[tuple[str, str]] = []
     monkeypatch.setattr(
-        acting_state.logger, "warning", lambda form, text: shown.append((text, os.environ["AIORL_THEIRS"]))
+        acting_state.logger,
+        "warning",
+        lambda form, text: shown.append((text, os.environ["AIORL_THEIRS"])),
     )
     with pytest.raises(ConfigError, match="it ran"):
         aiorl.Trainer.restore(path, run_dir=str(tmp_path / "run"))
@@ -382,10 +431,18 @@ def test_where_another_users_run_listens_and_writes_is_left_out_and_shown(
     saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     theirs = {
-        "bind": "tcp://0.0.0.0:5557", "insecure": True, "keys": "/theirs", "web": "0.0.0.0:80", "output": "/theirs",
-        "output_max_file_size": 7, "monitor": True, "loggers": ["wandb"], "init_from": "/theirs",
-        "evaluation_config": {"monitor": True, "horizon": 7}, "gamma": 0.5,
-    }  # fmt: skip
+        "bind": "tcp://0.0.0.0:5557",
+        "insecure": True,
+        "keys": "/theirs",
+        "web": "0.0.0.0:80",
+        "output": "/theirs",
+        "output_max_file_size": 7,
+        "monitor": True,
+        "loggers": ["wandb"],
+        "init_from": "/theirs",
+        "evaluation_config": {"monitor": True, "horizon": 7},
+        "gamma": 0.5,
+    }
 
     def change(content: dict[str, Any]) -> None:
         content["config"].update(theirs)
@@ -395,12 +452,19 @@ def test_where_another_users_run_listens_and_writes_is_left_out_and_shown(
     own = SavedRun.open(path).acting
     assert (own.config["bind"], own.part.output) == (theirs["bind"], "/theirs")
     made: list[Any] = []
-    monkeypatch.setattr(aiorl.Trainer, "__init__", lambda trainer, config, checkpoint: made.append(config))
+    monkeypatch.setattr(
+        aiorl.Trainer, "__init__", lambda trainer, config, checkpoint: made.append(config)
+    )
     monkeypatch.setattr(os, "getuid", lambda: 123_456)
     acting = SavedRun.open(path).acting
-    assert (acting.config["bind"], acting.part.output) == (theirs["bind"], "/theirs"), "root wrote it"
+    assert (acting.config["bind"], acting.part.output) == (
+        theirs["bind"],
+        "/theirs",
+    ), "root wrote it"
     monkeypatch.undo()
-    monkeypatch.setattr(aiorl.Trainer, "__init__", lambda trainer, config, checkpoint: made.append(config))
+    monkeypatch.setattr(
+        aiorl.Trainer, "__init__", lambda trainer, config, checkpoint: made.append(config)
+    )
     replacement = tmp_path / "mine"
     shutil.copytree(path, replacement / path.name)
     for file in (path, *path.iterdir()):
@@ -421,7 +485,11 @@ def test_where_another_users_run_listens_and_writes_is_left_out_and_shown(
     (tmp_path / "former").rename(path)
     acting = SavedRun.open(path).acting
     assert (acting.part.output, acting.part.monitor, acting.part.log_dir) == (None, False, None)
-    assert all(f"  {name}: {value!r}" in caplog.text for name, value in theirs.items() if name in ("bind", "insecure"))
+    assert all(
+        f"  {name}: {value!r}" in caplog.text
+        for name, value in theirs.items()
+        if name in ("bind", "insecure")
+    )
     assert "evaluation_config.monitor" in caplog.text
     aiorl.Trainer.restore(path)
     aiorl.Trainer.restore(path, bind="tcp://127.0.0.1:7000")
@@ -438,10 +506,16 @@ def test_where_another_users_run_listens_and_writes_is_left_out_and_shown(
 def test_a_checkpoint_nested_too_deeply_is_skipped(saved: Path, tmp_path: Path, kind: str) -> None:
     packed = pack([])
     for _ in range(400):
-        packed = msgpack.packb(msgpack.ExtType(3, b"\x91" + packed)) if kind == "tuples" else b"\x91" + packed
+        packed = (
+            msgpack.packb(msgpack.ExtType(3, b"\x91" + packed))
+            if kind == "tuples"
+            else b"\x91" + packed
+        )
     directory = tmp_path / "checkpoints"
     forged(saved, directory, lambda content: None, number=7)
     forged(saved, directory, lambda content: packed)
     assert aiorl.load_policy(tmp_path).path.name == "checkpoint-000007"
-    with pytest.raises(ConfigError, match="no_such"):  # the code is looked up once a checkpoint has been found
+    with pytest.raises(
+        ConfigError, match="no_such"
+    ):  # the code is looked up once a checkpoint has been found
         aiorl.Trainer.restore(tmp_path, env="no_such:Env", run_dir=str(tmp_path / "run"))

@@ -1,4 +1,6 @@
-"""N-step returns: numbers computed by hand, and a slow reference that walks forwards from every row."""
+"""N-step returns: numbers computed by hand, and a slow reference that walks forwards from every
+row.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,11 @@ def fragments(draw):
 
 def slow(rewards, terminateds, truncateds, valid, gamma, n):
     """Compute returns, discounts and steps by definition: row by row, step by step."""
-    returns, discounts, steps = np.zeros(rewards.shape), np.zeros(rewards.shape), np.ones(rewards.shape, int)
+    returns, discounts, steps = (
+        np.zeros(rewards.shape),
+        np.zeros(rewards.shape),
+        np.ones(rewards.shape, int),
+    )
     for t, env in np.argwhere(valid):
         last = t
         while (

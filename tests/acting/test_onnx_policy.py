@@ -60,7 +60,12 @@ def test_act_into_writes_the_same_bits_into_columns(make_network, space, rows):
         VF_PREDS: np.zeros((5, rows), np.float32),
         ACTION_LOGP: np.zeros((5, rows), np.float32),
     }
-    assert policy.act_into(obs_of(rows), (), noise, ActRows(*(column[3] for column in fragment.values()))) == []
+    assert (
+        policy.act_into(
+            obs_of(rows), (), noise, ActRows(*(column[3] for column in fragment.values()))
+        )
+        == []
+    )
     for name, wanted in {ACTIONS: actions, **columns}.items():
         np.testing.assert_array_equal(fragment[name][3], wanted)
         assert not fragment[name][[0, 1, 2, 4]].any()

@@ -1,4 +1,6 @@
-"""Parts of Dict spaces keep one order, that of the environment, and older checkpoints that of their samplers."""
+"""Parts of Dict spaces keep one order, that of the environment, and older checkpoints that of their
+samplers.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ TWO = spaces.Box(-1.0, 1.0, (2,), np.float32)
 INNER = spaces.Dict([("yaw", spaces.Box(-1.0, 1.0, (1,), np.float32)), ("bend", TWO)])
 ROBOT = spaces.Dict([("wheels", TWO), ("arm", INNER), ("camera", spaces.Discrete(3, start=2))])
 """Its parts, and those of a part, are not in alphabetical order."""
-MOVES = spaces.Dict(OrderedDict([("turn", spaces.Box(-9.0, 9.0, (2,), np.float32)), ("gear", spaces.Discrete(3))]))
+MOVES = spaces.Dict(
+    OrderedDict([("turn", spaces.Box(-9.0, 9.0, (2,), np.float32)), ("gear", spaces.Discrete(3))])
+)
 
 
 def order_of(space: Any) -> list[Any]:
@@ -63,36 +67,53 @@ def without_order(run: Path, directory: Path) -> Path:
     return save_checkpoint(directory, 8, tensors, found.meta)
 
 
-simple_spaces = st.sampled_from([
-    TWO, spaces.Box(-1.0, 1.0, ()), spaces.Box(-2.0, 2.0, (1, 2), np.float64), spaces.Box(0, 255, (2, 3, 1), np.uint8),
-    spaces.Box(-3, 9, (2,), np.int16), spaces.Discrete(3, start=2), spaces.MultiBinary((2, 1)),
-    spaces.MultiDiscrete([[2, 3], [3, 2]], start=[[1, 0], [-1, 4]]),
-])  # fmt: skip
+simple_spaces = st.sampled_from(
+    [
+        TWO,
+        spaces.Box(-1.0, 1.0, ()),
+        spaces.Box(-2.0, 2.0, (1, 2), np.float64),
+        spaces.Box(0, 255, (2, 3, 1), np.uint8),
+        spaces.Box(-3, 9, (2,), np.int16),
+        spaces.Discrete(3, start=2),
+        spaces.MultiBinary((2, 1)),
+        spaces.MultiDiscrete([[2, 3], [3, 2]], start=[[1, 0], [-1, 4]]),
+    ]
+)
 any_spaces = st.recursive(
     simple_spaces,
     lambda inner: (
         st.lists(inner, min_size=1, max_size=3).map(spaces.Tuple)
         # pairs keep their order
-        | st.lists(st.tuples(st.sampled_from("zaMb_"), inner), min_size=1, max_size=3, unique_by=lambda pair: pair[0])
-        .map(spaces.Dict)
+        | st.lists(
+            st.tuples(st.sampled_from("zaMb_"), inner),
+            min_size=1,
+            max_size=3,
+            unique_by=lambda pair: pair[0],
+        ).map(spaces.Dict)
     ),
     max_leaves=6,
-)  # fmt: skip
+)
 
 
 @settings(deadline=None)
 @given(space=any_spaces, seed=st.integers(0, 1 << 31))
-def test_a_rebuilt_space_flattens_observations_like_the_environments(space: spaces.Space[Any], seed: int) -> None:
+def test_a_rebuilt_space_flattens_observations_like_the_environments(
+    space: spaces.Space[Any], seed: int
+) -> None:
     space.seed(seed)
     observations = [space.sample() for _ in range(3)]
     wanted = np.array([spaces.flatten(space, obs) for obs in observations], np.float32)
     for own in (space, space_from_dict(space_to_dict(space))):
         preprocessor = preprocessor_for(own)
-        np.testing.assert_array_equal(preprocessor.transform_rows(observations).reshape(3, -1), wanted)
+        np.testing.assert_array_equal(
+            preprocessor.transform_rows(observations).reshape(3, -1), wanted
+        )
         assert preprocessor.observation_space.shape == preprocessor.shape
 
 
-def test_a_loaded_policy_gets_the_parts_of_an_observation_in_the_order_of_the_environment(robot: Path) -> None:
+def test_a_loaded_policy_gets_the_parts_of_an_observation_in_the_order_of_the_environment(
+    robot: Path,
+) -> None:
     policy = aiorl.load_policy(robot)
     assert order_of(policy.observation_space) == ["wheels", "arm", "yaw", "bend", "camera"]
     assert order_of(policy.action_space) == ["turn", "gear"]
@@ -104,18 +125,26 @@ def test_a_loaded_policy_gets_the_parts_of_an_observation_in_the_order_of_the_en
 
 def test_the_rest_of_a_masked_observation_keeps_its_order() -> None:
     mask = spaces.MultiBinary(2)
-    masked = spaces.Dict([("wheels", TWO), ("action_mask", mask), ("camera", spaces.Discrete(3)), ("arm", INNER)])
-    rest = spaces.Dict([(name, part) for name, part in masked.spaces.items() if name != "action_mask"])
+    masked = spaces.Dict(
+        [("wheels", TWO), ("action_mask", mask), ("camera", spaces.Discrete(3)), ("arm", INNER)]
+    )
+    rest = spaces.Dict(
+        [(name, part) for name, part in masked.spaces.items() if name != "action_mask"]
+    )
     masked.seed(3)
     obs = masked.sample()
     preprocessor = make_preprocessor(masked, action_space=spaces.Discrete(2))
     without = {name: part for name, part in obs.items() if name != "action_mask"}
     wanted = [*obs["action_mask"], *spaces.flatten(rest, without)]
-    np.testing.assert_array_equal(preprocessor.transform_rows([obs])[0], np.array(wanted, np.float32))
+    np.testing.assert_array_equal(
+        preprocessor.transform_rows([obs])[0], np.array(wanted, np.float32)
+    )
     assert list(preprocessor.layout.parts) == ["wheels", "camera", "arm.yaw", "arm.bend"]
 
 
-def test_policies_of_older_checkpoints_act_on_the_order_that_their_samplers_had(robot: Path, tmp_path: Path) -> None:
+def test_policies_of_older_checkpoints_act_on_the_order_that_their_samplers_had(
+    robot: Path, tmp_path: Path
+) -> None:
     older = aiorl.load_policy(without_order(robot, tmp_path))
     # the sampler had the environment's own space of observations, and a rebuilt one of actions
     assert order_of(older.observation_space) == order_of(ROBOT)
@@ -184,7 +213,10 @@ def test_a_run_whose_environment_lists_its_parts_in_another_order_keeps_the_orde
         learning = build_learning(config, resumed=checkpoint)
     finally:
         register_env("robot", lambda context: Shown(ROBOT, MOVES))
-    assert learning.spaces[DEFAULT] == {"observation": space_to_dict(ROBOT), "action": space_to_dict(MOVES)}
+    assert learning.spaces[DEFAULT] == {
+        "observation": space_to_dict(ROBOT),
+        "action": space_to_dict(MOVES),
+    }
     take_up(checkpoint, config, learning)
 
 

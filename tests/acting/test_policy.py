@@ -74,11 +74,15 @@ def test_importing_the_policy_package_loads_no_deep_learning_framework():
         "heavy = {'tensorflow', 'keras', 'onnx', 'tf2onnx', 'torch', 'jax'} & sys.modules.keys()\n"
         "sys.exit(f'loaded {heavy}' if heavy else 0)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("space", [spaces.Dict({"a": spaces.Discrete(2)}), spaces.Tuple([spaces.Discrete(2)])])
+@pytest.mark.parametrize(
+    "space", [spaces.Dict({"a": spaces.Discrete(2)}), spaces.Tuple([spaces.Discrete(2)])]
+)
 def test_r32_a_raw_nested_observation_space_is_refused(space):
     class Idle(Policy):
         def compute_actions(self, obs, *_, explore=True, **__):
@@ -100,10 +104,17 @@ def test_a_single_action_gets_all_data_of_its_step():
             return [np.zeros(3, np.float32)]
 
     policy = Recording(spaces.Box(-1, 1, (1,)), spaces.Discrete(2), {})
-    action, state, columns = policy.compute_single_action(np.zeros(1), (), 1, 0.5, {"a": 1}, "episode", 7)
+    action, state, columns = policy.compute_single_action(
+        np.zeros(1), (), 1, 0.5, {"a": 1}, "episode", 7
+    )
     assert (action, state[0].tolist(), columns["extra"].shape) == (1, [1, 1, 1], (2,))
     (obs, states, prev_actions, prev_rewards, infos, episodes, timestep, explore), *_ = seen
-    assert (obs.shape, states[0].shape, prev_actions.tolist(), prev_rewards.tolist()) == ((1, 1), (1, 3), [1], [0.5])
+    assert (obs.shape, states[0].shape, prev_actions.tolist(), prev_rewards.tolist()) == (
+        (1, 1),
+        (1, 3),
+        [1],
+        [0.5],
+    )
     assert (infos, episodes, timestep, explore) == ([{"a": 1}], ["episode"], 7, True)
     policy.compute_single_action(np.zeros(1), [np.ones(3, np.float32)], explore=False)
     assert seen[1][2:] == (None, None, None, None, None, False)

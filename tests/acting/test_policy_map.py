@@ -56,7 +56,8 @@ def test_r113_an_agent_mapped_to_an_unknown_policy_names_it_and_the_known_ones(b
 
 
 @pytest.mark.parametrize(
-    ("to_train", "trainable"), [(None, ("a", "b")), ([], ("a", "b")), (["b"], ("b",)), ({"a", "b"}, ("a", "b"))]
+    ("to_train", "trainable"),
+    [(None, ("a", "b")), ([], ("a", "b")), (["b"], ("b",)), ({"a", "b"}, ("a", "b"))],
 )
 def test_r15_none_and_no_ids_both_mean_all(to_train, trainable):
     assert PolicyMap(policies("b", "a"), policies_to_train=to_train).trainable_ids == trainable
@@ -77,7 +78,9 @@ def test_r34_multi_agent_means_other_ids_than_exactly_the_default_one():
 
 def test_r19_it_is_a_mapping_in_the_order_of_ids_that_names_the_known_ids_of_a_missing_one():
     assert list(PolicyMap(policies("c", "a", "b"))) == ["a", "b", "c"]
-    assert PolicyMap(policies(DEFAULT_POLICY_ID)).binding().policy_for("anyone") == DEFAULT_POLICY_ID
+    assert (
+        PolicyMap(policies(DEFAULT_POLICY_ID)).binding().policy_for("anyone") == DEFAULT_POLICY_ID
+    )
     chosen = policies("a")
     policy_map = PolicyMap(chosen)
     assert policy_map["a"] is chosen["a"]
@@ -105,9 +108,14 @@ def test_a_mapping_function_gets_the_episode_and_the_worker_if_it_takes_them(fun
 
 
 def test_policies_are_chosen_by_episode():
-    policy_map = PolicyMap(policies("a", "b"), lambda agent, episode, worker: worker if episode % 2 else "b")
+    policy_map = PolicyMap(
+        policies("a", "b"), lambda agent, episode, worker: worker if episode % 2 else "b"
+    )
     assert policy_map.asks_by_episode
-    assert [policy_map.binding(lambda: "a").policy_for("x", number) for number in (0, 1)] == ["b", "a"]
+    assert [policy_map.binding(lambda: "a").policy_for("x", number) for number in (0, 1)] == [
+        "b",
+        "a",
+    ]
 
 
 TABLES = {
@@ -120,13 +128,22 @@ TABLES = {
 
 @pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
 def test_a_table_of_agents_finds_each_agent_whatever_its_id_is(table):
-    settings = {"env": "E", "multiagent": {"policies": {"a": None, "b": None}, "policy_mapping_fn": table}}
+    settings = {
+        "env": "E",
+        "multiagent": {"policies": {"a": None, "b": None}, "policy_mapping_fn": table},
+    }
     first = PPOConfig.from_mapping(settings)
-    for config in (first, first.updated({"lr": 0.5}), PPOConfig.from_mapping(yaml.safe_load(dump_yaml(first)))):
+    for config in (
+        first,
+        first.updated({"lr": 0.5}),
+        PPOConfig.from_mapping(yaml.safe_load(dump_yaml(first))),
+    ):
         choose = mapping_by_table(WorkerPart.of(config).multiagent.policy_mapping_fn)
         assert {agent: choose(agent) for agent in table} == table
     some = next(iter(table))
-    changed = first.updated({"multiagent": {"policy_mapping_fn": {some: "b"}}}).multiagent.policy_mapping_fn
+    changed = first.updated(
+        {"multiagent": {"policy_mapping_fn": {some: "b"}}}
+    ).multiagent.policy_mapping_fn
     assert mapping_by_table(changed)(some) == "b"
     assert len(changed) == len(table)
     with pytest.raises(ConfigError) as caught:

@@ -23,7 +23,16 @@ def flags(*values):
     return column(*values, dtype=bool)
 
 
-def one_env(rewards, values, bootstrap, terminated=None, truncated=None, truncation_values=None, valid=None, **kw):
+def one_env(
+    rewards,
+    values,
+    bootstrap,
+    terminated=None,
+    truncated=None,
+    truncation_values=None,
+    valid=None,
+    **kw,
+):
     """Return the GAE of one environment, as lists."""
     steps = len(rewards)
     advantages, targets = gae(
@@ -46,7 +55,9 @@ def test_without_truncation_values_a_truncation_counts_as_worth_nothing():
     np.testing.assert_allclose(advantages, [2.0])
 
 
-def reference(rewards, values, bootstrap, terminated, truncated, truncation_values, valid, gamma, lam):
+def reference(
+    rewards, values, bootstrap, terminated, truncated, truncation_values, valid, gamma, lam
+):
     """Sum forwards from each row, row by row, in Python's floats."""
     steps, width = rewards.shape
     advantages = np.zeros((steps, width))
@@ -61,7 +72,9 @@ def reference(rewards, values, bootstrap, terminated, truncated, truncation_valu
                     following = truncation_values[t, n]
                 if terminated[t, n]:
                     following = 0.0
-                total += weight * (float(rewards[t, n]) + gamma * float(following) - float(values[t, n]))
+                total += weight * (
+                    float(rewards[t, n]) + gamma * float(following) - float(values[t, n])
+                )
                 weight *= gamma * lam
                 if terminated[t, n] or truncated[t, n]:
                     break
@@ -93,7 +106,9 @@ def test_any_fragment_agrees_with_the_forward_sum(seed, steps, width, gamma, lam
     advantages, targets = gae(*arguments, gamma=gamma, lam=lam, valid=valid if masked else None)
     for item, copy in zip(arguments, copies, strict=True):
         np.testing.assert_array_equal(item, copy)
-    np.testing.assert_allclose(advantages, reference(*arguments, valid, gamma, lam), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        advantages, reference(*arguments, valid, gamma, lam), rtol=1e-5, atol=1e-5
+    )
     np.testing.assert_allclose(targets, advantages + values, rtol=1e-5, atol=1e-5)
 
 
@@ -112,41 +127,76 @@ def test_an_environment_alone_and_among_others_gets_the_same_bits():
 def test_returns_are_sums_to_the_end_of_an_episode_or_of_the_fragment():
     # the second row is no transition: 1 + .5*0 (terminated);  2 + .5*(3 + .5*8), truncated;  5, cut
     made = returns(
-        column(1, 99, 2, 3, 8, 5), flags(1, 0, 0, 0, 0, 0), flags(0, 0, 0, 0, 1, 0), gamma=0.5,
+        column(1, 99, 2, 3, 8, 5),
+        flags(1, 0, 0, 0, 0, 0),
+        flags(0, 0, 0, 0, 1, 0),
+        gamma=0.5,
         valid=flags(1, 0, 1, 1, 1, 1),
-    )  # fmt: skip
-    assert {name: sums[:, 0].tolist() for name, sums in made.items()} == {"advantages": [1, 0, 5.5, 7, 8, 5]}
+    )
+    assert {name: sums[:, 0].tolist() for name, sums in made.items()} == {
+        "advantages": [1, 0, 5.5, 7, 8, 5]
+    }
 
 
-def priorities(rewards, largest, taken, bootstrap, terminated=(), truncated=(), invalid=(), finals=None, **settings):
-    """Return the first priorities of one environment as a list; ends and gaps are given by their rows."""
+def priorities(
+    rewards,
+    largest,
+    taken,
+    bootstrap,
+    terminated=(),
+    truncated=(),
+    invalid=(),
+    finals=None,
+    **settings,
+):
+    """Return the first priorities of one environment as a list; ends and gaps are given by their
+    rows.
+    """
     steps = range(len(rewards))
     made = n_step_priorities(
-        column(*rewards), column(*largest), np.array([bootstrap], np.float32), flags(*(t in terminated for t in steps)),
-        flags(*(t in truncated for t in steps)), None if finals is None else column(*finals),
-        action_values=column(*taken), valid=flags(*(t not in invalid for t in steps)) if invalid else None, **settings,
-    )  # fmt: skip
+        column(*rewards),
+        column(*largest),
+        np.array([bootstrap], np.float32),
+        flags(*(t in terminated for t in steps)),
+        flags(*(t in truncated for t in steps)),
+        None if finals is None else column(*finals),
+        action_values=column(*taken),
+        valid=flags(*(t not in invalid for t in steps)) if invalid else None,
+        **settings,
+    )
     assert made[c.PRIORITIES].dtype == np.float32
     return made[c.PRIORITIES][:, 0].tolist()
 
 
 def test_a_first_priority_is_the_size_of_the_n_step_error():
-    # |1 + .5*2 + .25*8 - 3|;  |2 + .5*4 + .25*6 - 2|, after the fragment;  |4 + .5*6 - 9|, one step is left
+    # |1 + .5*2 + .25*8 - 3|;  |2 + .5*4 + .25*6 - 2|, after the fragment;  |4 + .5*6 - 9|, one step
+    # is left
     assert priorities([1, 2, 4], [3, 4, 8], [3, 2, 9], 6, gamma=0.5, n=2) == [1, 3.5, 2]
 
 
 def test_a_first_priority_bootstraps_from_the_final_observation_unless_terminated():
     # |1 + .5*2 - 3|;  |2 - 2.5|;  |4 + .5*6 - 9|
-    assert priorities([1, 2, 4], [3, 4, 8], [3, 2.5, 9], 6, terminated=[1], gamma=0.5, n=2) == [1, 0.5, 2]
-    # |1 + .5*2 + .25*12 - 3|;  |2 + .5*12 - 2.5|, the final observation's 12 and not the next row's 8
+    assert priorities([1, 2, 4], [3, 4, 8], [3, 2.5, 9], 6, terminated=[1], gamma=0.5, n=2) == [
+        1,
+        0.5,
+        2,
+    ]
+    # |1 + .5*2 + .25*12 - 3|;  |2 + .5*12 - 2.5|, the final observation's 12 and not the next row's
+    # 8
     truncated = {"truncated": [1], "finals": [0, 12, 0], "gamma": 0.5, "n": 2}
     assert priorities([1, 2, 4], [3, 4, 8], [3, 2.5, 9], 6, **truncated) == [2, 5.5, 2]
-    assert priorities([1, 2, 4], [3, 4, 8], [3, 2.5, 9], 6, terminated=[1], **truncated) == [1, 0.5, 2]
+    assert priorities([1, 2, 4], [3, 4, 8], [3, 2.5, 9], 6, terminated=[1], **truncated) == [
+        1,
+        0.5,
+        2,
+    ]
 
 
 def test_a_row_that_is_no_transition_has_no_priority_and_is_in_none():
     # |1 - 3|;  none;  |4 + .5*6 - 9|
-    assert priorities([1, 99, 4], [3, 4, 8], [3, 2, 9], 6, terminated=[0], invalid=[1], gamma=0.5, n=2) == [2, 0, 2]
+    assert priorities(
+        [1, 99, 4], [3, 4, 8], [3, 2, 9], 6, terminated=[0], invalid=[1], gamma=0.5, n=2
+    ) == [2, 0, 2]
 
 
 def test_an_observation_without_a_legal_action_is_worth_nothing_in_a_first_priority():

@@ -24,7 +24,9 @@ def config(**values: object) -> object:
     return config_class("ppo").from_mapping({"env": "CartPole-v1", **values})
 
 
-def test_r173_the_default_name_has_algorithm_environment_and_time_and_is_unique(tmp_path: Path, monkeypatch) -> None:
+def test_r173_the_default_name_has_algorithm_environment_and_time_and_is_unique(
+    tmp_path: Path, monkeypatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(time, "strftime", lambda form: "2026-01-31_12-00-00")
     first, second = RunDirectory.open(config()), RunDirectory.open(config())
@@ -46,7 +48,9 @@ def test_a_run_is_found_again_with_its_id_address_and_seed(tmp_path: Path) -> No
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-def test_the_port_of_another_users_run_is_not_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_port_of_another_users_run_is_not_used_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run_dir = tmp_path / "run"
     with RunDirectory.open(config(run_dir=str(run_dir))) as directory:
         directory.save_address("tcp://127.0.0.1:5557")
@@ -96,13 +100,20 @@ def test_a_new_run_that_could_not_begin_leaves_its_directory_to_the_next(tmp_pat
 
 
 @pytest.mark.parametrize(
-    "content", [
-        None, "{", '{"run_id": 1}', "[]", '{"run_id": "../x", "address": "tcp://127.0.0.1:1"}', "[" * 100_000,
-        '{"run_id": "ab", "address": "tcp://\\u001b[31m:1"}', '{"run_id": "ab", "address": 1}',
+    "content",
+    [
+        None,
+        "{",
+        '{"run_id": 1}',
+        "[]",
+        '{"run_id": "../x", "address": "tcp://127.0.0.1:1"}',
+        "[" * 100_000,
+        '{"run_id": "ab", "address": "tcp://\\u001b[31m:1"}',
+        '{"run_id": "ab", "address": 1}',
         '{"run_id": "ab", "run_id": "cd"}',
     ],
     ids=lambda content: repr(content)[:30],
-)  # fmt: skip
+)
 def test_an_invalid_run_directory_is_named(tmp_path: Path, content: str | None) -> None:
     if content is not None:
         (tmp_path / "run.json").write_text(content)
@@ -140,8 +151,12 @@ def test_nothing_is_written_through_a_pipe_or_a_link(tmp_path: Path, make, name:
     RunDirectory.open(config(run_dir=str(tmp_path.parent / "other"))).close()
 
 
-@pytest.mark.parametrize("name", ["logs", "checkpoints", "checkpoints/superseded", "best", "evaluation"])
-def test_nothing_is_written_or_removed_in_the_target_of_a_linked_directory(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["logs", "checkpoints", "checkpoints/superseded", "best", "evaluation"]
+)
+def test_nothing_is_written_or_removed_in_the_target_of_a_linked_directory(
+    tmp_path: Path, name: str
+) -> None:
     run_dir, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
     with RunDirectory.open(config(run_dir=str(run_dir))) as directory:
         directory.save_address("tcp://127.0.0.1:1")
@@ -176,12 +191,17 @@ def test_a_second_learner_is_told_who_the_first_is_until_that_one_is_dead(tmp_pa
     with RunDirectory.open(config(run_dir=str(tmp_path))) as directory:
         directory.save_address("tcp://127.0.0.1:1")
     with subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", HOLD, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as first:
         assert first.stdout is not None
         assert first.stdout.readline() == "held\n"
         for options in ({"resume": str(tmp_path)}, {"run_dir": str(tmp_path)}):
-            with pytest.raises(ConfigError, match=f"{first.pid} .*{re.escape(socket.gethostname())}.* 20"):
+            with pytest.raises(
+                ConfigError, match=f"{first.pid} .*{re.escape(socket.gethostname())}.* 20"
+            ):
                 RunDirectory.open(config(**options))
         first.kill()
         first.wait()
@@ -236,7 +256,9 @@ def test_on_a_file_system_without_locks_the_contents_of_the_file_decide(
             RunLock.acquire(tmp_path)
 
 
-def test_a_directory_that_was_removed_or_taken_over_by_another_run_is_reported(tmp_path: Path) -> None:
+def test_a_directory_that_was_removed_or_taken_over_by_another_run_is_reported(
+    tmp_path: Path,
+) -> None:
     run_dir = tmp_path / "run"
     settings = config(run_dir=str(run_dir))
     with RunDirectory.open(settings) as directory:

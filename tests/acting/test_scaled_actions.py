@@ -22,7 +22,9 @@ MIXED = spaces.Box(
 
 
 def sampled(distribution, inputs, noise):
-    return distribution.sample_with_logp(np.array([inputs], np.float32), np.array([noise], np.float32))
+    return distribution.sample_with_logp(
+        np.array([inputs], np.float32), np.array([noise], np.float32)
+    )
 
 
 def test_a_mean_of_0_is_the_middle_and_a_deviation_of_1_is_half_the_range():
@@ -31,15 +33,21 @@ def test_a_mean_of_0_is_the_middle_and_a_deviation_of_1_is_half_the_range():
     np.testing.assert_allclose(actions, [[500.0, 350.0]])
     density = -0.5 * (1.0 + 0.25) - math.log(2.0) - math.log(2.0 * math.pi) - 2.0 * math.log(100.0)
     np.testing.assert_allclose(logp, [density], rtol=1e-6)
-    np.testing.assert_allclose(distribution.logp(np.array([[0.0, 0.5, 0.0, math.log(2.0)]]), actions), logp, rtol=1e-6)
-    np.testing.assert_allclose(distribution.deterministic(np.array([[0.0, 0.5, 0.0, 0.0]])), [[400.0, 450.0]])
+    np.testing.assert_allclose(
+        distribution.logp(np.array([[0.0, 0.5, 0.0, math.log(2.0)]]), actions), logp, rtol=1e-6
+    )
+    np.testing.assert_allclose(
+        distribution.deterministic(np.array([[0.0, 0.5, 0.0, 0.0]])), [[400.0, 450.0]]
+    )
 
 
 def test_only_numbers_with_two_finite_and_different_bounds_are_scaled():
     distribution = make_distribution(MIXED, scale=True)
     actions, _ = sampled(distribution, [0.0] * 10, [1.0] * 5)
     np.testing.assert_allclose(actions, [[1.0, 1.0, 2.0, 8.0, 3.0]])
-    np.testing.assert_allclose(distribution.deterministic(np.zeros((1, 10))), [[0.0, 0.0, -1.0, 7.0, 2.0]])
+    np.testing.assert_allclose(
+        distribution.deterministic(np.zeros((1, 10))), [[0.0, 0.0, -1.0, 7.0, 2.0]]
+    )
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
@@ -55,11 +63,15 @@ def test_actions_have_the_dtype_of_the_space_and_no_bound_overflows(dtype):
 
 
 def test_actions_in_nested_spaces_are_scaled_part_by_part():
-    space = spaces.Dict({"gear": spaces.Discrete(3), "by": spaces.Tuple([THRUST, spaces.Box(-1.0, 1.0, (1,))])})
+    space = spaces.Dict(
+        {"gear": spaces.Discrete(3), "by": spaces.Tuple([THRUST, spaces.Box(-1.0, 1.0, (1,))])}
+    )
     distribution = make_distribution(space, scale=True)
     parts = [part.distribution.name for part in distribution.parts]
     assert sorted(parts) == ["categorical", "diag_gaussian", "scaled_gaussian"]
-    mode = distribution.layout.to_env(distribution.deterministic(np.zeros((1, distribution.num_inputs))))[0]
+    mode = distribution.layout.to_env(
+        distribution.deterministic(np.zeros((1, distribution.num_inputs)))
+    )[0]
     np.testing.assert_allclose(mode["by"][0], [400.0, 400.0])
     np.testing.assert_allclose(mode["by"][1], [0.0])
 
@@ -105,9 +117,14 @@ class Still:
 
 def policy_with(distribution: DiagGaussian) -> GraphPolicy:
     spec = ActingSpec(
-        obs_shape=(1,), obs_dtype="float32", state_shapes=(), num_dist_inputs=4, distribution=distribution.name,
-        action_space=space_to_dict(THRUST), weights=(),
-    )  # fmt: skip
+        obs_shape=(1,),
+        obs_dtype="float32",
+        state_shapes=(),
+        num_dist_inputs=4,
+        distribution=distribution.name,
+        action_space=space_to_dict(THRUST),
+        weights=(),
+    )
     return GraphPolicy(Still(), spec)
 
 

@@ -1,4 +1,6 @@
-"""State-dependent noise (gSDE): compared with the paper's formulas in NumPy, and the lifetime of each row's matrix."""
+"""State-dependent noise (gSDE): compared with the paper's formulas in NumPy, and the lifetime of
+each row's matrix.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,12 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from aiorl.acting.distributions import DiagGaussian, SquashedGaussian, make_distribution, make_named_distribution
+from aiorl.acting.distributions import (
+    DiagGaussian,
+    SquashedGaussian,
+    make_distribution,
+    make_named_distribution,
+)
 from aiorl.acting.exploration import StateDependentNoise, exploration_has_memory, make_exploration
 from aiorl.errors import ConfigError, PolicyError
 
@@ -22,7 +29,9 @@ STATES = RNG.normal(size=(2, FEATURES))
 
 
 def inputs_of(means: Any, states: Any) -> np.ndarray[Any, Any]:
-    """Return a network's outputs for features [N, F] and `SIGMA`: inputs of the distribution, then shares."""
+    """Return a network's outputs for features [N, F] and `SIGMA`: inputs of the distribution, then
+    shares.
+    """
     weighted = states[:, :, None] * SIGMA
     deviation = np.sqrt(np.square(weighted).sum(axis=1))
     shares = (weighted / deviation[:, None]).reshape(len(states), -1)
@@ -32,7 +41,9 @@ def inputs_of(means: Any, states: Any) -> np.ndarray[Any, Any]:
 INPUTS = inputs_of(MEANS, STATES)
 
 
-def make(sample_freq: int = 4, kind: type[DiagGaussian] = DiagGaussian, **more: Any) -> StateDependentNoise:
+def make(
+    sample_freq: int = 4, kind: type[DiagGaussian] = DiagGaussian, **more: Any
+) -> StateDependentNoise:
     return StateDependentNoise(kind(BOX, FEATURES), sample_freq=sample_freq, **more)
 
 
@@ -45,7 +56,9 @@ def choose(
 
 
 def matrices_of(exploration: StateDependentNoise, noise: Any, keys: Any = None) -> Any:
-    """Return the matrices [N, F, A] of noise [N, K], measured with states that have one feature each."""
+    """Return the matrices [N, F, A] of noise [N, K], measured with states that have one feature
+    each.
+    """
     found = np.empty((len(noise), FEATURES, ACTIONS))
     for feature, state in enumerate(np.eye(FEATURES)):
         states = np.repeat(state[None], len(noise), axis=0)
@@ -56,13 +69,17 @@ def matrices_of(exploration: StateDependentNoise, noise: Any, keys: Any = None) 
 
 
 def test_an_action_is_the_mean_plus_the_features_times_a_matrix_of_their_deviations() -> None:
-    """Raffin et al. 2021, eq. 7: mu(s) + theta^T phi(s), theta of N(0, sigma^2), checked by the covariances."""
+    """Raffin et al. 2021, eq. 7: mu(s) + theta^T phi(s), theta of N(0, sigma^2), checked by the
+    covariances.
+    """
     exploration = make()
     noise = exploration.draw_noise(np.random.default_rng(0), 1)
     theta = SIGMA * matrices_of(exploration, noise)[0]
     for state in range(2):
         actions, _ = choose(exploration, INPUTS[state : state + 1], noise)
-        np.testing.assert_allclose(actions[0], MEANS[state] + theta.T @ STATES[state], rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(
+            actions[0], MEANS[state] + theta.T @ STATES[state], rtol=1e-5, atol=1e-6
+        )
 
 
 def test_log_probability_is_that_of_a_gaussian_with_the_deviation_of_the_state() -> None:
@@ -70,12 +87,16 @@ def test_log_probability_is_that_of_a_gaussian_with_the_deviation_of_the_state()
     exploration = make()
     actions, logp = choose(exploration, INPUTS, exploration.draw_noise(np.random.default_rng(1), 2))
     variance = np.square(STATES) @ np.square(SIGMA)
-    wanted = -0.5 * (np.square(actions - MEANS) / variance + np.log(2 * np.pi * variance)).sum(axis=1)
+    wanted = -0.5 * (np.square(actions - MEANS) / variance + np.log(2 * np.pi * variance)).sum(
+        axis=1
+    )
     np.testing.assert_allclose(logp, wanted, rtol=1e-4)
     np.testing.assert_allclose(exploration.distribution.logp(INPUTS, actions), wanted, rtol=1e-4)
 
 
-def test_the_density_of_squashed_actions_is_that_of_the_normal_ones_by_the_slope_of_the_map() -> None:
+def test_the_density_of_squashed_actions_is_that_of_the_normal_ones_by_the_slope_of_the_map() -> (
+    None
+):
     """The slope is computed by differences, in float64."""
     exploration = make(kind=SquashedGaussian)
     actions, logp = choose(exploration, INPUTS, exploration.draw_noise(np.random.default_rng(3), 2))
@@ -85,7 +106,9 @@ def test_the_density_of_squashed_actions_is_that_of_the_normal_ones_by_the_slope
     normal = np.arctanh(2 * (actions - low) / span - 1)
     slope = (squash(normal + 1e-5) - squash(normal - 1e-5)) / 2e-5
     variance = np.square(STATES) @ np.square(SIGMA)
-    density = np.exp(-0.5 * np.square(normal - MEANS) / variance) / np.sqrt(2 * np.pi * variance) / slope
+    density = (
+        np.exp(-0.5 * np.square(normal - MEANS) / variance) / np.sqrt(2 * np.pi * variance) / slope
+    )
     np.testing.assert_allclose(logp, np.log(density).sum(axis=1), rtol=1e-3, atol=1e-3)
 
 
@@ -106,7 +129,9 @@ def test_actions_of_rows_do_not_depend_on_other_rows() -> None:
         for keys in (None, range(5)):
             actions, logp = choose(one, outputs, noise, keys)
             for part in (slice(0, 2), slice(2, 5)):
-                of_part = choose(other, outputs[part], noise[part], None if keys is None else keys[part])
+                of_part = choose(
+                    other, outputs[part], noise[part], None if keys is None else keys[part]
+                )
                 np.testing.assert_array_equal(of_part[0], actions[part])
                 np.testing.assert_array_equal(of_part[1], logp[part])
 
@@ -131,7 +156,10 @@ def test_an_agents_matrix_lasts_sample_freq_steps_and_ends_with_its_episode() ->
 
     def act(*keys: Any) -> dict[Any, tuple[float, ...]]:
         actions, _ = choose(
-            exploration, np.repeat(INPUTS[:1], len(keys), axis=0), exploration.draw_noise(rng, len(keys)), keys
+            exploration,
+            np.repeat(INPUTS[:1], len(keys), axis=0),
+            exploration.draw_noise(rng, len(keys)),
+            keys,
         )
         return dict(zip(keys, map(tuple, actions.tolist()), strict=True))
 
@@ -152,7 +180,9 @@ def test_equal_seeds_give_equal_actions_and_uniform_ones_come_first() -> None:
     for _ in range(2):
         exploration = make(random_timesteps=10)
         noise = exploration.draw_noise(np.random.default_rng(8), 2)
-        found.append([choose(exploration, INPUTS, noise, range(2), timestep)[0] for timestep in (9, 10)])
+        found.append(
+            [choose(exploration, INPUTS, noise, range(2), timestep)[0] for timestep in (9, 10)]
+        )
     np.testing.assert_array_equal(found[0], found[1])
     assert all(BOX.contains(action) for action in found[0][0])
     assert (found[0][0] != found[0][1]).all()
@@ -171,7 +201,11 @@ def test_it_is_made_by_name_and_needs_no_environments_polled_in_turn() -> None:
     settings = {"type": "StateDependentNoise", "sample_freq": 4}
     kind = make_named_distribution("squashed_gaussian", BOX, FEATURES)
     assert isinstance(kind, SquashedGaussian)
-    assert (kind.num_features, kind.num_inputs, kind.num_outputs) == (FEATURES, 2 * ACTIONS, (2 + FEATURES) * ACTIONS)
+    assert (kind.num_features, kind.num_inputs, kind.num_outputs) == (
+        FEATURES,
+        2 * ACTIONS,
+        (2 + FEATURES) * ACTIONS,
+    )
     exploration = make_exploration(settings, kind)
     assert isinstance(exploration, StateDependentNoise)
     assert exploration.has_memory

@@ -47,7 +47,9 @@ def test_unbounded_components_among_others_are_standard_normal():
     actions, logp = choose(space)
     free = actions[:, 1]
     np.testing.assert_allclose([free.mean(), free.std()], [0, 1], atol=0.03)
-    np.testing.assert_allclose(logp, -np.log(2) - 0.5 * free**2 - 0.5 * np.log(2 * np.pi), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        logp, -np.log(2) - 0.5 * free**2 - 0.5 * np.log(2 * np.pi), rtol=1e-4, atol=1e-5
+    )
 
 
 FORBIDDEN = MASKED_LOGIT
@@ -71,7 +73,9 @@ FORBIDDEN = MASKED_LOGIT
     ],
     ids=str,
 )
-def test_forbidden_actions_are_never_chosen_and_the_others_are_equally_frequent(space, inputs, legal):
+def test_forbidden_actions_are_never_chosen_and_the_others_are_equally_frequent(
+    space, inputs, legal
+):
     uniform, layout = UniformActions(space), ActionLayout(space)
     noise = uniform.draw_noise(np.random.default_rng(0), ROWS)
     actions, logp = np.empty((ROWS, *layout.shape), layout.dtype), np.empty(ROWS, np.float32)
@@ -89,7 +93,9 @@ def test_numbers_next_to_forbidden_choices_stay_unchanged():
     free, masked = np.empty((2, ROWS, 3), np.float32)
     logp = np.empty(ROWS, np.float32)
     uniform.choose_into(noise, free, logp)
-    uniform.choose_into(noise, masked, logp, np.tile(np.array([0, 0, 0, 0, FORBIDDEN, 0], np.float32), (ROWS, 1)))
+    uniform.choose_into(
+        noise, masked, logp, np.tile(np.array([0, 0, 0, 0, FORBIDDEN, 0], np.float32), (ROWS, 1))
+    )
     np.testing.assert_array_equal(masked[:, :2], free[:, :2])
     assert set(masked[:, 2].tolist()) == {1.0}
     np.testing.assert_allclose(logp, -np.log(2 * 4), rtol=1e-5)

@@ -1,4 +1,6 @@
-"""`make chaos` can fail: it notices lost fragments, incomplete resumes, standstills and every target that is missed."""
+"""`make chaos` can fail: it notices lost fragments, incomplete resumes, standstills and every
+target that is missed.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,10 @@ class Learner:
         self.counters, self.ledger, self.results = Counters(), Ledger(), reports.Results(100, 0.0)
         self.weights = np.random.default_rng().normal(size=1000).astype(np.float32)
         if restored is not None:
-            self.counters, self.ledger = restored.run.counters, Ledger.from_dict(restored.run.ledger)
+            self.counters, self.ledger = (
+                restored.run.counters,
+                Ledger.from_dict(restored.run.ledger),
+            )
             self.results.from_state(restored.run.results, 0.0, self._progress())
             self.weights = restored.checkpoint.tensors["algorithm/default_policy/weights/w"]
         self.ledger.open("a worker")
@@ -73,7 +78,9 @@ class Learner:
         return save_checkpoint(self.directory, self.counters.updates, tensors, meta)
 
 
-def resumed(run_dir: Path, *, forgets: bool = False, other_weights: bool = False, damage: bool = False) -> Resumes:
+def resumed(
+    run_dir: Path, *, forgets: bool = False, other_weights: bool = False, damage: bool = False
+) -> Resumes:
     """Train, save twice, end, and resume."""
     first = Learner(run_dir, forgets=True)
     for _ in range(2):
@@ -105,7 +112,13 @@ def test_a_resume_from_the_newest_intact_checkpoint_loses_nothing(tmp_path: Path
 
 def test_a_resume_without_a_checkpoint_is_noticed(tmp_path: Path) -> None:
     said = "; ".join(resumed(tmp_path, forgets=True).missing)
-    for fact in (("iteration", 0, 2), ("updates", 0, 2), ("sampled", 0, 160), ("trained", 64, 128), ("", 0, 32)):
+    for fact in (
+        ("iteration", 0, 2),
+        ("updates", 0, 2),
+        ("sampled", 0, 160),
+        ("trained", 64, 128),
+        ("", 0, 32),
+    ):
         assert re.search(r"{}: {}\D+{}\b".format(*fact), said)
 
 
@@ -122,12 +135,18 @@ def gaps_of(algorithm: type[FakeAlgorithm]) -> list[str]:
 
     async def main() -> list[str]:
         both, results = InProcess(algorithm), reports.Results(100, time.monotonic())
-        seen = progress.Progress(Path("nowhere"), fragment_steps=LENGTH * NUM_ENVS, batch_steps=BATCH)
+        seen = progress.Progress(
+            Path("nowhere"), fragment_steps=LENGTH * NUM_ENVS, batch_steps=BATCH
+        )
         both.start()
         both.source.go_on()
         for count in range(2, 60, 2):
             await both.updates_done(count)
-            seen.add(results.finish_iteration(time.monotonic(), both.source.progress(None), timestamp=time.time()))
+            seen.add(
+                results.finish_iteration(
+                    time.monotonic(), both.source.progress(None), timestamp=time.time()
+                )
+            )
         await both.close()
         return seen.gaps
 
@@ -139,10 +158,16 @@ def test_counters_that_contain_every_fragment_have_no_gap(mode: str) -> None:
     assert gaps_of(with_settings(mode=mode)) == []
 
 
-@pytest.mark.parametrize(("kind", "method", "every"), [(Flow, "take", 9), (BatchAssembler, "add", 8)])
-def test_lost_fragments_are_noticed(kind: type, method: str, every: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("kind", "method", "every"), [(Flow, "take", 9), (BatchAssembler, "add", 8)]
+)
+def test_lost_fragments_are_noticed(
+    kind: type, method: str, every: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     do, count = getattr(kind, method), iter(range(1, 10**6))
-    monkeypatch.setattr(kind, method, lambda self, given: do(self, given) if next(count) % every else None)
+    monkeypatch.setattr(
+        kind, method, lambda self, given: do(self, given) if next(count) % every else None
+    )
     assert gaps_of(with_settings(mode="streaming"))
 
 
@@ -159,8 +184,16 @@ def test_a_result_whose_ledger_does_not_balance_is_a_gap() -> None:
 @pytest.mark.parametrize(
     ("rises", "fault", "seconds"),
     [
-        ([9.5, 10.2, 10.4, 12.0], Span(10.0, 10.0), 1.6),  # the standstill begins soon after the fault
-        ([9.5, 10.2, 11.1, 17.0], Span(10.0, 10.0), 0.9),  # this one begins later, so the fault did not cause it
+        (
+            [9.5, 10.2, 10.4, 12.0],
+            Span(10.0, 10.0),
+            1.6,
+        ),  # the standstill begins soon after the fault
+        (
+            [9.5, 10.2, 11.1, 17.0],
+            Span(10.0, 10.0),
+            0.9,
+        ),  # this one begins later, so the fault did not cause it
         ([9.5, 18.0], Span(10.0, 12.0), 8.0),  # no counter rises during it
         ([10.5, 11.0, 11.5, 14.0, 14.5, 15.5], Span(10.0, 14.0), 2.5),  # during the standstill
         ([9.5, 10.5, 11.0], Span(10.0, 10.0), None),  # the last standstill has not ended yet
@@ -177,7 +210,14 @@ def test_the_recovery_time_is_the_longest_standstill_that_begins_with_a_fault(
 
 
 def struck(number: int, kind: str, seconds: float | None, **others: Any) -> Struck:
-    facts = {"algo": "ppo", "target": "pid 7", "at_s": 3.0, "held_s": 1.0, "ends_learner": False, "beside_death": False}
+    facts = {
+        "algo": "ppo",
+        "target": "pid 7",
+        "at_s": 3.0,
+        "held_s": 1.0,
+        "ends_learner": False,
+        "beside_death": False,
+    }
     return Struck(number=number, kind=kind, recovery_s=seconds, **{**facts, **others})
 
 
@@ -186,7 +226,11 @@ def failing(report: Report) -> set[str]:
 
 
 def test_each_missed_target_is_named() -> None:
-    report = Report(seed=1, bars=Bars(), struck=[struck(1, "a", 6.0), struck(2, "b", 16.0), struck(3, "c", None)])
+    report = Report(
+        seed=1,
+        bars=Bars(),
+        struck=[struck(1, "a", 6.0), struck(2, "b", 16.0), struck(3, "c", None)],
+    )
     report.struck.append(struck(4, "learner-killed", 9.0, ends_learner=True))
     report.deaths_s += [9.0]
     report.standstills_s["impala"] = 15.5
@@ -214,8 +258,12 @@ def test_each_missed_target_is_named() -> None:
         "memory, ppo, learner",
     }
     assert not report.ok
-    assert failing(Report(seed=1, bars=Bars())) == {"faults survived"}, "a run without a fault shows no failures"
-    report = Report(seed=1, bars=Bars(), struck=[struck(1, "garbage", 0.3), struck(2, "blackholed", 9.0)])
+    assert failing(Report(seed=1, bars=Bars())) == {"faults survived"}, (
+        "a run without a fault shows no failures"
+    )
+    report = Report(
+        seed=1, bars=Bars(), struck=[struck(1, "garbage", 0.3), struck(2, "blackholed", 9.0)]
+    )
     report.deaths_s += [6.0, 9.0, 7.5]
     report.memory["ppo, learner"] = (600.0, 612.0)
     assert json.loads(json.dumps(report.to_dict()))["ok"] is True, "every target is met"
@@ -249,7 +297,10 @@ def test_a_link_carries_holds_corrupts_slows_and_resets() -> None:
 
         assert await returned(b"x" * 200_000) == b"x" * 200_000
         link.corrupt_share = 1.0
-        assert sum(byte.bit_count() for byte in await returned(bytes(100))) in (0, 2)  # there and back
+        assert sum(byte.bit_count() for byte in await returned(bytes(100))) in (
+            0,
+            2,
+        )  # there and back
         link.corrupt_share, link.slow = 0.0, Slow(delay_s=0.1, bytes_per_s=1e6)
         began = time.monotonic()
         assert await returned(b"x") == b"x"

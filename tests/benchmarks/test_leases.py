@@ -1,4 +1,6 @@
-"""Leases as a budget of the whole run, in simulated time, with the real sessions, lease book, budget and queue."""
+"""Leases as a budget of the whole run, in simulated time, with the real sessions, lease book,
+budget and queue.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ def simulate(
 
 
 @pytest.mark.parametrize("workers", [1, 16, 64])
-def test_a_learner_slower_than_its_workers_is_always_busy_and_few_samples_are_wasted(workers: int) -> None:
+def test_a_learner_slower_than_its_workers_is_always_busy_and_few_samples_are_wasted(
+    workers: int,
+) -> None:
     """S6. With separate leases for each worker, 16 workers wasted half of their samples."""
     found = simulate([0.01 * max(1, workers // 2)] * workers, 2, 0.05, 20.0)
     assert found.fragments_per_s == pytest.approx(2 / 0.05, rel=0.03)
@@ -57,19 +61,29 @@ def test_a_worker_that_is_too_slow_for_the_policy_is_left_out_without_cost() -> 
 
 
 def test_workers_on_a_busy_host_waste_few_samples() -> None:
-    """S6. There the learner waits at any budget, so the budget once grew every few seconds, wasting 1 to 2 %."""
+    """S6. There the learner waits at any budget, so the budget once grew every few seconds, wasting
+    1 to 2 %.
+    """
     plan = LeasePlan("streaming", 1, 3, MAX_LAG)
-    runs = [Simulation([0.015] * 16, plan, 0.005, seed=seed, host=Host()).run(60.0, 20.0) for seed in range(3)]
+    runs = [
+        Simulation([0.015] * 16, plan, 0.005, seed=seed, host=Host()).run(60.0, 20.0)
+        for seed in range(3)
+    ]
     assert sum(run.discarded for run in runs) / 3 < 0.007
     assert sum(run.fragments_per_s for run in runs) / 3 > 17
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(("per_batch", "update_s"), [(64, 0.1), (256, 0.05)], ids=["learner-bound", "worker-bound"])
+@pytest.mark.parametrize(
+    ("per_batch", "update_s"), [(64, 0.1), (256, 0.05)], ids=["learner-bound", "worker-bound"]
+)
 def test_a_thousand_workers_with_speeds_from_1_to_50(per_batch: int, update_s: float) -> None:
     """S6."""
     fragment_s = spread(1000, 0.2)
     default = simulate(fragment_s, per_batch, update_s, 60.0)
-    others = [simulate(fragment_s, per_batch, update_s, 60.0, per_worker).fragments_per_s for per_worker in (1, 8)]
+    others = [
+        simulate(fragment_s, per_batch, update_s, 60.0, per_worker).fragments_per_s
+        for per_worker in (1, 8)
+    ]
     assert default.discarded <= 0.01
     assert default.fragments_per_s >= 0.97 * max(others)

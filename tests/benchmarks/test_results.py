@@ -1,4 +1,6 @@
-"""Learning results: a seed is trained, evaluated and stored, and compared with targets, data and other tasks."""
+"""Learning results: a seed is trained, evaluated and stored, and compared with targets, data and
+other tasks.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,15 @@ from benchmarks.worker_counts import CASES, COUNTS, Case, chance_of, measured, w
 
 @pytest.mark.nightly
 def test_a_seed_is_trained_evaluated_and_stored_as_a_row_and_a_curve(tmp_path: Path) -> None:
-    task = Task("quick", "ppo-cartpole", "CartPole-v1", 2000, 10.0, "nothing", options={"num-workers": 1, "xla": "off"})
+    task = Task(
+        "quick",
+        "ppo-cartpole",
+        "CartPole-v1",
+        2000,
+        10.0,
+        "nothing",
+        options={"num-workers": 1, "xla": "off"},
+    )
     rows = [measure(task, seed, tmp_path, episodes=3) for seed in (1, 0)]
     assert read_rows(task, tmp_path) == rows[::-1]
     assert all(row.env_steps >= 2000 and row.episodes == 3 and row.return_mean > 0 for row in rows)
@@ -71,8 +81,12 @@ def test_each_case_of_worker_counts_is_a_valid_run(case: Case, workers: int) -> 
 
 @pytest.mark.nightly
 def test_runs_with_one_worker_and_with_four_have_the_same_distribution() -> None:
-    """On-policy runs with a seed are deterministic: on a given machine, the test always passes or always fails."""
+    """On-policy runs with a seed are deterministic: on a given machine, the test always passes or
+    always fails.
+    """
     case = Case("ppo", "ppo-cartpole", "CartPole-v1", 8, 20_000)
-    one, four = ([measured(case, workers, seed).return_over_all for seed in range(5)] for workers in (1, 4))
+    one, four = (
+        [measured(case, workers, seed).return_over_all for seed in range(5)] for workers in (1, 4)
+    )
     assert min(*one, *four) > 40, "the policy learns"
     assert chance_of(one, four) > 0.01

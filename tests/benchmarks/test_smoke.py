@@ -35,16 +35,24 @@ def test_a_benchmark_is_a_module_that_can_be_imported(name: str) -> None:
         (replay, ["uniform"], {"ROWS": 500, "TURNS": 2, "BATCH": 8}),
         (replay, ["frames"], {"STACKS": 100, "TURNS": 2, "BATCH": 8}),
         *(
-            pytest.param(off_policy, [algo], {"STORED": 500, "HIDDEN": 8, "MINIBATCHES": 4}, marks=pytest.mark.nightly)
+            pytest.param(
+                off_policy,
+                [algo],
+                {"STORED": 500, "HIDDEN": 8, "MINIBATCHES": 4},
+                marks=pytest.mark.nightly,
+            )
             for algo in ("dqn", "sac", "td3")
         ),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
 def test_subject_and_baseline_are_measured(
-    module: Any, arguments: list[str], sizes: dict[str, int],
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    module: Any,
+    arguments: list[str],
+    sizes: dict[str, int],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     for name, value in {"ROUND_S": 0.01, "ROUNDS": 1, **sizes}.items():
         monkeypatch.setattr(module, name, value, raising=False)
     monkeypatch.setattr(module, "pin_to_one_core", lambda: None)
@@ -80,7 +88,9 @@ def test_every_attacker_reaches_the_learner_and_ends_in_time(what: str) -> None:
         endpoint, seen = ZmqLearnerEndpoint("tcp://127.0.0.1:0", insecure=True), asyncio.Event()
         endpoint.on_event = endpoint.on_message = lambda *_: seen.set()
         endpoint.start()
-        attacker = Attacker(int(endpoint.address.rpartition(":")[2]), None, False, time.monotonic() + 0.3)
+        attacker = Attacker(
+            int(endpoint.address.rpartition(":")[2]), None, False, time.monotonic() + 0.3
+        )
         count = await asyncio.wait_for(asyncio.to_thread(ATTACKS[what], attacker), 10)
         await asyncio.wait_for(seen.wait(), 10)
         await endpoint.close()
@@ -111,15 +121,24 @@ def test_a_failed_measurement_is_a_row_and_ctrl_c_shows_the_finished_ones(
     )
     assert (tiny["name"], tiny["ok"]) == ("tiny/one", True)
     capsys.readouterr()
-    monkeypatch.setattr(program, "_functions", lambda: {"tiny": one, "slow": interrupted, "never": fails})
+    monkeypatch.setattr(
+        program, "_functions", lambda: {"tiny": one, "slow": interrupted, "never": fails}
+    )
     assert program.main([]) == 130
     assert "tiny/one" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("value", "baseline", "smaller", "ok"),
-    [(10.0, 15.0, False, True), (9.0, 9.0, False, False), (10.0, 20.0, False, False), (9.0, 20.0, True, True)],
+    [
+        (10.0, 15.0, False, True),
+        (9.0, 9.0, False, False),
+        (10.0, 20.0, False, False),
+        (9.0, 20.0, True, True),
+    ],
 )
-def test_both_bounds_of_a_figure_must_hold(value: float, baseline: float, smaller: bool, ok: bool) -> None:
+def test_both_bounds_of_a_figure_must_hold(
+    value: float, baseline: float, smaller: bool, ok: bool
+) -> None:
     figure = Figure("x", value, "steps/s", baseline, 10.0, 0.6, smaller)
     assert (figure.ok, figure.ratio) == (ok, value / baseline)

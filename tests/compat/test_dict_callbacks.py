@@ -14,19 +14,34 @@ from aiorl.sampling.callbacks import DefaultCallbacks
 
 def test_functions_in_a_dict_get_one_dict_and_cause_a_warning():
     told = {}
-    names = ("on_episode_start", "on_episode_step", "on_episode_end", "on_sample_end", "on_postprocess_traj")
-    functions = {name: lambda info, name=name: told.__setitem__(name, info) for name in (*names, "on_train_result")}
+    names = (
+        "on_episode_start",
+        "on_episode_step",
+        "on_episode_end",
+        "on_sample_end",
+        "on_postprocess_traj",
+    )
+    functions = {
+        name: lambda info, name=name: told.__setitem__(name, info)
+        for name in (*names, "on_train_result")
+    }
     with pytest.warns(DeprecationWarning, match="DefaultCallbacks"):
         kind = callbacks_from_dict(functions)
     assert issubclass(kind, DefaultCallbacks)
     hooks = kind()
     for name in (*names[:4], "on_postprocess_trajectory", "on_train_result"):
         parameters = inspect.signature(getattr(DefaultCallbacks, name)).parameters.values()
-        arguments = {one.name: one.name.upper() for one in parameters if one.kind is one.KEYWORD_ONLY}
+        arguments = {
+            one.name: one.name.upper() for one in parameters if one.kind is one.KEYWORD_ONLY
+        }
         if name == "on_postprocess_trajectory":
             arguments |= {"agent_id": "a", "original_batches": {"a": "raw", "b": "other"}}
         getattr(hooks, name)(**arguments)
-    assert told["on_episode_start"] == told["on_episode_end"] == {"env": "BASE_ENV", "episode": "EPISODE"}
+    assert (
+        told["on_episode_start"]
+        == told["on_episode_end"]
+        == {"env": "BASE_ENV", "episode": "EPISODE"}
+    )
     assert told["on_sample_end"] == {"worker": "WORKER", "samples": "SAMPLES"}
     assert told["on_train_result"] == {"trainer": "TRAINER", "result": "RESULT"}
     assert told["on_postprocess_traj"] == {
@@ -39,7 +54,8 @@ def test_functions_in_a_dict_get_one_dict_and_cause_a_warning():
 
 
 @pytest.mark.parametrize(
-    ("name", "function"), [("on_episode_stert", print), ("on_episode_start", 5), ("on_episode_end", lambda: 0)]
+    ("name", "function"),
+    [("on_episode_stert", print), ("on_episode_start", 5), ("on_episode_end", lambda: 0)],
 )
 def test_unknown_names_and_unsuitable_functions_are_refused(name, function):
     with pytest.raises(ConfigError) as caught:
@@ -69,7 +85,10 @@ def test_none_for_a_hook_is_no_hook():
     functions = {"on_episode_start": None, "on_episode_end": None}
     config = PPOConfig(callbacks={**functions, "on_train_result": "math:sqrt"})
     assert config.callbacks == {**functions, "on_train_result": "math:sqrt"}
-    assert config.updated({"callbacks": {"on_train_result": None}}).callbacks["on_train_result"] is None
+    assert (
+        config.updated({"callbacks": {"on_train_result": None}}).callbacks["on_train_result"]
+        is None
+    )
     with pytest.warns(DeprecationWarning, match="DefaultCallbacks"):
         kind = callbacks_class(functions)
     assert vars(kind).keys().isdisjoint(functions)

@@ -19,7 +19,9 @@ def rows(count):
 
 
 def policies(*names, train=None):
-    return PolicyMap({name: PlainPolicy(VECTOR, spaces.Discrete(2), {}) for name in names}, None, train)
+    return PolicyMap(
+        {name: PlainPolicy(VECTOR, spaces.Discrete(2), {}) for name in names}, None, train
+    )
 
 
 def test_a_plain_batch_needs_a_default_policy():
@@ -32,7 +34,10 @@ def test_a_plain_batch_needs_a_default_policy():
 def test_rows_of_unknown_policies_are_skipped():
     """R42, R44."""
     samples = MultiAgentBatch({"a": rows(2), "gone": rows(3)}, 5)
-    assert learning.compute_gradients(policies("a"), samples)[1] == {"a": {"rows": 2}, "batch_count": 5}
+    assert learning.compute_gradients(policies("a"), samples)[1] == {
+        "a": {"rows": 2},
+        "batch_count": 5,
+    }
     assert list(learning.learn_on_batch(policies("a"), samples)) == ["a"]
 
 
@@ -48,7 +53,9 @@ def test_rows_of_unknown_policies_are_skipped():
         (("a",), {}, {}),
     ],
 )
-def test_gradients_by_policy_are_distinguished_from_the_default_policys_own(names, gradients, expected):
+def test_gradients_by_policy_are_distinguished_from_the_default_policys_own(
+    names, gradients, expected
+):
     """R43: this holds whether a policy is trainable or not."""
     assert learning.apply_gradients(policies(*names, train=[]), gradients) == expected
 
@@ -109,7 +116,10 @@ def test_minibatches_hold_every_row_once_in_random_order(rng):
 def test_rows_of_recurrent_policies_stay_in_order_with_one_warning(rng, caplog):
     batch = numbered(*range(6), state_in_0=np.zeros((6, 1)))
     for _ in range(2):
-        assert [part["rewards"].tolist() for part in minibatches(batch, 4, rng)] == [[0, 1, 2, 3], [4, 5]]
+        assert [part["rewards"].tolist() for part in minibatches(batch, 4, rng)] == [
+            [0, 1, 2, 3],
+            [4, 5],
+        ]
     assert len(caplog.messages) == 1
 
 
@@ -129,7 +139,12 @@ def test_every_policy_makes_the_requested_number_of_passes(rng):
         return {policy_id: {"calls": len(seen), "name": "x", "shape": np.zeros(2), "stats": stats}}
 
     samples = MultiAgentBatch({"a": numbered(1, 1, 5), "b": numbered(7), "still": numbered(1)}, 3)
-    given = {"num_sgd_iter": 2, "sgd_minibatch_size": 2, "standardize_fields": ["rewards"], "rng": rng}
+    given = {
+        "num_sgd_iter": 2,
+        "sgd_minibatch_size": 2,
+        "standardize_fields": ["rewards"],
+        "rng": rng,
+    }
     info = minibatch_sgd(samples, ["a", "b", "absent"], learn, **given)
     assert [(name, count) for name, count, _ in seen] == [("a", 2), ("a", 1)] * 2 + [("b", 1)] * 2
     assert sum(total for name, _, total in seen if name == "a") == pytest.approx(0, abs=1e-2)

@@ -2,7 +2,12 @@ from __future__ import annotations
 
 import pytest
 
-from aiorl.compat.resources import LauncherSpec, ResourceRequest, default_resource_request, resource_help
+from aiorl.compat.resources import (
+    LauncherSpec,
+    ResourceRequest,
+    default_resource_request,
+    resource_help,
+)
 from aiorl.compat.rollout_worker import RolloutWorker
 from aiorl.errors import ConfigError
 from aiorl.learning.algorithms.ppo import PPOConfig
@@ -12,16 +17,31 @@ MIB = 2**20
 
 def test_r184_a_run_requests_the_drivers_resources_plus_those_of_each_worker() -> None:
     config = PPOConfig(
-        num_workers=3, num_cpus_for_driver=2, num_cpus_per_worker=4, memory=1000 * MIB, memory_per_worker=100 * MIB,
-        object_store_memory=50 * MIB, object_store_memory_per_worker=10 * MIB,
-    )  # fmt: skip
+        num_workers=3,
+        num_cpus_for_driver=2,
+        num_cpus_per_worker=4,
+        memory=1000 * MIB,
+        memory_per_worker=100 * MIB,
+        object_store_memory=50 * MIB,
+        object_store_memory_per_worker=10 * MIB,
+    )
     assert default_resource_request(config) == ResourceRequest(14, 0, 1300 * MIB, 80 * MIB)
     assert default_resource_request(PPOConfig(num_workers=0)) == ResourceRequest(1, 0, 0, 0)
 
 
 def test_resource_help_names_the_keys_to_adjust_and_shows_the_config() -> None:
-    text = resource_help(PPOConfig(env="CartPole-v1", num_workers=7, extra_python_environs_for_driver={"TOKEN": "x1x"}))
-    for name in ("num_workers", "num_cpus_per_worker", "num_gpus", "memory_per_worker", "object_store_memory"):
+    text = resource_help(
+        PPOConfig(
+            env="CartPole-v1", num_workers=7, extra_python_environs_for_driver={"TOKEN": "x1x"}
+        )
+    )
+    for name in (
+        "num_workers",
+        "num_cpus_per_worker",
+        "num_gpus",
+        "memory_per_worker",
+        "object_store_memory",
+    ):
         assert name in text.partition("\n\n")[0]
     assert "\nnum_workers: 7\n" in text
     assert "8 CPU" in text
@@ -29,7 +49,9 @@ def test_resource_help_names_the_keys_to_adjust_and_shows_the_config() -> None:
 
 
 def test_a_launcher_gets_possible_limits_only() -> None:
-    assert RolloutWorker.as_remote(2, memory=1000) == LauncherSpec(RolloutWorker, 2, None, 1000, None, None)
+    assert RolloutWorker.as_remote(2, memory=1000) == LauncherSpec(
+        RolloutWorker, 2, None, 1000, None, None
+    )
     for limits in ({"num_cpus": -1}, {"memory": -5}, {"resources": {"tpu": 1}}):
         with pytest.raises(ConfigError) as caught:
             RolloutWorker.as_remote(**limits)

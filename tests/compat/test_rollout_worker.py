@@ -51,7 +51,10 @@ def test_a_plain_batch_trains_the_default_policy_whatever_the_whitelist_says(mak
     """R45."""
     policies = {name: spec(VECTOR, ACTIONS) for name in (DEFAULT, "other")}
     worker = make_worker(
-        lambda context: CountingMultiAgentEnv(), policies, policies_to_train=["other"], rollout_fragment_length=4
+        lambda context: CountingMultiAgentEnv(),
+        policies,
+        policies_to_train=["other"],
+        rollout_fragment_length=4,
     )
     samples = worker.sample().policy_batches[DEFAULT]
     assert worker.policies_to_train == ["other"]
@@ -60,7 +63,9 @@ def test_a_plain_batch_trains_the_default_policy_whatever_the_whitelist_says(mak
 
 
 def test_r44_a_policy_that_is_not_trainable_does_not_learn_even_if_it_alone_has_rows(make_worker):
-    """R44, R131: several policies give multi-agent batches, in environment steps, whichever policies have rows."""
+    """R44, R131: several policies give multi-agent batches, in environment steps, whichever
+    policies have rows.
+    """
     policies = {name: spec(VECTOR, ACTIONS) for name in (DEFAULT, "other")}
     worker = make_worker(
         lambda context: CountingMultiAgentEnv((3, 5) if context.vector_index else (6, 2)),
@@ -164,7 +169,10 @@ def test_a_state_that_one_policy_refuses_changes_neither_policies_nor_filters(ma
     saving.set_global_vars({"timestep": 9})
     with pytest.raises(PolicyError, match="too large"):
         worker.restore(saving.save())
-    assert {name: found["w"].tolist() for name, found in worker.get_weights().items()} == {"0": [0.0], "1": [0.0]}
+    assert {name: found["w"].tolist() for name, found in worker.get_weights().items()} == {
+        "0": [0.0],
+        "1": [0.0],
+    }
     assert [policy.global_timestep for policy in worker.policy_map.values()] == [0, 0]
     assert [found.count for found in worker.filters.values()] == [0, 0]
 
@@ -211,8 +219,16 @@ def test_exports_and_imports_reach_the_right_policy(make_worker):
     worker.import_policy_model_from_h5("fb", "b")
     worker.export_policy_checkpoint("c")
     worker.export_policy_checkpoint("cb", "weights", "b")
-    assert worker.policy_map[DEFAULT].notes == [("model", "m"), ("h5", "f"), ("checkpoint", "c", "model")]
-    assert worker.policy_map["b"].notes == [("model", "mb"), ("h5", "fb"), ("checkpoint", "cb", "weights")]
+    assert worker.policy_map[DEFAULT].notes == [
+        ("model", "m"),
+        ("h5", "f"),
+        ("checkpoint", "c", "model"),
+    ]
+    assert worker.policy_map["b"].notes == [
+        ("model", "mb"),
+        ("h5", "fb"),
+        ("checkpoint", "cb", "weights"),
+    ]
     with pytest.raises(KeyError, match="absent"):
         worker.export_policy_model("m", "absent")
 
@@ -248,8 +264,12 @@ def test_policies_that_can_join_learn_the_number_of_processes(make_worker):
     """R54: no policy joins if one can't, or if the rank is not below the size."""
     kinds = {"0": Joining, "1": Joining}
     for policy_id, kind in (("1", Joining), ("1", PlainPolicy)):
-        policies = {name: spec(VECTOR, ACTIONS, found) for name, found in {**kinds, policy_id: kind}.items()}
-        worker = make_worker(lambda context: CountingMultiAgentEnv(), policies, policy_mapping_fn=lambda agent: "0")
+        policies = {
+            name: spec(VECTOR, ACTIONS, found) for name, found in {**kinds, policy_id: kind}.items()
+        }
+        worker = make_worker(
+            lambda context: CountingMultiAgentEnv(), policies, policy_mapping_fn=lambda agent: "0"
+        )
         if kind is PlainPolicy:
             with pytest.raises(ConfigError, match=r"'1'.*PlainPolicy"):
                 worker.setup_torch_data_parallel("tcp://host:1", 1, 4, "ring")
@@ -273,13 +293,19 @@ def test_a_free_port_and_the_address_can_be_bound(make_worker, monkeypatch):
             listener.bind(address)
     assert not ipaddress.ip_address(worker.get_node_ip()).is_unspecified
     monkeypatch.setattr("aiorl.compat.rollout_worker._ELSEWHERE", ("255.255.255.255", 9))
-    assert worker.get_node_ip() == "127.0.0.1", "a broadcast address needs a permission that the probe does not have"
+    assert worker.get_node_ip() == "127.0.0.1", (
+        "a broadcast address needs a permission that the probe does not have"
+    )
 
 
 def test_functions_can_be_applied_to_the_worker(make_worker):
     worker = make_worker()
     assert isinstance(worker, EvaluatorInterface)
-    assert worker.apply(lambda given, number, more: (given, number, more), 3, more=4) == (worker, 3, 4)
+    assert worker.apply(lambda given, number, more: (given, number, more), 3, more=4) == (
+        worker,
+        3,
+        4,
+    )
     assert worker.get_host()
 
 

@@ -11,11 +11,21 @@ from hypothesis import strategies as st
 from aiorl.compat.saved_state import SavedState, dump_state, load_state
 from aiorl.errors import CheckpointError
 
-leaves = st.none() | st.booleans() | st.integers(-(2**62), 2**62) | st.floats(allow_nan=False) | st.text()
-entries = st.dictionaries(st.text(), st.recursive(leaves, lambda inner: st.lists(inner, max_size=3), max_leaves=5))
+leaves = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**62), 2**62)
+    | st.floats(allow_nan=False)
+    | st.text()
+)
+entries = st.dictionaries(
+    st.text(), st.recursive(leaves, lambda inner: st.lists(inner, max_size=3), max_leaves=5)
+)
 
 
-@given(st.dictionaries(st.text(), entries, max_size=3), st.dictionaries(st.text(), entries, max_size=3))
+@given(
+    st.dictionaries(st.text(), entries, max_size=3), st.dictionaries(st.text(), entries, max_size=3)
+)
 def test_a_saved_state_is_restored(filters, policies):
     """R51."""
     assert load_state(dump_state(SavedState(filters, policies))) == (filters, policies)
@@ -53,7 +63,9 @@ def test_other_versions_and_forms_are_refused(content):
 @given(st.integers(0, 400), st.integers(0, 255))
 def test_damaged_bytes_are_refused_or_read_as_something_else_but_never_crash(position, value):
     """R51."""
-    data = bytearray(dump_state(SavedState({"a": {"n": np.zeros(3)}}, {"a": {"weights": {"w": np.ones(20)}}})))
+    data = bytearray(
+        dump_state(SavedState({"a": {"n": np.zeros(3)}}, {"a": {"weights": {"w": np.ones(20)}}}))
+    )
     data[position % len(data)] = value
     with contextlib.suppress(CheckpointError):
         load_state(bytes(data))

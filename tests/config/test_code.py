@@ -1,4 +1,6 @@
-"""Code that settings name: texts for objects, objects for texts, warnings about code that other users name."""
+"""Code that settings name: texts for objects, objects for texts, warnings about code that other
+users name.
+"""
 
 from __future__ import annotations
 
@@ -73,9 +75,12 @@ def test_a_local_object_has_a_name_as_long_as_it_is_referenced(monkeypatch):
     own = [lambda: 1, lambda: 2, partial(int, 3), Local(), Local().method]
     names = [named(thing) for thing in own]
     assert names == [
-        "this-program:lambda", "this-program:lambda#2", "this-program:partial", "this-program:Local",
+        "this-program:lambda",
+        "this-program:lambda#2",
+        "this-program:partial",
+        "this-program:Local",
         "this-program:method",
-    ]  # fmt: skip
+    ]
     assert all(map(is_import_path, names))
     for name, thing in zip(names, own, strict=True):
         assert import_object(name, key="k") is thing
@@ -93,7 +98,9 @@ def test_plain_data_do_not_change_and_code_and_spaces_in_them_become_plain():
     described = plain_code(space)
     assert described["n"] == 3
     given = {"a": (None, space, {"custom_model": CountingEnv})}
-    assert plain_code(given) == {"a": [None, described, {"custom_model": "aiorl.testing.envs:CountingEnv"}]}
+    assert plain_code(given) == {
+        "a": [None, described, {"custom_model": "aiorl.testing.envs:CountingEnv"}]
+    }
 
 
 PARTS = (
@@ -114,7 +121,11 @@ KINDS_OF_SPACES = [
 @pytest.mark.parametrize("space", KINDS_OF_SPACES, ids=str)
 def test_a_policy_takes_each_kind_of_space_in_each_form_of_its_entry(space):
     box = PARTS[0]
-    forms = [(None, space, box, {}), [None, space, box, None], {"observation_space": space, "action_space": box}]
+    forms = [
+        (None, space, box, {}),
+        [None, space, box, None],
+        {"observation_space": space, "action_space": box},
+    ]
     for form in forms:
         for below in ({}, {"policies": {"a": {"observation_space": spaces.Dict({"z": PARTS[1]})}}}):
             own = config(multiagent=below).updated({"multiagent": {"policies": {"a": form}}})
@@ -128,7 +139,8 @@ def test_a_class_of_spaces_is_a_class():
     assert plain_code({"space": spaces.Dict}) == {"space": "gymnasium.spaces.dict:Dict"}
 
 
-# Objects in the arguments of environments and wrappers ------------------------------------------------------------
+# Objects in the arguments of environments and wrappers
+# ------------------------------------------------------------
 
 
 class Slotted:
@@ -194,11 +206,16 @@ def test_objects_are_used_as_they_are_in_one_process_and_refused_by_key_if_other
     thing = OBJECTS[name]
     wrapper = {"class": "m:W", "kwargs": {"deep": [{"it": thing}]}}
     settings = {
-        "env_config": {"data": {"it": thing}}, "wrappers": [wrapper],
+        "env_config": {"data": {"it": thing}},
+        "wrappers": [wrapper],
         "evaluation_config": {"env_config": {"it": thing}, "wrappers": [wrapper]},
-    }  # fmt: skip
+    }
     first = config(num_workers=0, **settings)
-    for own in (first, first.updated({"lr": 0.5}), config_class("ppo").from_mapping(first.to_dict())):
+    for own in (
+        first,
+        first.updated({"lr": 0.5}),
+        config_class("ppo").from_mapping(first.to_dict()),
+    ):
         assert own.env_config["data"]["it"] is thing
         assert own.wrappers[0]["kwargs"]["deep"][0]["it"] is thing
         assert own.evaluation_config["env_config"]["it"] is thing
@@ -206,9 +223,10 @@ def test_objects_are_used_as_they_are_in_one_process_and_refused_by_key_if_other
     plain = yaml.safe_load(dump_yaml(first))
     assert plain["env_config"]["data"]["it"].startswith("this-program:")
     keys = {
-        "env_config": "env_config.data.it", "wrappers": "wrappers[0].kwargs.deep[0].it",
+        "env_config": "env_config.data.it",
+        "wrappers": "wrappers[0].kwargs.deep[0].it",
         "evaluation_config": "evaluation_config.env_config.it",
-    }  # fmt: skip
+    }
     for group, key in keys.items():
         for others in ({"num_workers": 1}, {"num_workers": 0, "evaluation_num_workers": 1}):
             with pytest.raises(ConfigError) as caught:
@@ -226,22 +244,39 @@ def test_plain_arguments_stay_plain_and_numbers_of_numpy_become_numbers():
     own = config(num_workers=2, env_config={**plain, **numbers})
     assert own.to_dict()["env_config"] == {**plain, "one": 1, "half": 0.5, "yes": True, "zero": 0}
     assert type(own.to_dict()["env_config"]["one"]) is int
-    assert config(num_workers=0, env_config={"shape": (1, 2)}).updated({"lr": 0.5}).env_config == {"shape": (1, 2)}
+    assert config(num_workers=0, env_config={"shape": (1, 2)}).updated({"lr": 0.5}).env_config == {
+        "shape": (1, 2)
+    }
 
 
 @pytest.mark.parametrize(
     ("value", "plain"),
     [
-        (Size(1, Size(2, Level.EASY)), [1, [2, 1]]), (Level.EASY, 1), (Mode.FAST, "fast"), (np.str_("x"), "x"),
-        (Text("x"), "x"), (Count(3), 3), (Share(0.5), 0.5), (np.float64(0.5), 0.5), (np.bytes_(b"x"), b"x"),
-        (bytearray(b"x"), b"x"), (Items([Mode.FAST]), ["fast"]), ({Mode.FAST: 1, Level.EASY: 2}, {"fast": 1, 1: 2}),
+        (Size(1, Size(2, Level.EASY)), [1, [2, 1]]),
+        (Level.EASY, 1),
+        (Mode.FAST, "fast"),
+        (np.str_("x"), "x"),
+        (Text("x"), "x"),
+        (Count(3), 3),
+        (Share(0.5), 0.5),
+        (np.float64(0.5), 0.5),
+        (np.bytes_(b"x"), b"x"),
+        (bytearray(b"x"), b"x"),
+        (Items([Mode.FAST]), ["fast"]),
+        ({Mode.FAST: 1, Level.EASY: 2}, {"fast": 1, 1: 2}),
         ({np.str_("x"): (Level.EASY,)}, {"x": [1]}),
     ],
     ids=repr,
-)  # fmt: skip
-def test_kinds_of_texts_numbers_and_tuples_are_plain_data_for_other_processes(value: object, plain: object) -> None:
+)
+def test_kinds_of_texts_numbers_and_tuples_are_plain_data_for_other_processes(
+    value: object, plain: object
+) -> None:
     wrapper = {"class": "m:W", "kwargs": {"it": value}}
-    settings = {"env_config": {"it": value}, "wrappers": [wrapper], "evaluation_config": {"env_config": {"it": value}}}
+    settings = {
+        "env_config": {"it": value},
+        "wrappers": [wrapper],
+        "evaluation_config": {"env_config": {"it": value}},
+    }
     for others in ({"num_workers": 1}, {"evaluation_num_workers": 1}, {"vectorize": "remote"}):
         own = config(**{"num_workers": 0, "evaluation_interval": 1, **settings, **others})
         values = WorkerPart.of(own).to_dict()
@@ -277,15 +312,21 @@ def test_a_member_in_another_key_of_evaluations_is_its_text() -> None:
     assert type(own.to_dict()["evaluation_config"]["observation_filter"]) is str
 
 
-def test_a_run_that_was_given_objects_is_resumed_with_new_ones_and_names_missing_ones(tmp_path, monkeypatch):
-    first = config(num_workers=0, env_config={"table": np.zeros(3), "size": 2}, run_dir=str(tmp_path))
+def test_a_run_that_was_given_objects_is_resumed_with_new_ones_and_names_missing_ones(
+    tmp_path, monkeypatch
+):
+    first = config(
+        num_workers=0, env_config={"table": np.zeros(3), "size": 2}, run_dir=str(tmp_path)
+    )
     save_config(first, tmp_path)
     monkeypatch.setattr("aiorl.config.code._local", WeakValueDictionary())  # as in another program
     with pytest.raises(ConfigError) as caught:
         load_config(config_class, overrides={"resume": str(tmp_path)})
     assert caught.value.key == "env_config.table"
     table = np.ones(3)
-    again = load_config(config_class, overrides={"resume": str(tmp_path), "env_config": {"table": table}})
+    again = load_config(
+        config_class, overrides={"resume": str(tmp_path), "env_config": {"table": table}}
+    )
     assert again.env_config["table"] is table
     assert again.env_config["size"] == 2
 
@@ -317,7 +358,9 @@ def test_a_script_that_cannot_be_imported_by_name_is_local(tmp_path, monkeypatch
     assert named(main.Own).startswith("this-program:Own")
 
 
-def test_a_script_that_trains_when_imported_is_refused_with_a_hint_at_the_guard(tmp_path, monkeypatch):
+def test_a_script_that_trains_when_imported_is_refused_with_a_hint_at_the_guard(
+    tmp_path, monkeypatch
+):
     refuse_in_import("trains")
     code = "from aiorl.config.code import refuse_in_import\nrefuse_in_import('trains')\n"
     (tmp_path / "unguarded.py").write_text(code)
@@ -327,7 +370,8 @@ def test_a_script_that_trains_when_imported_is_refused_with_a_hint_at_the_guard(
     assert "__name__" in caught.value.hint
 
 
-# Code of other users --------------------------------------------------------------------------------------------
+# Code of other users
+# --------------------------------------------------------------------------------------------------
 
 
 def config(**values: object) -> CommonConfig:
@@ -339,7 +383,10 @@ def test_import_paths_are_found_at_any_depth() -> None:
     values = {
         "env": "their_module:Env",
         "callbacks": {"on_train_result": "their_hooks:f"},
-        "multiagent": {"policies": {"a": ["their_policy:Mine", None, None, deep]}, "policy_mapping_fn": "their_map:f"},
+        "multiagent": {
+            "policies": {"a": ["their_policy:Mine", None, None, deep]},
+            "policy_mapping_fn": "their_map:f",
+        },
         "env_config": {"inner": [{"reward": "their_reward:f"}]},
     }
     assert code_named_in(config(**values).to_dict()) == {
@@ -380,18 +427,27 @@ sys.exit(main(["--resume", sys.argv[1]]))
 
 
 def test_the_warning_comes_before_the_first_import(tmp_path: Path) -> None:
-    (tmp_path / "their_module.py").write_text("import sys; sys.stderr.write('imported\\n'); raise ValueError('stop')")
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"env": "CartPole-v1", "algo": "their_module:Theirs"}))
+    (tmp_path / "their_module.py").write_text(
+        "import sys; sys.stderr.write('imported\\n'); raise ValueError('stop')"
+    )
+    (tmp_path / "config.yaml").write_text(
+        yaml.safe_dump({"env": "CartPole-v1", "algo": "their_module:Theirs"})
+    )
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
     done = subprocess.run(
-        [sys.executable, "-c", MAIN, str(tmp_path)], capture_output=True, text=True, env=environment, check=False
+        [sys.executable, "-c", MAIN, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
     )
     lines = done.stderr.splitlines()
     assert done.returncode == 2, done.stderr
     assert lines.index("  algo: 'their_module:Theirs'") < lines.index("imported")
 
 
-# Calls of the user's functions ----------------------------------------------------------------------------------
+# Calls of the user's functions
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_function_that_accepts_the_arguments_passes() -> None:
@@ -401,7 +457,9 @@ def test_a_function_that_accepts_the_arguments_passes() -> None:
 
 
 @pytest.mark.parametrize("function", [lambda: "a", lambda a, b: "a", lambda *, agent: "a"])
-def test_a_function_that_does_not_accept_them_is_refused_with_its_name_and_signature(function) -> None:
+def test_a_function_that_does_not_accept_them_is_refused_with_its_name_and_signature(
+    function,
+) -> None:
     with pytest.raises(ConfigError, match="'m:f'") as caught:
         check_takes(function, "policy_mapping_fn 'm:f'", "policy_mapping_fn", "an agent")
     assert caught.value.key == "policy_mapping_fn"

@@ -16,7 +16,13 @@ from aiorl.config.addresses import MAX_PORT, is_loopback, is_open_bind, split_ad
 from aiorl.config.command_line import exit_status
 from aiorl.config.key import changed, key
 from aiorl.config.schema import CommonConfig
-from aiorl.errors import CheckpointError, ConfigError, SecurityError, UnknownAlgorithmError, UnknownPolicyError
+from aiorl.errors import (
+    CheckpointError,
+    ConfigError,
+    SecurityError,
+    UnknownAlgorithmError,
+    UnknownPolicyError,
+)
 from aiorl.learner import configure_learner, parse_learner_args
 from aiorl.learning.algorithms.registry import config_class
 from aiorl.worker import WorkerArgs, parse_worker_args
@@ -42,18 +48,32 @@ def learner(*argv: str) -> CommonConfig:
 
 def test_the_options_that_scripts_rely_on_set_their_keys() -> None:
     line = (
-        "--env E --algo other --num-workers 0 --num-envs-per-worker 8 --vectorize native --seed 7 --stop-return -200 "
-        "--stop-timesteps 1000 --stop-time-s 2.5 --run-dir R --bind tcp://0.0.0.0:5557 --keys K --insecure "
-        "--max-worker-restarts 1"
+        "--env E --algo other --num-workers 0 --num-envs-per-worker 8 --vectorize native --seed 7"
+        " --stop-return -200 --stop-timesteps 1000 --stop-time-s 2.5 --run-dir R --bind"
+        " tcp://0.0.0.0:5557 --keys K --insecure --max-worker-restarts 1"
     )
     config = configure_learner(line.split(), config_class_of)
     assert isinstance(config, OtherConfig)
-    set_keys = {name: value for name, value in config.to_dict().items() if value != OtherConfig().to_dict()[name]}
+    set_keys = {
+        name: value
+        for name, value in config.to_dict().items()
+        if value != OtherConfig().to_dict()[name]
+    }
     assert set_keys == {
-        "env": "E", "num_workers": 0, "num_envs_per_worker": 8, "vectorize": "native", "seed": 7,
-        "stop_return": -200.0, "stop_timesteps": 1000, "stop_time_s": 2.5, "run_dir": "R",
-        "bind": "tcp://0.0.0.0:5557", "keys": "K", "insecure": True, "max_worker_restarts": 1,
-    }  # fmt: skip
+        "env": "E",
+        "num_workers": 0,
+        "num_envs_per_worker": 8,
+        "vectorize": "native",
+        "seed": 7,
+        "stop_return": -200.0,
+        "stop_timesteps": 1000,
+        "stop_time_s": 2.5,
+        "run_dir": "R",
+        "bind": "tcp://0.0.0.0:5557",
+        "keys": "K",
+        "insecure": True,
+        "max_worker_restarts": 1,
+    }
 
 
 def test_options_of_one_group_merge_in_the_order_in_which_they_are_typed() -> None:
@@ -71,15 +91,38 @@ def test_options_of_one_group_merge_in_the_order_in_which_they_are_typed() -> No
 @pytest.mark.parametrize(
     "argv",
     [
-        ["--lr", "5e-4", "--model.fcnet-hiddens", "[8, 8]", "--clip-actions", "false", "--epochs", "9"],
+        [
+            "--lr",
+            "5e-4",
+            "--model.fcnet-hiddens",
+            "[8, 8]",
+            "--clip-actions",
+            "false",
+            "--epochs",
+            "9",
+        ],
         ["--lr=5e-4", "--model.fcnet_hiddens=[8, 8]", "--clip_actions=false", "--epochs=9"],
-        ["--set", "lr=5e-4", "--set", "model.fcnet_hiddens=[8, 8]", "--set", "clip_actions=false", "--set", "epochs=9"],
+        [
+            "--set",
+            "lr=5e-4",
+            "--set",
+            "model.fcnet_hiddens=[8, 8]",
+            "--set",
+            "clip_actions=false",
+            "--set",
+            "epochs=9",
+        ],
     ],
 )
 def test_every_key_is_an_option_and_can_be_set(argv: list[str]) -> None:
     config = learner("--algo", "other", *argv)
     assert isinstance(config, OtherConfig)
-    assert (config.lr, config.model.fcnet_hiddens, config.clip_actions, config.epochs) == (5e-4, (8, 8), False, 9)
+    assert (config.lr, config.model.fcnet_hiddens, config.clip_actions, config.epochs) == (
+        5e-4,
+        (8, 8),
+        False,
+        9,
+    )
 
 
 @pytest.mark.parametrize(
@@ -121,7 +164,8 @@ def test_wrong_usage_ends_with_status_2_and_one_sentence(
 
 
 @pytest.mark.parametrize(
-    ("algo", "option", "here"), [("appo", "--gae-lambda", "--lambda"), ("dqn", "--buffer-size", "--replay-capacity")]
+    ("algo", "option", "here"),
+    [("appo", "--gae-lambda", "--lambda"), ("dqn", "--buffer-size", "--replay-capacity")],
 )
 def test_options_are_those_of_the_algorithm_in_a_file(
     algo: str, option: str, here: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -133,22 +177,41 @@ def test_options_are_those_of_the_algorithm_in_a_file(
 
 
 def test_a_value_can_begin_with_a_minus() -> None:
-    assert [learner("--stop-return", text).stop_return for text in ("-200", "-1e3", "-.5")] == [-200, -1000, -0.5]
+    assert [learner("--stop-return", text).stop_return for text in ("-200", "-1e3", "-.5")] == [
+        -200,
+        -1000,
+        -0.5,
+    ]
     with pytest.raises(SystemExit):
         learner("-5")
 
 
 def test_an_option_without_a_value_means_true_and_text_stays_text() -> None:
-    config = configure_learner(["--model.use-lstm", "--insecure", "--env", "123", "--run-dir", "2026"], config_class_of)
-    assert (config.model.use_lstm, config.insecure, config.env, config.run_dir) == (True, True, "123", "2026")
-    config = learner("--model.custom-model", "1:2", "--env-config.max-steps", "7", "--run-dir", "null")
-    assert (config.model.custom_model, config.env_config, config.run_dir) == ("1:2", {"max_steps": 7}, None)
+    config = configure_learner(
+        ["--model.use-lstm", "--insecure", "--env", "123", "--run-dir", "2026"], config_class_of
+    )
+    assert (config.model.use_lstm, config.insecure, config.env, config.run_dir) == (
+        True,
+        True,
+        "123",
+        "2026",
+    )
+    config = learner(
+        "--model.custom-model", "1:2", "--env-config.max-steps", "7", "--run-dir", "null"
+    )
+    assert (config.model.custom_model, config.env_config, config.run_dir) == (
+        "1:2",
+        {"max_steps": 7},
+        None,
+    )
     assert parse_learner_args(["--callbacks", "{on_train_result: a:b}"]).overrides == {
         "callbacks": {"on_train_result": "a:b"}
     }
 
 
-def test_help_shows_the_defaults_of_the_chosen_algorithm(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_shows_the_defaults_of_the_chosen_algorithm(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     texts = []
     for algo in ("ppo", "other", "nope"):
         with pytest.raises(SystemExit) as caught:
@@ -168,7 +231,9 @@ def printed(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
     return capsys.readouterr().out
 
 
-def test_a_printed_config_loads_again_and_origins_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_printed_config_loads_again_and_origins_are_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "printed.yaml"
     file.write_text(printed(capsys, "--env", "CartPole-v1", "--lr", "0.2", "--print-config"))
     given = configure_learner(["--env", "CartPole-v1", "--lr", "0.2"], config_class)
@@ -177,14 +242,18 @@ def test_a_printed_config_loads_again_and_origins_are_shown(tmp_path: Path, caps
     assert re.search(r"^gamma +argument +0.5$", said, re.MULTILINE)
 
 
-def test_the_keys_of_an_algorithm_and_the_presets_are_explained(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_keys_of_an_algorithm_and_the_presets_are_explained(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert "kl_coeff: " in printed(capsys, "--algo", "ppo", "--help-config")
     said = printed(capsys, "--help-presets")
     assert re.search(r"^ppo-cartpole: CartPole-v1\n.*\n.*rl-baselines3-zoo", said, re.MULTILINE)
     assert configure_learner(["--preset", "impala-cartpole"], config_class).algo == "impala"
 
 
-@pytest.mark.parametrize(("parse", "prog"), [(parse_learner_args, "train"), (parse_worker_args, "worker")])
+@pytest.mark.parametrize(
+    ("parse", "prog"), [(parse_learner_args, "train"), (parse_worker_args, "worker")]
+)
 def test_help_has_examples_and_no_internal_options(
     parse: object, prog: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -199,15 +268,22 @@ def test_help_has_examples_and_no_internal_options(
 
 
 def test_a_worker_needs_only_an_address_and_a_local_worker_gets_more() -> None:
-    assert parse_worker_args(["--connect", "tcp://host:5557"]) == WorkerArgs(connect=["tcp://host:5557"])
+    assert parse_worker_args(["--connect", "tcp://host:5557"]) == WorkerArgs(
+        connect=["tcp://host:5557"]
+    )
     line = (
         "--connect tcp://h:1 --num-workers 3 --keys K --log-level debug --max-worker-restarts 0 "
         "--slot 0 --exit-with-parent"
     )
     assert parse_worker_args(line.split()) == WorkerArgs(
-        connect=["tcp://h:1"], num_workers=3, keys=Path("K"), log_level="DEBUG", max_worker_restarts=0,
-        slot=0, exit_with_parent=True,
-    )  # fmt: skip
+        connect=["tcp://h:1"],
+        num_workers=3,
+        keys=Path("K"),
+        log_level="DEBUG",
+        max_worker_restarts=0,
+        slot=0,
+        exit_with_parent=True,
+    )
 
 
 @pytest.mark.parametrize(
@@ -233,10 +309,9 @@ def test_wrong_usage_of_a_worker_ends_with_status_2(
 
 def test_the_module_imports_almost_nothing() -> None:
     code = (
-        "import sys, aiorl.worker as it\n"
-        "it.parse_worker_args(['--connect', 'tcp://h:1'])\n"
-        "bad = {'pydantic', 'numpy', 'yaml', 'inspect', 'asyncio', 'rich', 'tyro'} & set(sys.modules)\n"
-        "raise SystemExit(f'loaded {bad}' if bad else 0)"
+        "import sys, aiorl.worker as it\nit.parse_worker_args(['--connect', 'tcp://h:1'])\nbad ="
+        " {'pydantic', 'numpy', 'yaml', 'inspect', 'asyncio', 'rich', 'tyro'} &"
+        " set(sys.modules)\nraise SystemExit(f'loaded {bad}' if bad else 0)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
@@ -268,15 +343,21 @@ def test_an_error_prints_one_sentence_and_its_status_shows_the_cause(
 
 
 ADDRESSES = {  # address -> host, port, and True if only this machine can reach it
-    "tcp://127.0.0.1:0": ("127.0.0.1", 0, True), "tcp://localhost:5557": ("localhost", 5557, True),
-    "tcp://[::1]:5557": ("::1", 5557, True), "tcp://[::ffff:127.0.0.1]:1": ("::ffff:127.0.0.1", 1, True),
-    "tcp://[::ffff:10.0.0.1]:1": ("::ffff:10.0.0.1", 1, False), "tcp://[fe80::1%eth0]:1": ("fe80::1%eth0", 1, False),
-    "tcp://*:5557": ("*", 5557, False), "tcp://learner-host:65534": ("learner-host", 65534, False),
+    "tcp://127.0.0.1:0": ("127.0.0.1", 0, True),
+    "tcp://localhost:5557": ("localhost", 5557, True),
+    "tcp://[::1]:5557": ("::1", 5557, True),
+    "tcp://[::ffff:127.0.0.1]:1": ("::ffff:127.0.0.1", 1, True),
+    "tcp://[::ffff:10.0.0.1]:1": ("::ffff:10.0.0.1", 1, False),
+    "tcp://[fe80::1%eth0]:1": ("fe80::1%eth0", 1, False),
+    "tcp://*:5557": ("*", 5557, False),
+    "tcp://learner-host:65534": ("learner-host", 65534, False),
     "tcp://128.0.0.1:1": ("128.0.0.1", 1, False),
     # look like loopback, but are names, or other programs read them differently
-    "tcp://127.0.0.1.example.org:1": ("127.0.0.1.example.org", 1, False), "tcp://127.1:1": ("127.1", 1, False),
-    "tcp://127.000.0.1:1": ("127.000.0.1", 1, False), "tcp://2130706433:1": ("2130706433", 1, False),
-}  # fmt: skip
+    "tcp://127.0.0.1.example.org:1": ("127.0.0.1.example.org", 1, False),
+    "tcp://127.1:1": ("127.1", 1, False),
+    "tcp://127.000.0.1:1": ("127.000.0.1", 1, False),
+    "tcp://2130706433:1": ("2130706433", 1, False),
+}
 
 
 @pytest.mark.parametrize("address", ADDRESSES)
@@ -288,11 +369,22 @@ def test_host_port_and_reach_of_an_address(address: str) -> None:
 @pytest.mark.parametrize(
     "address",
     [
-        "", "host:5557", "tcp://host:", "tcp://host:65535", "tcp://host:" + "9" * 5000, "tcp://::1:5557",
-        "tcp://h:\N{ARABIC-INDIC DIGIT FIVE}", "tcp://[learner]:5557", "tcp://[127.0.0.1]:5557", "tcp://:1",
-        "tcp://a:b:1", "tcp://[::1:1", "tcp://a/b:1", "tcp://host\n:1",
+        "",
+        "host:5557",
+        "tcp://host:",
+        "tcp://host:65535",
+        "tcp://host:" + "9" * 5000,
+        "tcp://::1:5557",
+        "tcp://h:\N{ARABIC-INDIC DIGIT FIVE}",
+        "tcp://[learner]:5557",
+        "tcp://[127.0.0.1]:5557",
+        "tcp://:1",
+        "tcp://a:b:1",
+        "tcp://[::1:1",
+        "tcp://a/b:1",
+        "tcp://host\n:1",
     ],
-)  # fmt: skip
+)
 def test_any_other_address_is_refused_with_an_example(address: str) -> None:
     with pytest.raises(ConfigError, match=r"tcp://127\.0\.0\.1:5557") as caught:
         split_address(address, key="connect")
@@ -310,7 +402,9 @@ def test_every_ip_address_survives_the_round_trip(
     assert split_address(f"tcp://{written}:{port}") == (str(host), port)
 
 
-@pytest.mark.parametrize("address", ["tcp://0.0.0.0:1", "tcp://*:1", "tcp://10.1.2.3:1", "tcp://[::]:1"])
+@pytest.mark.parametrize(
+    "address", ["tcp://0.0.0.0:1", "tcp://*:1", "tcp://10.1.2.3:1", "tcp://[::]:1"]
+)
 def test_a_bind_open_to_the_network_needs_keys_or_insecure(address: str) -> None:
     with pytest.raises(SecurityError, match=r"aiorl keys DIR.*--insecure") as caught:
         is_open_bind(address, has_keys=False, insecure=False)

@@ -1,4 +1,6 @@
-"""Keys: declared once, described in plain words, and refused in one sentence if unknown or set to a wrong value."""
+"""Keys: declared once, described in plain words, and refused in one sentence if unknown or set to a
+wrong value.
+"""
 
 from __future__ import annotations
 
@@ -48,8 +50,16 @@ class Longer(Outer):
 def test_a_key_keeps_its_facts_and_a_changed_default_keeps_the_others() -> None:
     for kind in (Outer, Longer):
         field = kind.model_fields["wait_s"]
-        assert [fact_of(field, name) for name in ("group", "where", "unit")] == ["B", "workers", "s"]
-        assert meanings(kind) == {"inner": "Keys inside.", "inner.depth": "Levels of it.", "wait_s": "Pause."}
+        assert [fact_of(field, name) for name in ("group", "where", "unit")] == [
+            "B",
+            "workers",
+            "s",
+        ]
+        assert meanings(kind) == {
+            "inner": "Keys inside.",
+            "inner.depth": "Levels of it.",
+            "wait_s": "Pause.",
+        }
     assert (Outer().wait_s, Longer().wait_s) == (1.0, 2.0)
     assert sub_model(Outer.model_fields["inner"]) is Inner
     with pytest.raises(ValidationError, match="wait_s"):
@@ -59,35 +69,55 @@ def test_a_key_keeps_its_facts_and_a_changed_default_keeps_the_others() -> None:
 @pytest.mark.parametrize(
     ("annotation", "words"),
     [
-        (int, "a whole number"), (float | None, "a number or null"), (bool | Literal["bulk"], "true or false or bulk"),
-        (list[str], "a list of names"), (tuple[int, ...], "a list of whole numbers"),
-        (list[Literal["a", "b", "c"]], "a list of a, b or c"), (list[Literal["a"]] | None, "a list of a or null"),
-        (tuple[tuple[int, int], ...] | None, "a list of lists or null"), (dict[str, Any], "a mapping"),
-        (Inner, "a mapping"), (object, "a value"),
+        (int, "a whole number"),
+        (float | None, "a number or null"),
+        (bool | Literal["bulk"], "true or false or bulk"),
+        (list[str], "a list of names"),
+        (tuple[int, ...], "a list of whole numbers"),
+        (list[Literal["a", "b", "c"]], "a list of a, b or c"),
+        (list[Literal["a"]] | None, "a list of a or null"),
+        (tuple[tuple[int, int], ...] | None, "a list of lists or null"),
+        (dict[str, Any], "a mapping"),
+        (Inner, "a mapping"),
+        (object, "a value"),
     ],
-)  # fmt: skip
+)
 def test_types_are_described_in_plain_words(annotation: object, words: str) -> None:
     assert expected(annotation) == words
 
 
-# One declaration ------------------------------------------------------------------------------------------------
+# One declaration
+# --------------------------------------------------------------------------------------------------
 
 
 def test_no_key_is_declared_in_two_places_of_the_config() -> None:
     for config in (CommonConfig, ModelConfig, MultiAgentConfig, TransportConfig):
         for name in config.model_fields:
-            if name not in ("model", "multiagent", "env"):  # groups are narrower for workers; env is always set there
-                own = [kind for kind in config.__mro__ if name in vars(kind).get("__annotations__", {})]
+            if name not in (
+                "model",
+                "multiagent",
+                "env",
+            ):  # groups are narrower for workers; env is always set there
+                own = [
+                    kind for kind in config.__mro__ if name in vars(kind).get("__annotations__", {})
+                ]
                 assert len(own) == 1, name
 
 
 def test_a_new_sampler_setting_touches_one_file(tmp_path: Path) -> None:
-    """In a copy of the package, a new declaration is an option, is checked, reaches workers and is documented."""
-    shutil.copytree(ROOT / "aiorl", tmp_path / "aiorl", ignore=shutil.ignore_patterns("__pycache__"))
+    """In a copy of the package, a new declaration is an option, is checked, reaches workers and is
+    documented.
+    """
+    shutil.copytree(
+        ROOT / "aiorl", tmp_path / "aiorl", ignore=shutil.ignore_patterns("__pycache__")
+    )
     file = tmp_path / "aiorl" / "config" / "worker.py"
     text = file.read_text(encoding="utf-8")
     more = '    brand_new: int = _sampling(3, ge=0)\n    """Something new."""\n'
-    file.write_text(text.replace("    soft_horizon: bool = ", f"{more}    soft_horizon: bool = ", 1), encoding="utf-8")
+    file.write_text(
+        text.replace("    soft_horizon: bool = ", f"{more}    soft_horizon: bool = ", 1),
+        encoding="utf-8",
+    )
     code = """
 from aiorl.learning.algorithms.registry import config_class
 from aiorl.learner import configure_learner
@@ -106,9 +136,14 @@ configure_learner(["--env", "E", "--brand-new", "-1"], config_class)
 """
     places = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT / 'tests' / 'support'}"}
     done = subprocess.run(
-        [sys.executable, "-c", code], env=places, cwd=tmp_path, text=True, stderr=subprocess.PIPE, timeout=60,
+        [sys.executable, "-c", code],
+        env=places,
+        cwd=tmp_path,
+        text=True,
+        stderr=subprocess.PIPE,
+        timeout=60,
         check=False,
-    )  # fmt: skip
+    )
     assert done.returncode == 2, done.stderr
     assert "--brand-new" in done.stderr
 
@@ -122,7 +157,8 @@ def test_the_keywords_of_a_rollout_worker_take_the_declared_defaults() -> None:
         assert parameters[name].default == getattr(WorkerConfig(), name), name
 
 
-# Refused keys and values ----------------------------------------------------------------------------------------
+# Refused keys and values
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -150,7 +186,9 @@ def test_the_keywords_of_a_rollout_worker_take_the_declared_defaults() -> None:
         ("ppo", {"model": {"mine": 1}}, "model.mine", "model.custom_model"),
     ],
 )
-def test_refused_keys_are_named_with_their_replacement(algo: str, values: dict[str, Any], key: str, hint: str) -> None:
+def test_refused_keys_are_named_with_their_replacement(
+    algo: str, values: dict[str, Any], key: str, hint: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
         config_class(algo).from_mapping(values)
     assert caught.value.key == key
@@ -158,7 +196,8 @@ def test_refused_keys_are_named_with_their_replacement(algo: str, values: dict[s
 
 
 @pytest.mark.parametrize(
-    "name", ["target_kl", "verbose", "exploration_final_eps", "start_steps", "memory_size", "max_steps"]
+    "name",
+    ["target_kl", "verbose", "exploration_final_eps", "start_steps", "memory_size", "max_steps"],
 )
 def test_no_key_with_another_meaning_is_offered_for_its_spelling(name: str) -> None:
     for algo in ("ppo", "dqn", "sac"):

@@ -45,7 +45,11 @@ def paths(tree: object, prefix: tuple[str, ...] = ()) -> dict[tuple[str, ...], o
     """Return the leaves of a tree by path: a slow, plain reference."""
     if not isinstance(tree, dict) or (prefix and not tree):
         return {prefix: tree}
-    return {path: leaf for name, inner in tree.items() for path, leaf in paths(inner, (*prefix, name)).items()}
+    return {
+        path: leaf
+        for name, inner in tree.items()
+        for path, leaf in paths(inner, (*prefix, name)).items()
+    }
 
 
 @settings(deadline=None)
@@ -58,7 +62,9 @@ def test_a_deep_update_merges_dicts_and_replaces_all_else(base: dict, changes: d
         if leaf != {}:
             assert found[path] == leaf
     for path, leaf in paths(base).items():
-        overruled = any(path[: len(other)] == other or other[: len(path)] == path for other in paths(changes))
+        overruled = any(
+            path[: len(other)] == other or other[: len(path)] == path for other in paths(changes)
+        )
         if not overruled:
             assert found[path] == leaf
     assert (base, changes) == (kept_base, kept_changes)
@@ -72,15 +78,25 @@ def test_an_empty_dict_changes_nothing_and_a_scalar_replaces_a_dict() -> None:
 
 
 def config_with(entry: Any) -> dict[str, Any]:
-    return {"lr": 1, "multiagent": {"policies": {"a": entry, "b": None}, "policy_mapping_fn": "m:f"}}
+    return {
+        "lr": 1,
+        "multiagent": {"policies": {"a": entry, "b": None}, "policy_mapping_fn": "m:f"},
+    }
 
 
 def test_a_key_on_top_replaces_defaults_of_policies_but_not_their_own_values() -> None:
-    entry = {"class": "sac", "config": {"gamma": 2}, "defaults": {"lr": 3, "gamma": 4, "model": {"x": 5, "y": 6}}}
+    entry = {
+        "class": "sac",
+        "config": {"gamma": 2},
+        "defaults": {"lr": 3, "gamma": 4, "model": {"x": 5, "y": 6}},
+    }
     base = config_with(entry)
     kept = deepcopy(base)
     merged = put_on_top(base, {"lr": 7, "gamma": 8, "model": {"y": 9}})
-    assert merged["multiagent"]["policies"] == {"a": {**entry, "defaults": {"model": {"x": 5}}}, "b": None}
+    assert merged["multiagent"]["policies"] == {
+        "a": {**entry, "defaults": {"model": {"x": 5}}},
+        "b": None,
+    }
     assert (merged["lr"], merged["gamma"], merged["model"]) == (7, 8, {"y": 9})
     assert base == kept
 
@@ -102,19 +118,28 @@ def test_a_policy_with_a_new_class_loses_its_defaults(new: Any, expected: Any) -
     assert merged["multiagent"]["policies"]["a"] == expected
 
 
-@pytest.mark.parametrize("group", [None, 3, {}, {"policies": None}, {"policies": [1]}, {"policies": {"a": "sac"}}])
+@pytest.mark.parametrize(
+    "group", [None, 3, {}, {"policies": None}, {"policies": [1]}, {"policies": {"a": "sac"}}]
+)
 def test_configs_without_defaults_are_not_changed(group: Any) -> None:
     config = {"multiagent": group, "lr": 1}
     assert without_defaults_of(config, {"lr": 2, "multiagent": group}) == config
 
 
 def test_a_later_layer_replaces_values_and_merges_into_mappings() -> None:
-    stack = [Layer({"a": {"x": 1, "y": 2}, "b": 3}, "one"), Layer({"a": {"y": 5}, "b": {"z": 6}}, "two")]
+    stack = [
+        Layer({"a": {"x": 1, "y": 2}, "b": 3}, "one"),
+        Layer({"a": {"y": 5}, "b": {"z": 6}}, "two"),
+    ]
     assert merged(stack) == {"a": {"x": 1, "y": 5}, "b": {"z": 6}}
     origins = Origins.of(stack)
     assert [origins.origin_of(key) for key in ("a.x", "a.y", "a", "b.z", "c")] == [
-        "one", "two", "one, two", "two", "default"
-    ]  # fmt: skip
+        "one",
+        "two",
+        "one, two",
+        "two",
+        "default",
+    ]
     assert origins.origin_of("a", has_default=True) == "default, one, two"
 
 
@@ -145,9 +170,14 @@ def described(config: PPOConfig) -> dict[str, str]:
 
 def test_describe_prints_each_value_and_its_origin(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
-    path.write_text("preset: ppo-cartpole\nmodel:\n  use_lstm: true\ntf_session_args: {device_count: {GPU: 0}}\n")
+    path.write_text(
+        "preset: ppo-cartpole\nmodel:\n  use_lstm: true\ntf_session_args: {device_count: {GPU:"
+        " 0}}\n"
+    )
     variables, model = {"MY_TOKEN": "s3cr3t"}, {"custom_model": "mine:make", "width": 7}
-    config = PPOConfig.from_file(path, seed=3, extra_python_environs_for_worker=variables, model=model)
+    config = PPOConfig.from_file(
+        path, seed=3, extra_python_environs_for_worker=variables, model=model
+    )
     lines = described(config)
     assert lines.keys() == {*dict(all_keys(PPOConfig)), "model.width"}
     assert lines["model.width"] == "argument 7"
@@ -185,11 +215,24 @@ def write(path: Path, text: str) -> Path:
 
 def test_the_effective_config_prints_as_yaml_that_loads_back_equal(tmp_path: Path) -> None:
     values = {
-        "env": "pkg.mod:Env", "algo": "other", "lr": 1e-5, "xla": "off", "epochs": 7,
-        "env_config": {"rate": 1e-7, "words": ["on", "1:30", "007", "1e5"], "deep": {"x": [None, True, -3.0, "é"]}},
-        "model": {"fcnet_hiddens": [32], "conv_filters": [[16, 8, 4]], "custom_model": "a:B", "mine": {"a": 1}},
+        "env": "pkg.mod:Env",
+        "algo": "other",
+        "lr": 1e-5,
+        "xla": "off",
+        "epochs": 7,
+        "env_config": {
+            "rate": 1e-7,
+            "words": ["on", "1:30", "007", "1e5"],
+            "deep": {"x": [None, True, -3.0, "é"]},
+        },
+        "model": {
+            "fcnet_hiddens": [32],
+            "conv_filters": [[16, 8, 4]],
+            "custom_model": "a:B",
+            "mine": {"a": 1},
+        },
         "extra_python_environs_for_worker": {"OMP": "1", "FLAG": "off"},
-    }  # fmt: skip
+    }
     config = load_config(config_class_of, overrides=values)
     text = dump_yaml(config)
     file = write(tmp_path / "a.yaml", text)
@@ -198,8 +241,14 @@ def test_the_effective_config_prints_as_yaml_that_loads_back_equal(tmp_path: Pat
 
 
 json_like = st.recursive(
-    st.none() | st.booleans() | st.integers(-(10**9), 10**9) | st.floats(allow_nan=False) | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**9), 10**9)
+    | st.floats(allow_nan=False)
+    | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
     max_leaves=6,
 )
 
@@ -214,7 +263,12 @@ def test_any_environment_arguments_survive_being_printed(arguments: dict) -> Non
 def test_secrets_are_withheld_and_restored_from_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    variables = {"HF_TOKEN": "s3cr3t", "DB_PASSWORD": "s3cr3t", "AWS_SECRET_ACCESS_KEY": "s3cr3t", "PLAIN": "shown"}
+    variables = {
+        "HF_TOKEN": "s3cr3t",
+        "DB_PASSWORD": "s3cr3t",
+        "AWS_SECRET_ACCESS_KEY": "s3cr3t",
+        "PLAIN": "shown",
+    }
     overrides = {"env": "E", "extra_python_environs_for_worker": variables}
     config = load_config(config_class_of, overrides=overrides)
     text = dump_yaml(config)
@@ -245,7 +299,9 @@ def test_secrets_are_withheld_and_restored_from_the_environment(
         ("? [1, 2]\n: 3\n", ", line 1", ""),
     ],
 )
-def test_an_error_in_a_file_names_the_file_the_line_and_the_key(tmp_path: Path, text: str, line: str, key: str) -> None:
+def test_an_error_in_a_file_names_the_file_the_line_and_the_key(
+    tmp_path: Path, text: str, line: str, key: str
+) -> None:
     file = write(tmp_path / "bad.yaml", text)
     with pytest.raises(ConfigError) as caught:
         load_config(config_class_of, file=file)
@@ -262,7 +318,9 @@ def test_an_error_in_a_file_names_the_file_the_line_and_the_key(tmp_path: Path, 
 
 
 def test_resume_starts_from_the_runs_own_config(tmp_path: Path) -> None:
-    config = load_config(config_class_of, overrides={"env": "E", "algo": "other", "lr": 0.25, "stop_return": 10})
+    config = load_config(
+        config_class_of, overrides={"env": "E", "algo": "other", "lr": 0.25, "stop_return": 10}
+    )
     save_config(config.updated({"resume": str(tmp_path)}), tmp_path)
     resumed = load_config(config_class_of, overrides={"resume": str(tmp_path), "stop_return": 20})
     assert (resumed.algo, resumed.lr, resumed.stop_return) == ("other", 0.25, 20)
@@ -273,7 +331,10 @@ def test_resume_starts_from_the_runs_own_config(tmp_path: Path) -> None:
 GROUPS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "env_config": ({"size": 7, "map": {"wide": 1, "high": 2}}, {"map": {"high": 3}}),
     "model": ({"fcnet_hiddens": [8], "vf_share_layers": True}, {"fcnet_activation": "relu"}),
-    "multiagent": ({"policies": {"a": None, "b": None}, "policies_to_train": ["a"]}, {"policies": {"c": None}}),
+    "multiagent": (
+        {"policies": {"a": None, "b": None}, "policies_to_train": ["a"]},
+        {"policies": {"c": None}},
+    ),
     "evaluation_config": ({"horizon": 9, "env_config": {"size": 7}}, {"env_config": {"wide": 1}}),
     "exploration": ({"type": "EpsilonGreedy", "epsilon": 0.5}, {"final": 0.1}),
     "optimizer": ({"beta_1": 0.5}, {"beta_2": 0.5}),
@@ -294,28 +355,48 @@ def test_a_group_merges_into_the_one_below_it_by_every_way_in(tmp_path: Path, gr
     ways = {
         "updated": first.updated({group: changes}),
         "a file and keywords": PPOConfig.from_file(file, **{group: changes}),
-        "a file and the command line": load_config(config_class, file=file, overrides={group: changes}),
+        "a file and the command line": load_config(
+            config_class, file=file, overrides={group: changes}
+        ),
         "a config and keywords": load_config(
             config_class, settings={"env": "E", group: below}, overrides={group: changes}
         ),
-        "a run and the command line": load_config(config_class, overrides={"resume": str(tmp_path), group: changes}),
+        "a run and the command line": load_config(
+            config_class, overrides={"resume": str(tmp_path), group: changes}
+        ),
     }
-    assert {way: config.to_dict()[group] for way, config in ways.items()} == dict.fromkeys(ways, wanted)
+    assert {way: config.to_dict()[group] for way, config in ways.items()} == dict.fromkeys(
+        ways, wanted
+    )
 
 
 def test_null_and_then_a_group_replaces_the_whole_group_and_null_alone_gives_the_default() -> None:
-    config = PPOConfig(env="E", env_config={"size": 7}, model={"fcnet_hiddens": [8]}, optimizer={"beta_1": 0.5})
+    config = PPOConfig(
+        env="E", env_config={"size": 7}, model={"fcnet_hiddens": [8]}, optimizer={"beta_1": 0.5}
+    )
     emptied = config.updated({"env_config": None, "model": None, "optimizer": None})
     assert (emptied.env_config, emptied.optimizer, emptied.model) == ({}, {}, PPOConfig().model)
     for group, value in {"env_config": {"wide": 1}, "model": {"fcnet_activation": "relu"}}.items():
         assert config.updated({group: None}, {group: value}) == PPOConfig(
-            **{**emptied.users_values(), "env": "E", "optimizer": {"beta_1": 0.5},
-               "env_config": {"size": 7}, "model": {"fcnet_hiddens": [8]}, group: value}
-        )  # fmt: skip
+            **{
+                **emptied.users_values(),
+                "env": "E",
+                "optimizer": {"beta_1": 0.5},
+                "env_config": {"size": 7},
+                "model": {"fcnet_hiddens": [8]},
+                group: value,
+            }
+        )
 
 
-def test_settings_of_another_type_of_exploration_and_other_sources_of_experience_replace_those_before() -> None:
-    config = PPOConfig(env="E", exploration={"type": "EpsilonGreedy", "epsilon": 0.5}, input={"a": 0.5, "sampler": 0.5})
+def test_settings_of_another_type_of_exploration_and_other_sources_of_experience_replace_those_before() -> (
+    None
+):
+    config = PPOConfig(
+        env="E",
+        exploration={"type": "EpsilonGreedy", "epsilon": 0.5},
+        input={"a": 0.5, "sampler": 0.5},
+    )
     changed = config.updated({"exploration": {"type": "GaussianNoise"}, "input": {"b": 1.0}})
     assert changed.exploration == {"type": "GaussianNoise"}
     assert changed.input == {"b": 1.0}
@@ -328,7 +409,9 @@ def test_a_value_from_keywords_overrules_the_schedule_of_a_config() -> None:
 
 
 @pytest.mark.parametrize("changes", [{"run_dir": "elsewhere"}, {"algo": "ppo"}])
-def test_fixed_settings_of_a_resumed_run_are_refused_with_a_hint(tmp_path: Path, changes: dict[str, str]) -> None:
+def test_fixed_settings_of_a_resumed_run_are_refused_with_a_hint(
+    tmp_path: Path, changes: dict[str, str]
+) -> None:
     save_config(load_config(config_class_of, overrides={"env": "E", "algo": "other"}), tmp_path)
     with pytest.raises(ConfigError) as caught:
         load_config(config_class_of, overrides={"resume": str(tmp_path), **changes})
@@ -361,7 +444,10 @@ def test_a_file_of_the_user_can_be_a_link_or_a_pipe_but_not_a_run_directory(tmp_
 
 
 def test_a_resumed_run_keeps_its_settings_whatever_the_presets(tmp_path: Path) -> None:
-    save_config(load_config(config_class, overrides={"env": "CartPole-v1", "preset": "ppo-cartpole"}), tmp_path)
+    save_config(
+        load_config(config_class, overrides={"env": "CartPole-v1", "preset": "ppo-cartpole"}),
+        tmp_path,
+    )
     file = tmp_path / CONFIG_FILE
     file.write_text(file.read_text().replace("preset: ppo-cartpole", "preset: one-of-long-ago"))
     resumed = load_config(config_class, overrides={"resume": str(tmp_path), "seed": 3})

@@ -18,17 +18,41 @@ from aiorl.learning.algorithms.registry import config_class
 
 STRANGER = 12345
 PLACE = {
-    "run_dir", "resume", "init_from", "bind", "advertise", "keys", "insecure", "web", "client_port", "output",
-    "monitor", "loggers", "compilation_cache", "extra_python_environs_for_driver",
+    "run_dir",
+    "resume",
+    "init_from",
+    "bind",
+    "advertise",
+    "keys",
+    "insecure",
+    "web",
+    "client_port",
+    "output",
+    "monitor",
+    "loggers",
+    "compilation_cache",
+    "extra_python_environs_for_driver",
     "extra_python_environs_for_worker",
-}  # fmt: skip
+}
 THEIRS = {
-    "bind": "tcp://0.0.0.0:5557", "insecure": True, "advertise": "theirs", "keys": "/theirs", "web": "0.0.0.0:80",
-    "client_port": 81, "output": "/theirs", "output_max_file_size": 7, "monitor": True, "loggers": ["wandb"],
-    "init_from": "/theirs", "compilation_cache": "/theirs", "evaluation_config": {"output": "/theirs", "horizon": 7},
+    "bind": "tcp://0.0.0.0:5557",
+    "insecure": True,
+    "advertise": "theirs",
+    "keys": "/theirs",
+    "web": "0.0.0.0:80",
+    "client_port": 81,
+    "output": "/theirs",
+    "output_max_file_size": 7,
+    "monitor": True,
+    "loggers": ["wandb"],
+    "init_from": "/theirs",
+    "compilation_cache": "/theirs",
+    "evaluation_config": {"output": "/theirs", "horizon": 7},
     "extra_python_environs_for_driver": {"LD_PRELOAD": "/theirs.so"},
-    "extra_python_environs_for_worker": {"PYTHONPATH": "/theirs"}, "env": "CartPole-v1", "gamma": 0.5,
-}  # fmt: skip
+    "extra_python_environs_for_worker": {"PYTHONPATH": "/theirs"},
+    "env": "CartPole-v1",
+    "gamma": 0.5,
+}
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 
 
@@ -50,12 +74,16 @@ def run_of(place: Path, owner: int) -> Path:
 
 @needs_root
 @pytest.mark.parametrize("whose", ["file", "directory"])
-def test_a_resumed_run_of_another_user_does_not_say_where_it_listens_and_writes(tmp_path: Path, whose: str) -> None:
+def test_a_resumed_run_of_another_user_does_not_say_where_it_listens_and_writes(
+    tmp_path: Path, whose: str
+) -> None:
     run_of(tmp_path, STRANGER if whose == "file" else 0)
     if whose == "directory":
         os.chown(tmp_path, STRANGER, -1)
     told: list[str] = []
-    config = load_config(config_class, overrides={"resume": str(tmp_path), "web": 8265}, warn=told.append)
+    config = load_config(
+        config_class, overrides={"resume": str(tmp_path), "web": 8265}, warn=told.append
+    )
     defaults = CommonConfig()
     for name in PLACE - {"run_dir", "resume", "web"}:
         assert getattr(config, name) == getattr(defaults, name), name
@@ -86,7 +114,9 @@ def test_a_run_of_root_continues_as_it_was_and_its_code_is_shown(
 
 
 def swap_when_parsed(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put this user's directory in the place of another user's as soon as the content of a file was read."""
+    """Put this user's directory in the place of another user's as soon as the content of a file was
+    read.
+    """
 
     def parse(path: Path, content: bytes) -> tuple[dict[str, object], dict[str, int]]:
         if path.parent == place and not place.is_symlink():

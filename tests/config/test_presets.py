@@ -9,22 +9,40 @@ from typing import Any
 import pytest
 
 from aiorl.config.files import parse_value
-from aiorl.config.layers import dump_yaml, find_preset, load_config, named_preset, preset_names, save_config
+from aiorl.config.layers import (
+    dump_yaml,
+    find_preset,
+    load_config,
+    named_preset,
+    preset_names,
+    save_config,
+)
 from aiorl.env.registry import EnvContext, resolve_env
 from aiorl.errors import ConfigError
 from aiorl.learning.algorithms.ppo import PPOConfig
 from aiorl.learning.algorithms.registry import config_class
 
 WANTED = (
-    "CartPole-v1", "Acrobot-v1", "LunarLander-v3", "Pendulum-v1", "MountainCar-v0", "HalfCheetah-v5", "Hopper-v5",
-    "Walker2d-v5", "ALE/Pong-v5",
-)  # fmt: skip
+    "CartPole-v1",
+    "Acrobot-v1",
+    "LunarLander-v3",
+    "Pendulum-v1",
+    "MountainCar-v0",
+    "HalfCheetah-v5",
+    "Hopper-v5",
+    "Walker2d-v5",
+    "ALE/Pong-v5",
+)
 
 
 def leaves(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in values.items():
-        inner = leaves(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+        inner = (
+            leaves(value, f"{prefix}{name}.")
+            if isinstance(value, dict)
+            else {f"{prefix}{name}": value}
+        )
         found.update(inner)
     return found
 
@@ -32,8 +50,15 @@ def leaves(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 def test_there_is_a_preset_for_each_of_the_usual_environments() -> None:
     found = [(algo, find_preset(algo, env)) for algo in ("ppo", "impala") for env in WANTED]
     assert all(preset is not None and preset.algo == algo for algo, preset in found)
-    names = {env: preset.name for env in ("ALE/Pong-v5", "ALE/Breakout-v5") if (preset := find_preset("ppo", env))}
-    assert names == {"ALE/Pong-v5": "ppo-pong", "ALE/Breakout-v5": "ppo-atari"}  # an exact name before a pattern
+    names = {
+        env: preset.name
+        for env in ("ALE/Pong-v5", "ALE/Breakout-v5")
+        if (preset := find_preset("ppo", env))
+    }
+    assert names == {
+        "ALE/Pong-v5": "ppo-pong",
+        "ALE/Breakout-v5": "ppo-atari",
+    }  # an exact name before a pattern
     assert find_preset("ppo", "Pong") is None
 
 
@@ -42,7 +67,9 @@ def test_a_preset_loads_and_each_of_its_settings_takes_effect(name: str) -> None
     preset = named_preset(name)
     kind = config_class(preset.algo)
     env = preset.envs[0].replace("*", "Breakout")  # which has no preset of its own
-    is_second = name == "rainbow-cartpole"  # auto chooses dqn-cartpole for its algorithm and environment
+    is_second = (
+        name == "rainbow-cartpole"
+    )  # auto chooses dqn-cartpole for its algorithm and environment
     config = kind(env=env, preset=name if is_second else "auto")
     assert config.preset == name
     effective = leaves(config.to_dict())
@@ -57,11 +84,27 @@ def test_a_preset_loads_and_each_of_its_settings_takes_effect(name: str) -> None
 def test_precedence_is_default_then_preset_then_file_then_argument(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text("preset: ppo-cartpole\ngamma: 0.5\nlambda_: 0.6\nmodel: {fcnet_hiddens: [8]}\n")
-    config = load_config(config_class, file=file, overrides={"lambda_": 0.7, "model": {"use_lstm": True}})
+    config = load_config(
+        config_class, file=file, overrides={"lambda_": 0.7, "model": {"use_lstm": True}}
+    )
     assert isinstance(config, PPOConfig)
-    assert (config.clip_actions, config.rollout_fragment_length, config.gamma, config.lambda_) == (True, 32, 0.5, 0.7)
-    origins = [config.origin_of(key) for key in ("clip_actions", "rollout_fragment_length", "gamma", "lambda_", "env")]
-    assert origins == ["default", "preset ppo-cartpole", f"{file}, line 2", "argument", "preset ppo-cartpole"]
+    assert (config.clip_actions, config.rollout_fragment_length, config.gamma, config.lambda_) == (
+        True,
+        32,
+        0.5,
+        0.7,
+    )
+    origins = [
+        config.origin_of(key)
+        for key in ("clip_actions", "rollout_fragment_length", "gamma", "lambda_", "env")
+    ]
+    assert origins == [
+        "default",
+        "preset ppo-cartpole",
+        f"{file}, line 2",
+        "argument",
+        "preset ppo-cartpole",
+    ]
     assert config.origin_of("model.fcnet_hiddens") == f"{file}, line 4"
     assert config.origin_of("model.use_lstm") == "argument"
 
@@ -102,12 +145,16 @@ def test_a_whole_config_names_its_preset_for_the_record_only() -> None:
 def test_a_warning_says_that_a_complete_file_leaves_nothing_to_a_preset(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """For example a printed config, which would train with other settings under the preset's name."""
+    """For example a printed config, which would train with other settings under the preset's
+    name.
+    """
     file = tmp_path / "mine.yaml"
     file.write_text(dump_yaml(PPOConfig(env="CartPole-v1")))
     for name in ("auto", "ppo-acrobot"):
         caplog.clear()
-        config = load_config(config_class, file=file, overrides={"env": "Acrobot-v1", "preset": name})
+        config = load_config(
+            config_class, file=file, overrides={"env": "Acrobot-v1", "preset": name}
+        )
         assert (config.preset, config.gamma) == ("ppo-acrobot", PPOConfig().gamma)
         (said,) = caplog.messages
         assert "ppo-acrobot" in said
@@ -124,7 +171,9 @@ def test_there_is_no_warning_if_a_preset_has_an_effect_or_equals_the_file(
     part.write_text("gamma: 0.5\nlambda_: 0.6\n")
     save_config(with_preset.updated({"gamma": 0.5, "run_dir": str(run)}), run)
     for file in (whole, part):
-        config = load_config(config_class, file=file, overrides={"env": "CartPole-v1", "preset": "auto"})
+        config = load_config(
+            config_class, file=file, overrides={"env": "CartPole-v1", "preset": "auto"}
+        )
         assert config.preset == "ppo-cartpole"
     load_config(config_class, file=whole)
     assert load_config(config_class, overrides={"resume": str(run)}).preset == "ppo-cartpole"
@@ -149,7 +198,10 @@ def test_a_value_of_the_user_replaces_a_presets_schedule() -> None:
     config = PPOConfig(preset="ppo-cartpole", lr=1e-4)
     assert (config.lr, config.lr_schedule) == (1e-4, None)
     schedule = [[0, 1.0], [10, 0.5]]
-    assert PPOConfig(preset="ppo-cartpole", lr=1e-4, lr_schedule=schedule).to_dict()["lr_schedule"] == schedule
+    assert (
+        PPOConfig(preset="ppo-cartpole", lr=1e-4, lr_schedule=schedule).to_dict()["lr_schedule"]
+        == schedule
+    )
 
 
 def test_a_value_on_top_replaces_the_schedule_of_a_file_or_a_config(tmp_path: Path) -> None:
@@ -168,15 +220,25 @@ def test_a_value_on_top_replaces_the_schedule_of_a_file_or_a_config(tmp_path: Pa
 def test_a_preset_can_be_changed_later_and_values_of_the_user_stay() -> None:
     config = PPOConfig(env="CartPole-v1", preset="auto", gamma=0.5, model={"fcnet_hiddens": [8]})
     config = config.model_copy(update={"seed": 7}).updated({"grad_clip": None})
-    for changes, name, lam in (({"preset": None}, None, 0.95), ({"preset": "ppo-acrobot"}, "ppo-acrobot", 0.94)):
+    for changes, name, lam in (
+        ({"preset": None}, None, 0.95),
+        ({"preset": "ppo-acrobot"}, "ppo-acrobot", 0.94),
+    ):
         changed = config.updated(changes)
         assert (changed.preset, changed.lambda_) == (name, lam)
-        assert (changed.gamma, changed.seed, changed.grad_clip, changed.model.fcnet_hiddens) == (0.5, 7, None, (8,))
+        assert (changed.gamma, changed.seed, changed.grad_clip, changed.model.fcnet_hiddens) == (
+            0.5,
+            7,
+            None,
+            (8,),
+        )
         assert changed.env == "CartPole-v1"
     assert config.updated({"lambda_": 0.1}).rollout_fragment_length == 32
 
 
-def test_a_missing_environment_is_reported_as_without_a_preset(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_environment_is_reported_as_without_a_preset(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "mujoco", None)
     with pytest.raises(ConfigError, match=r"gymnasium\[mujoco\]"):
         resolve_env(str(PPOConfig(env="HalfCheetah-v5", preset="auto").env))(EnvContext())

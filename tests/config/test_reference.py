@@ -93,7 +93,11 @@ def test_keys_of_groups_are_converted_or_explained() -> None:
 
 @pytest.mark.parametrize("name", PAGES)
 def test_a_foreign_name_in_python_is_refused_with_the_hint_in_its_line(name: str) -> None:
-    objects: dict[str, Any] = {"aiorl": aiorl, "config": aiorl.PPOConfig(), "trainer": object.__new__(aiorl.PPOTrainer)}
+    objects: dict[str, Any] = {
+        "aiorl": aiorl,
+        "config": aiorl.PPOConfig(),
+        "trainer": object.__new__(aiorl.PPOTrainer),
+    }
     for row in rows(name, "python"):
         of, _, attribute = row[0].strip("`").partition(".")
         assert not hasattr(objects[of], attribute)

@@ -39,21 +39,37 @@ def test_config_takes_an_experiment_of_rllib_train_and_says_what_it_leaves_out(
     file.write_text(FILE)
     with caplog.at_level(logging.WARNING):
         config: Any = load_config(config_class, file=file)
-    assert (config.algo, config.env, config.lr, config.num_workers) == ("dqn", "CartPole-v1", 0.0003, 1)
-    assert (config.stop_return, config.stop_timesteps, config.replay_capacity) == (150, 100_000, 20_000)
+    assert (config.algo, config.env, config.lr, config.num_workers) == (
+        "dqn",
+        "CartPole-v1",
+        0.0003,
+        1,
+    )
+    assert (config.stop_return, config.stop_timesteps, config.replay_capacity) == (
+        150,
+        100_000,
+        20_000,
+    )
     assert config.prioritized_replay
     assert config.epsilon_schedule == [(0, 1.0), (2000, 0.05)]
     assert config.model.fcnet_hiddens == (32,)
     assert config.origin_of("stop_return") == f"{file}, line 5"
     left_out = [text.split()[0] for text in caplog.messages if str(file) not in text]
     assert left_out == [
-        "framework", "target_network_update_freq", "replay_buffer_config.type", "model.custom_options",
-    ]  # fmt: skip
+        "framework",
+        "target_network_update_freq",
+        "replay_buffer_config.type",
+        "model.custom_options",
+    ]
 
 
 @pytest.mark.parametrize(
     ("config", "key"),
-    [("lr: {grid_search: [0.1, 0.2]}", "lr"), ("no_such_key: 3", "no_such_key"), ("lr: fast", "lr")],
+    [
+        ("lr: {grid_search: [0.1, 0.2]}", "lr"),
+        ("no_such_key: 3", "no_such_key"),
+        ("lr: fast", "lr"),
+    ],
 )
 def test_an_error_in_an_experiment_names_the_line(tmp_path: Path, config: str, key: str) -> None:
     file = tmp_path / "ppo.yaml"
@@ -71,7 +87,8 @@ def test_a_file_of_several_experiments_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "values", [{}, {"env": "E", "lr": 1}, {"model": {"use_lstm": True}}, {"env_config": {"run": "fast"}}]
+    "values",
+    [{}, {"env": "E", "lr": 1}, {"model": {"use_lstm": True}}, {"env_config": {"run": "fast"}}],
 )
 def test_files_of_aiorl_are_not_mistaken_for_experiments(values: dict[str, Any]) -> None:
     assert not is_rllib_file(values)

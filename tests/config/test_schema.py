@@ -51,22 +51,37 @@ def test_r166_every_key_of_the_specification_is_there_with_its_default() -> None
     config = CommonConfig()
     values = config.to_dict()
     assert {name: values[name] for name in SPEC_DEFAULTS} == SPEC_DEFAULTS
-    assert (config.model.dim, config.model.framestack, config.model.custom_preprocessor) == (84, True, None)
+    assert (config.model.dim, config.model.framestack, config.model.custom_preprocessor) == (
+        84,
+        True,
+        None,
+    )
     multiagent = config.multiagent
     assert multiagent.policies == {}
-    assert multiagent.policy_mapping_fn is multiagent.policies_to_train is multiagent.observation_fn is None
+    assert (
+        multiagent.policy_mapping_fn
+        is multiagent.policies_to_train
+        is multiagent.observation_fn
+        is None
+    )
 
 
 @pytest.mark.parametrize(
     ("values", "named", "offered"),
     [
         ({"num_worker": 3}, "num_worker", "num_workers"),
-        ({"transport": {"heartbeat_interval": 2}}, "transport.heartbeat_interval", "heartbeat_interval_s"),
+        (
+            {"transport": {"heartbeat_interval": 2}},
+            "transport.heartbeat_interval",
+            "heartbeat_interval_s",
+        ),
         ({"local_tf_session_args": {"new": 1}}, "local_tf_session_args.new", "--help-config"),
         ({"xyzzy": 1}, "xyzzy", "--help-config"),
     ],
 )
-def test_r167_an_unknown_key_or_sub_key_is_refused_by_name(values: dict, named: str, offered: str) -> None:
+def test_r167_an_unknown_key_or_sub_key_is_refused_by_name(
+    values: dict, named: str, offered: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
         CommonConfig.from_mapping(values)
     assert caught.value.key == named
@@ -99,7 +114,9 @@ def test_many_unknown_keys_cause_few_warnings(caplog: pytest.LogCaptureFixture) 
 
 
 def test_r171_the_users_config_merges_deeply_into_the_algorithms() -> None:
-    config = OtherConfig.from_mapping({"model": {"use_lstm": True}, "tf_session_args": {"device_count": {"GPU": 0}}})
+    config = OtherConfig.from_mapping(
+        {"model": {"use_lstm": True}, "tf_session_args": {"device_count": {"GPU": 0}}}
+    )
     assert config.model.use_lstm
     assert config.model.fcnet_hiddens == (64, 64)
     assert config.tf_session_args["device_count"] == {"CPU": 1, "GPU": 0}
@@ -136,7 +153,10 @@ def test_r171_with_base_config_replaces_sub_dicts_and_leaves_the_base_untouched(
         ({"model": {"use_lstm": True, "use_gru": True}}, "model.use_gru"),
         ({"model": 5}, "model"),
         ({"clip_rewards": "perhaps"}, "clip_rewards"),
-        ({"input": "files", "input_epochs": 1, "num_workers": 0, "bind": "tcp://127.0.0.1:5557"}, "num_workers"),
+        (
+            {"input": "files", "input_epochs": 1, "num_workers": 0, "bind": "tcp://127.0.0.1:5557"},
+            "num_workers",
+        ),
         ({"input_epochs": 1}, "input_epochs"),
         ({"num_gpus": 1.5}, "num_gpus"),
         ({"sample_async": True, "observation_filter": "MeanStdFilter"}, "observation_filter"),
@@ -181,8 +201,15 @@ class ElseConfig(CommonConfig):
 
 
 def test_a_config_from_keywords_equals_one_from_a_mapping(caplog: pytest.LogCaptureFixture) -> None:
-    config = OtherConfig(env=OrderedDict, num_workers=2, seed=1, model={"use_lstm": True}, sample_batch_size=50)
-    values = {"env": "collections:OrderedDict", "num_workers": 2, "seed": 1, "model": {"use_lstm": True}}
+    config = OtherConfig(
+        env=OrderedDict, num_workers=2, seed=1, model={"use_lstm": True}, sample_batch_size=50
+    )
+    values = {
+        "env": "collections:OrderedDict",
+        "num_workers": 2,
+        "seed": 1,
+        "model": {"use_lstm": True},
+    }
     assert config == OtherConfig.from_mapping({**values, "rollout_fragment_length": 50})
     assert config.model_fields_set == {*values, "rollout_fragment_length"}
     assert config.updated({"lr": 0.5}).model_fields_set == {*config.model_fields_set, "lr"}
@@ -194,7 +221,12 @@ def test_a_file_is_read_and_keywords_win_over_it(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text("env: E\nmodel: {use_lstm: true}\nlr: 0.25\n")
     config = OtherConfig.from_file(file, lr=0.5, model={"lstm_cell_size": 8})
-    assert (config.env, config.lr, config.model.use_lstm, config.model.lstm_cell_size) == ("E", 0.5, True, 8)
+    assert (config.env, config.lr, config.model.use_lstm, config.model.lstm_cell_size) == (
+        "E",
+        0.5,
+        True,
+        8,
+    )
     file.write_text("algo: ppo\nlr: 1\n")
     with pytest.raises(ConfigError, match=r"mine\.yaml, line 1: algo .*ElseConfig"):
         ElseConfig.from_file(str(file))
@@ -219,7 +251,8 @@ def test_r172_an_environment_is_an_id_or_a_class_and_anything_else_is_refused() 
 
 def test_r185_least_lengths_of_an_iteration_reach_neither_workers_nor_updates() -> None:
     long, short = (
-        PPOConfig(env="E", seed=1, **more) for more in ({"min_iter_time_s": 3, "timesteps_per_iteration": 9}, {})
+        PPOConfig(env="E", seed=1, **more)
+        for more in ({"min_iter_time_s": 3, "timesteps_per_iteration": 9}, {})
     )
     assert (long.min_iter_time_s, long.timesteps_per_iteration) == (3, 9)
     assert WorkerPart.of(long) == WorkerPart.of(short)
@@ -230,7 +263,12 @@ def test_r185_least_lengths_of_an_iteration_reach_neither_workers_nor_updates() 
 def test_updates_run_eagerly_traced_or_compiled() -> None:
     modes = [
         CommonConfig(xla="on", **settings).update_mode
-        for settings in ({}, {"eager": True}, {"eager": True, "eager_tracing": True}, {"eager_tracing": True})
+        for settings in (
+            {},
+            {"eager": True},
+            {"eager": True, "eager_tracing": True},
+            {"eager_tracing": True},
+        )
     ]
     assert modes == ["on", "eager", "off", "on"]
 
@@ -249,11 +287,16 @@ def test_python_objects_are_accepted_and_named_by_their_import_paths() -> None:
         callbacks=Importable,
         loggers=[importable],
         model={"custom_model": importable, "custom_preprocessor": Importable},
-        multiagent={"policies": {"policy": (None, space, space, {})}, "policy_mapping_fn": importable},
+        multiagent={
+            "policies": {"policy": (None, space, space, {})},
+            "policy_mapping_fn": importable,
+        },
     )
     assert config.callbacks == config.model.custom_preprocessor == f"{__name__}:Importable"
     path = f"{__name__}:importable"
-    assert [*config.loggers, config.model.custom_model, config.multiagent.policy_mapping_fn] == [path] * 3
+    assert [*config.loggers, config.model.custom_model, config.multiagent.policy_mapping_fn] == [
+        path
+    ] * 3
     assert config.multiagent.policies["policy"][1] == space_to_dict(space)
     assert PPOConfig(callbacks={"on_episode_end": importable}).callbacks == {"on_episode_end": path}
     config = PPOConfig(
@@ -262,7 +305,10 @@ def test_python_objects_are_accepted_and_named_by_their_import_paths() -> None:
         evaluation_config={"callbacks": Importable, "env_config": {"make": importable}},
     )
     assert (config.wrappers, config.exploration) == ([path, {"class": path}], {"type": path})
-    assert config.evaluation_config == {"callbacks": f"{__name__}:Importable", "env_config": {"make": importable}}
+    assert config.evaluation_config == {
+        "callbacks": f"{__name__}:Importable",
+        "env_config": {"make": importable},
+    }
 
 
 @pytest.mark.parametrize(
@@ -272,11 +318,16 @@ def test_python_objects_are_accepted_and_named_by_their_import_paths() -> None:
         ({"callbacks": Importable()}, "callbacks"),
         ({"callbacks": {"on_episode_end": lambda info: None}}, "callbacks.on_episode_end"),
         ({"multiagent": {"policy_mapping_fn": lambda agent: "a"}}, "multiagent.policy_mapping_fn"),
-        ({"multiagent": {"policies": {"a": {"class": type("Own", (), {})}}}}, "multiagent.policies.a.class"),
+        (
+            {"multiagent": {"policies": {"a": {"class": type("Own", (), {})}}}},
+            "multiagent.policies.a.class",
+        ),
         ({"env": lambda: None}, "env"),
     ],
 )
-def test_local_objects_are_only_allowed_with_num_workers_0(settings: dict[str, Any], key: str) -> None:
+def test_local_objects_are_only_allowed_with_num_workers_0(
+    settings: dict[str, Any], key: str
+) -> None:
     config = PPOConfig(num_workers=0, **settings)
     assert config.updated({"lr": 1.0}).to_dict() == {**config.to_dict(), "lr": 1.0}
     assert PPOConfig.from_mapping(config.to_dict()) == config

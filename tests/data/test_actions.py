@@ -20,27 +20,45 @@ NESTED = spaces.Tuple(
     ]
 )
 WHOLE = spaces.Tuple([spaces.Discrete(2), spaces.MultiDiscrete([3, 4])])
-SIMPLE = [spaces.Discrete(4), spaces.MultiDiscrete([2, 3]), BOX, spaces.Box(-1, 1, (2, 2), np.float64)]
+SIMPLE = [
+    spaces.Discrete(4),
+    spaces.MultiDiscrete([2, 3]),
+    BOX,
+    spaces.Box(-1, 1, (2, 2), np.float64),
+]
 
-simple_spaces = st.sampled_from([
-    *SIMPLE, spaces.MultiBinary((2, 1)), spaces.Discrete(2, start=-1), spaces.Discrete(3, dtype=np.int32),
-    spaces.Box(-1, 1, ()), spaces.Box(-3, 9, (), np.int16), spaces.Box(0, 255, (2, 2), np.uint8),
-    spaces.MultiDiscrete([[2, 3], [4, 2]], dtype=np.int32, start=[[1, 0], [0, -1]]),
-])  # fmt: skip
+simple_spaces = st.sampled_from(
+    [
+        *SIMPLE,
+        spaces.MultiBinary((2, 1)),
+        spaces.Discrete(2, start=-1),
+        spaces.Discrete(3, dtype=np.int32),
+        spaces.Box(-1, 1, ()),
+        spaces.Box(-3, 9, (), np.int16),
+        spaces.Box(0, 255, (2, 2), np.uint8),
+        spaces.MultiDiscrete([[2, 3], [4, 2]], dtype=np.int32, start=[[1, 0], [0, -1]]),
+    ]
+)
 any_spaces = st.recursive(
     simple_spaces,
     lambda inner: (
         st.lists(inner, min_size=1, max_size=3).map(spaces.Tuple)
         # pairs keep their order
-        | st.lists(st.tuples(st.sampled_from("cab"), inner), min_size=1, max_size=3, unique_by=lambda pair: pair[0])
-        .map(spaces.Dict)
+        | st.lists(
+            st.tuples(st.sampled_from("cab"), inner),
+            min_size=1,
+            max_size=3,
+            unique_by=lambda pair: pair[0],
+        ).map(spaces.Dict)
     ),
     max_leaves=5,
-)  # fmt: skip
+)
 
 
 def assert_same(space, mine, theirs):
-    """Assert that values of the space are equal and of one kind: types, dtypes, shapes and order of names."""
+    """Assert that values of the space are equal and of one kind: types, dtypes, shapes and order of
+    names.
+    """
     assert type(mine) is type(theirs), f"for {space}"
     if isinstance(space, spaces.Tuple):
         for part, a, b in zip(space.spaces, mine, theirs, strict=True):
@@ -58,11 +76,15 @@ def has_choice(leaf):
     return isinstance(leaf, spaces.Discrete | spaces.MultiDiscrete)
 
 
-@pytest.mark.filterwarnings("ignore:.*Casting input x")  # of Gymnasium, about its own samples of whole Boxes
+@pytest.mark.filterwarnings(
+    "ignore:.*Casting input x"
+)  # of Gymnasium, about its own samples of whole Boxes
 @settings(deadline=None)
 @given(space=any_spaces, rows=st.integers(1, 4), seed=st.integers(0, 2**31))
 def test_r117_every_action_can_be_restored_from_its_column(space, rows, seed):
-    """R117: for any space, the environment gets one action per row, of the kind that the space samples."""
+    """R117: for any space, the environment gets one action per row, of the kind that the space
+    samples.
+    """
     space.seed(seed)
     layout = ActionLayout(space)
     actions = [space.sample() for _ in range(rows)]
@@ -158,7 +180,9 @@ PAIR = spaces.Tuple([spaces.Discrete(3), spaces.Discrete(3)])
         (spaces.Dict({"a": PAIR}), {"a": [(1, 2), (0, 1)]}),
     ],
 )
-def test_r117_a_list_of_row_wise_tuples_is_refused_even_if_it_has_as_many_rows_as_components(space, actions):
+def test_r117_a_list_of_row_wise_tuples_is_refused_even_if_it_has_as_many_rows_as_components(
+    space, actions
+):
     with pytest.raises(BatchError):
         ActionLayout(space).to_column(actions)
 
@@ -214,7 +238,9 @@ def test_an_action_that_does_not_fit_is_refused(action):
         ActionLayout(BOX).to_row(np.zeros(3))
 
 
-@pytest.mark.parametrize("space", [spaces.Text(3), spaces.Tuple([]), spaces.Tuple([spaces.Text(2)]), spaces.Dict({})])
+@pytest.mark.parametrize(
+    "space", [spaces.Text(3), spaces.Tuple([]), spaces.Tuple([spaces.Text(2)]), spaces.Dict({})]
+)
 def test_other_spaces_are_refused(space):
     with pytest.raises(UnsupportedSpaceError, match="Discrete"):
         list(leaf_spaces(space))

@@ -9,7 +9,9 @@ from aiorl.errors import BatchError
 
 
 def make_fragment(valid: np.ndarray | None = None) -> Fragment:
-    """T=3, N=2; obs value = 10 * t + n; environment 1 ended at t=1 and was reset inside that step."""
+    """T=3, N=2; obs value = 10 * t + n; environment 1 ended at t=1 and was reset inside that
+    step.
+    """
     t, n = np.meshgrid(np.arange(3), np.arange(2), indexing="ij")
     columns = {
         c.OBS: (10 * t + n)[..., None].astype(np.float32),
@@ -57,7 +59,11 @@ def test_columns_that_disagree_are_named() -> None:
 
 @pytest.mark.parametrize("index", [np.int32(0), np.array([1], np.int32), np.array([[1]], np.int32)])
 def test_an_index_of_final_observations_without_rows_of_two_is_refused(index: np.ndarray) -> None:
-    arrays = {c.OBS: np.zeros((3, 2, 1)), c.LAST_OBS: np.zeros((2, 1)), c.FINAL_OBS: np.zeros((1, 1))}
+    arrays = {
+        c.OBS: np.zeros((3, 2, 1)),
+        c.LAST_OBS: np.zeros((2, 1)),
+        c.FINAL_OBS: np.zeros((1, 1)),
+    }
     with pytest.raises(BatchError, match="final_index"):
         check_new_obs(arrays | {c.FINAL_INDEX: np.asarray(index)})
 

@@ -17,8 +17,12 @@ STATE = c.state_in(0)
 PLAN = SamplePlan(columns=(c.OBS, c.T, c.TERMINATEDS, c.TRUNCATEDS, c.LAST_OBS, STATE))
 
 
-def trajectory(number: int, first_t: int, steps: int, ending: str, *, has_state: bool = True) -> dict[str, Any]:
-    """Return steps of episode ``number`` from ``first_t``; observations [episode, t], state = rows since a reset."""
+def trajectory(
+    number: int, first_t: int, steps: int, ending: str, *, has_state: bool = True
+) -> dict[str, Any]:
+    """Return steps of episode ``number`` from ``first_t``; observations [episode, t], state = rows
+    since a reset.
+    """
     t = np.arange(first_t, first_t + steps, dtype=np.int32)
     flags = {name: np.zeros(steps, np.bool_) for name in (c.TERMINATEDS, c.TRUNCATEDS)}
     if ending != "cut":
@@ -34,14 +38,21 @@ def trajectory(number: int, first_t: int, steps: int, ending: str, *, has_state:
     return {**rows, STATE: t[:, None].astype(np.float32)} if has_state else rows
 
 
-PIECE = st.tuples(st.sampled_from([0, 0, 3]), st.integers(1, 9), st.sampled_from(["cut", c.TERMINATEDS, c.TRUNCATEDS]))
+PIECE = st.tuples(
+    st.sampled_from([0, 0, 3]),
+    st.integers(1, 9),
+    st.sampled_from(["cut", c.TERMINATEDS, c.TRUNCATEDS]),
+)
 
 
 @st.composite
 def batches(draw: st.DrawFn, *, has_state: bool = True) -> SampleBatch:
     pieces = draw(st.lists(PIECE, min_size=1, max_size=12))
     return SampleBatch.concat(
-        [SampleBatch(trajectory(number, *piece, has_state=has_state)) for number, piece in enumerate(pieces)]
+        [
+            SampleBatch(trajectory(number, *piece, has_state=has_state))
+            for number, piece in enumerate(pieces)
+        ]
     )
 
 
@@ -73,16 +84,22 @@ def check_sequences(batch: SampleBatch, arrays: dict[str, Any], length: int) -> 
 
 
 @given(batches(), st.integers(1, 12))
-def test_sequences_have_each_row_once_with_the_state_of_acting(batch: SampleBatch, length: int) -> None:
+def test_sequences_have_each_row_once_with_the_state_of_acting(
+    batch: SampleBatch, length: int
+) -> None:
     arrays = to_sequences(batch, PLAN, length)
     assert set(arrays) == {*PLAN.columns, c.VALID}
     check_sequences(batch, arrays, length)
-    assert Fragment({name: arrays[name] for name in (*PLAN.of_rows, c.VALID)}).env_steps == batch.count
+    assert (
+        Fragment({name: arrays[name] for name in (*PLAN.of_rows, c.VALID)}).env_steps == batch.count
+    )
 
 
 @settings(deadline=None)
 @given(batches(has_state=False), st.integers(1, 12))
-def test_without_a_state_any_trajectory_can_follow_one_that_ended(batch: SampleBatch, length: int) -> None:
+def test_without_a_state_any_trajectory_can_follow_one_that_ended(
+    batch: SampleBatch, length: int
+) -> None:
     arrays = to_sequences(batch, SamplePlan(columns=(*PLAN.of_rows, c.LAST_OBS)), length)
     check_sequences(batch, arrays, length)
     cut = sum(
@@ -151,7 +168,9 @@ def test_a_column_that_is_missing_or_holds_objects_is_named() -> None:
 @pytest.mark.parametrize("has_state", [True, False])
 def test_r102_rows_after_suppressed_rows_are_another_trajectory(has_state: bool) -> None:
     """R102: the sequence ends with the observation after its last row, not with a later one."""
-    batch = SampleBatch(trajectory(0, 0, 8, c.TERMINATEDS, has_state=has_state)).take(np.array([0, 1, 2, 5, 6, 7]))
+    batch = SampleBatch(trajectory(0, 0, 8, c.TERMINATEDS, has_state=has_state)).take(
+        np.array([0, 1, 2, 5, 6, 7])
+    )
     plan = PLAN if has_state else SamplePlan(columns=(*PLAN.of_rows, c.LAST_OBS))
     arrays = to_sequences(batch, plan, 6)
     assert arrays[c.T].T.tolist() == [[0, 1, 2, 0, 0, 0], [5, 6, 7, 0, 0, 0]]
@@ -163,7 +182,9 @@ def test_r102_states_show_a_gap_if_observations_are_equal() -> None:
     """R102, R114."""
     batch = SampleBatch(trajectory(0, 0, 6, "cut")).take(np.array([0, 1, 4, 5]))
     batch[c.OBS][:] = batch[c.NEW_OBS][:] = 0
-    assert to_sequences(batch, PLAN, 4)[c.VALID].sum(0).tolist() == [4], "without output states, the gap is not visible"
+    assert to_sequences(batch, PLAN, 4)[c.VALID].sum(0).tolist() == [4], (
+        "without output states, the gap is not visible"
+    )
     batch[c.state_out(0)] = batch[STATE] + 1
     arrays = to_sequences(batch, PLAN, 4)
     assert arrays[c.VALID].sum(0).tolist() == [2, 2]

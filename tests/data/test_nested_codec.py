@@ -17,11 +17,21 @@ arrays = hnp.arrays(
     st.sampled_from(["<f4", "<f8", "i1", "u1", "<i8", "?"]),
     hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4),
 )
-leaves = st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.floats() | st.text() | st.binary() | arrays
+leaves = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**63)
+    | st.floats()
+    | st.text()
+    | st.binary()
+    | arrays
+)
 keys = st.text() | st.integers(-(2**63), 2**63) | st.tuples(st.integers(0, 9), st.text())
 values = st.recursive(
     leaves,
-    lambda part: st.lists(part, max_size=3) | st.dictionaries(keys, part, max_size=3) | st.tuples(part, part),
+    lambda part: (
+        st.lists(part, max_size=3) | st.dictionaries(keys, part, max_size=3) | st.tuples(part, part)
+    ),
     max_leaves=8,
 )
 
@@ -30,7 +40,11 @@ def same(one, other) -> bool:
     if type(one) is not type(other):
         return False
     if isinstance(one, np.ndarray):
-        return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
+        return (
+            one.dtype == other.dtype
+            and one.shape == other.shape
+            and one.tobytes() == other.tobytes()
+        )
     if isinstance(one, dict):
         return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
     if isinstance(one, list | tuple):
@@ -70,16 +84,27 @@ def test_infos_lose_only_entries_that_cannot_be_packed_and_these_are_counted():
 
 
 HEADS = [
-    ["|O", [1]], ["<M8[s]", [1]], ["<f8", [3]], ["<f4", [2**63]], ["<f4", [0, 2**62]], [[["a", "<f4"]], [1]],
-    ["O", [1]], 7, ["<f4", 1],
-]  # fmt: skip
+    ["|O", [1]],
+    ["<M8[s]", [1]],
+    ["<f8", [3]],
+    ["<f4", [2**63]],
+    ["<f4", [0, 2**62]],
+    [[["a", "<f4"]], [1]],
+    ["O", [1]],
+    7,
+    ["<f4", 1],
+]
 
 
 @pytest.mark.parametrize(
     "data",
-    [b"", b"\xc1", *(msgpack.packb(msgpack.ExtType(code, b"\xc1")) for code in (1, 9)),
-     *(msgpack.packb(msgpack.ExtType(1, msgpack.packb(head) + b"12345678")) for head in HEADS)],
-)  # fmt: skip
+    [
+        b"",
+        b"\xc1",
+        *(msgpack.packb(msgpack.ExtType(code, b"\xc1")) for code in (1, 9)),
+        *(msgpack.packb(msgpack.ExtType(1, msgpack.packb(head) + b"12345678")) for head in HEADS),
+    ],
+)
 def test_damaged_bytes_are_refused(data):
     with pytest.raises(BadFrame):
         unpack(data)

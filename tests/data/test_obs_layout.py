@@ -25,14 +25,24 @@ def array(*numbers):
         (spaces.MultiDiscrete([2, 3]), (array(1, 0), array(0, 1, 1)), [1, 0, 0, 1, 1]),
         (spaces.MultiDiscrete([2, 2]), array([1, 0], [0, 1]), [1, 0, 0, 1]),
         (spaces.MultiBinary((2, 2)), array([1, 0], [0, 1]), [1, 0, 0, 1]),
-        (spaces.Tuple([spaces.Discrete(2), spaces.Box(0, 1), spaces.Discrete(2)]), (array(0, 1), array(1, 1)),
-         [0, 1, 1, 1]),
+        (
+            spaces.Tuple([spaces.Discrete(2), spaces.Box(0, 1), spaces.Discrete(2)]),
+            (array(0, 1), array(1, 1)),
+            [0, 1, 1, 1],
+        ),
         (spaces.Tuple([spaces.Discrete(2), spaces.Box(0, 1)]), (array(0, 1), None), [0, 1]),
-        (spaces.Dict({"b": spaces.Discrete(2), "a": spaces.MultiBinary(1)}), {"b": array(0, 1), "a": array(0)},
-         [0, 0, 1]),
-        (spaces.Dict({"b": spaces.Discrete(2), "a": spaces.MultiBinary(1)}), array(0, 0, 1), [0, 0, 1]),
+        (
+            spaces.Dict({"b": spaces.Discrete(2), "a": spaces.MultiBinary(1)}),
+            {"b": array(0, 1), "a": array(0)},
+            [0, 0, 1],
+        ),
+        (
+            spaces.Dict({"b": spaces.Discrete(2), "a": spaces.MultiBinary(1)}),
+            array(0, 0, 1),
+            [0, 0, 1],
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_mask_in_any_form_is_one_row_of_all_choices(space, mask, row):
     layout = MaskLayout(space)
     assert layout.size == len(row)
@@ -73,14 +83,21 @@ def test_a_mask_of_another_shape_or_with_other_entries_is_refused(space, mask):
 
 
 def test_a_space_that_does_not_fit_masks_of_the_actions_is_refused_with_advice():
-    for actions, wrong in ((spaces.Discrete(3), spaces.MultiBinary(2)), (spaces.Box(0, 1), spaces.MultiBinary(1))):
+    for actions, wrong in (
+        (spaces.Discrete(3), spaces.MultiBinary(2)),
+        (spaces.Box(0, 1), spaces.MultiBinary(1)),
+    ):
         with pytest.raises(UnsupportedSpaceError, match="action_mask"):
             MaskLayout(actions).check_space(wrong)
 
 
 def test_rows_without_a_legal_choice_are_found_and_bits_always_have_one():
-    layout = MaskLayout(spaces.Tuple([spaces.MultiDiscrete([2, 2]), spaces.MultiBinary(2), spaces.Discrete(2)]))
-    masks = array([1, 0, 0, 1, 0, 0, 1, 1], [0, 0, 1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1, 0, 0], [1] * 8)
+    layout = MaskLayout(
+        spaces.Tuple([spaces.MultiDiscrete([2, 2]), spaces.MultiBinary(2), spaces.Discrete(2)])
+    )
+    masks = array(
+        [1, 0, 0, 1, 0, 0, 1, 1], [0, 0, 1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1, 0, 0], [1] * 8
+    )
     assert layout.rows_without_action(masks).tolist() == [1, 2]
     assert MaskLayout(spaces.MultiBinary(2)).rows_without_action(array([0, 0])).tolist() == []
 
@@ -104,7 +121,10 @@ def test_an_observation_and_its_mask_share_a_row_and_can_be_split():
 
 
 def test_parts_follow_each_other():
-    assert ObsLayout((7,), {"a.0": (2, 3), "b": ()}).slices() == {"a.0": slice(0, 6), "b": slice(6, 7)}
+    assert ObsLayout((7,), {"a.0": (2, 3), "b": ()}).slices() == {
+        "a.0": slice(0, 6),
+        "b": slice(6, 7),
+    }
 
 
 def test_spaces_know_their_layout():

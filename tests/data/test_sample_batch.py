@@ -1,4 +1,6 @@
-"""Batches of one or several policies: mappings of columns with the length of their rows, plain or compressed."""
+"""Batches of one or several policies: mappings of columns with the length of their rows, plain or
+compressed.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from aiorl.process.log_once import summarize
 
 def make_batch(rows: int, start: int = 0) -> SampleBatch:
     index = np.arange(start, start + rows)
-    return SampleBatch({"obs": np.stack([index, -index], axis=1).astype(np.float32), "eps_id": index // 3})
+    return SampleBatch(
+        {"obs": np.stack([index, -index], axis=1).astype(np.float32), "eps_id": index // 3}
+    )
 
 
 def rows(*values: float) -> SampleBatch:
@@ -36,7 +40,11 @@ def test_columns_that_disagree_or_have_no_rows_are_refused_with_their_name() -> 
 def test_concat_keeps_every_row_in_order(sizes: list[int]) -> None:
     starts = np.cumsum([0, *sizes])
     batches = [make_batch(size, int(start)) for size, start in zip(sizes, starts, strict=False)]
-    for joined in (SampleBatch.concat(batches), SampleBatch.concat_samples(batches), concat_batches(batches)):
+    for joined in (
+        SampleBatch.concat(batches),
+        SampleBatch.concat_samples(batches),
+        concat_batches(batches),
+    ):
         assert joined.count == sum(sizes)
         np.testing.assert_array_equal(joined["obs"][:, 0], np.arange(sum(sizes)))
     assert concat_batches(batches[:1]) is batches[0]
@@ -54,7 +62,11 @@ def test_split_by_episode_cuts_where_the_id_changes_and_keeps_all_rows() -> None
     parts = batch.split_by_episode()
     assert [part.count for part in parts] == [3, 3, 2]
     np.testing.assert_array_equal(SampleBatch.concat(parts)["obs"], batch["obs"])
-    assert [p.count for p in SampleBatch(eps_id=np.array([1, 1, 2, 1])).split_by_episode()] == [2, 1, 1]
+    assert [p.count for p in SampleBatch(eps_id=np.array([1, 1, 2, 1])).split_by_episode()] == [
+        2,
+        1,
+        1,
+    ]
     assert SampleBatch(eps_id=np.zeros(0)).split_by_episode() == []
 
 
@@ -86,20 +98,28 @@ def test_methods_that_users_of_rllib_expect() -> None:
     assert mixed["obs"].tolist() == batch["obs"].tolist()
     assert batch["eps_id"].tolist() != [0, 0, 0, 1, 1]
     assert dict(zip(batch["obs"][:, 0].tolist(), batch["eps_id"].tolist(), strict=True)) == {
-        0: 0, 99: 0, 2: 0, 3: 1, 4: 1
-    }  # fmt: skip
+        0: 0,
+        99: 0,
+        2: 0,
+        3: 1,
+        4: 1,
+    }
 
 
-# Compressed columns ---------------------------------------------------------------------------------------------
+# Compressed columns
+# --------------------------------------------------------------------------------------------------
 
 ARRAYS = hnp.arrays(
-    st.sampled_from([np.uint8, np.float32, np.int64, np.bool_]), hnp.array_shapes(min_dims=1, max_dims=4, min_side=0)
+    st.sampled_from([np.uint8, np.float32, np.int64, np.bool_]),
+    hnp.array_shapes(min_dims=1, max_dims=4, min_side=0),
 )
 
 
 @settings(deadline=None)
 @given(array=ARRAYS, by_row=st.booleans(), data=st.data())
-def test_r65_decompression_restores_equal_arrays_and_rows_are_picked_compressed(array, by_row, data) -> None:
+def test_r65_decompression_restores_equal_arrays_and_rows_are_picked_compressed(
+    array, by_row, data
+) -> None:
     column = PackedColumn.pack(array, by_row=by_row)
     assert len(column) == len(array)
     assert column.unpack().dtype == array.dtype
@@ -173,12 +193,20 @@ def test_r65_compression_skips_missing_columns_and_objects() -> None:
         batch.compress(True)  # type: ignore[arg-type]
 
 
-# Several policies -----------------------------------------------------------------------------------------------
+# Several policies
+# --------------------------------------------------------------------------------------------------
 
 
 def test_r131_r132_concat_adds_counts_of_env_steps_and_keeps_row_order_per_policy() -> None:
-    parts = [MultiAgentBatch({"a": rows(1, 2)}, 1), MultiAgentBatch({"b": rows(7), "a": rows(3)}, 2)]
-    for joined in (MultiAgentBatch.concat(parts), MultiAgentBatch.concat_samples(parts), concat_batches(parts)):
+    parts = [
+        MultiAgentBatch({"a": rows(1, 2)}, 1),
+        MultiAgentBatch({"b": rows(7), "a": rows(3)}, 2),
+    ]
+    for joined in (
+        MultiAgentBatch.concat(parts),
+        MultiAgentBatch.concat_samples(parts),
+        concat_batches(parts),
+    ):
         assert (joined.count, joined.total()) == (3, 4)
         assert joined.policy_batches["a"]["obs"].tolist() == [1, 2, 3]
         assert joined.policy_batches["b"]["obs"].tolist() == [7]
@@ -186,7 +214,9 @@ def test_r131_r132_concat_adds_counts_of_env_steps_and_keeps_row_order_per_polic
 
 def test_plain_batches_among_multi_agent_ones_are_the_default_policys() -> None:
     """R132, R67."""
-    joined = concat_batches([rows(1, 2), MultiAgentBatch({DEFAULT_POLICY_ID: rows(3), "b": rows(4)}, 1)])
+    joined = concat_batches(
+        [rows(1, 2), MultiAgentBatch({DEFAULT_POLICY_ID: rows(3), "b": rows(4)}, 1)]
+    )
     assert joined.count == 3
     assert joined.policy_batches[DEFAULT_POLICY_ID]["obs"].tolist() == [1, 2, 3]
     assert joined.policy_batches["b"]["obs"].tolist() == [4]

@@ -43,7 +43,11 @@ def test_a_space_survives_msgpack_and_strict_json(space):
 
 
 @given(
-    low=hnp.arrays(np.float32, hnp.array_shapes(max_dims=3, max_side=4), elements=st.floats(-1e6, 1e6, width=32)),
+    low=hnp.arrays(
+        np.float32,
+        hnp.array_shapes(max_dims=3, max_side=4),
+        elements=st.floats(-1e6, 1e6, width=32),
+    ),
     room=st.floats(0, 1000, width=32),
 )
 def test_box_bounds_are_restored_bit_by_bit(low, room):
@@ -119,11 +123,15 @@ any_dicts = st.recursive(
     st.sampled_from(EXAMPLES[:7]),
     lambda inner: (
         st.lists(inner, min_size=1, max_size=3).map(spaces.Tuple)
-        | st.lists(st.tuples(st.sampled_from("zaMb_"), inner), min_size=1, max_size=4, unique_by=lambda pair: pair[0])
-        .map(spaces.Dict)
+        | st.lists(
+            st.tuples(st.sampled_from("zaMb_"), inner),
+            min_size=1,
+            max_size=4,
+            unique_by=lambda pair: pair[0],
+        ).map(spaces.Dict)
     ),
     max_leaves=6,
-)  # fmt: skip
+)
 
 
 @given(space=any_dicts)

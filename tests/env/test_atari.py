@@ -31,7 +31,10 @@ from benchmarks.sampler import make_lockstep_env
 
 
 class LivesEnv(gymnasium.Env):
-    """Game with an emulator: a life is lost every ``per_life`` steps; each step earns 1. Frames show the step."""
+    """Game with an emulator: a life is lost every ``per_life`` steps; each step earns 1.
+
+    Frames show the step.
+    """
 
     def __init__(self, lives=3, per_life=2, shape=(4, 4), meanings=("NOOP", "FIRE", "UP")):
         self.observation_space = spaces.Box(0, 255, shape, np.uint8)
@@ -153,7 +156,9 @@ def test_a_real_game_is_made_by_id_and_recognised(name):
 
 
 def test_undrawn_frames_change_only_the_time_per_step():
-    """Oracle: Gymnasium's preprocessing around ale-py's plain environment, with the same seeds and actions."""
+    """Oracle: Gymnasium's preprocessing around ale-py's plain environment, with the same seeds and
+    actions.
+    """
     config = {"frameskip": 1}
     fast = wrap_deepmind(real_game("ALE/Breakout-v5", **config))
     assert isinstance(fast.env.env.env.env.env, UndrawnFrames)
@@ -201,7 +206,9 @@ def is_vector(env) -> bool:
     [
         ("ALE/Breakout-v5", 120, {}),  # lives, and FIRE at the start of each
         # No FIRE; games are cut.
-        pytest.param("ALE/MsPacman-v5", 60, {"max_num_frames_per_episode": 100}, marks=pytest.mark.slow),
+        pytest.param(
+            "ALE/MsPacman-v5", 60, {"max_num_frames_per_episode": 100}, marks=pytest.mark.slow
+        ),
         pytest.param("ALE/Freeway-v5", 20, {"full_action_space": True}, marks=pytest.mark.slow),
     ],
 )
@@ -240,7 +247,11 @@ def test_auto_uses_it_for_several_games_with_deepmind_preprocessing():
 
 @pytest.mark.parametrize(
     ("settings", "why"),
-    [({"frameskip": 2}, "frameskip"), ({"mode": 1}, "mode: 1"), ({"render_mode": "rgb_array"}, "render_mode")],
+    [
+        ({"frameskip": 2}, "frameskip"),
+        ({"mode": 1}, "mode: 1"),
+        ({"render_mode": "rgb_array"}, "render_mode"),
+    ],
 )
 def test_unsupported_settings_use_single_games_and_the_log_says_why(settings, why, caplog):
     with caplog.at_level(logging.INFO):

@@ -8,7 +8,13 @@ import pytest
 from gymnasium import spaces
 
 from aiorl.acting.preprocessors import preprocessor_for
-from aiorl.env.checks import NestedCheck, ObservationCheck, as_reward, check_rewards, raise_env_fault
+from aiorl.env.checks import (
+    NestedCheck,
+    ObservationCheck,
+    as_reward,
+    check_rewards,
+    raise_env_fault,
+)
 from aiorl.errors import BadObservationError, BadRewardError, BatchError, EnvError, described
 
 
@@ -43,12 +49,17 @@ def test_an_observation_outside_its_box_is_reported_once(caplog):
         check.check_values(np.float32([[0, 0], [0, 7]]), lambda row: 3)
     assert len(caplog.messages) == 1
     assert caplog.records[0].args[:3] == ("maze", 1, 3)
-    ObservationCheck("free", spaces.Box(-np.inf, np.inf, (2,), np.float32)).check_values(np.full((1, 2), 9.0), int)
+    ObservationCheck("free", spaces.Box(-np.inf, np.inf, (2,), np.float32)).check_values(
+        np.full((1, 2), 9.0), int
+    )
     assert len(caplog.messages) == 1
 
 
 NEST = spaces.Dict(
-    {"image": spaces.Box(0, 255, (2, 2), np.uint8), "pair": spaces.Tuple([spaces.Discrete(3), spaces.Box(-1, 1, (1,))])}
+    {
+        "image": spaces.Box(0, 255, (2, 2), np.uint8),
+        "pair": spaces.Tuple([spaces.Discrete(3), spaces.Box(-1, 1, (1,))]),
+    }
 )
 
 
@@ -115,7 +126,9 @@ def test_an_observation_that_is_no_number_is_named_with_its_type(obs, value, is_
 
 
 def test_keys_that_a_dict_space_does_not_have_are_named_once(caplog):
-    space = spaces.Dict([("z", spaces.Box(-1.0, 1.0, (1,))), ("a", spaces.Dict({"n": spaces.Discrete(3)}))])
+    space = spaces.Dict(
+        [("z", spaces.Box(-1.0, 1.0, (1,))), ("a", spaces.Dict({"n": spaces.Discrete(3)}))]
+    )
     check = NestedCheck("Lake", space)
     for step in range(3):
         obs = {"z": np.zeros(1, np.float32), "time": 3, "a": {"n": 1, "action_mask": [1, 1, 0]}}

@@ -25,7 +25,9 @@ COUNTING = "aiorl.testing.envs:CountingEnv"
 
 
 def choice(name, num_envs=4, horizon=None, **config) -> str:
-    return EnvMaker(EnvPlan(env=name, env_config=config, num_envs=num_envs, vectorize="auto", horizon=horizon)).form
+    return EnvMaker(
+        EnvPlan(env=name, env_config=config, num_envs=num_envs, vectorize="auto", horizon=horizon)
+    ).form
 
 
 def test_auto_uses_a_native_form_for_several_copies():
@@ -120,7 +122,9 @@ def test_r161_every_kind_of_environment_becomes_a_base_env():
             made.stop()
 
 
-@pytest.mark.parametrize(("make", "kind"), [(CountingEnv, VectorBaseEnv), (CountingMultiAgentEnv, MultiAgentBaseEnv)])
+@pytest.mark.parametrize(
+    ("make", "kind"), [(CountingEnv, VectorBaseEnv), (CountingMultiAgentEnv, MultiAgentBaseEnv)]
+)
 def test_r20_r162_other_copies_are_made_with_their_index_and_the_first_is_the_given_one(make, kind):
     made = []
 

@@ -20,7 +20,9 @@ from aiorl.env.wrapping import EnvPlan
 from aiorl.errors import ConfigError, UnknownEnvError
 from benchmarks.sampler import make_lockstep_env
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("envpool") is None, reason="EnvPool is not installed")
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("envpool") is None, reason="EnvPool is not installed"
+)
 
 
 class ConstantPolicy(Policy):
@@ -34,13 +36,17 @@ class ConstantPolicy(Policy):
 
 
 def asynchronous(num_envs=4, seed=3, **config):
-    env = resolve_env("envpool:CartPole-v1")(EnvContext({"async": True, **config}, num_envs=num_envs))
+    env = resolve_env("envpool:CartPole-v1")(
+        EnvContext({"async": True, **config}, num_envs=num_envs)
+    )
     assert isinstance(env, AsyncEnvPoolEnv)
     return to_base_env(env, num_envs=num_envs, seed=seed)
 
 
 def test_r161_rows_equal_those_of_the_plain_environment_from_the_same_states():
-    """EnvPool chooses the initial states; from there its CartPole and Gymnasium's behave the same."""
+    """EnvPool chooses the initial states; from there its CartPole and Gymnasium's behave the
+    same.
+    """
     pool = make_lockstep_env("envpool:CartPole-v1", {"num_threads": 1}, 3)
     assert isinstance(pool, EnvPoolEnv)
     plain = [gymnasium.make("CartPole-v1") for _ in range(3)]
@@ -90,7 +96,9 @@ def test_r161_the_general_sampler_uses_it_too_and_no_seed_is_lost():
     assert isinstance(base, LockstepBaseEnv)
     first = base.poll().obs
     again = make_lockstep_env("envpool:CartPole-v1", {}, 2)
-    np.testing.assert_array_equal([first[0][AGENT], first[1][AGENT]], again.reset([4, 4 + SEED_STRIDE]))
+    np.testing.assert_array_equal(
+        [first[0][AGENT], first[1][AGENT]], again.reset([4, 4 + SEED_STRIDE])
+    )
     base.stop(), again.close()
 
 
@@ -155,9 +163,13 @@ def test_r164_in_asynchronous_mode_a_poll_returns_the_copies_that_are_ready():
 
 @pytest.mark.parametrize(
     ("config", "hint"),
-    [({"batch_size": 2}, "async: true"), ({"batch_size": 5, "async": True}, ""), ({"nun_threads": 1}, "'num_threads'"),
-     ({"seed": 3}, "seed")],
-)  # fmt: skip
+    [
+        ({"batch_size": 2}, "async: true"),
+        ({"batch_size": 5, "async": True}, ""),
+        ({"nun_threads": 1}, "'num_threads'"),
+        ({"seed": 3}, "seed"),
+    ],
+)
 def test_impossible_settings_are_refused(config, hint):
     with pytest.raises(ConfigError) as caught:
         resolve_env("envpool:CartPole-v1")(EnvContext(config, num_envs=4))

@@ -66,7 +66,11 @@ def drain(base: ExternalBaseEnv, act=lambda env_id, obs: {agent: 0 for agent in 
             return polls
         polls.append(poll)
         base.send_actions(
-            {env_id: act(env_id, obs) for env_id, obs in poll.obs.items() if not poll.dones[env_id][ALL_AGENTS]}
+            {
+                env_id: act(env_id, obs)
+                for env_id, obs in poll.obs.items()
+                if not poll.dones[env_id][ALL_AGENTS]
+            }
         )
 
 
@@ -136,7 +140,11 @@ def test_r148_r149_each_misuse_of_an_id_is_a_value_error_that_names_it():
                 call(episode_id)
             assert caught.value.episode_id == episode_id
             assert (caught.value.state == "unknown") == (episode_id == "f")
-    for call in (env.start_episode, lambda name: env.get_action(name, 0), lambda name: env.log_returns(name, 0.0)):
+    for call in (
+        env.start_episode,
+        lambda name: env.get_action(name, 0),
+        lambda name: env.log_returns(name, 0.0),
+    ):
         with pytest.raises(EnvContractError, match=r"\['e'\]"):
             call(["e"])
 
@@ -194,15 +202,26 @@ def test_r160_the_multi_agent_form_adds_rewards_by_agent_and_fills_in_missing_on
         env.log_action("e", {"a": 3, "b": 4}, {"a": 9})
         env.end_episode("e", {"a": 5})
 
-    polls = drain(ExternalBaseEnv(MultiDriven(drive)), lambda env_id, obs: {agent: obs[agent] * 10 for agent in obs})
+    polls = drain(
+        ExternalBaseEnv(MultiDriven(drive)),
+        lambda env_id, obs: {agent: obs[agent] * 10 for agent in obs},
+    )
     assert got == [{"a": 10, "b": 20}]
-    assert [poll.rewards["e"] for poll in polls] == [{"a": 0.0, "b": 0.0}, {"a": 3.0, "b": 0.0, "c": 5.0}, {"a": 0.0}]
+    assert [poll.rewards["e"] for poll in polls] == [
+        {"a": 0.0, "b": 0.0},
+        {"a": 3.0, "b": 0.0, "c": 5.0},
+        {"a": 0.0},
+    ]
     assert [poll.dones["e"] for poll in polls] == [
         {"a": False, "b": False, ALL_AGENTS: False},
         {"a": False, "b": True, ALL_AGENTS: False},
         {"a": False, ALL_AGENTS: True},
     ]
-    assert [poll.infos["e"] for poll in polls] == [{"a": {}, "b": {}}, {"a": {"x": 1}, "b": {}}, {"a": {"x": 1}}]
+    assert [poll.infos["e"] for poll in polls] == [
+        {"a": {}, "b": {}},
+        {"a": {"x": 1}, "b": {}},
+        {"a": {"x": 1}},
+    ]
     assert [poll.off_policy_actions for poll in polls] == [{}, {"e": {"a": 9}}, {}]
 
 
@@ -228,7 +247,9 @@ def test_a_clients_bad_reward_is_its_own_error_and_adds_nothing(reward):
 
 
 BOX = spaces.Box(-1.0, 1.0, (2,), np.float32)
-MIXED = spaces.Dict({"move": spaces.MultiDiscrete([2, 3]), "fire": spaces.MultiBinary(2), "turn": BOX})
+MIXED = spaces.Dict(
+    {"move": spaces.MultiDiscrete([2, 3]), "fire": spaces.MultiBinary(2), "turn": BOX}
+)
 
 
 def mixed(move=(1, 2), turn=(0.5, 0.5)) -> dict:
@@ -258,7 +279,12 @@ def test_r150_r156_an_action_outside_the_space_is_its_clients_error_and_makes_no
 
 @pytest.mark.parametrize(
     ("space", "action"),
-    [(spaces.Discrete(2), True), (spaces.Discrete(2, start=5), np.int64(6)), (BOX, [5.0, -5.0]), (MIXED, mixed())],
+    [
+        (spaces.Discrete(2), True),
+        (spaces.Discrete(2, start=5), np.int64(6)),
+        (BOX, [5.0, -5.0]),
+        (MIXED, mixed()),
+    ],
 )
 def test_r150_actions_that_rows_can_hold_are_accepted_even_outside_a_boxs_bounds(space, action):
     assert action_fault(ActionLayout(space), action) == ""
@@ -348,7 +374,12 @@ def test_r127_r156_an_agent_that_breaks_a_rule_is_its_clients_error_and_the_epis
     polls = drain(ExternalBaseEnv(env))
     assert env.error is None
     assert len(caught) == 3
-    assert [poll.obs["e"] for poll in polls] == [{"a": 1, "b": 1}, {"a": 2, "b": 2}, {"a": 3, "b": 3}, {"b": 4}]
+    assert [poll.obs["e"] for poll in polls] == [
+        {"a": 1, "b": 1},
+        {"a": 2, "b": 2},
+        {"a": 3, "b": 3},
+        {"b": 4},
+    ]
 
 
 def test_the_base_class_constructor_must_be_called():
@@ -401,7 +432,11 @@ def multi_agent_worker(drive, **settings):
 
 
 @pytest.mark.parametrize(
-    "settings", [{"no_done_at_end": True}, {"observation_fn": lambda agent_obs, **more: {"a": agent_obs.get("a", 5)}}]
+    "settings",
+    [
+        {"no_done_at_end": True},
+        {"observation_fn": lambda agent_obs, **more: {"a": agent_obs.get("a", 5)}},
+    ],
 )
 def test_r134_a_client_need_not_give_what_the_sampler_does_not_require(settings):
     def drive(env):
@@ -515,7 +550,9 @@ def test_an_episode_driven_by_two_threads_is_an_error():
 
 
 def played(table: EpisodeTable, episode_id: str, *turns) -> None:
-    """Publish, poll and answer sets of observations one after the other; a set can have done flags."""
+    """Publish, poll and answer sets of observations one after the other; a set can have done
+    flags.
+    """
     for obs in turns:
         obs, *dones = obs if isinstance(obs, tuple) else (obs,)
         table.add_rewards(episode_id, {}, {}, dones[0] if dones else {})
@@ -534,7 +571,9 @@ def played(table: EpisodeTable, episode_id: str, *turns) -> None:
         (({"a": 1}, ({"a": 2}, {"a": True})), {}),
     ],
 )
-def test_r127_a_silent_clients_episode_ends_with_the_latest_observations_of_the_live_agents(turns, last):
+def test_r127_a_silent_clients_episode_ends_with_the_latest_observations_of_the_live_agents(
+    turns, last
+):
     clock = Clock()
     table = EpisodeTable(1, clock)
     table.start("e", True)
@@ -648,7 +687,9 @@ class EpisodeLives(RuleBasedStateMachine):
     @rule()
     def poll(self):
         poll = self.table.take(never, None)
-        assert {episode_id: rewards["x"] for episode_id, rewards in poll.rewards.items()} == self.closing
+        assert {
+            episode_id: rewards["x"] for episode_id, rewards in poll.rewards.items()
+        } == self.closing
         assert all(flags[ALL_AGENTS] for flags in poll.terminateds.values())
         self.over |= self.closing.keys()
         self.closing = {}

@@ -5,7 +5,14 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from aiorl.env.gym_like import AsGymnasium, check_seedable, picture_of, reset_env, seed_env, to_five_values
+from aiorl.env.gym_like import (
+    AsGymnasium,
+    check_seedable,
+    picture_of,
+    reset_env,
+    seed_env,
+    to_five_values,
+)
 from aiorl.errors import ConfigError
 from aiorl.testing.envs import CountingEnv
 

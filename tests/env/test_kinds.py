@@ -40,11 +40,19 @@ class SimulatorBaseEnv(BaseEnv):
 def test_a_new_kind_needs_one_line(monkeypatch):
     with pytest.raises(UnsupportedEnvError, match="reset, step"):
         kind_of(Simulator(), "simulator")
-    line = EnvKind("a Simulator", Simulator, lambda envs, env_id, seed: SimulatorBaseEnv(envs[0]), holds_copies=True)
+    line = EnvKind(
+        "a Simulator",
+        Simulator,
+        lambda envs, env_id, seed: SimulatorBaseEnv(envs[0]),
+        holds_copies=True,
+    )
     monkeypatch.setattr(kinds, "KINDS", (line, *KINDS))
     monkeypatch.setitem(registry._registered, "simulator", lambda context: Simulator())
     facts = look_at_env(CommonConfig(env="simulator"))
-    assert (facts.kind.name, facts.observation_space) == ("a Simulator", Simulator.observation_space)
+    assert (facts.kind.name, facts.observation_space) == (
+        "a Simulator",
+        Simulator.observation_space,
+    )
     maker = EnvMaker(EnvPlan(env="simulator", num_envs=3))
     base = maker.to_base_env(maker.make_first())
     assert isinstance(base, SimulatorBaseEnv)
@@ -63,7 +71,9 @@ def test_copies_can_step_in_lockstep_with_the_same_seeds(make):
     assert cuts == [[False] * 2, [False] * 2, [True] * 2]
 
 
-@pytest.mark.parametrize("env", [CountingMultiAgentEnv(), SimulatorBaseEnv(None)], ids=lambda env: type(env).__name__)
+@pytest.mark.parametrize(
+    "env", [CountingMultiAgentEnv(), SimulatorBaseEnv(None)], ids=lambda env: type(env).__name__
+)
 def test_kinds_without_whole_arrays_do_not_step_in_lockstep(env):
     assert to_base_env(env).in_lockstep() is None
 
@@ -91,7 +101,9 @@ def test_every_copy_is_closed_even_if_one_raises(kind):
     assert len(closed) == 2
 
 
-@pytest.mark.parametrize("result", [None, (1, 2, 3), {}, ({}, {}, None, {}, {}), ({}, {}, {}, [], {}, {})])
+@pytest.mark.parametrize(
+    "result", [None, (1, 2, 3), {}, ({}, {}, None, {}, {}), ({}, {}, {}, [], {}, {})]
+)
 def test_other_results_of_poll_are_refused(result):
     with pytest.raises(EnvContractError):
         as_poll(result)

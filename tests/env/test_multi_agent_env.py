@@ -74,11 +74,31 @@ class Broken(CountingMultiAgentEnv):
 @pytest.mark.parametrize(
     ("spoil", "error", "text"),
     [
-        (lambda obs, rewards, ends, cuts, infos: ends.pop(ALL_AGENTS), EnvContractError, "'__all__'"),
-        (lambda obs, rewards, ends, cuts, infos: obs.update(__all__=0), EnvContractError, "'__all__'"),
-        (lambda obs, rewards, ends, cuts, infos: rewards.update(__all__=0), EnvContractError, "'__all__'"),
-        (lambda obs, rewards, ends, cuts, infos: infos.update(nobody={}), EnvContractError, "'nobody'"),
-        (lambda obs, rewards, ends, cuts, infos: rewards.update(a1=float("nan")), BadRewardError, "nan"),
+        (
+            lambda obs, rewards, ends, cuts, infos: ends.pop(ALL_AGENTS),
+            EnvContractError,
+            "'__all__'",
+        ),
+        (
+            lambda obs, rewards, ends, cuts, infos: obs.update(__all__=0),
+            EnvContractError,
+            "'__all__'",
+        ),
+        (
+            lambda obs, rewards, ends, cuts, infos: rewards.update(__all__=0),
+            EnvContractError,
+            "'__all__'",
+        ),
+        (
+            lambda obs, rewards, ends, cuts, infos: infos.update(nobody={}),
+            EnvContractError,
+            "'nobody'",
+        ),
+        (
+            lambda obs, rewards, ends, cuts, infos: rewards.update(a1=float("nan")),
+            BadRewardError,
+            "nan",
+        ),
         (lambda *results: 1 / 0, EnvError, "ZeroDivisionError"),
     ],
 )
@@ -118,7 +138,11 @@ class CutEnv(MultiAgentEnv):
 def test_r165_old_dones_are_truncations_if_the_infos_say_so(cut, all_truncated):
     poll = run(base(CutEnv(cut)), 1)
     assert poll.truncateds[0] == {"a": "a" in cut, "b": "b" in cut, ALL_AGENTS: all_truncated}
-    assert poll.terminateds[0] == {"a": "a" not in cut, "b": "b" not in cut, ALL_AGENTS: not all_truncated}
+    assert poll.terminateds[0] == {
+        "a": "a" not in cut,
+        "b": "b" not in cut,
+        ALL_AGENTS: not all_truncated,
+    }
     assert poll.rewards[0] == {}
 
 

@@ -15,7 +15,12 @@ from aiorl.data.columns import DEFAULT_AGENT_ID as AGENT
 from aiorl.env import native_vector_env
 from aiorl.env.base_env import ALL_AGENTS, ASYNC_RESET_RETURN
 from aiorl.env.env_maker import to_base_env
-from aiorl.env.native_vector_env import LockstepBaseEnv, NativeVectorEnv, split_infos, training_disabled
+from aiorl.env.native_vector_env import (
+    LockstepBaseEnv,
+    NativeVectorEnv,
+    split_infos,
+    training_disabled,
+)
 from aiorl.env.vector_env import Copies, SerialEnv, VectorBaseEnv
 from aiorl.errors import BadObservationError, BadRewardError, EnvError, UnsupportedEnvError
 from aiorl.testing.envs import CountingEnv, CountingVectorEnv, FaultyEnv
@@ -68,10 +73,14 @@ def test_a_same_step_environment_without_final_observations_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("fault", "error"), [("nan_obs", BadObservationError), ("nan_reward", BadRewardError), ("step", EnvError)]
+    ("fault", "error"),
+    [("nan_obs", BadObservationError), ("nan_reward", BadRewardError), ("step", EnvError)],
 )
 def test_faults_name_the_copy_and_its_step(fault, error):
-    inner = SyncVectorEnv([lambda: CountingEnv(2), lambda: FaultyEnv(fault, 3)], autoreset_mode=AutoresetMode.SAME_STEP)
+    inner = SyncVectorEnv(
+        [lambda: CountingEnv(2), lambda: FaultyEnv(fault, 3)],
+        autoreset_mode=AutoresetMode.SAME_STEP,
+    )
     env = NativeVectorEnv(inner, env_id="faulty")
     env.reset()
     env.step(NO_ACTION)
@@ -91,7 +100,9 @@ def test_a_final_observation_that_is_not_finite_is_refused():
 
     copies = [lambda: CountingEnv(9), lambda: BadEnd(2)]
     for env in (
-        NativeVectorEnv(SyncVectorEnv(copies, autoreset_mode=AutoresetMode.SAME_STEP), env_id="bad"),
+        NativeVectorEnv(
+            SyncVectorEnv(copies, autoreset_mode=AutoresetMode.SAME_STEP), env_id="bad"
+        ),
         SerialEnv([make() for make in copies], env_id="bad"),
     ):
         env.reset()
@@ -116,18 +127,27 @@ def test_arrays_of_the_wrong_shape_are_refused(part):
 
 
 def polled(mode, lengths=(2, 3), end="terminate") -> LockstepBaseEnv:
-    return LockstepBaseEnv(NativeVectorEnv(CountingVectorEnv(2, lengths, end, mode), env_id="counting"))
+    return LockstepBaseEnv(
+        NativeVectorEnv(CountingVectorEnv(2, lengths, end, mode), env_id="counting")
+    )
 
 
 def trajectories(base, steps) -> dict:
-    """Return the episodes of each copy, as a sampler sees them: lists of (obs, reward, terminated, truncated)."""
+    """Return the episodes of each copy, as a sampler sees them: lists of (obs, reward, terminated,
+    truncated).
+    """
     episodes = {0: [], 1: []}
     poll = base.poll()
     for _ in range(steps):
         actions = {}
         for index, obs in poll.obs.items():
             reward = poll.rewards[index][AGENT]
-            row = (obs[AGENT].tolist(), reward, poll.terminateds[index][ALL_AGENTS], poll.truncateds[index][AGENT])
+            row = (
+                obs[AGENT].tolist(),
+                reward,
+                poll.terminateds[index][ALL_AGENTS],
+                poll.truncateds[index][AGENT],
+            )
             if reward is None:
                 episodes[index].append([])
             episodes[index][-1].append(row)
@@ -179,7 +199,9 @@ def test_infos_of_every_copy_come_with_its_observations_including_final_ones(mod
             assert poll.infos[index] == {AGENT: said}
             seen += bool(said)
         acting = [index for index in poll.obs if not poll.dones[index][ALL_AGENTS]]
-        acting += [i for i in poll.obs if i not in acting and base.try_reset(i) != ASYNC_RESET_RETURN]
+        acting += [
+            i for i in poll.obs if i not in acting and base.try_reset(i) != ASYNC_RESET_RETURN
+        ]
         base.send_actions({index: {AGENT: 0} for index in acting})
         poll = base.poll()
     assert seen > 15
@@ -214,10 +236,23 @@ def test_split_infos_undoes_gymnasiums_combining(rows):
 
 
 def test_entries_without_a_mask_have_one_value_per_copy_or_one_for_all():
-    infos = {"r": np.array([1.5, 2.5]), "pair": ("a", "b"), "m": np.ones((2, 3)), "x": 7, "three": [1, 2, 3], 4: "n"}
+    infos = {
+        "r": np.array([1.5, 2.5]),
+        "pair": ("a", "b"),
+        "m": np.ones((2, 3)),
+        "x": 7,
+        "three": [1, 2, 3],
+        4: "n",
+    }
     one, other = split_infos(infos, 2)
     assert (one["r"], one["pair"], one["x"], one["three"], one[4]) == (1.5, "a", 7, [1, 2, 3], "n")
-    assert (other["r"], other["pair"], other["x"], other["three"], other[4]) == (2.5, "b", 7, [1, 2, 3], "n")
+    assert (other["r"], other["pair"], other["x"], other["three"], other[4]) == (
+        2.5,
+        "b",
+        7,
+        [1, 2, 3],
+        "n",
+    )
     infos["m"][:] = 0.0
     assert one["m"].tolist() == [1.0, 1.0, 1.0], "the environment may overwrite its arrays"
     episode = {"episode": {"l": np.array([3, 4])}, "_episode": np.array([False, True])}
@@ -246,7 +281,9 @@ class Telling(CountingEnv):
 
 @pytest.mark.parametrize("mode", AutoresetMode)
 @pytest.mark.parametrize("place", [(0, 1, 1), (0, 1, 2), (1, 2, 2), (1, 2, 3)])
-def test_the_copy_whose_step_must_not_be_trained_on_is_found_and_a_reset_does_not_count(mode, place):
+def test_the_copy_whose_step_must_not_be_trained_on_is_found_and_a_reset_does_not_count(
+    mode, place
+):
     """R102: in the middle and at the end of an episode."""
     copies = [lambda: Telling(2, 0, [place]), lambda: Telling(3, 1, [place])]
     env = NativeVectorEnv(SyncVectorEnv(copies, autoreset_mode=mode), env_id="telling")
@@ -287,7 +324,9 @@ class Fragile(CountingEnv):
 
 
 def processes(*at_close):
-    """Return three copies in processes, as a RolloutWorker's environment and as Gymnasium has it."""
+    """Return three copies in processes, as a RolloutWorker's environment and as Gymnasium has
+    it.
+    """
     copies = [functools.partial(Fragile, how) for how in (*at_close, "", "", "")[:3]]
     inner = gymnasium.vector.AsyncVectorEnv(copies, autoreset_mode=AutoresetMode.NEXT_STEP)
     env = to_base_env(inner)

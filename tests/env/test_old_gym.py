@@ -1,4 +1,6 @@
-"""The same environments under gym 0.26, which is installed, and under the classes and rules of gym 0.21."""
+"""The same environments under gym 0.26, which is installed, and under the classes and rules of gym
+0.21.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ GYMNASIUM = ["gymnasium", "gymnasium"]
 
 
 def _of_a_process(folder: Path | None = None) -> dict[str, object]:
-    """Return the results of all cases in a new process, with a package in front of the installed ones."""
+    """Return the results of all cases in a new process, with a package in front of the installed
+    ones.
+    """
     path = os.pathsep.join(str(place) for place in (folder, ROOT) if place is not None)
     done = subprocess.run(
         [sys.executable, "-m", "tests.support.old_gym_cases"],
@@ -62,8 +66,13 @@ def test_spaces_keep_bounds_dtypes_and_the_order_of_their_parts(results):
 def test_a_discrete_space_keeps_its_first_value(version):
     if version < (0, 26):
         pytest.skip("it always begins at 0")
-    code = "import gym; from aiorl.data.gym_spaces import *; print(gymnasium_space(gym.spaces.Discrete(3, start=5)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    code = (
+        "import gym; from aiorl.data.gym_spaces import *;"
+        " print(gymnasium_space(gym.spaces.Discrete(3, start=5)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
     assert done.stdout.strip() == "Discrete(3, start=5)"
 
 
@@ -94,7 +103,9 @@ def test_a_class_takes_the_settings_of_the_environment(results):
 
 def test_observations_and_actions_with_parts_are_laid_out_in_the_order_of_the_space(results):
     assert [row[2:5] for row in results["parts"]["parts"]] == [[1, 0, 0], [0, 1, 0], [0, 0, 1]]
-    assert results["parts"]["pair"] == [[0, 1, 0, 0, 1]] * 2, "a pair is an observation, not an observation and an info"
+    assert results["parts"]["pair"] == [[0, 1, 0, 0, 1]] * 2, (
+        "a pair is an observation, not an observation and an info"
+    )
 
 
 def test_all_kinds_of_environments_may_have_spaces_of_gym(results):

@@ -46,7 +46,13 @@ class FakeParallel:
         self.agents = [agent for agent in agents if agent == "long" and self.steps < 2]
         terminateds = {agent: agent == "short" for agent in agents}
         truncateds = {agent: self.steps == 2 for agent in agents}
-        return dict.fromkeys(agents, self.steps), dict.fromkeys(agents, 1.0), terminateds, truncateds, {"gone": {}}
+        return (
+            dict.fromkeys(agents, self.steps),
+            dict.fromkeys(agents, 1.0),
+            terminateds,
+            truncateds,
+            {"gone": {}},
+        )
 
     def close(self):
         self.closed = True
@@ -72,7 +78,9 @@ def test_parallel_environments_end_when_no_agent_is_left():
 
 
 class FakeTurns:
-    """Players x and o alternate; each move earns the mover 1 and costs the other 1; the game lasts three moves."""
+    """Players x and o alternate; each move earns the mover 1 and costs the other 1; the game lasts
+    three moves.
+    """
 
     possible_agents = ("x", "o")
 
@@ -122,7 +130,9 @@ def test_turn_based_environments_show_the_agent_whose_turn_it_is_and_all_agents_
 
 
 class MaskedTurns(FakeTurns):
-    """Environment whose infos have the mask of the agent whose turn it is; an agent that leaves has none."""
+    """Environment whose infos have the mask of the agent whose turn it is; an agent that leaves has
+    none.
+    """
 
     def __init__(self):
         self.resets = 0
@@ -143,7 +153,13 @@ class MaskedTurns(FakeTurns):
 
     def last(self):
         obs, reward, over, cut, info = super().last()
-        return obs, reward, over, cut, info if over else info | {"action_mask": np.array([0, 1, len(self.moves) % 2])}
+        return (
+            obs,
+            reward,
+            over,
+            cut,
+            info if over else info | {"action_mask": np.array([0, 1, len(self.moves) % 2])},
+        )
 
 
 def test_a_mask_in_the_infos_of_a_turn_based_environment_moves_into_its_observations():
@@ -158,7 +174,10 @@ def test_a_mask_in_the_infos_of_a_turn_based_environment_moves_into_its_observat
     assert obs["o"]["action_mask"].tolist() == [0, 1, 1]
     env.step({"o": 1})
     obs, *_ = env.step({"x": 1})
-    assert {agent: own["action_mask"].tolist() for agent, own in obs.items()} == {"o": [1] * 3, "x": [1] * 3}
+    assert {agent: own["action_mask"].tolist() for agent, own in obs.items()} == {
+        "o": [1] * 3,
+        "x": [1] * 3,
+    }
 
 
 def play(base, act, steps=400) -> dict:
@@ -173,7 +192,9 @@ def play(base, act, steps=400) -> dict:
         if flags[ALL_AGENTS]:
             episodes += 1
             obs, flags = base.try_reset(0), {}
-        base.send_actions({0: {agent: act(agent, value) for agent, value in obs.items() if not flags.get(agent)}})
+        base.send_actions(
+            {0: {agent: act(agent, value) for agent, value in obs.items() if not flags.get(agent)}}
+        )
         poll = base.poll()
     return {"rewards": rewards, "episodes": episodes, "agents": agents}
 

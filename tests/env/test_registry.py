@@ -97,8 +97,13 @@ def test_other_values_than_a_name_class_or_function_are_refused():
             register_env(name, creator)
 
 
-def test_a_registered_name_is_found_by_other_processes_through_the_module_that_registers_it(tmp_path, monkeypatch):
-    code = "from aiorl.env.registry import register_env\nregister_env('my-maze', lambda context: ('maze', context))\n"
+def test_a_registered_name_is_found_by_other_processes_through_the_module_that_registers_it(
+    tmp_path, monkeypatch
+):
+    code = (
+        "from aiorl.env.registry import register_env\nregister_env('my-maze', lambda context:"
+        " ('maze', context))\n"
+    )
     (tmp_path / "maze_of_registry_test.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(UnknownEnvError, match=r"'module:name'.*register_env"):
@@ -113,12 +118,14 @@ def test_a_registered_name_is_found_by_other_processes_through_the_module_that_r
 def test_games_with_unusual_ids_are_found_and_preprocessed_like_the_others():
     pytest.importorskip("ale_py")
     code = (
-        "from aiorl.env.registry import *; from aiorl.env.wrapping import Wrapping\n"
-        "creator = resolve_env('Pong-v4'); assert is_atari_id('Pong-v4') and not is_atari_id('CartPole-v1')\n"
-        "assert Wrapping(deepmind=True).env_config(creator, {}) == {'frameskip': 1}\n"
-        "creator(EnvContext({'frameskip': 1})).close()"
+        "from aiorl.env.registry import *; from aiorl.env.wrapping import Wrapping\ncreator ="
+        " resolve_env('Pong-v4'); assert is_atari_id('Pong-v4') and not"
+        " is_atari_id('CartPole-v1')\nassert Wrapping(deepmind=True).env_config(creator, {}) =="
+        " {'frameskip': 1}\ncreator(EnvContext({'frameskip': 1})).close()"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
@@ -128,7 +135,10 @@ def test_old_gym_time_limit_truncates():
     with pytest.raises(UnknownEnvError, match="CartPole-v1"):
         resolve_env("gym:CartPol-v1")
     env.reset([0])
-    flags = [(bool(s.terminateds[0]), bool(s.truncateds[0])) for s in (env.step(np.array([1])) for _ in range(200))]
+    flags = [
+        (bool(s.terminateds[0]), bool(s.truncateds[0]))
+        for s in (env.step(np.array([1])) for _ in range(200))
+    ]
     assert flags == [(False, False)] * 199 + [(False, True)]
     env.close()
 
@@ -207,7 +217,9 @@ def test_an_id_registered_by_this_program_is_found_through_the_environments_modu
         ("Own-v1", "gymnasium.envs.classic_control.cartpole:CartPoleEnv", "my_script:Own-v1"),
     ],
 )
-def test_other_processes_import_the_module_that_registers_an_id(gym_id, entry_point, known_by, monkeypatch, tmp_path):
+def test_other_processes_import_the_module_that_registers_an_id(
+    gym_id, entry_point, known_by, monkeypatch, tmp_path
+):
     (tmp_path / "third_party").mkdir()
     package = "import gymnasium\ngymnasium.register('Third-v0', 'third_party.envs:Maze')\n"
     (tmp_path / "third_party" / "__init__.py").write_text(package)

@@ -132,7 +132,9 @@ def test_r122_the_first_poll_opens_episodes_and_resets_come_by_later_polls(make_
     assert base.take_finished_games() is None
 
 
-def test_actions_of_a_remote_environment_are_of_the_kind_that_it_samples(make_remote, tmp_path, monkeypatch):
+def test_actions_of_a_remote_environment_are_of_the_kind_that_it_samples(
+    make_remote, tmp_path, monkeypatch
+):
     (tmp_path / "nested_env.py").write_text(NESTED)
     monkeypatch.syspath_prepend(tmp_path)
     base = make_remote("nested_env:NestedEnv")
@@ -146,9 +148,13 @@ def test_actions_of_a_remote_environment_are_of_the_kind_that_it_samples(make_re
     assert kinds["got"] == kinds["sampled"]
 
 
-def test_r20_r164_with_wait_0_a_poll_returns_the_environments_that_are_ready(make_remote, sleepy, tmp_path):
+def test_r20_r164_with_wait_0_a_poll_returns_the_environments_that_are_ready(
+    make_remote, sleepy, tmp_path
+):
     may_go_on = tmp_path / "go"
-    base = make_remote("sleepy_env:SleepyEnv", 2, worker_index=3, env_config={"seconds": [0.0, str(may_go_on)]})
+    base = make_remote(
+        "sleepy_env:SleepyEnv", 2, worker_index=3, env_config={"seconds": [0.0, str(may_go_on)]}
+    )
     obs = poll_all(base)
     base.send_actions({index: {AGENT: 0} for index in obs})
     poll = base.poll()
@@ -171,7 +177,9 @@ def test_r164_a_killed_child_is_reported(make_remote):
     assert (caught.value.vector_index, caught.value.env_id) == (1, COUNTING)
 
 
-@pytest.mark.parametrize(("fault", "error"), [("step", EnvError), ("nan_obs", BadObservationError), ("exit", EnvError)])
+@pytest.mark.parametrize(
+    ("fault", "error"), [("step", EnvError), ("nan_obs", BadObservationError), ("exit", EnvError)]
+)
 def test_a_fault_in_a_child_is_an_error_with_copy_and_step(make_remote, fault, error):
     base = make_remote(FAULTY, env_config={"fault": fault, "at_step": 2})
     base.poll()
@@ -185,7 +193,9 @@ def test_a_fault_in_a_child_is_an_error_with_copy_and_step(make_remote, fault, e
 
 
 def test_a_child_that_fails_is_replaced_as_often_as_allowed_and_the_fault_is_reported(make_remote):
-    base = make_remote(FAULTY, 2, max_restarts_per_hour=2, env_config={"fault": "exit", "at_step": 1}, seed=5)
+    base = make_remote(
+        FAULTY, 2, max_restarts_per_hour=2, env_config={"fault": "exit", "at_step": 1}, seed=5
+    )
     poll_all(base)
     before = list(base.pids)
     base.send_actions({0: {AGENT: 0}})
@@ -217,7 +227,9 @@ def test_a_replacement_process_does_not_play_the_same_episodes_again(make_remote
 
 
 def test_a_child_that_does_not_answer_in_time_is_a_fault(make_remote, sleepy):
-    base = make_remote("sleepy_env:SleepyEnv", max_restarts_per_hour=1, env_config={"seconds": [60]})
+    base = make_remote(
+        "sleepy_env:SleepyEnv", max_restarts_per_hour=1, env_config={"seconds": [60]}
+    )
     base.poll()
     base.send_actions({0: {AGENT: 0}})
     base._copies[0].answer_due = time.monotonic() + 0.2
@@ -227,7 +239,9 @@ def test_a_child_that_does_not_answer_in_time_is_a_fault(make_remote, sleepy):
 
 
 def test_lockstep_copies_in_processes_give_the_same_results_as_copies_in_turn():
-    remote, serial = (make_lockstep_env("Pendulum-v1", {}, 2, vectorize) for vectorize in ("remote", "serial"))
+    remote, serial = (
+        make_lockstep_env("Pendulum-v1", {}, 2, vectorize) for vectorize in ("remote", "serial")
+    )
     assert remote.max_episode_steps == serial.max_episode_steps
     np.testing.assert_array_equal(remote.reset([3, 4]), serial.reset([3, 4]))
     serial.action_space.seed(0)
@@ -312,7 +326,9 @@ def test_no_child_outlives_a_parent_that_was_killed(name, sleepy, tmp_path):
         "print(*env.pids, flush=True)\n"
         "threading.Event().wait()\n"
     )
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True
+    ) as parent:
         pids = [int(pid) for pid in parent.stdout.readline().split()]
         assert len(pids) == 2
         parent.kill()
@@ -322,7 +338,9 @@ def test_no_child_outlives_a_parent_that_was_killed(name, sleepy, tmp_path):
 
 def test_r124_whole_games_are_counted_in_the_processes_too(make_remote):
     pytest.importorskip("ale_py")
-    base = make_remote("ALE/Breakout-v5", wrapping=Wrapping(deepmind=True, dim=42, framestack=False), seed=1)
+    base = make_remote(
+        "ALE/Breakout-v5", wrapping=Wrapping(deepmind=True, dim=42, framestack=False), seed=1
+    )
     rng = np.random.default_rng(0)
     poll, games, lost = base.poll(), [], 0
     while not games:
@@ -339,7 +357,10 @@ def test_r124_whole_games_are_counted_in_the_processes_too(make_remote):
 
 def test_a_poll_without_a_wait_limit_returns_all_in_order(make_remote, sleepy):
     base = make_remote(
-        "sleepy_env:SleepyEnv", 2, remote_wait_ms=np.inf, env_config={"seconds": [0.2, 0.0], "length": 2}
+        "sleepy_env:SleepyEnv",
+        2,
+        remote_wait_ms=np.inf,
+        env_config={"seconds": [0.2, 0.0], "length": 2},
     )
     for _ in range(2):
         assert list(base.poll().obs) == [0, 1]
@@ -351,6 +372,11 @@ def test_a_poll_without_a_wait_limit_returns_all_in_order(make_remote, sleepy):
 
 
 def test_a_process_for_one_environment_does_not_import_configs_or_policies():
-    code = "import aiorl.env.remote_child, sys; print({'pydantic', 'onnxruntime', 'zmq'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    code = (
+        "import aiorl.env.remote_child, sys; print({'pydantic', 'onnxruntime', 'zmq'} &"
+        " set(sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
     assert done.stdout.strip() == "set()"

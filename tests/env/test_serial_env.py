@@ -11,7 +11,13 @@ from gymnasium.envs.registration import EnvSpec
 from aiorl.env.base_env import TrainingDisabled
 from aiorl.env.gym_like import episode_limit
 from aiorl.env.vector_env import SerialEnv
-from aiorl.errors import BadObservationError, BadRewardError, ConfigError, EnvContractError, EnvError
+from aiorl.errors import (
+    BadObservationError,
+    BadRewardError,
+    ConfigError,
+    EnvContractError,
+    EnvError,
+)
 from aiorl.testing.envs import CountingEnv, FaultyEnv, counting_obs
 
 
@@ -33,7 +39,10 @@ def test_a_horizon_is_a_truncation_but_a_real_end_on_it_is_a_real_end(end):
     step = env.step(NO_ACTION)
     assert step.terminateds.tolist() == [end == "terminate", False]
     assert step.truncateds.tolist() == [end != "terminate", True]
-    assert step.final_obs.tolist() == [counting_obs(0, 3, 0).tolist(), counting_obs(0, 3, 1).tolist()]
+    assert step.final_obs.tolist() == [
+        counting_obs(0, 3, 0).tolist(),
+        counting_obs(0, 3, 1).tolist(),
+    ]
     assert step.obs.tolist() == [[1, 0, 0], [1, 0, 1]]
     assert env.max_episode_steps == 3
 
@@ -57,7 +66,9 @@ def test_a_limit_that_the_environment_ignores_is_enforced(horizon):
             if result.truncateds[index] or result.terminateds[index]:
                 ends[index].append((step, bool(result.truncateds[index])))
         if result.final_index is not None:
-            assert result.final_obs[:, 1].tolist() == [3 if index == 1 else length for index in result.final_index]
+            assert result.final_obs[:, 1].tolist() == [
+                3 if index == 1 else length for index in result.final_index
+            ]
     assert ends[0] == ends[2] == [(step, True) for step in range(length, 41, length)]
     assert ends[1] == [(step, False) for step in range(3, 41, 3)]
     env.reset()
@@ -73,7 +84,10 @@ class Told(CountingEnv):
         self.enabled = list(enabled)
 
     def step(self, action):
-        return (*super().step(action)[:4], {"step": self._step, "training_enabled": self.enabled.pop(0)})
+        return (
+            *super().step(action)[:4],
+            {"step": self._step, "training_enabled": self.enabled.pop(0)},
+        )
 
 
 @pytest.mark.parametrize("off", [False, 0, np.False_])

@@ -116,7 +116,10 @@ class OldGymnasiumEnv(CountingEnv):
 
 @pytest.mark.parametrize("with_none", [False, True])
 def test_r165_both_samplers_accept_the_old_form_even_from_gymnasiums_own_class(with_none):
-    general, columnar = copies(OldGymnasiumEnv(with_none)), SerialEnv([OldGymnasiumEnv(with_none)], env_id="old")
+    general, columnar = (
+        copies(OldGymnasiumEnv(with_none)),
+        SerialEnv([OldGymnasiumEnv(with_none)], env_id="old"),
+    )
     assert values(general.poll().obs) == columnar.reset([0]).tolist() == [[0, 0, 0]]
     for number in (1, 2, 3):
         general.send_actions(act(0))

@@ -52,7 +52,9 @@ def test_r26_gym_like_environments_of_any_dialect_are_monitored(tmp_path):
     (line,) = (tmp_path / "worker-1-env-0" / STATS_FILE).read_text().splitlines()
     assert json.loads(line)["reward"] == 2.0
     plain = OldDialect()
-    assert Wrapping(deepmind=True).wrap(plain, EnvContext()) is plain, "it is unchanged without a monitor"
+    assert Wrapping(deepmind=True).wrap(plain, EnvContext()) is plain, (
+        "it is unchanged without a monitor"
+    )
 
 
 def test_r22_an_environment_of_several_agents_that_looks_like_one_is_never_wrapped(tmp_path):
@@ -108,10 +110,14 @@ def test_r23_a_game_with_continuous_actions_cannot_be_preprocessed():
 
 
 def test_r23_atari_preprocessing_follows_the_settings_and_a_users_own_replaces_it():
-    wrapping = Wrapping.of(WorkerConfig.model_validate({"model": {"dim": 42, "framestack": False}}), "/m")
+    wrapping = Wrapping.of(
+        WorkerConfig.model_validate({"model": {"dim": 42, "framestack": False}}), "/m"
+    )
     assert wrapping == Wrapping(deepmind=True, dim=42, framestack=False, monitor_path="/m")
     assert not Wrapping.of(WorkerConfig(preprocessor_pref="rllib")).deepmind
-    assert not Wrapping.of(WorkerConfig.model_validate({"model": {"custom_preprocessor": "a:B"}})).deepmind
+    assert not Wrapping.of(
+        WorkerConfig.model_validate({"model": {"custom_preprocessor": "a:B"}})
+    ).deepmind
 
 
 class Scaled(gymnasium.RewardWrapper):
@@ -140,7 +146,13 @@ def test_a_users_wrappers_apply_to_each_environment_innermost_first(kind):
 
 
 class Weighted(gymnasium.RewardWrapper):
-    def __init__(self, env, weights: np.ndarray, shape: tuple[int, ...] | None = None, steps: list[int] | None = None):
+    def __init__(
+        self,
+        env,
+        weights: np.ndarray,
+        shape: tuple[int, ...] | None = None,
+        steps: list[int] | None = None,
+    ):
         super().__init__(env)
         self.got = (weights, shape, steps)
 
@@ -181,7 +193,10 @@ def test_names_of_objects_that_are_gone_are_refused_where_environments_are_made(
 def test_objects_are_refused_by_key_if_each_environment_has_a_process():
     for settings, key in (
         ({"env_config": {"table": np.zeros(3)}}, "env_config.table"),
-        ({"wrapping": Wrapping(users=({"class": SCALED, "kwargs": {"by": np.zeros(1)}},))}, "wrappers[0].kwargs.by"),
+        (
+            {"wrapping": Wrapping(users=({"class": SCALED, "kwargs": {"by": np.zeros(1)}},))},
+            "wrappers[0].kwargs.by",
+        ),
     ):
         with pytest.raises(ConfigError) as caught:
             RemoteEnv(EnvPlan(env="CartPole-v1", vectorize="remote", **settings))
@@ -189,7 +204,9 @@ def test_objects_are_refused_by_key_if_each_environment_has_a_process():
 
 
 def test_wrapped_environments_step_one_by_one():
-    plan = EnvPlan(env="CartPole-v1", num_envs=3, vectorize="auto", wrapping=Wrapping(users=(SCALED,)))
+    plan = EnvPlan(
+        env="CartPole-v1", num_envs=3, vectorize="auto", wrapping=Wrapping(users=(SCALED,))
+    )
     env = EnvMaker(plan).make_first()
     assert isinstance(env, Scaled)
     env.close()
@@ -250,7 +267,9 @@ def test_each_episode_immediately_writes_a_line_and_a_second_run_appends(tmp_pat
     assert [line["length"] for line in lines(folder)] == [3, 3, 2]
 
 
-def test_without_moviepy_statistics_are_written_and_the_log_says_what_to_install(tmp_path, monkeypatch, caplog):
+def test_without_moviepy_statistics_are_written_and_the_log_says_what_to_install(
+    tmp_path, monkeypatch, caplog
+):
     monkeypatch.setitem(sys.modules, "moviepy", None)
     env = monitor_env(Filmed(2), tmp_path)
     assert "[video]" in caplog.text
@@ -287,7 +306,9 @@ def test_a_gymnasium_environments_mask_is_taken_from_its_info():
 
 
 def test_it_can_be_named_in_a_config_with_the_environments_settings():
-    env = resolve_env("aiorl.env.action_mask:MaskFromInfo")(EnvContext({"env": "Taxi-v4", "is_rainy": True}))
+    env = resolve_env("aiorl.env.action_mask:MaskFromInfo")(
+        EnvContext({"env": "Taxi-v4", "is_rainy": True})
+    )
     assert env.spec.max_episode_steps == 200
     assert env.spec.kwargs["is_rainy"]
     assert is_masked(env.observation_space)
@@ -313,7 +334,10 @@ class TwoRewards(CountingEnv):
 
 def test_a_list_reaches_a_wrapper_as_the_array_that_its_parameter_asks_for(monkeypatch):
     monkeypatch.setitem(sys.modules, "users_wrappers", types.SimpleNamespace(Weighed=Weighed))
-    wrapper = {"class": "users_wrappers:Weighed", "kwargs": {"weight": [0.5, 0.25], "names": ["time", "gold"]}}
+    wrapper = {
+        "class": "users_wrappers:Weighed",
+        "kwargs": {"weight": [0.5, 0.25], "names": ["time", "gold"]},
+    }
     env = Wrapping(users=[wrapper]).wrap(TwoRewards(), EnvContext())
     env.reset()
     assert env.step(0)[1] == 3.0

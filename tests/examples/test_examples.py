@@ -28,7 +28,12 @@ EXAMPLES = ROOT / "examples"
 FILES = sorted(path.name for path in EXAMPLES.iterdir() if path.suffix in (".py", ".yaml"))
 LEARNER = "aiorl train "
 NO_XLA = "--xla=off"  # compilation takes longer than these runs
-SMALL = (NO_XLA, "--num-envs-per-worker=8", "--rollout-fragment-length=32", "--train-batch-size=512")
+SMALL = (
+    NO_XLA,
+    "--num-envs-per-worker=8",
+    "--rollout-fragment-length=32",
+    "--train-batch-size=512",
+)
 
 
 def head_of(name: str) -> str:
@@ -36,11 +41,17 @@ def head_of(name: str) -> str:
     text = (EXAMPLES / name).read_text(encoding="utf-8")
     if name.endswith(".py"):
         return ast.get_docstring(ast.parse(text)) or ""
-    return "\n".join(line.removeprefix("#").removeprefix(" ") for line in text.splitlines() if line.startswith("#"))
+    return "\n".join(
+        line.removeprefix("#").removeprefix(" ")
+        for line in text.splitlines()
+        if line.startswith("#")
+    )
 
 
 def commands_of(name: str) -> list[str]:
-    """Return the commands of an example in order: the indented lines, with continued lines joined."""
+    """Return the commands of an example in order: the indented lines, with continued lines
+    joined.
+    """
     joined = head_of(name).replace("\\\n", " ")
     return [" ".join(line.split()) for line in joined.splitlines() if line.startswith("    ")]
 
@@ -54,13 +65,17 @@ class Folder:
         self._started: list[Started] = []
 
     def start(self, command: str, *options: str) -> Started:
-        """Start a command in a shell in which `python` and `aiorl` are these; a learner needs no shell."""
+        """Start a command in a shell in which `python` and `aiorl` are these; a learner needs no
+        shell.
+        """
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         environment = {"PATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
         started: Started
         if command.startswith(LEARNER) and can_fork:
             words = [*shlex.split(command.removeprefix(LEARNER)), *options]
-            started = StartedLearner(self.path, *words, environment=environment, directory=str(self.path))
+            started = StartedLearner(
+                self.path, *words, environment=environment, directory=str(self.path)
+            )
         else:
             line = f"cd {shlex.quote(str(self.path))} && {command} {shlex.join(options)}"
             started = Started(["bash", "-c", line], environment)
@@ -104,7 +119,9 @@ def folder(tmp_path: Path) -> Iterator[Folder]:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_every_example_has_at_most_100_lines_and_begins_with_its_purpose_and_a_command(name: str) -> None:
+def test_every_example_has_at_most_100_lines_and_begins_with_its_purpose_and_a_command(
+    name: str,
+) -> None:
     assert len((EXAMPLES / name).read_text().splitlines()) < 100
     assert head_of(name).splitlines()[0].endswith((".", ":"))
     assert commands_of(name)[0].startswith((LEARNER, f"python -m examples.{Path(name).stem}"))
@@ -117,17 +134,24 @@ def test_every_learner_command_is_valid(name: str, monkeypatch: pytest.MonkeyPat
         if command.startswith(LEARNER):
             args = parse_learner_args(shlex.split(command)[2:])
             config = load_config(config_class, file=args.config_file, overrides=args.overrides)
-            assert config.stop_return is not None or config.stop_timesteps is not None, "it would never end"
+            assert config.stop_return is not None or config.stop_timesteps is not None, (
+                "it would never end"
+            )
 
 
 def test_the_table_lists_every_example_and_its_commands() -> None:
-    rows = [line for line in (EXAMPLES / "README.md").read_text().splitlines() if line.startswith("| [")]
+    rows = [
+        line for line in (EXAMPLES / "README.md").read_text().splitlines() if line.startswith("| [")
+    ]
     named = {re.findall(r"\]\(([^)]+)\)", row)[0]: row for row in rows}
     assert named.keys() == {*FILES, *(path.name for path in EXAMPLES.glob("*.ipynb"))}
     for name, row in named.items():
         for command in re.findall(r"`((?:python|aiorl) [^`]+)`", row):
             start, _, part = command.removesuffix(" ...").partition(" --")
-            assert any(own.startswith(start) and part in own for own in commands_of(name)), (name, command)
+            assert any(own.startswith(start) and part in own for own in commands_of(name)), (
+                name,
+                command,
+            )
 
 
 def test_custom_env(folder: Folder) -> None:
@@ -135,7 +159,9 @@ def test_custom_env(folder: Folder) -> None:
     assert re.search(r"\b3\b.*\b0\.8", folder.run(check))
     folder.run(learn, *SMALL)
     mean = folder.results()[-1]["episode_reward_mean_last_100"]
-    assert 0.25 - 1e-6 <= mean < 0.301  # a run ends at its return, except for the rounding of float32 rewards
+    assert (
+        0.25 - 1e-6 <= mean < 0.301
+    )  # a run ends at its return, except for the rounding of float32 rewards
 
 
 @pytest.mark.slow
@@ -155,13 +181,20 @@ def test_optuna_sweep_prunes_trials_that_do_worse_than_most(folder: Folder) -> N
     optuna = pytest.importorskip("optuna")
     storage = f"sqlite:///{folder.path}/sweep.db"
     study = optuna.create_study(study_name="ppo-cartpole", storage=storage, direction="maximize")
-    told = {"value": 500.0, "intermediate_values": dict.fromkeys(range(1, 21), 500.0), "user_attrs": {"run": "runs/a"}}
+    told = {
+        "value": 500.0,
+        "intermediate_values": dict.fromkeys(range(1, 21), 500.0),
+        "user_attrs": {"run": "runs/a"},
+    }
     study.add_trials([optuna.trial.create_trial(**told)] * 5)
     shown = folder.run(stored_sweep(), "--trials=1", "--iterations=20")
     assert best_of(6, shown) == ("1", "500.0")
     *_, last = study.trials
     assert last.state == optuna.trial.TrialState.PRUNED
-    assert last.intermediate_values.keys() == {1, 2}, "each trial has a tenth of the iterations before it can be pruned"
+    assert last.intermediate_values.keys() == {
+        1,
+        2,
+    }, "each trial has a tenth of the iterations before it can be pruned"
     assert last.params.keys() == {"lr", "entropy_coeff", "clip_param", "lambda_", "num_sgd_iter"}
     assert (folder.path / last.user_attrs["run"] / "progress.csv").exists()
 
@@ -172,7 +205,9 @@ def test_optuna_sweep_continues_from_its_file_with_other_settings(folder: Folder
     for number in (1, 2):
         shown = folder.run(stored_sweep(), "--trials=1", "--iterations=2")
         assert best_of(number, shown)[0] == "0"
-    study = optuna.load_study(study_name="ppo-cartpole", storage=f"sqlite:///{folder.path}/sweep.db")
+    study = optuna.load_study(
+        study_name="ppo-cartpole", storage=f"sqlite:///{folder.path}/sweep.db"
+    )
     assert len({trial.params["lr"] for trial in study.trials}) == 2
     assert f"lr: {study.best_params['lr']:.4g}" in shown
 
@@ -187,7 +222,9 @@ def test_optuna_sweep_finds_settings_that_learn(folder: Folder) -> None:
 
 def best_of(trials: int, shown: str) -> tuple[str, str]:
     """Return the number of pruned trials and the best mean return from a sweep's output."""
-    (found,) = re.findall(rf"^[^\d\n]+ {trials} [^\d\n]+ (\d+) [^\d\n]+ (\d+\.\d) [^\d\n]+$", shown, re.MULTILINE)
+    (found,) = re.findall(
+        rf"^[^\d\n]+ {trials} [^\d\n]+ (\d+) [^\d\n]+ (\d+\.\d) [^\d\n]+$", shown, re.MULTILINE
+    )
     return found
 
 
@@ -202,7 +239,10 @@ def test_custom_model(folder: Folder) -> None:
     assert "Trainable params" in folder.run(look)
     folder.run(learn, "--stop-timesteps=20000", "--num-workers=1")
     results = folder.results()
-    assert results[-1]["episode_reward_mean_last_100"] > 1.5 * results[0]["episode_reward_mean_last_100"]
+    assert (
+        results[-1]["episode_reward_mean_last_100"]
+        > 1.5 * results[0]["episode_reward_mean_last_100"]
+    )
 
 
 @pytest.mark.nightly
@@ -261,9 +301,15 @@ def test_pettingzoo_rps_wins_nearly_every_round(folder: Folder) -> None:
 def test_custom_metrics(folder: Folder) -> None:
     learn, look = commands_of("custom_metrics.py")
     folder.run(learn, *SMALL, "--stop-timesteps=6000")
-    first, last = (json.loads("{" + line + "}")["custom_metrics"] for line in folder.run(look).splitlines())
-    assert first.keys() == {f"{name}_{kind}" for name in ("largest_lean", "stray") for kind in ("mean", "min", "max")}
-    assert first["largest_lean_min"] > 0.2, "an episode ends when the pole leans by 12 degrees, 0.21"
+    first, last = (
+        json.loads("{" + line + "}")["custom_metrics"] for line in folder.run(look).splitlines()
+    )
+    assert first.keys() == {
+        f"{name}_{kind}" for name in ("largest_lean", "stray") for kind in ("mean", "min", "max")
+    }
+    assert first["largest_lean_min"] > 0.2, (
+        "an episode ends when the pole leans by 12 degrees, 0.21"
+    )
     assert last["stray_max"] > 0
     assert 0 < folder.results()[-1]["solved_share"] <= 1
 

@@ -29,12 +29,16 @@ pytestmark = pytest.mark.slow
 
 
 def files_of(page: str) -> dict[str, str]:
-    """Return the files that a page asks its reader to save, by name; its other blocks of code are "script.py"."""
+    """Return the files that a page asks its reader to save, by name; its other blocks of code are
+    "script.py".
+    """
     text = (DOCS / page).read_text(encoding="utf-8")
     for long, short in SHORTER.items() if "xla=" not in text else ():
         text = text.replace(long, short)
     files: dict[str, str] = {"script.py": ""}
-    for file, code in re.findall(r"^```python(?: file=(\S+))?\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+    for file, code in re.findall(
+        r"^```python(?: file=(\S+))?\n(.*?)^```", text, re.MULTILINE | re.DOTALL
+    ):
         name = file or "script.py"
         files[name] = files.get(name, "") + code
     return files
@@ -69,7 +73,10 @@ def run_python(folder: Path, *words: str) -> str:
     done = subprocess.run(
         [sys.executable, *words],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])},
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]),
+        },
         capture_output=True,
         text=True,
         timeout=240,
@@ -119,7 +126,15 @@ def test_a_users_own_algorithm_learns_as_its_page_shows(saved: Path) -> None:
 @pytest.mark.parametrize("saved", ["new_algorithm.md"], indirect=True)
 def test_a_users_own_algorithm_is_trained_resumed_and_evaluated_by_commands(saved: Path) -> None:
     learn = ["--seed=1", "--num-workers=1"]
-    run(saved, *learn, "--algo=awr:AWR", "--env=CartPole-v1", "--beta=0.7", "--stop-timesteps=4096", "--run-dir=run")
+    run(
+        saved,
+        *learn,
+        "--algo=awr:AWR",
+        "--env=CartPole-v1",
+        "--beta=0.7",
+        "--stop-timesteps=4096",
+        "--run-dir=run",
+    )
     run(saved, *learn, "--resume=run", "--stop-timesteps=8192")
     rows = [json.loads(line) for line in (saved / "run" / "result.jsonl").read_text().splitlines()]
     assert rows[-1]["env_steps_trained_total"] >= 8192

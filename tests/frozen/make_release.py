@@ -1,4 +1,5 @@
-"""Keeps what a release writes and sends, for later versions to open and to talk to: ``releases/VERSION``.
+"""Keeps what a release writes and sends, for later versions to open and to talk to:
+``releases/VERSION``.
 
     cd tests/frozen && PYTHONPATH=../..:../support python make_release.py
 
@@ -6,7 +7,8 @@ Run it once with the code of each release, and never again for the same one. It 
 
 - ``run``: a run directory with a checkpoint, and ``answers.json``, what its policy answers;
 - ``exported``: an export of its policy;
-- ``talk.json``: all messages of a worker and its learner, in order, as `test_releases.py` reads them.
+- ``talk.json``: all messages of a worker and its learner, in order, as `test_releases.py` reads
+  them.
 """
 
 from __future__ import annotations
@@ -26,8 +28,11 @@ from memory_endpoint import Direction, MemoryNetwork
 import aiorl
 
 SETTINGS: dict[str, Any] = {
-    **TINY, **SEVERAL_PASSES, "observation_filter": "MeanStdFilter", "lr_schedule": [[0, 1e-3], [256, 0.0]],
-}  # fmt: skip
+    **TINY,
+    **SEVERAL_PASSES,
+    "observation_filter": "MeanStdFilter",
+    "lr_schedule": [[0, 1e-3], [256, 0.0]],
+}
 _NOT_KEPT = ("events.*", "learning_curve.png", "log.txt", "lock", "logs/*")
 
 
@@ -39,14 +44,22 @@ class RecordingNetwork(MemoryNetwork):
         self.messages: list[tuple[str, list[str]]] = []
 
     def _carry(
-        self, direction: Direction, peer: bytes, frames: Sequence[Any], deliver: Callable[[list[memoryview]], None]
+        self,
+        direction: Direction,
+        peer: bytes,
+        frames: Sequence[Any],
+        deliver: Callable[[list[memoryview]], None],
     ) -> None:
-        self.messages.append((direction.value, [base64.b64encode(bytes(frame)).decode() for frame in frames]))
+        self.messages.append(
+            (direction.value, [base64.b64encode(bytes(frame)).decode() for frame in frames])
+        )
         super()._carry(direction, peer, frames, deliver)
 
 
 async def talk() -> list[tuple[str, list[str]]]:
-    """Return the messages of one worker and its learner from hello to goodbye, with two updates between."""
+    """Return the messages of one worker and its learner from hello to goodbye, with two updates
+    between.
+    """
     network = RecordingNetwork()
     async with running(1, network=network, observation_filter="MeanStdFilter") as both:
         await both.updates_done(2)

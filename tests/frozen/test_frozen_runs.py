@@ -1,4 +1,6 @@
-"""Runs of an earlier version: this version acts from them, gives the same outputs, and continues training."""
+"""Runs of an earlier version: this version acts from them, gives the same outputs, and continues
+training.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +28,27 @@ def run(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_a_run_of_each_algorithm_is_kept() -> None:
     assert {json.loads(line)["algo"] for line in _meta_lines()} == {
-        "pg", "a2c", "a3c", "ppo", "impala", "appo", "dqn", "apex", "sac", "td3", "bc", "marwil", "cql", "iql",
-    }  # fmt: skip
+        "pg",
+        "a2c",
+        "a3c",
+        "ppo",
+        "impala",
+        "appo",
+        "dqn",
+        "apex",
+        "sac",
+        "td3",
+        "bc",
+        "marwil",
+        "cql",
+        "iql",
+    }
 
 
 def _meta_lines() -> list[str]:
-    metas = [json.loads(path.read_text())["meta"] for path in FROZEN.glob("*/checkpoints/*/meta.json")]
+    metas = [
+        json.loads(path.read_text())["meta"] for path in FROZEN.glob("*/checkpoints/*/meta.json")
+    ]
     return [json.dumps({"algo": meta["algo"]}) for meta in metas]
 
 
@@ -39,9 +56,15 @@ def _meta_lines() -> list[str]:
 def test_an_older_policy_gives_the_same_outputs(run: Path) -> None:
     for policy_id, known in json.loads((run / "answers.json").read_text()).items():
         policy = load_policy(run, policy_id)
-        for obs, action, inputs in zip(known["observations"], known["actions"], known["dist_inputs"], strict=True):
-            found, _, extra = policy.compute_single_action(np.asarray(obs, np.float32), full_fetch=True)
-            np.testing.assert_allclose(extra["action_dist_inputs"].ravel(), inputs, rtol=1e-4, atol=1e-5)
+        for obs, action, inputs in zip(
+            known["observations"], known["actions"], known["dist_inputs"], strict=True
+        ):
+            found, _, extra = policy.compute_single_action(
+                np.asarray(obs, np.float32), full_fetch=True
+            )
+            np.testing.assert_allclose(
+                extra["action_dist_inputs"].ravel(), inputs, rtol=1e-4, atol=1e-5
+            )
             np.testing.assert_allclose(found, action, rtol=1e-4, atol=1e-5)
 
 

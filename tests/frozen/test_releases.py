@@ -1,4 +1,6 @@
-"""What each release wrote and sent works with this version, or is refused by name: see docs/upgrades.md."""
+"""What each release wrote and sent works with this version, or is refused by name: see
+docs/upgrades.md.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def answers(release: Path) -> Any:
 def messages(release: Path) -> list[tuple[str, list[bytes]]]:
     """Return direction and frames of all messages of a worker and its learner."""
     recorded = json.loads((release / "talk.json").read_text())
-    return [(direction, [base64.b64decode(frame) for frame in frames]) for direction, frames in recorded]
+    return [
+        (direction, [base64.b64decode(frame) for frame in frames]) for direction, frames in recorded
+    ]
 
 
 def test_there_is_a_release() -> None:
@@ -60,7 +64,9 @@ def test_a_run_and_its_checkpoint_load_and_answer_as_they_did(release: Path) -> 
         for obs, action, expected in zip(observations, actions, inputs, strict=True):
             computed, _, extra = policy.compute_single_action(obs, full_fetch=True)
             assert computed == action
-            np.testing.assert_allclose(extra["action_dist_inputs"].ravel(), expected, rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(
+                extra["action_dist_inputs"].ravel(), expected, rtol=1e-4, atol=1e-5
+            )
 
 
 def test_an_export_answers_as_its_policy_did(release: Path) -> None:
@@ -83,7 +89,9 @@ def test_a_run_and_an_export_are_served(release: Path) -> None:
 
     def ask(port: int, model: str) -> Any:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
-        connection.request("POST", "/act", json.dumps({"policy": model, "observations": observations.tolist()}))
+        connection.request(
+            "POST", "/act", json.dumps({"policy": model, "observations": observations.tolist()})
+        )
         answer = json.loads(connection.getresponse().read())
         connection.close()
         return answer["actions"]
@@ -109,7 +117,9 @@ def test_a_run_is_resumed(release: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def _is_refused(frames: list[bytes]) -> bool:
-    """Return whether a message is of another version of the protocol; the refusal must name this version."""
+    """Return whether a message is of another version of the protocol; the refusal must name this
+    version.
+    """
     if msgpack.unpackb(frames[0])[0] == m.PROTOCOL_VERSION:
         return False
     with pytest.raises(VersionMismatch, match=str(m.PROTOCOL_VERSION)):
@@ -117,7 +127,9 @@ def _is_refused(frames: list[bytes]) -> bool:
     return True
 
 
-def test_an_older_worker_joins_and_its_fragments_are_accepted_or_it_is_refused_by_name(release: Path) -> None:
+def test_an_older_worker_joins_and_its_fragments_are_accepted_or_it_is_refused_by_name(
+    release: Path,
+) -> None:
     recorded = messages(release)
     said = [frames for direction, frames in recorded if direction == "up"]
     if _is_refused(said[0]):
@@ -134,7 +146,9 @@ def test_an_older_worker_joins_and_its_fragments_are_accepted_or_it_is_refused_b
     assert any(isinstance(message, m.Welcome) for _, message in learner.messages_to_send())
     fragments = [message for message in sent if isinstance(message, m.Samples)]
     learner.deal(learner.version, len(fragments))
-    (lease,) = [message for _, message in learner.messages_to_send() if isinstance(message, m.Lease)]
+    (lease,) = [
+        message for _, message in learner.messages_to_send() if isinstance(message, m.Lease)
+    ]
     assert lease.lease_id == fragments[0].lease_id
     learner.receive(PEER, fragments[0], 0.0)
     accepted = [event for event in learner.events() if isinstance(event, ev.SamplesAccepted)]

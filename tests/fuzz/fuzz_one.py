@@ -1,4 +1,7 @@
-"""Fuzz one target in this process: `fuzz_one.py TARGET SEEDS [libFuzzer's flags and folders]`; started by `run.py`."""
+"""Fuzz one target in this process:
+
+`fuzz_one.py TARGET SEEDS [libFuzzer's flags and folders]`; started by `run.py`.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +19,20 @@ from fuzz_targets import TARGETS, Target  # noqa: E402
 
 
 def _untraced(target: Target) -> list[str]:
-    """Return our modules that the target does not use; `include` alone would trace whole packages."""
+    """Return our modules that the target does not use;
+
+    `include` alone would trace whole packages.
+    """
     root = HERE.parents[1]
-    paths = [path.relative_to(root).with_suffix("").parts for path in (root / "aiorl").rglob("*.py")]
+    paths = [
+        path.relative_to(root).with_suffix("").parts for path in (root / "aiorl").rglob("*.py")
+    ]
     names = [".".join(parts[:-1] if parts[-1] == "__init__" else parts) for parts in paths]
-    return [name for name in names if not any(f"{name}.".startswith(f"{traced}.") for traced in target.traced)]
+    return [
+        name
+        for name in names
+        if not any(f"{name}.".startswith(f"{traced}.") for traced in target.traced)
+    ]
 
 
 def main() -> None:

@@ -1,4 +1,6 @@
-"""Inputs found by fuzzing, and inputs that reach all code, run again as tests: none of them may be a finding."""
+"""Inputs found by fuzzing, and inputs that reach all code, run again as tests: none of them may be
+a finding.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ def test_no_input_of_the_corpus_is_a_finding(name, caplog):
         try:
             target.run(path.read_bytes())
         except Exception as error:
-            raise AssertionError(f"{path.relative_to(CORPUS)} is a finding: {error!r:.300}") from error
+            raise AssertionError(
+                f"{path.relative_to(CORPUS)} is a finding: {error!r:.300}"
+            ) from error
 
 
 @pytest.mark.parametrize("name", TARGETS)

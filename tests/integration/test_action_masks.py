@@ -7,9 +7,14 @@ from typing import Any
 import pytest
 
 SMALL = (
-    "--seed=1", "--num-workers=1", "--num-envs-per-worker=4", "--rollout-fragment-length=32",
-    "--train-batch-size=256", "--xla=off", "--model.fcnet-hiddens=[16]",
-)  # fmt: skip
+    "--seed=1",
+    "--num-workers=1",
+    "--num-envs-per-worker=4",
+    "--rollout-fragment-length=32",
+    "--train-batch-size=256",
+    "--xla=off",
+    "--model.fcnet-hiddens=[16]",
+)
 PPO = ("--algo=ppo", "--sgd-minibatch-size=64", "--num-sgd-iter=2")
 IMPALA = ("--algo=impala",)
 
@@ -24,10 +29,14 @@ def finished(learner: Any) -> list[dict[str, Any]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [PPO, IMPALA], ids=["ppo", "impala"])
 def test_tic_tac_toe_never_ends_by_an_illegal_move(processes: Any, options: Any) -> None:
-    """A player that moves illegally gets -1 and the other one 0; the rewards of a legal game sum to 0."""
+    """A player that moves illegally gets -1 and the other one 0; the rewards of a legal game sum to
+    0.
+    """
     pytest.importorskip("pettingzoo")
     pytest.importorskip("pygame")
-    learner = processes.learner(*SMALL, *options, "--env=pettingzoo:classic.tictactoe_v3", "--stop-timesteps=800")
+    learner = processes.learner(
+        *SMALL, *options, "--env=pettingzoo:classic.tictactoe_v3", "--stop-timesteps=800"
+    )
     results = finished(learner)
     assert results[-1]["episodes_total"] > 50
     for result in results:
@@ -35,7 +44,10 @@ def test_tic_tac_toe_never_ends_by_an_illegal_move(processes: Any, options: Any)
             assert (result["episode_reward_min"], result["episode_reward_max"]) == (0.0, 0.0)
 
 
-LAYOUTS = {"rows": (), "filtered_sequences": ("--model.use-lstm=true", "--observation-filter=MeanStdFilter")}
+LAYOUTS = {
+    "rows": (),
+    "filtered_sequences": ("--model.use-lstm=true", "--observation-filter=MeanStdFilter"),
+}
 
 
 @pytest.mark.slow
@@ -49,13 +61,21 @@ LAYOUTS = {"rows": (), "filtered_sequences": ("--model.use-lstm=true", "--observ
         ("impala", "filtered_sequences", "multi_discrete"),
     ],
 )
-def test_masks_forbid_actions_of_every_kind_of_space(processes: Any, algo: str, layout: str, actions: str) -> None:
-    """Both algorithms train on both layouts of batches. The environment raises at a forbidden action."""
+def test_masks_forbid_actions_of_every_kind_of_space(
+    processes: Any, algo: str, layout: str, actions: str
+) -> None:
+    """Both algorithms train on both layouts of batches.
+
+    The environment raises at a forbidden action.
+    """
     options = (*(PPO if algo == "ppo" else IMPALA), *LAYOUTS[layout])
     learner = processes.learner(
-        *SMALL, *options, "--env=masked_env:ForbiddingEnv", f"--env-config={{actions: {actions}}}",
+        *SMALL,
+        *options,
+        "--env=masked_env:ForbiddingEnv",
+        f"--env-config={{actions: {actions}}}",
         "--stop-timesteps=1500",
-    )  # fmt: skip
+    )
     results = finished(learner)
     assert "forbidden" not in learner.log
     assert 0 < results[-1]["learner"]["entropy"] < 10
@@ -64,9 +84,13 @@ def test_masks_forbid_actions_of_every_kind_of_space(processes: Any, algo: str, 
 @pytest.mark.slow
 def test_masks_in_infos_and_a_recurrent_policy_over_streamed_batches(processes: Any) -> None:
     learner = processes.learner(
-        *SMALL, *IMPALA, "--env=aiorl.env.action_mask:MaskFromInfo", "--model.use-gru=true",
+        *SMALL,
+        *IMPALA,
+        "--env=aiorl.env.action_mask:MaskFromInfo",
+        "--model.use-gru=true",
         "--env-config={env: 'masked_env:ForbiddingEnv', actions: tuple, in_info: true}",
-        "--observation-filter=MeanStdFilter", "--stop-timesteps=1500",
-    )  # fmt: skip
+        "--observation-filter=MeanStdFilter",
+        "--stop-timesteps=1500",
+    )
     finished(learner)
     assert "forbidden" not in learner.log

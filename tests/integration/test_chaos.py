@@ -1,4 +1,7 @@
-"""Ninety seconds of random faults: PPO and IMPALA, each with local and external workers, with keys."""
+"""Ninety seconds of random faults:
+
+PPO and IMPALA, each with local and external workers, with keys.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,20 @@ import pytest
 
 pytestmark = [
     pytest.mark.nightly,
-    pytest.mark.skipif(sys.platform != "linux", reason="finds and disturbs processes by means of Linux"),
+    pytest.mark.skipif(
+        sys.platform != "linux", reason="finds and disturbs processes by means of Linux"
+    ),
 ]
 
 
 def start(*options: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "benchmarks.chaos", *options]
     return subprocess.Popen(
-        command, cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command,
+        cwd=Path(__file__).parents[2],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
 
 

@@ -1,4 +1,6 @@
-"""Nested spaces, memory and users' models, from the environment through the sampler to training rows."""
+"""Nested spaces, memory and users' models, from the environment through the sampler to training
+rows.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,12 @@ from aiorl.sampling.callbacks import DefaultCallbacks
 from aiorl.sampling.sampler import SyncSampler
 from aiorl.sampling.settings import SamplerSetup
 
-OBS = spaces.Dict({"place": spaces.Discrete(5), "speed": spaces.Tuple([spaces.Box(-9.0, 9.0, (2,))])})
-ACTIONS = spaces.Tuple([spaces.Discrete(3, start=1), spaces.Dict({"push": spaces.Box(-0.1, 0.1, (2,))})])
+OBS = spaces.Dict(
+    {"place": spaces.Discrete(5), "speed": spaces.Tuple([spaces.Box(-9.0, 9.0, (2,))])}
+)
+ACTIONS = spaces.Tuple(
+    [spaces.Discrete(3, start=1), spaces.Dict({"push": spaces.Box(-0.1, 0.1, (2,))})]
+)
 ENVS = 3
 
 
@@ -55,14 +61,22 @@ class Nested(gymnasium.Env):
         self.place = (self.place + choice) % 5
         self.speed = np.clip(self.speed + push, -9, 9).astype(np.float32)
         over = self.steps >= 3 + self.episode % 3
-        return self._obs(), float(choice) - 2.0 + float(push[0]), over and self.episode % 4 > 0, over, {}
+        return (
+            self._obs(),
+            float(choice) - 2.0 + float(push[0]),
+            over and self.episode % 4 > 0,
+            over,
+            {},
+        )
 
 
 def sampler_of(make_env, model_settings, *, config=None):
     envs = [make_env() for _ in range(ENVS)]
     preprocessor = make_preprocessor(envs[0].observation_space)
     distribution = make_distribution(envs[0].action_space)
-    model = build_model(preprocessor.shape, preprocessor.dtype.name, distribution, model_settings, seed=0)
+    model = build_model(
+        preprocessor.shape, preprocessor.dtype.name, distribution, model_settings, seed=0
+    )
     policy = load_policy(*describe_policy(model, model_settings), config=config, seed=0)
     policy.set_weights(model.get_weights())
     base_env = to_base_env(envs[0], lambda index: envs[index], ENVS, seed=0)
@@ -82,10 +96,17 @@ def sampler_of(make_env, model_settings, *, config=None):
 
 def episodes_of(sampler, batches):
     rows = SampleBatch.concat([sampler.get_data() for _ in range(batches)])
-    return [rows.take(rows[c.EPS_ID] == episode) for episode in dict.fromkeys(rows[c.EPS_ID].tolist())]
+    return [
+        rows.take(rows[c.EPS_ID] == episode) for episode in dict.fromkeys(rows[c.EPS_ID].tolist())
+    ]
 
 
-RECURRENT = {"fcnet_hiddens": [8], "use_lstm": True, "lstm_cell_size": 4, "lstm_use_prev_action_reward": True}
+RECURRENT = {
+    "fcnet_hiddens": [8],
+    "use_lstm": True,
+    "lstm_cell_size": 4,
+    "lstm_use_prev_action_reward": True,
+}
 
 
 def test_r114_r117_the_learner_reproduces_the_policys_outputs_from_the_rows():
@@ -103,9 +124,15 @@ def test_r114_r117_the_learner_reproduces_the_policys_outputs_from_the_rows():
             np.testing.assert_array_equal(rows[c.PREV_ACTIONS][t], prev_action[0])
             np.testing.assert_allclose(rows[c.PREV_REWARDS][t], prev_reward[0], rtol=1e-6)
             for index, component in enumerate(state):
-                np.testing.assert_allclose(rows[c.state_in(index)][t], component[0], rtol=1e-4, atol=1e-5)
-            inputs, values, state = model.forward_step(rows[c.OBS][t : t + 1], state, prev_action, prev_reward)
-            np.testing.assert_allclose(rows[c.ACTION_DIST_INPUTS][t], inputs[0], rtol=1e-4, atol=1e-5)
+                np.testing.assert_allclose(
+                    rows[c.state_in(index)][t], component[0], rtol=1e-4, atol=1e-5
+                )
+            inputs, values, state = model.forward_step(
+                rows[c.OBS][t : t + 1], state, prev_action, prev_reward
+            )
+            np.testing.assert_allclose(
+                rows[c.ACTION_DIST_INPUTS][t], inputs[0], rtol=1e-4, atol=1e-5
+            )
             np.testing.assert_allclose(rows[c.VF_PREDS][t], values[0], rtol=1e-4, atol=1e-5)
             if t + 1 < rows.count:
                 np.testing.assert_array_equal(rows[c.NEW_OBS][t], rows[c.OBS][t + 1])
@@ -131,7 +158,9 @@ def test_trajectories_get_advantages_from_the_policys_settings():
     """R106: one trajectory of one episode at a time, bootstrapped where it was cut or truncated."""
     settings = {"gamma": 0.9, "lam": 0.8}
     sampler, model, _, _ = sampler_of(
-        Nested, {"fcnet_hiddens": [8]}, config={"postprocess": "gae", "postprocess_params": settings}
+        Nested,
+        {"fcnet_hiddens": [8]},
+        config={"postprocess": "gae", "postprocess_params": settings},
     )
     rows = sampler.get_data()
     for part in rows.split_by_episode():

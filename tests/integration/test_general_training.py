@@ -1,4 +1,6 @@
-"""Whole runs on the general path with real processes: several policies, nested spaces, callbacks, memory, mistakes."""
+"""Whole runs on the general path with real processes: several policies, nested spaces, callbacks,
+memory, mistakes.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +14,29 @@ from processes import Processes, StartedLearner
 from safetensors.numpy import load_file
 
 SMALL = (
-    "--seed=1", "--num-workers=1", "--num-envs-per-worker=4", "--rollout-fragment-length=32",
-    "--train-batch-size=256", "--sgd-minibatch-size=64", "--num-sgd-iter=2", "--xla=off", "--model.fcnet-hiddens=[16]",
-)  # fmt: skip
+    "--seed=1",
+    "--num-workers=1",
+    "--num-envs-per-worker=4",
+    "--rollout-fragment-length=32",
+    "--train-batch-size=256",
+    "--sgd-minibatch-size=64",
+    "--num-sgd-iter=2",
+    "--xla=off",
+    "--model.fcnet-hiddens=[16]",
+)
 TWO = (
-    "--env=general_runs:Poles", "--multiagent.policies={left: null, right: null}",
+    "--env=general_runs:Poles",
+    "--multiagent.policies={left: null, right: null}",
     "--multiagent.policy-mapping-fn=general_runs:side",
-)  # fmt: skip
+)
 LONG = ("--seed=1", "--xla=auto", "--stop-timesteps=100000")
 ALL = pytest.mark.parametrize(
-    "algo", ["ppo", pytest.param("impala", marks=pytest.mark.nightly), pytest.param("appo", marks=pytest.mark.slow)]
+    "algo",
+    [
+        "ppo",
+        pytest.param("impala", marks=pytest.mark.nightly),
+        pytest.param("appo", marks=pytest.mark.slow),
+    ],
 )
 
 Run = Callable[..., StartedLearner]
@@ -76,19 +91,36 @@ def test_two_policies_learn_in_one_run_and_a_resumed_run_continues_with_both(
     assert moved(before, after, "right")
     assert int(after["filter/right/n"]) > int(before["filter/right/n"])
     kernels = [name for name in before if "weights" in name and "kernel" in name]
-    assert max(float(np.abs(after[name] - before[name]).max()) for name in kernels) < 0.3, "not another start"
+    assert max(float(np.abs(after[name] - before[name]).max()) for name in kernels) < 0.3, (
+        "not another start"
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("algo", "options", "least"),
     [
-        ("ppo", (*SMALL, "--train-batch-size=512", "--num-sgd-iter=8", "--lr=0.003", "--stop-timesteps=8000"), 40.0),
-        *(pytest.param(algo, LONG, 100.0, marks=pytest.mark.nightly) for algo in ("ppo", "impala", "appo")),
+        (
+            "ppo",
+            (
+                *SMALL,
+                "--train-batch-size=512",
+                "--num-sgd-iter=8",
+                "--lr=0.003",
+                "--stop-timesteps=8000",
+            ),
+            40.0,
+        ),
+        *(
+            pytest.param(algo, LONG, 100.0, marks=pytest.mark.nightly)
+            for algo in ("ppo", "impala", "appo")
+        ),
     ],
     ids=["", "long ppo", "long impala", "long appo"],
 )
-def test_agents_of_both_policies_learn_to_balance(run: Run, algo: str, options: Any, least: float) -> None:
+def test_agents_of_both_policies_learn_to_balance(
+    run: Run, algo: str, options: Any, least: float
+) -> None:
     """Untrained policies balance for about 20 steps."""
     learner = run(f"--algo={algo}", *options, *TWO, "--env-config={agents: 4}")
     result = finished(learner, timeout_s=280)
@@ -98,10 +130,22 @@ def test_agents_of_both_policies_learn_to_balance(run: Run, algo: str, options: 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("algo", "callbacks"),
-    [("ppo", ()), pytest.param("impala", ("--callbacks=general_parts:Noting",), marks=pytest.mark.slow)],
+    [
+        ("ppo", ()),
+        pytest.param("impala", ("--callbacks=general_parts:Noting",), marks=pytest.mark.slow),
+    ],
 )
-def test_actions_of_bits_are_learned_in_lockstep_and_polled(run: Run, algo: str, callbacks: Any) -> None:
-    learner = run(f"--algo={algo}", *SMALL, *callbacks, "--env=general_runs:Bits", "--lr=0.01", "--stop-timesteps=8000")
+def test_actions_of_bits_are_learned_in_lockstep_and_polled(
+    run: Run, algo: str, callbacks: Any
+) -> None:
+    learner = run(
+        f"--algo={algo}",
+        *SMALL,
+        *callbacks,
+        "--env=general_runs:Bits",
+        "--lr=0.01",
+        "--stop-timesteps=8000",
+    )
     result = finished(learner)
     assert result["episode_reward_mean"] > 12.5, "10 by chance, 20 at best"
     assert 0 < result["learner"]["entropy"] < 3 * np.log(2)
@@ -110,10 +154,14 @@ def test_actions_of_bits_are_learned_in_lockstep_and_polled(run: Run, algo: str,
 def test_a_policy_learns_next_to_a_users_own_and_a_fixed_one(run: Run) -> None:
     policies = "{left: null, right: {class: 'general_runs:Pusher', config: {way: 1}}, other: null}"
     learner = run(
-        *SMALL, "--env=general_runs:Poles", f"--multiagent.policies={policies}", "--env-config={agents: 3}",
-        "--multiagent.policy-mapping-fn=general_runs:side", "--multiagent.policies-to-train=[left]",
+        *SMALL,
+        "--env=general_runs:Poles",
+        f"--multiagent.policies={policies}",
+        "--env-config={agents: 3}",
+        "--multiagent.policy-mapping-fn=general_runs:side",
+        "--multiagent.policies-to-train=[left]",
         "--stop-timesteps=800",
-    )  # fmt: skip
+    )
     result = finished(learner)
     assert result["policy_reward_mean"]["right"] < 12, "always pushing one way, a pole falls soon"
     assert {name.partition("/")[0] for name in result["learner"] if "/" in name} == {"left"}
@@ -124,10 +172,16 @@ def test_a_policy_learns_next_to_a_users_own_and_a_fixed_one(run: Run) -> None:
 
 @ALL
 def test_dict_observations_and_tuple_actions_can_be_learned(run: Run, algo: str) -> None:
-    learner = run(f"--algo={algo}", *SMALL, "--env=general_runs:Nested", "--lr=0.003", "--stop-timesteps=3000")
+    learner = run(
+        f"--algo={algo}", *SMALL, "--env=general_runs:Nested", "--lr=0.003", "--stop-timesteps=3000"
+    )
     result = finished(learner)
     assert result["agent_steps_total"] == result["timesteps_total"]
-    rewards = [float(line["episode_reward_mean"]) for line in learner.results() if line["episode_reward_mean"]]
+    rewards = [
+        float(line["episode_reward_mean"])
+        for line in learner.results()
+        if line["episode_reward_mean"]
+    ]
     assert rewards[-1] > rewards[0]
     assert result["policy_reward_mean"] == {}
 
@@ -137,31 +191,49 @@ def test_callbacks_measure_on_workers_and_change_the_result_on_the_learner(run: 
     learner = run(*SMALL, "--callbacks=general_runs:Watching", "--stop-timesteps=1000")
     result = finished(learner)
     assert result["custom_metrics"]["polls_per_step_mean"] == 1.0
-    assert set(result["hist_stats"]["lengths"]) <= {float(length) for length in result["hist_stats"]["episode_lengths"]}
+    assert set(result["hist_stats"]["lengths"]) <= {
+        float(length) for length in result["hist_stats"]["episode_lengths"]
+    }
     assert [line["seen"] for line in learner.results()] == [
         f"iteration {line['training_iteration']}" for line in learner.results()
     ]
-    assert "custom_metrics/polls_per_step_mean" in (learner.run_dir / "progress.csv").read_text().splitlines()[0]
+    assert (
+        "custom_metrics/polls_per_step_mean"
+        in (learner.run_dir / "progress.csv").read_text().splitlines()[0]
+    )
 
 
 @pytest.mark.slow
 @ALL
 def test_memory_that_sees_previous_actions_and_rewards_is_trained(run: Run, algo: str) -> None:
     learner = run(
-        f"--algo={algo}", *SMALL, "--env=general_runs:LastMove", "--model.use-lstm=true",
-        "--model.lstm-use-prev-action-reward=true", "--model.lstm-cell-size=16", "--lr=0.01",
-        "--rollout-fragment-length=16", f"--stop-timesteps={6000 if algo == 'ppo' else 12000}",
-    )  # fmt: skip
+        f"--algo={algo}",
+        *SMALL,
+        "--env=general_runs:LastMove",
+        "--model.use-lstm=true",
+        "--model.lstm-use-prev-action-reward=true",
+        "--model.lstm-cell-size=16",
+        "--lr=0.01",
+        "--rollout-fragment-length=16",
+        f"--stop-timesteps={6000 if algo == 'ppo' else 12000}",
+    )
     result = finished(learner)
     # without memory of the previous action, at most every second of 15 actions is rewarded
     assert result["episode_reward_mean"] > 9.0
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("polled", [(), ("--callbacks=general_runs:Watching",)], ids=["in lockstep", "polled"])
+@pytest.mark.parametrize(
+    "polled", [(), ("--callbacks=general_runs:Watching",)], ids=["in lockstep", "polled"]
+)
 def test_byte_images_can_be_learned_through_a_filter(run: Run, polled: tuple[str, ...]) -> None:
     """R39, R136: the network takes the filter's output, which consists of floats."""
-    images = (*SMALL, "--env=general_runs:Bytes", "--model.conv-filters=[[4, 8, 8]]", "--observation-filter")
+    images = (
+        *SMALL,
+        "--env=general_runs:Bytes",
+        "--model.conv-filters=[[4, 8, 8]]",
+        "--observation-filter",
+    )
     learner = run(*images, "MeanStdFilter", *polled, "--stop-timesteps=500")
     result = finished(learner)
     assert result["updates_total"] >= 2

@@ -1,4 +1,6 @@
-"""Real workers on the general path: external clients, crashing environments, other libraries' environments."""
+"""Real workers on the general path: external clients, crashing environments, other libraries'
+environments.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,15 @@ import pytest
 from processes import Processes, StartedLearner, check_ledger, wait_until
 
 SMALL = (
-    "--num-workers=1", "--num-envs-per-worker=2", "--rollout-fragment-length=32", "--train-batch-size=128",
-    "--sgd-minibatch-size=64", "--num-sgd-iter=1", "--xla=off", "--model.fcnet-hiddens=[8]",
-)  # fmt: skip
+    "--num-workers=1",
+    "--num-envs-per-worker=2",
+    "--rollout-fragment-length=32",
+    "--train-batch-size=128",
+    "--sgd-minibatch-size=64",
+    "--num-sgd-iter=1",
+    "--xla=off",
+    "--model.fcnet-hiddens=[8]",
+)
 
 Run = Callable[..., StartedLearner]
 
@@ -38,7 +46,9 @@ def needs(module: str) -> pytest.MarkDecorator:
 
 
 def test_an_environment_driven_by_clients_can_be_learned(run: Run) -> None:
-    result = finished(run("--env=general_parts:Talkative", "--num-envs-per-worker=1", "--stop-timesteps=500"))
+    result = finished(
+        run("--env=general_parts:Talkative", "--num-envs-per-worker=1", "--stop-timesteps=500")
+    )
     assert result["episode_len_mean"] == 5
     assert result["episode_reward_mean"] == 15
     assert result["updates_total"] >= 4
@@ -47,9 +57,12 @@ def test_an_environment_driven_by_clients_can_be_learned(run: Run) -> None:
 def test_a_worker_with_a_silent_client_keeps_beating_and_leaves_with_the_learner(run: Run) -> None:
     """R9: it neither counts as lost nor outlives the run."""
     learner = run(
-        "--env=general_parts:Silent", "--num-envs-per-worker=1", "--transport.heartbeat-interval-s=0.2",
-        "--transport.heartbeat-timeout-s=1", "--stop-time-s=600",
-    )  # fmt: skip
+        "--env=general_parts:Silent",
+        "--num-envs-per-worker=1",
+        "--transport.heartbeat-interval-s=0.2",
+        "--transport.heartbeat-timeout-s=1",
+        "--stop-time-s=600",
+    )
     worker = psutil.Process(learner.wait_for_joined())
     time.sleep(2.0)  # twice the heartbeat timeout
     assert worker.is_running()
@@ -62,18 +75,27 @@ def test_a_worker_with_a_silent_client_keeps_beating_and_leaves_with_the_learner
 @pytest.mark.slow
 def test_crashed_environments_are_replaced_and_none_outlives_a_killed_worker(run: Run) -> None:
     learner = run(
-        "--env=aiorl.testing.envs:FaultyEnv", "--env-config={fault: exit, at_step: 60}", "--remote-worker-envs=true",
-        "--max-env-restarts-per-hour=1000", "--max-worker-restarts=0", "--stop-time-s=120",
-    )  # fmt: skip
-    learner.wait_for_result(lambda result: result["updates_total"] >= 2)  # each environment has crashed twice
+        "--env=aiorl.testing.envs:FaultyEnv",
+        "--env-config={fault: exit, at_step: 60}",
+        "--remote-worker-envs=true",
+        "--max-env-restarts-per-hour=1000",
+        "--max-worker-restarts=0",
+        "--stop-time-s=120",
+    )
+    learner.wait_for_result(
+        lambda result: result["updates_total"] >= 2
+    )  # each environment has crashed twice
     (worker,) = [psutil.Process(pid) for pid in learner.worker_pids()]
-    # an environment that has just crashed is missing for a moment; a stopped worker starts none meanwhile
+    # an environment that has just crashed is missing for a moment; a stopped worker starts none
+    # meanwhile
     wait_until(lambda: len(worker.children(recursive=True)) >= 2, 20, "both environments")
     worker.suspend()
     children = worker.children(recursive=True)
     assert children
     worker.kill()
-    wait_until(lambda: not any(child.is_running() for child in children), 20, "the end of the environments")
+    wait_until(
+        lambda: not any(child.is_running() for child in children), 20, "the end of the environments"
+    )
     assert learner.wait(30) == 1
     assert "SIGKILL" in learner.text
 
@@ -91,7 +113,9 @@ def test_a_pettingzoo_game_is_played_by_two_policies(run: Run) -> None:
         )
     )
     assert result["agent_steps_total"] == 2 * result["timesteps_total"]
-    assert result["policy_reward_mean"]["red"] == pytest.approx(-result["policy_reward_mean"]["blue"])
+    assert result["policy_reward_mean"]["red"] == pytest.approx(
+        -result["policy_reward_mean"]["blue"]
+    )
 
 
 @pytest.mark.slow

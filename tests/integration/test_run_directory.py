@@ -1,4 +1,6 @@
-"""A run directory belongs to one learner; a run fails with a clear sentence if its directory is removed."""
+"""A run directory belongs to one learner; a run fails with a clear sentence if its directory is
+removed.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +9,16 @@ import shutil
 
 
 def test_a_second_learner_is_refused_and_a_removed_directory_ends_the_run(processes) -> None:
-    options = ("--seed=1", "--num-workers=1", "--min-iter-time-s=0.2", "--xla=off", "--train-batch-size=200",
-               "--rollout-fragment-length=50", "--num-envs-per-worker=1", "--sgd-minibatch-size=50")  # fmt: skip
+    options = (
+        "--seed=1",
+        "--num-workers=1",
+        "--min-iter-time-s=0.2",
+        "--xla=off",
+        "--train-batch-size=200",
+        "--rollout-fragment-length=50",
+        "--num-envs-per-worker=1",
+        "--sgd-minibatch-size=50",
+    )
     first = processes.learner(*options)
     first.wait_for_result(lambda result: result["updates_total"] >= 2)
     results = (first.run_dir / "result.jsonl").read_text()

@@ -1,4 +1,6 @@
-"""Runs with updates of many seconds: each that has trained leaves a checkpoint, and a resume continues from it."""
+"""Runs with updates of many seconds: each that has trained leaves a checkpoint, and a resume
+continues from it.
+"""
 
 from __future__ import annotations
 
@@ -11,24 +13,35 @@ from aiorl.acting.checkpoint import Checkpoint, list_checkpoints, load_newest_va
 
 SLOW_UPDATES = Path(__file__).parent.parent / "support" / "slow_updates.py"
 SMALL = (
-    "--env=CartPole-v1", "--num-workers=1", "--train-batch-size=200", "--rollout-fragment-length=50",
-    "--num-envs-per-worker=1", "--xla=off", "--checkpoint-interval-s=0",
-)  # fmt: skip
+    "--env=CartPole-v1",
+    "--num-workers=1",
+    "--train-batch-size=200",
+    "--rollout-fragment-length=50",
+    "--num-envs-per-worker=1",
+    "--xla=off",
+    "--checkpoint-interval-s=0",
+)
 
 
 @pytest.fixture
 def slowly(processes):
-    """Start a learner whose updates are slow from a given one on; after 2 s it reports that it waits."""
+    """Start a learner whose updates are slow from a given one on; after 2 s it reports that it
+    waits.
+    """
 
     def start(slow_from: int, *options: str, slow_s: float = 20.0):
         environment = {"SLOW_FROM": str(slow_from), "SLOW_S": str(slow_s)}
-        return processes.learner(*SMALL, *options, environment=environment, script=str(SLOW_UPDATES))
+        return processes.learner(
+            *SMALL, *options, environment=environment, script=str(SLOW_UPDATES)
+        )
 
     return start
 
 
 def resumed_from(checkpoint: Checkpoint, processes) -> None:
-    updates, trained = (checkpoint.meta["counters"][name] for name in ("updates", "env_steps_trained"))
+    updates, trained = (
+        checkpoint.meta["counters"][name] for name in ("updates", "env_steps_trained")
+    )
     assert checkpoint.number == updates
     assert checkpoint.meta["ledger"]["trained"] == trained
     resumed = processes.learner(f"--stop-timesteps={trained + 1}", resume=True)
@@ -39,7 +52,10 @@ def resumed_from(checkpoint: Checkpoint, processes) -> None:
 
 @pytest.mark.parametrize(
     "number",
-    [pytest.param(signal.SIGINT, id="SIGINT"), pytest.param(signal.SIGTERM, id="SIGTERM", marks=pytest.mark.slow)],
+    [
+        pytest.param(signal.SIGINT, id="SIGINT"),
+        pytest.param(signal.SIGTERM, id="SIGTERM", marks=pytest.mark.slow),
+    ],
 )
 def test_a_signal_does_not_wait_for_a_slow_update_and_saves_the_state_before_it(
     slowly, processes, until, tmp_path, number
@@ -73,7 +89,9 @@ def test_a_stop_criterion_waits_for_a_slow_update_and_says_so(slowly, processes,
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_the_wait_for_the_last_update_with_the_state_before_it(slowly, tmp_path) -> None:
+def test_ctrl_c_ends_the_wait_for_the_last_update_with_the_state_before_it(
+    slowly, tmp_path
+) -> None:
     learner = slowly(2, "--algo=impala", "--stop-timesteps=400", slow_s=6.0)
     learner.wait_for("Ctrl-C", 120.0)
     learner.send(signal.SIGINT)

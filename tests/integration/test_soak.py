@@ -1,4 +1,6 @@
-"""A minute with everything on: two recurrent policies, filters, compression, dying environment processes."""
+"""A minute with everything on: two recurrent policies, filters, compression, dying environment
+processes.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +19,7 @@ def test_a_minute_with_everything_on_leaves_a_balanced_ledger_and_a_quiet_log(tm
     assert report.restarts >= 4
     assert report.unbalanced == 0
     assert report.repeated == []
-    # the learner compiles for new batch sizes in the first minute, so only the worker's memory is meaningful
+    # the learner compiles for new batch sizes in the first minute, so only the worker's memory is
+    # meaningful
     rows = [size / 1e6 for at, size in report.memory["worker"] if 30.0 <= at < 50.0]
     assert max(rows) - min(rows) < 20.0, rows

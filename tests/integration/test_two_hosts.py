@@ -1,4 +1,6 @@
-"""A learner on one host and workers on another: keys, strangers, a cut link, and a slow and lossy link."""
+"""A learner on one host and workers on another: keys, strangers, a cut link, and a slow and lossy
+link.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +30,23 @@ class Training:
         self.net, self.run_dir, self.keys = net, folder / "run", folder / "keys"
         make_keys(self.keys)
         self.learner = net.start_learner(
-            CARTPOLE, f"--bind=tcp://0.0.0.0:{PORT}", f"--keys={self.keys}", f"--run-dir={self.run_dir}",
-            "--num-workers=0", "--min-iter-time-s=0.2", "--seed=1", *SMALL, *options,
-        )  # fmt: skip
+            CARTPOLE,
+            f"--bind=tcp://0.0.0.0:{PORT}",
+            f"--keys={self.keys}",
+            f"--run-dir={self.run_dir}",
+            "--num-workers=0",
+            "--min-iter-time-s=0.2",
+            "--seed=1",
+            *SMALL,
+            *options,
+        )
         self.worker = self.start_worker(f"--keys={self.keys}")
 
     def start_worker(self, *options: str) -> Process:
         address = f"tcp://{LEARNER_HOST}:{PORT}"
-        return self.net.start(self.net.worker, sys.executable, "-m", "aiorl.worker", f"--connect={address}", *options)
+        return self.net.start(
+            self.net.worker, sys.executable, "-m", "aiorl.worker", f"--connect={address}", *options
+        )
 
     def results(self) -> list[dict[str, Any]]:
         path = self.run_dir / "result.jsonl"
@@ -67,18 +78,27 @@ def train(network: Callable[..., Network], tmp_path: Path) -> Callable[..., Trai
 
 
 @pytest.mark.slow
-def test_workers_with_keys_train_from_another_host_and_strangers_cost_nothing(train, tmp_path: Path) -> None:
+def test_workers_with_keys_train_from_another_host_and_strangers_cost_nothing(
+    train, tmp_path: Path
+) -> None:
     training = train()
     junk = (
-        f"import socket; s = socket.create_connection(('{LEARNER_HOST}', {PORT}), 5); s.sendall(b'x' * 5000);"
-        "s.settimeout(15)\ntry:\n while s.recv(100): pass\nexcept OSError: pass\nprint('closed')"
+        f"import socket; s = socket.create_connection(('{LEARNER_HOST}', {PORT}), 5);"
+        " s.sendall(b'x' * 5000);s.settimeout(15)\ntry:\n while s.recv(100): pass\nexcept OSError:"
+        " pass\nprint('closed')"
     )
     training.wait_for_updates(3)
-    babbler = training.net.start(training.net.worker, sys.executable, "-c", junk)  # a handshake can take 10 s
+    babbler = training.net.start(
+        training.net.worker, sys.executable, "-c", junk
+    )  # a handshake can take 10 s
     make_keys(tmp_path / "stranger")
-    (tmp_path / "stranger" / "learner.key").write_bytes((training.keys / "learner.key").read_bytes())
+    (tmp_path / "stranger" / "learner.key").write_bytes(
+        (training.keys / "learner.key").read_bytes()
+    )
     make_keys(tmp_path / "lost")  # a key pair of another learner
-    stranger, lost = (training.start_worker(f"--keys={tmp_path / name}") for name in ("stranger", "lost"))
+    stranger, lost = (
+        training.start_worker(f"--keys={tmp_path / name}") for name in ("stranger", "lost")
+    )
     bare = training.start_worker()
     stranger.wait_for_text(str(tmp_path / "stranger" / "worker.key"))
     lost.wait_for_text(r"learner\.key")
@@ -102,7 +122,9 @@ def test_training_continues_after_the_link_was_cut(train, cut_s: float) -> None:
     assert training.updates() >= before + 3
     training.check_ledgers()
     if cut_s > 10:
-        assert len(re.findall(r" \(\S+, \D+\d+\)$", training.learner.text, re.MULTILINE)) == 2, "it joined twice"
+        assert len(re.findall(r" \(\S+, \D+\d+\)$", training.learner.text, re.MULTILINE)) == 2, (
+            "it joined twice"
+        )
 
 
 @pytest.mark.slow

@@ -6,16 +6,34 @@ import signal
 
 import pytest
 
-A3C = ("--algo=a3c", "--num-sgd-iter=1", "--rollout-fragment-length=16", "--train-batch-size=64", "--num-workers=1",
-       "--seed=1")  # fmt: skip
+A3C = (
+    "--algo=a3c",
+    "--num-sgd-iter=1",
+    "--rollout-fragment-length=16",
+    "--train-batch-size=64",
+    "--num-workers=1",
+    "--seed=1",
+)
 
 
 @pytest.mark.slow
 def test_a3c_learns_through_two_workers_that_compute_gradients(processes, ledger_balances) -> None:
-    """With the preset's settings, the age of a gradient's weights is bounded and each step is accounted for."""
-    options = ("--preset=a3c-cartpole", "--num-sgd-iter=1", "--rollout-fragment-length=32", "--seed=1",
-               "--num-envs-per-worker=8", "--train-batch-size=256", "--max-policy-lag=6",
-               "--model.fcnet-hiddens=[64,64]", "--stop-return=195", "--stop-time-s=150", "--xla=auto")  # fmt: skip
+    """With the preset's settings, the age of a gradient's weights is bounded and each step is
+    accounted for.
+    """
+    options = (
+        "--preset=a3c-cartpole",
+        "--num-sgd-iter=1",
+        "--rollout-fragment-length=32",
+        "--seed=1",
+        "--num-envs-per-worker=8",
+        "--train-batch-size=256",
+        "--max-policy-lag=6",
+        "--model.fcnet-hiddens=[64,64]",
+        "--stop-return=195",
+        "--stop-time-s=150",
+        "--xla=auto",
+    )
     learner = processes.learner(*options)
     assert learner.wait(200) == 0, learner.text
     results = learner.results()
@@ -35,7 +53,9 @@ def test_a_run_of_gradients_continues_after_a_kill(processes, ledger_balances, u
     learner.send(signal.SIGKILL)
     learner.wait()
     before = learner.results()[-1]
-    again = processes.learner(f"--stop-timesteps={before['env_steps_trained_total'] + 3000}", resume=True)
+    again = processes.learner(
+        f"--stop-timesteps={before['env_steps_trained_total'] + 3000}", resume=True
+    )
     assert again.wait(90) == 0, again.text
     last = again.results()[-1]
     assert last["updates_total"] > before["updates_total"]
@@ -43,7 +63,9 @@ def test_a_run_of_gradients_continues_after_a_kill(processes, ledger_balances, u
 
 
 @pytest.mark.slow
-def test_a_worker_without_tensorflow_ends_the_run_and_names_the_package_to_install(processes) -> None:
+def test_a_worker_without_tensorflow_ends_the_run_and_names_the_package_to_install(
+    processes,
+) -> None:
     learner = processes.learner(*A3C, "--env=general_parts:without_tensorflow")
     assert learner.wait(60) == 1
     (said,) = [line for line in learner.text.splitlines() if line.startswith("aiorl: ")]

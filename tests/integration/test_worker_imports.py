@@ -36,14 +36,20 @@ print(",".join(name for name in %r if name in sys.modules))
 
 def test_importing_all_modules_of_a_worker_loads_no_framework() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", REPORT % (HEAVY,)], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", REPORT % (HEAVY,)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
     )
     assert done.stdout.strip() == ""
 
 
 def base_install() -> dict[str, metadata.Distribution]:
     """Return the installed packages that the base install needs, directly or indirectly."""
-    declared = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
+        "dependencies"
+    ]
     wanted, found = [Requirement(text) for text in declared], {}
     while wanted:
         requirement = wanted.pop()
@@ -65,14 +71,23 @@ def base_python(tmp_path_factory: pytest.TempPathFactory) -> str:
         for name in {file.parts[0] for file in distribution.files or ()} - {"..", "__pycache__"}:
             (packages / name).symlink_to(distribution.locate_file(name))
     (packages / "aiorl").symlink_to(ROOT / "aiorl")
-    look = f"import onnxruntime; from importlib.util import find_spec; print(*filter(find_spec, {HEAVY!r}))"
-    seen = subprocess.run([python, "-c", look], capture_output=True, text=True, timeout=60, check=True)
+    look = (
+        "import onnxruntime; from importlib.util import find_spec; print(*filter(find_spec,"
+        f" {HEAVY!r}))"
+    )
+    seen = subprocess.run(
+        [python, "-c", look], capture_output=True, text=True, timeout=60, check=True
+    )
     assert seen.stdout.strip() == ""
     return python
 
 
-def test_a_worker_runs_in_an_environment_with_only_the_base_install(processes, base_python: str) -> None:
-    learner = processes.learner("--num-workers=0", f"--bind={free_address()}", "--min-iter-time-s=0.2")
+def test_a_worker_runs_in_an_environment_with_only_the_base_install(
+    processes, base_python: str
+) -> None:
+    learner = processes.learner(
+        "--num-workers=0", f"--bind={free_address()}", "--min-iter-time-s=0.2"
+    )
     worker = processes.command([base_python, "-m", "aiorl.worker", f"--connect={learner.address}"])
     learner.wait_for_result(lambda result: result["updates_total"] >= 2, 100.0)
     learner.send(2)
@@ -146,14 +161,20 @@ def test_t4_checkpoints_of_every_kind_act_and_are_evaluated_with_only_the_base_i
     monkeypatch.syspath_prepend(str(tmp_path))
     seen = {"MLP": 3, "Dict": 6}
     for name, settings in KINDS.items():
-        rows = np.random.default_rng(0).normal(size=(50, seen[name])).astype(np.float32) if name in seen else None
+        rows = (
+            np.random.default_rng(0).normal(size=(50, seen[name])).astype(np.float32)
+            if name in seen
+            else None
+        )
         save_run(tmp_path / name, None if rows is None else {"default_policy": rows}, **settings)
     folders = [str(tmp_path / name) for name in KINDS]
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     answers = []
     for python in (base_python, sys.executable):
         command = [python, str(tmp_path / "act.py"), *folders]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True)
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=120, check=True
+        )
         answers.append(json.loads(done.stdout))
     assert answers[0] == answers[1]
     assert [returns for _, returns in answers[0]] == [[5.0, 5.0]] * len(KINDS)

@@ -1,4 +1,6 @@
-"""Verbs act only on files that this user alone can have written; anyone else's are claims, and text is printable."""
+"""Verbs act only on files that this user alone can have written; anyone else's are claims, and text
+is printable.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +28,27 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give fi
 FACTS: dict[str, dict[str, Any]] = {
     "ssh": {"engine": "ssh", "pid": 0, "hosts": {"host1": None, "host2": 3}},
     "slurm": {"engine": "slurm", "name": "mine-abc123", "elastic": True},
-    "kubernetes": {"engine": "kubernetes", "name": "mine-abc123", "namespace": "", "kinds": "job,service,secret"},
+    "kubernetes": {
+        "engine": "kubernetes",
+        "name": "mine-abc123",
+        "namespace": "",
+        "kinds": "job,service,secret",
+    },
 }
 VERBS = [
-    ("ssh", "status"), ("ssh", "logs"), ("ssh", "stop"), ("ssh", "add", "host3"), ("slurm", "status"),
-    ("slurm", "logs"), ("slurm", "scale", "9"), ("slurm", "stop"), ("kubernetes", "status"), ("kubernetes", "logs"),
-    ("kubernetes", "scale", "9"), ("kubernetes", "stop"),
-]  # fmt: skip
+    ("ssh", "status"),
+    ("ssh", "logs"),
+    ("ssh", "stop"),
+    ("ssh", "add", "host3"),
+    ("slurm", "status"),
+    ("slurm", "logs"),
+    ("slurm", "scale", "9"),
+    ("slurm", "stop"),
+    ("kubernetes", "status"),
+    ("kubernetes", "logs"),
+    ("kubernetes", "scale", "9"),
+    ("kubernetes", "stop"),
+]
 ACTS = [words for words in VERBS if words[1] in ("stop", "scale", "add")]
 FAKE = """#!/bin/sh
 echo "$(basename "$0") $*" >> "$CALLS"
@@ -130,8 +146,13 @@ STRANGE = [
     pytest.param(_file_of_a_stranger, marks=needs_root),
     pytest.param(_directory_of_a_stranger, marks=needs_root),
     pytest.param(_directory_of_a_group, marks=needs_root),
-    _open_directory, _open_file, _linked, _with_a_second_name, _pipe, _huge,
-]  # fmt: skip
+    _open_directory,
+    _open_file,
+    _linked,
+    _with_a_second_name,
+    _pipe,
+    _huge,
+]
 
 
 @pytest.mark.parametrize("spoil", STRANGE)
@@ -163,22 +184,44 @@ def test_the_owner_of_a_refused_file_is_named(tmp_path: Path) -> None:
 
 
 DAMAGED = [
-    ("ssh", {"pid": -1}), ("ssh", {"pid": 0}), ("ssh", {"pid": 1}), ("ssh", {"pid": True}), ("ssh", {"pid": "7"}),
-    ("ssh", {"pid": 2**40}), ("ssh", {"pid": 7.0}), ("ssh", {"hosts": ["host1"]}), ("ssh", {"hosts": None}),
-    ("ssh", {"hosts": {"-oProxyCommand=x": 1}}), ("ssh", {"hosts": {"host1": -1}}), ("ssh", {"hosts": {"h": "2"}}),
+    ("ssh", {"pid": -1}),
+    ("ssh", {"pid": 0}),
+    ("ssh", {"pid": 1}),
+    ("ssh", {"pid": True}),
+    ("ssh", {"pid": "7"}),
+    ("ssh", {"pid": 2**40}),
+    ("ssh", {"pid": 7.0}),
+    ("ssh", {"hosts": ["host1"]}),
+    ("ssh", {"hosts": None}),
+    ("ssh", {"hosts": {"-oProxyCommand=x": 1}}),
+    ("ssh", {"hosts": {"host1": -1}}),
+    ("ssh", {"hosts": {"h": "2"}}),
     ("ssh", {"hosts": {"h": True}}),
-    ("slurm", {"name": "--help"}), ("slurm", {"name": None}), ("slurm", {"name": "a,b"}), ("slurm", {"elastic": "yes"}),
-    ("slurm", {"name": "a\n"}), ("slurm", {"name": ["a"]}),
-    ("kubernetes", {"name": "--kubeconfig=evil"}), ("kubernetes", {"name": "a,b=c"}), ("kubernetes", {"name": 3}),
-    ("kubernetes", {"namespace": "--kubeconfig=evil"}), ("kubernetes", {"namespace": None}),
-    ("kubernetes", {"kinds": "--kubeconfig=evil"}), ("kubernetes", {"kinds": "job,namespaces"}),
-    ("kubernetes", {"kinds": ""}), ("kubernetes", {"kinds": ["job"]}),
-]  # fmt: skip
+    ("slurm", {"name": "--help"}),
+    ("slurm", {"name": None}),
+    ("slurm", {"name": "a,b"}),
+    ("slurm", {"elastic": "yes"}),
+    ("slurm", {"name": "a\n"}),
+    ("slurm", {"name": ["a"]}),
+    ("kubernetes", {"name": "--kubeconfig=evil"}),
+    ("kubernetes", {"name": "a,b=c"}),
+    ("kubernetes", {"name": 3}),
+    ("kubernetes", {"namespace": "--kubeconfig=evil"}),
+    ("kubernetes", {"namespace": None}),
+    ("kubernetes", {"kinds": "--kubeconfig=evil"}),
+    ("kubernetes", {"kinds": "job,namespaces"}),
+    ("kubernetes", {"kinds": ""}),
+    ("kubernetes", {"kinds": ["job"]}),
+]
 
 
 @pytest.mark.parametrize(("engine", "change"), DAMAGED)
 def test_facts_of_a_wrong_kind_are_refused_by_name(
-    tmp_path: Path, calls: Path, capsys: pytest.CaptureFixture[str], engine: str, change: dict[str, object]
+    tmp_path: Path,
+    calls: Path,
+    capsys: pytest.CaptureFixture[str],
+    engine: str,
+    change: dict[str, object],
 ) -> None:
     own: dict[str, object] = {"pid": 4321} if engine == "ssh" else {}
     run = launched(tmp_path, engine, **(own | change))
@@ -190,7 +233,9 @@ def test_facts_of_a_wrong_kind_are_refused_by_name(
     assert calls.read_text() == ""
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b"\xff", b"3", b"[" * 9999, b'{"engine": ["ssh"]}'])
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b"null", b"\xff", b"3", b"[" * 9999, b'{"engine": ["ssh"]}']
+)
 @pytest.mark.parametrize("engine", FACTS)
 def test_a_damaged_file_is_one_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], engine: str, content: bytes
@@ -213,7 +258,9 @@ def test_a_users_own_run_is_managed(tmp_path: Path, calls: Path, words: tuple[st
 
 
 @needs_root
-def test_a_strangers_script_in_ones_own_directory_is_not_submitted(tmp_path: Path, calls: Path) -> None:
+def test_a_strangers_script_in_ones_own_directory_is_not_submitted(
+    tmp_path: Path, calls: Path
+) -> None:
     run = launched(tmp_path, "slurm")
     os.chown(run / "worker.sbatch", STRANGER, -1)
     assert verb(("slurm", "scale", "9"), run) == 1
@@ -244,8 +291,9 @@ def test_a_launcher_is_ended_only_if_it_was_started_when_the_file_says(tmp_path:
     )
     process = subprocess.Popen(
         [sys.executable, "-c", code, "launch", "ssh", str(run / "launch.lock")],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-    )  # fmt: skip
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
     with process:
         assert process.stdout is not None
         process.stdout.readline()
@@ -255,7 +303,9 @@ def test_a_launcher_is_ended_only_if_it_was_started_when_the_file_says(tmp_path:
             (run / "launch.json").write_text(json.dumps(facts))
             assert verb(("ssh", "stop"), run) == 1
         assert process.poll() is None
-        (run / "launch.json").write_text(json.dumps({**FACTS["ssh"], "pid": process.pid, "began": began}))
+        (run / "launch.json").write_text(
+            json.dumps({**FACTS["ssh"], "pid": process.pid, "began": began})
+        )
         assert verb(("ssh", "stop"), run) == 0
     assert process.returncode == -15
 
@@ -287,7 +337,8 @@ def test_what_is_launched_can_be_changed_by_its_user_only(tmp_path: Path) -> Non
         assert path.stat().st_mode & 0o022 == 0, path
 
 
-# Text that reaches a terminal --------------------------------------------------------------------------------
+# Text that reaches a terminal
+# --------------------------------------------------------------------------------------------------
 
 
 def test_logs_are_shown_as_printable_text_and_only_from_regular_files(
@@ -303,16 +354,22 @@ def test_logs_are_shown_as_printable_text_and_only_from_regular_files(
         assert shown.replace("\n", "").isprintable()
         assert "title" in shown
         assert "its last words" in shown
-        assert Path("/etc/hostname").read_text().strip() not in shown.split("c.txt")[1].split("==>")[0]
+        assert (
+            Path("/etc/hostname").read_text().strip() not in shown.split("c.txt")[1].split("==>")[0]
+        )
 
 
-def test_output_of_other_programs_is_shown_as_printable_text(capsys: pytest.CaptureFixture[str]) -> None:
+def test_output_of_other_programs_is_shown_as_printable_text(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     status = run_shown(["sh", "-c", "printf '\\033[31mred\\n'; printf 'fault\\007\\n' >&2; exit 3"])
     shown = capsys.readouterr()
     assert (status, shown.out, shown.err) == (3, "?[31mred\n", "fault?\n")
 
 
-def test_the_ends_of_logs_are_shown_within_bounds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_ends_of_logs_are_shown_within_bounds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     long = tmp_path / "long.txt"
     with long.open("wb") as file:
         file.truncate(1 << 40)
@@ -326,14 +383,23 @@ def test_the_ends_of_logs_are_shown_within_bounds(tmp_path: Path, capsys: pytest
     assert show_ends([tmp_path / "missing"], 3) == 1
 
 
-# Values that reach scripts, manifests and command lines ------------------------------------------------------
+# Values that reach scripts, manifests and command lines
+# ------------------------------------------------------
 
 UNPRINTABLE = ["a\nrm -rf x", "a\rb", "\x1b[31m", "a\x00b", "a\u2028b", "a\udcff"]
 
 
 def made(job: Job, engine: str, **options: object) -> str:
-    engines: dict[str, Any] = {"slurm": slurm, "kubernetes": kubernetes, "here": here, "ssh": ssh_engine}
-    needed: dict[str, dict[str, object]] = {"kubernetes": {"image": "i"}, "ssh": {"hosts": ["host1"]}}
+    engines: dict[str, Any] = {
+        "slurm": slurm,
+        "kubernetes": kubernetes,
+        "here": here,
+        "ssh": ssh_engine,
+    }
+    needed: dict[str, dict[str, object]] = {
+        "kubernetes": {"image": "i"},
+        "ssh": {"hosts": ["host1"]},
+    }
     return str(engines[engine].artefact(job, {**needed.get(engine, {}), **options}))
 
 
@@ -356,9 +422,16 @@ def test_unprintable_values_are_refused_by_name(text: str, monkeypatch: pytest.M
         assert error.value.key == "--env-config"
     job = job_in("/runs/x")
     options = [
-        ("slurm", "comment"), ("slurm", "python"), ("slurm", "worker_options"), ("kubernetes", "image"),
-        ("kubernetes", "worker_image"), ("ssh", "python"), ("ssh", "ssh"), ("ssh", "address"), ("here", "address"),
-    ]  # fmt: skip
+        ("slurm", "comment"),
+        ("slurm", "python"),
+        ("slurm", "worker_options"),
+        ("kubernetes", "image"),
+        ("kubernetes", "worker_image"),
+        ("ssh", "python"),
+        ("ssh", "ssh"),
+        ("ssh", "address"),
+        ("here", "address"),
+    ]
     for engine, name in options:
         with pytest.raises(ConfigError) as error:
             made(job, engine, **{name: text})
@@ -369,7 +442,9 @@ def test_unprintable_values_are_refused_by_name(text: str, monkeypatch: pytest.M
     assert error.value.key == "current directory"
 
 
-def test_a_python_whose_path_has_a_space_is_used_on_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_python_whose_path_has_a_space_is_used_on_hosts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     program = tmp_path / "my pythons" / "python"
     program.parent.mkdir()
     program.write_text(f"#!/bin/sh\necho mine; exec {sys.executable} -c ''\n")
@@ -377,5 +452,7 @@ def test_a_python_whose_path_has_a_space_is_used_on_hosts(tmp_path: Path, monkey
     monkeypatch.setattr(sys, "executable", str(program))
     launch = ssh_engine.Launch(job_in(str(tmp_path / "run")), {"hosts": ["host1"]})
     command = launch.program("host1")[-1]
-    done = subprocess.run(["sh", "-c", command], input=b"", capture_output=True, check=False, timeout=20)
+    done = subprocess.run(
+        ["sh", "-c", command], input=b"", capture_output=True, check=False, timeout=20
+    )
     assert done.stdout == b"mine\n"

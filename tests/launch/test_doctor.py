@@ -17,7 +17,9 @@ from aiorl import doctor
 from aiorl.keys import make_keys
 
 
-def findings(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, list[tuple[str, str, str]]]:
+def findings(
+    capsys: pytest.CaptureFixture[str], *words: str
+) -> dict[str, list[tuple[str, str, str]]]:
     """Return level, text and remedy of the findings by check."""
     status = doctor.main([*words, "--json"])
     found: dict[str, list[tuple[str, str, str]]] = {}
@@ -29,14 +31,25 @@ def findings(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, list[
 
 def test_this_machine_gets_a_line_for_each_check(capsys: pytest.CaptureFixture[str]) -> None:
     found = findings(capsys)
-    assert found.keys() == {"software", "packages", "cores", "files", "room", "name", "ports", "clock"}
+    assert found.keys() == {
+        "software",
+        "packages",
+        "cores",
+        "files",
+        "room",
+        "name",
+        "ports",
+        "clock",
+    }
     assert doctor.main([]) == 0, "a machine that runs these tests can run aiorl"
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[1] for line in lines] == [*found]
     assert all(" -> " in line for line in lines if not line.startswith("ok"))
 
 
-def test_what_is_wrong_here_has_a_remedy(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_wrong_here_has_a_remedy(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     with socket.socket() as taken:
         taken.bind(("0.0.0.0", 0))
         taken.listen()
@@ -46,7 +59,9 @@ def test_what_is_wrong_here_has_a_remedy(monkeypatch: pytest.MonkeyPatch, capsys
         monkeypatch.setattr(resource, "getrlimit", lambda kind: (100, 200))
         monkeypatch.setattr(doctor.tempfile, "gettempdir", lambda: "/nowhere")
         found = findings(capsys)
-    wrong = {check: row[0] for check, row in found.items() if check not in ("software", "name", "clock")}
+    wrong = {
+        check: row[0] for check, row in found.items() if check not in ("software", "name", "clock")
+    }
     assert wrong.keys() == {"packages", "cores", "files", "room", "ports"}
     assert all(level != "ok" and remedy for level, _, remedy in wrong.values())
     assert wrong["packages"] == ("fail", "missing: gymnasium", "pip install gymnasium")
@@ -75,7 +90,10 @@ def test_a_gpu_that_tensorflow_does_not_see_and_one_that_compiles_are_told(
     ("code", "part"),
     [
         (
-            "import sys; sys.exit('tensorflow.errors_impl.InternalError: Autotuner could not find any')",
+            (
+                "import sys; sys.exit('tensorflow.errors_impl.InternalError: Autotuner could not"
+                " find any')"
+            ),
             "Autotuner",
         ),
         ("import os; os.abort()", "-6"),
@@ -98,7 +116,9 @@ def test_without_a_gpu_nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> N
     assert not [*doctor._gpus()]
 
 
-def test_keys_are_checked_for_permissions_and_for_a_match(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_keys_are_checked_for_permissions_and_for_a_match(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     keys, others = tmp_path / "keys", tmp_path / "others"
     make_keys(keys, ("worker", "host2"))
     make_keys(others)
@@ -124,9 +144,14 @@ def test_code_of_the_environment_is_looked_for_without_running_it(
     assert doctor._code("worlds_of_yours").level == doctor._code("worlds.of.yours").level == "fail"
 
 
-def test_an_address_without_a_learner_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_address_without_a_learner_is_explained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert [level for level, *_ in findings(capsys, free_address())["port"]] == ["fail", "fail"]
-    assert "no.such.host.invalid" in findings(capsys, "tcp://no.such.host.invalid:5557")["address"][0][1]
+    assert (
+        "no.such.host.invalid"
+        in findings(capsys, "tcp://no.such.host.invalid:5557")["address"][0][1]
+    )
     assert "does not exist yet" in findings(capsys, f"run:{tmp_path}/run")["address"][0][1]
     with pytest.raises(SystemExit) as ended:
         doctor.main(["learner-host:5557"])
@@ -142,7 +167,10 @@ def processes(tmp_path: Path) -> Iterator[Processes]:
 
 @pytest.mark.slow
 def test_a_real_learner_says_whether_a_worker_from_here_could_join(
-    processes: Processes, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    processes: Processes,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     keys, others = tmp_path / "keys", tmp_path / "others"
     make_keys(keys)
@@ -163,4 +191,6 @@ def test_a_real_learner_says_whether_a_worker_from_here_could_join(
     assert found["clocks"][0][0] == "ok"
     level, text, remedy = answer(learner.address, "--keys", str(others))
     assert (level, "learner.key" in text, "--keys" in remedy) == ("fail", True, True), text
-    assert {result["num_healthy_workers"] for result in learner.results()} == {1}, "the doctor did not join"
+    assert {result["num_healthy_workers"] for result in learner.results()} == {1}, (
+        "the doctor did not join"
+    )

@@ -28,7 +28,9 @@ from aiorl.net.transport.zmq_worker import ZmqWorkerEndpoint
 
 __all__ = ["network"]
 
-PORT = 5571  # not that of other tests: the sockets for workers of the same user have names that all namespaces share
+# not that of other tests: the sockets for workers of the same user have names that all namespaces
+# share
+PORT = 5571
 FAST = EndpointLimits(tick_s=0.05, retry_s=0.1, max_retry_s=0.2)
 
 
@@ -42,13 +44,19 @@ def processes(tmp_path: Path) -> Iterator[Processes]:
 def test_after_sigterm_workers_elsewhere_follow_the_resumed_learner_and_end_with_its_goodbye(
     processes: Processes,
 ) -> None:
-    learner = processes.learner("--num-workers=1", f"--bind={free_address()}", "--min-iter-time-s=0.2")
+    learner = processes.learner(
+        "--num-workers=1", f"--bind={free_address()}", "--min-iter-time-s=0.2"
+    )
     worker = processes.worker(f"run:{learner.run_dir}", "--num-workers=2")
     learner.wait_for_result(lambda result: result["num_healthy_workers"] == 3)
-    (killed, _) = (each for each in psutil.Process(worker.pid).children() if "aiorl.worker" in each.cmdline())
+    (killed, _) = (
+        each for each in psutil.Process(worker.pid).children() if "aiorl.worker" in each.cmdline()
+    )
     killed.kill()
     said = rf"on {re.escape(socket.gethostname())} failed: .*SIGKILL"
-    wait_until(lambda: re.search(said, learner.log), what="the end of the killed process in the log")
+    wait_until(
+        lambda: re.search(said, learner.log), what="the end of the killed process in the log"
+    )
     before = learner.address
     learner.send(signal.SIGTERM)
     assert learner.wait(15) == 143, learner.text
@@ -56,7 +64,9 @@ def test_after_sigterm_workers_elsewhere_follow_the_resumed_learner_and_end_with
     assert saved == learner.results()[-1]["updates_total"]
     worker.wait_for("said goodbye")
     resumed = processes.learner(f"--bind={free_address()}", resume=True)
-    resumed.wait_for_result(lambda result: result["updates_total"] > saved and result["num_healthy_workers"] == 3)
+    resumed.wait_for_result(
+        lambda result: result["updates_total"] > saved and result["num_healthy_workers"] == 3
+    )
     assert resumed.address != before
     assert worker.process.poll() is None, worker.text
     resumed.send(signal.SIGINT)
@@ -80,22 +90,31 @@ def test_workers_follow_a_learner_that_was_resumed_on_another_host(
     printed = first.wait_for_text("aiorl worker --connect", 60.0)
     options = shlex.split(printed.partition("aiorl worker")[2])
     assert options == ["--connect", f"tcp://{LEARNER_HOST}:{PORT}", "--keys", str(keys)]
-    worker = net.start(net.worker, sys.executable, "-m", "aiorl.worker", *options, f"--connect=run:{run_dir}")
+    worker = net.start(
+        net.worker, sys.executable, "-m", "aiorl.worker", *options, f"--connect=run:{run_dir}"
+    )
     worker.wait_for_text("the first fragment is sent", 60.0)
     first.send(signal.SIGTERM)
     assert first.wait(20) == 143, first.text
-    second = net.start(net.worker, sys.executable, "-m", "aiorl.learner", f"--resume={run_dir}", *place)
+    second = net.start(
+        net.worker, sys.executable, "-m", "aiorl.learner", f"--resume={run_dir}", *place
+    )
     second.wait_for("worker 1 joined", 60.0)
-    assert f"tcp://{WORKER_HOST}:{PORT}" in json.loads((run_dir / "run.json").read_text())["addresses"]
+    assert (
+        f"tcp://{WORKER_HOST}:{PORT}" in json.loads((run_dir / "run.json").read_text())["addresses"]
+    )
     second.send(signal.SIGINT)
     assert second.wait(20) == 0, second.text
     assert worker.wait(15) == 0, worker.text
 
 
-# Failures and logs ------------------------------------------------------------------------------------------
+# Failures and logs
+# --------------------------------------------------------------------------------------------------
 
 
-def test_a_failure_on_another_host_is_in_the_learners_log_with_the_hosts_name(processes: Processes) -> None:
+def test_a_failure_on_another_host_is_in_the_learners_log_with_the_hosts_name(
+    processes: Processes,
+) -> None:
     learner = processes.learner(
         "--num-workers=0",
         f"--bind={free_address()}",
@@ -105,7 +124,11 @@ def test_a_failure_on_another_host_is_in_the_learners_log_with_the_hosts_name(pr
     worker = processes.worker(f"run:{learner.run_dir}", "--max-worker-restarts=0")
     assert worker.wait(60) == 1, worker.text
     host = re.escape(socket.gethostname())
-    wait_until(lambda: re.search(rf"worker 1 on {host} failed: .*(\n.*)+worker 1 on {host} lost: ", learner.log))
+    wait_until(
+        lambda: re.search(
+            rf"worker 1 on {host} failed: .*(\n.*)+worker 1 on {host} lost: ", learner.log
+        )
+    )
 
 
 def test_worker_processes_append_to_logs_of_their_own(processes: Processes, tmp_path: Path) -> None:
@@ -124,7 +147,8 @@ def test_worker_processes_append_to_logs_of_their_own(processes: Processes, tmp_
     wait_until(lambda: counts() == [2, 2, 2])
 
 
-# Addresses --------------------------------------------------------------------------------------------------
+# Addresses
+# --------------------------------------------------------------------------------------------------
 
 
 class Tried:
@@ -136,7 +160,9 @@ class Tried:
         self.endpoint.on_event = self.events.append
 
     async def reaches(self, learner: ZmqLearnerEndpoint) -> None:
-        await self.until(lambda: self.endpoint.connected and self.endpoint.address == learner.address)
+        await self.until(
+            lambda: self.endpoint.connected and self.endpoint.address == learner.address
+        )
 
     async def until(self, condition: Callable[[], object]) -> None:
         async with asyncio.timeout(30):
@@ -150,7 +176,9 @@ def listening() -> ZmqLearnerEndpoint:
     return learner
 
 
-async def test_a_worker_waits_for_its_file_and_follows_it_when_the_learner_is_gone(tmp_path: Path) -> None:
+async def test_a_worker_waits_for_its_file_and_follows_it_when_the_learner_is_gone(
+    tmp_path: Path,
+) -> None:
     file = tmp_path / "address"
     tried = Tried(f"@{file}")
     tried.endpoint.start()
@@ -190,10 +218,22 @@ def test_the_address_that_worked_comes_first_until_it_is_no_longer_valid(tmp_pat
     assert str(file) in addresses.problem
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"run_id": "r", "address": 3}', '{"run_id": "r", "address": "h"}',
-                                     '{"run_id": "r", "address": "tcp://h:1", "addresses": ["tcp://h:1", {}]}',
-                                     '{"run_id": "r", "address": "tcp://0.0.0.0:5557"}', "\xff" * 70_000])  # fmt: skip
-def test_a_run_directory_that_names_no_address_yet_is_looked_at_again(tmp_path: Path, content: str) -> None:
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "{",
+        "[]",
+        '{"run_id": "r", "address": 3}',
+        '{"run_id": "r", "address": "h"}',
+        '{"run_id": "r", "address": "tcp://h:1", "addresses": ["tcp://h:1", {}]}',
+        '{"run_id": "r", "address": "tcp://0.0.0.0:5557"}',
+        "\xff" * 70_000,
+    ],
+)
+def test_a_run_directory_that_names_no_address_yet_is_looked_at_again(
+    tmp_path: Path, content: str
+) -> None:
     (tmp_path / "run.json").write_text(content)
     addresses = Addresses([f"run:{tmp_path}"])
     assert (addresses.next(), addresses.next()) == ("", "")
@@ -201,9 +241,15 @@ def test_a_run_directory_that_names_no_address_yet_is_looked_at_again(tmp_path: 
     assert (addresses.next(), addresses.problem) == ("tcp://h:1", "")
 
 
-def test_places_are_absolute_and_may_hold_commas(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_places_are_absolute_and_may_hold_commas(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.chdir(tmp_path)
-    assert places_of("tcp://h:1,run:a,b,@c") == ["tcp://h:1", f"run:{tmp_path}/a,b", f"@{tmp_path}/c"]
+    assert places_of("tcp://h:1,run:a,b,@c") == [
+        "tcp://h:1",
+        f"run:{tmp_path}/a,b",
+        f"@{tmp_path}/c",
+    ]
     for text in ("", "run:", "@", "h:1", "tcp://h:0", "tcp://h:1,h:2"):
         with pytest.raises(ConfigError):
             places_of(text)
@@ -214,10 +260,14 @@ def test_no_address_for_others_stands_for_all_interfaces() -> None:
         found = dialable(bound)
         assert found
         assert all(
-            address.endswith(":7") and "127.0.0.1" not in address and "0.0.0.0" not in address for address in found
+            address.endswith(":7") and "127.0.0.1" not in address and "0.0.0.0" not in address
+            for address in found
         )
     assert dialable("tcp://10.0.0.3:7") == ["tcp://10.0.0.3:7"]
-    assert dialable("tcp://0.0.0.0:7", "gate, tcp://[fd00::1]:9") == ["tcp://gate:7", "tcp://[fd00::1]:9"]
+    assert dialable("tcp://0.0.0.0:7", "gate, tcp://[fd00::1]:9") == [
+        "tcp://gate:7",
+        "tcp://[fd00::1]:9",
+    ]
     for wrong in ("", "0.0.0.0", "tcp://gate", "a b", "tcp://gate:0"):
         with pytest.raises(ConfigError) as caught:
             dialable("tcp://0.0.0.0:7", wrong)

@@ -32,7 +32,11 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[list[str]]:
 @pytest.mark.parametrize(
     ("variables", "rank", "cores"),
     [
-        ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "SLURM_PROCID": "1"}, 0, 4),
+        (
+            {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "SLURM_PROCID": "1"},
+            0,
+            4,
+        ),
         ({"PMI_RANK": "3"}, 3, 8),
         ({"SLURM_PROCID": "1", "SLURM_TASKS_PER_NODE": "4(x2)"}, 1, 2),
         ({"SLURM_PROCID": "0", "SLURM_CPUS_PER_TASK": "6"}, 0, 6),
@@ -40,7 +44,11 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[list[str]]:
     ],
 )
 def test_the_starters_variables_name_the_learner_and_its_workers(
-    started: list[list[str]], monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], rank: int, cores: int
+    started: list[list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    variables: dict[str, str],
+    rank: int,
+    cores: int,
 ) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
@@ -58,13 +66,26 @@ def test_copies_without_a_shared_directory_meet_at_an_address(
     Path("keys").mkdir()
     for name in ("worker.key_secret", "learner.key"):
         Path("keys", name).touch()
-    words = ["here", "--address", "tcp://host1:5557", "--workers", "3", "--", "--env", "CartPole-v1", "--keys", "keys"]
+    words = [
+        "here",
+        "--address",
+        "tcp://host1:5557",
+        "--workers",
+        "3",
+        "--",
+        "--env",
+        "CartPole-v1",
+        "--keys",
+        "keys",
+    ]
     for rank in "01":
         monkeypatch.setenv("RANK", rank)
         program.main(words)
     learner, worker = (" ".join(command) for command in started)
     assert "--bind tcp://0.0.0.0:5557 --advertise host1" in learner
-    assert worker.endswith(f"worker --connect tcp://host1:5557 --keys {Path('keys').absolute()} --num-workers 3")
+    assert worker.endswith(
+        f"worker --connect tcp://host1:5557 --keys {Path('keys').absolute()} --num-workers 3"
+    )
 
 
 @pytest.mark.parametrize(
@@ -77,9 +98,13 @@ def test_copies_without_a_shared_directory_meet_at_an_address(
     ],
 )
 def test_copies_that_cannot_meet_end_at_once(
-    started: list[list[str]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-    rank: str, words: tuple[str, ...], says: str,
-) -> None:  # fmt: skip
+    started: list[list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    rank: str,
+    words: tuple[str, ...],
+    says: str,
+) -> None:
     monkeypatch.setenv("RANK", rank)
     assert program.main(["here", *words]) == 2
     assert says in capsys.readouterr().err
@@ -90,10 +115,37 @@ def test_copies_that_cannot_meet_end_at_once(
 @pytest.mark.skipif(not shutil.which("mpirun"), reason="Open MPI's mpirun is not installed")
 def test_mpirun_starts_a_learner_and_workers_that_end_together(tmp_path: Path) -> None:
     allowed = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-    command = ["mpirun", *allowed, "--oversubscribe", "-n", "2", sys.executable, "-P", "-m", "aiorl", "launch", "here"]
-    learner = [*SHARED, "--stop-timesteps", "4000", "--num-workers", "0", "--train-batch-size", "400", "--xla", "off"]
+    command = [
+        "mpirun",
+        *allowed,
+        "--oversubscribe",
+        "-n",
+        "2",
+        sys.executable,
+        "-P",
+        "-m",
+        "aiorl",
+        "launch",
+        "here",
+    ]
+    learner = [
+        *SHARED,
+        "--stop-timesteps",
+        "4000",
+        "--num-workers",
+        "0",
+        "--train-batch-size",
+        "400",
+        "--xla",
+        "off",
+    ]
     done = subprocess.run(
-        [*command, "--workers", "1", *learner], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+        [*command, "--workers", "1", *learner],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert "OMPI_COMM_WORLD_RANK is 1: workers" in done.stderr

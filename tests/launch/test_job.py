@@ -54,14 +54,17 @@ def test_wrong_usage_is_refused_before_anything_runs(
 
 def test_the_launcher_loads_no_environments_and_no_tensorflow() -> None:
     code = (
-        "import sys; sys.modules.update(dict.fromkeys(['tensorflow', 'gymnasium', 'numpy', 'zmq', 'pydantic']));"
-        "from aiorl.launch.__main__ import main; main(['slurm', '--print', '--', '--env', 'CartPole-v1'])"
+        "import sys; sys.modules.update(dict.fromkeys(['tensorflow', 'gymnasium', 'numpy', 'zmq',"
+        " 'pydantic']));from aiorl.launch.__main__ import main; main(['slurm', '--print', '--',"
+        " '--env', 'CartPole-v1'])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("#!/usr/bin/env bash\n#SBATCH ")
 
 
-def test_printing_changes_nothing_and_texts_for_the_learner_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_printing_changes_nothing_and_texts_for_the_learner_are_printed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert said(capsys, "slurm", "--print", "--", *ENV)[0] == 0
     assert "algo: ppo\n" in said(capsys, "slurm", "--", *ENV, "--print-config")[1]
     assert list(Path().iterdir()) == []
@@ -91,7 +94,9 @@ def test_a_run_that_is_there_is_resumed(tmp_path: Path) -> None:
     assert command() == job.learner_words(resumed=False)
     run.mkdir()
     config = [sys.executable, "-m", "aiorl.learner", *words, "--print-config"]
-    (run / "config.yaml").write_bytes(subprocess.run(config, capture_output=True, check=True).stdout)
+    (run / "config.yaml").write_bytes(
+        subprocess.run(config, capture_output=True, check=True).stdout
+    )
     (run / "run.json").write_text('{"run_id": "a", "address": "tcp://127.0.0.1:5557"}')
     assert command() == job.learner_words(resumed=True)
     assert checked(command()).run_dir == run

@@ -1,6 +1,8 @@
-"""Manifests against published schemas and each other, kubectl's part by a fake, and the containers' commands for real.
+"""Manifests against published schemas and each other, kubectl's part by a fake, and the containers'
+commands for real.
 
-No cluster is needed. The containers run in directories that cannot be written, as another user, without a network.
+No cluster is needed. The containers run in directories that cannot be written, as another user,
+without a network.
 """
 
 from __future__ import annotations
@@ -34,7 +36,13 @@ JOBSET = {
     "network": {"enableDNSHostnames", "subdomain", "publishNotReadyAddresses"},
     "successPolicy": {"operator", "targetReplicatedJobs"},
     "failurePolicy": {"maxRestarts", "restartStrategy", "rules"},
-    "rule": {"name", "action", "onJobFailureReasons", "onJobFailureMessagePatterns", "targetReplicatedJobs"},
+    "rule": {
+        "name",
+        "action",
+        "onJobFailureReasons",
+        "onJobFailureMessagePatterns",
+        "targetReplicatedJobs",
+    },
     "job": {"name", "groupName", "template", "replicas", "dependsOn"},
 }
 """Fields of jobset.x-k8s.io/v1alpha2, as JobSet 0.12 documents them."""
@@ -58,12 +66,16 @@ class Manifests:
 
 def job(*words: str) -> Job:
     config = dict.fromkeys(("keys", "resume", "preset", "init_from"))
-    return Job(Path("/nowhere/My run_1"), words or ("--env", "CartPole-v1", "--preset", "auto"), config)
+    return Job(
+        Path("/nowhere/My run_1"), words or ("--env", "CartPole-v1", "--preset", "auto"), config
+    )
 
 
 @pytest.mark.parametrize("version", ["1.31", "1.34", "1.37"])
 @pytest.mark.parametrize("options", VARIANTS)
-def test_the_objects_have_the_schemas_of_three_versions_of_kubernetes(options: dict[str, Any], version: str) -> None:
+def test_the_objects_have_the_schemas_of_three_versions_of_kubernetes(
+    options: dict[str, Any], version: str
+) -> None:
     validator = pytest.importorskip("kubernetes_validate")
     made = Manifests(job(), **options)
     named = {"metadata": {"name": "job"}, "apiVersion": "batch/v1", "kind": "Job"}
@@ -85,17 +97,29 @@ def test_the_jobset_has_fields_and_values_of_its_api() -> None:
     spec = document["spec"]
     learner, worker = spec["replicatedJobs"]
     rules = spec["failurePolicy"]["rules"]
-    parts = [("", spec), *spec.items(), *(("rule", rule) for rule in rules), ("job", learner), ("job", worker)]
+    parts = [
+        ("", spec),
+        *spec.items(),
+        *(("rule", rule) for rule in rules),
+        ("job", learner),
+        ("job", worker),
+    ]
     assert all(part.keys() <= JOBSET[name] for name, part in parts if name in JOBSET)
-    assert all(re.fullmatch(r"[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?", rule["name"]) for rule in rules)
+    assert all(
+        re.fullmatch(r"[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?", rule["name"]) for rule in rules
+    )
     assert "dependsOn" not in learner, "the first job can depend on none"
     assert worker["dependsOn"] == [{"name": "learner", "status": "Ready"}]
     assert spec["successPolicy"] == {"operator": "All", "targetReplicatedJobs": ["learner"]}
     assert [(rule["action"], rule.get("targetReplicatedJobs")) for rule in rules] == [
-        ("FailJobSet", None), ("FailJobSet", ["learner"]), ("RestartJobAndIgnoreMaxRestarts", ["worker"]),
-    ]  # fmt: skip
+        ("FailJobSet", None),
+        ("FailJobSet", ["learner"]),
+        ("RestartJobAndIgnoreMaxRestarts", ["worker"]),
+    ]
     # JobSet makes jobs indexed unless they say otherwise, and an indexed job cannot be a work queue
-    assert {each["template"]["spec"]["completionMode"] for each in (learner, worker)} == {"NonIndexed"}
+    assert {each["template"]["spec"]["completionMode"] for each in (learner, worker)} == {
+        "NonIndexed"
+    }
 
 
 @pytest.mark.parametrize("options", VARIANTS)
@@ -103,7 +127,9 @@ def test_what_refers_to_another_object_finds_it(options: dict[str, Any]) -> None
     made = Manifests(job(), **options)
     service, budget = made.found["Service"], made.found["PodDisruptionBudget"]
     for selector in (service["spec"]["selector"], budget["spec"]["selector"]["matchLabels"]):
-        assert [selector.items() <= made.pods[role]["metadata"]["labels"].items() for role in ROLES] == [True, False]
+        assert [
+            selector.items() <= made.pods[role]["metadata"]["labels"].items() for role in ROLES
+        ] == [True, False]
     samples, broadcast = (port["port"] for port in service["spec"]["ports"])
     assert broadcast == samples + 1
     name = service["metadata"]["name"]
@@ -115,18 +141,30 @@ def test_what_refers_to_another_object_finds_it(options: dict[str, Any]) -> None
         assert {mount["name"] for mount in made.containers[role]["volumeMounts"]} == volumes.keys()
         secret = volumes["keys"]["secret"]
         assert secret["secretName"] == made.found["Secret"]["metadata"]["name"]
-        assert {item["key"] for item in secret["items"]} <= made.found["Secret"]["stringData"].keys()
+        assert {item["key"] for item in secret["items"]} <= made.found["Secret"][
+            "stringData"
+        ].keys()
         private = [item["path"] for item in secret["items"] if item["path"].endswith("_secret")]
         assert private == [f"{role}.key_secret"], "and no other's"
     claim = made.pods["learner"]["spec"]["volumes"][-1]["persistentVolumeClaim"]["claimName"]
     assert claim == made.found["PersistentVolumeClaim"]["metadata"]["name"]
-    assert made.containers["worker"]["image"] == options.get("worker_image", "registry/aiorl:learner")
-    assert "completions" not in made.specs["worker"], "a work queue: the first worker that ends with the run ends it"
+    assert made.containers["worker"]["image"] == options.get(
+        "worker_image", "registry/aiorl:learner"
+    )
+    assert "completions" not in made.specs["worker"], (
+        "a work queue: the first worker that ends with the run ends it"
+    )
 
 
 @pytest.mark.parametrize(
     ("status", "is_disrupted", "action"),
-    [(143, True, "Ignore"), (137, True, "Ignore"), (2, False, "FailJob"), (143, False, "Ignore"), (1, False, "Count")],
+    [
+        (143, True, "Ignore"),
+        (137, True, "Ignore"),
+        (2, False, "FailJob"),
+        (143, False, "Ignore"),
+        (1, False, "Count"),
+    ],
 )
 def test_ends_of_pods_count_as_they_should(status: int, is_disrupted: bool, action: str) -> None:
     for role, spec in Manifests(job()).specs.items():
@@ -145,11 +183,16 @@ def test_pods_are_as_restricted_as_the_strictest_standard_of_kubernetes_wants() 
     made = Manifests(job())
     for role in ROLES:
         pod, container = made.pods[role]["spec"], made.containers[role]
-        assert (pod["securityContext"]["runAsNonRoot"], pod["securityContext"]["runAsUser"]) == (True, 1000)
+        assert (pod["securityContext"]["runAsNonRoot"], pod["securityContext"]["runAsUser"]) == (
+            True,
+            1000,
+        )
         assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         assert container["securityContext"] == {
-            "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]},
-        }  # fmt: skip
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
         assert pod["automountServiceAccountToken"] is False
         assert container["resources"]["requests"].keys() == {"cpu", "memory"}
 
@@ -157,12 +200,17 @@ def test_pods_are_as_restricted_as_the_strictest_standard_of_kubernetes_wants() 
 def test_options_pass_through_shell_and_yaml_unchanged() -> None:
     words = ("--env-config", '{"text": "it\'s $HOME: {a}\n\n  # b"}', "--env", "a b")
     script = Manifests(job(*words)).scripts["learner"]
-    seen = re.sub(r"^(umask|mkdir|cp) .*\n", "", script, flags=re.MULTILINE).replace('exec "$@"', 'printf "%s\\0" "$@"')
-    done = subprocess.run(["sh", "-c", seen, "sh"], capture_output=True, text=True, check=True, timeout=20)
+    seen = re.sub(r"^(umask|mkdir|cp) .*\n", "", script, flags=re.MULTILINE).replace(
+        'exec "$@"', 'printf "%s\\0" "$@"'
+    )
+    done = subprocess.run(
+        ["sh", "-c", seen, "sh"], capture_output=True, text=True, check=True, timeout=20
+    )
     assert done.stdout.split("\0")[5 : 5 + len(words)] == [*words]
 
 
-# The command, and kubectl ------------------------------------------------------------------------------------
+# The command, and kubectl
+# --------------------------------------------------------------------------------------------------
 
 FAKE_KUBECTL = """#!/bin/sh
 echo "$*" >> "$CALLS"
@@ -205,7 +253,9 @@ def test_launching_again_keeps_the_keys_and_printing_makes_none(
     assert first.count(private[1]) == 1, "in the Secret, and nowhere else"
 
 
-@pytest.mark.parametrize("words", ["--image", "--image=i --cpus=0", "--image=i --memory=much", "--workers=1"])
+@pytest.mark.parametrize(
+    "words", ["--image", "--image=i --cpus=0", "--image=i --memory=much", "--workers=1"]
+)
 def test_wrong_usage_ends_with_status_2(words: str) -> None:
     with pytest.raises(SystemExit) as ended:
         sys.exit(main(["kubernetes", *words.split(), "--", "--env", "CartPole-v1"]))
@@ -230,12 +280,17 @@ def test_verbs_use_kubectl_on_the_runs_objects(
     assert f"{name}-runs" in capsys.readouterr().out, "the volume stays, and it says so"
 
 
-# The containers' commands ------------------------------------------------------------------------------------
+# The containers' commands
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="needs root on Linux for namespaces")
-@pytest.mark.skipif(not shutil.which("unshare") or not shutil.which("ip"), reason="needs unshare and ip")
+@pytest.mark.skipif(
+    sys.platform != "linux" or os.geteuid() != 0, reason="needs root on Linux for namespaces"
+)
+@pytest.mark.skipif(
+    not shutil.which("unshare") or not shutil.which("ip"), reason="needs unshare and ip"
+)
 @pytest.mark.parametrize("how", ["by_chroot", "by_podman"])
 def test_containers_run_as_another_user_in_a_root_that_cannot_be_written_and_the_learner_resumes(
     tmp_path: Path, how: str
@@ -245,8 +300,15 @@ def test_containers_run_as_another_user_in_a_root_that_cannot_be_written_and_the
     words = (CARTPOLE, *SMALL, "--min-iter-time-s=0.2", "--stop-timesteps=8192", "--seed=1")
     made = Manifests(replace(job(*words), run_dir=tmp_path), cpus=2)
     make_keys(tmp_path / "keys")
-    places = {ROOT, Path(sys.prefix), Path(sys.base_prefix), Path(sys.executable).resolve().parents[1]}
-    probes = [container["readinessProbe"]["exec"]["command"][2] for container in made.containers.values()]
+    places = {
+        ROOT,
+        Path(sys.prefix),
+        Path(sys.base_prefix),
+        Path(sys.executable).resolve().parents[1],
+    }
+    probes = [
+        container["readinessProbe"]["exec"]["command"][2] for container in made.containers.values()
+    ]
     environment = {
         "HOW": how,
         "NAME": made.found["Service"]["metadata"]["name"],
@@ -257,11 +319,27 @@ def test_containers_run_as_another_user_in_a_root_that_cannot_be_written_and_the
         **dict(zip(("LISTENS", "CONNECTED"), probes, strict=True)),
     }
     (tmp_path / "c").mkdir()
-    command = ["unshare", "--mount", "--net", "--pid", "--fork", "--kill-child", "--mount-proc", "bash"]
+    command = [
+        "unshare",
+        "--mount",
+        "--net",
+        "--pid",
+        "--fork",
+        "--kill-child",
+        "--mount-proc",
+        "bash",
+    ]
     done = subprocess.run(
         [*command, Path(__file__).with_name("containers.sh")],
-        cwd=tmp_path / "c", env=environment, capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+        cwd=tmp_path / "c",
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     logs = "".join(path.read_text() for path in sorted((tmp_path / "c").glob("*.log")))
-    assert done.stdout.splitlines() == ["preempted 143", "learner 0", "worker 0"], f"{done.stderr}\n{logs}"
+    assert done.stdout.splitlines() == ["preempted 143", "learner 0", "worker 0"], (
+        f"{done.stderr}\n{logs}"
+    )
     assert "resuming from" in logs

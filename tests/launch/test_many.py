@@ -72,7 +72,9 @@ def of_one_worker(peers: int) -> dict[str, int]:
     for _ in range(3):
         assert all(crowd.bring(number) for number in range(peers - 1))
     session = crowd.session
-    count_visits(session._roster, session.leases, session.leases.pacing, session.ledger, crowd.flow.publisher)
+    count_visits(
+        session._roster, session.leases, session.leases.pacing, session.ledger, crowd.flow.publisher
+    )
     found = {
         "a worker joins": operations(lambda: crowd.join(peers - 1)),
         "its heartbeat": operations(lambda: crowd.beat(5)),
@@ -96,7 +98,11 @@ def test_each_of_many_waiting_workers_is_admitted_at_the_same_cost() -> None:
         session = LearnerSession("run", "life", LearnerSettings(max_workers=peers))
         for number in range(peers):
             session.receive(
-                b"%d" % number, m.Hello(m.PROTOCOL_VERSION, "", f"w{number}", f"i{number}"), 0.0, None, "host"
+                b"%d" % number,
+                m.Hello(m.PROTOCOL_VERSION, "", f"w{number}", f"i{number}"),
+                0.0,
+                None,
+                "host",
             )
         assert session.num_waiting == peers
         session.begin({}, {}, 0.0)
@@ -134,13 +140,19 @@ def test_the_costs_of_simulated_workers_are_measured(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.slow
 @pytest.mark.parametrize("has_keys", [False, True])
-async def test_real_workers_are_measured(has_keys: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_real_workers_are_measured(
+    has_keys: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     for name, value in {"_MEASURE_S": 0.5, "_SETTLE_S": 0.2, "_TIMES": 1}.items():
         monkeypatch.setattr(scale_processes, name, value)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0})  # so that this process keeps its cores
+    monkeypatch.setattr(
+        os, "sched_getaffinity", lambda process: {0}
+    )  # so that this process keeps its cores
     if has_keys:
         make_keys(tmp_path)
-    found, problem = await scale_processes._Learner(3, str(tmp_path) if has_keys else None).measure()
+    found, problem = await scale_processes._Learner(
+        3, str(tmp_path) if has_keys else None
+    ).measure()
     assert not problem
     assert found.keys() >= scale._ROWS.keys()
     assert found["paced_per_s"] == pytest.approx(30, rel=0.5)
@@ -161,7 +173,9 @@ def test_the_page_has_the_measured_figures_and_says_which_are_missing(
     written = page.read_text("utf-8")
     assert "| Workers | 1 | 16 | 64 | 256 |" in written
     assert "| all join at once (s) | not measured | 17 | 2 | not measured |" in written
-    assert "| fragments/s, 10 from each | not measured | 17 | not measured | not measured |" in written
+    assert (
+        "| fragments/s, 10 from each | not measured | 17 | not measured | not measured |" in written
+    )
     assert "64 workers, keys: not measured: only 63 are heard" in written
     assert scale.main([str(file)]) == 0
     assert page.read_text("utf-8") == written

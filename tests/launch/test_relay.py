@@ -34,11 +34,15 @@ BEAT = b"beat"
 def subscriptions(port: int) -> int:
     """Return the number of connections to the broadcast port of a learner in this process."""
     found = psutil.Process().net_connections("tcp")
-    return sum(each.laddr.port == port + 1 and each.status == psutil.CONN_ESTABLISHED for each in found)
+    return sum(
+        each.laddr.port == port + 1 and each.status == psutil.CONN_ESTABLISHED for each in found
+    )
 
 
 class Host:
-    """A learner in this process, the relay of a host in its own, and endpoints of the host's workers."""
+    """A learner in this process, the relay of a host in its own, and endpoints of the host's
+    workers.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.keys = folder / "keys"
@@ -55,9 +59,13 @@ class Host:
             self.start_relay()
         self.start_learner()
         for _ in range(num_workers):
-            worker = RelayedEndpoint(self.address, self.name, keys=load_worker_keys(self.keys), limits=self.limits)
+            worker = RelayedEndpoint(
+                self.address, self.name, keys=load_worker_keys(self.keys), limits=self.limits
+            )
             got: list[list[bytes]] = []
-            worker.on_broadcast = lambda frames, got=got: frames == [BEAT] or got.append([*map(bytes, frames)])
+            worker.on_broadcast = lambda frames, got=got: (
+                frames == [BEAT] or got.append([*map(bytes, frames)])
+            )
             worker.start()
             self.workers.append(worker)
             self.got.append(got)
@@ -78,7 +86,9 @@ class Host:
         return sum(worker.connected and worker.is_relayed for worker in self.workers)
 
     def start_learner(self) -> None:
-        self.learner = ZmqLearnerEndpoint(self.address, keys=load_learner_keys(self.keys), limits=LIMITS)
+        self.learner = ZmqLearnerEndpoint(
+            self.address, keys=load_learner_keys(self.keys), limits=LIMITS
+        )
         self.learner.start()
         self.beats = asyncio.create_task(self.beat())
 
@@ -90,9 +100,10 @@ class Host:
         self.relays.append(
             subprocess.Popen(
                 [sys.executable, "-m", "aiorl.net.transport.relay", str(keys or self.keys), ""],
-                env={**os.environ, RELAY: self.name}, stdin=subprocess.PIPE,
+                env={**os.environ, RELAY: self.name},
+                stdin=subprocess.PIPE,
             )
-        )  # fmt: skip
+        )
 
     async def until(self, condition: Callable[[], object]) -> None:
         async with asyncio.timeout(20):
@@ -152,17 +163,26 @@ def run(place: Path, tmp_path: Path) -> Callable[[Callable[[Host], Awaitable[Non
     return run
 
 
-def test_all_workers_of_a_host_get_the_bytes_that_the_learner_sent_over_one_subscription(run, place) -> None:
+def test_all_workers_of_a_host_get_the_bytes_that_the_learner_sent_over_one_subscription(
+    run, place
+) -> None:
     async def test(host: Host) -> None:
         await host.start(num_workers=4)
         draw = random.Random(1)
         sizes = [0, 1, 15, 16, 17, 65_535, 65_536, 1_000_003]
         for _ in range(20):
             few = range(draw.randint(1, 8))  # what may wait for a subscriber
-            await host.check(*([draw.randbytes(draw.choice(sizes)) for _ in range(draw.randint(1, 6))] for _ in few))
+            await host.check(
+                *(
+                    [draw.randbytes(draw.choice(sizes)) for _ in range(draw.randint(1, 6))]
+                    for _ in few
+                )
+            )
         await host.until(lambda: subscriptions(host.port) == 1)
         assert host.num_relayed == 4
-        assert [path.name for path in place.iterdir() if path.name.startswith("relay")] == [host.name]
+        assert [path.name for path in place.iterdir() if path.name.startswith("relay")] == [
+            host.name
+        ]
         assert place.stat().st_mode & 0o777 == 0o700
         assert host.relays[0].stdin is not None
         host.relays[0].stdin.close()  # its parent is gone
@@ -228,7 +248,9 @@ def test_a_relay_is_admitted_by_its_keys_alone(run, tmp_path) -> None:
         await host.start(with_relay=False)
         await asyncio.sleep(0.5)
         assert host.num_relayed == 0
-        (host.keys / "admitted" / "stranger.key").write_bytes((stranger / "worker.key").read_bytes())
+        (host.keys / "admitted" / "stranger.key").write_bytes(
+            (stranger / "worker.key").read_bytes()
+        )
         await host.until(lambda: host.num_relayed == 3)
         await host.check([b"weights"])
         host.start_relay(tmp_path)  # without keys
@@ -279,17 +301,25 @@ def test_training_continues_while_relay_and_learner_are_killed(
 
     def connections() -> list[Any]:
         mine = psutil.Process(learner.pid).net_connections("tcp")
-        return [each for each in mine if each.laddr.port == port + 1 and each.status == psutil.CONN_ESTABLISHED]
+        return [
+            each
+            for each in mine
+            if each.laddr.port == port + 1 and each.status == psutil.CONN_ESTABLISHED
+        ]
 
     first = learner.wait_for_result(lambda result: result["num_healthy_workers"] == 2)
     wait_until(lambda: len(connections()) == 1)
     (relay,) = relays()
     relay.send_signal(signal.SIGSTOP)
-    first = learner.wait_for_result(lambda result: result["updates_total"] > first["updates_total"] + 3)  # on-policy
+    first = learner.wait_for_result(
+        lambda result: result["updates_total"] > first["updates_total"] + 3
+    )  # on-policy
     relay.kill()
     line = host.wait_for("relay ended with status -9")
     host.wait_for("weights come through the relay", after=line)
-    later = learner.wait_for_result(lambda result: result["updates_total"] > first["updates_total"] + 5)
+    later = learner.wait_for_result(
+        lambda result: result["updates_total"] > first["updates_total"] + 5
+    )
     assert (later["num_healthy_workers"], later["ledger"]["lost"]) == (2, {})
     wait_until(lambda: len(connections()) == 1)
     learner.send(signal.SIGKILL)

@@ -1,4 +1,5 @@
-"""`aiorl launch slurm` on a real Slurm: three nodes, each with an address, a name and a cable of its own.
+"""`aiorl launch slurm` on a real Slurm: three nodes, each with an address, a name and a cable of
+its own.
 
 Each node is a network and a UTS namespace; they share the file system, as on a cluster.
 """
@@ -72,14 +73,25 @@ class Slow(CartPoleEnv):
 """
 """Module that exists only in the directory of the launch."""
 LEARNER = (
-    "--env=slow:Slow", "--train-batch-size=300", "--num-sgd-iter=1", "--num-envs-per-worker=2",
-    "--rollout-fragment-length=25", "--xla=off", "--checkpoint-interval-s=5", "--run-dir=runs/mine",
-)  # fmt: skip
+    "--env=slow:Slow",
+    "--train-batch-size=300",
+    "--num-sgd-iter=1",
+    "--num-envs-per-worker=2",
+    "--rollout-fragment-length=25",
+    "--xla=off",
+    "--checkpoint-interval-s=5",
+    "--run-dir=runs/mine",
+)
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="network namespaces need root on Linux"),
-    *(pytest.mark.skipif(not shutil.which(name), reason=f"{name} is not installed") for name in NEEDS),
+    pytest.mark.skipif(
+        sys.platform != "linux" or os.geteuid() != 0, reason="network namespaces need root on Linux"
+    ),
+    *(
+        pytest.mark.skipif(not shutil.which(name), reason=f"{name} is not installed")
+        for name in NEEDS
+    ),
 ]
 
 
@@ -111,7 +123,9 @@ class Cluster:
         os.makedirs("/run/munge", exist_ok=True)
         for place in ("/run/munge", "/var/lib/munge", "/var/log/munge"):
             shutil.chown(place, "munge", "munge")
-        self.munged = subprocess.run(["munge", "-n"], check=False, capture_output=True).returncode != 0
+        self.munged = (
+            subprocess.run(["munge", "-n"], check=False, capture_output=True).returncode != 0
+        )
         if self.munged:
             call("runuser", "-u", "munge", "--", "munged")
         (self.folder / "state").mkdir()
@@ -119,7 +133,9 @@ class Cluster:
         self.configure(SIGNALLED)
         call("ip", "link", "add", "launbr", "type", "bridge")
         call("ip", "link", "set", "launbr", "up")
-        names = "127.0.0.1 localhost\n" + "".join(f"{NETWORK}.{at} {name}\n" for name, at in self.hosts.items())
+        names = "127.0.0.1 localhost\n" + "".join(
+            f"{NETWORK}.{at} {name}\n" for name, at in self.hosts.items()
+        )
         for name, at in self.hosts.items():
             space = f"laun-{name}"
             call("ip", "netns", "add", space)
@@ -141,11 +157,27 @@ class Cluster:
 
     def daemon(self, name: str, *words: str) -> None:
         shell = f'hostname {name}; exec "$@"'
-        command = ["ip", "netns", "exec", f"laun-{name}", "unshare", "--uts", "sh", "-c", shell, "sh", *words]
+        command = [
+            "ip",
+            "netns",
+            "exec",
+            f"laun-{name}",
+            "unshare",
+            "--uts",
+            "sh",
+            "-c",
+            shell,
+            "sh",
+            *words,
+        ]
         self.daemons[name] = subprocess.Popen(
-            command, env=self.environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL, start_new_session=True,
-        )  # fmt: skip
+            command,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
 
     def boot(self, node: str) -> None:
         self.daemon(node, "slurmd", "-D", "-N", node)
@@ -166,7 +198,9 @@ class Cluster:
 
     def call(self, *words: str) -> str:
         """Run a command where people log in."""
-        return call("ip", "netns", "exec", "laun-ctl", *words, env=self.environment, cwd=self.folder)
+        return call(
+            "ip", "netns", "exec", "laun-ctl", *words, env=self.environment, cwd=self.folder
+        )
 
     def close(self) -> None:
         with contextlib.suppress(AssertionError, subprocess.TimeoutExpired):
@@ -210,7 +244,9 @@ class Launched:
     def rows(self) -> list[str]:
         """Return the results that are on the disk."""
         with contextlib.suppress(FileNotFoundError):
-            return [line for line in (self.run / "result.jsonl").read_text().split("\n")[:-1] if line]
+            return [
+                line for line in (self.run / "result.jsonl").read_text().split("\n")[:-1] if line
+            ]
         return []
 
     def workers(self) -> int:
@@ -234,15 +270,25 @@ class Launched:
         until(lambda: len(self.rows()) > before and self.workers() == workers, within_s)
 
     def check_kept(self, rows: list[str], lost_s: float = 0.0) -> None:
-        """Check that the run has all results of an earlier moment, except those of its last seconds."""
+        """Check that the run has all results of an earlier moment, except those of its last
+        seconds.
+        """
         end = json.loads(rows[-1])["timestamp"] - lost_s
         assert {row for row in rows if json.loads(row)["timestamp"] <= end} <= set(self.rows())
 
 
 @pytest.mark.timeout(400)
-def test_a_job_continues_after_time_limit_preemption_and_lost_nodes(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_job_continues_after_time_limit_preemption_and_lost_nodes(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     run = Launched(
-        cluster, tmp_path, "--nodes=3", "--cpus-per-node=1", "--time=60", "--signal=B:USR1@115", "--comment=passed on"
+        cluster,
+        tmp_path,
+        "--nodes=3",
+        "--cpus-per-node=1",
+        "--time=60",
+        "--signal=B:USR1@115",
+        "--comment=passed on",
     )
     until(lambda: run.facts()["JobState"] == "RUNNING")
     assert run.facts()["Comment"] == "passed"
@@ -267,7 +313,9 @@ def test_a_job_continues_after_time_limit_preemption_and_lost_nodes(cluster: Clu
     cluster.call("scontrol", "requeue", run.job)
     until(lambda: run.facts()["JobState"] == "PENDING")
     cluster.call("scontrol", "update", f"JobId={run.job}", "TimeLimit=2")
-    until(lambda: run.facts()["Restarts"] == "2")  # the limit is announced within 30 s of the second start
+    until(
+        lambda: run.facts()["Restarts"] == "2"
+    )  # the limit is announced within 30 s of the second start
     cluster.call("scontrol", "update", f"JobId={run.job}", "TimeLimit=60")
     until(lambda: run.has_restarted(2))
     run.until_it_trains(3)
@@ -287,13 +335,20 @@ def test_a_job_continues_after_time_limit_preemption_and_lost_nodes(cluster: Clu
     cluster.call("scancel", run.job)
     until(lambda: run.facts()["JobState"] == "CANCELLED")
     until(lambda: "Ended by SIGTERM" in run.log())
-    last = max(int(path.name.rpartition("-")[2]) for path in (run.run / "checkpoints").glob("checkpoint-*[0-9]"))
+    last = max(
+        int(path.name.rpartition("-")[2])
+        for path in (run.run / "checkpoints").glob("checkpoint-*[0-9]")
+    )
     assert last >= json.loads(rows[-1])["training_iteration"]
     assert "=== ended with status 143" in run.aiorl("logs", "runs/mine")
 
 
-def test_an_elastic_run_has_workers_that_come_and_go_and_follows_its_learner(cluster: Cluster, tmp_path: Path) -> None:
-    run = Launched(cluster, tmp_path, "--elastic=1", "--cpus-per-node=2", "--worker-options=--comment=spot")
+def test_an_elastic_run_has_workers_that_come_and_go_and_follows_its_learner(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    run = Launched(
+        cluster, tmp_path, "--elastic=1", "--cpus-per-node=2", "--worker-options=--comment=spot"
+    )
     until(run.rows)
     run.until_it_trains(1 + 2)
     run.aiorl("scale", "runs/mine", "2")
@@ -309,7 +364,9 @@ def test_an_elastic_run_has_workers_that_come_and_go_and_follows_its_learner(clu
     until(lambda: len(run.rows()) and run.workers() == 1)
     run.until_it_trains(1 + 2)
 
-    (learner,) = re.findall(r"NodeList=(n\d)", cluster.call("scontrol", "show", "job", run.job, "-o"))
+    (learner,) = re.findall(
+        r"NodeList=(n\d)", cluster.call("scontrol", "show", "job", run.job, "-o")
+    )
     rows = run.rows()
     cluster.kill(learner)
     until(lambda: run.has_restarted(1))
@@ -326,7 +383,17 @@ def test_an_elastic_run_has_workers_that_come_and_go_and_follows_its_learner(clu
 
 def test_srun_starts_copies_that_find_their_part(cluster: Cluster, tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text(ENVIRONMENT)
-    command = [str(PYTHON), "-P", "-m", "aiorl", "launch", "here", "--", *LEARNER, "--num-workers=0"]
+    command = [
+        str(PYTHON),
+        "-P",
+        "-m",
+        "aiorl",
+        "launch",
+        "here",
+        "--",
+        *LEARNER,
+        "--num-workers=0",
+    ]
     shell = 'cd "$0" && exec srun -N2 -n2 -c1 "$@"'
     cluster.call("sh", "-c", shell, str(tmp_path), *command, "--stop-timesteps=2000")
     last = (tmp_path / "runs" / "mine" / "result.jsonl").read_text().splitlines()[-1]

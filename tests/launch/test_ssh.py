@@ -1,4 +1,6 @@
-"""`aiorl launch ssh` on three hosts: network namespaces with an address and an sshd of their own."""
+"""`aiorl launch ssh` on three hosts: network namespaces with an address and an sshd of their
+own.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,8 @@ def needs_hosts(test: Callable[..., None]) -> Callable[..., None]:
     return pytest.mark.slow(pytest.mark.skipif(bool(_LACKS), reason=f"hosts need {_LACKS}")(test))
 
 
-# Without hosts -----------------------------------------------------------------------------------------------
+# Without hosts
+# --------------------------------------------------------------------------------------------------
 
 
 def test_hosts_come_from_words_and_files(tmp_path: Path) -> None:
@@ -68,7 +71,16 @@ def test_hosts_come_from_words_and_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [[], ["-oProxyCommand=x"], ["n1=many"], ["n1", "n1=2"], ["n1 n2;x"], ["n1=100001"], ["n1=" + "9" * 5000]]
+    "words",
+    [
+        [],
+        ["-oProxyCommand=x"],
+        ["n1=many"],
+        ["n1", "n1=2"],
+        ["n1 n2;x"],
+        ["n1=100001"],
+        ["n1=" + "9" * 5000],
+    ],
 )
 def test_other_words_are_no_hosts(words: list[str]) -> None:
     with pytest.raises(ConfigError, match="--hosts"):
@@ -113,7 +125,9 @@ def test_a_home_directory_is_not_sent(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("is_learner", [True, False])
-def test_keys_behind_links_are_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_learner: bool) -> None:
+def test_keys_behind_links_are_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_learner: bool
+) -> None:
     monkeypatch.chdir(tmp_path)
     keys = checked(["--env", "CartPole-v1", "--run-dir", "first"]).make_keys()
     linked = tmp_path / "linked"
@@ -131,7 +145,9 @@ def test_keys_behind_links_are_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert ("keys/admitted/worker.key" in contents) == is_learner
 
 
-def test_lines_of_a_host_that_name_no_port_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_of_a_host_that_name_no_port_change_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     job = checked(["--env", "CartPole-v1", "--run-dir", "mine", "--insecure"])
     job.make_place()
@@ -149,7 +165,9 @@ for size in json.loads(sys.stdin.buffer.readline())["archives"]:
 for port in {ports!r}:
     sys.stdout.buffer.write(({ssh_host.PORT_IS!r} + port + chr(10)).encode())
 """)
-    launch = Launch(job, {"hosts": ["n1"], "learner": "n1", "ssh": f"{sys.executable} {tmp_path / 'host.py'}"})
+    launch = Launch(
+        job, {"hosts": ["n1"], "learner": "n1", "ssh": f"{sys.executable} {tmp_path / 'host.py'}"}
+    )
     host = Host(launch, "n1", is_learner=True)
     host.run()
     assert (host.status, launch.port) == (0, 5557)
@@ -161,7 +179,8 @@ def test_a_wheel_is_sent_unpacked(tmp_path: Path) -> None:
     assert code_archive(tmp_path / "mine.whl")
 
 
-# With hosts --------------------------------------------------------------------------------------------------
+# With hosts
+# --------------------------------------------------------------------------------------------------
 
 
 def run(*command: str | Path) -> str:
@@ -171,7 +190,10 @@ def run(*command: str | Path) -> str:
 
 
 class Hosts:
-    """Hosts n1, n2 and n3, and a directory to launch from; `down` is an address where nothing answers."""
+    """Hosts n1, n2 and n3, and a directory to launch from;
+
+    `down` is an address where nothing answers.
+    """
 
     def __init__(self, folder: Path) -> None:
         number = secrets.randbelow(250)
@@ -198,7 +220,9 @@ class Hosts:
             self.home(f"n{number}").mkdir()
             self.boot(f"n{number}")
             config += f"Host n{number}\nHostName {self.net}.1{number}\n"
-        (folder / "config").write_text(f"{config}Host down\nHostName {self.net}.99\nConnectTimeout 2\n")
+        (folder / "config").write_text(
+            f"{config}Host down\nHostName {self.net}.99\nConnectTimeout 2\n"
+        )
 
     def home(self, host: str) -> Path:
         return self.folder / host
@@ -207,8 +231,9 @@ class Hosts:
         config = self.folder / f"sshd-{host}"
         address, key = f"{self.net}.1{host[1]}", self.folder / "key"
         config.write_text(
-            f"ListenAddress {address}\nHostKey {key}\nAuthorizedKeysFile {key}.pub\nSetEnv HOME={self.home(host)}\n"
-            "PidFile none\nStrictModes no\nUsePAM no\nPermitRootLogin yes\n"
+            f"ListenAddress {address}\nHostKey {key}\nAuthorizedKeysFile {key}.pub\nSetEnv"
+            f" HOME={self.home(host)}\nPidFile none\nStrictModes no\nUsePAM no\nPermitRootLogin"
+            " yes\n"
         )
         Path("/run/sshd").mkdir(exist_ok=True)
         command = ["ip", "netns", "exec", f"{self.tag}{host}", SSHD, "-D", "-e", "-f", config]
@@ -240,11 +265,18 @@ class Hosts:
     def left(self) -> list[object]:
         """Return processes and files that are left on hosts."""
         there = [process for host in self._sshd for process in self.processes(host)]
-        return [*there, *(path for host in self._sshd for path in self.home(host).glob(".aiorl/runs/*"))]
+        return [
+            *there,
+            *(path for host in self._sshd for path in self.home(host).glob(".aiorl/runs/*")),
+        ]
 
-    def start(self, *words: str, hosts: str = "n1=1 n2=1 n3=1", terminal: int | None = None) -> Started:
+    def start(
+        self, *words: str, hosts: str = "n1=1 n2=1 n3=1", terminal: int | None = None
+    ) -> Started:
         ssh = ("--ssh", f"ssh -F {self.folder}/config", "--hosts", *hosts.split())
-        self._started.append(_Launched([*AIORL, *ssh, *words, *LANE, "--run-dir=run"], self.work, terminal))
+        self._started.append(
+            _Launched([*AIORL, *ssh, *words, *LANE, "--run-dir=run"], self.work, terminal)
+        )
         return self._started[-1]
 
     def close(self) -> None:
@@ -267,9 +299,16 @@ class _Launched(Started):
     def _start(self, command: list[str], environment: dict[str, str]) -> subprocess.Popen[str]:
         take = None if self._terminal is None else lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0)
         return subprocess.Popen(
-            command, cwd=self._place, env=environment, text=True, stdin=self._terminal, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=take,
-        )  # fmt: skip
+            command,
+            cwd=self._place,
+            env=environment,
+            text=True,
+            stdin=self._terminal,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=take,
+        )
 
 
 @pytest.fixture
@@ -316,7 +355,9 @@ def test_three_hosts_train_an_environment_of_the_current_directory(hosts: Hosts)
 def test_hosts_that_lack_packages_are_named(hosts: Hosts) -> None:
     started = hosts.start("--python=/usr/bin/python3", "--", hosts="n1=1 n2=1")
     assert started.wait(60) not in (0, 2)
-    assert len(re.findall("^.*n[12]: .*(?:lacks|older|not found)", started.text, re.MULTILINE)) == 2, started.text
+    assert (
+        len(re.findall("^.*n[12]: .*(?:lacks|older|not found)", started.text, re.MULTILINE)) == 2
+    ), started.text
 
 
 @needs_hosts
@@ -339,7 +380,9 @@ def test_all_ends_with_the_launcher(hosts: Hosts, how: str) -> None:
 
 @needs_hosts
 def test_hosts_come_and_go(hosts: Hosts) -> None:
-    """A host that crashed joins again, one that is cut off ends by itself, and hosts can be added."""
+    """A host that crashed joins again, one that is cut off ends by itself, and hosts can be
+    added.
+    """
     started = hosts.start("--", hosts="n1=1 n2=1")
     joined(started, 2)
     hosts.crash("n1")

@@ -1,4 +1,6 @@
-"""The program that `aiorl launch ssh` runs on hosts, started here: however it ends, no process and no key is left."""
+"""The program that `aiorl launch ssh` runs on hosts, started here: however it ends, no process and
+no key is left.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +30,21 @@ class Program:
     def __init__(self, home: Path, command: str = SLEEPS) -> None:
         self.place = home / ".aiorl/runs/mine-1/host+ab"
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "aiorl.launch.ssh_host"], env={**os.environ, "HOME": str(home)},
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        )  # fmt: skip
-        self.send(json.dumps({"place": "~/.aiorl/runs/mine-1/host+ab", "modules": []}).encode() + b"\n")
+            [sys.executable, "-m", "aiorl.launch.ssh_host"],
+            env={**os.environ, "HOME": str(home)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        self.send(
+            json.dumps({"place": "~/.aiorl/runs/mine-1/host+ab", "modules": []}).encode() + b"\n"
+        )
         self.facts: dict[str, Any] = json.loads(self.line().removeprefix(ssh_host.GREETING))
         packed = archive({"keys/worker.key_secret": b"secret", "code/a.py": b""})
-        wanted = {"command": [sys.executable, "-c", command], "leave_s": 5, "archives": [len(packed)]}
+        wanted = {
+            "command": [sys.executable, "-c", command],
+            "leave_s": 5,
+            "archives": [len(packed)],
+        }
         self.send(json.dumps(wanted).encode() + b"\n" + packed)
 
     def send(self, content: bytes) -> None:
@@ -60,7 +70,9 @@ def _is_gone(process: psutil.Process) -> bool:
 
 
 @pytest.mark.parametrize("how", ["killed", "terminated", "cut off"])
-def test_however_the_program_ends_its_process_ends_and_its_key_is_removed(tmp_path: Path, how: str) -> None:
+def test_however_the_program_ends_its_process_ends_and_its_key_is_removed(
+    tmp_path: Path, how: str
+) -> None:
     program = Program(tmp_path)
     child = program.started()
     assert (program.place / "keys/worker.key_secret").exists()
@@ -74,7 +86,9 @@ def test_however_the_program_ends_its_process_ends_and_its_key_is_removed(tmp_pa
 
 
 def test_the_port_of_a_learner_is_told_once_it_listens(tmp_path: Path) -> None:
-    listens = "import os; os.makedirs('../run'); open('../run/run.json', 'w').write('{\"port\": 5557}')"
+    listens = (
+        "import os; os.makedirs('../run'); open('../run/run.json', 'w').write('{\"port\": 5557}')"
+    )
     program = Program(tmp_path, f"{listens}; {SLEEPS}")
     lines = {program.line(), program.line()}
     assert f"{ssh_host.PORT_IS}5557\n" in lines
@@ -86,12 +100,22 @@ def test_a_run_stays_if_the_program_is_killed(tmp_path: Path) -> None:
     child = program.started()
     program.end(lambda process: process.kill())
     wait_until(lambda: _is_gone(child), 30, "that the process has ended")
-    wait_until(lambda: [path.name for path in program.place.iterdir()] == ["run"], 30, "that only the run is left")
+    wait_until(
+        lambda: [path.name for path in program.place.iterdir()] == ["run"],
+        30,
+        "that only the run is left",
+    )
 
 
 def test_the_next_launch_removes_what_a_crash_of_the_host_left(tmp_path: Path) -> None:
     runs = tmp_path / ".aiorl/runs"
-    for name in ("old-1/host+zz", "old-2/learner-host+zz", "unrelated/host+zz", "mine-2/other+zz", "mine-3/new+zz"):
+    for name in (
+        "old-1/host+zz",
+        "old-2/learner-host+zz",
+        "unrelated/host+zz",
+        "mine-2/other+zz",
+        "mine-3/new+zz",
+    ):
         (runs / name / "keys").mkdir(parents=True)
         (runs / name / "keys/worker.key_secret").write_text("secret")
     for name in ("old-1/host+zz", "old-2/learner-host+zz"):
@@ -105,7 +129,9 @@ def test_the_next_launch_removes_what_a_crash_of_the_host_left(tmp_path: Path) -
         assert not (runs / "old-1").exists()
         assert [path.name for path in (runs / "old-2/learner-host+zz").iterdir()] == ["run"]
         assert (runs / "unrelated/host+zz/keys").exists(), "no program has made it"
-        assert (runs / "mine-2/other+zz/keys").exists(), "it is that of another host with the same home directory"
+        assert (runs / "mine-2/other+zz/keys").exists(), (
+            "it is that of another host with the same home directory"
+        )
         assert (runs / "mine-3/new+zz/keys").exists(), "its host has just made it"
         assert (program.place / "lock").read_text() == socket.gethostname()
         assert (program.place / "keys/worker.key_secret").exists(), "its program runs"

@@ -35,12 +35,18 @@ def processes(tmp_path: Path) -> Iterator[Processes]:
 
 @pytest.fixture
 def run(processes: Processes, tmp_path: Path) -> tuple[StartedLearner, Started]:
-    """A learner with keys and one worker of its own, and a worker that has joined; both have sampled."""
+    """A learner with keys and one worker of its own, and a worker that has joined; both have
+    sampled.
+    """
     make_keys(tmp_path / "keys")
     keys = f"--keys={tmp_path / 'keys'}"
-    learner = processes.learner("--num-workers=1", f"--bind={free_address()}", keys, "--min-iter-time-s=0.2")
+    learner = processes.learner(
+        "--num-workers=1", f"--bind={free_address()}", keys, "--min-iter-time-s=0.2"
+    )
     worker = processes.worker(learner.address, keys)
-    learner.wait_for_result(lambda result: result["num_healthy_workers"] == 2 and result["training_iteration"] > 3)
+    learner.wait_for_result(
+        lambda result: result["num_healthy_workers"] == 2 and result["training_iteration"] > 3
+    )
     return learner, worker
 
 
@@ -65,7 +71,9 @@ def test_a_learner_tells_who_runs_where_to_those_who_have_a_key(
     assert json.loads(capsys.readouterr().out)["is_alive"] is True
 
 
-def test_the_files_of_a_run_tell_the_same_and_how_it_ended(run: tuple[StartedLearner, Started]) -> None:
+def test_the_files_of_a_run_tell_the_same_and_how_it_ended(
+    run: tuple[StartedLearner, Started],
+) -> None:
     learner, worker = run
     wait_until(
         lambda: (
@@ -74,7 +82,12 @@ def test_the_files_of_a_run_tell_the_same_and_how_it_ended(run: tuple[StartedLea
         )
     )
     worker.send(signal.SIGTERM)
-    wait_until(lambda: [gone["words"] for gone in status_of_run(learner.run_dir)["gone"]] == ["left: ended by SIGTERM"])
+    wait_until(
+        lambda: (
+            [gone["words"] for gone in status_of_run(learner.run_dir)["gone"]]
+            == ["left: ended by SIGTERM"]
+        )
+    )
     account = status_of_run(learner.run_dir)
     assert account["is_alive"]
     assert "worker-1.txt" in account["logs"]
@@ -95,7 +108,9 @@ def test_a_killed_learner_is_seen_to_be_gone(run: tuple[StartedLearner, Started]
     assert "is gone" in shown(account)
 
 
-def test_wrong_targets_take_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_targets_take_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main([str(tmp_path)]) == 2
     assert main(["run:" + str(tmp_path), "--keys", str(tmp_path / "none")]) == 2
     said = capsys.readouterr().err
@@ -105,12 +120,33 @@ def test_wrong_targets_take_one_sentence(tmp_path: Path, capsys: pytest.CaptureF
     assert caught.value.code == 2
 
 
-# Never trusting a byte ----------------------------------------------------------------------------------------
+# Never trusting a byte
+# --------------------------------------------------------------------------------------------------
 
-NAMES = ("run_id", "learner", "result", "workers", "gone", "logs", "slot", "host", "words", "end", "addresses", "time")
+NAMES = (
+    "run_id",
+    "learner",
+    "result",
+    "workers",
+    "gone",
+    "logs",
+    "slot",
+    "host",
+    "words",
+    "end",
+    "addresses",
+    "time",
+)
 anything = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9) | st.binary(max_size=3),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(NAMES), inner, max_size=5),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=9)
+    | st.binary(max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(NAMES), inner, max_size=5)
+    ),
 )
 
 
@@ -121,7 +157,9 @@ def test_any_account_is_shown_in_printable_lines(account: dict[str, Any]) -> Non
 
 
 @given(st.binary(max_size=99))
-def test_any_files_of_a_run_are_shown(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+def test_any_files_of_a_run_are_shown(
+    tmp_path_factory: pytest.TempPathFactory, content: bytes
+) -> None:
     folder = tmp_path_factory.mktemp("run")
     (folder / "logs").mkdir()
     (folder / "run.json").write_text('{"run_id": "r", "address": "tcp://h:1"}')
@@ -142,14 +180,20 @@ def test_a_learner_answers_strangers_but_not_without_end() -> None:
 def test_an_account_is_bounded() -> None:
     overview = Overview()
     overview.workers = lambda: [
-        Worker(slot, f"i{slot}", "w", "\u2028h" * 100, 7, False, None, None, 0.0) for slot in range(1, 4097)
+        Worker(slot, f"i{slot}", "w", "\u2028h" * 100, 7, False, None, None, 0.0)
+        for slot in range(1, 4097)
     ]
     for slot in range(1, 4097):
         overview.note(ev.WorkerJoined(slot, f"i{slot}", "h", 7, False), 0)
         overview.note(ev.WorkerFailed(slot, "env", "m" * 4000, ""), 0)
         overview.note(ev.WorkerLost(slot, f"i{slot}", "r" * 4000, 0), 0)
-    directory, source = SimpleNamespace(run_id="r", path=Path("/r")), SimpleNamespace(addresses=(), env="e")
-    training: Any = SimpleNamespace(directory=directory, source=source, status="", silent_s=0.0, config=source)
+    directory, source = (
+        SimpleNamespace(run_id="r", path=Path("/r")),
+        SimpleNamespace(addresses=(), env="e"),
+    )
+    training: Any = SimpleNamespace(
+        directory=directory, source=source, status="", silent_s=0.0, config=source
+    )
     account = overview.account(training, max_bytes=100_000)
     assert len(json.dumps(account)) <= 100_000
     assert 0 < len(account["workers"]) < account["num_workers"] == account["num_gone"] == 4096

@@ -1,4 +1,6 @@
-"""Compiled code is kept for later runs only where no one else can write, and only if it is intact."""
+"""Compiled code is kept for later runs only where no one else can write, and only if it is
+intact.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ def test_sealed_files_are_there_for_the_next_run_and_private(root: Path, kept: P
         lambda file: (file.unlink(), os.mkfifo(file)),
     ],
 )
-def test_files_changed_since_sealing_are_removed(root: Path, kept: Path, damage: Callable[[Path], object]) -> None:
+def test_files_changed_since_sealing_are_removed(
+    root: Path, kept: Path, damage: Callable[[Path], object]
+) -> None:
     damage(kept)
     CompilationCache.open(root, 2)
     assert not files(kept.parent)

@@ -25,7 +25,9 @@ def test_threads_are_as_configured_but_at_most_the_number_of_cores() -> None:
     assert num_threads(CommonConfig()) == min(8, cores)
 
 
-def test_r184_num_gpus_0_hides_gpus_and_other_values_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_r184_num_gpus_0_hides_gpus_and_other_values_do_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     prepare_environment(CommonConfig(num_gpus=1))
     assert "CUDA_VISIBLE_DEVICES" not in os.environ
@@ -38,17 +40,29 @@ def test_r184_num_gpus_0_hides_gpus_and_other_values_do_not(monkeypatch: pytest.
     ("flags", "setting", "expected"),
     [
         ("", "auto", "--tf_xla_persistent_cache_directory={auto}/tf*"),
-        ("--tf_xla_auto_jit=0", "{tmp}/own", "--tf_xla_auto_jit=0 --tf_xla_persistent_cache_directory={tmp}/own/tf*"),
+        (
+            "--tf_xla_auto_jit=0",
+            "{tmp}/own",
+            "--tf_xla_auto_jit=0 --tf_xla_persistent_cache_directory={tmp}/own/tf*",
+        ),
         ("", "off", ""),
-        ("--tf_xla_persistent_cache_directory=/own", "auto", "--tf_xla_persistent_cache_directory=/own"),
+        (
+            "--tf_xla_persistent_cache_directory=/own",
+            "auto",
+            "--tf_xla_persistent_cache_directory=/own",
+        ),
         ("/file/of/flags", "auto", "/file/of/flags"),
         ("", "{tmp}/in two words", ""),
     ],
 )
 def test_tensorflow_keeps_compiled_code_in_our_cache_unless_the_user_names_one(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path,
-    flags: str, setting: str, expected: str,
-) -> None:  # fmt: skip
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+    flags: str,
+    setting: str,
+    expected: str,
+) -> None:
     monkeypatch.setenv("TF_XLA_FLAGS", flags)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(tf_runtime, "_cache", None)
@@ -56,7 +70,9 @@ def test_tensorflow_keeps_compiled_code_in_our_cache_unless_the_user_names_one(
     told = os.environ["TF_XLA_FLAGS"].partition(" --tf_xla_persistent_cache_device_types=CPU")[0]
     assert fnmatch(told, expected.format(tmp=tmp_path, auto=tmp_path / "home" / "aiorl" / "xla"))
     prepare_environment(CommonConfig(compilation_cache=setting.format(tmp=tmp_path)))
-    assert os.environ["TF_XLA_FLAGS"].count("persistent_cache_directory") == expected.count("persistent")
+    assert os.environ["TF_XLA_FLAGS"].count("persistent_cache_directory") == expected.count(
+        "persistent"
+    )
     assert ("in two words" in caplog.text) == ("two words" in setting)
 
 
@@ -69,7 +85,9 @@ def test_tensorflows_libraries_are_loaded_before_it_is_imported() -> None:
         "[thread.join() for thread in threading.enumerate() if thread.name == 'tensorflow']\n"
         "print('libtensorflow_cc' in open('/proc/self/maps').read(), 'tensorflow' in sys.modules)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
     assert (done.stdout, done.stderr) == ("True False\n", "")
 
 
@@ -125,26 +143,27 @@ def test_r184_num_gpus_is_a_number_of_gpus_or_a_share_of_one_gpus_memory(
 
 def test_tensorflow_prints_no_greeting_and_r33_missing_gpus_are_an_error() -> None:
     code = (
-        "from aiorl.config.schema import CommonConfig\n"
-        "from aiorl.learning.tf_runtime import configure_tensorflow\n"
-        "options = {'intra_op_parallelism_threads': 7, 'allow_soft_placement': False, 'device_count': {'CPU': 2}}\n"
-        "own = {'intra_op_parallelism_threads': 1}\n"
-        "configure_tensorflow(CommonConfig(tf_session_args=options, local_tf_session_args=own))\n"
-        "import tensorflow as tf\n"
-        "assert tf.config.threading.get_intra_op_parallelism_threads() == 1\n"
-        "assert not tf.config.get_soft_device_placement()\n"
-        "assert len(tf.config.list_logical_devices('CPU')) == 2\n"
-        "try:\n"
-        "    configure_tensorflow(CommonConfig(num_gpus=1))\n"
-        "except ValueError as error:\n"
-        "    print(error)\n"
+        "from aiorl.config.schema import CommonConfig\nfrom aiorl.learning.tf_runtime import"
+        " configure_tensorflow\noptions = {'intra_op_parallelism_threads': 7,"
+        " 'allow_soft_placement': False, 'device_count': {'CPU': 2}}\nown ="
+        " {'intra_op_parallelism_threads':"
+        " 1}\nconfigure_tensorflow(CommonConfig(tf_session_args=options,"
+        " local_tf_session_args=own))\nimport tensorflow as tf\nassert"
+        " tf.config.threading.get_intra_op_parallelism_threads() == 1\nassert not"
+        " tf.config.get_soft_device_placement()\nassert len(tf.config.list_logical_devices('CPU'))"
+        " == 2\ntry:\n    configure_tensorflow(CommonConfig(num_gpus=1))\nexcept ValueError as"
+        " error:\n    print(error)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
+    )
     assert "num_gpus" in done.stdout
     assert "oneDNN" not in done.stderr
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="greetings are dropped on Linux only")
+@pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="greetings are dropped on Linux only"
+)
 def test_standard_error_still_works_while_several_threads_load_tensorflow(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

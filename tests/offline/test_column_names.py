@@ -21,18 +21,24 @@ pq = pytest.importorskip("pyarrow.parquet")
 STEPS = np.tile(np.arange(5), 4)
 OBS = np.stack([np.repeat(np.arange(4), 5), STEPS], 1).astype(float)
 D4RL = {
-    "observations": OBS.tolist(), "next_observations": (OBS + np.array([0, 1])).tolist(),
-    "actions": np.zeros((20, 2)).tolist(), "rewards": np.ones(20).tolist(),
+    "observations": OBS.tolist(),
+    "next_observations": (OBS + np.array([0, 1])).tolist(),
+    "actions": np.zeros((20, 2)).tolist(),
+    "rewards": np.ones(20).tolist(),
     "terminals": ((STEPS == 4) & (OBS[:, 0] < 2)).tolist(),
-    "timeouts": ((STEPS == 4) & (OBS[:, 0] >= 2)).tolist(), "infos/action_log_probs": np.zeros(20).tolist(),
-}  # fmt: skip
+    "timeouts": ((STEPS == 4) & (OBS[:, 0] >= 2)).tolist(),
+    "infos/action_log_probs": np.zeros(20).tolist(),
+}
 
 
 def write_as(path: Any, form: str, columns: dict[str, list[Any]]) -> str:
     if form == "parquet":
         pq.write_table(pa.table(columns), f"{path}.parquet")
         return f"{path}.parquet"
-    rows = [{name: values[row] for name, values in columns.items()} for row in range(len(columns["actions"]))]
+    rows = [
+        {name: values[row] for name, values in columns.items()}
+        for row in range(len(columns["actions"]))
+    ]
     lines = {"rows": rows, "batch": [columns], "rllib": [{"type": "SampleBatch", **columns}]}[form]
     with open(f"{path}.json", "w") as file:
         file.writelines(json.dumps(line) + "\n" for line in lines)
@@ -40,10 +46,21 @@ def write_as(path: Any, form: str, columns: dict[str, list[Any]]) -> str:
 
 
 @pytest.mark.parametrize("form", ["parquet", "rows", "batch", "rllib"])
-def test_columns_of_d4rl_are_read_and_timeouts_are_truncations(tmp_path: Any, capsys: Any, form: str) -> None:
+def test_columns_of_d4rl_are_read_and_timeouts_are_truncations(
+    tmp_path: Any, capsys: Any, form: str
+) -> None:
     path = write_as(tmp_path / "a", form, D4RL)
     (batch,) = read_once(path)
-    assert {"obs", "new_obs", "actions", "rewards", "terminateds", "truncateds", "dones", "action_logp"} == set(batch)
+    assert {
+        "obs",
+        "new_obs",
+        "actions",
+        "rewards",
+        "terminateds",
+        "truncateds",
+        "dones",
+        "action_logp",
+    } == set(batch)
     np.testing.assert_array_equal(batch["terminateds"], D4RL["terminals"])
     np.testing.assert_array_equal(batch["truncateds"], D4RL["timeouts"])
     assert [part.count for part in trajectories(batch)] == [5] * 4
@@ -61,12 +78,21 @@ def test_without_next_observations_they_come_from_the_next_row(tmp_path: Any) ->
 
 
 def test_a_column_under_its_name_here_is_not_replaced() -> None:
-    assert with_known_names({"observations": 1, "obs": 2, "reward": 3}) == {"observations": 1, "obs": 2, "rewards": 3}
-    assert with_known_names({"terminals": 1, "terminated": 2}) == {"terminateds": 1, "terminated": 2}
+    assert with_known_names({"observations": 1, "obs": 2, "reward": 3}) == {
+        "observations": 1,
+        "obs": 2,
+        "rewards": 3,
+    }
+    assert with_known_names({"terminals": 1, "terminated": 2}) == {
+        "terminateds": 1,
+        "terminated": 2,
+    }
 
 
 def test_the_table_names_columns_that_there_are() -> None:
-    assert set(other_columns().values()) <= {value for name, value in vars(c).items() if name.isupper()}
+    assert set(other_columns().values()) <= {
+        value for name, value in vars(c).items() if name.isupper()
+    }
 
 
 def test_inspect_names_missing_columns_and_similar_ones(tmp_path: Any, capsys: Any) -> None:
@@ -74,6 +100,8 @@ def test_inspect_names_missing_columns_and_similar_ones(tmp_path: Any, capsys: A
     path = write_as(tmp_path / "a", "parquet", columns)
     assert main(["inspect", path]) == 0
     told = capsys.readouterr().out.split("missing", 1)[1]
-    assert all(name in told for name in ("obs: ", "'obss'", "rewards: ", "'rewardz'", "terminateds: "))
+    assert all(
+        name in told for name in ("obs: ", "'obss'", "rewards: ", "'rewardz'", "terminateds: ")
+    )
     assert main(["validate", path]) == 1
     assert "'obss'" in capsys.readouterr().out

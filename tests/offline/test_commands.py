@@ -37,9 +37,14 @@ def test_inspect_shows_the_contents_of_a_file(tmp_path, run):
     assert (status, err) == (0, "")
     least, most = (f"{end(np.exp(batch['action_logp'][:13])):.3g}" for end in (np.min, np.max))
     for line in (
-        rf"{path}: json, 2 .* 13 ", r"\(4,\) float32", r"Discrete\(2\)", r"episodes +2 \D+ 1 ",
-        r"returns +5 \D+ 5 \D+ 5\n", rf"probabilities .* {least} .* {most}\n", r"new_obs float32\[4\]",
-    ):  # fmt: skip
+        rf"{path}: json, 2 .* 13 ",
+        r"\(4,\) float32",
+        r"Discrete\(2\)",
+        r"episodes +2 \D+ 1 ",
+        r"returns +5 \D+ 5 \D+ 5\n",
+        rf"probabilities .* {least} .* {most}\n",
+        r"new_obs float32\[4\]",
+    ):
         assert re.search(line, out)
 
 
@@ -51,7 +56,12 @@ def test_inspect_names_unreadable_places_and_continues(tmp_path, run):
     (tmp_path / "c.json.gz").write_bytes(b"nothing of the kind")
     status, out, _ = run("inspect", tmp_path)
     assert status == 1
-    for line in (r"unreadable +2 ", f"{path}, line 1: ", f"{path}, line 3: ", r"b\.parquet: parquet, 1 .* 10 "):
+    for line in (
+        r"unreadable +2 ",
+        f"{path}, line 1: ",
+        f"{path}, line 3: ",
+        r"b\.parquet: parquet, 1 .* 10 ",
+    ):
         assert re.search(line, out)
     assert out.count("c.json.gz: ") == 2, "its summary and its fault"
     assert "\x1b" not in out
@@ -62,14 +72,21 @@ def test_inspect_separates_policies_and_shows_what_is_not_recorded(tmp_path, run
     path = write(tmp_path / "a.json", MultiAgentBatch({"left": cartpole_rows(), "right": rows}, 15))
     status, out, _ = run("inspect", path)
     assert status == 0
-    for line in ("left: 15 ", "right: 2 ", "episodes .*eps_id", "probabilities .*action_prob .*action_logp"):
+    for line in (
+        "left: 15 ",
+        "right: 2 ",
+        "episodes .*eps_id",
+        "probabilities .*action_prob .*action_logp",
+    ):
         assert re.search(line, out)
 
 
 def test_episodes_are_assembled_across_batches_and_environments(tmp_path, run):
     """Fragments of two environments alternate, as a sampler writes them."""
     first, second = cartpole_rows(1, 6), cartpole_rows(1, 6, first=1)
-    turns = [SampleBatch.concat([first.slice(at, at + 3), second.slice(at, at + 3)]) for at in (0, 3)]
+    turns = [
+        SampleBatch.concat([first.slice(at, at + 3), second.slice(at, at + 3)]) for at in (0, 3)
+    ]
     _, out, _ = run("inspect", write(tmp_path / "a.json", *turns))
     assert re.search(r"episodes +2 \D+\n", out)
     assert re.search(r"lengths +6 \D+ 6 \D+ 6\n", out)
@@ -110,7 +127,10 @@ def with_densities(densities):
         (broken(t=(7, 0)), r"row 8: .*\bt "),
         (broken(obs=(7, 3.0)), "row 8: .*obs .*new_obs "),
         (broken(dones=(2, True), terminateds=(2, True)), "row 3: "),
-        (SampleBatch(cartpole_rows(), action_prob=np.linspace(0, 1, 15)), r"row 1: .*action_prob .*\(0, 1\]"),
+        (
+            SampleBatch(cartpole_rows(), action_prob=np.linspace(0, 1, 15)),
+            r"row 1: .*action_prob .*\(0, 1\]",
+        ),
         (with_densities(np.linspace(0, 4, 15)), "row 1: .*action_prob .*0 "),
     ],
 )
@@ -141,7 +161,11 @@ def test_validate_names_batches_of_another_form(tmp_path, run):
     path = write(tmp_path / "a.json", cartpole_rows(), other, MultiAgentBatch({"x": other}, 15))
     status, out, _ = run("validate", path)
     assert status == 1
-    for fault in (r"'t'.*\(\) int32", r"'extra'.*\(\) float32", r"'obs'.*\(4,\) float64.*\(4,\) float32"):
+    for fault in (
+        r"'t'.*\(\) int32",
+        r"'extra'.*\(\) float32",
+        r"'obs'.*\(4,\) float64.*\(4,\) float32",
+    ):
         assert re.search(f"{path}, line 2: .*{fault}", out)
     assert "line 3" not in out
 
@@ -179,7 +203,11 @@ def test_convert_writes_a_directory_of_several_files(tmp_path, run):
     assert "aiorl data merge" in err
     (tmp_path / "other").mkdir()
     status, _, err = run(
-        "convert", files[0], write(tmp_path / "other/a.json", cartpole_rows()), "--out", tmp_path / "x"
+        "convert",
+        files[0],
+        write(tmp_path / "other/a.json", cartpole_rows()),
+        "--out",
+        tmp_path / "x",
     )
     assert status == 2
     assert "'a.json'" in err
@@ -190,8 +218,12 @@ def test_convert_to_rllib_and_to_no_compression(tmp_path, run):
     assert run("convert", path, "--out", tmp_path / "r.json", "--to", "rllib")[0] == 0
     assert json.loads((tmp_path / "r.json").read_text())["type"] == "SampleBatch"
     for names in ("none", "obs", "obs,new_obs"):
-        assert run("convert", path, "--out", tmp_path / f"{names}.json", "--compress", names)[0] == 0
-        assert (tmp_path / f"{names}.json").read_text().count('"lz4"') == {"none": 0, "obs": 1}.get(names, 2)
+        assert (
+            run("convert", path, "--out", tmp_path / f"{names}.json", "--compress", names)[0] == 0
+        )
+        assert (tmp_path / f"{names}.json").read_text().count('"lz4"') == {"none": 0, "obs": 1}.get(
+            names, 2
+        )
 
 
 def test_convert_to_minari_and_back(tmp_path, run, monkeypatch):
@@ -200,7 +232,9 @@ def test_convert_to_minari_and_back(tmp_path, run, monkeypatch):
     path = write(tmp_path / "a.json", cartpole_rows())
     assert run("convert", path, "--out", "minari:mine-v0")[0] == 0
     assert run("convert", "minari:mine-v0", "--out", tmp_path / "b.parquet")[0] == 0
-    np.testing.assert_array_equal(read_once(tmp_path / "b.parquet")[0]["obs"], cartpole_rows()["obs"])
+    np.testing.assert_array_equal(
+        read_once(tmp_path / "b.parquet")[0]["obs"], cartpole_rows()["obs"]
+    )
     status, _, err = run("convert", path, "--out", "minari:mine-v0")
     assert status == 1
     assert "minari delete" in err
@@ -218,15 +252,23 @@ def test_merge_keeps_episodes_of_different_files_apart(tmp_path, run):
     merged = SampleBatch.concat(read_once(tmp_path / "all.parquet"))
     assert merged["eps_id"].tolist() == list(np.repeat(np.arange(5), 4))
     np.testing.assert_array_equal(merged["obs"], SampleBatch.concat(batches)["obs"])
-    several = write(tmp_path / "m.json", MultiAgentBatch({"x": cartpole_rows(2, 1), "y": cartpole_rows(2, 1)}, 2))
+    several = write(
+        tmp_path / "m.json",
+        MultiAgentBatch({"x": cartpole_rows(2, 1), "y": cartpole_rows(2, 1)}, 2),
+    )
     assert run("merge", several, files[0], "--out", tmp_path / "all.json")[0] == 0
     first, second, _ = read_once(tmp_path / "all.json")
-    assert {name: rows["eps_id"].tolist() for name, rows in first.policy_batches.items()} == {"x": [0, 1], "y": [0, 1]}
+    assert {name: rows["eps_id"].tolist() for name, rows in first.policy_batches.items()} == {
+        "x": [0, 1],
+        "y": [0, 1],
+    }
     assert second["eps_id"].tolist() == [2, 2, 2, 2, 3, 3]
 
 
 @pytest.mark.parametrize("command", ["convert", "merge"])
-def test_unreadable_places_are_left_out_and_no_file_is_overwritten_or_left_incomplete(tmp_path, run, command):
+def test_unreadable_places_are_left_out_and_no_file_is_overwritten_or_left_incomplete(
+    tmp_path, run, command
+):
     path = write(tmp_path / "a.json", cartpole_rows(), SampleBatch(obs=np.ones((1, 4), np.float32)))
     before = path.read_bytes()
     status, _, err = run(command, path, "--out", path)
@@ -246,7 +288,13 @@ def test_unreadable_places_are_left_out_and_no_file_is_overwritten_or_left_incom
 
 
 def test_help_has_examples_and_wrong_usage_gets_one_sentence(tmp_path, run):
-    for words in (["--help"], ["inspect", "--help"], ["validate", "-h"], ["convert", "--help"], ["merge", "--help"]):
+    for words in (
+        ["--help"],
+        ["inspect", "--help"],
+        ["validate", "-h"],
+        ["convert", "--help"],
+        ["merge", "--help"],
+    ):
         status, out, _ = run(*words)
         assert status == 0
         assert out.count("aiorl data") > 1

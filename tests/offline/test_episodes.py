@@ -21,26 +21,41 @@ from aiorl.offline.registry import stored_batches
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
 
-TRAINING: dict[str, Any] = {"epochs": 1, "shuffle_files": False, "joins_episodes": True, "adds_new_obs": True}
+TRAINING: dict[str, Any] = {
+    "epochs": 1,
+    "shuffle_files": False,
+    "joins_episodes": True,
+    "adds_new_obs": True,
+}
 
 
 def rows_of(episodes: int = 4, length: int = 10, *without: str, **changes: Any) -> SampleBatch:
-    """Return whole episodes, sorted, without next observations; the observation is the episode and the step."""
+    """Return whole episodes, sorted, without next observations; the observation is the episode and
+    the step.
+    """
     episode, step = np.repeat(np.arange(episodes), length), np.tile(np.arange(length), episodes)
     columns = {
-        "obs": np.stack([episode, step], 1).astype(np.float32), "actions": step % 2,
-        "rewards": np.ones(episodes * length, np.float32), "terminateds": step == length - 1,
-        "truncateds": np.zeros(episodes * length, bool), "eps_id": episode + 7, "t": step, **changes,
-    }  # fmt: skip
+        "obs": np.stack([episode, step], 1).astype(np.float32),
+        "actions": step % 2,
+        "rewards": np.ones(episodes * length, np.float32),
+        "terminateds": step == length - 1,
+        "truncateds": np.zeros(episodes * length, bool),
+        "eps_id": episode + 7,
+        "t": step,
+        **changes,
+    }
     return SampleBatch({name: column for name, column in columns.items() if name not in without})
 
 
 def orders(rows: SampleBatch) -> dict[str, Any]:
     by_time = np.argsort(rows["t"], kind="stable")
     return {
-        "sorted": np.arange(rows.count), "by time": by_time, "reversed": np.arange(rows.count)[::-1],
-        "reversed by time": by_time[::-1], "shuffled": np.random.default_rng(3).permutation(rows.count),
-    }  # fmt: skip
+        "sorted": np.arange(rows.count),
+        "by time": by_time,
+        "reversed": np.arange(rows.count)[::-1],
+        "reversed by time": by_time[::-1],
+        "shuffled": np.random.default_rng(3).permutation(rows.count),
+    }
 
 
 def write_as(path: Any, rows: SampleBatch, batch_rows: int, form: str) -> str:
@@ -62,11 +77,18 @@ def write_as(path: Any, rows: SampleBatch, batch_rows: int, form: str) -> str:
 
 
 def steps_of(path: str, **options: Any) -> list[list[tuple[float, ...]]]:
-    """Return the observations of each trajectory that training gets, with the ones that follow them."""
+    """Return the observations of each trajectory that training gets, with the ones that follow
+    them.
+    """
     found = []
     for batch in FileReader(path, ReaderOptions(**{**TRAINING, **options})):
         for part in trajectories(batch):
-            found.append([(*obs, *new_obs) for obs, new_obs in zip(part["obs"], part["new_obs"], strict=True)])
+            found.append(
+                [
+                    (*obs, *new_obs)
+                    for obs, new_obs in zip(part["obs"], part["new_obs"], strict=True)
+                ]
+            )
     return found
 
 
@@ -81,7 +103,9 @@ def test_r241_training_inspection_validation_and_estimators_find_the_same_episod
     expected = [[(e, t, e, min(t + 1, 9)) for t in range(10)] for e in range(4)]
     assert sorted(steps_of(path)) == expected
     whole = [episode for _, episode in StoredEpisodes(path)]
-    assert sorted(episode["obs"].tolist() for episode in whole) == [[[e, t] for t in range(10)] for e in range(4)]
+    assert sorted(episode["obs"].tolist() for episode in whole) == [
+        [[e, t] for t in range(10)] for e in range(4)
+    ]
     assert main(["inspect", path]) == 0
     told = capsys.readouterr().out
     assert "4 ended\n" in told
@@ -114,8 +138,11 @@ def test_agents_of_an_episode_are_kept_apart_in_batches_of_several_policies(tmp_
     assert sum(batch.count for batch in batches) == 12, "env steps; each has a row of both agents"
     found = [part for batch in batches for part in trajectories(batch.policy_batches["p"])]
     assert sorted((int(part["eps_id"][0]), int(part["agent_index"][0])) for part in found) == [
-        (7, 0), (7, 1), (8, 0), (8, 1),
-    ]  # fmt: skip
+        (7, 0),
+        (7, 1),
+        (8, 0),
+        (8, 1),
+    ]
     assert {tuple(part["t"]) for part in found} == {tuple(range(6))}
 
 
@@ -161,10 +188,17 @@ def test_without_numbers_or_steps_rows_count_in_their_order(tmp_path: Any) -> No
     assert sorted(len(steps) for steps in steps_of(path)) == [10] * 4
 
 
-def test_rows_whose_next_steps_are_in_another_file_are_refused_and_not_left_out_silently(tmp_path: Any) -> None:
+def test_rows_whose_next_steps_are_in_another_file_are_refused_and_not_left_out_silently(
+    tmp_path: Any,
+) -> None:
     rows = rows_of(4, 20)
     for parity in (0, 1):
-        write_as(tmp_path / f"{parity}", rows.take(np.flatnonzero(rows["t"] % 2 == parity)), 40, "parquet")
+        write_as(
+            tmp_path / f"{parity}",
+            rows.take(np.flatnonzero(rows["t"] % 2 == parity)),
+            40,
+            "parquet",
+        )
     with pytest.raises(DataError) as caught:
         steps_of(str(tmp_path))
     assert str(tmp_path) in caught.value.path
@@ -181,14 +215,19 @@ def test_beyond_a_bound_of_memory_open_episodes_are_cut_with_a_warning(
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert path in caplog.text
     assert 4 < len(found) < 40
-    assert all([step[1] for step in steps] == list(range(int(steps[0][1]), int(steps[-1][1]) + 1)) for steps in found)
+    assert all(
+        [step[1] for step in steps] == list(range(int(steps[0][1]), int(steps[-1][1]) + 1))
+        for steps in found
+    )
 
 
 def test_beyond_the_bound_steps_in_reverse_are_refused(tmp_path: Any, monkeypatch: Any) -> None:
     rows = rows_of(4, 50)
     path = write_as(tmp_path / "a", rows.take(orders(rows)["reversed by time"]), 20, "parquet")
     monkeypatch.setattr(episodes, "MAX_OPEN_BYTES", 1 << 15)
-    errors = [found for found in stored_batches(path, joins_episodes=True) if isinstance(found, DataError)]
+    errors = [
+        found for found in stored_batches(path, joins_episodes=True) if isinstance(found, DataError)
+    ]
     assert {error.path for error in errors} == {path}
     assert errors[0].place.startswith("row group ")
 
@@ -201,7 +240,11 @@ def test_rows_in_order_are_not_copied() -> None:
 def test_files_of_a_sampler_keep_their_batches_if_no_episode_is_in_several(tmp_path: Any) -> None:
     path = str(write(tmp_path / "a.json", cartpole_rows(3, 5), cartpole_rows(2, 5, first=3)))
     joined, stored = (list(stored_batches(path, joins_episodes=joins)) for joins in (True, False))
-    assert [found.place for found in joined] == [found.place for found in stored] == ["line 1", "line 2"]
+    assert (
+        [found.place for found in joined]
+        == [found.place for found in stored]
+        == ["line 1", "line 2"]
+    )
     for one, other in zip(joined, stored, strict=True):
         np.testing.assert_array_equal(one.batch["obs"], other.batch["obs"])
 
@@ -242,7 +285,10 @@ def test_workers_share_a_file_whose_episodes_span_its_batches(tmp_path: Any) -> 
             )
     path = tmp_path / "halves.json"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    parts = [[stored for stored in stored_batches(str(path), Share(slot, 2), joins_episodes=True)] for slot in range(2)]
+    parts = [
+        [stored for stored in stored_batches(str(path), Share(slot, 2), joins_episodes=True)]
+        for slot in range(2)
+    ]
     rows = [sum(stored.batch.count for stored in part) for part in parts]
     assert sum(rows) == 400
     assert min(rows) >= 160

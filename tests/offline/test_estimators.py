@@ -36,7 +36,9 @@ class Mute(Policy):
 class Coin(Mute):
     """Policy that takes action 1 with the observation as probability."""
 
-    def compute_log_likelihoods(self, actions, obs, state_batches, prev_action_batch, prev_reward_batch):
+    def compute_log_likelihoods(
+        self, actions, obs, state_batches, prev_action_batch, prev_reward_batch
+    ):
         self.given = (state_batches, prev_action_batch, prev_reward_batch)
         return np.log(np.where(actions == 1, obs[:, 0], 1 - obs[:, 0]))
 
@@ -92,7 +94,9 @@ def test_a_multi_agent_batch_is_refused():
 
 def test_a_plain_batch_is_split_at_episode_boundaries():
     """R64."""
-    batch = SampleBatch.concat([episode([0.5] * 2, [0.5] * 2, [1, 2], 7), episode([0.5], [0.5], [3], 8)])
+    batch = SampleBatch.concat(
+        [episode([0.5] * 2, [0.5] * 2, [1, 2], 7), episode([0.5], [0.5], [3], 8)]
+    )
     assert [part["rewards"].tolist() for part in episode_parts(batch)] == [[1, 2], [3]]
 
 
@@ -130,7 +134,9 @@ def test_impossible_probabilities_are_refused_with_their_rows():
     """R191: not above 0, above 1, undefined; a density can be above 1, but must be finite."""
     old = np.array([0.5, 0.0, 0.5, -1.0, 1.5, np.nan, np.inf, 0.0], np.float32)
     bad = SampleBatch(action_prob=old, eps_id=np.full(8, 12))
-    with pytest.raises(BatchError, match=r" 1: 0, .* 3: -1, .* 4: 1.5, .* 5: nan, .* 6: inf \D+ 1 .*12"):
+    with pytest.raises(
+        BatchError, match=r" 1: 0, .* 3: -1, .* 4: 1.5, .* 5: nan, .* 6: inf \D+ 1 .*12"
+    ):
         behaviour_log_likelihoods(bad, spaces.Discrete(2))
     with pytest.raises(BatchError, match=r" 1: 0, .* 3: -1, .* 5: nan, .* 6: inf, .* 7: 0 .*12"):
         behaviour_log_likelihoods(bad, SPACE)
@@ -148,7 +154,9 @@ def test_impossible_probabilities_are_refused_with_their_rows():
 
 def test_a_probability_and_its_logarithm_that_differ_are_refused():
     """As in ray#37447: action_logp 0.0 and action_prob 0.4."""
-    batch = SampleBatch(action_prob=np.array([0.5, 0.4]), action_logp=np.array([math.log(0.5), 0.0]))
+    batch = SampleBatch(
+        action_prob=np.array([0.5, 0.4]), action_logp=np.array([math.log(0.5), 0.0])
+    )
     with pytest.raises(BatchError, match=r"'action_prob'.* 1: 0$"):
         behaviour_log_likelihoods(batch, spaces.Discrete(2))
     batch["action_logp"] = np.log(batch["action_prob"]).astype(np.float32)
@@ -156,7 +164,9 @@ def test_a_probability_and_its_logarithm_that_differ_are_refused():
 
 
 def test_weights_among_episodes_that_reached_a_step_ignore_how_long_policies_last():
-    """The convention of WIS in a run: with a reward of 1 per step, the estimate equals the return for any policies."""
+    """The convention of WIS in a run: with a reward of 1 per step, the estimate equals the return
+    for any policies.
+    """
     estimator = WeightedImportanceSamplingEstimator(Coin(), 1.0)
     batches = [episode([0.9, 0.9], [0.5, 0.5], [1, 1]), episode([0.1], [0.5], [1])]
     for _ in range(200):

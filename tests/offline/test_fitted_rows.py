@@ -18,7 +18,9 @@ BOX = spaces.Box(-1.0, 1.0, (2,), np.float32)
 BYTES = spaces.Box(0, 255, (2, 2, 1), np.uint8)
 
 
-def fitted(obs: Any, actions: Any, observation_space: Any = BOX, action_space: Any = BOX) -> SampleBatch:
+def fitted(
+    obs: Any, actions: Any, observation_space: Any = BOX, action_space: Any = BOX
+) -> SampleBatch:
     rows = SampleBatch(obs=np.asarray(obs), new_obs=np.asarray(obs), actions=np.asarray(actions))
     rows["rewards"] = np.ones(rows.count, np.int64)
     rows["prev_actions"] = rows["actions"]
@@ -35,7 +37,9 @@ def test_numbers_of_any_dtype_become_those_of_the_spaces(dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "uint8"])
 def test_whole_numbers_become_discrete_actions_and_bytes(dtype: str) -> None:
-    rows = fitted(np.full((3, 2, 2), 200, dtype), np.array([[0], [2], [1]], dtype), BYTES, spaces.Discrete(3))
+    rows = fitted(
+        np.full((3, 2, 2), 200, dtype), np.array([[0], [2], [1]], dtype), BYTES, spaces.Discrete(3)
+    )
     assert (rows["obs"].dtype, rows["obs"].shape) == (np.uint8, (3, 2, 2, 1))
     assert (rows["actions"].dtype, rows["actions"].tolist()) == (np.int64, [0, 2, 1])
 
@@ -49,10 +53,13 @@ def test_a_number_for_each_row_becomes_a_row_of_one_number() -> None:
 @pytest.mark.parametrize(
     ("obs", "actions"),
     [
-        (np.full((2, 2, 2, 1), 0.5), [0, 1]), (np.full((2, 2, 2, 1), 256), [0, 1]), (np.zeros((2, 2, 2, 1)), [0, 0.5]),
-        (np.zeros((2, 2, 2, 1)), [0, 3]), (np.zeros((2, 2, 2, 1)), [-1, 0]),
+        (np.full((2, 2, 2, 1), 0.5), [0, 1]),
+        (np.full((2, 2, 2, 1), 256), [0, 1]),
+        (np.zeros((2, 2, 2, 1)), [0, 0.5]),
+        (np.zeros((2, 2, 2, 1)), [0, 3]),
+        (np.zeros((2, 2, 2, 1)), [-1, 0]),
     ],
-)  # fmt: skip
+)
 def test_what_a_space_cannot_have_is_refused(obs: Any, actions: Any) -> None:
     with pytest.raises(DataError, match=r"row [12]"):
         fitted(obs, actions, BYTES, spaces.Discrete(3))
@@ -65,8 +72,12 @@ def test_other_shapes_and_spaces_are_left_alone() -> None:
 
 
 def test_a_reader_names_the_place_of_rows_that_do_not_fit(tmp_path: Any) -> None:
-    path = str(write(tmp_path / "a.json", SampleBatch(obs=np.zeros((2, 2)), actions=np.array([0, 7]))))
+    path = str(
+        write(tmp_path / "a.json", SampleBatch(obs=np.zeros((2, 2)), actions=np.array([0, 7])))
+    )
     fitter = RowFitter(BOX, spaces.Discrete(3))
     with pytest.raises(DataError) as caught:
-        FileReader(path, ReaderOptions(epochs=1), fit=lambda policy_id, rows: fitter.fit(rows)).next()
+        FileReader(
+            path, ReaderOptions(epochs=1), fit=lambda policy_id, rows: fitter.fit(rows)
+        ).next()
     assert (caught.value.path, caught.value.place) == (path, "line 1")

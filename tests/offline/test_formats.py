@@ -29,14 +29,30 @@ pytest.importorskip("pyarrow")
 NESTED = {"a": [1, 2.5], "b": {"c": "text", "d": None}}
 
 
-DTYPES = ["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32"]
+DTYPES = [
+    "bool",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "float16",
+    "float32",
+]
 DTYPES += ["float64"]
 
 
 @pytest.mark.parametrize("suffix", [".json", ".parquet"])
 def test_batches_from_files_can_be_changed_in_place(tmp_path, suffix):
     """Callbacks and postprocessing do so, as with batches of a sampler."""
-    batch = SampleBatch(cartpole_rows(), frames=np.zeros((15, 9, 9), np.uint8), new_obs=np.zeros((15, 4), np.float32))
+    batch = SampleBatch(
+        cartpole_rows(),
+        frames=np.zeros((15, 9, 9), np.uint8),
+        new_obs=np.zeros((15, 4), np.float32),
+    )
     write(tmp_path / f"a{suffix}", batch, compress_columns=frozenset({"obs"}))
     (found,), _ = read(tmp_path / f"a{suffix}")
     for name in found:
@@ -67,7 +83,9 @@ def test_infos_that_are_not_json_are_left_out_but_numpy_is_written(tmp_path, cap
     infos[:] = [{"array": np.arange(2)[::-1], "number": np.float32(1.5)}]
     worse = infos.copy()
     worse[0] = {"lock": object()}
-    write(tmp_path / "a.json", SampleBatch(rewards=np.ones(1, np.float32), infos=infos, others=worse))
+    write(
+        tmp_path / "a.json", SampleBatch(rewards=np.ones(1, np.float32), infos=infos, others=worse)
+    )
     (found,), _ = read(tmp_path / "a.json")
     assert found["infos"][0] == {"array": [1, 0], "number": 1.5}
     assert "others" not in found
@@ -80,10 +98,11 @@ SHAPES = hnp.array_shapes(min_dims=0, max_dims=2).map(lambda shape: (3, *shape))
     st.dictionaries(
         st.text(st.characters(codec="utf-8", categories=["L", "N", "P"]), min_size=1, max_size=9),
         st.sampled_from(DTYPES).flatmap(lambda dtype: hnp.arrays(dtype, SHAPES)),
-        min_size=1, max_size=4,
+        min_size=1,
+        max_size=4,
     ),
     st.booleans(),
-)  # fmt: skip
+)
 @settings(max_examples=40, deadline=None)
 def test_any_columns_read_back_equal(tmp_path_factory, columns, is_compressed):
     """R190."""
@@ -97,7 +116,10 @@ def test_any_columns_read_back_equal(tmp_path_factory, columns, is_compressed):
 
 def test_batches_of_several_policies_read_back_equal(tmp_path):
     """R190."""
-    batch, plain = MultiAgentBatch({"left": cartpole_rows(), "right": cartpole_rows(1, 2)}, 20), cartpole_rows()
+    batch, plain = (
+        MultiAgentBatch({"left": cartpole_rows(), "right": cartpole_rows(1, 2)}, 20),
+        cartpole_rows(),
+    )
     plain.env_steps = 99
     write(tmp_path / "a.json", batch, plain)
     (found, other), _ = read(tmp_path / "a.json")
@@ -118,14 +140,32 @@ def test_only_listed_columns_are_compressed(tmp_path):
 
 # --- RLlib ---
 
-ROW = {"t": 0, "eps_id": 7, "agent_index": 0, "actions": 1, "rewards": 1.0, "action_prob": 0.5, "dones": False}
+ROW = {
+    "t": 0,
+    "eps_id": 7,
+    "agent_index": 0,
+    "actions": 1,
+    "rewards": 1.0,
+    "action_prob": 0.5,
+    "dones": False,
+}
 
 
 def rllib_line(count=3, **more):
     columns = {name: [value] * count for name, value in ROW.items()}
-    columns |= {"obs": [[0.5] * 4] * count, "new_obs": [[0.25] * 4] * count, "q_values": [[1.0, 2.0]] * count}
+    columns |= {
+        "obs": [[0.5] * 4] * count,
+        "new_obs": [[0.25] * 4] * count,
+        "q_values": [[1.0, 2.0]] * count,
+    }
     columns["dones"] = [False] * (count - 1) + [True]
-    return {"type": "SampleBatch", "weights": [1.0] * count, "infos": [{}] * count, **columns, **more}
+    return {
+        "type": "SampleBatch",
+        "weights": [1.0] * count,
+        "infos": [{}] * count,
+        **columns,
+        **more,
+    }
 
 
 def packed(array, protocol=5):
@@ -155,7 +195,9 @@ def test_rllibs_compressed_columns_are_read(tmp_path, protocol):
     """R187, and O3 of offline data."""
     obs = np.random.default_rng(0).normal(size=(3, 4)).astype("f4")
     rows = [packed(row, protocol) for row in obs]
-    (found,), errors = read(lines(tmp_path / "a.json", rllib_line(obs=packed(obs, protocol), new_obs=rows)))
+    (found,), errors = read(
+        lines(tmp_path / "a.json", rllib_line(obs=packed(obs, protocol), new_obs=rows))
+    )
     assert errors == []
     np.testing.assert_array_equal(found["obs"], obs)
     np.testing.assert_array_equal(found["new_obs"], obs)
@@ -166,7 +208,11 @@ def test_rllibs_compressed_columns_are_read(tmp_path, protocol):
 
 def test_rllibs_other_lines_are_read(tmp_path):
     """R187: several policies, wrapped rows, newer flags, NaN."""
-    several = {"type": "MultiAgentBatch", "count": 5, "policy_batches": {"a": rllib_line(2), "b": rllib_line(4)}}
+    several = {
+        "type": "MultiAgentBatch",
+        "count": 5,
+        "policy_batches": {"a": rllib_line(2), "b": rllib_line(4)},
+    }
     newer = rllib_line(terminateds=[False, True, False], truncateds=[False, False, True])
     del newer["dones"]
     nan = rllib_line(rewards=[1.0, float("nan"), None])
@@ -181,7 +227,11 @@ def test_rllibs_other_lines_are_read(tmp_path):
 
 def test_numbers_that_float32_cannot_hold_are_infinite(tmp_path):
     """Found by fuzzing: the reader let a warning of NumPy through."""
-    found, _ = read(lines(tmp_path / "a.json", rllib_line(rewards=[1e300, -1e300, 1.0]), column(rows=[1e300, 1.0])))
+    found, _ = read(
+        lines(
+            tmp_path / "a.json", rllib_line(rewards=[1e300, -1e300, 1.0]), column(rows=[1e300, 1.0])
+        )
+    )
     assert found[0]["rewards"].tolist() == [np.inf, -np.inf, 1.0]
     assert found[1]["x"].tolist() == [np.inf, 1.0]
 
@@ -189,7 +239,11 @@ def test_numbers_that_float32_cannot_hold_are_infinite(tmp_path):
 def test_rllibs_lines_are_written_plain_and_read_back(tmp_path):
     several = MultiAgentBatch({"a": cartpole_rows()}, 15)
     path = write(
-        tmp_path / "a.json", cartpole_rows(), several, format_name="rllib", compress_columns=frozenset({"obs"})
+        tmp_path / "a.json",
+        cartpole_rows(),
+        several,
+        format_name="rllib",
+        compress_columns=frozenset({"obs"}),
     )
     (first, second), _ = read(path)
     assert json.loads((tmp_path / "a.json").read_text().splitlines()[0])["type"] == "SampleBatch"
@@ -207,35 +261,74 @@ def column(**entries):
 
 
 BAD = [
-    [], 1, "x", None, {}, {"type": "Other"}, {"type": "SampleBatch"}, {"type": "SampleBatch", "obs": 1},
-    {"type": "SampleBatch", "obs": []}, {"type": "SampleBatch", "obs": [[1], [1, 2]]},
-    {"type": "SampleBatch", "obs": [1, "a"]}, {"type": "SampleBatch", "obs": ["a"]},
-    {"type": "SampleBatch", "obs": "é"}, {"type": "SampleBatch", "obs": "!!"}, {"type": "SampleBatch", "obs": "AAAA"},
+    [],
+    1,
+    "x",
+    None,
+    {},
+    {"type": "Other"},
+    {"type": "SampleBatch"},
+    {"type": "SampleBatch", "obs": 1},
+    {"type": "SampleBatch", "obs": []},
+    {"type": "SampleBatch", "obs": [[1], [1, 2]]},
+    {"type": "SampleBatch", "obs": [1, "a"]},
+    {"type": "SampleBatch", "obs": ["a"]},
+    {"type": "SampleBatch", "obs": "é"},
+    {"type": "SampleBatch", "obs": "!!"},
+    {"type": "SampleBatch", "obs": "AAAA"},
     {"type": "SampleBatch", "obs": [1], "": [1]},
-    {"type": "SampleBatch", "obs": [1], "\x1b[2J": [1]}, {"type": "SampleBatch", "obs": [1], "t": [1, 2]},
-    {"type": "SampleBatch", "obs": [1], "dones": [[True]]}, {"type": "SampleBatch", "obs": [1], "dones": [0.5]},
+    {"type": "SampleBatch", "obs": [1], "\x1b[2J": [1]},
+    {"type": "SampleBatch", "obs": [1], "t": [1, 2]},
+    {"type": "SampleBatch", "obs": [1], "dones": [[True]]},
+    {"type": "SampleBatch", "obs": [1], "dones": [0.5]},
     {"type": "SampleBatch", "obs": [[[[[[[[[[1]]]]]]]]]], "t": [{"a": 1}, 2]},
-    {"type": "SampleBatch", "obs": [10**400]}, {"type": "SampleBatch", "obs": {"a": [1]}},
-    {"type": "SampleBatch", "rewards": [{"a": 1}]}, {"type": "SampleBatch", "rewards": [[1, 2]]},
-    {"type": "SampleBatch", "eps_id": [[1]]}, {"type": "SampleBatch", "eps_id": [0.5]},
-    {"type": "SampleBatch", "t": [None]}, {"type": "SampleBatch", "obs": [{}]},
+    {"type": "SampleBatch", "obs": [10**400]},
+    {"type": "SampleBatch", "obs": {"a": [1]}},
+    {"type": "SampleBatch", "rewards": [{"a": 1}]},
+    {"type": "SampleBatch", "rewards": [[1, 2]]},
+    {"type": "SampleBatch", "eps_id": [[1]]},
+    {"type": "SampleBatch", "eps_id": [0.5]},
+    {"type": "SampleBatch", "t": [None]},
+    {"type": "SampleBatch", "obs": [{}]},
     {"type": "MultiAgentBatch", "count": 1, "policy_batches": {"\x1b[2J": {"obs": [1]}}},
     {"aiorl": 1, "env_steps": 1, "policies": {"": {"obs": {"dtype": "float32", "rows": [1.0]}}}},
     {"type": "SampleBatch", "agent_index": [{}]},
-    {"type": "MultiAgentBatch"}, {"type": "MultiAgentBatch", "count": -1, "policy_batches": {}},
-    {"type": "MultiAgentBatch", "count": 1, "policy_batches": {"a": 1}}, {"value": 3}, {"value": {"value": {}}},
-    {**GOOD, "aiorl": 2}, {**GOOD, "env_steps": -1}, {**GOOD, "env_steps": True}, {"aiorl": 1, "env_steps": 1},
-    {"aiorl": 1, "env_steps": 1, "columns": []}, {"aiorl": 1, "env_steps": 1, "policies": {}}, column(),
-    column(rows=[1, [2]]), column(rows=["1"]), column(rows=[None]), column(dtype="object", rows=[1]),
-    column(dtype="int8", rows=[300]), column(dtype="int8", rows=[1.5]), column(dtype="bool", rows=[2]),
+    {"type": "MultiAgentBatch"},
+    {"type": "MultiAgentBatch", "count": -1, "policy_batches": {}},
+    {"type": "MultiAgentBatch", "count": 1, "policy_batches": {"a": 1}},
+    {"value": 3},
+    {"value": {"value": {}}},
+    {**GOOD, "aiorl": 2},
+    {**GOOD, "env_steps": -1},
+    {**GOOD, "env_steps": True},
+    {"aiorl": 1, "env_steps": 1},
+    {"aiorl": 1, "env_steps": 1, "columns": []},
+    {"aiorl": 1, "env_steps": 1, "policies": {}},
+    column(),
+    column(rows=[1, [2]]),
+    column(rows=["1"]),
+    column(rows=[None]),
+    column(dtype="object", rows=[1]),
+    column(dtype="int8", rows=[300]),
+    column(dtype="int8", rows=[1.5]),
+    column(dtype="bool", rows=[2]),
     column(rows=[{}]),
-    column(shape=[2], base64="AAAA"), column(shape=[-1], base64="AAAA"), column(shape=[2**40], base64=""),
-    column(shape=[], base64=""), column(shape=[1.5], base64=""), column(shape=["1"], base64=""),
-    column(shape=[1], lz4="AAAA"), column(shape=[1], lz4="é"), column(dtype="bool", shape=[3], base64="AAEC"),
+    column(shape=[2], base64="AAAA"),
+    column(shape=[-1], base64="AAAA"),
+    column(shape=[2**40], base64=""),
+    column(shape=[], base64=""),
+    column(shape=[1.5], base64=""),
+    column(shape=["1"], base64=""),
+    column(shape=[1], lz4="AAAA"),
+    column(shape=[1], lz4="é"),
+    column(dtype="bool", shape=[3], base64="AAEC"),
     column(shape=[1] * 40, base64="AAAAAA=="),
     column(shape=[1], lz4=b64encode(lz4.frame.compress(b"12345678")).decode()),
-    column(shape=[1 << 28], lz4=b64encode(lz4.frame.compress(bytes(1 << 22), store_size=False)).decode()),
-]  # fmt: skip
+    column(
+        shape=[1 << 28],
+        lz4=b64encode(lz4.frame.compress(bytes(1 << 22), store_size=False)).decode(),
+    ),
+]
 
 
 @pytest.mark.parametrize("line", BAD, ids=range(len(BAD)))
@@ -248,7 +341,9 @@ def test_a_line_that_is_not_a_batch_is_named_and_the_next_one_read(tmp_path, lin
     assert len(error.reason) < 500
 
 
-@pytest.mark.parametrize("text", [b"{", b"\xff\xfe", b"[" * 100_000, b'{"a":NaN,}', b"nonsense", b'{"a":' * 5000])
+@pytest.mark.parametrize(
+    "text", [b"{", b"\xff\xfe", b"[" * 100_000, b'{"a":NaN,}', b"nonsense", b'{"a":' * 5000]
+)
 def test_a_line_that_is_not_json_is_named_and_the_next_one_read(tmp_path, text):
     path = tmp_path / "a.json"
     good = json.dumps(GOOD).encode()
@@ -258,12 +353,16 @@ def test_a_line_that_is_not_json_is_named_and_the_next_one_read(tmp_path, text):
     assert error.place == "line 3"
 
 
-def test_compressed_data_with_a_false_or_large_size_are_refused_before_memory_is_allocated(tmp_path, monkeypatch):
+def test_compressed_data_with_a_false_or_large_size_are_refused_before_memory_is_allocated(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr("aiorl.offline.stored_columns.MAX_BATCH_BYTES", 1 << 16)
     bomb = lz4.frame.compress(bytes(1 << 24))
     unsized = lz4.frame.compress(bytes(1 << 24), store_size=False)
     texts = [b64encode(frame).decode() for frame in (bomb, unsized)]
-    bad = [column(shape=[1 << 22], lz4=text) for text in texts] + [rllib_line(obs=text) for text in texts]
+    bad = [column(shape=[1 << 22], lz4=text) for text in texts] + [
+        rllib_line(obs=text) for text in texts
+    ]
     found, errors = read(lines(tmp_path / "a.json", *bad))
     assert found == []
     assert len(errors) == 4
@@ -300,7 +399,11 @@ def test_the_policies_of_a_batch_share_its_memory_limit(tmp_path, monkeypatch, i
 
     def line(names):
         if is_rllib:
-            return {"type": "MultiAgentBatch", "count": 1, "policy_batches": {name: {"x": [1] * 100} for name in names}}
+            return {
+                "type": "MultiAgentBatch",
+                "count": 1,
+                "policy_batches": {name: {"x": [1] * 100} for name in names},
+            }
         rows = {"x": {"dtype": "int64", "rows": [1] * 100}}
         return {"aiorl": 1, "env_steps": 1, "policies": dict.fromkeys(names, rows)}
 
@@ -346,9 +449,13 @@ def test_a_torn_last_line_is_reported(tmp_path):
     assert len(read(tmp_path / "a.json")[0]) == 2
 
 
-@pytest.mark.parametrize(("suffix", "packer"), [(".gz", gzip.compress), (".lz4", lz4.frame.compress)])
+@pytest.mark.parametrize(
+    ("suffix", "packer"), [(".gz", gzip.compress), (".lz4", lz4.frame.compress)]
+)
 def test_a_truncated_or_false_compressed_file_is_reported(tmp_path, suffix, packer):
-    data = b"".join(json.dumps(rllib_line(200, t=list(range(n, n + 200)))).encode() + b"\n" for n in range(60))
+    data = b"".join(
+        json.dumps(rllib_line(200, t=list(range(n, n + 200)))).encode() + b"\n" for n in range(60)
+    )
     path = tmp_path / f"a.json{suffix}"
     for content in (packer(data)[:-200], b"no such thing", packer(data)[:-200] + b"x" * 200):
         path.write_bytes(content)
@@ -369,7 +476,10 @@ def parquet_of(path, note=None, **columns):
 
     arrays = [pa.array(values) for values in columns.values()]
     metadata = None if note is None else {b"aiorl": json.dumps(note).encode()}
-    fields = [pa.field(name, array.type, metadata=metadata) for name, array in zip(columns, arrays, strict=True)]
+    fields = [
+        pa.field(name, array.type, metadata=metadata)
+        for name, array in zip(columns, arrays, strict=True)
+    ]
     pq.write_table(pa.table(arrays, pa.schema(fields)), path)
     return path
 
@@ -401,12 +511,31 @@ FLOAT, TEXT = {"dtype": "float32", "shape": []}, {"dtype": "json", "shape": []}
 @pytest.mark.parametrize(
     ("note", "values"),
     [
-        *((None, values) for values in (["a"], [{"a": 1}], [[1], [1, 2]], [1, None], [[1], None], [[None]], [b"1"])),
-        (FLOAT, ["1.5"]), (FLOAT, [["1.5"]]), (TEXT, [["1.5"]]), (TEXT, ["{"]), (TEXT, [None, "{}"]), ({}, [1]),
-        ({"dtype": "float32", "shape": [-1]}, [1.5]), ({"dtype": "float32", "shape": [2]}, [1.5]),
+        *(
+            (None, values)
+            for values in (
+                ["a"],
+                [{"a": 1}],
+                [[1], [1, 2]],
+                [1, None],
+                [[1], None],
+                [[None]],
+                [b"1"],
+            )
+        ),
+        (FLOAT, ["1.5"]),
+        (FLOAT, [["1.5"]]),
+        (TEXT, [["1.5"]]),
+        (TEXT, ["{"]),
+        (TEXT, [None, "{}"]),
+        ({}, [1]),
+        ({"dtype": "float32", "shape": [-1]}, [1.5]),
+        ({"dtype": "float32", "shape": [2]}, [1.5]),
     ],
-)  # fmt: skip
-def test_parquet_without_columns_of_numbers_or_with_false_metadata_is_refused(tmp_path, note, values):
+)
+def test_parquet_without_columns_of_numbers_or_with_false_metadata_is_refused(
+    tmp_path, note, values
+):
     path = parquet_of(tmp_path / "a.parquet", note, x=values)
     try:
         found, errors = read(path)
@@ -491,7 +620,9 @@ def test_readers_and_formats_import_neither_pickle_nor_arrow():
     """Workers import little; Arrow and Minari are only imported for their files."""
     late = {"pyarrow", "minari", "fsspec", "tensorflow"}
     code = f"import sys, aiorl.offline.sources; print(sorted({late} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ
+    )
     assert done.stdout.strip() == "[]"
 
 
@@ -509,9 +640,22 @@ def test_empty_lines_are_counted_however_many_there_are(tmp_path):
     """They can be between the blocks in which a file is read, and spaces can be around a line."""
     line = json.dumps({"type": "SampleBatch", "obs": [[1.0]], "rewards": [1.0]})
     path = tmp_path / "a.json"
-    path.write_text("\n" * 300_000 + f"  {line}\n" + " \r\n" * 100_000 + line + "\n \nx\n" + "\n" * 300_000 + line)
+    path.write_text(
+        "\n" * 300_000
+        + f"  {line}\n"
+        + " \r\n" * 100_000
+        + line
+        + "\n \nx\n"
+        + "\n" * 300_000
+        + line
+    )
     found = list(format_of(str(path)).read(str(path)))
-    assert [stored.place for stored in found] == ["line 300001", "line 400002", "line 400004", "line 700005"]
+    assert [stored.place for stored in found] == [
+        "line 300001",
+        "line 400002",
+        "line 400004",
+        "line 700005",
+    ]
     assert [isinstance(stored, DataError) for stored in found] == [False, False, True, False]
 
 

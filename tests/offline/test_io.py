@@ -39,7 +39,11 @@ def test_the_context_has_its_place_and_the_workers_sampler():
 
     worker = Worker()
     context = IOContext("/tmp/run", {"gamma": 0.5}, 3, worker)
-    assert (context.log_dir, context.config, context.worker_index) == ("/tmp/run", {"gamma": 0.5}, 3)
+    assert (context.log_dir, context.config, context.worker_index) == (
+        "/tmp/run",
+        {"gamma": 0.5},
+        3,
+    )
     assert sampler_input(context).next()["rewards"].tolist() == [7]
     assert context.worker is worker
     del worker

@@ -28,7 +28,9 @@ class Coin(Policy):
     def compute_actions(self, obs, state_batches=(), *args, **kwargs):
         raise NotImplementedError
 
-    def compute_log_likelihoods(self, actions, obs, state_batches, prev_action_batch, prev_reward_batch):
+    def compute_log_likelihoods(
+        self, actions, obs, state_batches, prev_action_batch, prev_reward_batch
+    ):
         return np.log(np.where(actions == 1, obs[:, 0], 1 - obs[:, 0]))
 
 
@@ -36,7 +38,8 @@ def test_estimates_equal_the_sum_over_all_trajectories_within_three_standard_err
     """O2: 10 data sets of 300 episodes."""
     rng = np.random.default_rng(1)
     found = [
-        judge(table_policy(NEW), play(OLD, 300, rng), gamma=0.8, num_resamples=0, seed=number) for number in range(10)
+        judge(table_policy(NEW), play(OLD, 300, rng), gamma=0.8, num_resamples=0, seed=number)
+        for number in range(10)
     ]
     truth = float(true_value(NEW, GAMMA))
     assert abs(truth - float(true_value(OLD, GAMMA))) > 0.3, "the policies have different returns"
@@ -46,8 +49,12 @@ def test_estimates_equal_the_sum_over_all_trajectories_within_three_standard_err
         assert abs(values.mean() - truth) < 3 * error, name
         assert error < 0.15, name
     v_prev = np.array([judgement.v_prev for judgement in found])
-    assert abs(v_prev.mean() - float(true_value(OLD, GAMMA))) < 3 * v_prev.std(ddof=1) / np.sqrt(len(v_prev))
-    spread = {name: np.std([judgement.estimates[name].value for judgement in found]) for name in METHODS}
+    assert abs(v_prev.mean() - float(true_value(OLD, GAMMA))) < 3 * v_prev.std(ddof=1) / np.sqrt(
+        len(v_prev)
+    )
+    spread = {
+        name: np.std([judgement.estimates[name].value for judgement in found]) for name in METHODS
+    }
     assert spread["dr"] < spread["pdis"] < spread["is"], "each reduces the variance further"
 
 
@@ -57,10 +64,13 @@ def test_with_an_exact_q_the_spread_of_doubly_robust_is_that_of_the_world():
     q = true_q(NEW, GAMMA)
     states = np.concatenate([episode["obs"].argmax(1) for episode in episodes])
     actions, rewards, logp = (
-        np.concatenate([one[name] for one in episodes]) for name in ("actions", "rewards", "action_logp")
+        np.concatenate([one[name] for one in episodes])
+        for name in ("actions", "rewards", "action_logp")
     )
     of = Trajectories(rewards.astype(np.float64), np.array([one.count for one in episodes]), 0.8)
-    new = np.log([float(NEW[s] if a == 0 else 1 - NEW[s]) for s, a in zip(states, actions, strict=True)])
+    new = np.log(
+        [float(NEW[s] if a == 0 else 1 - NEW[s]) for s, a in zip(states, actions, strict=True)]
+    )
     ratios = Ratios(of, new - logp)
     v = np.array([float(value_of(NEW, q, state)) for state in states])
     last = np.append(of.steps[1:] == 0, True)
@@ -79,14 +89,17 @@ def test_a_fitted_q_is_exact_if_states_can_be_distinguished():
     judgement = judge(table_policy(OLD), episodes, methods=["dm"], gamma=0.8, num_resamples=0)
     assert judgement.fitted_q is not None
     assert judgement.fitted_q.has_converged
-    assert judgement.estimates["dm"].value == pytest.approx(judgement.v_prev, abs=0.02), "the same policy"
+    assert judgement.estimates["dm"].value == pytest.approx(judgement.v_prev, abs=0.02), (
+        "the same policy"
+    )
     assert judgement.effective_sample_size is None, "there are no ratios"
 
 
 def test_equal_seeds_give_equal_numbers_and_intervals_contain_the_truth():
     episodes = play(OLD, 300, np.random.default_rng(6))
     one, same, other = (
-        judge(table_policy(NEW), episodes, gamma=0.8, num_resamples=200, seed=seed) for seed in (1, 1, 2)
+        judge(table_policy(NEW), episodes, gamma=0.8, num_resamples=200, seed=seed)
+        for seed in (1, 1, 2)
     )
     assert one.to_dict() == same.to_dict()
     assert one.to_dict() != other.to_dict()
@@ -108,9 +121,9 @@ def test_impossible_and_missing_probabilities_are_refused_with_their_rows():
         del episode["action_logp"]
     with pytest.raises(BatchError, match="action_prob"):
         judge(table_policy(NEW), episodes)
-    assert judge(table_policy(NEW), episodes, methods=["dm"]).estimates["dm"].interval is not None, (
-        "dm needs no probabilities"
-    )
+    assert (
+        judge(table_policy(NEW), episodes, methods=["dm"]).estimates["dm"].interval is not None
+    ), "dm needs no probabilities"
 
 
 def test_actions_and_observations_of_other_spaces_are_refused():
@@ -142,12 +155,18 @@ def test_invalid_arguments_are_refused():
 
 
 def test_values_continue_after_a_cut_unless_it_counts_as_an_end():
-    """A reward of 1 forever, cut after three steps: 1 / (1 - 0.5) with the value after the cut, 1.75 without."""
+    """A reward of 1 forever, cut after three steps: 1 / (1 - 0.5) with the value after the cut,
+    1.75 without.
+    """
     still = np.tile(np.eye(5, dtype=np.float32)[0], (3, 1))
     columns = {
-        "obs": still, "new_obs": still, "rewards": np.ones(3, np.float32), "action_logp": np.log([0.5, 0.5, 0.5]),
-        "terminateds": np.zeros(3, bool), "dones": np.arange(3) == 2,
-    }  # fmt: skip
+        "obs": still,
+        "new_obs": still,
+        "rewards": np.ones(3, np.float32),
+        "action_logp": np.log([0.5, 0.5, 0.5]),
+        "terminateds": np.zeros(3, bool),
+        "dones": np.arange(3) == 2,
+    }
     all_ways = list(itertools.product((0, 1), repeat=3))  # equally likely
     episodes = [SampleBatch(columns, actions=np.array(actions)) for actions in all_ways * 10]
     policy = table_policy(OLD)
@@ -157,11 +176,15 @@ def test_values_continue_after_a_cut_unless_it_counts_as_an_end():
     assert on.v_prev == 1.75
     assert on.estimates["is"].value == pytest.approx(1.75)
     end = judge(policy, episodes, gamma=0.5, num_resamples=0, cut_is_end=True)
-    assert 1.0 < end.estimates["dm"].value < 1.75, "after a third of the equal states, the value is 0"
+    assert 1.0 < end.estimates["dm"].value < 1.75, (
+        "after a third of the equal states, the value is 0"
+    )
     assert end.estimates["dr"].value == pytest.approx(1.75, abs=0.05)
     with pytest.raises(ConfigError, match="gamma"):
         judge(policy, episodes, gamma=1.0)
-    assert judge(policy, episodes, gamma=1.0, cut_is_end=True).estimates["is"].value == pytest.approx(3.0)
+    assert judge(policy, episodes, gamma=1.0, cut_is_end=True).estimates[
+        "is"
+    ].value == pytest.approx(3.0)
     for episode in episodes:
         del episode["new_obs"]
     with pytest.raises(BatchError, match="new_obs"):
@@ -171,9 +194,12 @@ def test_values_continue_after_a_cut_unless_it_counts_as_an_end():
 
 def test_a_users_own_policy_is_judged_by_its_likelihoods_but_not_by_a_model():
     episode = SampleBatch(
-        obs=np.array([[0.5], [0.25]]), actions=np.ones(2, np.int64), rewards=np.array([1.0, 4.0]),
-        action_prob=np.array([0.25, 0.5]), dones=np.array([False, True]),
-    )  # fmt: skip
+        obs=np.array([[0.5], [0.25]]),
+        actions=np.ones(2, np.int64),
+        rewards=np.array([1.0, 4.0]),
+        action_prob=np.array([0.25, 0.5]),
+        dones=np.array([False, True]),
+    )
     found = judge(Coin(), [episode], methods=["is", "pdis"], gamma=0.5)
     assert found.estimates["pdis"].value == pytest.approx(4.0)
     assert found.estimates["is"].value == pytest.approx(3.0)

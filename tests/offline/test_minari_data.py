@@ -80,9 +80,13 @@ PARTS = gym.spaces.Dict({"place": gym.spaces.Box(-1, 1, (2,)), "kind": gym.space
 def create(name, observations, actions, observation_space, action_space):
     """Create a dataset of three steps with Minari itself."""
     buffer = minari.data_collector.EpisodeBuffer(
-        observations=observations, actions=actions, rewards=[1.0, 2.0, 3.0], terminations=[False] * 3,
-        truncations=[False, False, True], infos={},
-    )  # fmt: skip
+        observations=observations,
+        actions=actions,
+        rewards=[1.0, 2.0, 3.0],
+        terminations=[False] * 3,
+        truncations=[False, False, True],
+        infos={},
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         minari.create_dataset_from_buffers(
@@ -149,16 +153,24 @@ def a_link_to_another_file(episode, root):
 @pytest.mark.parametrize(
     "instead",
     [
-        in_another_file, seen_through_another_file, a_link_to_another_file,
-        lambda episode, root: episode.create_dataset("rewards", (10**10,), np.float32, chunks=(1000,)),
-        lambda episode, root: episode.create_dataset("rewards", (5,), np.float64, chunks=(1 << 28,), maxshape=(None,)),
-        lambda episode, root: episode.__setitem__("rewards", h5py.SoftLink("/episode_0/terminations")),
+        in_another_file,
+        seen_through_another_file,
+        a_link_to_another_file,
+        lambda episode, root: episode.create_dataset(
+            "rewards", (10**10,), np.float32, chunks=(1000,)
+        ),
+        lambda episode, root: episode.create_dataset(
+            "rewards", (5,), np.float64, chunks=(1 << 28,), maxshape=(None,)
+        ),
+        lambda episode, root: episode.__setitem__(
+            "rewards", h5py.SoftLink("/episode_0/terminations")
+        ),
         lambda episode, root: episode.create_dataset("rewards", data=["a"] * 5),
         lambda episode, root: episode.create_group("rewards"),
         lambda episode, root: None,
     ],
     ids=range(9),
-)  # fmt: skip
+)
 def test_forbidden_contents_of_an_episode_are_refused_before_they_are_read(root, instead):
     write("minari:a-v0", cartpole_rows(2, 5))
     with h5py.File(root / "a-v0/data/main_data.hdf5", "a") as file:
@@ -180,12 +192,17 @@ def nested(kind):
 @pytest.mark.parametrize(
     "space",
     [
-        nested("Tuple"), nested("Dict"), "[" * 100_000, "null", '{"type": "Box"}', '{"type": "Text", "max_length": 3}',
+        nested("Tuple"),
+        nested("Dict"),
+        "[" * 100_000,
+        "null",
+        '{"type": "Box"}',
+        '{"type": "Text", "max_length": 3}',
         '{"type": "Box", "shape": [10000000000], "dtype": "float32", "low": 0, "high": 1}',
         '{"type": "MultiBinary", "n": 10000000000}',
     ],
     ids=lambda space: space[:20],
-)  # fmt: skip
+)
 def test_an_invalid_space_is_refused(root, space):
     write("minari:a-v0", cartpole_rows())
     path = root / "a-v0/data/metadata.json"
@@ -213,7 +230,9 @@ def test_frames_that_minari_stored_as_jpeg_are_read(root):
     path.write_bytes(content)
     path = root / "frames-v0/data/metadata.json"
     larger = {"type": "Box", "shape": [80, 80, 3], "dtype": "uint8", "low": 0, "high": 255}
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"observation_space": json.dumps(larger)}))
+    path.write_text(
+        json.dumps(json.loads(path.read_text()) | {"observation_space": json.dumps(larger)})
+    )
     (bad,) = format_of("minari:frames-v0").read("minari:frames-v0")
     assert isinstance(bad, DataError)
 
@@ -222,7 +241,11 @@ def test_the_environment_that_a_dataset_names_is_not_run(root, tmp_path):
     write("minari:a-v0", cartpole_rows())
     path = root / "a-v0/data/metadata.json"
     metadata = json.loads(path.read_text())
-    spec = {"id": "X-v0", "entry_point": "pathlib:Path.touch", "kwargs": {"self": str(tmp_path / "touched")}}
+    spec = {
+        "id": "X-v0",
+        "entry_point": "pathlib:Path.touch",
+        "kwargs": {"self": str(tmp_path / "touched")},
+    }
     del metadata["action_space"]
     path.write_text(json.dumps(metadata | {"env_spec": json.dumps(spec)}))
     with pytest.raises(DataError, match="minari:a-v0"):

@@ -11,7 +11,10 @@ from aiorl.offline.pickled_array import read_pickled_array
 
 BASE = np.arange(-12, 12).reshape(2, 3, 4)
 ARRAYS = {
-    **{f"{name} C": BASE.astype(name) for name in ("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8")},
+    **{
+        f"{name} C": BASE.astype(name)
+        for name in ("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8")
+    },
     "bool C": BASE % 2 == 0,
     "Fortran": np.asfortranarray(BASE.astype("f4")),
     "neither": BASE.astype("f4")[:, ::2],
@@ -32,7 +35,9 @@ def as_numpy_1(data: bytes) -> bytes:
         old, new = b"numpy.core." + module, b"numpy._core." + module
         data = data.replace(b"\x8c" + bytes([len(new)]) + new, b"\x8c" + bytes([len(old)]) + old)
         data = data.replace(b"c" + new, b"c" + old)
-    return data[:2] + data[11:] if data[2] == 0x95 else data  # without the optional frame, which contains the length
+    return (
+        data[:2] + data[11:] if data[2] == 0x95 else data
+    )  # without the optional frame, which contains the length
 
 
 @pytest.mark.parametrize("of_numpy_1", [False, True])
@@ -90,7 +95,9 @@ VALUES = [[1, 2], {}, "text", 7, None, (np.zeros(2),), {1}, b"bytes", 2**100, [n
 NO_PICKLES = [b"", b"\x80", b"\x80\x05.", b"\x80\x05(.", b"ARROW1", pickle.dumps(np.zeros(9), 0)]
 
 
-@pytest.mark.parametrize("data", [pickle.dumps(value, p) for value in VALUES for p in (2, 3, 4, 5)] + NO_PICKLES)
+@pytest.mark.parametrize(
+    "data", [pickle.dumps(value, p) for value in VALUES for p in (2, 3, 4, 5)] + NO_PICKLES
+)
 def test_other_data_than_a_pickled_array_of_protocol_2_or_later_are_refused(data):
     with pytest.raises(DataError):
         read_pickled_array(data)
@@ -106,10 +113,16 @@ def test_a_name_cannot_move_the_cursor_or_fill_the_log():
 def shaped(shape: bytes, dtype: bytes = b"f4", data: bytes = b"") -> bytes:
     """Return a pickle with _frombuffer and a shape in opcodes."""
     return (
-        b"\x80\x05\x8c\x13numpy._core.numeric\x8c\x0b_frombuffer\x93(\x8e" + len(data).to_bytes(8, "little") + data
-        + b"\x8c\x05numpy\x8c\x05dtype\x93\x8c" + bytes([len(dtype)]) + dtype + b"\x89\x88\x87R" + shape
+        b"\x80\x05\x8c\x13numpy._core.numeric\x8c\x0b_frombuffer\x93(\x8e"
+        + len(data).to_bytes(8, "little")
+        + data
+        + b"\x8c\x05numpy\x8c\x05dtype\x93\x8c"
+        + bytes([len(dtype)])
+        + dtype
+        + b"\x89\x88\x87R"
+        + shape
         + b"\x8c\x01CtR."
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize(
@@ -142,7 +155,9 @@ def test_a_pickle_cannot_change_our_functions_nor_fill_memory_through_the_memo()
 
 def test_text_that_is_encoded_many_times_takes_no_memory():
     encoded = b"c_codecs\nencode\nh\x00X\x06\0\0\0latin1\x86R"
-    data = b"\x80\x02X" + (10**6).to_bytes(4, "little") + b"a" * 10**6 + b"q\x00" + encoded * 50 + b"."
+    data = (
+        b"\x80\x02X" + (10**6).to_bytes(4, "little") + b"a" * 10**6 + b"q\x00" + encoded * 50 + b"."
+    )
     tracemalloc.start()
     with pytest.raises(DataError):
         read_pickled_array(data)

@@ -23,22 +23,33 @@ from aiorl.offline.readers import FileReader, PreparedReader, ReaderOptions
 from aiorl.offline.writers import FileWriter
 
 LENGTHS = (4, 3, 5)
-"""Rows of three episodes: one terminates, one is truncated, one is cut. Observations count up, rewards are 1."""
+"""Rows of three episodes: one terminates, one is truncated, one is cut. Observations count up,
+rewards are 1."""
 
 
 def stored(*without: str) -> SampleBatch:
     columns: dict[str, list[Any]] = {}
     for number, length in enumerate(LENGTHS):
-        steps, obs = np.arange(length), np.repeat(100.0 * number + np.arange(length)[:, None], 2, axis=1)
+        steps, obs = (
+            np.arange(length),
+            np.repeat(100.0 * number + np.arange(length)[:, None], 2, axis=1),
+        )
         is_last = steps == length - 1
         made = {
-            c.OBS: obs.astype(np.float32), c.NEW_OBS: obs.astype(np.float32) + 1, c.EPS_ID: np.full(length, number),
-            c.T: steps, c.TERMINATEDS: is_last & (number == 0), c.TRUNCATEDS: is_last & (number == 1),
-            c.ACTIONS: np.zeros(length, np.int64), c.REWARDS: np.ones(length, np.float32),
-        }  # fmt: skip
+            c.OBS: obs.astype(np.float32),
+            c.NEW_OBS: obs.astype(np.float32) + 1,
+            c.EPS_ID: np.full(length, number),
+            c.T: steps,
+            c.TERMINATEDS: is_last & (number == 0),
+            c.TRUNCATEDS: is_last & (number == 1),
+            c.ACTIONS: np.zeros(length, np.int64),
+            c.REWARDS: np.ones(length, np.float32),
+        }
         for name, array in made.items():
             columns.setdefault(name, []).append(array)
-    return SampleBatch({name: np.concatenate(parts) for name, parts in columns.items() if name not in without})
+    return SampleBatch(
+        {name: np.concatenate(parts) for name, parts in columns.items() if name not in without}
+    )
 
 
 class Given(InputReader):
@@ -54,15 +65,21 @@ class Given(InputReader):
 def postprocessing(n: int) -> Callable[[str, SampleBatch], SampleBatch]:
     graph, spec, weights = make_graph((2,), spaces.Discrete(3), recurrent=False, looks_back=False)
     settings = {"postprocess": "n_step", "postprocess_params": {"gamma": 0.5, "n": n}}
-    policy = learned_policy_class(graph, spec.to_dict())(spaces.Box(-999, 999, (2,)), spaces.Discrete(3), settings)
+    policy = learned_policy_class(graph, spec.to_dict())(
+        spaces.Box(-999, 999, (2,)), spaces.Discrete(3), settings
+    )
     policy.set_weights(weights)
     return lambda policy_id, part: policy.postprocess_trajectory(part)
 
 
 @pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize("without", [(), (c.NEW_OBS,), (c.NEW_OBS, c.EPS_ID), (c.EPS_ID,)])
-def test_the_next_observation_is_right_at_each_end_of_an_episode(n: int, without: tuple[str, ...]) -> None:
-    """If it is not stored, it comes from the next row; the last row of an open episode is left out."""
+def test_the_next_observation_is_right_at_each_end_of_an_episode(
+    n: int, without: tuple[str, ...]
+) -> None:
+    """If it is not stored, it comes from the next row; the last row of an open episode is left
+    out.
+    """
     batch = PreparedReader([Given(stored(*without))], postprocess=postprocessing(n)).next()
     assert isinstance(batch, SampleBatch)
     following = n_step_new_obs({name: column[:, None] for name, column in batch.items()})[:, 0, 0]
@@ -72,7 +89,11 @@ def test_the_next_observation_is_right_at_each_end_of_an_episode(n: int, without
             batch[c.OBS][:, 0], following, batch[c.N_STEP_RETURNS], batch[c.DISCOUNTS], strict=True
         )
     }
-    rows = {100 * number + at: (number, at) for number, length in enumerate(LENGTHS) for at in range(length)}
+    rows = {
+        100 * number + at: (number, at)
+        for number, length in enumerate(LENGTHS)
+        for at in range(length)
+    }
     if c.NEW_OBS in without:
         del rows[102], rows[204]
     assert found.keys() == rows.keys()
@@ -101,8 +122,9 @@ def test_rows_of_several_policies_are_postprocessed_by_their_own_policy() -> Non
     assert isinstance(made, MultiAgentBatch)
     assert made.count == 12
     assert {name: (rows.count, {*rows["by"]}) for name, rows in made.policy_batches.items()} == {
-        "a": (12, {"a"}), "b": (4, {"b"})  # c has one row, whose next observation is unknown
-    }  # fmt: skip
+        "a": (12, {"a"}),
+        "b": (4, {"b"}),  # c has one row, whose next observation is unknown
+    }
 
 
 def test_rows_after_a_gap_do_not_follow_the_rows_before_it() -> None:
@@ -122,7 +144,8 @@ def test_reading_ends_if_no_rows_are_left_of_many_batches() -> None:
 
 def pieces_of(path: Path, **options: Any) -> list[tuple[int, list[float]]]:
     reader = PreparedReader(
-        [FileReader(str(path), ReaderOptions(batch_rows=3, **options))], postprocess=lambda policy_id, part: part
+        [FileReader(str(path), ReaderOptions(batch_rows=3, **options))],
+        postprocess=lambda policy_id, part: part,
     )
     found = []
     for _ in range(2 * 9):

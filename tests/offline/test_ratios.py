@@ -1,4 +1,6 @@
-"""Importance sampling and doubly robust estimation, with numbers worked out by hand and with general properties."""
+"""Importance sampling and doubly robust estimation, with numbers worked out by hand and with
+general properties.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ def test_the_effective_sample_size_is_kishs_and_clipped_ratios_are_counted():
     assert clipped.ratios == pytest.approx([1, 0.5, 1, 1], **EXACT)
     assert clipped.is_clipped.tolist() == [True, False, True, True]
     assert clipped.num_clipped_episodes == 2
-    assert two_episodes(clip=4.0).num_clipped_episodes == 0, "a ratio equal to the limit is not above it"
+    assert two_episodes(clip=4.0).num_clipped_episodes == 0, (
+        "a ratio equal to the limit is not above it"
+    )
 
 
 def test_infinite_ratios_and_ratios_of_zero_stay_finite():
@@ -104,7 +108,9 @@ def test_weights_of_a_step_and_of_finished_episodes_add_up_to_the_number_of_epis
 @given(ratios())
 def test_without_a_model_doubly_robust_is_per_decision_and_the_sample_size_is_bounded(drawn):
     nothing = np.zeros(len(drawn.ratios))
-    np.testing.assert_allclose(drawn.doubly_robust(nothing, nothing, nothing), drawn.per_decision(), atol=1e-9)
+    np.testing.assert_allclose(
+        drawn.doubly_robust(nothing, nothing, nothing), drawn.per_decision(), atol=1e-9
+    )
     assert 1 - 1e-9 <= drawn.effective_sample_size <= len(drawn.of) + 1e-9
 
 
@@ -115,7 +121,9 @@ def test_an_exact_model_of_a_deterministic_world_leaves_no_variance(drawn):
     v = np.zeros(len(own.rewards))
     for start, length in zip(own.starts, own.lengths, strict=True):
         for row in reversed(range(start, start + length)):
-            v[row] = own.rewards[row] + (own.gamma * v[row + 1] if row + 1 < start + length else 0.0)
+            v[row] = own.rewards[row] + (
+                own.gamma * v[row + 1] if row + 1 < start + length else 0.0
+            )
     v_next = np.where(np.append(own.steps[1:], 0) > 0, np.append(v[1:], 0.0), 0.0)
     np.testing.assert_allclose(drawn.doubly_robust(v, v, v_next), own.returns, atol=1e-9)
 
@@ -124,7 +132,9 @@ def test_a_bootstrap_equals_a_plain_loop_and_repeats_for_a_seed(monkeypatch):
     rng = np.random.default_rng(4)
     own = rng.integers(1, 6, 40)
     found = Ratios(of(rng.normal(1, 1, own.sum()), own, 0.9), rng.normal(0, 0.3, own.sum()))
-    monkeypatch.setattr("aiorl.offline.estimators._BLOCK", 120)  # so that tables have several blocks
+    monkeypatch.setattr(
+        "aiorl.offline.estimators._BLOCK", 120
+    )  # so that tables have several blocks
     estimates = found.bootstrap_weighted(300, 7)
     np.testing.assert_array_equal(estimates, found.bootstrap_weighted(300, 7))
     assert not np.array_equal(estimates, found.bootstrap_weighted(300, 8))

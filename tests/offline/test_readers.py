@@ -14,7 +14,13 @@ from stored_rows import cartpole_rows, write
 from aiorl.data.sample_batch import MultiAgentBatch, SampleBatch
 from aiorl.errors import BatchError, ConfigError, DataError, EndOfData
 from aiorl.offline.formats import Share
-from aiorl.offline.readers import EpisodeAssembler, FileReader, HoldOut, PreparedReader, ReaderOptions
+from aiorl.offline.readers import (
+    EpisodeAssembler,
+    FileReader,
+    HoldOut,
+    PreparedReader,
+    ReaderOptions,
+)
 from aiorl.offline.registry import find_sources
 
 pytest.importorskip("pyarrow")
@@ -30,7 +36,9 @@ def ids(batches):
 
 @pytest.fixture
 def folder(tmp_path):
-    """Return a folder with six files in three formats, with three episodes each, numbered consecutively."""
+    """Return a folder with six files in three formats, with three episodes each, numbered
+    consecutively.
+    """
     for number, suffix in enumerate([".json", ".json.gz", ".parquet"] * 2):
         write(tmp_path / f"{number}{suffix}", *episodes(*range(3 * number, 3 * number + 3)))
     (tmp_path / "notes.txt").write_text("no experience")
@@ -66,7 +74,14 @@ def test_a_source_without_files_is_refused(tmp_path, name):
 
 
 @pytest.mark.parametrize(
-    "uri", ["zip://a.json::TMP/bad.zip", "zip://TMP/bad.zip", "reference://a.json", "nonsense://a", "raises://a.json"]
+    "uri",
+    [
+        "zip://a.json::TMP/bad.zip",
+        "zip://TMP/bad.zip",
+        "reference://a.json",
+        "nonsense://a",
+        "raises://a.json",
+    ],
 )
 def test_any_error_of_a_protocols_package_is_an_input_error(tmp_path, uri):
     fsspec = pytest.importorskip("fsspec")
@@ -139,11 +154,16 @@ def test_training_reads_without_end_in_another_order_each_pass(folder):
 
 @pytest.mark.parametrize("of", [1, 2, 3, 6, 7])
 def test_workers_together_read_each_row_once_in_each_pass(folder, of):
-    readers = [FileReader(str(folder), ReaderOptions(share=Share(index, of), epochs=1)) for index in range(of)]
+    readers = [
+        FileReader(str(folder), ReaderOptions(share=Share(index, of), epochs=1))
+        for index in range(of)
+    ]
     numbers = [int(number) for reader in readers for batch in reader for number in batch["eps_id"]]
     assert sorted(numbers) == sorted(list(range(18)) * 5)
     if of <= 6:
-        assert sorted(path for reader in readers for path in reader.files) == find_sources(str(folder))
+        assert sorted(path for reader in readers for path in reader.files) == find_sources(
+            str(folder)
+        )
 
 
 def test_an_endless_reader_with_an_empty_share_reads_everything(tmp_path, caplog):
@@ -168,7 +188,9 @@ def test_the_held_out_episodes_are_the_others_complete_and_the_same_each_time(tm
     assert sorted(held_out + train) == list(range(200))
     assert 25 < len(held_out) < 80
     assert sum(batch.count for batch in parts["held_out"]) == 3 * len(held_out)
-    other = FileReader(str(tmp_path / "b.parquet"), ReaderOptions(epochs=1, hold_out=HoldOut(0.25, "held_out")))
+    other = FileReader(
+        str(tmp_path / "b.parquet"), ReaderOptions(epochs=1, hold_out=HoldOut(0.25, "held_out"))
+    )
     assert ids(other) != held_out
 
 
@@ -187,7 +209,9 @@ def test_several_policies_are_also_held_out_by_episode(tmp_path):
     batch = MultiAgentBatch({"a": cartpole_rows(30, 2), "b": cartpole_rows(30, 2)}, 60)
     write(tmp_path / "a.json", batch)
     (train,) = FileReader(str(tmp_path), ReaderOptions(epochs=1, hold_out=HoldOut(0.5)))
-    (held_out,) = FileReader(str(tmp_path), ReaderOptions(epochs=1, hold_out=HoldOut(0.5, "held_out")))
+    (held_out,) = FileReader(
+        str(tmp_path), ReaderOptions(epochs=1, hold_out=HoldOut(0.5, "held_out"))
+    )
     assert train.count + held_out.count == 60
     assert ids([train.policy_batches["a"]]) == ids([train.policy_batches["b"]])
 
@@ -200,7 +224,9 @@ def test_an_input_without_rows_of_the_part_ends_and_does_not_spin(tmp_path):
         [reader.next() for reader in readers]
 
 
-@pytest.mark.parametrize(("whole", "sizes"), [(True, [10, 10, 100, 5]), (False, [10, 10, 7, 7, 7, 7, 7])])
+@pytest.mark.parametrize(
+    ("whole", "sizes"), [(True, [10, 10, 100, 5]), (False, [10, 10, 7, 7, 7, 7, 7])]
+)
 def test_large_stored_batches_are_cut_between_episodes_or_in_long_ones(tmp_path, whole, sizes):
     batch = SampleBatch.concat([*episodes(1, 2, 3, 4), *episodes(5, length=100), *episodes(6)])
     write(tmp_path / "a.parquet", batch)
@@ -260,7 +286,11 @@ def test_a_file_that_vanishes_costs_only_its_own_rows(folder, caplog):
     """O6 of offline data."""
     reader = FileReader(str(folder), ReaderOptions(epochs=2, seed=0))
     first = reader.next()
-    gone = next(path for path in reader.files if int(first["eps_id"][0]) // 3 != int(os.path.basename(path)[0]))
+    gone = next(
+        path
+        for path in reader.files
+        if int(first["eps_id"][0]) // 3 != int(os.path.basename(path)[0])
+    )
     os.unlink(gone)
     left = ids(reader)
     lost = int(os.path.basename(gone)[0])
@@ -294,11 +324,14 @@ def test_a_reader_can_be_closed_while_another_thread_reads(tmp_path):
 @pytest.mark.parametrize(
     ("kind", "values"),
     [
-        (ReaderOptions, {"epochs": 0}), (ReaderOptions, {"batch_rows": 0}), (ReaderOptions, {"max_corrupt": -1}),
-        (ReaderOptions, {"share": Share(2, 2)}), (ReaderOptions, {"share": Share(-1, 2)}),
+        (ReaderOptions, {"epochs": 0}),
+        (ReaderOptions, {"batch_rows": 0}),
+        (ReaderOptions, {"max_corrupt": -1}),
+        (ReaderOptions, {"share": Share(2, 2)}),
+        (ReaderOptions, {"share": Share(-1, 2)}),
         *((HoldOut, {"fraction": fraction}) for fraction in (0.0, 1.0, -0.5, float("nan"))),
     ],
-)  # fmt: skip
+)
 def test_invalid_options_are_refused(kind, values):
     with pytest.raises(ConfigError):
         kind(**values)
@@ -375,7 +408,10 @@ def test_a_mixture_reads_by_probability():
 def part(eps_id, start, end, *, done=False):
     steps = np.arange(start, end)
     return SampleBatch(
-        obs=100.0 * eps_id + steps, t=steps, eps_id=np.full(len(steps), eps_id), dones=(steps == end - 1) & done
+        obs=100.0 * eps_id + steps,
+        t=steps,
+        eps_id=np.full(len(steps), eps_id),
+        dones=(steps == end - 1) & done,
     )
 
 
@@ -387,7 +423,9 @@ def test_parts_of_interleaved_episodes_are_assembled_when_they_end():
     assembler = EpisodeAssembler()
     first = SampleBatch.concat([part(1, 0, 3), part(2, 0, 2)])
     second = SampleBatch.concat([part(1, 3, 5, done=True), part(2, 2, 4)])
-    third = SampleBatch.concat([part(3, 0, 2, done=True), part(2, 4, 5, done=True), part(3, 0, 1, done=True)])
+    third = SampleBatch.concat(
+        [part(3, 0, 2, done=True), part(2, 4, 5, done=True), part(3, 0, 1, done=True)]
+    )
     assert joined(assembler, first) == []
     assert joined(assembler, second) == [[100, 101, 102, 103, 104]]
     assert joined(assembler, third) == [[300, 301], [200, 201, 202, 203, 204], [300]]
@@ -398,15 +436,21 @@ def test_parts_of_interleaved_episodes_are_assembled_when_they_end():
 def test_episodes_without_beginning_or_end_are_left_out_and_counted():
     assembler = EpisodeAssembler()
     assert joined(assembler, part(1, 2, 5, done=True)) == [], "its beginning is missing"
-    assert joined(assembler, part(2, 0, 2), part(2, 3, 6, done=True)) == [], "a part in between is missing"
-    assert joined(assembler, part(4, 0, 2), part(4, 0, 3, done=True)) == [[400, 401, 402]], "of another worker"
+    assert joined(assembler, part(2, 0, 2), part(2, 3, 6, done=True)) == [], (
+        "a part in between is missing"
+    )
+    assert joined(assembler, part(4, 0, 2), part(4, 0, 3, done=True)) == [[400, 401, 402]], (
+        "of another worker"
+    )
     assert joined(assembler, part(5, 0, 4)) == []
     assembler.finish()
     assert assembler.num_left_out == 3 + 5 + 2 + 4
 
 
 def test_several_episodes_with_one_id_are_cut_where_they_end():
-    batch = SampleBatch(obs=np.arange(5), eps_id=np.zeros(5, int), terminateds=np.array([0, 1, 0, 0, 1], bool))
+    batch = SampleBatch(
+        obs=np.arange(5), eps_id=np.zeros(5, int), terminateds=np.array([0, 1, 0, 0, 1], bool)
+    )
     assert joined(EpisodeAssembler(), batch) == [[0, 1], [2, 3, 4]]
     del batch["eps_id"]
     assert joined(EpisodeAssembler(), batch) == [[0, 1], [2, 3, 4]]

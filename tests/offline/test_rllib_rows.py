@@ -13,9 +13,18 @@ from aiorl.offline.registry import format_of
 
 def row(episode, t, **more):
     return {
-        "eps_id": episode, "agent_id": "0", "obs": [float(t), 1.0], "new_obs": [t + 1.0, 1.0], "actions": t % 2,
-        "rewards": 1.0, "terminateds": t == 2, "truncateds": False, "infos": {}, "t": t, **more,
-    }  # fmt: skip
+        "eps_id": episode,
+        "agent_id": "0",
+        "obs": [float(t), 1.0],
+        "new_obs": [t + 1.0, 1.0],
+        "actions": t % 2,
+        "rewards": 1.0,
+        "terminateds": t == 2,
+        "truncateds": False,
+        "infos": {},
+        "t": t,
+        **more,
+    }
 
 
 def read(path, lines, share=None):
@@ -35,7 +44,10 @@ def test_rows_of_an_episode_become_a_batch(tmp_path):
     assert first["eps_id"].tolist() == third["eps_id"].tolist() != second["eps_id"].tolist()
     assert not first.keys() & {"agent_id", "infos"}
     of_two = [read(tmp_path / "rows.jsonl", lines, Share(index, 2)) for index in range(2)]
-    assert [[stored.place for stored in share] for share in of_two] == [["line 1", "line 7"], ["line 4"]]
+    assert [[stored.place for stored in share] for share in of_two] == [
+        ["line 1", "line 7"],
+        ["line 4"],
+    ]
 
 
 def test_rows_that_do_not_fit_are_named_and_the_others_are_read(tmp_path):
@@ -48,8 +60,19 @@ def test_rows_that_do_not_fit_are_named_and_the_others_are_read(tmp_path):
 
 def test_a_damaged_line_is_reported_by_one_of_the_readers_that_share_a_file(tmp_path):
     (tmp_path / "rows.jsonl").write_text(
-        "\n".join([json.dumps(row(1, 0)), "{damaged", json.dumps(row(1, 1)), json.dumps(row(2, 0)), "{damaged"])
+        "\n".join(
+            [
+                json.dumps(row(1, 0)),
+                "{damaged",
+                json.dumps(row(1, 1)),
+                json.dumps(row(2, 0)),
+                "{damaged",
+            ]
+        )
     )
     path = str(tmp_path / "rows.jsonl")
     found = [stored for index in range(3) for stored in format_of(path).read(path, Share(index, 3))]
-    assert sorted(error.place for error in found if isinstance(error, DataError)) == ["line 2", "line 5"]
+    assert sorted(error.place for error in found if isinstance(error, DataError)) == [
+        "line 2",
+        "line 5",
+    ]

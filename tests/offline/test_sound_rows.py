@@ -43,7 +43,9 @@ def write_with(path: Any, form: str, name: str, value: Any) -> str:
             file.write(json.dumps({"type": "SampleBatch", **columns}) + "\n")
         else:
             for row in range(COUNT):
-                file.write(json.dumps({column: values[row] for column, values in columns.items()}) + "\n")
+                file.write(
+                    json.dumps({column: values[row] for column, values in columns.items()}) + "\n"
+                )
     return f"{path}.json"
 
 
@@ -54,17 +56,30 @@ NAN, INF = float("nan"), float("inf")
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("rewards", None), ("rewards", NAN), ("rewards", -INF), ("rewards", 1e300), ("obs", None), ("obs", NAN),
-        ("new_obs", INF), ("actions", None), ("terminateds", None), ("t", None), ("eps_id", None),
+        ("rewards", None),
+        ("rewards", NAN),
+        ("rewards", -INF),
+        ("rewards", 1e300),
+        ("obs", None),
+        ("obs", NAN),
+        ("new_obs", INF),
+        ("actions", None),
+        ("terminateds", None),
+        ("t", None),
+        ("eps_id", None),
     ],
-)  # fmt: skip
+)
 def test_a_row_without_a_number_is_named_counted_and_left_out(
     tmp_path: Any, capsys: Any, caplog: Any, name: str, value: Any, form: str
 ) -> None:
     path = write_with(tmp_path / "a", form, name, value)
     reader = FileReader(path, ReaderOptions(**ONCE))
     batches = list(reader)
-    rows = [step for batch in batches for step in zip(batch["eps_id"].tolist(), batch["t"].tolist(), strict=True)]
+    rows = [
+        step
+        for batch in batches
+        for step in zip(batch["eps_id"].tolist(), batch["t"].tolist(), strict=True)
+    ]
     assert sorted(rows) == [(e, t) for e in range(3) for t in range(5) if (e, t) != (1, 1)]
     assert all(np.isfinite(batch[column]).all() for batch in batches for column in batch)
     assert len(reader.unreadable) == 1
@@ -75,7 +90,10 @@ def test_a_row_without_a_number_is_named_counted_and_left_out(
         told = capsys.readouterr().out
         assert f"{path}, {place}" in told
         assert name in told
-        assert "nan" not in told.replace(path, "").lower().split("not finite")[0] or command == "validate"
+        assert (
+            "nan" not in told.replace(path, "").lower().split("not finite")[0]
+            or command == "validate"
+        )
 
 
 def test_the_rows_around_one_that_is_left_out_are_not_joined(tmp_path: Any) -> None:
@@ -87,10 +105,14 @@ def test_the_rows_around_one_that_is_left_out_are_not_joined(tmp_path: Any) -> N
         pq.write_table(pa.table(columns), tmp_path / f"{number}.parquet")
         options = ReaderOptions(**ONCE, adds_new_obs=True)
         found = [
-            part for batch in FileReader(str(tmp_path / f"{number}.parquet"), options) for part in trajectories(batch)
+            part
+            for batch in FileReader(str(tmp_path / f"{number}.parquet"), options)
+            for part in trajectories(batch)
         ]
         obs = np.asarray(columns["obs"], np.float32)
-        assert sum(part.count for part in found) == 5 + 0 + 3 + 5, "row 6 lacks the observation that followed it"
+        assert sum(part.count for part in found) == 5 + 0 + 3 + 5, (
+            "row 6 lacks the observation that followed it"
+        )
         for part in found:
             start = int(np.flatnonzero((obs == part["obs"][0]).all(axis=1))[0])
             np.testing.assert_array_equal(part["new_obs"][:-1], obs[start + 1 : start + part.count])
@@ -100,7 +122,12 @@ def test_more_bad_rows_than_allowed_end_the_reading(tmp_path: Any) -> None:
     columns = columns_of(cartpole_rows())
     columns["rewards"][3:9] = [None] * 6
     pq.write_table(pa.table(columns), tmp_path / "a.parquet")
-    assert sum(batch.count for batch in FileReader(str(tmp_path), ReaderOptions(**ONCE, max_corrupt=6))) == 9
+    assert (
+        sum(
+            batch.count for batch in FileReader(str(tmp_path), ReaderOptions(**ONCE, max_corrupt=6))
+        )
+        == 9
+    )
     with pytest.raises(DataError, match="row 4"):
         list(FileReader(str(tmp_path), ReaderOptions(**ONCE, max_corrupt=5)))
 
@@ -111,11 +138,16 @@ def test_rows_of_several_policies_are_checked_for_each_policy(tmp_path: Any) -> 
     path = str(write(tmp_path / "a.json", MultiAgentBatch({"x": cartpole_rows(), "y": bad}, COUNT)))
     reader = FileReader(path, ReaderOptions(epochs=1))
     (batch,) = list(reader)
-    assert {name: rows.count for name, rows in batch.policy_batches.items()} == {"x": COUNT, "y": COUNT - 1}
+    assert {name: rows.count for name, rows in batch.policy_batches.items()} == {
+        "x": COUNT,
+        "y": COUNT - 1,
+    }
     assert list(reader.unreadable) == [(path, "line 1, policy 'y', row 7")]
 
 
-def test_a_missing_observation_after_a_terminal_state_has_no_effect(tmp_path: Any, capsys: Any) -> None:
+def test_a_missing_observation_after_a_terminal_state_has_no_effect(
+    tmp_path: Any, capsys: Any
+) -> None:
     """Tables that shift their observations by a row have none in the last row of an episode."""
     columns = columns_of(cartpole_rows())
     for row, is_last in enumerate(columns["terminateds"]):

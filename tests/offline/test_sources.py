@@ -17,7 +17,13 @@ from aiorl.errors import ConfigError, EndOfData
 from aiorl.offline.formats import Share
 from aiorl.offline.io import InputReader, IOContext, NoopWriter, OutputWriter, SamplerInput
 from aiorl.offline.readers import FileReader
-from aiorl.offline.sources import InputSettings, configured_input, configured_output, input_creator, output_creator
+from aiorl.offline.sources import (
+    InputSettings,
+    configured_input,
+    configured_output,
+    input_creator,
+    output_creator,
+)
 from aiorl.testing.envs import CountingEnv
 from aiorl.testing.multi_agent_envs import CountingMultiAgentEnv
 
@@ -69,10 +75,19 @@ def test_all_forms_of_input_create_their_reader(tmp_path, make_worker):
 @pytest.mark.parametrize(
     "source",
     [
-        7, None, [], ["a", 1], b"a", {}, {"a": 0.4}, {"a": 0.5, "b": 0.6}, {"a": -0.5, "b": 1.5}, {"a": "1"},
+        7,
+        None,
+        [],
+        ["a", 1],
+        b"a",
+        {},
+        {"a": 0.4},
+        {"a": 0.5, "b": 0.6},
+        {"a": -0.5, "b": 1.5},
+        {"a": "1"},
         {"a": float("nan")},
     ],
-)  # fmt: skip
+)
 def test_an_invalid_input_is_refused(source):
     """R187."""
     with pytest.raises(ValueError, match="input"):
@@ -89,7 +104,10 @@ def test_all_forms_of_output_create_their_writer(tmp_path):
     context = IOContext(str(tmp_path / "run"), worker_index=2)
     assert isinstance(output_creator(None)(context), NoopWriter)
     assert output_creator(OurWriter) is OurWriter
-    for output, directory in (("logdir", tmp_path / "run"), (str(tmp_path / "there"), tmp_path / "there")):
+    for output, directory in (
+        ("logdir", tmp_path / "run"),
+        (str(tmp_path / "there"), tmp_path / "there"),
+    ):
         writer = output_creator(output, compress_columns=["obs"])(context)
         writer.write(cartpole_rows())
         writer.close()
@@ -109,7 +127,9 @@ def test_a_worker_reads_the_batches_that_another_wrote(tmp_path, make_worker):
     written = [writer.sample() for _ in range(4)]
     writer.stop()
     settings = InputSettings(epochs=1)
-    reader = make_worker(input_creator=input_creator(str(tmp_path), settings), rollout_fragment_length=20)
+    reader = make_worker(
+        input_creator=input_creator(str(tmp_path), settings), rollout_fragment_length=20
+    )
     read = []
     with contextlib.suppress(EndOfData):
         while True:
@@ -119,7 +139,9 @@ def test_a_worker_reads_the_batches_that_another_wrote(tmp_path, make_worker):
 
 
 def test_the_last_rows_of_a_pass_are_a_shorter_batch(tmp_path, make_worker):
-    path = write(str(tmp_path / "a.json"), *[cartpole_rows(1, 4, first=number) for number in range(3)])
+    path = write(
+        str(tmp_path / "a.json"), *[cartpole_rows(1, 4, first=number) for number in range(3)]
+    )
     worker = make_worker(
         input_creator=input_creator(path, InputSettings(epochs=1)),
         rollout_fragment_length=8,
@@ -133,9 +155,16 @@ def test_the_last_rows_of_a_pass_are_a_shorter_batch(tmp_path, make_worker):
 def test_batches_of_several_policies_are_written_and_read(tmp_path):
     """R187, R190."""
     probe = CountingMultiAgentEnv()
-    policies = {name: (RandomPolicy, probe.observation_space, probe.action_space, {"seed": 0}) for name in ("a0", "a1")}
+    policies = {
+        name: (RandomPolicy, probe.observation_space, probe.action_space, {"seed": 0})
+        for name in ("a0", "a1")
+    }
     make = functools.partial(
-        RolloutWorker, lambda context: CountingMultiAgentEnv(), policies, str, rollout_fragment_length=10
+        RolloutWorker,
+        lambda context: CountingMultiAgentEnv(),
+        policies,
+        str,
+        rollout_fragment_length=10,
     )
     with make(output_creator=output_creator(str(tmp_path))) as writer:
         batch = writer.sample()
@@ -150,11 +179,15 @@ def test_workers_share_the_files_by_their_slots(tmp_path, make_worker):
     settings = InputSettings(epochs=1)
     seen = []
     for index in (1, 2, 3):
-        worker = make_worker(worker_index=index, num_workers=3, input_creator=input_creator(str(tmp_path), settings))
+        worker = make_worker(
+            worker_index=index, num_workers=3, input_creator=input_creator(str(tmp_path), settings)
+        )
         assert len(worker.input_reader.files) == 2
         seen += [int(batch["eps_id"][0]) for batch in worker.input_reader]
     assert sorted(seen) == list(range(6))
-    local = make_worker(worker_index=0, num_workers=3, input_creator=input_creator(str(tmp_path), settings))
+    local = make_worker(
+        worker_index=0, num_workers=3, input_creator=input_creator(str(tmp_path), settings)
+    )
     assert len(local.input_reader.files) == 6
     assert len(list(local.input_reader)) == 6
 
@@ -174,7 +207,9 @@ class Postprocessing(PlainPolicy):
         return batch
 
 
-def test_rows_are_postprocessed_on_request_by_episode_and_with_the_current_policy(tmp_path, make_worker):
+def test_rows_are_postprocessed_on_request_by_episode_and_with_the_current_policy(
+    tmp_path, make_worker
+):
     """R189."""
     path = write(str(tmp_path / "a.json"), cartpole_rows(4, 5))
     plain = make_worker(Postprocessing, input_creator=input_creator(path))
@@ -184,7 +219,9 @@ def test_rows_are_postprocessed_on_request_by_episode_and_with_the_current_polic
     for weight in (1.0, 2.0):
         worker.set_weights({"default_policy": {"w": np.array([weight])}})
         batch = worker.sample()
-        assert set(batch["advantages"].tolist()) == {weight}, "although batches were already in the buffer"
+        assert set(batch["advantages"].tolist()) == {weight}, (
+            "although batches were already in the buffer"
+        )
         assert set(batch["length"].tolist()) == {5}
 
 
@@ -194,7 +231,10 @@ def test_only_stored_rows_of_a_mixture_are_postprocessed(tmp_path, make_worker):
     worker = make_worker(Postprocessing)
     settings = InputSettings(postprocess_inputs=True, seed=0)
     mixed = input_creator({"sampler": 0.5, path: 0.5}, settings)(worker.io_context)
-    seen = {(len(batch["obs"][0]), tuple(batch["advantages"])[:1]) for batch in (mixed.next() for _ in range(40))}
+    seen = {
+        (len(batch["obs"][0]), tuple(batch["advantages"])[:1])
+        for batch in (mixed.next() for _ in range(40))
+    }
     assert seen == {(3, (0.0,)), (4, (0.0,))}
 
 
@@ -207,7 +247,9 @@ class TakesRaw(RandomPolicy):
 
 def test_the_filter_of_a_policy_for_raw_rows_learns_from_stored_rows(tmp_path, make_worker):
     obs = np.array([[1, 2, 3], [3, 6, 9]], np.uint8)
-    stored = SampleBatch({"obs": obs, "rewards": np.ones(2, np.float32), "eps_id": np.zeros(2, np.int64)})
+    stored = SampleBatch(
+        {"obs": obs, "rewards": np.ones(2, np.float32), "eps_id": np.zeros(2, np.int64)}
+    )
     path = write(str(tmp_path / "a.json"), stored)
     filtered = {
         "observation_filter": "MeanStdFilter",
@@ -218,7 +260,9 @@ def test_the_filter_of_a_policy_for_raw_rows_learns_from_stored_rows(tmp_path, m
     batch = worker.sample()
     assert batch["obs"].dtype == np.float32
     np.testing.assert_array_equal(batch["obs"], obs)
-    np.testing.assert_array_equal(worker.filters["default_policy"].state()["mean"], obs.mean(axis=0))
+    np.testing.assert_array_equal(
+        worker.filters["default_policy"].state()["mean"], obs.mean(axis=0)
+    )
     other = make_worker(**filtered)
     other.sample()
     assert not other.filters["default_policy"].count
@@ -226,24 +270,32 @@ def test_the_filter_of_a_policy_for_raw_rows_learns_from_stored_rows(tmp_path, m
 
 def test_stored_rows_of_a_policy_that_the_worker_lacks_are_refused(tmp_path, make_worker):
     path = write(str(tmp_path / "a.json"), MultiAgentBatch({"c": cartpole_rows()}, 15))
-    worker = make_worker(Postprocessing, input_creator=input_creator(path, InputSettings(postprocess_inputs=True)))
+    worker = make_worker(
+        Postprocessing, input_creator=input_creator(path, InputSettings(postprocess_inputs=True))
+    )
     with pytest.raises(ConfigError, match="'c'"):
         worker.sample()
 
 
 @pytest.mark.parametrize(("limit", "found"), [(None, 3.0), (False, 3.0), (True, 1.0), (2.0, 2.0)])
-def test_rewards_are_clipped_before_stored_rows_are_postprocessed(limit, found, tmp_path, make_worker):
+def test_rewards_are_clipped_before_stored_rows_are_postprocessed(
+    limit, found, tmp_path, make_worker
+):
     """As for rewards of environments."""
     rows = cartpole_rows(2, 5)
     rows["rewards"] = np.full(rows.count, -3.0, np.float32)
-    source = input_creator(write(str(tmp_path / "a.json"), rows), InputSettings(postprocess_inputs=True))
+    source = input_creator(
+        write(str(tmp_path / "a.json"), rows), InputSettings(postprocess_inputs=True)
+    )
     worker = make_worker(Postprocessing, input_creator=source, clip_rewards=limit)
     assert set(worker.sample()["rewards"].tolist()) == {-found}
 
 
 def test_only_files_are_shuffled_not_samplers_or_functions(tmp_path, make_worker):
     """R188."""
-    path = write(str(tmp_path / "a.json"), *[cartpole_rows(1, 5, first=number) for number in range(60)])
+    path = write(
+        str(tmp_path / "a.json"), *[cartpole_rows(1, 5, first=number) for number in range(60)]
+    )
     context = make_worker().io_context
     for size in (0, 20):
         settings = InputSettings(shuffle_buffer_size=size, seed=0)
@@ -254,7 +306,9 @@ def test_only_files_are_shuffled_not_samplers_or_functions(tmp_path, make_worker
         assert isinstance(input_creator(Ours, settings)(context), Ours)
 
 
-def test_with_simulation_learning_gets_stored_rows_and_metrics_come_from_the_environment(tmp_path, make_worker):
+def test_with_simulation_learning_gets_stored_rows_and_metrics_come_from_the_environment(
+    tmp_path, make_worker
+):
     """R192."""
     path = write(str(tmp_path / "a.json"), cartpole_rows(4, 5))
     worker = make_worker(input_creator=input_creator(path), input_evaluation=["simulation"])
@@ -277,7 +331,14 @@ class FailingStream(InputReader, OutputWriter):
 
 @pytest.mark.parametrize("key", ["input", "output"])
 @pytest.mark.parametrize(
-    "function", [lambda context: 3, lambda context: {}["boom"], lambda context: FailingStream(), lambda: None, 3]
+    "function",
+    [
+        lambda context: 3,
+        lambda context: {}["boom"],
+        lambda context: FailingStream(),
+        lambda: None,
+        3,
+    ],
 )
 def test_errors_of_a_users_reader_or_writer_name_the_setting(function, key, monkeypatch):
     monkeypatch.setattr("math.users", function, raising=False)

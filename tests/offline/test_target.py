@@ -34,17 +34,27 @@ def episodes(rng, lengths=(4, 1, 7, 4)):
         ends = np.arange(length) == length - 1
         made.append(
             SampleBatch(
-                obs=obs[:-1], new_obs=obs[1:], actions=rng.integers(2, 5, length), eps_id=np.full(length, number),
-                rewards=rng.normal(size=length).astype(np.float32), action_logp=np.full(length, np.log(1 / 3)),
-                terminateds=ends & bool(number % 2), truncateds=ends & (not number % 2), dones=ends,
+                obs=obs[:-1],
+                new_obs=obs[1:],
+                actions=rng.integers(2, 5, length),
+                eps_id=np.full(length, number),
+                rewards=rng.normal(size=length).astype(np.float32),
+                action_logp=np.full(length, np.log(1 / 3)),
+                terminateds=ends & bool(number % 2),
+                truncateds=ends & (not number % 2),
+                dones=ends,
             )
-        )  # fmt: skip
+        )
     return made
 
 
 @pytest.mark.parametrize(
     "kind",
-    [{"recurrent": recurrent, "looks_back": looks_back} for recurrent in (False, True) for looks_back in (False, True)],
+    [
+        {"recurrent": recurrent, "looks_back": looks_back}
+        for recurrent in (False, True)
+        for looks_back in (False, True)
+    ],
 )
 def test_look_at_equals_stepping_through_each_episode_with_the_policys_states(kind):
     policy, stored = make_policy(**kind), episodes(np.random.default_rng(1))
@@ -59,26 +69,39 @@ def test_look_at_equals_stepping_through_each_episode_with_the_policys_states(ki
             _, state, columns = policy.compute_actions(obs, state, action, reward, explore=False)
             expected.append(columns["action_dist_inputs"][0])
             if row < episode.count:
-                action, reward = episode["actions"][row : row + 1], episode["rewards"][row : row + 1]
+                action, reward = (
+                    episode["actions"][row : row + 1],
+                    episode["rewards"][row : row + 1],
+                )
     np.testing.assert_allclose(look.dist_inputs, expected, rtol=1e-5)
     np.testing.assert_allclose(look.known, known, rtol=1e-5)
     actions = np.concatenate([episode["actions"] for episode in stored])
-    np.testing.assert_allclose(look.logp, policy.distribution.logp(np.array(expected)[look.steps], actions))
+    np.testing.assert_allclose(
+        look.logp, policy.distribution.logp(np.array(expected)[look.steps], actions)
+    )
     np.testing.assert_allclose(log_likelihoods(policy, stored), look.logp)
 
 
 def test_observations_of_the_environment_are_converted_to_inputs_first():
-    policy, stored = make_policy(recurrent=False, looks_back=False), episodes(np.random.default_rng(2))
+    policy, stored = (
+        make_policy(recurrent=False, looks_back=False),
+        episodes(np.random.default_rng(2)),
+    )
     expected = look_at(policy, stored, need_ends=True).logp
     for episode in stored:
         for name in ("obs", "new_obs"):
             episode[name] = episode[name].astype(np.float64) * 10
-    look = look_at(policy, stored, lambda rows: np.stack(rows).astype(np.float32) / 10, need_ends=True)
+    look = look_at(
+        policy, stored, lambda rows: np.stack(rows).astype(np.float32) / 10, need_ends=True
+    )
     np.testing.assert_allclose(look.logp, expected, rtol=1e-4)
 
 
 def test_a_policy_with_broken_weights_is_distinguished_from_broken_data():
-    policy, stored = make_policy(recurrent=False, looks_back=False), episodes(np.random.default_rng(3))
+    policy, stored = (
+        make_policy(recurrent=False, looks_back=False),
+        episodes(np.random.default_rng(3)),
+    )
     policy.distribution.logp = lambda inputs, actions: np.full(len(actions), np.nan, np.float32)
     with pytest.raises(PolicyError, match=r" 0 .*nan"):
         judge(policy, stored, methods=["is"])
@@ -88,13 +111,19 @@ class Leaning:
     """Network with normally distributed actions around half the observation."""
 
     def run(self, obs, state=(), prev=None, out=None, noise=None):
-        return np.concatenate([0.5 * obs, np.full_like(obs, -1.0)], axis=1), np.zeros(len(obs), np.float32), []
+        return (
+            np.concatenate([0.5 * obs, np.full_like(obs, -1.0)], axis=1),
+            np.zeros(len(obs), np.float32),
+            [],
+        )
 
 
 def test_a_continuous_policy_is_also_judged_by_its_model():
     """One step, reward -(a - o)^2: V = -(o^2 / 4 + exp(-2)), here with o uniform in [-1, 1]."""
     space = spaces.Box(-1, 1, (1,), np.float32)
-    policy = GraphPolicy(Leaning(), ActingSpec((1,), "float32", (), 2, "diag_gaussian", space_to_dict(space), ()))
+    policy = GraphPolicy(
+        Leaning(), ActingSpec((1,), "float32", (), 2, "diag_gaussian", space_to_dict(space), ())
+    )
     rng = np.random.default_rng(4)
     obs = rng.uniform(-1, 1, (3000, 1)).astype(np.float32)
     actions = rng.normal(0.0, 1.0, (3000, 1)).astype(np.float32)
@@ -103,7 +132,11 @@ def test_a_continuous_policy_is_also_judged_by_its_model():
     over = np.array([True])
     stored = [
         SampleBatch(
-            obs=obs[[row]], actions=actions[[row]], rewards=rewards[[row]], action_logp=density[[row]], terminateds=over
+            obs=obs[[row]],
+            actions=actions[[row]],
+            rewards=rewards[[row]],
+            action_logp=density[[row]],
+            terminateds=over,
         )
         for row in range(3000)
     ]
@@ -127,7 +160,9 @@ class LeaningWithShares(Leaning):
 @pytest.mark.parametrize("state_shapes", [(), ((2,),)])
 def test_features_of_state_dependent_noise_are_not_part_of_the_result(state_shapes):
     space = spaces.Box(-9, 9, (2,), np.float32)
-    spec = ActingSpec((2,), "float32", state_shapes, 4, "diag_gaussian", space_to_dict(space), (), num_features=1)
+    spec = ActingSpec(
+        (2,), "float32", state_shapes, 4, "diag_gaussian", space_to_dict(space), (), num_features=1
+    )
     stored = episodes(np.random.default_rng(6))
     for episode in stored:
         episode["actions"] = episode["obs"]

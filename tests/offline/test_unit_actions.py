@@ -24,21 +24,32 @@ NARROW = spaces.Box(-1.0, 1.0, (2,))
 def stored(path, actions, **columns):
     """Return a file as RLlib writes it."""
     actions = np.asarray(actions, np.float32)
-    line = {"type": "SampleBatch", "obs": [[0.0]] * len(actions), "actions": actions.tolist(), **columns}
+    line = {
+        "type": "SampleBatch",
+        "obs": [[0.0]] * len(actions),
+        "actions": actions.tolist(),
+        **columns,
+    }
     path.write_text(json.dumps(line) + "\n")
     return str(path)
 
 
 def read(path, space, times=1, **settings):
     """Return the batches that a worker with a policy of that action space reads."""
-    worker = SimpleNamespace(policy_map={"default_policy": SimpleNamespace(action_space=space)}, filters={})
+    worker = SimpleNamespace(
+        policy_map={"default_policy": SimpleNamespace(action_space=space)}, filters={}
+    )
     reader = input_creator(path, InputSettings(**settings))(IOContext(None, {}, 0, worker))
     return [reader.next() for _ in range(times)][-1]
 
 
 def test_scaled_actions_become_those_of_the_environment_with_their_densities(tmp_path):
     unit, logp = np.array([[-1.0, 0.5], [0.25, 1.5]], np.float32), np.array([-1.0, 0.3], np.float32)
-    columns = {"prev_actions": unit.tolist(), "action_logp": logp.tolist(), "action_prob": np.exp(logp).tolist()}
+    columns = {
+        "prev_actions": unit.tolist(),
+        "action_logp": logp.tolist(),
+        "action_prob": np.exp(logp).tolist(),
+    }
     rows = read(stored(tmp_path / "a.json", unit, **columns), BOX, actions_normalized=True)
     np.testing.assert_allclose(rows["actions"], [[-2.0, 7.5], [0.5, 10.0]])
     np.testing.assert_allclose(rows["prev_actions"], rows["actions"])
@@ -46,7 +57,9 @@ def test_scaled_actions_become_those_of_the_environment_with_their_densities(tmp
     low, high = make_distribution(NARROW), make_distribution(BOX)
     inputs = np.array([[0.1, 0.2, -0.5, 0.0]], np.float32)
     wide = np.array([[0.2, 6.0, -0.5 + np.log(2.0), np.log(5.0)]], np.float32)
-    change = high.logp(wide, np.array([[0.5, 7.5]], np.float32)) - low.logp(inputs, np.array([[0.25, 0.5]], np.float32))
+    change = high.logp(wide, np.array([[0.5, 7.5]], np.float32)) - low.logp(
+        inputs, np.array([[0.25, 0.5]], np.float32)
+    )
     np.testing.assert_allclose(rows["action_logp"] - logp, np.repeat(change, 2), rtol=1e-4)
     np.testing.assert_allclose(rows["action_prob"], np.exp(rows["action_logp"]), rtol=1e-5)
 
@@ -55,7 +68,9 @@ def test_scaled_actions_become_those_of_the_environment_with_their_densities(tmp
     ("space", "most", "warns"),
     [(BOX, 1.0, True), (BOX, 1.1, False), (NARROW, 1.0, False), (spaces.Discrete(3), 1, False)],
 )
-def test_a_run_warns_if_all_actions_of_a_wider_box_lie_within_unit_bounds(space, most, warns, tmp_path, caplog):
+def test_a_run_warns_if_all_actions_of_a_wider_box_lie_within_unit_bounds(
+    space, most, warns, tmp_path, caplog
+):
     path = stored(tmp_path / "a.json", np.linspace(-1.0, most, 600).reshape(300, 2))
     read(path, space, times=5)
     assert ("actions_in_input_normalized" in caplog.text) == warns
@@ -64,7 +79,9 @@ def test_a_run_warns_if_all_actions_of_a_wider_box_lie_within_unit_bounds(space,
 
 def test_a_reader_that_returns_the_same_batch_again_finds_it_unchanged():
     class Same(InputReader):
-        batch = SampleBatch(obs=np.zeros((1, 1), np.float32), actions=np.array([[0.5, 0.5]], np.float32))
+        batch = SampleBatch(
+            obs=np.zeros((1, 1), np.float32), actions=np.array([[0.5, 0.5]], np.float32)
+        )
 
         def next(self):
             return self.batch
@@ -89,8 +106,16 @@ def test_commands_show_the_action_space_and_scale_actions_back(tmp_path, capsys)
     assert "Box(-2.0, 2.0, (1,), float32)" in told
     assert "actions_in_input_normalized" in told
     out = str(tmp_path / "b.json")
-    assert main(["convert", path, "--out", out, "--env", "Pendulum-v1", "--actions-in-input-normalized"]) == 0
+    assert (
+        main(
+            ["convert", path, "--out", out, "--env", "Pendulum-v1", "--actions-in-input-normalized"]
+        )
+        == 0
+    )
     np.testing.assert_allclose(read(out, NARROW)["actions"], [[-1.954], [1.951]])
     assert main(["inspect", out, "--env", "Pendulum-v1"]) == 0
     assert "actions_in_input_normalized" not in capsys.readouterr().out
-    assert main(["convert", path, "--out", str(tmp_path / "c.json"), "--actions-in-input-normalized"]) == 2
+    assert (
+        main(["convert", path, "--out", str(tmp_path / "c.json"), "--actions-in-input-normalized"])
+        == 2
+    )

@@ -22,7 +22,10 @@ def test_files_roll_over_at_the_limit_and_read_back_equal(tmp_path):
     writer.close()
     names = sorted(path.name for path in tmp_path.iterdir())
     assert len(names) > 2
-    assert all(re.fullmatch(r"output-19\d\d-\d\d-\d\d_\d\d-\d\d-\d\d_worker-3_\d\.json", name) for name in names)
+    assert all(
+        re.fullmatch(r"output-19\d\d-\d\d-\d\d_\d\d-\d\d-\d\d_worker-3_\d\.json", name)
+        for name in names
+    )
     sizes = [path.stat().st_size for path in sorted(tmp_path.iterdir())]
     assert all(6000 <= size < 9000 for size in sizes[:-1])
     assert_equal_batches(SampleBatch.concat(read_once(tmp_path)), SampleBatch.concat(batches))
@@ -60,7 +63,9 @@ def test_an_invalid_output_is_refused(tmp_path):
 
 
 def test_after_a_failed_write_a_new_file_is_started(tmp_path, monkeypatch):
-    """A disk that was full for a while leaves a torn line at the end of one file, and no lines after it."""
+    """A disk that was full for a while leaves a torn line at the end of one file, and no lines
+    after it.
+    """
     writer = FileWriter(str(tmp_path))
     writer.write(cartpole_rows(first=0))
     file = writer._file._file

@@ -51,7 +51,9 @@ def test_a_healthy_minute_restores_the_allowance() -> None:
     assert restarts.in_a_row == 1
 
 
-@pytest.mark.parametrize("status", [-signal.SIGABRT, -signal.SIGKILL, -signal.SIGTERM, 128 + signal.SIGKILL, STOPPED])
+@pytest.mark.parametrize(
+    "status", [-signal.SIGABRT, -signal.SIGKILL, -signal.SIGTERM, 128 + signal.SIGKILL, STOPPED]
+)
 def test_a_child_ended_by_occasional_signals_is_always_restarted(status: int) -> None:
     restarts = Restarts(3)
     assert [restarts.pause_after(status, 12.0) for _ in range(100)] == [0.2] * 100
@@ -63,16 +65,25 @@ def test_a_worker_with_a_final_status_is_not_restarted(status: int) -> None:
 
 
 def test_a_status_text_names_the_signal() -> None:
-    assert [status_text(number) for number in (1, -9, -6)] == ["status 1", "status -9 (SIGKILL)", "status -6 (SIGABRT)"]
+    assert [status_text(number) for number in (1, -9, -6)] == [
+        "status 1",
+        "status -9 (SIGKILL)",
+        "status -6 (SIGABRT)",
+    ]
 
 
 @pytest.mark.parametrize("status", [FAILED, -signal.SIGKILL])
 def test_a_child_that_lives_long_without_working_is_given_up(status: int) -> None:
     restarts = Restarts(2)
-    assert [restarts.pause_after(status, 500.0, has_worked=False) for _ in range(3)] == [0.2, 0.5, None]
+    assert [restarts.pause_after(status, 500.0, has_worked=False) for _ in range(3)] == [
+        0.2,
+        0.5,
+        None,
+    ]
 
 
-# Restarts of children -------------------------------------------------------------------------------------------
+# Restarts of children
+# --------------------------------------------------------------------------------------------------
 
 
 def exits_with(status: int) -> list[str]:
@@ -82,7 +93,9 @@ def exits_with(status: int) -> list[str]:
 class Watched:
     """Children, their events, and a loop that looks after them."""
 
-    def __init__(self, command: list[str] | Callable[[int], list[str]], slots: list[int], **options: Any) -> None:
+    def __init__(
+        self, command: list[str] | Callable[[int], list[str]], slots: list[int], **options: Any
+    ) -> None:
         self.events: list[ChildEvent] = []
         options = {"max_restarts": 2, **options}
         commands = command if callable(command) else lambda slot: command
@@ -149,7 +162,9 @@ def test_a_useless_child_can_be_killed_and_is_restarted(watch: Callable[..., Wat
     assert started.pid != again.pid == watched.children.pids[1]
 
 
-def test_a_program_that_is_gone_for_a_while_counts_as_a_failure(watch: Callable[..., Watched]) -> None:
+def test_a_program_that_is_gone_for_a_while_counts_as_a_failure(
+    watch: Callable[..., Watched],
+) -> None:
     commands = iter([exits_with(1), ["/nowhere/program"], exits_with(RUN_IS_OVER)])
     watched = watch(lambda slot: next(commands), [1])
     assert watched.until() == [ChildStarted, ChildRestarting, ChildRestarting, ChildStarted]
@@ -158,7 +173,10 @@ def test_a_program_that_is_gone_for_a_while_counts_as_a_failure(watch: Callable[
 def test_a_start_without_resources_is_tried_again_until_it_succeeds(
     watch: Callable[..., Watched], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    spawn, errors = subprocess.Popen, [OSError(number, os.strerror(number)) for number in [errno.EAGAIN] * 5]
+    spawn, errors = (
+        subprocess.Popen,
+        [OSError(number, os.strerror(number)) for number in [errno.EAGAIN] * 5],
+    )
     errors.append(OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
     monkeypatch.setattr(children, "_TRY_AGAIN_S", 0.01)
     watched = watch(exits_with(1), [1], max_restarts=1)
@@ -189,7 +207,10 @@ def test_output_goes_to_the_slots_log_and_the_environment_is_extended(
 ) -> None:
     command = [sys.executable, "-c", "import os, sys; print(os.environ['GREETING']); sys.exit(32)"]
     watched = watch(
-        command, [4], environment={"GREETING": "hello"}, log_path=lambda slot: tmp_path / f"logs/{slot}.txt"
+        command,
+        [4],
+        environment={"GREETING": "hello"},
+        log_path=lambda slot: tmp_path / f"logs/{slot}.txt",
     )
     watched.until()
     assert (tmp_path / "logs" / "4.txt").read_text() == "hello\n"
@@ -204,7 +225,8 @@ def test_a_program_that_cannot_be_started_is_an_error_and_leaves_no_others_behin
     watched.until()
 
 
-# Watch of the parent ----------------------------------------------------------------------------------------------
+# Watch of the parent
+# --------------------------------------------------------------------------------------------------
 
 CODE = """
 import time
@@ -227,7 +249,9 @@ sys.exit(evaluation.main())
 
 
 def test_the_end_of_standard_input_is_reported_and_ends_the_process() -> None:
-    process = subprocess.Popen([sys.executable, "-c", CODE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", CODE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     assert process.stdin is not None
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
@@ -257,24 +281,27 @@ def test_the_evaluation_process_ends_with_its_parent_even_during_an_evaluation()
 
 
 def test_a_child_whose_parent_is_killed_ends(tmp_path: Path) -> None:
-    child = "from aiorl.process.children import watch_parent; import time; watch_parent(grace_s=0.1); time.sleep(60)"
-    parent = (
-        "import sys, time\n"
-        "from aiorl.process.children import Children\n"
-        f"command = [sys.executable, '-c', {child!r}]\n"
-        "children = Children(lambda slot: command, [1], max_restarts=0, on_event=lambda event: None)\n"
-        "children.start()\n"
-        "print(children.pids[1], flush=True)\n"
-        "time.sleep(60)\n"
+    child = (
+        "from aiorl.process.children import watch_parent; import time; watch_parent(grace_s=0.1);"
+        " time.sleep(60)"
     )
-    with subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, cwd=tmp_path) as process:
+    parent = (
+        "import sys, time\nfrom aiorl.process.children import Children\ncommand = [sys.executable,"
+        f" '-c', {child!r}]\nchildren = Children(lambda slot: command, [1], max_restarts=0,"
+        " on_event=lambda event: None)\nchildren.start()\nprint(children.pids[1],"
+        " flush=True)\ntime.sleep(60)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", parent], stdout=subprocess.PIPE, cwd=tmp_path
+    ) as process:
         assert process.stdout is not None
         orphan = psutil.Process(int(process.stdout.readline()))
         process.kill()
     assert orphan.wait(10) in (3, None)
 
 
-# The kernel's watch of the parent ---------------------------------------------------------------------------------
+# The kernel's watch of the parent
+# --------------------------------------------------------------------------------------------------
 
 STUCK = """
 import ctypes
@@ -323,14 +350,20 @@ def test_a_child_stuck_with_pythons_lock_ends_with_its_parent() -> None:
 
 def test_the_end_of_the_thread_that_started_a_child_is_not_the_end_of_its_parent() -> None:
     command = [sys.executable, "-c", PARENT, ALARMED]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as parent:
         answer, _ = parent.communicate("\n")
     assert answer.split()[1] == "0.0", "the kernel has set the alarm"
 
 
 def test_a_child_whose_parent_was_gone_before_it_asked_the_kernel_ends_too() -> None:
-    code = STUCK.replace("grace_s=0.1", "lambda: time.sleep(60)").replace("import ctypes", "import ctypes, time")
-    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    code = STUCK.replace("grace_s=0.1", "lambda: time.sleep(60)").replace(
+        "import ctypes", "import ctypes, time"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+    )
     assert process.stdin is not None
     process.stdin.close()
     assert process.wait(20) == -signal.SIGALRM

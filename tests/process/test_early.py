@@ -1,4 +1,6 @@
-"""Commands that are interrupted while they load, or are started without standard streams or with SIGHUP ignored."""
+"""Commands that are interrupted while they load, or are started without standard streams or with
+SIGHUP ignored.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ class Interrupts:
 
 sys.meta_path.insert(0, Interrupts())
 """
-"""Module that Python loads at its start; it sends a signal when a certain module is about to be imported."""
+"""Module that Python loads at its start; it sends a signal when a certain module is about to be
+imported."""
 SCRIPT = "import sys; sys.argv[0] = '/usr/bin/aiorl'; from aiorl.__main__ import command; command()"
 
 
@@ -32,14 +35,26 @@ def started(place: Path, at: str, number: int, *words: str) -> subprocess.Comple
     (place / "sitecustomize.py").write_text(INTERRUPT)
     own = {"PYTHONPATH": str(place), "INTERRUPT_AT": at, "SIGNAL": str(int(number))}
     return subprocess.run(
-        [sys.executable, *words], env={**os.environ, **own}, cwd=place, capture_output=True, text=True, timeout=60,
-        check=False, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
+        [sys.executable, *words],
+        env={**os.environ, **own},
+        cwd=place,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
 
 
-@pytest.mark.parametrize("words", [["-m", "aiorl", "status"], ["-m", "aiorl.status"], ["-c", SCRIPT, "status"]])
-@pytest.mark.parametrize("at", ["aiorl.config", "aiorl.config.command_line", "aiorl.acting.run_lock", "psutil"])
-def test_ctrl_c_while_a_command_loads_gives_one_line(tmp_path: Path, words: list[str], at: str) -> None:
+@pytest.mark.parametrize(
+    "words", [["-m", "aiorl", "status"], ["-m", "aiorl.status"], ["-c", SCRIPT, "status"]]
+)
+@pytest.mark.parametrize(
+    "at", ["aiorl.config", "aiorl.config.command_line", "aiorl.acting.run_lock", "psutil"]
+)
+def test_ctrl_c_while_a_command_loads_gives_one_line(
+    tmp_path: Path, words: list[str], at: str
+) -> None:
     done = started(tmp_path, at, signal.SIGINT, *words, "nowhere")
     assert done.returncode == 130, done.stderr
     assert done.stderr.count("\n") == 1
@@ -47,7 +62,9 @@ def test_ctrl_c_while_a_command_loads_gives_one_line(tmp_path: Path, words: list
 
 
 @pytest.mark.parametrize("at", ["aiorl.config.layers", "pydantic"])
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, {0, 130}), (signal.SIGHUP, {143, -signal.SIGHUP})])
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, {0, 130}), (signal.SIGHUP, {143, -signal.SIGHUP})]
+)
 def test_signals_before_a_run_begins_give_at_most_one_line(
     tmp_path: Path, at: str, number: int, status: set[int]
 ) -> None:
@@ -58,16 +75,24 @@ def test_signals_before_a_run_begins_give_at_most_one_line(
 
 
 def test_programs_of_users_are_left_alone() -> None:
-    code = "import signal, aiorl; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    code = (
+        "import signal, aiorl; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
     assert done.stdout == "True\n"
     assert not is_command()
 
 
 COMMANDS = [
-    ("aiorl --help", 0), ("aiorl status nowhere", 2), ("aiorl.keys keys", 0), ("aiorl worker --help", 0),
-    ("aiorl launch slurm status nowhere", 2), ("aiorl train --nonsense 3", 2),
-]  # fmt: skip
+    ("aiorl --help", 0),
+    ("aiorl status nowhere", 2),
+    ("aiorl.keys keys", 0),
+    ("aiorl worker --help", 0),
+    ("aiorl launch slurm status nowhere", 2),
+    ("aiorl train --nonsense 3", 2),
+]
 """Commands of each kind, how they end, and statuses."""
 
 
@@ -75,12 +100,16 @@ COMMANDS = [
 def test_commands_work_without_standard_streams(tmp_path: Path, closed: str) -> None:
     for words, status in COMMANDS:
         command = f"exec {shlex.quote(sys.executable)} -m {words} {closed}"
-        done = subprocess.run(["sh", "-c", command], cwd=tmp_path, check=False, timeout=60, stdin=subprocess.DEVNULL)
+        done = subprocess.run(
+            ["sh", "-c", command], cwd=tmp_path, check=False, timeout=60, stdin=subprocess.DEVNULL
+        )
         assert done.returncode == status, words
 
 
 def test_nothing_else_gets_the_numbers_of_closed_streams() -> None:
     code = "import sys; sys.orig_argv = ['python', '-m', 'aiorl']; import aiorl, os; "
     code += "file = open(os.devnull); print('dropped'); sys.exit(file.fileno())"
-    done = subprocess.run(["sh", "-c", f'exec {sys.executable} -c "{code}" <&- >&- 2>&-'], check=False, timeout=60)
+    done = subprocess.run(
+        ["sh", "-c", f'exec {sys.executable} -c "{code}" <&- >&- 2>&-'], check=False, timeout=60
+    )
     assert done.returncode > 2

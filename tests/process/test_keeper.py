@@ -24,7 +24,8 @@ command = [sys.executable, "-S", "-c", child]
 status = Keeper(lambda slot: command, range(1, int(number) + 1), int(restarts), leave_s=float(leave_s)).run()
 os._exit(status)
 """
-SAY = "import os, sys; say = lambda text: os.write(1, f'{text}\\n'.encode())"  # one write: a pipe has many writers
+# one write: a pipe has many writers
+SAY = "import os, sys; say = lambda text: os.write(1, f'{text}\\n'.encode())"
 WAITS = f"{SAY}; say(f'child {{os.getpid()}}'); sys.stdin.read(); say('orphan')"
 
 
@@ -32,8 +33,10 @@ class Kept:
     def __init__(self, child: str, number: int, max_restarts: int, leave_s: float) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-c", PARENT, child, str(number), str(max_restarts), str(leave_s)],
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
 
     @property
     def output(self) -> IO[str]:
@@ -56,7 +59,9 @@ class Kept:
 def keep() -> Iterator[Callable[..., Kept]]:
     started: list[Kept] = []
 
-    def start(child: str = WAITS, number: int = 1, max_restarts: int = 3, leave_s: float = 5.0) -> Kept:
+    def start(
+        child: str = WAITS, number: int = 1, max_restarts: int = 3, leave_s: float = 5.0
+    ) -> Kept:
         started.append(Kept(child, number, max_restarts, leave_s))
         return started[-1]
 
@@ -67,8 +72,12 @@ def keep() -> Iterator[Callable[..., Kept]]:
         kept.output.close()
 
 
-@pytest.mark.parametrize(("number", "ends_with"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 143)])
-def test_a_signal_ends_the_children_in_an_orderly_way(keep: Callable[..., Kept], number: int, ends_with: int) -> None:
+@pytest.mark.parametrize(
+    ("number", "ends_with"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 143)]
+)
+def test_a_signal_ends_the_children_in_an_orderly_way(
+    keep: Callable[..., Kept], number: int, ends_with: int
+) -> None:
     leaves = f"""
 {SAY}
 import signal
@@ -98,7 +107,9 @@ def test_children_that_do_not_leave_are_killed(keep: Callable[..., Kept]) -> Non
     assert not psutil.pid_exists(child)
 
 
-def test_children_see_the_end_of_their_input_when_the_parent_is_killed(keep: Callable[..., Kept]) -> None:
+def test_children_see_the_end_of_their_input_when_the_parent_is_killed(
+    keep: Callable[..., Kept],
+) -> None:
     kept = keep()
     kept.child()
     kept.process.kill()
@@ -119,7 +130,9 @@ def test_the_status_decides_how_often_a_child_is_started(
     assert sum("0.2 s" in line for line in lines) == starts - 1
 
 
-def test_one_child_that_is_given_up_does_not_end_the_others(keep: Callable[..., Kept], tmp_path: Path) -> None:
+def test_one_child_that_is_given_up_does_not_end_the_others(
+    keep: Callable[..., Kept], tmp_path: Path
+) -> None:
     flag = tmp_path / "first"
     one_fails = f"""
 import os

@@ -49,7 +49,10 @@ def test_a_disabled_one_says_nothing_not_even_periodically(once, clock):
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        (np.arange(6, dtype=np.float32).reshape(2, 3), "array(float32, [2, 3], min 0, max 5, mean 2.5)"),
+        (
+            np.arange(6, dtype=np.float32).reshape(2, 3),
+            "array(float32, [2, 3], min 0, max 5, mean 2.5)",
+        ),
         (np.zeros(0), "array(float64, [0])"),
         (np.array([None, {}], object), "array(object, [2])"),
         ({"a": {"b": 1}}, "{'a': {'b': 1}}"),
@@ -84,7 +87,9 @@ def test_many_sources_cannot_exceed_the_limit_of_a_kind() -> None:
 
 def test_equal_text_of_several_sources_is_reported_once_and_counts_once() -> None:
     rates = EventRates(per_source=2, per_kind=5)
-    assert [rates.allow("failures", number, 0.0, what="boom") for number in range(100)] == [True] + [False] * 99
+    assert [rates.allow("failures", number, 0.0, what="boom") for number in range(100)] == [
+        True
+    ] + [False] * 99
     assert rates.allow("failures", 7, 0.0, what="bang")
     assert [rates.allow("refused", 7, 0.0, at_most=1) for _ in range(2)] == [True, False]
     assert rates.allow("refused", 8, 0.0, at_most=1)

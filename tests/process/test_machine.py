@@ -23,7 +23,9 @@ TICK_S = 0.02
 def test_a_process_is_no_older_than_its_parent_has_seen_it() -> None:
     """H4: by wall-clock time, it could be a second more."""
     began = time.monotonic()
-    told = subprocess.run([sys.executable, "-c", TELL], stdout=subprocess.PIPE, text=True, check=True).stdout
+    told = subprocess.run(
+        [sys.executable, "-c", TELL], stdout=subprocess.PIPE, text=True, check=True
+    ).stdout
     assert 0 <= float(told) <= time.monotonic() - began + TICK_S
 
 
@@ -49,23 +51,31 @@ def write(root: Path, files: dict[str, str]) -> None:
         (
             "0::/user/job\n",  # a parent group
             {
-                "user/job/memory.max": "max\n", "user/job/memory.current": "100\n", "user/memory.max": "700\n",
-                "user/memory.current": "500\n", "user/memory.stat": "anon 300\ninactive_file 150\n",
+                "user/job/memory.max": "max\n",
+                "user/job/memory.current": "100\n",
+                "user/memory.max": "700\n",
+                "user/memory.current": "500\n",
+                "user/memory.stat": "anon 300\ninactive_file 150\n",
             },
             700 - 500 + 150,
         ),
         (
             "5:cpu,cpuacct:/a\n4:memory:/docker/b\n",  # control groups version 1
             {
-                "memory/docker/b/memory.limit_in_bytes": "400\n", "memory/docker/b/memory.usage_in_bytes": "390\n",
+                "memory/docker/b/memory.limit_in_bytes": "400\n",
+                "memory/docker/b/memory.usage_in_bytes": "390\n",
                 "memory/docker/b/memory.stat": "total_inactive_file 5\n",
             },
             15,
         ),
-        ("0::/\n", {"memory.max": "600\n", "memory.current": "900\n"}, 0),  # as seen inside its namespace
+        (
+            "0::/\n",
+            {"memory.max": "600\n", "memory.current": "900\n"},
+            0,
+        ),  # as seen inside its namespace
         ("nonsense\n0::/x\n", {"x/memory.max": "many\n", "x/memory.current": "-1\n"}, 1000),
     ],
-)  # fmt: skip
+)
 def test_available_memory_respects_control_groups(
     tmp_path: Path, groups: str | None, files: dict[str, str], available: int
 ) -> None:
@@ -80,12 +90,24 @@ def test_available_memory_respects_control_groups(
     [
         (None, {}, 8),
         ("0::/a/b\n", {"a/b/cpu.max": "max 100000\n", "a/cpu.max": "350000 100000\n"}, 3),
-        ("3:cpu,cpuacct:/a\n", {"cpu/a/cpu.cfs_quota_us": "50000\n", "cpu/a/cpu.cfs_period_us": "100000\n"}, 1),
-        ("3:cpu:/a\n", {"cpu/a/cpu.cfs_quota_us": "-1\n", "cpu/a/cpu.cfs_period_us": "100000\n"}, 8),
+        (
+            "3:cpu,cpuacct:/a\n",
+            {"cpu/a/cpu.cfs_quota_us": "50000\n", "cpu/a/cpu.cfs_period_us": "100000\n"},
+            1,
+        ),
+        (
+            "3:cpu:/a\n",
+            {"cpu/a/cpu.cfs_quota_us": "-1\n", "cpu/a/cpu.cfs_period_us": "100000\n"},
+            8,
+        ),
     ],
 )
 def test_cores_respect_affinity_and_control_groups(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: str | None, files: dict[str, str], cores: int
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    groups: str | None,
+    files: dict[str, str],
+    cores: int,
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)))
     if groups is not None:
@@ -98,7 +120,9 @@ MIB = 2**20
 
 
 def take(mib: int) -> mmap.mmap:
-    """Map new memory from the system, since an allocator could reuse memory that the process freed before."""
+    """Map new memory from the system, since an allocator could reuse memory that the process freed
+    before.
+    """
     block = mmap.mmap(-1, mib * MIB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     block[:: mmap.PAGESIZE] = b"x" * (mib * MIB // mmap.PAGESIZE)
     return block
@@ -136,7 +160,13 @@ print(is_looked_into())
 
 def said(before: str = "", after: str = "") -> list[str]:
     code = CODE.format(before=before, after=after)
-    options = {"input": "p 6 * 7\nc\nc\n", "capture_output": True, "text": True, "timeout": 30, "check": True}
+    options = {
+        "input": "p 6 * 7\nc\nc\n",
+        "capture_output": True,
+        "text": True,
+        "timeout": 30,
+        "check": True,
+    }
     return subprocess.run([sys.executable, "-c", code], **options).stdout.splitlines()  # type: ignore[call-overload]
 
 
@@ -187,7 +217,9 @@ print([executor.submit(keep_children_out, fork, leave).result() for leave in lea
 
 
 def test_a_forked_child_ends_with_its_own_status_whichever_thread_forked_it() -> None:
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=100, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=100, check=True
+    )
     assert done.stdout == "[7, 0, 1, 1] 7\n"
     assert "why\n" in done.stderr
     assert "ZeroDivisionError" in done.stderr

@@ -35,9 +35,12 @@ def test_the_first_signal_asks_and_a_later_second_one_ends_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "name"), [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM"), (signal.SIGHUP, "SIGHUP")]
+    ("number", "name"),
+    [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM"), (signal.SIGHUP, "SIGHUP")],
 )
-def test_before_a_run_begins_a_signal_ends_the_program_with_one_line(number: signal.Signals, name: str) -> None:
+def test_before_a_run_begins_a_signal_ends_the_program_with_one_line(
+    number: signal.Signals, name: str
+) -> None:
     code = """
 import time
 from aiorl.process.program import end_at_once_on_stop_signals
@@ -58,7 +61,9 @@ time.sleep(30)
 def test_a_closed_terminal_asks_for_the_end_unless_its_signal_is_ignored(is_ignored: bool) -> None:
     """It is ignored as under nohup."""
     before = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n" if is_ignored else ""
-    with subprocess.Popen([sys.executable, "-c", before + CODE], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", before + CODE], stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGHUP)
@@ -69,7 +74,10 @@ def test_a_closed_terminal_asks_for_the_end_unless_its_signal_is_ignored(is_igno
 
 
 def test_signals_are_handled_before_anything_large_is_loaded() -> None:
-    code = "import sys; import aiorl.process.program; assert not {'asyncio', 'numpy', 'pydantic'} & sys.modules.keys()"
+    code = (
+        "import sys; import aiorl.process.program; assert not {'asyncio', 'numpy', 'pydantic'} &"
+        " sys.modules.keys()"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
@@ -113,7 +121,9 @@ pytestmark = pytest.mark.skipif(not FULL.exists(), reason="no /dev/full here")
 
 def status_with_full_output(*arguments: str) -> int:
     with FULL.open("wb") as full:
-        return subprocess.run([sys.executable, *arguments], stdout=full, stderr=full, timeout=60).returncode
+        return subprocess.run(
+            [sys.executable, *arguments], stdout=full, stderr=full, timeout=60
+        ).returncode
 
 
 def test_prints_to_a_full_disk_are_lost_and_nothing_else() -> None:
@@ -142,7 +152,9 @@ sys.stdin.read()
 print("some")
 sys.exit(7 if had_one and not has_reader() else 8)
 """
-    process = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
     assert process.stdout is not None
     process.stdout.close()
     process.stdout = None
@@ -150,8 +162,12 @@ sys.exit(7 if had_one and not has_reader() else 8)
     assert process.returncode == 7
 
 
-@pytest.mark.parametrize("arguments", [("aiorl.learner", "--env", "NoSuchEnv-v0"), ("aiorl.worker", "--nonsense")])
-def test_both_programs_end_with_their_own_status_if_nothing_can_be_printed(arguments: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "arguments", [("aiorl.learner", "--env", "NoSuchEnv-v0"), ("aiorl.worker", "--nonsense")]
+)
+def test_both_programs_end_with_their_own_status_if_nothing_can_be_printed(
+    arguments: tuple[str, ...],
+) -> None:
     assert status_with_full_output("-m", *arguments) == 2
 
 
@@ -165,5 +181,7 @@ os._exit(0)
 """
     with (tmp_path / "out").open("wb") as out:
         environment = {"PYTHONIOENCODING": "utf-8", "PYTHONPATH": ":".join(sys.path)}
-        subprocess.run([sys.executable, "-c", script], stdout=out, env=environment, check=True, timeout=60)
+        subprocess.run(
+            [sys.executable, "-c", script], stdout=out, env=environment, check=True, timeout=60
+        )
     assert (tmp_path / "out").read_text(encoding="utf-8") == "gr\u00fcn\n"

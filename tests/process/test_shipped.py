@@ -1,4 +1,6 @@
-"""Code that is sent to hosts has no secrets, whether Git has them or not, and nothing from elsewhere."""
+"""Code that is sent to hosts has no secrets, whether Git has them or not, and nothing from
+elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -15,20 +17,78 @@ from aiorl.process.shipped import code_archive, look_through, shipped
 
 KEY = b"-----BEGIN OPENSSH PRIVATE KEY-----\n"
 SECRETS = [
-    ".env", ".env.local", ".envrc", "prod.env", "pack/.env", ".aws/credentials", ".aws/config", "sub/.ssh/config",
-    ".ssh/known_hosts", "id_rsa", "id_ed25519", "id_ed25519.pub", "id_github", "id_rsa.old", "server.pem", "tls/x.KEY",
-    ".netrc", "_netrc", ".git-credentials", ".npmrc", ".pypirc", ".pgpass", ".kube/config", ".docker/config.json",
-    ".config/gcloud/application_default_credentials.json", "gcloud/x", "credentials.json", "my-credentials.json",
-    "client_secret_1.json", "service-account.json", "kubeconfig", "secrets.yaml", "a.p12", "a.pfx", "worker.key_secret",
-    ".gnupg/a", "terraform.tfstate", ".huggingface/token", "token", "web.token", "client.token", "hf_token",
-    "wandb.token", "HF-Token.txt", "token.json", ".cache/huggingface/token", "stored_tokens", "kaggle.json",
-    "rclone.conf", ".databrickscfg", "gcloud/x.json", "pack/token",
-]  # fmt: skip
+    ".env",
+    ".env.local",
+    ".envrc",
+    "prod.env",
+    "pack/.env",
+    ".aws/credentials",
+    ".aws/config",
+    "sub/.ssh/config",
+    ".ssh/known_hosts",
+    "id_rsa",
+    "id_ed25519",
+    "id_ed25519.pub",
+    "id_github",
+    "id_rsa.old",
+    "server.pem",
+    "tls/x.KEY",
+    ".netrc",
+    "_netrc",
+    ".git-credentials",
+    ".npmrc",
+    ".pypirc",
+    ".pgpass",
+    ".kube/config",
+    ".docker/config.json",
+    ".config/gcloud/application_default_credentials.json",
+    "gcloud/x",
+    "credentials.json",
+    "my-credentials.json",
+    "client_secret_1.json",
+    "service-account.json",
+    "kubeconfig",
+    "secrets.yaml",
+    "a.p12",
+    "a.pfx",
+    "worker.key_secret",
+    ".gnupg/a",
+    "terraform.tfstate",
+    ".huggingface/token",
+    "token",
+    "web.token",
+    "client.token",
+    "hf_token",
+    "wandb.token",
+    "HF-Token.txt",
+    "token.json",
+    ".cache/huggingface/token",
+    "stored_tokens",
+    "kaggle.json",
+    "rclone.conf",
+    ".databrickscfg",
+    "gcloud/x.json",
+    "pack/token",
+]
 CODE = [
-    "env.py", "id_mapping.py", "secrets.py", "keys.py", "pack/__init__.py", "environment.yml", ".env.example",
-    "credentials.py", "kubeconfig.py", "id_rsa_env.py", "prod.env.py", "token.py", "tokens.txt", "tokenizer.json",
-    "pack/gcloud/__init__.py", "pack/gcloud/play.py", "pack/gcloud/map.json",
-]  # fmt: skip
+    "env.py",
+    "id_mapping.py",
+    "secrets.py",
+    "keys.py",
+    "pack/__init__.py",
+    "environment.yml",
+    ".env.example",
+    "credentials.py",
+    "kubeconfig.py",
+    "id_rsa_env.py",
+    "prod.env.py",
+    "token.py",
+    "tokens.txt",
+    "tokenizer.json",
+    "pack/gcloud/__init__.py",
+    "pack/gcloud/play.py",
+    "pack/gcloud/map.json",
+]
 
 
 def tree(place: Path, *names: str, content: bytes = b"x = 1\n") -> Path:
@@ -66,7 +126,9 @@ def names_in(packed: bytes) -> set[str]:
 def test_neither_secrets_nor_files_from_elsewhere_are_sent_but_named(code: Path) -> None:
     shipment = look_through(code)
     assert shipment.files == sorted(map(Path, [*CODE, "again.py"]))
-    assert {*SECRETS, "renamed", "key.py", "alias", "alias.py", "link.py"} <= {str(path) for path in shipment.left_out}
+    assert {*SECRETS, "renamed", "key.py", "alias", "alias.py", "link.py"} <= {
+        str(path) for path in shipment.left_out
+    }
     assert names_in(code_archive(code)) == {*CODE, "again.py"}
     about = shipment.about_left_out()
     assert str(len(shipment.left_out)) in about

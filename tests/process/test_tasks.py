@@ -20,7 +20,9 @@ async def fails() -> None:
     raise ValueError("on purpose")
 
 
-def test_a_task_that_dies_is_reported_and_logged_with_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_task_that_dies_is_reported_and_logged_with_its_traceback(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def main() -> BaseException:
         failed = asyncio.get_running_loop().create_future()
         tasks = Tasks(failed.set_result)

@@ -18,7 +18,8 @@ import aiorl
 _kept: dict[str, Any] = {}
 
 
-# module scope rather than session scope: tests elsewhere make a network's export fail, and this must not be cached
+# module scope rather than session scope: tests elsewhere make a network's export fail, and this
+# must not be cached
 @pytest.fixture(scope="module", autouse=True)
 def exported_once(request: pytest.FixtureRequest) -> Iterator[None]:
     """Reuse acting graphs: networks of one kind have the same graph, regardless of weights."""
@@ -52,7 +53,9 @@ def played() -> type[Played]:
 
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[Callable[..., Any]]:
-    """Return a function that makes small PPO trainers, each with its own run directory; all are stopped at the end."""
+    """Return a function that makes small PPO trainers, each with its own run directory; all are
+    stopped at the end.
+    """
     made: list[Any] = []
     numbers = itertools.count()
 

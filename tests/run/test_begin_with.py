@@ -79,7 +79,10 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def with_policies(*policy_ids: str, **more: Any) -> dict[str, Any]:
     """Return settings with these policies, of which the first one acts."""
     mapping = dict.fromkeys(("a0", "a1"), policy_ids[0])
-    settings = {"env": "aiorl.testing.multi_agent_envs:CountingMultiAgentEnv", "observation_filter": "MeanStdFilter"}
+    settings = {
+        "env": "aiorl.testing.multi_agent_envs:CountingMultiAgentEnv",
+        "observation_filter": "MeanStdFilter",
+    }
     own = {"policies": dict.fromkeys(policy_ids), "policy_mapping_fn": mapping}
     return {**SETTINGS, **settings, "multiagent": own, **more}
 
@@ -119,9 +122,10 @@ def test_settings_by_which_the_same_weights_mean_something_else_cause_a_warning(
 ) -> None:
     run_settings = {**SETTINGS, **settings}
     before = {
-        "model.fcnet_activation": {"model": {}}, "v_max": {"v_max": 10.0},
+        "model.fcnet_activation": {"model": {}},
+        "v_max": {"v_max": 10.0},
         "": {"lr": 0.25, "model": {**run_settings.get("model", {}), "initial_log_std": 0.0}},
-    }  # fmt: skip
+    }
     save_run(tmp_path, **{**run_settings, **before[key]})
     ours = build_learning(config_class(run_settings.get("algo", "ppo")).from_mapping(run_settings))
     caplog.set_level(logging.WARNING, "aiorl")

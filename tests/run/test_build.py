@@ -52,11 +52,17 @@ def test_unsupported_vectorize_modes_are_refused(settings: dict[str, Any], key: 
 
 
 def test_policies_have_different_initial_critics() -> None:
-    several = {"policies": {"even": None, "odd": None}, "policy_mapping_fn": "examples.multi_agent_cartpole:policy_for"}
+    several = {
+        "policies": {"even": None, "odd": None},
+        "policy_mapping_fn": "examples.multi_agent_cartpole:policy_for",
+    }
     config = SACConfig(
-        env="examples.multi_agent_cartpole:CartPoles", seed=3, model={"fcnet_hiddens": [4]}, replay_capacity=1000,
+        env="examples.multi_agent_cartpole:CartPoles",
+        seed=3,
+        model={"fcnet_hiddens": [4]},
+        replay_capacity=1000,
         multiagent=several,
-    )  # fmt: skip
+    )
     group = build_learning(config).group
     even, odd = (group.algorithms[name].get_state().tensors for name in ("even", "odd"))
     kernels = [name for name in even if name.startswith("critics/") and name.endswith("kernel")]
@@ -87,7 +93,11 @@ def test_state_dependent_noise_without_a_suitable_network_is_refused_before_work
 ) -> None:
     own = {"exploration": {"type": "StateDependentNoise", "sample_freq": 4}}
     register_env("planned", lambda context: Client(BOX, BOX))
-    settings = {"env": "planned", "model": model, "multiagent": {"policies": {"default_policy": {"config": own}}}}
+    settings = {
+        "env": "planned",
+        "model": model,
+        "multiagent": {"policies": {"default_policy": {"config": own}}},
+    }
     with pytest.raises(ConfigError, match="StateDependentNoise") as caught:
         build_learning(PPOConfig.from_mapping(settings))
     assert "use_sde: true" in caught.value.hint

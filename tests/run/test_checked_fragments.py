@@ -12,15 +12,21 @@ from aiorl.run.build import build_learning
 from aiorl.run.ingest import check_samples
 
 SMALL: dict[str, Any] = {
-    "env": "CartPole-v1", "num_envs_per_worker": 3, "rollout_fragment_length": 8, "seed": 3, "horizon": 5,
-    "model": {"fcnet_hiddens": [8], "lstm_cell_size": 8}, "eager": True, "compilation_cache": "off",
+    "env": "CartPole-v1",
+    "num_envs_per_worker": 3,
+    "rollout_fragment_length": 8,
+    "seed": 3,
+    "horizon": 5,
+    "model": {"fcnet_hiddens": [8], "lstm_cell_size": 8},
+    "eager": True,
+    "compilation_cache": "off",
     "observation_filter": "ConcurrentMeanStdFilter",
-}  # fmt: skip
+}
 OWN: dict[str, dict[str, Any]] = {
     "ppo": {"train_batch_size": 24, "sgd_minibatch_size": 24},
     "impala": {"train_batch_size": 24},
     "dqn": {"observation_filter": "NoFilter", "replay_capacity": 500, "learning_starts": 100},
-}  # fmt: skip
+}
 
 LSTM = {"fcnet_hiddens": [8], "lstm_cell_size": 8, "use_lstm": True}
 

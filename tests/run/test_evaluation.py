@@ -119,8 +119,12 @@ def test_keys_that_an_evaluation_sets_itself_are_refused(run: Path, key: str, va
     assert caught.value.key == key
 
 
-def test_the_command_prints_each_episode_and_writes_the_result(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(run), "--episodes", "3", "--seed", "2", "--json", str(run / "found.json")]) == 0
+def test_the_command_prints_each_episode_and_writes_the_result(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        main([str(run), "--episodes", "3", "--seed", "2", "--json", str(run / "found.json")]) == 0
+    )
     shown = capsys.readouterr().out
     expected = aiorl.evaluate(run, episodes=3, seed=2)
     found = json.loads((run / "found.json").read_text())
@@ -132,17 +136,36 @@ def test_the_command_prints_each_episode_and_writes_the_result(run: Path, capsys
 
 
 def test_a_horizon_cuts_endless_episodes(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(run), "--episodes", "2", "--horizon", "3", "--json", str(run / "found.json")]) == 0
+    assert (
+        main([str(run), "--episodes", "2", "--horizon", "3", "--json", str(run / "found.json")])
+        == 0
+    )
     assert json.loads((run / "found.json").read_text())["lengths"] == [3, 3]
     capsys.readouterr()
 
 
 def test_episodes_are_stored_if_output_is_set(run: Path, tmp_path: Path) -> None:
-    assert main([str(run), "--episodes", "4", "--seed", "5", "--explore", "--output", str(tmp_path / "data")]) == 0
+    assert (
+        main(
+            [
+                str(run),
+                "--episodes",
+                "4",
+                "--seed",
+                "5",
+                "--explore",
+                "--output",
+                str(tmp_path / "data"),
+            ]
+        )
+        == 0
+    )
     batches = list(FileReader(str(tmp_path / "data"), ReaderOptions(epochs=1)))
     played = aiorl.evaluate(run, episodes=4, seed=5, explore=True)
     assert [batch.count for batch in batches] == played.lengths
-    np.testing.assert_allclose([batch["rewards"].sum() for batch in batches], played.returns, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(
+        [batch["rewards"].sum() for batch in batches], played.returns, rtol=1e-4, atol=1e-6
+    )
     assert all((batch["action_logp"] < 0).all() for batch in batches)
 
 
@@ -175,4 +198,6 @@ def test_an_environment_without_pictures_is_not_filmed_and_leaves_no_file(run: P
 def test_the_name_is_both_a_function_and_an_importable_module(run: Path) -> None:
     import aiorl.evaluate as module
 
-    assert aiorl.evaluate(run, episodes=1, seed=1).returns == module(run, episodes=1, seed=1).returns
+    assert (
+        aiorl.evaluate(run, episodes=1, seed=1).returns == module(run, episodes=1, seed=1).returns
+    )

@@ -19,9 +19,13 @@ from aiorl.net.wire.messages import Samples
 from aiorl.run.ingest import BatchAssembler, check_samples
 
 
-def fragment(slot: int, seq: int, version: int = 0, env_steps: int = 10, size: int = 8) -> SamplesAccepted:
+def fragment(
+    slot: int, seq: int, version: int = 0, env_steps: int = 10, size: int = 8
+) -> SamplesAccepted:
     batches = {"default_policy": {"obs": np.zeros((size, 1), np.uint8)}}
-    message = Samples(seq, 1, env_steps, env_steps, version, version, 1, env_steps, batches, {}, {}, {})
+    message = Samples(
+        seq, 1, env_steps, env_steps, version, version, 1, env_steps, batches, {}, {}, {}
+    )
     return SamplesAccepted(slot, "ab", message)
 
 
@@ -44,7 +48,9 @@ def test_an_on_policy_batch_is_ready_once_all_its_fragments_are_there() -> None:
 
 
 @pytest.mark.parametrize("shuffle_seed", range(3))
-def test_an_on_policy_batch_is_in_worker_order_whatever_the_order_of_arrival(shuffle_seed: int) -> None:
+def test_an_on_policy_batch_is_in_worker_order_whatever_the_order_of_arrival(
+    shuffle_seed: int,
+) -> None:
     """A6: two runs with the same seeds train on the same batches."""
     arrivals = [fragment(slot, seq) for slot in range(3) for seq in (4, 5)]
     random.Random(shuffle_seed).shuffle(arrivals)
@@ -89,7 +95,9 @@ def test_waiting_bytes_are_the_sum_over_fragments_of_different_sizes() -> None:
 
 
 def whole_episodes(most: int, env_steps: int) -> BatchAssembler:
-    return BatchAssembler(LeasePlan("on_policy", most, max_policy_lag=0, env_steps_per_batch=env_steps))
+    return BatchAssembler(
+        LeasePlan("on_policy", most, max_policy_lag=0, env_steps_per_batch=env_steps)
+    )
 
 
 def filled(assembler: BatchAssembler, lengths: Iterator[int], version: int = 0) -> list[int]:
@@ -118,7 +126,9 @@ def filled(assembler: BatchAssembler, lengths: Iterator[int], version: int = 0) 
         (1, 2048, [1]),
     ],
 )
-def test_a_batch_of_whole_episodes_has_no_more_fragments_than_needed(most: int, length: int, turns: list[int]) -> None:
+def test_a_batch_of_whole_episodes_has_no_more_fragments_than_needed(
+    most: int, length: int, turns: list[int]
+) -> None:
     """G7: otherwise the number of env steps would depend on the number of workers."""
     assembler = whole_episodes(most, 2048)
     for version in range(2):
@@ -127,7 +137,9 @@ def test_a_batch_of_whole_episodes_has_no_more_fragments_than_needed(most: int, 
         assert len(assembler.take().fragments) == sum(turns)
 
 
-@given(st.integers(1, 9), st.integers(1, 50), st.lists(st.integers(0, 200), max_size=20), st.booleans())
+@given(
+    st.integers(1, 9), st.integers(1, 50), st.lists(st.integers(0, 200), max_size=20), st.booleans()
+)
 def test_whole_episodes_make_a_batch_whatever_their_lengths(
     most: int, nominal: int, lengths: list[int], is_lying: bool
 ) -> None:
@@ -138,7 +150,10 @@ def test_whole_episodes_make_a_batch_whatever_their_lengths(
     assert sum(turns) <= most
     batch = assembler.take()
     assert batch.env_steps >= most * nominal or len(batch.fragments) == most
-    assert len(turns) == 1 or batch.env_steps - sum(found[sum(turns[:-1]) : sum(turns)]) < most * nominal
+    assert (
+        len(turns) == 1
+        or batch.env_steps - sum(found[sum(turns[:-1]) : sum(turns)]) < most * nominal
+    )
     assert not assembler.is_ready
     assert not assembler.more_wanted()
 
@@ -147,7 +162,9 @@ def test_whole_episodes_make_a_batch_whatever_their_lengths(
     mode=st.sampled_from(["on_policy", "streaming"]),
     lag=st.sampled_from([0, 1, 3, None]),
     count=st.integers(1, 4),
-    actions=st.lists(st.tuples(st.sampled_from(["add", "take", "version"]), st.integers(0, 4), st.integers(1, 9))),
+    actions=st.lists(
+        st.tuples(st.sampled_from(["add", "take", "version"]), st.integers(0, 4), st.integers(1, 9))
+    ),
 )
 def test_every_env_step_is_queued_taken_or_discarded(
     mode: str, lag: int | None, count: int, actions: list[tuple[str, int, int]]
@@ -164,15 +181,32 @@ def test_every_env_step_is_queued_taken_or_discarded(
         elif assembler.is_ready:
             batch = assembler.take()
             assert len(batch.fragments) == count
-            assert lag is None or all(version - f.message.first_version <= lag for f in batch.fragments)
+            assert lag is None or all(
+                version - f.message.first_version <= lag for f in batch.fragments
+            )
             taken += batch.env_steps
         discarded += sum(item.message.env_steps for _, item in assembler.take_discarded())
         assert added == taken + discarded + assembler.queued_env_steps
 
 
-def samples(*, env_steps: int = 6, agent_steps: int = 6, episodes: dict | None = None, **batches: dict) -> Samples:
+def samples(
+    *, env_steps: int = 6, agent_steps: int = 6, episodes: dict | None = None, **batches: dict
+) -> Samples:
     plain = {"lengths": np.array([3], np.int32), "rewards": np.array([1.5])}
-    return Samples(1, 1, env_steps, agent_steps, 0, 0, 2, 3, batches, {**plain, **(episodes or {})}, {}, {"iters": 1.0})
+    return Samples(
+        1,
+        1,
+        env_steps,
+        agent_steps,
+        0,
+        0,
+        2,
+        3,
+        batches,
+        {**plain, **(episodes or {})},
+        {},
+        {"iters": 1.0},
+    )
 
 
 TIMES, HALF = {"obs": np.zeros((3, 2, 4))}, {"obs": np.zeros((3, 1, 4))}
@@ -203,10 +237,19 @@ def test_rows_are_counted_by_the_observations() -> None:
 
 def test_episodes_are_given_by_kind() -> None:
     found = check_samples(
-        samples(a=TIMES, episodes={"policy_reward/a": np.ones(2), "custom/x/y": np.ones(1), "hist/h": np.zeros(5)})
+        samples(
+            a=TIMES,
+            episodes={
+                "policy_reward/a": np.ones(2),
+                "custom/x/y": np.ones(1),
+                "hist/h": np.zeros(5),
+            },
+        )
     )
     estimates = {"estimate/is/V_prev": np.array([2.0])}
-    assert check_samples(samples(a=TIMES, episodes=estimates)).estimates == {"is/V_prev": np.array([2.0])}
+    assert check_samples(samples(a=TIMES, episodes=estimates)).estimates == {
+        "is/V_prev": np.array([2.0])
+    }
     assert found.policy_rewards["a"].tolist() == [1.0, 1.0]
     assert list(found.custom) == ["x/y"]
     assert len(found.hist["h"]) == 5
@@ -239,7 +282,11 @@ def test_an_error_does_not_repeat_long_text_from_a_peer() -> None:
     with pytest.raises(BatchError, match="0xxx") as one:
         check_samples(flooding)
     with pytest.raises(BatchError, match="episodes") as other:
-        check_samples(samples(a=TIMES, episodes={"rewards": np.zeros(2), **{name: np.zeros(1) for name in many}}))
+        check_samples(
+            samples(
+                a=TIMES, episodes={"rewards": np.zeros(2), **{name: np.zeros(1) for name in many}}
+            )
+        )
     assert max(len(str(one.value)), len(str(other.value))) < 300
 
 

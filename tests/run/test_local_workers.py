@@ -1,4 +1,6 @@
-"""Local workers of the learner: one that ends or stops is replaced, or the run ends with the reason."""
+"""Local workers of the learner: one that ends or stops is replaced, or the run ends with the
+reason.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,12 @@ async def stop(both: InProcess) -> None:
     await leaving
 
 
-@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGSTOP])
-async def test_a_local_worker_that_is_ended_or_stopped_from_outside_is_replaced(number: signal.Signals) -> None:
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGSTOP]
+)
+async def test_a_local_worker_that_is_ended_or_stopped_from_outside_is_replaced(
+    number: signal.Signals,
+) -> None:
     both = learner_over_tcp(num_workers=1)
     workers = both.source.workers
     await workers.start()
@@ -60,7 +66,10 @@ async def test_a_worker_that_builds_its_environment_for_long_is_neither_lost_nor
     assert both.source.workers.pids == pids
     await stop(both)
     assert both.failure is None, both.failure
-    assert len({fragment.incarnation for done in both.updates for fragment in done.batch.fragments}) == 1
+    assert (
+        len({fragment.incarnation for done in both.updates for fragment in done.batch.fragments})
+        == 1
+    )
 
 
 class FakeChildren:
@@ -78,7 +87,9 @@ class FakeChildren:
 class Watched:
     """Local workers of a fake run, with fake processes."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, num_workers: int = 2, **options: Any) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, num_workers: int = 2, **options: Any
+    ) -> None:
         self.told: list[str] = []
         self.errors: list[BaseException] = []
         self.stopped: set[int] = set()
@@ -90,7 +101,9 @@ class Watched:
             lose_worker_id=lambda *_: None,
         )
         self.training: Any = SimpleNamespace(
-            config=CommonConfig.from_mapping({"env": "CartPole-v1", "num_workers": num_workers, **options}),
+            config=CommonConfig.from_mapping(
+                {"env": "CartPole-v1", "num_workers": num_workers, **options}
+            ),
             counters=SimpleNamespace(env_steps_sampled=7),
             directory=SimpleNamespace(worker_log=lambda slot: Path(f"worker-{slot}.txt")),
             tell=lambda text, level: self.told.append(text),
@@ -122,7 +135,9 @@ class Watched:
         return str(error)
 
 
-def test_a_lost_worker_is_killed_unless_it_comes_back_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_worker_is_killed_unless_it_comes_back_in_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     watched = Watched(monkeypatch)
     assert watched.look(0.0, 1, 2) == []
     assert watched.look(1.0, 2) == watched.look(5.9, 2) == []
@@ -134,7 +149,9 @@ def test_a_lost_worker_is_killed_unless_it_comes_back_in_time(monkeypatch: pytes
     assert watched.look(41.0, 1, 2) == []
 
 
-def test_a_lost_worker_whose_process_is_stopped_is_killed_immediately(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_worker_whose_process_is_stopped_is_killed_immediately(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     watched = Watched(monkeypatch)
     watched.stopped.add(101)
     assert watched.look(0.0, 1, 2) == []  # not absent for long enough yet
@@ -142,7 +159,9 @@ def test_a_lost_worker_whose_process_is_stopped_is_killed_immediately(monkeypatc
     assert watched.look(0.4, 2) == [1]
 
 
-def test_restarts_are_forgotten_only_after_a_worker_has_sent_a_fragment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_restarts_are_forgotten_only_after_a_worker_has_sent_a_fragment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     watched = Watched(monkeypatch)
     watched.look(0.0, 1, 2)
     assert not watched.children.has_worked(1)
@@ -156,17 +175,22 @@ def test_restarts_are_forgotten_only_after_a_worker_has_sent_a_fragment(monkeypa
     assert not watched.children.has_worked(1)
 
 
-# Effects of failures on the run -------------------------------------------------------------------------------------
+# Effects of failures on the run
+# --------------------------------------------------------------------------------------------------
 
 
-def test_the_error_of_a_worker_given_up_contains_its_last_report(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_of_a_worker_given_up_contains_its_last_report(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     watched = Watched(monkeypatch)
     watched.fails(1, "the licence is gone")
     watched.workers.on_child(ChildGaveUp(1, 1, 3))
     assert all(value in watched.error for value in ("the licence is gone", "worker-1.txt", HINT))
 
 
-def test_ignored_failures_end_the_run_only_if_no_worker_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ignored_failures_end_the_run_only_if_no_worker_is_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     watched = Watched(monkeypatch, ignore_worker_failures=True)
     watched.fails(1, "boom", "setup")
     del watched.children.pids[1]
@@ -178,7 +202,9 @@ def test_ignored_failures_end_the_run_only_if_no_worker_is_left(monkeypatch: pyt
     assert HINT not in watched.error
 
 
-def test_a_worker_that_cannot_be_set_up_ends_the_run_immediately_with_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_cannot_be_set_up_ends_the_run_immediately_with_a_hint(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     watched = Watched(monkeypatch, 3)
     watched.fails(7, "a mistake of another program", "setup")
     assert not watched.errors
@@ -217,5 +243,9 @@ def test_restarts_after_equal_failures_are_reported_once_and_all_logged(
             watched.fails(slot, f"boom {slot}" if slot > 1 else "bang")
             watched.workers.on_child(ChildRestarting(slot, 1, 1, 0.2))
         watched.workers.on_child(ChildRestarting(5, -9, 2, 0.5))
-    assert [re.findall(r"-?\d+", text)[:2] for text in watched.told] == [["1", "1"], ["2", "1"], ["5", "-9"]]
+    assert [re.findall(r"-?\d+", text)[:2] for text in watched.told] == [
+        ["1", "1"],
+        ["2", "1"],
+        ["5", "-9"],
+    ]
     assert len(caplog.records) == 6

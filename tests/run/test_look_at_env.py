@@ -69,7 +69,9 @@ def test_a_plain_environment_has_nothing_special_and_is_closed() -> None:
         def close(self) -> None:
             self.closed += 1
 
-    assert looked(lambda context: Closed()) == EnvFacts(KIND["a gymnasium.Env"], BOX, TWO, is_seedable=True)
+    assert looked(lambda context: Closed()) == EnvFacts(
+        KIND["a gymnasium.Env"], BOX, TWO, is_seedable=True
+    )
     assert [env.closed for env in made] == [1]
 
 
@@ -96,7 +98,8 @@ def test_agents_spaces_are_known_by_agent_and_shared_where_all_are_equal() -> No
     assert common.kind.has_agents
     assert common.observation_space is not None
     by_agent = looked(
-        lambda context: ExternalMultiAgentEnv({"a": TWO, "b": TWO}, {"a": BOX, "b": TWO}), num_envs_per_worker=1
+        lambda context: ExternalMultiAgentEnv({"a": TWO, "b": TWO}, {"a": BOX, "b": TWO}),
+        num_envs_per_worker=1,
     )
     assert by_agent.kind.name == "an ExternalMultiAgentEnv"
     assert by_agent.observation_space is None
@@ -113,7 +116,9 @@ def test_agents_spaces_are_known_by_agent_and_shared_where_all_are_equal() -> No
         ("CartPole-v1", "horizon", 501),
     ],
 )
-def test_settings_that_an_environment_cannot_have_are_refused(env: str, key: str, value: int) -> None:
+def test_settings_that_an_environment_cannot_have_are_refused(
+    env: str, key: str, value: int
+) -> None:
     register_env("client", lambda context: Client(TWO, BOX))
     assert look_at_env(PPOConfig(env="client")).kind.is_external  # 32 is only the default of PPO
     with pytest.raises(ConfigError) as caught:
@@ -133,7 +138,11 @@ def test_the_error_of_a_constructor_is_reported() -> None:
 
 @pytest.mark.parametrize(
     "creator",
-    [lambda context: Simple(), lambda context: Client(TWO, BOX), lambda context: gymnasium.make_vec("CartPole-v1", 2)],
+    [
+        lambda context: Simple(),
+        lambda context: Client(TWO, BOX),
+        lambda context: gymnasium.make_vec("CartPole-v1", 2),
+    ],
 )
 def test_kinds_that_cannot_be_remote_are_refused_before_a_worker_starts(creator: Any) -> None:
     with pytest.raises(ConfigError) as caught:

@@ -51,7 +51,9 @@ Refused = Callable[..., str]
 
 
 @pytest.fixture
-def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Refused]:
+def refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Refused]:
     """Run a learner that must end with status 2 in an empty directory, and return its output."""
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "refused_envs.py").write_text(ENVS)
@@ -109,7 +111,12 @@ def test_missing_stored_experience_is_reported_before_tensorflow_is_loaded(tmp_p
         "    sys.exit(exit.code)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert done.returncode == 2
     assert "--input" in done.stderr
@@ -118,14 +125,17 @@ def test_missing_stored_experience_is_reported_before_tensorflow_is_loaded(tmp_p
 
 def test_without_the_extras_of_a_learner_one_sentence_says_what_to_install(tmp_path: Path) -> None:
     code = (
-        "import sys\n"
-        "sys.modules.update(dict.fromkeys(['tensorflow', 'keras', 'tf2onnx', 'onnx', 'tensorboard', "
-        "'matplotlib', 'h5py']))\n"
-        "from aiorl.learner import main\n"
-        "sys.exit(main(['--env', 'CartPole-v1']))"
+        "import sys\nsys.modules.update(dict.fromkeys(['tensorflow', 'keras', 'tf2onnx', 'onnx',"
+        " 'tensorboard', 'matplotlib', 'h5py']))\nfrom aiorl.learner import"
+        " main\nsys.exit(main(['--env', 'CartPole-v1']))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        check=False,
     )
     needed, _, command = done.stderr.partition(" pip install -e ")
     assert done.returncode == 2
@@ -143,17 +153,26 @@ def test_a_warning_before_there_is_a_display_is_shown_once(refused: Refused) -> 
 @pytest.mark.parametrize("program", ["aiorl.__main__", "aiorl.worker"])
 def test_help_ends_quietly_if_its_reader_is_gone(program: str) -> None:
     """As `aiorl train --help | head -1` does."""
-    code = f"import sys, {program} as program; sys.argv[1:] = ['--help']; sys.exit(program.command())"
+    code = (
+        f"import sys, {program} as program; sys.argv[1:] = ['--help']; sys.exit(program.command())"
+    )
     reader, writer = os.pipe()
     os.close(reader)
     try:
         done = subprocess.run(
-            [sys.executable, "-c", code], stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60
+            [sys.executable, "-c", code],
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
         )
     finally:
         os.close(writer)
     assert (done.returncode, done.stderr) == (0, "")
-    assert 'aiorl = "aiorl.__main__:command"' in (Path(__file__).parents[2] / "pyproject.toml").read_text()
+    assert (
+        'aiorl = "aiorl.__main__:command"'
+        in (Path(__file__).parents[2] / "pyproject.toml").read_text()
+    )
 
 
 def test_a_signal_while_the_program_loads_is_answered_in_one_line() -> None:

@@ -1,4 +1,6 @@
-"""Workers that read stored experience, without TensorFlow: every row comes once per pass until the data ends."""
+"""Workers that read stored experience, without TensorFlow: every row comes once per pass until the
+data ends.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ def stored(directory: Path, num_files: int) -> list[float]:
     """Store rows with distinct numbers as observations, and return these numbers."""
     for number in range(num_files):
         rows = cartpole_rows(EPISODES, STEPS, first=number * EPISODES)
-        rows["obs"] = np.arange(rows.count * 4, dtype=np.float32).reshape(-1, 4) + 4 * rows.count * number
+        rows["obs"] = (
+            np.arange(rows.count * 4, dtype=np.float32).reshape(-1, 4) + 4 * rows.count * number
+        )
         writer = FileWriter(str(directory), worker_index=number)
         for part in rows.split_by_episode():
             writer.write(SampleBatch(part))
@@ -55,7 +59,9 @@ def stored(directory: Path, num_files: int) -> list[float]:
     return [4.0 * row for row in range(num_files * EPISODES * STEPS)]
 
 
-def read_all(num_workers: int, algorithm: type[FakeAlgorithm] = Reads, **settings: Any) -> InProcess:
+def read_all(
+    num_workers: int, algorithm: type[FakeAlgorithm] = Reads, **settings: Any
+) -> InProcess:
     """Run workers until they are out of data or one has failed."""
 
     async def main() -> InProcess:
@@ -75,7 +81,9 @@ def read_all(num_workers: int, algorithm: type[FakeAlgorithm] = Reads, **setting
 def rows_trained(both: InProcess) -> Counter[float]:
     """Return how often each row was trained on."""
     assert both.failure is None, both.events
-    observations = [fragment[c.OBS].reshape(-1, 4) for batch in both.algorithm.batches for fragment in batch]
+    observations = [
+        fragment[c.OBS].reshape(-1, 4) for batch in both.algorithm.batches for fragment in batch
+    ]
     return Counter(np.concatenate(observations)[:, 0].tolist())
 
 
@@ -94,7 +102,9 @@ def test_every_row_is_trained_on_once_per_pass(
 
 
 @pytest.mark.parametrize("num_files", [1, 8])
-def test_several_samplers_of_a_worker_share_the_files_with_all_others(tmp_path: Path, num_files: int) -> None:
+def test_several_samplers_of_a_worker_share_the_files_with_all_others(
+    tmp_path: Path, num_files: int
+) -> None:
     rows = stored(tmp_path, num_files)
     both = read_all(2, input=str(tmp_path), input_epochs=1, samplers_per_worker=2)
     assert rows_trained(both) == dict.fromkeys(rows, 1)
@@ -102,14 +112,19 @@ def test_several_samplers_of_a_worker_share_the_files_with_all_others(tmp_path: 
 
 def test_held_out_episodes_are_never_trained_on(tmp_path: Path) -> None:
     rows = stored(tmp_path, 8)
-    seen = [rows_trained(read_all(n, input=str(tmp_path), input_epochs=1, input_hold_out=0.3)) for n in (1, 2)]
+    seen = [
+        rows_trained(read_all(n, input=str(tmp_path), input_epochs=1, input_hold_out=0.3))
+        for n in (1, 2)
+    ]
     assert seen[0] == seen[1], "the same episodes, whichever worker reads them"
     assert 0.4 < len(seen[0]) / len(rows) < 0.95
     assert set(seen[0].values()) == {1}
 
 
 @pytest.mark.parametrize(("limit", "fails"), [(2, True), (3, False)])
-def test_too_many_unreadable_lines_end_the_run_and_the_first_is_named(tmp_path: Path, limit: int, fails: bool) -> None:
+def test_too_many_unreadable_lines_end_the_run_and_the_first_is_named(
+    tmp_path: Path, limit: int, fails: bool
+) -> None:
     rows = stored(tmp_path, 1)
     (path,) = tmp_path.iterdir()
     with path.open("a") as file:

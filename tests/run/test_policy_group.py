@@ -1,4 +1,6 @@
-"""Several policies behind the interface of one: distribution of rows, restored state, names of metrics."""
+"""Several policies behind the interface of one: distribution of rows, restored state, names of
+metrics.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,20 @@ from aiorl.run.policy_group import PolicyGroup
 class FakeAlgorithm:
     """Fake algorithm that adds up its rows and counts its updates."""
 
-    def __init__(self, name: str, tape: list[str] | None = None, *, skips: bool = False, diverges: bool = False):
-        self.name, self.tape, self.skips, self.diverges = name, [] if tape is None else tape, skips, diverges
+    def __init__(
+        self,
+        name: str,
+        tape: list[str] | None = None,
+        *,
+        skips: bool = False,
+        diverges: bool = False,
+    ):
+        self.name, self.tape, self.skips, self.diverges = (
+            name,
+            [] if tape is None else tape,
+            skips,
+            diverges,
+        )
         self.weight = np.zeros(2, np.float32)
 
     def check_fragment(self, columns: Any) -> None:
@@ -49,7 +63,9 @@ class FakeAlgorithm:
         self.weight = state.tensors["weights/w"]
 
 
-def group(*names: str, fixed: dict[str, Any] | None = None, tape: list[str] | None = None, **faults: Any) -> Any:
+def group(
+    *names: str, fixed: dict[str, Any] | None = None, tape: list[str] | None = None, **faults: Any
+) -> Any:
     made: dict[str, Any] = {name: FakeAlgorithm(name, tape, **faults) for name in names}
     return PolicyGroup(made, fixed)
 
@@ -66,7 +82,10 @@ def test_each_policy_learns_from_its_own_rows_in_the_order_of_ids() -> None:
     result = both.update(batches, 70)
     assert tape == ["warm a", "warm b", "a 2 at 70", "b 4 at 70"]
     assert result.metrics == {"a/loss": 2.0, "b/loss": 4.0}
-    assert {name: weights["w"][0] for name, weights in both.get_weights().items()} == {"a": 2.0, "b": 4.0}
+    assert {name: weights["w"][0] for name, weights in both.get_weights().items()} == {
+        "a": 2.0,
+        "b": 4.0,
+    }
 
 
 def test_a_policy_without_rows_in_a_batch_is_left_as_it_is() -> None:

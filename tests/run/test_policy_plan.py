@@ -31,12 +31,17 @@ from aiorl.run.policy_plan import (
 )
 
 KIND = {kind.name: kind for kind in KINDS}
-BOX, DICT = spaces.Box(-1.0, 1.0, (3,)), spaces.Dict({"a": spaces.Discrete(4), "b": spaces.Box(0.0, 1.0, (2,))})
+BOX, DICT = (
+    spaces.Box(-1.0, 1.0, (3,)),
+    spaces.Dict({"a": spaces.Discrete(4), "b": spaces.Box(0.0, 1.0, (2,))}),
+)
 TWO = spaces.Discrete(2)
 SINGLE = EnvFacts(KIND["a gymnasium.Env"], BOX, TWO)
 MANY = EnvFacts(KIND["a MultiAgentEnv"], BOX, TWO)
 CATS_AND_DOGS = {"cat1": BOX, "cat2": BOX, "dog": DICT}
-DIFFERENT = EnvFacts(KIND["a MultiAgentEnv"], None, TWO, CATS_AND_DOGS, dict.fromkeys(CATS_AND_DOGS, TWO))
+DIFFERENT = EnvFacts(
+    KIND["a MultiAgentEnv"], None, TWO, CATS_AND_DOGS, dict.fromkeys(CATS_AND_DOGS, TWO)
+)
 AB = {"policies": {"a": "a2c", "b": None}, "policy_mapping_fn": "users_own:all_b"}
 UNKNOWN = EnvFacts(KIND["a BaseEnv"], None, TWO)
 
@@ -68,13 +73,20 @@ def users_module(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "users_own", module)  # type: ignore[arg-type]
 
 
-def plan(facts: EnvFacts = MANY, fn: Any = "users_own:all_b", **settings: Any) -> dict[str, PlannedPolicy]:
+def plan(
+    facts: EnvFacts = MANY, fn: Any = "users_own:all_b", **settings: Any
+) -> dict[str, PlannedPolicy]:
     policies, train = settings.pop("policies", {}), settings.pop("train", None)
     more = settings.pop("multiagent", {})
     config = PPOConfig.from_mapping(
         {
             "env": "E",
-            "multiagent": {"policies": policies, "policy_mapping_fn": fn, "policies_to_train": train, **more},
+            "multiagent": {
+                "policies": policies,
+                "policy_mapping_fn": fn,
+                "policies_to_train": train,
+                **more,
+            },
             **settings,
         }
     )
@@ -87,11 +99,23 @@ def test_the_default_policy_has_the_environments_spaces() -> None:
     assert (policy.observation_space, policy.action_space) == (BOX, TWO)
     assert policy.is_trained
     assert not policy.has_own_spaces
-    assert policy.described_spaces() == {"observation": space_to_dict(BOX), "action": space_to_dict(TWO)}
+    assert policy.described_spaces() == {
+        "observation": space_to_dict(BOX),
+        "action": space_to_dict(TWO),
+    }
 
 
 @pytest.mark.parametrize(
-    "entry", [None, {}, "ppo", "PPO", {"class": None}, {"class": "ppo", "config": {}}, [None, None, None, {}]]
+    "entry",
+    [
+        None,
+        {},
+        "ppo",
+        "PPO",
+        {"class": None},
+        {"class": "ppo", "config": {}},
+        [None, None, None, {}],
+    ],
 )
 def test_entries_for_a_network_of_the_learner_have_many_forms(entry: Any) -> None:
     policies = plan(policies={"b": entry, "a": None})
@@ -101,7 +125,12 @@ def test_entries_for_a_network_of_the_learner_have_many_forms(entry: Any) -> Non
 
 
 def test_a_policys_own_settings_override_the_runs() -> None:
-    own = {"lr": 0.25, "model": {"fcnet_hiddens": [8]}, "lambda": 0.5, "exploration": {"type": "Random"}}
+    own = {
+        "lr": 0.25,
+        "model": {"fcnet_hiddens": [8]},
+        "lambda": 0.5,
+        "exploration": {"type": "Random"},
+    }
     policies = plan(policies={"a": {"config": own}, "b": None}, lr=0.5, gamma=0.75)
     learned = policies["a"].config
     assert isinstance(learned, PPOConfig)
@@ -117,18 +146,25 @@ def test_a_policy_of_another_algorithm_inherits_sampling_and_user_settings_only(
     own = {"entropy_coeff": 0.125, "exploration": {"type": "Random"}}
     policies = plan(
         policies={"a": {"class": "A2C", "config": own}, "b": None},
-        gamma=0.75, model={"fcnet_hiddens": [8]}, clip_param=0.1,
-    )  # fmt: skip
+        gamma=0.75,
+        model={"fcnet_hiddens": [8]},
+        clip_param=0.1,
+    )
     learned = policies["a"].config
     assert type(learned) is A2CConfig
     assert (learned.gamma, learned.model.fcnet_hiddens) == (0.75, (8,)), "as set for the run"
     assert (learned.lr, learned.lambda_) == (7e-4, 1.0), "A2C's defaults; PPO's are 3e-4 and 0.95"
     assert learned.entropy_coeff == 0.125
-    assert (learned.train_batch_size, learned.num_envs_per_worker) == (2048, 4), "the run's, of PPO; A2C's: 256, 8"
+    assert (learned.train_batch_size, learned.num_envs_per_worker) == (
+        2048,
+        4,
+    ), "the run's, of PPO; A2C's: 256, 8"
     assert policies["a"].settings["exploration"] == {"type": "Random"}
     assert policies["a"].policy_class is None
     assert policies["b"].config.lr == 3e-4
-    assert plan(policies={"a": "a2c"}, fn="users_own:all_a", lr=5e-4)["a"].config.lr == 5e-4, "set, if to the default"
+    assert plan(policies={"a": "a2c"}, fn="users_own:all_a", lr=5e-4)["a"].config.lr == 5e-4, (
+        "set, if to the default"
+    )
 
 
 def test_a_preset_applies_only_to_the_runs_algorithm() -> None:
@@ -161,7 +197,9 @@ def test_the_stored_config_contains_all_settings_of_other_algorithms() -> None:
     assert said.multiagent.policies["a"]["defaults"]["lr"] == 7e-4
     again = PPOConfig.from_mapping(said.to_dict())  # every key in it counts as set
     second = plan_policies(again, MANY)
-    assert second["a"].config.to_dict() | {"multiagent": None} == first["a"].config.to_dict() | {"multiagent": None}
+    assert second["a"].config.to_dict() | {"multiagent": None} == first["a"].config.to_dict() | {
+        "multiagent": None
+    }
     assert second["a"].settings == first["a"].settings
     assert with_settings_said(again, second).to_dict() == again.to_dict()
     alike = PPOConfig(env="E", multiagent={**AB, "policies": {"a": None, "b": None}})
@@ -172,9 +210,16 @@ OF_ALL: dict[str, Any] = {"lr": 0.125, "gamma": 0.5, "model": {"fcnet_hiddens": 
 """Return values for the keys of all algorithms that differ from the defaults."""
 
 
-def set_by_user(folder: Path, algo: str, other: str, own: dict[str, Any], way: str, **settings: Any) -> PlannedPolicy:
-    """Return a policy of another algorithm in a run with these settings, or in a resumed run that had none of them."""
-    multiagent = {"policies": {"a": {"class": other, "config": own}, "b": None}, "policy_mapping_fn": "users_own:all_b"}
+def set_by_user(
+    folder: Path, algo: str, other: str, own: dict[str, Any], way: str, **settings: Any
+) -> PlannedPolicy:
+    """Return a policy of another algorithm in a run with these settings, or in a resumed run that
+    had none of them.
+    """
+    multiagent = {
+        "policies": {"a": {"class": other, "config": own}, "b": None},
+        "policy_mapping_fn": "users_own:all_b",
+    }
     begun = {"env": "E", "algo": algo, "multiagent": multiagent}
     if way == "command line":
         return plan_policies(load_config(config_class, overrides=begun | settings), MANY)["a"]
@@ -183,27 +228,40 @@ def set_by_user(folder: Path, algo: str, other: str, own: dict[str, Any], way: s
     saved = save_config(said, folder)
     if way == "updated":
         return plan_policies(said.updated(settings), MANY)["a"]
-    return plan_policies(load_config(config_class, overrides={"resume": str(saved.parent), **settings}), MANY)["a"]
+    return plan_policies(
+        load_config(config_class, overrides={"resume": str(saved.parent), **settings}), MANY
+    )["a"]
 
 
 @pytest.mark.parametrize(
     ("way", "algo", "other"),
     [
-        ("command line", "ppo", "a2c"), ("resumed", "dqn", "sac"), ("updated", "dqn", "sac"),
+        ("command line", "ppo", "a2c"),
+        ("resumed", "dqn", "sac"),
+        ("updated", "dqn", "sac"),
     ],
-)  # fmt: skip
-def test_settings_of_a_run_reach_policies_of_other_algorithms(tmp_path: Path, way: str, algo: str, other: str) -> None:
+)
+def test_settings_of_a_run_reach_policies_of_other_algorithms(
+    tmp_path: Path, way: str, algo: str, other: str
+) -> None:
     drawn = {"train_batch_size": 48} if algo == "dqn" else {}
     own = {"gamma": 0.75, "model": {"fcnet_activation": "relu"}}
     policy = set_by_user(tmp_path, algo, other, own, way, **OF_ALL, **drawn)
     plain = config_class(other)()
     learned = policy.config.to_dict()
     expected = OF_ALL | drawn | {"gamma": 0.75, "model": learned["model"]}
-    assert {name: learned[name] for name in expected} == expected, "its own gamma, all else as set for the run"
-    assert (learned["model"]["fcnet_hiddens"], learned["model"]["fcnet_activation"]) == ([7], "relu")
+    assert {name: learned[name] for name in expected} == expected, (
+        "its own gamma, all else as set for the run"
+    )
+    assert (learned["model"]["fcnet_hiddens"], learned["model"]["fcnet_activation"]) == (
+        [7],
+        "relu",
+    )
     assert policy.settings["lr"] == 0.125, "as workers hear"
     rest = {name: value for name, value in learning_settings(plain).items() if name not in expected}
-    assert {name: learned[name] for name in rest} == rest, "keys not set have the algorithm's defaults"
+    assert {name: learned[name] for name in rest} == rest, (
+        "keys not set have the algorithm's defaults"
+    )
 
 
 def test_a_policy_with_a_new_algorithm_keeps_no_defaults_of_the_old_one(tmp_path: Path) -> None:
@@ -227,7 +285,9 @@ def test_spaces_come_from_the_entry_or_from_the_policys_agents() -> None:
 
 def test_a_users_own_policy_only_acts_and_gets_all_its_settings() -> None:
     policies = plan(
-        policies={"a": {"class": "users_own:Plain", "config": {"speed": 3}}, "b": None}, train=["b"], gamma=0.5
+        policies={"a": {"class": "users_own:Plain", "config": {"speed": 3}}, "b": None},
+        train=["b"],
+        gamma=0.5,
     )
     assert policies["a"].policy_class == "users_own:Plain"
     assert not policies["a"].is_trained
@@ -258,14 +318,22 @@ def test_a_users_own_policy_only_acts_and_gets_all_its_settings() -> None:
         ("b.config: lr", {"policies": {"b": {"config": {"lr": "much"}}}}),
         ("'a/b'", {"policies": {"a/b": None}}),
         ("a.defaults", {"policies": {"a": {"class": "a2c", "defaults": 3}}}),
-        ("defaults.num_workers", {"policies": {"b": {"class": "a2c", "defaults": {"num_workers": 4}}}}),
+        (
+            "defaults.num_workers",
+            {"policies": {"b": {"class": "a2c", "defaults": {"num_workers": 4}}}},
+        ),
         ("'users_own:two'", {"policies": {"b": None}, "fn": "users_own:two"}),
-        ("'users_own:no_episode'", {"fn": None, "multiagent": {"observation_fn": "users_own:no_episode"}}),
+        (
+            "'users_own:no_episode'",
+            {"fn": None, "multiagent": {"observation_fn": "users_own:no_episode"}},
+        ),
         ("'users_own:number'", {"fn": None, "multiagent": {"observation_fn": "users_own:number"}}),
         ("'cat2'", {"policies": {"b": None}, "facts": DIFFERENT, "fn": {"cat1": "b"}}),
     ],
 )
-def test_invalid_policies_are_refused_with_one_sentence(value: str, settings: dict[str, Any]) -> None:
+def test_invalid_policies_are_refused_with_one_sentence(
+    value: str, settings: dict[str, Any]
+) -> None:
     with pytest.raises(ConfigError) as caught:
         plan(**settings)
     assert value in str(caught.value)
@@ -284,11 +352,15 @@ class Steering(spaces.Box):
 @pytest.mark.parametrize(
     ("algo", "action_space", "is_taken"),
     [
-        ("dqn", Moves(3), True), ("sac", Moves(3), True), ("td3", Moves(3), False), ("td3", Steering(-1.0, 1.0), True),
-        ("dqn", Steering(-1.0, 1.0), False), ("sac", spaces.Box(-np.inf, np.inf, (2,)), False),
+        ("dqn", Moves(3), True),
+        ("sac", Moves(3), True),
+        ("td3", Moves(3), False),
+        ("td3", Steering(-1.0, 1.0), True),
+        ("dqn", Steering(-1.0, 1.0), False),
+        ("sac", spaces.Box(-np.inf, np.inf, (2,)), False),
         ("ppo", spaces.Box(-np.inf, np.inf, (2,)), True),
     ],
-)  # fmt: skip
+)
 def test_an_algorithm_accepts_subclasses_of_its_spaces_and_refuses_others_before_the_start(
     algo: str, action_space: spaces.Space[Any], is_taken: bool
 ) -> None:
@@ -310,7 +382,9 @@ def test_an_algorithm_accepts_subclasses_of_its_spaces_and_refuses_others_before
         ("per_space", {"cat1": "cat1", "cat2": "cat1", "dog": "dog"}),
     ],
 )
-def test_a_word_makes_policies_of_agents_or_spaces_and_their_mapping(word: str, table: dict[str, str]) -> None:
+def test_a_word_makes_policies_of_agents_or_spaces_and_their_mapping(
+    word: str, table: dict[str, str]
+) -> None:
     config = with_policies_named(PPOConfig(multiagent={"policies": word}), DIFFERENT)
     assert config.multiagent.policy_mapping_fn == table
     planned = plan_policies(config, DIFFERENT)
@@ -320,19 +394,28 @@ def test_a_word_makes_policies_of_agents_or_spaces_and_their_mapping(word: str, 
 
 
 def test_a_word_for_policies_is_refused_without_agents_and_with_another_mapping() -> None:
-    for facts, more, key in ((UNKNOWN, {}, "policies"), (DIFFERENT, {"policy_mapping_fn": {}}, "policy_mapping_fn")):
+    for facts, more, key in (
+        (UNKNOWN, {}, "policies"),
+        (DIFFERENT, {"policy_mapping_fn": {}}, "policy_mapping_fn"),
+    ):
         with pytest.raises(ConfigError) as caught:
             with_policies_named(PPOConfig(multiagent={"policies": "per_agent", **more}), facts)
         assert caught.value.key == f"multiagent.{key}"
 
 
 def test_a_mapping_that_needs_an_episode_is_probed_with_new_episodes() -> None:
-    """Each policy gets the spaces of its own agents, even of one that acts only in every other episode."""
+    """Each policy gets the spaces of its own agents, even of one that acts only in every other
+    episode.
+    """
     policies = dict.fromkeys(["cat", "dog-0", "dog-1"])
-    planned = plan_policies(PPOConfig(multiagent={"policies": policies, "policy_mapping_fn": by_id}), DIFFERENT)
+    planned = plan_policies(
+        PPOConfig(multiagent={"policies": policies, "policy_mapping_fn": by_id}), DIFFERENT
+    )
     assert {policy_id: policy.observation_space for policy_id, policy in planned.items()} == {
-        "cat": BOX, "dog-0": DICT, "dog-1": DICT,
-    }  # fmt: skip
+        "cat": BOX,
+        "dog-0": DICT,
+        "dog-1": DICT,
+    }
 
 
 def by_id(agent_id: str, episode: Any, **_: Any) -> str:
@@ -341,7 +424,9 @@ def by_id(agent_id: str, episode: Any, **_: Any) -> str:
 
 
 def test_agents_count_for_no_policy_if_the_mapping_needs_more_than_an_episode() -> None:
-    config = PPOConfig(multiagent={"policies": {"a": None, "b": None}, "policy_mapping_fn": by_worker})
+    config = PPOConfig(
+        multiagent={"policies": {"a": None, "b": None}, "policy_mapping_fn": by_worker}
+    )
     assert set(plan_policies(config, MANY)) == {"a", "b"}
     with pytest.raises(ConfigError) as caught:
         plan_policies(config, DIFFERENT)

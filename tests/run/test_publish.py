@@ -40,7 +40,9 @@ def test_a_forgotten_incarnation_is_no_longer_acknowledged_but_its_data_stays() 
     assert snapshot.filters[DEFAULT_POLICY_ID]["n"] == 1
 
 
-def test_fragments_used_after_their_worker_is_lost_count_and_leave_no_acknowledgement_behind() -> None:
+def test_fragments_used_after_their_worker_is_lost_count_and_leave_no_acknowledgement_behind() -> (
+    None
+):
     """Otherwise snapshots would become too large to read after many lost workers."""
     publisher = Publisher({DEFAULT_POLICY_ID: MeanStdFilter((1,))})
     num_lost = DEFAULT_LIMITS.max_map + 1

@@ -1,4 +1,6 @@
-"""Reports and end of a run, without TensorFlow: it ends whatever fails, and later events do no harm."""
+"""Reports and end of a run, without TensorFlow: it ends whatever fails, and later events do no
+harm.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,12 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tupl
     monkeypatch.setattr(RemoteSource, "build", never)
 
     def make(**options: Any) -> tuple[Run, Any]:
-        defaults = {"env": "CartPole-v1", "seed": 1, "num_workers": 0, "run_dir": str(tmp_path / "run")}
+        defaults = {
+            "env": "CartPole-v1",
+            "seed": 1,
+            "num_workers": 0,
+            "run_dir": str(tmp_path / "run"),
+        }
         bind = "tcp://127.0.0.2:0"  # otherwise it would have no workers
         config = CommonConfig.from_mapping({**defaults, "bind": bind, **options})
         display: Any = Showing()
@@ -96,7 +103,9 @@ def source_of(run: Run) -> RemoteSource:
     return source
 
 
-def test_a_task_of_the_run_that_dies_ends_it_with_its_error(start: Callable[..., tuple[Run, Any]]) -> None:
+def test_a_task_of_the_run_that_dies_ends_it_with_its_error(
+    start: Callable[..., tuple[Run, Any]],
+) -> None:
     run, display = start()
     display.error = ZeroDivisionError("the display is broken")
     with pytest.raises(ZeroDivisionError, match="the display is broken"):
@@ -115,7 +124,9 @@ def test_r184_a_learner_over_its_memory_quota_ends_with_a_clear_error(
 
 
 def test_each_step_of_the_end_is_taken_even_if_others_fail(
-    start: Callable[..., tuple[Run, Any]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    start: Callable[..., tuple[Run, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     run, display = start()
     monkeypatch.setattr(tasks_module, "_END_S", 0.05)
@@ -157,7 +168,9 @@ def test_reported_text_cannot_forge_lines_of_the_log(
     run, display = start()
 
     def tell() -> None:
-        said = "worker 1 failed: \x1b[2Jboom\n2026-01-01 00:00:00,000 ERROR aiorl: forged\u2028x\rabc"
+        said = (
+            "worker 1 failed: \x1b[2Jboom\n2026-01-01 00:00:00,000 ERROR aiorl: forged\u2028x\rabc"
+        )
         training_of(run).tell(said, logging.ERROR)
         training_of(run).tell("long " * 100_000, logging.INFO)
         run.request_stop("enough")
@@ -181,7 +194,10 @@ def test_reported_text_cannot_forge_lines_of_the_log(
 
 @pytest.mark.parametrize("while_it", ["loads", "compiles"])
 def test_stop_time_counts_from_the_start_of_the_run(
-    start: Callable[..., tuple[Run, Any]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, while_it: str
+    start: Callable[..., tuple[Run, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    while_it: str,
 ) -> None:
     run, _ = start(stop_time_s=0.5)
     done = threading.Event()
@@ -207,16 +223,26 @@ def test_stop_time_counts_from_the_start_of_the_run(
 
 
 @pytest.fixture
-def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Run, Any, Outcome]]:
+def trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[Run, Any, Outcome]]:
     """Return a function that runs a fake algorithm with a real worker process to the end."""
-    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'tests' / 'support'}:{ROOT / 'tests' / 'run'}")
+    monkeypatch.setenv(
+        "PYTHONPATH", f"{ROOT}:{ROOT / 'tests' / 'support'}:{ROOT / 'tests' / 'run'}"
+    )
 
     def train(algorithm: type[FakeAlgorithm], **options: Any) -> tuple[Run, Any, Outcome]:
         def build(config: CommonConfig, *arguments: Any, **options: Any) -> Any:
             return fake_learning(config, algorithm(config))
 
         monkeypatch.setattr(module, "build_learning", build)
-        settings = {"env": "CartPole-v1", "seed": 1, "num_workers": 1, "run_dir": str(tmp_path / "run"), **options}
+        settings = {
+            "env": "CartPole-v1",
+            "seed": 1,
+            "num_workers": 1,
+            "run_dir": str(tmp_path / "run"),
+            **options,
+        }
         config = CommonConfig.from_mapping(settings)
         display: Any = Showing()
         with RunDirectory.open(config) as directory:
@@ -235,7 +261,12 @@ def test_one_last_result_covers_all_updates_including_running_ones(
     assert outcome.ok
     results = read_results(tmp_path / "run")
     last, before = results[-1], results[-2]
-    assert last["env_steps_trained_total"] == last["ledger"]["trained"] >= steps > before["env_steps_trained_total"]
+    assert (
+        last["env_steps_trained_total"]
+        == last["ledger"]["trained"]
+        >= steps
+        > before["env_steps_trained_total"]
+    )
     assert last["updates_total"] == find_checkpoint(tmp_path / "run").number
 
 
@@ -251,7 +282,9 @@ def test_work_before_the_first_update_and_the_join_command_are_shown(
     assert command not in dict(run.summary(outcome).next_steps).values(), "the run is over"
 
 
-def test_the_join_command_names_the_keys_in_use(start: Callable[..., tuple[Run, Any]], tmp_path: Path) -> None:
+def test_the_join_command_names_the_keys_in_use(
+    start: Callable[..., tuple[Run, Any]], tmp_path: Path
+) -> None:
     folder = tmp_path / "my keys"
     make_keys(folder)
     run, display = start(keys=str(folder), stop_time_s=0.2)
@@ -263,7 +296,9 @@ def test_the_join_command_names_the_keys_in_use(start: Callable[..., tuple[Run, 
 
 
 def test_a_wait_for_workers_is_reported_with_the_join_command(
-    start: Callable[..., tuple[Run, Any]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    start: Callable[..., tuple[Run, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     run, _ = start(bind="tcp://0.0.0.0:0", insecure=True, stop_time_s=1.2)
     monkeypatch.setattr(Training, "silent_s", 71.0)
@@ -276,13 +311,20 @@ def test_a_wait_for_workers_is_reported_with_the_join_command(
 
 @pytest.mark.parametrize(
     ("settings", "episodes", "warns"),
-    [({}, 3, True), ({}, 4, False), ({"horizon": 500}, 0, False), ({"input": "stored/*.json"}, 0, False)],
+    [
+        ({}, 3, True),
+        ({}, 4, False),
+        ({"horizon": 500}, 0, False),
+        ({"input": "stored/*.json"}, 0, False),
+    ],
 )
 def test_a_horizon_is_suggested_once_if_hardly_any_episode_ends(
     caplog: pytest.LogCaptureFixture, settings: dict[str, Any], episodes: int, warns: bool
 ) -> None:
     counters = Counters()
-    iteration = Iteration(CommonConfig(env="x", num_workers=2, num_envs_per_worker=8, **settings), counters)
+    iteration = Iteration(
+        CommonConfig(env="x", num_workers=2, num_envs_per_worker=8, **settings), counters
+    )
     for env_steps in (47_999, 48_000, 60_000):
         counters.env_steps_sampled = env_steps
         iteration.look_at_episodes(episodes)

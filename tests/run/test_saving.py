@@ -1,4 +1,6 @@
-"""Checkpoints in passing and at the end do not interfere; a resume restores them or refuses them."""
+"""Checkpoints in passing and at the end do not interfere; a resume restores them or refuses
+them.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,13 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from aiorl.acting.checkpoint import Checkpoint, list_checkpoints, load_checkpoint, load_newest_valid, save_checkpoint
+from aiorl.acting.checkpoint import (
+    Checkpoint,
+    list_checkpoints,
+    load_checkpoint,
+    load_newest_valid,
+    save_checkpoint,
+)
 from aiorl.acting.filters import MeanStdFilter, make_filter
 from aiorl.config.worker import WorkerPart
 from aiorl.data.columns import DEFAULT_POLICY_ID
@@ -72,7 +80,9 @@ def make(
         results=Results(100, 0.0),
         ledger=Ledger(),
     )
-    learning: Any = SimpleNamespace(spaces={}, graphs={}, worker_part=WorkerPart(env="E-v1"), group=stored or Stored())
+    learning: Any = SimpleNamespace(
+        spaces={}, graphs={}, worker_part=WorkerPart(env="E-v1"), group=stored or Stored()
+    )
     saver = Saver(service, learning)
     service.counters.updates = 1
     return saver, service
@@ -93,7 +103,10 @@ def test_stored_experience_is_written_in_pieces_unless_an_update_runs(tmp_path: 
     assert held.is_closed
 
     service.counters.updates = 2
-    for changes in (True, False):  # an update runs meanwhile, or the checkpoint is for an evaluation
+    for changes in (
+        True,
+        False,
+    ):  # an update runs meanwhile, or the checkpoint is for an evaluation
         service.flow.is_idle = not changes
         saver.keep(state(2.0))
         found = load_checkpoint(asyncio.run(saver.save_last(with_experience=changes)))
@@ -101,7 +114,9 @@ def test_stored_experience_is_written_in_pieces_unless_an_update_runs(tmp_path: 
         assert not found.pieces
 
 
-def test_a_checkpoint_in_passing_waits_for_the_experience_of_the_next_update(tmp_path: Path) -> None:
+def test_a_checkpoint_in_passing_waits_for_the_experience_of_the_next_update(
+    tmp_path: Path,
+) -> None:
     asked: list[bool] = []
     saver, service = make(tmp_path, stored=Stored(Held()), ask=lambda: asked.append(True))
 
@@ -191,7 +206,10 @@ def learning(name: str) -> Any:
 
 
 def a_checkpoint(**filter_state: Any) -> Checkpoint:
-    tensors = {f"filter/{DEFAULT_POLICY_ID}/{name}": np.asarray(array) for name, array in filter_state.items()}
+    tensors = {
+        f"filter/{DEFAULT_POLICY_ID}/{name}": np.asarray(array)
+        for name, array in filter_state.items()
+    }
     meta = {"algorithm": {}, "env": "E", "algo": "ppo", "spaces": {}}
     return Checkpoint(Path("there"), 7, {"algorithm/w": np.ones(2), **tensors}, meta)
 
@@ -222,7 +240,9 @@ def test_after_a_resume_statistics_continue_and_workers_have_new_seeds(name: str
         ("MeanStdFilter", {"n": np.array(2)}, "'default_policy'"),
     ],
 )
-def test_another_filter_is_refused_before_anything_is_changed(name: str, state: dict[str, Any], value: str) -> None:
+def test_another_filter_is_refused_before_anything_is_changed(
+    name: str, state: dict[str, Any], value: str
+) -> None:
     run = learning(name)
     with pytest.raises(CheckpointError, match=value):
         take_up(a_checkpoint(**state), CONFIG, run)
@@ -231,9 +251,20 @@ def test_another_filter_is_refused_before_anything_is_changed(name: str, state: 
 
 
 COUNTERS = {
-    "env_steps_sampled": 60, "agent_steps_sampled": 60, "env_steps_trained": 40, "updates": 2, "updates_skipped": 0,
-}  # fmt: skip
-LEDGER = {"sampled": 70, "trained": 40, "queued": 20, "in_flight": 5, "discarded": {"stale": 5}, "lost": {}}
+    "env_steps_sampled": 60,
+    "agent_steps_sampled": 60,
+    "env_steps_trained": 40,
+    "updates": 2,
+    "updates_skipped": 0,
+}
+LEDGER = {
+    "sampled": 70,
+    "trained": 40,
+    "queued": 20,
+    "in_flight": 5,
+    "discarded": {"stale": 5},
+    "lost": {},
+}
 
 
 def whole(**changed: Any) -> Checkpoint:
@@ -276,7 +307,9 @@ def test_the_checkpoint_before_one_with_damaged_experience_is_used(
     state = whole()
     for number in (1, 2):
         pieces = {"default_policy": [("rows", 0, np.arange(3)), ("rows", 3, np.arange(3))]}
-        path = save_checkpoint(tmp_path / "checkpoints", number, state.tensors, state.meta, pieces=pieces)
+        path = save_checkpoint(
+            tmp_path / "checkpoints", number, state.tensors, state.meta, pieces=pieces
+        )
     assert Restored.find(tmp_path).checkpoint.number == 2
     file = path / "pieces" / "000001.safetensors"
     file.write_bytes(file.read_bytes()[:-1] + b"?")
@@ -292,6 +325,8 @@ def test_a_ledger_with_very_large_counts_is_restored() -> None:
         ledger.close(f"{number}", "left")
     assert ledger.lost["left"] > 2**62
     assert (
-        RunState.from_meta(whole(ledger=json.loads(json.dumps(ledger.as_dict())), counters__env_steps_trained=0)).ledger
+        RunState.from_meta(
+            whole(ledger=json.loads(json.dumps(ledger.as_dict())), counters__env_steps_trained=0)
+        ).ledger
         == ledger.as_dict()
     )

@@ -1,4 +1,6 @@
-"""RemoteSource with real workers in one process: leases, order, lag, accounting, malformed peers."""
+"""RemoteSource with real workers in one process: leases, order, lag, accounting, malformed
+peers.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ async def test_on_policy_batches_are_exact_have_one_version_and_follow_worker_or
     assert ledger["discarded"] == {}
 
 
-async def test_the_same_seed_gives_the_same_batches_with_two_workers_whatever_the_order_of_arrival() -> None:
+async def test_the_same_seed_gives_the_same_batches_with_two_workers_whatever_the_order_of_arrival() -> (
+    None
+):
     rng = np.random.default_rng(0)
 
     def jitter(direction: Direction, number: int) -> tuple[float, ...]:
@@ -77,7 +81,8 @@ async def test_r7_streaming_keeps_queues_bounded_with_a_slow_learner_and_loses_n
         for fragment in done.batch.fragments:
             per_worker.setdefault(fragment.slot, []).append(fragment.message.seq)
     assert all(seqs == list(range(1, len(seqs) + 1)) for seqs in per_worker.values())
-    # fragments that can wait: the assembler's queue, the leases, one batch queued and one in the thread
+    # fragments that can wait: the assembler's queue, the leases, one batch queued and one in the
+    # thread
     assert ledger["sampled"] - ledger["trained"] <= (2 + 1 + 1 + 1) * PER_BATCH
 
 
@@ -92,27 +97,39 @@ async def test_fragments_that_arrive_while_a_run_ends_are_not_in_its_last_result
 
 
 async def test_the_bound_on_policy_lag_holds_for_every_fragment_trained_on() -> None:
-    algorithm = with_settings(mode="streaming", fragments_per_batch=1, max_policy_lag=2, update_s=0.01)
+    algorithm = with_settings(
+        mode="streaming", fragments_per_batch=1, max_policy_lag=2, update_s=0.01
+    )
     for number, done in enumerate((await train(30, algorithm=algorithm)).updates):
-        assert all(number - fragment.message.first_version <= 2 for fragment in done.batch.fragments)
+        assert all(
+            number - fragment.message.first_version <= 2 for fragment in done.batch.fragments
+        )
 
 
 class Tape:
-    """Tape of the filter deltas of fragments, in the order of acceptance and of the update thread."""
+    """Tape of the filter deltas of fragments, in the order of acceptance and of the update
+    thread.
+    """
 
     def __init__(self, both: InProcess) -> None:
         self.both = both
         self.accepted: list[dict[str, Any]] = []
         self.used: list[dict[str, Any]] = []
         self.published: list[m.Snapshot] = []
-        take, submit, publish = both.source.flow.take, both.thread.submit_nowait, both.source.session.publish
+        take, submit, publish = (
+            both.source.flow.take,
+            both.thread.submit_nowait,
+            both.source.session.publish,
+        )
 
         def take_noted(event: Any) -> None:
             self.accepted.append(event.message.filter_deltas[DEFAULT_POLICY_ID])
             take(event)
 
         def submit_noted(batch: Any) -> None:
-            self.used += [fragment.message.filter_deltas[DEFAULT_POLICY_ID] for fragment in batch.fragments]
+            self.used += [
+                fragment.message.filter_deltas[DEFAULT_POLICY_ID] for fragment in batch.fragments
+            ]
             submit(batch)
 
         def publish_noted(snapshot: m.Snapshot, now: float) -> None:
@@ -129,13 +146,17 @@ class Tape:
         return self.both.source.flow.publisher.filters[DEFAULT_POLICY_ID].state()
 
     async def drain(self) -> None:
-        """Stop leasing, use or discard all fragments, and wait until the workers have the final statistics."""
+        """Stop leasing, use or discard all fragments, and wait until the workers have the final
+        statistics.
+        """
         source, flow = self.both.source, self.both.source.flow
         flow.is_granting = False
         async with asyncio.timeout(30):
             while source.session.leases.outstanding() or not flow.is_idle:
                 await asyncio.sleep(0.01)
-            for _ in range(2):  # first waiting fragments become stale, then merged ones are acknowledged
+            for _ in range(
+                2
+            ):  # first waiting fragments become stale, then merged ones are acknowledged
                 weights = {DEFAULT_POLICY_ID: self.both.algorithm.get_weights()}
                 source.session.publish(flow.next_snapshot(weights), time.monotonic())
                 flow._assembler.set_version(flow.publisher.version)
@@ -180,11 +201,15 @@ async def taped(algorithm: Any, **options: Any) -> AsyncIterator[Tape]:
     await both.close()
 
 
-@pytest.mark.parametrize(("mode", "num_samplers"), [("on_policy", 1), ("streaming", 1), ("streaming", 2)])
+@pytest.mark.parametrize(
+    ("mode", "num_samplers"), [("on_policy", 1), ("streaming", 1), ("streaming", 2)]
+)
 async def test_r139_the_learners_filter_equals_one_filter_that_saw_every_accepted_observation(
     mode: str, num_samplers: int
 ) -> None:
-    """They agree bit by bit, since deltas are merged in the order of train batches or of arrival."""
+    """They agree bit by bit, since deltas are merged in the order of train batches or of
+    arrival.
+    """
     async with taped(with_settings(mode=mode), samplers_per_worker=num_samplers) as tape:
         await tape.both.updates_done(5)
     deltas = tape.accepted if mode == "streaming" else tape.used
@@ -244,7 +269,10 @@ async def test_a_malformed_fragment_ends_only_its_workers_session() -> None:
         send = both.sessions[-1].fragment_done
 
         def send_spoiled(samples: m.Samples, now: float) -> bool:
-            spoilt = {**samples.batches[DEFAULT_POLICY_ID], c.OBS: np.zeros((LENGTH, NUM_ENVS, 3), np.float32)}
+            spoilt = {
+                **samples.batches[DEFAULT_POLICY_ID],
+                c.OBS: np.zeros((LENGTH, NUM_ENVS, 3), np.float32),
+            }
             return send(dataclasses.replace(samples, batches={DEFAULT_POLICY_ID: spoilt}), now)
 
         both.sessions[-1].fragment_done = send_spoiled  # type: ignore[method-assign]
@@ -254,15 +282,24 @@ async def test_a_malformed_fragment_ends_only_its_workers_session() -> None:
         await both.updates_done(len(both.updates) + 5)
     assert both.failure is None
     assert both.ledger.as_dict()["discarded"]["malformed"] >= LENGTH * NUM_ENVS
-    assert all(batch.shape == (LENGTH, NUM_ENVS, 4) for f in both.algorithm.batches for batch in [f[0][c.OBS]])
+    assert all(
+        batch.shape == (LENGTH, NUM_ENVS, 4)
+        for f in both.algorithm.batches
+        for batch in [f[0][c.OBS]]
+    )
 
 
 @pytest.mark.parametrize(
     "spoil",
     [
-        lambda sent: dataclasses.replace(sent, episodes={**sent.episodes, "hist/x": np.zeros(1 << 20, np.float16)}),
         lambda sent: dataclasses.replace(
-            sent, filter_deltas={DEFAULT_POLICY_ID: {"n": np.array(2.0**52), "mean": np.zeros(4), "m2": np.zeros(4)}}
+            sent, episodes={**sent.episodes, "hist/x": np.zeros(1 << 20, np.float16)}
+        ),
+        lambda sent: dataclasses.replace(
+            sent,
+            filter_deltas={
+                DEFAULT_POLICY_ID: {"n": np.array(2.0**52), "mean": np.zeros(4), "m2": np.zeros(4)}
+            },
         ),
     ],
     ids=["histories", "samples of a filter"],
@@ -301,7 +338,8 @@ async def test_a_task_that_dies_is_reported(
     assert isinstance(both.failure, ZeroDivisionError)
 
 
-# Hostile peers --------------------------------------------------------------------------------------------
+# Hostile peers
+# --------------------------------------------------------------------------------------------------
 
 CLEAR_SCREEN = "\x1b[2J\x1b]0;owned\x07\u202e\x9b31m"
 FORGED = "\n2026-01-01 00:00:00,000 ERROR aiorl.learner: forged"
@@ -312,7 +350,12 @@ class Peer:
 
     def __init__(self, both: InProcess, name: str, incarnation: str = "") -> None:
         self.hello = m.Hello(
-            m.PROTOCOL_VERSION, "", name, incarnation or f"i-{name}", 0, f"host {CLEAR_SCREEN}{FORGED}"
+            m.PROTOCOL_VERSION,
+            "",
+            name,
+            incarnation or f"i-{name}",
+            0,
+            f"host {CLEAR_SCREEN}{FORGED}",
         )
         self.heard: list[m.Message] = []
         self.num_connections = 0
@@ -355,7 +398,9 @@ class Peer:
 
 @asynccontextmanager
 async def among(*names: str, **options: Any) -> AsyncIterator[tuple[Any, ...]]:
-    """Start peers of these names and a run with two honest workers, which must continue to train afterwards."""
+    """Start peers of these names and a run with two honest workers, which must continue to train
+    afterwards.
+    """
     async with running(algorithm=STREAMING, **options) as both:
         await both.updates_done(1)
         peers = [Peer(both, name) for name in names]
@@ -369,15 +414,28 @@ async def among(*names: str, **options: Any) -> AsyncIterator[tuple[Any, ...]]:
 def fragment_under(lease: m.Lease, version: int) -> m.Samples:
     shape = (LENGTH, NUM_ENVS)
     batch = {
-        c.OBS: np.zeros((*shape, 4), np.float32), c.ACTIONS: np.zeros(shape, np.int64),
-        c.REWARDS: np.zeros(shape, np.float32), c.LAST_OBS: np.zeros((NUM_ENVS, 4), np.float32),
-    }  # fmt: skip
+        c.OBS: np.zeros((*shape, 4), np.float32),
+        c.ACTIONS: np.zeros(shape, np.int64),
+        c.REWARDS: np.zeros(shape, np.float32),
+        c.LAST_OBS: np.zeros((NUM_ENVS, 4), np.float32),
+    }
     steps = LENGTH * NUM_ENVS
     episodes = {"lengths": np.zeros(0, np.int32), "rewards": np.zeros(0)}
     return m.Samples(
-        1, lease.lease_id, steps, steps, version, version, NUM_ENVS, LENGTH,
-        {DEFAULT_POLICY_ID: batch}, episodes, {DEFAULT_POLICY_ID: {}}, {}, steps,
-    )  # fmt: skip
+        1,
+        lease.lease_id,
+        steps,
+        steps,
+        version,
+        version,
+        NUM_ENVS,
+        LENGTH,
+        {DEFAULT_POLICY_ID: batch},
+        episodes,
+        {DEFAULT_POLICY_ID: {}},
+        {},
+        steps,
+    )
 
 
 async def test_messages_of_unregistered_peers_are_not_decoded_and_their_connection_ends() -> None:
@@ -419,7 +477,10 @@ async def test_a_flood_of_failures_ends_its_senders_session_and_fills_only_a_few
 async def test_a_peer_that_joins_and_leaves_endlessly_does_not_fill_the_log() -> None:
     async with among("villain") as (both, villain):
         for number in range(40):
-            villain.say(dataclasses.replace(villain.hello, incarnation=f"i{number}"), m.Beat(0, "stuck", 1e9))
+            villain.say(
+                dataclasses.replace(villain.hello, incarnation=f"i{number}"),
+                m.Beat(0, "stuck", 1e9),
+            )
             await villain.hears(m.Welcome)
             if number < 5:
                 await villain.hears(m.Call)
@@ -437,12 +498,18 @@ async def test_text_of_a_peer_cannot_control_the_terminal() -> None:
         call = await one.hears(m.Call)
         assert CLEAR_SCREEN not in both.source.waiting_for()
         assert "\n" not in both.source.waiting_for()
-        one.say(m.Reply(call.call_id, True, hostile), m.Failure(hostile, hostile, hostile), m.Leaving(hostile))
+        one.say(
+            m.Reply(call.call_id, True, hostile),
+            m.Failure(hostile, hostile, hostile),
+            m.Leaving(hostile),
+        )
         other.say(m.Failure("env", hostile, hostile, fatal=True))
         await until(lambda: len(both.source.session.slots) == 2)
     for text in both.events:
         assert all(line.isprintable() for line in text.split("\n"))
-    assert sum("\n" in text for text in both.events) == 2, "stacks, and a failure that is reported once"
+    assert sum("\n" in text for text in both.events) == 2, (
+        "stacks, and a failure that is reported once"
+    )
 
 
 async def test_a_model_too_large_to_send_ends_the_run_at_the_start_with_a_reason() -> None:
@@ -470,7 +537,9 @@ async def test_equal_failures_of_many_workers_are_reported_once() -> None:
         for number, villain in enumerate(villains):
             villain.say(villain.hello)
             await villain.hears(m.Welcome)
-            message = f"environment {number} of pid {number + 100}: " + ("no key" if number == 3 else "no licence")
+            message = f"environment {number} of pid {number + 100}: " + (
+                "no key" if number == 3 else "no licence"
+            )
             villain.say(m.Failure("env", message, f"Traceback of {number}", fatal=True))
         await until(lambda: len(both.source.session.slots) == 2)
     for cause in ("no licence", "no key"):
@@ -484,20 +553,26 @@ async def test_refused_connections_are_reported_in_one_line_per_host_with_the_ad
     for number in range(5):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         addresses.append("{}:{}".format(*writer.get_extra_info("sockname")))
-        if number == 2:  # ZeroMQ has greeted it, so the learner notices it before the connection is gone
+        if (
+            number == 2
+        ):  # ZeroMQ has greeted it, so the learner notices it before the connection is gone
             await reader.readexactly(1)
             await asyncio.sleep(0.05)
         writer.write(b"GET / HTTP/1.0\r\n\r\n")
         await until(lambda: both.source.progress(None).transport["refused_connections"] > number)  # noqa: B023
         writer.close()  # not before: a closed connection has no address
     await both.close()
-    assert sum(any(address in text for address in addresses) for text in both.events) == 1, both.events
+    assert sum(any(address in text for address in addresses) for text in both.events) == 1, (
+        both.events
+    )
     # a connection may be closed before its address is known: these share one line, too
     assert len(both.events) <= 2, both.events
 
 
 def _say_too_much(port: int, message: Any, *, is_whole: bool) -> None:
-    """Send a message, read the answer, send a large message of nonsense, and wait for the end of the connection."""
+    """Send a message, read the answer, send a large message of nonsense, and wait for the end of
+    the connection.
+    """
     with RawPeer(port) as peer, contextlib.suppress(OSError):
         peer.send(*map(bytes, encode(message)))
         assert peer.receive()
@@ -510,10 +585,15 @@ def _say_too_much(port: int, message: Any, *, is_whole: bool) -> None:
 
 @pytest.mark.parametrize(
     ("message", "is_registered"),
-    [(m.SnapshotRequest(0), False), (m.Hello(m.PROTOCOL_VERSION, "", "worker", "incarnation"), True)],
+    [
+        (m.SnapshotRequest(0), False),
+        (m.Hello(m.PROTOCOL_VERSION, "", "worker", "incarnation"), True),
+    ],
     ids=["must say hello first", "joins"],
 )
-async def test_only_registered_workers_can_send_large_messages(message: Any, is_registered: bool) -> None:
+async def test_only_registered_workers_can_send_large_messages(
+    message: Any, is_registered: bool
+) -> None:
     both = learner_over_tcp(insecure=True)
     port = int(both.source.address.rpartition(":")[2])
     await asyncio.to_thread(_say_too_much, port, message, is_whole=is_registered)

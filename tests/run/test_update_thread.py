@@ -102,9 +102,16 @@ def test_warms_up_first_then_updates_in_order_and_counts_env_steps(
         assert done.state().values == {"n": len(group.tape)}, "as the update left it"
         assert min(done.wait_s, done.make_batch_s, done.update_s) >= 0
     assert group.tape == [
-        "warm_up", "make_batch 1", "update 100", "get_weights", "hold_state",
-        "make_batch 1", "update 110", "get_weights", "hold_state",
-    ]  # fmt: skip
+        "warm_up",
+        "make_batch 1",
+        "update 100",
+        "get_weights",
+        "hold_state",
+        "make_batch 1",
+        "update 110",
+        "get_weights",
+        "hold_state",
+    ]
     assert group.threads == {"aiorl-update"}
 
 

@@ -13,10 +13,14 @@ __all__ = ["fresh_logging", "make_pair", "make_worker"]
 
 @pytest.fixture
 def make_sampler():
-    """Make a SyncSampler, by default with only the default policy and complete episodes that are not packed."""
+    """Make a SyncSampler, by default with only the default policy and complete episodes that are
+    not packed.
+    """
 
     def make(env, policies=None, *, on_turn=None, **more):
-        return SyncSampler(sampler_setup(env, policies or RecordingPolicy(), **more), on_turn=on_turn)
+        return SyncSampler(
+            sampler_setup(env, policies or RecordingPolicy(), **more), on_turn=on_turn
+        )
 
     return make
 

@@ -32,14 +32,21 @@ class Masking(GraphPolicy):
     def __init__(self, observation_space, action_space, config):
         distribution = make_distribution(action_space)
         spec = ActingSpec(
-            observation_space.shape, "float32", ((1,),), distribution.num_inputs, distribution.name,
-            space_to_dict(action_space), (),
-        )  # fmt: skip
+            observation_space.shape,
+            "float32",
+            ((1,),),
+            distribution.num_inputs,
+            distribution.name,
+            space_to_dict(action_space),
+            (),
+        )
         self.draws = np.random.default_rng(0)
         super().__init__(self, spec, observation_space=observation_space, config=config, seed=0)
 
     def run(self, obs, state=(), prev=None, out=None, noise=None):
-        logits = self.draws.standard_normal((len(obs), self.distribution.num_inputs)).astype(np.float32)
+        logits = self.draws.standard_normal((len(obs), self.distribution.num_inputs)).astype(
+            np.float32
+        )
         _, masks = layout_of(self.observation_space).split(obs)
         positions = self.distribution.choice_inputs
         logits[:, positions] = np.where(masks > 0, logits[:, positions], MASKED_LOGIT)
@@ -51,7 +58,9 @@ class Masking(GraphPolicy):
 @pytest.mark.parametrize("observation_filter", ["NoFilter", "MeanStdFilter"])
 @pytest.mark.parametrize("joined", [False, True])
 @pytest.mark.parametrize("actions", ACTION_SPACES)
-def test_no_forbidden_action_is_taken_and_the_rows_contain_the_masks(make_worker, actions, joined, observation_filter):
+def test_no_forbidden_action_is_taken_and_the_rows_contain_the_masks(
+    make_worker, actions, joined, observation_filter
+):
     worker = make_worker(
         lambda context: ForbiddingEnv(actions, joined=joined),
         Masking,
@@ -104,12 +113,20 @@ class Duel(MultiAgentEnv):
         return self.shown(), {"left": 0.0, "right": 0.0}, over, over, {}
 
     def shown(self):
-        masks = {"left": np.ones(5, np.int8), "right": self.wrong if self.steps == 2 else np.ones(5, np.int8)}
-        return {agent: {"observation": np.zeros(3, np.float32), "action_mask": mask} for agent, mask in masks.items()}
+        masks = {
+            "left": np.ones(5, np.int8),
+            "right": self.wrong if self.steps == 2 else np.ones(5, np.int8),
+        }
+        return {
+            agent: {"observation": np.zeros(3, np.float32), "action_mask": mask}
+            for agent, mask in masks.items()
+        }
 
 
 @pytest.mark.parametrize(
-    "wrong", [np.zeros(5, np.int8), np.ones(4, np.int8), np.full(5, 2, np.int8)], ids=["zeros", "short", "twos"]
+    "wrong",
+    [np.zeros(5, np.int8), np.ones(4, np.int8), np.full(5, 2, np.int8)],
+    ids=["zeros", "short", "twos"],
 )
 def test_the_agent_whose_mask_is_wrong_is_named(make_worker, wrong):
     worker = make_worker(lambda context: Duel(wrong), Masking)

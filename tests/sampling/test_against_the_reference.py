@@ -1,11 +1,14 @@
-"""Rows, episodes, metrics and hooks equal those of the plain sampler in `reference_sampler`, for all environments.
+"""Rows, episodes, metrics and hooks equal those of the plain sampler in `reference_sampler`, for
+all environments.
 
-Hypothesis draws worlds. Each is played twice: by a RolloutWorker or a worker process's sampler, and by the reference.
+Hypothesis draws worlds. Each is played twice: by a RolloutWorker or a worker process's sampler, and
+by the reference.
 
-Each ``sample()`` is compared: type, environment steps and every column of the batch, and metrics with custom metrics
-and history. In the end, the events of each environment are compared one by one: the arguments of environments,
-policies, exploration and callbacks, the environments of each evaluation, and the filters' statistics. Within one turn,
-environments can come in any order, but outputs cannot.
+Each ``sample()`` is compared: type, environment steps and every column of the batch, and metrics
+with custom metrics and history. In the end, the events of each environment are compared one by one:
+the arguments of environments, policies, exploration and callbacks, the environments of each
+evaluation, and the filters' statistics. Within one turn, environments can come in any order, but
+outputs cannot.
 """
 
 from __future__ import annotations
@@ -20,7 +23,13 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from random_cases import KINDS, OBSERVATION_FNS, POLICIES, Case, Comparison, cases
 from random_worlds import ACTION_SPACES, OBS_SPACES, TAPES, BaseStages, ExternalWorld, Tape, World
-from reference_sampler import ContractBroken, NothingComes, NothingToChoose, ReferenceSampler, Settings
+from reference_sampler import (
+    ContractBroken,
+    NothingComes,
+    NothingToChoose,
+    ReferenceSampler,
+    Settings,
+)
 from traced_parts import TracedPolicy, traced_callbacks
 
 from aiorl.acting.filters import make_filter
@@ -42,7 +51,12 @@ def tape_of(case: Case, side: str) -> tuple[Tape, dict[str, Any]]:
 def policy_specs(case: Case, side: str) -> dict[str, Any]:
     ids, _ = POLICIES[case.policies]
     spaces = OBS_SPACES[case.config["obs"]], ACTION_SPACES[case.config["action"]]
-    config = {"tape": side, "action": case.config["action"], "recurrent": case.recurrent, "explores": case.explores}
+    config = {
+        "tape": side,
+        "action": case.config["action"],
+        "recurrent": case.recurrent,
+        "explores": case.explores,
+    }
     return {policy_id: (TracedPolicy, *spaces, {**config, "name": policy_id}) for policy_id in ids}
 
 
@@ -77,7 +91,9 @@ def make_worker(case: Case, tape: Tape, config: dict[str, Any]) -> RolloutWorker
     )
 
 
-def make_reference(case: Case, tape: Tape, config: dict[str, Any], side: str = "reference") -> ReferenceSampler:
+def make_reference(
+    case: Case, tape: Tape, config: dict[str, Any], side: str = "reference"
+) -> ReferenceSampler:
     spaces = OBS_SPACES[case.config["obs"]], ACTION_SPACES[case.config["action"]]
     preprocessor = make_preprocessor(spaces[0], action_space=spaces[1])
     specs = policy_specs(case, side)
@@ -115,7 +131,9 @@ def make_reference(case: Case, tape: Tape, config: dict[str, Any], side: str = "
 
 
 def run(case: Case) -> None:
-    """Play a case with a worker and compare; events of environments in other processes are not seen."""
+    """Play a case with a worker and compare; events of environments in other processes are not
+    seen.
+    """
     got, config = tape_of(case, "product")
     expected, reference_config = tape_of(case, "reference")
     if "remote_worker_envs" in case.more:
@@ -129,7 +147,11 @@ class LoneSampler:
     """SyncSampler with the attributes of a worker that the comparison needs."""
 
     def __init__(self, setup: SamplerSetup) -> None:
-        self.sampler, self.policies, self.filters = SyncSampler(setup), setup.policy_map, setup.filters
+        self.sampler, self.policies, self.filters = (
+            SyncSampler(setup),
+            setup.policy_map,
+            setup.filters,
+        )
 
     def sample(self) -> Any:
         return self.sampler.get_data()
@@ -189,12 +211,17 @@ def run_ahead(case: Case) -> None:
             except NothingComes:
                 return
             except ContractBroken as error:
-                kind = BadObservationError if isinstance(error, NothingToChoose) else EnvContractError
+                kind = (
+                    BadObservationError if isinstance(error, NothingToChoose) else EnvContractError
+                )
                 with pytest.raises(kind):
                     worker.sample()
                 return
             same.batches(worker.sample(), batch, reference.is_multi_agent, f"sample {number}")
-        metrics = [[[*found[:4], found.hist_data] for found in side.get_metrics()] for side in (worker, reference)]
+        metrics = [
+            [[*found[:4], found.hist_data] for found in side.get_metrics()]
+            for side in (worker, reference)
+        ]
     same.check(metrics[0][: len(metrics[1])], metrics[1], "metrics")
     del got.asked[len(expected.asked) :]
     for policy_id, calls in got.calls.items():
@@ -203,7 +230,11 @@ def run_ahead(case: Case) -> None:
 
 
 def compare(
-    case: Case, product: Any, reference: ReferenceSampler, expected_batch: Any, tapes: tuple[Tape, Tape]
+    case: Case,
+    product: Any,
+    reference: ReferenceSampler,
+    expected_batch: Any,
+    tapes: tuple[Tape, Tape],
 ) -> None:
     same = Comparison()
     for number in range(case.samples):
@@ -221,16 +252,26 @@ def compare(
                 product.sample()
             return
         same.batches(product.sample(), batch, reference.is_multi_agent, where)
-        metrics = [[[*found[:4], found.hist_data] for found in side.get_metrics()] for side in (product, reference)]
+        metrics = [
+            [[*found[:4], found.hist_data] for found in side.get_metrics()]
+            for side in (product, reference)
+        ]
         same.check(*metrics, f"{where}, metrics")
-        weights = {policy_id: {"w": np.full(1, number + 1.0, np.float32)} for policy_id in reference.policies}
+        weights = {
+            policy_id: {"w": np.full(1, number + 1.0, np.float32)}
+            for policy_id in reference.policies
+        }
         product.set_weights(weights, {"timestep": 10 * number})
         for policy_id, policy in reference.policies.items():
             policy.set_weights(weights[policy_id])
             policy.on_global_var_update({"timestep": 10 * number})
-    compare_tapes(same, *tapes, goes_on=case.kind.startswith("external"))  # clients play in their own threads
+    compare_tapes(
+        same, *tapes, goes_on=case.kind.startswith("external")
+    )  # clients play in their own threads
     for policy_id, found in product.filters.items():
-        same.check(dict(found.state()), reference.filters[policy_id].state(), f"filter of {policy_id}")
+        same.check(
+            dict(found.state()), reference.filters[policy_id].state(), f"filter of {policy_id}"
+        )
 
 
 def compare_tapes(same: Comparison, got: Tape, expected: Tape, *, goes_on: bool) -> None:
@@ -241,7 +282,10 @@ def compare_tapes(same: Comparison, got: Tape, expected: Tape, *, goes_on: bool)
             mine = mine[: len(theirs)]
         for number, pair in enumerate(itertools.zip_longest(mine, theirs)):
             if not same.same(*pair):
-                where = f"event {number} of environment {env_id}, after {mine[max(0, number - 6) : number]}"
+                where = (
+                    f"event {number} of environment {env_id}, after"
+                    f" {mine[max(0, number - 6) : number]}"
+                )
                 raise AssertionError(f"{where}:\n     got {pair[0]}\nexpected {pair[1]}")
     same.check(got.asked, expected.asked, "agents that the mapping function was asked about")
     same.check(dict(got.calls), dict(expected.calls), "environments of each evaluation")
@@ -257,7 +301,9 @@ def by_turn(events: list[Any]) -> list[Any]:
 
 
 PHASES = (Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink)
-FAST = settings(max_examples=10, deadline=None, phases=PHASES, suppress_health_check=list(HealthCheck))
+FAST = settings(
+    max_examples=10, deadline=None, phases=PHASES, suppress_health_check=list(HealthCheck)
+)
 
 
 def play(strategy: Any, function: Any, profile: settings = FAST) -> None:
@@ -266,8 +312,10 @@ def play(strategy: Any, function: Any, profile: settings = FAST) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_worker_samples_like_the_reference(kind: str) -> None:
-    """R84, R85, R86, R87, R88, R89, R90, R91, R92, R95, R96, R97, R98, R99, R100, R101, R103, R104, R105, R107, R108,
-    R110, R111, R112, R114, R117, R118, R119, R120, R121, R122, R126, R127, R129, R130, R131, R132, R133, R134."""
+    """R84, R85, R86, R87, R88, R89, R90, R91, R92, R95, R96, R97, R98, R99, R100, R101, R103, R104,
+    R105, R107, R108, R110, R111, R112, R114, R117, R118, R119, R120, R121, R122, R126, R127, R129,
+    R130, R131, R132, R133, R134.
+    """
     play(cases(kind), run)
 
 
@@ -286,7 +334,9 @@ def test_a_mask_without_any_action_ends_sampling_where_the_reference_does(kind: 
     play(cases(kind, stuck=True), run, settings(FAST, max_examples=6))
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # of worlds that end by an error
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnhandledThreadExceptionWarning"
+)  # of worlds that end by an error
 @pytest.mark.parametrize("kind", ["gym", "multi", "base_multi"])
 def test_an_asynchronous_sampler_samples_like_the_reference(kind: str) -> None:
     play(cases(kind), run_ahead, settings(FAST, max_examples=3))
@@ -304,6 +354,12 @@ def test_an_asynchronous_sampler_samples_like_the_reference(kind: str) -> None:
         (run, "multi", True),
     ],
 )
-def test_all_sample_like_the_reference_in_very_many_worlds(function: Any, kind: str, is_remote: bool) -> None:
-    profile = settings(FAST, max_examples=12, phases=[Phase.generate]) if is_remote else settings(FAST, max_examples=60)
+def test_all_sample_like_the_reference_in_very_many_worlds(
+    function: Any, kind: str, is_remote: bool
+) -> None:
+    profile = (
+        settings(FAST, max_examples=12, phases=[Phase.generate])
+        if is_remote
+        else settings(FAST, max_examples=60)
+    )
     play(cases(kind, remote=is_remote), function, profile)

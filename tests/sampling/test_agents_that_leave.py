@@ -1,4 +1,6 @@
-"""Agents that come and go in an episode that never ends: what remains of them, and what user code can still read."""
+"""Agents that come and go in an episode that never ends: what remains of them, and what user code
+can still read.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,10 @@ class Name:
 
 
 class Road(aiorl.MultiAgentEnv):
-    """Four cars; each is done after three steps, and a new one takes its place. The reward is the car's number."""
+    """Four cars; each is done after three steps, and a new one takes its place.
+
+    The reward is the car's number.
+    """
 
     observation_space, action_space = SPACE, ACTIONS
 
@@ -61,7 +66,11 @@ class Road(aiorl.MultiAgentEnv):
         obs, rewards, dones = {}, {}, {}
         for name in list(action_dict):
             self.ages[name] += 1
-            obs[name], rewards[name], dones[name] = self._obs(), float(name.number), self.ages[name] >= STAY
+            obs[name], rewards[name], dones[name] = (
+                self._obs(),
+                float(name.number),
+                self.ages[name] >= STAY,
+            )
             if dones[name]:
                 del self.ages[name]
         while len(self.ages) < PRESENT:
@@ -186,7 +195,12 @@ class Crowd(aiorl.MultiAgentEnv):
         is_over = self.steps == 5
         obs = {number: np.zeros(4, np.float32) for number in action_dict}
         dones = {**dict.fromkeys(action_dict, is_over), "__all__": is_over}
-        return obs, dict.fromkeys(action_dict, 1.0), dones, {number: {"score": number} for number in action_dict}
+        return (
+            obs,
+            dict.fromkeys(action_dict, 1.0),
+            dones,
+            {number: {"score": number} for number in action_dict},
+        )
 
 
 class Scores(aiorl.DefaultCallbacks):

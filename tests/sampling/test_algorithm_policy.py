@@ -31,7 +31,9 @@ def make() -> Iterator[Make]:
     def worker(config: CommonConfig, **settings: Any) -> RolloutWorker:
         made.append(
             RolloutWorker(
-                "CartPole-v1", algorithm_policy(config), **{"rollout_fragment_length": 32, "seed": 1, **settings}
+                "CartPole-v1",
+                algorithm_policy(config),
+                **{"rollout_fragment_length": 32, "seed": 1, **settings},
             )
         )
         return made[-1]
@@ -48,17 +50,23 @@ def equal(left: dict[str, Any], right: dict[str, Any]) -> bool:
 @pytest.mark.parametrize(
     "config",
     [
-        A2CConfig(**SMALL), IMPALAConfig(**SMALL, rollout_fragment_length=8),
+        A2CConfig(**SMALL),
+        IMPALAConfig(**SMALL, rollout_fragment_length=8),
         pytest.param(PGConfig(**SMALL), marks=pytest.mark.slow),
         pytest.param(PPOConfig(**SMALL), marks=pytest.mark.slow),
         pytest.param(
-            A2CConfig(**{**SMALL, "model": {"fcnet_hiddens": [8], "use_gru": True}}, rollout_fragment_length=8),
+            A2CConfig(
+                **{**SMALL, "model": {"fcnet_hiddens": [8], "use_gru": True}},
+                rollout_fragment_length=8,
+            ),
             marks=pytest.mark.slow,
         ),
     ],
     ids=lambda config: f"{config.algo}{'-gru' * config.model.use_gru}",
-)  # fmt: skip
-def test_computing_and_applying_gradients_equals_learning_on_the_batch(make: Make, config: CommonConfig) -> None:
+)
+def test_computing_and_applying_gradients_equals_learning_on_the_batch(
+    make: Make, config: CommonConfig
+) -> None:
     """The gradients come from the code that trains in a run."""
     worker, twin = make(config), make(config)
     rows = worker.sample()

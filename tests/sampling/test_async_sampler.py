@@ -146,7 +146,9 @@ def test_the_error_that_ended_a_blackholed_sampler_is_raised_with_its_metrics(ma
 
 @re_raised
 def test_an_exit_in_the_sampling_thread_is_reported_to_a_waiting_thread(make_async):
-    """R71: any exception; this one would silently end a thread, or the whole process that waits for data."""
+    """R71: any exception; this one would silently end a thread, or the whole process that waits for
+    data.
+    """
 
     class Exits(RecordingPolicy):
         def compute_actions(self, *args, **kwargs):
@@ -162,8 +164,12 @@ def test_an_exit_in_the_sampling_thread_is_reported_to_a_waiting_thread(make_asy
 
 @re_raised
 @pytest.mark.parametrize("is_async", [False, True])
-def test_outputs_that_a_turn_finished_before_its_error_are_handed_out_first(make_async, make_sampler, is_async):
-    """R71, R77: an episode's own reset fails; its batch, metrics and extra batches are still returned."""
+def test_outputs_that_a_turn_finished_before_its_error_are_handed_out_first(
+    make_async, make_sampler, is_async
+):
+    """R71, R77: an episode's own reset fails; its batch, metrics and extra batches are still
+    returned.
+    """
     extra = SampleBatch()
 
     class Add(DefaultCallbacks):

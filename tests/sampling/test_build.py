@@ -37,7 +37,14 @@ def test_parts_are_built_in_order(make_worker, monkeypatch):
     class Env(CountingEnv):
         def __init__(self, context):
             super().__init__()
-            tape.append(("env", context.vector_index, os.environ["AIORL_TEST_NUMBER"], get_global_worker() is not None))
+            tape.append(
+                (
+                    "env",
+                    context.vector_index,
+                    os.environ["AIORL_TEST_NUMBER"],
+                    get_global_worker() is not None,
+                )
+            )
 
     class Callbacks(DefaultCallbacks):
         def __init__(self):
@@ -84,8 +91,12 @@ def test_the_global_worker_is_the_last_one_made_and_is_not_kept_alive():
     worker = RolloutWorker(lambda context: CountingEnv(), PlainPolicy)
     assert get_global_worker() is worker
     with pytest.raises(AssertionError, match=r"output_creator.*OutputWriter") as caught:
-        RolloutWorker(lambda context: CountingEnv(), PlainPolicy, output_creator=lambda context: object())
-    assert get_global_worker() is worker, "SPEC 2.2 step 1: a worker that could not be built is not the current one"
+        RolloutWorker(
+            lambda context: CountingEnv(), PlainPolicy, output_creator=lambda context: object()
+        )
+    assert get_global_worker() is worker, (
+        "SPEC 2.2 step 1: a worker that could not be built is not the current one"
+    )
     worker.stop()
     del worker, caught
     gc.collect()
@@ -100,7 +111,10 @@ def test_a_policys_own_config_wins_in_a_deep_merge(make_worker):
     base = {"model": {"layers": [1], "act": "tanh"}, "lr": 1.0, "gamma": 0.9}
     own = {"model": {"act": "relu"}, "lr": 2.0}
     worker = make_worker(
-        policy={DEFAULT: (PlainPolicy, VECTOR, ACTIONS, own)}, policy_config=base, worker_index=3, num_workers=5
+        policy={DEFAULT: (PlainPolicy, VECTOR, ACTIONS, own)},
+        policy_config=base,
+        worker_index=3,
+        num_workers=5,
     )
     assert worker.policy_map[DEFAULT].config == {
         "model": {"layers": [1], "act": "relu"},
@@ -159,7 +173,9 @@ def test_deepmind_wrapping_switches_preprocessing_off_and_clipping_on(make_worke
     assert reward_limit(worker) == expected
 
 
-@pytest.mark.parametrize("changes", [{"preprocessor_pref": "rllib"}, {"env_creator": lambda context: Frames()}])
+@pytest.mark.parametrize(
+    "changes", [{"preprocessor_pref": "rllib"}, {"env_creator": lambda context: Frames()}]
+)
 def test_without_deepmind_wrapping_none_clips_no_rewards(make_worker, changes):
     """R23, R24."""
     pytest.importorskip("ale_py")
@@ -196,7 +212,9 @@ def test_equal_seeds_give_equal_batches(make_worker):
             return np.array([self.action_space.sample() for _ in obs]), [], {}
 
     def batch(seed):
-        worker = make_worker("CartPole-v1", Drawing, seed=seed, num_envs=2, rollout_fragment_length=30)
+        worker = make_worker(
+            "CartPole-v1", Drawing, seed=seed, num_envs=2, rollout_fragment_length=30
+        )
         return worker.sample()
 
     first, second, third = batch(5), batch(np.int64(5)), batch(6)
@@ -208,8 +226,15 @@ def test_equal_seeds_give_equal_batches(make_worker):
 
 def test_several_policies_get_their_own_seeds(make_worker):
     """R27."""
-    policies = {name: spec(VECTOR, ACTIONS) for name in "ab"} | {"c": spec(VECTOR, ACTIONS, seed=77)}
-    worker = make_worker(lambda context: CountingMultiAgentEnv(), policies, policy_mapping_fn=lambda agent: "a", seed=4)
+    policies = {name: spec(VECTOR, ACTIONS) for name in "ab"} | {
+        "c": spec(VECTOR, ACTIONS, seed=77)
+    }
+    worker = make_worker(
+        lambda context: CountingMultiAgentEnv(),
+        policies,
+        policy_mapping_fn=lambda agent: "a",
+        seed=4,
+    )
     seeds = [worker.policy_map[name].config["seed"] for name in "abc"]
     assert (seeds[0], seeds[2]) == (4, 77)
     assert seeds[1] not in (4, 77)
@@ -270,7 +295,9 @@ def test_a_policy_that_does_not_call_its_base_class_is_refused(make_worker):
         def __init__(self, observation_space, action_space, config):
             self.observation_space = observation_space
 
-    with pytest.raises(ConfigError, match=r"Bare.*action_space, global_timestep.*super\(\)\.__init__"):
+    with pytest.raises(
+        ConfigError, match=r"Bare.*action_space, global_timestep.*super\(\)\.__init__"
+    ):
         make_worker(policy=Bare)
 
 
@@ -311,7 +338,10 @@ def test_creators_get_the_io_context(make_worker):
         return context.default_sampler_input()
 
     worker = make_worker(
-        input_creator=make_input, log_dir="/tmp/run", worker_index=4, policy_config={"gamma": 0.5, "eager": False}
+        input_creator=make_input,
+        log_dir="/tmp/run",
+        worker_index=4,
+        policy_config={"gamma": 0.5, "eager": False},
     )
     (context,) = seen
     assert context is worker.io_context
@@ -342,14 +372,18 @@ def test_the_policy_mapping_can_use_the_episode_and_its_worker(make_worker):
         return "a" if episode.episode_id % 2 else "b"
 
     policies = {name: spec(VECTOR, ACTIONS) for name in "ab"}
-    worker = make_worker(lambda context: CountingMultiAgentEnv(), policies, policy_mapping_fn=by_episode)
+    worker = make_worker(
+        lambda context: CountingMultiAgentEnv(), policies, policy_mapping_fn=by_episode
+    )
     worker.sample()
     assert asked
     assert all(hasattr(episode, "user_data") and sampler is worker for episode, sampler in asked)
 
 
 @pytest.mark.parametrize("settings", [{"num_envs": 2}, {"episode_horizon": 9}])
-def test_r56_r158_external_environments_with_invalid_settings_are_refused_and_closed(make_worker, settings):
+def test_r56_r158_external_environments_with_invalid_settings_are_refused_and_closed(
+    make_worker, settings
+):
     closed = []
 
     class Closing(Idle):

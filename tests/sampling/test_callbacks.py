@@ -9,15 +9,24 @@ import pytest
 from aiorl.compat.rollout_worker import RolloutWorker
 from aiorl.config.code import named
 from aiorl.errors import ConfigError
-from aiorl.sampling.callbacks import DefaultCallbacks, callbacks_class, with_named_failures, worker_hooks
+from aiorl.sampling.callbacks import (
+    DefaultCallbacks,
+    callbacks_class,
+    with_named_failures,
+    worker_hooks,
+)
 from tests.support.plain_policies import PlainPolicy
 
 
-@pytest.mark.parametrize("name", [name for name in vars(DefaultCallbacks) if name.startswith("on_")])
+@pytest.mark.parametrize(
+    "name", [name for name in vars(DefaultCallbacks) if name.startswith("on_")]
+)
 def test_every_hook_takes_its_keywords_and_does_nothing(name):
     """R38."""
     hook = getattr(DefaultCallbacks(), name)
-    named = [p.name for p in inspect.signature(hook).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    named = [
+        p.name for p in inspect.signature(hook).parameters.values() if p.kind is p.KEYWORD_ONLY
+    ]
     assert named
     assert hook(**dict.fromkeys(named), one_of_a_later_version=1) is None
 
@@ -63,7 +72,9 @@ def test_a_hooks_error_names_the_class_and_the_hook():
     assert isinstance(hooks, Hooks)
     hooks.on_sample_end(worker=1, samples=seen)
     assert seen == [1]
-    with pytest.raises(ConfigError, match=r"'users_callbacks:Hooks': on_episode_end.*KeyError\('speed'\)"):
+    with pytest.raises(
+        ConfigError, match=r"'users_callbacks:Hooks': on_episode_end.*KeyError\('speed'\)"
+    ):
         hooks.on_episode_end(worker=None, base_env=None, policies=None, episode=1)
 
 

@@ -1,4 +1,6 @@
-"""Whole episodes and their statistics from recorded steps in lockstep; fragments are tested with lockstep."""
+"""Whole episodes and their statistics from recorded steps in lockstep; fragments are tested with
+lockstep.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,13 @@ def test_every_row_is_returned_once_with_its_episode_and_in_order(seed, num_envs
                 if dones[t, n]:
                     sent[n].append([])
         env = np.broadcast_to(np.arange(num_envs), rows.shape)
-        columns = {"row": rows, "env": env, c.VALID: valid, c.TERMINATEDS: dones, c.TRUNCATEDS: dones}
+        columns = {
+            "row": rows,
+            "env": env,
+            c.VALID: valid,
+            c.TERMINATEDS: dones,
+            c.TRUNCATEDS: dones,
+        }
         collector.add(columns, -rows[dones])
         if take and collector.ready_rows:
             taken, finals = collector.take()
@@ -66,7 +74,9 @@ def block(steps, *ends, num_envs=2, valid=None):
 
 
 def test_a_warning_is_logged_once_when_very_many_rows_of_an_environment_wait(caplog):
-    """R94: rows of one environment's unfinished episode, with the same threshold as in general sampling."""
+    """R94: rows of one environment's unfinished episode, with the same threshold as in general
+    sampling.
+    """
     collector = EpisodeCollector(2)
     with caplog.at_level(logging.WARNING):
         for number in range(10):  # 1000 more rows of environment 0 wait each time

@@ -34,7 +34,10 @@ def test_an_episode_can_be_read_before_it_begins_and_long_after_it_ends():
             told.append(asked(episode))
 
     def asked(episode):
-        names = "last_raw_obs last_info prev_reward last_observation last_action prev_action rnn_state last_pi_info"
+        names = (
+            "last_raw_obs last_info prev_reward last_observation last_action prev_action rnn_state"
+            " last_pi_info"
+        )
         return [getattr(episode, f"{name}_for")() for name in names.split()]
 
     env = ScriptedEnv({0: [scenes(3)]})
@@ -56,14 +59,18 @@ def test_postprocessing_gets_raw_batches_of_other_agents_even_if_they_changed_th
     class Spoils(RecordingPolicy):
         def postprocess_trajectory(self, batch, other_agent_batches=None, episode=None):
             agent = int(batch["agent_index"][0])
-            seen[agent] = {other: pair[1]["rewards"].tolist() for other, pair in other_agent_batches.items()}
+            seen[agent] = {
+                other: pair[1]["rewards"].tolist() for other, pair in other_agent_batches.items()
+            }
             assert all(pair[0] is self for pair in other_agent_batches.values())
             batch["rewards"] *= -1
             batch["mine"] = np.full(batch.count, agent)
             return batch
 
     class Alters(DefaultCallbacks):
-        def on_postprocess_trajectory(self, *, agent_id, postprocessed_batch, original_batches, **kwargs):
+        def on_postprocess_trajectory(
+            self, *, agent_id, postprocessed_batch, original_batches, **kwargs
+        ):
             assert "mine" not in original_batches[agent_id][1]
             postprocessed_batch["mine"] = postprocessed_batch["mine"] + 10
 
@@ -84,7 +91,9 @@ def test_a_warning_is_logged_once_when_very_many_rows_wait(length, threshold, ca
     log_once.reset()
     env = ScriptedEnv({0: [scenes(threshold // 50 + 50, ends=False, agents=tuple(range(50)))]})
     callbacks = DefaultCallbacks()
-    callbacks.on_episode_step = lambda *, episode, **kwargs: setattr(episode.batch_builder, "count", 0)
+    callbacks.on_episode_step = lambda *, episode, **kwargs: setattr(
+        episode.batch_builder, "count", 0
+    )
     iteration = make(env, {"default_policy": RecordingPolicy()}, callbacks, length=length)
     with caplog.at_level(logging.WARNING):
         for _ in range(threshold // 50 + 1):
@@ -145,7 +154,14 @@ class OneScene(BaseEnv):
 
     def __init__(self, **parts):
         obs, flags = {3: {"agent0": np.zeros(3, np.float32)}}, {3: {ALL_AGENTS: False}}
-        self.parts = {"obs": obs, "rewards": {3: {}}, "dones": flags, "infos": {3: {}}, "taken": {}, **parts}
+        self.parts = {
+            "obs": obs,
+            "rewards": {3: {}},
+            "dones": flags,
+            "infos": {3: {}},
+            "taken": {},
+            **parts,
+        }
 
     def poll(self):
         return as_poll(tuple(self.parts.values()))
@@ -166,7 +182,9 @@ class OneScene(BaseEnv):
         ("obs", {3: {"agent0": np.zeros(4)}}, BadObservationError, "'agent0'"),
     ],
 )
-def test_r128_a_rule_that_a_users_base_env_breaks_is_named_with_its_environment_and_step(part, value, error, text):
+def test_r128_a_rule_that_a_users_base_env_breaks_is_named_with_its_environment_and_step(
+    part, value, error, text
+):
     env = OneScene()
     iteration = make(env, {"default_policy": RecordingPolicy()}, DefaultCallbacks())
     iteration.observe(env.poll())
@@ -192,7 +210,9 @@ def test_an_error_in_the_policy_mapping_is_not_reported_as_a_bad_reward():
         return "default_policy"
 
     env = OneScene()
-    iteration = make(env, {"default_policy": RecordingPolicy()}, DefaultCallbacks(), mapping=mapping)
+    iteration = make(
+        env, {"default_policy": RecordingPolicy()}, DefaultCallbacks(), mapping=mapping
+    )
     iteration.observe(env.poll())
     iteration.act()
     env.parts["rewards"] = {3: {"stranger": 1.0}}

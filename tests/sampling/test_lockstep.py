@@ -37,24 +37,46 @@ def make_env(mode: str, lengths=(3, 5), end="terminate", num_envs=2) -> Lockstep
 
 
 def make_sampler(
-    env: LockstepEnv, length=7, *, gamma=0.9, lam=0.8, recurrent=False, policy=None, columns=ALL, postprocess="gae",
-    state_every=0, filter=None, **settings,
-) -> Lockstep:  # fmt: skip
+    env: LockstepEnv,
+    length=7,
+    *,
+    gamma=0.9,
+    lam=0.8,
+    recurrent=False,
+    policy=None,
+    columns=ALL,
+    postprocess="gae",
+    state_every=0,
+    filter=None,
+    **settings,
+) -> Lockstep:
     plan = SamplePlan(postprocess, {"gamma": gamma, "lam": lam}, tuple(columns), state_every)
     policy = policy or FakePolicy(env.action_space, recurrent=recurrent)
-    return Lockstep(env, policy, plan, sampler_settings(length, **{"seed": 0, **settings}), filter=filter)
+    return Lockstep(
+        env, policy, plan, sampler_settings(length, **{"seed": 0, **settings}), filter=filter
+    )
 
 
 def slow_gae(rewards, values, after, gamma, lam):
-    """Sum over the rest of one piece of an episode, by the definition; `after` follows its last row."""
+    """Sum over the rest of one piece of an episode, by the definition;
+
+    `after` follows its last row.
+    """
     following = [*values[1:], after]
     deltas = [r + gamma * v1 - v for r, v, v1 in zip(rewards, values, following, strict=True)]
-    return [sum((gamma * lam) ** (j - i) * deltas[j] for j in range(i, len(deltas))) for i in range(len(deltas))]
+    return [
+        sum((gamma * lam) ** (j - i) * deltas[j] for j in range(i, len(deltas)))
+        for i in range(len(deltas))
+    ]
 
 
 def by_episode(batch: SampleBatch) -> list[SampleBatch]:
     """Return runs of rows of one episode and copy, identified by their observations."""
-    cuts = [row for row in range(1, batch.count) if (batch["obs"][row] != batch["obs"][row - 1])[[0, 2]].any()]
+    cuts = [
+        row
+        for row in range(1, batch.count)
+        if (batch["obs"][row] != batch["obs"][row - 1])[[0, 2]].any()
+    ]
     return [batch.slice(start, end) for start, end in itertools.pairwise([0, *cuts, batch.count])]
 
 
@@ -66,7 +88,10 @@ def value(episode, step, index) -> float:
 @pytest.mark.parametrize("end", ["terminate", "truncate"])
 @pytest.mark.parametrize("lam", [0.0, 0.8, 1.0])
 def test_rows_values_and_final_observations_are_right_for_every_way_to_reset(mode, end, lam):
-    """R98, golden: true final observations; GAE at terminations, truncations and the cut equals sums by hand."""
+    """R98, golden: true final observations;
+
+    GAE at terminations, truncations and the cut equals sums by hand.
+    """
     env = make_env(mode, end=end)
     sampler = make_sampler(env, length=8, lam=lam)
     seen: list[tuple[int, int, int]] = []
@@ -75,7 +100,9 @@ def test_rows_values_and_final_observations_are_right_for_every_way_to_reset(mod
         valid = fragment.columns.get(c.VALID, np.ones((8, 2), bool))
         batch = fragment.to_sample_batch()
         assert batch.count == fragment.env_steps == valid.sum()
-        for obs, new_obs, reward in zip(batch["obs"], batch["new_obs"], batch["rewards"], strict=True):
+        for obs, new_obs, reward in zip(
+            batch["obs"], batch["new_obs"], batch["rewards"], strict=True
+        ):
             episode, step, index = (int(number) for number in obs)
             assert new_obs.tolist() == [episode, step + 1, index]
             assert reward == step + 1
@@ -87,18 +114,24 @@ def test_rows_values_and_final_observations_are_right_for_every_way_to_reset(mod
             assert part["dones"].tolist() == [False] * (part.count - 1) + [closed]
             assert (part["terminateds"] if end == "terminate" else part["truncateds"])[-1] == closed
             values = [value(episode, step + i, index) for i in range(part.count)]
-            after = 0.0 if closed and end == "terminate" else value(episode, step + part.count, index)
+            after = (
+                0.0 if closed and end == "terminate" else value(episode, step + part.count, index)
+            )
             expected = slow_gae(part["rewards"].tolist(), values, after, 0.9, lam)
             np.testing.assert_allclose(part["vf_preds"], values, rtol=1e-6)
             np.testing.assert_allclose(part["advantages"], expected, rtol=1e-5, atol=1e-5)
-            np.testing.assert_allclose(part["value_targets"], np.add(expected, values), rtol=1e-5, atol=1e-5)
+            np.testing.assert_allclose(
+                part["value_targets"], np.add(expected, values), rtol=1e-5, atol=1e-5
+            )
             bootstrap = [0.0] * part.count
             if closed and end == "truncate":
                 bootstrap[-1] = after
             np.testing.assert_allclose(part["bootstrap_values"], bootstrap, rtol=1e-6)
     for index in (0, 1):
         mine = [(episode, step) for i, episode, step in seen if i == index]
-        assert mine == [(n // (3, 5)[index], n % (3, 5)[index]) for n in range(len(mine))], "rows lost or doubled"
+        assert mine == [(n // (3, 5)[index], n % (3, 5)[index]) for n in range(len(mine))], (
+            "rows lost or doubled"
+        )
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -121,7 +154,9 @@ def test_recurrent_state_restarts_with_each_episode_and_continues_across_fragmen
 
 @pytest.mark.parametrize("mode", MODES)
 def test_recurrent_states_are_sent_at_a_fixed_interval_even_after_an_interrupted_step(mode):
-    """The fake state counts the steps of its episode; in a row that is only a reset, it can be anything."""
+    """The fake state counts the steps of its episode; in a row that is only a reset, it can be
+    anything.
+    """
     fails_at = [18]
 
     def on_step():
@@ -153,7 +188,9 @@ def test_values_of_cut_and_final_observations_come_from_one_call_per_fragment(mo
 @pytest.mark.parametrize("mode", MODES)
 def test_complete_episodes_mode_returns_only_whole_episodes_and_loses_none(mode):
     """R60, R105."""
-    sampler = make_sampler(make_env(mode, lengths=(3, 11), end="truncate"), length=4, batch_mode="complete_episodes")
+    sampler = make_sampler(
+        make_env(mode, lengths=(3, 11), end="truncate"), length=4, batch_mode="complete_episodes"
+    )
     counts = [0, 0]
     for _ in range(12):
         fragment = sampler.sample()
@@ -172,7 +209,9 @@ def test_complete_episodes_mode_returns_only_whole_episodes_and_loses_none(mode)
             np.testing.assert_array_equal(part["new_obs"][:, 1], steps + 1)
             assert part["truncateds"].tolist() == [False] * (length - 1) + [True]
             values = [value(episode, s, index) for s in steps]
-            expected = slow_gae(part["rewards"].tolist(), values, value(episode, length, index), 0.9, 0.8)
+            expected = slow_gae(
+                part["rewards"].tolist(), values, value(episode, length, index), 0.9, 0.8
+            )
             np.testing.assert_allclose(part["advantages"], expected, rtol=1e-5, atol=1e-5)
     assert counts[0] > 10
     assert counts[1] > 2
@@ -181,10 +220,14 @@ def test_complete_episodes_mode_returns_only_whole_episodes_and_loses_none(mode)
 
 
 def test_the_last_observation_of_whole_episodes_is_sent_if_only_that_is_needed():
-    """As for an algorithm with V-trace: no column of next observations, except the one after the last row."""
+    """As for an algorithm with V-trace: no column of next observations, except the one after the
+    last row.
+    """
     wanted = [c.OBS, c.ACTIONS, c.REWARDS, c.TERMINATEDS, c.TRUNCATEDS, c.LAST_OBS]
     env = make_env("serial", lengths=(3, 11), end="truncate")
-    sampler = make_sampler(env, length=4, batch_mode="complete_episodes", columns=wanted, postprocess="none")
+    sampler = make_sampler(
+        env, length=4, batch_mode="complete_episodes", columns=wanted, postprocess="none"
+    )
     for _ in range(3):
         fragment = sampler.sample()
         assert set(fragment.extras) == {c.LAST_OBS}
@@ -197,14 +240,26 @@ def test_same_seeds_give_the_same_rows_and_other_seeds_give_others(vectorize):
     def rows(seed, length, *, prepares=False):
         env = make_lockstep_env("CartPole-v1", {}, 3, vectorize)
         sampler = make_sampler(env, length=length, seed=seed)
-        fragments = [sampler.sample() for _ in range(60 // length) if not prepares or sampler.prepare()]
+        fragments = [
+            sampler.sample() for _ in range(60 // length) if not prepares or sampler.prepare()
+        ]
         env.close()
-        return {n: np.concatenate([f.columns[n] for f in fragments]) for n in (c.OBS, c.ACTIONS, c.ACTION_LOGP)}
+        return {
+            n: np.concatenate([f.columns[n] for f in fragments])
+            for n in (c.OBS, c.ACTIONS, c.ACTION_LOGP)
+        }
 
-    first, again, other_cut, other = rows(1, 30), rows(1, 30, prepares=True), rows(1, 12), rows(2, 30)
+    first, again, other_cut, other = (
+        rows(1, 30),
+        rows(1, 30, prepares=True),
+        rows(1, 12),
+        rows(2, 30),
+    )
     for name in first:
         np.testing.assert_array_equal(first[name], again[name])
-        np.testing.assert_array_equal(first[name], other_cut[name], err_msg="the cut changed the rows")
+        np.testing.assert_array_equal(
+            first[name], other_cut[name], err_msg="the cut changed the rows"
+        )
     assert not np.array_equal(first[c.OBS], other[c.OBS])
 
 
@@ -233,7 +288,16 @@ def test_an_exception_from_the_hook_leaves_the_sampler_between_two_steps():
 
 
 def test_only_the_requested_columns_are_sent():
-    wanted = {c.OBS, c.LAST_OBS, c.ACTIONS, c.REWARDS, c.TERMINATEDS, c.TRUNCATEDS, c.ACTION_LOGP, c.BOOTSTRAP_VALUES}
+    wanted = {
+        c.OBS,
+        c.LAST_OBS,
+        c.ACTIONS,
+        c.REWARDS,
+        c.TERMINATEDS,
+        c.TRUNCATEDS,
+        c.ACTION_LOGP,
+        c.BOOTSTRAP_VALUES,
+    }
     sampler = make_sampler(make_env("SameStep", end="truncate"), columns=wanted, postprocess="none")
     fragment = sampler.sample()
     assert set(fragment.columns) | set(fragment.extras) == wanted
@@ -254,7 +318,9 @@ def test_a_step_that_must_not_be_trained_on_also_ends_lockstep_of_vector_environ
 
 
 class Beginning(SerialEnv):
-    """Environment that steps as usual, but says that some copies can begin first, and records the calls."""
+    """Environment that steps as usual, but says that some copies can begin first, and records the
+    calls.
+    """
 
     def __init__(self, envs) -> None:
         super().__init__(envs, env_id="counting")
@@ -278,7 +344,9 @@ def test_if_copies_can_begin_half_of_them_step_while_the_policy_acts_for_the_oth
     copies = [CountingEnv(2 + index, index=index) for index in range(5)]
     env = Beginning(copies)
     sampler = make_sampler(env, recurrent=recurrent)
-    plain = make_sampler(SerialEnv([CountingEnv(2 + index, index=index) for index in range(5)]), recurrent=recurrent)
+    plain = make_sampler(
+        SerialEnv([CountingEnv(2 + index, index=index) for index in range(5)]), recurrent=recurrent
+    )
     for _ in range(3):
         mine, other = sampler.sample().to_sample_batch(), plain.sample().to_sample_batch()
         assert set(mine) == set(other)
@@ -298,7 +366,15 @@ def test_copies_do_not_begin_by_halves_if_the_workers_of_this_host_use_all_cores
 @pytest.mark.parametrize("extras", [(), (c.LAST_OBS,)])
 def test_the_floats_of_a_long_fragment_are_sent_from_where_they_were_recorded(extras):
     """One frame holds all of them, without a copy; later fragments have their own memory."""
-    floats = {c.OBS, c.REWARDS, c.ACTION_LOGP, c.ACTION_DIST_INPUTS, c.VF_PREDS, c.ADVANTAGES, c.VALUE_TARGETS}
+    floats = {
+        c.OBS,
+        c.REWARDS,
+        c.ACTION_LOGP,
+        c.ACTION_DIST_INPUTS,
+        c.VF_PREDS,
+        c.ADVANTAGES,
+        c.VALUE_TARGETS,
+    }
     names = [*floats, c.ACTIONS, c.TERMINATEDS, c.TRUNCATEDS, *extras]
     sampler = make_sampler(make_env("serial", num_envs=4), length=2500, columns=names)
     fragment = sampler.sample()
@@ -309,7 +385,9 @@ def test_the_floats_of_a_long_fragment_are_sent_from_where_they_were_recorded(ex
     message = m.Samples(1, 1, 1, 1, 0, 0, 4, 2500, {"default_policy": arrays}, {}, {}, {})
     frames = encode(message)
     frame = np.frombuffer(max(frames, key=len), np.uint8)
-    assert len(frame) == sum(array.nbytes for name, array in arrays.items() if name in {*floats, *extras})
+    assert len(frame) == sum(
+        array.nbytes for name, array in arrays.items() if name in {*floats, *extras}
+    )
     assert all(np.shares_memory(arrays[name], frame) for name in {*floats, *extras})
     received = decode(frames).batches["default_policy"]
     assert received.keys() == arrays.keys()

@@ -14,7 +14,9 @@ from aiorl.errors import BatchError, PolicyError, UnsupportedSpaceError
 
 
 def test_a_policy_can_return_plain_lists_and_overwrite_its_arguments(make_sampler):
-    """R98, R100, R114: states that come back in the same memory are still recorded as in and out."""
+    """R98, R100, R114: states that come back in the same memory are still recorded as in and
+    out.
+    """
 
     class Lazy(RecordingPolicy):
         def compute_actions(self, obs, state_batches=(), **kwargs):
@@ -34,7 +36,9 @@ def test_a_policy_can_return_plain_lists_and_overwrite_its_arguments(make_sample
 
 
 def test_another_number_of_actions_is_refused(make_sampler):
-    sampler = make_sampler(ScriptedEnv({0: [scenes(3)]}), RecordingPolicy(act=lambda obs: np.zeros(len(obs) + 1)))
+    sampler = make_sampler(
+        ScriptedEnv({0: [scenes(3)]}), RecordingPolicy(act=lambda obs: np.zeros(len(obs) + 1))
+    )
     with pytest.raises(ValueError, match="'default_policy'"):
         sampler.get_data()
 
@@ -69,7 +73,10 @@ def test_a_policy_whose_exploration_has_a_memory_gets_the_agent_of_each_row(make
     script = scenes(3, agents=("a", "b"))
     script[1] = Scene({"b": script[1].obs["b"]}, script[1].rewards)
     policy = Noted()
-    for exploration, expected in ((Remembering(), [["a", "b"], ["b"], ["a", "b"]]), (None, [None] * 3)):
+    for exploration, expected in (
+        (Remembering(), [["a", "b"], ["b"], ["a", "b"]]),
+        (None, [None] * 3),
+    ):
         policy.exploration = exploration
         told.clear()
         make_sampler(ScriptedEnv({0: [script]}), policy).get_data()
@@ -78,7 +85,9 @@ def test_a_policy_whose_exploration_has_a_memory_gets_the_agent_of_each_row(make
 
 
 class Giving(RecordingPolicy):
-    """Policy that returns zero actions, and columns from a function of the call's number (from 0) and the rows."""
+    """Policy that returns zero actions, and columns from a function of the call's number (from 0)
+    and the rows.
+    """
 
     def __init__(self, columns=lambda call, rows: {}, states=None, **more):
         super().__init__(**more)
@@ -119,13 +128,17 @@ def test_r96_a_column_that_is_sometimes_missing_is_refused(make_sampler, is_firs
 @pytest.mark.parametrize("name", ["rewards", "obs", "eps_id", "infos", "state_in_0", "state_out_0"])
 def test_r96_a_column_cannot_replace_a_column_of_rows(make_sampler, name):
     """R96."""
-    policy = Giving(lambda call, rows: {name: np.ones(rows)}, lambda given: list(given), recurrent=True)
+    policy = Giving(
+        lambda call, rows: {name: np.ones(rows)}, lambda given: list(given), recurrent=True
+    )
     with pytest.raises(BatchError, match=f"'{name}'"):
         make_sampler(ScriptedEnv({0: [scenes(5)]}), policy).get_data()
 
 
 @pytest.mark.parametrize(
-    "result", [None, (np.zeros(1), []), (np.zeros(1), None, {}), (np.zeros(1), [], None), np.zeros(3)], ids=repr
+    "result",
+    [None, (np.zeros(1), []), (np.zeros(1), None, {}), (np.zeros(1), [], None), np.zeros(3)],
+    ids=repr,
 )
 def test_an_invalid_answer_of_a_policy_is_named(make_sampler, result):
     class Wrong(RecordingPolicy):
@@ -137,7 +150,9 @@ def test_an_invalid_answer_of_a_policy_is_named(make_sampler, result):
 
 
 @pytest.mark.parametrize("action", [0.7, np.nan, "1"])
-def test_an_action_that_its_space_cannot_hold_reaches_neither_environment_nor_rows(make_sampler, action):
+def test_an_action_that_its_space_cannot_hold_reaches_neither_environment_nor_rows(
+    make_sampler, action
+):
     env = ScriptedEnv({0: [scenes(3)]})
     with pytest.raises(BatchError):
         make_sampler(env, RecordingPolicy(act=lambda obs: np.full(len(obs), action))).get_data()

@@ -19,7 +19,9 @@ SPACE = spaces.Box(-np.inf, np.inf, (3,), np.float32)
 
 
 class SumPolicy(Policy):
-    """Policy whose action is the sum of the observation, so clients can check that they get their own action."""
+    """Policy whose action is the sum of the observation, so clients can check that they get their
+    own action.
+    """
 
     def __init__(self):
         super().__init__(SPACE, spaces.Discrete(100_000), {})
@@ -66,7 +68,9 @@ class Clients(ExternalEnv):
 
 
 def test_interleaved_external_episodes_give_separate_trajectories(make_sampler):
-    """R119, R150, R151, R153, R156, R159: 100 episodes, compared with the records of the clients."""
+    """R119, R150, R151, R153, R156, R159: 100 episodes, compared with the records of the
+    clients.
+    """
     threads = 20
     env = Clients(threads, 5)
     base_env = to_base_env(env)

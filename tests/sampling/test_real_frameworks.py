@@ -35,11 +35,18 @@ class Cloning(TFPolicy):
 
 
 def make_cartpole(make_worker, policy=Cloning, **more):
-    settings = {"rollout_fragment_length": 20, "num_envs": 3, "seed": 4, "policy_config": {"model": MODEL, "lr": 0.05}}
+    settings = {
+        "rollout_fragment_length": 20,
+        "num_envs": 3,
+        "seed": 4,
+        "policy_config": {"model": MODEL, "lr": 0.05},
+    }
     return make_worker("CartPole-v1", policy, **(settings | more))
 
 
-def test_r110_a_tensorflow_policy_gets_one_call_per_turn_and_its_outputs_are_in_the_rows(make_worker):
+def test_r110_a_tensorflow_policy_gets_one_call_per_turn_and_its_outputs_are_in_the_rows(
+    make_worker,
+):
     worker = make_cartpole(make_worker)
     batch = worker.sample()
     assert batch.count == 60
@@ -49,14 +56,20 @@ def test_r110_a_tensorflow_policy_gets_one_call_per_turn_and_its_outputs_are_in_
     np.testing.assert_allclose(batch[c.ACTION_DIST_INPUTS], dist_inputs, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(batch[c.VF_PREDS], values, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(
-        batch[c.ACTION_LOGP], policy.distribution.logp(batch[c.ACTION_DIST_INPUTS], batch[c.ACTIONS]), atol=1e-5
+        batch[c.ACTION_LOGP],
+        policy.distribution.logp(batch[c.ACTION_DIST_INPUTS], batch[c.ACTIONS]),
+        atol=1e-5,
     )
 
 
 def test_r114_r116_a_recurrent_tensorflow_policys_state_chains_and_restarts(make_worker):
     model = MODEL | {"use_lstm": True, "lstm_cell_size": 4}
     worker = make_cartpole(
-        make_worker, TFPolicy, policy_config={"model": model}, num_envs=1, rollout_fragment_length=80
+        make_worker,
+        TFPolicy,
+        policy_config={"model": model},
+        num_envs=1,
+        rollout_fragment_length=80,
     )
     batch = worker.sample()
     starts = np.flatnonzero(batch[c.T] == 0)
@@ -73,7 +86,9 @@ def test_r27_equal_seeds_give_equal_tensorflow_weights_and_batches(make_worker):
     found = []
     for seed in (4, 4, 5):
         worker = make_cartpole(make_worker, seed=seed)
-        found.append((worker.get_weights()[DEFAULT], worker.sample()[c.OBS], tf.random.uniform(()).numpy()))
+        found.append(
+            (worker.get_weights()[DEFAULT], worker.sample()[c.OBS], tf.random.uniform(()).numpy())
+        )
     one, same, other = found
     for name, weight in one[0].items():
         np.testing.assert_array_equal(weight, same[0][name])
@@ -94,10 +109,17 @@ def test_r35_tensorflow_itself_is_switched_to_eager_mode_unless_workers_are_exem
 
     eager, runs = {"eager": True}, []
     try:
-        for settings in ({}, eager | {"no_eager_on_workers": True}, eager | {"eager_tracing": True}, eager):
+        for settings in (
+            {},
+            eager | {"no_eager_on_workers": True},
+            eager | {"eager_tracing": True},
+            eager,
+        ):
             seen.clear()
             config = {"model": {"fcnet_hiddens": [4]}, **settings}
-            with RolloutWorker("CartPole-v1", Notes, policy_config=config, rollout_fragment_length=8, seed=1) as worker:
+            with RolloutWorker(
+                "CartPole-v1", Notes, policy_config=config, rollout_fragment_length=8, seed=1
+            ) as worker:
                 runs.append((worker.sample()["obs"], set(seen)))
     finally:
         tf.config.run_functions_eagerly(False)

@@ -35,7 +35,9 @@ PLAN = SamplePlan("gae", {"gamma": GAMMA, "lam": LAM}, tuple(FRAGMENT_COLUMNS))
 
 
 class RandomEnv(gymnasium.Env):
-    """Random observations and rewards, episodes of random length with either end; actions have an effect, too."""
+    """Random observations and rewards, episodes of random length with either end; actions have an
+    effect, too.
+    """
 
     def __init__(self, kind: str, mean_length: int):
         self.observation_space = {
@@ -43,7 +45,9 @@ class RandomEnv(gymnasium.Env):
             "bytes": spaces.Box(0, 255, (4,), np.uint8),
             "discrete": spaces.Discrete(5, start=-1),
         }[kind]
-        self.action_space = spaces.Discrete(3) if kind != "bytes" else spaces.Box(-0.5, 0.5, (2,), np.float32)
+        self.action_space = (
+            spaces.Discrete(3) if kind != "bytes" else spaces.Box(-0.5, 0.5, (2,), np.float32)
+        )
         self._odds = 1.0 / mean_length
 
     def _obs(self):
@@ -84,19 +88,29 @@ class AsPolicy(Policy):
             values=np.empty(rows, np.float32),
             logp=np.empty(rows, np.float32),
         )
-        state_out = self.inner.act_into(obs, state_batches, self.inner.draw_noise(self._rng, rows), made)
-        columns = {c.ACTION_LOGP: made.logp, c.ACTION_DIST_INPUTS: made.dist_inputs, c.VF_PREDS: made.values}
+        state_out = self.inner.act_into(
+            obs, state_batches, self.inner.draw_noise(self._rng, rows), made
+        )
+        columns = {
+            c.ACTION_LOGP: made.logp,
+            c.ACTION_DIST_INPUTS: made.dist_inputs,
+            c.VF_PREDS: made.values,
+        }
         return made.actions, state_out, columns
 
     def postprocess_trajectory(self, batch, other_agent_batches=None, episode=None):
         last = np.zeros(1, np.float32)
         if not batch[c.TERMINATEDS][-1]:
             last = self.inner.values(
-                batch[c.NEW_OBS][-1:], [batch[c.state_out(0)][-1:]] if c.state_out(0) in batch else []
+                batch[c.NEW_OBS][-1:],
+                [batch[c.state_out(0)][-1:]] if c.state_out(0) in batch else [],
             )
         cut = batch[c.TRUNCATEDS] & ~batch[c.TERMINATEDS]
         at_truncation = np.where(cut, last, np.float32(0))[:, None]
-        column = {name: batch[name][:, None] for name in (c.REWARDS, c.VF_PREDS, c.TERMINATEDS, c.TRUNCATEDS)}
+        column = {
+            name: batch[name][:, None]
+            for name in (c.REWARDS, c.VF_PREDS, c.TERMINATEDS, c.TRUNCATEDS)
+        }
         advantages, targets = gae(
             column[c.REWARDS],
             column[c.VF_PREDS],
@@ -112,9 +126,18 @@ class AsPolicy(Policy):
 
 
 def both(
-    kind, mean_length, num_envs, steps, fragments, seed, recurrent=False, clip=False, filtered=False, complete=False,
+    kind,
+    mean_length,
+    num_envs,
+    steps,
+    fragments,
+    seed,
+    recurrent=False,
+    clip=False,
+    filtered=False,
+    complete=False,
     vector=False,
-):  # fmt: skip
+):
     """Return rows of the two samplers, one batch per environment, and their metrics and filters."""
 
     def envs():
@@ -122,23 +145,38 @@ def both(
 
     def native():
         copies = [functools.partial(RandomEnv, kind, mean_length)] * num_envs
-        return gymnasium.vector.SyncVectorEnv(copies, autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP)
+        return gymnasium.vector.SyncVectorEnv(
+            copies, autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP
+        )
 
     shape = preprocessor_for(envs()[0].observation_space).shape
     filters = [MeanStdFilter(shape) if filtered else NoFilter() for _ in range(2)]
     lockstep = Lockstep(
-        NativeVectorEnv(native(), env_id="random") if vector else SerialEnv(envs(), env_id="random"),
+        (
+            NativeVectorEnv(native(), env_id="random")
+            if vector
+            else SerialEnv(envs(), env_id="random")
+        ),
         FakePolicy(envs()[0].action_space, recurrent=recurrent),
         PLAN,
         sampler_settings(
-            steps, clip_rewards=clip, seed=seed, batch_mode="complete_episodes" if complete else "truncate_episodes"
+            steps,
+            clip_rewards=clip,
+            seed=seed,
+            batch_mode="complete_episodes" if complete else "truncate_episodes",
         ),
         filter=filters[0],
     )
-    base_env = to_base_env(native(), seed=seed) if vector else VectorBaseEnv(Copies(envs(), env_id="random", seed=seed))
+    base_env = (
+        to_base_env(native(), seed=seed)
+        if vector
+        else VectorBaseEnv(Copies(envs(), env_id="random", seed=seed))
+    )
     policy = AsPolicy(envs()[0], seed, recurrent)
     length = math.inf if complete else steps
-    setup = sampler_setup(base_env, policy, length=length, filters={"default_policy": filters[1]}, clip_rewards=clip)
+    setup = sampler_setup(
+        base_env, policy, length=length, filters={"default_policy": filters[1]}, clip_rewards=clip
+    )
     polling = SyncSampler(setup)
     one = [lockstep.sample().to_sample_batch() for _ in range(fragments)]
     if complete:
@@ -148,9 +186,17 @@ def both(
 
 
 EXACT = (
-    c.OBS, c.NEW_OBS, c.ACTIONS, c.REWARDS, c.DONES, c.TERMINATEDS, c.TRUNCATEDS, c.ACTION_LOGP, c.ACTION_DIST_INPUTS,
+    c.OBS,
+    c.NEW_OBS,
+    c.ACTIONS,
+    c.REWARDS,
+    c.DONES,
+    c.TERMINATEDS,
+    c.TRUNCATEDS,
+    c.ACTION_LOGP,
+    c.ACTION_DIST_INPUTS,
     c.VF_PREDS,
-)  # fmt: skip
+)
 
 
 @settings(max_examples=25, deadline=None)
@@ -192,8 +238,12 @@ def test_the_policy_of_a_worker_gives_the_same_rows_in_lockstep_and_polled(num_e
     def copies():
         return [gymnasium.make("CartPole-v1", disable_env_checker=True) for _ in range(num_envs)]
 
-    lockstep = Lockstep(SerialEnv(copies(), env_id="CartPole"), policy(), PLAN, sampler_settings(40, seed=5))
-    polling = SyncSampler(sampler_setup(VectorBaseEnv(Copies(copies(), seed=5)), policy(), length=40))
+    lockstep = Lockstep(
+        SerialEnv(copies(), env_id="CartPole"), policy(), PLAN, sampler_settings(40, seed=5)
+    )
+    polling = SyncSampler(
+        sampler_setup(VectorBaseEnv(Copies(copies(), seed=5)), policy(), length=40)
+    )
     for _ in range(3):
         one = lockstep.sample().to_sample_batch()
         other = SampleBatch.concat([polling.get_data() for _ in range(num_envs)])
@@ -209,8 +259,12 @@ def test_the_policy_of_a_worker_gives_the_same_rows_in_lockstep_and_polled(num_e
     num_envs=st.integers(1, 5),
     vector=st.booleans(),
 )
-def test_filtered_rows_are_equal_and_rewards_are_clipped_alike(seed, mean_length, steps, num_envs, vector):
-    """R101, R103, R136: whatever ends in a turn, each observation sees the same statistics in both."""
+def test_filtered_rows_are_equal_and_rewards_are_clipped_alike(
+    seed, mean_length, steps, num_envs, vector
+):
+    """R101, R103, R136: whatever ends in a turn, each observation sees the same statistics in
+    both.
+    """
     ones, others, _, filters = both(
         "box", mean_length, num_envs, steps, 4, seed, clip=True, filtered=True, vector=vector
     )
@@ -225,7 +279,9 @@ def test_filtered_rows_are_equal_and_rewards_are_clipped_alike(seed, mean_length
         assert np.abs(one["rewards"]).max() <= 1.0
     assert filters[0].count == filters[1].count
     for name in ("mean", "m2"):
-        np.testing.assert_allclose(filters[0].state()[name], filters[1].state()[name], rtol=1e-9, atol=1e-9)
+        np.testing.assert_allclose(
+            filters[0].state()[name], filters[1].state()[name], rtol=1e-9, atol=1e-9
+        )
 
 
 @pytest.mark.parametrize("recurrent", [False, True])

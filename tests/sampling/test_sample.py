@@ -50,7 +50,9 @@ def test_truncated_batches_take_at_most_one_sampler_batch_per_environment(make_w
     """R59: even if there are fewer rows than the target; and it reads no more than needed."""
     for sizes, rows, reads in (((2,), 6, 3), ((25, 5), 30, 2)):
         reader = Stored(*sizes)
-        worker = make_worker(num_envs=3, rollout_fragment_length=10, input_creator=lambda context, own=reader: own)
+        worker = make_worker(
+            num_envs=3, rollout_fragment_length=10, input_creator=lambda context, own=reader: own
+        )
         assert worker.sample().count == rows
         assert len(reader.tape) == reads
 
@@ -130,9 +132,19 @@ class ExtraCallbacks(DefaultCallbacks):
     def on_episode_end(self, *, episode, **kwargs):
         rows = {name: np.zeros((1, 3), np.float32) for name in ("obs", "new_obs")}
         episode.user_data["extra"] = True
-        names = ("actions", "rewards", "prev_actions", "prev_rewards", "dones", "terminateds", "truncateds")
+        names = (
+            "actions",
+            "rewards",
+            "prev_actions",
+            "prev_rewards",
+            "dones",
+            "terminateds",
+            "truncateds",
+        )
         rows |= {name: np.zeros(1) for name in (*names, "t", "eps_id", "agent_index")}
-        episode.add_extra_batch(SampleBatch({**rows, "infos": np.array([{}], object), "rewards": np.array([-1.0])}))
+        episode.add_extra_batch(
+            SampleBatch({**rows, "infos": np.array([{}], object), "rewards": np.array([-1.0])})
+        )
 
 
 def test_extra_batches_are_concatenated_and_counted(make_worker):
@@ -234,7 +246,9 @@ def test_a_callback_that_raises_loses_no_batch(make_worker):
         def on_sample_end(self, *, samples, **kwargs):
             1 / (1 - left.pop(0)) if left else None
 
-    worker = make_worker(lambda context: CountingEnv(50), num_envs=2, rollout_fragment_length=3, callbacks=Fails)
+    worker = make_worker(
+        lambda context: CountingEnv(50), num_envs=2, rollout_fragment_length=3, callbacks=Fails
+    )
     with pytest.raises(ZeroDivisionError):
         worker.sample()
     assert worker.sample()["t"].tolist() == [0, 1, 2] * 2
@@ -253,7 +267,9 @@ def test_a_reader_that_returns_no_batch_is_named_and_can_be_read_again(make_work
     assert worker.sample().count == 4
 
 
-def test_a_reader_of_the_samplers_batches_is_refused_immediately_if_simulation_drops_them(make_worker):
+def test_a_reader_of_the_samplers_batches_is_refused_immediately_if_simulation_drops_them(
+    make_worker,
+):
     """R36, R75: no batch would ever come."""
 
     class Around(InputReader):
@@ -291,7 +307,9 @@ def test_batches_are_available_as_an_asynchronous_iterator(make_worker):
 
 
 def test_environments_in_their_own_processes_are_sampled(make_worker, tmp_path):
-    """R161, R164, R20, R26, R29: they are monitored and seeded there; the one made for its spaces is not."""
+    """R161, R164, R20, R26, R29: they are monitored and seeded there; the one made for its spaces
+    is not.
+    """
     worker = make_worker(
         CountingEnv,
         env_config={"length": 3},

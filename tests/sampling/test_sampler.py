@@ -51,7 +51,9 @@ def test_five_dicts_of_an_older_base_env_are_accepted(make_sampler):
 @pytest.mark.parametrize("error", [EnvError("env", "on purpose"), KeyboardInterrupt("on purpose")])
 @pytest.mark.parametrize("where", ["send_actions", "policy", "callback"])
 def test_an_error_in_the_middle_of_a_turn_is_final(make_sampler, where, error):
-    """R72: Ctrl-C also leaves a turn unfinished; the next poll would get no actions and could wait forever."""
+    """R72: Ctrl-C also leaves a turn unfinished; the next poll would get no actions and could wait
+    forever.
+    """
     env, policy, callbacks = ScriptedEnv({0: [scenes(5)]}), RecordingPolicy(), DefaultCallbacks()
 
     def fail(*args, **kwargs):
@@ -75,7 +77,9 @@ def test_an_error_in_the_middle_of_a_turn_is_final(make_sampler, where, error):
     assert env.tape.count(("poll",)) == polls
 
 
-def test_outputs_that_a_turn_finished_before_ctrl_c_are_kept_although_it_is_raised_immediately(make_sampler):
+def test_outputs_that_a_turn_finished_before_ctrl_c_are_kept_although_it_is_raised_immediately(
+    make_sampler,
+):
     """R71, R77."""
     env = ScriptedEnv({0: [scenes(2)]})
 
@@ -127,7 +131,9 @@ def test_time_is_counted_for_the_right_activity(make_sampler, monkeypatch):
     turns = make_sampler(env, policy)
     turns._iteration.observe = slow(turns._iteration.observe, 1000.0)
     to_env = turns._iteration._lanes["default_policy"].actor.layout.to_env
-    monkeypatch.setattr(ActionLayout, "to_env", lambda layout, column: slow(to_env, 10_000.0)(column))
+    monkeypatch.setattr(
+        ActionLayout, "to_env", lambda layout, column: slow(to_env, 10_000.0)(column)
+    )
     turns._gate.__class__ = SlowGate  # waits for other threads, which counts as no activity
     SlowGate.wait = lambda: now.__setitem__(0, now[0] + 1e5)
     for _ in range(3):
@@ -180,7 +186,9 @@ def test_a_pause_waits_for_the_turn_and_the_next_turn_for_the_pause():
 
 
 def test_a_pause_requested_in_the_middle_of_a_turn_does_not_wait():
-    """A callback sets weights: it must not wait for its own turn, and other turns have not begun."""
+    """A callback sets weights: it must not wait for its own turn, and other turns have not
+    begun.
+    """
     gate, begun = TurnGate(), threading.Event()
 
     def pause():

@@ -11,7 +11,9 @@ from aiorl.sampling.table import Table
 
 
 class Rows(RuleBasedStateMachine):
-    """Model with dicts of lists: in any sequence of calls, waiting rows stay, and so do their neighbours."""
+    """Model with dicts of lists: in any sequence of calls, waiting rows stay, and so do their
+    neighbours.
+    """
 
     def __init__(self):
         super().__init__()
@@ -140,7 +142,9 @@ def test_r96_a_column_gets_a_wider_dtype_if_entries_would_not_fit(first, then, d
     assert entries.tolist() == [*np.asarray(first).tolist(), *np.asarray(then).tolist()]
 
 
-@pytest.mark.parametrize(("first", "then"), [(["21 or more characters"], [5]), ([5], ["a"]), ([5], [None])])
+@pytest.mark.parametrize(
+    ("first", "then"), [(["21 or more characters"], [5]), ([5], ["a"]), ([5], [None])]
+)
 def test_entries_of_another_kind_are_refused(first, then):
     with pytest.raises(BatchError, match="'x'"):
         written(first, then)

@@ -20,7 +20,9 @@ from benchmarks.acting_mlp import make_onnx_policy, mlp_weights
 
 def single(*lengths, ends=True, **more) -> ScriptedEnv:
     """Return one environment with episodes of these lengths."""
-    return ScriptedEnv({0: [scenes(length, episode=n, ends=ends) for n, length in enumerate(lengths)]}, **more)
+    return ScriptedEnv(
+        {0: [scenes(length, episode=n, ends=ends) for n, length in enumerate(lengths)]}, **more
+    )
 
 
 def ob(*numbers):
@@ -36,12 +38,16 @@ class Spec:
 
 
 def test_r102_rows_around_suppressed_ones_are_separate_trajectories(make_sampler):
-    """R102, R106: the value after a piece is that of its own last new_obs, not that of the next recorded row."""
+    """R102, R106: the value after a piece is that of its own last new_obs, not that of the next
+    recorded row.
+    """
     policy = make_onnx_policy(3, spaces.Discrete(2), 2, mlp_weights(3, 2))
     policy.config.update(postprocess="gae", postprocess_params={"gamma": 0.5, "lam": 0.0})
     script = scenes(8)
     for step in (3, 4, 6):
-        script[step] = Scene(script[step].obs, script[step].rewards, infos={"agent0": {"training_enabled": False}})
+        script[step] = Scene(
+            script[step].obs, script[step].rewards, infos={"agent0": {"training_enabled": False}}
+        )
     seen = []
 
     class Note(DefaultCallbacks):
@@ -66,12 +72,18 @@ def test_metrics_are_available_with_the_batch_and_are_drained(make_sampler):
     assert metrics.episode_length == 3
     assert metrics.episode_reward == 6.0
     assert metrics.agent_rewards == {("agent0", "default_policy"): 6.0}
-    assert set(metrics.perf_stats) == {"mean_env_wait_ms", "mean_processing_ms", "mean_inference_ms"}
+    assert set(metrics.perf_stats) == {
+        "mean_env_wait_ms",
+        "mean_processing_ms",
+        "mean_inference_ms",
+    }
     assert sampler.get_metrics() == []
 
 
 @pytest.mark.parametrize("games", [[], [FinishedGame(21.0, 900), FinishedGame(-3.0, 100)]])
-def test_real_games_are_reported_instead_of_episodes_with_the_closing_episodes_metrics(make_sampler, games):
+def test_real_games_are_reported_instead_of_episodes_with_the_closing_episodes_metrics(
+    make_sampler, games
+):
     """R124, R125."""
 
     class Tag(DefaultCallbacks):
@@ -83,14 +95,18 @@ def test_real_games_are_reported_instead_of_episodes_with_the_closing_episodes_m
     sampler = make_sampler(env, callbacks=Tag())
     sampler.get_data()
     metrics = sampler.get_metrics()
-    assert [(m.episode_length, m.episode_reward) for m in metrics] == [(g.length, g.reward) for g in games]
+    assert [(m.episode_length, m.episode_reward) for m in metrics] == [
+        (g.length, g.reward) for g in games
+    ]
     assert all(m.custom_metrics == {"tag": 7.0} for m in metrics)
 
 
 # --- laziness and hand-out ---
 
 
-def test_outputs_are_handed_out_before_inference_so_that_new_weights_govern_the_next_action(make_sampler):
+def test_outputs_are_handed_out_before_inference_so_that_new_weights_govern_the_next_action(
+    make_sampler,
+):
     """R68, R79."""
     policy = RecordingPolicy()
     env = single(10)
@@ -99,7 +115,9 @@ def test_outputs_are_handed_out_before_inference_so_that_new_weights_govern_the_
     for number in range(4):
         policy.weights = float(number)
         sampler.get_data()
-        assert env.tape[-1] == ("poll",), "the actions at the observations polled are not chosen yet"
+        assert env.tape[-1] == ("poll",), (
+            "the actions at the observations polled are not chosen yet"
+        )
     by_step = {int(obs[0, 1]): weights for obs, weights in policy.calls}
     assert by_step == {0: 0.0, 1: 0.0, 2: 1.0, 3: 1.0, 4: 2.0, 5: 2.0, 6: 3.0, 7: 3.0}
 
@@ -133,7 +151,9 @@ def test_on_turn_can_raise_between_turns_without_a_loss(make_sampler):
     ("horizon", "limit", "expected"),
     [(4, 10, 4), (None, 6, 6), (0, 6, 6), (math.inf, 6, 6), (3, "many", 3)],
 )
-def test_episodes_end_at_the_horizon_or_the_environments_limit(make_sampler, horizon, limit, expected):
+def test_episodes_end_at_the_horizon_or_the_environments_limit(
+    make_sampler, horizon, limit, expected
+):
     """R80, R81, R82."""
     env = single(50, ends=False, unwrapped=[Spec(limit)])
     batch = make_sampler(env, horizon=horizon).get_data()
@@ -154,14 +174,22 @@ def test_a_horizon_above_the_limit_or_below_0_is_refused(make_sampler, horizon):
 
 def test_an_agents_last_action_is_remembered_through_any_number_of_soft_resets(make_sampler):
     """R84: even if its episode continues without it and the table grows in the meantime."""
-    script = [Scene({"a": ob(0, 0, 0), "b": ob(0, 0, 0)}), *(Scene({"a": ob(0, step, 0)}) for step in range(1, 41))]
+    script = [
+        Scene({"a": ob(0, 0, 0), "b": ob(0, 0, 0)}),
+        *(Scene({"a": ob(0, step, 0)}) for step in range(1, 41)),
+    ]
     callbacks, seen = DefaultCallbacks(), []
     callbacks.on_episode_step = lambda *, episode, **kwargs: seen.append(
         (int(episode.last_action_for("b")), int(episode.prev_action_for("b")))
     )
     policy = RecordingPolicy(act=lambda obs: np.full(len(obs), 2))
     sampler = make_sampler(
-        ScriptedEnv({0: [script]}), policy, callbacks=callbacks, horizon=1, soft_horizon=True, no_done_at_end=True
+        ScriptedEnv({0: [script]}),
+        policy,
+        callbacks=callbacks,
+        horizon=1,
+        soft_horizon=True,
+        no_done_at_end=True,
     )
     for _ in range(39):
         sampler.get_data()
@@ -225,7 +253,11 @@ def test_a_bad_observation_names_environment_agent_and_step(make_sampler):
     script[2] = Scene({"a": script[2].obs["a"], "b": ob(0, np.nan, 0)})
     with pytest.raises(BadObservationError, match=r"'b'.*NaN") as caught:
         make_sampler(ScriptedEnv({0: [script]})).get_data()
-    assert (caught.value.env_id, caught.value.vector_index, caught.value.step) == ("ScriptedEnv", 0, 2)
+    assert (caught.value.env_id, caught.value.vector_index, caught.value.step) == (
+        "ScriptedEnv",
+        0,
+        2,
+    )
     script[2] = Scene({"a": ob(1, 2), "b": script[1].obs["b"]})
     with pytest.raises(BadObservationError, match="'a'"):
         make_sampler(ScriptedEnv({0: [script]})).get_data()

@@ -33,7 +33,10 @@ ACTIONS = spaces.Discrete(2)
 def test_weights_are_returned_for_all_policies_or_those_named(make_pair):
     """R40."""
     worker = make_pair()
-    assert {name: found["w"].tolist() for name, found in worker.get_weights().items()} == {"0": [0.0], "1": [0.0]}
+    assert {name: found["w"].tolist() for name, found in worker.get_weights().items()} == {
+        "0": [0.0],
+        "1": [0.0],
+    }
     assert list(worker.get_weights(["1"])) == ["1"]
     assert worker.get_weights(["unknown"]) == worker.get_weights([]) == {}
     assert list(worker.get_weights("1")) == ["1"]
@@ -59,7 +62,10 @@ def test_weights_that_one_policy_refuses_change_none(make_worker):
         worker.set_weights({"0": {"w": [7.0]}, "unknown": {"w": [1.0]}})
     with pytest.raises(PolicyError, match="too large"):
         worker.set_weights({"0": {"w": [7.0]}, "1": {"w": [200.0]}}, {"timestep": 6})
-    assert {name: found["w"].tolist() for name, found in worker.get_weights().items()} == {"0": [1.0], "1": [2.0]}
+    assert {name: found["w"].tolist() for name, found in worker.get_weights().items()} == {
+        "0": [1.0],
+        "1": [2.0],
+    }
     assert worker.get_global_vars() == {"timestep": 5}
 
 
@@ -162,14 +168,20 @@ def test_policies_are_found_by_id_and_visited_and_get_global_variables(make_pair
     assert worker.for_policy(lambda policy: policy, "1") is second
     with pytest.raises(KeyError, match="unknown"):
         worker.for_policy(id, "unknown")
-    assert worker.foreach_policy(lambda policy, name: (policy, name)) == [(first, "0"), (second, "1")]
+    assert worker.foreach_policy(lambda policy, name: (policy, name)) == [
+        (first, "0"),
+        (second, "1"),
+    ]
     assert worker.foreach_trainable_policy(lambda policy, name: name) == ["1"]
     assert worker.get_global_vars() is None
     worker.set_global_vars({"timestep": 1})
     worker.set_global_vars({"timestep": 2, "lr": 0.5})
     assert worker.get_global_vars() == worker.global_vars == {"timestep": 2, "lr": 0.5}
     for policy in (first, second):
-        assert policy.notes == [("global_vars", {"timestep": 1}), ("global_vars", {"timestep": 2, "lr": 0.5})]
+        assert policy.notes == [
+            ("global_vars", {"timestep": 1}),
+            ("global_vars", {"timestep": 2, "lr": 0.5}),
+        ]
 
 
 # --- the worker itself ---
@@ -258,7 +270,9 @@ class Hungry(DefaultCallbacks):
 
 @pytest.mark.parametrize("length", [2, 10**6], ids=["its queue is full", "it is at work"])
 def test_disposal_ends_an_asynchronous_samplers_thread(length):
-    """R56, R74: neither the callbacks of the thread nor the hook between turns keep its worker alive."""
+    """R56, R74: neither the callbacks of the thread nor the hook between turns keep its worker
+    alive.
+    """
     worker = RolloutWorker(
         lambda context: CountingEnv(50),
         PlainPolicy,
@@ -297,7 +311,9 @@ def test_disposal_releases_waiting_clients(sample_async):
             except SamplerDied:
                 refused.set()
 
-    worker = RolloutWorker(lambda context: Patient(ACTIONS, VECTOR), PlainPolicy, sample_async=sample_async)
+    worker = RolloutWorker(
+        lambda context: Patient(ACTIONS, VECTOR), PlainPolicy, sample_async=sample_async
+    )
     worker.sample()
     del worker
     gc.collect()
@@ -314,7 +330,10 @@ def test_a_stopped_worker_samples_no_more(make_worker, sample_async):
             written.append(batch)
 
     worker = make_worker(
-        lambda context: env, sample_async=sample_async, rollout_fragment_length=3, output_creator=lambda context: Note()
+        lambda context: env,
+        sample_async=sample_async,
+        rollout_fragment_length=3,
+        output_creator=lambda context: Note(),
     )
     worker.sample()
     worker.stop()

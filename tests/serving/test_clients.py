@@ -42,15 +42,30 @@ from aiorl.web.child import Ports
 BOX, ACTIONS = spaces.Box(-1.0, 1.0, (2,), np.float32), spaces.Discrete(3)
 ROOT = Path(__file__).parents[2]
 CONFIG = str(ROOT / "examples/external_http.yaml")
-TRAIN = [sys.executable, "-m", "aiorl", "train", "--config", CONFIG, "--algo", "ppo", "--client-port", "0"]
+TRAIN = [
+    sys.executable,
+    "-m",
+    "aiorl",
+    "train",
+    "--config",
+    CONFIG,
+    "--algo",
+    "ppo",
+    "--client-port",
+    "0",
+]
 
 
 class Worker:
-    """An environment at a port for clients, and a policy that acts by the number of rows it has seen."""
+    """An environment at a port for clients, and a policy that acts by the number of rows it has
+    seen.
+    """
 
     def __init__(self, ports: Ports, **config: Any) -> None:
         one = {"observation_space": space_to_dict(BOX), "action_space": space_to_dict(ACTIONS)}
-        self.env = ExternalBaseEnv(resolve_env("external")(EnvContext({**one, **config, **ports.gate})))
+        self.env = ExternalBaseEnv(
+            resolve_env("external")(EnvContext({**one, **config, **ports.gate}))
+        )
         self.rows: list[tuple[Any, Any, Any, Any]] = []
         self.ended: list[tuple[bool, bool]] = []
         self._thread = threading.Thread(target=self._act, daemon=True)
@@ -67,7 +82,9 @@ class Worker:
                     if any(over):
                         self.ended.append(over)
                     else:
-                        self.env.send_actions({env_id: {**dict.fromkeys(obs, len(self.rows) % 3), **(taken or {})}})
+                        self.env.send_actions(
+                            {env_id: {**dict.fromkeys(obs, len(self.rows) % 3), **(taken or {})}}
+                        )
         except SamplerDied:
             pass
 
@@ -112,7 +129,9 @@ def test_clients_play_episodes_of_an_environment(ports: Ports) -> None:
     worker = Worker(ports)
     with client_of(ports) as client:
         game = client.session()
-        assert game.act([0.1, 0.2], reward=9.0) == 1, "there is no step yet that a reward could belong to"
+        assert game.act([0.1, 0.2], reward=9.0) == 1, (
+            "there is no step yet that a reward could belong to"
+        )
         assert game.act(np.float32([0.3, 0.4]), reward=0.5) == 2
         game.log_action([0.5, 0.6], 1, reward=1.0)
         found = game.end([0.7, 0.8], reward=2.0, truncated=True, info={"won": True})
@@ -141,18 +160,42 @@ def test_a_wrong_request_is_refused_and_costs_the_episode_nothing(ports: Ports) 
         game = client.session()
         assert status_of(game.end, [0.0, 0.0]) == 400
         game.act([0.1, 0.2])
-        for wrong in ([0.1], [0.1, float("nan")], "text", None, {"data": b"1234", "dtype": "float32", "shape": [2]}):
+        for wrong in (
+            [0.1],
+            [0.1, float("nan")],
+            "text",
+            None,
+            {"data": b"1234", "dtype": "float32", "shape": [2]},
+        ):
             assert status_of(game.act, wrong, reward=5.0) == 400
         for do, wrong in (
             *(("act", {"action": value}) for value in (7, 1.5, "1")),
-            *(("act", {"reward": value}) for value in ("1", None, [1.0], True, float("nan"), 1e308)),
-            *(("act", {"info": value}) for value in ("won", {"x": json.loads("[" * 60 + "]" * 60)})),
-            *(("act", wrong) for wrong in ({"start": 1}, {"obs": 1}, {"explore": True}, {"dones": {"agent0": True}})),
+            *(
+                ("act", {"reward": value})
+                for value in ("1", None, [1.0], True, float("nan"), 1e308)
+            ),
+            *(
+                ("act", {"info": value})
+                for value in ("won", {"x": json.loads("[" * 60 + "]" * 60)})
+            ),
+            *(
+                ("act", wrong)
+                for wrong in (
+                    {"start": 1},
+                    {"obs": 1},
+                    {"explore": True},
+                    {"dones": {"agent0": True}},
+                )
+            ),
             ("end", {"truncated": 1}),
         ):
             keys = {"observation": [0.0, 0.0], "reward": 5.0, **wrong}
             assert status_of(client.ask, do, session=game.id, **keys) == 400
-        assert status_of(client.ask, "open", train=0) == status_of(client.ask, "open", trian=False) == 400
+        assert (
+            status_of(client.ask, "open", train=0)
+            == status_of(client.ask, "open", trian=False)
+            == 400
+        )
         assert status_of(client.ask, "act", session="other", observation=[0.0, 0.0]) == 410
         assert status_of(client.ask, "act", observation=[0.0, 0.0]) == 400
         assert status_of(client.ask, "join") == 503, "no learner has noted its addresses"
@@ -195,7 +238,9 @@ def test_the_episodes_of_a_lost_worker_are_gone_and_those_of_others_go_on(ports:
 
 def figures_of(ports: Ports) -> dict[str, float]:
     with urllib.request.urlopen(f"{ports.ways['clients']}/metrics", timeout=20) as answer:
-        lines = [line.rpartition(" ") for line in answer.read().decode().splitlines() if line[0] != "#"]
+        lines = [
+            line.rpartition(" ") for line in answer.read().decode().splitlines() if line[0] != "#"
+        ]
     return {name: float(value) for name, _, value in lines}
 
 
@@ -223,8 +268,10 @@ def test_unanswered_requests_of_sessions_are_limited_together(ports: Ports) -> N
 
 
 def test_agents_have_observations_actions_and_rewards_of_their_own(ports: Ports) -> None:
-    agents = {"observation_space": {"a": space_to_dict(BOX), "b": space_to_dict(ACTIONS)},
-              "action_space": {"a": space_to_dict(ACTIONS), "b": space_to_dict(BOX)}}  # fmt: skip
+    agents = {
+        "observation_space": {"a": space_to_dict(BOX), "b": space_to_dict(ACTIONS)},
+        "action_space": {"a": space_to_dict(ACTIONS), "b": space_to_dict(BOX)},
+    }
     worker = Worker(ports, **agents)
     with client_of(ports) as client:
         game = client.session()
@@ -233,7 +280,9 @@ def test_agents_have_observations_actions_and_rewards_of_their_own(ports: Ports)
         keys = {"observation": {"a": [0.1, 0.2], "b": 2}, "action": {"a": 1}}
         found = client.ask("act", session=game.id, **keys)["action"]
         assert (found["a"], found.keys()) == (1, {"a", "b"}), "the policies act for the others"
-        assert game.act({"a": [0.1, 0.2], "b": 0}, reward={"a": 1.0, "b": 2.0}, dones={"b": True}).keys() == {"a", "b"}
+        assert game.act(
+            {"a": [0.1, 0.2], "b": 0}, reward={"a": 1.0, "b": 2.0}, dones={"b": True}
+        ).keys() == {"a", "b"}
         assert game.end({"a": [0.0, 0.0]}, reward={"a": 4.0})["reward"] == 7.0
     worker.end()
     assert worker.rows[1][1] == {"a": 1.0, "b": 2.0}
@@ -245,12 +294,17 @@ def test_the_config_has_spaces_and_a_port() -> None:
     with pytest.raises(ConfigError, match="max_concurrent"):
         resolve_env("external")(EnvContext({"max_concurrent": "many"}))
     port, other = free_port(), ["--env", "CartPole-v1", "--client-port", "0"]
-    for words in ([*TRAIN, "--client-port", "null"], [*TRAIN[:4], *other], [*TRAIN[:-1], port, "--web", port]):
+    for words in (
+        [*TRAIN, "--client-port", "null"],
+        [*TRAIN[:4], *other],
+        [*TRAIN[:-1], port, "--web", port],
+    ):
         found = subprocess.run(words, capture_output=True, text=True)
         assert (found.returncode, "client_port" in found.stderr) == (2, True)
 
 
-# A run ----------------------------------------------------------------------------------------------------------
+# A run
+# --------------------------------------------------------------------------------------------------
 
 
 class Run:
@@ -258,9 +312,15 @@ class Run:
 
     def __init__(self, run_dir: Path, *words: str) -> None:
         command = [*TRAIN, "--num-workers", "2", "--run-dir", str(run_dir), *words]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=run_dir.parent)
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, text=True, cwd=run_dir.parent
+        )
         assert self.process.stdout is not None
-        self.url = next(found[1] for line in self.process.stdout if (found := re.search(r"play at: (\S+)", line)))
+        self.url = next(
+            found[1]
+            for line in self.process.stdout
+            if (found := re.search(r"play at: (\S+)", line))
+        )
         self._reader = threading.Thread(target=self.process.stdout.read)
         self._reader.start()
 
@@ -282,7 +342,9 @@ def test_a_client_in_javascript_trains_cartpole(tmp_path: Path) -> None:
     game = subprocess.Popen(["node", str(tmp_path / "game.mjs"), run.url, "8"])
     try:
         assert run.process.wait(240) == 0
-        results = [json.loads(line) for line in (tmp_path / "run/result.jsonl").read_text().splitlines()]
+        results = [
+            json.loads(line) for line in (tmp_path / "run/result.jsonl").read_text().splitlines()
+        ]
         assert results[-1]["episode_reward_mean_last_100"] >= 475
         assert game.wait(30) == 0
     finally:
@@ -322,7 +384,9 @@ def test_clients_go_on_when_workers_are_killed(tmp_path: Path) -> None:
                 worker.kill()
         wait_until(lambda: refused)
         before = len(played)
-        wait_until(lambda: len(played) > before + 40 and (tmp_path / "run/result.jsonl").read_bytes(), 60)
+        wait_until(
+            lambda: len(played) > before + 40 and (tmp_path / "run/result.jsonl").read_bytes(), 60
+        )
         stop.set()
         for player in players:
             player.join(60)
@@ -345,8 +409,14 @@ def test_a_client_with_local_inference_is_a_worker_of_the_run(tmp_path: Path) ->
 
     with aiorl.PolicyClient(run.url, local=True) as client:
         game = client.session()
-        assert status_of(game.act, [0.0, float("nan"), 0.0, 0.0]) == status_of(game.act, [0.0] * 4, explore=True) == 400
-        assert client.submit("act", session=game.id, observation=[0.0] * 4).result(20)["action"] in (0, 1)
+        assert (
+            status_of(game.act, [0.0, float("nan"), 0.0, 0.0])
+            == status_of(game.act, [0.0] * 4, explore=True)
+            == 400
+        )
+        assert client.submit("act", session=game.id, observation=[0.0] * 4).result(20)[
+            "action"
+        ] in (0, 1)
         with pytest.raises(RuntimeError, match="already"):
             aiorl.PolicyClient(run.url, local=True)
         players = [threading.Thread(target=play, args=(client,)) for _ in range(8)]

@@ -1,4 +1,6 @@
-"""`aiorl serve --follow`, `--share` and `--record`: newer versions without a gap, and episodes as stored experience."""
+"""`aiorl serve --follow`, `--share` and `--record`: newer versions without a gap, and episodes as
+stored experience.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,10 @@ from aiorl.web.server import WebServer
 def save_next(run: Path, number: int, *, folder: str = "checkpoints", keep: int = 3) -> Path:
     """Save another checkpoint of a run, with other weights."""
     old = load_checkpoint(list_checkpoints(run / "checkpoints")[-1])
-    tensors = {name: array + np.float32(0.01) if "/weights/" in name else array for name, array in old.tensors.items()}
+    tensors = {
+        name: array + np.float32(0.01) if "/weights/" in name else array
+        for name, array in old.tensors.items()
+    }
     return save_checkpoint(run / folder, number, tensors, old.meta, keep=keep)
 
 
@@ -68,7 +73,9 @@ class Followed:
             if recorder is not None:
                 await asyncio.to_thread(recorder.close)
 
-        self._thread = threading.Thread(target=lambda: self._loop.run_until_complete(run()), daemon=True)
+        self._thread = threading.Thread(
+            target=lambda: self._loop.run_until_complete(run()), daemon=True
+        )
         self._thread.start()
         assert started.wait(10)
 
@@ -97,7 +104,9 @@ def test_swaps_under_load_lose_nothing_and_sessions_keep_their_state(tmp_path: P
     def ask(index: int) -> None:
         with aiorl.PolicyClient(followed.server.url) as client, client.session() as game:
             while not is_over.is_set():
-                answers = [client.submit("act", observation=[0, 0, 0], session=game.id) for _ in range(5)]
+                answers = [
+                    client.submit("act", observation=[0, 0, 0], session=game.id) for _ in range(5)
+                ]
                 answers += [client.submit("act", observation=[0, 0, 0]) for _ in range(10)]
                 asked[index] += len(answers)
                 seen[index] += [int(answer.result(20)["version"]) for answer in answers]
@@ -121,7 +130,9 @@ def test_swaps_under_load_lose_nothing_and_sessions_keep_their_state(tmp_path: P
         for thread in threads:
             thread.join(20)
         with urllib.request.urlopen(f"{followed.server.url}/metrics", timeout=10) as answer:
-            assert 'aiorl_swaps_total{policy="default_policy"} 6.0' in (metrics := answer.read().decode())
+            assert 'aiorl_swaps_total{policy="default_policy"} 6.0' in (
+                metrics := answer.read().decode()
+            )
             assert set(re.findall(r'aiorl_batch_rows_sum{.*version="(\d+)"', metrics)) == {"13"}
     for index, versions in enumerate(seen):
         assert (len(versions), versions[0], versions[-1]) == (asked[index], 7, 13)
@@ -138,7 +149,9 @@ def test_a_run_without_checkpoints_is_waited_for_and_damaged_ones_are_left_out(
 
     def is_ready() -> bool:
         try:
-            return bool(urllib.request.urlopen(f"{followed.server.url}/v2/health/ready", timeout=10).read())
+            return bool(
+                urllib.request.urlopen(f"{followed.server.url}/v2/health/ready", timeout=10).read()
+            )
         except urllib.error.HTTPError as error:
             return error.code != 503
 
@@ -198,7 +211,9 @@ def test_requests_are_dealt_to_versions_by_their_share(tmp_path: Path) -> None:
         Models([f"a={first}", f"a={tmp_path / 'other'}"], share=0.25)
 
 
-def play(client: aiorl.PolicyClient, policy: aiorl.LoadedPolicy, steps: int, **keys: Any) -> tuple[Any, list[Any]]:
+def play(
+    client: aiorl.PolicyClient, policy: aiorl.LoadedPolicy, steps: int, **keys: Any
+) -> tuple[Any, list[Any]]:
     """Play an episode, and return its observations and actions."""
     observations = observations_of(policy.observation_space, steps + 1)
     with client.session() as game:
@@ -207,7 +222,9 @@ def play(client: aiorl.PolicyClient, policy: aiorl.LoadedPolicy, steps: int, **k
     return observations, actions
 
 
-@pytest.mark.parametrize("kind", ["box", "memory", "looks back", "parts", "squashed", "filtered frames", "masked dict"])
+@pytest.mark.parametrize(
+    "kind", ["box", "memory", "looks back", "parts", "squashed", "filtered frames", "masked dict"]
+)
 def test_recorded_episodes_are_what_the_estimators_and_bc_read(tmp_path: Path, kind: str) -> None:
     save_world(kind, tmp_path / "run")
     policy = aiorl.load_policy(tmp_path / "run")
@@ -215,19 +232,25 @@ def test_recorded_episodes_are_what_the_estimators_and_bc_read(tmp_path: Path, k
     with followed as client:
         observations, actions = play(client, policy, 4, explore=True)
         play(client, policy, 3)
-    drawn, greedy = [episode for _, episode in StoredEpisodes(str(tmp_path / "data" / "default_policy"))]
+    drawn, greedy = [
+        episode for _, episode in StoredEpisodes(str(tmp_path / "data" / "default_policy"))
+    ]
     np.testing.assert_array_equal(drawn[c.OBS], policy.observe(observations[:-1]))
     np.testing.assert_array_equal(drawn[c.NEW_OBS], policy.observe(observations[1:]))
     np.testing.assert_array_equal(drawn[c.REWARDS], [10, 20, 30, 40])
     assert drawn[c.TRUNCATEDS].tolist() == [False, False, False, True]
     assert not drawn[c.TERMINATEDS].any()
     layout = aiorl.load_policy(tmp_path / "run").policy.layout
-    np.testing.assert_array_equal(layout.clip(drawn[c.ACTIONS]), np.stack([layout.to_row(one) for one in actions]))
+    np.testing.assert_array_equal(
+        layout.clip(drawn[c.ACTIONS]), np.stack([layout.to_row(one) for one in actions])
+    )
     assert c.ACTION_LOGP in drawn
     assert c.ACTION_LOGP not in greedy
 
 
-def test_episodes_that_are_not_whole_are_dropped_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_episodes_that_are_not_whole_are_dropped_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     save_world("box", tmp_path / "run")
     policy = aiorl.load_policy(tmp_path / "run")
     recorder = Recorder(tmp_path / "data")
@@ -236,7 +259,9 @@ def test_episodes_that_are_not_whole_are_dropped_and_counted(tmp_path: Path, mon
     def fates() -> dict[str, float]:
         url = f"{followed.server.url}/metrics"
         with urllib.request.urlopen(url, timeout=10) as answer:
-            found = re.findall(r'aiorl_recorded_episodes_total{fate="(\w+)",[^}]*} (\S+)', answer.read().decode())
+            found = re.findall(
+                r'aiorl_recorded_episodes_total{fate="(\w+)",[^}]*} (\S+)', answer.read().decode()
+            )
         return {fate: float(count) for fate, count in found}
 
     with pytest.raises(ConfigError, match="can't be written in"):
@@ -259,7 +284,11 @@ def test_episodes_that_are_not_whole_are_dropped_and_counted(tmp_path: Path, mon
             game.end([0.1, 0.2, 0.3])
         assert fates() == {"written": 1, "dropped": 2}
         with monkeypatch.context() as patched:
-            patched.setattr(record.FileWriter, "write", lambda self, batch: (tmp_path / "none" / "x").write_text(""))
+            patched.setattr(
+                record.FileWriter,
+                "write",
+                lambda self, batch: (tmp_path / "none" / "x").write_text(""),
+            )
             play(client, policy, 3)
             wait_until(lambda: fates() == {"written": 1, "dropped": 2, "failed": 1})
     assert len(list(StoredEpisodes(str(tmp_path / "data" / "default_policy")))) == 1
@@ -276,7 +305,9 @@ def test_files_of_recorded_episodes_that_are_removed_are_missed_and_made_again(
 
     def fates() -> dict[str, float]:
         (family,) = recorder.episodes.collect()
-        return {one.labels["fate"]: one.value for one in family.samples if one.name.endswith("_total")}
+        return {
+            one.labels["fate"]: one.value for one in family.samples if one.name.endswith("_total")
+        }
 
     with Followed(Models([str(tmp_path / "run")]), recorder) as client:
         for number, lost in enumerate((tmp_path / "data", tmp_path / "data/default_policy"), 1):
@@ -291,7 +322,9 @@ def test_files_of_recorded_episodes_that_are_removed_are_missed_and_made_again(
     assert len(list(StoredEpisodes(str(tmp_path / "data/default_policy")))) == 1
 
 
-def test_recording_preprocesses_each_observation_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recording_preprocesses_each_observation_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     save_world("filtered", tmp_path / "run")
     policy = aiorl.load_policy(tmp_path / "run")
     observed, observe = Counter[str](), Actor.observe
@@ -324,7 +357,9 @@ def test_a_path_after_follow_is_a_path(tmp_path: Path) -> None:
 def test_marwil_and_the_estimators_take_what_a_server_recorded(tmp_path: Path) -> None:
     def aiorl_(*words: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "aiorl", *words]
-        return subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path, timeout=120)
+        return subprocess.run(
+            command, capture_output=True, text=True, check=True, cwd=tmp_path, timeout=120
+        )
 
     aiorl_("train", "--env=CartPole-v1", "--run-dir=run", "--stop-timesteps=2000", "--xla=off")
     command = [sys.executable, "-m", "aiorl", "serve", "run", "--record=data", "--port=0"]
@@ -335,7 +370,9 @@ def test_marwil_and_the_estimators_take_what_a_server_recorded(tmp_path: Path) -
             for seed in range(20):
                 (obs, _), reward, is_over = env.reset(seed=seed), 0.0, False
                 while not is_over:
-                    obs, next_reward, terminated, truncated, _ = env.step(game.act(obs, reward, explore=True))
+                    obs, next_reward, terminated, truncated, _ = env.step(
+                        game.act(obs, reward, explore=True)
+                    )
                     reward, is_over = float(next_reward), terminated or truncated
                 game.end(obs, reward, truncated=truncated)
         server.terminate()
@@ -344,5 +381,11 @@ def test_marwil_and_the_estimators_take_what_a_server_recorded(tmp_path: Path) -
     found = json.loads((tmp_path / "found.json").read_text())
     assert found["num_episodes"] == 20
     assert found["effective_sample_size"] == pytest.approx(20), "it is the same policy"
-    words = ("--env=CartPole-v1", "--algo=marwil", "--input=data/default_policy", "--stop-timesteps=2000", "--xla=off")
+    words = (
+        "--env=CartPole-v1",
+        "--algo=marwil",
+        "--input=data/default_policy",
+        "--stop-timesteps=2000",
+        "--xla=off",
+    )
     aiorl_("train", *words, "--run-dir=learned")

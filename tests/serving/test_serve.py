@@ -1,4 +1,6 @@
-"""`aiorl serve`: answers equal `load_policy`'s, for policies of every kind, by /act and by clients of Triton."""
+"""`aiorl serve`: answers equal `load_policy`'s, for policies of every kind, by /act and by clients
+of Triton.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,17 @@ from aiorl.web.access import WebOptions
 from aiorl.web.app import Refusal
 from aiorl.web.server import WebServer
 
-KINDS = ["box", "filtered", "filtered frames", "parts", "memory", "looks back", "masked dict", "values", "squashed"]
+KINDS = [
+    "box",
+    "filtered",
+    "filtered frames",
+    "parts",
+    "memory",
+    "looks back",
+    "masked dict",
+    "values",
+    "squashed",
+]
 
 
 class Served:
@@ -58,7 +70,9 @@ class Served:
         self.server = WebServer(self.service.app, WebOptions())
         self.loop = new_event_loop()
         self._started, self._stop = threading.Event(), asyncio.Event()
-        self._thread = threading.Thread(target=lambda: self.loop.run_until_complete(self._run()), daemon=True)
+        self._thread = threading.Thread(
+            target=lambda: self.loop.run_until_complete(self._run()), daemon=True
+        )
         self._thread.start()
         assert self._started.wait(10)
 
@@ -84,7 +98,11 @@ class Served:
             answer = connection.getresponse()
             content = answer.read()
             assert answer.status == expected, content[:500]
-            return json.loads(content) if answer.headers["content-type"] == "application/json" else content.decode()
+            return (
+                json.loads(content)
+                if answer.headers["content-type"] == "application/json"
+                else content.decode()
+            )
         finally:
             connection.close()
 
@@ -118,7 +136,9 @@ def plain(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_answers_are_those_of_load_policy_bit_for_bit(served: Served, saved: dict[str, Path], kind: str) -> None:
+def test_answers_are_those_of_load_policy_bit_for_bit(
+    served: Served, saved: dict[str, Path], kind: str
+) -> None:
     name = kind.replace(" ", "-")
     policy = aiorl.load_policy(saved[kind])
     session = served.ask("/sessions", {"policy": name}, expected=201)["session"]
@@ -126,15 +146,19 @@ def test_answers_are_those_of_load_policy_bit_for_bit(served: Served, saved: dic
     client = aiorl.PolicyClient(served.server.url)
     game = client.session(name)
     for step, obs in enumerate(observations_of(policy.observation_space, 5)):
-        wanted, state, columns = policy.compute_single_action(obs, state, action, reward, full_fetch=True)
+        wanted, state, columns = policy.compute_single_action(
+            obs, state, action, reward, full_fetch=True
+        )
         said = {"observation": obs, "logp": True, "value": True, "policy": name}
         answer = served.ask("/act", {**said, "session": session, "reward": reward or 0.0})
         if not step:
             assert served.ask("/act", said) == answer
         assert answer == {
-            "action": plain(wanted), "logp": plain(columns["action_logp"]), "value": plain(columns["vf_preds"]),
+            "action": plain(wanted),
+            "logp": plain(columns["action_logp"]),
+            "value": plain(columns["vf_preds"]),
             "version": "7",
-        }  # fmt: skip
+        }
         np.testing.assert_equal(game.act(obs, reward or 0.0), wanted)
         action, reward = wanted, 0.5 * step
     assert game.end(obs, 1.0) == {"id": 7, "steps": 5, "reward": pytest.approx(4.0)}
@@ -145,10 +169,15 @@ def test_answers_are_those_of_load_policy_bit_for_bit(served: Served, saved: dic
 
 def test_many_messages_of_a_socket_are_under_way_at_a_time(served: Served) -> None:
     with aiorl.PolicyClient(served.server.url) as client:
-        asked = [client.submit("act", policy="box", observation=[0.1, 0.2, index], value=True) for index in range(3000)]
+        asked = [
+            client.submit("act", policy="box", observation=[0.1, 0.2, index], value=True)
+            for index in range(3000)
+        ]
         answers = [one.result(20) for one in asked]
         assert [answer["id"] for answer in answers] == list(range(1, 3001))
-        (evaluations,) = re.findall(r'aiorl_batch_rows_count{policy="box",.*} (.*)', served.ask("/metrics"))
+        (evaluations,) = re.findall(
+            r'aiorl_batch_rows_count{policy="box",.*} (.*)', served.ask("/metrics")
+        )
         assert float(evaluations) < 1500, "most are of several rows"
         bad = client.submit("act", policy="box", observation=[0.1])
         good = client.submit("act", policy="box", observation=[0.1, 0.2, 0.3])
@@ -164,12 +193,21 @@ def test_bad_messages_are_answered_and_cost_the_socket_nothing(served: Served) -
     deep = b"\x91" * 2000 + b"\xc0"
     with connect(served.server.url.replace("http", "ws") + "/ws") as socket:
         for said, fact in [
-            (b"", "msgpack"), (b"\xc1", "msgpack"), (b"\x01\x02", "msgpack"), (deep, "msgpack"), ("[", "JSON"),
+            (b"", "msgpack"),
+            (b"\xc1", "msgpack"),
+            (b"\x01\x02", "msgpack"),
+            (deep, "msgpack"),
+            ("[", "JSON"),
             (f'{{"id": {2**64}}}', "digits"),
-            ("[1]", "object"), (b"\x81\xa2id\xc7\x00\x05", "extension"), ('{"id": {}}', "'id'"),
-            ('{"do": 3}', "act, open, end, close"), ('{"do": "end"}', "not open"), ('{"policy": "box"}', "obs"),
-            ('{"do": "open", "policies": 1}', "'policy'"), ('{"do": "close", "session": "x"}', "not open"),
-        ]:  # fmt: skip
+            ("[1]", "object"),
+            (b"\x81\xa2id\xc7\x00\x05", "extension"),
+            ('{"id": {}}', "'id'"),
+            ('{"do": 3}', "act, open, end, close"),
+            ('{"do": "end"}', "not open"),
+            ('{"policy": "box"}', "obs"),
+            ('{"do": "open", "policies": 1}', "'policy'"),
+            ('{"do": "close", "session": "x"}', "not open"),
+        ]:
             socket.send(said)
             answer = socket.recv(10)
             found = json.loads(answer) if isinstance(answer, str) else msgpack.unpackb(answer)
@@ -196,7 +234,9 @@ try:
 except RequestRefused as error:
     print(error.status)
 """
-    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    found = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    ).stdout
     action, status = found.splitlines()
     wanted = served.ask("/act", {"policy": "squashed", "observation": [0.1, 0.2, 0.3]})["action"]
     np.testing.assert_array_equal(np.float32(json.loads(action)), np.float32(wanted))
@@ -212,13 +252,19 @@ def sample(language: str) -> str:
 def test_the_sample_in_python_works(saved: dict[str, Path]) -> None:
     found = Served(str(saved["box"]))
     try:  # whose observations have three numbers
-        exec(re.sub(r", [-\d.]+\]", "]", sample("python")).replace("http://localhost:8000", found.server.url))
+        exec(
+            re.sub(r", [-\d.]+\]", "]", sample("python")).replace(
+                "http://localhost:8000", found.server.url
+            )
+        )
     finally:
         found.end()
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
-def test_the_sample_in_javascript_works(served: Served, saved: dict[str, Path], tmp_path: Path) -> None:
+def test_the_sample_in_javascript_works(
+    served: Served, saved: dict[str, Path], tmp_path: Path
+) -> None:
     (tmp_path / "client.mjs").write_text(sample("javascript"))
     policy = aiorl.load_policy(saved["memory"])
     observations = observations_of(policy.observation_space, 3)
@@ -230,7 +276,9 @@ for (const observation of {plain(observations)}) console.log(JSON.stringify(awai
 console.log(JSON.stringify(await game.end([0, 0, 0], 1)), JSON.stringify(await game.close()));
 console.log(await client.act([0], {{ policy: "box" }}).catch((error) => error.status));
 """)
-    found = subprocess.run(["node", tmp_path / "program.mjs"], capture_output=True, text=True, check=True).stdout
+    found = subprocess.run(
+        ["node", tmp_path / "program.mjs"], capture_output=True, text=True, check=True
+    ).stdout
     state, wanted = policy.get_initial_state(), []
     for obs in observations:
         action, state, _ = policy.compute_single_action(obs, state)
@@ -239,12 +287,16 @@ console.log(await client.act([0], {{ policy: "box" }}).catch((error) => error.st
 
 
 @pytest.mark.parametrize("kind", ["box", "squashed"])
-def test_drawn_actions_are_those_of_load_policy_with_the_same_seed(saved: dict[str, Path], kind: str) -> None:
+def test_drawn_actions_are_those_of_load_policy_with_the_same_seed(
+    saved: dict[str, Path], kind: str
+) -> None:
     policy, found = aiorl.load_policy(saved[kind], seed=3), Served(str(saved[kind]), seed=3)
     try:
         for obs in observations_of(policy.observation_space, 4):
             wanted = policy.compute_single_action(obs, explore=True)
-            assert found.ask("/act", {"observation": obs, "explore": True})["action"] == plain(wanted)
+            assert found.ask("/act", {"observation": obs, "explore": True})["action"] == plain(
+                wanted
+            )
     finally:
         found.end()
 
@@ -270,7 +322,9 @@ def test_clients_of_triton_get_the_same(served: Served, saved: dict[str, Path], 
             if tensor["name"].startswith("obs"):
                 parts = [part_of(obs, tensor["name"]) for obs in observations]
                 array = np.array(parts).astype(client_module.triton_to_np_dtype(tensor["datatype"]))
-                inputs[tensor["name"]] = client_module.InferInput(tensor["name"], array.shape, tensor["datatype"])
+                inputs[tensor["name"]] = client_module.InferInput(
+                    tensor["name"], array.shape, tensor["datatype"]
+                )
                 inputs[tensor["name"]].set_data_from_numpy(array, binary_data=len(inputs) % 2 == 0)
         result = client.infer(name, list(inputs.values()), request_id="mine")
         assert result.get_response()["id"] == "mine"
@@ -283,7 +337,11 @@ def test_clients_of_triton_get_the_same(served: Served, saved: dict[str, Path], 
                 np.testing.assert_array_equal(found, wanted)
         np.testing.assert_array_equal(result.as_numpy("logp"), columns["action_logp"])
         np.testing.assert_array_equal(result.as_numpy("value"), columns["vf_preds"])
-        only = client.infer(name, list(inputs.values()), outputs=[client_module.InferRequestedOutput("value", False)])
+        only = client.infer(
+            name,
+            list(inputs.values()),
+            outputs=[client_module.InferRequestedOutput("value", False)],
+        )
         np.testing.assert_array_equal(only.as_numpy("value"), columns["vf_preds"])
         assert only.as_numpy("logp") is None
         with pytest.raises(client_module.InferenceServerException, match="datatype"):
@@ -313,14 +371,18 @@ def test_sequences_of_triton_remember_states(served: Served, saved: dict[str, Pa
                 wanted, state, columns = policy.compute_single_action(obs, state)
                 one = module.InferInput("obs", [1, 3], "FP32")
                 one.set_data_from_numpy(obs[None])
-                result = client.infer("memory", [one], sequence_id=5, sequence_start=step == 0, sequence_end=step == 3)
+                result = client.infer(
+                    "memory", [one], sequence_id=5, sequence_start=step == 0, sequence_end=step == 3
+                )
                 assert result.as_numpy("action").tolist() == [wanted]
                 assert result.as_numpy("value").tolist() == [columns["vf_preds"]]
         with pytest.raises(module.InferenceServerException):
             client.infer("memory", [one], sequence_id=5)
 
 
-def test_images_are_taken_as_png_and_arrays_as_bytes(served: Served, saved: dict[str, Path]) -> None:
+def test_images_are_taken_as_png_and_arrays_as_bytes(
+    served: Served, saved: dict[str, Path]
+) -> None:
     from PIL import Image
 
     policy = aiorl.load_policy(saved["filtered frames"])
@@ -333,32 +395,53 @@ def test_images_are_taken_as_png_and_arrays_as_bytes(served: Served, saved: dict
 
     wanted = {"action": policy.compute_single_action(obs), "version": "7"}
     layers = [png(obs[:, :, index]) for index in range(2)]
-    packed = {"data": base64.b64encode(obs.tobytes()).decode(), "dtype": "uint8", "shape": [10, 12, 2]}
+    packed = {
+        "data": base64.b64encode(obs.tobytes()).decode(),
+        "dtype": "uint8",
+        "shape": [10, 12, 2],
+    }
     for given in (obs, {"png": layers}, packed):
         assert served.ask("/act", {"policy": "filtered-frames", "observation": given}) == wanted
     for given, fact in [
-        ({"png": layers[:1]}, "shape"), ({"png": layers * 20}, "size"), ({"png": "AAAA"}, "PNG"),
-        ({"png": 3}, "base64"), ({"png": png(np.zeros((9999, 9999), np.uint8))}, "(9999, 9999)"),
-        ({**packed, "shape": [10, 12, 3]}, "360"), ({**packed, "dtype": "O"}, "float32"),
-        ({**packed, "dtype": ["O"]}, "float32"), ({**packed, "shape": [1 << 60]}, "shape"),
-        ({"jpg": ""}, "png"), ([], "shape"), ("text", "it is a text"),
-    ]:  # fmt: skip
+        ({"png": layers[:1]}, "shape"),
+        ({"png": layers * 20}, "size"),
+        ({"png": "AAAA"}, "PNG"),
+        ({"png": 3}, "base64"),
+        ({"png": png(np.zeros((9999, 9999), np.uint8))}, "(9999, 9999)"),
+        ({**packed, "shape": [10, 12, 3]}, "360"),
+        ({**packed, "dtype": "O"}, "float32"),
+        ({**packed, "dtype": ["O"]}, "float32"),
+        ({**packed, "shape": [1 << 60]}, "shape"),
+        ({"jpg": ""}, "png"),
+        ([], "shape"),
+        ("text", "it is a text"),
+    ]:
         served.refused({"policy": "filtered-frames", "observation": given}, fact)
 
 
 def test_a_bad_request_says_what_is_wrong(served: Served, saved: dict[str, Path]) -> None:
     good, deep = [0.1, 0.2, 0.3], json.loads("[" * 900 + "]" * 900)
     for said, fact in [
-        ([], "object"), ({}, "observation"), ({"observatoin": good}, "Did you mean 'observation'"),
-        ({"observation": good, "observations": [good]}, "either"), ({"observations": []}, "1 to 1024"),
-        ({"observation": [1, 2]}, "(3,)"), ({"observation": [[1], [2, 3]]}, "length"), ({"observation": None}, "obs"),
-        ({"observation": good, "explore": 1}, "'explore'"), ({"observation": good, "state": []}, "'state'"),
-        ({"observation": good, "reward": 1.0}, "/sessions"), ({"observation": [10**400, 1, 2]}, "JSON"),
-        ({"observation": [1e300, 1, 2]}, "infinity"), ({"observation": good, "session": 3}, "3"),
-        ({"observation": good, "explore": deep}, "true"), ({"observation": ["0.1", 0.2, 0.3]}, "text"),
-        ({"observation": [None, 0.2, 0.3]}, "null"), ({"observation": [9007199254740993, 0, 0]}, "9007199254740993"),
+        ([], "object"),
+        ({}, "observation"),
+        ({"observatoin": good}, "Did you mean 'observation'"),
+        ({"observation": good, "observations": [good]}, "either"),
+        ({"observations": []}, "1 to 1024"),
+        ({"observation": [1, 2]}, "(3,)"),
+        ({"observation": [[1], [2, 3]]}, "length"),
+        ({"observation": None}, "obs"),
+        ({"observation": good, "explore": 1}, "'explore'"),
+        ({"observation": good, "state": []}, "'state'"),
+        ({"observation": good, "reward": 1.0}, "/sessions"),
+        ({"observation": [10**400, 1, 2]}, "JSON"),
+        ({"observation": [1e300, 1, 2]}, "infinity"),
+        ({"observation": good, "session": 3}, "3"),
+        ({"observation": good, "explore": deep}, "true"),
+        ({"observation": ["0.1", 0.2, 0.3]}, "text"),
+        ({"observation": [None, 0.2, 0.3]}, "null"),
+        ({"observation": [9007199254740993, 0, 0]}, "9007199254740993"),
         ({"observations": [good, [0.1, "0.2", 0.3]]}, "text"),
-    ]:  # fmt: skip
+    ]:
         if isinstance(said, dict) and "policy" not in said:
             said = {**said, "policy": "box"}
         served.refused(json.dumps(said).encode(), fact)
@@ -368,9 +451,13 @@ def test_a_bad_request_says_what_is_wrong(served: Served, saved: dict[str, Path]
     policy = aiorl.load_policy(saved["masked dict"])
     (obs,) = observations_of(policy.observation_space, 1)
     nothing = spaces.unflatten(
-        mask := policy.observation_space["action_mask"], 0 * spaces.flatten(mask, obs["action_mask"])
+        mask := policy.observation_space["action_mask"],
+        0 * spaces.flatten(mask, obs["action_mask"]),
     )
-    served.refused({"policy": "masked-dict", "observation": {**obs, "action_mask": nothing}}, "forbids every one")
+    served.refused(
+        {"policy": "masked-dict", "observation": {**obs, "action_mask": nothing}},
+        "forbids every one",
+    )
     served.refused({"policy": "masked-dict", "observation": {**obs, "action_mask": 3}}, "obs")
     texts = ["a" * 10_000_000, *"b" * 10_000]  # of which NumPy would make 400 GB
     served.refused({"policy": "box", "observation": texts}, "numbers")
@@ -386,23 +473,54 @@ WHOLE, UNSIGNED, REAL = (
 
 @pytest.mark.parametrize(
     ("space", "value", "expected"),
-    [(WHOLE, [LARGE, -LARGE], [LARGE, -LARGE]), (UNSIGNED, [2**64 - 1], [2**64 - 1]), (WHOLE, [1.0, 2], [1, 2]),
-     (spaces.Discrete(3, start=LARGE), LARGE, LARGE), (WHOLE, np.array([LARGE, 1]), [LARGE, 1]),
-     (REAL, [2.0**60], [2.0**60]), (REAL, [2**60], [2.0**60]), (WHOLE, (True, 0), [1, 0]),
-     (WHOLE,
-      {"data": base64.b64encode(np.array([LARGE, 3]).tobytes()).decode(), "dtype": "int64", "shape": [2]}, [LARGE, 3])],
-)  # fmt: skip
-def test_whole_numbers_keep_all_their_digits(space: spaces.Space[Any], value: Any, expected: Any) -> None:
+    [
+        (WHOLE, [LARGE, -LARGE], [LARGE, -LARGE]),
+        (UNSIGNED, [2**64 - 1], [2**64 - 1]),
+        (WHOLE, [1.0, 2], [1, 2]),
+        (spaces.Discrete(3, start=LARGE), LARGE, LARGE),
+        (WHOLE, np.array([LARGE, 1]), [LARGE, 1]),
+        (REAL, [2.0**60], [2.0**60]),
+        (REAL, [2**60], [2.0**60]),
+        (WHOLE, (True, 0), [1, 0]),
+        (
+            WHOLE,
+            {
+                "data": base64.b64encode(np.array([LARGE, 3]).tobytes()).decode(),
+                "dtype": "int64",
+                "shape": [2],
+            },
+            [LARGE, 3],
+        ),
+    ],
+)
+def test_whole_numbers_keep_all_their_digits(
+    space: spaces.Space[Any], value: Any, expected: Any
+) -> None:
     assert given_value(space, value, "it").tolist() == expected
 
 
 @pytest.mark.parametrize(
     ("space", "value"),
-    [(WHOLE, [float(2**54), 0]), (WHOLE, [LARGE, 0.0]), (REAL, [LARGE]), (REAL, LARGE), (REAL, [[0.5, LARGE]]),
-     (REAL, np.array([LARGE])), (REAL, [float("inf"), LARGE]), (WHOLE, [2**63, 0]), (UNSIGNED, [-1]),
-     (UNSIGNED, [2**64]), (WHOLE, np.array([2**64 - 1, 0], np.uint64)), (WHOLE, [[1], ["2"]]), (REAL, [b"1"]),
-     (REAL, [[0.5, None]]), (REAL, [{}]), (REAL, np.array(["1"])), (spaces.MultiDiscrete([3, 3]), ["1", 2])],
-)  # fmt: skip
+    [
+        (WHOLE, [float(2**54), 0]),
+        (WHOLE, [LARGE, 0.0]),
+        (REAL, [LARGE]),
+        (REAL, LARGE),
+        (REAL, [[0.5, LARGE]]),
+        (REAL, np.array([LARGE])),
+        (REAL, [float("inf"), LARGE]),
+        (WHOLE, [2**63, 0]),
+        (UNSIGNED, [-1]),
+        (UNSIGNED, [2**64]),
+        (WHOLE, np.array([2**64 - 1, 0], np.uint64)),
+        (WHOLE, [[1], ["2"]]),
+        (REAL, [b"1"]),
+        (REAL, [[0.5, None]]),
+        (REAL, [{}]),
+        (REAL, np.array(["1"])),
+        (spaces.MultiDiscrete([3, 3]), ["1", 2]),
+    ],
+)
 def test_numbers_that_would_change_are_refused(space: spaces.Space[Any], value: Any) -> None:
     with pytest.raises(Refusal) as caught:
         given_value(space, value, "it")
@@ -414,24 +532,39 @@ def test_numbers_that_would_change_are_refused(space: spaces.Space[Any], value: 
 def test_infer_refuses_what_breaks_the_protocol(served: Served) -> None:
     good = {"name": "obs", "shape": [1, 3], "datatype": "FP32", "data": [0.1, 0.2, 0.3]}
     for said, fact in [
-        ({}, "inputs"), ({"inputs": [good], "id": 3}, "id"), ({"inputs": [3]}, "obs"), ({"inputs": []}, "once"),
-        ({"inputs": [good, good]}, "once"), ({"inputs": [{**good, "name": "x"}]}, "obs"),
-        ({"inputs": [{**good, "shape": [3]}]}, "-1, 3"), ({"inputs": [{**good, "shape": [-1, 3]}]}, "-1, 3"),
-        ({"inputs": [{**good, "shape": [0, 3], "data": []}]}, "-1, 3"), ({"inputs": [{**good, "data": [1]}]}, "3"),
+        ({}, "inputs"),
+        ({"inputs": [good], "id": 3}, "id"),
+        ({"inputs": [3]}, "obs"),
+        ({"inputs": []}, "once"),
+        ({"inputs": [good, good]}, "once"),
+        ({"inputs": [{**good, "name": "x"}]}, "obs"),
+        ({"inputs": [{**good, "shape": [3]}]}, "-1, 3"),
+        ({"inputs": [{**good, "shape": [-1, 3]}]}, "-1, 3"),
+        ({"inputs": [{**good, "shape": [0, 3], "data": []}]}, "-1, 3"),
+        ({"inputs": [{**good, "data": [1]}]}, "3"),
         ({"inputs": [{**good, "data": ["a", "b", "c"]}]}, "FP32"),
         ({"inputs": [{**good, "data": ["1", 2, 3]}]}, "text"),
-        ({"inputs": [{**good, "data": [[1, 2, "3"]]}]}, "text"), ({"inputs": [{**good, "data": {}}]}, "FP32"),
-        ({"inputs": [good], "outputs": [{"name": "x"}]}, "action"), ({"inputs": [good], "outputs": [3]}, "action"),
+        ({"inputs": [{**good, "data": [[1, 2, "3"]]}]}, "text"),
+        ({"inputs": [{**good, "data": {}}]}, "FP32"),
+        ({"inputs": [good], "outputs": [{"name": "x"}]}, "action"),
+        ({"inputs": [good], "outputs": [3]}, "action"),
         ({"inputs": [{**good, "parameters": {"binary_data_size": 12}}]}, "binary_data_size"),
-        ({"inputs": [good], "parameters": {"explore": "yes"}}, "explore"), ({"inputs": [good], "parameters": 3}, "par"),
+        ({"inputs": [good], "parameters": {"explore": "yes"}}, "explore"),
+        ({"inputs": [good], "parameters": 3}, "par"),
         ({"inputs": [{**good, "datatype": "BYTES"}]}, "FP32"),
-    ]:  # fmt: skip
+    ]:
         served.refused(said, fact, "/v2/models/box/infer")
     served.refused({"inputs": [good]}, "7", "/v2/models/box/versions/8/infer", 404)
     rows = served.ask(
-        "/v2/models/box/infer", {"inputs": [{**good, "data": [[0.1, 0.2, 0.3]]}], "outputs": [{"name": "action"}]}
+        "/v2/models/box/infer",
+        {"inputs": [{**good, "data": [[0.1, 0.2, 0.3]]}], "outputs": [{"name": "action"}]},
     )
-    assert rows["outputs"][0] | {"data": None} == {"name": "action", "datatype": "INT64", "shape": [1], "data": None}
+    assert rows["outputs"][0] | {"data": None} == {
+        "name": "action",
+        "datatype": "INT64",
+        "shape": [1],
+        "data": None,
+    }
 
 
 def test_a_bad_request_of_a_turn_costs_the_others_nothing(saved: dict[str, Path]) -> None:
@@ -442,7 +575,10 @@ def test_a_bad_request_of_a_turn_costs_the_others_nothing(saved: dict[str, Path]
     async def all_at_once() -> list[Any]:
         given = [obs.tolist() for obs in observations]
         given[2] = [1.0]
-        asked = [service.act({"observation": obs, "explore": index == 4}) for index, obs in enumerate(given)]
+        asked = [
+            service.act({"observation": obs, "explore": index == 4})
+            for index, obs in enumerate(given)
+        ]
         return await asyncio.gather(*asked, return_exceptions=True)
 
     answers = asyncio.run(all_at_once())
@@ -463,7 +599,9 @@ def test_requests_of_one_session_in_one_turn_follow_each_other(saved: dict[str, 
 
     async def all_at_once() -> list[Any]:
         said = {"session": service.open({})["session"], "value": True}
-        return await asyncio.gather(*(service.act({**said, "observation": obs.tolist()}) for obs in observations))
+        return await asyncio.gather(
+            *(service.act({**said, "observation": obs.tolist()}) for obs in observations)
+        )
 
     state = policy.get_initial_state()
     for obs, answer in zip(observations, asyncio.run(all_at_once()), strict=True):
@@ -490,12 +628,13 @@ def test_sessions_are_bounded_and_end_after_a_time(saved: dict[str, Path]) -> No
         found.ask(f"/sessions/{first}", method="DELETE", expected=410)
         metrics = found.ask("/metrics")
         for line in (
-            "aiorl_sessions 0.0", "aiorl_sessions_expired_total 1.0",
+            "aiorl_sessions 0.0",
+            "aiorl_sessions_expired_total 1.0",
             'aiorl_batch_rows_sum{policy="default_policy",version="7"} 2.0',
             'aiorl_request_seconds_count{path="/act",status="410"} 1.0',
             'aiorl_request_seconds_count{path="/sessions/*",status="200"} 1.0',
             'aiorl_batch_rows_bucket{le="1.0",policy="default_policy",version="7"} 2.0',
-        ):  # fmt: skip
+        ):
             assert line in metrics, line
     finally:
         found.end()
@@ -504,10 +643,18 @@ def test_sessions_are_bounded_and_end_after_a_time(saved: dict[str, Path]) -> No
 def test_the_openapi_page_has_every_route_with_examples_that_work(served: Served) -> None:
     page = served.ask("/openapi.json")
     assert page["openapi"].startswith("3.")
-    routes = {(path, method.upper()) for path, methods in page["paths"].items() for method in methods}
-    own = {(path, method) for path, (_, methods) in served.service.app._routes.items() for method in methods}
+    routes = {
+        (path, method.upper()) for path, methods in page["paths"].items() for method in methods
+    }
+    own = {
+        (path, method)
+        for path, (_, methods) in served.service.app._routes.items()
+        for method in methods
+    }
     assert routes == {(path, "GET" if method == "WEBSOCKET" else method) for path, method in own}
-    example = page["paths"]["/act"]["post"]["requestBody"]["content"]["application/json"]["examples"]
+    example = page["paths"]["/act"]["post"]["requestBody"]["content"]["application/json"][
+        "examples"
+    ]
     assert len(example) > 3
     listed = {policy["policy"]: policy for policy in served.ask("/")["policies"]}
     assert listed["memory"]["recurrent"]
@@ -515,7 +662,9 @@ def test_the_openapi_page_has_every_route_with_examples_that_work(served: Served
 
 
 @pytest.mark.parametrize("kind", ["filtered", "looks back", "parts", "masked dict"])
-def test_an_export_answers_like_its_checkpoint(saved: dict[str, Path], tmp_path: Path, kind: str) -> None:
+def test_an_export_answers_like_its_checkpoint(
+    saved: dict[str, Path], tmp_path: Path, kind: str
+) -> None:
     policy = aiorl.load_policy(saved[kind])
     aiorl.export_policy(saved[kind], tmp_path, ["onnx"])
     models = Models([f"mine={tmp_path}", f"two={tmp_path / 'onnx' / 'policy.onnx'}"], seed=3)
@@ -528,14 +677,28 @@ def test_an_export_answers_like_its_checkpoint(saved: dict[str, Path], tmp_path:
     session = service.open({"policy": "mine"})["session"]
     state, action, reward = policy.get_initial_state(), None, None
     for step, obs in enumerate(observations_of(policy.observation_space, 4)):
-        action, state, columns = policy.compute_single_action(obs, state, action, reward, full_fetch=True)
+        action, state, columns = policy.compute_single_action(
+            obs, state, action, reward, full_fetch=True
+        )
         found = asyncio.run(
-            ask({"observation": obs, "session": session, "reward": reward or 0, "logp": True, "value": True})
+            ask(
+                {
+                    "observation": obs,
+                    "session": session,
+                    "reward": reward or 0,
+                    "logp": True,
+                    "value": True,
+                }
+            )
         )
         for name in tensors_of("action", models["mine"].action_space):
-            np.testing.assert_allclose(part_of(found["action"], name), part_of(action, name), rtol=1e-5)
+            np.testing.assert_allclose(
+                part_of(found["action"], name), part_of(action, name), rtol=1e-5
+            )
         np.testing.assert_allclose(
-            [found["logp"], found["value"]], [columns["action_logp"], columns["vf_preds"]], rtol=1e-4
+            [found["logp"], found["value"]],
+            [columns["action_logp"], columns["vf_preds"]],
+            rtol=1e-4,
         )
         reward = 0.5 * step
     drawn = aiorl.load_policy(saved[kind], seed=3).compute_single_action(obs, explore=True)
@@ -544,7 +707,9 @@ def test_an_export_answers_like_its_checkpoint(saved: dict[str, Path], tmp_path:
         np.testing.assert_allclose(part_of(found["action"], name), part_of(drawn, name), rtol=1e-4)
 
 
-def test_names_and_paths_that_cannot_be_served_are_refused(saved: dict[str, Path], tmp_path: Path) -> None:
+def test_names_and_paths_that_cannot_be_served_are_refused(
+    saved: dict[str, Path], tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError, match="default_policy"):
         Models([str(saved["box"]), str(saved["values"])])
     with pytest.raises(CheckpointError, match=str(tmp_path)):
@@ -560,7 +725,9 @@ def test_names_and_paths_that_cannot_be_served_are_refused(saved: dict[str, Path
 def command(path: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
     """Run `aiorl serve` for a run, and yield its process and its port."""
     words = [sys.executable, "-m", "aiorl.serve", str(path), "--port=0", *options]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env={**os.environ, **python_path()})
+    process = subprocess.Popen(
+        words, stdout=subprocess.PIPE, text=True, env={**os.environ, **python_path()}
+    )
     try:
         assert process.stdout is not None
         line = process.stdout.readline()
@@ -572,7 +739,9 @@ def command(path: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], 
         process.stdout.close()
 
 
-def test_the_command_starts_soon_answers_and_ends_gracefully(saved: dict[str, Path], tmp_path: Path) -> None:
+def test_the_command_starts_soon_answers_and_ends_gracefully(
+    saved: dict[str, Path], tmp_path: Path
+) -> None:
     with command(saved["box"], f"--token-file={tmp_path / 't'}") as (process, port):
         modules = Path(f"/proc/{process.pid}/maps").read_text()
         assert "tensorflow" not in modules
@@ -601,20 +770,38 @@ def test_malformed_requests_never_fail_the_server_or_make_it_grow(saved: dict[st
         datatype data dtype png parameters outputs sequence_id do obs"""
     names = st.sampled_from(words.split())
     plain_values = (
-        st.none() | st.booleans() | st.integers(-(1 << 63), 1 << 63) | st.floats() | st.text(max_size=9) | names
+        st.none()
+        | st.booleans()
+        | st.integers(-(1 << 63), 1 << 63)
+        | st.floats()
+        | st.text(max_size=9)
+        | names
     )
     values = st.recursive(
         plain_values | st.sampled_from([[0.1, 0.2, 0.3], [1, 3], "default_policy", "FP32"]),
-        lambda part: st.lists(part, max_size=4) | st.dictionaries(names | st.text(max_size=3), part, max_size=5),
+        lambda part: (
+            st.lists(part, max_size=4)
+            | st.dictionaries(names | st.text(max_size=3), part, max_size=5)
+        ),
         max_leaves=20,
     )
-    paths = st.sampled_from(["/act", "/sessions", "/sessions/x/end", "/v2/models/default_policy/infer"])
+    paths = st.sampled_from(
+        ["/act", "/sessions", "/sessions/x/end", "/v2/models/default_policy/infer"]
+    )
     sizes: list[int] = []
-    with command(saved["box"]) as (process, port), connect(f"ws://127.0.0.1:{port}/ws", ping_interval=None) as socket:
+    with (
+        command(saved["box"]) as (process, port),
+        connect(f"ws://127.0.0.1:{port}/ws", ping_interval=None) as socket,
+    ):
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
 
-        @hypothesis.settings(max_examples=1500, deadline=None, database=None, phases=[hypothesis.Phase.generate])
-        @hypothesis.given(path=paths, said=st.binary(max_size=40) | st.dictionaries(names, values, max_size=6) | values)
+        @hypothesis.settings(
+            max_examples=1500, deadline=None, database=None, phases=[hypothesis.Phase.generate]
+        )
+        @hypothesis.given(
+            path=paths,
+            said=st.binary(max_size=40) | st.dictionaries(names, values, max_size=6) | values,
+        )
         def ask(path: str, said: Any) -> None:
             connection.request("POST", path, said if isinstance(said, bytes) else json.dumps(said))
             answer = connection.getresponse()

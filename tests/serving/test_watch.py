@@ -48,14 +48,31 @@ LOG = f"""2026-11-27 07:47:01,150 INFO aiorl.run.build: the seed of this run is 
 def result(number: int, **more: Any) -> dict[str, Any]:
     steps = 100 * number
     return {
-        "training_iteration": number, "timesteps_total": steps, "env_steps_trained_total": steps - 50,
-        "time_total_s": number / 2, "timestamp": 1.7e9, "episode_reward_mean": float(number),
-        "episode_reward_min": 0.0, "episode_reward_max": 2.0 * number, "episode_reward_mean_last_100": float(number),
-        "sampled_steps_per_s": 200.0, "trained_steps_per_s": 100.0, "num_healthy_workers": 1,
-        "hist_stats": {"episode_reward": [1.0, 3.0]}, "policy_lag": {"min": 0.0, "mean": 1.0, "max": 2.0},
-        "ledger": {"sampled": steps, "trained": steps - 50, "queued": 50, "in_flight": 0, "discarded": {}, "lost": {}},
-        "learner": {"loss": 1.0 / number}, **more,
-    }  # fmt: skip
+        "training_iteration": number,
+        "timesteps_total": steps,
+        "env_steps_trained_total": steps - 50,
+        "time_total_s": number / 2,
+        "timestamp": 1.7e9,
+        "episode_reward_mean": float(number),
+        "episode_reward_min": 0.0,
+        "episode_reward_max": 2.0 * number,
+        "episode_reward_mean_last_100": float(number),
+        "sampled_steps_per_s": 200.0,
+        "trained_steps_per_s": 100.0,
+        "num_healthy_workers": 1,
+        "hist_stats": {"episode_reward": [1.0, 3.0]},
+        "policy_lag": {"min": 0.0, "mean": 1.0, "max": 2.0},
+        "ledger": {
+            "sampled": steps,
+            "trained": steps - 50,
+            "queued": 50,
+            "in_flight": 0,
+            "discarded": {},
+            "lost": {},
+        },
+        "learner": {"loss": 1.0 / number},
+        **more,
+    }
 
 
 def add(run: Path, *results: dict[str, Any]) -> None:
@@ -63,28 +80,50 @@ def add(run: Path, *results: dict[str, Any]) -> None:
         file.writelines(json.dumps(each) + "\n" for each in results)
 
 
-def make_run(run: Path, num_results: int = 3, *, end: str = "", seed: int = 7, config: str = "lr: 0.1") -> Path:
+def make_run(
+    run: Path, num_results: int = 3, *, end: str = "", seed: int = 7, config: str = "lr: 0.1"
+) -> Path:
     run.mkdir(parents=True)
     (run / "config.yaml").write_text(
-        f"algo: ppo\nenv: CartPole-v1\nseed: {seed}\nstop_timesteps: 1000\n{config}\n#   seed: argument\n"
+        f"algo: ppo\nenv: CartPole-v1\nseed: {seed}\nstop_timesteps: 1000\n{config}\n#   seed:"
+        " argument\n"
     )
     address = {"address": "tcp://127.0.0.1:5557", "port": 5557}
     (run / "run.json").write_text(json.dumps({"run_id": "mine", "seed": seed, **address}))
-    worker = {"slot": 1, "host": "there", "pid": 12, "state": "sampling", "env_steps_per_s": 9.0, "words": MARKUP}
-    learner = {"host": "here", "pid": 1, "state": "waiting for workers", "end": end, "no_update_s": 0.0}
-    (run / "status.json").write_text(json.dumps({"run_id": "mine", "learner": learner, "workers": [worker]}))
+    worker = {
+        "slot": 1,
+        "host": "there",
+        "pid": 12,
+        "state": "sampling",
+        "env_steps_per_s": 9.0,
+        "words": MARKUP,
+    }
+    learner = {
+        "host": "here",
+        "pid": 1,
+        "state": "waiting for workers",
+        "end": end,
+        "no_update_s": 0.0,
+    }
+    (run / "status.json").write_text(
+        json.dumps({"run_id": "mine", "learner": learner, "workers": [worker]})
+    )
     (run / "log.txt").write_text(LOG)
     add(run, *(result(number + 1) for number in range(num_results)))
     return run
 
 
-# Reading ------------------------------------------------------------------------------------------------------
+# Reading
+# --------------------------------------------------------------------------------------------------
 
 
 def test_curves_of_a_large_file_are_thinned_and_end_with_the_newest_result(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", 1000)
     add(run, result(1001, evaluation={"episode_reward_mean": 5.0}), result(1002))
-    for num_points, least, most in ((400, 1002, 1002), (20, 20, 140)):  # the file is read as a whole, and in parts
+    for num_points, least, most in (
+        (400, 1002, 1002),
+        (20, 20, 140),
+    ):  # the file is read as a whole, and in parts
         columns, end = curves(run, num_points=num_points)
         steps = columns["timesteps_total"]
         assert least <= len(steps) <= most
@@ -113,7 +152,7 @@ def test_the_newest_result_is_found_behind_lines_of_any_length(tmp_path: Path) -
 def test_entries_of_a_log_are_found_by_level_and_text_with_their_traceback(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     assert [entry["level"] for entry in log_entries(run / "log.txt")[0]] == ["INFO", "ERROR"]
-    ((entry,), is_cut) = log_entries(run / "log.txt", words="VALUEERROR", level="WARNING")
+    (entry,), is_cut = log_entries(run / "log.txt", words="VALUEERROR", level="WARNING")
     assert "Traceback" in entry["more"]
     assert not is_cut
     (run / "worker.txt").write_text("07:48:01 there W slow\n" * 1000)
@@ -124,9 +163,14 @@ def test_entries_of_a_log_are_found_by_level_and_text_with_their_traceback(tmp_p
 
 @pytest.mark.parametrize(
     ("end", "num_results", "silent_s", "phase"),
-    [("", 3, 0, "training"), ("", 0, 0, "starting"), ("Done: 9 s have passed.", 3, 0, "ended"), ("", 3, 900, "unknown"),
-     ("the learner failed", 3, 900, "failed")],
-)  # fmt: skip
+    [
+        ("", 3, 0, "training"),
+        ("", 0, 0, "starting"),
+        ("Done: 9 s have passed.", 3, 0, "ended"),
+        ("", 3, 900, "unknown"),
+        ("the learner failed", 3, 900, "failed"),
+    ],
+)
 def test_the_phase_of_a_run_is_read_from_its_files(
     tmp_path: Path, end: str, num_results: int, silent_s: int, phase: str
 ) -> None:
@@ -147,7 +191,10 @@ def test_configs_say_where_their_values_come_from_also_after_a_resume(tmp_path: 
     file.write_text("lr: 0.1\nenv_config: {size: 4}")
     given: dict[str, Any] = {"env": "CartPole-v1", "preset": "ppo-cartpole", "seed": 3}
     for changes in (given, {"resume": str(tmp_path), "stop_timesteps": 9}):
-        save_config(load_config(config_class, file=file if changes is given else None, overrides=changes), tmp_path)
+        save_config(
+            load_config(config_class, file=file if changes is given else None, overrides=changes),
+            tmp_path,
+        )
         noted = dict(NOTED.findall(config_text(tmp_path)))
         assert (noted["lr"], noted["env_config"]) == (f"{file}, line 1", f"{file}, line 2")
         assert (noted["seed"], noted["num_sgd_iter"]) == ("argument", "preset ppo-cartpole")
@@ -168,7 +215,8 @@ def test_runs_that_differ_only_in_their_seed_are_one_curve(tmp_path: Path) -> No
     assert experiments(runs, "no such figure", "steps") == []
 
 
-# Answers ------------------------------------------------------------------------------------------------------
+# Answers
+# --------------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -207,7 +255,9 @@ def test_the_page_and_its_data_are_answered(tmp_path: Path) -> None:
     with watching(tmp_path / "runs") as port:
         status, page, headers = get(port, "/")
         assert status == 200
-        assert headers["content-security-policy"].startswith("default-src 'none'; script-src 'self'")
+        assert headers["content-security-policy"].startswith(
+            "default-src 'none'; script-src 'self'"
+        )
         for name in re.findall(rb'(?:src|href)="([^"#]+)"', page):
             assert get(port, f"/{name.decode()}")[0] == 200
         assert get(port, "/parts.js")[0] == 200
@@ -224,16 +274,22 @@ def test_the_page_and_its_data_are_answered(tmp_path: Path) -> None:
         assert (config["values"]["lr"], config["origins"]) == (0.1, {"seed": "argument"})
         assert len(get(port, "/api/log", run="mine", level="ERROR")[1]["entries"]) == 1
         status, part, headers = get(port, "/api/film", run="mine", name=film, range="bytes=10-19")
-        assert (status, part, headers["content-range"]) == (206, bytes(range(10, 20)), "bytes 10-19/100")
+        assert (status, part, headers["content-range"]) == (
+            206,
+            bytes(range(10, 20)),
+            "bytes 10-19/100",
+        )
         assert headers["content-type"] == "video/mp4"
         assert get(port, "/api/film", run="mine", name=film, range="bytes=100-")[0] == 416
         assert get(port, "/live")[0] == get(port, "/ready")[0] == 200
         assert b'aiorl_env_steps_sampled_total{run="mine"} 300.0' in get(port, "/metrics")[1]
         assert get(port, "/api/log", run="mine", file="logs/worker-1.txt")[1]["entries"] == []
         for path, query in (
-            ("/api/run", {"run": ".."}), ("/api/log", {"run": "mine", "file": "../../secret.txt"}),
-            ("/api/film", {"run": "mine", "name": "log.txt"}), ("/api/run", {}),
-        ):  # fmt: skip
+            ("/api/run", {"run": ".."}),
+            ("/api/log", {"run": "mine", "file": "../../secret.txt"}),
+            ("/api/film", {"run": "mine", "name": "log.txt"}),
+            ("/api/run", {}),
+        ):
             status, answer, _ = get(port, path, **query)
             assert status == 404
             assert answer["error"]
@@ -266,7 +322,10 @@ def test_a_run_is_followed_from_a_place_in_its_results(tmp_path: Path) -> None:
     with watching(run) as port:
         assert get(port, "/ready")[0] == 200
         end = get(port, "/api/curves", run="run")[1]["end"]
-        with socket.create_connection(("127.0.0.1", port), timeout=20) as client, client.makefile("rb") as lines:
+        with (
+            socket.create_connection(("127.0.0.1", port), timeout=20) as client,
+            client.makefile("rb") as lines,
+        ):
             asked = f"GET /api/events?run=run&from={end} HTTP/1.1\r\nHost: localhost\r\n\r\n"
             client.sendall(asked.encode())
 
@@ -282,7 +341,9 @@ def test_a_run_is_followed_from_a_place_in_its_results(tmp_path: Path) -> None:
             assert data_of("reload") == {}
 
 
-def test_a_directory_without_runs_is_shown_and_one_that_is_missing_is_refused(tmp_path: Path) -> None:
+def test_a_directory_without_runs_is_shown_and_one_that_is_missing_is_refused(
+    tmp_path: Path,
+) -> None:
     with watching(tmp_path) as port:
         assert get(port, "/api/runs")[1]["runs"] == []
         assert get(port, "/ready")[0] == 200
@@ -294,24 +355,50 @@ def test_a_directory_without_runs_is_shown_and_one_that_is_missing_is_refused(tm
     assert "is not a directory" in done.stderr
 
 
-# The page of a run ---------------------------------------------------------------------------------------------
+# The page of a run
+# --------------------------------------------------------------------------------------------------
 
-SMALL = ("--env=CartPole-v1", "--num-workers=0", "--eager", "--train-batch-size=64", "--sgd-minibatch-size=64",
-         "--rollout-fragment-length=64", "--model.fcnet-hiddens=[8]")  # fmt: skip
+SMALL = (
+    "--env=CartPole-v1",
+    "--num-workers=0",
+    "--eager",
+    "--train-batch-size=64",
+    "--sgd-minibatch-size=64",
+    "--rollout-fragment-length=64",
+    "--model.fcnet-hiddens=[8]",
+)
 
 
 @pytest.mark.slow
 def test_a_learner_has_a_page_that_ends_with_it(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "aiorl", "train", *SMALL, "--run-dir", str(tmp_path / "run"), "--web"]
+    command = [
+        sys.executable,
+        "-m",
+        "aiorl",
+        "train",
+        *SMALL,
+        "--run-dir",
+        str(tmp_path / "run"),
+        "--web",
+    ]
     with subprocess.Popen([*command, "0"], stdout=subprocess.PIPE, text=True) as learner:
         try:
             assert learner.stdout is not None
-            port = next(int(found[1]) for line in learner.stdout if (found := re.search(r"page .*:(\d+)$", line)))
+            port = next(
+                int(found[1])
+                for line in learner.stdout
+                if (found := re.search(r"page .*:(\d+)$", line))
+            )
             assert get(port, "/live")[0] == 200
             wait_until(lambda: get(port, "/ready")[0] == 200)
             assert b'aiorl_updates_total{run="run"}' in get(port, "/metrics")[1]
-            taken = subprocess.run([*command, str(port), "--run-dir", str(tmp_path / "other")], capture_output=True)
-            assert (taken.returncode, f"web {port} of 127.0.0.1" in taken.stderr.decode()) == (2, True)
+            taken = subprocess.run(
+                [*command, str(port), "--run-dir", str(tmp_path / "other")], capture_output=True
+            )
+            assert (taken.returncode, f"web {port} of 127.0.0.1" in taken.stderr.decode()) == (
+                2,
+                True,
+            )
             assert not (tmp_path / "other").exists()
         finally:
             learner.kill()
@@ -335,12 +422,17 @@ def test_a_page_that_fails_is_started_again(tmp_path: Path) -> None:
     assert get(port, "/ready")[1]["phase"] == "training"
     ports.close()
     assert is_free(port)
-    assert Job(run, (), {"web": port}).forward("host1").startswith(f"  ssh -L {port}:127.0.0.1:{port} host1")
+    assert (
+        Job(run, (), {"web": port})
+        .forward("host1")
+        .startswith(f"  ssh -L {port}:127.0.0.1:{port} host1")
+    )
     with pytest.raises(ConfigError, match=r"web must be PORT or HOST:PORT.*not '0\.0\.0\.0'"):
         Ports().open(run, "0.0.0.0", None, None)
 
 
-# In a browser -------------------------------------------------------------------------------------------------
+# In a browser
+# --------------------------------------------------------------------------------------------------
 
 COLOURS = re.compile(r"--([a-z0-9-]+): (#\w+);")
 
@@ -348,7 +440,9 @@ COLOURS = re.compile(r"--([a-z0-9-]+): (#\w+);")
 def luminance(colour: str) -> float:
     digits = colour[1:] if len(colour) == 7 else "".join(2 * digit for digit in colour[1:])
     parts = (int(digits[at : at + 2], 16) / 255 for at in (0, 2, 4))
-    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    linear = [
+        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
+    ]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
@@ -356,24 +450,42 @@ def test_colours_have_the_contrast_of_wcag_aa() -> None:
     css = (Path(aiorl.watch.__file__).parent / "page" / "page.css").read_text()
     light, dark, *_ = (dict(COLOURS.findall(part)) for part in css.split(":root {")[1:])
     for theme in (light, {**light, **dark}):
-        on = {"back": ["ink", "soft", "accent", "bad"], "panel": ["ink", "soft", "accent", "bad", "warn", "good"],
-              "calm-back": ["ink"], **{f"{kind}-back": [kind] for kind in ("good", "warn", "bad")}}  # fmt: skip
+        on = {
+            "back": ["ink", "soft", "accent", "bad"],
+            "panel": ["ink", "soft", "accent", "bad", "warn", "good"],
+            "calm-back": ["ink"],
+            **{f"{kind}-back": [kind] for kind in ("good", "warn", "bad")},
+        }
         pairs = [(back, front, 4.5) for back, fronts in on.items() for front in fronts]
-        pairs += [("panel", front, 3.0) for front in ("focus", *(f"c{number}" for number in range(8)))]
+        pairs += [
+            ("panel", front, 3.0) for front in ("focus", *(f"c{number}" for number in range(8)))
+        ]
         for back, front, least in pairs:
             low, high = sorted(luminance(theme[name]) + 0.05 for name in (back, front))
             assert high / low >= least, (back, front, high / low)
 
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+CHROMIUM = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
 FLAGS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
-    "--disable-background-networking", "--disable-component-update", "--remote-debugging-port=0",
-)  # fmt: skip
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-sync",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--remote-debugging-port=0",
+)
 
 
 class Page:
-    """A page of a browser, steered by the DevTools protocol; `problems` are errors and requests to other hosts."""
+    """A page of a browser, steered by the DevTools protocol;
+
+    `problems` are errors and requests to other hosts.
+    """
 
     def __init__(self, link: ClientConnection, home: str) -> None:
         self.problems: list[str] = []
@@ -394,11 +506,15 @@ class Page:
         if method == "Network.requestWillBeSent":
             url = re.sub("//[^/]*@", "//", params["request"]["url"])
             self.problems += [] if url.startswith(self._home) else [url]
-        if method == "Runtime.exceptionThrown" or (method == "Log.entryAdded" and params["entry"]["level"] == "error"):
+        if method == "Runtime.exceptionThrown" or (
+            method == "Log.entryAdded" and params["entry"]["level"] == "error"
+        ):
             self.problems.append(str(params))
 
     def get(self, expression: str) -> Any:
-        found = self.do("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
+        found = self.do(
+            "Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True
+        )
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
 
@@ -413,16 +529,29 @@ class Page:
         text = {"text": "\r"} if key == "Enter" else {}
         code = {"Enter": 13, "Tab": 9}[key]
         for kind in ("keyDown", "keyUp"):
-            self.do("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code, **text)
+            self.do(
+                "Input.dispatchKeyEvent",
+                type=kind,
+                key=key,
+                code=key,
+                windowsVirtualKeyCode=code,
+                **text,
+            )
 
 
 @contextmanager
 def browsing(home: str, profile: Path) -> Iterator[Page]:
     command = [str(CHROMIUM), *FLAGS, f"--user-data-dir={profile}", "about:blank"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+    ) as process:
         try:
             assert process.stderr is not None
-            port = next(int(found[1]) for line in process.stderr if (found := re.search(r"ws://[^:]+:(\d+)/", line)))
+            port = next(
+                int(found[1])
+                for line in process.stderr
+                if (found := re.search(r"ws://[^:]+:(\d+)/", line))
+            )
             (target,) = (each for each in get(port, "/json")[1] if each["type"] == "page")
             with connect(target["webSocketDebuggerUrl"], max_size=None) as link:
                 yield Page(link, home)
@@ -444,14 +573,25 @@ def test_a_browser_follows_a_run_by_keyboard_and_takes_markup_as_text(tmp_path: 
     ):
         page.do("Page.navigate", url=f"http://aiorl:{'q' * 32}@127.0.0.1:{port}/")
         page.wait(
-            "document.querySelectorAll('canvas').length === 1 && document.querySelectorAll('tbody tr').length === 2"
+            "document.querySelectorAll('canvas').length === 1 && document.querySelectorAll('tbody"
+            " tr').length === 2"
         )
-        page.get("[...document.querySelectorAll('tbody a')].find((each) => each.textContent === 'a <b>run').focus()")
+        page.get(
+            "[...document.querySelectorAll('tbody a')].find((each) => each.textContent === 'a"
+            " <b>run').focus()"
+        )
         page.press("Enter")
-        page.wait("document.querySelector('h1')?.textContent === 'a <b>run' && document.querySelector('canvas')")
-        assert page.get("document.querySelector('[role=img]').ariaLabel").startswith("Curve of Return over env steps")
+        page.wait(
+            "document.querySelector('h1')?.textContent === 'a <b>run' &&"
+            " document.querySelector('canvas')"
+        )
+        assert page.get("document.querySelector('[role=img]').ariaLabel").startswith(
+            "Curve of Return over env steps"
+        )
         add(run, result(4))
-        page.wait("[...document.querySelectorAll('.tile b')].some((each) => each.textContent === '400')")
+        page.wait(
+            "[...document.querySelectorAll('.tile b')].some((each) => each.textContent === '400')"
+        )
         for section, words in (
             ("workers", MARKUP),
             ("log", f"failed: ValueError: {MARKUP}"),
@@ -461,9 +601,18 @@ def test_a_browser_follows_a_run_by_keyboard_and_takes_markup_as_text(tmp_path: 
             page.press("Enter")
             page.wait(f"document.querySelector('main').innerText.includes({json.dumps(words)})")
         assert page.get("document.querySelectorAll('main img, main b.run').length") == 0
-        unnamed = "[...document.querySelectorAll('input, select')].filter((each) => !each.labels.length).length"
+        unnamed = (
+            "[...document.querySelectorAll('input, select')].filter((each) =>"
+            " !each.labels.length).length"
+        )
         for width in (400, 1280):
-            page.do("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
+            page.do(
+                "Emulation.setDeviceMetricsOverride",
+                width=width,
+                height=900,
+                deviceScaleFactor=1,
+                mobile=False,
+            )
             for where in ("", "/workers", "/log", "/config"):
                 page.get(f"location.hash = '#/run/other{where}'")
                 page.wait("document.querySelector('h1')?.textContent === 'other'")

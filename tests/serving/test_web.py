@@ -1,4 +1,6 @@
-"""Server parts: routes, errors, limits, tokens, TLS, access log, streams, WebSockets and a graceful end."""
+"""Server parts: routes, errors, limits, tokens, TLS, access log, streams, WebSockets and a graceful
+end.
+"""
 
 from __future__ import annotations
 
@@ -36,12 +38,23 @@ from aiorl.process.tasks import new_event_loop
 from aiorl.serving.values import given_value
 from aiorl.web import peers
 from aiorl.web.access import WebOptions, add_web_options, web_options
-from aiorl.web.app import App, Refusal, Reply, Request, Response, WebSocket, json_response, parse_json
+from aiorl.web.app import (
+    App,
+    Refusal,
+    Reply,
+    Request,
+    Response,
+    WebSocket,
+    json_response,
+    parse_json,
+)
 from aiorl.web.peers import is_own_connection
 from aiorl.web.server import WebServer
 
-UPGRADE = (b"GET /talk HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
-           b"sec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\nsec-websocket-version: 13\r\n\r\n")  # fmt: skip
+UPGRADE = (
+    b"GET /talk HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
+    b"sec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\nsec-websocket-version: 13\r\n\r\n"
+)
 
 
 class Site:
@@ -60,7 +73,9 @@ class Site:
         self.server = WebServer(self.app, WebOptions(**options))
         self._started, self._stop = threading.Event(), asyncio.Event()
         self._loop = new_event_loop()
-        self._thread = threading.Thread(target=lambda: self._loop.run_until_complete(self._run()), daemon=True)
+        self._thread = threading.Thread(
+            target=lambda: self._loop.run_until_complete(self._run()), daemon=True
+        )
 
     async def _run(self) -> None:
         async with self.server.running():
@@ -125,21 +140,29 @@ class Site:
         while (said := await talk.receive()) is not None:
             talk.write([said])
 
-    def ask(self, method: str, path: str, body: Any = None, headers: Any = None) -> tuple[int, Any, dict[str, str]]:
+    def ask(
+        self, method: str, path: str, body: Any = None, headers: Any = None
+    ) -> tuple[int, Any, dict[str, str]]:
         connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=10)
         try:
             connection.request(method, path, body, headers or {})
             answer = connection.getresponse()
             said = answer.read()
             is_json = answer.headers["content-type"] == "application/json"
-            return answer.status, json.loads(said) if is_json and said else said, dict(answer.headers)
+            return (
+                answer.status,
+                json.loads(said) if is_json and said else said,
+                dict(answer.headers),
+            )
         finally:
             connection.close()
 
     @contextmanager
     def raw(self) -> Iterator[socket.socket]:
         with socket.socket() as found:
-            found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # a client that doesn't read is soon noticed
+            found.setsockopt(
+                socket.SOL_SOCKET, socket.SO_RCVBUF, 4096
+            )  # a client that doesn't read is soon noticed
             found.settimeout(10)
             found.connect(("127.0.0.1", self.server.port))
             yield found
@@ -187,25 +210,51 @@ def test_answers_and_errors_are_plain_json() -> None:
 def test_quick_requests_are_answered_in_order_whole_or_in_pieces() -> None:
     head = b"POST /quick HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n"
     last = head.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n")
-    bodies = [b'{"x":"1"}', b'{"bad":1}', b'{"x":"22"}', b'{"fail":1}', b'{"x":"%s"}' % (b"x" * 100_000), b"[1]", b""]
+    bodies = [
+        b'{"x":"1"}',
+        b'{"bad":1}',
+        b'{"x":"22"}',
+        b'{"fail":1}',
+        b'{"x":"%s"}' % (b"x" * 100_000),
+        b"[1]",
+        b"",
+    ]
     sent = b"".join(head % len(body) + body for body in bodies)
     sent += b"GET /live HTTP/1.1\r\nhost: localhost\r\n\r\n" + last % 11 + b'{"x":"333"}'
     for size in (len(sent), 70, 1000):
         with Site() as site, site.raw() as connection:
             for start in range(0, len(sent), size):
                 connection.sendall(sent[start : start + size])
-            answers = [one.partition(b"\r\n\r\n") for one in everything(connection).split(b"HTTP/1.1 ")[1:]]
+            answers = [
+                one.partition(b"\r\n\r\n") for one in everything(connection).split(b"HTTP/1.1 ")[1:]
+            ]
             assert [head[:3] for head, _, _ in answers] == [
-                b"200", b"422", b"200", b"500", b"200", b"400", b"200", b"200", b"200"
-            ]  # fmt: skip
+                b"200",
+                b"422",
+                b"200",
+                b"500",
+                b"200",
+                b"400",
+                b"200",
+                b"200",
+                b"200",
+            ]
             said = [body for head, _, body in answers if head.startswith(b"200")]
-            assert said == [b'{"size":%d}' % size for size in (1, 2, 100_000, 0)] + [b"live", b'{"size":3}']
+            assert said == [b'{"size":%d}' % size for size in (1, 2, 100_000, 0)] + [
+                b"live",
+                b'{"size":3}',
+            ]
             assert [b"connection: close" in head for head, _, _ in answers] == [False] * 8 + [True]
 
 
 def test_thousands_of_requests_at_once_are_answered() -> None:
     head = b"POST /quick HTTP/1.1\r\nhost: localhost\r\n%scontent-length: %d\r\n\r\n"
-    sent = head % (b"", 2) + b"{}" + (head % (b"", 3) + b"[1]") * 3000 + head % (b"connection: close\r\n", 0)
+    sent = (
+        head % (b"", 2)
+        + b"{}"
+        + (head % (b"", 3) + b"[1]") * 3000
+        + head % (b"connection: close\r\n", 0)
+    )
     with Site() as site, site.raw() as connection:
         connection.sendall(sent)
         answers = everything(connection)
@@ -213,7 +262,8 @@ def test_thousands_of_requests_at_once_are_answered() -> None:
 
 
 @pytest.mark.parametrize(
-    "sent", [b"\x16\x03\x01", b"GET / HTTP/9.9\r\n\r\n", b"POST / HTTP/1.1\r\ncontent-length: x\r\n\r\n"]
+    "sent",
+    [b"\x16\x03\x01", b"GET / HTTP/9.9\r\n\r\n", b"POST / HTTP/1.1\r\ncontent-length: x\r\n\r\n"],
 )
 def test_bytes_that_are_no_http_are_refused(sent: bytes) -> None:
     with Site() as site, site.raw() as connection:
@@ -225,10 +275,13 @@ def test_bytes_that_are_no_http_are_refused(sent: bytes) -> None:
 
 @pytest.mark.parametrize(
     ("sent", "status"),
-    [(b"GET /live HT", 408), (b"", 408),
-     (b"POST /echo/a/end HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n12", 408),
-     (b"GET /live HTTP/1.1\r\nx: " + b"y" * 65_600, 431)],
-)  # fmt: skip
+    [
+        (b"GET /live HT", 408),
+        (b"", 408),
+        (b"POST /echo/a/end HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n12", 408),
+        (b"GET /live HTTP/1.1\r\nx: " + b"y" * 65_600, 431),
+    ],
+)
 def test_slow_and_endless_requests_are_refused(sent: bytes, status: int) -> None:
     with Site(arrive_s=0.1) as site, site.raw() as connection:
         connection.sendall(sent)
@@ -252,7 +305,9 @@ def test_requests_of_a_connection_wait_for_answers_without_being_read() -> None:
 
 
 @pytest.mark.parametrize("is_let_in", [False, True])
-def test_what_connections_hold_together_is_limited(is_let_in: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_connections_hold_together_is_limited(
+    is_let_in: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("aiorl.web.server.HELD_BYTES", 100_000)
     monkeypatch.setattr("aiorl.web.server._STRANGERS_BYTES", 100_000)
     head = b"GET /live HTTP/1.1\r\nhost: localhost\r\n"
@@ -282,7 +337,11 @@ def test_what_connections_hold_together_is_limited(is_let_in: bool, monkeypatch:
 
 
 def test_a_client_that_does_not_read_its_answers_is_cut_off() -> None:
-    long = b"POST /echo/a/end?x=" + b"y" * 30_000 + b" HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n{}"
+    long = (
+        b"POST /echo/a/end?x="
+        + b"y" * 30_000
+        + b" HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n{}"
+    )
     with Site(arrive_s=0.1) as site, site.raw() as connection, pytest.raises(ConnectionError):
         send_endlessly(connection, long)
 
@@ -300,7 +359,9 @@ def test_who_is_not_let_in_is_refused_before_the_body_comes(tmp_path: Path) -> N
                 connection.sendall(b"x" * 999_999)
                 assert everything(connection) == b""
         with site.raw() as connection:
-            connection.sendall(b"POST /quick HTTP/1.1\r\nhost: localhost\r\ncontent-length: 0\r\n\r\n" * 100)
+            connection.sendall(
+                b"POST /quick HTTP/1.1\r\nhost: localhost\r\ncontent-length: 0\r\n\r\n" * 100
+            )
             with suppress(ConnectionResetError):
                 assert everything(connection).count(b"HTTP/1.1 401") == 1
 
@@ -336,7 +397,10 @@ def test_messages_of_a_socket_that_are_not_complete_cost_little_and_end_it() -> 
     mask, none = b"\x80" + bytes(4), {"max_size": None, "ping_interval": None}
     with Site(arrive_s=0.5) as site:
         url = f"ws://127.0.0.1:{site.server.port}/talk"
-        for sent in (b"\x02" + mask + 20_000 * (b"\x00" + mask), b"\x82\xfe\xff\xff" + bytes(4) + b"half"):
+        for sent in (
+            b"\x02" + mask + 20_000 * (b"\x00" + mask),
+            b"\x82\xfe\xff\xff" + bytes(4) + b"half",
+        ):
             with connect(url, **none) as talk:
                 talk.socket.sendall(sent)
                 with pytest.raises(ConnectionClosed) as caught:
@@ -354,7 +418,10 @@ def test_messages_of_a_socket_that_are_not_complete_cost_little_and_end_it() -> 
 
 def test_a_socket_whose_answers_are_not_read_is_cut_off() -> None:
     with Site(arrive_s=0.1) as site:
-        for sent in (b"\x89\xfd" + bytes(4 + 125), b"\x82\xfe\xff\x00" + bytes(4 + 65_280)):  # pings, and messages
+        for sent in (
+            b"\x89\xfd" + bytes(4 + 125),
+            b"\x82\xfe\xff\x00" + bytes(4 + 65_280),
+        ):  # pings, and messages
             with site.raw() as connection:
                 connection.sendall(UPGRADE)
                 assert connection.recv(1000).startswith(b"HTTP/1.1 101")
@@ -365,7 +432,11 @@ def test_a_socket_whose_answers_are_not_read_is_cut_off() -> None:
 def test_the_end_does_not_wait_for_what_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("aiorl.web.server._GRACE_S", 1000.0)
     head = b"host: localhost\r\ncontent-length: 9\r\n\r\n12"
-    partial = [b"GET /live HT", b"POST /quick HTTP/1.1\r\n" + head, b"POST /echo/a/end HTTP/1.1\r\n" + head]
+    partial = [
+        b"GET /live HT",
+        b"POST /quick HTTP/1.1\r\n" + head,
+        b"POST /echo/a/end HTTP/1.1\r\n" + head,
+    ]
     with ExitStack() as stack, Site() as site:  # which ends first
         for sent in (*partial, UPGRADE):
             stack.enter_context(site.raw()).sendall(sent)
@@ -376,7 +447,9 @@ def test_the_end_does_not_wait_for_what_does_not_come(monkeypatch: pytest.Monkey
         wait_until(lambda: len(site.server.server_state.connections) == 5)
 
 
-def test_further_connections_than_allowed_are_refused_until_one_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_further_connections_than_allowed_are_refused_until_one_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("aiorl.web.server._MAX_CONNECTIONS", 2)
     with Site() as site:
         with site.raw() as first, site.raw() as second:
@@ -388,7 +461,9 @@ def test_further_connections_than_allowed_are_refused_until_one_ends(monkeypatch
             pass
 
 
-def test_clients_that_are_not_let_in_make_room_for_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clients_that_are_not_let_in_make_room_for_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("aiorl.web.server._MAX_NEWCOMERS", 2)
     with Site(token_file=tmp_path / "token") as site, ExitStack() as stack:
         token = (tmp_path / "token").read_text().strip()
@@ -420,9 +495,19 @@ def test_a_token_is_required_and_made_in_a_private_file(tmp_path: Path) -> None:
         status, said, headers = site.ask("GET", "/slow")
         assert (status, "Bearer" in said["error"]) == (401, True)
         assert "Basic" in headers["www-authenticate"]
-        for header in (f"Bearer {token}x", "Bearer", "Basic !", "Basic bm86bm8=", f"Digest {token}", "Bearer \xff"):
+        for header in (
+            f"Bearer {token}x",
+            "Bearer",
+            "Basic !",
+            "Basic bm86bm8=",
+            f"Digest {token}",
+            "Bearer \xff",
+        ):
             assert site.ask("GET", "/failing", headers={"Authorization": header})[0] == 401
-        with pytest.raises(Exception, match="401"), connect(f"ws://127.0.0.1:{site.server.port}/talk"):
+        with (
+            pytest.raises(Exception, match="401"),
+            connect(f"ws://127.0.0.1:{site.server.port}/talk"),
+        ):
             pass
         assert site.ask("GET", "/failing", headers={"Authorization": f"Bearer {token}"})[0] == 500
         headers = {"Authorization": f"Bearer {token}"}
@@ -454,9 +539,16 @@ def test_this_user_is_let_in_without_a_token_that_can_not_be_private(
         assert site.ask("GET", "/failing")[0] == 500
         monkeypatch.setattr("aiorl.web.server.is_own_connection", Mock(return_value=False))
         token = {"Authorization": "Bearer a-token-that-others-read"}
-        assert site.ask("GET", "/failing", headers=token)[0] == 403, "another user, who may have read the token"
-    assert [record.levelname for record in caplog.records if str(path) in record.getMessage()] == ["WARNING"]
-    for options in (WebOptions(token_file=path), WebOptions(token_file=path, lets_user_in=True, is_insecure=True)):
+        assert site.ask("GET", "/failing", headers=token)[0] == 403, (
+            "another user, who may have read the token"
+        )
+    assert [record.levelname for record in caplog.records if str(path) in record.getMessage()] == [
+        "WARNING"
+    ]
+    for options in (
+        WebOptions(token_file=path),
+        WebOptions(token_file=path, lets_user_in=True, is_insecure=True),
+    ):
         with pytest.raises(ConfigError) as caught:
             WebServer(App(), options)
         assert caught.value.key == "token_file"
@@ -490,7 +582,10 @@ def other_user() -> Iterator[None]:
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
 def test_ports_on_loopback_admit_this_user_only(host: str, tmp_path: Path) -> None:
     family = socket.AF_INET6 if host == "::1" else socket.AF_INET
-    asked = b"GET %s HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer %s\r\nconnection: close\r\n\r\n"
+    asked = (
+        b"GET %s HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer %s\r\nconnection:"
+        b" close\r\n\r\n"
+    )
 
     def status(site: Site, path: bytes, token: bytes = b"") -> bytes:
         with other_user():
@@ -501,7 +596,11 @@ def test_ports_on_loopback_admit_this_user_only(host: str, tmp_path: Path) -> No
             return everything(connection)[9:12]
 
     with Site(host=host) as site:
-        assert (status(site, b"/failing"), status(site, b"/live"), status(site, b"/none")) == (b"403", b"200", b"404")
+        assert (status(site, b"/failing"), status(site, b"/live"), status(site, b"/none")) == (
+            b"403",
+            b"200",
+            b"404",
+        )
         url = f"ws://{'[::1]' if host == '::1' else host}:{site.server.port}/talk"
         with connect(url) as talk:
             talk.send("a")
@@ -516,7 +615,11 @@ def test_ports_on_loopback_admit_this_user_only(host: str, tmp_path: Path) -> No
         token = (tmp_path / "also").read_bytes().strip()
         assert [status(site, b"/failing"), status(site, b"/failing", token)] == [b"401", b"500"]
         if host == "127.0.0.1":
-            for headers, expected in (({}, 500), ({"Host": "evil.example"}, 403), ({"Origin": "http://evil"}, 403)):
+            for headers, expected in (
+                ({}, 500),
+                ({"Host": "evil.example"}, 403),
+                ({"Origin": "http://evil"}, 403),
+            ):
                 assert site.ask("GET", "/failing", headers=headers)[0] == expected
     with Site(host=host, is_insecure=True) as site:
         assert status(site, b"/failing") == b"500"
@@ -525,7 +628,9 @@ def test_ports_on_loopback_admit_this_user_only(host: str, tmp_path: Path) -> No
         assert (status(site, b"/failing"), status(site, b"/failing", token)) == (b"401", b"500")
 
 
-def test_the_user_of_a_connection_is_known_while_its_process_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_user_of_a_connection_is_known_while_its_process_has_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         server = listener.getsockname()
         client = socket.create_connection(server)
@@ -554,7 +659,10 @@ def _asks_anew() -> Iterator[None]:
 @contextmanager
 def connected() -> Iterator[tuple[peers.Address, peers.Address]]:
     """Yield the ends of a connection of this process: the client's and the server's."""
-    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as client:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        socket.create_connection(listener.getsockname()) as client,
+    ):
         accepted, name = listener.accept()
         with accepted:
             assert client.getsockname() == name
@@ -562,7 +670,9 @@ def connected() -> Iterator[tuple[peers.Address, peers.Address]]:
 
 
 @pytest.mark.usefixtures("_asks_anew")
-def test_this_user_is_let_in_where_the_kernel_finds_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_this_user_is_let_in_where_the_kernel_finds_no_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     asks = Mock(return_value=-1)
     monkeypatch.setattr("aiorl.web.peers._uid_of", asks)
     with connected() as (client, server):
@@ -616,7 +726,10 @@ def test_pages_of_other_sites_may_not_ask() -> None:
             ({"Host": here, "Origin": f"http://{here}"}, 500),
         ]:
             assert site.ask("GET", "/failing", headers=headers)[0] == expected, headers
-        with pytest.raises(Exception, match="403"), connect(f"ws://{here}/talk", origin="http://evil.example"):
+        with (
+            pytest.raises(Exception, match="403"),
+            connect(f"ws://{here}/talk", origin="http://evil.example"),
+        ):
             pass
 
 
@@ -699,9 +812,13 @@ def test_connections_that_are_refused_are_logged_and_counted_once(
         site.app.on_answer.append(
             lambda request, status, seconds: counted.append((request.method, request.path, status))
         )
-        for sent in (b"GET /live HT", b"nonsense\r\n\r\n", b"GET /live HTTP/1.1\r\nx: " + b"y" * 65_600,
-                     b"GET /live HTTP/1.1\r\n" + b"x: y\r\n" * 200 + b"\r\n",
-                     b"POST /echo/a/end HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n12"):  # fmt: skip
+        for sent in (
+            b"GET /live HT",
+            b"nonsense\r\n\r\n",
+            b"GET /live HTTP/1.1\r\nx: " + b"y" * 65_600,
+            b"GET /live HTTP/1.1\r\n" + b"x: y\r\n" * 200 + b"\r\n",
+            b"POST /echo/a/end HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n12",
+        ):
             with site.raw() as connection:
                 connection.sendall(sent)
                 everything(connection)
@@ -712,22 +829,45 @@ def test_connections_that_are_refused_are_logged_and_counted_once(
             everything(first)
     lines = [line.split()[2:5] for line in path.read_text().splitlines()]
     refused = [["-", "-", status] for status in ("408", "400", "431", "431")]
-    assert lines == [*refused, ["POST", "/echo/a/end", "408"], ["-", "-", "503"], ["GET", "/live", "200"]]
+    assert lines == [
+        *refused,
+        ["POST", "/echo/a/end", "408"],
+        ["-", "-", "503"],
+        ["GET", "/live", "200"],
+    ]
     assert [str(status) for _, _, status in counted] == [status for _, _, status in lines]
     assert {path for _, path, status in counted if status != 200} == {""}
 
 
 def test_tls_is_spoken_with_the_given_files(tmp_path: Path) -> None:
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost", "-days", "2",
-               "-addext", "subjectAltName=DNS:localhost", "-keyout", str(key), "-out", str(cert)]  # fmt: skip
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-subj",
+        "/CN=localhost",
+        "-days",
+        "2",
+        "-addext",
+        "subjectAltName=DNS:localhost",
+        "-keyout",
+        str(key),
+        "-out",
+        str(cert),
+    ]
     try:
         subprocess.run(command, check=True, capture_output=True)
     except FileNotFoundError:
         pytest.skip("openssl is not installed")
     with Site(tls_cert=cert, tls_key=key) as site:
         context = ssl.create_default_context(cafile=str(cert))
-        connection = http.client.HTTPSConnection("localhost", site.server.port, timeout=10, context=context)
+        connection = http.client.HTTPSConnection(
+            "localhost", site.server.port, timeout=10, context=context
+        )
         connection.request("GET", "/live")
         assert connection.getresponse().read() == b"live"
         connection.close()
@@ -741,7 +881,10 @@ def test_tls_is_spoken_with_the_given_files(tmp_path: Path) -> None:
     [
         (np.array(0.5, np.float32), 0.5),
         (np.arange(6).reshape(2, 3).T, [[0, 3], [1, 4], [2, 5]]),
-        ((np.int64(2), {"z": np.array([1, 0], np.int8), "a": np.float32(0.25)}), [2, {"z": [1, 0], "a": 0.25}]),
+        (
+            (np.int64(2), {"z": np.array([1, 0], np.int8), "a": np.float32(0.25)}),
+            [2, {"z": [1, 0], "a": 0.25}],
+        ),
     ],
     ids=["without dimensions", "not contiguous", "nested"],
 )
@@ -752,7 +895,9 @@ def test_every_array_has_a_form_in_json(value: Any, written: Any) -> None:
         json_response({"object": object()})
 
 
-@pytest.mark.parametrize("space", [spaces.Box(-1.0, 1.0, (3,)), spaces.Discrete(3), spaces.MultiBinary(2)], ids=str)
+@pytest.mark.parametrize(
+    "space", [spaces.Box(-1.0, 1.0, (3,)), spaces.Discrete(3), spaces.MultiBinary(2)], ids=str
+)
 @pytest.mark.parametrize("value", [None, "0.5"])
 def test_null_and_text_are_no_observations(space: spaces.Space[Any], value: Any) -> None:
     with pytest.raises(Refusal) as caught:

@@ -26,12 +26,21 @@ NUM_OBS, START = 4, 5
 BOX = spaces.Box(np.array([-2.0, 1.0], np.float32), np.array([2.0, 5.0], np.float32))
 CHOICES = spaces.Discrete(3, start=START)
 
-_ONE_STEP = {"rollout_fragment_length": 6, "num_envs_per_worker": 4, "train_batch_size": 48, "sgd_minibatch_size": 48}
+_ONE_STEP = {
+    "rollout_fragment_length": 6,
+    "num_envs_per_worker": 4,
+    "train_batch_size": 48,
+    "sgd_minibatch_size": 48,
+}
 _STEPS = {**_ONE_STEP, "sgd_minibatch_size": 24, "num_sgd_iter": 1}
 _REPLAY = {
-    "rollout_fragment_length": 4, "num_envs_per_worker": 2, "train_batch_size": 4, "training_intensity": 1.5,
-    "learning_starts": 8, "replay_capacity": 64,
-}  # fmt: skip
+    "rollout_fragment_length": 4,
+    "num_envs_per_worker": 2,
+    "train_batch_size": 4,
+    "training_intensity": 1.5,
+    "learning_starts": 8,
+    "replay_capacity": 64,
+}
 _OFFLINE = {"input": "data"}
 SETTINGS: dict[str, dict[str, Any]] = {
     "a2c": _ONE_STEP,
@@ -65,22 +74,44 @@ class Case:
     """
 
     def __init__(
-        self, name: str, space: spaces.Space[Any] | None = None, *, obs_shape: tuple[int, ...] = (NUM_OBS,),
-        num_mask: int = 0, net_seed: int = 1, **settings: Any,
-    ) -> None:  # fmt: skip
-        """Build the algorithm; the space is BOX if the algorithm does not support choices, otherwise CHOICES."""
+        self,
+        name: str,
+        space: spaces.Space[Any] | None = None,
+        *,
+        obs_shape: tuple[int, ...] = (NUM_OBS,),
+        num_mask: int = 0,
+        net_seed: int = 1,
+        **settings: Any,
+    ) -> None:
+        """Build the algorithm; the space is BOX if the algorithm does not support choices,
+        otherwise CHOICES.
+        """
         kind = algorithm_class(name)
-        model = {"fcnet_hiddens": [8], "fcnet_activation": "tanh", "lstm_cell_size": 4, **settings.pop("model", {})}
+        model = {
+            "fcnet_hiddens": [8],
+            "fcnet_activation": "tanh",
+            "lstm_cell_size": 4,
+            **settings.pop("model", {}),
+        }
         small = {"env": "x", "seed": 3, "eager": True, "lr": 0.01, **SETTINGS[name], "model": model}
         self.config: Any = kind.config_class.from_mapping(small | settings)
         layout = ObsLayout(obs_shape, num_mask=num_mask)
-        seen = Observations(layout.array_shape, "uint8" if len(obs_shape) == 3 else "float32", layout)
-        self.model: Any = kind.build_model(self.config, seen, space or (BOX if name == "td3" else CHOICES), net_seed)
+        seen = Observations(
+            layout.array_shape, "uint8" if len(obs_shape) == 3 else "float32", layout
+        )
+        self.model: Any = kind.build_model(
+            self.config, seen, space or (BOX if name == "td3" else CHOICES), net_seed
+        )
         self.plan = kind.sample_plan(self.config)
         self.algorithm: Any = kind(self.config, self.model)
 
     def fragment(
-        self, seed: int = 0, length: int | None = None, num_envs: int | None = None, *, invalid: bool = False
+        self,
+        seed: int = 0,
+        length: int | None = None,
+        num_envs: int | None = None,
+        *,
+        invalid: bool = False,
     ) -> Fragment:
         """Return a fragment [T, N], of the usual size by default."""
         length = self.config.rollout_fragment_length if length is None else length
@@ -94,7 +125,9 @@ class Case:
 
     def update(self, fragments: Sequence[Fragment], env_steps: int = 0) -> UpdateResult:
         """Train on fragments."""
-        result: UpdateResult = self.algorithm.update(self.algorithm.make_batch(fragments), env_steps)
+        result: UpdateResult = self.algorithm.update(
+            self.algorithm.make_batch(fragments), env_steps
+        )
         return result
 
     def train(self, *seeds: int, **options: Any) -> list[UpdateResult]:
@@ -108,9 +141,15 @@ class Case:
         return found
 
     def saved(self) -> tuple[AlgorithmState, dict[str, Any], list[Any]]:
-        """Return the state, and the stored values and pieces, in the form that a checkpoint returns."""
+        """Return the state, and the stored values and pieces, in the form that a checkpoint
+        returns.
+        """
         state, held = self.algorithm.get_state(), self.algorithm.hold_experience()
-        pieces = [] if held is None else [(name, first, rows.copy()) for name, first, rows in held.pieces()]
+        pieces = (
+            []
+            if held is None
+            else [(name, first, rows.copy()) for name, first, rows in held.pieces()]
+        )
         values = {} if held is None else json.loads(json.dumps(held.values))
         return AlgorithmState(state.tensors, json.loads(json.dumps(state.values))), values, pieces
 
@@ -122,7 +161,9 @@ class Case:
 
 
 def slow_for(names: Iterable[str], *slow: str) -> list[Any]:
-    """Return names of algorithms; slow tests have those that make an update which is another's, or nearly."""
+    """Return names of algorithms; slow tests have those that make an update which is another's, or
+    nearly.
+    """
     return [pytest.param(name, marks=pytest.mark.slow if name in slow else ()) for name in names]
 
 
@@ -137,13 +178,23 @@ def make_model(
     """Make a network of 8 hidden units for 3-vectors and, by default, two actions."""
     config = {"fcnet_hiddens": (8,), "lstm_cell_size": 4, **settings}
     distribution = make_distribution(space or spaces.Discrete(2))
-    return build_model(obs_shape, "uint8" if len(obs_shape) == 3 else "float32", distribution, config, seed=1)
+    return build_model(
+        obs_shape, "uint8" if len(obs_shape) == 3 else "float32", distribution, config, seed=1
+    )
 
 
 def make_fragment(
-    plan: SamplePlan, model: ActorCritic, length: int, num_envs: int, seed: int = 0, *, invalid: bool = False
+    plan: SamplePlan,
+    model: ActorCritic,
+    length: int,
+    num_envs: int,
+    seed: int = 0,
+    *,
+    invalid: bool = False,
 ) -> Fragment:
-    """Return a fragment [T, N] with all parts of a sample plan, as a worker with that network would send it."""
+    """Return a fragment [T, N] with all parts of a sample plan, as a worker with that network would
+    send it.
+    """
     rng, kind, shape = np.random.default_rng(seed), model.distribution, (length, num_envs)
 
     def normal(*leading: int) -> NDArray[np.float32]:
@@ -155,16 +206,28 @@ def make_fragment(
     inputs = 0.3 * normal(length * num_envs, kind.num_inputs)
     actions = kind.sample(inputs, rng)
     columns: Fragment = {
-        c.OBS: obs(*shape), c.NEW_OBS: obs(*shape), c.LAST_OBS: obs(num_envs),
+        c.OBS: obs(*shape),
+        c.NEW_OBS: obs(*shape),
+        c.LAST_OBS: obs(num_envs),
         c.ACTIONS: actions.reshape(*shape, *kind.action_shape),
         c.ACTION_DIST_INPUTS: inputs.reshape(*shape, kind.num_inputs),
-        c.TERMINATEDS: rng.random(shape) < 0.1, c.TRUNCATEDS: rng.random(shape) < 0.1,
-        c.DISCOUNTS: rng.choice([0.0, 0.9], shape).astype(np.float32), c.N_STEPS: np.ones(shape, np.int32),
-        c.PIECE: np.full(shape, seed + 1, np.int64), c.PRIORITIES: rng.random(shape).astype(np.float32),
-    }  # fmt: skip
+        c.TERMINATEDS: rng.random(shape) < 0.1,
+        c.TRUNCATEDS: rng.random(shape) < 0.1,
+        c.DISCOUNTS: rng.choice([0.0, 0.9], shape).astype(np.float32),
+        c.N_STEPS: np.ones(shape, np.int32),
+        c.PIECE: np.full(shape, seed + 1, np.int64),
+        c.PRIORITIES: rng.random(shape).astype(np.float32),
+    }
     columns[c.ACTION_LOGP] = kind.logp(inputs, actions).reshape(shape)
     columns[c.PREV_ACTIONS] = np.roll(columns[c.ACTIONS], 1, axis=0)
-    for name in (c.REWARDS, c.PREV_REWARDS, c.ADVANTAGES, c.VALUE_TARGETS, c.VF_PREDS, c.N_STEP_RETURNS):
+    for name in (
+        c.REWARDS,
+        c.PREV_REWARDS,
+        c.ADVANTAGES,
+        c.VALUE_TARGETS,
+        c.VF_PREDS,
+        c.N_STEP_RETURNS,
+    ):
         columns[name] = normal(*shape)
     columns[c.BOOTSTRAP_VALUES] = np.where(columns[c.TRUNCATEDS], normal(*shape), np.float32(0))
     for index, state in enumerate(model.state_shapes):

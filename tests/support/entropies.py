@@ -1,4 +1,6 @@
-"""Entropies and divergences of action distributions in NumPy and float64, as a reference for the losses."""
+"""Entropies and divergences of action distributions in NumPy and float64, as a reference for the
+losses.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def entropy(kind: ActionDistribution, inputs: Any) -> F64:
     """Return the entropies [N] in nats of inputs [N, P]."""
     rows = np.asarray(inputs, np.float64)
     if isinstance(kind, Composite):
-        return np.sum([entropy(part.distribution, rows[:, part.inputs]) for part in kind.parts], axis=0)
+        return np.sum(
+            [entropy(part.distribution, rows[:, part.inputs]) for part in kind.parts], axis=0
+        )
     if isinstance(kind, DiagGaussian):
         mean, log_std = _gaussian(kind, rows)
         total = (log_std + 0.5 * np.log(2.0 * np.pi * np.e)).sum(axis=1)
@@ -47,7 +51,13 @@ def kl(kind: ActionDistribution, inputs: Any, other: Any) -> F64:
     """Return the Kullback-Leibler divergences KL(inputs || other) [N] in nats."""
     rows, others = np.asarray(inputs, np.float64), np.asarray(other, np.float64)
     if isinstance(kind, Composite):
-        return np.sum([kl(own.distribution, rows[:, own.inputs], others[:, own.inputs]) for own in kind.parts], axis=0)
+        return np.sum(
+            [
+                kl(own.distribution, rows[:, own.inputs], others[:, own.inputs])
+                for own in kind.parts
+            ],
+            axis=0,
+        )
     if isinstance(kind, DiagGaussian):
         (mean, log_std), (mean2, log_std2) = _gaussian(kind, rows), _gaussian(kind, others)
         spread = (np.exp(2.0 * log_std) + np.square(mean - mean2)) / (2.0 * np.exp(2.0 * log_std2))
@@ -57,7 +67,9 @@ def kl(kind: ActionDistribution, inputs: Any, other: Any) -> F64:
 
 
 def _gaussian(kind: DiagGaussian, rows: F64) -> tuple[F64, F64]:
-    return rows[:, : kind.size], np.clip(rows[:, kind.size : 2 * kind.size], LOG_STD_MIN, LOG_STD_MAX)
+    return rows[:, : kind.size], np.clip(
+        rows[:, kind.size : 2 * kind.size], LOG_STD_MIN, LOG_STD_MAX
+    )
 
 
 def _choices(kind: ActionDistribution, rows: F64) -> list[F64]:

@@ -1,4 +1,6 @@
-"""Policies of every kind to export (spaces, networks, filters, masks), and functions that run exported files."""
+"""Policies of every kind to export (spaces, networks, filters, masks), and functions that run
+exported files.
+"""
 
 from __future__ import annotations
 
@@ -19,30 +21,47 @@ from aiorl.run.build import Learning
 
 BOX = spaces.Box(-2.0, 2.0, (3,))
 SMALL_FRAMES = spaces.Box(0, 255, (10, 12, 2), np.uint8)
-PARTS = spaces.Dict({"room": spaces.Discrete(3, start=1), "at": BOX, "lamps": spaces.MultiBinary(2)})
-CAMERAS = spaces.Dict({
-    "at": BOX,
-    "eyes": spaces.Tuple([spaces.Box(0, 255, (1, 8, 9), np.uint8), spaces.Box(0.0, 1.0, (8, 7, 2))]),
-})  # fmt: skip
+PARTS = spaces.Dict(
+    {"room": spaces.Discrete(3, start=1), "at": BOX, "lamps": spaces.MultiBinary(2)}
+)
+CAMERAS = spaces.Dict(
+    {
+        "at": BOX,
+        "eyes": spaces.Tuple(
+            [spaces.Box(0, 255, (1, 8, 9), np.uint8), spaces.Box(0.0, 1.0, (8, 7, 2))]
+        ),
+    }
+)
 FOUR, TORQUE = spaces.Discrete(4), spaces.Box(-0.1, 0.1, (2,))
 UNEVEN = spaces.Box(np.array([0.1, -1.0]), np.array([np.inf, 0.3]), dtype=np.float64)
-MANY = spaces.Tuple([
-    spaces.Discrete(3, start=1),
-    spaces.Box(-1.0, np.float64(0.1), (2, 2), np.float64),
-    spaces.Dict({"bits": spaces.MultiBinary(2), "numbers": spaces.MultiDiscrete([2, 3], start=[4, 1])}),
-])  # fmt: skip
+MANY = spaces.Tuple(
+    [
+        spaces.Discrete(3, start=1),
+        spaces.Box(-1.0, np.float64(0.1), (2, 2), np.float64),
+        spaces.Dict(
+            {"bits": spaces.MultiBinary(2), "numbers": spaces.MultiDiscrete([2, 3], start=[4, 1])}
+        ),
+    ]
+)
 SMALL = {"fcnet_hiddens": [8], "lstm_cell_size": 5}
 FILTERED = {"observation_filter": "MeanStdFilter"}
 OF_VALUES = {"algo": "dqn", "model": SMALL}
 OF_RETURNS = {**OF_VALUES, "num_atoms": 5, "v_min": -3.0}
-OF_MANY_WORKERS = {"algo": "apex", "num_workers": 2, "replay_capacity": 1000, "learning_starts": 1000}
+OF_MANY_WORKERS = {
+    "algo": "apex",
+    "num_workers": 2,
+    "replay_capacity": 1000,
+    "learning_starts": 1000,
+}
 IN_SEQUENCES = {"rollout_fragment_length": 8}
 
 
 class Shown(gymnasium.Env[Any, Any]):
     """Environment that shows samples of a space."""
 
-    def __init__(self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> None:
+    def __init__(
+        self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]
+    ) -> None:
         self.observation_space, self.action_space = observation_space, action_space
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
@@ -56,7 +75,9 @@ class Shown(gymnasium.Env[Any, Any]):
 def sequential(obs_shape: Any, num_outputs: int, model_config: Any) -> Any:
     """Make a user's own model without values."""
     keras = importlib.import_module("keras")
-    return keras.Sequential([keras.layers.Input(obs_shape), keras.layers.Dense(num_outputs, activation="tanh")])
+    return keras.Sequential(
+        [keras.layers.Input(obs_shape), keras.layers.Dense(num_outputs, activation="tanh")]
+    )
 
 
 def two_headed(obs_shape: Any, num_outputs: int, model_config: Any, *, obs_parts: Any) -> Any:
@@ -72,37 +93,75 @@ def two_headed(obs_shape: Any, num_outputs: int, model_config: Any, *, obs_parts
 WORLDS: dict[str, tuple[spaces.Space[Any], spaces.Space[Any], dict[str, Any]]] = {
     "box": (BOX, FOUR, {}),
     "filtered": (BOX, TORQUE, FILTERED),
-    "unclipped": (spaces.Box(-np.inf, np.inf, (3,), np.float64), TORQUE, {"clip_actions": False, "model": SMALL}),
-    "filtered frames": (SMALL_FRAMES, FOUR, {**FILTERED, "model": {**SMALL, "conv_filters": [[4, 3, 2]]}}),
+    "unclipped": (
+        spaces.Box(-np.inf, np.inf, (3,), np.float64),
+        TORQUE,
+        {"clip_actions": False, "model": SMALL},
+    ),
+    "filtered frames": (
+        SMALL_FRAMES,
+        FOUR,
+        {**FILTERED, "model": {**SMALL, "conv_filters": [[4, 3, 2]]}},
+    ),
     "parts": (PARTS, FOUR, {**FILTERED, "model": SMALL}),
     "images in parts": (CAMERAS, FOUR, {"model": {**SMALL, "use_lstm": True}}),
     "room": (spaces.Discrete(5, start=-2), spaces.MultiBinary((2, 2)), {"model": SMALL}),
     "rooms": (spaces.MultiDiscrete([2, 3]), spaces.MultiDiscrete([4, 4]), {"model": SMALL}),
     "free deviations": (BOX, UNEVEN, {"model": {**SMALL, "free_log_std": True}}),
-    "noise of the state": (BOX, TORQUE, {**FILTERED, "use_sde": True, "model": {**SMALL, "use_gru": True}}),
-    "memory": (BOX, spaces.Discrete(2, start=3), {**FILTERED, "model": {**SMALL, "use_lstm": True}}),
-    "looks back": (BOX, MANY, {"model": {**SMALL, "use_gru": True, "lstm_use_prev_action_reward": True}}),
+    "noise of the state": (
+        BOX,
+        TORQUE,
+        {**FILTERED, "use_sde": True, "model": {**SMALL, "use_gru": True}},
+    ),
+    "memory": (
+        BOX,
+        spaces.Discrete(2, start=3),
+        {**FILTERED, "model": {**SMALL, "use_lstm": True}},
+    ),
+    "looks back": (
+        BOX,
+        MANY,
+        {"model": {**SMALL, "use_gru": True, "lstm_use_prev_action_reward": True}},
+    ),
     "custom parts": (PARTS, FOUR, {"model": {**SMALL, "custom_model": f"{__name__}:two_headed"}}),
     "values": (BOX, FOUR, OF_VALUES),
     "values of frames": (SMALL_FRAMES, FOUR, {**OF_MANY_WORKERS, "dueling_hiddens": [6]}),
     "values with memory": (
-        BOX, FOUR, {**OF_VALUES, **IN_SEQUENCES, "dueling": False, "model": {**SMALL, "use_lstm": True}}
+        BOX,
+        FOUR,
+        {**OF_VALUES, **IN_SEQUENCES, "dueling": False, "model": {**SMALL, "use_lstm": True}},
     ),
-    "returns": (BOX, spaces.Discrete(4, start=2), {**OF_RETURNS, "noisy": True, "dueling_hiddens": [6, 5]}),
+    "returns": (
+        BOX,
+        spaces.Discrete(4, start=2),
+        {**OF_RETURNS, "noisy": True, "dueling_hiddens": [6, 5]},
+    ),
     "squashed": (BOX, TORQUE, {"algo": "sac", "model": {"fcnet_hiddens": [8]}}),
     "without chance": (BOX, TORQUE, {"algo": "td3", "model": {"fcnet_hiddens": [8]}}),
-    **{f"masked {name}": (BOX, FOUR, {"model": SMALL, "env_config": {"actions": name}}) for name in ("tuple", "dict")},
+    **{
+        f"masked {name}": (BOX, FOUR, {"model": SMALL, "env_config": {"actions": name}})
+        for name in ("tuple", "dict")
+    },
     "masked values": (BOX, FOUR, {**OF_VALUES, "env_config": {"actions": "discrete"}}),
-    "masked returns, looks back": (BOX, FOUR, {
-        **OF_RETURNS, **IN_SEQUENCES, "dueling_hiddens": [6], "env_config": {"actions": "discrete"},
-        "model": {**SMALL, "use_gru": True, "lstm_use_prev_action_reward": True},
-    }),
-}  # fmt: skip
+    "masked returns, looks back": (
+        BOX,
+        FOUR,
+        {
+            **OF_RETURNS,
+            **IN_SEQUENCES,
+            "dueling_hiddens": [6],
+            "env_config": {"actions": "discrete"},
+            "model": {**SMALL, "use_gru": True, "lstm_use_prev_action_reward": True},
+        },
+    ),
+}
 """Observation space, action space and settings of worlds; "masked" ones are of ForbiddingEnv."""
 
 
 def save_world(name: str, directory: Path, seen: Any = None) -> Learning:
-    """Save a run of a world in the form that policies get; by default its filter has seen observations."""
+    """Save a run of a world in the form that policies get; by default its filter has seen
+    observations.
+    """
     observation_space, action_space, settings = WORLDS[name]
     is_masked = name.startswith("masked")
 
@@ -113,7 +172,12 @@ def save_world(name: str, directory: Path, seen: Any = None) -> Learning:
     if seen is None and "observation_filter" in settings:
         space = make(settings.get("env_config", {})).observation_space
         seen = model_inputs(space, observations_of(space, 20, seed=3))
-    return save_run(directory, None if seen is None else {aiorl.DEFAULT_POLICY_ID: seen}, env="world", **settings)
+    return save_run(
+        directory,
+        None if seen is None else {aiorl.DEFAULT_POLICY_ID: seen},
+        env="world",
+        **settings,
+    )
 
 
 def observations_of(space: spaces.Space[Any], number: int, *, seed: int = 1) -> list[Any]:
@@ -140,7 +204,9 @@ def model_inputs(space: spaces.Space[Any], observations: list[Any]) -> np.ndarra
     if isinstance(space, spaces.Dict) and "action_mask" in space.spaces:
         (rest,) = (name for name in space.spaces if name != "action_mask")
         masks = [spaces.flatten(space["action_mask"], obs["action_mask"]) for obs in observations]
-        return np.array([[*mask, *obs[rest]] for mask, obs in zip(masks, observations, strict=True)], np.float32)
+        return np.array(
+            [[*mask, *obs[rest]] for mask, obs in zip(masks, observations, strict=True)], np.float32
+        )
     if isinstance(space, spaces.Box):
         return np.array(observations, np.uint8 if space.dtype == np.uint8 else np.float32)
     return np.array([spaces.flatten(space, obs) for obs in observations], np.float32)

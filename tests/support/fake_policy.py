@@ -16,14 +16,17 @@ F32 = NDArray[np.float32]
 
 
 def linear_value(obs: NDArray[Any]) -> F32:
-    """Return 1 + the sum of an observation's entries weighted by 1/4, 1/8, 1/16, ...; exact for small integers."""
+    """Return 1 + the sum of an observation's entries weighted by 1/4, 1/8, 1/16, ...; exact for
+    small integers.
+    """
     flat = obs.reshape(len(obs), -1).astype(np.float64)
     weights = 0.25 * 0.5 ** np.arange(flat.shape[1])
     return (1.0 + flat @ weights).astype(np.float32)
 
 
 class FakePolicy:
-    """Policy that acts uniformly at random; its value is a function of the observation, and of its state if it has one.
+    """Policy that acts uniformly at random; its value is a function of the observation, and of its
+    state if it has one.
 
     The state of a recurrent FakePolicy counts the steps since it was last zero.
 
@@ -62,7 +65,9 @@ class FakePolicy:
         """Draw noise of the distribution."""
         return self.distribution.draw_noise(rng, *leading)
 
-    def act_into(self, obs: NDArray[Any], state: Sequence[F32], noise: F32, rows: ActRows) -> list[F32]:
+    def act_into(
+        self, obs: NDArray[Any], state: Sequence[F32], noise: F32, rows: ActRows
+    ) -> list[F32]:
         """Write a sample, with its columns."""
         self.seen.append(len(obs))
         inputs = np.zeros((len(obs), self.distribution.num_inputs), np.float32)

@@ -13,9 +13,14 @@ F64 = NDArray[np.float64]
 
 
 def check_gradients(
-    loss: Callable[..., Any], inputs: Mapping[str, Any], *, without: tuple[str, ...] = (), step: float = 1e-5
+    loss: Callable[..., Any],
+    inputs: Mapping[str, Any],
+    *,
+    without: tuple[str, ...] = (),
+    step: float = 1e-5,
 ) -> None:
-    """Compare the gradient of the sum of a loss, with respect to each input, with central differences.
+    """Compare the gradient of the sum of a loss, with respect to each input, with central
+    differences.
 
     Args:
         loss: function of the inputs by name.
@@ -42,4 +47,6 @@ def check_gradients(
                 changed = {**tensors, name: tf.constant(moved.reshape(array.shape))}
                 sides.append(float(tf.reduce_sum(loss(**changed))))
             expected[at] = (sides[0] - sides[1]) / (2 * step)
-        np.testing.assert_allclose(found[name], expected.reshape(array.shape), rtol=1e-5, atol=1e-7, err_msg=name)
+        np.testing.assert_allclose(
+            found[name], expected.reshape(array.shape), rtol=1e-5, atol=1e-7, err_msg=name
+        )

@@ -9,7 +9,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def disk_full_after(num_bytes: int) -> Iterator[None]:
-    """Limit all files of this process to `num_bytes`: writes are partial, then fail, as on a full disk."""
+    """Limit all files of this process to `num_bytes`: writes are partial, then fail, as on a full
+    disk.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
     try:

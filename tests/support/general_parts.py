@@ -59,7 +59,9 @@ class SometimesUntrained(CountingEnv):
 
 
 class Silent(ExternalEnv):
-    """External environment with a client that plays one episode of three steps and then is silent."""
+    """External environment with a client that plays one episode of three steps and then is
+    silent.
+    """
 
     def __init__(self, size: int = 3) -> None:
         super().__init__(spaces.Discrete(2), spaces.Box(-np.inf, np.inf, (size,), np.float32))
@@ -115,7 +117,9 @@ class NoTensorFlow(MetaPathFinder):
 
 
 def without_tensorflow(config: Any) -> gymnasium.Env[Any, Any]:
-    """Make a CartPole; its worker process then can't import TensorFlow, as if it were not installed."""
+    """Make a CartPole; its worker process then can't import TensorFlow, as if it were not
+    installed.
+    """
     if config.worker_index:
         sys.meta_path.insert(0, NoTensorFlow())
     return gymnasium.make("CartPole-v1")

@@ -1,6 +1,7 @@
 """Parts of runs on the general path: environments, mapping functions, callbacks, a plain policy.
 
-They are named by import path ("general_runs:Poles"), so that learner and worker processes find them.
+They are named by import path ("general_runs:Poles"), so that learner and worker processes find
+them.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ class Poles(MultiAgentEnv):
     """A CartPole for each of several agents, called left0, right1, left2, ..."""
 
     def __init__(self, config: dict[str, Any]) -> None:
-        names = [f"{('left', 'right')[index % 2]}{index}" for index in range(config.get("agents", 2))]
+        names = [
+            f"{('left', 'right')[index % 2]}{index}" for index in range(config.get("agents", 2))
+        ]
         self.envs = {name: gymnasium.make("CartPole-v1") for name in names}
         first = self.envs["left0"]
         if not config.get("nameless"):
@@ -27,13 +30,17 @@ class Poles(MultiAgentEnv):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         self.alive = set(self.envs)
-        seeds = {name: None if seed is None else seed + index for index, name in enumerate(self.envs)}
+        seeds = {
+            name: None if seed is None else seed + index for index, name in enumerate(self.envs)
+        }
         return {name: env.reset(seed=seeds[name])[0] for name, env in self.envs.items()}, {}
 
     def step(self, action_dict: dict[str, Any]) -> Any:
         obs, rewards, terminateds, truncateds = {}, {}, {}, {}
         for name, action in action_dict.items():
-            obs[name], rewards[name], terminateds[name], truncateds[name], _ = self.envs[name].step(action)
+            obs[name], rewards[name], terminateds[name], truncateds[name], _ = self.envs[name].step(
+                action
+            )
             if terminateds[name] or truncateds[name]:
                 self.alive.discard(name)
         terminateds["__all__"], truncateds["__all__"] = not self.alive, False
@@ -41,12 +48,16 @@ class Poles(MultiAgentEnv):
 
 
 class Bits(gymnasium.Env[Any, Any]):
-    """Environment that shows three bits and rewards their repetition; actions in any form but NumPy's are an error."""
+    """Environment that shows three bits and rewards their repetition; actions in any form but
+    NumPy's are an error.
+    """
 
     observation_space = spaces.MultiBinary(3)
     action_space = spaces.MultiBinary(3)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
         self._steps = 0
         return self._draw(), {}
@@ -69,7 +80,9 @@ class Bytes(gymnasium.Env[Any, Any]):
     observation_space = spaces.Box(0, 255, (42, 42, 1), np.uint8)
     action_space = spaces.Discrete(2)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
         self._steps = 0
         return self._image(), {}
@@ -93,7 +106,9 @@ def stranger(agent_id: str) -> str:
 class Pusher(Policy):
     """Policy that always pushes in the direction of its settings."""
 
-    def compute_actions(self, obs_batch: Any, state_batches: Any = (), *args: Any, **kwargs: Any) -> Any:
+    def compute_actions(
+        self, obs_batch: Any, state_batches: Any = (), *args: Any, **kwargs: Any
+    ) -> Any:
         return np.full(len(obs_batch), self.config["way"], np.int64), [], {}
 
     def get_weights(self) -> dict[str, Any]:
@@ -104,9 +119,13 @@ class Pusher(Policy):
 
 
 class Nested(gymnasium.Env[Any, Any]):
-    """Dict observations and Tuple actions; the reward is for naming the place and pushing by half the level."""
+    """Dict observations and Tuple actions; the reward is for naming the place and pushing by half
+    the level.
+    """
 
-    observation_space = spaces.Dict({"place": spaces.Discrete(3), "level": spaces.Box(-1.0, 1.0, (1,))})
+    observation_space = spaces.Dict(
+        {"place": spaces.Discrete(3), "level": spaces.Box(-1.0, 1.0, (1,))}
+    )
     action_space = spaces.Tuple([spaces.Discrete(3), spaces.Box(-1.0, 1.0, (1,))])
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
@@ -127,7 +146,9 @@ class Nested(gymnasium.Env[Any, Any]):
 
 
 class LastMove(gymnasium.Env[Any, Any]):
-    """Environment without information in observations; it rewards a change of action, which needs memory to do well."""
+    """Environment without information in observations; it rewards a change of action, which needs
+    memory to do well.
+    """
 
     observation_space = spaces.Box(-1.0, 1.0, (1,))
     action_space = spaces.Discrete(2)

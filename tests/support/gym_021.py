@@ -5,13 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 _FILES = {
-    "__init__.py": """
+    "__init__.py": (
+        """
 from gym import envs, spaces, wrappers
 from gym.core import Env, ObservationWrapper, RewardWrapper, Wrapper
 from gym.envs.registration import make, register, spec
 __version__ = "0.21.0"
-""",
-    "core.py": """
+"""
+    ),
+    "core.py": (
+        """
 import warnings
 class Env:
     metadata = {"render.modes": []}
@@ -82,8 +85,10 @@ class RewardWrapper(Wrapper):
     def step(self, action):
         observation, reward, done, info = self.env.step(action)
         return observation, self.reward(reward), done, info
-""",
-    "spaces/__init__.py": """
+"""
+    ),
+    "spaces/__init__.py": (
+        """
 from gym.spaces.box import Box
 from gym.spaces.dict import Dict
 from gym.spaces.discrete import Discrete
@@ -91,8 +96,10 @@ from gym.spaces.multi_binary import MultiBinary
 from gym.spaces.multi_discrete import MultiDiscrete
 from gym.spaces.space import Space
 from gym.spaces.tuple import Tuple
-""",
-    "spaces/space.py": """
+"""
+    ),
+    "spaces/space.py": (
+        """
 import numpy as np
 class Space:
     def __init__(self, shape=None, dtype=None):
@@ -107,8 +114,10 @@ class Space:
         raise NotImplementedError
     def seed(self, seed=None):
         return [seed]
-""",
-    "spaces/box.py": """
+"""
+    ),
+    "spaces/box.py": (
+        """
 import numpy as np
 from gym.spaces.space import Space
 class Box(Space):
@@ -117,37 +126,47 @@ class Box(Space):
         self.low = np.full(shape, low, dtype) if np.isscalar(low) else np.asarray(low, dtype)
         self.high = np.full(shape, high, dtype) if np.isscalar(high) else np.asarray(high, dtype)
         super().__init__(shape, dtype)
-""",
-    "spaces/discrete.py": """
+"""
+    ),
+    "spaces/discrete.py": (
+        """
 from gym.spaces.space import Space
 class Discrete(Space):
     def __init__(self, n):
         self.n = int(n)
         super().__init__((), "int64")
-""",
-    "spaces/multi_discrete.py": """
+"""
+    ),
+    "spaces/multi_discrete.py": (
+        """
 import numpy as np
 from gym.spaces.space import Space
 class MultiDiscrete(Space):
     def __init__(self, nvec, dtype=np.int64):
         self.nvec = np.array(nvec, dtype=dtype)
         super().__init__(self.nvec.shape, dtype)
-""",
-    "spaces/multi_binary.py": """
+"""
+    ),
+    "spaces/multi_binary.py": (
+        """
 from gym.spaces.space import Space
 class MultiBinary(Space):
     def __init__(self, n):
         self.n = n
         super().__init__((n,) if isinstance(n, int) else tuple(n), "int8")
-""",
-    "spaces/tuple.py": """
+"""
+    ),
+    "spaces/tuple.py": (
+        """
 from gym.spaces.space import Space
 class Tuple(Space):
     def __init__(self, spaces):
         self.spaces = spaces
         super().__init__()
-""",
-    "spaces/dict.py": """
+"""
+    ),
+    "spaces/dict.py": (
+        """
 from collections import OrderedDict
 from gym.spaces.space import Space
 class Dict(Space):
@@ -157,9 +176,11 @@ class Dict(Space):
             spaces = OrderedDict(sorted(spaces.items()))
         self.spaces = OrderedDict(spaces)
         super().__init__()
-""",
+"""
+    ),
     "wrappers/__init__.py": "from gym.wrappers.time_limit import TimeLimit\n",
-    "wrappers/time_limit.py": """
+    "wrappers/time_limit.py": (
+        """
 from gym.core import Wrapper
 class TimeLimit(Wrapper):
     def __init__(self, env, max_episode_steps=None):
@@ -180,9 +201,11 @@ class TimeLimit(Wrapper):
     def reset(self, **kwargs):
         self._elapsed_steps = 0
         return self.env.reset(**kwargs)
-""",
+"""
+    ),
     "envs/__init__.py": "from gym.envs.registration import registry\n",
-    "envs/registration.py": """
+    "envs/registration.py": (
+        """
 import importlib
 class EnvSpec:
     def __init__(self, id, entry_point, max_episode_steps=None, kwargs=None):
@@ -203,12 +226,15 @@ def make(path, **kwargs):
     env = getattr(importlib.import_module(module), name)(**{**made_by._kwargs, **kwargs})
     env.unwrapped.spec = made_by
     return env if made_by.max_episode_steps is None else TimeLimit(env, max_episode_steps=made_by.max_episode_steps)
-""",
+"""
+    ),
 }
 
 
 def write_gym(folder: Path) -> None:
-    """Write the package into a folder, which is to be the first one on the path of a new process."""
+    """Write the package into a folder, which is to be the first one on the path of a new
+    process.
+    """
     for name, text in _FILES.items():
         path = folder / "gym" / name
         path.parent.mkdir(parents=True, exist_ok=True)

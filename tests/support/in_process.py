@@ -1,7 +1,8 @@
-"""A source of fragments and its workers in one process, over the memory network, with a fake algorithm.
+"""A source of fragments and its workers in one process, over the memory network, with a fake
+algorithm.
 
-Environments, sampler, policy, codec, sessions and ledger are real, without TensorFlow. Workers can also be real
-processes that connect over TCP.
+Environments, sampler, policy, codec, sessions and ledger are real, without TensorFlow. Workers can
+also be real processes that connect over TCP.
 """
 
 from __future__ import annotations
@@ -28,7 +29,13 @@ from aiorl.data import columns as c
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.data.fragment import SamplePlan
 from aiorl.errors import BatchError
-from aiorl.learning.algorithms.algorithm import Algorithm, AlgorithmState, Batch, LeasePlan, UpdateResult
+from aiorl.learning.algorithms.algorithm import (
+    Algorithm,
+    AlgorithmState,
+    Batch,
+    LeasePlan,
+    UpdateResult,
+)
 from aiorl.net.protocol.ledger import Ledger
 from aiorl.net.protocol.worker_session import WorkerSession, WorkerSettings
 from aiorl.net.transport.zmq_learner import ZmqLearnerEndpoint
@@ -87,7 +94,10 @@ class FakeAlgorithm(Algorithm):
         pass
 
     def get_weights(self) -> dict[str, Any]:
-        return {name: array + np.float32(0.01 * len(self.batches)) for name, array in self.weights.items()}
+        return {
+            name: array + np.float32(0.01 * len(self.batches))
+            for name, array in self.weights.items()
+        }
 
     def hold_state(self) -> Callable[[], AlgorithmState]:
         return lambda: AlgorithmState({})
@@ -96,24 +106,34 @@ class FakeAlgorithm(Algorithm):
         pass
 
 
-def fake_learning(config: CommonConfig, algorithm: FakeAlgorithm, num_envs: int = NUM_ENVS) -> Learning:
-    """Return the result of building a learner, without TensorFlow, for observations of four numbers and two actions."""
+def fake_learning(
+    config: CommonConfig, algorithm: FakeAlgorithm, num_envs: int = NUM_ENVS
+) -> Learning:
+    """Return the result of building a learner, without TensorFlow, for observations of four numbers
+    and two actions.
+    """
     graph, spec = make_acting_graph(4, spaces.Discrete(2), 2, algorithm.weights)
     part = WorkerPart.of(
         config.updated(
             {
-                "rollout_fragment_length": LENGTH, "num_envs_per_worker": num_envs, "vectorize": "serial",
+                "rollout_fragment_length": LENGTH,
+                "num_envs_per_worker": num_envs,
+                "vectorize": "serial",
             }
         ),
         policies={DEFAULT_POLICY_ID: PolicyPart(sample_plan=algorithm.sample_plan(config))},
-    )  # fmt: skip
+    )
     filters = {DEFAULT_POLICY_ID: make_filter(config.observation_filter, (4,))}
     if algorithm.sample_plan(config).return_discount is not None:
         filters[returns_of(DEFAULT_POLICY_ID)] = ReturnFilter()
     return Learning(
-        PolicyGroup({DEFAULT_POLICY_ID: algorithm}), algorithm.lease_plan(config), part,
-        {DEFAULT_POLICY_ID: {"graph": graph, "spec": spec.to_dict()}}, filters, {},
-    )  # fmt: skip
+        PolicyGroup({DEFAULT_POLICY_ID: algorithm}),
+        algorithm.lease_plan(config),
+        part,
+        {DEFAULT_POLICY_ID: {"graph": graph, "spec": spec.to_dict()}},
+        filters,
+        {},
+    )
 
 
 class MemorySource(RemoteSource):
@@ -131,9 +151,17 @@ class InProcess:
     """
 
     def __init__(
-        self, algorithm: type[FakeAlgorithm] = FakeAlgorithm, network: MemoryNetwork | None = None, **settings: Any
+        self,
+        algorithm: type[FakeAlgorithm] = FakeAlgorithm,
+        network: MemoryNetwork | None = None,
+        **settings: Any,
     ) -> None:
-        defaults = {"env": "CartPole-v1", "seed": 3, "num_workers": 2, "transport": QUICK.model_dump()}
+        defaults = {
+            "env": "CartPole-v1",
+            "seed": 3,
+            "num_workers": 2,
+            "transport": QUICK.model_dump(),
+        }
         self.config = CommonConfig.from_mapping({**defaults, **settings})
         self.network = network or MemoryNetwork()
         self.num_envs = NUM_ENVS
@@ -149,8 +177,14 @@ class InProcess:
         self.sessions: list[WorkerSession] = []
         self._endpoints: list[Any] = []
         self.outcomes: list[asyncio.Task[WorkerOutcome]] = []
-        self.counters, self.ledger, self.results = Counters(), Ledger(), Results(100, time.monotonic())
-        self.directory = SimpleNamespace(run_id="run", last_port=0, worker_log=lambda slot: Path("/dev/null"))
+        self.counters, self.ledger, self.results = (
+            Counters(),
+            Ledger(),
+            Results(100, time.monotonic()),
+        )
+        self.directory = SimpleNamespace(
+            run_id="run", last_port=0, worker_log=lambda slot: Path("/dev/null")
+        )
         self.end = SimpleNamespace(has_come=False)
 
     def start(self, num_workers: int = 2) -> None:
@@ -168,9 +202,12 @@ class InProcess:
     def add_worker(self) -> WorkerService:
         number = next(self._numbers)
         settings = WorkerSettings(
-            f"worker{number}", "here", number, slot_hint=number,
+            f"worker{number}",
+            "here",
+            number,
+            slot_hint=number,
             transport=QUICK.model_copy(update={"reconnect_max_s": 0.1}),
-        )  # fmt: skip
+        )
         self.sessions.append(WorkerSession(settings))
         self._endpoints.append(self.network.worker())
         service = WorkerService(self._endpoints[-1], self.sessions[-1])
@@ -197,7 +234,8 @@ class InProcess:
         self.ledger.check()
         return outcomes
 
-    # As a training ------------------------------------------------------------------------------------------------
+    # As a training
+    # ----------------------------------------------------------------------------------------------
 
     def tell(self, text: str, level: int) -> None:
         self.events.append(text)
@@ -234,8 +272,12 @@ async def running(
 
 
 def learner_over_tcp(*, insecure: bool = False, **settings: Any) -> InProcess:
-    """Start a learner without workers that listens for this user's workers, or on loopback, within a running loop."""
-    network: Any = SimpleNamespace(learner=lambda: ZmqLearnerEndpoint("tcp://127.0.0.1:0", insecure=insecure))
+    """Start a learner without workers that listens for this user's workers, or on loopback, within
+    a running loop.
+    """
+    network: Any = SimpleNamespace(
+        learner=lambda: ZmqLearnerEndpoint("tcp://127.0.0.1:0", insecure=insecure)
+    )
     both = InProcess(network=network, **settings)
     both.start(0)
     both.source.go_on()
@@ -263,7 +305,9 @@ class BlockingEnv(gymnasium.Env[Any, Any]):
     def __init__(self, step_s: float = 0.5) -> None:
         self._step_s = step_s
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
         return np.zeros(4, np.float32), {}
 
@@ -273,7 +317,9 @@ class BlockingEnv(gymnasium.Env[Any, Any]):
 
 
 class SlowlyBuilt(BlockingEnv):
-    """Environment that blocks its process, while it is built, for longer than the heartbeat timeout."""
+    """Environment that blocks its process, while it is built, for longer than the heartbeat
+    timeout.
+    """
 
     def __init__(self) -> None:
         super().__init__(step_s=0.0)

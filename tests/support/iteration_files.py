@@ -1,6 +1,8 @@
-"""`python tests/support/iteration_files.py`: the files of aiorl that run in one steady iteration of PPO.
+"""`python tests/support/iteration_files.py`: the files of aiorl that run in one steady iteration of
+PPO.
 
-They are counted once with everything in one process, and once with a worker process. `sys.setprofile` sees functions.
+They are counted once with everything in one process, and once with a worker process.
+`sys.setprofile` sees functions.
 """
 
 from __future__ import annotations
@@ -20,14 +22,23 @@ LIMITS = {"in process": 45, "with a worker": 65}
 sys.path.insert(0, str(ROOT))
 _PACKAGE = str(ROOT / "aiorl") + "/"
 _SETTINGS: dict[str, Any] = {
-    "env": "CartPole-v1", "num_envs_per_worker": 4, "rollout_fragment_length": 32, "train_batch_size": 128,
-    "sgd_minibatch_size": 64, "num_sgd_iter": 2, "seed": 1, "compilation_cache": "off", "min_iter_time_s": 0,
+    "env": "CartPole-v1",
+    "num_envs_per_worker": 4,
+    "rollout_fragment_length": 32,
+    "train_batch_size": 128,
+    "sgd_minibatch_size": 64,
+    "num_sgd_iter": 2,
+    "seed": 1,
+    "compilation_cache": "off",
+    "min_iter_time_s": 0,
     "observation_filter": "MeanStdFilter",
-}  # fmt: skip
+}
 
 
 class Seen:
-    """Files with functions called since the last `clear`, in all threads that start after this object is made."""
+    """Files with functions called since the last `clear`, in all threads that start after this
+    object is made.
+    """
 
     def __init__(self) -> None:
         self._files: set[str] = set()
@@ -45,7 +56,9 @@ class Seen:
     @property
     def files(self) -> set[str]:
         """Return paths below aiorl/."""
-        return {name.removeprefix(_PACKAGE) for name in set(self._files) if name.startswith(_PACKAGE)}
+        return {
+            name.removeprefix(_PACKAGE) for name in set(self._files) if name.startswith(_PACKAGE)
+        }
 
 
 def in_process() -> set[str]:
@@ -79,7 +92,9 @@ def _iteration(seen: Seen, folder: Path | None = None, **settings: Any) -> set[s
                     seen.clear()
                     trainer.train()
                     iterations.append(seen.files)
-                found = set.intersection(*iterations)  # what a timer does once a second belongs to none
+                found = set.intersection(
+                    *iterations
+                )  # what a timer does once a second belongs to none
                 _flag(folder, "end")
         finally:
             if worker is not None:
@@ -116,7 +131,15 @@ def worker(folder: Path, run: Path) -> None:
         time.sleep(0.01)
     from aiorl.worker import main
 
-    main(["--connect", json.loads(run.read_text())["address"], "--log-level", "ERROR", "--exit-with-parent"])
+    main(
+        [
+            "--connect",
+            json.loads(run.read_text())["address"],
+            "--log-level",
+            "ERROR",
+            "--exit-with-parent",
+        ]
+    )
 
 
 def main() -> int:

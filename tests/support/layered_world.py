@@ -1,6 +1,7 @@
 """A Markov decision process that is small enough to sum over all trajectories, and episodes of it.
 
-Its states are layered, so no trajectory has more than three steps; the length depends on chance and actions.
+Its states are layered, so no trajectory has more than three steps; the length depends on chance and
+actions.
 """
 
 from __future__ import annotations
@@ -44,13 +45,17 @@ def chance(policy: list[F], state: int, action: int) -> F:
 def trajectories(policy: list[F]) -> Iterator[tuple[F, list[int]]]:
     """Return each trajectory's probability and rewards."""
 
-    def onward(state: int | None, probability: F, rewards: list[int]) -> Iterator[tuple[F, list[int]]]:
+    def onward(
+        state: int | None, probability: F, rewards: list[int]
+    ) -> Iterator[tuple[F, list[int]]]:
         if state is None:
             yield probability, rewards
             return
         for action in (0, 1):
             for share, after, reward in STEPS[state, action]:
-                yield from onward(after, probability * chance(policy, state, action) * share, [*rewards, reward])
+                yield from onward(
+                    after, probability * chance(policy, state, action) * share, [*rewards, reward]
+                )
 
     for state, share in FIRST:
         yield from onward(state, share, [])
@@ -58,7 +63,13 @@ def trajectories(policy: list[F]) -> Iterator[tuple[F, list[int]]]:
 
 def true_value(policy: list[F], gamma: F) -> F:
     """Return the exact expected discounted return."""
-    return sum((p * sum(gamma**t * r for t, r in enumerate(rewards)) for p, rewards in trajectories(policy)), F(0))
+    return sum(
+        (
+            p * sum(gamma**t * r for t, r in enumerate(rewards))
+            for p, rewards in trajectories(policy)
+        ),
+        F(0),
+    )
 
 
 def true_q(policy: list[F], gamma: F) -> dict[tuple[int, int], F]:
@@ -100,10 +111,17 @@ def _episode(policy: list[F], number: int, rng: np.random.Generator) -> SampleBa
     dones = np.arange(len(states)) == len(states) - 1
     logp = [np.log(float(chance(policy, *pair))) for pair in zip(states, actions, strict=True)]
     return SampleBatch(
-        obs=seen, new_obs=np.concatenate([seen[1:], np.zeros_like(seen[:1])]), actions=np.array(actions),
-        rewards=np.array(rewards, np.float32), terminateds=dones, truncateds=np.zeros_like(dones), dones=dones,
-        action_logp=np.array(logp), eps_id=np.full(len(states), number), t=np.arange(len(states)),
-    )  # fmt: skip
+        obs=seen,
+        new_obs=np.concatenate([seen[1:], np.zeros_like(seen[:1])]),
+        actions=np.array(actions),
+        rewards=np.array(rewards, np.float32),
+        terminateds=dones,
+        truncateds=np.zeros_like(dones),
+        dones=dones,
+        action_logp=np.array(logp),
+        eps_id=np.full(len(states), number),
+        t=np.arange(len(states)),
+    )
 
 
 class Table:
@@ -126,5 +144,7 @@ class Table:
 
 
 def table_policy(policy: list[F]) -> GraphPolicy:
-    spec = ActingSpec((NUM_STATES,), "float32", (), 2, "categorical", space_to_dict(spaces.Discrete(2)), ())
+    spec = ActingSpec(
+        (NUM_STATES,), "float32", (), 2, "categorical", space_to_dict(spaces.Discrete(2)), ()
+    )
     return GraphPolicy(Table(policy), spec)

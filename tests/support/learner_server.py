@@ -1,7 +1,9 @@
-"""Learner processes without the time to load TensorFlow: forked from one server process for all processes of the tests.
+"""Learner processes without the time to load TensorFlow: forked from one server process for all
+processes of the tests.
 
-A forked process does the same as ``python -m aiorl.learner``: it has its own session, arguments, working directory,
-environment and standard streams, and runs ``__main__`` from the first line. Only the modules are already loaded.
+A forked process does the same as ``python -m aiorl.learner``: it has its own session, arguments,
+working directory, environment and standard streams, and runs ``__main__`` from the first line. Only
+the modules are already loaded.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ _server: _Server | None = None
 
 
 def share_server() -> Callable[[], None]:
-    """Start the server for this process and for the ones that it starts later, and return a function that ends it."""
+    """Start the server for this process and for the ones that it starts later, and return a
+    function that ends it.
+    """
     server = _Server()
     os.environ[_SHARED] = server.address
     return server.end
@@ -119,7 +123,9 @@ class ForkedLearner:
 
 
 class _Server:
-    """Server process of the process that has started this one, or a new server process that ends with this one."""
+    """Server process of the process that has started this one, or a new server process that ends
+    with this one.
+    """
 
     def __init__(self) -> None:
         self.address = os.environ.get(_SHARED, "")
@@ -128,7 +134,9 @@ class _Server:
             return
         self._folder = tempfile.TemporaryDirectory(prefix="learners-")
         self.address = os.path.join(self._folder.name, "socket")
-        self._process = subprocess.Popen([sys.executable, __file__, self.address], stdin=subprocess.PIPE)
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, self.address], stdin=subprocess.PIPE
+        )
         atexit.register(self.end)
 
     @property
@@ -181,7 +189,10 @@ def _serve(address: str) -> None:
     listener.bind(address)
     _load()
     if threading.active_count() > 1:
-        raise RuntimeError(f"threads run after the imports, which forked processes would lack: {threading.enumerate()}")
+        raise RuntimeError(
+            "threads run after the imports, which forked processes would lack:"
+            f" {threading.enumerate()}"
+        )
     import gc
 
     gc.freeze()  # loaded modules stay shared
@@ -212,7 +223,9 @@ def _fork(listener: socket.socket, selector: selectors.BaseSelector) -> None:
     pid = os.fork()
     if pid == 0:
         others = [key.fd for key in selector.get_map().values() if key.fd != 0]
-        others += [key.data[1].fileno() for key in selector.get_map().values() if key.data is not None]
+        others += [
+            key.data[1].fileno() for key in selector.get_map().values() if key.data is not None
+        ]
         for descriptor in (*others, connection.fileno(), selector.fileno()):
             os.close(descriptor)
         _become_learner(request, descriptors[0])
@@ -228,7 +241,9 @@ def _become_learner(request: dict[str, Any], output: int) -> None:
     import numpy as np
 
     os.setsid()
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)  # tests that are killed leave no learner behind
+    ctypes.CDLL(None).prctl(
+        _PR_SET_PDEATHSIG, signal.SIGTERM
+    )  # tests that are killed leave no learner behind
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.dup2(output, 1)

@@ -16,7 +16,9 @@ ACTION_SPACES: dict[str, spaces.Space[Any]] = {
     "discrete": spaces.Discrete(5, start=2),
     "multi_discrete": spaces.MultiDiscrete([3, 2, 4]),
     "multi_binary": spaces.MultiBinary(4),
-    "tuple": spaces.Tuple([spaces.Discrete(3), spaces.Box(-1, 1, (2,), np.float32), spaces.MultiBinary(2)]),
+    "tuple": spaces.Tuple(
+        [spaces.Discrete(3), spaces.Box(-1, 1, (2,), np.float32), spaces.MultiBinary(2)]
+    ),
     "dict": spaces.Dict({"b": spaces.MultiDiscrete([2, 3]), "a": spaces.Discrete(4)}),
 }
 
@@ -24,8 +26,8 @@ ACTION_SPACES: dict[str, spaces.Space[Any]] = {
 class ForbiddingEnv(gymnasium.Env[Any, Any]):
     """An environment with a new random mask at each step; a forbidden action raises RuntimeError.
 
-    Small numbers are rewarded, so that there is something to learn. The mask of an episode's last observation is all
-    zeros, as there are no more choices.
+    Small numbers are rewarded, so that there is something to learn. The mask of an episode's last
+    observation is all zeros, as there are no more choices.
     """
 
     def __init__(
@@ -58,7 +60,9 @@ class ForbiddingEnv(gymnasium.Env[Any, Any]):
             mask_space = _space_of(self._form(lambda size, is_bits: np.ones(size, np.int8)))
             self.observation_space = spaces.Dict({"observation": vector, "action_mask": mask_space})
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         """Begin an episode."""
         super().reset(seed=seed)
         self._step = 0
@@ -69,7 +73,9 @@ class ForbiddingEnv(gymnasium.Env[Any, Any]):
         numbers = list(_choices(self.action_space, action))
         for number, mask in zip(numbers, self._masks, strict=True):
             if not mask[number]:
-                raise RuntimeError(f"action {action!r} is forbidden by {[mask.tolist() for mask in self._masks]}")
+                raise RuntimeError(
+                    f"action {action!r} is forbidden by {[mask.tolist() for mask in self._masks]}"
+                )
         self._step += 1
         obs, info = self._show()
         return obs, -float(sum(numbers)), self._step >= self._length, False, info
@@ -78,7 +84,11 @@ class ForbiddingEnv(gymnasium.Env[Any, Any]):
         self._masks = []
         mask = self._form(self._draw)
         obs = np.array([self._step, self._masks[0].argmax(), 1.0], np.float32)
-        return (obs, {"action_mask": mask}) if self._in_info else ({"observation": obs, "action_mask": mask}, {})
+        return (
+            (obs, {"action_mask": mask})
+            if self._in_info
+            else ({"observation": obs, "action_mask": mask}, {})
+        )
 
     def _draw(self, size: int, is_bits: bool) -> Mask:
         mask: Mask = self.np_random.integers(0, 2, size, dtype=np.int8)
@@ -104,7 +114,9 @@ def _nested(space: spaces.Space[Any], make: Callable[[int, bool], Mask]) -> Any:
         case spaces.MultiDiscrete():
             return tuple(make(int(size), False) for size in space.nvec)
         case spaces.Tuple():
-            return tuple(_nested(part, make) for part in space.spaces if not isinstance(part, spaces.Box))
+            return tuple(
+                _nested(part, make) for part in space.spaces if not isinstance(part, spaces.Box)
+            )
         case spaces.Dict():
             return {name: _nested(part, make) for name, part in space.spaces.items()}
     raise TypeError(space)

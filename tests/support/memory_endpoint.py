@@ -1,11 +1,12 @@
-"""Both endpoints in one process, for tests: without sockets, on the loop's clock, with faults on demand.
+"""Both endpoints in one process, for tests: without sockets, on the loop's clock, with faults on
+demand.
 
     network = MemoryNetwork()
     learner, worker = network.learner(), network.worker()
     learner.start(), worker.start()
 
-Frames are copied and arrive read-only, as from a wire. ``network.fault`` decides the fate of each message;
-``network.cut()`` and ``network.mend()`` break and restore all connections.
+Frames are copied and arrive read-only, as from a wire. ``network.fault`` decides the fate of each
+message; ``network.cut()`` and ``network.mend()`` break and restore all connections.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ class MemoryNetwork:
     """Network of one learner and any number of workers.
 
     Args:
-        fault: function of (direction, number of the message in that direction) that returns the delays in seconds after
-            which the message is delivered: ``[0.0]`` is a good network, ``[]`` loses it, ``[0.0, 0.0]`` doubles it.
+        fault: function of (direction, number of the message in that direction) that returns the
+            delays in seconds after which the message is delivered: ``[0.0]`` is a good network,
+            ``[]`` loses it, ``[0.0, 0.0]`` doubles it.
     """
 
     def __init__(self, fault: Callable[[Direction, int], Sequence[float]] | None = None) -> None:
@@ -82,7 +84,11 @@ class MemoryNetwork:
                 worker._connect(self._learner, b"memory-%d" % self._lives)
 
     def _carry(
-        self, direction: Direction, peer: bytes, frames: Sequence[Buffer], deliver: Callable[[list[memoryview]], None]
+        self,
+        direction: Direction,
+        peer: bytes,
+        frames: Sequence[Buffer],
+        deliver: Callable[[list[memoryview]], None],
     ) -> None:
         """Deliver copies; a connection keeps their order, regardless of the delays."""
         self._numbers[direction] += 1
@@ -106,7 +112,9 @@ class MemoryLearnerEndpoint:
     """The learner's endpoint in memory; made by `MemoryNetwork.learner`."""
 
     def __init__(self, network: MemoryNetwork) -> None:
-        self.on_message: Callable[[bytes, list[memoryview], str], None] = lambda peer, frames, user_id: None
+        self.on_message: Callable[[bytes, list[memoryview], str], None] = (
+            lambda peer, frames, user_id: None
+        )
         self.on_event: Callable[[Event], None] = lambda event: None
         self._network = network
         self._peers: dict[bytes, MemoryWorkerEndpoint] = {}
@@ -132,7 +140,9 @@ class MemoryLearnerEndpoint:
         if worker is None:
             return False
         self._stats.bytes_out += total_bytes(frames)
-        self._network._carry(Direction.DOWN, peer, frames, lambda copies: worker._deliver(peer, copies))
+        self._network._carry(
+            Direction.DOWN, peer, frames, lambda copies: worker._deliver(peer, copies)
+        )
         return True
 
     def broadcast(self, frames: Sequence[Buffer]) -> None:
@@ -140,7 +150,9 @@ class MemoryLearnerEndpoint:
         self._check_open()
         self._stats.bytes_out += total_bytes(frames)
         for peer, worker in list(self._peers.items()):
-            self._network._carry(Direction.BROADCAST, peer, frames, self._to_subscriber(peer, worker))
+            self._network._carry(
+                Direction.BROADCAST, peer, frames, self._to_subscriber(peer, worker)
+            )
 
     def drop(self, peer: bytes, reason: str) -> None:
         """See `ZmqLearnerEndpoint.drop`; the worker connects again as a new peer."""
@@ -169,7 +181,9 @@ class MemoryLearnerEndpoint:
             self._open = False
             self._network._attach(None)
 
-    def _to_subscriber(self, peer: bytes, worker: MemoryWorkerEndpoint) -> Callable[[list[memoryview]], None]:
+    def _to_subscriber(
+        self, peer: bytes, worker: MemoryWorkerEndpoint
+    ) -> Callable[[list[memoryview]], None]:
         return lambda copies: worker._deliver_broadcast(peer, copies)
 
     def _deliver(self, peer: bytes, frames: list[memoryview]) -> None:
@@ -232,7 +246,9 @@ class MemoryWorkerEndpoint:
         if self._queued >= self._queue_messages:
             self._writable.clear()
         asyncio.get_running_loop().call_soon(self._release, peer)
-        self._network._carry(Direction.UP, peer, frames, lambda copies: learner._deliver(peer, copies))
+        self._network._carry(
+            Direction.UP, peer, frames, lambda copies: learner._deliver(peer, copies)
+        )
         return True
 
     async def wait_writable(self) -> None:
@@ -258,7 +274,9 @@ class MemoryWorkerEndpoint:
         self._queued = 0
         self._writable.set()
         learner._add(peer, self)
-        asyncio.get_running_loop().call_soon(self._tell, peer, Event(EventKind.CONNECTED, address=learner.address))
+        asyncio.get_running_loop().call_soon(
+            self._tell, peer, Event(EventKind.CONNECTED, address=learner.address)
+        )
 
     def _disconnect(self, reason: str) -> None:
         learner, self._learner = self._learner, None
@@ -288,4 +306,6 @@ class MemoryWorkerEndpoint:
 
     def _check_open(self) -> None:
         if self._closed or not self._open:
-            raise EndpointClosed("the endpoint is closed" if self._closed else "the endpoint was not started")
+            raise EndpointClosed(
+                "the endpoint is closed" if self._closed else "the endpoint was not started"
+            )

@@ -1,7 +1,7 @@
 """Two simulated hosts: network namespaces joined by a link that can be cut, slowed and made lossy.
 
-Needs root and iproute2. Delay and loss come from netem if the kernel has it, otherwise from a relay between two TUN
-devices.
+Needs root and iproute2. Delay and loss come from netem if the kernel has it, otherwise from a relay
+between two TUN devices.
 """
 
 from __future__ import annotations
@@ -31,8 +31,13 @@ PORT = 5557
 LEARNER_HOST, WORKER_HOST = "10.77.0.1", "10.77.0.2"
 
 NEEDS_NAMESPACES = [
-    pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="network namespaces need root on Linux"),
-    pytest.mark.skipif(not shutil.which("ip") or not shutil.which("tc"), reason="iproute2 (ip, tc) is not installed"),
+    pytest.mark.skipif(
+        sys.platform != "linux" or os.geteuid() != 0, reason="network namespaces need root on Linux"
+    ),
+    pytest.mark.skipif(
+        not shutil.which("ip") or not shutil.which("tc"),
+        reason="iproute2 (ip, tc) is not installed",
+    ),
 ]
 
 
@@ -80,7 +85,9 @@ class _Relay:
 
 def _open_tun(name: str) -> int:
     file = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
-    fcntl.ioctl(file, 0x400454CA, struct.pack("16sH22x", name.encode(), 0x0001 | 0x1000))  # TUNSETIFF, TUN | NO_PI
+    fcntl.ioctl(
+        file, 0x400454CA, struct.pack("16sH22x", name.encode(), 0x0001 | 0x1000)
+    )  # TUNSETIFF, TUN | NO_PI
     return file
 
 
@@ -108,13 +115,27 @@ class Network:
             self._relay = _Relay((first, second), delay_s, loss)
         else:
             _run("ip", "link", "add", first, "type", "veth", "peer", "name", second)
-        for (namespace, device), host in zip(self._devices.items(), (LEARNER_HOST, WORKER_HOST), strict=True):
+        for (namespace, device), host in zip(
+            self._devices.items(), (LEARNER_HOST, WORKER_HOST), strict=True
+        ):
             _run("ip", "link", "set", device, "netns", namespace)
             _run("ip", "-n", namespace, "addr", "add", f"{host}/24", "dev", device)
             _run("ip", "-n", namespace, "link", "set", "lo", "up")
             _run("ip", "-n", namespace, "link", "set", device, "up")
             if (delay_s or loss) and self._relay is None:
-                _run("ip", "netns", "exec", namespace, "tc", "qdisc", "add", "dev", device, "root", *netem)
+                _run(
+                    "ip",
+                    "netns",
+                    "exec",
+                    namespace,
+                    "tc",
+                    "qdisc",
+                    "add",
+                    "dev",
+                    device,
+                    "root",
+                    *netem,
+                )
 
     def cut(self) -> None:
         """Take the link down, unnoticed by connections."""
@@ -128,7 +149,13 @@ class Network:
         """Start a command in a namespace; it ends with the network at the latest."""
         whole = ["ip", "netns", "exec", namespace, *command]
         return self._keep(
-            subprocess.Popen(whole, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
+            subprocess.Popen(
+                whole,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                start_new_session=True,
+            )
         )
 
     def start_learner(self, *options: str) -> Process:
@@ -148,9 +175,14 @@ class Network:
         if self._relay is not None:
             self._relay.close()
         for namespace, device in self._devices.items():
-            for command in (("ip", "-n", namespace, "link", "del", device), ("ip", "link", "del", device)):
+            for command in (
+                ("ip", "-n", namespace, "link", "del", device),
+                ("ip", "link", "del", device),
+            ):
                 subprocess.run(command, capture_output=True, timeout=20, check=False)
-            subprocess.run(("ip", "netns", "del", namespace), capture_output=True, timeout=20, check=False)
+            subprocess.run(
+                ("ip", "netns", "del", namespace), capture_output=True, timeout=20, check=False
+            )
 
 
 def _has_netem() -> bool:
@@ -172,7 +204,9 @@ class Process(Started):
         self._running = process
         super().__init__([])
 
-    def _start(self, command: list[str], environment: dict[str, str]) -> subprocess.Popen[str] | ForkedLearner:
+    def _start(
+        self, command: list[str], environment: dict[str, str]
+    ) -> subprocess.Popen[str] | ForkedLearner:
         return self._running
 
     def wait_for_text(self, pattern: str, timeout_s: float = 20.0) -> str:

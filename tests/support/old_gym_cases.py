@@ -1,6 +1,8 @@
-"""Environments of the old gym package, and what comes of them; ``python -m tests.support.old_gym_cases`` prints it.
+"""Environments of the old gym package, and what comes of them; ``python -m
+tests.support.old_gym_cases`` prints it.
 
-Everything here works with gym 0.21 and with gym 0.26, in which classes of the older form are still common.
+Everything here works with gym 0.21 and with gym 0.26, in which classes of the older form are still
+common.
 """
 
 from __future__ import annotations
@@ -70,7 +72,12 @@ class Count(gym.Env):
     def step(self, action):
         assert self.action_space.n > action >= 0
         self.steps += 1
-        return self._obs(), float(action + self.seeded), self.steps >= self.ends_at, {"steps": self.steps}
+        return (
+            self._obs(),
+            float(action + self.seeded),
+            self.steps >= self.ends_at,
+            {"steps": self.steps},
+        )
 
     def render(self, mode="human"):
         assert mode == "rgb_array", "a window"
@@ -105,10 +112,16 @@ class Parts(Count):
             flags=gym.spaces.MultiBinary(2),
         )
         self.observation_space = gym.spaces.Dict(parts)
-        self.action_space = gym.spaces.Tuple([gym.spaces.Discrete(2), gym.spaces.MultiDiscrete([2, 3])])
+        self.action_space = gym.spaces.Tuple(
+            [gym.spaces.Discrete(2), gym.spaces.MultiDiscrete([2, 3])]
+        )
 
     def _obs(self):
-        return {"kind": self.steps % 3, "flags": np.array([0, 1], np.int8), "where": np.full(2, 0.5, np.float32)}
+        return {
+            "kind": self.steps % 3,
+            "flags": np.array([0, 1], np.int8),
+            "where": np.full(2, 0.5, np.float32),
+        }
 
     def step(self, action):
         self.steps += 1
@@ -249,7 +262,9 @@ if "CountOfTest-v0" not in getattr(gym.envs.registry, "env_specs", gym.envs.regi
 
 
 def _sampled(env, policy=Zeros, *, steps=6, **settings):
-    worker = aiorl.RolloutWorker(env_creator=env, policy=policy, rollout_fragment_length=steps, **settings)
+    worker = aiorl.RolloutWorker(
+        env_creator=env, policy=policy, rollout_fragment_length=steps, **settings
+    )
     try:
         return worker.sample()
     finally:
@@ -263,7 +278,10 @@ def _rows(batch):
 
 def _kinds(env):
     facts = facts_of(env, "env")
-    return [type(space).__module__.partition(".")[0] for space in (facts.observation_space, facts.action_space)]
+    return [
+        type(space).__module__.partition(".")[0]
+        for space in (facts.observation_space, facts.action_space)
+    ]
 
 
 def _refused(call):
@@ -281,7 +299,9 @@ def spaces():
 
 
 def an_environment_with_a_time_limit():
-    return _rows(_sampled(lambda context: gym.wrappers.TimeLimit(Current(), max_episode_steps=2), seed=5))
+    return _rows(
+        _sampled(lambda context: gym.wrappers.TimeLimit(Current(), max_episode_steps=2), seed=5)
+    )
 
 
 def by_name():
@@ -289,7 +309,10 @@ def by_name():
     aiorl.register_env("old-count", lambda context: Count(**context))
     envs = [*names, "old-count", lambda context: gym.make("CountOfTest-v0")]
     unknown = _refused(lambda: _sampled("gym:CountOfTst-v0"))
-    return {"truncateds": [_rows(_sampled(env, seed=1))["truncateds"] for env in envs], "unknown": unknown}
+    return {
+        "truncateds": [_rows(_sampled(env, seed=1))["truncateds"] for env in envs],
+        "unknown": unknown,
+    }
 
 
 def in_processes_of_their_own():
@@ -317,7 +340,10 @@ def other_objects():
     team = facts_of(Team(), "team")
     return {
         "kinds": [_kinds(each) for each in objects],
-        "rewards": [np.asarray(_sampled(lambda _, env=env: env, steps=1)["rewards"]).tolist() for env in objects],
+        "rewards": [
+            np.asarray(_sampled(lambda _, env=env: env, steps=1)["rewards"]).tolist()
+            for env in objects
+        ],
         "team": [f"{type(space).__module__}"[:9] for space in team.observation_spaces.values()],
         "team_rewards": {
             policy_id: batch["rewards"].tolist()
@@ -334,11 +360,16 @@ def policies_of_a_run():
         "policies": {"p": (None, pair, gym.spaces.Discrete(2), {}), "q": None},
         "policy_mapping_fn": {"a": "p", "b": "q"},
     }
-    clients = {"observation_space": gym.spaces.Box(0, 1, (2,)), "action_space": gym.spaces.Discrete(2)}
+    clients = {
+        "observation_space": gym.spaces.Box(0, 1, (2,)),
+        "action_space": gym.spaces.Discrete(2),
+    }
     config = aiorl.PPOConfig(env=f"{HERE}:Team", multiagent=multiagent)
     planned = plan_policies(config, facts_of(Team(), "team"))
     return {
-        "spaces": [[str(policy.observation_space), str(policy.action_space)] for policy in planned.values()],
+        "spaces": [
+            [str(policy.observation_space), str(policy.action_space)] for policy in planned.values()
+        ],
         "clients": str(ClientEnv(aiorl.EnvContext(clients)).observation_space),
     }
 
@@ -355,7 +386,10 @@ def refusals():
         "odd": _refused(lambda: _sampled(lambda context: Wordy())),
         "same": _refused(lambda: _same_twice()),
         "horizon": _refused(
-            lambda: _sampled(lambda context: gym.wrappers.TimeLimit(Current(), max_episode_steps=2), episode_horizon=9)
+            lambda: _sampled(
+                lambda context: gym.wrappers.TimeLimit(Current(), max_episode_steps=2),
+                episode_horizon=9,
+            )
         ),
     }
 
@@ -391,7 +425,10 @@ def wrappers():
 def vector():
     if not hasattr(gym, "vector"):
         return None
-    makers = [lambda ends=ends: gym.wrappers.TimeLimit(Current(ends), max_episode_steps=3) for ends in (2, 9)]
+    makers = [
+        lambda ends=ends: gym.wrappers.TimeLimit(Current(ends), max_episode_steps=3)
+        for ends in (2, 9)
+    ]
     made = gym.vector.SyncVectorEnv(makers)
 
     def sampled():

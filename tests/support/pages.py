@@ -2,8 +2,8 @@
 
     python tests/support/pages.py
 
-`docs/config.md` has all keys, `docs/presets.md` all presets. The tables of the migration pages are made from
-`aiorl/config/other_names.yaml`; each follows a comment with its name.
+`docs/config.md` has all keys, `docs/presets.md` all presets. The tables of the migration pages are
+made from `aiorl/config/other_names.yaml`; each follows a comment with its name.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ source. The files are in `aiorl/presets/`. [Results](results.md) has the curves 
 
 
 def _default(name: str) -> str:
-    """Return the default of a common key: one value, or each value with the algorithms that have it."""
+    """Return the default of a common key: one value, or each value with the algorithms that have
+    it.
+    """
     if name == "algo":
         return "`ppo`"
     by_value: dict[str, list[str]] = {}
@@ -60,8 +62,12 @@ def _default(name: str) -> str:
 def config_page() -> str:
     """Return docs/config.md: one table for each group of keys."""
     text, said = _CONFIG, meanings(CommonConfig)
-    for group, keys in groupby(by_group(all_keys(CommonConfig)), key=lambda named: fact_of(named[1], "group")):
-        text += f"\n## {group}\n\n| Key | Default | Type | Where | Meaning |\n|---|---|---|---|---|\n"
+    for group, keys in groupby(
+        by_group(all_keys(CommonConfig)), key=lambda named: fact_of(named[1], "group")
+    ):
+        text += (
+            f"\n## {group}\n\n| Key | Default | Type | Where | Meaning |\n|---|---|---|---|---|\n"
+        )
         for name, field in keys:
             where, meaning = fact_of(field, "where")[0].upper(), said[name].replace("|", "\\|")
             text += f"| `{name}` | {_default(name)} | {kind_text(field)} | {where} | {meaning} |\n"
@@ -81,7 +87,9 @@ def presets_page() -> str:
 
 
 def _table(kind: str, library: str) -> str:
-    """Return the rows of a Markdown table of the keys, or the names in Python code, of another library."""
+    """Return the rows of a Markdown table of the keys, or the names in Python code, of another
+    library.
+    """
     if kind == "python":
         text = "| Name | Here |\n|---|---|\n"
         for of, names in other_names()[kind][library].items():
@@ -105,7 +113,10 @@ def with_tables(page: str) -> str:
 
 def pages() -> dict[Path, str]:
     """Return the text of each page by path."""
-    migration = {path: with_tables(path.read_text(encoding="utf-8")) for path in sorted(DOCS.glob("migration_*.md"))}
+    migration = {
+        path: with_tables(path.read_text(encoding="utf-8"))
+        for path in sorted(DOCS.glob("migration_*.md"))
+    }
     return {DOCS / "config.md": config_page(), DOCS / "presets.md": presets_page(), **migration}
 
 

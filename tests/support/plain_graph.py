@@ -22,8 +22,9 @@ def make_graph(
 ) -> tuple[bytes, ActingSpec, dict[str, np.ndarray]]:
     """Make a graph, its description, and weights.
 
-    With h = obs . w + state + (previous action) / 3 + (previous reward) / 5 + b, the action is floor(5 |h| + 0.3137)
-    mod A, the value is h, and the next state is half the previous one plus the action.
+    With h = obs . w + state + (previous action) / 3 + (previous reward) / 5 + b, the action is
+    floor(5 |h| + 0.3137) mod A, the value is h, and the next state is half the previous one plus
+    the action.
     """
     size, count = int(np.prod(obs_shape)), int(actions.n)
     nodes, initializers = [], []
@@ -51,9 +52,14 @@ def make_graph(
         reward = node("Unsqueeze", "prev_rewards", axis)
         h = node("Add", h, node("Div", before, constant(3.0)))
         h = node("Add", h, node("Div", reward, constant(5.0)))
-        inputs += [("prev_actions", TensorProto.INT64, ["N"]), ("prev_rewards", TensorProto.FLOAT, ["N"])]
+        inputs += [
+            ("prev_actions", TensorProto.INT64, ["N"]),
+            ("prev_rewards", TensorProto.FLOAT, ["N"]),
+        ]
     whole = node("Floor", node("Add", node("Mul", node("Abs", h), constant(5.0)), constant(0.3137)))
-    action = node("Mod", node("Cast", whole, to=TensorProto.INT64), constant([count], TensorProto.INT64))
+    action = node(
+        "Mod", node("Cast", whole, to=TensorProto.INT64), constant([count], TensorProto.INT64)
+    )
     is_action = node("Equal", action, constant(np.arange(count)[None], TensorProto.INT64))
     node("Mul", node("Cast", is_action, to=TensorProto.FLOAT), constant(SURE), out="dist_inputs")
     node("Squeeze", h, constant([1], TensorProto.INT64), out="vf")
@@ -62,9 +68,14 @@ def make_graph(
         half = node("Mul", "state_in_0", constant(0.5))
         node("Add", half, node("Cast", action, to=TensorProto.FLOAT), out="state_out_0")
         outputs.append(("state_out_0", TensorProto.FLOAT, ["N", 1]))
-    weights = {"w": (1.0 / np.arange(1, size + 1, dtype=np.float32))[:, None], "b": np.full(1, 0.25, np.float32)}
+    weights = {
+        "w": (1.0 / np.arange(1, size + 1, dtype=np.float32))[:, None],
+        "b": np.full(1, 0.25, np.float32),
+    }
     for name, weight in weights.items():
-        tensor = TensorProto(name=name, data_type=TensorProto.FLOAT, data_location=TensorProto.EXTERNAL)
+        tensor = TensorProto(
+            name=name, data_type=TensorProto.FLOAT, data_location=TensorProto.EXTERNAL
+        )
         tensor.dims.extend(weight.shape)
         tensor.external_data.add(key="location", value="weights")
         initializers.append(tensor)
@@ -90,7 +101,11 @@ def make_graph(
 
 
 def load_policy(
-    graph: bytes, description: Mapping[str, Any], *, config: Mapping[str, Any] | None = None, seed: int | None = None
+    graph: bytes,
+    description: Mapping[str, Any],
+    *,
+    config: Mapping[str, Any] | None = None,
+    seed: int | None = None,
 ) -> GraphPolicy:
     """Make a learner's policy without weights, for preprocessed observations."""
     spec = ActingSpec.from_dict(description)

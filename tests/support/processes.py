@@ -20,14 +20,20 @@ from learner_server import ForkedLearner, can_fork
 
 CARTPOLE = "--env=CartPole-v1"
 SMALL = (
-    "--num-envs-per-worker=4", "--rollout-fragment-length=32", "--train-batch-size=512", "--num-sgd-iter=2",
-    "--model.fcnet-hiddens=[16]", "--xla=off",
-)  # fmt: skip
+    "--num-envs-per-worker=4",
+    "--rollout-fragment-length=32",
+    "--train-batch-size=512",
+    "--num-sgd-iter=2",
+    "--model.fcnet-hiddens=[16]",
+    "--xla=off",
+)
 """Settings for batches that are sampled and trained on in a few milliseconds."""
 
 
 def free_address() -> str:
-    """Return a free address of this host; a learner that binds to an address waits for workers from elsewhere."""
+    """Return a free address of this host; a learner that binds to an address waits for workers from
+    elsewhere.
+    """
     while True:
         with socket.socket() as first, socket.socket() as second:
             first.bind(("127.0.0.1", 0))
@@ -41,14 +47,20 @@ class Started:
     """Process with output that is read continuously; it finds the modules next to this one."""
 
     def __init__(self, command: list[str], environment: dict[str, str] | None = None) -> None:
-        path = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
-        self.process = self._start(command, {**os.environ, "PYTHONPATH": path, **(environment or {})})
+        path = os.pathsep.join(
+            filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")])
+        )
+        self.process = self._start(
+            command, {**os.environ, "PYTHONPATH": path, **(environment or {})}
+        )
         self.lines: list[str] = []
         self._news = threading.Condition()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
-    def _start(self, command: list[str], environment: dict[str, str]) -> subprocess.Popen[str] | ForkedLearner:
+    def _start(
+        self, command: list[str], environment: dict[str, str]
+    ) -> subprocess.Popen[str] | ForkedLearner:
         return subprocess.Popen(
             command,
             stdout=subprocess.PIPE,
@@ -77,7 +89,9 @@ class Started:
             self._news.notify_all()
 
     def wait_for(self, pattern: str, timeout_s: float = 60.0, *, after: int = 0) -> int:
-        """Wait for a line that matches, from line ``after`` on, and return the number of the next line."""
+        """Wait for a line that matches, from line ``after`` on, and return the number of the next
+        line.
+        """
         deadline = time.monotonic() + timeout_s
         number = after
         with self._news:
@@ -129,9 +143,13 @@ class StartedLearner(Started):
         program = [script] if script else ["-m", "aiorl.learner"]
         super().__init__([sys.executable, *program, *options], environment)
 
-    def _start(self, command: list[str], environment: dict[str, str]) -> subprocess.Popen[str] | ForkedLearner:
+    def _start(
+        self, command: list[str], environment: dict[str, str]
+    ) -> subprocess.Popen[str] | ForkedLearner:
         if self._is_forked:
-            return ForkedLearner(self._options, environment, script=self._script, directory=self._directory)
+            return ForkedLearner(
+                self._options, environment, script=self._script, directory=self._directory
+            )
         return super()._start(command, environment)
 
     @property
@@ -143,9 +161,15 @@ class StartedLearner(Started):
         path = self.run_dir / "result.jsonl"
         if not path.exists():
             return []
-        return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+        return [
+            json.loads(line)
+            for line in path.read_text().splitlines(keepends=True)
+            if line.endswith("\n")
+        ]
 
-    def wait_for_result(self, condition: Callable[[dict[str, Any]], bool], timeout_s: float = 60.0) -> dict[str, Any]:
+    def wait_for_result(
+        self, condition: Callable[[dict[str, Any]], bool], timeout_s: float = 60.0
+    ) -> dict[str, Any]:
         """Return the first result that meets the condition, and wait for it if necessary."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
@@ -169,18 +193,26 @@ class StartedLearner(Started):
 
     def worker_pids(self) -> list[int]:
         with contextlib.suppress(psutil.NoSuchProcess):
-            return [child.pid for child in psutil.Process(self.pid).children() if "aiorl.worker" in child.cmdline()]
+            return [
+                child.pid
+                for child in psutil.Process(self.pid).children()
+                if "aiorl.worker" in child.cmdline()
+            ]
         return []
 
     def wait_for_joined(self, *former: int, timeout_s: float = 40.0) -> int:
-        """Wait until a local worker other than the former ones has joined, and return its process id."""
+        """Wait until a local worker other than the former ones has joined, and return its process
+        id.
+        """
         wait_until(lambda: {*self.worker_pids()} - {*former}, timeout_s)
         (pid,) = {*self.worker_pids()} - {*former}
         self.wait_for(rf"\b{pid}\b", timeout_s)
         return pid
 
 
-def wait_until(condition: Callable[[], object], timeout_s: float = 30.0, what: str = "the condition") -> None:
+def wait_until(
+    condition: Callable[[], object], timeout_s: float = 30.0, what: str = "the condition"
+) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:
@@ -213,14 +245,16 @@ class Processes:
         is_forked: bool = True,
         script: str = "",
     ) -> StartedLearner:
-        """Start a learner, by default of CartPole-v1 with small batches, and without XLA, which takes seconds.
+        """Start a learner, by default of CartPole-v1 with small batches, and without XLA, which
+        takes seconds.
 
         Args:
             *options: command-line options.
             run: name of its run directory.
             resume: True to resume that run.
             environment: variables in addition to those of this process.
-            is_forked: True to save the time to load TensorFlow; otherwise it starts as for users, with their defaults.
+            is_forked: True to save the time to load TensorFlow; otherwise it starts as for users,
+                with their defaults.
             script: path of a program to run instead of ``python -m aiorl.learner``.
         """
         run_dir = self._folder / run
@@ -228,7 +262,9 @@ class Processes:
         for default in () if resume else (CARTPOLE, *SMALL) if is_forked else (CARTPOLE,):
             if not any(option.partition("=")[0] == default.partition("=")[0] for option in options):
                 place.append(default)
-        learner = StartedLearner(run_dir, *place, *options, environment=environment, is_forked=is_forked, script=script)
+        learner = StartedLearner(
+            run_dir, *place, *options, environment=environment, is_forked=is_forked, script=script
+        )
         self._started.append(learner)
         return learner
 
@@ -238,7 +274,9 @@ class Processes:
         return started
 
     def worker(self, address: str, *options: str) -> Started:
-        return self.command([sys.executable, "-m", "aiorl.worker", f"--connect={address}", *options])
+        return self.command(
+            [sys.executable, "-m", "aiorl.worker", f"--connect={address}", *options]
+        )
 
     def end(self) -> None:
         for started in self._started:

@@ -1,15 +1,19 @@
-"""Check of prose: `python tests/support/prose.py [PATH ...]` lists clumsy sentences, and facts that docstrings lack.
+"""Check of prose: `python tests/support/prose.py [PATH ...]` lists clumsy sentences, and facts that
+docstrings lack.
 
-A docstring begins with a verb (functions) or a noun (values). A message, or a sentence of the README, has at most 35
-words. Each word in `WORDS` has a plainer form, which the finding names. ``--limit N`` allows N findings.
+A docstring begins with a verb (functions) or a noun (values). A message, or a sentence of the
+README, has at most 35 words. Each word in `WORDS` has a plainer form, which the finding names.
+``--limit N`` allows N findings.
 
-Docstrings of public names have facts. Public names are those on the pages of docs/api/, those in each module's
-`__all__`, and the public methods of these classes and of their base classes. A docstring that refers to another one
-(See `Class.method`) needs no facts of its own. Each other one has
+Docstrings of public names have facts. Public names are those on the pages of docs/api/, those in
+each module's `__all__`, and the public methods of these classes and of their base classes. A
+docstring that refers to another one (See `Class.method`) needs no facts of its own. Each other one
+has
 
 - each parameter, in ``Args:`` or in backticks; a plain word is enough for a single parameter;
 - the result, in ``Returns:`` or ``Yields:``, or as the object of a verb such as Return or Build;
-- each exception of aiorl that the function's own code raises, or a base class of it, in ``Raises:``;
+- each exception of aiorl that the function's own code raises, or a base class of it, in
+  ``Raises:``;
 - each public attribute of a class, in ``Attributes:`` or below the attribute;
 - the shape of each array, and the unit of each time and size.
 """
@@ -65,20 +69,25 @@ _API = re.compile(r"<!-- api ([\w.]+): ([\w\s]+) -->")
 _SECTIONS = ("attributes", "parameters", "raises", "returns", "yields")
 _REFERENCE = re.compile(r"\b[Ss]ee `[A-Z]\w*\.\w+`")
 _RESULT = re.compile(
-    r"(Build|Compute|Concatenate|Convert|Create|Load|Make|Read|Return|Yield)\b|.*\breturns?\b", re.DOTALL
+    r"(Build|Compute|Concatenate|Convert|Create|Load|Make|Read|Return|Yield)\b|.*\breturns?\b",
+    re.DOTALL,
 )
 _ARRAY = re.compile(r"\b(NDArray|ndarray|ArrayLike|Arrays?|F32|F64|I64|Batch|Tensors?)\b")
 _SHAPE = re.compile(r"\[[\w. *+,]+\]|\((\w+|\.\.\.),[^)]*\)|\bshapes?\b|\bscalars?\b")
 _UNITS = {
     re.compile(r".*_s|(.*_)?(timeout|interval|seconds)"): re.compile(r"\bseconds?\b"),
-    re.compile(r"(.*_)?(bytes|size)"): re.compile(r"\b(bytes?|rows?|steps?|fragments?|number of|episodes?)\b"),
+    re.compile(r"(.*_)?(bytes|size)"): re.compile(
+        r"\b(bytes?|rows?|steps?|fragments?|number of|episodes?)\b"
+    ),
 }
 """Names of numbers -> the units that their descriptions have to name."""
 Finding = tuple[int | None, str]
 
 
 def findings(prefixes: Sequence[str] = ("",)) -> Iterator[str]:
-    """Yield ``file:line: finding`` for code and pages whose path begins with one of the prefixes."""
+    """Yield ``file:line: finding`` for code and pages whose path begins with one of the
+    prefixes.
+    """
     pages = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
     folders = ("aiorl", "benchmarks", "examples", "tests")
     modules = sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
@@ -102,7 +111,11 @@ def _of_code(source: str, *, is_public: bool) -> Iterator[tuple[int, str]]:
     tree = ast.parse(source)
     docstrings = set()
     for node in ast.walk(tree):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+        if (
+            isinstance(node, ast.Expr)
+            and isinstance(node.value, ast.Constant)
+            and isinstance(node.value.value, str)
+        ):
             docstrings.add(node.value)
             first = re.match(r"\w*", node.value.value.strip())
             if is_public and first and first.group() in FIRST_WORDS:
@@ -139,10 +152,19 @@ def _of_length(line: int, text: str) -> Iterator[tuple[int, str]]:
 
 def _public_objects() -> set[griffe.Object]:
     """Return the objects that have the public names, and the base classes of public classes."""
-    package = griffe.load("aiorl", search_paths=[ROOT], try_relative_path=False, extensions=griffe.Extensions())
+    package = griffe.load(
+        "aiorl", search_paths=[ROOT], try_relative_path=False, extensions=griffe.Extensions()
+    )
     pages = [page.read_text("utf-8") for page in (ROOT / "docs/api").glob("*.md")]
-    names = {f"{module}.{name}" for text in pages for module, part in _API.findall(text) for name in part.split()}
-    names |= {f"aiorl.{name}" for text in pages for name in re.findall(r"^\| `(\w+)`", text, re.MULTILINE)}
+    names = {
+        f"{module}.{name}"
+        for text in pages
+        for module, part in _API.findall(text)
+        for name in part.split()
+    }
+    names |= {
+        f"aiorl.{name}" for text in pages for name in re.findall(r"^\| `(\w+)`", text, re.MULTILINE)
+    }
     modules = [package]
     for module in modules:  # its submodules are appended
         modules += [inner for inner in module.modules.values() if isinstance(inner, griffe.Module)]
@@ -160,7 +182,9 @@ def _with_bases(item: griffe.Object) -> list[griffe.Object]:
 
 
 def _of_object(item: griffe.Object) -> Iterator[Finding]:
-    """Check a function, the attributes and public methods of a class, or the constants of a module."""
+    """Check a function, the attributes and public methods of a class, or the constants of a
+    module.
+    """
     if item.is_function:
         yield from _of_function(item)
     described = {"model_config"}.union(*map(_described, _with_bases(item)))
@@ -169,7 +193,9 @@ def _of_object(item: griffe.Object) -> Iterator[Finding]:
             continue
         if name == "__init__":
             yield from _of_function(member, _doc(item))
-            tuples = re.findall(r"^ +(self\.\w+, .*?) = ", member.source, re.MULTILINE)  # griffe leaves these out
+            tuples = re.findall(
+                r"^ +(self\.\w+, .*?) = ", member.source, re.MULTILINE
+            )  # griffe leaves these out
             for inner in set(re.findall(r"self\.([a-z]\w*)", " ".join(tuples))) - described:
                 yield member.lineno, f"{inner}: an attribute without a description"
         elif item.is_class and (member.is_function or "property" in member.labels):
@@ -179,13 +205,21 @@ def _of_object(item: griffe.Object) -> Iterator[Finding]:
 
 
 def _described(item: griffe.Object) -> set[str]:
-    """Return the names of the attributes that a class or module describes, in one of the ways there are."""
+    """Return the names of the attributes that a class or module describes, in one of the ways there
+    are.
+    """
     names = set(_sections(_doc(item))["attributes"])
-    for member in (member for member in item.members.values() if not isinstance(member, griffe.Alias)):
+    for member in (
+        member for member in item.members.values() if not isinstance(member, griffe.Alias)
+    ):
         names |= set(_sections(_doc(member))["attributes"])
         arguments = getattr(getattr(member, "value", None), "arguments", ())
-        positional = [argument for argument in arguments if not isinstance(argument, griffe.ExprKeyword)]
-        is_key = "class-attribute" in member.labels and len(positional) > 1  # the second one describes the key
+        positional = [
+            argument for argument in arguments if not isinstance(argument, griffe.ExprKeyword)
+        ]
+        is_key = (
+            "class-attribute" in member.labels and len(positional) > 1
+        )  # the second one describes the key
         if is_key or member.is_function or member.has_docstring:
             names.add(member.name)
     return names
@@ -196,12 +230,21 @@ def _of_function(item: griffe.Object, of_class: str = "") -> Iterator[Finding]:
     doc = f"{of_class}\n\n{_doc(item)}".strip()
     if _REFERENCE.search(doc):
         return
-    for line in re.findall(r"(?<!\n)\n(?:Args|Attributes|Raises|Returns|Yields):.*|\n(?:Args|Raises|Returns):.+", doc):
-        yield item.lineno, f"{item.name}: {line.strip()[:20]!r} is not alone on its line below an empty one"
+    for line in re.findall(
+        r"(?<!\n)\n(?:Args|Attributes|Raises|Returns|Yields):.*|\n(?:Args|Raises|Returns):.+", doc
+    ):
+        yield (
+            item.lineno,
+            f"{item.name}: {line.strip()[:20]!r} is not alone on its line below an empty one",
+        )
     parts = _sections(doc)
     own = {**parts["attributes"], **parts["parameters"]}
     given = [(arg.name, str(arg.annotation)) for arg in getattr(item, "parameters", ())]
-    parameters = {name: kind for name, kind in given if name not in ("self", "cls") and not name.startswith("_")}
+    parameters = {
+        name: kind
+        for name, kind in given
+        if name not in ("self", "cls") and not name.startswith("_")
+    }
     for name, kind in parameters.items():
         quote = r"\b" if len(parameters) == 1 else "`"
         text = own.get(name, doc if re.search(quote + name + quote, doc, re.IGNORECASE) else "")
@@ -223,7 +266,9 @@ def _of_function(item: griffe.Object, of_class: str = "") -> Iterator[Finding]:
     errors = item.modules_collection["aiorl.errors"].classes
     for name in re.findall(r"^ +raise (\w+)", item.source, re.MULTILINE):
         if name in errors and name != "InternalError":
-            bases = {str(base) for error in (errors[name], *errors[name].mro()) for base in error.bases}
+            bases = {
+                str(base) for error in (errors[name], *errors[name].mro()) for base in error.bases
+            }
             if {name, *bases}.isdisjoint(parts["raises"]):
                 yield item.lineno, f"{item.name}: {name} is not in Raises"
 
@@ -235,7 +280,9 @@ def _doc(item: griffe.Object) -> str:
 def _sections(doc: str) -> dict[str, dict[str, str]]:
     """Return the sections of a docstring: the text by name; a result has no name."""
     found: dict[str, dict[str, str]] = {kind: {} for kind in _SECTIONS}
-    for section in griffe.Docstring(doc).parse("google", warnings=False, returns_multiple_items=False):
+    for section in griffe.Docstring(doc).parse(
+        "google", warnings=False, returns_multiple_items=False
+    ):
         for item in section.value if section.kind.value in _SECTIONS else ():
             name = item.annotation if section.kind.value == "raises" else item.name
             found[section.kind.value][name.lstrip("*")] = item.description
@@ -245,7 +292,9 @@ def _sections(doc: str) -> dict[str, dict[str, str]]:
 def main() -> int:
     """Print the findings; the exit status is 1 if there are more than allowed."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--limit", type=int, default=0, help="number of findings allowed; default: 0")
+    parser.add_argument(
+        "--limit", type=int, default=0, help="number of findings allowed; default: 0"
+    )
     parser.add_argument("path", nargs="*", metavar="PATH", help="check only files with this prefix")
     args = parser.parse_args()
     found = list(findings(args.path or [""]))

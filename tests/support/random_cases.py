@@ -41,7 +41,9 @@ OBSERVATION_FNS = {"doubled": doubled, "shadowed": shadowed, "thinned": thinned}
 
 @dataclass(repr=False)
 class Case:
-    """A world and its sampler settings, as plain data, so that a failing case can be read and stored."""
+    """A world and its sampler settings, as plain data, so that a failing case can be read and
+    stored.
+    """
 
     kind: str
     config: dict[str, Any]
@@ -63,7 +65,8 @@ class Case:
     def __repr__(self) -> str:
         """Show only differences from the defaults, with a line for each scene."""
         plays = [
-            f"    copy {copy}, episode {number}, scene {at}: { {key: value for key, value in shown.items() if value} }"
+            f"    copy {copy}, episode {number}, scene {at}:"
+            f" { {key: value for key, value in shown.items() if value} }"
             for copy, play in enumerate(self.config["plays"])
             for number, episode in enumerate(play)
             for at, shown in enumerate(episode)
@@ -77,7 +80,8 @@ class Case:
         return 1 if self.kind.startswith("external") else len(self.config["plays"])
 
 
-# --- worlds -----------------------------------------------------------------------------------------------------
+# --- worlds
+# --------------------------------------------------------------------------------------------------
 
 
 def scene(**parts: Any) -> dict[str, Any]:
@@ -106,9 +110,17 @@ def random_infos(rnd: Any, observed: list[str]) -> dict[str, Any]:
 
 
 def random_episode(
-    rnd: Any, agents: list[str], *, may_take: bool, may_break: bool, may_be_none: bool, lenient: bool
+    rnd: Any,
+    agents: list[str],
+    *,
+    may_take: bool,
+    may_break: bool,
+    may_be_none: bool,
+    lenient: bool,
 ) -> Any:
-    """Draw an episode of one to seven steps; with several agents, they come, leave and end at any time."""
+    """Draw an episode of one to seven steps; with several agents, they come, leave and end at any
+    time.
+    """
     length = 1 + rnd.randrange(7)
     seen: set[str] = set()
     dead: set[str] = set()
@@ -124,7 +136,9 @@ def random_episode(
             observed = live[:1]
         earning = agents if not is_single else [ONLY]
         rewards = {
-            agent: rnd.choice([-2.5, -1.0, 0.25, 0.5, 1.0, 3.0]) for agent in earning if is_single or rnd.random() < 0.6
+            agent: rnd.choice([-2.5, -1.0, 0.25, 0.5, 1.0, 3.0])
+            for agent in earning
+            if is_single or rnd.random() < 0.6
         }
         if may_be_none and rewards and rnd.random() < 0.1:
             rewards[next(iter(rewards))] = None
@@ -140,7 +154,11 @@ def random_episode(
                 **own_flags,
                 end=rnd.choice(["terminate", "truncate", "both"]) if is_last else "",
                 infos=random_infos(rnd, observed) if step else {},
-                taken={agent: rnd.randrange(20) for agent in observed if may_take and rnd.random() < 0.2},
+                taken={
+                    agent: rnd.randrange(20)
+                    for agent in observed
+                    if may_take and rnd.random() < 0.2
+                },
                 broken=bool(may_break and step and rnd.random() < 0.06),
             )
         )
@@ -154,7 +172,9 @@ def random_play(rnd: Any, agents: list[str], **what: bool) -> list[Any]:
 
 
 @st.composite
-def cases(draw: Any, kind: str, *, remote: bool = False, may_break: bool = False, stuck: bool = False) -> Case:
+def cases(
+    draw: Any, kind: str, *, remote: bool = False, may_break: bool = False, stuck: bool = False
+) -> Case:
     """Draw a world of a kind.
 
     Args:
@@ -178,7 +198,11 @@ def cases(draw: Any, kind: str, *, remote: bool = False, may_break: bool = False
     copies = 1 if remote else 1 + rnd.randrange(3)
     config: dict[str, Any] = {
         "plays": [random_play(rnd, agents, **what) for _ in range(copies)],
-        "obs": "masked" if stuck else rnd.choice(["box", "box", "matrix", "discrete", "bytes", "dict", "masked"]),
+        "obs": (
+            "masked"
+            if stuck
+            else rnd.choice(["box", "box", "matrix", "discrete", "bytes", "dict", "masked"])
+        ),
         "action": rnd.choice(["discrete", "box", "tuple"]),
         "resets": ("replaced" if may_break else "later") if remote else "inline",
         "none_is_zero": kind == "multi",
@@ -238,7 +262,9 @@ def add_what_its_kind_asks_for(rnd: Any, case: Case) -> None:
             for play in config["plays"]:
                 for episode in play:
                     episode[-1]["end"] = "terminate"
-                    for shown in episode:  # a client has only one way to report that an agent is done
+                    for (
+                        shown
+                    ) in episode:  # a client has only one way to report that an agent is done
                         shown["term"], shown["trunc"] = shown["term"] + shown["trunc"], []
         case _:
             # a VectorEnv shows no environments with limits, and neither do other processes
@@ -247,7 +273,8 @@ def add_what_its_kind_asks_for(rnd: Any, case: Case) -> None:
                 case.horizon = case.horizon and min(case.horizon, 6)
 
 
-# --- comparison -------------------------------------------------------------------------------------------------
+# --- comparison
+# --------------------------------------------------------------------------------------------------
 
 
 class Comparison:
@@ -269,14 +296,18 @@ class Comparison:
         if got is None or expected is None:
             return got is expected
         if isinstance(expected, dict):
-            return got.keys() == expected.keys() and all(self.same(got[key], expected[key]) for key in expected)
+            return got.keys() == expected.keys() and all(
+                self.same(got[key], expected[key]) for key in expected
+            )
         if isinstance(expected, list | tuple):
             return len(got) == len(expected) and all(map(self.same, got, expected))
         if isinstance(expected, np.ndarray | np.generic | float | int):
             got, expected = np.asarray(got), np.asarray(expected)
             if got.shape != expected.shape:
                 return False
-            return np.array_equal(got, expected) or bool(np.allclose(got, expected, rtol=1e-5, atol=1e-5))
+            return np.array_equal(got, expected) or bool(
+                np.allclose(got, expected, rtol=1e-5, atol=1e-5)
+            )
         return type(got) is type(expected) and got == expected
 
     def batches(self, got: Any, expected: Any, is_multi_agent: bool, where: str) -> None:
@@ -284,7 +315,11 @@ class Comparison:
         steps = expected.env_steps
         rows = sum(len(columns["t"]) for columns in expected.by_policy.values())
         counts = (got.env_steps, got.total(), got.count)
-        self.check(counts, (steps, rows, steps if is_multi_agent else rows), f"{where}, env steps, agent steps, count")
+        self.check(
+            counts,
+            (steps, rows, steps if is_multi_agent else rows),
+            f"{where}, env steps, agent steps, count",
+        )
         got = got.policy_batches if is_multi_agent else {"default_policy": got}
         assert got.keys() == expected.by_policy.keys(), where
         for policy_id, columns in expected.by_policy.items():
@@ -301,4 +336,6 @@ class Comparison:
             got, expected = list(got), list(expected)
         self.check(got, expected, where)
         if name == "eps_id":
-            assert len(set(self.ids.values())) == len(self.ids), f"{where}: two episodes have one id"
+            assert len(set(self.ids.values())) == len(self.ids), (
+                f"{where}: two episodes have one id"
+            )

@@ -1,13 +1,14 @@
-"""Environments that play a script, in every form that aiorl supports, and the same script for the reference sampler.
+"""Environments that play a script, in every form that aiorl supports, and the same script for the
+reference sampler.
 
-A *play* is plain data (environments in other processes get it as JSON): episodes, each a list of scenes.
-The first scene of an episode is its reset. A scene:
+A *play* is plain data (environments in other processes get it as JSON): episodes, each a list of
+scenes. The first scene of an episode is its reset. A scene:
 
-    obs: agents observed                     rewards: agent -> reward
-    term, trunc: agents with their own flag   end: "", "terminate", "truncate" or "both": the episode ends for all
-    infos: agent -> info                      taken: agent -> number of the action that was taken instead
-    stuck: agents with an action mask that forbids every action, if there are masks
-    broken: the environment breaks down instead of showing the scene
+    obs: agents observed                     rewards: agent -> reward term, trunc: agents with their
+    own flag   end: "", "terminate", "truncate" or "both": the episode ends for all infos: agent ->
+    info                      taken: agent -> number of the action that was taken instead stuck:
+    agents with an action mask that forbids every action, if there are masks broken: the environment
+    breaks down instead of showing the scene
 """
 
 from __future__ import annotations
@@ -42,10 +43,16 @@ OBS_SPACES = {
     "discrete": spaces.Discrete(11, start=-2),
     "bytes": spaces.Box(0, 255, (6,), np.uint8),
     "dict": spaces.Dict(
-        {"number": spaces.Discrete(11, start=-2), "rest": spaces.Box(-np.inf, np.inf, (6,), np.float32)}
+        {
+            "number": spaces.Discrete(11, start=-2),
+            "rest": spaces.Box(-np.inf, np.inf, (6,), np.float32),
+        }
     ),
     "masked": spaces.Dict(
-        {"action_mask": spaces.Box(0, 1, (5,), np.int8), "observation": spaces.Box(-np.inf, np.inf, (6,), np.float32)}
+        {
+            "action_mask": spaces.Box(0, 1, (5,), np.int8),
+            "observation": spaces.Box(-np.inf, np.inf, (6,), np.float32),
+        }
     ),
 }
 ACTION_SPACES = {
@@ -99,7 +106,10 @@ def number_of(action: Any) -> float:
 
 
 def action_of(kind: str, number: int) -> Any:
-    """Return action ``number`` of a kind of space in the environment's form; Boxes' can be out of bounds."""
+    """Return action ``number`` of a kind of space in the environment's form;
+
+    Boxes' can be out of bounds.
+    """
     if kind == "discrete":
         return number % 5 - 1
     pair = np.array([number % 9 / 2.0 - 2.0, number % 7 / 2.0 - 1.5], np.float32)
@@ -107,7 +117,9 @@ def action_of(kind: str, number: int) -> Any:
 
 
 class Stage:
-    """One copy of an environment: plays its episodes, and shows its last actions in the next observations."""
+    """One copy of an environment: plays its episodes, and shows its last actions in the next
+    observations.
+    """
 
     def __init__(self, copy: int, play: list[Any], obs_kind: str, tape: Tape | None = None) -> None:
         self.copy, self.play, self.obs_kind = copy, play, obs_kind
@@ -127,8 +139,14 @@ class Stage:
     def step(self, actions: dict[Any, Any]) -> tuple[dict[Any, Any], ...]:
         self.tape.append(("step", {agent: plain(action) for agent, action in actions.items()}))
         if self.obs_kind == "masked":
-            shown = {agent: obs for agent, obs in self.obs().items() if agent not in self.scene["taken"]}
-            assert all(shown[agent]["action_mask"][action + 1] for agent, action in actions.items() if agent in shown)
+            shown = {
+                agent: obs for agent, obs in self.obs().items() if agent not in self.scene["taken"]
+            }
+            assert all(
+                shown[agent]["action_mask"][action + 1]
+                for agent, action in actions.items()
+                if agent in shown
+            )
         self.echo.update({agent: number_of(action) for agent, action in actions.items()})
         self.at += 1
         scene = self.scene
@@ -150,7 +168,10 @@ class Stage:
         number = int(agent[-1])
         noise = (self.copy * 7 + self.episode * 13 + self.at * 29 + number * 5) % 17
         whole = (noise + round(self.echo.get(agent, 0.0))) % 11 - 2
-        rest = np.array([self.copy, self.episode, self.at, number, self.echo.get(agent, 0.0), noise / 4], np.float32)
+        rest = np.array(
+            [self.copy, self.episode, self.at, number, self.echo.get(agent, 0.0), noise / 4],
+            np.float32,
+        )
         match self.obs_kind:
             case "matrix":
                 return rest.reshape(2, 3)
@@ -162,7 +183,9 @@ class Stage:
                 return {"number": whole, "rest": rest}
             case "masked":
                 mask = np.array([1, *(noise >> bit & 1 for bit in range(4))], np.int8)
-                is_legal = not self.scene["end"] and agent not in self.scene["stuck"]  # nothing is chosen at the end
+                is_legal = (
+                    not self.scene["end"] and agent not in self.scene["stuck"]
+                )  # nothing is chosen at the end
                 return {"action_mask": mask * is_legal, "observation": rest}
         return rest
 
@@ -173,7 +196,8 @@ def stages_of(config: dict[str, Any]) -> list[Stage]:
     return [Stage(copy, play, config["obs"], tape) for copy, play in enumerate(config["plays"])]
 
 
-# --- the product's side -------------------------------------------------------------------------------------
+# --- the product's side
+# --------------------------------------------------------------------------------------------------
 
 
 class GymStage(gymnasium.Env):
@@ -181,7 +205,10 @@ class GymStage(gymnasium.Env):
 
     def __init__(self, context: Any) -> None:
         self.stage = stages_of(context)[context.vector_index]
-        self.observation_space, self.action_space = OBS_SPACES[context["obs"]], ACTION_SPACES[context["action"]]
+        self.observation_space, self.action_space = (
+            OBS_SPACES[context["obs"]],
+            ACTION_SPACES[context["action"]],
+        )
         self.spec = EnvSpec("Stage-v0", max_episode_steps=context.get("limit"))
 
     def reset(self, *, seed=None, options=None):
@@ -200,7 +227,10 @@ class MultiStage(MultiAgentEnv):
 
     def __init__(self, context: Any) -> None:
         self.stage = stages_of(context)[context.vector_index]
-        self.observation_space, self.action_space = OBS_SPACES[context["obs"]], ACTION_SPACES[context["action"]]
+        self.observation_space, self.action_space = (
+            OBS_SPACES[context["obs"]],
+            ACTION_SPACES[context["action"]],
+        )
         self.spec = SimpleNamespace(max_episode_steps=context.get("limit"))
 
     def reset(self, *, seed=None, options=None):
@@ -219,7 +249,10 @@ class VectorStages(VectorEnv):
     def __init__(self, context: Any) -> None:
         self.stages = stages_of(context)
         self.num_envs = len(self.stages)
-        self.observation_space, self.action_space = OBS_SPACES[context["obs"]], ACTION_SPACES[context["action"]]
+        self.observation_space, self.action_space = (
+            OBS_SPACES[context["obs"]],
+            ACTION_SPACES[context["action"]],
+        )
 
     def seed(self, seed=None):
         """Do nothing: there is no randomness."""
@@ -231,7 +264,9 @@ class VectorStages(VectorEnv):
         return self.stages[index].reset()[ONLY]
 
     def vector_step(self, actions):
-        results = [stage.step({ONLY: action}) for stage, action in zip(self.stages, actions, strict=True)]
+        results = [
+            stage.step({ONLY: action}) for stage, action in zip(self.stages, actions, strict=True)
+        ]
         obs, rewards, terminateds, truncateds, infos = zip(*results, strict=True)
         return (
             [values[ONLY] for values in obs],
@@ -252,8 +287,12 @@ class NativeStages(gymnasium.vector.VectorEnv):
         self.metadata = {"autoreset_mode": self.mode}
         self.single_observation_space = OBS_SPACES[context["obs"]]
         self.single_action_space = ACTION_SPACES[context["action"]]
-        self.observation_space = gymnasium.vector.utils.batch_space(self.single_observation_space, self.num_envs)
-        self.action_space = gymnasium.vector.utils.batch_space(self.single_action_space, self.num_envs)
+        self.observation_space = gymnasium.vector.utils.batch_space(
+            self.single_observation_space, self.num_envs
+        )
+        self.action_space = gymnasium.vector.utils.batch_space(
+            self.single_action_space, self.num_envs
+        )
         self.ended = np.zeros(self.num_envs, np.bool_)
         self.last: list[Any] = [None] * self.num_envs
 
@@ -274,7 +313,9 @@ class NativeStages(gymnasium.vector.VectorEnv):
                 self.last[index] = stage.reset()[ONLY]
                 self.ended[index] = False
                 continue
-            obs, reward, terminateds, truncateds, info = stage.step({ONLY: as_action(actions[index])})
+            obs, reward, terminateds, truncateds, info = stage.step(
+                {ONLY: as_action(actions[index])}
+            )
             self.last[index], rewards[index] = obs[ONLY], reward.get(ONLY, 0.0)
             flags[:, index] = terminateds[ALL], truncateds[ALL]
             for name, value in info.get(ONLY, {}).items():
@@ -302,14 +343,16 @@ class World:
     """Copies that are polled; their kind decides how ended ones continue.
 
     Args:
-        resets: "inline"; "later": by a later poll; "same": the copy has reset itself in the step that ended its
-            episode; "never": its next episode appears as another environment; "replaced": later, and a copy that
-            broke down is replaced by a new one.
+        resets: "inline"; "later": by a later poll; "same": the copy has reset itself in the step
+            that ended its episode; "never": its next episode appears as another environment;
+            "replaced": later, and a copy that broke down is replaced by a new one.
         ready: the copies that each poll can report, repeated; None = all.
         is_single: rewards and infos of other agents than the only one do not exist.
     """
 
-    def __init__(self, config: dict[str, Any], resets: str, ready: list[list[int]] | None = None) -> None:
+    def __init__(
+        self, config: dict[str, Any], resets: str, ready: list[list[int]] | None = None
+    ) -> None:
         self.config, self.resets, self.ready = config, resets, ready or []
         self.limit = config.get("limit")
         self.stages: dict[Any, Stage] = dict(enumerate(stages_of(config)))
@@ -323,9 +366,13 @@ class World:
         self.polls += 1
         allowed = self.ready[self.polls % len(self.ready)] if self.ready else list(self.stages)
         chosen = [env_id for env_id in self.due if env_id % 100 in allowed] or list(self.due)
-        reports = [self.due.pop(env_id) or opening(env_id, self.stages[env_id].reset()) for env_id in chosen]
+        reports = [
+            self.due.pop(env_id) or opening(env_id, self.stages[env_id].reset())
+            for env_id in chosen
+        ]
         self.due.update({report.env_id: None for report in reports if report.is_broken})
-        # reports that open an episode come first, as far as it matters: see O2 of the reference sampler
+        # reports that open an episode come first, as far as it matters: see O2 of the reference
+        # sampler
         return sorted(reports, key=lambda report: (report.rewards is not None, report.env_id))
 
     def send(self, actions: dict[Any, dict[Any, Any]]) -> None:
@@ -338,7 +385,9 @@ class World:
                     fresh = stages_of(self.config)[env_id]
                     self.stages[env_id] = fresh
                 continue
-            if self.config.get("none_is_zero"):  # also an entry in the totals: see O9 of the reference sampler
+            if self.config.get(
+                "none_is_zero"
+            ):  # also an entry in the totals: see O9 of the reference sampler
                 rewards = {agent: reward or 0.0 for agent, reward in rewards.items()}
             report = self.due[env_id] = Report(env_id, obs, rewards, terminateds, truncateds, infos)
             report.off_policy = taken_in(stage.scene, self.config["action"])
@@ -364,7 +413,9 @@ def opening(env_id: Any, obs: dict[Any, Any]) -> Report:
 
 
 def taken_in(scene: dict[str, Any], action_kind: str) -> dict[Any, Any] | None:
-    return {agent: action_of(action_kind, number) for agent, number in scene["taken"].items()} or None
+    return {
+        agent: action_of(action_kind, number) for agent, number in scene["taken"].items()
+    } or None
 
 
 class BaseStages(BaseEnv):
@@ -372,7 +423,10 @@ class BaseStages(BaseEnv):
 
     def __init__(self, context: Any) -> None:
         self.world = World(context, context["resets"], context["ready"])
-        self.observation_space, self.action_space = OBS_SPACES[context["obs"]], ACTION_SPACES[context["action"]]
+        self.observation_space, self.action_space = (
+            OBS_SPACES[context["obs"]],
+            ACTION_SPACES[context["action"]],
+        )
 
     def seed(self, seed=None):
         """Do nothing: there is no randomness."""
@@ -384,7 +438,9 @@ class BaseStages(BaseEnv):
                 poll.faults[report.env_id] = EnvError("stage", "broken on purpose")
                 continue
             poll.obs[report.env_id] = report.obs
-            poll.rewards[report.env_id] = dict.fromkeys(report.obs) if report.rewards is None else report.rewards
+            poll.rewards[report.env_id] = (
+                dict.fromkeys(report.obs) if report.rewards is None else report.rewards
+            )
             poll.terminateds[report.env_id] = report.terminateds
             poll.truncateds[report.env_id] = report.truncateds
             poll.infos[report.env_id] = report.infos
@@ -404,7 +460,8 @@ class BaseStages(BaseEnv):
 
 
 class Client:
-    """Driver of the copies as episodes of an external environment, in the order of a repeated pattern.
+    """Driver of the copies as episodes of an external environment, in the order of a repeated
+    pattern.
 
     It is a generator of calls, so that the reference sampler can answer them itself: it yields
     ``(name of the method, arguments)`` and receives the method's result.
@@ -413,7 +470,9 @@ class Client:
     def __init__(self, config: dict[str, Any]) -> None:
         self.config = config
         self.stages = stages_of(config)
-        self.sessions: dict[int, tuple[str, dict[Any, Any]]] = {}  # copy -> episode id and remaining actions
+        self.sessions: dict[
+            int, tuple[str, dict[Any, Any]]
+        ] = {}  # copy -> episode id and remaining actions
 
     def calls(self):
         names = itertools.count()
@@ -428,7 +487,9 @@ class Client:
             else:
                 episode_id, actions = self.sessions.pop(copy)
                 obs, rewards, terminateds, _, infos = stage.step(actions)
-                flags = {agent: True for agent, flag in terminateds.items() if flag and agent != ALL}
+                flags = {
+                    agent: True for agent, flag in terminateds.items() if flag and agent != ALL
+                }
                 yield "log_returns", (episode_id, rewards, infos, flags)
                 if terminateds[ALL]:
                     yield "end_episode", (episode_id, obs)
@@ -444,13 +505,17 @@ class Client:
 class _Driven:
     """Implementation of run() for both external environments.
 
-    After the end of an episode, the client waits until the sampler knows of it, so that each poll always has the same
-    content.
+    After the end of an episode, the client waits until the sampler knows of it, so that each poll
+    always has the same content.
     """
 
     def __init__(self, context: Any) -> None:
         super().__init__(ACTION_SPACES[context["action"]], OBS_SPACES[context["obs"]])
-        self.client, self.tape, self.closed = Client(context), TAPES[context["tape"]], threading.Event()
+        self.client, self.tape, self.closed = (
+            Client(context),
+            TAPES[context["tape"]],
+            threading.Event(),
+        )
 
     def seed(self, seed=None):
         """Do nothing: there is no randomness."""
@@ -510,7 +575,13 @@ class ExternalWorld:
             name, (episode_id, *arguments) = self.calls.send(self.answer)
             self.answer = None
             if name == "start_episode":
-                fresh = {"enabled": arguments[0], "rewards": {}, "infos": {}, "done": {}, "is_new": True}
+                fresh = {
+                    "enabled": arguments[0],
+                    "rewards": {},
+                    "infos": {},
+                    "done": {},
+                    "is_new": True,
+                }
                 self.pending[episode_id] = fresh
                 self.answer = episode_id
                 continue
@@ -525,12 +596,17 @@ class ExternalWorld:
             obs = arguments[0]
             infos = {agent: dict(pending["infos"].get(agent, {})) for agent in obs}
             if not pending["enabled"]:
-                infos = {agent: {**info, "training_enabled": False} for agent, info in infos.items()}
+                infos = {
+                    agent: {**info, "training_enabled": False} for agent, info in infos.items()
+                }
             report = Report(
                 episode_id,
                 obs,
                 None if pending["is_new"] else {**dict.fromkeys(obs, 0.0), **pending["rewards"]},
-                {**{agent: pending["done"].pop(agent, False) for agent in obs}, ALL: name == "end_episode"},
+                {
+                    **{agent: pending["done"].pop(agent, False) for agent in obs},
+                    ALL: name == "end_episode",
+                },
                 {ALL: False},
                 infos,
                 arguments[1] if name == "log_action" else None,

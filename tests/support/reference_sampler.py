@@ -1,29 +1,32 @@
-"""A plain sampler of dicts and lists, written from SPEC sections 3 to 5 and 8 and from R58 to R134: the tests' oracle.
+"""A plain sampler of dicts and lists, written from SPEC sections 3 to 5 and 8 and from R58 to R134:
+the tests' oracle.
 
-It is slow and simple, and shares no code with `aiorl.sampling`. Rows are dicts, one at a time; environments are those
-of `plain_envs`. Policies, preprocessors, filters, postprocessing and callbacks are the product's or the test's own.
+It is slow and simple, and shares no code with `aiorl.sampling`. Rows are dicts, one at a time;
+environments are those of `plain_envs`. Policies, preprocessors, filters, postprocessing and
+callbacks are the product's or the test's own.
 
 Decisions where SPEC is open:
 
-- O1. If several environments are ready at the same time, all are taken in first (length, rewards, new episodes,
-  ``observation_fn``). Then each policy's observations are filtered as one batch. Then rows, hooks, cuts and ends
-  follow, environment by environment. The first observations of an immediate reset are filtered when it happens.
+- O1. If several environments are ready at the same time, all are taken in first (length, rewards,
+  new episodes, ``observation_fn``). Then each policy's observations are filtered as one batch. Then
+  rows, hooks, cuts and ends follow, environment by environment. The first observations of an
+  immediate reset are filtered when it happens.
 - O2. A new episode continues the builder that became free last.
-- O3. An agent's own flags are its row's flags; without own flags, those of all agents (or the horizon, a truncation)
-  are.
+- O3. An agent's own flags are its row's flags; without own flags, those of all agents (or the
+  horizon, a truncation) are.
 - O4. If rewards are clipped, policies see clipped previous rewards, too, and rows contain them.
-- O5. Rows before and after an unrecorded one are separate trajectories. All of them are postprocessed with the whole
-  raw batches of the other agents.
-- O6. After a soft reset, agents not observed in that poll count as never observed; a reward that waited for the next
-  row of such an agent is dropped.
-- O7. A broken environment is handled before everything else in the same poll. Its rows stay if batches are packed,
-  postprocessed as a trajectory that was cut; otherwise they are dropped. There are no metrics and no
-  ``on_episode_end``, but exploration is notified of the end.
-- O8. The end of all without a final observation of a live agent is an error if any of that agent's steps made a row in
-  this episode, even if that row is no longer in the builder.
+- O5. Rows before and after an unrecorded one are separate trajectories. All of them are
+  postprocessed with the whole raw batches of the other agents.
+- O6. After a soft reset, agents not observed in that poll count as never observed; a reward that
+  waited for the next row of such an agent is dropped.
+- O7. A broken environment is handled before everything else in the same poll. Its rows stay if
+  batches are packed, postprocessed as a trajectory that was cut; otherwise they are dropped. There
+  are no metrics and no ``on_episode_end``, but exploration is notified of the end.
+- O8. The end of all without a final observation of a live agent is an error if any of that agent's
+  steps made a row in this episode, even if that row is no longer in the builder.
 - O9. A reward of None is 0.0 in rows and totals, and not an entry of ``agent_rewards``.
-- O10. With a policy in addition to the default one, or without the default one, batches are multi-agent ones,
-  regardless of the policies that have rows.
+- O10. With a policy in addition to the default one, or without the default one, batches are
+  multi-agent ones, regardless of the policies that have rows.
 - O11. ``on_episode_step`` is called for steps only, so as often in each episode as it is long.
 """
 
@@ -49,9 +52,15 @@ LATER = "later"
 """Result of `reset` of a plain environment if the first observation comes in a later poll."""
 
 DTYPES = {
-    "t": np.int32, "eps_id": np.int64, "agent_index": np.int32, "rewards": np.float32, "prev_rewards": np.float32,
-    "terminateds": np.bool_, "truncateds": np.bool_, "dones": np.bool_,
-}  # fmt: skip
+    "t": np.int32,
+    "eps_id": np.int64,
+    "agent_index": np.int32,
+    "rewards": np.float32,
+    "prev_rewards": np.float32,
+    "terminateds": np.bool_,
+    "truncateds": np.bool_,
+    "dones": np.bool_,
+}
 
 
 class ContractBroken(ValueError):
@@ -111,7 +120,14 @@ class Batch:
 class Agent:
     """Memory of one agent in one episode."""
 
-    def __init__(self, agent_id: Any, index: int, policy_id: str, zero_action: np.ndarray, state: list[np.ndarray]):
+    def __init__(
+        self,
+        agent_id: Any,
+        index: int,
+        policy_id: str,
+        zero_action: np.ndarray,
+        state: list[np.ndarray],
+    ):
         self.agent_id, self.index, self.policy_id = agent_id, index, policy_id
         self.obs = self.raw_obs = self.info = None
         self.done = self.has_row = self.is_observed = False
@@ -173,7 +189,11 @@ class Episode:
             policy = self.sampler.policies[policy_id]
             zero = self.sampler.layouts[policy_id].zeros()
             self.agents[agent_id] = Agent(
-                agent_id, len(self.agents), policy_id, zero, [np.asarray(part) for part in policy.get_initial_state()]
+                agent_id,
+                len(self.agents),
+                policy_id,
+                zero,
+                [np.asarray(part) for part in policy.get_initial_state()],
             )
         return self.agents[agent_id]
 
@@ -208,13 +228,18 @@ class Episode:
 class ReferenceSampler:
     """The sampler; see the module."""
 
-    def __init__(self, env, policies, mapping, preprocessors, filters, settings, callbacks=None) -> None:
+    def __init__(
+        self, env, policies, mapping, preprocessors, filters, settings, callbacks=None
+    ) -> None:
         self.env, self.settings = env, settings
         self.policies = {policy_id: policies[policy_id] for policy_id in sorted(policies)}
         self.mapping = mapping or (lambda agent_id: DEFAULT_POLICY)
         self.preprocessors, self.filters = preprocessors, filters
         self.callbacks = callbacks or DefaultCallbacks()
-        self.layouts = {policy_id: ActionLayout(policy.action_space) for policy_id, policy in self.policies.items()}
+        self.layouts = {
+            policy_id: ActionLayout(policy.action_space)
+            for policy_id, policy in self.policies.items()
+        }
         self.is_multi_agent = set(self.policies) != {DEFAULT_POLICY}
         self.horizon = settings.horizon or env.limit or math.inf
         self.episodes: dict[Any, Episode] = {}
@@ -239,7 +264,10 @@ class ReferenceSampler:
         """Return the result of RolloutWorker.sample: SPEC 3."""
         limit = math.inf if math.isinf(self.settings.fragment_length) else self.settings.num_envs
         batches = [self.get_data()]
-        while len(batches) < limit and sum(batch.env_steps for batch in batches) < self.settings.target:
+        while (
+            len(batches) < limit
+            and sum(batch.env_steps for batch in batches) < self.settings.target
+        ):
             batches.append(self.get_data())
         return concat(batches)
 
@@ -276,16 +304,24 @@ class ReferenceSampler:
 
     def process(self, reports: list[Report]) -> None:
         self.queue, self.actions = [], {}
-        self.off_policy = {report.env_id: report.off_policy for report in reports if report.off_policy}
+        self.off_policy = {
+            report.env_id: report.off_policy for report in reports if report.off_policy
+        }
         for report in reports:
             if report.is_broken:
                 self.abandon(report.env_id)
         reports = [report for report in reports if not report.is_broken]
         taken_in = [self.take_in(report) for report in reports]
-        arriving = [(episode, agent_id, raw) for episode, obs in taken_in for agent_id, raw in obs.items()]
+        arriving = [
+            (episode, agent_id, raw) for episode, obs in taken_in for agent_id, raw in obs.items()
+        ]
         filtered = self.filtered(arriving)
         for report, (episode, obs) in zip(reports, taken_in, strict=True):
-            self.settle(report, episode, {agent: (raw, filtered[id(episode), agent]) for agent, raw in obs.items()})
+            self.settle(
+                report,
+                episode,
+                {agent: (raw, filtered[id(episode), agent]) for agent, raw in obs.items()},
+            )
 
     def take_in(self, report: Report) -> tuple[Episode, dict[Any, Any]]:
         """Do step 1, and bind agents to policies."""
@@ -322,16 +358,26 @@ class ReferenceSampler:
         return obs
 
     def filtered(self, arriving: list[tuple[Episode, Any, Any]]) -> dict[Any, np.ndarray]:
-        """Return observations by (episode, agent), preprocessed and filtered; one batch for each policy."""
+        """Return observations by (episode, agent), preprocessed and filtered; one batch for each
+        policy.
+        """
         result = {}
         for policy_id in self.policies:
-            mine = [(ep, agent, raw) for ep, agent, raw in arriving if ep.policy_for(agent) == policy_id]
+            mine = [
+                (ep, agent, raw) for ep, agent, raw in arriving if ep.policy_for(agent) == policy_id
+            ]
             if mine:
-                batch = self.filters[policy_id](self.preprocessors[policy_id].transform_rows([raw for *_, raw in mine]))
-                result.update({(id(ep), agent): row for (ep, agent, _), row in zip(mine, batch, strict=True)})
+                batch = self.filters[policy_id](
+                    self.preprocessors[policy_id].transform_rows([raw for *_, raw in mine])
+                )
+                result.update(
+                    {(id(ep), agent): row for (ep, agent, _), row in zip(mine, batch, strict=True)}
+                )
         return result
 
-    def settle(self, report: Report, episode: Episode, obs: dict[Any, tuple[Any, np.ndarray]]) -> None:
+    def settle(
+        self, report: Report, episode: Episode, obs: dict[Any, tuple[Any, np.ndarray]]
+    ) -> None:
         """Do steps 3 to 7."""
         settings, builder = self.settings, episode.batch_builder
         all_terminated, all_truncated = report.terminateds[ALL], report.truncateds[ALL]
@@ -389,7 +435,9 @@ class ReferenceSampler:
             if not over and not own_done:
                 self.queue.append((episode, agent, info, agent.last_reward))
         if episode.length:  # O11
-            self.callbacks.on_episode_step(worker=settings.worker, base_env=self.env, episode=episode)
+            self.callbacks.on_episode_step(
+                worker=settings.worker, base_env=self.env, episode=episode
+            )
         if ended and not settings.no_done_at_end:
             for agent_id, agent in episode.agents.items():
                 if agent.has_row and not agent.done and agent_id not in obs:
@@ -472,7 +520,9 @@ class ReferenceSampler:
     def tell_exploration(self, hook: str, episode: Episode) -> None:
         for policy in self.policies.values():
             if policy.exploration is not None:
-                getattr(policy.exploration, hook)(policy=policy, environment=self.env, episode=episode, tf_sess=None)
+                getattr(policy.exploration, hook)(
+                    policy=policy, environment=self.env, episode=episode, tf_sess=None
+                )
 
     # --- SPEC 4.7 and 4.8 ---
 
@@ -486,10 +536,14 @@ class ReferenceSampler:
             for _, agent, _, reward in work:
                 agent.fed_action = agent.next_prev_action
                 agent.fed_reward = float(np.clip(reward, -limit, limit)) if limit else reward
-            _, masks = layout_of(policy.observation_space).split(np.stack([agent.obs for agent in agents]))
+            _, masks = layout_of(policy.observation_space).split(
+                np.stack([agent.obs for agent in agents])
+            )
             if masks is not None and not masks.any(axis=1).all():
                 raise NothingToChoose
-            states = [np.stack(parts) for parts in zip(*(agent.state for agent in agents), strict=True)]
+            states = [
+                np.stack(parts) for parts in zip(*(agent.state for agent in agents), strict=True)
+            ]
             actions, states_out, extras = policy.compute_actions(
                 np.stack([agent.obs for agent in agents]),
                 [state.copy() for state in states],
@@ -506,7 +560,9 @@ class ReferenceSampler:
                 agent.state = [state[row] for state in states_out]
                 agent.extras = {
                     **{f"state_in_{number}": state[row] for number, state in enumerate(states)},
-                    **{f"state_out_{number}": state[row] for number, state in enumerate(states_out)},
+                    **{
+                        f"state_out_{number}": state[row] for number, state in enumerate(states_out)
+                    },
                     **{name: values[row] for name, values in extras.items()},
                 }
                 agent.prev_action = agent.fed_action
@@ -531,7 +587,9 @@ class ReferenceSampler:
             for piece in pieces(rows):
                 assert not any(row["dones"] for row in piece[:-1])
                 others = {other: pair for other, pair in raw_batches().items() if other != agent_id}
-                batch = self.policies[policy_id].postprocess_trajectory(self.columns(piece), others, episode)
+                batch = self.policies[policy_id].postprocess_trajectory(
+                    self.columns(piece), others, episode
+                )
                 self.callbacks.on_postprocess_trajectory(
                     worker=self.settings.worker,
                     episode=episode,
@@ -546,7 +604,11 @@ class ReferenceSampler:
 
     def build(self, builder: Builder, episode: Episode) -> Batch:
         self.postprocess(builder, episode)
-        parts = [Batch(0, {policy_id: dict(part)}) for policy_id, of in builder.batches.items() for part in of]
+        parts = [
+            Batch(0, {policy_id: dict(part)})
+            for policy_id, of in builder.batches.items()
+            for part in of
+        ]
         batch = concat(parts)
         batch.env_steps = builder.count
         builder.__init__()

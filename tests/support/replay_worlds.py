@@ -1,4 +1,6 @@
-"""Fragments of environments that show stacks of frames, in the form that workers send, and the correct rows."""
+"""Fragments of environments that show stacks of frames, in the form that workers send, and the
+correct rows.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ def insert(replay: Replay, rows: Mapping[str, Any]) -> int:
 
 @dataclass
 class StackWorld:
-    """N environments with stacks of random frames as observations; each row's `actions` is its own number.
+    """N environments with stacks of random frames as observations; each row's `actions` is its own
+    number.
 
     Attributes:
         rows: number -> (observation, observation after its steps), of all transitions.
@@ -57,7 +60,11 @@ class StackWorld:
         lead = (length, self.num_envs)
         obs = np.empty((*lead, *self.shape), self.dtype)
         following = np.empty_like(obs)
-        terminateds, truncateds, valid = np.zeros(lead, bool), np.zeros(lead, bool), np.ones(lead, bool)
+        terminateds, truncateds, valid = (
+            np.zeros(lead, bool),
+            np.zeros(lead, bool),
+            np.ones(lead, bool),
+        )
         finals: list[tuple[int, int]] = []
         for t in range(length):
             obs[t] = self._obs
@@ -74,7 +81,9 @@ class StackWorld:
                     else:
                         finals.append((t, env))
                         self._obs[env] = self._first()
-        made = n_step(np.ones(lead, np.float32), terminateds, truncateds, gamma=0.9, n=self.steps, valid=valid)
+        made = n_step(
+            np.ones(lead, np.float32), terminateds, truncateds, gamma=0.9, n=self.steps, valid=valid
+        )
         first = len(self.rows)
         actions = np.full(lead, -1)
         actions[valid] = np.arange(first, first + np.count_nonzero(valid))
@@ -93,7 +102,9 @@ class StackWorld:
         return arrays
 
     def _first(self) -> Array:
-        """Return an observation at an episode's start: the first frame repeated, or after empty ones."""
+        """Return an observation at an episode's start: the first frame repeated, or after empty
+        ones.
+        """
         stack = np.zeros(self.shape, self.dtype)
         if self._rng.random() < 0.5:
             stack[...] = self._frame()[..., None]

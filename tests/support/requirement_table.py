@@ -1,12 +1,14 @@
-"""Table of requirements with their tests and results. `make requirements` writes docs/requirements.md.
+"""Table of requirements with their tests and results. `make requirements` writes
+docs/requirements.md.
 
-    python tests/support/requirement_table.py RESULTS.xml...           # write the page
-    python tests/support/requirement_table.py --check RESULTS.xml...   # check that a test shows each requirement
+    python tests/support/requirement_table.py RESULTS.xml...           # write the page python
+    tests/support/requirement_table.py --check RESULTS.xml...   # check that a test shows each
+    requirement
 
-The page is generated and not committed. Requirements and titles are in `tests/support/requirements.yaml`. A test cites
-a requirement in its name (`test_r12_...`), docstring, comments or parameters (`R12`, `R10-R19`). Rules and invariants
-of a state machine count for the machine's test case. Results are read from the files of `pytest
---junitxml=RESULTS.xml`.
+The page is generated and not committed. Requirements and titles are in
+`tests/support/requirements.yaml`. A test cites a requirement in its name (`test_r12_...`),
+docstring, comments or parameters (`R12`, `R10-R19`). Rules and invariants of a state machine count
+for the machine's test case. Results are read from the files of `pytest --junitxml=RESULTS.xml`.
 """
 
 from __future__ import annotations
@@ -45,7 +47,9 @@ def numbers_in(text: str, name: str = "") -> set[int]:
     return found
 
 
-def _source_of(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef, lines: list[str]) -> str:
+def _source_of(
+    node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef, lines: list[str]
+) -> str:
     """Return decorators and body of a definition, and the comment right above it."""
     first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)]) - 1
     while first and lines[first - 1].lstrip().startswith("#"):
@@ -59,7 +63,8 @@ def _machines(tree: ast.Module) -> dict[str, list[str]]:
     for node in tree.body:
         match node:
             case ast.Assign(
-                targets=[ast.Name(id=name)], value=ast.Attribute(value=ast.Name(id=machine), attr="TestCase")
+                targets=[ast.Name(id=name)],
+                value=ast.Attribute(value=ast.Name(id=machine), attr="TestCase"),
             ):
                 machines.setdefault(machine, []).append(name)
     return machines
@@ -74,7 +79,10 @@ def _tests_of(tree: ast.Module, lines: list[str]) -> Iterator[tuple[str, set[int
             case ast.ClassDef() if node.name.startswith("Test"):
                 for method in node.body:
                     if isinstance(method, ast.FunctionDef) and method.name.startswith("test"):
-                        yield f"{node.name}::{method.name}", numbers_in(_source_of(method, lines), method.name)
+                        yield (
+                            f"{node.name}::{method.name}",
+                            numbers_in(_source_of(method, lines), method.name),
+                        )
             case ast.ClassDef():
                 for name in machines.get(node.name, []):
                     yield f"{name}::runTest", numbers_in(_source_of(node, lines))
@@ -89,12 +97,16 @@ def cited_requirements(folder: Path) -> dict[int, list[str]]:
         source = path.read_text(encoding="utf-8")
         for name, numbers in _tests_of(ast.parse(source), source.splitlines()):
             for number in numbers:
-                cited.setdefault(number, set()).add(f"{path.relative_to(folder.parent).as_posix()}::{name}")
+                cited.setdefault(number, set()).add(
+                    f"{path.relative_to(folder.parent).as_posix()}::{name}"
+                )
     return {number: sorted(tests) for number, tests in sorted(cited.items())}
 
 
 def read_states(results: Iterable[Path]) -> dict[str, str]:
-    """Return "passed", "failed" or "skipped" by test id, over all its parameters; the last of several files counts."""
+    """Return "passed", "failed" or "skipped" by test id, over all its parameters; the last of
+    several files counts.
+    """
     states: dict[str, str] = {}
     for path in results:
         states |= _states_of(path)
@@ -108,10 +120,23 @@ def _states_of(path: Path) -> dict[str, str]:
         name = case.get("name", "").partition("[")[0]
         test_id = "::".join([module.replace(".", "/") + ".py", *classes, name])
         kinds = {child.tag for child in case}
-        state = "failed" if kinds & {"failure", "error"} else "skipped" if "skipped" in kinds else "passed"
+        state = (
+            "failed"
+            if kinds & {"failure", "error"}
+            else "skipped"
+            if "skipped" in kinds
+            else "passed"
+        )
         ended.setdefault(test_id, set()).add(state)
-    worst_first = ("failed", "passed", "skipped")  # a parameter skipped on this machine does not hide the others
-    return {test_id: next(state for state in worst_first if state in found) for test_id, found in ended.items()}
+    worst_first = (
+        "failed",
+        "passed",
+        "skipped",
+    )  # a parameter skipped on this machine does not hide the others
+    return {
+        test_id: next(state for state in worst_first if state in found)
+        for test_id, found in ended.items()
+    }
 
 
 def read_titles() -> dict[str, dict[int, str]]:
@@ -120,7 +145,11 @@ def read_titles() -> dict[str, dict[int, str]]:
     return sections
 
 
-def render(sections: Mapping[str, Mapping[int, str]], cited: Mapping[int, list[str]], states: Mapping[str, str]) -> str:
+def render(
+    sections: Mapping[str, Mapping[int, str]],
+    cited: Mapping[int, list[str]],
+    states: Mapping[str, str],
+) -> str:
     """Return the page as Markdown."""
     parts = [_HEAD.format(not_run=NOT_RUN)]
     for section, titles in sections.items():
@@ -128,23 +157,31 @@ def render(sections: Mapping[str, Mapping[int, str]], cited: Mapping[int, list[s
         for number, title in titles.items():
             label = f"R{number}"
             for test_id in cited.get(number, ["none"]):
-                rows.append(f"| {label} | {title} | `{test_id}` | {states.get(test_id, NOT_RUN)} |\n")
+                rows.append(
+                    f"| {label} | {title} | `{test_id}` | {states.get(test_id, NOT_RUN)} |\n"
+                )
                 label = title = ""
         parts += rows
     return "".join(parts)
 
 
 def not_shown(
-    sections: Mapping[str, Mapping[int, str]], cited: Mapping[int, list[str]], states: Mapping[str, str]
+    sections: Mapping[str, Mapping[int, str]],
+    cited: Mapping[int, list[str]],
+    states: Mapping[str, str],
 ) -> list[str]:
-    """Return a sentence for each requirement without a test, or with failed or skipped tests only."""
+    """Return a sentence for each requirement without a test, or with failed or skipped tests
+    only.
+    """
     problems = []
     for number in sorted(number for titles in sections.values() for number in titles):
         tests = cited.get(number, [])
         if not tests:
             problems.append(f"R{number} is cited by no test")
         elif not {"passed", NOT_RUN} & {states.get(test, NOT_RUN) for test in tests}:
-            problems.append(f"R{number} is shown by failed or skipped tests only: {', '.join(tests)}")
+            problems.append(
+                f"R{number} is shown by failed or skipped tests only: {', '.join(tests)}"
+            )
     return problems
 
 

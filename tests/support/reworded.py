@@ -1,9 +1,11 @@
-"""A plugin for pytest that changes the English words of aiorl's messages, to find tests that depend on wording.
+"""A plugin for pytest that changes the English words of aiorl's messages, to find tests that depend
+on wording.
 
-`python -m pytest -p tests.support.reworded tests/config` rotates the letters of each ordinary word in messages: "must
-be" becomes "ustm eb". Values, keys, options, paths, commands and quoted names stay, so that tests can match these.
-Messages are the texts in `raise`, in calls of errors and of the log, in `__str__`, and all that look like sentences.
-Processes that tests start as new programs keep the usual words.
+`python -m pytest -p tests.support.reworded tests/config` rotates the letters of each ordinary word
+in messages: "must be" becomes "ustm eb". Values, keys, options, paths, commands and quoted names
+stay, so that tests can match these. Messages are the texts in `raise`, in calls of errors and of
+the log, in `__str__`, and all that look like sentences. Processes that tests start as new programs
+keep the usual words.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ import pytest
 _PAGE = (Path(__file__).parents[2] / "docs" / "config.md").read_text(encoding="utf-8")
 _NAMES = set(re.findall(r"\w+", " ".join(re.findall(r"`(.*?)`", _PAGE)))) - {"is"}
 """Names and values of keys, which can be English words."""
-_WORD = re.compile(  # quoted text, commands and words; a word that touches other characters is part of a name
+# quoted text, commands and words; a word that touches other characters is part of a name
+_WORD = re.compile(
     r"`[^`]*`|(?<!\w)'[^']*'(?!\w)|\"[^\"]*\"|(?:python -m|pip install|aiorl) \S+"
     r"|(?<![^\s(])(?P<word>[A-Za-z][a-z]+(?:['-][a-z]+)*)(?=[.,;:!?)]*(?:\s|$))"
 )
@@ -32,7 +35,17 @@ _LEAST_WORDS = 4
 """Words that make a text a sentence, wherever it is."""
 _MESSAGE_NAMES = {"message", "hint", "reason", "refusal", "text", "warning", "what", "why"}
 _LOG_METHODS = {"debug", "info", "warning", "error", "exception", "critical", "warn", "log"}
-_COMPARISONS = {"compile", "match", "search", "sub", "split", "startswith", "endswith", "removeprefix", "replace"}
+_COMPARISONS = {
+    "compile",
+    "match",
+    "search",
+    "sub",
+    "split",
+    "startswith",
+    "endswith",
+    "removeprefix",
+    "replace",
+}
 
 
 def _rotated(text: str) -> tuple[str, int]:
@@ -45,7 +58,12 @@ def _rotated(text: str) -> tuple[str, int]:
         before = text[: found.start()]
         setting = _SETTING.search(before)
         is_value = setting is not None and (setting[1] in _NAMES or "_" in setting[1])
-        if word is None or word in _NAMES or is_value or (word[0].isupper() and not _SENTENCE_START.search(before)):
+        if (
+            word is None
+            or word in _NAMES
+            or is_value
+            or (word[0].isupper() and not _SENTENCE_START.search(before))
+        ):
             return found.group()
         count += 1
         return re.sub(r"[A-Za-z]+", lambda part: part.group()[1:] + part.group()[0], word)
@@ -66,7 +84,9 @@ class _Reworder(ast.NodeVisitor):
         self._in_message = before
 
     def _reword(self, parts: Sequence[ast.expr]) -> None:
-        text = "".join(str(part.value) if isinstance(part, ast.Constant) else "\0" for part in parts)
+        text = "".join(
+            str(part.value) if isinstance(part, ast.Constant) else "\0" for part in parts
+        )
         changed, count = _rotated(text)
         if self._in_message or (count >= _LEAST_WORDS and not _NO_PROSE.search(text)):
             pieces = iter(changed.split("\0"))
@@ -98,7 +118,9 @@ class _Reworder(ast.NodeVisitor):
         self._visit(ast.iter_child_nodes(node), in_message=node.name == "__str__")
 
     def visit_Call(self, node: ast.Call) -> None:
-        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        name = (
+            node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        )
         is_message = self._in_message or name in _LOG_METHODS or name.endswith(("Error", "Warning"))
         self.visit(node.func)
         if name not in _COMPARISONS:
@@ -107,7 +129,9 @@ class _Reworder(ast.NodeVisitor):
             self._visit([keyword.value], in_message=keyword.arg in _MESSAGE_NAMES)
 
     def visit_Compare(self, node: ast.Compare) -> None:
-        parts = (part for part in (node.left, *node.comparators) if not isinstance(part, ast.Constant))
+        parts = (
+            part for part in (node.left, *node.comparators) if not isinstance(part, ast.Constant)
+        )
         self._visit(parts, in_message=False)
 
     def visit_Dict(self, node: ast.Dict) -> None:
@@ -134,7 +158,9 @@ class _Loader(SourceFileLoader):
 
 class _Finder:
     @staticmethod
-    def find_spec(name: str, path: Sequence[str] | None = None, target: object = None) -> ModuleSpec | None:
+    def find_spec(
+        name: str, path: Sequence[str] | None = None, target: object = None
+    ) -> ModuleSpec | None:
         """Find a module of aiorl."""
         spec = PathFinder.find_spec(name, path) if name.partition(".")[0] == "aiorl" else None
         if spec is not None and isinstance(spec.loader, SourceFileLoader):

@@ -26,11 +26,15 @@ def fresh_logging():
 
 @pytest.fixture
 def make_worker():
-    """Return a function that makes RolloutWorkers, by default of CountingEnv and PlainPolicy; the end stops all."""
+    """Return a function that makes RolloutWorkers, by default of CountingEnv and PlainPolicy; the
+    end stops all.
+    """
     with contextlib.ExitStack() as stack:
 
         def make(env_creator=lambda context: CountingEnv(), policy=PlainPolicy, **more):
-            return stack.enter_context(RolloutWorker(env_creator=env_creator, policy=policy, **more))
+            return stack.enter_context(
+                RolloutWorker(env_creator=env_creator, policy=policy, **more)
+            )
 
         yield make
 
@@ -41,7 +45,9 @@ def by_agent(agent):
 
 @pytest.fixture
 def make_pair(make_worker):
-    """Return a function that makes workers with agents "a0" and "a1" played by policies "0" and "1"."""
+    """Return a function that makes workers with agents "a0" and "a1" played by policies "0" and
+    "1".
+    """
 
     def make(**more):
         return make_worker(

@@ -26,11 +26,15 @@ def save_run(directory: Path, seen: Any = None, **settings: Any) -> Learning:
         seen: observations [N, ...] that the filters have seen, by policy id, preprocessed.
         **settings: keys of the config, by default PPO's, eager, because a state is read only once.
     """
-    config = config_class(settings.get("algo", "ppo")).from_mapping({"seed": 5, "eager": True, **settings})
+    config = config_class(settings.get("algo", "ppo")).from_mapping(
+        {"seed": 5, "eager": True, **settings}
+    )
     learning = build_learning(config)
     rng = np.random.default_rng(0)
     for algorithm in learning.group.algorithms.values():
-        for variable in algorithm.model.variables.values():  # otherwise the actions are almost equal
+        for (
+            variable
+        ) in algorithm.model.variables.values():  # otherwise the actions are almost equal
             variable.assign(rng.normal(0.0, 0.5, variable.shape).astype(variable.dtype.name))
     for policy_id, observations in (seen or {}).items():
         learning.filters[policy_id](observations)

@@ -18,7 +18,8 @@ from aiorl.errors import EnvError
 
 @dataclass(frozen=True)
 class Scene:
-    """Report of one environment in one poll, by agent id; the first scene of an episode is its reset.
+    """Report of one environment in one poll, by agent id; the first scene of an episode is its
+    reset.
 
     A missing flag is False. With a `fault` the environment breaks down instead of reporting.
     """
@@ -31,16 +32,21 @@ class Scene:
     fault: EnvError | None = None
 
 
-def scenes(length: int, *, episode: int = 0, ends: bool = True, agents: Sequence[Any] = ()) -> list[Scene]:
+def scenes(
+    length: int, *, episode: int = 0, ends: bool = True, agents: Sequence[Any] = ()
+) -> list[Scene]:
     """Return an episode of `length` steps in which every agent is always observed.
 
-    The observation is [episode, step, number of the agent]; the reward of a step is its number (1, 2, ...) plus a
-    hundred per preceding agent. If it `ends`, the last step is terminal.
+    The observation is [episode, step, number of the agent]; the reward of a step is its number (1,
+    2, ...) plus a hundred per preceding agent. If it `ends`, the last step is terminal.
     """
     agents = agents or (DEFAULT_AGENT_ID,)
     return [
         Scene(
-            {agent: np.array([episode, step, number], np.float32) for number, agent in enumerate(agents)},
+            {
+                agent: np.array([episode, step, number], np.float32)
+                for number, agent in enumerate(agents)
+            },
             {agent: step + 100.0 * number for number, agent in enumerate(agents)} if step else {},
             {ALL_AGENTS: True} if ends and step == length else {},
         )
@@ -68,8 +74,10 @@ class ScriptedEnv(BaseEnv):
         """Take the scripts.
 
         Args:
-            episodes: environment id -> its episodes, each a list of scenes. After the last one it starts again.
-            can_be_reset: False: the next episode appears under the id with ``"+"`` appended, if there is one.
+            episodes: environment id -> its episodes, each a list of scenes. After the last one it
+                starts again.
+            can_be_reset: False: the next episode appears under the id with ``"+"`` appended, if
+                there is one.
             unwrapped: result of ``get_unwrapped``.
         """
         self.tape: list[Any] = []
@@ -77,7 +85,9 @@ class ScriptedEnv(BaseEnv):
         self.sent: list[dict[Any, dict[Any, Any]]] = []
         self.stopped = False
         self._unwrapped = list(unwrapped)
-        self._scripts = {env_id: [list(episode) for episode in script] for env_id, script in episodes.items()}
+        self._scripts = {
+            env_id: [list(episode) for episode in script] for env_id, script in episodes.items()
+        }
         self._can_be_reset = can_be_reset
         self._at = dict.fromkeys(self._scripts, (0, 0))
         self._waiting = set(self._scripts)
@@ -146,7 +156,8 @@ class ScriptedEnv(BaseEnv):
 class RecordingPolicy(Policy):
     """Policy with counting actions: 0, 1, 2, ... over all its rows, modulo 1000.
 
-    It also gives a column ``score``, the sum of the observation. The state of a recurrent one counts steps, from -1.
+    It also gives a column ``score``, the sum of the observation. The state of a recurrent one
+    counts steps, from -1.
 
     Attributes:
         calls: observations of every ``compute_actions``, and the weights at that time.
@@ -160,8 +171,13 @@ class RecordingPolicy(Policy):
         recurrent: bool = False,
         act: Callable[[NDArray[Any]], Any] | None = None,
     ) -> None:
-        """Make a policy; ``act`` replaces the counting actions by a function of observations [N, ...]."""
-        super().__init__(spaces.Box(-np.inf, np.inf, (3,), np.float32), action_space or spaces.Discrete(1000), {})
+        """Make a policy;
+
+        ``act`` replaces the counting actions by a function of observations [N, ...].
+        """
+        super().__init__(
+            spaces.Box(-np.inf, np.inf, (3,), np.float32), action_space or spaces.Discrete(1000), {}
+        )
         self.calls: list[tuple[NDArray[Any], float]] = []
         self.postprocessed = 0
         self.weights = 0.0
@@ -172,7 +188,9 @@ class RecordingPolicy(Policy):
     def get_initial_state(self) -> list[NDArray[np.float32]]:
         return [np.full(1, -1.0, np.float32)] if self._recurrent else []
 
-    def compute_actions(self, obs: NDArray[Any], state_batches: Any = (), *args: Any, **kwargs: Any) -> Any:
+    def compute_actions(
+        self, obs: NDArray[Any], state_batches: Any = (), *args: Any, **kwargs: Any
+    ) -> Any:
         self.calls.append((obs.copy(), self.weights))
         if self._act is not None:
             actions = self._act(obs)
@@ -182,6 +200,8 @@ class RecordingPolicy(Policy):
         score = obs.reshape(len(obs), -1).sum(axis=1, dtype=np.float32)
         return actions, [state + np.float32(1.0) for state in state_batches], {"score": score}
 
-    def postprocess_trajectory(self, batch: Any, other_agent_batches: Any = None, episode: Any = None) -> Any:
+    def postprocess_trajectory(
+        self, batch: Any, other_agent_batches: Any = None, episode: Any = None
+    ) -> Any:
         self.postprocessed += 1
         return batch

@@ -1,7 +1,8 @@
-"""`python tests/support/size.py`: statements, code lines and files of the package, its tests and benchmarks.
+"""`python tests/support/size.py`: statements, code lines and files of the package, its tests and
+benchmarks.
 
-A code line is a line with code on it: blank lines, comments and docstrings do not count. The counts are printed and
-limit nothing: a change may be as long as what it does.
+A code line is a line with code on it: blank lines, comments and docstrings do not count. The counts
+are printed and limit nothing: a change may be as long as what it does.
 """
 
 from __future__ import annotations
@@ -15,7 +16,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
-_NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+_NO_CODE = {
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENDMARKER,
+}
 
 
 class Size(NamedTuple):
@@ -42,7 +50,11 @@ def python_size(source: str) -> Size:
             lines.update(range(token.start[0], token.end[0] + 1))
     statements = 0
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+        if (
+            isinstance(node, ast.Expr)
+            and isinstance(node.value, ast.Constant)
+            and isinstance(node.value.value, str)
+        ):
             lines -= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
         elif isinstance(node, ast.stmt):
             statements += 1
@@ -56,7 +68,9 @@ def page_size(source: str) -> Size:
 
 
 def sizes() -> dict[str, Size]:
-    """Return folder -> its counts: the whole of `aiorl`, each room in it, its live page, the tests, the benchmarks."""
+    """Return folder -> its counts: the whole of `aiorl`, each room in it, its live page, the tests,
+    the benchmarks.
+    """
     counts: defaultdict[str, Size] = defaultdict(Size)
     for path in sorted(ROOT.glob("aiorl/**/*.py")):
         size = python_size(path.read_text("utf-8"))

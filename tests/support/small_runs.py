@@ -14,14 +14,23 @@ import numpy as np
 from gymnasium import spaces
 
 SMALL: dict[str, Any] = {
-    "num_workers": 0, "num_envs_per_worker": 2, "rollout_fragment_length": 16, "train_batch_size": 64,
-    "sgd_minibatch_size": 64, "num_sgd_iter": 1, "eager": True, "seed": 1, "model": {"fcnet_hiddens": [8]},
-    "compilation_cache": "off", "lr": 0.01,
-}  # fmt: skip
+    "num_workers": 0,
+    "num_envs_per_worker": 2,
+    "rollout_fragment_length": 16,
+    "train_batch_size": 64,
+    "sgd_minibatch_size": 64,
+    "num_sgd_iter": 1,
+    "eager": True,
+    "seed": 1,
+    "model": {"fcnet_hiddens": [8]},
+    "compilation_cache": "off",
+    "lr": 0.01,
+}
 
 
 class Played(gymnasium.Env[Any, Any]):
-    """Episodes of four steps; all copies count their steps, note their threads, and call functions at given steps.
+    """Episodes of four steps; all copies count their steps, note their threads, and call functions
+    at given steps.
 
     Attributes:
         at_step: functions to call, by number of the step.

@@ -14,7 +14,9 @@ from aiorl.offline.readers import FileReader, ReaderOptions
 from aiorl.offline.registry import format_named, format_of
 
 
-def cartpole_rows(num_episodes: int = 3, length: int = 5, *, first: int = 0, seed: int = 0) -> SampleBatch:
+def cartpole_rows(
+    num_episodes: int = 3, length: int = 5, *, first: int = 0, seed: int = 0
+) -> SampleBatch:
     """Return episodes in CartPole's form, with every kind of column that a sampler writes."""
     rng = np.random.default_rng([seed, first])
     count = num_episodes * length
@@ -48,7 +50,9 @@ def write(path: Any, *batches: Batch, format_name: str | None = None, **options:
 def read(path: Any, share: Share = WHOLE) -> tuple[list[Batch], list[DataError]]:
     """Return the batches of a file, and the errors of unreadable places."""
     found = list(format_of(str(path)).read(str(path), share))
-    return [x.batch for x in found if isinstance(x, Stored)], [x for x in found if isinstance(x, DataError)]
+    return [x.batch for x in found if isinstance(x, Stored)], [
+        x for x in found if isinstance(x, DataError)
+    ]
 
 
 def read_once(source: Any) -> list[Batch]:

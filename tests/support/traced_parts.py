@@ -1,4 +1,6 @@
-"""Policies, hooks and functions that depend on all their inputs, and record their calls on a tape."""
+"""Policies, hooks and functions that depend on all their inputs, and record their calls on a
+tape.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ class EpisodeId(int):
 
 
 class TracedPolicy(Policy):
-    """Policy with actions that are a function of all inputs of the row, and independent of the rest of the batch.
+    """Policy with actions that are a function of all inputs of the row, and independent of the rest
+    of the batch.
 
     Config: ``name``, ``tape``, ``action`` (kind of space), ``recurrent``, ``explores``.
     """
@@ -58,17 +61,27 @@ class TracedPolicy(Policy):
             self.tape.events[episode.env_id].append(("act", self.name, rows))
         numbers, sums = [], []
         for row in range(len(obs)):
-            hints = info_batch[row].get("hint", 0), info_batch[row].get("training_enabled", True), timestep
+            hints = (
+                info_batch[row].get("hint", 0),
+                info_batch[row].get("training_enabled", True),
+                timestep,
+            )
             given = [
-                obs[row], *(state[row] for state in state_batches), prev_action_batch[row], prev_reward_batch[row],
-                *hints, self.weight,
-            ]  # fmt: skip
+                obs[row],
+                *(state[row] for state in state_batches),
+                prev_action_batch[row],
+                prev_reward_batch[row],
+                *hints,
+                self.weight,
+            ]
             flat = np.concatenate([np.asarray(part, np.float64).ravel() for part in given])
             sums.append(np.dot(flat, 1.0 / np.arange(1, len(flat) + 1)))
             # the odd number keeps rounding errors away from where rounding turns
             numbers.append(int(np.floor(abs(sums[-1]) * 5 + 0.3137)))
         states = [state + np.float32(1.0) for state in state_batches[:1]]
-        states += [state * np.float32(0.5) + np.array(numbers)[:, None] % 3 for state in state_batches[1:]]
+        states += [
+            state * np.float32(0.5) + np.array(numbers)[:, None] % 3 for state in state_batches[1:]
+        ]
         states = [state.astype(np.float32) for state in states]
         extras = {
             "score": np.array(sums, np.float32),
@@ -77,17 +90,28 @@ class TracedPolicy(Policy):
         _, masks = layout_of(self.observation_space).split(obs)
         if masks is not None:
             legal = [np.flatnonzero(mask) for mask in masks]
-            numbers = [int(of_row[number % len(of_row)]) for number, of_row in zip(numbers, legal, strict=True)]
+            numbers = [
+                int(of_row[number % len(of_row)])
+                for number, of_row in zip(numbers, legal, strict=True)
+            ]
         actions = [action_of(self.kind, number) for number in numbers]
         if self.kind == "tuple":
             return tuple(map(np.stack, zip(*actions, strict=True))), states, extras
         return np.stack(actions), states, extras
 
-    def postprocess_trajectory(self, batch: Any, other_agent_batches: Any = None, episode: Any = None) -> Any:
+    def postprocess_trajectory(
+        self, batch: Any, other_agent_batches: Any = None, episode: Any = None
+    ) -> Any:
         """Return returns to go, from the last observation on, and the rewards of the others."""
-        last = np.float32(0.0) if batch["terminateds"][-1] else np.asarray(batch["new_obs"][-1], np.float64).sum()
+        last = (
+            np.float32(0.0)
+            if batch["terminateds"][-1]
+            else np.asarray(batch["new_obs"][-1], np.float64).sum()
+        )
         others = sum(pair[1]["rewards"].sum() for pair in other_agent_batches.values())
-        batch["to_go"] = (np.cumsum(batch["rewards"][::-1].astype(np.float64))[::-1] + last).astype(np.float32)
+        batch["to_go"] = (np.cumsum(batch["rewards"][::-1].astype(np.float64))[::-1] + last).astype(
+            np.float32
+        )
         batch["others"] = np.full(batch.count, others, np.float32)
         return batch
 
@@ -112,12 +136,16 @@ def traced_callbacks(tape: Any) -> type[DefaultCallbacks]:
 
     class Traced(DefaultCallbacks):
         def on_episode_start(self, *, worker, base_env, policies, episode, **kwargs):
-            tape.events[episode.env_id].append(("start", EpisodeId(episode.episode_id), sorted(policies)))
+            tape.events[episode.env_id].append(
+                ("start", EpisodeId(episode.episode_id), sorted(policies))
+            )
             episode.user_data["steps"] = 0
 
         def on_episode_step(self, *, worker, base_env, episode, **kwargs):
             builder = episode.batch_builder
-            tape.events[episode.env_id].append(("row", builder.count, builder.total(), *asked(episode)))
+            tape.events[episode.env_id].append(
+                ("row", builder.count, builder.total(), *asked(episode))
+            )
             episode.user_data["steps"] += 1
             episode.custom_metrics["steps"] = episode.user_data["steps"]
             episode.hist_data.setdefault("lengths", []).append(episode.length)
@@ -128,9 +156,20 @@ def traced_callbacks(tape: Any) -> type[DefaultCallbacks]:
             tape.end(episode.env_id)
 
         def on_postprocess_trajectory(
-            self, *, worker, episode, agent_id, policy_id, policies, postprocessed_batch, original_batches, **kwargs
+            self,
+            *,
+            worker,
+            episode,
+            agent_id,
+            policy_id,
+            policies,
+            postprocessed_batch,
+            original_batches,
+            **kwargs,
         ):
-            sizes = {agent: batch["rewards"].tolist() for agent, (_, batch) in original_batches.items()}
+            sizes = {
+                agent: batch["rewards"].tolist() for agent, (_, batch) in original_batches.items()
+            }
             steps = postprocessed_batch["t"].tolist()
             tape.events[episode.env_id].append(("trajectory", agent_id, policy_id, steps, sizes))
             postprocessed_batch["altered"] = postprocessed_batch["rewards"] * 2
@@ -157,7 +196,12 @@ def asked(episode: Any) -> tuple[Any, ...]:
         )
         for agent in episode.get_agents()
     }
-    known = EpisodeId(episode.episode_id), episode.length, episode.total_reward, dict(episode.agent_rewards)
+    known = (
+        EpisodeId(episode.episode_id),
+        episode.length,
+        episode.total_reward,
+        dict(episode.agent_rewards),
+    )
     return (*known, agents)
 
 
@@ -183,4 +227,8 @@ def shadowed(*, agent_obs, worker, base_env, policies, episode):
 
 def thinned(*, agent_obs, worker, base_env, policies, episode):
     """Show odd agents only at every other step."""
-    return {agent: obs for agent, obs in agent_obs.items() if int(agent[-1]) % 2 == 0 or episode.length % 2 == 0}
+    return {
+        agent: obs
+        for agent, obs in agent_obs.items()
+        if int(agent[-1]) % 2 == 0 or episode.length % 2 == 0
+    }

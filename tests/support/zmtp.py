@@ -1,4 +1,6 @@
-"""A peer that speaks ZMTP 3.1 (without keys) over a plain socket, so that it can do things that libraries refuse."""
+"""A peer that speaks ZMTP 3.1 (without keys) over a plain socket, so that it can do things that
+libraries refuse.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def frame(payload: bytes, *, more: bool = False) -> bytes:
 class RawPeer:
     """Connected peer after its handshake."""
 
-    def __init__(self, port: int, kind: str = "DEALER", *, receive_buffer: int | None = None) -> None:
+    def __init__(
+        self, port: int, kind: str = "DEALER", *, receive_buffer: int | None = None
+    ) -> None:
         self.socket = socket.socket()
         self.socket.settimeout(10)
         if receive_buffer is not None:
@@ -61,7 +65,9 @@ class RawPeer:
     def send(self, *payloads: bytes) -> None:
         """Send one message."""
         last = len(payloads) - 1
-        self.socket.sendall(b"".join(frame(each, more=index < last) for index, each in enumerate(payloads)))
+        self.socket.sendall(
+            b"".join(frame(each, more=index < last) for index, each in enumerate(payloads))
+        )
 
     def receive(self) -> list[bytes]:
         """Return the next message or command; [] at the end of the connection."""
@@ -91,7 +97,10 @@ class RawPeer:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -125,7 +134,10 @@ class RawListener:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
     ) -> None:
         for listener in self._listeners:
             listener.close()

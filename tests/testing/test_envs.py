@@ -33,7 +33,9 @@ def test_a_policy_that_remembers_always_earns_one(delay, symbols):
 
 
 def test_no_memoryless_policy_beats_the_bar():
-    """All deterministic maps from observation to action, over both symbols: each earns exactly the bar on average."""
+    """All deterministic maps from observation to action, over both symbols: each earns exactly the
+    bar on average.
+    """
     env = RecallEnv(delay=2)
     kinds = [(1, 0, 0), (0, 1, 0), (0, 0, 0), (0, 0, 1)]
     seeds = {}
@@ -43,5 +45,8 @@ def test_no_memoryless_policy_beats_the_bar():
             break
     for actions in itertools.product(range(2), repeat=len(kinds)):
         table = dict(zip(kinds, actions, strict=True))
-        returns = [play(env, lambda seen, t=table: t[tuple(seen[-1].tolist())], seed)[0] for seed in seeds.values()]
+        returns = [
+            play(env, lambda seen, t=table: t[tuple(seen[-1].tolist())], seed)[0]
+            for seed in seeds.values()
+        ]
         assert np.mean(returns) == env.best_memoryless_return == 0.5

@@ -1,4 +1,5 @@
-"""Algorithms, one module each, with its keys, class and loss. Each has a page in docs/algorithms/ that cites its paper.
+"""Algorithms, one module each, with its keys, class and loss. Each has a page in docs/algorithms/
+that cites its paper.
 
 Importing them doesn't load TensorFlow. `aiorl.learning.algorithms.registry` finds them by name.
 """

@@ -1,4 +1,6 @@
-"""Advantage actor-critic: one step on each train batch of the newest policy (docs/algorithms/a2c.md)."""
+"""Advantage actor-critic: one step on each train batch of the newest policy
+(docs/algorithms/a2c.md).
+"""
 
 from __future__ import annotations
 
@@ -48,8 +50,12 @@ class A2C(OnPolicy[A2CConfig]):
 def a2c_spec(algorithm: CompiledAlgorithm[Any]) -> UpdateSpec:
     """Return the update of A2C and A3C, in which actions are weighted by their advantages."""
 
-    def advantages(columns: Tensors, values: tf.Tensor, coefficients: Tensors) -> tuple[tf.Tensor, Tensors]:
+    def advantages(
+        columns: Tensors, values: tf.Tensor, coefficients: Tensors
+    ) -> tuple[tf.Tensor, Tensors]:
         found = columns[c.ADVANTAGES]
-        return masked_normalise(found, columns[c.VALID]) if algorithm.config.normalize_advantages else found, {}
+        return masked_normalise(
+            found, columns[c.VALID]
+        ) if algorithm.config.normalize_advantages else found, {}
 
     return algorithm.likelihood_spec(advantages, targets=c.VALUE_TARGETS)

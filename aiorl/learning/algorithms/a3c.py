@@ -1,4 +1,6 @@
-"""Asynchronous advantage actor-critic: workers compute gradients and don't wait (docs/algorithms/a3c.md)."""
+"""Asynchronous advantage actor-critic: workers compute gradients and don't wait
+(docs/algorithms/a3c.md).
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ class A3CConfig(StreamingConfig):
     lambda_: float = changed(OnPolicyConfig, "lambda_", 1.0)
     """Lambda of generalised advantage estimation: 0 trusts the value estimates, 1 the returns."""
     max_policy_lag: int | None = changed(StreamingConfig, "max_policy_lag", 20)
-    outstanding_fragments_per_worker: int = changed(StreamingConfig, "outstanding_fragments_per_worker", 2)
+    outstanding_fragments_per_worker: int = changed(
+        StreamingConfig, "outstanding_fragments_per_worker", 2
+    )
 
 
 class A3C(Streaming[A3CConfig]):

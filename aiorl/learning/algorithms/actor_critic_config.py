@@ -1,7 +1,8 @@
 """Settings of algorithms that train an actor and a critic on whole fragments. Loads no TensorFlow.
 
-A train batch consists of whole fragments, each with `rollout_fragment_length` steps of `num_envs_per_worker`
-environments. If the sizes that a user sets don't fit the defaults, the defaults change as little as possible.
+A train batch consists of whole fragments, each with `rollout_fragment_length` steps of
+`num_envs_per_worker` environments. If the sizes that a user sets don't fit the defaults, the
+defaults change as little as possible.
 """
 
 from __future__ import annotations
@@ -34,12 +35,15 @@ class Sizes(NamedTuple):
     batch: int
 
     def gives_each(self, workers: int) -> bool:
-        """Return True if whole fragments make up a batch and each worker contributes at least one."""
+        """Return True if whole fragments make up a batch and each worker contributes at least
+        one.
+        """
         fragments, rest = divmod(self.batch, self.length * self.envs)
         return not rest and fragments >= workers
 
     def fitted(self, fixed: Set[str], workers: int, least: int) -> Sizes:
-        """Return sizes with which whole fragments make up a batch and each worker contributes at least one.
+        """Return sizes with which whole fragments make up a batch and each worker contributes at
+        least one.
 
         Args:
             fixed: keys that must not change.
@@ -51,10 +55,16 @@ class Sizes(NamedTuple):
         """
         if self.gives_each(workers):
             return self
-        return self._of_batch(fixed, workers) if BATCH in fixed else self._of_fragments(fixed, workers, least)
+        return (
+            self._of_batch(fixed, workers)
+            if BATCH in fixed
+            else self._of_fragments(fixed, workers, least)
+        )
 
     def _of_fragments(self, fixed: Set[str], workers: int, least: int) -> Sizes:
-        """Return sizes whose batch follows from the fragments, shortened first so that each worker contributes one."""
+        """Return sizes whose batch follows from the fragments, shortened first so that each worker
+        contributes one.
+        """
         length, envs = self.length, self.envs
         share = max(1, self.batch // workers)
         if ENVS not in fixed:
@@ -64,7 +74,9 @@ class Sizes(NamedTuple):
         unit = length * envs * workers
         if unit > 2 * self.batch:  # let some workers wait rather than make a batch far too large
             unit = length * envs
-        return Sizes(length, envs, unit * max(1, (2 * self.batch + unit) // (2 * unit), -(-least // unit)))
+        return Sizes(
+            length, envs, unit * max(1, (2 * self.batch + unit) // (2 * unit), -(-least // unit))
+        )
 
     def _of_batch(self, fixed: Set[str], workers: int) -> Sizes:
         """Return sizes whose fragments divide the batch."""
@@ -76,7 +88,9 @@ class Sizes(NamedTuple):
             for envs in ([self.envs] if ENVS in fixed else of_batch)
             if self.batch // length % envs == 0 and (envs <= self.envs or ENVS in fixed)
         ]
-        even = [sizes for sizes in fitting if self.batch // (sizes.length * sizes.envs) % workers == 0]
+        even = [
+            sizes for sizes in fitting if self.batch // (sizes.length * sizes.envs) % workers == 0
+        ]
         return min(even or fitting, key=self._distance, default=self)
 
     def _distance(self, other: Sizes) -> tuple[float, int]:
@@ -96,17 +110,18 @@ _learning = partial(key, group="Learning")
 class ActorCriticConfig(SDEConfig):
     """Settings of algorithms that train an actor and a critic on whole fragments.
 
-    Its own keys are about passes over a train batch and its minibatches, the coefficients of the loss, the scaling of
-    rewards and advantages, and the place where gradients are computed.
+    Its own keys are about passes over a train batch and its minibatches, the coefficients of the
+    loss, the scaling of rewards and advantages, and the place where gradients are computed.
     """
 
     is_one_minibatch: ClassVar[bool] = False
     """True if a train batch is one minibatch unless sgd_minibatch_size is set."""
     samples_in_turns: ClassVar[bool] = False
-    """True if workers sample one train batch and then wait for the update, so that each should contribute to it."""
+    """True if workers sample one train batch and then wait for the update, so that each should
+    contribute to it."""
     why_on_learner: ClassVar[str] = ""
-    """Reason why workers can't compute the gradients, as the end of "ALGO needs them on the learner: ..."; "" if
-    they can."""
+    """Reason why workers can't compute the gradients, as the end of "ALGO needs them on the
+    learner: ..."; "" if they can."""
 
     lr: float = changed(CommonConfig, "lr", 5e-4)
     train_batch_size: int = changed(CommonConfig, "train_batch_size", 4096)
@@ -124,20 +139,20 @@ class ActorCriticConfig(SDEConfig):
     normalize_advantages: bool = _learning(False)
     """Scale the advantages of each minibatch to mean 0 and standard deviation 1."""
     normalize_rewards: bool = _learning(False)
-    """Divide the rewards to learn from by the running standard deviation of the discounted return, and clip them to
-    [-10, 10]. Reported episode returns are not scaled."""
+    """Divide the rewards to learn from by the running standard deviation of the discounted return,
+    and clip them to [-10, 10]. Reported episode returns are not scaled."""
     grad_clip: float | None = _learning(0.5, gt=0)
     """Largest global norm of a gradient; null: not clipped."""
     gradients: Literal["learner", "workers"] = _learning("learner")
-    """Place where gradients are computed: the learner, from train batches; or the workers, from their own fragments,
-    which they then don't send. The learner takes one step with the mean gradient of a train batch, which equals the
-    gradient of all its rows, except that normalize_advantages applies to each fragment. These workers need
-    TensorFlow."""
+    """Place where gradients are computed: the learner, from train batches; or the workers, from
+    their own fragments, which they then don't send. The learner takes one step with the mean
+    gradient of a train batch, which equals the gradient of all its rows, except that
+    normalize_advantages applies to each fragment. These workers need TensorFlow."""
     num_sgd_iter: int = _learning(1, unit="epochs", ge=1)
     """Passes over each train batch."""
     sgd_minibatch_size: int | None = _learning(None, unit="env steps", ge=1, le=MAX_ROWS)
-    """Env steps in one minibatch, rounded to whole sequences if these are trained on; null: a sixteenth of the train
-    batch, at least 256."""
+    """Env steps in one minibatch, rounded to whole sequences if these are trained on; null: a
+    sixteenth of the train batch, at least 256."""
 
     def minibatch_steps(self) -> int:
         """Return the env steps in one minibatch."""
@@ -148,11 +163,17 @@ class ActorCriticConfig(SDEConfig):
         return min(max(256, self.train_batch_size // 16), self.train_batch_size)
 
     def fragments_per_batch(self) -> int:
-        """Return the number of fragments in a train batch; it is a maximum for whole episodes, which can be longer."""
-        return -(-self.train_batch_size // (self.rollout_fragment_length * self.num_envs_per_worker))
+        """Return the number of fragments in a train batch; it is a maximum for whole episodes,
+        which can be longer.
+        """
+        return -(
+            -self.train_batch_size // (self.rollout_fragment_length * self.num_envs_per_worker)
+        )
 
     def derived_sizes(self, fixed: Set[str]) -> dict[str, int]:
-        """See `CommonConfig.derived_sizes`; a batch is made of whole fragments and no smaller than a minibatch."""
+        """See `CommonConfig.derived_sizes`; a batch is made of whole fragments and no smaller than
+        a minibatch.
+        """
         if fixed.isdisjoint({LENGTH, ENVS, BATCH, MINIBATCH, "num_workers"}):
             return {}
         sizes = Sizes(self.rollout_fragment_length, self.num_envs_per_worker, self.train_batch_size)
@@ -164,17 +185,25 @@ class ActorCriticConfig(SDEConfig):
                 common = math.gcd(minibatch, sizes.batch) if BATCH in fixed else minibatch
                 wanted = sizes.length
                 sizes, fixed = (
-                    sizes._replace(length=min(divisors(common), key=lambda own: abs(math.log(own / wanted)))),
+                    sizes._replace(
+                        length=min(divisors(common), key=lambda own: abs(math.log(own / wanted)))
+                    ),
                     {*fixed, LENGTH},
                 )
         if self.is_truncating:
             workers = max(1, self.num_workers) if self.samples_in_turns else 1
-            sizes = sizes.fitted(fixed, workers, minibatch if minibatch is not None and is_fixed else 1)
+            sizes = sizes.fitted(
+                fixed, workers, minibatch if minibatch is not None and is_fixed else 1
+            )
         if minibatch is not None and not is_fixed:
             unit = sizes.length if self.has_whole_sequences else 1
             minibatch = max(1, min(minibatch, sizes.batch) // unit) * unit
         found = {LENGTH: sizes.length, ENVS: sizes.envs, BATCH: sizes.batch, MINIBATCH: minibatch}
-        return {name: size for name, size in found.items() if size is not None and size != getattr(self, name)}
+        return {
+            name: size
+            for name, size in found.items()
+            if size is not None and size != getattr(self, name)
+        }
 
     @property
     def has_whole_sequences(self) -> bool:
@@ -190,7 +219,11 @@ class ActorCriticConfig(SDEConfig):
         super().check()
         Schedule.of(self.lr, self.lr_schedule, key="lr_schedule")
         Schedule.of(self.entropy_coeff, self.entropy_coeff_schedule, key="entropy_coeff_schedule")
-        size, minibatch, length = self.train_batch_size, self.minibatch_steps(), self.rollout_fragment_length
+        size, minibatch, length = (
+            self.train_batch_size,
+            self.minibatch_steps(),
+            self.rollout_fragment_length,
+        )
         fragment = length * self.num_envs_per_worker
         own = [getattr(self, name) for name in (LENGTH, ENVS) if name in self._origins.users_keys()]
         unit = math.prod(own) if own else fragment
@@ -199,22 +232,45 @@ class ActorCriticConfig(SDEConfig):
         is_one_step = self.num_sgd_iter == 1 and minibatch == size
         on_learner = self.why_on_learner
         why = (
-            f"{self.algo} needs them on the learner: {on_learner}" if on_learner else
-            "that allows only one step per train batch, but this config makes "
-            f"{self.num_sgd_iter} passes in minibatches of {minibatch} out of {size} env steps"
-        )  # fmt: skip
+            f"{self.algo} needs them on the learner: {on_learner}"
+            if on_learner
+            else (
+                "that allows only one step per train batch, but this config makes "
+                f"{self.num_sgd_iter} passes in minibatches of {minibatch} out of {size} env steps"
+            )
+        )
         refuse(
             self,
-            (self.is_truncating and size % fragment != 0, BATCH,
-             f"train_batch_size {size} can't be made up of fragments of {fragment} env steps (rollout_fragment_length "
-             f"{length} x num_envs_per_worker {self.num_envs_per_worker}).",
-             f"Set train_batch_size to {fits}, or leave it out to let aiorl choose it."),
-            (self.has_whole_sequences and (self.sgd_minibatch_size or 0) % length != 0, MINIBATCH,
-             f"sgd_minibatch_size {self.sgd_minibatch_size} is not a multiple of rollout_fragment_length {length}: a "
-             "minibatch holds whole sequences here.", "Leave one of the two out to let aiorl choose it."),
-            (self.gradients == "workers" and not (is_one_step and not on_learner), "gradients",
-             f"gradients can't be workers: {why}.",
-             "Set gradients: learner" + ("." if on_learner else f"; or num_sgd_iter: 1, sgd_minibatch_size: {size}.")),
-            (minibatch > size, MINIBATCH, f"sgd_minibatch_size {minibatch} is more than train_batch_size {size}.",
-             f"Set it to {size} or less."),
-        )  # fmt: skip
+            (
+                self.is_truncating and size % fragment != 0,
+                BATCH,
+                (
+                    f"train_batch_size {size} can't be made up of fragments of {fragment} env steps"
+                    f" (rollout_fragment_length {length} x num_envs_per_worker"
+                    f" {self.num_envs_per_worker})."
+                ),
+                f"Set train_batch_size to {fits}, or leave it out to let aiorl choose it.",
+            ),
+            (
+                self.has_whole_sequences and (self.sgd_minibatch_size or 0) % length != 0,
+                MINIBATCH,
+                (
+                    f"sgd_minibatch_size {self.sgd_minibatch_size} is not a multiple of"
+                    f" rollout_fragment_length {length}: a minibatch holds whole sequences here."
+                ),
+                "Leave one of the two out to let aiorl choose it.",
+            ),
+            (
+                self.gradients == "workers" and not (is_one_step and not on_learner),
+                "gradients",
+                f"gradients can't be workers: {why}.",
+                "Set gradients: learner"
+                + ("." if on_learner else f"; or num_sgd_iter: 1, sgd_minibatch_size: {size}."),
+            ),
+            (
+                minibatch > size,
+                MINIBATCH,
+                f"sgd_minibatch_size {minibatch} is more than train_batch_size {size}.",
+                f"Set it to {size} or less.",
+            ),
+        )

@@ -1,4 +1,6 @@
-"""Base classes of algorithms with a replay, an actor, and critics with their own target networks."""
+"""Base classes of algorithms with a replay, an actor, and critics with their own target
+networks.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,14 @@ from aiorl.acting.distributions import Categorical, make_distribution
 from aiorl.config.schema import CommonConfig
 from aiorl.data import columns as c
 from aiorl.learning.algorithms.algorithm import Array, Observations
-from aiorl.learning.algorithms.compiled_update import ROWS, STEPS_BEFORE, LossFunction, Phase, TargetNetwork, UpdateSpec
+from aiorl.learning.algorithms.compiled_update import (
+    ROWS,
+    STEPS_BEFORE,
+    LossFunction,
+    Phase,
+    TargetNetwork,
+    UpdateSpec,
+)
 from aiorl.learning.algorithms.replay_algorithm import WEIGHTS, ReplayAlgorithm
 from aiorl.learning.algorithms.replay_config import ActorReplayConfig
 from aiorl.learning.lazy import Tensors, tf
@@ -25,20 +34,24 @@ if TYPE_CHECKING:
 ActorReplayT = TypeVar("ActorReplayT", bound=ActorReplayConfig)
 
 SEEDS = "seeds"
-"""Column of a minibatch: two seeds [2, 2] int32 for the random numbers of an update, for next actions and current
-ones."""
+"""Column of a minibatch: two seeds [2, 2] int32 for the random numbers of an update, for next
+actions and current ones."""
 ACTOR_LR = "actor_lr"
 OF_STORED = "q_of_stored"
-"""Name of an extra tensor that `critic_loss_of` returns for later phases: the Q values [C, B] of the stored actions."""
+"""Name of an extra tensor that `critic_loss_of` returns for later phases: the Q values [C, B] of
+the stored actions."""
 
-_CRITICS_KEY = 0x63726974  # separates the critics' initial weights from other random numbers with the same seed
+# separates the critics' initial weights from other random numbers with the same seed
+_CRITICS_KEY = 0x63726974
 
 
 class CriticReplayAlgorithm(ReplayAlgorithm[ActorReplayT]):
-    """Replay algorithm whose model goes to the workers, while the critics and all targets stay on the learner.
+    """Replay algorithm whose model goes to the workers, while the critics and all targets stay on
+    the learner.
 
-    The loss itself trains the critics; later phases, each with its own optimiser, train the model. So the model learns
-    from updated critics, has its own learning rate, and its optimiser rests while it is not due.
+    The loss itself trains the critics; later phases, each with its own optimiser, train the model.
+    So the model learns from updated critics, has its own learning rate, and its optimiser rests
+    while it is not due.
 
     Attributes:
         distribution: distribution of the model's actions, for losses.
@@ -70,7 +83,9 @@ class CriticReplayAlgorithm(ReplayAlgorithm[ActorReplayT]):
         super().__init__(config, model)
 
     def more_targets(self, model: ActorCritic) -> dict[str, TargetNetwork]:
-        """Return further target networks besides that of the critics, for example of `model`, by prefix."""
+        """Return further target networks besides that of the critics, for example of `model`, by
+        prefix.
+        """
         return {}
 
     def trained_variables(self) -> list[Any]:
@@ -80,13 +95,22 @@ class CriticReplayAlgorithm(ReplayAlgorithm[ActorReplayT]):
     def coefficients(self, env_steps_total: int) -> dict[str, float]:
         """See `ReplayAlgorithm.coefficients`; includes the actor's learning rate."""
         given = super().coefficients(env_steps_total)
-        return {**given, ACTOR_LR: given["lr"] if self.config.actor_lr is None else self.config.actor_lr}
+        return {
+            **given,
+            ACTOR_LR: given["lr"] if self.config.actor_lr is None else self.config.actor_lr,
+        }
 
     def other_variables(self) -> dict[str, Any]:
-        """Return the variables to save along with the weights, by name; includes the critics' variables."""
-        return super().other_variables() | {f"critics/{name}": item for name, item in self.critics.variables.items()}
+        """Return the variables to save along with the weights, by name; includes the critics'
+        variables.
+        """
+        return super().other_variables() | {
+            f"critics/{name}": item for name, item in self.critics.variables.items()
+        }
 
-    def critics_spec(self, critic_loss: LossFunction, *phases: Phase, coefficients: tuple[str, ...] = ()) -> UpdateSpec:
+    def critics_spec(
+        self, critic_loss: LossFunction, *phases: Phase, coefficients: tuple[str, ...] = ()
+    ) -> UpdateSpec:
         """Return an update that trains the critics, then runs the phases, then moves all targets.
 
         Args:
@@ -107,8 +131,11 @@ class CriticReplayAlgorithm(ReplayAlgorithm[ActorReplayT]):
             phases=phases,
         )
 
-    def q_of_stored_choices(self, minibatch: Tensors, weights: Tensors | None = None) -> tuple[tf.Tensor, tf.Tensor]:
-        """Return the Q values [C, B] of stored actions, and [C, B, A] of all actions, for discrete actions.
+    def q_of_stored_choices(
+        self, minibatch: Tensors, weights: Tensors | None = None
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Return the Q values [C, B] of stored actions, and [C, B, A] of all actions, for discrete
+        actions.
 
         Args:
             minibatch: columns [B, ...] by name.
@@ -131,7 +158,11 @@ class ActorReplayAlgorithm(CriticReplayAlgorithm[ActorReplayT]):
 
     @classmethod
     def build_model(
-        cls, config: CommonConfig, observations: Observations, action_space: spaces.Space[Any], seed: int | None
+        cls,
+        config: CommonConfig,
+        observations: Observations,
+        action_space: spaces.Space[Any],
+        seed: int | None,
     ) -> ActorCritic:
         """Build the actor.
 
@@ -165,7 +196,9 @@ class ActorReplayAlgorithm(CriticReplayAlgorithm[ActorReplayT]):
         return {SEEDS: self.rng.integers(np.iinfo(np.int32).max, size=(num, 2, 2), dtype=np.int32)}
 
 
-def critic_loss_of(minibatch: Tensors, q: tf.Tensor, next_values: tf.Tensor) -> tuple[tf.Tensor, Tensors]:
+def critic_loss_of(
+    minibatch: Tensors, q: tf.Tensor, next_values: tf.Tensor
+) -> tuple[tf.Tensor, Tensors]:
     """Return half the squared errors of the critics' Q values of stored actions, and the metrics.
 
     The priority of a row is the mean error of its critics.
@@ -173,7 +206,8 @@ def critic_loss_of(minibatch: Tensors, q: tf.Tensor, next_values: tf.Tensor) -> 
     Args:
         minibatch: columns by name.
         q: [C, B] float32, Q values of the stored actions.
-        next_values: [B], values of the observations after the rewards; no gradient flows through the targets.
+        next_values: [B], values of the observations after the rewards; no gradient flows through
+            the targets.
     """
     targets = tf.stop_gradient(minibatch[c.N_STEP_RETURNS] + minibatch[c.DISCOUNTS] * next_values)
     errors = tf.reduce_mean(tf.abs(tf.stop_gradient(q) - targets), axis=0)

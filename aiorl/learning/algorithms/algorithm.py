@@ -1,7 +1,9 @@
-"""Interface of an algorithm: which leases it wants, which data it takes and how it updates the weights.
+"""Interface of an algorithm: which leases it wants, which data it takes and how it updates the
+weights.
 
-Everything outside `aiorl.learning.algorithms` uses this interface and knows no algorithm by name. The class methods
-take only the config, so that leases and sampling can be planned before TensorFlow is loaded.
+Everything outside `aiorl.learning.algorithms` uses this interface and knows no algorithm by name.
+The class methods take only the config, so that leases and sampling can be planned before TensorFlow
+is loaded.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ _log = logging.getLogger(__name__)
 
 Array = NDArray[Any]
 Batch = dict[str, Array]
-"""Data that `make_batch` prepares for `update`: a train batch, arrays by name; or counts of the rows stored."""
+"""Data that `make_batch` prepares for `update`: a train batch, arrays by name; or counts of the
+rows stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,19 +48,21 @@ class LeasePlan:
     """Limits on how much is sampled and with which policy versions.
 
     Attributes:
-        mode: "on_policy" hands out exactly one train batch for each version; "streaming" leases as much as can be
-            trained on within ``max_policy_lag`` (see `aiorl.net.protocol.pacing`).
+        mode: "on_policy" hands out exactly one train batch for each version; "streaming" leases as
+            much as can be trained on within ``max_policy_lag`` (see `aiorl.net.protocol.pacing`).
         fragments_per_batch: fragments in one train batch.
-        env_steps_per_batch: on_policy: env steps after which a train batch is full. Used for fragments of whole
-            episodes, which can be longer than requested. None if all fragments have the same length.
-        outstanding_per_worker: streaming: maximum number of fragments that a worker owes at a time, within the budget
-            of the whole run.
-        max_policy_lag: maximum age of a fragment in policy versions; older ones are discarded. None = no limit.
-        max_under_way: streaming: maximum number of fragments that are leased, queued or held by the learner, all
-            together. None = limited by `max_policy_lag` only.
+        env_steps_per_batch: on_policy: env steps after which a train batch is full. Used for
+            fragments of whole episodes, which can be longer than requested. None if all fragments
+            have the same length.
+        outstanding_per_worker: streaming: maximum number of fragments that a worker owes at a time,
+            within the budget of the whole run.
+        max_policy_lag: maximum age of a fragment in policy versions; older ones are discarded. None
+            = no limit.
+        max_under_way: streaming: maximum number of fragments that are leased, queued or held by the
+            learner, all together. None = limited by `max_policy_lag` only.
         publish_every: updates after which the weights are published as a new version.
-        publish_interval_s: seconds after which an update publishes the weights even if `publish_every` is not reached.
-            Ignored when one process samples and trains in turn.
+        publish_interval_s: seconds after which an update publishes the weights even if
+            `publish_every` is not reached. Ignored when one process samples and trains in turn.
     """
 
     mode: Literal["on_policy", "streaming"]
@@ -76,9 +81,10 @@ class UpdateResult:
 
     Attributes:
         metrics: numbers to report, by name.
-        skipped: True if the loss or a gradient was not finite; the weights and the optimiser are then unchanged.
-        bad_column: first column of a skipped batch with a non-finite number; "" if the batch is finite and the
-            computation was not.
+        skipped: True if the loss or a gradient was not finite; the weights and the optimiser are
+            then unchanged.
+        bad_column: first column of a skipped batch with a non-finite number; "" if the batch is
+            finite and the computation was not.
     """
 
     metrics: dict[str, float]
@@ -118,21 +124,23 @@ def want_stored_experience(config: CommonConfig) -> None:
     """Raise ConfigError if the config names no stored experience."""
     if config.input == "sampler":
         raise ConfigError(
-            f"{config.algo} learns from stored experience, but input names none.", key="input", value=config.input,
+            f"{config.algo} learns from stored experience, but input names none.",
+            key="input",
+            value=config.input,
             hint='Name files, such as --input "data/*.json". A run with --output DIR writes them.',
-        )  # fmt: skip
+        )
 
 
 class Algorithm(ABC):
     """Learner of one policy.
 
-    It is created in the learner process once the spaces are known. One thread, which runs the updates, calls `warm_up`
-    and then all other methods, class methods excepted.
+    It is created in the learner process once the spaces are known. One thread, which runs the
+    updates, calls `warm_up` and then all other methods, class methods excepted.
 
     Attributes:
         config_class: class of the algorithm's config.
-        merged_filter: merged filter of the policy's observations, for observations that arrive unfiltered. It is set
-            once the filter exists; another thread merges into it.
+        merged_filter: merged filter of the policy's observations, for observations that arrive
+            unfiltered. It is set once the filter exists; another thread merges into it.
     """
 
     config_class: ClassVar[type[CommonConfig]]
@@ -154,7 +162,8 @@ class Algorithm(ABC):
 
     @classmethod
     def return_discount(cls, config: CommonConfig) -> float | None:
-        """Return the discount of the returns by which this `config` scales rewards; None = unscaled.
+        """Return the discount of the returns by which this `config` scales rewards; None =
+        unscaled.
 
         Rewards are divided by the running deviation of these returns.
         """
@@ -162,23 +171,33 @@ class Algorithm(ABC):
 
     @classmethod
     def gradients_from_workers(cls, config: CommonConfig) -> bool:
-        """Return True if, with this `config`, workers send the gradient of a fragment instead of its rows."""
+        """Return True if, with this `config`, workers send the gradient of a fragment instead of
+        its rows.
+        """
         return False
 
     @classmethod
     def acting_settings(cls, config: CommonConfig) -> dict[str, Any]:
-        """Return settings of the acting policy in addition to those in `config`, such as "exploration"."""
+        """Return settings of the acting policy in addition to those in `config`, such as
+        "exploration".
+        """
         return {}
 
     @classmethod
     def all_acting_settings(cls, config: CommonConfig) -> dict[str, Any]:
-        """Return `acting_settings`, in which the exploration in `config`, if any, replaces the algorithm's own."""
+        """Return `acting_settings`, in which the exploration in `config`, if any, replaces the
+        algorithm's own.
+        """
         named = {} if config.exploration is None else {"exploration": config.exploration}
         return {**cls.acting_settings(config), **named}
 
     @classmethod
     def build_model(
-        cls, config: CommonConfig, observations: Observations, action_space: spaces.Space[Any], seed: int | None
+        cls,
+        config: CommonConfig,
+        observations: Observations,
+        action_space: spaces.Space[Any],
+        seed: int | None,
     ) -> ActorCritic:
         """Build the network that is trained; its `forward_step` acts. Loads TensorFlow.
 
@@ -197,17 +216,26 @@ class Algorithm(ABC):
         settings = config.model.model_dump()
         shape, dtype, layout = observations.shape, observations.dtype, observations.layout
         return build_model(
-            shape, dtype, distribution, settings, seed=seed, layout=layout, noise=config.state_dependent_noise
+            shape,
+            dtype,
+            distribution,
+            settings,
+            seed=seed,
+            layout=layout,
+            noise=config.state_dependent_noise,
         )
 
     @classmethod
     def trains_on_sequences(cls, config: CommonConfig) -> bool:
-        """Return True if rows must come as sequences of `config.sequence_length()` steps, not one by one."""
+        """Return True if rows must come as sequences of `config.sequence_length()` steps, not one
+        by one.
+        """
         return bool(cls.sample_plan(config).of_sequences)
 
     @classmethod
     def check_room(cls, policies: Sequence[tuple[CommonConfig, ActorCritic]]) -> None:
-        """Check that this machine has room for all policies before allocating anything, and log how much they take.
+        """Check that this machine has room for all policies before allocating anything, and log how
+        much they take.
 
         Args:
             policies: config and model of every policy that learns in the run, with any algorithm.
@@ -219,7 +247,8 @@ class Algorithm(ABC):
 
     @abstractmethod
     def __init__(self, config: CommonConfig, model: ActorCritic) -> None:
-        """Take over the model without changing it; `warm_up` or the first batch compiles the update.
+        """Take over the model without changing it; `warm_up` or the first batch compiles the
+        update.
 
         Args:
             config: config of the run, or of the policy if it has its own settings.
@@ -228,13 +257,15 @@ class Algorithm(ABC):
 
     @abstractmethod
     def make_batch(self, fragments: Sequence[Mapping[str, Array]]) -> Batch:
-        """Take fragments in the given order: lay them out as one train batch, or add them to the replay.
+        """Take fragments in the given order: lay them out as one train batch, or add them to the
+        replay.
 
         Args:
             fragments: each has the columns of the sample plan, ``[T, N, ...]``.
 
         Returns:
-            Batch for `update`, with arrays of fixed shapes. The second call after this one overwrites its buffers.
+            Batch for `update`, with arrays of fixed shapes. The second call after this one
+            overwrites its buffers.
 
         Raises:
             BatchError: a column is missing or has a wrong shape or dtype.
@@ -242,7 +273,8 @@ class Algorithm(ABC):
 
     @abstractmethod
     def check_fragment(self, fragment: Mapping[str, Array]) -> None:
-        """Check that `make_batch` can use a `fragment`, before it is queued. Can be called in any thread.
+        """Check that `make_batch` can use a `fragment`, before it is queued. Can be called in any
+        thread.
 
         Args:
             fragment: columns ``[T, N, ...]`` by name.
@@ -253,7 +285,8 @@ class Algorithm(ABC):
 
     @abstractmethod
     def update(self, batch: Batch, env_steps_total: int) -> UpdateResult:
-        """Learn from one train batch, or make all the optimiser steps that are due for the rows stored.
+        """Learn from one train batch, or make all the optimiser steps that are due for the rows
+        stored.
 
         Args:
             batch: batch of any shape from `make_batch`.
@@ -268,7 +301,10 @@ class Algorithm(ABC):
 
     @abstractmethod
     def warm_up(self) -> None:
-        """Compile the update so that the first batch doesn't wait. Changes neither weights nor random states."""
+        """Compile the update so that the first batch doesn't wait.
+
+        Changes neither weights nor random states.
+        """
 
     def hurry(self) -> None:
         """Ask a running update to end early, in a state from which training can continue.
@@ -279,7 +315,9 @@ class Algorithm(ABC):
 
     @abstractmethod
     def get_weights(self) -> dict[str, Array]:
-        """Return copies of the weights, of any shape, by the names that the acting graph uses; always finite."""
+        """Return copies of the weights, of any shape, by the names that the acting graph uses;
+        always finite.
+        """
 
     def get_state(self) -> AlgorithmState:
         """Return copies of everything that `set_state` needs."""
@@ -287,10 +325,11 @@ class Algorithm(ABC):
 
     @abstractmethod
     def hold_state(self) -> Callable[[], AlgorithmState]:
-        """Return a function that returns the current state, even after later updates. It can be called in any thread.
+        """Return a function that returns the current state, even after later updates. It can be
+        called in any thread.
 
-        Called after every update, so that the state before an update stays available while that update runs. If copying
-        is slow, leave it to the returned function.
+        Called after every update, so that the state before an update stays available while that
+        update runs. If copying is slow, leave it to the returned function.
         """
 
     @abstractmethod
@@ -302,7 +341,9 @@ class Algorithm(ABC):
         """
 
     def weights_replaced(self) -> None:
-        """Adapt to weights that `set_state` took from elsewhere, for example in a target network."""
+        """Adapt to weights that `set_state` took from elsewhere, for example in a target
+        network.
+        """
         return
 
     @property
@@ -313,7 +354,8 @@ class Algorithm(ABC):
     def hold_experience(self) -> Snapshot | None:
         """Return the stored experience as it is now; None if there is none.
 
-        Called between two updates when a checkpoint will be written. It is too large to be held after each update.
+        Called between two updates when a checkpoint will be written. It is too large to be held
+        after each update.
         """
         return None
 
@@ -333,9 +375,12 @@ class Algorithm(ABC):
 ConfigT = TypeVar("ConfigT", bound=CommonConfig)
 
 MAX_SKIPS_IN_A_ROW = 10
-"""Maximum number of consecutive updates that may be skipped for non-finite numbers; then training ends."""
+"""Maximum number of consecutive updates that may be skipped for non-finite numbers; then training
+ends."""
 
-_SEED_KEY = 0x616C676F  # separates the algorithm's random numbers from those of workers with the same seed
+_SEED_KEY = (
+    0x616C676F  # separates the algorithm's random numbers from those of workers with the same seed
+)
 
 
 class CompiledBase(Algorithm, Generic[ConfigT]):
@@ -349,7 +394,8 @@ class CompiledBase(Algorithm, Generic[ConfigT]):
         rng: generator of the algorithm's random numbers.
         updates: number of updates so far that were not skipped.
         compiled: compiled update.
-        targets: target networks, by the prefix of the names under which their weights are saved. Set before `compiled`.
+        targets: target networks, by the prefix of the names under which their weights are saved.
+            Set before `compiled`.
     """
 
     compiled: CompiledUpdate
@@ -364,7 +410,9 @@ class CompiledBase(Algorithm, Generic[ConfigT]):
         """
         self.config = self.own_config(config)
         self.model = model
-        self.rng = np.random.default_rng(np.random.SeedSequence(config.seed, spawn_key=(_SEED_KEY,)))
+        self.rng = np.random.default_rng(
+            np.random.SeedSequence(config.seed, spawn_key=(_SEED_KEY,))
+        )
         self.updates = 0
         self._skipped = 0
         self._skipped_in_a_row = 0
@@ -383,8 +431,12 @@ class CompiledBase(Algorithm, Generic[ConfigT]):
         return cast(ConfigT, config)
 
     def adam(self, epsilon: float) -> Any:  # Any: a Keras optimiser
-        """Return Adam with this `epsilon`, and the learning rate and the optimiser options of the config."""
-        return keras_optimizer("Adam", self.config.optimizer, learning_rate=self.config.lr, epsilon=epsilon)
+        """Return Adam with this `epsilon`, and the learning rate and the optimiser options of the
+        config.
+        """
+        return keras_optimizer(
+            "Adam", self.config.optimizer, learning_rate=self.config.lr, epsilon=epsilon
+        )
 
     def adam_of_multiplier(self, epsilon: float) -> Any:  # Any: a Keras optimiser
         """Return Adam with this `epsilon` for a single number that weighs losses.
@@ -404,14 +456,16 @@ class CompiledBase(Algorithm, Generic[ConfigT]):
             return
         self._lr_is_over = True
         _log.warning(
-            "the learning rate is now 0 and the policy won't change any more: lr_schedule ended at %s env steps. To "
-            "keep learning, let lr_schedule end later or at a value above 0. To end the run there, set "
-            "stop_timesteps: %d",
-            f"{lr.end:,.0f}", lr.end,
-        )  # fmt: skip
+            "the learning rate is now 0 and the policy won't change any more: lr_schedule ended at"
+            " %s env steps. To keep learning, let lr_schedule end later or at a value above 0. To"
+            " end the run there, set stop_timesteps: %d",
+            f"{lr.end:,.0f}",
+            lr.end,
+        )
 
     def _note_skipped(self, bad_column: str) -> None:
-        """Count a skipped update: a number in `bad_column`, or if that is "" in the computation, was not finite.
+        """Count a skipped update: a number in `bad_column`, or if that is "" in the computation,
+        was not finite.
 
         Raises:
             TrainingDiverged: `MAX_SKIPS_IN_A_ROW` updates in a row were skipped.
@@ -423,12 +477,15 @@ class CompiledBase(Algorithm, Generic[ConfigT]):
             if bad_column
             else "the loss or its gradient; the batch itself is finite"
         )
-        _log.warning("update skipped: a number in %s is not finite; the weights are unchanged", where)
+        _log.warning(
+            "update skipped: a number in %s is not finite; the weights are unchanged", where
+        )
         if self._skipped_in_a_row >= MAX_SKIPS_IN_A_ROW:
             raise TrainingDiverged(
-                f"{self._skipped_in_a_row} updates in a row were skipped because numbers were not finite, the last "
-                f"time in {where}. The weights are those of the last good update. Check the environment's rewards and "
-                "observations, or set a lower lr or a smaller grad_clip."
+                f"{self._skipped_in_a_row} updates in a row were skipped because numbers were not"
+                f" finite, the last time in {where}. The weights are those of the last good update."
+                " Check the environment's rewards and observations, or set a lower lr or a smaller"
+                " grad_clip."
             )
 
     def extra_state(self) -> dict[str, Any]:
@@ -445,12 +502,17 @@ class CompiledBase(Algorithm, Generic[ConfigT]):
     def hold_state(self) -> Callable[[], AlgorithmState]:
         """See `Algorithm.hold_state`.
 
-        A tensor read from a variable is immutable; TensorFlow copies it only when the variable changes.
+        A tensor read from a variable is immutable; TensorFlow copies it only when the variable
+        changes.
         """
         if not self._held:
-            variables = {f"weights/{name}": variable for name, variable in self.model.variables.items()}
+            variables = {
+                f"weights/{name}": variable for name, variable in self.model.variables.items()
+            }
             variables |= self.other_variables()
-            self._held = [(name, item.handle, tf.as_dtype(item.dtype)) for name, item in variables.items()]
+            self._held = [
+                (name, item.handle, tf.as_dtype(item.dtype)) for name, item in variables.items()
+            ]
         read = tf.raw_ops.ReadVariableOp  # takes a fraction of the time of a variable's own method
         tensors = {name: read(resource=handle, dtype=dtype) for name, handle, dtype in self._held}
         values = {
@@ -460,25 +522,31 @@ class CompiledBase(Algorithm, Generic[ConfigT]):
             "skipped_in_a_row": self._skipped_in_a_row,
             **self.extra_state(),
         }
-        return lambda: AlgorithmState({name: np.array(tensor.numpy()) for name, tensor in tensors.items()}, values)
+        return lambda: AlgorithmState(
+            {name: np.array(tensor.numpy()) for name, tensor in tensors.items()}, values
+        )
 
     def set_state(self, state: AlgorithmState) -> None:
         """Continue from `state`. All of it is checked before any of it is used.
 
         Raises:
-            CheckpointError: a tensor is missing, superfluous or has another shape, or a value is missing.
+            CheckpointError: a tensor is missing, superfluous or has another shape, or a value is
+                missing.
         """
         variables = self.other_variables()
         wanted = {f"weights/{name}": _kind(weight) for name, weight in self.get_weights().items()}
         wanted |= {name: _kind(variable.numpy()) for name, variable in variables.items()}
         given = {name: _kind(tensor) for name, tensor in state.tensors.items()}
         if wanted != given:
-            differing = sorted(name for name in wanted.keys() | given.keys() if wanted.get(name) != given.get(name))
+            differing = sorted(
+                name for name in wanted.keys() | given.keys() if wanted.get(name) != given.get(name)
+            )
             first = differing[0]
             raise CheckpointError(
                 "tensors",
-                f"they don't fit this model: {first} is {given.get(first, 'missing')} in the checkpoint and "
-                f"{wanted.get(first, 'unknown')} in the model ({len(differing)} tensors differ)",
+                f"they don't fit this model: {first} is {given.get(first, 'missing')} in the"
+                f" checkpoint and {wanted.get(first, 'unknown')} in the model ({len(differing)}"
+                " tensors differ)",
             )
         try:
             self.set_extra_state(state.values)
@@ -487,13 +555,20 @@ class CompiledBase(Algorithm, Generic[ConfigT]):
             self._skipped = int(state.values["updates_skipped"])
             self._skipped_in_a_row = int(state.values["skipped_in_a_row"])
         except (KeyError, TypeError, ValueError) as error:
-            raise CheckpointError("values", f"a counter or random state is missing or wrong: {error!r}") from error
-        self.model.set_weights({name: state.tensors[f"weights/{name}"] for name in self.model.variables})
+            raise CheckpointError(
+                "values", f"a counter or random state is missing or wrong: {error!r}"
+            ) from error
+        self.model.set_weights(
+            {name: state.tensors[f"weights/{name}"] for name in self.model.variables}
+        )
         for name, variable in variables.items():
             variable.assign(state.tensors[name])
 
     def weights_replaced(self) -> None:
-        """Copy the weights to the model's target network. Targets of other networks catch up during training."""
+        """Copy the weights to the model's target network.
+
+        Targets of other networks catch up during training.
+        """
         for target in self.targets.values():
             if target.network is self.model:
                 target.take_over()

@@ -1,4 +1,6 @@
-"""Ape-X: DQN with many workers, each with its own share of random actions (docs/algorithms/apex.md)."""
+"""Ape-X: DQN with many workers, each with its own share of random actions
+(docs/algorithms/apex.md).
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ class ApexConfig(DQNConfig):
     replay_capacity: int = changed(ReplayConfig, "replay_capacity", 1_000_000)
     learning_starts: int | None = changed(ReplayConfig, "learning_starts", 50_000)
     prioritized_replay: bool = changed(ReplayConfig, "prioritized_replay", True)
-    final_prioritized_replay_beta: float = changed(ReplayConfig, "final_prioritized_replay_beta", 0.4)
+    final_prioritized_replay_beta: float = changed(
+        ReplayConfig, "final_prioritized_replay_beta", 0.4
+    )
 
 
 class Apex(DQN):

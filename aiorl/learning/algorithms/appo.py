@@ -1,4 +1,6 @@
-"""APPO: PPO's epochs over train batches of workers that don't wait for the learner (docs/algorithms/appo.md)."""
+"""APPO: PPO's epochs over train batches of workers that don't wait for the learner
+(docs/algorithms/appo.md).
+"""
 
 from __future__ import annotations
 
@@ -40,14 +42,15 @@ class APPOConfig(SurrogateConfig, VTraceConfig):
     target_update_freq: int = _appo(1, unit="updates", ge=1)
     """Updates after which the target network becomes a copy of the online network."""
     target_worker_clipping: float = _appo(2.0, gt=0)
-    """Maximum ratio of the sampling policy's to the target policy's probability of an action; larger ratios are
-    clipped."""
+    """Maximum ratio of the sampling policy's to the target policy's probability of an action;
+    larger ratios are clipped."""
 
 
 class APPO(Surrogate[APPOConfig], VTraceStreaming[APPOConfig]):
     """Asynchronous proximal policy optimisation with a target network (IMPACT; Luo et al. 2020).
 
-    The target network doesn't change during an update, so it evaluates each batch once, before minibatches are taken.
+    The target network doesn't change during an update, so it evaluates each batch once, before
+    minibatches are taken.
     """
 
     config_class = APPOConfig
@@ -60,7 +63,9 @@ class APPO(Surrogate[APPOConfig], VTraceStreaming[APPOConfig]):
 
     @property
     def visits_rows(self) -> bool:
-        """True if a minibatch consists of rows: the target network evaluates whole sequences before they are split."""
+        """True if a minibatch consists of rows: the target network evaluates whole sequences before
+        they are split.
+        """
         return not self.config.model.is_recurrent
 
     def after_update(self, metrics: dict[str, float]) -> None:
@@ -71,39 +76,61 @@ class APPO(Surrogate[APPOConfig], VTraceStreaming[APPOConfig]):
 
     def update_spec(self) -> UpdateSpec:
         """Return the clipped surrogate over rows, or over sequences for recurrent models."""
-        config, model, buffers, distribution = self.config, self.model, self.buffers, self.distribution
+        config, model, buffers, distribution = (
+            self.config,
+            self.model,
+            self.buffers,
+            self.distribution,
+        )
         judged = (
-            *(ColumnSpec(name) for name in (_TARGET_LOGP, _LOG_RHOS, _WEIGHTS, c.ADVANTAGES, c.VALUE_TARGETS)),
+            *(
+                ColumnSpec(name)
+                for name in (_TARGET_LOGP, _LOG_RHOS, _WEIGHTS, c.ADVANTAGES, c.VALUE_TARGETS)
+            ),
             ColumnSpec(c.ACTION_DIST_INPUTS, (model.distribution.num_inputs,)),
         )
-        layout = BatchBuffers((*buffers.columns, *judged, *(buffers.of_sequences if model.is_recurrent else ())))
+        layout = BatchBuffers(
+            (*buffers.columns, *judged, *(buffers.of_sequences if model.is_recurrent else ()))
+        )
 
         def begin(batch: Tensors, coefficients: Tensors) -> Tensors:
             num_sequences, length = batch[PACKED].shape[:2]
             weights = self._target.tensors()
-            # no more rows at a time than in a minibatch, so that it needs no more memory than a step
+            # no more rows at a time than in a minibatch, so that it needs no more memory than a
+            # step
             most = max(1, config.minibatch_steps() // length)
             size = max(divisor for divisor in divisors(num_sequences) if divisor <= most)
             parts = {name: tf.reshape(x, [-1, size, *x.shape[1:]]) for name, x in batch.items()}
-            of_part = tf.autograph.experimental.do_not_convert(lambda part: self._judged(part, weights))
+            of_part = tf.autograph.experimental.do_not_convert(
+                lambda part: self._judged(part, weights)
+            )
             more = tf.map_fn(of_part, parts, fn_output_signature=tf.float32, parallel_iterations=1)
-            packed = tf.concat([batch[PACKED], tf.reshape(more, [num_sequences, length, -1])], axis=-1)
+            packed = tf.concat(
+                [batch[PACKED], tf.reshape(more, [num_sequences, length, -1])], axis=-1
+            )
             judged_batch = {**batch, PACKED: packed}
             if model.is_recurrent:
                 return judged_batch
             names = [PACKED, *(spec.name for spec in layout.columns if not spec.is_packed)]
-            return {name: tf.reshape(judged_batch[name], [-1, *judged_batch[name].shape[2:]]) for name in names}
+            return {
+                name: tf.reshape(judged_batch[name], [-1, *judged_batch[name].shape[2:]])
+                for name in names
+            }
 
         def loss(minibatch: Tensors, coefficients: Tensors) -> tuple[tf.Tensor, Tensors]:
             dist_inputs, values, columns = rows_forward(model, minibatch, layout)
             valid = columns[c.VALID]
             log_ratio = impact_log_ratio(
-                distribution.logp(dist_inputs, columns[c.ACTIONS]), columns[_TARGET_LOGP], columns[c.ACTION_LOGP],
+                distribution.logp(dist_inputs, columns[c.ACTIONS]),
+                columns[_TARGET_LOGP],
+                columns[c.ACTION_LOGP],
                 max_ratio=config.target_worker_clipping,
-            )  # fmt: skip
+            )
             total, parts = ppo_loss(
                 tf.where(valid > 0, log_ratio, 0.0),
-                pg_advantages(columns[c.ADVANTAGES], columns[_WEIGHTS], normalize=config.normalize_advantages),
+                pg_advantages(
+                    columns[c.ADVANTAGES], columns[_WEIGHTS], normalize=config.normalize_advantages
+                ),
                 distribution.kl(columns[c.ACTION_DIST_INPUTS], dist_inputs),
                 values,
                 columns[c.VALUE_TARGETS],
@@ -120,10 +147,14 @@ class APPO(Surrogate[APPOConfig], VTraceStreaming[APPOConfig]):
         return dataclasses.replace(spec, begin=begin)
 
     def _judged(self, minibatch: Tensors, weights: Tensors) -> tf.Tensor:
-        """Return the columns [M, T, ...] that the target network adds to sequences, in the order of the layout."""
+        """Return the columns [M, T, ...] that the target network adds to sequences, in the order of
+        the layout.
+        """
         columns = unpacked(minibatch, self.buffers, time_major=True)
         old = self.judge(columns, weights)
         returns, log_rhos = self.vtrace_returns(columns, old)
-        scalars = tf.stack([old.logp, log_rhos, returns.weights, returns.advantages, returns.vs], axis=-1)
+        scalars = tf.stack(
+            [old.logp, log_rhos, returns.weights, returns.advantages, returns.vs], axis=-1
+        )
         inputs = tf.reshape(old.dist_inputs, [*old.logp.shape, -1])
         return by_time(tf.concat([scalars, inputs], axis=-1))

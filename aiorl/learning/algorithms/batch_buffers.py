@@ -1,13 +1,13 @@
 """Train batches: fragments laid out for the update, in reusable buffers.
 
-All columns with four bytes per element and at most one dimension per row lie side by side in one float32 array,
-"packed": fetching a minibatch is then one gather of whole rows, and no column costs an allocation. Integers are stored
-bit by bit, flags as 1 and 0. Images have their own arrays. Two sets of buffers alternate, so that one batch can be
-assembled while the previous one is trained on.
+All columns with four bytes per element and at most one dimension per row lie side by side in one
+float32 array, "packed": fetching a minibatch is then one gather of whole rows, and no column costs
+an allocation. Integers are stored bit by bit, flags as 1 and 0. Images have their own arrays. Two
+sets of buffers alternate, so that one batch can be assembled while the previous one is trained on.
 
-`GradientBuffers` does the same for gradients from workers: one row for each gradient, weight after weight. The step
-uses their mean, in which each gradient is weighted by its number of transitions, so the mean is the gradient over all
-transitions together.
+`GradientBuffers` does the same for gradients from workers: one row for each gradient, weight after
+weight. The step uses their mean, in which each gradient is weighted by its number of transitions,
+so the mean is the gradient over all transitions together.
 """
 
 from __future__ import annotations
@@ -38,15 +38,16 @@ Array = NDArray[Any]
 class BatchBuffers:
     """Buffers in which train batches are assembled.
 
-    Batches of rows are ``[R, ...]``; batches of sequences are ``[S, T, ...]``, sequence by sequence. Rows that no
-    fragment fills are zero and have VALID 0.
+    Batches of rows are ``[R, ...]``; batches of sequences are ``[S, T, ...]``, sequence by
+    sequence. Rows that no fragment fills are zero and have VALID 0.
     """
 
     def __init__(self, columns: Iterable[ColumnSpec]) -> None:
         """Lay the columns out; VALID is added if it is missing.
 
         Args:
-            columns: columns of a fragment: [T, N, *shape]; or [N, *shape], for batches of sequences only.
+            columns: columns of a fragment: [T, N, *shape]; or [N, *shape], for batches of sequences
+                only.
         """
         given = list(columns)
         of_rows = {spec.name: spec for spec in given if not c.is_of_sequences(spec.name)}
@@ -76,17 +77,22 @@ class BatchBuffers:
                 source = self._source(fragment, column.name).reshape(target.shape)
                 if target.ndim == 2 and source.dtype == target.dtype and source.flags.c_contiguous:
                     # rows as wholes are copied several times faster
-                    source, target = (part.view(f"V{column.width * part.itemsize}") for part in (source, target))
+                    source, target = (
+                        part.view(f"V{column.width * part.itemsize}") for part in (source, target)
+                    )
                 target[...] = source
             filled = end
         return _cleared(batch, filled)
 
-    def sequences(self, fragments: Sequence[Mapping[str, Array]], num_sequences: int, length: int) -> dict[str, Array]:
-        """Return the environments of checked fragments as `num_sequences` sequences of `length` steps.
+    def sequences(
+        self, fragments: Sequence[Mapping[str, Array]], num_sequences: int, length: int
+    ) -> dict[str, Array]:
+        """Return the environments of checked fragments as `num_sequences` sequences of `length`
+        steps.
 
         Returns:
-            Arrays [num_sequences, length, ...], and [num_sequences, ...] for columns of sequences, valid until the
-            second call after this one.
+            Arrays [num_sequences, length, ...], and [num_sequences, ...] for columns of sequences,
+            valid until the second call after this one.
         """
         batch = self._buffers((num_sequences, length))
         filled = 0
@@ -101,7 +107,9 @@ class BatchBuffers:
             for extra in self.of_sequences:
                 batch[extra.name][filled:end] = fragment[extra.name]
             if c.LAST_OBS in batch:
-                self._place_last_obs(batch, filled, _valid_lengths(fragment.get(c.VALID), steps, num_envs), length)
+                self._place_last_obs(
+                    batch, filled, _valid_lengths(fragment.get(c.VALID), steps, num_envs), length
+                )
             filled = end
         return _cleared(batch, filled)
 
@@ -119,14 +127,24 @@ class BatchBuffers:
         refuse_others(fragment, [column.name for column in columns])
         shape = check_fragment(columns, fragment, is_finite=False)
         if steps is not None and shape[0] != steps:
-            raise BatchError(self.columns[0].name, f"[{steps}, N, ...]", f"[{shape[0]}, {shape[1]}, ...]")
+            raise BatchError(
+                self.columns[0].name, f"[{steps}, N, ...]", f"[{shape[0]}, {shape[1]}, ...]"
+            )
 
     def zeros(self, *leading: int) -> dict[str, Array]:
         """Return a batch with `leading` dimensions in which no row is valid, in new arrays."""
-        apart = {spec.name: ((*leading, *spec.shape), spec.dtype) for spec in self.columns if not spec.is_packed}
-        of_sequences = {spec.name: ((leading[0], *spec.shape), spec.dtype) for spec in self.of_sequences}
+        apart = {
+            spec.name: ((*leading, *spec.shape), spec.dtype)
+            for spec in self.columns
+            if not spec.is_packed
+        }
+        of_sequences = {
+            spec.name: ((leading[0], *spec.shape), spec.dtype) for spec in self.of_sequences
+        }
         packed = {PACKED: ((*leading, self.packed_width), "float32")}
-        return {name: shareable_zeros(*kind) for name, kind in (packed | apart | of_sequences).items()}
+        return {
+            name: shareable_zeros(*kind) for name, kind in (packed | apart | of_sequences).items()
+        }
 
     def column(self, batch: Mapping[str, Array], name: str) -> Array:
         """Return a column of a batch by name, as a view."""
@@ -146,12 +164,18 @@ class BatchBuffers:
         names = [column.name for column in (*self.columns, *self.of_sequences)]
         return first_not_finite({name: self.column(batch, name) for name in names})
 
-    def _place_last_obs(self, batch: Mapping[str, Array], first: int, steps: NDArray[np.intp], length: int) -> None:
-        """Put the observation that follows a short sequence into the next row, where a longer sequence has it."""
+    def _place_last_obs(
+        self, batch: Mapping[str, Array], first: int, steps: NDArray[np.intp], length: int
+    ) -> None:
+        """Put the observation that follows a short sequence into the next row, where a longer
+        sequence has it.
+        """
         (short,) = np.nonzero(steps < length)
         if len(short):
             target = self.column(batch, c.OBS)
-            target[first + short, steps[short]] = batch[c.LAST_OBS][first + short].reshape(-1, *target.shape[2:])
+            target[first + short, steps[short]] = batch[c.LAST_OBS][first + short].reshape(
+                -1, *target.shape[2:]
+            )
 
     def _buffers(self, leading: tuple[int, ...]) -> dict[str, Array]:
         batch = next(self._sets)
@@ -214,9 +238,12 @@ class GradientBuffers:
     """Buffers in which the gradients of one train batch are collected; two of them alternate."""
 
     def __init__(
-        self, shapes: Mapping[str, tuple[int, ...]], metric_names: Sequence[str], columns: Sequence[str],
+        self,
+        shapes: Mapping[str, tuple[int, ...]],
+        metric_names: Sequence[str],
+        columns: Sequence[str],
         num_fragments: int,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Lay the gradients out.
 
         Args:
@@ -225,7 +252,11 @@ class GradientBuffers:
             columns: columns of the sample plan; a worker refers to them by number.
             num_fragments: F, maximum number of gradients in a train batch.
         """
-        self._metric_names, self._columns, self._num_fragments = tuple(metric_names), tuple(columns), num_fragments
+        self._metric_names, self._columns, self._num_fragments = (
+            tuple(metric_names),
+            tuple(columns),
+            num_fragments,
+        )
         self._shapes = {GRADIENT_OF + name: shape for name, shape in shapes.items()}
         self._shapes[METRICS] = (len(metric_names) + 1,)
         ends = np.cumsum([math.prod(shape) for shape in self._shapes.values()]).tolist()
@@ -263,10 +294,17 @@ class GradientBuffers:
             BatchError: a column is wrong; the error names it.
         """
         num_rows(fragment)
-        is_finite, dtype = CULPRIT not in fragment, "float32" if CULPRIT not in fragment else "int32"
+        is_finite, dtype = (
+            CULPRIT not in fragment,
+            "float32" if CULPRIT not in fragment else "int32",
+        )
         wanted = self._shapes if is_finite else {CULPRIT: (1,)}
         if unknown := sorted(fragment.keys() - wanted.keys() - {NUM_ROWS}):
-            raise BatchError("batches", f"no other columns than {', '.join(sorted(wanted))}", f"{unknown[0]!r:.100}")
+            raise BatchError(
+                "batches",
+                f"no other columns than {', '.join(sorted(wanted))}",
+                f"{unknown[0]!r:.100}",
+            )
         for name, shape in wanted.items():
             column = fragment.get(name)
             if column is None or column.shape != shape or column.dtype != dtype:
@@ -286,8 +324,12 @@ class GradientBuffers:
         found = batch[CULPRIT][batch[CULPRIT] > 0]
         return self._columns[found[0] - 1] if len(found) else ""
 
-    def mean(self, minibatch: Tensors, coefficients: Tensors) -> tuple[list[tf.Tensor], tf.Tensor, Tensors]:
-        """Return the mean gradient of a batch, the loss and the metrics, as `CompiledUpdate` expects them."""
+    def mean(
+        self, minibatch: Tensors, coefficients: Tensors
+    ) -> tuple[list[tf.Tensor], tf.Tensor, Tensors]:
+        """Return the mean gradient of a batch, the loss and the metrics, as `CompiledUpdate`
+        expects them.
+        """
         weights = minibatch[NUM_ROWS] / tf.maximum(tf.reduce_sum(minibatch[NUM_ROWS]), 1.0)
         flat = tf.linalg.matvec(minibatch[_GRADIENTS], weights, transpose_a=True)
         parts = zip(self._places, self._shapes.values(), strict=True)
@@ -302,7 +344,8 @@ def unpacked(minibatch: Tensors, buffers: BatchBuffers, *, time_major: bool = Fa
     Args:
         minibatch: arrays gathered from a batch of `buffers`.
         buffers: layout of the batch.
-        time_major: True to turn columns of steps from [M, T, ...] into [T, M, ...]; columns of sequences stay [M, ...].
+        time_major: True to turn columns of steps from [M, T, ...] into [T, M, ...]; columns of
+            sequences stay [M, ...].
     """
     packed = by_time(minibatch[PACKED]) if time_major else minibatch[PACKED]
     columns: Tensors = {spec.name: minibatch[spec.name] for spec in buffers.of_sequences}

@@ -41,5 +41,7 @@ class BC(Imitation[BCConfig]):
         return SamplePlan("none", {}, columns, raw_obs=config.is_filtered)
 
     def update_spec(self) -> UpdateSpec:
-        """Return the loss over rows, or over sequences for recurrent models: all actions have the same weight."""
+        """Return the loss over rows, or over sequences for recurrent models: all actions have the
+        same weight.
+        """
         return self.likelihood_spec(lambda columns, *_: (tf.ones_like(columns[c.VALID]), {}))

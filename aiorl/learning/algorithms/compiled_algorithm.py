@@ -1,6 +1,8 @@
-"""Base class of algorithms that train on fragments as they arrive, and forward passes for their losses.
+"""Base class of algorithms that train on fragments as they arrive, and forward passes for their
+losses.
 
-A train batch is laid out once, and one `CompiledUpdate` visits its rows or sequences in random order.
+A train batch is laid out once, and one `CompiledUpdate` visits its rows or sequences in random
+order.
 """
 
 from __future__ import annotations
@@ -22,8 +24,19 @@ from aiorl.data.columns import CULPRIT, GRADIENT_OF, METRICS, NUM_ROWS
 from aiorl.errors import BatchError, ConfigError, PolicyError
 from aiorl.learning.algorithms.actor_critic_config import ActorCriticConfig
 from aiorl.learning.algorithms.algorithm import Array, Batch, CompiledBase, UpdateResult
-from aiorl.learning.algorithms.batch_buffers import PACKED, BatchBuffers, GradientBuffers, rounded_up, unpacked
-from aiorl.learning.algorithms.compiled_update import CompiledFunction, CompiledUpdate, UpdateSpec, gradients_of
+from aiorl.learning.algorithms.batch_buffers import (
+    PACKED,
+    BatchBuffers,
+    GradientBuffers,
+    rounded_up,
+    unpacked,
+)
+from aiorl.learning.algorithms.compiled_update import (
+    CompiledFunction,
+    CompiledUpdate,
+    UpdateSpec,
+    gradients_of,
+)
 from aiorl.learning.algorithms.rows import flattened, model_columns
 from aiorl.learning.lazy import Tensors, tf
 from aiorl.learning.losses import masked_mean
@@ -40,16 +53,19 @@ ConfigT = TypeVar("ConfigT", bound=ActorCriticConfig)
 Weigh = Callable[[Tensors, "tf.Tensor", Tensors], tuple["tf.Tensor", Tensors]]
 
 _ROOMY = 4
-"""Maximum ratio of a batch's allocated size to its own; a larger buffer is reused up to this, to save compilations."""
+"""Maximum ratio of a batch's allocated size to its own; a larger buffer is reused up to this, to
+save compilations."""
 
 _MAX_PADDED, _MAX_PADDING = 1 << 24, 8
-"""Maximum rows of a padded batch of sequences; more are allowed up to this multiple of its fragments' rows."""
+"""Maximum rows of a padded batch of sequences; more are allowed up to this multiple of its
+fragments' rows."""
 
 _COPIES = 2
 """A train batch is in memory as fragments, and laid out."""
 
 _NUMBERS_OF_A_ROW = 5
-"""Numbers that each row has at least besides observation and action: its likelihood, value, return and so on."""
+"""Numbers that each row has at least besides observation and action: its likelihood, value, return
+and so on."""
 
 _REPORTED = ("clip_param", "vf_clip_param")
 """Coefficients that only some algorithms have."""
@@ -58,16 +74,18 @@ _REPORTED = ("clip_param", "vf_clip_param")
 class CompiledAlgorithm(CompiledBase[ConfigT]):
     """Algorithm that runs a compiled update over minibatches of a train batch in random order.
 
-    Batches hold the columns of the sample plan, as rows or, if the plan has columns of sequences, as sequences.
-    Subclasses define the update and its coefficients.
+    Batches hold the columns of the sample plan, as rows or, if the plan has columns of sequences,
+    as sequences. Subclasses define the update and its coefficients.
 
-    If workers compute the gradients, a train batch consists of these, and the learner takes one step with their mean.
+    If workers compute the gradients, a train batch consists of these, and the learner takes one
+    step with their mean.
 
     Attributes:
         distribution: action distribution, for losses.
         buffers: layout of the train batch, or of the rows of which gradients are computed.
-        gradient: compiled function of a batch, all of whose rows are one minibatch. It returns the metrics in the order
-            of the spec, the loss as the last of them, then the gradient of each variable.
+        gradient: compiled function of a batch, all of whose rows are one minibatch. It returns the
+            metrics in the order of the spec, the loss as the last of them, then the gradient of
+            each variable.
     """
 
     def __init__(self, config: CommonConfig, model: ActorCritic) -> None:
@@ -82,7 +100,9 @@ class CompiledAlgorithm(CompiledBase[ConfigT]):
         config = self.config
         self.buffers = BatchBuffers(model_columns(model, self.sample_plan(config).columns))
         self._lr = Schedule.of(config.lr, config.lr_schedule, key="lr_schedule")
-        self._entropy = Schedule.of(config.entropy_coeff, config.entropy_coeff_schedule, key="entropy_coeff_schedule")
+        self._entropy = Schedule.of(
+            config.entropy_coeff, config.entropy_coeff_schedule, key="entropy_coeff_schedule"
+        )
         self._has_sequences = self.trains_on_sequences(config)
         self._usual_size = config.train_batch_size
         if self._has_sequences:
@@ -91,19 +111,30 @@ class CompiledAlgorithm(CompiledBase[ConfigT]):
         self._multiple = config.minibatch_steps()
         if self._has_sequences:
             self._multiple = max(1, self._multiple // config.sequence_length())
-        self._fragment_length = config.sequence_length() if self._has_sequences and config.is_truncating else None
+        self._fragment_length = (
+            config.sequence_length() if self._has_sequences and config.is_truncating else None
+        )
         self._capacities: set[int] = set()
         self._spec = spec = self.update_spec()
         self._received = None
         if config.gradients == "workers":
             shapes = {name: tuple(variable.shape) for name, variable in model.trainable.items()}
             columns = self.sample_plan(config).columns
-            self._received = GradientBuffers(shapes, spec.metric_names, columns, config.fragments_per_batch())
+            self._received = GradientBuffers(
+                shapes, spec.metric_names, columns, config.fragments_per_batch()
+            )
         self.compiled = CompiledUpdate(
-            spec, model.trainable_variables, self.make_optimizer(), grad_clip=config.grad_clip, xla=config.update_mode,
-            gradients=None if self._received is None else self._received.mean, shares_memory=True,
-        )  # fmt: skip
-        self.gradient = CompiledFunction(self._run_gradient, model.trainable_variables, config.update_mode, "gradient")
+            spec,
+            model.trainable_variables,
+            self.make_optimizer(),
+            grad_clip=config.grad_clip,
+            xla=config.update_mode,
+            gradients=None if self._received is None else self._received.mean,
+            shares_memory=True,
+        )
+        self.gradient = CompiledFunction(
+            self._run_gradient, model.trainable_variables, config.update_mode, "gradient"
+        )
 
     @classmethod
     def check_room(cls, policies: Sequence[tuple[CommonConfig, ActorCritic]]) -> None:
@@ -125,8 +156,10 @@ class CompiledAlgorithm(CompiledBase[ConfigT]):
                 raise ConfigError(
                     f"train batches of {size:,} env steps need at least {needed / 1e9:.3g} GB of "
                     f"memory, and {available / 1e9:.3g} GB are free.",
-                    key="train_batch_size", value=size, hint="Set a smaller train_batch_size.",
-                )  # fmt: skip
+                    key="train_batch_size",
+                    value=size,
+                    hint="Set a smaller train_batch_size.",
+                )
 
     @classmethod
     def return_discount(cls, config: CommonConfig) -> float | None:
@@ -154,17 +187,26 @@ class CompiledAlgorithm(CompiledBase[ConfigT]):
         """Return the optimiser to train with."""
 
     def coefficients(self, env_steps_total: int) -> dict[str, float]:
-        """Return the coefficients of an update after `env_steps_total` env steps; subclasses add theirs."""
+        """Return the coefficients of an update after `env_steps_total` env steps; subclasses add
+        theirs.
+        """
         return {
             "lr": self._lr.value(env_steps_total),
-            "vf_loss_coeff": self.config.vf_loss_coeff,  # for custom losses that read it as a coefficient
+            # for custom losses that read it as a coefficient
+            "vf_loss_coeff": self.config.vf_loss_coeff,
             "entropy_coeff": self._entropy.value(env_steps_total),
         }
 
     def likelihood_spec(
-        self, weigh: Weigh, metrics: Iterable[str] = (), coefficients: Iterable[str] = (), *, targets: str = ""
+        self,
+        weigh: Weigh,
+        metrics: Iterable[str] = (),
+        coefficients: Iterable[str] = (),
+        *,
+        targets: str = "",
     ) -> UpdateSpec:
-        """Return an update that raises the weighted likelihood of the actions and, with `targets`, fits the values.
+        """Return an update that raises the weighted likelihood of the actions and, with `targets`,
+        fits the values.
 
         Args:
             weigh: (columns, values, coefficients) of a minibatch -> (weight of each row, metrics).
@@ -179,20 +221,30 @@ class CompiledAlgorithm(CompiledBase[ConfigT]):
             valid = columns[c.VALID]
             weights, more = weigh(columns, values, given)
             logp = tf.where(valid > 0, distribution.logp(dist_inputs, columns[c.ACTIONS]), 0.0)
-            policy_loss, entropies = -masked_mean(weights * logp, valid), distribution.entropy(dist_inputs)
+            policy_loss, entropies = (
+                -masked_mean(weights * logp, valid),
+                distribution.entropy(dist_inputs),
+            )
             if not targets:
                 entropy = masked_mean(entropies, valid)
                 parts = {"policy_loss": policy_loss, "entropy": entropy}
                 return policy_loss - given["entropy_coeff"] * entropy, parts | more
             total, parts = actor_critic_loss(
-                policy_loss, values, columns[targets], entropies, valid,
-                vf_loss_coeff=config.vf_loss_coeff, entropy_coeff=given["entropy_coeff"],
-            )  # fmt: skip
+                policy_loss,
+                values,
+                columns[targets],
+                entropies,
+                valid,
+                vf_loss_coeff=config.vf_loss_coeff,
+                entropy_coeff=given["entropy_coeff"],
+            )
             return total, parts | more
 
         of_values = ("vf_loss", "vf_explained_var") if targets else ()
         return UpdateSpec(
-            loss, ("policy_loss", "entropy", *of_values, *metrics), ("lr", "entropy_coeff", *coefficients)
+            loss,
+            ("policy_loss", "entropy", *of_values, *metrics),
+            ("lr", "entropy_coeff", *coefficients),
         )
 
     @property
@@ -214,19 +266,22 @@ class CompiledAlgorithm(CompiledBase[ConfigT]):
         """Adapt coefficients after an update that was not skipped; can add to its `metrics`."""
 
     def make_batch(self, fragments: Sequence[Mapping[str, Array]]) -> Batch:
-        """Lay out the rows of all fragments one after the other, or their sequences, one environment after the other.
+        """Lay out the rows of all fragments one after the other, or their sequences, one
+        environment after the other.
 
-        Fragments of whole episodes have different lengths; their batches are padded to one of a few sizes. Gradients
-        from workers are laid out one after the other.
+        Fragments of whole episodes have different lengths; their batches are padded to one of a few
+        sizes. Gradients from workers are laid out one after the other.
 
         Args:
             fragments: each has the columns of the sample plan, ``[T, N, ...]``.
 
         Returns:
-            Columns ``[R, ...]`` of rows, or ``[M, T, ...]`` of sequences. The second call after this one overwrites
-            them.
+            Columns ``[R, ...]`` of rows, or ``[M, T, ...]`` of sequences. The second call after
+            this one overwrites them.
         """
-        return self.lay_out(fragments) if self._received is None else self._received.batch(fragments)
+        return (
+            self.lay_out(fragments) if self._received is None else self._received.batch(fragments)
+        )
 
     def lay_out(self, fragments: Sequence[Mapping[str, Array]]) -> Batch:
         """Lay fragments out as rows or as sequences.
@@ -239,19 +294,26 @@ class CompiledAlgorithm(CompiledBase[ConfigT]):
         """
         shapes = [self.buffers.shape_of(fragment) for fragment in fragments]
         if not self._has_sequences:
-            return self.buffers.rows(fragments, self.fitted(sum(steps * num_envs for steps, num_envs in shapes)))
+            return self.buffers.rows(
+                fragments, self.fitted(sum(steps * num_envs for steps, num_envs in shapes))
+            )
         kept = _without_far_longer_ones(shapes)
         num_sequences = self.fitted(sum(shapes[number][1] for number in kept))
-        length = rounded_up(max(shapes[number][0] for number in kept), self.config.sequence_length())
+        length = rounded_up(
+            max(shapes[number][0] for number in kept), self.config.sequence_length()
+        )
         return self.buffers.sequences([fragments[number] for number in kept], num_sequences, length)
 
     def nominal_batch(self) -> Batch:
-        """Return a batch of zeros of the usual shape: columns ``[R, ...]`` of rows, or ``[M, T, ...]`` of sequences."""
+        """Return a batch of zeros of the usual shape: columns ``[R, ...]`` of rows, or ``[M, T,
+        ...]`` of sequences.
+        """
         length = [self.config.sequence_length()] if self._has_sequences else []
         return self.buffers.zeros(self.fitted(self._usual_size), *length)
 
     def check_fragment(self, fragment: Mapping[str, Array]) -> None:
-        """Check that `make_batch` can use a fragment, before it is queued. Can be called in any thread.
+        """Check that `make_batch` can use a fragment, before it is queued. Can be called in any
+        thread.
 
         Args:
             fragment: columns ``[T, N, ...]`` by name.
@@ -268,11 +330,15 @@ class CompiledAlgorithm(CompiledBase[ConfigT]):
             length = self.config.sequence_length()
             if steps != length and (num_sequences > 1 or steps < length):
                 raise BatchError(
-                    c.OBS, f"sequences of {length} steps, or one longer one", f"{num_sequences} of {steps} steps"
+                    c.OBS,
+                    f"sequences of {length} steps, or one longer one",
+                    f"{num_sequences} of {steps} steps",
                 )
 
     def warm_up(self) -> None:
-        """Compile the update for batches of the usual shape; changes neither weights nor random states."""
+        """Compile the update for batches of the usual shape; changes neither weights nor random
+        states.
+        """
         if self._received is None:
             batch = self.nominal_batch()
             order = np.zeros(self._order_shape(batch), np.int32)
@@ -289,11 +355,15 @@ class CompiledAlgorithm(CompiledBase[ConfigT]):
 
     def _run_gradient(self, batch: Tensors, values: tf.Tensor) -> list[tf.Tensor]:
         batch, coefficients = self.compiled.begun(batch, values)
-        gradients, loss, found = gradients_of(self._spec.loss, self.model.trainable_variables)(batch, coefficients)
+        gradients, loss, found = gradients_of(self._spec.loss, self.model.trainable_variables)(
+            batch, coefficients
+        )
         metrics = tf.stack([*(found[name] for name in self._spec.metric_names), loss])
         return [metrics, *map(tf.convert_to_tensor, gradients)]
 
-    def compute_gradients(self, fragment: Mapping[str, Array], env_steps_total: int) -> dict[str, Array]:
+    def compute_gradients(
+        self, fragment: Mapping[str, Array], env_steps_total: int
+    ) -> dict[str, Array]:
         """Return the gradient of the loss over a fragment at the current weights; changes nothing.
 
         Args:
@@ -301,7 +371,8 @@ class CompiledAlgorithm(CompiledBase[ConfigT]):
             env_steps_total: env steps so far; schedules depend on it.
 
         Returns:
-            Columns to send: the gradient of each weight, in the weight's shape, with metrics ``[K]`` and the number of
+            Columns to send: the gradient of each weight, in the weight's shape, with metrics
+                ``[K]`` and the number of
             rows ``[1]`` (see `aiorl.data.columns`); empty if no row is a transition.
 
         Raises:
@@ -315,30 +386,43 @@ class CompiledAlgorithm(CompiledBase[ConfigT]):
         found = [np.asarray(array) for array in self.gradient(len(batch[PACKED]), *arguments)]
         rows = np.array([np.count_nonzero(self.buffers.column(batch, c.VALID))], np.int32)
         if not all(np.isfinite(array).all() for array in found):
-            column, names = self.buffers.first_not_finite(batch), self.sample_plan(self.config).columns
+            column, names = (
+                self.buffers.first_not_finite(batch),
+                self.sample_plan(self.config).columns,
+            )
             culprit = names.index(column) + 1 if column in names else 0
             return {NUM_ROWS: rows, CULPRIT: np.array([culprit], np.int32)}
         named = zip(self.model.trainable, found[1:], strict=True)
-        return {NUM_ROWS: rows, METRICS: found[0], **{GRADIENT_OF + name: gradient for name, gradient in named}}
+        return {
+            NUM_ROWS: rows,
+            METRICS: found[0],
+            **{GRADIENT_OF + name: gradient for name, gradient in named},
+        }
 
-    def apply_gradients(self, gradients: Mapping[str, Array], env_steps_total: int) -> dict[str, float]:
+    def apply_gradients(
+        self, gradients: Mapping[str, Array], env_steps_total: int
+    ) -> dict[str, float]:
         """Take one step of the optimiser.
 
         Args:
-            gradients: weight name -> gradient, float32, in the weight's shape, for every trainable weight.
+            gradients: weight name -> gradient, float32, in the weight's shape, for every trainable
+                weight.
             env_steps_total: env steps so far; schedules depend on it.
 
         Returns:
             Metrics.
 
         Raises:
-            PolicyError: the gradients don't match the weights or are not finite; nothing is changed then.
+            PolicyError: the gradients don't match the weights or are not finite; nothing is changed
+                then.
         """
         variables, limit = self.model.trainable, self.config.grad_clip
         shapes = {name: tuple(np.shape(gradient)) for name, gradient in gradients.items()}
         wanted = {name: tuple(variable.shape) for name, variable in variables.items()}
         if shapes != wanted:
-            raise PolicyError(f"no step was taken: gradients {shapes!r:.500} don't match the weights")
+            raise PolicyError(
+                f"no step was taken: gradients {shapes!r:.500} don't match the weights"
+            )
         found = [tf.constant(gradients[name], tf.float32) for name in variables]
         norm = tf.linalg.global_norm(found)
         if not np.isfinite(norm):
@@ -389,10 +473,13 @@ class CompiledAlgorithm(CompiledBase[ConfigT]):
             return UpdateResult({**metrics, **reported, "updates_skipped": float(self._skipped)})
         column = (self._received or self.buffers).first_not_finite(batch)
         self._note_skipped(column)
-        return UpdateResult({**reported, "updates_skipped": float(self._skipped)}, skipped=True, bad_column=column)
+        return UpdateResult(
+            {**reported, "updates_skipped": float(self._skipped)}, skipped=True, bad_column=column
+        )
 
     def fitted(self, count: int) -> int:
-        """Return the number of rows or sequences to allocate; a known size that fits is reused to save compilations.
+        """Return the number of rows or sequences to allocate; a known size that fits is reused to
+        save compilations.
 
         Args:
             count: number that must fit.
@@ -413,11 +500,13 @@ class CompiledAlgorithm(CompiledBase[ConfigT]):
         return self.config.num_sgd_iter * -(-size // self.minibatch_size), self.minibatch_size
 
     def _order(self, batch: Batch) -> tuple[NDArray[np.int32], int]:
-        """Return the indices of every minibatch, in a new permutation each epoch, and the number of minibatches.
+        """Return the indices of every minibatch, in a new permutation each epoch, and the number of
+        minibatches.
 
-        The last minibatch of an epoch is filled up with empty rows or sequences from the end of the batch. If rows of
-        sequences are visited, only transitions are, and the minibatch is filled up with the first ones of the epoch.
-        The array always has room for all minibatches that the batch can make, so that the update isn't compiled again.
+        The last minibatch of an epoch is filled up with empty rows or sequences from the end of the
+        batch. If rows of sequences are visited, only transitions are, and the minibatch is filled
+        up with the first ones of the epoch. The array always has room for all minibatches that the
+        batch can make, so that the update isn't compiled again.
         """
         order = np.zeros(self._order_shape(batch), np.int32)
         size = self.minibatch_size
@@ -428,21 +517,28 @@ class CompiledAlgorithm(CompiledBase[ConfigT]):
         if not len(visited):
             return order, 0
         per_epoch = -(-len(visited) // size)
-        for minibatches in order[: self.config.num_sgd_iter * per_epoch].reshape(self.config.num_sgd_iter, -1):
+        for minibatches in order[: self.config.num_sgd_iter * per_epoch].reshape(
+            self.config.num_sgd_iter, -1
+        ):
             picked = self.rng.permutation(visited) if self.shuffles else visited
-            minibatches[...] = picked if len(picked) == len(minibatches) else np.resize(picked, len(minibatches))
+            minibatches[...] = (
+                picked if len(picked) == len(minibatches) else np.resize(picked, len(minibatches))
+            )
         return order, self.config.num_sgd_iter * per_epoch
 
 
 def _least_row_bytes(model: ActorCritic) -> int:
-    """Return the bytes of a row in a train batch that every algorithm needs: observation, action, some numbers."""
+    """Return the bytes of a row in a train batch that every algorithm needs: observation, action,
+    some numbers.
+    """
     obs_bytes = math.prod(model.obs_shape) * np.dtype(model.obs_dtype).itemsize
     action_size = math.prod(model.distribution.action_shape)
     return obs_bytes + 4 * (action_size + _NUMBERS_OF_A_ROW)
 
 
 def _without_far_longer_ones(shapes: Sequence[tuple[int, int]]) -> list[int]:
-    """Return the numbers of the fragments to lay out, in order; `shapes` has the steps and sequences of each.
+    """Return the numbers of the fragments to lay out, in order; `shapes` has the steps and
+    sequences of each.
 
     The longest fragments are left out if the batch would otherwise be mostly padding.
     """
@@ -454,7 +550,8 @@ def _without_far_longer_ones(shapes: Sequence[tuple[int, int]]) -> list[int]:
         if padded <= max(_MAX_PADDED, _MAX_PADDING * rows):
             return kept
         logger.warning(
-            "left a sequence of %d steps out of a train batch: the others are far shorter", shapes[longest][0]
+            "left a sequence of %d steps out of a train batch: the others are far shorter",
+            shapes[longest][0],
         )
         kept.remove(longest)
 
@@ -465,7 +562,8 @@ def _all_at_once(batch: Batch) -> NDArray[np.int32]:
 
 
 def state_resets(terminateds: tf.Tensor, truncateds: tf.Tensor, valid: tf.Tensor) -> tf.Tensor:
-    """Return the steps before which the state is reset: those after the end of an episode or after padding.
+    """Return the steps before which the state is reset: those after the end of an episode or after
+    padding.
 
     Args:
         terminateds: [T, M] float32, 1 or 0.
@@ -473,18 +571,23 @@ def state_resets(terminateds: tf.Tensor, truncateds: tf.Tensor, valid: tf.Tensor
         valid: [T, M] float32, 1 for transitions, 0 for padding.
 
     Returns:
-        [T, M] bool; False in the first row, which starts from the state that came with the sequence.
+        [T, M] bool; False in the first row, which starts from the state that came with the
+        sequence.
     """
     ended = (terminateds > 0) | (truncateds > 0) | (valid <= 0)
     return tf.concat([tf.zeros_like(ended[:1]), ended[:-1]], axis=0)
 
 
-def rows_forward(model: ActorCritic, minibatch: Tensors, buffers: BatchBuffers) -> tuple[tf.Tensor, tf.Tensor, Tensors]:
-    """Return distribution inputs [R, P], values [R] and columns [R, ...] of a minibatch; sequences become rows.
+def rows_forward(
+    model: ActorCritic, minibatch: Tensors, buffers: BatchBuffers
+) -> tuple[tf.Tensor, tf.Tensor, Tensors]:
+    """Return distribution inputs [R, P], values [R] and columns [R, ...] of a minibatch; sequences
+    become rows.
 
     Args:
         model: network; a recurrent one runs over sequences.
-        minibatch: minibatch gathered from a batch of `buffers`: ``[R, ...]`` of rows, or ``[M, T, ...]`` of sequences.
+        minibatch: minibatch gathered from a batch of `buffers`: ``[R, ...]`` of rows, or ``[M, T,
+            ...]`` of sequences.
         buffers: layout of the batch.
     """
     columns = unpacked(minibatch, buffers, time_major=model.is_recurrent)
@@ -511,17 +614,20 @@ def sequence_forward(
     resets = state_resets(columns[c.TERMINATEDS], columns[c.TRUNCATEDS], columns[c.VALID])
     states = [columns[c.state_in(index)] for index in range(len(model.state_shapes))]
     previous = (columns[c.PREV_ACTIONS], columns[c.PREV_REWARDS]) if model.looks_back else ()
-    dist_inputs, values = model.forward_sequence(columns[c.OBS], states, resets, *previous, weights=weights)
+    dist_inputs, values = model.forward_sequence(
+        columns[c.OBS], states, resets, *previous, weights=weights
+    )
     return dist_inputs, values
 
 
 def sequence_forward_with_last(
     model: ActorCritic, columns: dict[str, tf.Tensor], weights: Mapping[str, Any] | None = None
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Return distribution inputs [T, M, P], values [T, M], and values [M] of the observations after the last step.
+    """Return distribution inputs [T, M, P], values [T, M], and values [M] of the observations after
+    the last step.
 
-    It makes one pass over T + 1 rows; a model without state sees them as the rows of one batch. The row after a
-    transition holds the observation that followed, even if that row is padding.
+    It makes one pass over T + 1 rows; a model without state sees them as the rows of one batch. The
+    row after a transition holds the observation that followed, even if that row is padding.
 
     Args:
         model: network to run.
@@ -530,7 +636,9 @@ def sequence_forward_with_last(
     """
     obs = tf.concat([columns[c.OBS], columns[c.LAST_OBS][None]], axis=0)
     if model.is_recurrent:
-        longer = {name: _with_zero_row(columns[name]) for name in (c.TERMINATEDS, c.TRUNCATEDS, c.VALID)}
+        longer = {
+            name: _with_zero_row(columns[name]) for name in (c.TERMINATEDS, c.TRUNCATEDS, c.VALID)
+        }
         if model.looks_back:
             for name, source in ((c.PREV_ACTIONS, c.ACTIONS), (c.PREV_REWARDS, c.REWARDS)):
                 longer[name] = _with_those_before(columns[name], columns[source], longer[c.VALID])
@@ -547,7 +655,8 @@ def _with_zero_row(x: tf.Tensor) -> tf.Tensor:
 
 
 def _with_those_before(previous: tf.Tensor, given: tf.Tensor, valid: tf.Tensor) -> tf.Tensor:
-    """Return previous actions or rewards [T + 1, M, ...]; padding rows get the action or reward of the row before.
+    """Return previous actions or rewards [T + 1, M, ...]; padding rows get the action or reward of
+    the row before.
 
     Args:
         previous: [T, M, ...] previous actions or rewards in the rows.

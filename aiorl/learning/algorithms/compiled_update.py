@@ -1,8 +1,8 @@
 """One update as one compiled function: all epochs, minibatches and optimiser steps.
 
-The function receives the whole train batch, the order in which rows are visited and every coefficient as tensors, so a
-schedule never causes another compilation. If a loss, a metric or a gradient is not finite, the update restores the
-weights and the optimiser before it returns.
+The function receives the whole train batch, the order in which rows are visited and every
+coefficient as tensors, so a schedule never causes another compilation. If a loss, a metric or a
+gradient is not finite, the update restores the weights and the optimiser before it returns.
 """
 
 from __future__ import annotations
@@ -46,26 +46,32 @@ class CompiledFunction:
         mode: "xla", "graph" or "eager"; final after the first call.
     """
 
-    def __init__(self, run: Callable[..., Sequence[Any]], variables: Sequence[Any], xla: Mode, name: str) -> None:
+    def __init__(
+        self, run: Callable[..., Sequence[Any]], variables: Sequence[Any], xla: Mode, name: str
+    ) -> None:
         """Store the function; nothing is compiled yet.
 
         Args:
             run: function that returns tensors, or None in their place.
             variables: variables that the function uses.
-            xla: "auto" uses XLA unless there are convolutions, which are faster without it on a CPU. "eager" compiles
-                nothing, so that a debugger can step through the function.
+            xla: "auto" uses XLA unless there are convolutions, which are faster without it on a
+                CPU. "eager" compiles nothing, so that a debugger can step through the function.
             name: name of the function in logs.
         """
         self._run = run
         self._xla = xla
         self._name = name
-        convolutions = any(len(variable.shape) >= 4 for variable in variables)  # kernels [H, W, in, out]
+        convolutions = any(
+            len(variable.shape) >= 4 for variable in variables
+        )  # kernels [H, W, in, out]
         self.mode: Literal["xla", "graph", "eager"] = "xla"
         if xla == "eager":
             self.mode = "eager"
         elif xla == "off" or (xla == "auto" and convolutions):
             self.mode = "graph"
-        self._reason = "as set" if xla != "auto" else "convolutions" if convolutions else "dense layers"
+        self._reason = (
+            "as set" if xla != "auto" else "convolutions" if convolutions else "dense layers"
+        )
         self._function = self._compiled()
         self._sizes: set[int] = set()
 
@@ -77,8 +83,8 @@ class CompiledFunction:
     def __call__(self, size: int, *arguments: Any) -> list[NDArray[Any] | None]:
         """Run the function.
 
-        If `auto` picked XLA, the function falls back to a plain graph, with a warning, when XLA can't compile it or the
-        compilation cache can't be written or read.
+        If `auto` picked XLA, the function falls back to a plain graph, with a warning, when XLA
+        can't compile it or the compilation cache can't be written or read.
 
         Args:
             size: size of the batch; each new size is compiled.
@@ -115,25 +121,33 @@ class CompiledFunction:
         sentence = str(error).splitlines()[0]
         if self._xla == "on":
             raise ConfigError(
-                f"XLA can't compile this network: {sentence}", key="xla", value="on", hint="Set xla: auto or off."
+                f"XLA can't compile this network: {sentence}",
+                key="xla",
+                value="on",
+                hint="Set xla: auto or off.",
             ) from error
         _log.warning(
-            "XLA can't compile this network (%s); its %s runs as a plain graph, which is slower", sentence, self._name
-        )  # fmt: skip
+            "XLA can't compile this network (%s); its %s runs as a plain graph, which is slower",
+            sentence,
+            self._name,
+        )
         self.mode, self._reason = "graph", "XLA can't compile it"
         self._function = self._compiled()
 
     def _compiled(self) -> Any:  # Any: a tf.function
         if self.mode == "eager":
             return self._run
-        return tf.function(self._run, autograph=False, jit_compile=True if self.mode == "xla" else None)
+        return tf.function(
+            self._run, autograph=False, jit_compile=True if self.mode == "xla" else None
+        )
 
 
 def _begin_round_number() -> None:
     """Make the names that TensorFlow gives to the next trace the same in every run.
 
-    TensorFlow numbers everything created in a process, and the compilation cache looks compiled code up by names with
-    these numbers (`aiorl.learning.compilation_cache`). A resumed run creates more than a new one before it compiles.
+    TensorFlow numbers everything created in a process, and the compilation cache looks compiled
+    code up by names with these numbers (`aiorl.learning.compilation_cache`). A resumed run creates
+    more than a new one before it compiles.
     """
     from tensorflow.python.framework import ops
 
@@ -143,7 +157,8 @@ def _begin_round_number() -> None:
 
 
 LossFunction = Callable[[Tensors, Tensors], tuple["tf.Tensor", Tensors]]
-"""(minibatch, coefficients) -> (loss, metrics), all scalars; the spec lists the names of the metrics.
+"""(minibatch, coefficients) -> (loss, metrics), all scalars; the spec lists the names of the
+metrics.
 
 With ``gives_rows`` in the spec, the metrics also contain ROWS, with one number for each row.
 """
@@ -159,20 +174,22 @@ STEPS_BEFORE = "steps_before"
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """Optimiser step of some variables by a loss of their own, made within each step after the earlier phases.
+    """Optimiser step of some variables by a loss of their own, made within each step after the
+    earlier phases.
 
     When the phase is not due, its variables and its optimiser don't change.
 
     Attributes:
-        name: prefix of the reported metrics "NAME_loss" and "NAME_grad_gnorm" (norm of the gradient). "" for the spec's
-            own loss, reported as "loss" and "grad_gnorm".
-        loss: loss of the minibatch. The minibatch also contains the tensors that earlier losses returned in addition to
-            metrics.
+        name: prefix of the reported metrics "NAME_loss" and "NAME_grad_gnorm" (norm of the
+            gradient). "" for the spec's own loss, reported as "loss" and "grad_gnorm".
+        loss: loss of the minibatch. The minibatch also contains the tensors that earlier losses
+            returned in addition to metrics.
         metric_names: metrics that `loss` reports.
         variables: variables to train.
         optimizer: Keras optimiser; it is built for the variables here.
         lr: name of the coefficient that is the learning rate.
-        every: the phase is due once every this many steps, counted from the coefficient STEPS_BEFORE.
+        every: the phase is due once every this many steps, counted from the coefficient
+            STEPS_BEFORE.
     """
 
     name: str
@@ -190,7 +207,9 @@ class Phase:
         return (*self.metric_names, f"{prefix}loss", f"{prefix}grad_gnorm")
 
     def times(self, steps: int, before: int) -> int:
-        """Return the number of times that the phase is due in `steps` steps that follow `before` earlier ones."""
+        """Return the number of times that the phase is due in `steps` steps that follow `before`
+        earlier ones.
+        """
         return (before + steps) // self.every - before // self.every
 
 
@@ -202,18 +221,21 @@ class UpdateSpec:
         loss: loss of one minibatch.
         metric_names: metrics that `loss` reports; "loss" and "grad_gnorm" are added.
         coefficient_names: names of the numbers that can change with each update, including "lr".
-        stop_when: (metric, limit): the update ends after a minibatch whose metric exceeds the limit.
-        last_epoch: (metric, epochs): the steps are this many equal passes over a batch. The metric's mean over the last
-            pass that began is also reported, as "METRIC_last_epoch".
-        is_stacked: True if a batch is a stack of minibatches [K, M, ...]; False if it has rows from which an order
-            makes minibatches.
+        stop_when: (metric, limit): the update ends after a minibatch whose metric exceeds the
+            limit.
+        last_epoch: (metric, epochs): the steps are this many equal passes over a batch. The
+            metric's mean over the last pass that began is also reported, as "METRIC_last_epoch".
+        is_stacked: True if a batch is a stack of minibatches [K, M, ...]; False if it has rows from
+            which an order makes minibatches.
         gives_rows: True if `loss` returns a number for each row.
         targets: target networks to update, counted from the coefficient STEPS_BEFORE.
         tau: share by which they move, see `TargetNetwork.take_over`.
         target_every: minibatches between two updates of the target networks.
-        prepare: function that changes the columns of each minibatch before the loss; None = unchanged.
+        prepare: function that changes the columns of each minibatch before the loss; None =
+            unchanged.
         phases: further optimiser steps within each step, in order.
-        begin: (batch, coefficients) -> batch from which minibatches are taken; called once, before the first step.
+        begin: (batch, coefficients) -> batch from which minibatches are taken; called once, before
+            the first step.
     """
 
     loss: LossFunction
@@ -236,8 +258,8 @@ class CompiledUpdate:
 
     Attributes:
         optimizer: Keras optimiser of the loss; phases have their own.
-        rows: numbers [K, M] that the loss of the newest update returned for each row; 0 for minibatches that were not
-            run.
+        rows: numbers [K, M] that the loss of the newest update returned for each row; 0 for
+            minibatches that were not run.
     """
 
     rows: NDArray[np.float32] | None = None
@@ -261,8 +283,10 @@ class CompiledUpdate:
             optimizer: optimiser; it is built for the variables here.
             grad_clip: largest global norm of a gradient; None = not clipped.
             xla: see `CompiledFunction`.
-            gradients: function that returns the gradients of a minibatch; None = gradients of the spec's loss.
-            shares_memory: read `shareable_zeros` where they are, on a CPU; no one must write to them during an update.
+            gradients: function that returns the gradients of a minibatch; None = gradients of the
+                spec's loss.
+            shares_memory: read `shareable_zeros` where they are, on a CPU; no one must write to
+                them during an update.
         """
         self._spec = spec
         self.optimizer = optimizer
@@ -297,7 +321,9 @@ class CompiledUpdate:
             ConfigError: XLA was requested and can't compile the update.
         """
         coefficients = dict.fromkeys(self._spec.coefficient_names, 0.0)
-        coefficients |= {phase.lr: float(phase.optimizer.learning_rate.numpy()) for phase in self._phases}
+        coefficients |= {
+            phase.lr: float(phase.optimizer.learning_rate.numpy()) for phase in self._phases
+        }
         self._function.warm_up(partial(self, batch, order, coefficients, max_steps=0))
 
     def __call__(
@@ -317,15 +343,17 @@ class CompiledUpdate:
             max_steps: maximum number of minibatches; None = all K.
 
         Returns:
-            (metrics, held). Metrics are means over the minibatches that were run, along with "num_sgd_steps"; those of
-            phases that were never due are missing. `held` is False if the update was skipped; weights and optimisers
-            are then unchanged.
+            (metrics, held). Metrics are means over the minibatches that were run, along with
+            "num_sgd_steps"; those of phases that were never due are missing. `held` is False if the
+            update was skipped; weights and optimisers are then unchanged.
 
         Raises:
             ConfigError: XLA was requested and can't compile the update.
         """
         size = len(next(iter(batch.values())))
-        limit = np.int32((size if order is None else len(order)) if max_steps is None else max_steps)
+        limit = np.int32(
+            (size if order is None else len(order)) if max_steps is None else max_steps
+        )
         rest = None if order is None else tf.convert_to_tensor(order), tf.convert_to_tensor(limit)
         results, self.rows = self._function(size, *self.tensors(batch, coefficients), *rest)
         assert results is not None
@@ -334,7 +362,10 @@ class CompiledUpdate:
         for phase in self._phases:
             times = phase.times(int(steps), int(coefficients.get(STEPS_BEFORE, 0)))
             if times or not phase.name:
-                metrics |= {name: total / max(times, 1) for name, total in zip(phase.names, sums, strict=False)}
+                metrics |= {
+                    name: total / max(times, 1)
+                    for name, total in zip(phase.names, sums, strict=False)
+                }
             sums = sums[len(phase.names) :]
         metrics["num_sgd_steps"] = steps
         if self._spec.last_epoch is not None and steps:
@@ -342,20 +373,33 @@ class CompiledUpdate:
             metrics[f"{name}_last_epoch"] = sums[0] / ((steps - 1) % max(limit // epochs, 1) + 1)
         return metrics, bool(ok)
 
-    def tensors(self, batch: Mapping[str, NDArray[Any]], coefficients: Mapping[str, float]) -> tuple[Tensors, Any]:
+    def tensors(
+        self, batch: Mapping[str, NDArray[Any]], coefficients: Mapping[str, float]
+    ) -> tuple[Tensors, Any]:
         """Return the arguments of a compiled function: the batch, and the coefficients in order."""
         values = np.array([coefficients[name] for name in self._spec.coefficient_names], np.float32)
-        return {name: self._tensor(array) for name, array in batch.items()}, tf.convert_to_tensor(values)
+        return {name: self._tensor(array) for name, array in batch.items()}, tf.convert_to_tensor(
+            values
+        )
 
     def _tensor(self, array: NDArray[Any]) -> tf.Tensor:
-        if self._shares and array.flags.carray and not array.ctypes.data % _ALIGN_BYTES and array.dtype.kind in "fiu":
+        if (
+            self._shares
+            and array.flags.carray
+            and not array.ctypes.data % _ALIGN_BYTES
+            and array.dtype.kind in "fiu"
+        ):
             return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
         return tf.convert_to_tensor(array)
 
     def begun(self, batch: Tensors, values: tf.Tensor) -> tuple[Tensors, Tensors]:
         """Return the batch from which minibatches are taken, and the coefficients by name."""
-        coefficients = {name: values[index] for index, name in enumerate(self._spec.coefficient_names)}
-        return batch if self._spec.begin is None else self._spec.begin(batch, coefficients), coefficients
+        coefficients = {
+            name: values[index] for index, name in enumerate(self._spec.coefficient_names)
+        }
+        return batch if self._spec.begin is None else self._spec.begin(
+            batch, coefficients
+        ), coefficients
 
     def _run(
         self, batch: Tensors, values: tf.Tensor, order: tf.Tensor | None, limit: tf.Tensor
@@ -363,7 +407,9 @@ class CompiledUpdate:
         batch, coefficients = self.begun(batch, values)
         for phase in self._phases:
             phase.optimizer.learning_rate.assign(coefficients[phase.lr])
-        followers = [variable for target in self._spec.targets for variable in target.variables.values()]
+        followers = [
+            variable for target in self._spec.targets for variable in target.variables.values()
+        ]
         changed = [*self._trained, *self.optimizer_variables, *followers]
         before = [tf.identity(tf.convert_to_tensor(variable)) for variable in changed]
         names = [name for phase in self._phases for name in phase.names]
@@ -378,7 +424,13 @@ class CompiledUpdate:
                 minibatch = self._spec.prepare(minibatch)
             fine, enough, metrics, own_rows = self._sgd_step(step, minibatch, coefficients)
             if self._spec.targets:
-                _when_due(self._spec.target_every, step, coefficients, self._follow, lambda: tf.constant(0))
+                _when_due(
+                    self._spec.target_every,
+                    step,
+                    coefficients,
+                    self._follow,
+                    lambda: tf.constant(0),
+                )
             more = {}
             if ROWS in others:
                 more[ROWS] = tf.tensor_scatter_nd_update(others[ROWS], [[step]], [own_rows])
@@ -404,7 +456,9 @@ class CompiledUpdate:
         for variable, old in zip(changed, before, strict=True):
             variable.assign(tf.where(ok, tf.convert_to_tensor(variable), old))
         last = [others[_LAST_EPOCH]] if _LAST_EPOCH in others else []
-        figures = tf.concat([[tf.cast(ok, tf.float32)], [tf.cast(steps, tf.float32)], sums, last], axis=0)
+        figures = tf.concat(
+            [[tf.cast(ok, tf.float32)], [tf.cast(steps, tf.float32)], sums, last], axis=0
+        )
         return figures, others.get(ROWS)
 
     def _follow(self) -> tf.Tensor:
@@ -415,7 +469,9 @@ class CompiledUpdate:
     def _sgd_step(
         self, step: tf.Tensor, minibatch: Tensors, coefficients: Tensors
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor | None]:
-        """Make one step with its phases; return (all finite, stop here, metrics, numbers of the rows)."""
+        """Make one step with its phases; return (all finite, stop here, metrics, numbers of the
+        rows).
+        """
         given, figures = minibatch, []
         for phase in self._phases:
             run = partial(self._descend, phase, given, coefficients)
@@ -424,7 +480,13 @@ class CompiledUpdate:
                 given = given | found
             else:
                 zeros = tf.zeros([len(phase.names)])
-                ordered = _when_due(phase.every, step, coefficients, lambda: run()[1], lambda: zeros)  # noqa: B023
+                ordered = _when_due(
+                    phase.every,
+                    step,
+                    coefficients,
+                    lambda: run()[1],  # noqa: B023
+                    lambda: zeros,  # noqa: B023
+                )
             figures.append(ordered)
         enough = tf.constant(False)
         if self._spec.stop_when is not None:
@@ -433,8 +495,12 @@ class CompiledUpdate:
         metrics = tf.concat(figures, axis=0)
         return tf.reduce_all(tf.math.is_finite(metrics)), enough, metrics, given.get(ROWS)
 
-    def _descend(self, phase: Phase, minibatch: Tensors, coefficients: Tensors) -> tuple[Tensors, tf.Tensor]:
-        """Make one optimiser step; return the loss's tensors, and its metrics followed by loss and gradient norm."""
+    def _descend(
+        self, phase: Phase, minibatch: Tensors, coefficients: Tensors
+    ) -> tuple[Tensors, tf.Tensor]:
+        """Make one optimiser step; return the loss's tensors, and its metrics followed by loss and
+        gradient norm.
+        """
         compute = gradients_of(phase.loss, phase.variables) if phase.name else self._gradients
         gradients, loss, found = compute(minibatch, coefficients)
         norm = tf.linalg.global_norm(gradients)
@@ -445,9 +511,15 @@ class CompiledUpdate:
 
 
 def _when_due(
-    every: int, step: tf.Tensor, coefficients: Tensors, run: Callable[[], Any], otherwise: Callable[[], Any]
+    every: int,
+    step: tf.Tensor,
+    coefficients: Tensors,
+    run: Callable[[], Any],
+    otherwise: Callable[[], Any],
 ) -> Any:
-    """Run `run` once every `every` steps, counted from the coefficient STEPS_BEFORE, and otherwise `otherwise`."""
+    """Run `run` once every `every` steps, counted from the coefficient STEPS_BEFORE, and otherwise
+    `otherwise`.
+    """
     if every == 1:
         return run()
     made = tf.cast(coefficients[STEPS_BEFORE], tf.int32) + step + 1
@@ -455,17 +527,27 @@ def _when_due(
 
 
 def gradients_of(loss_function: LossFunction, variables: Sequence[Any]) -> Gradients:
-    """Return a function that computes the gradients of a loss; they are 0 for variables that it doesn't use."""
+    """Return a function that computes the gradients of a loss; they are 0 for variables that it
+    doesn't use.
+    """
 
-    def gradients(minibatch: Tensors, coefficients: Tensors) -> tuple[list[tf.Tensor], tf.Tensor, Tensors]:
+    def gradients(
+        minibatch: Tensors, coefficients: Tensors
+    ) -> tuple[list[tf.Tensor], tf.Tensor, Tensors]:
         with tf.GradientTape() as tape:
             loss, found = loss_function(minibatch, coefficients)
-        return tape.gradient(loss, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO), loss, found
+        return (
+            tape.gradient(loss, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO),
+            loss,
+            found,
+        )
 
     return gradients
 
 
-def keras_optimizer(name: str, options: Mapping[str, Any], **own: Any) -> Any:  # Any: Keras ships no types
+def keras_optimizer(
+    name: str, options: Mapping[str, Any], **own: Any
+) -> Any:  # Any: Keras ships no types
     """Return a Keras optimiser.
 
     Args:
@@ -489,9 +571,11 @@ def keras_optimizer(name: str, options: Mapping[str, Any], **own: Any) -> Any:  
         return getattr(keras.optimizers, name)(**own, **options)
     except (TypeError, ValueError) as error:
         raise ConfigError(
-            f"Keras rejects these options for {name}: {error}.", key="optimizer", value=dict(options),
+            f"Keras rejects these options for {name}: {error}.",
+            key="optimizer",
+            value=dict(options),
             hint=f"See https://keras.io/api/optimizers/{name.lower()}.",
-        ) from error  # fmt: skip
+        ) from error
 
 
 class TargetNetwork:
@@ -506,7 +590,8 @@ class TargetNetwork:
         """Begin with the current weights of `network`."""
         self.network = network
         self.variables: dict[str, Any] = {
-            name: tf.Variable(variable, trainable=False) for name, variable in network.variables.items()
+            name: tf.Variable(variable, trainable=False)
+            for name, variable in network.variables.items()
         }
 
     def tensors(self) -> Tensors:
@@ -521,5 +606,7 @@ class TargetNetwork:
         """
         for name, variable in self.variables.items():
             online = tf.convert_to_tensor(self.network.variables[name])
-            is_whole = share == 1 or not online.dtype.is_floating  # counters of custom layers can't be interpolated
+            is_whole = (
+                share == 1 or not online.dtype.is_floating
+            )  # counters of custom layers can't be interpolated
             variable.assign(online if is_whole else variable + share * (online - variable))

@@ -1,4 +1,6 @@
-"""DQN: a replay, action values with a target network, and mostly greedy actions (docs/algorithms/dqn.md)."""
+"""DQN: a replay, action values with a target network, and mostly greedy actions
+(docs/algorithms/dqn.md).
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,13 @@ from aiorl.learning.algorithms.algorithm import Observations
 from aiorl.learning.algorithms.compiled_update import ROWS, STEPS_BEFORE, TargetNetwork, UpdateSpec
 from aiorl.learning.algorithms.replay_algorithm import WEIGHTS, ReplayAlgorithm
 from aiorl.learning.algorithms.replay_config import ReplayConfig
-from aiorl.learning.algorithms.rows import by_time, flattened, model_columns, previous_columns, state_columns
+from aiorl.learning.algorithms.rows import (
+    by_time,
+    flattened,
+    model_columns,
+    previous_columns,
+    state_columns,
+)
 from aiorl.learning.algorithms.shared_config import BATCH, LENGTH
 from aiorl.learning.lazy import Tensors, tf
 from aiorl.learning.losses import masked_mean, q_learning
@@ -56,7 +64,8 @@ class DQNConfig(ReplayConfig):
     training_intensity: float = changed(ReplayConfig, "training_intensity", 16.0)
 
     double_q: bool = _dqn(True)
-    """Let the online network choose the next action and the target network value it (double Q-learning)."""
+    """Let the online network choose the next action and the target network value it (double
+    Q-learning)."""
     dueling: bool = _dqn(True)
     """Use separate streams for the value of a state and the advantages of actions."""
     dueling_hiddens: tuple[int, ...] = _dqn((), needs="dueling")
@@ -68,10 +77,11 @@ class DQNConfig(ReplayConfig):
     v_max: float = _dqn(10.0, allow_inf_nan=False)
     """Return of the last atom."""
     noisy: bool = _dqn(False)
-    """Give the streams' layers learned noise, drawn for each action and each minibatch (Rainbow). It replaces random
-    actions as exploration."""
+    """Give the streams' layers learned noise, drawn for each action and each minibatch (Rainbow).
+    It replaces random actions as exploration."""
     sigma0: float = _dqn(0.5, gt=0, needs="noisy")
-    """Initial standard deviation of the noise, multiplied by the root of the layer's number of inputs."""
+    """Initial standard deviation of the noise, multiplied by the root of the layer's number of
+    inputs."""
     huber_delta: float = _dqn(1.0, gt=0)
     """Absolute TD error up to which the loss is quadratic; beyond it, the loss is linear."""
     epsilon_schedule: list[tuple[float, float]] = _dqn([(0, 1.0), (5_000, 0.05)])
@@ -80,8 +90,9 @@ class DQNConfig(ReplayConfig):
     """Give each worker its own constant share of random actions, from 0.4 down to 0.4^8, instead of
     epsilon_schedule."""
     worker_priorities: bool = _dqn(False)
-    """Let workers send the absolute TD error of each row by their own values (of returns even with num_atoms). It is
-    the row's priority until it is trained on; otherwise the first priority is the largest error so far."""
+    """Let workers send the absolute TD error of each row by their own values (of returns even with
+    num_atoms). It is the row's priority until it is trained on; otherwise the first priority is the
+    largest error so far."""
 
     replay_sequence_length: int | None = _dqn(None, unit="steps", ge=1)
     """Length of the sequences that a recurrent network is trained on, including burn-in; null:
@@ -91,18 +102,26 @@ class DQNConfig(ReplayConfig):
     sequence_overlap: int | None = _dqn(None, unit="steps", ge=0)
     """Steps that a sequence shares with the previous one; null: burn_in."""
     sequence_priority_eta: float = _dqn(0.9, ge=0, le=1, needs="prioritized_replay")
-    """Weight of a sequence's largest TD error in its priority; the mean error has the remaining weight."""
+    """Weight of a sequence's largest TD error in its priority; the mean error has the remaining
+    weight."""
     value_rescaling: bool = _dqn(False)
-    """Learn returns on a scale that shrinks large ones, instead of clipping rewards; targets undo it."""
+    """Learn returns on a scale that shrinks large ones, instead of clipping rewards; targets undo
+    it."""
 
     @property
     def sequence_shape(self) -> SequenceShape | None:
         """See `ReplayConfig.sequence_shape`."""
         if not self.model.is_recurrent:
             return None
-        length = self.rollout_fragment_length if self.replay_sequence_length is None else self.replay_sequence_length
+        length = (
+            self.rollout_fragment_length
+            if self.replay_sequence_length is None
+            else self.replay_sequence_length
+        )
         return SequenceShape(
-            length, self.burn_in, self.burn_in if self.sequence_overlap is None else self.sequence_overlap
+            length,
+            self.burn_in,
+            self.burn_in if self.sequence_overlap is None else self.sequence_overlap,
         )
 
     def sequences(self, model: ActorCritic) -> Sequences | None:
@@ -110,12 +129,24 @@ class DQNConfig(ReplayConfig):
         shape = self.sequence_shape
         if shape is None:
             return None
-        names = (c.OBS, c.NEW_OBS, c.ACTIONS, c.REWARDS, c.TERMINATEDS, c.TRUNCATEDS, *previous_columns(self))
+        names = (
+            c.OBS,
+            c.NEW_OBS,
+            c.ACTIONS,
+            c.REWARDS,
+            c.TERMINATEDS,
+            c.TRUNCATEDS,
+            *previous_columns(self),
+        )
         states = model_columns(model, state_columns(self, cells=1))
-        return Sequences(shape, tuple(model_columns(model, names)), tuple(states), self.gamma, self.n_step)
+        return Sequences(
+            shape, tuple(model_columns(model, names)), tuple(states), self.gamma, self.n_step
+        )
 
     def derived_sizes(self, fixed: Set[str]) -> dict[str, int]:
-        """See `CommonConfig.derived_sizes`; fragments hold whole sequences for a recurrent network."""
+        """See `CommonConfig.derived_sizes`; fragments hold whole sequences for a recurrent
+        network.
+        """
         made = super().derived_sizes(fixed)
         shape = self.sequence_shape
         if shape is None:
@@ -141,15 +172,35 @@ class DQNConfig(ReplayConfig):
         super().check()
         Schedule(self.epsilon_schedule, key="epsilon_schedule")
         shape, has_atoms, unless = self.sequence_shape, self.num_atoms > 1, self.refuse_unless
-        sequence_keys = ("replay_sequence_length", "burn_in", "sequence_overlap", "sequence_priority_eta")
+        sequence_keys = (
+            "replay_sequence_length",
+            "burn_in",
+            "sequence_overlap",
+            "sequence_priority_eta",
+        )
         hint = "Set model.use_lstm or model.use_gru, or leave it out."
-        unless(shape is not None, sequence_keys, "recurrent networks, which are trained on sequences", hint=hint)
+        unless(
+            shape is not None,
+            sequence_keys,
+            "recurrent networks, which are trained on sequences",
+            hint=hint,
+        )
         if shape is not None:
             self._check_sequences(shape)
-        unless(has_atoms, ("v_min", "v_max"), "distributions of returns", hint="Set num_atoms: 51, or leave it out.")
+        unless(
+            has_atoms,
+            ("v_min", "v_max"),
+            "distributions of returns",
+            hint="Set num_atoms: 51, or leave it out.",
+        )
         hint = "Leave it out, or set num_atoms: 1."
-        unless(not has_atoms, ("huber_delta",), "expected returns; atoms have another loss", hint=hint)
-        names, hint = ("epsilon_schedule", "per_worker_epsilon"), "Leave it out, or set noisy: false."
+        unless(
+            not has_atoms, ("huber_delta",), "expected returns; atoms have another loss", hint=hint
+        )
+        names, hint = (
+            ("epsilon_schedule", "per_worker_epsilon"),
+            "Leave it out, or set noisy: false.",
+        )
         unless(not self.noisy, names, "networks without noise: noisy layers explore", hint=hint)
         hint = "Leave it out, or set per_worker_epsilon: false."
         one_share = "workers with a common share of random actions"
@@ -157,61 +208,146 @@ class DQNConfig(ReplayConfig):
         other = "value_rescaling" if self.value_rescaling else "a recurrent network"
         refuse(
             self,
-            (not all(0 <= value <= 1 for _, value in self.epsilon_schedule), "epsilon_schedule",
-             "epsilon_schedule has a value that is not a probability.", ""),
-            (self.per_worker_epsilon and self.is_alone, "per_worker_epsilon",
-             "per_worker_epsilon is for workers: in the learner's own process it gives no random actions.",
-             "Set num_workers, or bind so that remote workers can join; or turn it off to use epsilon_schedule."),
-            (self.worker_priorities and not self.prioritized_replay, "worker_priorities",
-             "worker_priorities needs prioritized_replay: without it all rows are drawn with equal probability.",
-             "Set prioritized_replay, or leave worker_priorities out."),
-            (self.worker_priorities and (shape is not None or self.value_rescaling), "worker_priorities",
-             f"worker_priorities can't be combined with {other}: it needs one error per row, in units of return.",
-             "Set worker_priorities: false; the first priority of a row is then the largest error so far."),
-            (has_atoms and self.v_min >= self.v_max, "v_min",
-             f"v_min is {self.v_min:g}, which is not below v_max, {self.v_max:g}.", "Returns must lie between them."),
-            (has_atoms and self.value_rescaling, "value_rescaling",
-             "value_rescaling is for expected returns; atoms have fixed returns.",
-             "Leave it out, or set num_atoms: 1."),
-        )  # fmt: skip
+            (
+                not all(0 <= value <= 1 for _, value in self.epsilon_schedule),
+                "epsilon_schedule",
+                "epsilon_schedule has a value that is not a probability.",
+                "",
+            ),
+            (
+                self.per_worker_epsilon and self.is_alone,
+                "per_worker_epsilon",
+                (
+                    "per_worker_epsilon is for workers: in the learner's own process it gives no"
+                    " random actions."
+                ),
+                (
+                    "Set num_workers, or bind so that remote workers can join; or turn it off to"
+                    " use epsilon_schedule."
+                ),
+            ),
+            (
+                self.worker_priorities and not self.prioritized_replay,
+                "worker_priorities",
+                (
+                    "worker_priorities needs prioritized_replay: without it all rows are drawn with"
+                    " equal probability."
+                ),
+                "Set prioritized_replay, or leave worker_priorities out.",
+            ),
+            (
+                self.worker_priorities and (shape is not None or self.value_rescaling),
+                "worker_priorities",
+                (
+                    f"worker_priorities can't be combined with {other}: it needs one error per row,"
+                    " in units of return."
+                ),
+                (
+                    "Set worker_priorities: false; the first priority of a row is then the largest"
+                    " error so far."
+                ),
+            ),
+            (
+                has_atoms and self.v_min >= self.v_max,
+                "v_min",
+                f"v_min is {self.v_min:g}, which is not below v_max, {self.v_max:g}.",
+                "Returns must lie between them.",
+            ),
+            (
+                has_atoms and self.value_rescaling,
+                "value_rescaling",
+                "value_rescaling is for expected returns; atoms have fixed returns.",
+                "Leave it out, or set num_atoms: 1.",
+            ),
+        )
 
     def _check_sequences(self, shape: SequenceShape) -> None:
         length, burn_in, overlap = shape
         refuse(
             self,
-            (self.replay_sequence_length is None and length < _LEAST_SEQUENCE, "rollout_fragment_length",
-             f"a recurrent network learns almost nothing from sequences of {length} steps, the length of a fragment.",
-             "Set rollout_fragment_length: 40, replay_sequence_length: 24, burn_in: 8 and train_batch_size: 256, say, "
-             "or set replay_sequence_length to keep them short."),
-            (not self.is_truncating, "batch_mode",
-             "a recurrent dqn needs batch_mode truncate_episodes: whole episodes carry no intermediate states.",
-             "Leave batch_mode out, and set rollout_fragment_length."),
-            (length > self.rollout_fragment_length, "replay_sequence_length",
-             f"sequences of {length} steps don't fit into fragments of {self.rollout_fragment_length}.",
-             "Set a larger rollout_fragment_length."),
-            (burn_in >= length, "burn_in",
-             f"burn_in is {burn_in}, but a sequence has {length} steps: none would be trained on.",
-             "Set a smaller one, or a larger replay_sequence_length and rollout_fragment_length."),
-            (not burn_in <= overlap < length, "sequence_overlap",
-             f"sequence_overlap is {overlap}; it must be at least burn_in, {burn_in}, to train on every step, "
-             f"and less than the {length} steps of a sequence.",
-             f"Leave it out for {burn_in}, or set {length // 2}."),
-            (self.n_step > shape.trained_steps, "n_step",
-             f"n_step is {self.n_step}, but a sequence trains on {shape.trained_steps} steps.", "Set longer ones."),
-            (self.train_batch_size < shape.trained_steps, "train_batch_size",
-             f"train_batch_size is {self.train_batch_size}, but one sequence trains on {shape.trained_steps} steps.",
-             f"Set {32 * shape.trained_steps}, say."),
-        )  # fmt: skip
+            (
+                self.replay_sequence_length is None and length < _LEAST_SEQUENCE,
+                "rollout_fragment_length",
+                (
+                    f"a recurrent network learns almost nothing from sequences of {length} steps,"
+                    " the length of a fragment."
+                ),
+                (
+                    "Set rollout_fragment_length: 40, replay_sequence_length: 24, burn_in: 8 and"
+                    " train_batch_size: 256, say, or set replay_sequence_length to keep them short."
+                ),
+            ),
+            (
+                not self.is_truncating,
+                "batch_mode",
+                (
+                    "a recurrent dqn needs batch_mode truncate_episodes: whole episodes carry no"
+                    " intermediate states."
+                ),
+                "Leave batch_mode out, and set rollout_fragment_length.",
+            ),
+            (
+                length > self.rollout_fragment_length,
+                "replay_sequence_length",
+                (
+                    f"sequences of {length} steps don't fit into fragments of"
+                    f" {self.rollout_fragment_length}."
+                ),
+                "Set a larger rollout_fragment_length.",
+            ),
+            (
+                burn_in >= length,
+                "burn_in",
+                (
+                    f"burn_in is {burn_in}, but a sequence has {length} steps: none would be"
+                    " trained on."
+                ),
+                (
+                    "Set a smaller one, or a larger replay_sequence_length and"
+                    " rollout_fragment_length."
+                ),
+            ),
+            (
+                not burn_in <= overlap < length,
+                "sequence_overlap",
+                (
+                    f"sequence_overlap is {overlap}; it must be at least burn_in, {burn_in}, to"
+                    f" train on every step, and less than the {length} steps of a sequence."
+                ),
+                f"Leave it out for {burn_in}, or set {length // 2}.",
+            ),
+            (
+                self.n_step > shape.trained_steps,
+                "n_step",
+                f"n_step is {self.n_step}, but a sequence trains on {shape.trained_steps} steps.",
+                "Set longer ones.",
+            ),
+            (
+                self.train_batch_size < shape.trained_steps,
+                "train_batch_size",
+                (
+                    f"train_batch_size is {self.train_batch_size}, but one sequence trains on"
+                    f" {shape.trained_steps} steps."
+                ),
+                f"Set {32 * shape.trained_steps}, say.",
+            ),
+        )
 
 
 class DQN(ReplayAlgorithm[DQNConfig]):
-    """Deep Q-learning (Mnih et al. 2015), optionally double, dueling, n-step, prioritised and distributional."""
+    """Deep Q-learning (Mnih et al. 2015), optionally double, dueling, n-step, prioritised and
+    distributional.
+    """
 
     config_class = DQNConfig
 
     @classmethod
     def build_model(
-        cls, config: CommonConfig, observations: Observations, action_space: spaces.Space[Any], seed: int | None
+        cls,
+        config: CommonConfig,
+        observations: Observations,
+        action_space: spaces.Space[Any],
+        seed: int | None,
     ) -> ActorCritic:
         """Build the network of action values; see `Algorithm.build_model`."""
         from aiorl.learning.models.q_network import QNetwork
@@ -231,32 +367,51 @@ class DQN(ReplayAlgorithm[DQNConfig]):
 
     @classmethod
     def sample_plan(cls, config: CommonConfig) -> SamplePlan:
-        """Return the plan of `ReplayAlgorithm`; with `worker_priorities`, it includes each row's absolute TD error.
+        """Return the plan of `ReplayAlgorithm`; with `worker_priorities`, it includes each row's
+        absolute TD error.
 
-        For a recurrent network, it returns a plan of raw transitions with the initial states of sequences.
+        For a recurrent network, it returns a plan of raw transitions with the initial states of
+        sequences.
 
         Args:
             config: config of the run.
         """
         own = cls.own_config(config)
         if own.sequence_shape is not None:
-            of_rows = (c.OBS, c.ACTIONS, c.NEW_OBS, c.REWARDS, c.TERMINATEDS, c.TRUNCATEDS, *previous_columns(own))
+            of_rows = (
+                c.OBS,
+                c.ACTIONS,
+                c.NEW_OBS,
+                c.REWARDS,
+                c.TERMINATEDS,
+                c.TRUNCATEDS,
+                *previous_columns(own),
+            )
             columns, stride = (*of_rows, *state_columns(own, cells=1)), own.sequence_shape.stride
             return SamplePlan("none", {}, columns, state_every=stride, raw_obs=own.is_filtered)
         plan = super().sample_plan(config)
         if not own.worker_priorities:
             return plan
-        return dataclasses.replace(plan, postprocess="n_step_priorities", columns=(*plan.columns, c.PRIORITIES))
+        return dataclasses.replace(
+            plan, postprocess="n_step_priorities", columns=(*plan.columns, c.PRIORITIES)
+        )
 
     @classmethod
     def acting_settings(cls, config: CommonConfig) -> dict[str, Any]:
-        """Return the settings of epsilon-greedy actions with this `config`; a noisy network needs none."""
+        """Return the settings of epsilon-greedy actions with this `config`; a noisy network needs
+        none.
+        """
         own = cls.own_config(config)
         if own.noisy:
             return {}
         if own.per_worker_epsilon:
             return {"exploration": {"type": "PerWorkerEpsilonGreedy"}}
-        return {"exploration": {"type": "EpsilonGreedy", "epsilon": [list(point) for point in own.epsilon_schedule]}}
+        return {
+            "exploration": {
+                "type": "EpsilonGreedy",
+                "epsilon": [list(point) for point in own.epsilon_schedule],
+            }
+        }
 
     def __init__(self, config: CommonConfig, model: ActorCritic) -> None:
         """Allocate the replay and a target network; nothing is compiled yet.
@@ -285,13 +440,17 @@ class DQN(ReplayAlgorithm[DQNConfig]):
         )
 
     def drawn_columns(self, num: int) -> dict[str, NDArray[Any]]:
-        """See `ReplayAlgorithm.drawn_columns`; returns the seeds of the noise for each minibatch."""
+        """See `ReplayAlgorithm.drawn_columns`; returns the seeds of the noise for each
+        minibatch.
+        """
         if not self.config.noisy:
             return {}
         return {_SEEDS: self.rng.integers(np.iinfo(np.int32).max, size=(num, 3, 2), dtype=np.int32)}
 
     def _noise(self, minibatch: Tensors, use: int) -> tf.Tensor | None:
-        """Return noise [1, K] of a minibatch for one use: 0 online, 1 target, 2 choice of the next action."""
+        """Return noise [1, K] of a minibatch for one use: 0 online, 1 target, 2 choice of the next
+        action.
+        """
         if not self.config.noisy:
             return None
         return tf.random.stateless_normal([1, self._network.noise_size], minibatch[_SEEDS][use])
@@ -299,8 +458,12 @@ class DQN(ReplayAlgorithm[DQNConfig]):
     def _loss_of_rows(self, minibatch: Tensors, coefficients: Tensors) -> tuple[tf.Tensor, Tensors]:
         model, following = self._network, minibatch[c.NEW_OBS]
         values, _ = model.q(minibatch[c.OBS], noise=self._noise(minibatch, 0))
-        next_values, mask = model.q(following, weights=self._target.tensors(), noise=self._noise(minibatch, 1))
-        next_online = model.q(following, noise=self._noise(minibatch, 2))[0] if self.config.double_q else None
+        next_values, mask = model.q(
+            following, weights=self._target.tensors(), noise=self._noise(minibatch, 1)
+        )
+        next_online = (
+            model.q(following, noise=self._noise(minibatch, 2))[0] if self.config.double_q else None
+        )
         losses, priorities, taken = self._judged(minibatch, values, next_values, next_online, mask)
         return q_learning.weighted_mean(losses, minibatch[WEIGHTS]), {
             "mean_q": tf.reduce_mean(taken),
@@ -308,24 +471,35 @@ class DQN(ReplayAlgorithm[DQNConfig]):
             ROWS: tf.stop_gradient(priorities),
         }
 
-    def _loss_of_sequences(self, minibatch: Tensors, coefficients: Tensors) -> tuple[tf.Tensor, Tensors]:
+    def _loss_of_sequences(
+        self, minibatch: Tensors, coefficients: Tensors
+    ) -> tuple[tf.Tensor, Tensors]:
         """Return the loss of B sequences of L steps and one further observation, as rows [L * B].
 
-        Both networks run through each sequence from its stored state. With noisy layers, the online pass that learns
-        also chooses the target's actions.
+        Both networks run through each sequence from its stored state. With noisy layers, the online
+        pass that learns also chooses the target's actions.
         """
         config, model, trained = self.config, self._network, by_time(minibatch[TRAINED])
         obs = by_time(minibatch[c.OBS])
         steps, rows = obs.shape[0] - 1, obs.shape[1]
         state = [minibatch[c.state_in(index)] for index in range(len(model.state_shapes))]
-        previous = [by_time(minibatch[name]) for name in (c.PREV_ACTIONS, c.PREV_REWARDS) if model.looks_back]
-        online, mask = model.q_sequence(obs, state, previous, burn_in=config.burn_in, noise=self._noise(minibatch, 0))
+        previous = [
+            by_time(minibatch[name])
+            for name in (c.PREV_ACTIONS, c.PREV_REWARDS)
+            if model.looks_back
+        ]
+        online, mask = model.q_sequence(
+            obs, state, previous, burn_in=config.burn_in, noise=self._noise(minibatch, 0)
+        )
         others, _ = model.q_sequence(
             obs, state, previous, weights=self._target.tensors(), noise=self._noise(minibatch, 1)
         )
         behind = flattened(by_time(minibatch[FOLLOWING]) * rows + tf.range(rows))
         losses, priorities, taken = self._judged(
-            {name: flattened(by_time(minibatch[name])) for name in (c.ACTIONS, c.N_STEP_RETURNS, c.DISCOUNTS)},
+            {
+                name: flattened(by_time(minibatch[name]))
+                for name in (c.ACTIONS, c.N_STEP_RETURNS, c.DISCOUNTS)
+            },
             online[: steps * rows],
             tf.gather(others, behind),
             tf.gather(tf.stop_gradient(online), behind) if config.double_q else None,
@@ -340,9 +514,13 @@ class DQN(ReplayAlgorithm[DQNConfig]):
         }
 
     def _judged(
-        self, rows: Tensors, values: tf.Tensor, next_values: tf.Tensor, next_online: tf.Tensor | None,
+        self,
+        rows: Tensors,
+        values: tf.Tensor,
+        next_values: tf.Tensor,
+        next_online: tf.Tensor | None,
         mask: tf.Tensor | None,
-    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:  # fmt: skip
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """Return losses, absolute TD errors, and values of the actions taken, [R] each.
 
         Args:
@@ -353,14 +531,26 @@ class DQN(ReplayAlgorithm[DQNConfig]):
             mask: [R, A], legal actions in that observation.
         """
         config, atoms = self.config, self._network.atoms
-        actions, returns, discounts = rows[c.ACTIONS] - self._start, rows[c.N_STEP_RETURNS], rows[c.DISCOUNTS]
+        actions, returns, discounts = (
+            rows[c.ACTIONS] - self._start,
+            rows[c.N_STEP_RETURNS],
+            rows[c.DISCOUNTS],
+        )
         if atoms is None:
             wanted = q_learning.q_targets(
-                returns, discounts, next_values, next_q_online=next_online, mask=mask,
+                returns,
+                discounts,
+                next_values,
+                next_q_online=next_online,
+                mask=mask,
                 is_rescaled=config.value_rescaling,
-            )  # fmt: skip
+            )
             errors = wanted - q_learning.chosen(values, actions)
-            return q_learning.huber(errors, delta=config.huber_delta), tf.abs(errors), wanted - errors
+            return (
+                q_learning.huber(errors, delta=config.huber_delta),
+                tf.abs(errors),
+                wanted - errors,
+            )
         probabilities = q_learning.categorical_targets(
             returns, discounts, next_values, atoms, next_logits_online=next_online, mask=mask
         )

@@ -30,12 +30,15 @@ class ImitationConfig(ActorCriticConfig):
     num_envs_per_worker: int = changed(ActorCriticConfig, "num_envs_per_worker", 1)
     rollout_fragment_length: int = changed(ActorCriticConfig, "rollout_fragment_length", 256)
     train_batch_size: int = changed(ActorCriticConfig, "train_batch_size", 2048)
-    input_evaluation: list[Literal["is", "wis", "simulation"]] = changed(ActorCriticConfig, "input_evaluation", [])
+    input_evaluation: list[Literal["is", "wis", "simulation"]] = changed(
+        ActorCriticConfig, "input_evaluation", []
+    )
 
     adam_epsilon: float = _learning(1e-7, gt=0)
     """Adam's epsilon."""
     outstanding_fragments_per_worker: int = _learning(8, unit="fragments", ge=1)
-    """Maximum number of fragments that a worker owes or has under way at a time, within the budget of the whole run."""
+    """Maximum number of fragments that a worker owes or has under way at a time, within the budget
+    of the whole run."""
 
     def check(self) -> None:
         """Check that the values go together.
@@ -46,13 +49,25 @@ class ImitationConfig(ActorCriticConfig):
         super().check()
         refuse(
             self,
-            (self.is_filtered and self.gradients == "workers", "observation_filter",
-             f"{self.algo} filters stored observations on the learner, but workers compute the gradients.",
-             "Set gradients: learner, or observation_filter: NoFilter."),
-            (self.model.is_recurrent and not self.postprocess_inputs, "postprocess_inputs",
-             "stored rows don't contain the states of this recurrent model.",
-             "Set postprocess_inputs: true, so that workers run the model over the stored episodes."),
-        )  # fmt: skip
+            (
+                self.is_filtered and self.gradients == "workers",
+                "observation_filter",
+                (
+                    f"{self.algo} filters stored observations on the learner, but workers compute"
+                    " the gradients."
+                ),
+                "Set gradients: learner, or observation_filter: NoFilter.",
+            ),
+            (
+                self.model.is_recurrent and not self.postprocess_inputs,
+                "postprocess_inputs",
+                "stored rows don't contain the states of this recurrent model.",
+                (
+                    "Set postprocess_inputs: true, so that workers run the model over the stored"
+                    " episodes."
+                ),
+            ),
+        )
 
 
 ImitationT = TypeVar("ImitationT", bound=ImitationConfig)
@@ -73,10 +88,14 @@ class Imitation(CompiledAlgorithm[ImitationT]):
         """
         own = cls.own_config(config)
         want_stored_experience(own)
-        return LeasePlan("streaming", own.fragments_per_batch(), own.outstanding_fragments_per_worker)
+        return LeasePlan(
+            "streaming", own.fragments_per_batch(), own.outstanding_fragments_per_worker
+        )
 
     def lay_out(self, fragments: Sequence[Mapping[str, Array]]) -> Batch:
-        """See `CompiledAlgorithm.lay_out`; stored observations are filtered here if there is a filter."""
+        """See `CompiledAlgorithm.lay_out`; stored observations are filtered here if there is a
+        filter.
+        """
         own = self.merged_filter
         if isinstance(own, MeanStdFilter):
             now = Normalisation.of(own)

@@ -1,4 +1,7 @@
-"""IMPALA: workers don't wait for the learner; V-trace corrects for their older policies (docs/algorithms/impala.md)."""
+"""IMPALA: workers don't wait for the learner;
+
+V-trace corrects for their older policies (docs/algorithms/impala.md).
+"""
 
 from __future__ import annotations
 
@@ -23,8 +26,8 @@ class IMPALAConfig(VTraceConfig):
     grad_clip: float | None = changed(VTraceConfig, "grad_clip", 1.0)
 
     kl_stop: float | None = key(None, group="V-trace", unit="nats", gt=0)
-    """Divergence from the policies that sampled, above which an update ends after the current minibatch; null:
-    never."""
+    """Divergence from the policies that sampled, above which an update ends after the current
+    minibatch; null: never."""
 
     @property
     def has_whole_sequences(self) -> bool:
@@ -47,15 +50,29 @@ class IMPALA(VTraceStreaming[IMPALAConfig]):
             valid = columns[c.VALID]
             now = self.judge(columns)
             returns, log_rhos = self.vtrace_returns(columns, now)
-            advantages = pg_advantages(returns.advantages, returns.weights, normalize=config.normalize_advantages)
+            advantages = pg_advantages(
+                returns.advantages, returns.weights, normalize=config.normalize_advantages
+            )
             entropies = tf.reshape(distribution.entropy(now.dist_inputs), valid.shape)
             total, parts = actor_critic_loss(
-                -masked_mean(now.logp * advantages, valid), now.values, returns.vs, entropies, valid,
-                vf_loss_coeff=config.vf_loss_coeff, entropy_coeff=coefficients["entropy_coeff"],
-            )  # fmt: skip
+                -masked_mean(now.logp * advantages, valid),
+                now.values,
+                returns.vs,
+                entropies,
+                valid,
+                vf_loss_coeff=config.vf_loss_coeff,
+                entropy_coeff=coefficients["entropy_coeff"],
+            )
             kl = masked_mean(approximate_kl(tf.minimum(log_rhos, _MAX_LOG_RHO)), valid)
             return total, {**parts, "kl": kl, **self.ratio_metrics(log_rhos, valid)}
 
-        metrics = ("policy_loss", "vf_loss", "entropy", "kl", *self.metric_names, "vf_explained_var")
+        metrics = (
+            "policy_loss",
+            "vf_loss",
+            "entropy",
+            "kl",
+            *self.metric_names,
+            "vf_explained_var",
+        )
         stop_when = None if config.kl_stop is None else ("kl", config.kl_stop)
         return UpdateSpec(loss, metrics, ("lr", "entropy_coeff"), stop_when)

@@ -34,8 +34,8 @@ class MARWILConfig(ImitationConfig):
     postprocess_inputs: bool = changed(ImitationConfig, "postprocess_inputs", True)
 
     beta: float = _marwil(1.0, ge=0)
-    """Strength of the preference for better actions: weights grow exponentially with beta times the advantage. 0:
-    all have the same weight, as in behaviour cloning."""
+    """Strength of the preference for better actions: weights grow exponentially with beta times the
+    advantage. 0: all have the same weight, as in behaviour cloning."""
     max_weight: float = _marwil(20.0, gt=0)
     """Maximum weight of an action."""
     moving_average_sqd_adv_norm_start: float = _marwil(100.0, gt=0)
@@ -61,7 +61,9 @@ class MARWIL(Imitation[MARWILConfig]):
 
     @classmethod
     def sample_plan(cls, config: CommonConfig) -> SamplePlan:
-        """Return a plan of observations, actions and discounted returns; recurrent models also get flags and states."""
+        """Return a plan of observations, actions and discounted returns; recurrent models also get
+        flags and states.
+        """
         own = cls.own_config(config)
         columns = (c.OBS, c.ACTIONS, c.VALUE_TARGETS, *sequence_columns(own))
         return SamplePlan("gae", {"gamma": own.gamma, "lam": 1.0}, columns, raw_obs=own.is_filtered)
@@ -72,17 +74,25 @@ class MARWIL(Imitation[MARWILConfig]):
         self._mean_square = self.config.moving_average_sqd_adv_norm_start
 
     def update_spec(self) -> UpdateSpec:
-        """Return the loss over rows, or over sequences for recurrent models: better actions have larger weights."""
+        """Return the loss over rows, or over sequences for recurrent models: better actions have
+        larger weights.
+        """
         config = self.config
 
-        def weights(columns: Tensors, values: tf.Tensor, coefficients: Tensors) -> tuple[tf.Tensor, Tensors]:
+        def weights(
+            columns: Tensors, values: tf.Tensor, coefficients: Tensors
+        ) -> tuple[tf.Tensor, Tensors]:
             found = imitation_weights(
-                columns[c.VALUE_TARGETS] - tf.stop_gradient(values), scale=coefficients["advantage_scale"],
-                beta=config.beta, max_weight=config.max_weight,
-            )  # fmt: skip
+                columns[c.VALUE_TARGETS] - tf.stop_gradient(values),
+                scale=coefficients["advantage_scale"],
+                beta=config.beta,
+                max_weight=config.max_weight,
+            )
             return found, {"mean_weight": masked_mean(found, columns[c.VALID])}
 
-        return self.likelihood_spec(weights, ("mean_weight",), ("advantage_scale",), targets=c.VALUE_TARGETS)
+        return self.likelihood_spec(
+            weights, ("mean_weight",), ("advantage_scale",), targets=c.VALUE_TARGETS
+        )
 
     def coefficients(self, env_steps_total: int) -> dict[str, float]:
         """Return the coefficients of an update after `env_steps_total` env steps."""

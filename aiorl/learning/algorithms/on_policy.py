@@ -1,4 +1,6 @@
-"""Base classes of algorithms that train on samples of the newest policy, and of those with PPO's clipped surrogate."""
+"""Base classes of algorithms that train on samples of the newest policy, and of those with PPO's
+clipped surrogate.
+"""
 
 from __future__ import annotations
 
@@ -49,11 +51,15 @@ class OnPolicy(CompiledAlgorithm[OnPolicyT]):
         """Return a plan of exactly one train batch, of the size in `config`, for each version."""
         own = cls.own_config(config)
         env_steps = None if own.is_truncating else own.train_batch_size
-        return LeasePlan("on_policy", own.fragments_per_batch(), max_policy_lag=0, env_steps_per_batch=env_steps)
+        return LeasePlan(
+            "on_policy", own.fragments_per_batch(), max_policy_lag=0, env_steps_per_batch=env_steps
+        )
 
     @classmethod
     def sample_plan(cls, config: CommonConfig) -> SamplePlan:
-        """Return a plan of rows with advantages for this `config`; recurrent models also get flags and states."""
+        """Return a plan of rows with advantages for this `config`; recurrent models also get flags
+        and states.
+        """
         own = cls.own_config(config)
         return advantage_plan(own, own.lambda_, cls.columns(own))
 
@@ -68,8 +74,12 @@ class OnPolicy(CompiledAlgorithm[OnPolicyT]):
 
 
 def advantage_plan(config: CommonConfig, lambda_: float, columns: tuple[str, ...]) -> SamplePlan:
-    """Return a plan of these columns with GAE advantages; recurrent models also get flags and states."""
-    return SamplePlan("gae", {"gamma": config.gamma, "lam": lambda_}, (*columns, *sequence_columns(config)))
+    """Return a plan of these columns with GAE advantages; recurrent models also get flags and
+    states.
+    """
+    return SamplePlan(
+        "gae", {"gamma": config.gamma, "lam": lambda_}, (*columns, *sequence_columns(config))
+    )
 
 
 _ppo = partial(key, group="PPO")
@@ -78,7 +88,8 @@ _ppo = partial(key, group="PPO")
 class SurrogateConfig(ActorCriticConfig):
     """Settings of algorithms with PPO's clipped surrogate.
 
-    Its own keys are the clipping range, and the penalty and limit of the divergence from the old policy.
+    Its own keys are the clipping range, and the penalty and limit of the divergence from the old
+    policy.
     """
 
     why_on_learner = "it takes several steps on each batch; with a single one it would be A2C"
@@ -88,18 +99,22 @@ class SurrogateConfig(ActorCriticConfig):
     clip_param_schedule: list[tuple[float, float]] | None = _ppo(None)
     """clip_param over env steps, as [[env step, value], ...]."""
     kl_coeff: float = _ppo(0.0, ge=0)
-    """Initial weight of the KL divergence from the old policy; it adapts towards kl_target. 0: no penalty."""
+    """Initial weight of the KL divergence from the old policy; it adapts towards kl_target. 0: no
+    penalty."""
     kl_target: float = _ppo(0.01, unit="nats", gt=0, needs="kl_coeff")
     """Divergence that kl_coeff adapts towards, measured in the last epoch of an update."""
     kl_stop: float | None = _ppo(None, unit="nats", gt=0)
     """Divergence above which an update ends after the current minibatch; null: never."""
 
     def clips(self) -> dict[str, tuple[float, list[tuple[float, float]] | None]]:
-        """Return the limit of each clipped quantity and its schedule, by the name of the coefficient."""
+        """Return the limit of each clipped quantity and its schedule, by the name of the
+        coefficient.
+        """
         return {"clip_param": (self.clip_param, self.clip_param_schedule)}
 
     def clip_schedules(self) -> dict[str, Schedule]:
-        """Return the schedules of the clipping limits over env steps, by the name of the coefficient.
+        """Return the schedules of the clipping limits over env steps, by the name of the
+        coefficient.
 
         Raises:
             ConfigError: a schedule is invalid or has a value that is not above 0.
@@ -107,8 +122,12 @@ class SurrogateConfig(ActorCriticConfig):
         for name, (_, points) in self.clips().items():
             if any(value <= 0 for _, value in points or ()):
                 key_name = f"{name}_schedule"
-                raise ConfigError(f"{key_name} has a value that is not above 0.", key=key_name, value=points)
-        return {name: Schedule.of(*pair, key=f"{name}_schedule") for name, pair in self.clips().items()}
+                raise ConfigError(
+                    f"{key_name} has a value that is not above 0.", key=key_name, value=points
+                )
+        return {
+            name: Schedule.of(*pair, key=f"{name}_schedule") for name, pair in self.clips().items()
+        }
 
     def check(self) -> None:
         """Check that the values go together.
@@ -146,10 +165,11 @@ class Surrogate(CompiledAlgorithm[SurrogateT]):
         return {**super().coefficients(env_steps_total), **clips, "kl_coeff": self._kl_coeff}
 
     def after_update(self, metrics: dict[str, float]) -> None:
-        """Raise the penalty's weight if the policy moved more than twice as far as wanted, lower it if less than half.
+        """Raise the penalty's weight if the policy moved more than twice as far as wanted, lower it
+        if less than half.
 
-        The divergence is the mean over the last epoch. Bounds and factors are RLlib's; the paper has 1.5 and 1 / 1.5
-        times the target, and factors 2 and 1/2.
+        The divergence is the mean over the last epoch. Bounds and factors are RLlib's; the paper
+        has 1.5 and 1 / 1.5 times the target, and factors 2 and 1/2.
 
         Source: Schulman et al. 2017, section 4.
 
@@ -169,12 +189,18 @@ class Surrogate(CompiledAlgorithm[SurrogateT]):
         return {"kl_coeff": self._kl_coeff}
 
     def set_extra_state(self, values: Mapping[str, Any]) -> None:
-        """Restore the adaptive weight of the penalty from the `values` that `extra_state` returned."""
+        """Restore the adaptive weight of the penalty from the `values` that `extra_state`
+        returned.
+        """
         self._kl_coeff = float(values["kl_coeff"])
 
 
 def surrogate_spec(
-    config: SurrogateConfig, loss: LossFunction, *, metrics: Iterable[str] = (), coefficients: Iterable[str] = ()
+    config: SurrogateConfig,
+    loss: LossFunction,
+    *,
+    metrics: Iterable[str] = (),
+    coefficients: Iterable[str] = (),
 ) -> UpdateSpec:
     """Return an update whose loss is built on `aiorl.learning.losses.policy_gradient.ppo_loss`.
 

@@ -31,8 +31,8 @@ class PGConfig(OnPolicyConfig):
         OnPolicyConfig, "batch_mode", "complete_episodes"
     )
     lambda_: float = key(1.0, group="Learning", ge=1, le=1)
-    """Always 1, because there are no value estimates to trust: each action is weighted by the return that followed
-    it."""
+    """Always 1, because there are no value estimates to trust: each action is weighted by the
+    return that followed it."""
     vf_loss_coeff: float = key(0.0, group="Learning", ge=0, le=0)
     """Always 0, because there are no values to learn."""
 
@@ -44,9 +44,13 @@ class PG(OnPolicy[PGConfig]):
 
     @classmethod
     def sample_plan(cls, config: CommonConfig) -> SamplePlan:
-        """Return a plan of rows with discounted returns; recurrent models also get flags and states."""
+        """Return a plan of rows with discounted returns; recurrent models also get flags and
+        states.
+        """
         own = cls.own_config(config)
-        return SamplePlan("returns", {"gamma": own.gamma}, (*cls.columns(own), *sequence_columns(own)))
+        return SamplePlan(
+            "returns", {"gamma": own.gamma}, (*cls.columns(own), *sequence_columns(own))
+        )
 
     @classmethod
     def columns(cls, config: PGConfig) -> tuple[str, ...]:
@@ -54,11 +58,17 @@ class PG(OnPolicy[PGConfig]):
         return c.OBS, c.ACTIONS, c.ADVANTAGES
 
     def update_spec(self) -> UpdateSpec:
-        """Return the loss over rows, or over sequences for recurrent models: actions are weighted by their returns."""
+        """Return the loss over rows, or over sequences for recurrent models: actions are weighted
+        by their returns.
+        """
 
-        def returns(columns: Tensors, values: tf.Tensor, coefficients: Tensors) -> tuple[tf.Tensor, Tensors]:
+        def returns(
+            columns: Tensors, values: tf.Tensor, coefficients: Tensors
+        ) -> tuple[tf.Tensor, Tensors]:
             found, valid = columns[c.ADVANTAGES], columns[c.VALID]
             metrics = {"mean_return": masked_mean(found, valid)}
-            return masked_normalise(found, valid) if self.config.normalize_advantages else found, metrics
+            return masked_normalise(
+                found, valid
+            ) if self.config.normalize_advantages else found, metrics
 
         return self.likelihood_spec(returns, ("mean_return",))

@@ -1,7 +1,8 @@
-"""Learning with a single policy: an algorithm's gradients, and steps with gradients, outside a learner's run.
+"""Learning with a single policy: an algorithm's gradients, and steps with gradients, outside a
+learner's run.
 
-It uses the same code as the learner, but has no leases, train batches or schedules of a run. `algorithm_policy` creates
-policies for users who drive a RolloutWorker themselves::
+It uses the same code as the learner, but has no leases, train batches or schedules of a run.
+`algorithm_policy` creates policies for users who drive a RolloutWorker themselves::
 
     worker = RolloutWorker("CartPole-v1", algorithm_policy(A2CConfig(lr=1e-3)), rollout_fragment_length=64)
     info, count = worker.sample_and_learn(64, num_sgd_iter=1, sgd_minibatch_size=0, standardize_fields=[])
@@ -35,10 +36,16 @@ Array = NDArray[Any]
 
 
 class PolicyLearning:
-    """Computation of gradients at the weights of an acting policy, and optimiser steps that update that policy."""
+    """Computation of gradients at the weights of an acting policy, and optimiser steps that update
+    that policy.
+    """
 
     def __init__(
-        self, algorithm: CompiledAlgorithm[Any], config: CommonConfig, model: ActorCritic, policy: GraphPolicy
+        self,
+        algorithm: CompiledAlgorithm[Any],
+        config: CommonConfig,
+        model: ActorCritic,
+        policy: GraphPolicy,
     ) -> None:
         """Take over an algorithm, its config and its model, which can be the acting one."""
         self._algorithm = algorithm
@@ -46,8 +53,12 @@ class PolicyLearning:
         self._policy = policy
         self._is_shared = getattr(policy.graph, "model", None) is model
         kind = type(algorithm)
-        self._plan = dataclasses.replace(kind.sample_plan(config), return_discount=kind.return_discount(config))
-        self._sequence_length = config.sequence_length() if kind.trains_on_sequences(config) else None
+        self._plan = dataclasses.replace(
+            kind.sample_plan(config), return_discount=kind.return_discount(config)
+        )
+        self._sequence_length = (
+            config.sequence_length() if kind.trains_on_sequences(config) else None
+        )
 
     @classmethod
     def of(cls, policy: GraphPolicy, said: Mapping[str, Any]) -> PolicyLearning:
@@ -55,8 +66,8 @@ class PolicyLearning:
 
         Args:
             policy: acting policy; its settings include the algorithm's.
-            said: "algo", the algorithm's registered name or import path, and the keys that determine how fragments are
-                cut.
+            said: "algo", the algorithm's registered name or import path, and the keys that
+                determine how fragments are cut.
 
         Raises:
             ConfigError: the settings are invalid for this algorithm.
@@ -64,12 +75,18 @@ class PolicyLearning:
             NotImplementedError: the algorithm's update doesn't consist of gradients of batches.
         """
         kind = _kind_with_gradients(said["algo"])
-        config = _config_for_fragments(kind.config_class, {**with_former_defaults(policy.config), **said})
+        config = _config_for_fragments(
+            kind.config_class, {**with_former_defaults(policy.config), **said}
+        )
         spec = policy.spec
-        observations = Observations(spec.obs_shape, spec.obs_dtype, layout_of(policy.observation_space))
+        observations = Observations(
+            spec.obs_shape, spec.obs_dtype, layout_of(policy.observation_space)
+        )
         model = kind.build_model(config, observations, policy.action_space, seed=None)
         if make_acting_spec(model) != spec:
-            raise PolicyError("the network differs from the learner's; install the same versions on both hosts")
+            raise PolicyError(
+                "the network differs from the learner's; install the same versions on both hosts"
+            )
         return cls(kind(config, model), config, model, policy)
 
     def warm_up(self) -> None:
@@ -99,7 +116,8 @@ class PolicyLearning:
             culprit = int(found[CULPRIT][0])
             named = f"column {self._plan.columns[culprit - 1]!r} of the batch"
             raise PolicyError(
-                f"there is no gradient: a number in {named if culprit else 'the loss or its gradient'} is not finite"
+                "there is no gradient: a number in"
+                f" {named if culprit else 'the loss or its gradient'} is not finite"
             )
         metrics = dict(zip(self._algorithm.gradient_metrics, found[METRICS].tolist(), strict=True))
         return gradients_in(found), {**metrics, NUM_ROWS: int(found[NUM_ROWS][0])}
@@ -108,7 +126,8 @@ class PolicyLearning:
         """Take one step of the optimiser and give the policy the new weights.
 
         Raises:
-            PolicyError: the gradients don't match the weights or are not finite; nothing is changed then.
+            PolicyError: the gradients don't match the weights or are not finite; nothing is changed
+                then.
         """
         if not self._is_shared:
             self._model.set_weights(self._policy.get_weights())
@@ -123,16 +142,23 @@ def _config_for_fragments(kind: type[CommonConfig], settings: Mapping[str, Any])
 
     Args:
         kind: class of the config.
-        settings: settings that include the algorithm's, "rollout_fragment_length" and "num_envs_per_worker".
+        settings: settings that include the algorithm's, "rollout_fragment_length" and
+            "num_envs_per_worker".
 
     Raises:
         ConfigError: they are invalid for the algorithm.
     """
     known = {name: value for name, value in settings.items() if name in kind.model_fields}
     fragment = settings["rollout_fragment_length"] * settings["num_envs_per_worker"]
-    own: dict[str, Any] = {"train_batch_size": fragment, "sgd_minibatch_size": fragment, "gradients": "learner"}
+    own: dict[str, Any] = {
+        "train_batch_size": fragment,
+        "sgd_minibatch_size": fragment,
+        "gradients": "learner",
+    }
     own["eager"] = bool(settings.get("eager")) and not settings.get("no_eager_on_workers")
-    return kind.from_mapping(known | {name: value for name, value in own.items() if name in kind.model_fields})
+    return kind.from_mapping(
+        known | {name: value for name, value in own.items() if name in kind.model_fields}
+    )
 
 
 def _kind_with_gradients(name: str) -> type[CompiledAlgorithm[Any]]:
@@ -145,25 +171,32 @@ def _kind_with_gradients(name: str) -> type[CompiledAlgorithm[Any]]:
 def algorithm_policy(config: CommonConfig) -> type[TFPolicy]:
     """Return a class of policies that act with an algorithm's network and learn with its gradients.
 
-    ``compute_gradients``, ``apply_gradients`` and ``learn_on_batch`` (both in turn) are the algorithm's, with its
-    optimiser, ``grad_clip`` and schedules, and use all rows of their batch. Rows are postprocessed as by the
-    algorithm's workers.
+    ``compute_gradients``, ``apply_gradients`` and ``learn_on_batch`` (both in turn) are the
+    algorithm's, with its optimiser, ``grad_clip`` and schedules, and use all rows of their batch.
+    Rows are postprocessed as by the algorithm's workers.
 
     Args:
-        config: config of the algorithm. It doesn't affect sampling, which the RolloutWorker determines.
+        config: config of the algorithm. It doesn't affect sampling, which the RolloutWorker
+            determines.
 
     Raises:
-        NotImplementedError: the algorithm's update doesn't consist of gradients of batches, as with a replay.
+        NotImplementedError: the algorithm's update doesn't consist of gradients of batches, as with
+            a replay.
     """
     kind = _kind_with_gradients(config.algo)
-    plan = dataclasses.replace(kind.sample_plan(config), raw_obs=False, return_discount=kind.return_discount(config))
+    plan = dataclasses.replace(
+        kind.sample_plan(config), raw_obs=False, return_discount=kind.return_discount(config)
+    )
     told = kind.all_acting_settings(config) | plan.policy_settings()
 
     class AlgorithmPolicy(TFPolicy):
         """Policy that acts and learns as the config says."""
 
         def __init__(
-            self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any], settings: Mapping[str, Any]
+            self,
+            observation_space: spaces.Space[Any],
+            action_space: spaces.Space[Any],
+            settings: Mapping[str, Any],
         ) -> None:
             super().__init__(observation_space, action_space, {**told, **settings})
             self._algorithm = kind(config, self.model)
@@ -171,10 +204,15 @@ def algorithm_policy(config: CommonConfig) -> type[TFPolicy]:
             self._optimizer = self._algorithm.compiled.optimizer
 
         def _make_model(
-            self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any], settings: Mapping[str, Any]
+            self,
+            observation_space: spaces.Space[Any],
+            action_space: spaces.Space[Any],
+            settings: Mapping[str, Any],
         ) -> ActorCritic:
             dtype = "uint8" if observation_space.dtype == np.uint8 else "float32"
-            seen = Observations(tuple(observation_space.shape or ()), dtype, layout_of(observation_space))
+            seen = Observations(
+                tuple(observation_space.shape or ()), dtype, layout_of(observation_space)
+            )
             return kind.build_model(config, seen, action_space, settings.get("seed"))
 
         compute_gradients = GraphPolicy.compute_gradients  # from `learning`

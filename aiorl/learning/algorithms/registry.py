@@ -20,7 +20,8 @@ def config_class(name: str) -> type[CommonConfig]:
     """Return the config class of an algorithm.
 
     Args:
-        name: one of `ALGORITHMS`, in upper or lower case, or the import path of an `Algorithm` class.
+        name: one of `ALGORITHMS`, in upper or lower case, or the import path of an `Algorithm`
+            class.
 
     Raises:
         UnknownAlgorithmError: there is no such algorithm; it suggests aiorl's or the nearest name.
@@ -30,7 +31,8 @@ def config_class(name: str) -> type[CommonConfig]:
 
 
 def algorithm_class(name: str) -> type[Algorithm]:
-    """Return the class of an algorithm. Loads no TensorFlow unless the module of a custom algorithm does.
+    """Return the class of an algorithm. Loads no TensorFlow unless the module of a custom algorithm
+    does.
 
     Raises:
         (UnknownAlgorithmError, ConfigError): see `config_class`.
@@ -43,8 +45,10 @@ def algorithm_class(name: str) -> type[Algorithm]:
         others = f"Known: {', '.join(sorted(ALGORITHMS))}; name your own as package.module:Name."
         raise UnknownAlgorithmError(
             f"There is no algorithm {name!r}.{'' if ours else nearest(known, ALGORITHMS)}",
-            key="algo", value=name, hint=f"Here it is {ours}." if ours else others,
-        )  # fmt: skip
+            key="algo",
+            value=name,
+            hint=f"Here it is {ours}." if ours else others,
+        )
     module = importlib.import_module(f"aiorl.learning.algorithms.{known}")
     found: type[Algorithm] = getattr(module, ALGORITHMS[known])
     return found
@@ -54,10 +58,15 @@ def _checked(found: Any, path: str) -> type[Algorithm]:
     """Return `found` if it is an algorithm class that a run can find again through its config."""
     kind: Any = getattr(found, "config_class", None)
     if not (isinstance(found, type) and issubclass(found, Algorithm)):
-        wrong, hint = f"{found!r:.200}, not a class of aiorl.algorithms.Algorithm", "See docs/new_algorithm.md."
+        wrong, hint = (
+            f"{found!r:.200}, not a class of aiorl.algorithms.Algorithm",
+            "See docs/new_algorithm.md.",
+        )
     elif not (isinstance(kind, type) and issubclass(kind, CommonConfig)):
         wrong = f"a class with the config_class {kind!r:.200}, not a config class"
-        hint = "Derive it from aiorl's CommonConfig, or from the config of the most similar algorithm."
+        hint = (
+            "Derive it from aiorl's CommonConfig, or from the config of the most similar algorithm."
+        )
     elif (own := kind.model_fields["algo"].default) != path:
         wrong = f"a class that a run can't find again: {kind.__name__}.algo is {own!r}"
         hint = f'Set the default of {kind.__name__}.algo to "{path}".'

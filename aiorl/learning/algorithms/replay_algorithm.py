@@ -1,4 +1,6 @@
-"""Base class of algorithms that store samples in a replay and train on minibatches drawn from it."""
+"""Base class of algorithms that store samples in a replay and train on minibatches drawn from
+it.
+"""
 
 from __future__ import annotations
 
@@ -54,18 +56,20 @@ _MAX_SAMPLE_BYTES = 64 << 20
 
 
 class ReplayAlgorithm(CompiledBase[ReplayT]):
-    """Algorithm that stores fragments, then makes the minibatches due for them, several in one compiled call.
+    """Algorithm that stores fragments, then makes the minibatches due for them, several in one
+    compiled call.
 
-    Columns of the replay are `obs`, `actions`, `n_step_returns`, `discounts` and `new_obs`, the observation after the
-    steps whose rewards are summed. For a recurrent network, each entry is a whole sequence with its initial state (see
-    `aiorl.learning.replay.sequences`). If the sample plan has `priorities`, they are the initial priorities of rows.
-    With a filter, observations are stored unfiltered, and filtered with the current merged filter when they are drawn.
-    Subclasses define the update of one minibatch and its target networks.
+    Columns of the replay are `obs`, `actions`, `n_step_returns`, `discounts` and `new_obs`, the
+    observation after the steps whose rewards are summed. For a recurrent network, each entry is a
+    whole sequence with its initial state (see `aiorl.learning.replay.sequences`). If the sample
+    plan has `priorities`, they are the initial priorities of rows. With a filter, observations are
+    stored unfiltered, and filtered with the current merged filter when they are drawn. Subclasses
+    define the update of one minibatch and its target networks.
 
-    New rows make minibatches due. With stored experience, new rows are stored, and only rows that are read again make
-    minibatches due until `learning_starts` rows are stored or the replay is full; from then on both do. So once each
-    worker has read its share, the number of minibatches per row read is the same as with one worker, however unevenly
-    the workers read.
+    New rows make minibatches due. With stored experience, new rows are stored, and only rows that
+    are read again make minibatches due until `learning_starts` rows are stored or the replay is
+    full; from then on both do. So once each worker has read its share, the number of minibatches
+    per row read is the same as with one worker, however unevenly the workers read.
 
     Attributes:
         replay: stored rows or sequences.
@@ -74,7 +78,8 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
 
     @classmethod
     def lease_plan(cls, config: CommonConfig) -> LeasePlan:
-        """Return a plan with leases that are kept topped up, up to a limit; experience of any age is used.
+        """Return a plan with leases that are kept topped up, up to a limit; experience of any age
+        is used.
 
         Args:
             config: config of the run.
@@ -96,7 +101,8 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
 
     @classmethod
     def sample_plan(cls, config: CommonConfig) -> SamplePlan:
-        """Return a plan of rows with the discounted sum of up to n rewards and the observation that followed.
+        """Return a plan of rows with the discounted sum of up to n rewards and the observation that
+        followed.
 
         Args:
             config: config of the run, which sets n.
@@ -105,11 +111,14 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
         steps = (c.N_STEPS,) if own.n_step > 1 else ()
         piece = (c.PIECE,) if own.reads_only_stored else ()
         columns = (c.OBS, c.ACTIONS, c.NEW_OBS, c.N_STEP_RETURNS, c.DISCOUNTS, *steps, *piece)
-        return SamplePlan("n_step", {"gamma": own.gamma, "n": own.n_step}, columns, raw_obs=own.is_filtered)
+        return SamplePlan(
+            "n_step", {"gamma": own.gamma, "n": own.n_step}, columns, raw_obs=own.is_filtered
+        )
 
     @classmethod
     def check_room(cls, policies: Sequence[tuple[CommonConfig, ActorCritic]]) -> None:
-        """Check that there is room for the replays of all policies together, and log how much they take.
+        """Check that there is room for the replays of all policies together, and log how much they
+        take.
 
         Args:
             policies: config and model of every policy that learns in the run, with any algorithm.
@@ -117,32 +126,47 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
         Raises:
             ConfigError: there is no room.
         """
-        learners = [(config, model) for config, model in policies if isinstance(config, ReplayConfig)]
+        learners = [
+            (config, model) for config, model in policies if isinstance(config, ReplayConfig)
+        ]
         stored = [(config, model, replay_spec(config, model)) for config, model in learners]
         check_fits([spec for *_, spec in stored])
         for own, model, spec in stored:
             saved = spec.saved_bytes * (own.checkpoint_keep + 1) if own.checkpoint_replay else 0
             _log.info(
-                "the replay has %s, %.3g MB in all; checkpoints take up to %.3g MB of disk for it, with the %d that "
-                "are kept (see checkpoint_replay and checkpoint_keep)",
-                spec, spec.bytes_needed / 1e6, saved / 1e6, own.checkpoint_keep,
-            )  # fmt: skip
+                "the replay has %s, %.3g MB in all; checkpoints take up to %.3g MB of disk for it,"
+                " with the %d that are kept (see checkpoint_replay and checkpoint_keep)",
+                spec,
+                spec.bytes_needed / 1e6,
+                saved / 1e6,
+                own.checkpoint_keep,
+            )
             full = 1 - (own.n_step - 1) / own.cut_length
             if full < _MANY and own.sequences(model) is None:
                 _log.warning(
-                    "n_step is %d, but fragments end after %d steps, so only %.0f %% of the rows have all n steps. "
-                    "Set rollout_fragment_length to %d or more",
-                    own.n_step, own.rollout_fragment_length, 100 * full, 4 * own.n_step,
-                )  # fmt: skip
+                    "n_step is %d, but fragments end after %d steps, so only %.0f %% of the rows"
+                    " have all n steps. Set rollout_fragment_length to %d or more",
+                    own.n_step,
+                    own.rollout_fragment_length,
+                    100 * full,
+                    4 * own.n_step,
+                )
         if stored:  # the run has one lease plan, with the tightest limit
-            own = min((config for config, *_ in stored), key=lambda config: config.max_fragments_under_way())
+            own = min(
+                (config for config, *_ in stored),
+                key=lambda config: config.max_fragments_under_way(),
+            )
             most_at_once = own.max_fragments_under_way()
             if own.num_workers > most_at_once:
                 _log.warning(
-                    "no more than %d fragments are under way at a time, because max_env_steps_ahead is %d and a "
-                    "fragment has %d env steps: some of the %d workers will wait. Raise it, or set fewer workers",
-                    most_at_once, own.max_env_steps_ahead, own.fragment_steps, own.num_workers,
-                )  # fmt: skip
+                    "no more than %d fragments are under way at a time, because max_env_steps_ahead"
+                    " is %d and a fragment has %d env steps: some of the %d workers will wait."
+                    " Raise it, or set fewer workers",
+                    most_at_once,
+                    own.max_env_steps_ahead,
+                    own.fragment_steps,
+                    own.num_workers,
+                )
 
     def __init__(self, config: CommonConfig, model: ActorCritic) -> None:
         """Allocate the replay; nothing is compiled yet.
@@ -164,8 +188,12 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
         self._is_hurried = False
         self._lr = Schedule.of(own.lr, own.lr_schedule, key="lr_schedule")
         last = own.prioritized_replay_beta_timesteps, own.final_prioritized_replay_beta
-        self._beta = Schedule([(0, own.prioritized_replay_beta), last], key="prioritized_replay_beta")
-        row_bytes = sum(np.dtype(column.dtype).itemsize * math.prod(column.shape) for column in spec.columns)
+        self._beta = Schedule(
+            [(0, own.prioritized_replay_beta), last], key="prioritized_replay_beta"
+        )
+        row_bytes = sum(
+            np.dtype(column.dtype).itemsize * math.prod(column.shape) for column in spec.columns
+        )
         most = max(1, _MAX_SAMPLE_BYTES // (row_bytes * own.minibatch_entries))
         self.steps_per_call = min(own.usual_minibatches(), most)
         self._due = 0.0
@@ -176,15 +204,21 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
         update = self.update_spec()
         if own.is_filtered:
             shape = list(model.obs_shape)
-            self._normalisation = [tf.Variable(tf.fill(shape, value), trainable=False) for value in (0.0, 1.0, 0.0)]
+            self._normalisation = [
+                tf.Variable(tf.fill(shape, value), trainable=False) for value in (0.0, 1.0, 0.0)
+            ]
             update = dataclasses.replace(update, prepare=self._normalised)
         self.compiled = CompiledUpdate(
-            update, self.trained_variables(), self.adam(own.adam_epsilon), grad_clip=own.grad_clip,
+            update,
+            self.trained_variables(),
+            self.adam(own.adam_epsilon),
+            grad_clip=own.grad_clip,
             xla=own.update_mode,
-        )  # fmt: skip
+        )
 
     def make_replay(self, spec: ReplaySpec, seed: int) -> Replay:
-        """Create the replay; custom algorithms can return a subclass that stores or draws differently.
+        """Create the replay; custom algorithms can return a subclass that stores or draws
+        differently.
 
         Args:
             spec: size and columns of the replay.
@@ -196,7 +230,9 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
         return Replay(spec, seed=seed)
 
     def _normalised(self, minibatch: Tensors) -> Tensors:
-        """Return the columns with their unfiltered observations filtered, by statistics kept in variables."""
+        """Return the columns with their unfiltered observations filtered, by statistics kept in
+        variables.
+        """
         centre, scale, shift = self._normalisation
         names = [name for name in (c.OBS, c.NEW_OBS) if name in minibatch]
         return {**minibatch, **{name: (minibatch[name] - centre) * scale - shift for name in names}}
@@ -210,12 +246,19 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
         return self.model.trainable_variables
 
     def drawn_columns(self, num: int) -> dict[str, Array]:
-        """Return the columns [num, ...] of `num` minibatches that are not stored: random numbers, new in each call."""
+        """Return the columns [num, ...] of `num` minibatches that are not stored: random numbers,
+        new in each call.
+        """
         return {}
 
     def coefficients(self, env_steps_total: int) -> dict[str, float]:
-        """Return the coefficients of the steps after `env_steps_total` env steps; subclasses add theirs."""
-        return {"lr": self._lr.value(env_steps_total), STEPS_BEFORE: self._steps % self.config.minibatch_cycle()}
+        """Return the coefficients of the steps after `env_steps_total` env steps; subclasses add
+        theirs.
+        """
+        return {
+            "lr": self._lr.value(env_steps_total),
+            STEPS_BEFORE: self._steps % self.config.minibatch_cycle(),
+        }
 
     def check_fragment(self, fragment: Mapping[str, Array]) -> None:
         """Check that a fragment can be stored. Can be called in any thread.
@@ -234,7 +277,8 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
         Pieces.check(fragment)
 
     def make_batch(self, fragments: Sequence[Mapping[str, Array]]) -> Batch:
-        """Store the fragments; each row of stored experience is stored only once while the replay has room.
+        """Store the fragments; each row of stored experience is stored only once while the replay
+        has room.
 
         Args:
             fragments: each has the columns of the sample plan, ``[T, N, ...]``.
@@ -261,7 +305,8 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
         return self.replay.insert_fragment(cut) if len(cut[c.OBS]) else 0
 
     def update(self, batch: Batch, env_steps_total: int) -> UpdateResult:
-        """Make the minibatches that are due; until `learning_starts` rows are stored, only rows read again count.
+        """Make the minibatches that are due; until `learning_starts` rows are stored, only rows
+        read again count.
 
         Args:
             batch: numbers of rows ``[2]`` from `make_batch`.
@@ -274,13 +319,19 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
         self._warn_of_last_lr(self._lr, env_steps_total)
         came, again = map(int, batch[_CAME])
         stored = self.replay.stored * own.entry_steps
-        counted = came if stored >= own.first_rows or self.replay.evicted or self._pieces.is_full else again
+        counted = (
+            came
+            if stored >= own.first_rows or self.replay.evicted or self._pieces.is_full
+            else again
+        )
         self._counted += counted
         self._due += counted * own.training_intensity / own.minibatch_rows
         left = steps = int(self._due)
         if steps and own.is_filtered:
             now = Normalisation.of(cast(MeanStdFilter, self.merged_filter))
-            for variable, statistic in zip(self._normalisation, (now.centre, now.scale, now.shift), strict=True):
+            for variable, statistic in zip(
+                self._normalisation, (now.centre, now.scale, now.shift), strict=True
+            ):
                 variable.assign(statistic)
         self._due -= steps
         beta = self._beta.value(env_steps_total)
@@ -323,13 +374,18 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
         return UpdateResult({**self._metrics, **figures}, bad_column is not None, bad_column or "")
 
     def hurry(self) -> None:
-        """See `Algorithm.hurry`; remaining minibatches stay due, so that the replay can be saved soon."""
+        """See `Algorithm.hurry`; remaining minibatches stay due, so that the replay can be saved
+        soon.
+        """
         self._is_hurried = True
 
     def warm_up(self) -> None:
         """Compile the one kind of call there is; changes neither weights nor random states."""
         leading = (self.steps_per_call, self.config.minibatch_entries)
-        batch = {column.name: np.zeros((*leading, *column.shape), column.dtype) for column in self.replay.spec.columns}
+        batch = {
+            column.name: np.zeros((*leading, *column.shape), column.dtype)
+            for column in self.replay.spec.columns
+        }
         rng = self.rng.bit_generator.state
         batch |= self.drawn_columns(self.steps_per_call)
         self.rng.bit_generator.state = rng
@@ -348,7 +404,9 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
         return self._padded
 
     def extra_state(self) -> dict[str, Any]:
-        """Return the steps made, the fraction of a minibatch due, the rows counted, and the known stored experience."""
+        """Return the steps made, the fraction of a minibatch due, the rows counted, and the known
+        stored experience.
+        """
         values: dict[str, Any] = {"steps": self._steps, "due": self._due, "counted": self._counted}
         if self.config.reads_only_stored:
             values["pieces"] = self._pieces.numbers
@@ -379,11 +437,14 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
 
 def _num_rows(fragment: Mapping[str, Array]) -> int:
     valid = fragment.get(c.VALID)
-    return int(math.prod(fragment[c.ACTIONS].shape[:2]) if valid is None else np.count_nonzero(valid))
+    return int(
+        math.prod(fragment[c.ACTIONS].shape[:2]) if valid is None else np.count_nonzero(valid)
+    )
 
 
 def replay_spec(config: ReplayConfig, model: ActorCritic) -> ReplaySpec:
-    """Return the layout of a policy's replay; a whole image is kept once for the rows before and after it.
+    """Return the layout of a policy's replay; a whole image is kept once for the rows before and
+    after it.
 
     Sequences are kept with the observations that they share.
     """
@@ -401,6 +462,8 @@ def replay_spec(config: ReplayConfig, model: ActorCritic) -> ReplaySpec:
         priorities,
         stack=model.layout.num_frames if is_image and sequences is None else 0,
         spill_dir=config.replay_spill_dir,
-        unit="rows" if sequences is None else f"sequences ({config.entry_steps} trained steps each)",
+        unit=(
+            "rows" if sequences is None else f"sequences ({config.entry_steps} trained steps each)"
+        ),
         made_with={name: getattr(config, name) for name in made_with},
     )

@@ -25,11 +25,12 @@ _replay = partial(key, group="Replay")
 class ReplayConfig(CommonConfig):
     """Settings of algorithms that store experience and train on minibatches drawn from it.
 
-    Its own keys are about the replay and its priorities, the minibatches that are due for new rows, n-step returns,
-    and target networks.
+    Its own keys are about the replay and its priorities, the minibatches that are due for new rows,
+    n-step returns, and target networks.
 
     Attributes:
-        trains_recurrent_models: True if the networks can be recurrent; they are then trained on sequences.
+        trains_recurrent_models: True if the networks can be recurrent; they are then trained on
+            sequences.
         other_model_keys: boolean keys of the model that the algorithm's networks don't support.
     """
 
@@ -42,7 +43,8 @@ class ReplayConfig(CommonConfig):
     num_envs_per_worker: int = changed(CommonConfig, "num_envs_per_worker", 8)
     rollout_fragment_length: int = changed(CommonConfig, "rollout_fragment_length", 4)
     train_batch_size: int = _learning(32, unit="rows", ge=1)
-    """Rows in one minibatch; if sequences are trained on, it consists of whole ones with this many trained steps."""
+    """Rows in one minibatch; if sequences are trained on, it consists of whole ones with this many
+    trained steps."""
 
     lr_schedule: list[tuple[float, float]] | None = _learning(None)
     """lr over env steps, as [[env step, value], ...]."""
@@ -51,8 +53,8 @@ class ReplayConfig(CommonConfig):
     adam_epsilon: float = _learning(1e-8, gt=0)
     """Adam's epsilon."""
     n_step: int = _learning(1, unit="steps", ge=1, le=MAX_ROWS)
-    """Steps whose rewards are summed before the value of the next observation is added; fewer at the end of a
-    fragment."""
+    """Steps whose rewards are summed before the value of the next observation is added; fewer at
+    the end of a fragment."""
     training_intensity: float = _learning(8.0, gt=0, allow_inf_nan=False)
     """Rows trained on per row sampled. It determines how many minibatches are due."""
     fragments_per_update: int = _learning(1, unit="fragments", ge=1)
@@ -62,32 +64,38 @@ class ReplayConfig(CommonConfig):
     tau: float = _learning(1.0, gt=0, le=1)
     """Share by which the target network moves towards the online network; 1: it becomes a copy."""
     max_env_steps_ahead: int = _learning(4096, unit="env steps", ge=1)
-    """Maximum number of env steps that all workers together may sample before they are stored, counted in fragments
-    of the usual length (whole episodes can exceed it). Always at least two updates' worth."""
+    """Maximum number of env steps that all workers together may sample before they are stored,
+    counted in fragments of the usual length (whole episodes can exceed it). Always at least two
+    updates' worth."""
     outstanding_fragments_per_worker: int = _learning(4, unit="fragments", ge=1)
-    """Maximum number of fragments that a worker owes or has under way at a time, within max_env_steps_ahead."""
+    """Maximum number of fragments that a worker owes or has under way at a time, within
+    max_env_steps_ahead."""
     broadcast_updates: int = _learning(10, unit="updates", ge=1)
     """Updates, each of fragments_per_update fragments, after which weights are sent to workers."""
     broadcast_interval_ms: float = _learning(50.0, BROADCAST_INTERVAL, unit="ms", gt=0)
 
     replay_capacity: int = _replay(50_000, unit="rows", ge=1)
-    """Maximum number of stored rows; beyond it, the oldest are evicted. A sequence counts as its trained steps when
-    full."""
+    """Maximum number of stored rows; beyond it, the oldest are evicted. A sequence counts as its
+    trained steps when full."""
     replay_spill_dir: str | None = _replay(None)
     """Directory for memory-mapped files with the rows; null: rows are kept in memory."""
     learning_starts: int | None = _replay(1000, unit="rows", ge=1)
-    """Rows to store before training begins; null: as many as the replay holds. With stored experience, rows that are
-    read again make minibatches due even before that."""
+    """Rows to store before training begins; null: as many as the replay holds. With stored
+    experience, rows that are read again make minibatches due even before that."""
     prioritized_replay: bool = _replay(False)
     """Sample rows with probabilities that follow their TD errors."""
     prioritized_replay_alpha: float = _replay(0.6, ge=0, le=1, needs="prioritized_replay")
     """Exponent of the priorities: 0 samples all rows alike, 1 in proportion to their errors."""
     prioritized_replay_beta: float = _replay(0.4, ge=0, le=1, needs="prioritized_replay")
-    """Initial exponent of the importance weights: 0 doesn't correct for priorities, 1 corrects fully."""
+    """Initial exponent of the importance weights: 0 doesn't correct for priorities, 1 corrects
+    fully."""
     final_prioritized_replay_beta: float = _replay(1.0, ge=0, le=1, needs="prioritized_replay")
     """Final exponent of the importance weights."""
-    prioritized_replay_beta_timesteps: int = _replay(100_000, unit="env steps", ge=1, needs="prioritized_replay")
-    """Env steps over which the exponent of the importance weights moves from its initial to its final value."""
+    prioritized_replay_beta_timesteps: int = _replay(
+        100_000, unit="env steps", ge=1, needs="prioritized_replay"
+    )
+    """Env steps over which the exponent of the importance weights moves from its initial to its
+    final value."""
     prioritized_replay_eps: float = _replay(1e-6, gt=0, needs="prioritized_replay")
     """Constant added to each error, so that every row is sampled sometimes."""
     checkpoint_replay: bool = _replay(True)
@@ -95,15 +103,18 @@ class ReplayConfig(CommonConfig):
 
     @property
     def reads_only_stored(self) -> bool:
-        """True if no rows are sampled: all come from stored experience, which is read over and over."""
+        """True if no rows are sampled: all come from stored experience, which is read over and
+        over.
+        """
         sources = self.input if isinstance(self.input, dict) else [self.input]
         return self.is_offline or "sampler" not in sources
 
     def worker_overrides(self) -> dict[str, Any]:
-        """See `CommonConfig.worker_overrides`; stored rows get n-step returns, which files don't contain.
+        """See `CommonConfig.worker_overrides`; stored rows get n-step returns, which files don't
+        contain.
 
-        The default of input_evaluation, estimates of the policy's return, would need probabilities of stored actions,
-        which demonstrations seldom have.
+        The default of input_evaluation, estimates of the policy's return, would need probabilities
+        of stored actions, which demonstrations seldom have.
         """
         if self.input == "sampler" or self.is_offline:
             return {}
@@ -112,7 +123,9 @@ class ReplayConfig(CommonConfig):
 
     @property
     def first_rows(self) -> int:
-        """Rows to store before new rows make minibatches due; until then, only rows that are read again do."""
+        """Rows to store before new rows make minibatches due; until then, only rows that are read
+        again do.
+        """
         return self.replay_capacity if self.learning_starts is None else self.learning_starts
 
     @property
@@ -121,7 +134,10 @@ class ReplayConfig(CommonConfig):
         return None
 
     def sequences(self, model: ActorCritic) -> Sequences | None:
-        """Return the cutter of fragments into the sequences of `model` to store; None if single rows are stored."""
+        """Return the cutter of fragments into the sequences of `model` to store;
+
+        None if single rows are stored.
+        """
         return None
 
     @property
@@ -158,8 +174,14 @@ class ReplayConfig(CommonConfig):
         return self.target_update_freq
 
     def derived_sizes(self, fixed: Set[str]) -> dict[str, int]:
-        """See `CommonConfig.derived_sizes`; fragments are long enough for n_step, and the replay is large enough."""
-        length, envs, capacity = self.rollout_fragment_length, self.num_envs_per_worker, self.replay_capacity
+        """See `CommonConfig.derived_sizes`; fragments are long enough for n_step, and the replay is
+        large enough.
+        """
+        length, envs, capacity = (
+            self.rollout_fragment_length,
+            self.num_envs_per_worker,
+            self.replay_capacity,
+        )
         starts = self.learning_starts
         if LENGTH not in fixed and self.is_truncating and self.n_step > length:
             length = 4 * self.n_step
@@ -170,7 +192,11 @@ class ReplayConfig(CommonConfig):
         if "learning_starts" not in fixed and starts is not None:
             starts = min(starts, capacity)
         found = {LENGTH: length, ENVS: envs, "replay_capacity": capacity, "learning_starts": starts}
-        return {name: size for name, size in found.items() if size is not None and size != getattr(self, name)}
+        return {
+            name: size
+            for name, size in found.items()
+            if size is not None and size != getattr(self, name)
+        }
 
     def check(self) -> None:
         """Check that the values go together.
@@ -183,32 +209,73 @@ class ReplayConfig(CommonConfig):
         model, steps, capacity = self.model, self.fragment_steps, self.replay_capacity
         refuse(
             self,
-            (self.first_rows > capacity, "learning_starts",
-             f"learning_starts is {self.learning_starts}, but the replay holds only {capacity} rows.",
-             "Set a larger replay_capacity."),
-            (steps > capacity, "replay_capacity",
-             f"a fragment has {steps} env steps, but the replay holds only {capacity} rows.",
-             "Set a larger one, or a smaller rollout_fragment_length or num_envs_per_worker."),
-            (self.fragments_per_update * steps > capacity, "fragments_per_update",
-             f"each update waits for {self.fragments_per_update} fragments of {steps} env steps, but the replay holds "
-             f"only {capacity} rows.", "Set a smaller one."),
-            (self.n_step > self.rollout_fragment_length and self.is_truncating, "n_step",
-             f"n_step is {self.n_step}, but fragments end after rollout_fragment_length, "
-             f"{self.rollout_fragment_length} steps: no row could sum that many rewards.",
-             f"Set rollout_fragment_length to {4 * self.n_step} or more; most rows then have all n steps."),
-            (model.is_recurrent and not self.trains_recurrent_models,
-             "model.use_lstm" if model.use_lstm else "model.use_gru",
-             f"{self.algo} can't train recurrent models.", "ppo, impala and dqn can."),
-            *((getattr(model, name), f"model.{name}", f"{self.algo} has its own networks, which don't support {name}.",
-               "Leave it out.") for name in self.other_model_keys),
-            (self.learning_starts is None and self.input_epochs == 1, "input_epochs",
-             f"{self.algo} stores all rows in the first pass and trains from the second on: it would learn nothing.",
-             "Leave it out, or set learning_starts."),
-        )  # fmt: skip
+            (
+                self.first_rows > capacity,
+                "learning_starts",
+                (
+                    f"learning_starts is {self.learning_starts}, but the replay holds only"
+                    f" {capacity} rows."
+                ),
+                "Set a larger replay_capacity.",
+            ),
+            (
+                steps > capacity,
+                "replay_capacity",
+                f"a fragment has {steps} env steps, but the replay holds only {capacity} rows.",
+                "Set a larger one, or a smaller rollout_fragment_length or num_envs_per_worker.",
+            ),
+            (
+                self.fragments_per_update * steps > capacity,
+                "fragments_per_update",
+                (
+                    f"each update waits for {self.fragments_per_update} fragments of {steps} env"
+                    f" steps, but the replay holds only {capacity} rows."
+                ),
+                "Set a smaller one.",
+            ),
+            (
+                self.n_step > self.rollout_fragment_length and self.is_truncating,
+                "n_step",
+                (
+                    f"n_step is {self.n_step}, but fragments end after rollout_fragment_length, "
+                    f"{self.rollout_fragment_length} steps: no row could sum that many rewards."
+                ),
+                (
+                    f"Set rollout_fragment_length to {4 * self.n_step} or more; most rows then have"
+                    " all n steps."
+                ),
+            ),
+            (
+                model.is_recurrent and not self.trains_recurrent_models,
+                "model.use_lstm" if model.use_lstm else "model.use_gru",
+                f"{self.algo} can't train recurrent models.",
+                "ppo, impala and dqn can.",
+            ),
+            *(
+                (
+                    getattr(model, name),
+                    f"model.{name}",
+                    f"{self.algo} has its own networks, which don't support {name}.",
+                    "Leave it out.",
+                )
+                for name in self.other_model_keys
+            ),
+            (
+                self.learning_starts is None and self.input_epochs == 1,
+                "input_epochs",
+                (
+                    f"{self.algo} stores all rows in the first pass and trains from the second on:"
+                    " it would learn nothing."
+                ),
+                "Leave it out, or set learning_starts.",
+            ),
+        )
 
 
 class CriticsModelConfig(ModelConfig):
-    """Shape of the networks; the defaults are those of the SAC and IQL papers and of the TD3 authors' code."""
+    """Shape of the networks; the defaults are those of the SAC and IQL papers and of the TD3
+    authors' code.
+    """
 
     fcnet_hiddens: tuple[int, ...] = changed(ModelConfig, "fcnet_hiddens", (256, 256))
     fcnet_activation: Activation = changed(ModelConfig, "fcnet_activation", "relu")
@@ -217,7 +284,8 @@ class CriticsModelConfig(ModelConfig):
 class ActorReplayConfig(ReplayConfig):
     """Settings of replay algorithms with an actor and critics.
 
-    Its own keys are the actor's learning rate, the number of critics and the length of the uniform start.
+    Its own keys are the actor's learning rate, the number of critics and the length of the uniform
+    start.
     """
 
     model: CriticsModelConfig = changed(ReplayConfig, "model", CriticsModelConfig())
@@ -245,8 +313,8 @@ class ActorReplayConfig(ReplayConfig):
 class OfflineReplayConfig(ActorReplayConfig):
     """Settings of algorithms with a replay, an actor and critics that learn from stored experience.
 
-    It has no keys of its own, but other defaults: training begins once all rows are stored, and actions are not random
-    at the start.
+    It has no keys of its own, but other defaults: training begins once all rows are stored, and
+    actions are not random at the start.
     """
 
     action_spaces: ClassVar[tuple[str, ...] | None] = ("bounded Box", "Discrete")
@@ -257,7 +325,9 @@ class OfflineReplayConfig(ActorReplayConfig):
     random_timesteps: int = changed(ActorReplayConfig, "random_timesteps", 0)
     learning_starts: int | None = changed(ActorReplayConfig, "learning_starts", None)
     postprocess_inputs: bool = changed(ActorReplayConfig, "postprocess_inputs", True)
-    input_evaluation: list[Literal["is", "wis", "simulation"]] = changed(ActorReplayConfig, "input_evaluation", [])
+    input_evaluation: list[Literal["is", "wis", "simulation"]] = changed(
+        ActorReplayConfig, "input_evaluation", []
+    )
 
     def check(self) -> None:
         """Check that the values go together.
@@ -267,17 +337,29 @@ class OfflineReplayConfig(ActorReplayConfig):
         """
         super().check()
         sampled = self.input if isinstance(self.input, dict) else [self.input]
-        self.refuse_unless("sampler" in sampled, ("random_timesteps",), "sampled experience", hint="Leave it out.")
+        self.refuse_unless(
+            "sampler" in sampled, ("random_timesteps",), "sampled experience", hint="Leave it out."
+        )
         is_mixed = isinstance(self.input, dict) and len(self.input) > 1
         is_own = isinstance(self.input, str) and is_import_path(self.input)
         refuse(
             self,
-            (not self.postprocess_inputs, "postprocess_inputs",
-             f"{self.algo} learns from n-step returns, which files don't contain.",
-             "Leave it out: workers compute them from the rewards while they read."),
-            (self.learning_starts is None and (is_own or is_mixed), "learning_starts",
-             "a mixture or a custom reader doesn't report when all of it has been read once.",
-             "Set learning_starts to the number of rows to store before training."),
-            (self.shuffle_buffer_size > 0, "shuffle_buffer_size",
-             f"{self.algo} samples rows from a replay, which shuffles them anyway.", "Leave it out."),
-        )  # fmt: skip
+            (
+                not self.postprocess_inputs,
+                "postprocess_inputs",
+                f"{self.algo} learns from n-step returns, which files don't contain.",
+                "Leave it out: workers compute them from the rewards while they read.",
+            ),
+            (
+                self.learning_starts is None and (is_own or is_mixed),
+                "learning_starts",
+                "a mixture or a custom reader doesn't report when all of it has been read once.",
+                "Set learning_starts to the number of rows to store before training.",
+            ),
+            (
+                self.shuffle_buffer_size > 0,
+                "shuffle_buffer_size",
+                f"{self.algo} samples rows from a replay, which shuffles them anyway.",
+                "Leave it out.",
+            ),
+        )

@@ -17,11 +17,16 @@ if TYPE_CHECKING:
 def model_columns(model: ActorCritic, names: Iterable[str]) -> list[ColumnSpec]:
     """Return specs of the named columns; the model determines some of their shapes and dtypes."""
     distribution = model.distribution
-    action_dtype: Literal["int32", "float32"] = "int32" if distribution.action_dtype.kind in "iu" else "float32"
+    action_dtype: Literal["int32", "float32"] = (
+        "int32" if distribution.action_dtype.kind in "iu" else "float32"
+    )
     obs_dtype: Literal["uint8", "float32"] = "uint8" if model.obs_dtype == "uint8" else "float32"
     specs = [
         *(ColumnSpec(name, model.obs_shape, obs_dtype) for name in (c.OBS, c.NEW_OBS, c.LAST_OBS)),
-        *(ColumnSpec(name, distribution.action_shape, action_dtype) for name in (c.ACTIONS, c.PREV_ACTIONS)),
+        *(
+            ColumnSpec(name, distribution.action_shape, action_dtype)
+            for name in (c.ACTIONS, c.PREV_ACTIONS)
+        ),
         ColumnSpec(c.ACTION_DIST_INPUTS, (distribution.num_inputs,)),
         *(ColumnSpec(c.state_in(index), shape) for index, shape in enumerate(model.state_shapes)),
     ]
@@ -50,8 +55,8 @@ def state_columns(config: CommonConfig, *, cells: int | None = None) -> tuple[st
 
     Args:
         config: config with the kind of cell.
-        cells: number of the network's cells; None = one for policy and value together if they share layers, else one
-            each.
+        cells: number of the network's cells; None = one for policy and value together if they share
+            layers, else one each.
     """
     if cells is None:
         cells = 1 if config.model.vf_share_layers else 2

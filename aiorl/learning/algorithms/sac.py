@@ -1,4 +1,6 @@
-"""SAC: an actor rewarded for its entropy, critics, and a learned temperature (docs/algorithms/sac.md)."""
+"""SAC: an actor rewarded for its entropy, critics, and a learned temperature
+(docs/algorithms/sac.md).
+"""
 
 from __future__ import annotations
 
@@ -10,20 +12,30 @@ from aiorl.acting.distributions import Categorical
 from aiorl.config.key import changed, key
 from aiorl.config.schema import CommonConfig
 from aiorl.data import columns as c
-from aiorl.learning.algorithms.actor_replay import ACTOR_LR, SEEDS, ActorReplayAlgorithm, critic_loss_of
+from aiorl.learning.algorithms.actor_replay import (
+    ACTOR_LR,
+    SEEDS,
+    ActorReplayAlgorithm,
+    critic_loss_of,
+)
 from aiorl.learning.algorithms.compiled_update import LossFunction, Phase, UpdateSpec
 from aiorl.learning.algorithms.replay_config import ActorReplayConfig
 from aiorl.learning.algorithms.shared_config import SDEConfig
 from aiorl.learning.lazy import Tensors, tf
-from aiorl.learning.losses.critics import discrete_entropy, discrete_soft_values, soft_values, temperature_losses
+from aiorl.learning.losses.critics import (
+    discrete_entropy,
+    discrete_soft_values,
+    soft_values,
+    temperature_losses,
+)
 from aiorl.learning.models.distributions import SquashedGaussian
 
 if TYPE_CHECKING:
     from aiorl.learning.models.actor_critic import ActorCritic
 
 OF_CHOICES = "q_of_choices"
-"""Name of an extra tensor that the critics' loss returns for discrete actions: the Q values [C, B, A] of all
-actions."""
+"""Name of an extra tensor that the critics' loss returns for discrete actions: the Q values [C, B,
+A] of all actions."""
 _ALPHA_LR, _ENTROPIES, _TARGETS = "alpha_lr", "entropies", "target_entropies"
 
 _sac = partial(key, group="SAC")
@@ -41,16 +53,17 @@ class SACConfig(ActorReplayConfig, SDEConfig):
     initial_alpha: float = _sac(1.0, gt=0, allow_inf_nan=False)
     """Initial temperature: the value of one nat of entropy, in units of reward."""
     alpha_lr: float | None = _sac(None, ge=0, allow_inf_nan=False)
-    """Constant learning rate of the logarithm of the temperature; null: lr with its lr_schedule; 0: the temperature
-    is constant."""
+    """Constant learning rate of the logarithm of the temperature; null: lr with its lr_schedule; 0:
+    the temperature is constant."""
     entropy_backup: bool = _sac(True)
     """Include the entropy of the next action in the critics' targets."""
     target_entropy: float | Literal["auto"] = _sac("auto", unit="nats")
-    """Entropy that the temperature aims at, for a Box with actions scaled to [-1, 1]; auto: minus the number of
-    action dimensions, or for discrete actions target_entropy_scale times the maximum entropy."""
+    """Entropy that the temperature aims at, for a Box with actions scaled to [-1, 1]; auto: minus
+    the number of action dimensions, or for discrete actions target_entropy_scale times the maximum
+    entropy."""
     target_entropy_scale: float = _sac(0.98, ge=0, le=1)
-    """For discrete actions with target_entropy auto: share of the entropy of a uniform choice among the legal
-    actions."""
+    """For discrete actions with target_entropy auto: share of the entropy of a uniform choice among
+    the legal actions."""
 
     def check(self) -> None:
         """Check that the values go together.
@@ -60,11 +73,15 @@ class SACConfig(ActorReplayConfig, SDEConfig):
         """
         super().check()
         self.refuse_unless(
-            self.target_entropy == "auto", ("target_entropy_scale",), "target_entropy auto",
+            self.target_entropy == "auto",
+            ("target_entropy_scale",),
+            "target_entropy auto",
             hint="Leave out either it or target_entropy.",
-        )  # fmt: skip
+        )
         names = ("target_entropy", "target_entropy_scale")
-        hint = "With alpha_lr: 0 the temperature is constant. Leave out either alpha_lr or this key."
+        hint = (
+            "With alpha_lr: 0 the temperature is constant. Leave out either alpha_lr or this key."
+        )
         self.refuse_unless(self.alpha_lr != 0, names, "a temperature that is learned", hint=hint)
 
 
@@ -78,19 +95,26 @@ class SAC(ActorReplayAlgorithm[SACConfigT]):
 
     @classmethod
     def acting_settings(cls, config: CommonConfig) -> dict[str, Any]:
-        """Return settings for sampled actions, with state-dependent noise if set, and uniform ones at the start."""
+        """Return settings for sampled actions, with state-dependent noise if set, and uniform ones
+        at the start.
+        """
         own = cls.own_config(config)
         return {"exploration": own.sampling(random_timesteps=own.random_timesteps)}
 
     def __init__(self, config: CommonConfig, model: ActorCritic) -> None:
         """Allocate the replay, the critics and the temperature; nothing is compiled yet."""
-        self._log_alpha = tf.Variable(math.log(self.own_config(config).initial_alpha), dtype=tf.float32)
+        self._log_alpha = tf.Variable(
+            math.log(self.own_config(config).initial_alpha), dtype=tf.float32
+        )
         super().__init__(config, model)
 
     def coefficients(self, env_steps_total: int) -> dict[str, float]:
         """See `ReplayAlgorithm.coefficients`; adds the learning rate of the temperature."""
         given = super().coefficients(env_steps_total)
-        return {**given, _ALPHA_LR: given["lr"] if self.config.alpha_lr is None else self.config.alpha_lr}
+        return {
+            **given,
+            _ALPHA_LR: given["lr"] if self.config.alpha_lr is None else self.config.alpha_lr,
+        }
 
     def other_variables(self) -> dict[str, Any]:
         """See `CompiledBase.other_variables`; includes the temperature."""
@@ -100,7 +124,9 @@ class SAC(ActorReplayAlgorithm[SACConfigT]):
         """Return the critics' loss, followed by phases for the actor and the temperature."""
         own = self.config
         is_discrete = isinstance(self.actor.distribution, Categorical)
-        critic_loss, actor_loss = self._discrete_losses() if is_discrete else self._continuous_losses()
+        critic_loss, actor_loss = (
+            self._discrete_losses() if is_discrete else self._continuous_losses()
+        )
 
         def alpha_loss(minibatch: Tensors, coefficients: Tensors) -> tuple[tf.Tensor, Tensors]:
             log_alpha = tf.convert_to_tensor(self._log_alpha)
@@ -110,7 +136,9 @@ class SAC(ActorReplayAlgorithm[SACConfigT]):
         adam, adam_of_alpha = self.adam(own.adam_epsilon), self.adam_of_multiplier(own.adam_epsilon)
         return self.critics_spec(
             critic_loss,
-            Phase("actor", actor_loss, ("entropy",), self.actor.trainable_variables, adam, ACTOR_LR),
+            Phase(
+                "actor", actor_loss, ("entropy",), self.actor.trainable_variables, adam, ACTOR_LR
+            ),
             Phase("alpha", alpha_loss, ("alpha",), [self._log_alpha], adam_of_alpha, _ALPHA_LR),
             coefficients=(_ALPHA_LR,),
         )
@@ -130,8 +158,12 @@ class SAC(ActorReplayAlgorithm[SACConfigT]):
 
         def critic_loss(minibatch: Tensors, coefficients: Tensors) -> tuple[tf.Tensor, Tensors]:
             next_actions, next_logp = drawn(minibatch[c.NEW_OBS], minibatch[SEEDS][0])
-            next_q = critics.q(minibatch[c.NEW_OBS], next_actions, weights=self.target_critics.tensors())
-            next_values = soft_values(next_q, next_logp, tf.exp(log_alpha) if config.entropy_backup else 0.0)
+            next_q = critics.q(
+                minibatch[c.NEW_OBS], next_actions, weights=self.target_critics.tensors()
+            )
+            next_values = soft_values(
+                next_q, next_logp, tf.exp(log_alpha) if config.entropy_backup else 0.0
+            )
             q = critics.q(minibatch[c.OBS], critics.unit(minibatch[c.ACTIONS]))
             return critic_loss_of(minibatch, q, next_values)
 
@@ -163,8 +195,14 @@ class SAC(ActorReplayAlgorithm[SACConfigT]):
 
         def actor_loss(minibatch: Tensors, coefficients: Tensors) -> tuple[tf.Tensor, Tensors]:
             logits, mask = actor.outputs(minibatch[c.OBS])
-            q, alpha = tf.stop_gradient(critics.q(minibatch[c.OBS])), tf.stop_gradient(tf.exp(log_alpha))
-            losses, entropies = -discrete_soft_values(q, logits, alpha, mask), discrete_entropy(logits, mask)
+            q, alpha = (
+                tf.stop_gradient(critics.q(minibatch[c.OBS])),
+                tf.stop_gradient(tf.exp(log_alpha)),
+            )
+            losses, entropies = (
+                -discrete_soft_values(q, logits, alpha, mask),
+                discrete_entropy(logits, mask),
+            )
             target_entropy: Any = config.target_entropy
             if target_entropy == "auto":
                 legal = tf.fill(tf.shape(logits)[:1], float(num_actions))

@@ -10,8 +10,8 @@ from aiorl.config.schema import CommonConfig, SDESettings
 
 LENGTH, ENVS, BATCH = "rollout_fragment_length", "num_envs_per_worker", "train_batch_size"
 BROADCAST_INTERVAL = (
-    "Time after which the next update sends weights to workers even if broadcast_updates is not reached. "
-    "Ignored within one process, so that runs are repeatable."
+    "Time after which the next update sends weights to workers even if broadcast_updates is not"
+    " reached. Ignored within one process, so that runs are repeatable."
 )
 
 _exploration = partial(key, group="Exploration")
@@ -24,14 +24,17 @@ class SDEConfig(CommonConfig):
     """
 
     why_no_exploration: ClassVar[str] = ""
-    """Reason why the algorithm doesn't explore, as the end of "ALGO doesn't explore because ..."; "" if it does."""
+    """Reason why the algorithm doesn't explore, as the end of "ALGO doesn't explore because ...";
+    "" if it does."""
 
     use_sde: bool = _exploration(False)
-    """Explore a Box with noise that is a function of the state and is kept for several steps (gSDE), instead of
-    independent noise at each step. The standard deviations are then computed from the policy's last features."""
+    """Explore a Box with noise that is a function of the state and is kept for several steps
+    (gSDE), instead of independent noise at each step. The standard deviations are then computed
+    from the policy's last features."""
     sde_sample_freq: int = _exploration(-1, unit="steps", ge=-1, needs="use_sde")
-    """With use_sde: steps of an environment after which a new noise function is drawn; -1: rollout_fragment_length,
-    which is once per fragment. With polled environments, each episode of an agent also begins with a new function."""
+    """With use_sde: steps of an environment after which a new noise function is drawn; -1:
+    rollout_fragment_length, which is once per fragment. With polled environments, each episode of
+    an agent also begins with a new function."""
     sde_initial_log_std: float = _exploration(0.0, ge=-20, le=2, needs="use_sde")
     """With use_sde: initial logarithm of the standard deviation of each feature's weights."""
     sde_learn_features: bool = _exploration(False, needs="use_sde")
@@ -45,7 +48,8 @@ class SDEConfig(CommonConfig):
         return SDESettings(self.sde_initial_log_std, self.sde_learn_features)
 
     def sampling(self, **settings: Any) -> dict[str, Any]:
-        """Return the exploration of a policy that samples its actions (see `aiorl.acting.exploration`).
+        """Return the exploration of a policy that samples its actions (see
+        `aiorl.acting.exploration`).
 
         Args:
             **settings: settings that every kind of exploration has.
@@ -64,11 +68,31 @@ class SDEConfig(CommonConfig):
         super().check()
         refuse(
             self,
-            (self.sde_sample_freq == 0, "sde_sample_freq", "sde_sample_freq is 0, expected a number of steps.",
-             "Set 1 for new noise at each step, or -1 to keep it for a whole fragment."),
-            (self.use_sde and bool(self.why_no_exploration), "use_sde",
-             f"use_sde has no effect: {self.algo} doesn't explore because {self.why_no_exploration}.", "Leave it out."),
-            *((self.use_sde and bool(getattr(self.model, name)), f"model.{name}",
-               f"use_sde needs the features of a built-in network and can't be combined with model.{name}.",
-               f"Leave out use_sde or model.{name}.") for name in ("free_log_std", "custom_model")),
-        )  # fmt: skip
+            (
+                self.sde_sample_freq == 0,
+                "sde_sample_freq",
+                "sde_sample_freq is 0, expected a number of steps.",
+                "Set 1 for new noise at each step, or -1 to keep it for a whole fragment.",
+            ),
+            (
+                self.use_sde and bool(self.why_no_exploration),
+                "use_sde",
+                (
+                    f"use_sde has no effect: {self.algo} doesn't explore because"
+                    f" {self.why_no_exploration}."
+                ),
+                "Leave it out.",
+            ),
+            *(
+                (
+                    self.use_sde and bool(getattr(self.model, name)),
+                    f"model.{name}",
+                    (
+                        "use_sde needs the features of a built-in network and can't be combined"
+                        f" with model.{name}."
+                    ),
+                    f"Leave out use_sde or model.{name}.",
+                )
+                for name in ("free_log_std", "custom_model")
+            ),
+        )

@@ -1,4 +1,6 @@
-"""Base classes of algorithms whose workers don't wait for the learner, with V-trace to correct for older policies."""
+"""Base classes of algorithms whose workers don't wait for the learner, with V-trace to correct for
+older policies.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,10 @@ from aiorl.data import columns as c
 from aiorl.data.fragment import SamplePlan
 from aiorl.learning.algorithms.actor_critic_config import ActorCriticConfig
 from aiorl.learning.algorithms.algorithm import LeasePlan
-from aiorl.learning.algorithms.compiled_algorithm import CompiledAlgorithm, sequence_forward_with_last
+from aiorl.learning.algorithms.compiled_algorithm import (
+    CompiledAlgorithm,
+    sequence_forward_with_last,
+)
 from aiorl.learning.algorithms.compiled_update import keras_optimizer
 from aiorl.learning.algorithms.rows import flattened, previous_columns, state_columns
 from aiorl.learning.algorithms.shared_config import BROADCAST_INTERVAL
@@ -29,15 +34,15 @@ _learning = partial(key, group="Learning")
 class StreamingConfig(ActorCriticConfig):
     """Settings of algorithms that train on fragments as they arrive, from slightly older policies.
 
-    Its own keys are about the optimiser, the largest policy lag, the fragments under way and the publication of
-    weights.
+    Its own keys are about the optimiser, the largest policy lag, the fragments under way and the
+    publication of weights.
     """
 
     opt_type: Literal["adam", "rmsprop"] = _learning("adam")
     """Optimizer."""
     epsilon: float = _learning(1e-5, gt=0)
-    """The optimizer's epsilon. With rmsprop the papers use 0.1 for losses that are sums over rows; here losses are
-    means over the n rows of a minibatch, so that the equivalent is 0.1 / n^2."""
+    """The optimizer's epsilon. With rmsprop the papers use 0.1 for losses that are sums over rows;
+    here losses are means over the n rows of a minibatch, so that the equivalent is 0.1 / n^2."""
     decay: float = _learning(0.99, ge=0, lt=1)
     """rmsprop: decay of the mean square."""
     momentum: float = _learning(0.0, ge=0, lt=1)
@@ -45,7 +50,8 @@ class StreamingConfig(ActorCriticConfig):
     max_policy_lag: int | None = _learning(10, unit="versions", ge=0)
     """Maximum age of a fragment in policy versions; older ones are discarded; null: no limit."""
     outstanding_fragments_per_worker: int = _learning(3, unit="fragments", ge=1)
-    """Maximum number of fragments that a worker owes or has under way at a time, within the budget of the whole run."""
+    """Maximum number of fragments that a worker owes or has under way at a time, within the budget
+    of the whole run."""
     broadcast_updates: int = _learning(1, unit="updates", ge=1)
     """Updates after which weights are sent to workers."""
     broadcast_interval_ms: float = _learning(50.0, BROADCAST_INTERVAL, unit="ms", gt=0)
@@ -85,7 +91,12 @@ class Streaming(CompiledAlgorithm[StreamingT]):
         own = self.config
         if own.opt_type == "adam":
             return self.adam(own.epsilon)
-        options = {"learning_rate": own.lr, "epsilon": own.epsilon, "rho": own.decay, "momentum": own.momentum}
+        options = {
+            "learning_rate": own.lr,
+            "epsilon": own.epsilon,
+            "rho": own.decay,
+            "momentum": own.momentum,
+        }
         return keras_optimizer("RMSprop", own.optimizer, **options)
 
 
@@ -105,7 +116,8 @@ class VTraceConfig(StreamingConfig):
     vtrace_clip_pg_rho_threshold: float = _vtrace(1.0, gt=0, needs="vtrace")
     """Maximum importance ratio in the policy gradient."""
     lambda_: float = _vtrace(1.0, ge=0, le=1)
-    """Decay of the trace: 1 is V-trace as published; lower values trust the value estimates more."""
+    """Decay of the trace: 1 is V-trace as published; lower values trust the value estimates
+    more."""
 
 
 class Judgement(NamedTuple):
@@ -131,14 +143,16 @@ _LEAST_RHO = 0.3
 
 
 class VTraceStreaming(Streaming[VTraceT]):
-    """Algorithm that trains on whole sequences of raw transitions; see `aiorl.learning.algorithms.streaming`."""
+    """Algorithm that trains on whole sequences of raw transitions; see
+    `aiorl.learning.algorithms.streaming`.
+    """
 
     @classmethod
     def sample_plan(cls, config: CommonConfig) -> SamplePlan:
         """Return a plan of raw transitions, with values only where an episode was truncated.
 
-        A network that sees previous rewards sees them unscaled, including the last one of a sequence, so they are sent
-        in addition to the scaled rewards to learn from.
+        A network that sees previous rewards sees them unscaled, including the last one of a
+        sequence, so they are sent in addition to the scaled rewards to learn from.
 
         Args:
             config: config of the run.
@@ -147,26 +161,45 @@ class VTraceStreaming(Streaming[VTraceT]):
         previous = previous_columns(own)
         scaled = (c.SCALED_REWARDS,) if previous and own.normalize_rewards else ()
         columns = (
-            c.OBS, c.ACTIONS, c.ACTION_LOGP, c.REWARDS, c.TERMINATEDS, c.TRUNCATEDS, c.BOOTSTRAP_VALUES,
-            *previous, *scaled, c.LAST_OBS, *state_columns(own),
-        )  # fmt: skip
+            c.OBS,
+            c.ACTIONS,
+            c.ACTION_LOGP,
+            c.REWARDS,
+            c.TERMINATEDS,
+            c.TRUNCATEDS,
+            c.BOOTSTRAP_VALUES,
+            *previous,
+            *scaled,
+            c.LAST_OBS,
+            *state_columns(own),
+        )
         return SamplePlan("none", {}, columns)
 
     remedies = "a kl_stop"
-    """Advice for a policy that moves too far from its samples, besides fewer passes and a smaller lag."""
+    """Advice for a policy that moves too far from its samples, besides fewer passes and a smaller
+    lag."""
     _has_warned = False
 
     def after_update(self, metrics: dict[str, float]) -> None:
-        """Warn, once, if the `metrics` show that the policy has moved far from the policies that sampled."""
+        """Warn, once, if the `metrics` show that the policy has moved far from the policies that
+        sampled.
+        """
         super().after_update(metrics)
-        if metrics["mean_rho"] >= _LEAST_RHO * min(1.0, self.config.vtrace_clip_rho_threshold) or self._has_warned:
+        if (
+            metrics["mean_rho"] >= _LEAST_RHO * min(1.0, self.config.vtrace_clip_rho_threshold)
+            or self._has_warned
+        ):
             return
         self._has_warned = True
         _log.warning(
-            "mean_rho was %.2f in an update (1: same policy): the policy is far from those that sampled and learns "
-            "little from their samples. Set a smaller num_sgd_iter (now %d) or max_policy_lag (now %s), or %s",
-            metrics["mean_rho"], self.config.num_sgd_iter, self.config.max_policy_lag, self.remedies,
-        )  # fmt: skip
+            "mean_rho was %.2f in an update (1: same policy): the policy is far from those that"
+            " sampled and learns little from their samples. Set a smaller num_sgd_iter (now %d) or"
+            " max_policy_lag (now %s), or %s",
+            metrics["mean_rho"],
+            self.config.num_sgd_iter,
+            self.config.max_policy_lag,
+            self.remedies,
+        )
 
     metric_names = ("mean_rho", "clipped_rhos")
     """Names of the metrics of `ratio_metrics`."""
@@ -186,8 +219,11 @@ class VTraceStreaming(Streaming[VTraceT]):
         logp = self.distribution.logp(flat_inputs, flattened(columns[c.ACTIONS]))
         return Judgement(flat_inputs, tf.reshape(logp, columns[c.VALID].shape), values, last_values)
 
-    def vtrace_returns(self, columns: Tensors, judged: Judgement) -> tuple[VTraceReturns, tf.Tensor]:
-        """Return V-trace targets, without a gradient, and log importance ratios, 0 for padding; all [T, M].
+    def vtrace_returns(
+        self, columns: Tensors, judged: Judgement
+    ) -> tuple[VTraceReturns, tf.Tensor]:
+        """Return V-trace targets, without a gradient, and log importance ratios, 0 for padding; all
+        [T, M].
 
         Args:
             columns: time-major columns [T, M, ...] that another policy sampled.
@@ -196,13 +232,19 @@ class VTraceStreaming(Streaming[VTraceT]):
         own, valid = self.config, columns[c.VALID]
         log_rhos = tf.where(valid > 0, judged.logp - columns[c.ACTION_LOGP], 0.0)
         returns = vtrace(
-            tf.stop_gradient(judged.values), tf.stop_gradient(judged.last_values),
-            columns.get(c.SCALED_REWARDS, columns[c.REWARDS]), columns[c.TERMINATEDS], columns[c.TRUNCATEDS],
+            tf.stop_gradient(judged.values),
+            tf.stop_gradient(judged.last_values),
+            columns.get(c.SCALED_REWARDS, columns[c.REWARDS]),
+            columns[c.TERMINATEDS],
+            columns[c.TRUNCATEDS],
             columns[c.BOOTSTRAP_VALUES],
             tf.stop_gradient(log_rhos) if own.vtrace else tf.zeros_like(log_rhos),
-            gamma=own.gamma, lam=own.lambda_, rho_bar=own.vtrace_clip_rho_threshold,
-            rho_bar_pg=own.vtrace_clip_pg_rho_threshold, valid=valid,
-        )  # fmt: skip
+            gamma=own.gamma,
+            lam=own.lambda_,
+            rho_bar=own.vtrace_clip_rho_threshold,
+            rho_bar_pg=own.vtrace_clip_pg_rho_threshold,
+            valid=valid,
+        )
         return returns, log_rhos
 
     def ratio_metrics(self, log_rhos: tf.Tensor, valid: tf.Tensor) -> Tensors:

@@ -9,7 +9,12 @@ from typing import Any, ClassVar, Literal
 from aiorl.config.key import changed, key
 from aiorl.config.schema import CommonConfig
 from aiorl.data import columns as c
-from aiorl.learning.algorithms.actor_replay import ACTOR_LR, SEEDS, ActorReplayAlgorithm, critic_loss_of
+from aiorl.learning.algorithms.actor_replay import (
+    ACTOR_LR,
+    SEEDS,
+    ActorReplayAlgorithm,
+    critic_loss_of,
+)
 from aiorl.learning.algorithms.compiled_update import Phase, UpdateSpec
 from aiorl.learning.algorithms.replay_config import ActorReplayConfig
 from aiorl.learning.lazy import Tensors, tf
@@ -36,8 +41,8 @@ class TD3Config(ActorReplayConfig):
     target_noise_clip: float = _td3(0.5, ge=0, needs="smooth_target_policy")
     """Maximum size of the target noise, as a share of half the range of an action."""
     exploration_noise: float = _td3(0.1, ge=0)
-    """Standard deviation of the noise that workers add to actions, as a share of half the range of an action; for
-    correlated noise, that of the part added in each step."""
+    """Standard deviation of the noise that workers add to actions, as a share of half the range of
+    an action; for correlated noise, that of the part added in each step."""
     noise_type: Literal["gaussian", "ornstein_uhlenbeck"] = _td3("gaussian")
     """Kind of noise that workers add: independent at each step, or correlated in time."""
 
@@ -47,7 +52,9 @@ class TD3Config(ActorReplayConfig):
 
 
 class TD3(ActorReplayAlgorithm[TD3Config]):
-    """Twin delayed deep deterministic policy gradient (Fujimoto et al. 2018); with other settings, DDPG."""
+    """Twin delayed deep deterministic policy gradient (Fujimoto et al. 2018); with other settings,
+    DDPG.
+    """
 
     config_class = TD3Config
     is_deterministic = True
@@ -59,19 +66,36 @@ class TD3(ActorReplayAlgorithm[TD3Config]):
         kind, size = ("GaussianNoise", "stddev")
         if own.noise_type == "ornstein_uhlenbeck":
             kind, size = ("OrnsteinUhlenbeckNoise", "sigma")
-        return {"exploration": {"type": kind, size: own.exploration_noise, "random_timesteps": own.random_timesteps}}
+        return {
+            "exploration": {
+                "type": kind,
+                size: own.exploration_noise,
+                "random_timesteps": own.random_timesteps,
+            }
+        }
 
     def update_spec(self) -> UpdateSpec:
         """Return the critics' loss, followed by a phase for the actor."""
-        config, actor, critics, target_actor = self.config, self.actor, self.critics, self.targets["target/actor"]
+        config, actor, critics, target_actor = (
+            self.config,
+            self.actor,
+            self.critics,
+            self.targets["target/actor"],
+        )
 
         def critic_loss(minibatch: Tensors, coefficients: Tensors) -> tuple[tf.Tensor, Tensors]:
             means, _ = actor.outputs(minibatch[c.NEW_OBS], weights=target_actor.tensors())
             next_actions = tf.tanh(means)
             if config.smooth_target_policy:
-                noise = config.target_noise * tf.random.stateless_normal(tf.shape(means), minibatch[SEEDS][0])
-                next_actions = smoothed_actions(next_actions, noise, noise_clip=config.target_noise_clip)
-            next_q = critics.q(minibatch[c.NEW_OBS], next_actions, weights=self.target_critics.tensors())
+                noise = config.target_noise * tf.random.stateless_normal(
+                    tf.shape(means), minibatch[SEEDS][0]
+                )
+                next_actions = smoothed_actions(
+                    next_actions, noise, noise_clip=config.target_noise_clip
+                )
+            next_q = critics.q(
+                minibatch[c.NEW_OBS], next_actions, weights=self.target_critics.tensors()
+            )
             q = critics.q(minibatch[c.OBS], critics.unit(minibatch[c.ACTIONS]))
             return critic_loss_of(minibatch, q, tf.reduce_min(next_q, axis=0))
 
@@ -80,5 +104,7 @@ class TD3(ActorReplayAlgorithm[TD3Config]):
             return -tf.reduce_mean(critics.q(minibatch[c.OBS], tf.tanh(means))[0]), {}
 
         adam, every = self.adam(config.adam_epsilon), config.policy_delay
-        phase = Phase("actor", actor_loss, (), actor.trainable_variables, adam, ACTOR_LR, every=every)
+        phase = Phase(
+            "actor", actor_loss, (), actor.trainable_variables, adam, ACTOR_LR, every=every
+        )
         return self.critics_spec(critic_loss, phase)

@@ -1,7 +1,7 @@
 """Losses and returns as pure functions of tensors: no state, no config, no model.
 
-Shapes: B rows; sequences are time-major ``[T, B, ...]``. Every mean is over valid rows only. Each function works within
-one ``tf.function(jit_compile=True)`` with static shapes, and eagerly.
+Shapes: B rows; sequences are time-major ``[T, B, ...]``. Every mean is over valid rows only. Each
+function works within one ``tf.function(jit_compile=True)`` with static shapes, and eagerly.
 """
 
 from __future__ import annotations

@@ -2,14 +2,15 @@
 
 DDPG (Lillicrap et al. 2016, https://arxiv.org/abs/1509.02971) is TD3 with one critic and noise 0.
 
-In SAC, with temperature alpha, the value of a policy is its return plus alpha times its entropy. For continuous
-actions, a and log pi are sampled from the policy, reparametrised
-(`aiorl.learning.models.distributions.SquashedGaussian`); for discrete actions, expectations are over all actions that
-are not masked out.
+In SAC, with temperature alpha, the value of a policy is its return plus alpha times its entropy.
+For continuous actions, a and log pi are sampled from the policy, reparametrised
+(`aiorl.learning.models.distributions.SquashedGaussian`); for discrete actions, expectations are
+over all actions that are not masked out.
 
 Sources: Fujimoto et al. 2018, https://arxiv.org/abs/1802.09477 (TD3); Haarnoja et al. 2018,
-https://arxiv.org/abs/1812.05905, and Christodoulou 2019, https://arxiv.org/abs/1910.07207 (SAC); Kumar et al. 2020,
-https://arxiv.org/abs/2006.04779 (CQL); Kostrikov et al. 2021, https://arxiv.org/abs/2110.06169 (IQL).
+https://arxiv.org/abs/1812.05905, and Christodoulou 2019, https://arxiv.org/abs/1910.07207 (SAC);
+Kumar et al. 2020, https://arxiv.org/abs/2006.04779 (CQL); Kostrikov et al. 2021,
+https://arxiv.org/abs/2110.06169 (IQL).
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from aiorl.learning.losses.q_learning import legal_q
 
 
 def smoothed_actions(actions: tf.Tensor, noise: tf.Tensor, *, noise_clip: float) -> tf.Tensor:
-    """Add clipped noise to the target policy's actions, so that the policy can't exploit narrow peaks of a critic.
+    """Add clipped noise to the target policy's actions, so that the policy can't exploit narrow
+    peaks of a critic.
 
     Args:
         actions: [B, D] float32 from -1 to 1, actions of the target policy.
@@ -51,17 +53,21 @@ def soft_values(q: tf.Tensor, logp: tf.Tensor, alpha: tf.Tensor | float) -> tf.T
     return tf.reduce_min(q, axis=0) - alpha * logp
 
 
-def temperature_losses(log_alpha: tf.Tensor, entropy: tf.Tensor, target_entropy: tf.Tensor | float) -> tf.Tensor:
-    """Return losses [B] that raise the temperature where the policy's entropy is below its target, else lower it.
+def temperature_losses(
+    log_alpha: tf.Tensor, entropy: tf.Tensor, target_entropy: tf.Tensor | float
+) -> tf.Tensor:
+    """Return losses [B] that raise the temperature where the policy's entropy is below its target,
+    else lower it.
 
-    The loss is ``log alpha (entropy - target)``, with the logarithm as in common implementations. Its gradient has the
-    same sign as that of the papers' loss, which has alpha instead, and doesn't vanish as alpha becomes small.
+    The loss is ``log alpha (entropy - target)``, with the logarithm as in common implementations.
+    Its gradient has the same sign as that of the papers' loss, which has alpha instead, and doesn't
+    vanish as alpha becomes small.
 
     Args:
         log_alpha: scalar, trained by this loss.
         entropy: [B] float32, of the policy, or of single sampled actions; no gradient flows to it.
-        target_entropy: nats, a number or [B]; usually minus the number of action dimensions, or a share of the
-            logarithm of the number of legal actions.
+        target_entropy: nats, a number or [B]; usually minus the number of action dimensions, or a
+            share of the logarithm of the number of legal actions.
 
     Source: Haarnoja et al. 2018, eq. 18; Christodoulou 2019, eq. 11.
     """
@@ -71,7 +77,8 @@ def temperature_losses(log_alpha: tf.Tensor, entropy: tf.Tensor, target_entropy:
 def discrete_soft_values(
     q: tf.Tensor, logits: tf.Tensor, alpha: tf.Tensor | float, mask: tf.Tensor | None = None
 ) -> tf.Tensor:
-    """Return the value [B] of a policy over discrete actions: ``sum_a pi(a) (min_i Q_i(a) - alpha log pi(a))``.
+    """Return the value [B] of a policy over discrete actions: ``sum_a pi(a) (min_i Q_i(a) - alpha
+    log pi(a))``.
 
     Args:
         q: [C, B, A] float32, values by C critics.
@@ -93,7 +100,11 @@ def discrete_entropy(logits: tf.Tensor, mask: tf.Tensor | None = None) -> tf.Ten
 
 
 def _masked(logits: tf.Tensor, mask: tf.Tensor | None) -> tf.Tensor:
-    return logits if mask is None else tf.where(mask > 0, logits, tf.constant(MASKED_LOGIT, logits.dtype))
+    return (
+        logits
+        if mask is None
+        else tf.where(mask > 0, logits, tf.constant(MASKED_LOGIT, logits.dtype))
+    )
 
 
 def _expected(probabilities: tf.Tensor, gains: tf.Tensor, mask: tf.Tensor | None) -> tf.Tensor:
@@ -116,21 +127,29 @@ def soft_maximum(q: tf.Tensor, mask: tf.Tensor | None = None) -> tf.Tensor:
 
 
 def sampled_soft_maximum(q: tf.Tensor, log_densities: tf.Tensor) -> tf.Tensor:
-    """Estimate the logarithm of the integral of ``exp Q(s, a)`` over all actions, [C, B], by importance sampling.
+    """Estimate the logarithm of the integral of ``exp Q(s, a)`` over all actions, [C, B], by
+    importance sampling.
 
-    It is ``log (1/N sum_n exp Q(s, a_n) / density(a_n))``: an action counts more the less likely it was to be sampled.
+    It is ``log (1/N sum_n exp Q(s, a_n) / density(a_n))``: an action counts more the less likely it
+    was to be sampled.
 
     Args:
-        q: [C, B, N] float, values by C critics of N actions for each observation, sampled from any distributions.
-        log_densities: [B, N], log density with which each action was sampled; no gradient flows to it.
+        q: [C, B, N] float, values by C critics of N actions for each observation, sampled from any
+            distributions.
+        log_densities: [B, N], log density with which each action was sampled; no gradient flows to
+            it.
 
-    Source: Kumar et al. 2020, appendix F, with a third of the actions sampled in each of three ways.
+    Source: Kumar et al. 2020, appendix F, with a third of the actions sampled in each of three
+        ways.
     """
     return tf.reduce_logsumexp(q - tf.stop_gradient(log_densities), axis=-1) - math.log(q.shape[-1])
 
 
-def conservative_losses(gaps: tf.Tensor, weight: tf.Tensor | float, target_gap: float = 0.0) -> tf.Tensor:
-    """Return losses [B], summed over the critics, that lower Q values of other actions and raise those of stored ones.
+def conservative_losses(
+    gaps: tf.Tensor, weight: tf.Tensor | float, target_gap: float = 0.0
+) -> tf.Tensor:
+    """Return losses [B], summed over the critics, that lower Q values of other actions and raise
+    those of stored ones.
 
     Args:
         gaps: [C, B] float, soft maximum minus the Q value of the stored action.
@@ -156,7 +175,8 @@ def multiplier_losses(log_weight: tf.Tensor, gaps: tf.Tensor, target_gap: float)
 
 
 def expectile_losses(errors: tf.Tensor, expectile: float) -> tf.Tensor:
-    """Return ``|tau - 1(u < 0)| u^2``: squares with weight tau for positive errors and 1 - tau for negative ones.
+    """Return ``|tau - 1(u < 0)| u^2``: squares with weight tau for positive errors and 1 - tau for
+    negative ones.
 
     The tau-expectile minimises this loss: tau = 0.5 gives the mean, tau near 1 almost the maximum.
 
@@ -166,7 +186,9 @@ def expectile_losses(errors: tf.Tensor, expectile: float) -> tf.Tensor:
 
     Source: Kostrikov et al. 2021, eq. 3.
     """
-    counts = tf.where(errors < 0, tf.constant(1.0 - expectile, errors.dtype), tf.constant(expectile, errors.dtype))
+    counts = tf.where(
+        errors < 0, tf.constant(1.0 - expectile, errors.dtype), tf.constant(expectile, errors.dtype)
+    )
     return counts * tf.square(errors)
 
 
@@ -178,7 +200,8 @@ def imitation_weights(
     Args:
         advantages: float32 of any shape, return minus the value of the observation.
         scale: typical size of an advantage, such as the root of its mean square.
-        beta: strength of the preference for better actions; 0 gives 1 everywhere, as in behaviour cloning.
+        beta: strength of the preference for better actions; 0 gives 1 everywhere, as in behaviour
+            cloning.
         max_weight: maximum weight.
 
     Returns:

@@ -2,8 +2,8 @@
 
 Every mean is over the rows that are transitions; the contents of other rows have no effect.
 
-Sources: Schulman et al. 2017, https://arxiv.org/abs/1707.06347; Wang et al. 2018, Exponentially Weighted Imitation
-Learning for Batched Historical Data, NeurIPS.
+Sources: Schulman et al. 2017, https://arxiv.org/abs/1707.06347; Wang et al. 2018, Exponentially
+Weighted Imitation Learning for Batched Historical Data, NeurIPS.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from aiorl.learning.losses import masked_mean
 
 
 def masked_normalise(x: tf.Tensor, valid: tf.Tensor, *, epsilon: float = 1e-8) -> tf.Tensor:
-    """Shift and scale `x` to mean 0 and standard deviation 1 over the valid rows; other rows become 0.
+    """Shift and scale `x` to mean 0 and standard deviation 1 over the valid rows; other rows become
+    0.
 
     Args:
         x: float32, any shape.
-        valid: float32 of the same shape, 1 or 0; or weights of the rows in the mean and the deviation, by which the
-            result is also multiplied.
+        valid: float32 of the same shape, 1 or 0; or weights of the rows in the mean and the
+            deviation, by which the result is also multiplied.
         epsilon: added to the standard deviation, so that equal numbers give 0 and not NaN.
 
     Returns:
@@ -30,9 +31,11 @@ def masked_normalise(x: tf.Tensor, valid: tf.Tensor, *, epsilon: float = 1e-8) -
 
 
 def explained_variance(targets: tf.Tensor, predictions: tf.Tensor, valid: tf.Tensor) -> tf.Tensor:
-    """Return the share of the variance of `targets` that `predictions` explain: 1 perfect, 0 as good as the mean.
+    """Return the share of the variance of `targets` that `predictions` explain: 1 perfect, 0 as
+    good as the mean.
 
-    Values below -1 become -1, so that one early batch doesn't spoil a plot. Shapes as in `masked_mean`.
+    Values below -1 become -1, so that one early batch doesn't spoil a plot. Shapes as in
+    `masked_mean`.
     """
     residual = (targets - predictions) * valid
     residual_variance = masked_mean(tf.square(residual - masked_mean(residual, valid)), valid)
@@ -52,7 +55,8 @@ def actor_critic_loss(
     entropy_coeff: tf.Tensor | float,
     errors: tf.Tensor | None = None,
 ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-    """Return ``policy_loss + vf_loss_coeff E[errors] - entropy_coeff E[H]`` over the valid rows, and its parts.
+    """Return ``policy_loss + vf_loss_coeff E[errors] - entropy_coeff E[H]`` over the valid rows,
+    and its parts.
 
     Args:
         policy_loss: scalar.
@@ -77,16 +81,22 @@ def actor_critic_loss(
     }
 
 
-def clipped_surrogate(log_ratio: tf.Tensor, advantages: tf.Tensor, *, clip_param: tf.Tensor | float) -> tf.Tensor:
-    """Return PPO's objective, to maximise: the smaller of the plain and the clipped importance-weighted advantage.
+def clipped_surrogate(
+    log_ratio: tf.Tensor, advantages: tf.Tensor, *, clip_param: tf.Tensor | float
+) -> tf.Tensor:
+    """Return PPO's objective, to maximise: the smaller of the plain and the clipped
+    importance-weighted advantage.
 
     Args:
-        log_ratio: float32 of any shape, log of target over behaviour probability of the action taken.
+        log_ratio: float32 of any shape, log of target over behaviour probability of the action
+            taken.
         advantages: float32, the same shape.
-        clip_param: the ratio counts only within 1 - clip_param to 1 + clip_param where going further would gain.
+        clip_param: the ratio counts only within 1 - clip_param to 1 + clip_param where going
+            further would gain.
 
     Returns:
-        float32, the same shape. At ratio 1 it is the advantage, and its gradient is the plain policy gradient.
+        float32, the same shape. At ratio 1 it is the advantage, and its gradient is the plain
+        policy gradient.
 
     Source: Schulman et al. 2017, eq. 7.
     """
@@ -96,25 +106,34 @@ def clipped_surrogate(log_ratio: tf.Tensor, advantages: tf.Tensor, *, clip_param
 
 
 def clipped_value_loss(
-    values: tf.Tensor, value_targets: tf.Tensor, behaviour_values: tf.Tensor, *, clip_param: tf.Tensor | float
+    values: tf.Tensor,
+    value_targets: tf.Tensor,
+    behaviour_values: tf.Tensor,
+    *,
+    clip_param: tf.Tensor | float,
 ) -> tf.Tensor:
-    """Return the larger of the plain and the clipped squared error: no gain from moving further than `clip_param`.
+    """Return the larger of the plain and the clipped squared error: no gain from moving further
+    than `clip_param`.
 
     Args:
         values: float32 of any shape, current predictions.
         value_targets: float32, the same shape.
         behaviour_values: float32, the same shape: values when the batch was sampled.
-        clip_param: largest move from the behaviour value that still lowers the loss, in units of return.
+        clip_param: largest move from the behaviour value that still lowers the loss, in units of
+            return.
 
     Returns:
         float32, the same shape; the squared error if `clip_param` is infinite.
     """
     moved = tf.clip_by_value(values - behaviour_values, -clip_param, clip_param)
-    return tf.maximum(tf.square(values - value_targets), tf.square(behaviour_values + moved - value_targets))
+    return tf.maximum(
+        tf.square(values - value_targets), tf.square(behaviour_values + moved - value_targets)
+    )
 
 
 def approximate_kl(log_ratio: tf.Tensor) -> tf.Tensor:
-    """Return an unbiased estimate of the divergence of the target from the behaviour policy, from the actions taken.
+    """Return an unbiased estimate of the divergence of the target from the behaviour policy, from
+    the actions taken.
 
     It is ``(ratio - 1) - log ratio``: never negative, and with less variance than ``-log ratio``.
 
@@ -144,10 +163,12 @@ def ppo_loss(
     kl_coeff: tf.Tensor | float | None = None,
     errors: tf.Tensor | None = None,
 ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-    """Return PPO's loss: the negated clipped surrogate, the values' errors, the entropy and optionally a KL penalty.
+    """Return PPO's loss: the negated clipped surrogate, the values' errors, the entropy and
+    optionally a KL penalty.
 
     Args:
-        log_ratio: float32 of any shape, log of new over old probability of the action taken; 0 in invalid rows.
+        log_ratio: float32 of any shape, log of new over old probability of the action taken; 0 in
+            invalid rows.
         advantages: the same shape.
         kls: the same shape, divergence of the new from the old policy, nats.
         values: the same shape, current predictions.
@@ -165,11 +186,19 @@ def ppo_loss(
 
     Source: Schulman et al. 2017, eq. 8 and 9.
     """
-    policy_loss = -masked_mean(clipped_surrogate(log_ratio, advantages, clip_param=clip_param), valid)
+    policy_loss = -masked_mean(
+        clipped_surrogate(log_ratio, advantages, clip_param=clip_param), valid
+    )
     total, parts = actor_critic_loss(
-        policy_loss, values, targets, entropies, valid,
-        vf_loss_coeff=vf_loss_coeff, entropy_coeff=entropy_coeff, errors=errors,
-    )  # fmt: skip
+        policy_loss,
+        values,
+        targets,
+        entropies,
+        valid,
+        vf_loss_coeff=vf_loss_coeff,
+        entropy_coeff=entropy_coeff,
+        errors=errors,
+    )
     kl = masked_mean(kls, valid)
     if kl_coeff is not None:
         total += kl_coeff * kl

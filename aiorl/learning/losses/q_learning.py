@@ -1,8 +1,10 @@
-"""Q-learning: targets, errors and the components of DQN, with expected returns or return distributions.
+"""Q-learning: targets, errors and the components of DQN, with expected returns or return
+distributions.
 
-Sources: Mnih et al. 2015, Human-level control through deep reinforcement learning; van Hasselt et al. 2016,
-https://arxiv.org/abs/1509.06461 (double); Wang et al. 2016, https://arxiv.org/abs/1511.06581 (dueling); Bellemare et
-al. 2017, https://arxiv.org/abs/1707.06887 (distributions over fixed atoms, C51); Kapturowski et al. 2019,
+Sources: Mnih et al. 2015, Human-level control through deep reinforcement learning; van Hasselt et
+al. 2016, https://arxiv.org/abs/1509.06461 (double); Wang et al. 2016,
+https://arxiv.org/abs/1511.06581 (dueling); Bellemare et al. 2017, https://arxiv.org/abs/1707.06887
+(distributions over fixed atoms, C51); Kapturowski et al. 2019,
 https://openreview.net/forum?id=r1lyTjAqYX (rescaled returns, priorities of sequences).
 """
 
@@ -16,7 +18,8 @@ _SLOPE = 1e-3
 
 
 def legal_q(q: tf.Tensor, mask: tf.Tensor | None) -> tf.Tensor:
-    """Make the Q values of illegal actions so low that none is ever the largest, but finite, so that 0 times one is 0.
+    """Make the Q values of illegal actions so low that none is ever the largest, but finite, so
+    that 0 times one is 0.
 
     Args:
         q: [..., A] float.
@@ -29,7 +32,9 @@ def legal_q(q: tf.Tensor, mask: tf.Tensor | None) -> tf.Tensor:
 
 
 def best_legal(q: tf.Tensor, mask: tf.Tensor | None = None) -> tf.Tensor:
-    """Return the index [...] int32 of the legal action with the largest Q value [..., A]; the first of equals."""
+    """Return the index [...] int32 of the legal action with the largest Q value [..., A]; the first
+    of equals.
+    """
     return tf.argmax(legal_q(q, mask), axis=-1, output_type=tf.int32)
 
 
@@ -39,7 +44,8 @@ def has_legal(mask: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
 
 
 def chosen(values: tf.Tensor, actions: tf.Tensor) -> tf.Tensor:
-    """Return the entries of actions, selected with a mask because XLA on a CPU is slow at gathering.
+    """Return the entries of actions, selected with a mask because XLA on a CPU is slow at
+    gathering.
 
     Args:
         values: [B, A, ...], such as Q values, or logits of atoms.
@@ -53,13 +59,17 @@ def chosen(values: tf.Tensor, actions: tf.Tensor) -> tf.Tensor:
     return tf.reduce_sum(tf.where(is_chosen, values, tf.zeros((), values.dtype)), axis=1)
 
 
-def dueling(values: tf.Tensor, advantages: tf.Tensor, mask: tf.Tensor | None = None, *, axis: int = -1) -> tf.Tensor:
-    """Return the Q values of a network with separate streams for the value and the advantages: ``V + A - mean A``.
+def dueling(
+    values: tf.Tensor, advantages: tf.Tensor, mask: tf.Tensor | None = None, *, axis: int = -1
+) -> tf.Tensor:
+    """Return the Q values of a network with separate streams for the value and the advantages: ``V
+    + A - mean A``.
 
     Args:
         values: [..., 1], or [..., 1, Z] with atoms.
         advantages: [..., A], or [..., A, Z].
-        mask: [..., A], 1 where the action is legal; the mean is over legal actions. None = all are legal.
+        mask: [..., A], 1 where the action is legal; the mean is over legal actions. None = all are
+            legal.
         axis: axis of the actions; -2 with atoms.
 
     Returns:
@@ -72,7 +82,9 @@ def dueling(values: tf.Tensor, advantages: tf.Tensor, mask: tf.Tensor | None = N
     legal = tf.cast(mask > 0, advantages.dtype)
     legal = legal if axis == -1 else legal[..., None]
     mean = tf.reduce_sum(advantages * legal, axis=axis, keepdims=True)
-    return values + advantages - mean / tf.maximum(tf.reduce_sum(legal, axis=axis, keepdims=True), 1.0)
+    return (
+        values + advantages - mean / tf.maximum(tf.reduce_sum(legal, axis=axis, keepdims=True), 1.0)
+    )
 
 
 def q_targets(
@@ -88,13 +100,15 @@ def q_targets(
 
     Args:
         rewards: [B] float32, of one step, or the discounted sum of several.
-        discounts: [B] float32, factor of the next value; 0 after a terminal state, where `next_q` and `mask` can then
-            be anything finite.
+        discounts: [B] float32, factor of the next value; 0 after a terminal state, where `next_q`
+            and `mask` can then be anything finite.
         next_q: [B, A] float32, values by the target network.
-        next_q_online: [B, A] float32, values by the online network, which then chooses the action (double DQN).
-        mask: [B, A], 1 where the action was legal after the step; None = all are. If none was, as after a truncation,
-            the next value is 0.
-        is_rescaled: True if Q values are rescaled returns: ``h(r + discount h^-1(max_a Q'(s', a)))``, see `rescaled`.
+        next_q_online: [B, A] float32, values by the online network, which then chooses the action
+            (double DQN).
+        mask: [B, A], 1 where the action was legal after the step; None = all are. If none was, as
+            after a truncation, the next value is 0.
+        is_rescaled: True if Q values are rescaled returns: ``h(r + discount h^-1(max_a Q'(s',
+            a)))``, see `rescaled`.
 
     Returns:
         [B] float32; no gradient flows through it.
@@ -111,7 +125,8 @@ def q_targets(
 
 
 def rescaled(returns: tf.Tensor) -> tf.Tensor:
-    """Return ``h(x) = sign(x) (sqrt(|x| + 1) - 1) + x / 1000``, which compresses returns and keeps their order.
+    """Return ``h(x) = sign(x) (sqrt(|x| + 1) - 1) + x / 1000``, which compresses returns and keeps
+    their order.
 
     Source: Pohlen et al. 2018, https://arxiv.org/abs/1805.11593, proposition A.2.
     """
@@ -119,14 +134,17 @@ def rescaled(returns: tf.Tensor) -> tf.Tensor:
 
 
 def unrescaled(values: tf.Tensor) -> tf.Tensor:
-    """Return ``h^-1``, the inverse of `rescaled`, in a form that doesn't subtract almost equal numbers."""
+    """Return ``h^-1``, the inverse of `rescaled`, in a form that doesn't subtract almost equal
+    numbers.
+    """
     size = tf.abs(values) + (1.0 + _SLOPE)
     root = 2.0 * size / (tf.sqrt(1.0 + 4.0 * _SLOPE * size) + 1.0)
     return tf.sign(values) * (tf.square(root) - 1.0)
 
 
 def sequence_priorities(errors: tf.Tensor, trained: tf.Tensor, eta: float) -> tf.Tensor:
-    """Return the priorities of sequences: ``eta max |TD| + (1 - eta) mean |TD|`` over their trained steps.
+    """Return the priorities of sequences: ``eta max |TD| + (1 - eta) mean |TD|`` over their trained
+    steps.
 
     Args:
         errors: [T, B] float32, at least 0.
@@ -144,7 +162,8 @@ def sequence_priorities(errors: tf.Tensor, trained: tf.Tensor, eta: float) -> tf
 
 
 def huber(errors: tf.Tensor, *, delta: float = 1.0) -> tf.Tensor:
-    """Return half the square of an error, continued linearly beyond `delta`: gradients are at most `delta`.
+    """Return half the square of an error, continued linearly beyond `delta`: gradients are at most
+    `delta`.
 
     Args:
         errors: float of any shape.
@@ -160,7 +179,8 @@ def huber(errors: tf.Tensor, *, delta: float = 1.0) -> tf.Tensor:
 
 
 def weighted_mean(losses: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
-    """Return the mean over the rows of losses [...] times importance weights [...]: small weights make small steps.
+    """Return the mean over the rows of losses [...] times importance weights [...]: small weights
+    make small steps.
 
     Source: Schaul et al. 2016, https://arxiv.org/abs/1511.05952, section 3.4.
     """
@@ -173,16 +193,20 @@ def support(v_min: float, v_max: float, num_atoms: int) -> tf.Tensor:
 
 
 def expected_q(logits: tf.Tensor, atoms: tf.Tensor) -> tf.Tensor:
-    """Return the Q values [..., A]: the means of distributions with logits [..., A, Z] over atoms [Z]."""
+    """Return the Q values [..., A]: the means of distributions with logits [..., A, Z] over atoms
+    [Z].
+    """
     return tf.reduce_sum(tf.nn.softmax(logits) * atoms, axis=-1)
 
 
-def project(rewards: tf.Tensor, discounts: tf.Tensor, probabilities: tf.Tensor, atoms: tf.Tensor) -> tf.Tensor:
+def project(
+    rewards: tf.Tensor, discounts: tf.Tensor, probabilities: tf.Tensor, atoms: tf.Tensor
+) -> tf.Tensor:
     """Project the distribution of ``r + discount G`` onto the atoms.
 
-    Each atom's probability is divided between the two atoms on either side of its new return, in proportion to how near
-    they are; returns beyond the ends go to the end atoms. It is a dense product with the hat function of each atom,
-    without a scatter.
+    Each atom's probability is divided between the two atoms on either side of its new return, in
+    proportion to how near they are; returns beyond the ends go to the end atoms. It is a dense
+    product with the hat function of each atom, without a scatter.
 
     Args:
         rewards: [B] float32.
@@ -217,9 +241,10 @@ def categorical_targets(
         discounts: [B] float32; 0 after a terminal state.
         next_logits: [B, A, Z] float32, by the target network, for the next observation.
         atoms: [Z] float32.
-        next_logits_online: [B, A, Z], by the online network, which then chooses the action (double DQN).
-        mask: [B, A], 1 where the action was legal after the step; None = all are. If none was, as after a truncation,
-            the return after the step is 0.
+        next_logits_online: [B, A, Z], by the online network, which then chooses the action (double
+            DQN).
+        mask: [B, A], 1 where the action was legal after the step; None = all are. If none was, as
+            after a truncation, the return after the step is 0.
 
     Returns:
         Probabilities [B, Z]; no gradient flows through them.
@@ -245,7 +270,8 @@ def cross_entropy(logits: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
 
 
 def relative_entropy(logits: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
-    """Return the divergence KL(targets || prediction) [B], nats: the priority of a row, 0 if nothing is left to learn.
+    """Return the divergence KL(targets || prediction) [B], nats: the priority of a row, 0 if
+    nothing is left to learn.
 
     It differs from `cross_entropy` by the entropy of the targets and has the same gradient.
 

@@ -1,20 +1,21 @@
 """V-trace: value targets and advantages from fragments that an older policy sampled.
 
-``V'_t`` is the value after step t: 0 after a termination, the bootstrap value after a truncation, the value of the
-final observation after the fragment's last step, and otherwise the value of the next row. ``rho_t`` and ``c_t`` are
-the importance ratios clipped at ``rho_bar`` and ``c_bar``; ``g_t`` is 1 if the episode continues in the next row, else
+``V'_t`` is the value after step t: 0 after a termination, the bootstrap value after a truncation,
+the value of the final observation after the fragment's last step, and otherwise the value of the
+next row. ``rho_t`` and ``c_t`` are the importance ratios clipped at ``rho_bar`` and ``c_bar``;
+``g_t`` is 1 if the episode continues in the next row, else
 0. Then:
 
-    delta_t   = rho_t (r_t + gamma V'_t - V_t)
-    vs_t      = V_t + delta_t + gamma lam c_t g_t (vs_{t+1} - V_{t+1})
-    adv_t     = r_t + gamma q'_t - V_t,  q' as V', with lam vs_{t+1} + (1 - lam) V_{t+1} in place of V_{t+1}
-    pg_adv_t  = rho_pg_t adv_t
+    delta_t   = rho_t (r_t + gamma V'_t - V_t) vs_t      = V_t + delta_t + gamma lam c_t g_t
+    (vs_{t+1} - V_{t+1}) adv_t     = r_t + gamma q'_t - V_t,  q' as V', with lam vs_{t+1} + (1 -
+    lam) V_{t+1} in place of V_{t+1} pg_adv_t  = rho_pg_t adv_t
 
-To normalise, ``adv`` is shifted and scaled to mean 0 and standard deviation 1 before it is weighted, with ``rho_pg_t``
-as the weight of a row: subtracting a mean from the products would move rows that the policy would not have sampled.
+To normalise, ``adv`` is shifted and scaled to mean 0 and standard deviation 1 before it is
+weighted, with ``rho_pg_t`` as the weight of a row: subtracting a mean from the products would move
+rows that the policy would not have sampled.
 
-On-policy (all ratios 1), ``vs`` and ``adv`` are the targets and advantages of GAE; with lam = 1, those of n-step
-returns.
+On-policy (all ratios 1), ``vs`` and ``adv`` are the targets and advantages of GAE; with lam = 1,
+those of n-step returns.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ class VTraceReturns(NamedTuple):
     Attributes:
         vs: targets of the values.
         advantages: advantages of the actions, unweighted; 0 where a row is not a transition.
-        weights: clipped importance ratios of the policy gradient; 0 where a row is not a transition.
+        weights: clipped importance ratios of the policy gradient; 0 where a row is not a
+            transition.
     """
 
     vs: tf.Tensor
@@ -56,29 +58,34 @@ def vtrace(
     c_bar: float | tf.Tensor = 1.0,
     valid: tf.Tensor | None = None,
 ) -> VTraceReturns:
-    """Return off-policy corrected value targets, and advantages with their weights for the policy gradient.
+    """Return off-policy corrected value targets, and advantages with their weights for the policy
+    gradient.
 
     Args:
         values: [T, B] float32, V_t by the online network.
-        last_values: [B] float32, its value of the observation after the last row; not read if that row ended an episode
-            or is invalid.
+        last_values: [B] float32, its value of the observation after the last row; not read if that
+            row ended an episode or is invalid.
         rewards: [T, B] float32.
         terminateds: [T, B] float32, 1 where the episode ended in a terminal state.
-        truncateds: [T, B] float32, 1 where the episode was truncated; a row that is both is terminated.
-        bootstrap_values: [T, B] float32, value of the true final observation in truncated rows, anything elsewhere.
+        truncateds: [T, B] float32, 1 where the episode was truncated; a row that is both is
+            terminated.
+        bootstrap_values: [T, B] float32, value of the true final observation in truncated rows,
+            anything elsewhere.
         log_rhos: [T, B] float32, log of target over behaviour probability of the action taken.
         gamma: discount per step.
         lam: decay of the trace; 1 is V-trace as published.
-        rho_bar: upper limit of the ratios in delta; it determines the policy whose values are learned.
+        rho_bar: upper limit of the ratios in delta; it determines the policy whose values are
+            learned.
         rho_bar_pg: upper limit of the ratio in the policy gradient.
         c_bar: upper limit of the trace's ratios; it determines how fast values propagate back.
-        valid: [T, B] float32, 0 where a row is not a transition: there, vs = V, the advantage is 0, and nothing passes
-            through. None = all rows are transitions.
+        valid: [T, B] float32, 0 where a row is not a transition: there, vs = V, the advantage is 0,
+            and nothing passes through. None = all rows are transitions.
 
     Returns:
         Targets; no gradient flows through them.
 
-    Source: Espeholt et al. 2018, https://arxiv.org/abs/1802.01561, eq. 1 and section 4.2; with lam below 1, the
+    Source: Espeholt et al. 2018, https://arxiv.org/abs/1802.01561, eq. 1 and section 4.2; with lam
+        below 1, the
     advantages of rlax (`vtrace_td_error_and_advantage`).
     """
     rhos = tf.exp(log_rhos)
@@ -91,7 +98,11 @@ def vtrace(
         decays *= valid
     vs = values + _discounted_sums(deltas, decays)
     mixed = lam * vs + (1.0 - lam) * values
-    advantages = rewards + gamma * _following(mixed, last_values, terminateds, truncateds, bootstrap_values) - values
+    advantages = (
+        rewards
+        + gamma * _following(mixed, last_values, terminateds, truncateds, bootstrap_values)
+        - values
+    )
     weights = tf.minimum(rho_bar_pg, rhos)
     if valid is not None:
         weights, advantages = weights * valid, tf.where(valid > 0, advantages, 0.0)
@@ -99,7 +110,8 @@ def vtrace(
 
 
 def pg_advantages(advantages: tf.Tensor, weights: tf.Tensor, *, normalize: bool) -> tf.Tensor:
-    """Return the weighted advantages for the policy gradient, normalised first on request, as described above.
+    """Return the weighted advantages for the policy gradient, normalised first on request, as
+    described above.
 
     Args:
         advantages: float32 of any shape.
@@ -110,7 +122,11 @@ def pg_advantages(advantages: tf.Tensor, weights: tf.Tensor, *, normalize: bool)
 
 
 def _following(
-    values: tf.Tensor, last_values: tf.Tensor, terminateds: tf.Tensor, truncateds: tf.Tensor, bootstrap: tf.Tensor
+    values: tf.Tensor,
+    last_values: tf.Tensor,
+    terminateds: tf.Tensor,
+    truncateds: tf.Tensor,
+    bootstrap: tf.Tensor,
 ) -> tf.Tensor:
     """Return the value after each row, [T, B]."""
     shifted = tf.concat([values[1:], last_values[None]], axis=0)
@@ -120,8 +136,8 @@ def _following(
 def _discounted_sums(x: tf.Tensor, decays: tf.Tensor) -> tf.Tensor:
     """Return ``y_t = x_t + decays_t y_{t+1}`` along the first axis, with y = 0 after the end.
 
-    Each of log2(T) rounds over whole arrays, which XLA fuses, doubles the reach of every row's sum; a loop over T would
-    take several times as long.
+    Each of log2(T) rounds over whole arrays, which XLA fuses, doubles the reach of every row's sum;
+    a loop over T would take several times as long.
     """
     length = int(x.shape[0])
     reach = 1
@@ -136,10 +152,11 @@ def _discounted_sums(x: tf.Tensor, decays: tf.Tensor) -> tf.Tensor:
 def impact_log_ratio(
     logp: tf.Tensor, target_logp: tf.Tensor, behaviour_logp: tf.Tensor, *, max_ratio: float = 2.0
 ) -> tf.Tensor:
-    """Return log of ``min(mu / pi_target, max_ratio) pi / mu``, which is ``pi / max(pi_target, mu / max_ratio)``.
+    """Return log of ``min(mu / pi_target, max_ratio) pi / mu``, which is ``pi / max(pi_target, mu /
+    max_ratio)``.
 
-    It is the ratio to the target policy, except where the target policy has almost given up an action that was sampled.
-    There the plain ratio would be huge, and so would its policy gradient.
+    It is the ratio to the target policy, except where the target policy has almost given up an
+    action that was sampled. There the plain ratio would be huge, and so would its policy gradient.
 
     Args:
         logp: float32 of any shape, log-probability of the action taken, by the online policy (pi).

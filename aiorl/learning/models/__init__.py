@@ -1,1 +1,3 @@
-"""Networks on TensorFlow and Keras, their action distributions, and the export of their acting graphs."""
+"""Networks on TensorFlow and Keras, their action distributions, and the export of their acting
+graphs.
+"""

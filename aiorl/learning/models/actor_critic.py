@@ -25,7 +25,8 @@ _EPSILON = 1e-6
 
 
 def log_deviations(features: Any, log_std: Any) -> Any:
-    """Return the log standard deviations of a Gaussian with features, ``log sqrt(sum_f phi_f^2 sigma_fa^2)``: [B, A].
+    """Return the log standard deviations of a Gaussian with features, ``log sqrt(sum_f phi_f^2
+    sigma_fa^2)``: [B, A].
 
     Args:
         features: [B, F] float32, phi.
@@ -38,7 +39,9 @@ def log_deviations(features: Any, log_std: Any) -> Any:
 
 
 def shares(features: Any, log_std: Any) -> Any:
-    """Return the shares of features [B, F] in the deviations, ``phi_f sigma_fa / sqrt(v_a)``: [B, F * A]."""
+    """Return the shares of features [B, F] in the deviations, ``phi_f sigma_fa / sqrt(v_a)``: [B, F
+    * A].
+    """
     inverse = ops.exp(-log_deviations(features, log_std))
     found = ops.expand_dims(features, 2) * ops.exp(log_std) * ops.expand_dims(inverse, 1)
     return ops.reshape(found, [-1, log_std.shape[0] * log_std.shape[1]])
@@ -71,11 +74,12 @@ class Outputs(NamedTuple):
 class ActorCritic(Network):
     """Network that returns the inputs of an action distribution and a value.
 
-    All methods except `get_weights` and `set_weights` can be traced into a tf.function, with or without XLA, and read
-    the variables when they run.
+    All methods except `get_weights` and `set_weights` can be traced into a tf.function, with or
+    without XLA, and read the variables when they run.
 
-    An action mask that comes with the observations is not an input of the network, but forbids actions in its outputs:
-    distribution inputs whose mask entry is 0 become MASKED_LOGIT, and no gradient flows through them.
+    An action mask that comes with the observations is not an input of the network, but forbids
+    actions in its outputs: distribution inputs whose mask entry is 0 become MASKED_LOGIT, and no
+    gradient flows through them.
 
     Attributes:
         obs_shape: shape of an observation's array.
@@ -104,11 +108,17 @@ class ActorCritic(Network):
         self._make_policy_head(rng, noise, gives_means=config.free_log_std)
         self._value_head = dense(rng, self._branches[-1].num_outputs, 1, gain=_VALUE_GAIN)
         if config.free_log_std:
-            self._log_std = keras.Variable(np.full(distribution.num_inputs // 2, config.initial_log_std, np.float32))
+            self._log_std = keras.Variable(
+                np.full(distribution.num_inputs // 2, config.initial_log_std, np.float32)
+            )
         self._take_named(policy=self._policy_head, value=self._value_head)
 
     def _describe(
-        self, layout: ObsLayout, obs_dtype: str, distribution: ActionDistribution, config: ModelConfig
+        self,
+        layout: ObsLayout,
+        obs_dtype: str,
+        distribution: ActionDistribution,
+        config: ModelConfig,
     ) -> None:
         """Set the attributes that every network has.
 
@@ -120,11 +130,13 @@ class ActorCritic(Network):
         self.obs_dtype = obs_dtype
         self.distribution = distribution
         self.config = config
-        self._looks_at = to_tf_distribution(distribution) if config.lstm_use_prev_action_reward else None
+        self._looks_at = (
+            to_tf_distribution(distribution) if config.lstm_use_prev_action_reward else None
+        )
         if layout.num_mask and layout.num_mask != len(distribution.choice_inputs):
             raise PolicyError(
-                f"action masks have {layout.num_mask} entries; the {distribution.name} distribution has "
-                f"{len(distribution.choice_inputs)} choices"
+                f"action masks have {layout.num_mask} entries; the {distribution.name} distribution"
+                f" has {len(distribution.choice_inputs)} choices"
             )
         # mask entry of each input; inputs without one use an extra last entry, which always allows
         self._mask_entries = np.full(distribution.num_inputs, layout.num_mask, np.int32)
@@ -135,8 +147,11 @@ class ActorCritic(Network):
         num_previous = 0 if self._looks_at is None else self._looks_at.num_features + 1
         return make_branch(name, self.layout, self.obs_dtype, self.config, rng, num_previous)
 
-    def _make_policy_head(self, rng: np.random.Generator, noise: SDESettings | None, *, gives_means: bool) -> None:
-        """Create the policy's last layer and, with noise, the weights that turn features into deviations.
+    def _make_policy_head(
+        self, rng: np.random.Generator, noise: SDESettings | None, *, gives_means: bool
+    ) -> None:
+        """Create the policy's last layer and, with noise, the weights that turn features into
+        deviations.
 
         Raises:
             ConfigError: there is noise and actions are not numbers of one Box.
@@ -147,10 +162,14 @@ class ActorCritic(Network):
             if not isinstance(kind, DiagGaussian):
                 raise ConfigError(
                     f"use_sde is for actions of a Box, not of {kind.action_space}.",
-                    key="use_sde", value=True, hint="Leave use_sde out.",
-                )  # fmt: skip
+                    key="use_sde",
+                    value=True,
+                    hint="Leave use_sde out.",
+                )
             self.distribution, self._sde = kind.with_features(features), noise
-            self._log_std = keras.Variable(np.full((features, num_outputs), noise.initial_log_std, np.float32))
+            self._log_std = keras.Variable(
+                np.full((features, num_outputs), noise.initial_log_std, np.float32)
+            )
         self._policy_head = dense(rng, features, num_outputs, gain=_POLICY_GAIN)
 
     def _take_named(self, **heads: keras.layers.Layer) -> None:
@@ -160,10 +179,14 @@ class ActorCritic(Network):
             named |= branch.named_variables()
         for name, head in heads.items():
             named |= layer_variables(f"{name}/head", head)
-        self._take_variables(named if self._log_std is None else {**named, "policy/log_std": self._log_std})
+        self._take_variables(
+            named if self._log_std is None else {**named, "policy/log_std": self._log_std}
+        )
 
     def _dist_inputs(self, features: Any) -> Any:
-        """Return distribution inputs [B, P] for the policy's features [B, F]; only means if there are no deviations."""
+        """Return distribution inputs [B, P] for the policy's features [B, F]; only means if there
+        are no deviations.
+        """
         outputs = self._policy_head(features)
         if self._log_std is None:
             return outputs
@@ -176,7 +199,12 @@ class ActorCritic(Network):
     @property
     def state_shapes(self) -> tuple[tuple[int, ...], ...]:
         """Shape of each recurrent state component of one row; empty without recurrence."""
-        return tuple((branch.cell.size,) for branch in self._branches if branch.cell for _ in range(branch.num_states))
+        return tuple(
+            (branch.cell.size,)
+            for branch in self._branches
+            if branch.cell
+            for _ in range(branch.num_states)
+        )
 
     @property
     def is_recurrent(self) -> bool:
@@ -189,7 +217,9 @@ class ActorCritic(Network):
         return self._looks_at is not None
 
     def initial_state(self, num_rows: int) -> list[F32]:
-        """Return the state of B rows at the start of their episodes: zeros [B, ...] for each component."""
+        """Return the state of B rows at the start of their episodes: zeros [B, ...] for each
+        component.
+        """
         return [np.zeros((num_rows, *shape), np.float32) for shape in self.state_shapes]
 
     def forward(self, obs: Any, *, weights: Mapping[str, Any] | None = None) -> tuple[Any, Any]:
@@ -206,7 +236,9 @@ class ActorCritic(Network):
             PolicyError: the network is recurrent.
         """
         if self.is_recurrent:
-            raise PolicyError("a recurrent network needs its state: use forward_step or forward_sequence")
+            raise PolicyError(
+                "a recurrent network needs its state: use forward_step or forward_sequence"
+            )
         dist_inputs, values, _ = self.forward_step(obs, [], weights=weights)
         return dist_inputs, values
 
@@ -226,11 +258,12 @@ class ActorCritic(Network):
         Args:
             obs: [B, *obs_shape].
             state: recurrent state, [B, ...] for each component.
-            prev_actions: [B, *action_shape] in column form, if the network looks back; zeros at the start of an
-                episode.
+            prev_actions: [B, *action_shape] in column form, if the network looks back; zeros at the
+                start of an episode.
             prev_rewards: [B], likewise.
             weights: tensors by name to use instead of all variables.
-            for_acting: True to append the shares of features for state-dependent noise to the inputs, [B, P + F * A].
+            for_acting: True to append the shares of features for state-dependent noise to the
+                inputs, [B, P + F * A].
             noise: [B, K] of noisy layers; None = their means.
 
         Returns:
@@ -280,8 +313,8 @@ class ActorCritic(Network):
             obs: [T, B, *obs_shape]; T is known when the function is traced.
             state: recurrent state before the first step, [B, ...] for each component.
             resets: [T, B] bool; where True the state is zeroed before that step.
-            prev_actions: [T, B, *action_shape] in column form, if the network looks back; zeros at the start of
-                episodes.
+            prev_actions: [T, B, *action_shape] in column form, if the network looks back; zeros at
+                the start of episodes.
             prev_rewards: [T, B], likewise.
             weights: tensors by name to use instead of all variables.
 
@@ -296,13 +329,21 @@ class ActorCritic(Network):
             own_obs, mask = self._without_mask(flat_obs)
             with self._using(weights):
                 features = [
-                    branch.sequence(own_obs, previous, [tf.convert_to_tensor(item) for item in part], resets, steps)
+                    branch.sequence(
+                        own_obs,
+                        previous,
+                        [tf.convert_to_tensor(item) for item in part],
+                        resets,
+                        steps,
+                    )
                     for branch, part in self._split(state)
                 ]
                 dist_inputs, values = self._heads(features)
             dist_inputs = self._masked(dist_inputs, mask)
         else:
-            dist_inputs, values, _ = self.forward_step(flat_obs, state, prev_actions, prev_rewards, weights=weights)
+            dist_inputs, values, _ = self.forward_step(
+                flat_obs, state, prev_actions, prev_rewards, weights=weights
+            )
         return (
             tf.reshape(dist_inputs, [steps, -1, self.distribution.num_inputs]),
             tf.reshape(values, [steps, -1]),
@@ -311,15 +352,21 @@ class ActorCritic(Network):
     def get_weights(self) -> dict[str, NDArray[Any]]:
         """Return copies of all weights by name, in order."""
         read = tf.raw_ops.ReadVariableOp  # takes half the time of a variable's own method
-        return {name: np.array(read(resource=v.handle, dtype=v.dtype).numpy()) for name, v in self.variables.items()}
+        return {
+            name: np.array(read(resource=v.handle, dtype=v.dtype).numpy())
+            for name, v in self.variables.items()
+        }
 
     def set_weights(self, weights: Mapping[str, NDArray[Any]]) -> None:
         """Assign all weights.
 
         Raises:
-            PolicyError: a weight is missing, unknown, not finite or has another shape; no weight is changed then.
+            PolicyError: a weight is missing, unknown, not finite or has another shape; no weight is
+                changed then.
         """
-        check_weights({name: tuple(variable.shape) for name, variable in self.variables.items()}, weights)
+        check_weights(
+            {name: tuple(variable.shape) for name, variable in self.variables.items()}, weights
+        )
         for name, variable in self.variables.items():
             variable.assign(weights[name])
 
@@ -328,11 +375,14 @@ class ActorCritic(Network):
         if mask is None:
             return dist_inputs
         if not np.array_equal(self._mask_entries, np.arange(self.layout.num_mask)):
-            mask = tf.gather(tf.concat([mask, tf.ones_like(mask[:, :1])], axis=1), self._mask_entries, axis=1)
+            mask = tf.gather(
+                tf.concat([mask, tf.ones_like(mask[:, :1])], axis=1), self._mask_entries, axis=1
+            )
         return tf.where(mask > 0, dist_inputs, tf.constant(MASKED_LOGIT, dist_inputs.dtype))
 
     def _previous(self, actions: Any, rewards: Any) -> Any:
-        """Return previous actions [..., *action_shape] and rewards [...] as rows of numbers [R, E + 1].
+        """Return previous actions [..., *action_shape] and rewards [...] as rows of numbers [R, E +
+        1].
 
         Returns None for networks that don't look back.
         """
@@ -342,13 +392,17 @@ class ActorCritic(Network):
             return None
         if actions is None or rewards is None:
             raise PolicyError("the network takes previous actions and rewards; none were given")
-        features = self._looks_at.features(tf.reshape(actions, [-1, *self.distribution.action_shape]))
+        features = self._looks_at.features(
+            tf.reshape(actions, [-1, *self.distribution.action_shape])
+        )
         return tf.concat([features, tf.reshape(tf.cast(rewards, tf.float32), [-1, 1])], axis=-1)
 
     def _split(self, state: Sequence[Any]) -> Parts:
         expected = sum(branch.num_states for branch in self._branches)
         if len(state) != expected:
-            raise PolicyError(f"{len(state)} recurrent state components; the network has {expected}")
+            raise PolicyError(
+                f"{len(state)} recurrent state components; the network has {expected}"
+            )
         parts, start = [], 0
         for branch in self._branches:
             parts.append((branch, state[start : start + branch.num_states]))

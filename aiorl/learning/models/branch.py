@@ -1,21 +1,25 @@
-"""Branches of a network: the layers between observations and heads, or a custom Keras model in their place.
+"""Branches of a network: the layers between observations and heads, or a custom Keras model in
+their place.
 
-``model.custom_model`` is the import path of a function or class that is called with ``(obs_shape, num_outputs,
-model_config)`` and returns a Keras model. The model's input is observations ``[B, *obs_shape]`` as float32 (bytes keep
-their values of 0 to 255). The algorithm determines its output:
+``model.custom_model`` is the import path of a function or class that is called with ``(obs_shape,
+num_outputs, model_config)`` and returns a Keras model. The model's input is observations ``[B,
+*obs_shape]`` as float32 (bytes keep their values of 0 to 255). The algorithm determines its output:
 
-- For algorithms without a replay, the inputs of the action distribution ``[B, num_outputs]``, alone or with values
-  ``[B]`` or ``[B, 1]`` (`aiorl.learning.models.catalog`).
-- For algorithms with a replay, features ``[B, F]`` of any width F, which replace the hidden layers. ``num_outputs`` is
-  then a suggestion: the width of the last layer of ``model.fcnet_hiddens``. The function is called once for each
-  network, so that the policy and each critic have their own model.
+- For algorithms without a replay, the inputs of the action distribution ``[B, num_outputs]``, alone
+  or with values ``[B]`` or ``[B, 1]`` (`aiorl.learning.models.catalog`).
+- For algorithms with a replay, features ``[B, F]`` of any width F, which replace the hidden layers.
+  ``num_outputs`` is then a suggestion: the width of the last layer of ``model.fcnet_hiddens``. The
+  function is called once for each network, so that the policy and each critic have their own model.
 
-The model runs in inference mode for both acting and learning (Dropout and BatchNormalization behave accordingly).
+The model runs in inference mode for both acting and learning (Dropout and BatchNormalization behave
+accordingly).
 
-A Tuple or Dict observation comes as one flat vector. If the function has a parameter called ``obs_parts``, it receives
-the shape of each part by name, and its model is called with a dict of the parts by name. A functional model gets the
-parts for which it has inputs (``keras.Input(obs_parts["camera"], name="camera")``), a subclassed model gets all. Names
-are the keys and positions in the space, joined by dots, such as ``camera`` or ``arms.0``; Discrete parts are one-hot.
+A Tuple or Dict observation comes as one flat vector. If the function has a parameter called
+``obs_parts``, it receives the shape of each part by name, and its model is called with a dict of
+the parts by name. A functional model gets the parts for which it has inputs
+(``keras.Input(obs_parts["camera"], name="camera")``), a subclassed model gets all. Names are the
+keys and positions in the space, joined by dots, such as ``camera`` or ``arms.0``; Discrete parts
+are one-hot.
 """
 
 from __future__ import annotations
@@ -45,7 +49,8 @@ from aiorl.process.log_once import log_once
 logger = logging.getLogger(__name__)
 
 CustomModel = Callable[..., Any]
-"""Function that returns a Keras model; called with (obs_shape, num_outputs, model_config) and optionally obs_parts."""
+"""Function that returns a Keras model; called with (obs_shape, num_outputs, model_config) and
+optionally obs_parts."""
 
 CUSTOM_MODEL = "model.custom_model"
 _PARTS = "obs_parts"
@@ -77,16 +82,21 @@ class CustomNetwork:
         self._layout = layout
         self._takes_parts = takes_parts
         try:
-            self.output_shapes = [tuple(output.shape) for output in self(tf.zeros([PROBE_ROWS, *layout.shape]))]
+            self.output_shapes = [
+                tuple(output.shape) for output in self(tf.zeros([PROBE_ROWS, *layout.shape]))
+            ]
         except Exception as error:
             # custom layers can raise anything
             raise ConfigError(
-                f"the custom model can't process observations of shape {list(layout.shape)}: {error!s:.500}",
+                f"the custom model can't process observations of shape {list(layout.shape)}:"
+                f" {error!s:.500}",
                 key=CUSTOM_MODEL,
             ) from error
 
     def __call__(self, obs: Any) -> list[Any]:
-        """Return the outputs for observations [B, *layout.shape], which can be symbolic Keras tensors."""
+        """Return the outputs for observations [B, *layout.shape], which can be symbolic Keras
+        tensors.
+        """
         inputs: Any = keras.ops.cast(obs, "float32")
         if self._takes_parts:
             inputs = self._parts(inputs)
@@ -95,7 +105,10 @@ class CustomNetwork:
 
     def named_variables(self) -> dict[str, Any]:
         """Return the Keras variables by name, for instance ``custom/0/kernel``."""
-        return {f"custom/{index}/{item.name}": item for index, item in enumerate(self.keras_model.weights)}
+        return {
+            f"custom/{index}/{item.name}": item
+            for index, item in enumerate(self.keras_model.weights)
+        }
 
     def _parts(self, obs: Any) -> Any:
         """Return the parts of observations [B, ...] for which the model has inputs, by name."""
@@ -103,10 +116,14 @@ class CustomNetwork:
             inputs = self.keras_model.input
         except (AttributeError, ValueError):  # not a functional model: it gets all parts
             inputs = None
-        if isinstance(self.keras_model, keras.Sequential) or (inputs is not None and not isinstance(inputs, dict)):
+        if isinstance(self.keras_model, keras.Sequential) or (
+            inputs is not None and not isinstance(inputs, dict)
+        ):
             return obs
         places, shapes = self._layout.slices(), self._layout.parts
-        parts = {name: keras.ops.reshape(obs[:, places[name]], [-1, *shapes[name]]) for name in shapes} or {_WHOLE: obs}
+        parts = {
+            name: keras.ops.reshape(obs[:, places[name]], [-1, *shapes[name]]) for name in shapes
+        } or {_WHOLE: obs}
         return {name: part for name, part in parts.items() if inputs is None or name in inputs}
 
 
@@ -117,18 +134,23 @@ class CustomStack(Stack):
         """Create the model.
 
         Raises:
-            ConfigError: see `make_custom_network`; or the model returns anything other than features.
+            ConfigError: see `make_custom_network`; or the model returns anything other than
+                features.
         """
         width = config.fcnet_hiddens[-1] if config.fcnet_hiddens else _DEFAULT_WIDTH
         self._network = make_custom_network(layout, width, config, config.model_dump(), seed=seed)
         shapes = self._network.output_shapes
         if [len(shape) for shape in shapes] != [2] or shapes[0][0] != PROBE_ROWS:
             raise ConfigError(
-                f"the custom model gives outputs of shapes {shapes} for {PROBE_ROWS} observations; algorithms with a "
-                f"replay need one output, features ({PROBE_ROWS}, F) of any width F.",
-                key=CUSTOM_MODEL, value=config.custom_model,
-                hint="Return the last hidden layer: policy head, values and critics are built on it.",
-            )  # fmt: skip
+                f"the custom model gives outputs of shapes {shapes} for {PROBE_ROWS} observations;"
+                f" algorithms with a replay need one output, features ({PROBE_ROWS}, F) of any"
+                " width F.",
+                key=CUSTOM_MODEL,
+                value=config.custom_model,
+                hint=(
+                    "Return the last hidden layer: policy head, values and critics are built on it."
+                ),
+            )
         super().__init__([], shapes[0][1])
 
     def __call__(self, inputs: Any) -> Any:
@@ -141,7 +163,12 @@ class CustomStack(Stack):
 
 
 def make_custom_network(
-    layout: ObsLayout, num_outputs: int, config: ModelConfig, settings: Mapping[str, Any], *, seed: int | None
+    layout: ObsLayout,
+    num_outputs: int,
+    config: ModelConfig,
+    settings: Mapping[str, Any],
+    *,
+    seed: int | None,
 ) -> CustomNetwork:
     """Return the model that `config.custom_model` names.
 
@@ -153,7 +180,8 @@ def make_custom_network(
         seed: seed of the initial weights; None = random.
 
     Raises:
-        ConfigError: the path can't be imported, or the function fails or doesn't return a new Keras model.
+        ConfigError: the path can't be imported, or the function fails or doesn't return a new Keras
+            model.
     """
     path = str(config.custom_model)
     make: CustomModel = import_object(path, key=CUSTOM_MODEL)
@@ -164,14 +192,19 @@ def make_custom_network(
         model = named(layout.shape, num_outputs, settings, **asked)
         if not isinstance(model, keras.Model):
             raise ConfigError(
-                f"{CUSTOM_MODEL} {path!r} returned a {type(model).__name__}, expected a Keras model.",
-                key=CUSTOM_MODEL, value=path,
-            )  # fmt: skip
+                f"{CUSTOM_MODEL} {path!r} returned a {type(model).__name__}, expected a Keras"
+                " model.",
+                key=CUSTOM_MODEL,
+                value=path,
+            )
         if model in _taken:
             raise ConfigError(
-                f"{CUSTOM_MODEL} {path!r} returned the same model twice; each network needs its own.",
-                key=CUSTOM_MODEL, value=path, hint="Create a new model in each call.",
-            )  # fmt: skip
+                f"{CUSTOM_MODEL} {path!r} returned the same model twice; each network needs its"
+                " own.",
+                key=CUSTOM_MODEL,
+                value=path,
+                hint="Create a new model in each call.",
+            )
         _taken.add(model)
         return CustomNetwork(model, layout, takes_parts=takes_parts)
 
@@ -185,7 +218,9 @@ def _takes_parts(make: CustomModel) -> bool:
 
 @contextlib.contextmanager
 def _keras_seed(seed: int | None) -> Iterator[None]:
-    """Seed Python's generator, from which Keras draws the seeds of initializers, for the duration of the context."""
+    """Seed Python's generator, from which Keras draws the seeds of initializers, for the duration
+    of the context.
+    """
     if seed is None:
         yield
         return
@@ -220,21 +255,32 @@ class RecurrentCell(keras.layers.Layer):  # type: ignore[misc]  # Keras is untyp
 
     def project(self, inputs: Any) -> Any:
         """Return the share [B, gates * H] of inputs [B, D] in the gates."""
-        return tf.matmul(inputs, tf.convert_to_tensor(self.kernel)) + tf.convert_to_tensor(self.bias)
+        return tf.matmul(inputs, tf.convert_to_tensor(self.kernel)) + tf.convert_to_tensor(
+            self.bias
+        )
 
     @abstractmethod
     def step(self, projected: Any, state: Sequence[Any]) -> tuple[Any, list[Any]]:
-        """Return outputs [B, H] and the next state, from the result of `project` [B, gates * H] and the state."""
+        """Return outputs [B, H] and the next state, from the result of `project` [B, gates * H] and
+        the state.
+        """
 
     def named_variables(self) -> dict[str, Any]:
         """Return the Keras variables by name."""
-        return {f"{self.name_in_model}/{variable.name}": variable for variable in self.trainable_variables}
+        return {
+            f"{self.name_in_model}/{variable.name}": variable
+            for variable in self.trainable_variables
+        }
 
     def _gates(self, rng: np.random.Generator, num_inputs: int, name: str) -> Any:
         """Create one orthogonal matrix per gate, side by side."""
-        values = np.concatenate([orthogonal(rng, (num_inputs, self.size)) for _ in range(self.num_gates)], axis=1)
+        values = np.concatenate(
+            [orthogonal(rng, (num_inputs, self.size)) for _ in range(self.num_gates)], axis=1
+        )
         return self.add_weight(
-            shape=values.shape, initializer=lambda shape, dtype=None: tf.constant(values, dtype=dtype), name=name
+            shape=values.shape,
+            initializer=lambda shape, dtype=None: tf.constant(values, dtype=dtype),
+            name=name,
         )
 
     def _bias(self, name: str) -> Any:
@@ -270,7 +316,8 @@ class LSTMCell(RecurrentCell):
 class GRUCell(RecurrentCell):
     """Gated recurrent unit; the state is the output. The reset gate acts after the matrix product.
 
-    Source: Cho et al. 2014, https://arxiv.org/abs/1406.1078; gates in the order update, reset, candidate.
+    Source: Cho et al. 2014, https://arxiv.org/abs/1406.1078; gates in the order update, reset,
+    candidate.
     """
 
     name_in_model = "gru"
@@ -295,7 +342,9 @@ class GRUCell(RecurrentCell):
         return output, [output]
 
 
-def run_sequence(cell: RecurrentCell, features: Any, state: Sequence[Any], resets: Any) -> tuple[Any, list[Any]]:
+def run_sequence(
+    cell: RecurrentCell, features: Any, state: Sequence[Any], resets: Any
+) -> tuple[Any, list[Any]]:
     """Run a cell over T steps.
 
     Args:
@@ -328,8 +377,13 @@ def run_sequence(cell: RecurrentCell, features: Any, state: Sequence[Any], reset
     return outputs.stack(), list(last)
 
 
-NATURE_FILTERS: tuple[ConvFilter, ...] = ((32, (8, 8), (4, 4)), (64, (4, 4), (2, 2)), (64, (3, 3), (1, 1)))
-"""Convolutions of Mnih et al. 2015, https://www.nature.com/articles/nature14236; 512 dense units follow."""
+NATURE_FILTERS: tuple[ConvFilter, ...] = (
+    (32, (8, 8), (4, 4)),
+    (64, (4, 4), (2, 2)),
+    (64, (3, 3), (1, 1)),
+)
+"""Convolutions of Mnih et al. 2015, https://www.nature.com/articles/nature14236; 512 dense units
+follow."""
 _NATURE_HIDDENS = (512,)
 _NATURE_MIN_SIZE = 36
 _SMALL_FILTERS: tuple[ConvFilter, ...] = ((16, (3, 3), (2, 2)), (32, (3, 3), (2, 2)))
@@ -369,16 +423,26 @@ class Branch:
         return {f"{self.name}/{name}": variable for name, variable in variables.items()}
 
     def step(self, obs: Any, previous: Any, state: Sequence[Any]) -> tuple[Any, list[Any]]:
-        """Return features [B, D] of observations [B, ...] and previous steps [B, E + 1] or None, and the next state."""
+        """Return features [B, D] of observations [B, ...] and previous steps [B, E + 1] or None,
+        and the next state.
+        """
         features = self._cell_inputs(obs, previous)
         if self.cell is None:
             return features, []
         return self.cell.step(self.cell.project(features), state)
 
     def sequence(
-        self, flat_obs: Any, previous: Any, state: Sequence[Any], resets: Any, steps: int, *, burn_in: int = 0
+        self,
+        flat_obs: Any,
+        previous: Any,
+        state: Sequence[Any],
+        resets: Any,
+        steps: int,
+        *,
+        burn_in: int = 0,
     ) -> Any:
-        """Return features [T * B, D] of observations [T * B, ...] and previous steps [T * B, E + 1] or None.
+        """Return features [T * B, D] of observations [T * B, ...] and previous steps [T * B, E + 1]
+        or None.
 
         The branch must have a cell. No gradient flows through the state that enters step `burn_in`.
         """
@@ -418,9 +482,16 @@ def make_branch(
 
 
 def make_trunk(
-    layout: ObsLayout, obs_dtype: str, config: ModelConfig, rng: np.random.Generator, *, has_hiddens: bool = True
+    layout: ObsLayout,
+    obs_dtype: str,
+    config: ModelConfig,
+    rng: np.random.Generator,
+    *,
+    has_hiddens: bool = True,
 ) -> Stack:
-    """Create the first layers: a custom model, or convolutions and, if wanted, dense layers after them."""
+    """Create the first layers: a custom model, or convolutions and, if wanted, dense layers after
+    them.
+    """
     if config.custom_model:
         return CustomStack(layout, config, seed=int(rng.integers(1 << 31)))
     filters, hiddens, activation = choose_layers(layout, obs_dtype, config)
@@ -430,11 +501,18 @@ def make_trunk(
     scale = _BYTE_SCALE if obs_dtype == "uint8" else 1.0
     has_channels_first = channels_first(layout.shape, obs_dtype)
     if has_channels_first and log_once("channels first"):
-        logger.info("observations %s are treated as images [C, H, W] and transposed", list(layout.shape))
+        logger.info(
+            "observations %s are treated as images [C, H, W] and transposed", list(layout.shape)
+        )
     return make_stack(
-        rng, channels_last(layout.shape, obs_dtype), filters, hiddens if has_hiddens else (), activation, scale=scale,
+        rng,
+        channels_last(layout.shape, obs_dtype),
+        filters,
+        hiddens if has_hiddens else (),
+        activation,
+        scale=scale,
         has_channels_first=has_channels_first,
-    )  # fmt: skip
+    )
 
 
 class ImagePart(NamedTuple):
@@ -470,10 +548,15 @@ class NestedParts(NamedTuple):
 
 
 def nested_parts(layout: ObsLayout, config: ModelConfig) -> NestedParts | None:
-    """Return the parts of a nested observation; None if it has no images, or they are to be flattened."""
+    """Return the parts of a nested observation;
+
+    None if it has no images, or they are to be flattened.
+    """
     places = layout.slices()
     is_complete = sum(place.stop - place.start for place in places.values()) == layout.size
-    if not config.conv_parts or not places or not is_complete:  # names can be ambiguous, such as a.b
+    if (
+        not config.conv_parts or not places or not is_complete
+    ):  # names can be ambiguous, such as a.b
         return None
     images: list[ImagePart] = []
     rest: list[slice] = []
@@ -494,7 +577,9 @@ def nested_parts(layout: ObsLayout, config: ModelConfig) -> NestedParts | None:
 
 
 class PartsStack(Stack):
-    """Stacks of the images in nested observations, and layers over their features and all other parts."""
+    """Stacks of the images in nested observations, and layers over their features and all other
+    parts.
+    """
 
     def __init__(self, parts: NestedParts, stacks: Sequence[Stack], after: Stack) -> None:
         """Take over a stack for each image, and the layers after them."""
@@ -507,7 +592,9 @@ class PartsStack(Stack):
         """See `Stack.__call__`."""
         flat = tf.cast(inputs, tf.float32)
         images = zip(self._parts.images, self._stacks, strict=True)
-        features = [stack(tf.reshape(flat[:, image.place], [-1, *image.shape])) for image, stack in images]
+        features = [
+            stack(tf.reshape(flat[:, image.place], [-1, *image.shape])) for image, stack in images
+        ]
         features += [flat[:, place] for place in self._parts.rest]
         return self._after(tf.concat(features, axis=-1))
 
@@ -515,7 +602,10 @@ class PartsStack(Stack):
         """See `Stack.named_variables`."""
         named = self._after.named_variables()
         for index, stack in enumerate(self._stacks):
-            named |= {f"image_{index}/{name}": variable for name, variable in stack.named_variables().items()}
+            named |= {
+                f"image_{index}/{name}": variable
+                for name, variable in stack.named_variables().items()
+            }
         return named
 
 
@@ -542,7 +632,9 @@ def _make_parts_stack(
 
 
 def channels_first(obs_shape: tuple[int, ...], obs_dtype: str) -> bool:
-    """Return True if observations are byte images [C, H, W], as in PyTorch: few channels before larger sides."""
+    """Return True if observations are byte images [C, H, W], as in PyTorch: few channels before
+    larger sides.
+    """
     if obs_dtype != "uint8" or len(obs_shape) != 3:
         return False
     return min(obs_shape[1:]) >= max(_SMALL_MIN_SIZE, 2 * obs_shape[0])
@@ -556,9 +648,11 @@ def channels_last(obs_shape: tuple[int, ...], obs_dtype: str) -> tuple[int, ...]
 def choose_layers(
     layout: ObsLayout, obs_dtype: str, config: ModelConfig
 ) -> tuple[tuple[ConvFilter, ...], tuple[int, ...], str]:
-    """Return the convolutions (only for lone images), the dense layers after them, and their activation.
+    """Return the convolutions (only for lone images), the dense layers after them, and their
+    activation.
 
-    Images in nested observations have convolutions of their own (`nested_parts`), which these dense layers follow.
+    Images in nested observations have convolutions of their own (`nested_parts`), which these dense
+    layers follow.
     """
     if nested_parts(layout, config) is not None:
         return (), config.fcnet_hiddens, config.fcnet_activation
@@ -577,7 +671,10 @@ def _layers_of(
                 value=config.conv_filters,
                 hint="Leave conv_filters out.",
             )
-        filters = tuple((channels, _pair(kernel), _pair(stride)) for channels, kernel, stride in config.conv_filters)
+        filters = tuple(
+            (channels, _pair(kernel), _pair(stride))
+            for channels, kernel, stride in config.conv_filters
+        )
         return filters, config.fcnet_hiddens, config.fcnet_activation
     if len(obs_shape) == 3 and math.prod(obs_shape) > 0:
         smaller_side = min(obs_shape[:2])

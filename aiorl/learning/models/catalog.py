@@ -1,13 +1,14 @@
 """Construction of networks from their settings, including custom Keras models.
 
-`build_model` returns an `ActorCritic`: a network with two outputs, the inputs of an action distribution and a value.
-Policy and value have separate networks unless ``vf_share_layers`` is set; with recurrence each then has its own cell,
-and the recurrent state is the policy's components followed by the value's. Cells can also see the previous action and
-reward.
+`build_model` returns an `ActorCritic`: a network with two outputs, the inputs of an action
+distribution and a value. Policy and value have separate networks unless ``vf_share_layers`` is set;
+with recurrence each then has its own cell, and the recurrent state is the policy's components
+followed by the value's. Cells can also see the previous action and reward.
 
-A custom model (contract in `aiorl.learning.models.branch`) returns the inputs of the action distribution ``[B,
-num_outputs]``, or these and values ``[B]`` or ``[B, 1]``. If it returns no values, a built-in network with the other
-settings does. It acts on workers through its exported graph, so workers need neither Keras nor the user's module.
+A custom model (contract in `aiorl.learning.models.branch`) returns the inputs of the action
+distribution ``[B, num_outputs]``, or these and values ``[B]`` or ``[B, 1]``. If it returns no
+values, a built-in network with the other settings does. It acts on workers through its exported
+graph, so workers need neither Keras nor the user's module.
 """
 
 from __future__ import annotations
@@ -23,7 +24,13 @@ from aiorl.config.schema import ModelConfig, SDESettings
 from aiorl.data.obs_layout import ObsLayout
 from aiorl.errors import ConfigError
 from aiorl.learning.models.actor_critic import ActorCritic, Outputs, Parts
-from aiorl.learning.models.branch import CUSTOM_MODEL, PROBE_ROWS, CustomNetwork, make_branch, make_custom_network
+from aiorl.learning.models.branch import (
+    CUSTOM_MODEL,
+    PROBE_ROWS,
+    CustomNetwork,
+    make_branch,
+    make_custom_network,
+)
 from aiorl.learning.models.networks import dense, layer_variables
 
 
@@ -57,7 +64,9 @@ class CustomActorCritic(ActorCritic):
             built_in = config.model_copy(update={"custom_model": None})
             self._value_branch = make_branch("value", layout, obs_dtype, built_in, rng)
             self._value_head = dense(rng, self._value_branch.num_outputs, 1, gain=1.0)
-            named |= self._value_branch.named_variables() | layer_variables("value/head", self._value_head)
+            named |= self._value_branch.named_variables() | layer_variables(
+                "value/head", self._value_head
+            )
         self._take_variables(named)
 
     def _step(self, obs: Any, mask: Any, previous: Any, parts: Parts, noise: Any = None) -> Outputs:
@@ -77,8 +86,8 @@ class CustomActorCritic(ActorCritic):
         wanted = (rows, self.distribution.num_inputs)
         if shapes[:1] != [wanted] or shapes[1:] not in ([], [(rows,)], [(rows, 1)]):
             raise ConfigError(
-                f"the custom model gives outputs of shapes {shapes} for {rows} observations; expected {wanted}, "
-                f"alone or with values {(rows,)} or {(rows, 1)}.",
+                f"the custom model gives outputs of shapes {shapes} for {rows} observations;"
+                f" expected {wanted}, alone or with values {(rows,)} or {(rows, 1)}.",
                 key=CUSTOM_MODEL,
             )
         return len(shapes) == 2
@@ -104,16 +113,20 @@ def make_custom_model(
         seed: seed of the initial weights; None = random.
 
     Raises:
-        ConfigError: the path can't be imported, or the result is not a Keras model with the right outputs.
+        ConfigError: the path can't be imported, or the result is not a Keras model with the right
+            outputs.
     """
     if config.is_recurrent or config.free_log_std:
         raise ConfigError(
-            "use_lstm, use_gru and free_log_std are for built-in networks; a custom model is used as it is.",
+            "use_lstm, use_gru and free_log_std are for built-in networks; a custom model is used"
+            " as it is.",
             key=CUSTOM_MODEL,
             value=config.custom_model,
         )
     network = make_custom_network(layout, distribution.num_inputs, config, settings, seed=seed)
-    return CustomActorCritic(network, layout, obs_dtype, distribution, config, np.random.default_rng(seed))
+    return CustomActorCritic(
+        network, layout, obs_dtype, distribution, config, np.random.default_rng(seed)
+    )
 
 
 def build_model(
@@ -129,8 +142,8 @@ def build_model(
 ) -> ActorCritic:
     """Build the network for a kind of observation.
 
-    Weights are orthogonal, with gain sqrt(2) in hidden layers, 0.01 in the policy's last layer and 1 in the value's.
-    uint8 observations are scaled by 1/255 inside the network.
+    Weights are orthogonal, with gain sqrt(2) in hidden layers, 0.01 in the policy's last layer and
+    1 in the value's. uint8 observations are scaled by 1/255 inside the network.
 
     Args:
         obs_shape: shape of one observation as the model gets it (a preprocessor's output).
@@ -138,10 +151,11 @@ def build_model(
         distribution: NumPy distribution of the action space (`aiorl.acting.distributions`).
         model_config: settings, the keys of `model`; others are passed on to a custom model.
         seed: seed of the initial weights; None = random.
-        layout: layout of an observation in its array, with its parts and action mask; None = the observation is the
-            array.
+        layout: layout of an observation in its array, with its parts and action mask; None = the
+            observation is the array.
         noise: settings of state-dependent noise of a built-in network; None = no such noise.
-        custom_features: True if a custom model returns features that replace the hidden layers, not the outputs.
+        custom_features: True if a custom model returns features that replace the hidden layers, not
+            the outputs.
 
     Raises:
         ConfigError: the settings can't make a network for these observations.
@@ -159,8 +173,13 @@ def build_model(
     if config.custom_model and not custom_features:
         if noise is not None:
             raise ConfigError(
-                "use_sde needs the features of a built-in network; a custom model is used as it is.",
-                key="use_sde", value=True, hint="Leave out use_sde or model.custom_model.",
-            )  # fmt: skip
+                "use_sde needs the features of a built-in network; a custom model is used as"
+                " it is.",
+                key="use_sde",
+                value=True,
+                hint="Leave out use_sde or model.custom_model.",
+            )
         return make_custom_model(layout, str(obs_dtype), distribution, config, settings, seed=seed)
-    return ActorCritic(layout, str(obs_dtype), distribution, config, np.random.default_rng(seed), noise)
+    return ActorCritic(
+        layout, str(obs_dtype), distribution, config, np.random.default_rng(seed), noise
+    )

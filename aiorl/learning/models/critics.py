@@ -8,7 +8,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from aiorl.acting.distributions import LOG_STD_MIN, ActionDistribution, DiagGaussian, SquashedGaussian
+from aiorl.acting.distributions import (
+    LOG_STD_MIN,
+    ActionDistribution,
+    DiagGaussian,
+    SquashedGaussian,
+)
 from aiorl.config.schema import ModelConfig, SDESettings
 from aiorl.data.obs_layout import ObsLayout
 from aiorl.learning.models.actor_critic import ActorCritic, Outputs, Parts
@@ -21,8 +26,8 @@ _CRITIC_GAIN = 0.1
 class Actor(ActorCritic):
     """Network that returns the inputs of an action distribution; its values are 0.
 
-    A deterministic policy returns the means of a squashed Gaussian with the smallest possible deviations, so that
-    acting and every export use the squashed means.
+    A deterministic policy returns the means of a squashed Gaussian with the smallest possible
+    deviations, so that acting and every export use the squashed means.
     """
 
     def __init__(
@@ -41,7 +46,8 @@ class Actor(ActorCritic):
         Args:
             layout: layout of an observation in its array.
             obs_dtype: "float32" or "uint8".
-            distribution: distribution of the actions; a squashed Gaussian for a deterministic policy.
+            distribution: distribution of the actions; a squashed Gaussian for a deterministic
+                policy.
             config: settings of the hidden layers.
             rng: generator of the initial weights.
             is_deterministic: True if the network returns only means.
@@ -54,9 +60,11 @@ class Actor(ActorCritic):
         self._take_named(policy=self._policy_head)
 
     def outputs(self, obs: Any, *, weights: Mapping[str, Any] | None = None) -> tuple[Any, Any]:
-        """Return the network's own outputs [B, P] for observations [B, *obs_shape], and the mask [B, M] or None.
+        """Return the network's own outputs [B, P] for observations [B, *obs_shape], and the mask
+        [B, M] or None.
 
-        A deterministic network returns only the means, [B, P / 2]. Inputs that the mask forbids are MASKED_LOGIT.
+        A deterministic network returns only the means, [B, P / 2]. Inputs that the mask forbids are
+        MASKED_LOGIT.
 
         Args:
             obs: [B, *obs_shape].
@@ -81,8 +89,8 @@ class Actor(ActorCritic):
 class Critics(Network):
     """Set of C critics with the same shape and separate weights.
 
-    For a Box, each critic sees the observation, after any convolutions or custom model, along with the action scaled to
-    [-1, 1]. For discrete actions, each returns the values of all actions.
+    For a Box, each critic sees the observation, after any convolutions or custom model, along with
+    the action scaled to [-1, 1]. For discrete actions, each returns the values of all actions.
     """
 
     def __init__(
@@ -100,8 +108,8 @@ class Critics(Network):
         Args:
             layout: layout of an observation in its array.
             obs_dtype: "float32" or "uint8".
-            distribution: distribution of the actions: a Gaussian over a Box with bounds, squashed or not, or one over A
-                choices.
+            distribution: distribution of the actions: a Gaussian over a Box with bounds, squashed
+                or not, or one over A choices.
             config: settings of the hidden layers.
             rng: generator of the initial weights.
             num_critics: C.
@@ -110,8 +118,14 @@ class Critics(Network):
             UnsupportedSpaceError: a Box has no bounds.
         """
         self.layout = layout
-        self._box = SquashedGaussian(distribution.action_space) if isinstance(distribution, DiagGaussian) else None
-        num_actions, num_outputs = (0, distribution.num_inputs) if self._box is None else (self._box.low.size, 1)
+        self._box = (
+            SquashedGaussian(distribution.action_space)
+            if isinstance(distribution, DiagGaussian)
+            else None
+        )
+        num_actions, num_outputs = (
+            (0, distribution.num_inputs) if self._box is None else (self._box.low.size, 1)
+        )
         hiddens, activation = config.fcnet_hiddens, str(config.fcnet_activation)
         if not config.custom_model:
             _, hiddens, activation = choose_layers(layout, obs_dtype, config)
@@ -127,7 +141,8 @@ class Critics(Network):
         self._take_variables(named)
 
     def unit(self, actions: Any) -> Any:
-        """Scale actions [B, *action_shape] of a Box to numbers [B, D], -1 at the lower and 1 at the upper bounds.
+        """Scale actions [B, *action_shape] of a Box to numbers [B, D], -1 at the lower and 1 at the
+        upper bounds.
 
         Actions beyond the bounds are clipped, as they are for an environment.
         """
@@ -141,8 +156,11 @@ class Critics(Network):
         assert self._box is not None, "choices have no density"
         return float(np.log(0.5 * self._box.span).sum())
 
-    def q(self, obs: Any, unit_actions: Any = None, *, weights: Mapping[str, Any] | None = None) -> Any:
-        """Return the critics' values of observations [B, *obs_shape]: [C, B] of given actions, or [C, B, A] of all.
+    def q(
+        self, obs: Any, unit_actions: Any = None, *, weights: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Return the critics' values of observations [B, *obs_shape]: [C, B] of given actions, or
+        [C, B, A] of all.
 
         Args:
             obs: [B, *obs_shape]; an action mask among the observations is ignored.

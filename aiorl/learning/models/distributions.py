@@ -1,8 +1,8 @@
 """Action distributions in TensorFlow, the counterparts of `aiorl.acting.distributions` for losses.
 
-Names, parameters and formulas are those of the NumPy module, which acts and therefore has neither entropy nor
-divergence. A test checks that both agree. All functions are differentiable in `inputs` and can be traced into a
-compiled function.
+Names, parameters and formulas are those of the NumPy module, which acts and therefore has neither
+entropy nor divergence. A test checks that both agree. All functions are differentiable in `inputs`
+and can be traced into a compiled function.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from aiorl.learning.lazy import tf
 
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 _LOGISTIC_WEIGHTS = np.array([0.1494167, 0.50135265, 0.31260429, 0.03662636], np.float32)
-"""[4]: weights of a mixture of four normal variables, close to the logistic variable Z with density sech(z)^2 / 2."""
+"""[4]: weights of a mixture of four normal variables, close to the logistic variable Z with density
+sech(z)^2 / 2."""
 _LOGISTIC_DEVIATIONS = np.array([0.51077307, 0.75951436, 1.12349673, 1.64972240], np.float32)
 """[4]: standard deviations of the four.
 
-log(2 cosh(u)) is the mean of |u + Z|. So its mean over a normal u is a sum of means of folded normals, with an error
-below 5e-6 for any deviation of u. Source of such mixtures: Monahan, Stefanski 1992.
-"""
+log(2 cosh(u)) is the mean of |u + Z|. So its mean over a normal u is a sum of means of folded
+normals, with an error below 5e-6 for any deviation of u. Source of such mixtures: Monahan,
+Stefanski 1992. """
 
 
 class Distribution(ABC):
@@ -56,18 +57,24 @@ class Distribution(ABC):
 
     @abstractmethod
     def features(self, actions: Any) -> Any:
-        """Convert actions [B, *action_shape] to network inputs [B, E] float32: choices one-hot, numbers as they are.
+        """Convert actions [B, *action_shape] to network inputs [B, E] float32: choices one-hot,
+        numbers as they are.
 
-        Numbers of a scaled Box are in its units, and clipped to its bounds as they are for an environment.
+        Numbers of a scaled Box are in its units, and clipped to its bounds as they are for an
+        environment.
         """
 
 
 class Choices(Distribution):
-    """Counterpart of Categorical, Greedy and MultiCategorical: C choices, padded to the widest, W."""
+    """Counterpart of Categorical, Greedy and MultiCategorical:
+
+    C choices, padded to the widest, W.
+    """
 
     def __init__(self, twin: acting.Categorical | acting.Greedy | acting.MultiCategorical) -> None:
         super().__init__(twin)
-        # NumPy arrays become constants of a traced graph; tensors created here would become its inputs
+        # NumPy arrays become constants of a traced graph; tensors created here would become its
+        # inputs
         self._start = np.asarray(twin.start, np.int32)
         several = twin if isinstance(twin, acting.MultiCategorical) else None
         self._components = 1 if several is None else len(several.sizes)
@@ -83,29 +90,44 @@ class Choices(Distribution):
         """See the base class."""
         log_probabilities = tf.nn.log_softmax(self._padded(inputs))
         # with a mask: XLA on a CPU is slow at gathering and scattering
-        mask = tf.one_hot(self._index(actions), self._widest, on_value=True, off_value=False, dtype=tf.bool)
-        return tf.reduce_sum(tf.reduce_sum(tf.where(mask, log_probabilities, 0.0), axis=-1), axis=-1)
+        mask = tf.one_hot(
+            self._index(actions), self._widest, on_value=True, off_value=False, dtype=tf.bool
+        )
+        return tf.reduce_sum(
+            tf.reduce_sum(tf.where(mask, log_probabilities, 0.0), axis=-1), axis=-1
+        )
 
     def entropy(self, inputs: Any) -> Any:
         """See the base class."""
         log_probabilities = tf.nn.log_softmax(self._padded(inputs))
-        return tf.reduce_sum(-tf.reduce_sum(tf.exp(log_probabilities) * log_probabilities, axis=-1), axis=-1)
+        return tf.reduce_sum(
+            -tf.reduce_sum(tf.exp(log_probabilities) * log_probabilities, axis=-1), axis=-1
+        )
 
     def kl(self, inputs: Any, other: Any) -> Any:
         """See the base class."""
-        mine, others = tf.nn.log_softmax(self._padded(inputs)), tf.nn.log_softmax(self._padded(other))
+        mine, others = (
+            tf.nn.log_softmax(self._padded(inputs)),
+            tf.nn.log_softmax(self._padded(other)),
+        )
         return tf.reduce_sum(tf.reduce_sum(tf.exp(mine) * (mine - others), axis=-1), axis=-1)
 
     def features(self, actions: Any) -> Any:
-        """Return each choice one-hot; zeros for invalid numbers, such as 0 at an episode's start in a space from 1."""
+        """Return each choice one-hot; zeros for invalid numbers, such as 0 at an episode's start in
+        a space from 1.
+        """
         # ONNX's one-hot operator would wrap an invalid number around
-        is_chosen = tf.equal(self._index(actions)[..., None], np.arange(self._widest, dtype=np.int32))
+        is_chosen = tf.equal(
+            self._index(actions)[..., None], np.arange(self._widest, dtype=np.int32)
+        )
         padded = tf.reshape(tf.cast(is_chosen, tf.float32), [-1, len(self._sources)])
         return tf.gather(padded, self._positions, axis=1) if self._is_padded else padded
 
     def _index(self, actions: Any) -> Any:
         """Return the numbers of the choices [B, C], from 0."""
-        return tf.cast(tf.reshape(actions, [-1, self._components]), tf.int32) - self._start.reshape(-1)
+        return tf.cast(tf.reshape(actions, [-1, self._components]), tf.int32) - self._start.reshape(
+            -1
+        )
 
     def _padded(self, inputs: Any) -> Any:
         """Return the logits as [B, C, W]."""
@@ -120,7 +142,9 @@ class Bernoulli(Distribution):
 
     def logp(self, inputs: Any, actions: Any) -> Any:
         """See the base class."""
-        return -tf.reduce_sum(tf.nn.softplus(tf.where(self.features(actions) > 0, -inputs, inputs)), axis=-1)
+        return -tf.reduce_sum(
+            tf.nn.softplus(tf.where(self.features(actions) > 0, -inputs, inputs)), axis=-1
+        )
 
     def entropy(self, inputs: Any) -> Any:
         """See the base class."""
@@ -160,10 +184,13 @@ class DiagGaussian(Distribution):
         other_mean, other_log_std = self._parameters(other)
         shift = (mean - other_mean) * tf.exp(-other_log_std)
         spread = tf.exp(2.0 * (log_std - other_log_std))
-        return tf.reduce_sum(other_log_std - log_std + 0.5 * (spread + shift * shift - 1.0), axis=-1)
+        return tf.reduce_sum(
+            other_log_std - log_std + 0.5 * (spread + shift * shift - 1.0), axis=-1
+        )
 
     def sample_with_logp(self, inputs: Any, seed: Any) -> tuple[Any, Any]:
-        """Sample actions [B, *action_shape] with their log-densities [B]; `seed` [2] int32 determines them.
+        """Sample actions [B, *action_shape] with their log-densities [B]; `seed` [2] int32
+        determines them.
 
         Samples are reparametrised: gradients flow through them.
         """
@@ -214,11 +241,15 @@ class ScaledGaussian(DiagGaussian):
     def sample_with_logp(self, inputs: Any, seed: Any) -> tuple[Any, Any]:
         """See `DiagGaussian`."""
         values, logp = self._draw_normal(inputs, seed)
-        scaled = tf.cast(values, self._scale.centre.dtype) * self._scale.half_range + self._scale.centre
+        scaled = (
+            tf.cast(values, self._scale.centre.dtype) * self._scale.half_range + self._scale.centre
+        )
         return self._to_actions(scaled), logp - self._scale.log_volume
 
     def features(self, actions: Any) -> Any:
-        """Return the numbers in units; zeros, which stand for no action at an episode's start, can be far outside."""
+        """Return the numbers in units; zeros, which stand for no action at an episode's start, can
+        be far outside.
+        """
         units = self._units(actions)
         return tf.where(self._scale.is_finite, tf.clip_by_value(units, -1.0, 1.0), units)
 
@@ -229,11 +260,16 @@ class ScaledGaussian(DiagGaussian):
 
 
 class SquashedGaussian(DiagGaussian):
-    """Counterpart of the NumPy class. The log-density of a sample is computed from the normal variable."""
+    """Counterpart of the NumPy class.
+
+    The log-density of a sample is computed from the normal variable.
+    """
 
     def __init__(self, twin: acting.SquashedGaussian) -> None:
         super().__init__(twin)
-        self._low, self._high, self._span = (tf.constant(part) for part in (twin.low, twin.high, twin.span))
+        self._low, self._high, self._span = (
+            tf.constant(part) for part in (twin.low, twin.high, twin.span)
+        )
 
     def logp(self, inputs: Any, actions: Any) -> Any:
         """See the base class; actions beyond the bounds are clipped."""
@@ -244,13 +280,22 @@ class SquashedGaussian(DiagGaussian):
         return self._normal_logp(inputs, 0.5 * (log_p - log_q)) - slope
 
     def entropy(self, inputs: Any) -> Any:
-        """Return the entropy of the normal variable plus the mean of log |da/du|, see _LOGISTIC_DEVIATIONS."""
+        """Return the entropy of the normal variable plus the mean of log |da/du|, see
+        _LOGISTIC_DEVIATIONS.
+        """
         mean, log_std = self._parameters(inputs)
-        mean, spread = mean[:, :, None], tf.sqrt(tf.exp(2.0 * log_std)[:, :, None] + _LOGISTIC_DEVIATIONS**2)
+        mean, spread = (
+            mean[:, :, None],
+            tf.sqrt(tf.exp(2.0 * log_std)[:, :, None] + _LOGISTIC_DEVIATIONS**2),
+        )
         ratio = mean / (math.sqrt(2.0) * spread)
-        folded = spread * math.sqrt(2.0 / math.pi) * tf.exp(-ratio * ratio) + mean * tf.math.erf(ratio)
+        folded = spread * math.sqrt(2.0 / math.pi) * tf.exp(-ratio * ratio) + mean * tf.math.erf(
+            ratio
+        )
         slope = 2.0 * math.log(2.0) - 2.0 * tf.reduce_sum(folded * _LOGISTIC_WEIGHTS, axis=-1)
-        return super().entropy(inputs) + tf.reduce_sum(slope + tf.math.log(0.5 * self._span), axis=-1)
+        return super().entropy(inputs) + tf.reduce_sum(
+            slope + tf.math.log(0.5 * self._span), axis=-1
+        )
 
     def sample_with_logp(self, inputs: Any, seed: Any) -> tuple[Any, Any]:
         """See `DiagGaussian`."""
@@ -273,7 +318,12 @@ class Composite(Distribution):
     def logp(self, inputs: Any, actions: Any) -> Any:
         """See the base class."""
         actions = tf.convert_to_tensor(actions)
-        return tf.add_n([kind.logp(inputs[:, part.inputs], actions[:, part.actions]) for kind, part in self._parts])
+        return tf.add_n(
+            [
+                kind.logp(inputs[:, part.inputs], actions[:, part.actions])
+                for kind, part in self._parts
+            ]
+        )
 
     def entropy(self, inputs: Any) -> Any:
         """See the base class."""
@@ -281,12 +331,16 @@ class Composite(Distribution):
 
     def kl(self, inputs: Any, other: Any) -> Any:
         """See the base class."""
-        return tf.add_n([kind.kl(inputs[:, part.inputs], other[:, part.inputs]) for kind, part in self._parts])
+        return tf.add_n(
+            [kind.kl(inputs[:, part.inputs], other[:, part.inputs]) for kind, part in self._parts]
+        )
 
     def features(self, actions: Any) -> Any:
         """Return the features of all components."""
         actions = tf.convert_to_tensor(actions)
-        return tf.concat([kind.features(actions[:, part.actions]) for kind, part in self._parts], axis=1)
+        return tf.concat(
+            [kind.features(actions[:, part.actions]) for kind, part in self._parts], axis=1
+        )
 
 
 _TWINS: dict[str, Callable[[Any], Distribution]] = {

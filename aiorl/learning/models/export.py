@@ -1,8 +1,9 @@
 """Acting graph of a model: an ONNX network without its weights, for workers without TensorFlow.
 
-tf2onnx converts a tf.function of observations, states and all weights, so that the weights are inputs of the graph.
-Each weight input is then declared an initialiser with external data, which a worker supplies by name
-(`aiorl.acting.acting_graph`). Before the result is returned, it is run once and compared with the model.
+tf2onnx converts a tf.function of observations, states and all weights, so that the weights are
+inputs of the graph. Each weight input is then declared an initialiser with external data, which a
+worker supplies by name (`aiorl.acting.acting_graph`). Before the result is returned, it is run once
+and compared with the model.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ def export_acting_graph(model: ActorCritic) -> tuple[bytes, ActingSpec]:
     The graph doesn't contain the weights, which `model.get_weights` returns.
 
     Raises:
-        ExportError: tf2onnx or ONNX Runtime doesn't support a part of the model, or the graph's outputs differ from the
-            model's.
+        ExportError: tf2onnx or ONNX Runtime doesn't support a part of the model, or the graph's
+            outputs differ from the model's.
     """
     spec = make_acting_spec(model)
     converted, constants = _convert(model, spec)
@@ -54,16 +55,21 @@ def export_acting_graph(model: ActorCritic) -> tuple[bytes, ActingSpec]:
     return graph, spec
 
 
-def describe_policy(model: ActorCritic, model_config: Mapping[str, Any] | None) -> tuple[bytes, dict[str, Any]]:
-    """Return the data that a worker needs to act with a model (`aiorl.acting.graph_policy`), except the weights.
+def describe_policy(
+    model: ActorCritic, model_config: Mapping[str, Any] | None
+) -> tuple[bytes, dict[str, Any]]:
+    """Return the data that a worker needs to act with a model (`aiorl.acting.graph_policy`), except
+    the weights.
 
     Args:
         model: model to act with.
-        model_config: settings for `build_model`; None for a model that only its algorithm can build.
+        model_config: settings for `build_model`; None for a model that only its algorithm can
+            build.
 
     Returns:
-        The acting graph and its description. For a model without an acting graph, the graph is empty and the
-        description makes workers run the model in TensorFlow, which is slower; a warning gives the reason.
+        The acting graph and its description. For a model without an acting graph, the graph is
+        empty and the description makes workers run the model in TensorFlow, which is slower; a
+        warning gives the reason.
 
     Raises:
         ExportError: it has no acting graph and workers can't build the model either.
@@ -74,7 +80,9 @@ def describe_policy(model: ActorCritic, model_config: Mapping[str, Any] | None) 
         if model_config is None:
             raise
         logger.warning(
-            "The model can't act without TensorFlow, so every worker needs TensorFlow and acts more slowly: %s", error
+            "The model can't act without TensorFlow, so every worker needs TensorFlow and acts more"
+            " slowly: %s",
+            error,
         )
         return b"", make_acting_spec(model).to_dict() | {"tf_model": dict(model_config)}
     return graph, spec.to_dict()
@@ -101,7 +109,9 @@ def make_acting_spec(model: ActorCritic) -> ActingSpec:
 
 
 def acting_signature(spec: ActingSpec) -> list[tf.TensorSpec]:
-    """Return the inputs of an acting graph except the weights: observations, previous steps if needed, states."""
+    """Return the inputs of an acting graph except the weights: observations, previous steps if
+    needed, states.
+    """
     signature = [tf.TensorSpec((None, *spec.obs_shape), spec.obs_dtype, name=OBS_INPUT)]
     if spec.prev_action is not None:
         prev = spec.prev_action
@@ -117,11 +127,17 @@ def _prev_action(model: ActorCritic) -> ArraySpec | None:
     if not model.looks_back:
         return None
     kind = model.distribution
-    return ArraySpec(PREV_ACTIONS_INPUT, kind.action_shape, "int64" if kind.action_dtype.kind in "iub" else "float32")
+    return ArraySpec(
+        PREV_ACTIONS_INPUT,
+        kind.action_shape,
+        "int64" if kind.action_dtype.kind in "iub" else "float32",
+    )
 
 
 def _convert(model: ActorCritic, spec: ActingSpec) -> tuple[Any, dict[str, NDArray[Any]]]:
-    """Return the ONNX model, with weights as inputs ``weight_0``, ``weight_1``, ..., and captured constants."""
+    """Return the ONNX model, with weights as inputs ``weight_0``, ``weight_1``, ..., and captured
+    constants.
+    """
     # slow to import; only learners that export need it
     from tf2onnx import convert
 
@@ -130,30 +146,41 @@ def _convert(model: ActorCritic, spec: ActingSpec) -> tuple[Any, dict[str, NDArr
     num_inputs = num_previous + len(spec.state_shapes)
 
     def act(obs: Any, *rest: Any) -> dict[str, Any]:
-        previous, state, weights = rest[:num_previous], rest[num_previous:num_inputs], rest[len(rest) - len(names) :]
+        previous, state, weights = (
+            rest[:num_previous],
+            rest[num_previous:num_inputs],
+            rest[len(rest) - len(names) :],
+        )
         noise = rest[num_inputs] if spec.noise_size else None
         own = dict(zip(names, weights, strict=True))
         dist_inputs, values, state_out = model.forward_step(
             obs, list(state), *previous, weights=own, for_acting=True, noise=noise
         )
         outputs = {DIST_INPUTS_OUTPUT: dist_inputs, VF_OUTPUT: values}
-        return outputs | {f"state_out_{index}": tf.identity(item) for index, item in enumerate(state_out)}
+        return outputs | {
+            f"state_out_{index}": tf.identity(item) for index, item in enumerate(state_out)
+        }
 
     signature = acting_signature(spec)
     if spec.noise_size:
         signature.append(tf.TensorSpec((None, spec.noise_size), tf.float32, name=NOISE_INPUT))
     signature += [
-        tf.TensorSpec(weight.shape, weight.dtype, name=f"weight_{index}") for index, weight in enumerate(spec.weights)
+        tf.TensorSpec(weight.shape, weight.dtype, name=f"weight_{index}")
+        for index, weight in enumerate(spec.weights)
     ]
     logger = logging.getLogger("tf2onnx")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
     try:
-        function = tf.function(act, input_signature=signature, autograph=False)  # as for the update; saves a second
+        function = tf.function(
+            act, input_signature=signature, autograph=False
+        )  # as for the update; saves a second
         converted, _ = convert.from_function(function, input_signature=signature, opset=_OPSET)
         # tensors that a custom layer created earlier, captured by the traced function
         captures = function.get_concrete_function().graph.captures
-        constants = {inner.name: outer.numpy() for outer, inner in captures if outer.dtype != tf.resource}
+        constants = {
+            inner.name: outer.numpy() for outer, inner in captures if outer.dtype != tf.resource
+        }
     except Exception as error:
         # custom layers and the converter can raise anything
         raise ExportError(f"the model can't be exported to ONNX: {error!s:.1000}") from error
@@ -162,14 +189,18 @@ def _convert(model: ActorCritic, spec: ActingSpec) -> tuple[Any, dict[str, NDArr
     return converted, constants
 
 
-def _to_external_weights(converted: Any, constants: Mapping[str, NDArray[Any]], spec: ActingSpec) -> bytes:
+def _to_external_weights(
+    converted: Any, constants: Mapping[str, NDArray[Any]], spec: ActingSpec
+) -> bytes:
     from onnx import TensorProto, helper, numpy_helper
 
     graph = converted.graph
     renamed = {f"weight_{index}": weight.name for index, weight in enumerate(spec.weights)}
     inputs = {item.name for item in graph.input}
     graph.initializer.extend(
-        numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items() if name in inputs
+        numpy_helper.from_array(np.asarray(value), name)
+        for name, value in constants.items()
+        if name in inputs
     )
     kept = [item for item in graph.input if item.name not in renamed and item.name not in constants]
     del graph.input[:]
@@ -187,7 +218,9 @@ def _to_external_weights(converted: Any, constants: Mapping[str, NDArray[Any]], 
             tensor.external_data.add(key=key, value=value)
         graph.initializer.append(tensor)
     if spec.noise_size:  # default for callers without noise; one row for all
-        graph.initializer.append(numpy_helper.from_array(np.zeros((1, spec.noise_size), np.float32), NOISE_INPUT))
+        graph.initializer.append(
+            numpy_helper.from_array(np.zeros((1, spec.noise_size), np.float32), NOISE_INPUT)
+        )
     serialised: bytes = converted.SerializeToString()
     return serialised
 
@@ -203,7 +236,9 @@ def _rename_inputs(graph: Any, renamed: dict[str, str]) -> None:
 
 
 def _check_against_model(model: ActorCritic, graph: bytes, spec: ActingSpec) -> None:
-    """Run the graph and the model on the same observations; detects missing operators and folded weights."""
+    """Run the graph and the model on the same observations; detects missing operators and folded
+    weights.
+    """
     rng = np.random.default_rng(0)
     obs: NDArray[Any] = rng.standard_normal((3, *spec.obs_shape)).astype(np.float32)
     if spec.obs_dtype == "uint8":
@@ -217,18 +252,31 @@ def _check_against_model(model: ActorCritic, graph: bytes, spec: ActingSpec) -> 
         prev = (prev_actions, np.full(3, 0.5, np.float32))
     noise = rng.standard_normal((3, spec.noise_size), np.float32) if spec.noise_size else None
     dist_inputs, values, state_out = model.forward_step(
-        tf.constant(obs), list(map(tf.constant, state)), *map(tf.constant, prev or ()), for_acting=True,
+        tf.constant(obs),
+        list(map(tf.constant, state)),
+        *map(tf.constant, prev or ()),
+        for_acting=True,
         noise=None if noise is None else tf.constant(noise),
-    )  # fmt: skip
+    )
     try:
         acting = ActingGraph(graph, spec)
         acting.set_weights(model.get_weights())
-        acting_dist_inputs, acting_values, acting_state_out = acting.run(obs, state, prev, noise=noise)
+        acting_dist_inputs, acting_values, acting_state_out = acting.run(
+            obs, state, prev, noise=noise
+        )
     except PolicyError as error:
         raise ExportError(f"the model's acting graph doesn't run: {error}") from error
     expected: Sequence[Any] = (dist_inputs, values, *state_out)
     for name, want, got in zip(
-        spec.output_names, expected, (acting_dist_inputs, acting_values, *acting_state_out), strict=True
+        spec.output_names,
+        expected,
+        (acting_dist_inputs, acting_values, *acting_state_out),
+        strict=True,
     ):
-        if got.shape != want.shape or not np.allclose(got, want.numpy(), rtol=_TOLERANCE, atol=_TOLERANCE):
-            raise ExportError(f"the acting graph's {name} differs from the model's; it can't act without TensorFlow")
+        if got.shape != want.shape or not np.allclose(
+            got, want.numpy(), rtol=_TOLERANCE, atol=_TOLERANCE
+        ):
+            raise ExportError(
+                f"the acting graph's {name} differs from the model's; it can't act without"
+                " TensorFlow"
+            )

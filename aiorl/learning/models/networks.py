@@ -1,8 +1,8 @@
 """Stacks of Keras layers: multi-layer perceptrons and convolutions.
 
-Layers are built immediately, from a NumPy generator, so that a seed gives the same weights in every process and nothing
-depends on the global state of TensorFlow or Keras. A stack has its own names for weights ("dense_0/kernel"); the
-numbered names of Keras are not used.
+Layers are built immediately, from a NumPy generator, so that a seed gives the same weights in every
+process and nothing depends on the global state of TensorFlow or Keras. A stack has its own names
+for weights ("dense_0/kernel"); the numbered names of Keras are not used.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ ConvFilter = tuple[int, tuple[int, int], tuple[int, int]]
 HIDDEN_GAIN = math.sqrt(2.0)
 
 
-def orthogonal(rng: np.random.Generator, shape: Sequence[int], gain: float = 1.0) -> NDArray[np.float32]:
+def orthogonal(
+    rng: np.random.Generator, shape: Sequence[int], gain: float = 1.0
+) -> NDArray[np.float32]:
     """Return a matrix of the given shape with orthonormal rows or columns, multiplied by `gain`.
 
     Leading axes count as rows: a convolution's kernel [H, W, C, D] is one matrix [H W C, D].
@@ -37,7 +39,8 @@ def orthogonal(rng: np.random.Generator, shape: Sequence[int], gain: float = 1.0
     longer, shorter = max(rows, columns), min(rows, columns)
     tall = rng.standard_normal((longer, shorter))
     if longer >= 2 * shorter:
-        # same basis from a Cholesky factor: several times faster, and accurate enough for a tall matrix
+        # same basis from a Cholesky factor: several times faster, and accurate enough for a tall
+        # matrix
         basis = tall @ np.linalg.inv(np.linalg.cholesky(tall.T @ tall).T)
     else:
         basis, triangle = np.linalg.qr(tall)
@@ -67,7 +70,8 @@ class Stack:
             layers: layers with names that are unique within the stack.
             num_outputs: features of the last layer.
             scale: factor for inputs before the first layer.
-            has_channels_first: True if inputs are images [B, C, H, W]; the layers process [B, H, W, C].
+            has_channels_first: True if inputs are images [B, C, H, W]; the layers process [B, H, W,
+                C].
         """
         self._layers = list(layers)
         self._scale = scale
@@ -128,7 +132,9 @@ class Network:
         )
 
     def _without_mask(self, obs: Any) -> tuple[Any, Any]:
-        """Split arrays [B, *layout.array_shape] into observations [B, *layout.shape] and masks [B, M], None without."""
+        """Split arrays [B, *layout.array_shape] into observations [B, *layout.shape] and masks [B,
+        M], None without.
+        """
         if not self.layout.num_mask:
             return obs, None
         size = self.layout.num_mask
@@ -141,7 +147,12 @@ def layer_variables(name: str, layer: keras.layers.Layer) -> dict[str, Any]:
 
 
 def dense(
-    rng: np.random.Generator, num_inputs: int, num_outputs: int, *, gain: float, activation: str | None = None
+    rng: np.random.Generator,
+    num_inputs: int,
+    num_outputs: int,
+    *,
+    gain: float,
+    activation: str | None = None,
 ) -> keras.layers.Layer:
     """Return a built dense layer with an orthogonal kernel and zero bias."""
     kernel = orthogonal(rng, (num_inputs, num_outputs), gain)
@@ -161,7 +172,8 @@ def make_stack(
     scale: float = 1.0,
     has_channels_first: bool = False,
 ) -> Stack:
-    """Return convolutions with ReLU over [H, W, C] without padding, if there are any, flattened, then dense layers.
+    """Return convolutions with ReLU over [H, W, C] without padding, if there are any, flattened,
+    then dense layers.
 
     Raises:
         ConfigError: the image is smaller than a kernel.
@@ -172,14 +184,16 @@ def make_stack(
         height, width, channels = shape
         if height < kernel[0] or width < kernel[1]:
             raise ConfigError(
-                f"conv_filters don't fit observations of {obs_shape}: filter {index} with a {kernel[0]}x{kernel[1]} "
-                f"kernel meets an image of {height}x{width}.",
+                f"conv_filters don't fit observations of {obs_shape}: filter {index} with a"
+                f" {kernel[0]}x{kernel[1]} kernel meets an image of {height}x{width}.",
                 key="model.conv_filters",
                 value=filters,
                 hint="Use smaller kernels or strides, or fewer filters.",
             )
         weights = orthogonal(rng, (*kernel, channels, size), HIDDEN_GAIN)
-        layer = keras.layers.Conv2D(size, kernel, stride, activation="relu", kernel_initializer=_fixed(weights))
+        layer = keras.layers.Conv2D(
+            size, kernel, stride, activation="relu", kernel_initializer=_fixed(weights)
+        )
         layer.build((None, *shape))
         layers.append((f"conv_{index}", layer))
         shape = ((height - kernel[0]) // stride[0] + 1, (width - kernel[1]) // stride[1] + 1, size)
@@ -187,7 +201,9 @@ def make_stack(
         layers.append(("flatten", keras.layers.Flatten()))
     features = math.prod(shape)
     for index, size in enumerate(hiddens):
-        layers.append((f"dense_{index}", dense(rng, features, size, gain=HIDDEN_GAIN, activation=activation)))
+        layers.append(
+            (f"dense_{index}", dense(rng, features, size, gain=HIDDEN_GAIN, activation=activation))
+        )
         features = size
     return Stack(layers, features, scale, has_channels_first=has_channels_first)
 

@@ -21,9 +21,11 @@ _GAIN = 0.1
 
 
 class NoisyDense:
-    """Dense layer whose weights have factorised Gaussian noise; without noise, its weights are the means.
+    """Dense layer whose weights have factorised Gaussian noise; without noise, its weights are the
+    means.
 
-    Source: Fortunato et al. 2018, Noisy Networks for Exploration, https://arxiv.org/abs/1706.10295, eq. 8 to 11.
+    Source: Fortunato et al. 2018, Noisy Networks for Exploration, https://arxiv.org/abs/1706.10295,
+    eq. 8 to 11.
 
     Attributes:
         noise_size: size of the noise, one number for each input and each output.
@@ -49,14 +51,17 @@ class NoisyDense:
 
         Args:
             inputs: float32.
-            noise: standard normal, [B, P + Q], or [1, P + Q] for the same noise in all rows; None = the means.
+            noise: standard normal, [B, P + Q], or [1, P + Q] for the same noise in all rows; None =
+                the means.
         """
         if noise is None:
             return self._mean(inputs)
         scaled = tf.sign(noise) * tf.sqrt(tf.abs(noise))
         of_inputs, of_outputs = scaled[:, : self._num_inputs], scaled[:, self._num_inputs :]
         means = inputs @ self._mean.kernel + self._mean.bias
-        return self._mean.activation(means + ((inputs * of_inputs) @ self._kernel.value + self._bias) * of_outputs)
+        return self._mean.activation(
+            means + ((inputs * of_inputs) @ self._kernel.value + self._bias) * of_outputs
+        )
 
     def named_variables(self, name: str) -> dict[str, Any]:
         """Return the Keras variables by name."""
@@ -96,7 +101,8 @@ class QNetwork(ActorCritic):
             rng: generator of the initial weights.
             is_dueling: True for separate streams for the value and the advantages.
             dueling_hiddens: widths of the hidden layers of each stream, after the shared layers.
-            atoms: smallest return, largest return and number of atoms; None = expected returns only.
+            atoms: smallest return, largest return and number of atoms; None = expected returns
+                only.
             sigma0: see `NoisyDense`, used for the layers of the streams; None = no noise.
         """
         self._describe(layout, obs_dtype, distribution, config)
@@ -104,13 +110,20 @@ class QNetwork(ActorCritic):
         self._num_atoms = 1 if atoms is None else atoms[2]
         self.atoms = None if atoms is None else support(*atoms).numpy()
         self._branches = [branch := self._make_branch("q", rng)]
-        outputs = {"advantage": distribution.num_inputs, "value": 1} if is_dueling else {"q": distribution.num_inputs}
+        outputs = (
+            {"advantage": distribution.num_inputs, "value": 1}
+            if is_dueling
+            else {"q": distribution.num_inputs}
+        )
         named = branch.named_variables()
         self._streams: dict[str, list[Any]] = {}
         _, _, activation = choose_layers(layout, obs_dtype, config)
         for name, width in outputs.items():
             num_inputs = branch.num_outputs
-            hiddens = [(f"dense_{index}", size) for index, size in enumerate(dueling_hiddens if is_dueling else ())]
+            hiddens = [
+                (f"dense_{index}", size)
+                for index, size in enumerate(dueling_hiddens if is_dueling else ())
+            ]
             self._streams[name] = []
             for layer_name, size in (*hiddens, ("head", width * self._num_atoms)):
                 is_head = layer_name == "head"
@@ -126,11 +139,15 @@ class QNetwork(ActorCritic):
                 num_inputs = size
         self._take_variables(named)
 
-    def q(self, obs: Any, *, weights: Mapping[str, Any] | None = None, noise: Any = None) -> tuple[Any, Any]:
-        """Return values [B, A] of observations [B, *obs_shape], or with atoms logits [B, A, Z]; and the mask.
+    def q(
+        self, obs: Any, *, weights: Mapping[str, Any] | None = None, noise: Any = None
+    ) -> tuple[Any, Any]:
+        """Return values [B, A] of observations [B, *obs_shape], or with atoms logits [B, A, Z]; and
+        the mask.
 
         Args:
-            obs: [B, *obs_shape]; the mask, [B, A] or None, is not applied. The network must not be recurrent.
+            obs: [B, *obs_shape]; the mask, [B, A] or None, is not applied. The network must not be
+                recurrent.
             weights: tensors by name to use instead of all variables.
             noise: [B or 1, K] of noisy layers; None = their means.
         """
@@ -149,12 +166,15 @@ class QNetwork(ActorCritic):
         weights: Mapping[str, Any] | None = None,
         noise: Any = None,
     ) -> tuple[Any, Any]:
-        """Return the result of `q` for the steps of sequences: [T * B, A], or with atoms [T * B, A, Z]; and the mask.
+        """Return the result of `q` for the steps of sequences: [T * B, A], or with atoms [T * B, A,
+        Z]; and the mask.
 
         Args:
-            obs: [T, B, *obs_shape]; no episode ends within a sequence. The network must be recurrent.
+            obs: [T, B, *obs_shape]; no episode ends within a sequence. The network must be
+                recurrent.
             state: recurrent state before the first step, [B, H] for each component.
-            previous: actions [T, B] and rewards [T, B] of the previous steps, if the network looks back.
+            previous: actions [T, B] and rewards [T, B] of the previous steps, if the network looks
+                back.
             burn_in: number of first steps, behind which no gradient flows back through the state.
             weights: tensors by name to use instead of all variables.
             noise: [1, K] of noisy layers, the same at all steps; None = their means.
@@ -164,7 +184,9 @@ class QNetwork(ActorCritic):
         resets = tf.zeros([steps, rows], tf.bool)
         looked_at = self._previous(*(previous or (None, None)))
         with self._using(weights):
-            features = self._branches[0].sequence(own_obs, looked_at, state, resets, steps, burn_in=burn_in)
+            features = self._branches[0].sequence(
+                own_obs, looked_at, state, resets, steps, burn_in=burn_in
+            )
             return self._q(features, mask, noise), mask
 
     def _q(self, features: Any, mask: Any, noise: Any) -> Any:
@@ -180,11 +202,15 @@ class QNetwork(ActorCritic):
                 else:
                     outputs = layer(outputs)
             if self.atoms is not None:
-                outputs = tf.reshape(outputs, [-1, outputs.shape[-1] // self._num_atoms, self._num_atoms])
+                outputs = tf.reshape(
+                    outputs, [-1, outputs.shape[-1] // self._num_atoms, self._num_atoms]
+                )
             given[name] = outputs
         if not self._is_dueling:
             return given["q"]
-        return dueling(given["value"], given["advantage"], mask, axis=-1 if self.atoms is None else -2)
+        return dueling(
+            given["value"], given["advantage"], mask, axis=-1 if self.atoms is None else -2
+        )
 
     def _step(self, obs: Any, mask: Any, previous: Any, parts: Parts, noise: Any = None) -> Outputs:
         ((branch, state),) = parts

@@ -1,7 +1,7 @@
 """TFPolicy: a policy whose network runs in TensorFlow.
 
-It is the learner's form of a policy in a process that has TensorFlow anyway, the base of custom policies that learn by
-themselves, and a worker's fallback for a network without an acting graph.
+It is the learner's form of a policy in a process that has TensorFlow anyway, the base of custom
+policies that learn by themselves, and a worker's fallback for a network without an acting graph.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ class TFNetwork:
         """Take over the `model`; it is traced at its first run, once for any number of rows."""
         self.model = model
         self._spec = make_acting_spec(model)
-        self._step = tf.function(self._forward, input_signature=acting_signature(self._spec), autograph=False)
+        self._step = tf.function(
+            self._forward, input_signature=acting_signature(self._spec), autograph=False
+        )
 
     def run(
         self,
@@ -78,7 +80,9 @@ class TFNetwork:
         return self.model.get_weights()
 
     def save(self, directory: str) -> None:
-        """Write a SavedModel whose default signature uses the acting graph's names for its inputs and outputs."""
+        """Write a SavedModel whose default signature uses the acting graph's names for its inputs
+        and outputs.
+        """
 
         def act(*inputs: Any) -> dict[str, Any]:
             return dict(zip(self._spec.output_names, self._forward(*inputs), strict=True))
@@ -97,7 +101,8 @@ class TFNetwork:
 
 
 class TFPolicy(GraphPolicy):
-    """Policy with a network from `aiorl.learning.models.catalog`; subclasses that define a loss also learn.
+    """Policy with a network from `aiorl.learning.models.catalog`; subclasses that define a loss
+    also learn.
 
     Attributes:
         model: network of the policy.
@@ -108,16 +113,20 @@ class TFPolicy(GraphPolicy):
     noise: ClassVar[SDESettings | None] = None
 
     def __init__(
-        self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any], config: Mapping[str, Any]
+        self,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        config: Mapping[str, Any],
     ) -> None:
         """Build the network.
 
         Args:
             observation_space: Box of floats or bytes, as a preprocessor returns it.
             action_space: any space with a distribution.
-            config: settings. Read here, in addition to those of GraphPolicy: "model" (a model config), "squash_actions"
-                (squash Boxes into their bounds), "scale_actions" (sample Boxes in units of their ranges, as
-                normalize_actions of an algorithm does), "lr" (of Adam, 1e-4) and "seed" (of weights and noise).
+            config: settings. Read here, in addition to those of GraphPolicy: "model" (a model
+                config), "squash_actions" (squash Boxes into their bounds), "scale_actions" (sample
+                Boxes in units of their ranges, as normalize_actions of an algorithm does), "lr" (of
+                Adam, 1e-4) and "seed" (of weights and noise).
 
         Raises:
             ConfigError: the settings make no network.
@@ -135,7 +144,10 @@ class TFPolicy(GraphPolicy):
         self._optimizer: Any = None
 
     def _make_model(
-        self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any], config: Mapping[str, Any]
+        self,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        config: Mapping[str, Any],
     ) -> ActorCritic:
         """Build the network; arguments and errors are those of the constructor."""
         if not isinstance(observation_space, spaces.Box):
@@ -180,12 +192,16 @@ class TFPolicy(GraphPolicy):
         Returns:
             The gradients by weight name, each in the weight's shape, and ``{"loss": ...}``.
         """
-        tensors = {name: tf.convert_to_tensor(batch[name]) for name in batch if batch[name].dtype != object}
+        tensors = {
+            name: tf.convert_to_tensor(batch[name]) for name in batch if batch[name].dtype != object
+        }
         variables = self.model.trainable
         with tf.GradientTape() as tape:
             loss = self.loss(tensors)
         gradients = tape.gradient(loss, list(variables.values()), unconnected_gradients="zero")
-        named = {name: np.asarray(gradient) for name, gradient in zip(variables, gradients, strict=True)}
+        named = {
+            name: np.asarray(gradient) for name, gradient in zip(variables, gradients, strict=True)
+        }
         return named, {"loss": float(loss)}
 
     def apply_gradients(self, gradients: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
@@ -198,21 +214,30 @@ class TFPolicy(GraphPolicy):
             ``{"grad_norm": ...}``, the norm of all gradients.
 
         Raises:
-            PolicyError: the gradients don't match the weights or are not finite; nothing is changed then.
+            PolicyError: the gradients don't match the weights or are not finite; nothing is changed
+                then.
         """
         variables = self.model.trainable
         if gradients.keys() != variables.keys():
-            raise PolicyError(f"gradients for {sorted(gradients)[:10]}, but the weights are {sorted(variables)[:10]}")
+            raise PolicyError(
+                f"gradients for {sorted(gradients)[:10]}, but the weights are"
+                f" {sorted(variables)[:10]}"
+            )
         squares = (np.square(gradient, dtype=np.float64).sum() for gradient in gradients.values())
         norm = float(np.sqrt(sum(squares)))
         if not np.isfinite(norm):
             raise PolicyError("gradients are not finite; no step was taken")
-        pairs = [(tf.convert_to_tensor(gradients[name]), variable) for name, variable in variables.items()]
+        pairs = [
+            (tf.convert_to_tensor(gradients[name]), variable)
+            for name, variable in variables.items()
+        ]
         self._adam().apply_gradients(pairs)
         return {"grad_norm": norm}
 
     def learn_on_batch(self, batch: Any) -> dict[str, Any]:
-        """Compute and apply the gradients of a `batch`; return the loss and the norm of the gradients."""
+        """Compute and apply the gradients of a `batch`; return the loss and the norm of the
+        gradients.
+        """
         gradients, figures = self.compute_gradients(batch)
         return figures | self.apply_gradients(gradients)
 
@@ -236,7 +261,9 @@ class TFPolicy(GraphPolicy):
                 item.assign(saved[str(index)])
 
     def export_model(self, export_dir: str) -> None:
-        """Write a TensorFlow SavedModel of the acting network with its weights to the directory `export_dir`."""
+        """Write a TensorFlow SavedModel of the acting network with its weights to the directory
+        `export_dir`.
+        """
         network = self.graph
         assert isinstance(network, TFNetwork), "a TFPolicy runs its own model"
         network.save(export_dir)
@@ -255,14 +282,15 @@ class TFPolicy(GraphPolicy):
         save_file(self.get_weights(), directory / f"{filename_prefix}.safetensors")
 
     def import_model_from_h5(self, import_file: str) -> None:
-        """Read weights from a file of `export_checkpoint`, or from an HDF5 file with a dataset at each weight's name.
+        """Read weights from a file of `export_checkpoint`, or from an HDF5 file with a dataset at
+        each weight's name.
 
         Args:
             import_file: path of the file.
 
         Raises:
-            CheckpointError: the file can't be read, lacks a weight, or was written by Keras, which names weights by
-                layers.
+            CheckpointError: the file can't be read, lacks a weight, or was written by Keras, which
+                names weights by layers.
             PolicyError: a weight doesn't fit.
         """
         import h5py
@@ -278,12 +306,15 @@ class TFPolicy(GraphPolicy):
                     if not file.keys().isdisjoint(_OF_KERAS):
                         raise CheckpointError(
                             import_file,
-                            "Keras wrote it, and names weights by layers, not as this policy does; write the weights "
-                            f"with export_checkpoint, or one dataset each: {', '.join(self.model.variables)}",
+                            "Keras wrote it, and names weights by layers, not as this policy does;"
+                            " write the weights with export_checkpoint, or one dataset each:"
+                            f" {', '.join(self.model.variables)}",
                         )
                     weights = {name: np.asarray(file[name]) for name in self.model.variables}
         except (OSError, KeyError, TypeError, SafetensorError) as error:
-            raise CheckpointError(import_file, f"can't be read as weights of this policy: {error}") from error
+            raise CheckpointError(
+                import_file, f"can't be read as weights of this policy: {error}"
+            ) from error
         self.set_weights(weights)
 
     def _adam(self) -> Any:
@@ -294,7 +325,8 @@ class TFPolicy(GraphPolicy):
 
 
 def learned_tf_policy_class(spec: ActingSpec, model_config: Mapping[str, Any]) -> type[TFPolicy]:
-    """Return the class of a learner's policy whose network has no acting graph; objects act once they have weights.
+    """Return the class of a learner's policy whose network has no acting graph; objects act once
+    they have weights.
 
     Args:
         spec: the learner's description of the network.
@@ -302,7 +334,8 @@ def learned_tf_policy_class(spec: ActingSpec, model_config: Mapping[str, Any]) -
     """
 
     class LearnedTFPolicy(TFPolicy):
-        """Policy with the learner's network, built from the spaces of this host and the learner's settings.
+        """Policy with the learner's network, built from the spaces of this host and the learner's
+        settings.
 
         Raises:
             PolicyError: the settings make a different network here.
@@ -310,10 +343,15 @@ def learned_tf_policy_class(spec: ActingSpec, model_config: Mapping[str, Any]) -
 
         acting_spec = spec
         # initial weights and learning are up to the learner
-        noise = SDESettings(initial_log_std=0.0, learns_features=False) if spec.num_features else None
+        noise = (
+            SDESettings(initial_log_std=0.0, learns_features=False) if spec.num_features else None
+        )
 
         def __init__(
-            self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any], config: Mapping[str, Any]
+            self,
+            observation_space: spaces.Space[Any],
+            action_space: spaces.Space[Any],
+            config: Mapping[str, Any],
         ) -> None:
             spec.check_spaces(observation_space, action_space)
             network = {
@@ -323,6 +361,9 @@ def learned_tf_policy_class(spec: ActingSpec, model_config: Mapping[str, Any]) -
             }
             super().__init__(observation_space, action_space, {**config, **network})
             if self.spec != spec:
-                raise PolicyError("the network differs from the learner's; install the same versions on both hosts")
+                raise PolicyError(
+                    "the network differs from the learner's; install the same versions on both"
+                    " hosts"
+                )
 
     return LearnedTFPolicy

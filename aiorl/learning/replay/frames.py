@@ -1,9 +1,10 @@
 """FrameStore: observations whose frames are each stored once.
 
-An observation is a stack of K frames. It continues the previous one of its environment if it repeats all but the oldest
-of its frames; it then adds one frame to the store. Otherwise it adds all frames that differ from their neighbour, as at
-an episode's start. The observation after a trajectory's last row is the first one of the piece that continues it, in
-the next fragment of its environment or after other trajectories in the same fragment. There it is recognised by its
+An observation is a stack of K frames. It continues the previous one of its environment if it
+repeats all but the oldest of its frames; it then adds one frame to the store. Otherwise it adds all
+frames that differ from their neighbour, as at an episode's start. The observation after a
+trajectory's last row is the first one of the piece that continues it, in the next fragment of its
+environment or after other trajectories in the same fragment. There it is recognised by its
 contents, whichever worker sends it.
 """
 
@@ -27,9 +28,9 @@ Array = NDArray[Any]
 I64 = NDArray[np.int64]
 
 _RECENT_SHARE = 32
-"""A trajectory continues from stored frames only if they are recent: among the newest `RECENT_FRAMES` plus one in
-this many of all. Rows are dropped in order, so all rows since an old frame would go with it. Spare frames make up for
-that."""
+"""A trajectory continues from stored frames only if they are recent: among the newest
+`RECENT_FRAMES` plus one in this many of all. Rows are dropped in order, so all rows since an old
+frame would go with it. Spare frames make up for that."""
 
 
 class Observed(NamedTuple):
@@ -49,7 +50,9 @@ class Observed(NamedTuple):
 
 
 def observed(arrays: Mapping[str, Array], dtype: np.dtype[Any]) -> Observed:
-    """Return the observations of a checked fragment in either of its layouts, as numbers of a dtype."""
+    """Return the observations of a checked fragment in either of its layouts, as numbers of a
+    dtype.
+    """
     obs = arrays[c.OBS].astype(dtype, copy=False)
     if c.NEW_OBS in arrays:
         following = arrays[c.NEW_OBS].astype(dtype, copy=False)
@@ -85,15 +88,19 @@ class FrameStore:
         self._recent = min(RECENT_FRAMES, len(frames) // 4) + len(frames) // _RECENT_SHARE
         self._last: OrderedDict[int, I64] = OrderedDict()
 
-    def insert(self, seen: Observed, make_room: Callable[[int], None]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def insert(
+        self, seen: Observed, make_room: Callable[[int], None]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Store the observations of a fragment.
 
         Args:
             seen: observations to store.
-            make_room: called with a frame's number before frames with lower numbers are overwritten.
+            make_room: called with a frame's number before frames with lower numbers are
+                overwritten.
 
         Returns:
-            Numbers of the frames of each row's observation and of its next observation, [T, N, K] both.
+            Numbers of the frames of each row's observation and of its next observation, [T, N, K]
+            both.
 
         Raises:
             BatchError: they have more frames than the store.
@@ -116,13 +123,17 @@ class FrameStore:
         for step, (site, is_next) in enumerate(zip(sites, follows, strict=True)):
             if step:
                 numbers[step, is_next, :-1] = numbers[step - 1, is_next, 1:]
-                numbers[step, is_next, -1] = self._write(site[is_next, self._stack - 1 :: self._stack])
+                numbers[step, is_next, -1] = self._write(
+                    site[is_next, self._stack - 1 :: self._stack]
+                )
             for env in np.flatnonzero(~is_next):
                 numbers[step, env] = self._known_or_written(site[env], oldest)
             for place in finals_of.get(step, ()):
                 if final_follows[place]:
                     final_numbers[place, :-1] = numbers[step, envs[place], 1:]
-                    final_numbers[place, -1:] = self._write(finals[place][None, self._stack - 1 :: self._stack])
+                    final_numbers[place, -1:] = self._write(
+                        finals[place][None, self._stack - 1 :: self._stack]
+                    )
                 else:
                     final_numbers[place] = self._known_or_written(finals[place], oldest)
                 self._remember(finals[place], final_numbers[place])
@@ -134,10 +145,11 @@ class FrameStore:
         return numbers[:-1], following
 
     def most_rows(self) -> int:
-        """Return the rows of a fragment, at least one step, for which there are frames whatever was observed.
+        """Return the rows of a fragment, at least one step, for which there are frames whatever was
+        observed.
 
-        A row takes a whole stack for its observation, and another if its episode ended. The last step's rows take one
-        more for their next observations.
+        A row takes a whole stack for its observation, and another if its episode ended. The last
+        step's rows take one more for their next observations.
         """
         return self.ring.capacity // (3 * self._stack)
 
@@ -157,14 +169,22 @@ class FrameStore:
             out: [B, ...], with the shape of the observations, C-contiguous.
         """
         if self._stack == 1:
-            np.take(self._flat, slots[:, 0], axis=0, out=out.reshape(len(out), self._flat.shape[1]), mode="clip")
+            np.take(
+                self._flat,
+                slots[:, 0],
+                axis=0,
+                out=out.reshape(len(out), self._flat.shape[1]),
+                mode="clip",
+            )
             return
         flat = out.reshape(len(out), self._flat.shape[1], self._stack)
         for place in range(self._stack):
             flat[..., place] = self._flat.take(slots[:, place], axis=0)
 
     def last(self) -> I64:
-        """Return the frames' numbers [M, K] of the observations from which other trajectories can continue."""
+        """Return the frames' numbers [M, K] of the observations from which other trajectories can
+        continue.
+        """
         last = np.array([*self._last.values()], np.int64).reshape(-1, self._stack)
         return last[last[:, 0] >= self._oldest_recent]
 
@@ -174,13 +194,16 @@ class FrameStore:
         for own in last[last[:, 0] >= self._oldest_recent]:
             self._remember(self._stored(own), own)
 
-    def _compared(self, seen: Observed) -> tuple[list[Array], Array, NDArray[np.bool_], NDArray[np.bool_]]:
-        """Return the observations of a fragment one by one, and which of them continue the previous one.
+    def _compared(
+        self, seen: Observed
+    ) -> tuple[list[Array], Array, NDArray[np.bool_], NDArray[np.bool_]]:
+        """Return the observations of a fragment one by one, and which of them continue the previous
+        one.
 
         Returns:
-            T + 1 arrays [N, P * K] and whether they continue, [T + 1, N]; likewise for final observations, [M, P * K]
-            and [M]. Single frames repeat nothing: one continues unless the next observation of the previous row is
-            another.
+            T + 1 arrays [N, P * K] and whether they continue, [T + 1, N]; likewise for final
+            observations, [M, P * K] and [M]. Single frames repeat nothing: one continues unless the
+            next observation of the previous row is another.
         """
         length, num_envs = seen.obs.shape[:2]
         sites = [row.reshape(num_envs, -1) for row in (*seen.obs, seen.last)]
@@ -194,11 +217,19 @@ class FrameStore:
         return sites, finals, follows, self._goes_on(before_finals, finals)
 
     def _most_frames(self, *follows: NDArray[np.bool_]) -> int:
-        """Return the maximum number of frames: one for each observation that continues, a whole stack for others."""
-        return sum(int(np.count_nonzero(each) + np.count_nonzero(~each) * self._stack) for each in follows)
+        """Return the maximum number of frames: one for each observation that continues, a whole
+        stack for others.
+        """
+        return sum(
+            int(np.count_nonzero(each) + np.count_nonzero(~each) * self._stack) for each in follows
+        )
 
     def _goes_on(self, before: Array, after: Array) -> NDArray[np.bool_]:
-        return np.ones(len(before), np.bool_) if self._stack == 1 else goes_on(before, after, self._stack)
+        return (
+            np.ones(len(before), np.bool_)
+            if self._stack == 1
+            else goes_on(before, after, self._stack)
+        )
 
     @property
     def _oldest_recent(self) -> int:
@@ -218,7 +249,9 @@ class FrameStore:
         return self._write_whole(stack)
 
     def _remember(self, stack: Array, numbers: I64) -> None:
-        """Remember an observation with stored frames [K], so that another trajectory can continue from it."""
+        """Remember an observation with stored frames [K], so that another trajectory can continue
+        from it.
+        """
         key = _key(stack)
         self._last[key] = numbers.copy()
         self._last.move_to_end(key)

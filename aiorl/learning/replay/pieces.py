@@ -15,13 +15,15 @@ Array = NDArray[Any]
 
 
 _MAX_KNOWN = 1 << 20
-"""Maximum number of known pieces, which fits into the meta.json of a checkpoint; further pieces always count as new."""
+"""Maximum number of known pieces, which fits into the meta.json of a checkpoint; further pieces
+always count as new."""
 
 
 class Pieces:
     """Known pieces of stored experience, by number.
 
-    Workers that come and go read stored experience over and over; the numbers identify the pieces stored before.
+    Workers that come and go read stored experience over and over; the numbers identify the pieces
+    stored before.
     """
 
     def __init__(self) -> None:
@@ -56,15 +58,19 @@ class Pieces:
         if found is not None and (found.shape != shape or found.dtype != np.int64):
             raise BatchError(c.PIECE, f"int64 {shape}", f"{found.dtype} {found.shape}")
 
-    def new_rows(self, arrays: Mapping[str, Array], *, is_whole: bool) -> Mapping[str, Array] | None:
+    def new_rows(
+        self, arrays: Mapping[str, Array], *, is_whole: bool
+    ) -> Mapping[str, Array] | None:
         """Return a fragment without the rows of known pieces, and remember its new pieces.
 
         Args:
             arrays: arrays of the fragment by name.
-            is_whole: True if the replay still has all rows it ever stored; otherwise everything is new.
+            is_whole: True if the replay still has all rows it ever stored; otherwise everything is
+                new.
 
         Returns:
-            The fragment, with known rows not `aiorl.data.columns.VALID`; None if all rows are known.
+            The fragment, with known rows not `aiorl.data.columns.VALID`; None if all rows are
+            known.
         """
         if c.PIECE not in arrays:
             return arrays

@@ -14,8 +14,8 @@ F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
 
 _START = 10
-"""Level at which a search begins. Its sums are few enough to be added up in each search, which replaces as many
-steps."""
+"""Level at which a search begins. Its sums are few enough to be added up in each search, which
+replaces as many steps."""
 _DENSE = 4
 """A level is computed as a whole if more than one in this many of its sums changes."""
 
@@ -23,11 +23,12 @@ _DENSE = 4
 class SumTree:
     """Sums of priorities over ever larger runs of slots.
 
-    Every sum is that of the two below it and is computed again whenever one of them changes. So errors don't
-    accumulate, and the priorities alone reproduce the tree.
+    Every sum is that of the two below it and is computed again whenever one of them changes. So
+    errors don't accumulate, and the priorities alone reproduce the tree.
 
     Attributes:
-        priorities: [capacity] float64, proportional to the probability of each slot; 0 = never drawn. Read-only.
+        priorities: [capacity] float64, proportional to the probability of each slot; 0 = never
+            drawn. Read-only.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -68,7 +69,11 @@ class SumTree:
         self._levels[-1][first:end] = priorities
         for parents, children in zip(self._levels[-2::-1], self._levels[:0:-1], strict=True):
             first, end = first >> 1, (end + 1) >> 1
-            np.add(children[2 * first : 2 * end : 2], children[2 * first + 1 : 2 * end : 2], out=parents[first:end])
+            np.add(
+                children[2 * first : 2 * end : 2],
+                children[2 * first + 1 : 2 * end : 2],
+                out=parents[first:end],
+            )
 
     def find(self, values: F64) -> I64:
         """Return the slot [B] in which each value lies if all priorities are laid out end to end.
@@ -120,8 +125,8 @@ class Priorities:
     """Priorities of the slots of a ring.
 
     Attributes:
-        largest: largest |TD error| that the learner has found so far, initially 1. New rows without an error get it,
-            and errors from others count as at most this.
+        largest: largest |TD error| that the learner has found so far, initially 1. New rows without
+            an error get it, and errors from others count as at most this.
         tree: (|TD error| + epsilon) ** alpha of each slot, 0 for empty slots.
     """
 
@@ -136,9 +141,10 @@ class Priorities:
 
         Args:
             first: first slot.
-            errors: [count], at least 0, found by the worker that sampled the rows. They never change `largest` and
-                count as at most that: rows of a sender with excessive numbers are drawn like rows without errors, until
-                the learner has found their errors. None = `largest` for all.
+            errors: [count], at least 0, found by the worker that sampled the rows. They never
+                change `largest` and count as at most that: rows of a sender with excessive numbers
+                are drawn like rows without errors, until the learner has found their errors. None =
+                `largest` for all.
             count: number of slots.
         """
         found = np.full(count, self.largest) if errors is None else np.minimum(errors, self.largest)
@@ -153,12 +159,15 @@ class Priorities:
             self.largest = max(self.largest, float(errors.max()))
             self.tree.set(slots, self._priorities(errors))
 
-    def draw(self, rng: np.random.Generator, num_batches: int, batch_size: int, beta: float) -> tuple[I64, F32]:
-        """Draw slots in proportion to their priorities, one from each of `batch_size` equal shares of their sum.
+    def draw(
+        self, rng: np.random.Generator, num_batches: int, batch_size: int, beta: float
+    ) -> tuple[I64, F32]:
+        """Draw slots in proportion to their priorities, one from each of `batch_size` equal shares
+        of their sum.
 
         Returns:
-            Slots, and the weight of each, ``(N P)^-beta`` divided by the largest of its minibatch, so at most 1; both
-            [num_batches, batch_size].
+            Slots, and the weight of each, ``(N P)^-beta`` divided by the largest of its minibatch,
+            so at most 1; both [num_batches, batch_size].
         """
         total = self.tree.total
         places = rng.random((num_batches, batch_size))

@@ -31,9 +31,11 @@ class Sample(NamedTuple):
     """Minibatches of rows.
 
     Attributes:
-        columns: name -> [K, B, ...], C-contiguous; [B, ...] if no number of minibatches was requested.
+        columns: name -> [K, B, ...], C-contiguous; [B, ...] if no number of minibatches was
+            requested.
         ids: [K, B] or [B] int64, numbers of the rows, for `Replay.update_priorities`.
-        weights: float32 of the same shape, importance weight of each row; 1 if rows are drawn uniformly.
+        weights: float32 of the same shape, importance weight of each row; 1 if rows are drawn
+            uniformly.
     """
 
     columns: dict[str, Array]
@@ -51,8 +53,8 @@ class _Group(NamedTuple):
 class Replay:
     """Newest rows of experience, drawn uniformly or by priority.
 
-    Not thread-safe, except for `check_fragment` and for reading the result of `snapshot`. The same calls with the same
-    seed give the same rows, bit for bit.
+    Not thread-safe, except for `check_fragment` and for reading the result of `snapshot`. The same
+    calls with the same seed give the same rows, bit for bit.
 
     Attributes:
         spec: columns and size.
@@ -73,10 +75,14 @@ class Replay:
         self.sampled = 0
         self._ring = Ring(allocate(spec.capacity, spec.row, spec.spill_dir))
         self._oldest = 0
-        self._priorities = None if spec.priorities is None else Priorities(spec.capacity, spec.priorities)
+        self._priorities = (
+            None if spec.priorities is None else Priorities(spec.capacity, spec.priorities)
+        )
         self._frames: FrameStore | None = None
         if spec.stack:
-            self._frames = FrameStore(allocate(spec.num_frames, spec.frame, spec.spill_dir), spec.stack)
+            self._frames = FrameStore(
+                allocate(spec.num_frames, spec.frame, spec.spill_dir), spec.stack
+            )
         self._groups: deque[_Group] = deque()
         self._rng = np.random.Generator(np.random.PCG64(seed))
         self._outputs: list[dict[str, Array]] = []
@@ -112,17 +118,23 @@ class Replay:
         if self._frames is not None:
             most = min(most, self._frames.most_rows())
         if num_envs > most:
-            raise BatchError(self.spec.columns[0].name, f"at most {most} rows a step, the size of the replay", num_envs)
+            raise BatchError(
+                self.spec.columns[0].name,
+                f"at most {most} rows a step, the size of the replay",
+                num_envs,
+            )
 
     def insert_fragment(self, arrays: Mapping[str, Array]) -> int:
-        """Store the transitions of a checked fragment; only its newest steps if there is no room for all.
+        """Store the transitions of a checked fragment; only its newest steps if there is no room
+        for all.
 
         Args:
-            arrays: arrays of the fragment by name: columns [T, N, ...] and, without `new_obs`, the arrays from which it
-                is built (see `aiorl.data.fragment`). With ``n_steps``, the observation stored as `new_obs` is the one
-                after that many steps. Integers and floats of other sizes are converted. ``priorities`` are absolute TD
-                errors, as workers found them; an error above the largest one from `update_priorities` (initially 1)
-                counts as that one, as does a missing error.
+            arrays: arrays of the fragment by name: columns [T, N, ...] and, without `new_obs`, the
+                arrays from which it is built (see `aiorl.data.fragment`). With ``n_steps``, the
+                observation stored as `new_obs` is the one after that many steps. Integers and
+                floats of other sizes are converted. ``priorities`` are absolute TD errors, as
+                workers found them; an error above the largest one from `update_priorities`
+                (initially 1) counts as that one, as does a missing error.
 
         Returns:
             Number of rows stored.
@@ -132,19 +144,29 @@ class Replay:
         if shape[0] > most:
             arrays = _newest_steps(self.spec.columns, arrays, shape[0] - most)
             shape = most, shape[1]
-        keep = None if c.VALID not in arrays or arrays[c.VALID].all() else np.flatnonzero(arrays[c.VALID])
+        keep = (
+            None
+            if c.VALID not in arrays or arrays[c.VALID].all()
+            else np.flatnonzero(arrays[c.VALID])
+        )
         count = shape[0] * shape[1] if keep is None else len(keep)
         if not count:
             return 0
         first_frame = 0
-        fields = {column.name: arrays[column.name] for column in self.spec.plain_columns if column.name in arrays}
+        fields = {
+            column.name: arrays[column.name]
+            for column in self.spec.plain_columns
+            if column.name in arrays
+        }
         if self._frames is None:
             if any(column.name == c.NEW_OBS for column in self.spec.columns):
                 fields[c.NEW_OBS] = n_step_new_obs(arrays)
         else:
             frames = self._insert_frames(self._frames, arrays)
             first_frame = min(int(numbers.min()) for numbers in frames.values())
-            fields |= {FRAMES_OF[name]: self._frames.slots(numbers) for name, numbers in frames.items()}
+            fields |= {
+                FRAMES_OF[name]: self._frames.slots(numbers) for name, numbers in frames.items()
+            }
         rows = {name: _rows(array, keep) for name, array in fields.items()}
         errors = None
         if self._priorities is not None and c.PRIORITIES in arrays:
@@ -154,13 +176,17 @@ class Replay:
             self._group(first_frame)
         return count
 
-    def sample(self, batch_size: int, *, num_batches: int | None = None, beta: float = 0.0) -> Sample:
+    def sample(
+        self, batch_size: int, *, num_batches: int | None = None, beta: float = 0.0
+    ) -> Sample:
         """Draw rows, with replacement.
 
         Args:
             batch_size: B, rows in a minibatch.
-            num_batches: K minibatches, for one call that trains on all; None = one, without an axis for K.
-            beta: exponent of the importance weights: 0 doesn't correct for priorities, 1 corrects fully.
+            num_batches: K minibatches, for one call that trains on all; None = one, without an axis
+                for K.
+            beta: exponent of the importance weights: 0 doesn't correct for priorities, 1 corrects
+                fully.
 
         Returns:
             Rows, in arrays that the second call after this one overwrites, even with other sizes.
@@ -183,7 +209,10 @@ class Replay:
         self._read(slots.reshape(-1), columns)
         leading = shape if num_batches is not None else (batch_size,)
         return Sample(
-            {column.name: columns[column.name].reshape(*leading, *column.shape) for column in self.spec.columns},
+            {
+                column.name: columns[column.name].reshape(*leading, *column.shape)
+                for column in self.spec.columns
+            },
             ids.reshape(leading),
             weights.reshape(leading),
         )
@@ -192,8 +221,8 @@ class Replay:
         """Set the errors by which rows are drawn; no effect if rows are drawn uniformly.
 
         Args:
-            ids: ids from a `Sample`, any shape. Rows that were evicted are ignored; for a repeated row, the last error
-                counts.
+            ids: ids from a `Sample`, any shape. Rows that were evicted are ignored; for a repeated
+                row, the last error counts.
             errors: the same shape, finite TD errors; their absolute values are used.
         """
         if self._priorities is None:
@@ -205,10 +234,11 @@ class Replay:
         self._priorities.update(numbers % self.spec.capacity, found)
 
     def snapshot(self) -> Snapshot:
-        """Return a snapshot of the replay, to be written piece by piece while rows are inserted and sampled.
+        """Return a snapshot of the replay, to be written piece by piece while rows are inserted and
+        sampled.
 
-        It costs an immediate copy of the priorities, and later copies of data that is overwritten before it is read.
-        The previous snapshot ends.
+        It costs an immediate copy of the priorities, and later copies of data that is overwritten
+        before it is read. The previous snapshot ends.
         """
         values: dict[str, Any] = {
             "spec": self.spec.identity(),
@@ -230,15 +260,16 @@ class Replay:
         return Snapshot(values, rings, arrays)
 
     def restore(self, values: Mapping[str, Any], pieces: Iterable[Piece]) -> None:
-        """Restore a snapshot, bit for bit: the next rows drawn are those that would have been drawn then.
+        """Restore a snapshot, bit for bit: the next rows drawn are those that would have been drawn
+        then.
 
         Args:
             values: values of the snapshot, possibly read back from JSON.
             pieces: pieces of the snapshot, in any order.
 
         Raises:
-            CheckpointError: the snapshot is from another replay, incomplete or damaged. The replay is then empty or
-                partly filled and must not be used.
+            CheckpointError: the snapshot is from another replay, incomplete or damaged. The replay
+                is then empty or partly filled and must not be used.
         """
         try:
             self._restore(values, pieces)
@@ -247,16 +278,23 @@ class Replay:
 
     def _restore(self, values: Mapping[str, Any], pieces: Iterable[Piece]) -> None:
         mine = self.spec.identity()
-        known = {name: mine[name] for name in self.spec.made_with} | dict(values["spec"])  # older snapshots lack some
+        known = {name: mine[name] for name in self.spec.made_with} | dict(
+            values["spec"]
+        )  # older snapshots lack some
         if known != mine:
-            differing = [f"{name} was {known.get(name)!r:.200} and is {mine[name]!r:.200}" for name in mine
-                         if known.get(name) != mine[name]]  # fmt: skip
+            differing = [
+                f"{name} was {known.get(name)!r:.200} and is {mine[name]!r:.200}"
+                for name in mine
+                if known.get(name) != mine[name]
+            ]
             raise CheckpointError(
                 "replay",
                 f"it was saved with other settings: {'; '.join(differing)}. "
                 "Set checkpoint_replay: false to continue without it",
             )
-        self._ring.written, self._oldest, self.sampled = (int(values[name]) for name in ("stored", "oldest", "sampled"))
+        self._ring.written, self._oldest, self.sampled = (
+            int(values[name]) for name in ("stored", "oldest", "sampled")
+        )
         if not 0 <= self._ring.oldest <= self._oldest <= self.stored:
             raise ValueError(f"oldest is {self._oldest}, stored {self.stored}")
         rings = {"rows": self._ring}
@@ -284,13 +322,18 @@ class Replay:
         self._rng.bit_generator.state = values["rng"]
 
     def _most_steps(self, arrays: Mapping[str, Array], length: int, num_envs: int) -> int:
-        """Return the number of newest steps of a fragment for whose rows and frames there is room."""
+        """Return the number of newest steps of a fragment for whose rows and frames there is
+        room.
+        """
         most = min(length, self.spec.capacity // num_envs)
         if self._frames is None:
             return most
         while most * num_envs > self._frames.most_rows():
             newest = _newest_steps(self.spec.columns, arrays, length - most)
-            if self._frames.num_needed(observed(newest, self._frames.dtype)) <= self._frames.ring.capacity:
+            if (
+                self._frames.num_needed(observed(newest, self._frames.dtype))
+                <= self._frames.ring.capacity
+            ):
                 break
             most //= 2
         return most
@@ -301,7 +344,9 @@ class Replay:
             following = following[last_rows(arrays[c.N_STEPS]), np.arange(following.shape[1])]
         return {c.OBS: before, c.NEW_OBS: following}
 
-    def _write(self, rows: Mapping[str, Array], count: int, errors: NDArray[np.float64] | None) -> None:
+    def _write(
+        self, rows: Mapping[str, Array], count: int, errors: NDArray[np.float64] | None
+    ) -> None:
         for slots, part in self._ring.advance(count):
             for name, array in rows.items():
                 self._ring.slots[name][slots] = array[part]
@@ -311,7 +356,10 @@ class Replay:
         self._oldest = max(self._oldest, self._ring.oldest)
 
     def _group(self, first_frame: int) -> None:
-        """Note the rows just written. Groups have rising frames; one that shares frames with an older one joins it."""
+        """Note the rows just written.
+
+        Groups have rising frames; one that shares frames with an older one joins it.
+        """
         while self._groups and self._groups[-1].first_frame >= first_frame:
             self._groups.pop()
         before = self._groups[-2].end if len(self._groups) > 1 else self._oldest
@@ -361,7 +409,9 @@ def _rows(array: Array, keep: NDArray[np.int64] | None) -> Array:
     return rows if keep is None else rows[keep]
 
 
-def _newest_steps(columns: tuple[ColumnSpec, ...], arrays: Mapping[str, Array], cut: int) -> dict[str, Array]:
+def _newest_steps(
+    columns: tuple[ColumnSpec, ...], arrays: Mapping[str, Array], cut: int
+) -> dict[str, Array]:
     """Return the row data of a checked fragment without its first steps.
 
     Args:

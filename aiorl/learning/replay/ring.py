@@ -1,4 +1,6 @@
-"""Ring of the newest rows, and a snapshot of it that is saved in a checkpoint while training continues."""
+"""Ring of the newest rows, and a snapshot of it that is saved in a checkpoint while training
+continues.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,8 @@ class Ring:
         """Make room for rows, at most as many as the capacity; the caller writes them immediately.
 
         Returns:
-            Pairs of slots and the range of new rows for them; two pairs if the end of the array is passed.
+            Pairs of slots and the range of new rows for them; two pairs if the end of the array is
+            passed.
         """
         with self._lock:
             if self._snapshot is not None:
@@ -59,7 +62,9 @@ class Ring:
         return runs
 
     def runs(self, first: int, end: int) -> list[tuple[slice, slice]]:
-        """Return pairs of slices: slots of the rows from `first` to `end`, and the range of rows in them."""
+        """Return pairs of slices: slots of the rows from `first` to `end`, and the range of rows in
+        them.
+        """
         count, start = end - first, first % self.capacity
         before_end = min(count, self.capacity - start)
         runs = [(slice(start, start + before_end), slice(0, before_end))]
@@ -93,7 +98,9 @@ class Ring:
         return len(rows)
 
     def snapshot(self) -> RingSnapshot:
-        """Return the current rows, to be read while others are written; the previous snapshot ends."""
+        """Return the current rows, to be read while others are written; the previous snapshot
+        ends.
+        """
         with self._lock:
             if self._snapshot is not None:
                 self._snapshot.fail("another snapshot was started")
@@ -110,8 +117,8 @@ class Ring:
 class RingSnapshot:
     """Rows of a ring at one moment, read piece by piece in any thread.
 
-    Rows that will be overwritten before they are read are copied aside. There are few of them, because reading and
-    overwriting both start from the oldest row; their number is limited.
+    Rows that will be overwritten before they are read are copied aside. There are few of them,
+    because reading and overwriting both start from the oldest row; their number is limited.
 
     Attributes:
         first: number of the oldest row.
@@ -139,7 +146,9 @@ class RingSnapshot:
             self._aside.append(self._ring.slots[slots].copy())
         self._num_aside += end - first
         if self._num_aside * self.row_bytes > _MAX_ASIDE_BYTES:
-            self.fail(f"more than {_MAX_ASIDE_BYTES:,} bytes were overwritten before they were saved")
+            self.fail(
+                f"more than {_MAX_ASIDE_BYTES:,} bytes were overwritten before they were saved"
+            )
 
     def fail(self, why: str) -> None:
         """Make reading raise CheckpointError; the caller holds the lock."""
@@ -147,7 +156,8 @@ class RingSnapshot:
         self._aside.clear()
 
     def pieces(self, max_bytes: int) -> Iterator[tuple[int, Array]]:
-        """Yield the rows from the oldest on: the number of each piece's first row, and a copy of its rows.
+        """Yield the rows from the oldest on: the number of each piece's first row, and a copy of
+        its rows.
 
         Raises:
             CheckpointError: training overwrote too much of it, or another snapshot was started.
@@ -165,7 +175,9 @@ class RingSnapshot:
     def _take(self, max_bytes: int) -> tuple[int, Array] | None:
         with self._lock:
             if self._failure:
-                raise CheckpointError("replay", f"it could not be saved during training: {self._failure}")
+                raise CheckpointError(
+                    "replay", f"it could not be saved during training: {self._failure}"
+                )
             if self._next >= self.end:
                 return None
             first, most = self._next, max(1, max_bytes // max(1, self.row_bytes))
@@ -188,7 +200,9 @@ class RingSnapshot:
 
 def _joined(parts: list[Array]) -> Array:
     """Return rows one after the other, including the bytes between their fields."""
-    rows = np.concatenate([np.ascontiguousarray(part).view(np.uint8).reshape(len(part), -1) for part in parts])
+    rows = np.concatenate(
+        [np.ascontiguousarray(part).view(np.uint8).reshape(len(part), -1) for part in parts]
+    )
     return rows.view(parts[0].dtype).reshape(-1, *parts[0].shape[1:])
 
 
@@ -202,14 +216,17 @@ class Snapshot:
         values: counters, random state and settings, JSON-serialisable.
     """
 
-    def __init__(self, values: dict[str, Any], rings: Mapping[str, RingSnapshot], arrays: Mapping[str, Array]) -> None:
+    def __init__(
+        self, values: dict[str, Any], rings: Mapping[str, RingSnapshot], arrays: Mapping[str, Array]
+    ) -> None:
         """Store the parts; called by `Replay.snapshot`."""
         self.values = values
         self._rings = rings
         self._arrays = arrays
 
     def pieces(self, max_bytes: int = MAX_PIECE_BYTES) -> Iterator[Piece]:
-        """Yield name, number of the first row, and rows of each piece, in order for each name; in any thread, once.
+        """Yield name, number of the first row, and rows of each piece, in order for each name; in
+        any thread, once.
 
         Rows of records are uint8 [B, bytes of a record].
 
@@ -217,7 +234,8 @@ class Snapshot:
             max_bytes: maximum size of a piece; priorities, with 8 bytes a row, are one piece.
 
         Raises:
-            CheckpointError: training overwrote too much before it was read, or another snapshot was started.
+            CheckpointError: training overwrote too much before it was read, or another snapshot was
+                started.
         """
         for name, array in self._arrays.items():
             yield name, 0, array

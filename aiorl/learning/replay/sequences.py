@@ -1,10 +1,12 @@
-"""Sequences on which recurrent networks are trained, cut out of fragments and stored as entries of a replay.
+"""Sequences on which recurrent networks are trained, cut out of fragments and stored as entries of
+a replay.
 
-A sequence lies within one episode. It begins with the episode, in a state of zeros, or where the fragment has a state
-from the worker, which it has at regular steps. That state is as old as the weights that produced it. So the first steps
-of such a sequence, its burn-in, only bring the state up to date and are not trained on. Sequences overlap, so that
-these steps were trained on in the previous sequence. Only the first steps of a fragment that continues an episode have
-no previous sequence.
+A sequence lies within one episode. It begins with the episode, in a state of zeros, or where the
+fragment has a state from the worker, which it has at regular steps. That state is as old as the
+weights that produced it. So the first steps of such a sequence, its burn-in, only bring the state
+up to date and are not trained on. Sequences overlap, so that these steps were trained on in the
+previous sequence. Only the first steps of a fragment that continues an episode have no previous
+sequence.
 
 Source: Kapturowski et al. 2019, https://openreview.net/forum?id=r1lyTjAqYX.
 """
@@ -29,7 +31,8 @@ Bools = NDArray[np.bool_]
 I64 = NDArray[np.int64]
 
 TRAINED = "trained"
-"""Column: 1 for the steps of a sequence that are trained on, 0 for its burn-in and after its end."""
+"""Column: 1 for the steps of a sequence that are trained on, 0 for its burn-in and after its
+end."""
 FOLLOWING = "following"
 """Column: for each step, the step of the sequence whose observation follows the summed rewards."""
 
@@ -42,7 +45,8 @@ class SequenceShape(NamedTuple):
     Attributes:
         length: L, steps of a sequence, including its burn-in.
         burn_in: steps at its start that are not trained on, unless the episode begins with them.
-        overlap: steps that it shares with the previous one, at least `burn_in` and less than `length`.
+        overlap: steps that it shares with the previous one, at least `burn_in` and less than
+            `length`.
     """
 
     length: int
@@ -51,7 +55,9 @@ class SequenceShape(NamedTuple):
 
     @property
     def stride(self) -> int:
-        """Steps from the start of one sequence to the start of the next, and between the states of a fragment."""
+        """Steps from the start of one sequence to the start of the next, and between the states of
+        a fragment.
+        """
         return self.length - self.overlap
 
     @property
@@ -89,12 +95,17 @@ class Sequences:
 
     @property
     def columns(self) -> tuple[ColumnSpec, ...]:
-        """Columns of a stored sequence; observations and previous steps have one more entry than actions."""
+        """Columns of a stored sequence; observations and previous steps have one more entry than
+        actions.
+        """
         of_rows = {column.name: column for column in self.fragment_columns}
         longer = (c.OBS, *(name for name in _PREVIOUS if name in of_rows))
         length = self.shape.length
         return (
-            *(ColumnSpec(name, (length + 1, *of_rows[name].shape), of_rows[name].dtype) for name in longer),
+            *(
+                ColumnSpec(name, (length + 1, *of_rows[name].shape), of_rows[name].dtype)
+                for name in longer
+            ),
             ColumnSpec(c.ACTIONS, (length, *of_rows[c.ACTIONS].shape), of_rows[c.ACTIONS].dtype),
             *(ColumnSpec(name, (length,)) for name in (c.N_STEP_RETURNS, c.DISCOUNTS, TRAINED)),
             ColumnSpec(FOLLOWING, (length,), "int32"),
@@ -119,14 +130,17 @@ class Sequences:
             check_numbers(column, arrays[column.name])
         largest = float(np.abs(arrays[c.REWARDS]).max())
         if largest * self.n > float(np.finfo(np.float32).max):
-            raise BatchError(c.REWARDS, f"numbers whose sums of {self.n} fit into float32", f"{largest:g}")
+            raise BatchError(
+                c.REWARDS, f"numbers whose sums of {self.n} fit into float32", f"{largest:g}"
+            )
 
     def cut(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
-        """Return the sequences of a fragment, [S, 1, ...] by name, as S steps of one environment; S can be 0.
+        """Return the sequences of a fragment, [S, 1, ...] by name, as S steps of one environment; S
+        can be 0.
 
         Args:
-            arrays: arrays of a checked fragment: columns [T, N, ...], the arrays from which `new_obs` is built, and
-                states [N, C, ...] before every `shape.stride` rows.
+            arrays: arrays of a checked fragment: columns [T, N, ...], the arrays from which
+                `new_obs` is built, and states [N, C, ...] before every `shape.stride` rows.
         """
         windows = list(self._windows(arrays))
         table = np.array(windows, np.int64).reshape(-1, len(_Window._fields))
@@ -136,13 +150,20 @@ class Sequences:
         rows = np.where(is_there, rows, first[:, None])
         found = {c.ACTIONS: _taken(arrays[c.ACTIONS], rows, env, is_there)}
         made = n_step(
-            *(_taken(arrays[name], rows, env, is_there).T for name in (c.REWARDS, c.TERMINATEDS, c.TRUNCATEDS)),
-            gamma=self.gamma, n=self.n, valid=is_there.T,
-        )  # fmt: skip
+            *(
+                _taken(arrays[name], rows, env, is_there).T
+                for name in (c.REWARDS, c.TERMINATEDS, c.TRUNCATEDS)
+            ),
+            gamma=self.gamma,
+            n=self.n,
+            valid=is_there.T,
+        )
         found |= {c.N_STEP_RETURNS: made.returns.T, c.DISCOUNTS: made.discounts.T}
         found[FOLLOWING] = (np.arange(self.shape.length) + made.steps.T).astype(np.int32)
         found[TRAINED] = (is_there & (rows >= trained_from[:, None])).astype(np.float32)
-        behind = {c.OBS: new_obs(arrays)} | {name: arrays[of] for name, of in _PREVIOUS.items() if name in arrays}
+        behind = {c.OBS: new_obs(arrays)} | {
+            name: arrays[of] for name, of in _PREVIOUS.items() if name in arrays
+        }
         for name, following in behind.items():
             longer = np.pad(_taken(arrays[name], rows, env, is_there), _one_more(arrays[name].ndim))
             longer[np.arange(len(windows)), stop - first] = following[stop - 1, env]
@@ -164,9 +185,13 @@ class Sequences:
             begins_episode &= ~arrays[column.name][:, 0].any(axis=1)
         for env in range(ended.shape[1]):
             for first, stop in _runs(valid[:, env], ended[:, env]):
-                yield from self._windows_of_run(env, first, stop, bool(first or begins_episode[env]))
+                yield from self._windows_of_run(
+                    env, first, stop, bool(first or begins_episode[env])
+                )
 
-    def _windows_of_run(self, env: int, first: int, end: int, begins_episode: bool) -> Iterator[_Window]:
+    def _windows_of_run(
+        self, env: int, first: int, end: int, begins_episode: bool
+    ) -> Iterator[_Window]:
         """Yield the sequences of rows `first` to `end`, which are consecutive in one episode."""
         length, burn_in, stride = self.shape.length, self.shape.burn_in, self.shape.stride
         trained_from = first if begins_episode else first + burn_in
@@ -181,7 +206,9 @@ class Sequences:
 
 
 def _runs(valid: Bools, ended: Bools) -> Iterator[tuple[int, int]]:
-    """Yield the first row and the row after the last of each run of transitions [T] in one episode."""
+    """Yield the first row and the row after the last of each run of transitions [T] in one
+    episode.
+    """
     first = 0
     for row in np.flatnonzero(ended | ~valid).tolist():
         stop = row + 1 if valid[row] else row

@@ -1,4 +1,6 @@
-"""Contents of a replay and the room for it, which is checked before the run and taken from memory or files."""
+"""Contents of a replay and the room for it, which is checked before the run and taken from memory
+or files.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ from aiorl.process.machine import available_bytes
 _SPARE_FRAMES = 1024
 
 RECENT_FRAMES = 3072
-"""Maximum number of frames between two pieces of a trajectory: 24 fragments of 128 rows, a round of 24 workers."""
+"""Maximum number of frames between two pieces of a trajectory: 24 fragments of 128 rows, a round of
+24 workers."""
 
 FRAMES_OF = {c.OBS: "obs_frames", c.NEW_OBS: "new_obs_frames"}
 """Field of a stored row with the slots of its frames, for both observations."""
@@ -37,9 +40,10 @@ class ReplaySpec:
         columns: columns of a sampled row, including `obs` and `new_obs` if there are any.
         capacity: maximum number of rows.
         priorities: settings of priorities; None = rows are drawn uniformly.
-        stack: frames of an observation. 0 = `obs` and `new_obs` are ordinary columns. From 2 on, observations are
-            ``[..., K]``, a stack of K frames along the last axis, oldest first, and each frame is stored once. 1 = an
-            observation is one frame, stored once for the rows before and after it.
+        stack: frames of an observation. 0 = `obs` and `new_obs` are ordinary columns. From 2 on,
+            observations are ``[..., K]``, a stack of K frames along the last axis, oldest first,
+            and each frame is stored once. 1 = an observation is one frame, stored once for the rows
+            before and after it.
         spill_dir: directory for memory-mapped files with the rows; None = rows are in memory.
         unit: name of a row in messages.
         made_with: settings that affect the stored data, by name, JSON-serialisable.
@@ -56,11 +60,15 @@ class ReplaySpec:
     @property
     def plain_columns(self) -> tuple[ColumnSpec, ...]:
         """Columns that are part of the row itself."""
-        return tuple(column for column in self.columns if not (self.stack and column.name in FRAMES_OF))
+        return tuple(
+            column for column in self.columns if not (self.stack and column.name in FRAMES_OF)
+        )
 
     @property
     def row(self) -> np.dtype[np.void]:
-        """Dtype of a stored row: its columns lie side by side, so that reading it touches one place in memory."""
+        """Dtype of a stored row: its columns lie side by side, so that reading it touches one place
+        in memory.
+        """
         fields: list[tuple[str, Any, tuple[int, ...]]] = [
             (column.name, np.dtype(column.dtype), column.shape) for column in self.plain_columns
         ]
@@ -78,14 +86,18 @@ class ReplaySpec:
 
     @property
     def num_frames(self) -> int:
-        """Number of frames to keep: one for each row, and spare ones so that no row is dropped early.
+        """Number of frames to keep: one for each row, and spare ones so that no row is dropped
+        early.
 
-        4 % more are for starts and ends of episodes. `RECENT_FRAMES` are for rows that share frames with rows of the
-        same trajectory in an older fragment: they are dropped with these, while the rows in between stay.
+        4 % more are for starts and ends of episodes. `RECENT_FRAMES` are for rows that share frames
+        with rows of the same trajectory in an older fragment: they are dropped with these, while
+        the rows in between stay.
         """
         if not self.stack:
             return 0
-        return self.capacity + self.capacity // 25 + min(RECENT_FRAMES, self.capacity) + _SPARE_FRAMES
+        return (
+            self.capacity + self.capacity // 25 + min(RECENT_FRAMES, self.capacity) + _SPARE_FRAMES
+        )
 
     @property
     def bytes_of_rows(self) -> int:
@@ -105,9 +117,13 @@ class ReplaySpec:
         return self.bytes_of_rows + (8 * self.capacity if self.priorities is not None else 0)
 
     def identity(self) -> dict[str, Any]:
-        """Return the settings that must match those of a saved state to restore it, JSON-serialisable."""
+        """Return the settings that must match those of a saved state to restore it,
+        JSON-serialisable.
+        """
         return {
-            "columns": sorted([column.name, list(column.shape), column.dtype] for column in self.columns),
+            "columns": sorted(
+                [column.name, list(column.shape), column.dtype] for column in self.columns
+            ),
             "capacity": self.capacity,
             "stack": self.stack,
             "is_prioritised": self.priorities is not None,
@@ -141,16 +157,20 @@ def check_fits(specs: Iterable[ReplaySpec]) -> None:
             raise _unusable(str(directory), error) from error
         if size > free:
             raise ConfigError(
-                f"the replay ({', '.join(map(str, specs))}) needs {_readable(size)} in {directory or 'memory'}, and "
-                f"{_readable(free)} are free there.",
+                f"the replay ({', '.join(map(str, specs))}) needs {_readable(size)} in"
+                f" {directory or 'memory'}, and {_readable(free)} are free there.",
                 key="replay_capacity" if directory is None else _SPILL_KEY,
                 value=directory or size,
-                hint=f"Set a smaller replay_capacity, or {_SPILL_KEY} to a directory on a disk with enough room.",
+                hint=(
+                    f"Set a smaller replay_capacity, or {_SPILL_KEY} to a directory on a disk with"
+                    " enough room."
+                ),
             )
 
 
 def allocate(count: int, record: np.dtype[np.void], spill_dir: str | None) -> NDArray[Any]:
-    """Return [count] records of zeros, in memory or in a file that is deleted when the process ends.
+    """Return [count] records of zeros, in memory or in a file that is deleted when the process
+    ends.
 
     Raises:
         ConfigError: there is not enough memory, or the file can't be made that large.

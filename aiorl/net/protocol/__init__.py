@@ -1,1 +1,4 @@
-"""Protocol rules: which messages are allowed when, and their effects. No sockets, no asyncio, no clock."""
+"""Protocol rules: which messages are allowed when, and their effects.
+
+No sockets, no asyncio, no clock.
+"""

@@ -1,4 +1,6 @@
-"""Events that the two sessions report to their service: frozen dataclasses, in the order in which they happened."""
+"""Events that the two sessions report to their service: frozen dataclasses, in the order in which
+they happened.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +9,16 @@ from typing import TypeAlias
 
 from aiorl.net.wire.messages import Plain, Samples, Snapshot, Welcome
 
-# Learner --------------------------------------------------------------------------------------------------
+# Learner
+# --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerJoined:
-    """A new incarnation is registered, and its Welcome is queued; ``local`` is True if the slot was reserved for it."""
+    """A new incarnation is registered, and its Welcome is queued;
+
+    ``local`` is True if the slot was reserved for it.
+    """
 
     slot: int
     incarnation: str
@@ -23,7 +29,8 @@ class WorkerJoined:
 
 @dataclass(frozen=True, slots=True)
 class WorkerLost:
-    """An incarnation has ended: its slot is free, and its ``lost_env_steps`` in flight count as lost.
+    """An incarnation has ended: its slot is free, and its ``lost_env_steps`` in flight count as
+    lost.
 
     ``host`` is its host, "" if we started it.
     """
@@ -37,7 +44,9 @@ class WorkerLost:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SamplesAccepted:
-    """The next fragment of an incarnation: queued in the ledger, acknowledged, and never delivered twice."""
+    """The next fragment of an incarnation: queued in the ledger, acknowledged, and never delivered
+    twice.
+    """
 
     slot: int
     incarnation: str
@@ -94,11 +103,18 @@ class StatusRequested:
 
 
 LearnerEvent: TypeAlias = (
-    WorkerJoined | WorkerLost | SamplesAccepted | LeaseOverdue | WorkerFailed | PeerRejected | CallReplied |
-    StatusRequested
-)  # fmt: skip
+    WorkerJoined
+    | WorkerLost
+    | SamplesAccepted
+    | LeaseOverdue
+    | WorkerFailed
+    | PeerRejected
+    | CallReplied
+    | StatusRequested
+)
 
-# Worker ---------------------------------------------------------------------------------------------------
+# Worker
+# --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -137,7 +153,10 @@ class LearnerBack:
 
 @dataclass(frozen=True, slots=True)
 class Reincarnated:
-    """The old incarnation is over: drop unfinished fragments; Registered with a new slot follows."""
+    """The old incarnation is over: drop unfinished fragments;
+
+    Registered with a new slot follows.
+    """
 
     reason: str
 
@@ -153,12 +172,21 @@ class WasRefused:
 
 @dataclass(frozen=True, slots=True)
 class Shutdown:
-    """The learner said goodbye; after a ``final`` one the session has ended, otherwise it waits for the next one."""
+    """The learner said goodbye; after a ``final`` one the session has ended, otherwise it waits for
+    the next one.
+    """
 
     reason: str
     final: bool
 
 
 WorkerEvent: TypeAlias = (
-    Registered | SnapshotReceived | CallRequested | LearnerLost | LearnerBack | Reincarnated | WasRefused | Shutdown
+    Registered
+    | SnapshotReceived
+    | CallRequested
+    | LearnerLost
+    | LearnerBack
+    | Reincarnated
+    | WasRefused
+    | Shutdown
 )

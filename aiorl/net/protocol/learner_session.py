@@ -1,15 +1,19 @@
-"""The learner's side of the protocol: no socket, no clock; ``now`` is any monotonic time in seconds.
+"""The learner's side of the protocol: no socket, no clock; ``now`` is any monotonic time in
+seconds.
 
-The shell calls ``receive``, ``unread``, ``bad_frames``, ``peer_gone`` and, at least every 0.25 s, ``tick``. After each
-batch of messages it drains ``messages_to_send()`` and ``events()``; draining once per batch, not per message, combines
-acknowledgements. A peer is a connection; an incarnation is a worker's registration life. An incarnation can come back
-over another peer, and a peer can bring a new incarnation. No message of a peer affects the others.
+The shell calls ``receive``, ``unread``, ``bad_frames``, ``peer_gone`` and, at least every 0.25 s,
+``tick``. After each batch of messages it drains ``messages_to_send()`` and ``events()``; draining
+once per batch, not per message, combines acknowledgements. A peer is a connection; an incarnation
+is a worker's registration life. An incarnation can come back over another peer, and a peer can
+bring a new incarnation. No message of a peer affects the others.
 
-From a peer without a registered worker (see ``knows``), only a Hello or a StatusRequest is decoded. A registered worker
-is trusted not to be malicious, but it may be broken: then it loses its own place and affects no other worker.
+From a peer without a registered worker (see ``knows``), only a Hello or a StatusRequest is decoded.
+A registered worker is trusted not to be malicious, but it may be broken: then it loses its own
+place and affects no other worker.
 
-Every structure that peers can fill is bounded where it is declared: by the number of workers (``max_workers``), by the
-number of connections remembered (`roster.MAX_REMEMBERED`), or by a set of kinds that we define.
+Every structure that peers can fill is bounded where it is declared: by the number of workers
+(``max_workers``), by the number of connections remembered (`roster.MAX_REMEMBERED`), or by a set of
+kinds that we define.
 """
 
 from __future__ import annotations
@@ -42,7 +46,8 @@ _SNAPSHOT_AGAIN_S = 0.25
 _NEW_COST = 5.0
 """Cost of a registration in Hellos, because it costs us a whole snapshot."""
 _REGISTRATIONS_AT_FIRST, _REGISTRATIONS_AT_ONCE, _REGISTRATIONS_PER_S = 1024, 64, 64.0
-"""Limits over all connections, so that more connections gain nothing; the first lets a whole run join together."""
+"""Limits over all connections, so that more connections gain nothing; the first lets a whole run
+join together."""
 _ACCOUNTS_AT_ONCE, _ACCOUNTS_PER_S = 16, 4.0
 """Limit of the accounts of the run that are sent, over all connections."""
 _SNAPSHOT_UNIT = 4 << 20
@@ -50,7 +55,8 @@ _SNAPSHOT_UNIT = 4 << 20
 _FAILURE_COST = 1024.0
 """Cost of a failure in needless messages, because failures are reported to people."""
 _ENDED_GRACE = 4096
-"""Messages that a worker may have in flight when it is counted as lost: its unacknowledged ones, with ample room."""
+"""Messages that a worker may have in flight when it is counted as lost: its unacknowledged ones,
+with ample room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +65,12 @@ class LearnerSettings:
 
     Attributes:
         transport: configured times.
-        max_workers: slots; further workers are asked to try again later. At most `max_workers_of` the message limits.
+        max_workers: slots; further workers are asked to try again later. At most `max_workers_of`
+            the message limits.
         num_workers: number of workers the run is configured for, as reported to workers.
         hello_grace: messages without a Hello after which a peer is dropped.
-        data_ends: True if workers read stored experience that ends, so that their OUT_OF_DATA reports count.
+        data_ends: True if workers read stored experience that ends, so that their OUT_OF_DATA
+            reports count.
     """
 
     transport: TransportConfig = field(default_factory=TransportConfig)
@@ -102,7 +110,9 @@ class LearnerSession:
         self._roster = Roster(self.settings.max_workers)
         self._peers: Newest[bytes, Peer] = Newest(MAX_REMEMBERED)
         self._line = Line()
-        self._registrations = Allowance(_REGISTRATIONS_AT_ONCE, _REGISTRATIONS_PER_S, at_first=_REGISTRATIONS_AT_FIRST)
+        self._registrations = Allowance(
+            _REGISTRATIONS_AT_ONCE, _REGISTRATIONS_PER_S, at_first=_REGISTRATIONS_AT_FIRST
+        )
         self._accounts = Allowance(_ACCOUNTS_AT_ONCE, _ACCOUNTS_PER_S)
         self._calls: dict[int, Worker] = {}  # unanswered ones; only we add any
         self._next_call = 1
@@ -118,10 +128,15 @@ class LearnerSession:
         self._last_tick: float | None = None
         self._last_beat = float("-inf")
 
-    # Commands ---------------------------------------------------------------------------------------------
+    # Commands
+    # ----------------------------------------------------------------------------------------------
 
-    def begin(self, config: Mapping[str, Any], graphs: Mapping[str, PolicyGraph], now: float) -> None:
-        """Admit workers, including waiting ones, and send them this data once there is a snapshot as well."""
+    def begin(
+        self, config: Mapping[str, Any], graphs: Mapping[str, PolicyGraph], now: float
+    ) -> None:
+        """Admit workers, including waiting ones, and send them this data once there is a snapshot
+        as well.
+        """
         self._now = now
         self._config = config
         self._graphs = graphs
@@ -135,30 +150,39 @@ class LearnerSession:
         """
         self._now = now
         if snapshot.version <= self.version:
-            raise LocalProtocolError(f"snapshot {snapshot.version} after {self.version}: versions must increase")
+            raise LocalProtocolError(
+                f"snapshot {snapshot.version} after {self.version}: versions must increase"
+            )
         self._snapshot = dataclasses.replace(snapshot, learner_incarnation=self.learner_incarnation)
         if self._roster.by_slot:
             self._say(BROADCAST, self._snapshot)
         self._admit_waiting()
 
     def deal(self, version: int, fragments: int) -> None:
-        """Lease exactly ``fragments`` at ``version`` or newer to the live workers (see `LeaseBook.deal`).
+        """Lease exactly ``fragments`` at ``version`` or newer to the live workers (see
+        `LeaseBook.deal`).
 
         The share of a lost worker goes to the others, or is held until one joins.
         """
         self._send_grants(self.leases.deal(version, fragments, self._now))
 
     def deal_again(self, fragments: int) -> None:
-        """Lease ``fragments`` of the current deal again, because those received could not be used."""
+        """Lease ``fragments`` of the current deal again, because those received could not be
+        used.
+        """
         self.leases.held += fragments
         self._redeal()
 
     def stream(self, waiting: int, min_version: int) -> None:
-        """Lease as much as the run's budget allows (see `Pacing`); ``waiting`` fragments are queued or in use."""
+        """Lease as much as the run's budget allows (see `Pacing`);
+
+        ``waiting`` fragments are queued or in use.
+        """
         self._send_grants(self.leases.stream(waiting, min_version, self._now))
 
     def call(self, slot: int, method: str, args: Mapping[str, m.Plain]) -> int:
-        """Ask a worker to run a method; return the id of the CallReplied that follows unless the worker is lost.
+        """Ask a worker to run a method; return the id of the CallReplied that follows unless the
+        worker is lost.
 
         No reply follows if its connection is lost.
 
@@ -175,7 +199,9 @@ class LearnerSession:
         return call_id
 
     def lose(self, slot: int, reason: str, now: float) -> None:
-        """Count a worker as lost that is known to be gone, without waiting for its heartbeats to stop."""
+        """Count a worker as lost that is known to be gone, without waiting for its heartbeats to
+        stop.
+        """
         self._now = now
         worker = self._roster.by_slot.get(slot)
         if worker is not None:
@@ -191,13 +217,16 @@ class LearnerSession:
         self._roster.reserved[slot] = worker_id
 
     def shutdown(self, reason: str, final: bool, now: float) -> None:
-        """Say goodbye to all workers now, and to every later Hello; for workers that we started it is always final."""
+        """Say goodbye to all workers now, and to every later Hello; for workers that we started it
+        is always final.
+        """
         self._goodbye = goodbye = m.Bye(reason, final)
         self._say(BROADCAST, goodbye)
         for worker in self._roster.by_slot.values():
             self._say_to(worker, m.Bye(reason, final=final or worker.local))
 
-    # Queries ----------------------------------------------------------------------------------------------
+    # Queries
+    # ----------------------------------------------------------------------------------------------
 
     @property
     def version(self) -> int:
@@ -230,13 +259,21 @@ class LearnerSession:
         return "" if worker is None else worker.host_elsewhere
 
     def knows(self, peer: bytes) -> bool:
-        """Return whether a registered worker uses this peer; for other peers, decode only a Hello."""
+        """Return whether a registered worker uses this peer; for other peers, decode only a
+        Hello.
+        """
         return peer in self._roster.by_peer
 
     def messages_to_send(self) -> list[tuple[Target, m.DownMessage]]:
-        """Return the messages to send, in order, with one acknowledgement per worker, and clear the list."""
+        """Return the messages to send, in order, with one acknowledgement per worker, and clear the
+        list.
+        """
         messages, self._messages = self._messages, []
-        messages += [(worker.peer, m.Ack(worker.last_seq)) for worker in self._ack_due if worker.peer is not None]
+        messages += [
+            (worker.peer, m.Ack(worker.last_seq))
+            for worker in self._ack_due
+            if worker.peer is not None
+        ]
         self._ack_due.clear()
         self._given.clear()
         return messages
@@ -246,7 +283,8 @@ class LearnerSession:
         events, self._events = self._events, []
         return events
 
-    # Inputs -----------------------------------------------------------------------------------------------
+    # Inputs
+    # ----------------------------------------------------------------------------------------------
 
     def receive(
         self,
@@ -266,8 +304,8 @@ class LearnerSession:
             now: the time in seconds.
             key: public key of the connection, None without keys.
             host: address of its host; used only with a Hello and without keys.
-            has_unsent: True if a large message to the peer has yet to leave us, so that it gets no other snapshot;
-                used only with a Hello and a SnapshotRequest.
+            has_unsent: True if a large message to the peer has yet to leave us, so that it gets no
+                other snapshot; used only with a Hello and a SnapshotRequest.
         """
         self._note_time(now)
         worker = self._roster.by_peer.get(peer)
@@ -297,12 +335,18 @@ class LearnerSession:
                     self._redeal()
             case m.SnapshotRequest(have_version):
                 snapshot = self._snapshot
-                if snapshot is not None and have_version < snapshot.version and self._may_give(peer, has_unsent):
+                if (
+                    snapshot is not None
+                    and have_version < snapshot.version
+                    and self._may_give(peer, has_unsent)
+                ):
                     self._give(worker, snapshot)
             case m.Failure(kind, text, fatal=fatal, traceback=traceback):
                 if not fatal and not self._needless(worker, "failures", _FAILURE_COST):
                     return
-                self._events.append(ev.WorkerFailed(worker.slot, kind, text, traceback, worker.host_elsewhere))
+                self._events.append(
+                    ev.WorkerFailed(worker.slot, kind, text, traceback, worker.host_elsewhere)
+                )
                 if fatal:
                     self._bury(worker, f"failed: {one_line(text, _MAX_REASON)}", notify=False)
             case m.Reply(call_id, ok, result):
@@ -330,7 +374,8 @@ class LearnerSession:
             self._violated(peer, f"sent frames that do not decode: {what}")
 
     def peer_gone(self, peer: bytes, now: float, *, was_silent: bool = False) -> None:
-        """Record the end of a connection; its worker can come back over another one until it counts as silent.
+        """Record the end of a connection; its worker can come back over another one until it counts
+        as silent.
 
         ``was_silent`` is True if we ended the connection because it was silent.
         """
@@ -349,7 +394,9 @@ class LearnerSession:
         self._last_tick = now
         for worker in list(self._roster.by_slot.values()):
             patience_s = transport.heartbeat_timeout_s
-            if worker.state == m.BUILDING and not worker.hung_up:  # building can block the whole worker process
+            if (
+                worker.state == m.BUILDING and not worker.hung_up
+            ):  # building can block the whole worker process
                 patience_s = max(patience_s, transport.build_timeout_s)
             if now - worker.last_heard > patience_s:
                 self._bury(worker, "heartbeats stopped")
@@ -369,17 +416,22 @@ class LearnerSession:
                 self._say(waiting.peer, beat)
 
     def _note_time(self, now: float) -> None:
-        """Update the clock, and extend all deadlines by any time in which we stood still ourselves."""
+        """Update the clock, and extend all deadlines by any time in which we stood still
+        ourselves.
+        """
         self._now = now
         stood_still = 0.0 if self._last_tick is None else now - self._last_tick
         if stood_still <= self.settings.transport.heartbeat_timeout_s / 2:
             return
         self._last_tick = now
         self.leases.forgive(stood_still)
-        for worker in self._roster.by_slot.values():  # first process the messages that arrived meanwhile
+        for (
+            worker
+        ) in self._roster.by_slot.values():  # first process the messages that arrived meanwhile
             worker.last_heard += stood_still
 
-    # Registration -----------------------------------------------------------------------------------------
+    # Registration
+    # ----------------------------------------------------------------------------------------------
 
     def _hello(self, waiting: Waiting, has_unsent: bool) -> None:
         """Answer a Hello: a first one, or one after the worker or its connection broke."""
@@ -390,7 +442,9 @@ class LearnerSession:
         before = self._line.get(peer)
         is_new = not (
             hello.incarnation in self._roster.by_incarnation
-            or self._has_ended(hello)  # its Hellos of several minutes may arrive together, and cost no snapshot
+            or self._has_ended(
+                hello
+            )  # its Hellos of several minutes may arrive together, and cost no snapshot
             or (before is not None and before.hello.incarnation == hello.incarnation)
         )
         if not self._peer(peer).hellos.take(self._now, _NEW_COST if is_new else 1.0):
@@ -413,23 +467,29 @@ class LearnerSession:
         """Return the refusal if this Hello can never be accepted, else None."""
         if hello.protocol != m.PROTOCOL_VERSION:
             reason = (
-                f"you speak protocol version {hello.protocol}, the learner speaks {m.PROTOCOL_VERSION}; "
-                "install the same aiorl version on both sides"
+                f"you speak protocol version {hello.protocol}, the learner speaks"
+                f" {m.PROTOCOL_VERSION}; install the same aiorl version on both sides"
             )
             return m.Refused(reason, False, m.RefusalCode.VERSION, hello.incarnation)
         if hello.run_id not in ("", self.run_id):
             reason = f"you belong to run {hello.run_id!r:.80}, this is run {self.run_id!r}"
             return m.Refused(reason, False, m.RefusalCode.RUN, hello.incarnation)
         if not hello.worker_id or not hello.incarnation:
-            return m.Refused("a hello without worker id or incarnation", False, m.RefusalCode.VIOLATION)
+            return m.Refused(
+                "a hello without worker id or incarnation", False, m.RefusalCode.VIOLATION
+            )
         return None
 
     def _has_ended(self, hello: m.Hello) -> bool:
-        """Return whether an incarnation that is not registered was so before, here or with an earlier learner."""
+        """Return whether an incarnation that is not registered was so before, here or with an
+        earlier learner.
+        """
         return hello.incarnation in self._roster.buried or bool(hello.learner_incarnation)
 
     def _is_settled(self, waiting: Waiting, has_unsent: bool = False) -> bool:
-        """Return whether this Hello needs no registration because its incarnation has or had one; answer it if so."""
+        """Return whether this Hello needs no registration because its incarnation has or had one;
+        answer it if so.
+        """
         hello, peer = waiting.hello, waiting.peer
         worker = self._roster.by_incarnation.get(hello.incarnation)
         if worker is None and not self._has_ended(hello):
@@ -454,11 +514,15 @@ class LearnerSession:
         return True
 
     def _admit_waiting(self) -> None:
-        """Register waiting workers once configuration and snapshot exist, as fast as the rate limit allows."""
+        """Register waiting workers once configuration and snapshot exist, as fast as the rate limit
+        allows.
+        """
         if not self._line or self._config is None or self._snapshot is None:
             return
         trees = (self._snapshot.weights, self._snapshot.filters)
-        num_bytes = sum(array.nbytes for tree in trees for arrays in tree.values() for array in arrays.values())
+        num_bytes = sum(
+            array.nbytes for tree in trees for arrays in tree.values() for array in arrays.values()
+        )
         cost = min(_REGISTRATIONS_AT_ONCE, 1.0 + num_bytes / _SNAPSHOT_UNIT)
         while self._line and self._registrations.take(self._now, cost):
             waiting = self._line.pop()
@@ -467,7 +531,10 @@ class LearnerSession:
 
     def _admit(self, waiting: Waiting) -> None:
         hello, peer = waiting.hello, waiting.peer
-        twin, over_peer = self._roster.by_process.get(hello.worker_id), self._roster.by_peer.get(peer)
+        twin, over_peer = (
+            self._roster.by_process.get(hello.worker_id),
+            self._roster.by_peer.get(peer),
+        )
         if twin is not None and twin.key != waiting.key:
             self._violated(peer, "used the name of a worker with another key")
             return
@@ -482,7 +549,9 @@ class LearnerSession:
         self._settled_in(peer)
         self.ledger.open(worker.incarnation)
         self.leases.join(slot)
-        self._events.append(ev.WorkerJoined(slot, worker.incarnation, worker.host, worker.pid, worker.local))
+        self._events.append(
+            ev.WorkerJoined(slot, worker.incarnation, worker.host, worker.pid, worker.local)
+        )
         self._welcome(worker)
         self._redeal()
 
@@ -506,7 +575,9 @@ class LearnerSession:
         self._give(worker, welcome)
 
     def _may_give(self, peer: bytes, has_unsent: bool) -> bool:
-        """Return whether a peer can get a snapshot now: not too often, nor before the last one has left us."""
+        """Return whether a peer can get a snapshot now: not too often, nor before the last one has
+        left us.
+        """
         is_soon = self._now - self._peer(peer).gave_snapshot < _SNAPSHOT_AGAIN_S
         return not (is_soon or has_unsent or peer in self._given)
 
@@ -516,15 +587,20 @@ class LearnerSession:
             self._given.add(worker.peer)
             self._say_to(worker, message)
 
-    # Registered workers -----------------------------------------------------------------------------------
+    # Registered workers
+    # ----------------------------------------------------------------------------------------------
 
     def _samples(self, worker: Worker, samples: m.Samples) -> None:
-        """Accept a fragment: each one once, in order, covered by a lease, and entered in the ledger."""
+        """Accept a fragment: each one once, in order, covered by a lease, and entered in the
+        ledger.
+        """
         if samples.seq <= worker.last_seq:
             self._needless(worker, "duplicate fragments (after a reconnect)")
             return
         if samples.seq > worker.last_seq + 1:
-            self._worker_violated(worker, f"sent fragment {samples.seq} instead of {worker.last_seq + 1}")
+            self._worker_violated(
+                worker, f"sent fragment {samples.seq} instead of {worker.last_seq + 1}"
+            )
             return
         if not samples.first_version <= samples.last_version <= self.version:
             wrong = (
@@ -541,14 +617,17 @@ class LearnerSession:
             self._events.append(ev.SamplesAccepted(worker.slot, worker.incarnation, samples))
 
     def _report(self, worker: Worker, said: m.Samples | m.Beat | m.Leaving) -> bool:
-        """Enter the worker's count of sampled steps, within its leases plus the one fragment that has just arrived.
+        """Enter the worker's count of sampled steps, within its leases plus the one fragment that
+        has just arrived.
 
         Returns:
             False if the count is impossible, for which the worker is lost.
         """
         most = (self.leases.outstanding(worker.slot) + 1) * MAX_FRAGMENT_STEPS
         try:
-            self.ledger.report(worker.incarnation, said.sampled_total - said.abandoned_total, max_in_flight=most)
+            self.ledger.report(
+                worker.incarnation, said.sampled_total - said.abandoned_total, max_in_flight=most
+            )
             if isinstance(said, m.Samples):
                 self.ledger.receive(worker.incarnation, said.env_steps)
         except RemoteProtocolError as error:
@@ -557,19 +636,24 @@ class LearnerSession:
         return True
 
     def _needless(self, worker: Worker, kind: str, cost: float = 1.0) -> bool:
-        """Count a needless message; return False if there were too many, for which the worker is lost."""
+        """Count a needless message; return False if there were too many, for which the worker is
+        lost.
+        """
         if worker.needless.take(self._now, cost):
             return True
         self._worker_violated(worker, f"sent too many {kind}")
         return False
 
-    # Sending ----------------------------------------------------------------------------------------------
+    # Sending
+    # ----------------------------------------------------------------------------------------------
 
     def _say(self, target: Target, message: m.DownMessage) -> None:
         self._messages.append((target, message))
 
     def _say_to(self, worker: Worker, message: m.DownMessage) -> None:
-        """Queue a message for a worker; a worker without a connection gets all that matters when it comes back."""
+        """Queue a message for a worker; a worker without a connection gets all that matters when it
+        comes back.
+        """
         if worker.peer is not None:
             self._messages.append((worker.peer, message))
 
@@ -585,14 +669,16 @@ class LearnerSession:
         reason = "this incarnation has ended and its samples count as lost; come back as a new one"
         self._say(peer, m.Refused(reason, True, m.RefusalCode.ENDED, incarnation))
 
-    # Ends and violations ----------------------------------------------------------------------------------
+    # Ends and violations
+    # ----------------------------------------------------------------------------------------------
 
     def _bury(self, worker: Worker, reason: str, *, notify: bool = True) -> None:
         """End an incarnation: close its account, pass its leases to the others, and free its slot.
 
         Args:
             worker: the incarnation.
-            reason: in plain words; the part before a colon is the kind, under which the ledger counts it.
+            reason: in plain words; the part before a colon is the kind, under which the ledger
+                counts it.
             notify: True to inform the worker, which may not know.
         """
         peer = worker.peer
@@ -602,14 +688,20 @@ class LearnerSession:
                 self._refuse_ended(peer, worker.incarnation)
         self._roster.bury(worker)
         self._ack_due.pop(worker, None)
-        self._calls = {call_id: asked for call_id, asked in self._calls.items() if asked is not worker}
+        self._calls = {
+            call_id: asked for call_id, asked in self._calls.items() if asked is not worker
+        }
         lost = self.ledger.close(worker.incarnation, reason.partition(":")[0])
         self.leases.drop_slot(worker.slot)
-        self._events.append(ev.WorkerLost(worker.slot, worker.incarnation, reason, lost, worker.host_elsewhere))
+        self._events.append(
+            ev.WorkerLost(worker.slot, worker.incarnation, reason, lost, worker.host_elsewhere)
+        )
         self._redeal()
 
     def _worker_violated(self, worker: Worker, reason: str) -> None:
-        """Drop a worker that broke the protocol, and its connection, after sending it the reason."""
+        """Drop a worker that broke the protocol, and its connection, after sending it the
+        reason.
+        """
         assert worker.peer is not None  # it has just spoken
         self._violated(worker.peer, reason)
 
@@ -629,7 +721,8 @@ class LearnerSession:
         self._peer(peer).is_dropped = True
         self._events.append(ev.PeerRejected(peer, refusal.reason.removeprefix("you ")))
 
-    # Other peers ------------------------------------------------------------------------------------------
+    # Other peers
+    # ----------------------------------------------------------------------------------------------
 
     def _peer(self, peer: bytes) -> Peer:
         known = self._peers[peer] = self._peers.get(peer) or Peer()
@@ -641,7 +734,9 @@ class LearnerSession:
         known.num_strange, known.ended = 0, ""
 
     def _is_dropped(self, peer: bytes) -> bool:
-        """Return whether messages of a peer are ignored; a peer that keeps sending is remembered for longer."""
+        """Return whether messages of a peer are ignored; a peer that keeps sending is remembered
+        for longer.
+        """
         return peer in self._peers and self._peer(peer).is_dropped
 
     def _stranger(self, peer: bytes, num_bytes: int) -> None:
@@ -656,4 +751,6 @@ class LearnerSession:
         elif known.num_strange > self.settings.hello_grace:
             self._violated(peer, "kept sending without saying hello")
         else:
-            self._say(peer, m.Refused("you spoke before saying hello", True, m.RefusalCode.HELLO_FIRST))
+            self._say(
+                peer, m.Refused("you spoke before saying hello", True, m.RefusalCode.HELLO_FIRST)
+            )

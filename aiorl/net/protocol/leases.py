@@ -1,12 +1,14 @@
-"""Leases: permission for a worker to send a number of fragments, sampled at a minimum policy version.
+"""Leases: permission for a worker to send a number of fragments, sampled at a minimum policy
+version.
 
-On-policy algorithms *deal* exactly one train batch to the live workers. Streaming algorithms *stream*: each worker has
-one lease, which the learner raises as far as the budget of the whole run allows (`pacing`). The learner keeps a
-`LeaseBook`, a worker its `WorkerLeases`. A Lease message states the total ever granted under its id, so repeating it
-after a reconnect is harmless.
+On-policy algorithms *deal* exactly one train batch to the live workers. Streaming algorithms
+*stream*: each worker has one lease, which the learner raises as far as the budget of the whole run
+allows (`pacing`). The learner keeps a `LeaseBook`, a worker its `WorkerLeases`. A Lease message
+states the total ever granted under its id, so repeating it after a reconnect is harmless.
 
-Leases have a timeout. A worker is *overdue* if it sends nothing for that long while the others keep sending. The
-fragments it owes are leased to the others, and it gets no further lease until it sends one.
+Leases have a timeout. A worker is *overdue* if it sends nothing for that long while the others keep
+sending. The fragments it owes are leased to the others, and it gets no further lease until it sends
+one.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ from aiorl.net.wire.messages import Lease
 
 _KEPT_EXHAUSTED = 256
 _PATIENCE = 4.0
-"""Factor: a worker may take this many times as long for a fragment as the slowest other worker's newest one took."""
+"""Factor: a worker may take this many times as long for a fragment as the slowest other worker's
+newest one took."""
 _FIRST_PATIENCE = 24
 """Factor on the timeout while no worker sends anything and some workers have no lease yet."""
 
@@ -58,7 +61,8 @@ class _Holder:
     Attributes:
         leases: open leases by id.
         stream: the lease that is raised while the run streams.
-        since: time of its newest fragment, or of the first lease after it owed nothing, whichever is later.
+        since: time of its newest fragment, or of the first lease after it owed nothing, whichever
+            is later.
         fragment_s: seconds its newest fragment took, -1 before the first.
         is_overdue: True while the learner does not wait for the fragments it owes.
     """
@@ -116,9 +120,10 @@ class LeaseBook:
     def deal(self, version: int, fragments: int, now: float) -> list[Grant]:
         """Lease one train batch: ``fragments`` in total, at ``version`` or newer.
 
-        The shares are contiguous in slot order and differ by at most one; the first slots get the larger ones. Without
-        workers, all fragments are held until `redeal`. The previous deal is no longer tracked, even if it is
-        unfinished: its leased fragments can still arrive, its held ones are forgotten.
+        The shares are contiguous in slot order and differ by at most one; the first slots get the
+        larger ones. Without workers, all fragments are held until `redeal`. The previous deal is no
+        longer tracked, even if it is unfinished: its leased fragments can still arrive, its held
+        ones are forgotten.
         """
         for holder in self._holders.values():
             for lease in holder.leases.values():
@@ -128,7 +133,9 @@ class LeaseBook:
         return self.redeal(now)
 
     def redeal(self, now: float) -> list[Grant]:
-        """Lease the held fragments of the current deal; overdue workers get some only if there are no others."""
+        """Lease the held fragments of the current deal; overdue workers get some only if there are
+        no others.
+        """
         if not self.held or not self._holders:
             return []
         slots = sorted(slot for slot, holder in self._holders.items() if not holder.is_overdue)
@@ -142,7 +149,9 @@ class LeaseBook:
             if fragments
         ]
 
-    def grant(self, slot: int, fragments: int, min_version: int, now: float, *, deal: bool = False) -> Grant:
+    def grant(
+        self, slot: int, fragments: int, min_version: int, now: float, *, deal: bool = False
+    ) -> Grant:
         """Grant a new lease, as part of the current deal or independent of any deal."""
         if fragments < 1:
             raise InternalError(f"a lease of {fragments} fragments")
@@ -155,7 +164,10 @@ class LeaseBook:
         return lease.grant()
 
     def stream(self, waiting: int, min_version: int, now: float) -> list[Grant]:
-        """Raise streaming leases as far as the budget allows; ``waiting`` fragments are queued or in use."""
+        """Raise streaming leases as far as the budget allows;
+
+        ``waiting`` fragments are queued or in use.
+        """
         if self.pacing is None:
             raise InternalError("leases are streamed without a budget")
         return [
@@ -179,13 +191,18 @@ class LeaseBook:
         return lease.grant()
 
     def use(self, slot: int, lease_id: int, first_version: int, now: float) -> str:
-        """Count one received fragment; return "" or, if its lease does not cover it, the reason in plain words."""
+        """Count one received fragment; return "" or, if its lease does not cover it, the reason in
+        plain words.
+        """
         holder = self._holders[slot]
         lease = holder.leases.get(lease_id)
         if lease is None or lease.left <= 0:
             return f"a fragment outside of its leases (lease {lease_id})"
         if first_version < lease.oldest_min_version:
-            return f"a fragment of policy version {first_version} under a lease for {lease.oldest_min_version} or newer"
+            return (
+                f"a fragment of policy version {first_version} under a lease for"
+                f" {lease.oldest_min_version} or newer"
+            )
         lease.left -= 1
         is_streamed = lease is holder.stream
         if self.pacing is not None and is_streamed:
@@ -196,11 +213,12 @@ class LeaseBook:
         return ""
 
     def take_overdue(self, timeout_s: float, now: float) -> list[LeaseOverdue]:
-        """Return the workers that have become overdue, each one once, and hold their share of the current deal.
+        """Return the workers that have become overdue, each one once, and hold their share of the
+        current deal.
 
-        A worker is overdue if it has sent nothing for ``timeout_s`` seconds and for several times as long as the
-        slowest other worker took for its newest fragment. If no other worker sends fragments, the wait is much longer,
-        and some worker must be without a lease.
+        A worker is overdue if it has sent nothing for ``timeout_s`` seconds and for several times
+        as long as the slowest other worker took for its newest fragment. If no other worker sends
+        fragments, the wait is much longer, and some worker must be without a lease.
         """
         late = [
             (slot, holder)
@@ -216,13 +234,19 @@ class LeaseBook:
                 slow.pop()
             others = (each for each in reversed(slow) if each is not holder and not each.is_overdue)
             slowest_s = next(others, _Holder()).fragment_s
-            if waited_s > _PATIENCE * slowest_s if slowest_s >= 0 else self._may_pass_over(waited_s, timeout_s):
+            if (
+                waited_s > _PATIENCE * slowest_s
+                if slowest_s >= 0
+                else self._may_pass_over(waited_s, timeout_s)
+            ):
                 taken.append(LeaseOverdue(slot, holder.owed, waited_s))
                 self.retire(slot)
         return taken
 
     def retire(self, slot: int) -> bool:
-        """Stop waiting for the fragments a worker owes, which can still arrive; return False if we had stopped."""
+        """Stop waiting for the fragments a worker owes, which can still arrive; return False if we
+        had stopped.
+        """
         holder = self._holders[slot]
         if holder.is_overdue:
             return False
@@ -244,7 +268,9 @@ class LeaseBook:
         return [lease.grant().lease for lease in self._holders[slot].leases.values() if lease.left]
 
     def drop_slot(self, slot: int) -> int:
-        """End all leases of a lost worker, hold its part of the current deal, and return the fragments it owed."""
+        """End all leases of a lost worker, hold its part of the current deal, and return the
+        fragments it owed.
+        """
         holder = self._holders.pop(slot)
         self.held += sum(lease.left for lease in holder.leases.values() if lease.deal)
         if self.pacing is not None:
@@ -252,7 +278,9 @@ class LeaseBook:
         return holder.owed
 
     def _may_pass_over(self, waited_s: float, timeout_s: float) -> bool:
-        """Return whether a worker counts as overdue although no other sends: some workers wait for a lease."""
+        """Return whether a worker counts as overdue although no other sends: some workers wait for
+        a lease.
+        """
         return waited_s > _FIRST_PATIENCE * timeout_s and any(
             not holder.is_overdue and not holder.owed for holder in self._holders.values()
         )
@@ -281,17 +309,23 @@ class WorkerLeases:
         if lease.fragments <= held.lease.fragments and lease.min_version <= held.lease.min_version:
             return False
         fragments = max(lease.fragments, held.lease.fragments)
-        held.lease = Lease(lease.lease_id, fragments, max(lease.min_version, held.lease.min_version))
+        held.lease = Lease(
+            lease.lease_id, fragments, max(lease.min_version, held.lease.min_version)
+        )
         return True
 
     def available(self, version: int) -> int:
         """Return the number of fragments that can begin with a policy of this version."""
         return sum(
-            held.lease.fragments - held.begun for held in self._leases.values() if held.lease.min_version <= version
+            held.lease.fragments - held.begun
+            for held in self._leases.values()
+            if held.lease.min_version <= version
         )
 
     def begin(self, version: int) -> int | None:
-        """Begin a fragment under the oldest lease that allows it; return the lease id, or None if none does."""
+        """Begin a fragment under the oldest lease that allows it; return the lease id, or None if
+        none does.
+        """
         for lease_id, held in self._leases.items():
             if held.begun < held.lease.fragments and held.lease.min_version <= version:
                 held.begun += 1
@@ -300,7 +334,9 @@ class WorkerLeases:
         return None
 
     def finish(self, lease_id: int) -> bool:
-        """End a fragment that was begun; return False if it does not belong to a lease still held."""
+        """End a fragment that was begun; return False if it does not belong to a lease still
+        held.
+        """
         held = self._leases.get(lease_id)
         if held is None or not held.open:
             return False
@@ -308,7 +344,9 @@ class WorkerLeases:
         return True
 
     def give_back(self, lease_id: int) -> bool:
-        """End a fragment without a result, so that it can be begun again; return False as `finish` does."""
+        """End a fragment without a result, so that it can be begun again; return False as `finish`
+        does.
+        """
         if not self.finish(lease_id):
             return False
         self._leases[lease_id].begun -= 1
@@ -317,7 +355,11 @@ class WorkerLeases:
     def version_needed(self) -> int | None:
         """Return the lowest version that would allow a fragment, or None if no lease is left."""
         return min(
-            (held.lease.min_version for held in self._leases.values() if held.begun < held.lease.fragments),
+            (
+                held.lease.min_version
+                for held in self._leases.values()
+                if held.begun < held.lease.fragments
+            ),
             default=None,
         )
 

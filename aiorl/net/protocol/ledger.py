@@ -2,9 +2,10 @@
 
     sampled = trained + queued + in flight + discarded (with the reason) + lost (with the reason)
 
-*Sampled* is the cumulative count that workers report, so a lost message changes nothing. *In flight* means reported and
-not yet received; *queued* means received and neither trained nor discarded. *Lost* means in flight when the incarnation
-ended, or queued or in flight when the learner process ended.
+*Sampled* is the cumulative count that workers report, so a lost message changes nothing. *In
+flight* means reported and not yet received; *queued* means received and neither trained nor
+discarded. *Lost* means in flight when the incarnation ended, or queued or in flight when the
+learner process ended.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from aiorl.errors import InternalError, RemoteProtocolError
 
 LEARNER_RESTARTED = "learner restarted"
 MAX_FRAGMENT_STEPS = 1 << 24
-"""Limit of env steps and of rows in one fragment of any run; the message size limit is usually far lower."""
+"""Limit of env steps and of rows in one fragment of any run; the message size limit is usually far
+lower."""
 
 
 @dataclass(slots=True)
@@ -59,8 +61,11 @@ class Ledger:
             raise InternalError(f"incarnation {incarnation} has an account already")
         self._accounts[incarnation] = _Account()
 
-    def report(self, incarnation: str, sampled_total: int, *, max_in_flight: float = math.inf) -> None:
-        """Enter the total that an incarnation reports; a total below an earlier one changes nothing.
+    def report(
+        self, incarnation: str, sampled_total: int, *, max_in_flight: float = math.inf
+    ) -> None:
+        """Enter the total that an incarnation reports; a total below an earlier one changes
+        nothing.
 
         Args:
             incarnation: owner of the account.
@@ -74,8 +79,8 @@ class Ledger:
         fresh = max(0, sampled_total - account.reported)
         if fresh and account.in_flight + fresh > max_in_flight:
             raise RemoteProtocolError(
-                f"claims {sampled_total} env steps sampled, of which {account.received} have arrived; its leases "
-                f"allow {max_in_flight:.0f} in flight",
+                f"claims {sampled_total} env steps sampled, of which {account.received} have"
+                f" arrived; its leases allow {max_in_flight:.0f} in flight",
                 field="sampled_total",
             )
         account.reported += fresh
@@ -91,7 +96,8 @@ class Ledger:
         account = self._accounts[incarnation]
         if env_steps > account.in_flight:
             raise RemoteProtocolError(
-                f"{env_steps} env steps arrived, but only {account.in_flight} were in flight", field="sampled_total"
+                f"{env_steps} env steps arrived, but only {account.in_flight} were in flight",
+                field="sampled_total",
             )
         account.received += env_steps
         self.in_flight -= env_steps
@@ -108,7 +114,9 @@ class Ledger:
         self.discarded[reason] += env_steps
 
     def close(self, incarnation: str, reason: str) -> int:
-        """Close the account of an incarnation, count its steps in flight as lost, and return their number."""
+        """Close the account of an incarnation, count its steps in flight as lost, and return their
+        number.
+        """
         account = self._accounts.pop(incarnation)
         lost = account.in_flight
         self.in_flight -= lost
@@ -122,13 +130,23 @@ class Ledger:
         Raises:
             InternalError: when they do not.
         """
-        parts = [self.trained, self.queued, self.in_flight, *self.discarded.values(), *self.lost.values()]
+        parts = [
+            self.trained,
+            self.queued,
+            self.in_flight,
+            *self.discarded.values(),
+            *self.lost.values(),
+        ]
         open_in_flight = sum(account.in_flight for account in self._accounts.values())
         if self.sampled != sum(parts) or min(parts) < 0 or open_in_flight != self.in_flight:
-            raise InternalError(f"the ledger does not balance: {self.as_dict()}, open accounts {open_in_flight}")
+            raise InternalError(
+                f"the ledger does not balance: {self.as_dict()}, open accounts {open_in_flight}"
+            )
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the account for results and checkpoints: ints, and ``discarded`` and ``lost`` by reason."""
+        """Return the account for results and checkpoints: ints, and ``discarded`` and ``lost`` by
+        reason.
+        """
         return {
             "sampled": self.sampled,
             "trained": self.trained,
@@ -140,11 +158,15 @@ class Ledger:
 
     @classmethod
     def from_dict(cls, state: Mapping[str, Any]) -> Ledger:
-        """Return the account of a resumed learner from `as_dict`; steps queued or in flight then are lost."""
+        """Return the account of a resumed learner from `as_dict`; steps queued or in flight then
+        are lost.
+        """
         ledger = cls()
         ledger.sampled = int(state["sampled"])
         ledger.trained = int(state["trained"])
-        ledger.discarded.update({str(reason): int(steps) for reason, steps in state["discarded"].items()})
+        ledger.discarded.update(
+            {str(reason): int(steps) for reason, steps in state["discarded"].items()}
+        )
         ledger.lost.update({str(reason): int(steps) for reason, steps in state["lost"].items()})
         gone = int(state["queued"]) + int(state["in_flight"])
         if gone:
@@ -154,5 +176,7 @@ class Ledger:
 
     def _take_queued(self, env_steps: int) -> None:
         if not 0 <= env_steps <= self.queued:
-            raise InternalError(f"{env_steps} env steps cannot be taken from {self.queued} queued ones")
+            raise InternalError(
+                f"{env_steps} env steps cannot be taken from {self.queued} queued ones"
+            )
         self.queued -= env_steps

@@ -1,18 +1,21 @@
-"""Pacing of a streaming run: how many fragments may be under way, and which worker gets the next lease.
+"""Pacing of a streaming run: how many fragments may be under way, and which worker gets the next
+lease.
 
-All workers share one budget. Let a batch have ``B`` fragments and samples be at most ``L`` policy versions old. The
-fragments leased, queued and held by the learner together stay within at most ``(R + 1) B``, because the last of them is
-``R`` versions old when its turn comes. The *reach* ``R`` begins at ``L``. Each fragment that arrives too old lowers it
-by one step: a tenth of ``L``, or less if more than 200 fragments may be under way. Every 400 fragments that arrive in
-time raise it by one step.
+All workers share one budget. Let a batch have ``B`` fragments and samples be at most ``L`` policy
+versions old. The fragments leased, queued and held by the learner together stay within at most ``(R
++ 1) B``, because the last of them is ``R`` versions old when its turn comes. The *reach* ``R``
+begins at ``L``. Each fragment that arrives too old lowers it by one step: a tenth of ``L``, or less
+if more than 200 fragments may be under way. Every 400 fragments that arrive in time raise it by one
+step.
 
-Within that bound the budget follows the learner. It grows by a quarter while the learner waits for fragments because
-the budget held workers back. It shrinks by half of the fragments queued beyond one batch. The next lease goes to the
-worker that owes the fewest fragments and, among those, was given the least work in seconds. A worker whose fragment
-would be more than ``R`` versions old is *left out* until the policy slows down or a *trial*, a single fragment, shows
-that the worker has become faster. A worker that has sent fewer than two fragments is on trial, too. Workers that have
-failed no trial get one immediately; the others take turns while fewer than 1 in 400 fragments arrive too old. Trials
-take at most half of the budget if other workers could use it.
+Within that bound the budget follows the learner. It grows by a quarter while the learner waits for
+fragments because the budget held workers back. It shrinks by half of the fragments queued beyond
+one batch. The next lease goes to the worker that owes the fewest fragments and, among those, was
+given the least work in seconds. A worker whose fragment would be more than ``R`` versions old is
+*left out* until the policy slows down or a *trial*, a single fragment, shows that the worker has
+become faster. A worker that has sent fewer than two fragments is on trial, too. Workers that have
+failed no trial get one immediately; the others take turns while fewer than 1 in 400 fragments
+arrive too old. Trials take at most half of the budget if other workers could use it.
 """
 
 from __future__ import annotations
@@ -28,15 +31,18 @@ _FIRST_BATCHES = 4
 _UNBOUNDED = 1 << 30
 _SMOOTHING, _UPDATE_SMOOTHING = 0.2, 0.05
 _MARGIN = 0.5
-"""Number of deviations above the mean fragment time at which a fragment must still be young enough."""
+"""Number of deviations above the mean fragment time at which a fragment must still be young
+enough."""
 _STARVED = 0.02
 """Share of the time: above it, the learner counts as waiting for fragments."""
 _STEP, _LEAST_REACH = 0.1, 0.15
-"""Shares of L: the reach falls by the first for each fragment that arrives too old, and never below the second."""
+"""Shares of L: the reach falls by the first for each fragment that arrives too old, and never below
+the second."""
 _MANY = 200
 """Above this number of fragments under way, the step is smaller."""
 _MAX_STALE = 1 / 400
-"""Share of fragments that may arrive too old: here the reach stays constant; above it, failed workers get no trial."""
+"""Share of fragments that may arrive too old: here the reach stays constant; above it, failed
+workers get no trial."""
 _IN_HAND = 2
 """Batches held by the learner: one in use, one that waits for it."""
 _LOOK_AGAIN_S = 0.1
@@ -112,13 +118,19 @@ class Pacing:
     """
 
     def __init__(
-        self, fragments_per_batch: int, max_policy_lag: int | None, per_worker: int, largest: int | None = None
+        self,
+        fragments_per_batch: int,
+        max_policy_lag: int | None,
+        per_worker: int,
+        largest: int | None = None,
     ) -> None:
         self._batch = fragments_per_batch
         self._max_lag = max_policy_lag
         self._reach = float(max_policy_lag or 0)
         self.per_worker = per_worker
-        self.largest = _UNBOUNDED if max_policy_lag is None else (max_policy_lag + 1) * fragments_per_batch
+        self.largest = (
+            _UNBOUNDED if max_policy_lag is None else (max_policy_lag + 1) * fragments_per_batch
+        )
         if largest is not None:
             self.largest = min(self.largest, max(largest, fragments_per_batch))
         self._step = self._reach * _STEP * min(1.0, _MANY / self.largest)
@@ -128,7 +140,9 @@ class Pacing:
         self._ready: list[_Turn] = []
         self._trials: list[_Turn] = []
         self._num_turns = 0
-        self._level_s = 0.0  # ``share_s`` of the worker that was leased a fragment last, except for trials
+        self._level_s = (
+            0.0  # ``share_s`` of the worker that was leased a fragment last, except for trials
+        )
         self._num_on_trial = 0  # workers that owe a trial
         self._update_s = 0.0
         self._last_update = float("-inf")
@@ -136,7 +150,8 @@ class Pacing:
         self._held_back = False
         self._num_arrived = self._num_stale = self._num_at_change = 0
 
-    # Workers ------------------------------------------------------------------------------------------------
+    # Workers
+    # ----------------------------------------------------------------------------------------------
 
     def join(self, slot: int) -> None:
         """Add a worker; it begins level with the worker whose turn came last."""
@@ -150,14 +165,18 @@ class Pacing:
             del self._paces[slot]
 
     def write_off(self, slot: int) -> None:
-        """Stop waiting for the fragments a worker owes; it gets no further lease until it sends one."""
+        """Stop waiting for the fragments a worker owes; it gets no further lease until it sends
+        one.
+        """
         pace = self._paces[slot]
         self.outstanding -= pace.owed
         pace.owed = pace.turn = 0
         self._end_trial(pace)
 
     def arrived(self, slot: int, begun: float, now: float) -> None:
-        """Record the arrival of a fragment that the worker could begin at ``begun`` at the earliest."""
+        """Record the arrival of a fragment that the worker could begin at ``begun`` at the
+        earliest.
+        """
         pace = self._paces[slot]
         if pace.owed:
             pace.owed -= 1
@@ -170,7 +189,9 @@ class Pacing:
             self._reach = min(self._max_lag, self._reach + _MAX_STALE * self._step)
         pace.was_trial = self._end_trial(pace)
         if pace.was_trial or pace.mean_s < 0:
-            pace.needs_trial = pace.num_brought < 2  # the first one, in which environments were built, says little
+            pace.needs_trial = (
+                pace.num_brought < 2
+            )  # the first one, in which environments were built, says little
             pace.mean_s, pace.deviation_s = took_s, took_s / 4
         else:
             off_s = took_s - pace.mean_s
@@ -191,10 +212,13 @@ class Pacing:
     def slow_workers(self) -> list[SlowWorker]:
         """Return the workers left out because the policy outruns their fragments."""
         each_s = self._update_s or float("inf")
-        left_out = [pace for pace in self._paces.values() if pace.needs_trial and pace.num_brought > 1]
+        left_out = [
+            pace for pace in self._paces.values() if pace.needs_trial and pace.num_brought > 1
+        ]
         return [SlowWorker(pace.slot, pace.mean_s, pace.mean_s / each_s) for pace in left_out]
 
-    # The learner --------------------------------------------------------------------------------------------
+    # The learner
+    # ----------------------------------------------------------------------------------------------
 
     def updated(self, waited_s: float, queued: int, now: float) -> None:
         """Record that an update has ended.
@@ -229,10 +253,12 @@ class Pacing:
             return self.largest
         return min(self.largest, int((self._reach + 1) * self._batch))
 
-    # Leases -------------------------------------------------------------------------------------------------
+    # Leases
+    # ----------------------------------------------------------------------------------------------
 
     def next_leases(self, waiting: int, now: float) -> list[int]:
-        """Return the slots to lease a fragment to now, and count these as leased; a slot can occur more than once.
+        """Return the slots to lease a fragment to now, and count these as leased; a slot can occur
+        more than once.
 
         Args:
             waiting: fragments queued or held by the learner.
@@ -270,18 +296,29 @@ class Pacing:
         """
         owed = [pace.owed for pace in self._paces.values()]
         if sum(owed) != self.outstanding or min(owed, default=0) < 0:
-            raise InternalError(f"{self.outstanding} fragments are counted as leased, but workers owe {sum(owed)}")
+            raise InternalError(
+                f"{self.outstanding} fragments are counted as leased, but workers owe {sum(owed)}"
+            )
         on_trial = sum(pace.owes_trial for pace in self._paces.values())
         if on_trial != self._num_on_trial:
-            raise InternalError(f"{self._num_on_trial} workers are counted as on trial, but {on_trial} are")
+            raise InternalError(
+                f"{self._num_on_trial} workers are counted as on trial, but {on_trial} are"
+            )
 
     def _whose_turn(self, waiting: int, now: float) -> _Pace | None:
         """Return the worker that is next, or None if no worker may owe another fragment."""
         are_trials_first = self._num_on_trial < max(1, self.budget // 2)
-        for line in (self._trials, self._ready) if are_trials_first else (self._ready, self._trials):
+        for line in (
+            (self._trials, self._ready) if are_trials_first else (self._ready, self._trials)
+        ):
             while line:
                 first, _, turn, pace = line[0]
-                if turn == pace.turn and line is self._trials and first and not self._may_try_again(waiting):
+                if (
+                    turn == pace.turn
+                    and line is self._trials
+                    and first
+                    and not self._may_try_again(waiting)
+                ):
                     break
                 heapq.heappop(line)
                 if turn != pace.turn:
@@ -298,14 +335,18 @@ class Pacing:
         """Put a worker in line if it may owe another fragment."""
         pace.turn = 0
         line = self._trials if pace.needs_trial else self._ready
-        if len(line) > _MAX_LINE + 4 * len(self._paces):  # most entries are stale: newer ones replace them
+        if len(line) > _MAX_LINE + 4 * len(
+            self._paces
+        ):  # most entries are stale: newer ones replace them
             line[:] = [entry for entry in line if entry[2] == entry[3].turn]
             heapq.heapify(line)
         if pace.owed < (1 if pace.needs_trial else self.per_worker):
             self._num_turns += 1
             pace.turn = self._num_turns
             first = pace.num_failed if pace.needs_trial else pace.owed
-            heapq.heappush(line, (first, 0.0 if pace.needs_trial else pace.share_s, pace.turn, pace))
+            heapq.heappush(
+                line, (first, 0.0 if pace.needs_trial else pace.share_s, pace.turn, pace)
+            )
 
     def _end_trial(self, pace: _Pace) -> bool:
         """Clear the worker's trial; return whether it owed one."""
@@ -324,6 +365,11 @@ class Pacing:
         if self._max_lag is None or not self._update_s:
             return True
         each_s = max(self._update_s, now - self._last_update)
-        # Today's queue says little about the queue at arrival: the learner's hands alone may be full by then.
-        lag = (pace.mean_s + _MARGIN * pace.deviation_s) / each_s + min(waiting / self._batch, _IN_HAND)
-        return lag <= self._reach or pace.mean_s <= each_s  # a fast worker's long queue is the budget's concern
+        # Today's queue says little about the queue at arrival: the learner's hands alone may be
+        # full by then.
+        lag = (pace.mean_s + _MARGIN * pace.deviation_s) / each_s + min(
+            waiting / self._batch, _IN_HAND
+        )
+        return (
+            lag <= self._reach or pace.mean_s <= each_s
+        )  # a fast worker's long queue is the budget's concern

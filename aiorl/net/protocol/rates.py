@@ -27,7 +27,10 @@ class Newest(OrderedDict[K, V]):
 
 
 class Allowance:
-    """Token bucket: ``at_once`` tokens, refilled at ``per_s`` a second; it starts with ``at_first`` if that is more."""
+    """Token bucket:
+
+    ``at_once`` tokens, refilled at ``per_s`` a second; it starts with ``at_first`` if that is more.
+    """
 
     __slots__ = ("_at", "_at_once", "_left", "_per_s")
 

@@ -1,4 +1,6 @@
-"""Registered workers, workers that wait for a slot, and a bounded memory of all other connections."""
+"""Registered workers, workers that wait for a slot, and a bounded memory of all other
+connections.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,12 @@ from aiorl.net.protocol.rates import Allowance, Newest
 from aiorl.net.wire.messages import Hello
 
 MAX_REMEMBERED = 4096
-"""Number of connections without a worker, and of ended incarnations, to remember; the oldest are forgotten."""
+"""Number of connections without a worker, and of ended incarnations, to remember; the oldest are
+forgotten."""
 _HELLOS_AT_ONCE, _HELLOS_PER_S = 256, 4.0
 _NEEDLESS_AT_ONCE, _NEEDLESS_PER_S = 1 << 16, 256.0
-"""Limits for needless messages of a worker: duplicates, replies to no call, and failures that do not end it.
+"""Limits for needless messages of a worker: duplicates, replies to no call, and failures that do
+not end it.
 
 A worker keeps at most 1,024 fragments and sends them all again after each welcome.
 """
@@ -54,7 +58,9 @@ class Worker:
     state: str = "joining"
     in_env_s: float = 0.0
     hung_up: bool = False
-    needless: Allowance = field(default_factory=lambda: Allowance(_NEEDLESS_AT_ONCE, _NEEDLESS_PER_S))
+    needless: Allowance = field(
+        default_factory=lambda: Allowance(_NEEDLESS_AT_ONCE, _NEEDLESS_PER_S)
+    )
 
     @property
     def host_elsewhere(self) -> str:
@@ -63,7 +69,8 @@ class Worker:
 
 
 class Roster:
-    """Live workers by slot, process, incarnation or peer; at most ``max_workers``, one for each slot and process.
+    """Live workers by slot, process, incarnation or peer; at most ``max_workers``, one for each
+    slot and process.
 
     Attributes:
         by_slot: slot -> worker.
@@ -88,7 +95,9 @@ class Roster:
         self.buried: Newest[str, None] = Newest(MAX_REMEMBERED)
 
     def free_slot(self, hint: int, worker_id: str) -> int:
-        """Return the hinted slot if it is free and not another process's, else the lowest free one; 0 for none."""
+        """Return the hinted slot if it is free and not another process's, else the lowest free one;
+        0 for none.
+        """
         is_own = self.reserved.get(hint, worker_id) == worker_id
         if is_own and 0 < hint <= self._max_workers and hint not in self.by_slot:
             return hint
@@ -152,7 +161,10 @@ class Peer:
 
 @dataclass(slots=True, eq=False)
 class Waiting:
-    """A Hello that waits for a slot since time ``since``; ``source`` is its key, or else its host."""
+    """A Hello that waits for a slot since time ``since``;
+
+    ``source`` is its key, or else its host.
+    """
 
     peer: bytes
     hello: Hello
@@ -162,11 +174,15 @@ class Waiting:
 
 
 class Line:
-    """Waiting Hellos, one for each connection; sources take turns, so that none can block the others."""
+    """Waiting Hellos, one for each connection; sources take turns, so that none can block the
+    others.
+    """
 
     def __init__(self) -> None:
         self._waiting: dict[bytes, Waiting] = {}
-        self._turns: OrderedDict[str, OrderedDict[bytes, None]] = OrderedDict()  # their peers by source, next one first
+        self._turns: OrderedDict[str, OrderedDict[bytes, None]] = (
+            OrderedDict()
+        )  # their peers by source, next one first
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -179,7 +195,9 @@ class Line:
         return self._waiting.get(peer)
 
     def put(self, waiting: Waiting) -> None:
-        """Add a Hello; it replaces an earlier one of the same connection and keeps its place in line."""
+        """Add a Hello; it replaces an earlier one of the same connection and keeps its place in
+        line.
+        """
         waiting.source = self._waiting.get(waiting.peer, waiting).source
         self._waiting[waiting.peer] = waiting
         self._turns.setdefault(waiting.source, OrderedDict()).setdefault(waiting.peer)

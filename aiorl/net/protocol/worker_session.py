@@ -1,11 +1,11 @@
 """A worker's side of the protocol: no socket, no clock; ``now`` is any monotonic time in seconds.
 
-The shell calls ``connected``, ``disconnected``, ``receive``, ``broadcast`` and, at least every 0.25 s, ``tick``. After
-each call it drains ``messages_to_send()`` and ``events()``. The service calls ``start_fragment`` before it samples and
-passes the result to ``fragment_done``.
+The shell calls ``connected``, ``disconnected``, ``receive``, ``broadcast`` and, at least every 0.25
+s, ``tick``. After each call it drains ``messages_to_send()`` and ``events()``. The service calls
+``start_fragment`` before it samples and passes the result to ``fragment_done``.
 
-    CONNECTING --Welcome--> REGISTERED --learner silent--> PAUSED --Welcome of the same learner--> REGISTERED
-    any --"incarnation ended", another learner, Bye--> CONNECTING as a new incarnation
+    CONNECTING --Welcome--> REGISTERED --learner silent--> PAUSED --Welcome of the same learner-->
+    REGISTERED any --"incarnation ended", another learner, Bye--> CONNECTING as a new incarnation
     any --refused for good, final Bye, leaving--> ENDED
 """
 
@@ -42,9 +42,10 @@ class WorkerSettings:
         pid: process id of the worker.
         slot_hint: preferred slot, 0 for any.
         transport: configured times; the service replaces them with the learner's.
-        max_unacked: limit of fragments sent and not acknowledged; at the limit, no other fragment begins.
-        max_unacked_bytes: the same limit in bytes, assuming that the next fragments are as large as the newest one; a
-            single fragment may be larger.
+        max_unacked: limit of fragments sent and not acknowledged; at the limit, no other fragment
+            begins.
+        max_unacked_bytes: the same limit in bytes, assuming that the next fragments are as large as
+            the newest one; a single fragment may be larger.
     """
 
     worker_id: str
@@ -81,7 +82,9 @@ class WorkerSession:
     """
 
     def __init__(
-        self, settings: WorkerSettings, make_incarnation: Callable[[], str] = lambda: secrets.token_hex(8)
+        self,
+        settings: WorkerSettings,
+        make_incarnation: Callable[[], str] = lambda: secrets.token_hex(8),
     ) -> None:
         self.settings = settings
         self.state = WorkerState.CONNECTING
@@ -94,7 +97,9 @@ class WorkerSession:
         self._fragments = _SentFragments(settings)
         self._is_linked = False
         self._link_words = "no connection yet"
-        self._is_greeting = True  # a Hello is due or unanswered; until then nothing else may be sent
+        self._is_greeting = (
+            True  # a Hello is due or unanswered; until then nothing else may be sent
+        )
         self._hello_wait_s = _FIRST_HELLO_WAIT_S
         self._next_hello = self._last_hello = float("-inf")
         self._refusal = ""  # the learner's reason for refusing us
@@ -111,10 +116,13 @@ class WorkerSession:
         self._in_env_s = 0.0
         self._doing = ""
 
-    # Connection -------------------------------------------------------------------------------------------
+    # Connection
+    # ----------------------------------------------------------------------------------------------
 
     def connected(self, now: float) -> None:
-        """Begin a new connection: say Hello, and resend fragments that the learner does not have."""
+        """Begin a new connection: say Hello, and resend fragments that the learner does not
+        have.
+        """
         if self.state is WorkerState.ENDED:
             return
         self._is_linked = True
@@ -122,7 +130,9 @@ class WorkerSession:
         self._say_hello(now)
 
     def disconnected(self, now: float, reason: str = "") -> None:
-        """Note the loss of the connection; sampling continues within the leases until the learner counts as silent."""
+        """Note the loss of the connection; sampling continues within the leases until the learner
+        counts as silent.
+        """
         self._is_linked = False
         self._link_words = reason or "the connection broke"
         self._greet(now)
@@ -147,7 +157,9 @@ class WorkerSession:
                 self._bye(message, now)
             case m.LearnerBeat():
                 self._learner_beat(message, now)
-            case m.Ack() | m.Lease() | m.Snapshot() | m.Call() if not self.slot or self._is_greeting:
+            case m.Ack() | m.Lease() | m.Snapshot() | m.Call() if (
+                not self.slot or self._is_greeting
+            ):
                 pass
             case m.Ack():
                 self._acked(message, now)
@@ -159,13 +171,16 @@ class WorkerSession:
             case m.Call():
                 self._events.append(ev.CallRequested(message.call_id, message.method))
             case _:
-                raise RemoteProtocolError(f"a learner does not send {type(message).__name__}", field="type")
+                raise RemoteProtocolError(
+                    f"a learner does not send {type(message).__name__}", field="type"
+                )
 
     def broadcast(self, message: m.Message, now: float) -> None:
         """Process a message to all workers.
 
         Raises:
-            RemoteProtocolError: when this type of message is never broadcast; the session continues.
+            RemoteProtocolError: when this type of message is never broadcast; the session
+                continues.
         """
         if self.state is WorkerState.ENDED:
             return
@@ -178,10 +193,14 @@ class WorkerSession:
             case m.Bye():
                 self._bye(message, now)
             case _:
-                raise RemoteProtocolError(f"{type(message).__name__} is never broadcast", field="type")
+                raise RemoteProtocolError(
+                    f"{type(message).__name__} is never broadcast", field="type"
+                )
 
     def tick(self, now: float) -> None:
-        """Let time pass: send a heartbeat, a Hello or a snapshot request if due, and detect a silent learner."""
+        """Let time pass: send a heartbeat, a Hello or a snapshot request if due, and detect a
+        silent learner.
+        """
         transport = self.settings.transport
         stood_still = 0.0 if self._last_tick is None else now - self._last_tick
         self._last_tick = now
@@ -190,10 +209,15 @@ class WorkerSession:
         if self.state is WorkerState.REGISTERED and stood_still > transport.heartbeat_timeout_s / 2:
             # the pause was ours: first process the messages that arrived meanwhile
             self._last_heard = min(now, self._last_heard + stood_still)
-        if self.state is WorkerState.REGISTERED and now - self._last_heard > transport.heartbeat_timeout_s:
+        if (
+            self.state is WorkerState.REGISTERED
+            and now - self._last_heard > transport.heartbeat_timeout_s
+        ):
             self.state = WorkerState.PAUSED
             self._greet(now)
-            self._events.append(ev.LearnerLost(f"the learner has been silent for {now - self._last_heard:.0f} s"))
+            self._events.append(
+                ev.LearnerLost(f"the learner has been silent for {now - self._last_heard:.0f} s")
+            )
         if self._is_linked and self._is_greeting and now >= self._next_hello:
             self._say_hello(now)
         if not self._may_speak():
@@ -208,23 +232,29 @@ class WorkerSession:
         elif now - self._behind_since >= self._snapshot_wait_s:
             self._ask_snapshot(now)
 
-    # Sampling ---------------------------------------------------------------------------------------------
+    # Sampling
+    # ----------------------------------------------------------------------------------------------
 
     def may_sample(self, version: int) -> bool:
         """Return whether a fragment can begin now with a policy of this version."""
         return self._may_begin() and self._leases.available(version) > 0
 
     def start_fragment(self, version: int) -> int | None:
-        """Begin a fragment with a policy of this version; return the id of its lease, or None if none may begin."""
+        """Begin a fragment with a policy of this version; return the id of its lease, or None if
+        none may begin.
+        """
         return self._leases.begin(version) if self._may_begin() else None
 
     def fragment_done(self, samples: m.Samples, now: float) -> bool:
-        """Send a fragment; its ``lease_id`` comes from `start_fragment`, and ``seq`` and the total are set here.
+        """Send a fragment; its ``lease_id`` comes from `start_fragment`, and ``seq`` and the total
+        are set here.
 
-        Its arrays must not change until the learner has acknowledged it, because it may be sent again.
+        Its arrays must not change until the learner has acknowledged it, because it may be sent
+        again.
 
         Returns:
-            False if the fragment belongs to an earlier incarnation and was dropped; the learner counts it as lost.
+            False if the fragment belongs to an earlier incarnation and was dropped; the learner
+            counts it as lost.
         """
         if not self._leases.finish(samples.lease_id):
             return False
@@ -244,8 +274,12 @@ class WorkerSession:
         return self._leases.give_back(lease_id)
 
     def note_progress(self, state: str, in_env_s: float = 0.0) -> None:
-        """Set the activity for the next heartbeat, which is sent immediately if the learner acts on it."""
-        if state != self._doing and not {m.BUILDING, m.OUT_OF_DATA}.isdisjoint((state, self._doing)):
+        """Set the activity for the next heartbeat, which is sent immediately if the learner acts on
+        it.
+        """
+        if state != self._doing and not {m.BUILDING, m.OUT_OF_DATA}.isdisjoint(
+            (state, self._doing)
+        ):
             self._last_beat = float("-inf")
         self._doing = state
         self._in_env_s = in_env_s
@@ -265,7 +299,8 @@ class WorkerSession:
         """Finished fragments that the learner has not acknowledged."""
         return len(self._fragments)
 
-    # Saying -----------------------------------------------------------------------------------------------
+    # Saying
+    # ----------------------------------------------------------------------------------------------
 
     def reply(self, call_id: int, ok: bool, result: m.Plain, now: float) -> None:
         """Answer a CallRequested."""
@@ -280,7 +315,9 @@ class WorkerSession:
         self.state = WorkerState.ENDED
 
     def leaving(self, reason: str, now: float) -> None:
-        """End on purpose; the learner frees the slot immediately and counts unfinished fragments as lost."""
+        """End on purpose; the learner frees the slot immediately and counts unfinished fragments as
+        lost.
+        """
         if self._may_speak():
             self._say(m.Leaving(reason, self.sampled_total), now)
         self.state = WorkerState.ENDED
@@ -293,8 +330,8 @@ class WorkerSession:
     def messages_to_send(self) -> list[m.UpMessage]:
         """Return the messages to send, in order, and clear the list.
 
-        Discard messages that could not be sent before the connection broke: once the learner has answered the next
-        Hello, the session sends everything that matters again.
+        Discard messages that could not be sent before the connection broke: once the learner has
+        answered the next Hello, the session sends everything that matters again.
         """
         out, self._out = self._out, []
         return out
@@ -311,7 +348,11 @@ class WorkerSession:
         if self.state is not WorkerState.REGISTERED:
             return self._waiting_text(now)
         if not self._is_linked:
-            doing = "finishing leased fragments" if self._leases.begun else "waiting for it to come back"
+            doing = (
+                "finishing leased fragments"
+                if self._leases.begun
+                else "waiting for it to come back"
+            )
             return f"the connection is gone ({self._link_words}): {doing}"
         needed = self._leases.version_needed()
         if self._fragments.is_full(self._leases.begun):
@@ -324,7 +365,8 @@ class WorkerSession:
             return f"waiting for policy version {needed}, have {self.version}"
         return "about to sample"
 
-    # Inside -----------------------------------------------------------------------------------------------
+    # Inside
+    # ----------------------------------------------------------------------------------------------
 
     def _waiting_text(self, now: float) -> str:
         if not self._is_linked:
@@ -334,13 +376,18 @@ class WorkerSession:
             return f"learner silent for {now - self._last_heard:.0f} s: {every}"
         if self._refusal:
             return f"the learner says: {self._refusal}; {every}"
-        return f"waiting for the learner to {'get ready' if self._is_learner_unready else 'answer'}; {every}"
+        return (
+            f"waiting for the learner to {'get ready' if self._is_learner_unready else 'answer'};"
+            f" {every}"
+        )
 
     def _may_speak(self) -> bool:
         return self._is_linked and not self._is_greeting and self.state is WorkerState.REGISTERED
 
     def _may_begin(self) -> bool:
-        return self.state is WorkerState.REGISTERED and not self._fragments.is_full(self._leases.begun)
+        return self.state is WorkerState.REGISTERED and not self._fragments.is_full(
+            self._leases.begun
+        )
 
     def _say(self, message: m.UpMessage, now: float) -> None:
         self._out.append(message)
@@ -355,7 +402,9 @@ class WorkerSession:
         self._out.clear()
 
     def _hurry(self, now: float) -> None:
-        """Say Hello at the next tick instead of waiting for the backoff, because the learner is alive."""
+        """Say Hello at the next tick instead of waiting for the backoff, because the learner is
+        alive.
+        """
         if now - self._last_hello >= _HELLO_AGAIN_S:
             self._next_hello = now
 
@@ -398,7 +447,9 @@ class WorkerSession:
             if was_paused:
                 self._events.append(ev.LearnerBack())
         self._acked(m.Ack(welcome.acked_seq, resend=True), now)
-        self._last_beat = float("-inf")  # beat at the next tick: the totals may have been lost on the way
+        self._last_beat = float(
+            "-inf"
+        )  # beat at the next tick: the totals may have been lost on the way
 
     def _refused(self, refusal: m.Refused, now: float) -> None:
         if refusal.incarnation and refusal.incarnation != self.incarnation:
@@ -436,7 +487,9 @@ class WorkerSession:
             self._learners_version = max(self._learners_version, beat.version)
 
     def _reincarnate(self, reason: str, now: float) -> None:
-        """Start over as a new incarnation; the learner counts the old one as lost, or is another learner."""
+        """Start over as a new incarnation; the learner counts the old one as lost, or is another
+        learner.
+        """
         self.state = WorkerState.CONNECTING
         self.incarnation = self._make_incarnation()
         self._former_slot = self.slot or self._former_slot
@@ -460,7 +513,9 @@ class WorkerSession:
                 self._say(message, now)
 
     def _begin_with(self, version: int) -> None:
-        """Begin with a snapshot of this version; a newer one may be in flight, so wait a second before asking."""
+        """Begin with a snapshot of this version; a newer one may be in flight, so wait a second
+        before asking.
+        """
         self.version = self._learners_version = version
         self._snapshot_wait_s = _SNAPSHOT_WAIT_S
         self._behind_since = None
@@ -506,13 +561,17 @@ class _SentFragments:
         return (message for message, _ in self._unacked)
 
     def is_full(self, begun: int) -> bool:
-        """Return whether no further fragment can begin, in addition to ``begun`` ones, until more are acknowledged."""
+        """Return whether no further fragment can begin, in addition to ``begun`` ones, until more
+        are acknowledged.
+        """
         settings, held = self._settings, len(self._unacked) + begun
         expected = self._bytes + (begun + 1) * self._newest_bytes
         return held >= settings.max_unacked or (held > 0 and expected > settings.max_unacked_bytes)
 
     def add(self, samples: m.Samples) -> m.Samples:
-        """Keep a finished fragment, and return the message to send, with its number and the total."""
+        """Keep a finished fragment, and return the message to send, with its number and the
+        total.
+        """
         self.sampled_total += samples.env_steps
         message = dataclasses.replace(samples, seq=self.next_seq, sampled_total=self.sampled_total)
         self.next_seq += 1
@@ -529,5 +588,8 @@ class _SentFragments:
 
 
 def _array_bytes(samples: m.Samples) -> int:
-    groups: list[Mapping[str, m.AnyArray]] = [*samples.batches.values(), *samples.filter_deltas.values()]
+    groups: list[Mapping[str, m.AnyArray]] = [
+        *samples.batches.values(),
+        *samples.filter_deltas.values(),
+    ]
     return sum(array.nbytes for group in groups for array in group.values())

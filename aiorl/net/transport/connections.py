@@ -1,11 +1,13 @@
 """Connections of a listening socket: their identity, their received bytes, and how to cut them off.
 
-libzmq has no call to disconnect one peer of a ROUTER, but it reports the descriptor of each connection. Cutting a
-connection means shutting down its TCP connection; libzmq then handles it like any other end. The remote address is
-compared first, so that another connection that now has the same descriptor is left alone.
+libzmq has no call to disconnect one peer of a ROUTER, but it reports the descriptor of each
+connection. Cutting a connection means shutting down its TCP connection; libzmq then handles it like
+any other end. The remote address is compared first, so that another connection that now has the
+same descriptor is left alone.
 
-The kernel reports how many bytes a connection has received, whatever libzmq did with them. These counts limit peers
-that send incomplete messages, or more messages than are read (`BacklogGuard`), and reveal silent ones.
+The kernel reports how many bytes a connection has received, whatever libzmq did with them. These
+counts limit peers that send incomplete messages, or more messages than are read (`BacklogGuard`),
+and reveal silent ones.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ from aiorl.net.transport.sockets import SocketMonitor, SocketPump
 
 logger = logging.getLogger(__name__)
 
-# struct tcp_info: 8 bytes, 24 u32, then u64 pacing_rate, max_pacing_rate, bytes_acked, bytes_received
+# struct tcp_info: 8 bytes, 24 u32, then u64 pacing_rate, max_pacing_rate, bytes_acked,
+# bytes_received
 _BYTES_RECEIVED = struct.Struct("=Q")
 _BYTES_RECEIVED_OFFSET = 8 + 24 * 4 + 3 * 8
 
@@ -51,11 +54,13 @@ _MAX_COST_OF_STRANGERS = 256 << 20
 _FEW_BYTES = 1 << 20
 """Unread bytes of an admitted peer that need no look at this process's memory."""
 _EXPENSIVE = 8
-"""Growth of this process for each unread byte above which the data must be a flood of tiny frames."""
+"""Growth of this process for each unread byte above which the data must be a flood of tiny
+frames."""
 _MOST_PER_BYTE = 64
 """Most memory that a byte of unread data takes here, in frames without content."""
 MAX_GROWTH_BYTES = 256 << 20
-"""Growth of this process up to which it does not matter how much memory an admitted peer's unread data takes."""
+"""Growth of this process up to which it does not matter how much memory an admitted peer's unread
+data takes."""
 _PAGE_BYTES = os.sysconf("SC_PAGESIZE")
 _LOOKS_WHILE_CALM = 5
 _UNREAD = "too much of its data is unread (a flood, or an endless message): {}"
@@ -68,7 +73,8 @@ class Connection:
 
     Attributes:
         fd: libzmq's descriptor; use it only through `ConnectionTable`.
-        address: "host:port" of the remote side, `LOCAL` for a Unix socket, "" if it was gone before we could ask.
+        address: "host:port" of the remote side, `LOCAL` for a Unix socket, "" if it was gone before
+            we could ask.
         peer: routing id, b"" before its first message.
         user_id: public key it proved (Z85); "" before its first message, and without keys.
         reason: cause to report for its refusal or drop, "" if there is none.
@@ -77,7 +83,8 @@ class Connection:
         seen_delivered: ``delivered`` at the last survey.
         received: bytes received by the kernel at the last survey.
         silent_s: seconds in which surveys have found nothing new.
-        is_admitted: True once it belongs to a registered worker, or the learner has accepted its subscription.
+        is_admitted: True once it belongs to a registered worker, or the learner has accepted its
+            subscription.
     """
 
     fd: int
@@ -94,10 +101,13 @@ class Connection:
 
 
 def bytes_received(fd: int) -> int | None:
-    """Return the bytes that the kernel has received over a TCP descriptor so far, or None if unknown."""
+    """Return the bytes that the kernel has received over a TCP descriptor so far, or None if
+    unknown.
+    """
     if not CAN_TELL_BYTES or fd < 0:
         return None
-    # called often for all connections: no duplicate of the descriptor, since we only read; any family will do
+    # called often for all connections: no duplicate of the descriptor, since we only read; any
+    # family will do
     try:
         connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=fd)
     except OSError:
@@ -125,7 +135,8 @@ def resident_bytes() -> int | None:
 
 @contextlib.contextmanager
 def _borrow(fd: int, address: str | None = None) -> Iterator[socket.socket | None]:
-    """Yield the socket of a descriptor that libzmq owns, or None if there is none; valid within the block.
+    """Yield the socket of a descriptor that libzmq owns, or None if there is none; valid within the
+    block.
 
     ``address`` is the expected address of the other side; None is yielded if it differs.
     """
@@ -135,8 +146,9 @@ def _borrow(fd: int, address: str | None = None) -> Iterator[socket.socket | Non
         if error.errno != errno.EMFILE:
             yield None
             return
-        # a connection must be cut even if this process is out of descriptors. Without a duplicate, libzmq could give
-        # the number to another connection between the check and the call; that one would be cut, and connect again
+        # a connection must be cut even if this process is out of descriptors. Without a duplicate,
+        # libzmq could give the number to another connection between the check and the call; that
+        # one would be cut, and connect again
         duplicate = fd
     try:
         connection = socket.socket(fileno=duplicate)
@@ -199,8 +211,9 @@ def _shut_down(connection: socket.socket, *, reset: bool) -> bool:
 class ConnectionTable:
     """Accepted connections by descriptor and by peer.
 
-    There is at most one for each descriptor, so the process's limit of open files bounds the first table. The second
-    one also contains ended connections, until the user of the table has reported their end and calls `forget`.
+    There is at most one for each descriptor, so the process's limit of open files bounds the first
+    table. The second one also contains ended connections, until the user of the table has reported
+    their end and calls `forget`.
 
     Attributes:
         by_fd: descriptor -> its connection.
@@ -228,7 +241,9 @@ class ConnectionTable:
         return connection
 
     def attach(self, fd: int, peer: bytes, user_id: str) -> Connection | None:
-        """Record peer and key of the connection on this descriptor; return None if its end was already reported."""
+        """Record peer and key of the connection on this descriptor; return None if its end was
+        already reported.
+        """
         connection = self.by_fd.get(fd)
         if connection is None:
             return None
@@ -241,7 +256,9 @@ class ConnectionTable:
         return connection
 
     def end(self, fd: int) -> Connection | None:
-        """Remove and return this descriptor's ended connection; its peer stays known until `forget`."""
+        """Remove and return this descriptor's ended connection; its peer stays known until
+        `forget`.
+        """
         return self.by_fd.pop(fd, None)
 
     def forget(self, connection: Connection) -> None:
@@ -254,7 +271,8 @@ class ConnectionTable:
     def cut(self, connection: Connection, *, reset: bool = False) -> bool:
         """Shut down the TCP connection; return False if it was already gone.
 
-        With ``reset``, data on its way to the other side is discarded, and the kernel keeps nothing of the connection.
+        With ``reset``, data on its way to the other side is discarded, and the kernel keeps nothing
+        of the connection.
         """
         if self.by_fd.get(connection.fd) is not connection:
             return False
@@ -273,16 +291,20 @@ class ConnectionTable:
             connection.seen_delivered = connection.delivered
 
     def look(self, connection: Connection) -> int:
-        """Return the bytes that the kernel has received for this connection so far; the last count if unknown.
+        """Return the bytes that the kernel has received for this connection so far; the last count
+        if unknown.
 
-        If the descriptor now belongs to another connection, this one has ended, and its end is reported next.
+        If the descriptor now belongs to another connection, this one has ended, and its end is
+        reported next.
         """
         received = bytes_received(connection.fd)
         return connection.received if received is None else received
 
 
 def wire_overhead(*, curve: bool) -> tuple[int, int, int]:
-    """Return the largest frame with a short header, and the overhead in bytes of a short and of a long frame."""
+    """Return the largest frame with a short header, and the overhead in bytes of a short and of a
+    long frame.
+    """
     box = 33 if curve else 0  # name of the command, nonce, authentication and flags
     return 255 - box, 2 + box, 9 + box
 
@@ -290,42 +312,48 @@ def wire_overhead(*, curve: bool) -> tuple[int, int, int]:
 class BacklogGuard:
     """Thread that cuts off connections with too many unread bytes.
 
-    A receive high-water mark makes libzmq stop reading a connection and start again later. If the connection was reset
-    meanwhile and a heartbeat of the peer waits for an answer, libzmq 4.3.5 then aborts the process. The learner's
-    sockets therefore have no mark. The kernel knows how much a connection has received, and the endpoint how much was
-    read; the difference waits in libzmq. A connection that exceeds a bound is cut off. A thread checks this, because a
-    flood on loopback brings gigabytes in a second, and the loop may be busy for part of it.
+    A receive high-water mark makes libzmq stop reading a connection and start again later. If the
+    connection was reset meanwhile and a heartbeat of the peer waits for an answer, libzmq 4.3.5
+    then aborts the process. The learner's sockets therefore have no mark. The kernel knows how much
+    a connection has received, and the endpoint how much was read; the difference waits in libzmq. A
+    connection that exceeds a bound is cut off. A thread checks this, because a flood on loopback
+    brings gigabytes in a second, and the loop may be busy for part of it.
 
-    A peer without a registered worker needs to send only a ``hello`` or a question, so it may have few bytes unread,
-    whatever the learner has answered. Its bytes count 32 times, because it could send an endless message of empty
-    frames: each takes 64 bytes in libzmq for 2 on the wire.
+    A peer without a registered worker needs to send only a ``hello`` or a question, so it may have
+    few bytes unread, whatever the learner has answered. Its bytes count 32 times, because it could
+    send an endless message of empty frames: each takes 64 bytes in libzmq for 2 on the wire.
 
-    A registered worker's message may be large, and libzmq does not report the number of its frames before it is whole.
-    The memory of this process does: if it has grown by many times the unread bytes since they began to pile up, they
-    are no fragments. The connection with the most is cut off then. Data of encrypted connections takes about the memory
-    of its bytes, so their user leaves this out.
+    A registered worker's message may be large, and libzmq does not report the number of its frames
+    before it is whole. The memory of this process does: if it has grown by many times the unread
+    bytes since they began to pile up, they are no fragments. The connection with the most is cut
+    off then. Data of encrypted connections takes about the memory of its bytes, so their user
+    leaves this out.
 
-    The unread data of an ended connection is not known exactly, because much may have arrived since the last check.
-    All that end between two checks therefore count with the maximum, but only once, since a single thread receives for
-    all: a whole host of workers can leave. New connections are refused while the sum is too large.
+    The unread data of an ended connection is not known exactly, because much may have arrived since
+    the last check. All that end between two checks therefore count with the maximum, but only once,
+    since a single thread receives for all: a whole host of workers can leave. New connections are
+    refused while the sum is too large.
 
-    The loop adds connections to the table, and a flood can keep it busy before it does: libzmq reads subscriptions in
-    a loop of its own that lasts as long as more of them arrive. While the loop is busy, the thread therefore looks for
-    connections of the port that the table does not contain yet. The bound of a stranger applies to them, too.
+    The loop adds connections to the table, and a flood can keep it busy before it does: libzmq
+    reads subscriptions in a loop of its own that lasts as long as more of them arrive. While the
+    loop is busy, the thread therefore looks for connections of the port that the table does not
+    contain yet. The bound of a stranger applies to them, too.
 
     If the thread dies, its error is raised on the loop and handled like the error of a callback.
 
     Args:
-        table: the connections; the user of the table updates `Connection.taken_bytes` and ``delivered``.
+        table: the connections; the user of the table updates `Connection.taken_bytes` and
+            ``delivered``.
         limits: the bounds.
         on_cut: called on the loop with each connection that was cut, and the reason.
         port: the port that they are connected to; None if we have made them.
         max_bytes: bound for an admitted connection; default: twice the largest message.
-        max_growth_bytes: growth of this process above which admitted connections with expensive data are cut off; None
-            if there is no such data.
+        max_growth_bytes: growth of this process above which admitted connections with expensive
+            data are cut off; None if there is no such data.
 
     Attributes:
-        cut_unseen: descriptors of connections that were cut before the loop had seen them, with the reasons.
+        cut_unseen: descriptors of connections that were cut before the loop had seen them, with the
+            reasons.
     """
 
     def __init__(
@@ -352,7 +380,9 @@ class BacklogGuard:
         self._loop = asyncio.get_running_loop()
         self._max_growth_bytes = max_growth_bytes
         self._resident: int | None = None  # at the last check
-        self._grown: dict[Connection, int] = {}  # growth that the unread data explains, where it piles up
+        self._grown: dict[
+            Connection, int
+        ] = {}  # growth that the unread data explains, where it piles up
         self._unread: dict[Connection, int] = {}
         self._cut: set[Connection] = set()
         self._stop = threading.Event()
@@ -361,7 +391,9 @@ class BacklogGuard:
 
     @property
     def is_full(self) -> bool:
-        """True if ended connections may have left too much unread data for a new one to be accepted."""
+        """True if ended connections may have left too much unread data for a new one to be
+        accepted.
+        """
         return self._left_behind > self._max_total_bytes
 
     def emptied(self) -> None:
@@ -397,14 +429,17 @@ class BacklogGuard:
         pause_s = _LOOK_S
         num_calm = 0
         while not self._stop.wait(pause_s):
-            # no hurry if a check is expensive, and everything that waited was read since the last one
+            # no hurry if a check is expensive, and everything that waited was read since the last
+            # one
             is_calm = self._emptied and pause_s > _LOOK_S
             num_calm = num_calm + 1 if is_calm else _LOOKS_WHILE_CALM
             self._emptied = False
             if num_calm < _LOOKS_WHILE_CALM:
                 continue
             num_calm = 0
-            before = time.thread_time()  # CPU time: on a busy machine, other threads can delay this one for seconds
+            before = (
+                time.thread_time()
+            )  # CPU time: on a busy machine, other threads can delay this one for seconds
             self._look()
             pause_s = max(_LOOK_S, (time.thread_time() - before) / _SHARE)
 
@@ -440,8 +475,14 @@ class BacklogGuard:
         return num_bytes if connection.is_admitted else num_bytes * _FRAME_COST
 
     def _keep_within(self, connections: list[Connection], max_cost: int) -> None:
-        """Cut off the most expensive of these connections until the others together are within a bound."""
-        costs = {each: self._cost(each, self._unread[each]) for each in connections if each not in self._cut}
+        """Cut off the most expensive of these connections until the others together are within a
+        bound.
+        """
+        costs = {
+            each: self._cost(each, self._unread[each])
+            for each in connections
+            if each not in self._cut
+        }
         total = sum(costs.values())
         if total <= max_cost:
             return
@@ -452,7 +493,8 @@ class BacklogGuard:
                 return
 
     def _keep_from_growing(self, before: dict[Connection, int], max_growth_bytes: int) -> None:
-        """Cut off the admitted connection with the most unread bytes if they take many times their size.
+        """Cut off the admitted connection with the most unread bytes if they take many times their
+        size.
 
         Args:
             before: unread bytes at the last check.
@@ -470,7 +512,10 @@ class BacklogGuard:
         if last is None or self._resident is None:
             return
         # other parts of this process grow, too: only as much counts as the new data can have taken
-        arrived = {connection: num_bytes - before.get(connection, 0) for connection, num_bytes in piled_up.items()}
+        arrived = {
+            connection: num_bytes - before.get(connection, 0)
+            for connection, num_bytes in piled_up.items()
+        }
         all_arrived = sum(arrived.values())
         grown = min(max(0, self._resident - last), _MOST_PER_BYTE * all_arrived)
         self._grown = {
@@ -480,7 +525,9 @@ class BacklogGuard:
         growth = sum(self._grown.values())
         if growth > max(max_growth_bytes, _EXPENSIVE * sum(piled_up.values())):
             largest = max(piled_up, key=piled_up.__getitem__)
-            self._end(largest, f"{piled_up[largest]} bytes, for which this process has grown by {growth}")
+            self._end(
+                largest, f"{piled_up[largest]} bytes, for which this process has grown by {growth}"
+            )
 
     def _end(self, connection: Connection, what: str) -> None:
         if self._table.cut(connection, reset=True):
@@ -488,7 +535,9 @@ class BacklogGuard:
             self._call(self._on_cut, connection, _UNREAD.format(what))
 
     def _cut_unknown(self, known: set[int], port: int) -> None:
-        """Cut connections that the loop has not seen yet and that exceed the bound of a stranger."""
+        """Cut connections that the loop has not seen yet and that exceed the bound of a
+        stranger.
+        """
         for fd in _open_sockets() - known:
             with _borrow(fd) as borrowed:
                 if borrowed is None or _local_port(borrowed) != port:
@@ -514,13 +563,15 @@ class ListeningPort:
         table: its connections.
         stats: counters of refusals and drops.
         tell: called with each event.
-        on_gone: called with each ended connection of which the end must be reported once all its data was read.
+        on_gone: called with each ended connection of which the end must be reported once all its
+            data was read.
         max_connections: limit above which new connections are cut off.
 
     Attributes:
         guard: bounds unread bytes; None until it is set, and if the kernel reports no counts.
         pump: reads the socket; set only if the data left by ended connections is bounded.
-        ended_fds: descriptors of ended connections, until the user clears them; other connections may have them now.
+        ended_fds: descriptors of ended connections, until the user clears them; other connections
+            may have them now.
         on_ended: called when a descriptor is added.
     """
 
@@ -558,7 +609,10 @@ class ListeningPort:
     def finish(self, connection: Connection) -> None:
         """Record that all data of an ended connection was read."""
         if not connection.delivered:
-            self.refuse(connection.address, "it left without sending anything: is something else calling this port?")
+            self.refuse(
+                connection.address,
+                "it left without sending anything: is something else calling this port?",
+            )
 
     def overflow(self, connection: Connection, reason: str) -> None:
         """Cut off a connection that has sent too much."""

@@ -1,20 +1,22 @@
 """Contract of both endpoints: frames in, frames out, and plain descriptions of the connection.
 
-The two endpoints (`zmq_learner`, `zmq_worker`) run on the asyncio loop and call callbacks; neither knows the meaning of
-the frames. Their users set the callbacks before ``start``.
+The two endpoints (`zmq_learner`, `zmq_worker`) run on the asyncio loop and call callbacks; neither
+knows the meaning of the frames. Their users set the callbacks before ``start``.
 
-- A callback can keep its frames: they are memoryviews that stay valid as long as they are referenced. They can be
-  read-only.
-- Frames passed to ``send`` or ``broadcast`` belong to the endpoint. Large ones are not copied, so their memory must not
-  change afterwards.
-- ``send`` never blocks, and never drops a message silently. A worker's returns False if the message was not accepted:
-  try again after ``wait_writable``. The learner's reports the end of the peer as an event.
-- A worker's ``CONNECTED`` follows when both channels are up and the subscription is in force. From the moment the
-  learner reads the worker's next message, all broadcasts reach the worker, unless it is too slow for them.
-- On both sides, a connection ends after ``dead_after_s`` of silence; a worker then connects again. Users must therefore
-  send more often than that over both channels; sessions send heartbeats.
-- After ``DISCONNECTED``, no message of the old connection is delivered. Send all unacknowledged messages again after
-  the next ``CONNECTED``.
+- A callback can keep its frames: they are memoryviews that stay valid as long as they are
+  referenced. They can be read-only.
+- Frames passed to ``send`` or ``broadcast`` belong to the endpoint. Large ones are not copied, so
+  their memory must not change afterwards.
+- ``send`` never blocks, and never drops a message silently. A worker's returns False if the message
+  was not accepted: try again after ``wait_writable``. The learner's reports the end of the peer as
+  an event.
+- A worker's ``CONNECTED`` follows when both channels are up and the subscription is in force. From
+  the moment the learner reads the worker's next message, all broadcasts reach the worker, unless it
+  is too slow for them.
+- On both sides, a connection ends after ``dead_after_s`` of silence; a worker then connects again.
+  Users must therefore send more often than that over both channels; sessions send heartbeats.
+- After ``DISCONNECTED``, no message of the old connection is delivered. Send all unacknowledged
+  messages again after the next ``CONNECTED``.
 """
 
 from __future__ import annotations
@@ -35,17 +37,20 @@ class EventKind(StrEnum):
     """Events of a connection, with the side that sees each in brackets."""
 
     CONNECTED = "connected"
-    """Both channels are up: say hello [worker]. A peer has opened a connection, still without peer id [learner]."""
+    """Both channels are up: say hello [worker]. A peer has opened a connection, still without peer
+    id [learner]."""
     DISCONNECTED = "disconnected"
     """The connection is gone; all messages that arrived over it have been delivered [both]."""
     SILENT = "silent"
-    """Like DISCONNECTED, but we ended the connection because it was silent for too long [learner]."""
+    """Like DISCONNECTED, but we ended the connection because it was silent for too long
+    [learner]."""
     REFUSED = "refused"
     """A handshake failed; ``reason`` gives the cause in plain words [both]."""
     WAITING = "waiting"
     """Not connected yet, still trying; ``reason`` gives the cause [worker]."""
     DROPPED = "dropped"
-    """We cut the peer off: its queue overflowed, it broke a limit, or its key was withdrawn [learner]."""
+    """We cut the peer off: its queue overflowed, it broke a limit, or its key was withdrawn
+    [learner]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,15 +78,20 @@ class EndpointLimits:
         max_frame_bytes: largest frame accepted; a peer that exceeds it is disconnected.
         max_frames: most frames in one message.
         max_message_bytes: largest message, all frames together.
-        receive_messages: messages that wait inside a worker's ZeroMQ before it stops reading from the learner.
-        max_unread_bytes: unread bytes of all the learner's connections together; those with the most are cut off. The
-            bound for one connection is twice ``max_message_bytes``.
+        receive_messages: messages that wait inside a worker's ZeroMQ before it stops reading from
+            the learner.
+        max_unread_bytes: unread bytes of all the learner's connections together; those with the
+            most are cut off. The bound for one connection is twice ``max_message_bytes``.
         send_messages: outgoing messages that wait inside ZeroMQ for each connection.
-        broadcast_messages: broadcasts that wait for each subscriber before it misses some and notices it.
-        queue_messages: messages that wait in a worker's own send queue before ``send`` refuses more.
-        peer_queue_messages: messages that wait for one peer in the learner before that peer is cut off.
+        broadcast_messages: broadcasts that wait for each subscriber before it misses some and
+            notices it.
+        queue_messages: messages that wait in a worker's own send queue before ``send`` refuses
+            more.
+        peer_queue_messages: messages that wait for one peer in the learner before that peer is cut
+            off.
         queue_bytes: bytes that wait in either queue; one message of any size is always accepted.
-        max_queued_bytes: bytes that wait in the learner for all peers; the peer with the largest queue is cut off.
+        max_queued_bytes: bytes that wait in the learner for all peers; the peer with the largest
+            queue is cut off.
         max_peers: connections at a time on each port, fewer if the limit of open files is lower.
         messages_per_turn: messages handled before other tasks of the loop get their turn.
         dead_after_s: seconds of silence after which a connection counts as broken.
@@ -117,7 +127,9 @@ class EndpointLimits:
             max_frame_bytes=transport.max_message_bytes,
             max_message_bytes=transport.max_message_bytes,
             send_messages=transport.send_queue_length,
-            dead_after_s=max(_DEAD_AFTER_S, transport.heartbeat_timeout_s, 2 * transport.reconnect_max_s),
+            dead_after_s=max(
+                _DEAD_AFTER_S, transport.heartbeat_timeout_s, 2 * transport.reconnect_max_s
+            ),
         )
 
 

@@ -1,13 +1,13 @@
 """Unix sockets for workers of the learner's own user on its own host.
 
-Only this user can enter their directory, so these connections need no keys. A learner has two sockets, named after its
-port::
+Only this user can enter their directory, so these connections need no keys. A learner has two
+sockets, named after its port::
 
     $XDG_RUNTIME_DIR/aiorl/5557   or /run/user/UID/aiorl/..., or /tmp/aiorl-UID/...
     $XDG_RUNTIME_DIR/aiorl/5557.broadcast
 
-The learner deletes them when it ends. Those of a killed learner stay, without an answer, until the next learner on the
-port replaces them.
+The learner deletes them when it ends. Those of a killed learner stay, without an answer, until the
+next learner on the port replaces them.
 """
 
 from __future__ import annotations
@@ -37,9 +37,11 @@ def urls_of(path: Path | str) -> tuple[str, str]:
 
 
 def bind_local(sockets: Sequence[zmq.Socket[bytes]], name: int | str) -> Path:
-    """Bind the two sockets of the learner on a port, or the one of a relay, and return the path of the first.
+    """Bind the two sockets of the learner on a port, or the one of a relay, and return the path of
+    the first.
 
-    Without sockets, return the path that a process of this user on this host binds, or will bind, to this name.
+    Without sockets, return the path that a process of this user on this host binds, or will bind,
+    to this name.
 
     Raises:
         SecurityError: when there is no directory that only this user can enter.
@@ -53,21 +55,25 @@ def bind_local(sockets: Sequence[zmq.Socket[bytes]], name: int | str) -> Path:
             with _own_directory(place):
                 if len(os.fsencode(f"{path}{_SUFFIXES[-1]}")) > _MAX_PATH_BYTES:
                     raise _unusable(place, "has too long a path")
-                for each, url in reversed([*zip(sockets, urls_of(path), strict=False)]):  # workers look for the first
+                for each, url in reversed(
+                    [*zip(sockets, urls_of(path), strict=False)]
+                ):  # workers look for the first
                     each.bind(url)
         except (OSError, SecurityError, zmq.ZMQError) as error:
             problems.append(str(error))
         else:
             return path
     raise SecurityError(
-        f"there is no place for the sockets that workers of this user on this host use: {'; '.join(problems)}",
+        "there is no place for the sockets that workers of this user on this host use:"
+        f" {'; '.join(problems)}",
         key="bind",
         hint="repair one of these directories, or set XDG_RUNTIME_DIR to one that is yours alone.",
     )
 
 
 def find_local(port: int) -> Path | None:
-    """Return the first socket of this user's learner on a port of this host, or None if there is none.
+    """Return the first socket of this user's learner on a port of this host, or None if there is
+    none.
 
     Raises:
         SecurityError: when there is none, but another user could have put one there.
@@ -94,10 +100,17 @@ def clear_local(port: int) -> None:
         ConfigError: when that learner still runs: it uses the port on another address.
     """
     for place in _places():
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
-            if probe.connect_ex(str(place / str(port))) == errno.EPROTOTYPE:  # a stream socket is listening there
+        with (
+            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe,
+            contextlib.suppress(OSError),
+        ):
+            if (
+                probe.connect_ex(str(place / str(port))) == errno.EPROTOTYPE
+            ):  # a stream socket is listening there
                 raise ConfigError(
-                    f"port {port} is in use by one of your learners;", key="bind", hint="choose another with --bind."
+                    f"port {port} is in use by one of your learners;",
+                    key="bind",
+                    hint="choose another with --bind.",
                 )
     forget_local(port)
 
@@ -112,7 +125,9 @@ def forget_local(name: int | str) -> None:
 
 
 def _places() -> list[Path]:
-    """Return possible directories of the sockets, best first; all processes of a user on a host end up with one."""
+    """Return possible directories of the sockets, best first; all processes of a user on a host end
+    up with one.
+    """
     user = os.geteuid()
     session = Path(os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{user}")
     return [session / "aiorl", Path(tempfile.gettempdir()) / f"aiorl-{user}"]
@@ -120,7 +135,9 @@ def _places() -> list[Path]:
 
 @contextlib.contextmanager
 def _own_directory(place: Path) -> Iterator[int]:
-    """Open a directory that only this user can read and write, and no one else can replace; yield its descriptor."""
+    """Open a directory that only this user can read and write, and no one else can replace; yield
+    its descriptor.
+    """
     try:
         directory = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -140,4 +157,9 @@ def _own_directory(place: Path) -> Iterator[int]:
 
 def _unusable(place: Path, what: str) -> SecurityError:
     hint = "delete it or make it yours with mode 0700, or give learner and workers --keys DIR."
-    return SecurityError(f"{place}, for sockets of runs on this host, {what}:", key="bind", value=str(place), hint=hint)
+    return SecurityError(
+        f"{place}, for sockets of runs on this host, {what}:",
+        key="bind",
+        value=str(place),
+        hint=hint,
+    )

@@ -1,14 +1,16 @@
-"""One download of weights for each host: a process that subscribes once and hands broadcasts on, unread.
+"""One download of weights for each host: a process that subscribes once and hands broadcasts on,
+unread.
 
-The parent of several workers starts a relay, too (see `aiorl.worker`). Its Unix socket, which only this user can reach,
-takes subscriptions to an address of a learner. The relay then subscribes there, as one more peer with the workers'
-keys, and publishes what arrives. The first frame is the address, a space, and a head (see `sockets.BROADCAST_HEAD`).
-All other messages pass through the worker's own connection.
+The parent of several workers starts a relay, too (see `aiorl.worker`). Its Unix socket, which only
+this user can reach, takes subscriptions to an address of a learner. The relay then subscribes
+there, as one more peer with the workers' keys, and publishes what arrives. The first frame is the
+address, a space, and a head (see `sockets.BROADCAST_HEAD`). All other messages pass through the
+worker's own connection.
 
-No worker depends on the relay: each subscribes to the learner itself, and changes over when the relay has announced a
-subscription, which it does only while its own is in force. What passes a worker by in that moment, or while the relay
-connects again, shows in the learner's heartbeats, and the worker asks for it. A worker whose relay has ended, or stands
-still, connects again.
+No worker depends on the relay: each subscribes to the learner itself, and changes over when the
+relay has announced a subscription, which it does only while its own is in force. What passes a
+worker by in that moment, or while the relay connects again, shows in the learner's heartbeats, and
+the worker asks for it. A worker whose relay has ended, or stands still, connects again.
 """
 
 from __future__ import annotations
@@ -30,7 +32,14 @@ from aiorl.errors import AiorlError, ConfigError, SecurityError
 from aiorl.net.transport.endpoint import Buffer, EndpointLimits, Event
 from aiorl.net.transport.local import bind_local, forget_local, urls_of
 from aiorl.net.transport.security import WorkerKeys, load_worker_keys
-from aiorl.net.transport.sockets import BROADCAST_HEAD, SocketPump, make_context, make_socket, send_frames, term
+from aiorl.net.transport.sockets import (
+    BROADCAST_HEAD,
+    SocketPump,
+    make_context,
+    make_socket,
+    send_frames,
+    term,
+)
 from aiorl.net.transport.zmq_worker import Channel, ZmqWorkerEndpoint
 from aiorl.process.children import FAILED, HOPELESS, RELAY, STOPPED, watch_parent
 from aiorl.process.program import log_to_stderr
@@ -44,15 +53,19 @@ _MAX_SOURCES = 8
 
 
 class Relay:
-    """Publishes on this host what learners broadcast; one subscription for each learner that workers ask for.
+    """Publishes on this host what learners broadcast; one subscription for each learner that
+    workers ask for.
 
     Args:
         name: name of its socket, see `aiorl.net.transport.local`.
         keys: the workers' keys.
-        limits: the bounds; those of a worker's broadcasts hold for it and for each of its subscribers.
+        limits: the bounds; those of a worker's broadcasts hold for it and for each of its
+            subscribers.
     """
 
-    def __init__(self, name: str, *, keys: WorkerKeys | None = None, limits: EndpointLimits | None = None) -> None:
+    def __init__(
+        self, name: str, *, keys: WorkerKeys | None = None, limits: EndpointLimits | None = None
+    ) -> None:
         self._name = name
         self._keys = keys
         self._limits = limits or EndpointLimits()
@@ -138,10 +151,11 @@ class _Source(ZmqWorkerEndpoint):
 
 
 class RelayedEndpoint(ZmqWorkerEndpoint):
-    """Endpoint of a worker that gets the learner's broadcasts through the relay of its host while that has them.
+    """Endpoint of a worker that gets the learner's broadcasts through the relay of its host while
+    that has them.
 
-    While it changes over, broadcasts can come twice. Without keys, a learner with Unix sockets on this host needs no
-    relay.
+    While it changes over, broadcasts can come twice. Without keys, a learner with Unix sockets on
+    this host needs no relay.
 
     Args:
         connect: places of the learner, as for `ZmqWorkerEndpoint`.
@@ -151,12 +165,18 @@ class RelayedEndpoint(ZmqWorkerEndpoint):
     """
 
     def __init__(
-        self, connect: str | Sequence[str], relay: str, *, keys: WorkerKeys | None = None,
+        self,
+        connect: str | Sequence[str],
+        relay: str,
+        *,
+        keys: WorkerKeys | None = None,
         limits: EndpointLimits | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(connect, keys=keys, limits=limits)
         self._relay = relay
-        self._relayed: Channel | None = None  # a subscription to the relay that has not taken the place of our own
+        self._relayed: Channel | None = (
+            None  # a subscription to the relay that has not taken the place of our own
+        )
 
     @property
     def is_relayed(self) -> bool:
@@ -177,7 +197,9 @@ class RelayedEndpoint(ZmqWorkerEndpoint):
 
     def _receive_broadcast(self, channel: Channel) -> None:
         if channel is self._relayed:
-            channel.ready |= bool(channel.receive())  # for now, everything comes over our own subscription
+            channel.ready |= bool(
+                channel.receive()
+            )  # for now, everything comes over our own subscription
         else:
             super()._receive_broadcast(channel)
 
@@ -190,7 +212,9 @@ class RelayedEndpoint(ZmqWorkerEndpoint):
                 relayed.shook_hands = True
                 self._channels, self._relayed = (*self._channels, relayed), None
                 logger.info("weights come through the relay of this host")
-        elif len(self._channels) > 2 and not self._ending:  # by now, nothing is on its way over our own any more
+        elif (
+            len(self._channels) > 2 and not self._ending
+        ):  # by now, nothing is on its way over our own any more
             first, own, last = self._channels
             self._channels = (first, last)
             self._give_up(own)
@@ -208,13 +232,16 @@ class RelayedEndpoint(ZmqWorkerEndpoint):
 def worker_endpoint(connect: Sequence[str], keys: WorkerKeys | None) -> ZmqWorkerEndpoint:
     """Make the endpoint of a worker, which uses a relay if its parent has started one."""
     name = os.environ.get(RELAY)
-    return RelayedEndpoint(connect, name, keys=keys) if name else ZmqWorkerEndpoint(connect, keys=keys)
+    return (
+        RelayedEndpoint(connect, name, keys=keys) if name else ZmqWorkerEndpoint(connect, keys=keys)
+    )
 
 
 async def run_relay(relay: Relay) -> None:
     """Run a relay until this process's parent is gone.
 
-    It ignores requests to stop, because workers need it for their goodbyes; the parent outlives them.
+    It ignores requests to stop, because workers need it for their goodbyes; the parent outlives
+    them.
 
     Raises:
         SecurityError: there is no place for its socket.

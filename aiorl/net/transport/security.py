@@ -8,13 +8,14 @@ Key files are ZeroMQ certificates, as made by `aiorl keys`::
     DIR/worker.key           its public key
     DIR/admitted/worker.key  a public key that the learner admits; the file name is the worker's name
 
-Anyone who can write there could admit themselves, or impersonate the learner. All of these files must therefore belong
-to this user or to root, and no one else may write to them.
+Anyone who can write there could admit themselves, or impersonate the learner. All of these files
+must therefore belong to this user or to root, and no one else may write to them.
 
-The learner answers each handshake with a listening socket through ZeroMQ's authentication protocol (ZAP, RFC 27). With
-keys, only clients with a public key in the admitted directory pass, and that key, in Z85, becomes their user id.
-Without keys (--insecure), and over the Unix sockets that only this user can reach, every ZeroMQ 4 peer passes. ZAP is
-used even then because it makes libzmq refuse peers that do not speak ZeroMQ 4.
+The learner answers each handshake with a listening socket through ZeroMQ's authentication protocol
+(ZAP, RFC 27). With keys, only clients with a public key in the admitted directory pass, and that
+key, in Z85, becomes their user id. Without keys (--insecure), and over the Unix sockets that only
+this user can reach, every ZeroMQ 4 peer passes. ZAP is used even then because it makes libzmq
+refuse peers that do not speak ZeroMQ 4.
 """
 
 from __future__ import annotations
@@ -84,8 +85,8 @@ def load_learner_keys(directory: Path | str) -> LearnerKeys:
     """Load the learner's keys from a directory made by `aiorl keys`.
 
     Raises:
-        SecurityError: when a file is missing, unreadable, malformed or readable by others, or when others could change
-            the list of admitted keys.
+        SecurityError: when a file is missing, unreadable, malformed or readable by others, or when
+            others could change the list of admitted keys.
     """
     directory = Path(directory)
     _check_directory(directory)
@@ -94,7 +95,9 @@ def load_learner_keys(directory: Path | str) -> LearnerKeys:
     admitted = directory / ADMITTED
     if not admitted.is_dir():
         hint = f"create it and copy each worker's .key file there, or run `aiorl keys {directory}`."
-        raise _unusable(admitted, " is missing: it holds the public keys of the workers to admit;", hint)
+        raise _unusable(
+            admitted, " is missing: it holds the public keys of the workers to admit;", hint
+        )
     _check_trusted(directory, secret_file, admitted)
     return LearnerKeys(public_key, secret_key, admitted)
 
@@ -103,12 +106,13 @@ def load_worker_keys(path: Path | str) -> WorkerKeys:
     """Load a worker's own key pair and the learner's public key.
 
     Args:
-        path: a directory with ``learner.key`` and one worker's ``.key_secret`` (if there are several,
-            ``worker.key_secret`` is used), or a ``.key_secret`` file with ``learner.key`` next to it.
+        path: a directory with ``learner.key`` and one worker's ``.key_secret`` (if there are
+            several, ``worker.key_secret`` is used), or a ``.key_secret`` file with ``learner.key``
+            next to it.
 
     Raises:
-        SecurityError: when a file is missing, unreadable, malformed or readable by others, the choice is ambiguous, or
-            others could put another learner's key there.
+        SecurityError: when a file is missing, unreadable, malformed or readable by others, the
+            choice is ambiguous, or others could put another learner's key there.
     """
     path = Path(path)
     if path.suffix == ".key_secret":
@@ -119,7 +123,9 @@ def load_worker_keys(path: Path | str) -> WorkerKeys:
         secret_file = _own_secret_file(directory)
     public_key, secret_key = read_secret_key(secret_file)
     learner_file = directory / "learner.key"
-    keys = WorkerKeys(public_key, secret_key, read_public_key(learner_file), str(secret_file.with_suffix(".key")))
+    keys = WorkerKeys(
+        public_key, secret_key, read_public_key(learner_file), str(secret_file.with_suffix(".key"))
+    )
     _check_trusted(directory, secret_file, learner_file)
     return keys
 
@@ -140,7 +146,8 @@ def read_secret_key(path: Path) -> tuple[bytes, bytes]:
     """Return public and secret key of a private certificate.
 
     Raises:
-        SecurityError: when the file is missing, unreadable, malformed or readable by anyone but its owner.
+        SecurityError: when the file is missing, unreadable, malformed or readable by anyone but its
+            owner.
     """
     found = _parse(_read(path, private=True), path)
     if "secret-key" not in found:
@@ -156,9 +163,10 @@ def _unusable(path: Path, why: str, hint: str) -> SecurityError:
 class AdmittedKeys:
     """Public keys in a directory; each file is read again when it changes.
 
-    A file that is no key, or that others could have written, is ignored and named in the log. If the directory is gone,
-    no key is admitted. If others can write to it now, no further key is admitted. If it cannot be read for another
-    reason (no free descriptors, an unreachable file server), the admitted keys stay as they are.
+    A file that is no key, or that others could have written, is ignored and named in the log. If
+    the directory is gone, no key is admitted. If others can write to it now, no further key is
+    admitted. If it cannot be read for another reason (no free descriptors, an unreachable file
+    server), the admitted keys stay as they are.
     """
 
     def __init__(self, directory: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -173,12 +181,16 @@ class AdmittedKeys:
         self._clock = clock
         self._looked = -_LOOK_EVERY_S
         self._readable = True
-        self._files: dict[str, tuple[object, bytes | None]] = {}  # file name -> stamp that detects changes, key
+        self._files: dict[
+            str, tuple[object, bytes | None]
+        ] = {}  # file name -> stamp that detects changes, key
         self._names: Mapping[bytes, str] = {}
         self.refresh()
 
     def refresh(self) -> Mapping[bytes, str]:
-        """Read the directory, and return the names by admitted key (Z85) as a mapping that never changes later."""
+        """Read the directory, and return the names by admitted key (Z85) as a mapping that never
+        changes later.
+        """
         self._looked = self._clock()
         files = self._look(self._directory)
         if files != self._files:
@@ -188,12 +200,21 @@ class AdmittedKeys:
                 if public_key is not None:
                     names.setdefault(public_key, file_name.removesuffix(".key"))
             self._names = names
-            logger.info("%d keys are admitted by %s: %s", len(names), self._directory, ", ".join(names.values()))
+            logger.info(
+                "%d keys are admitted by %s: %s",
+                len(names),
+                self._directory,
+                ", ".join(names.values()),
+            )
         return self._names
 
     def name_of(self, public_key: bytes) -> str | None:
-        """Return the name of a key (Z85), or None if not admitted, from a state at most 0.2 s old."""
-        if self._clock() - self._looked >= _LOOK_EVERY_S:  # frequent handshakes must not keep us reading directories
+        """Return the name of a key (Z85), or None if not admitted, from a state at most 0.2 s
+        old.
+        """
+        if (
+            self._clock() - self._looked >= _LOOK_EVERY_S
+        ):  # frequent handshakes must not keep us reading directories
             self.refresh()
         return self._names.get(public_key)
 
@@ -201,19 +222,27 @@ class AdmittedKeys:
         try:
             _check_owner_and_mode(directory, os.stat(directory), self._owners)
             with os.scandir(directory) as entries:
-                files = {entry.name: self._look_at(entry) for entry in entries if entry.name.endswith(".key")}
+                files = {
+                    entry.name: self._look_at(entry)
+                    for entry in entries
+                    if entry.name.endswith(".key")
+                }
         except (FileNotFoundError, NotADirectoryError):
             return {}
         except OSError as error:
             if self._readable:
-                logger.warning("%s cannot be read (%s): admitted keys stay as they are", directory, error)
+                logger.warning(
+                    "%s cannot be read (%s): admitted keys stay as they are", directory, error
+                )
             self._readable = False
             return self._files
         except SecurityError as error:
             if self._readable:
                 logger.warning("no further keys are admitted: %s", error)
             self._readable = False
-            return {name: known for name, known in self._files.items() if (directory / name).exists()}
+            return {
+                name: known for name, known in self._files.items() if (directory / name).exists()
+            }
         self._readable = True
         return files
 
@@ -238,7 +267,9 @@ class AdmittedKeys:
 
 def _check_directory(directory: Path) -> None:
     if not directory.is_dir():
-        raise _unusable(directory, " is not a directory of keys:", f"make one with `aiorl keys {directory}`.")
+        raise _unusable(
+            directory, " is not a directory of keys:", f"make one with `aiorl keys {directory}`."
+        )
 
 
 def _check_trusted(directory: Path, *within: Path) -> None:
@@ -269,18 +300,27 @@ def _check_owner_and_mode(path: Path, found: os.stat_result, owners: Collection[
     mode = stat.S_IMODE(found.st_mode)
     facts = f"owner {user_name(found.st_uid)}, mode {mode:04o}"
     if found.st_uid not in owners:
-        hint = f"run `sudo chown -R {user_name(os.geteuid())} {path}` if it should be yours, or use your own keys."
-        raise _unusable(path, f" belongs to someone else ({facts}), who could put other keys there:", hint)
+        hint = (
+            f"run `sudo chown -R {user_name(os.geteuid())} {path}` if it should be yours, or use"
+            " your own keys."
+        )
+        raise _unusable(
+            path, f" belongs to someone else ({facts}), who could put other keys there:", hint
+        )
     if others_may_write(found):
         hint = f"run `chmod go-w {path}`; first check its contents."
-        raise _unusable(path, f" can be written by others ({facts}), who could put other keys there:", hint)
+        raise _unusable(
+            path, f" can be written by others ({facts}), who could put other keys there:", hint
+        )
 
 
 def _own_secret_file(directory: Path) -> Path:
     preferred = directory / "worker.key_secret"
     if preferred.exists():
         return preferred
-    found = sorted(path for path in directory.glob("*.key_secret") if path.name != "learner.key_secret")
+    found = sorted(
+        path for path in directory.glob("*.key_secret") if path.name != "learner.key_secret"
+    )
     if not found:
         hint = "copy one there from where you ran `aiorl keys`, along with learner.key."
         raise _unusable(directory, " holds no worker's private key (NAME.key_secret):", hint)
@@ -292,7 +332,9 @@ def _own_secret_file(directory: Path) -> Path:
 
 
 def _read(path: Path, *, private: bool = False) -> str:
-    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC  # non-blocking: opening a pipe would wait for a writer
+    flags = (
+        os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+    )  # non-blocking: opening a pipe would wait for a writer
     try:
         with open(os.open(path, flags), "rb") as file:
             found = os.fstat(file.fileno())
@@ -307,7 +349,9 @@ def _read(path: Path, *, private: bool = False) -> str:
         hint = "copy it from where you ran `aiorl keys`, or run that to make keys."
         raise _unusable(path, " is missing:", hint) from None
     except OSError as error:
-        raise _unusable(path, f" cannot be read ({error.strerror}):", "check its owner and mode.") from error
+        raise _unusable(
+            path, f" cannot be read ({error.strerror}):", "check its owner and mode."
+        ) from error
     return data.decode("utf-8", errors="replace")
 
 
@@ -371,7 +415,9 @@ class Authenticator:
         self._socket.close(0)
 
     def _receive(self) -> None:
-        frames = self._socket.recv_multipart(zmq.DONTWAIT)  # from libzmq: no one else can reach an inproc address
+        frames = self._socket.recv_multipart(
+            zmq.DONTWAIT
+        )  # from libzmq: no one else can reach an inproc address
         asker, _, _, request_id, domain, address, _identity, mechanism, *credentials = frames
         user_id, reason = self._judge(domain, mechanism, credentials)
         status = b"400" if reason else b"200"
@@ -388,7 +434,13 @@ class Authenticator:
             return "", "it came without a key"
         public_key = zmq.utils.z85.encode(credentials[0])
         if self._admitted.name_of(public_key) is None:
-            return "", f"its public key {public_key.decode()} is not admitted: copy its .key file to 'admitted'"
+            return (
+                "",
+                (
+                    f"its public key {public_key.decode()} is not admitted: copy its .key file to"
+                    " 'admitted'"
+                ),
+            )
         return public_key.decode(), ""
 
 
@@ -415,25 +467,41 @@ def present(socket: zmq.Socket[bytes], keys: WorkerKeys | None) -> None:
         socket.curve_serverkey = keys.learner_key
 
 
-NO_HANDSHAKE = "it took our connection but made no ZeroMQ handshake in time: is it a learner, and too busy?"
-_ONE_HAS_KEYS = "only one side has keys: start the learner and its workers with --keys DIR, or none of them"
+NO_HANDSHAKE = (
+    "it took our connection but made no ZeroMQ handshake in time: is it a learner, and too busy?"
+)
+_ONE_HAS_KEYS = (
+    "only one side has keys: start the learner and its workers with --keys DIR, or none of them"
+)
 
 
 def reason_seen_by_learner(event: int, code: int) -> str:
     """Return the cause of a failed handshake, for the learner's user."""
     match _fault(event, code):
         case "silent":
-            return f"it left or fell silent in the middle of the handshake: is it a worker? Or {_ONE_HAS_KEYS}"
+            return (
+                "it left or fell silent in the middle of the handshake: is it a worker? Or"
+                f" {_ONE_HAS_KEYS}"
+            )
         case "mismatch":
             return _ONE_HAS_KEYS
         case "crypto":
-            return "it has another learner's public key, so it cannot be decrypted: give it this learner's learner.key"
+            return (
+                "it has another learner's public key, so it cannot be decrypted: give it this"
+                " learner's learner.key"
+            )
         case _:
-            return f"it broke the ZeroMQ handshake (protocol error {code:#x}): is it something other than a worker?"
+            return (
+                f"it broke the ZeroMQ handshake (protocol error {code:#x}): is it something other"
+                " than a worker?"
+            )
 
 
 def reason_seen_by_worker(event: int, code: int, keys: WorkerKeys | None, *, is_late: bool) -> str:
-    """Return the cause of a failed handshake, for the worker's user; ``is_late`` if its time was over."""
+    """Return the cause of a failed handshake, for the worker's user;
+
+    ``is_late`` if its time was over.
+    """
     match _fault(event, code):
         case "silent" if is_late:  # keys that do not match end it at once
             return NO_HANDSHAKE
@@ -441,17 +509,32 @@ def reason_seen_by_worker(event: int, code: int, keys: WorkerKeys | None, *, is_
             return "it cut our connection off in the handshake: the learner's log says why"
         case "auth" if keys is not None:
             file = keys.public_key_file
-            return f"the learner refused our key: add {file} to its 'admitted' directory (no restart is needed)"
+            return (
+                f"the learner refused our key: add {file} to its 'admitted' directory (no restart"
+                " is needed)"
+            )
         case "silent" if keys is not None:
-            return f"the other side ended the handshake: server key mismatch (learner.key)? Or {_ONE_HAS_KEYS}"
+            return (
+                "the other side ended the handshake: server key mismatch (learner.key)? Or"
+                f" {_ONE_HAS_KEYS}"
+            )
         case "auth" | "silent":
-            return "the other side refused us: it may require keys (--keys DIR), or it is not a learner"
+            return (
+                "the other side refused us: it may require keys (--keys DIR), or it is not a"
+                " learner"
+            )
         case "mismatch":
             return _ONE_HAS_KEYS
         case "crypto":
-            return "the learner's answer could not be decrypted: does our learner.key belong to this learner?"
+            return (
+                "the learner's answer could not be decrypted: does our learner.key belong to this"
+                " learner?"
+            )
         case _:
-            return f"the other side broke the ZeroMQ handshake (protocol error {code:#x}): is it a learner?"
+            return (
+                f"the other side broke the ZeroMQ handshake (protocol error {code:#x}): is it a"
+                " learner?"
+            )
 
 
 def _fault(event: int, code: int) -> str:

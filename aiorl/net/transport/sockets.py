@@ -1,8 +1,9 @@
-"""ZeroMQ sockets on the running asyncio loop: creation, reading, monitoring, send queues and release.
+"""ZeroMQ sockets on the running asyncio loop: creation, reading, monitoring, send queues and
+release.
 
-ZeroMQ's descriptor is edge-triggered: it signals a *change*, and any call on the socket can swallow that signal. So a
-pump reads until nothing is left whenever it is woken, must check again after every send on its socket (``settle``), and
-checks on a slow tick in case a signal was lost.
+ZeroMQ's descriptor is edge-triggered: it signals a *change*, and any call on the socket can swallow
+that signal. So a pump reads until nothing is left whenever it is woken, must check again after
+every send on its socket (``settle``), and checks on a slow tick in case a signal was lost.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ MORE = int(zmq.DONTWAIT | zmq.SNDMORE)
 _EVENTS = int(zmq.EVENTS)
 _POLLIN = int(zmq.POLLIN)
 _POLLOUT = int(zmq.POLLOUT)
-# Accept failures are left out: a listener without free descriptors reports them as fast as it can try again.
+# Accept failures are left out: a listener without free descriptors reports them as fast as it can
+# try again.
 _WATCHED = int(
     zmq.EVENT_CONNECTED
     | zmq.EVENT_ACCEPTED
@@ -56,7 +58,8 @@ _EVENT = struct.Struct("=HI")
 _MAX_DRAINED = 100_000
 _names = itertools.count()
 BROADCAST_HEAD = struct.Struct("<8sQ")
-"""First frame of a broadcast: the learner endpoint's random epoch, and its number of broadcasts so far.
+"""First frame of a broadcast: the learner endpoint's random epoch, and its number of broadcasts so
+far.
 
 A message with only this frame announces that number.
 """
@@ -68,7 +71,9 @@ _FREE_PAIR_TRIES = 50
 
 
 def keep(frame: zmq.Frame) -> memoryview:
-    """Return the bytes of a received frame: a copy if it is small, shared with ZeroMQ if it is large."""
+    """Return the bytes of a received frame: a copy if it is small, shared with ZeroMQ if it is
+    large.
+    """
     if len(frame) < COPY_BELOW_BYTES:
         return memoryview(frame.bytes)
     return frame.buffer
@@ -80,11 +85,12 @@ def send_frames(
     """Send one message without waiting; large frames are shared with ZeroMQ, not copied.
 
     Returns:
-        With ``track``, a tracker that is done once ZeroMQ has released the last large frame; None if there is none.
+        With ``track``, a tracker that is done once ZeroMQ has released the last large frame; None
+        if there is none.
 
     Raises:
-        zmq.Again: when the socket cannot take the message now. If a frame after the first one raises it, the connection
-            broke in between, and the socket must be given up.
+        zmq.Again: when the socket cannot take the message now. If a frame after the first one
+            raises it, the connection broke in between, and the socket must be given up.
     """
     last = len(frames) - 1
     tracker = None
@@ -109,11 +115,13 @@ def _size(frame: Buffer) -> int:
 
 
 class SocketPump:
-    """Calls ``receive`` while its socket has messages, a bounded number of times per turn of the loop.
+    """Calls ``receive`` while its socket has messages, a bounded number of times per turn of the
+    loop.
 
     Args:
         socket: a plain socket, used by this thread only.
-        receive: takes one whole message off the socket without waiting; raises zmq.Again if there is none.
+        receive: takes one whole message off the socket without waiting; raises zmq.Again if there
+            is none.
         per_turn: calls before other tasks of the loop get their turn.
         after_turn: called after each turn, for example to send queued messages.
     """
@@ -145,8 +153,9 @@ class SocketPump:
     def settle(self) -> bool:
         """Check the socket after a send, which can swallow the descriptor's edge.
 
-        A turn is scheduled only if there is something to read. While the socket is full, its descriptor signals when
-        there is room again; scheduling turns until then would only keep other tasks from working.
+        A turn is scheduled only if there is something to read. While the socket is full, its
+        descriptor signals when there is room again; scheduling turns until then would only keep
+        other tasks from working.
 
         Returns:
             True if the socket would accept a message now.
@@ -169,7 +178,9 @@ class SocketPump:
         return True
 
     def drain(self, *, at_most: int = 10_000) -> bool:
-        """Read all waiting messages, at most ``at_most``; return False if that did not empty the socket."""
+        """Read all waiting messages, at most ``at_most``; return False if that did not empty the
+        socket.
+        """
         is_empty = self._read(at_most)
         self.schedule()
         return is_empty
@@ -250,7 +261,9 @@ class SendQueue:
         return True
 
     def flush(self, send: Callable[[Sequence[Buffer]], bool | None]) -> bool | None:
-        """Send messages while ``send`` accepts them; return its last result, or True for an empty queue."""
+        """Send messages while ``send`` accepts them; return its last result, or True for an empty
+        queue.
+        """
         sent: bool | None = True
         while self._messages and (sent := send(self._messages[0])):
             self._bytes -= total_bytes(self._messages.popleft())
@@ -315,7 +328,10 @@ class SendQueues:
             self.num_bytes -= queue.num_bytes
 
     def flush(self, send: Callable[[bytes, Sequence[Buffer]], bool | None]) -> None:
-        """Send waiting messages; ``send(peer, frames)`` returns True if sent, None if busy, False without a peer."""
+        """Send waiting messages;
+
+        ``send(peer, frames)`` returns True if sent, None if busy, False without a peer.
+        """
         for peer, queue in list(self._queues.items()):
             before = queue.num_bytes
             sent = queue.flush(partial(send, peer))
@@ -327,11 +343,13 @@ class SendQueues:
 class SocketMonitor:
     """Calls ``handler(event, value)`` for each connection event of a socket, in order.
 
-    ``value`` is the descriptor for ACCEPTED, CONNECTED, DISCONNECTED and CLOSED, and the error or protocol code for
-    failed handshakes. Close the monitor before its socket. ``pump`` reads the events reported so far.
+    ``value`` is the descriptor for ACCEPTED, CONNECTED, DISCONNECTED and CLOSED, and the error or
+    protocol code for failed handshakes. Close the monitor before its socket. ``pump`` reads the
+    events reported so far.
 
-    Events wait in a bounded queue. While it is full, ZeroMQ's own thread waits with the next event, and so do all of
-    its sockets. This slows down peers that open connections faster than we can look at them.
+    Events wait in a bounded queue. While it is full, ZeroMQ's own thread waits with the next event,
+    and so do all of its sockets. This slows down peers that open connections faster than we can
+    look at them.
     """
 
     def __init__(self, socket: zmq.Socket[bytes], handler: Callable[[int, int], None]) -> None:
@@ -347,8 +365,9 @@ class SocketMonitor:
         """Stop monitoring."""
         self.pump.close()
         if not self._socket.closed:
-            # While its queue is full, ZeroMQ's thread waits for room and holds a lock that disabling the monitor needs.
-            # Once the queue has been emptied, it has more room than can fill in between.
+            # While its queue is full, ZeroMQ's thread waits for room and holds a lock that
+            # disabling the monitor needs. Once the queue has been emptied, it has more room than
+            # can fill in between.
             with contextlib.suppress(zmq.Again):
                 for _ in range(_MAX_DRAINED):
                     self._pair.recv_multipart(zmq.DONTWAIT)
@@ -364,8 +383,9 @@ class SocketMonitor:
 def make_context() -> zmq.Context[zmq.Socket[bytes]]:
     """Make a context of which the sockets copy small frames that they receive.
 
-    By default, libzmq keeps a whole buffer of 18 KiB for as long as one small frame in it is unread, so that a peer
-    that sends every frame in a packet of its own would take hundreds of times the memory of what it sends.
+    By default, libzmq keeps a whole buffer of 18 KiB for as long as one small frame in it is
+    unread, so that a peer that sends every frame in a packet of its own would take hundreds of
+    times the memory of what it sends.
     """
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
     context.set(_ZERO_COPY_RECV, 0)
@@ -373,13 +393,19 @@ def make_context() -> zmq.Context[zmq.Socket[bytes]]:
 
 
 def make_socket(
-    context: zmq.Context[zmq.Socket[bytes]], kind: int, limits: EndpointLimits, *, ipv6: bool = False
+    context: zmq.Context[zmq.Socket[bytes]],
+    kind: int,
+    limits: EndpointLimits,
+    *,
+    ipv6: bool = False,
 ) -> zmq.Socket[bytes]:
-    """Make a socket with our common options: bounded sizes, detection of dead connections, no linger at close.
+    """Make a socket with our common options: bounded sizes, detection of dead connections, no
+    linger at close.
 
-    ZeroMQ's own heartbeats stay off, because libzmq 4.3.5 aborts the process when one is due on a connection that broke
-    while its queue was full. The kernel finds a vanished host: neither data nor keepalive probes are confirmed within
-    ``dead_after_s``. The endpoints find a process that stands still, because it sends nothing.
+    ZeroMQ's own heartbeats stay off, because libzmq 4.3.5 aborts the process when one is due on a
+    connection that broke while its queue was full. The kernel finds a vanished host: neither data
+    nor keepalive probes are confirmed within ``dead_after_s``. The endpoints find a process that
+    stands still, because it sends nothing.
     """
     socket: zmq.Socket[bytes] = context.socket(kind)
     socket.linger = 0
@@ -403,7 +429,8 @@ def make_socket(
 
 
 def bind_pair(first: zmq.Socket[bytes], second: zmq.Socket[bytes], host: str, port: int) -> int:
-    """Bind two sockets to two consecutive ports, a free pair if ``port`` is 0, and return the first port.
+    """Bind two sockets to two consecutive ports, a free pair if ``port`` is 0, and return the first
+    port.
 
     Raises:
         ConfigError: when a port is in use, or the address does not belong to this machine.
@@ -453,10 +480,13 @@ def _cannot_bind(address: str, error: Exception) -> ConfigError:
     return ConfigError(f"cannot bind {address}: {why};", key="bind", value=address, hint=hint)
 
 
-async def term(context: zmq.Context[zmq.Socket[bytes]], sockets: Iterable[zmq.Socket[bytes]], linger_s: float) -> None:
+async def term(
+    context: zmq.Context[zmq.Socket[bytes]], sockets: Iterable[zmq.Socket[bytes]], linger_s: float
+) -> None:
     """Close the sockets, give unsent messages ``linger_s`` seconds to leave, and free the context.
 
-    This takes at most ``linger_s`` + 2 s. If it is cancelled, the context is freed in the background.
+    This takes at most ``linger_s`` + 2 s. If it is cancelled, the context is freed in the
+    background.
     """
     for each in sockets:
         if not each.closed:
@@ -474,7 +504,10 @@ async def term(context: zmq.Context[zmq.Socket[bytes]], sockets: Iterable[zmq.So
         async with asyncio.timeout(linger_s + _TERM_S):
             await freed.wait()
     except TimeoutError:
-        logger.warning("ZeroMQ did not release its sockets within %.1f s; continuing without it", linger_s + _TERM_S)
+        logger.warning(
+            "ZeroMQ did not release its sockets within %.1f s; continuing without it",
+            linger_s + _TERM_S,
+        )
 
 
 def fd_of(frame: zmq.Frame) -> int:
@@ -486,7 +519,9 @@ def fd_of(frame: zmq.Frame) -> int:
 
 
 def user_id_of(frame: zmq.Frame) -> str:
-    """Return the public key (Z85) proved by the connection that a frame came over, "" without keys."""
+    """Return the public key (Z85) proved by the connection that a frame came over, "" without
+    keys.
+    """
     try:
         return str(frame.get("User-Id"))
     except zmq.ZMQError:

@@ -1,9 +1,10 @@
-"""Process settings for the transport: message memory that stays with the process, and enough file descriptors.
+"""Process settings for the transport: message memory that stays with the process, and enough file
+descriptors.
 
-ZeroMQ allocates each large frame, and frees it once the decoded columns are dropped. glibc returns this memory to the
-system immediately and requests it again for the next frame, with a page fault for each page. On one TCP connection with
-frames of 128 KiB this costs half to two thirds of the throughput (measured: 0.6 to 1.8 GB/s by default, 2.3 to 3.2 GB/s
-with `keep_message_buffers`).
+ZeroMQ allocates each large frame, and frees it once the decoded columns are dropped. glibc returns
+this memory to the system immediately and requests it again for the next frame, with a page fault
+for each page. On one TCP connection with frames of 128 KiB this costs half to two thirds of the
+throughput (measured: 0.6 to 1.8 GB/s by default, 2.3 to 3.2 GB/s with `keep_message_buffers`).
 """
 
 from __future__ import annotations
@@ -23,19 +24,23 @@ _MAX_RESERVE = 1024
 
 
 def keep_message_buffers(*, max_kept_bytes: int = 256 << 20) -> bool:
-    """Keep up to ``max_kept_bytes`` of freed memory in the process; the setting holds for the whole process.
+    """Keep up to ``max_kept_bytes`` of freed memory in the process; the setting holds for the whole
+    process.
 
     Returns:
         True if the setting is in force; False if the C library isn't glibc.
     """
-    return _set({_M_MMAP_THRESHOLD: 32 << 20, _M_TRIM_THRESHOLD: max_kept_bytes, _M_TOP_PAD: 16 << 20})
+    return _set(
+        {_M_MMAP_THRESHOLD: 32 << 20, _M_TRIM_THRESHOLD: max_kept_bytes, _M_TOP_PAD: 16 << 20}
+    )
 
 
 def share_one_heap() -> bool:
     """Let all threads allocate from one heap; call it before the first thread starts.
 
-    By default, a thread that allocates while another one does gets its own heap. Weights and messages are allocated in
-    one thread and dropped in another, which would leave holes in both heaps.
+    By default, a thread that allocates while another one does gets its own heap. Weights and
+    messages are allocated in one thread and dropped in another, which would leave holes in both
+    heaps.
 
     Returns:
         True if the setting is in force; False if the C library isn't glibc.
@@ -44,10 +49,11 @@ def share_one_heap() -> bool:
 
 
 def give_back_idle_memory() -> bool:
-    """Return free pages in the middle of the heaps to the system; takes about a millisecond for each 100 MB.
+    """Return free pages in the middle of the heaps to the system; takes about a millisecond for
+    each 100 MB.
 
-    Messages are allocated in one thread and freed in another, so heaps fragment. Without this call, a worker that gets
-    two policies a second grows by about 5 MB an hour for hours.
+    Messages are allocated in one thread and freed in another, so heaps fragment. Without this call,
+    a worker that gets two policies a second grows by about 5 MB an hour for hours.
 
     Returns:
         True if any pages were returned; False if none were, or if the C library isn't glibc.
@@ -71,7 +77,9 @@ def _set(settings: dict[int, int]) -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError, TypeError):
         return False
-    return all([mallopt(ctypes.c_int(name), ctypes.c_int(value)) == 1 for name, value in settings.items()])
+    return all(
+        [mallopt(ctypes.c_int(name), ctypes.c_int(value)) == 1 for name, value in settings.items()]
+    )
 
 
 def open_file_limit() -> int:
@@ -81,10 +89,11 @@ def open_file_limit() -> int:
 
 
 def peers_per_port(max_peers: int) -> int:
-    """Return how many connections each of two ports can take within the limit of open files, at most ``max_peers``.
+    """Return how many connections each of two ports can take within the limit of open files, at
+    most ``max_peers``.
 
-    Half of the free descriptors, up to 1,024, stay free. Checkpoints, logs and pipes of workers need them, and so do
-    excess connections, which exist for a moment until they are cut.
+    Half of the free descriptors, up to 1,024, stay free. Checkpoints, logs and pipes of workers
+    need them, and so do excess connections, which exist for a moment until they are cut.
     """
     free = open_file_limit() - _num_open()
     reserve = min(free // 2, _MAX_RESERVE)

@@ -1,4 +1,6 @@
-"""The learner's endpoint over ZeroMQ: a ROUTER for addressed messages and an XPUB for broadcasts."""
+"""The learner's endpoint over ZeroMQ: a ROUTER for addressed messages and an XPUB for
+broadcasts.
+"""
 
 from __future__ import annotations
 
@@ -61,28 +63,31 @@ _PART_AFTER_S = 0.5
 _ANNOUNCE_S = 0.002
 _LOOK_FOR_FILES_S = 10.0
 MAX_SUBSCRIBER_BYTES = 4096
-"""Limit of one message and of all messages of a subscriber; handshake and subscription take some hundred bytes."""
+"""Limit of one message and of all messages of a subscriber; handshake and subscription take some
+hundred bytes."""
 _STRANGER_QUEUE_BYTES = 1 << 20
 """Most bytes that wait for a peer without a registered worker; one message of any size may."""
 _NOT_A_SUBSCRIPTION = "it sent more than a subscription to the broadcast port"
 
 
 class ZmqLearnerEndpoint:
-    """Endpoint of the learner: addressed messages in both directions, and broadcasts to all workers.
+    """Endpoint of the learner: addressed messages in both directions, and broadcasts to all
+    workers.
 
     Args:
         bind: "tcp://HOST:PORT"; the broadcast port is PORT + 1. PORT 0 takes a free pair.
-        keys: the learner's keys. Without keys, only workers of the same user on this host can join (see
-            `aiorl.net.transport.local`), and the two ports are reserved without listening.
+        keys: the learner's keys. Without keys, only workers of the same user on this host can join
+            (see `aiorl.net.transport.local`), and the two ports are reserved without listening.
         insecure: True to let everyone who can reach the address connect if there are no keys.
         limits: the bounds.
 
     Attributes:
-        on_message: called with (peer, frames, user_id); ``user_id`` is the public key that the peer proved (Z85), ""
-            without keys.
+        on_message: called with (peer, frames, user_id); ``user_id`` is the public key that the peer
+            proved (Z85), "" without keys.
         on_event: called with each `Event`.
-        is_registered: peer -> True if it is a registered worker; asked when a message is sent to it. Until then it may
-            send only small messages, and few of those sent to it wait if it does not read them.
+        is_registered: peer -> True if it is a registered worker; asked when a message is sent to
+            it. Until then it may send only small messages, and few of those sent to it wait if it
+            does not read them.
     """
 
     def __init__(
@@ -93,14 +98,18 @@ class ZmqLearnerEndpoint:
         insecure: bool = False,
         limits: EndpointLimits | None = None,
     ) -> None:
-        self.on_message: Callable[[bytes, list[memoryview], str], None] = lambda peer, frames, user_id: None
+        self.on_message: Callable[[bytes, list[memoryview], str], None] = (
+            lambda peer, frames, user_id: None
+        )
         self.on_event: Callable[[Event], None] = lambda event: None
         self.is_registered: Callable[[bytes], bool] = lambda peer: True
         self._host, self._port = split_address(bind, key="bind")
         self._keys = keys
         self._is_insecure = insecure and keys is None
         if self._is_insecure and not is_loopback(self._host):
-            logger.warning("%s is open to everyone who can reach it: --insecure was given, without keys", bind)
+            logger.warning(
+                "%s is open to everyone who can reach it: --insecure was given, without keys", bind
+            )
         self._path: Path | None = None
         self._reserved: list[socket.socket] = []
         self._limits = limits or EndpointLimits()
@@ -110,9 +119,13 @@ class ZmqLearnerEndpoint:
         self._subscribers = ConnectionTable()
         self._surveyed = 0.0
         self._ports: tuple[ListeningPort, ...] = ()
-        self._gone: deque[tuple[float, ListeningPort, Connection]] = deque()  # ended in the last _GONE_WITHIN_S
+        self._gone: deque[tuple[float, ListeningPort, Connection]] = (
+            deque()
+        )  # ended in the last _GONE_WITHIN_S
         self._discarding = False
-        self._max_short, self._overhead, self._long_overhead = wire_overhead(curve=self._keys is not None)
+        self._max_short, self._overhead, self._long_overhead = wire_overhead(
+            curve=self._keys is not None
+        )
         self._guard: BacklogGuard | None = None
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._started = False
@@ -134,13 +147,16 @@ class ZmqLearnerEndpoint:
 
         Raises:
             ConfigError: when a port is in use, or the address does not belong to this machine.
-            SecurityError: when there is no place for sockets that only this user's workers can reach.
+            SecurityError: when there is no place for sockets that only this user's workers can
+                reach.
         """
         self._loop = asyncio.get_running_loop()
         keep_message_buffers()
         self._context = make_context()
         self._admitted = None if self._keys is None else AdmittedKeys(self._keys.admitted)
-        self._acted_on: Mapping[bytes, str] = {} if self._admitted is None else self._admitted.refresh()
+        self._acted_on: Mapping[bytes, str] = (
+            {} if self._admitted is None else self._admitted.refresh()
+        )
         is_ipv6 = ":" in self._host
         self._router = make_socket(self._context, zmq.ROUTER, self._limits, ipv6=is_ipv6)
         self._router.router_mandatory = True
@@ -151,8 +167,8 @@ class ZmqLearnerEndpoint:
         most = self._max_peers = peers_per_port(self._limits.max_peers)
         if most < self._limits.max_peers:
             text = (
-                "at most %d connections are taken on each port instead of %d: this process may have %d files open; "
-                "raise the limit (ulimit -n) for more workers"
+                "at most %d connections are taken on each port instead of %d: this process may have"
+                " %d files open; raise the limit (ulimit -n) for more workers"
             )
             logger.warning(text, most, self._limits.max_peers, open_file_limit())
         self._ports = tuple(
@@ -160,7 +176,9 @@ class ZmqLearnerEndpoint:
             for socket, table in ((self._router, self._peers), (self._xpub, self._subscribers))
         )
         self._samples_port, self._broadcast_port = self._ports
-        self._authenticator = Authenticator(self._context, self._admitted, self._samples_port.refuse)
+        self._authenticator = Authenticator(
+            self._context, self._admitted, self._samples_port.refuse
+        )
         try:
             self._bind()
         except BaseException:
@@ -170,7 +188,10 @@ class ZmqLearnerEndpoint:
             self._context.term()
             raise
         self._pump = SocketPump(
-            self._router, self._receive, per_turn=self._limits.messages_per_turn, after_turn=self._flush
+            self._router,
+            self._receive,
+            per_turn=self._limits.messages_per_turn,
+            after_turn=self._flush,
         )
         self._broadcaster = Broadcaster(
             self._xpub,
@@ -224,7 +245,9 @@ class ZmqLearnerEndpoint:
             sent = self._try_send(peer, frames)
             if sent is not None:
                 return sent
-        if not self._queues.put(peer, frames) or not (connection.is_admitted or self._is_queue_small(peer)):
+        if not self._queues.put(peer, frames) or not (
+            connection.is_admitted or self._is_queue_small(peer)
+        ):
             self._cut_unread(peer)
             return False
         while self._queues.num_bytes > self._limits.max_queued_bytes:
@@ -245,7 +268,8 @@ class ZmqLearnerEndpoint:
         self._stats.bytes_out += total_bytes(frames)
 
     def drop(self, peer: bytes, reason: str) -> None:
-        """Cut a peer off: ignore all further messages, and give those already sent to it half a second to leave.
+        """Cut a peer off: ignore all further messages, and give those already sent to it half a
+        second to leave.
 
         Its unread messages are discarded.
         """
@@ -257,7 +281,9 @@ class ZmqLearnerEndpoint:
         self._samples_port.tell(EventKind.DROPPED, connection, reason)
 
     def has_unsent(self, peer: bytes) -> bool:
-        """Return whether our memory still holds a large message to a peer, or a message that waits for it."""
+        """Return whether our memory still holds a large message to a peer, or a message that waits
+        for it.
+        """
         tracker = self._leaving.get(peer)
         if tracker is not None and tracker.done:
             del self._leaving[peer]
@@ -274,7 +300,9 @@ class ZmqLearnerEndpoint:
         return dataclasses.replace(self._stats, queued_messages=self._queues.num_messages)
 
     async def close(self, *, flush_s: float = 0.5) -> None:
-        """Give goodbyes up to ``flush_s`` seconds to leave, then free everything, which takes at most 2 s more."""
+        """Give goodbyes up to ``flush_s`` seconds to leave, then free everything, which takes at
+        most 2 s more.
+        """
         if self._closed or not self._started:
             self._closed = True
             return
@@ -296,7 +324,9 @@ class ZmqLearnerEndpoint:
     # --- sending
 
     def _try_send(self, peer: bytes, frames: Sequence[Buffer]) -> bool | None:
-        """Send now; return True if sent, False if there is no such peer, None if its connection is busy."""
+        """Send now; return True if sent, False if there is no such peer, None if its connection is
+        busy.
+        """
         try:
             try:
                 self._router.send(peer, MORE)
@@ -316,7 +346,10 @@ class ZmqLearnerEndpoint:
 
     def _is_queue_small(self, peer: bytes) -> bool:
         """Return whether no more waits for a peer than for one that has no registered worker."""
-        return self._queues.waiting(peer) <= 1 or self._queues.waiting_bytes(peer) <= _STRANGER_QUEUE_BYTES
+        return (
+            self._queues.waiting(peer) <= 1
+            or self._queues.waiting_bytes(peer) <= _STRANGER_QUEUE_BYTES
+        )
 
     def _cut_unread(self, peer: bytes) -> None:
         """Cut off a peer for which too many messages wait."""
@@ -324,7 +357,9 @@ class ZmqLearnerEndpoint:
         self._queues.forget(peer)
         connection = self._peers.by_peer.get(peer)
         if connection is not None:
-            self._samples_port.cut(connection, f"it does not read its messages: {waiting} are waiting")
+            self._samples_port.cut(
+                connection, f"it does not read its messages: {waiting} are waiting"
+            )
 
     def _flush(self) -> None:
         self._queues.flush(self._try_send)
@@ -367,14 +402,18 @@ class ZmqLearnerEndpoint:
             frame = self._router.recv(zmq.DONTWAIT, copy=False)
             size = len(frame)
             num_bytes += size
-            wire_bytes += size + (self._overhead if size <= self._max_short else self._long_overhead)
+            wire_bytes += size + (
+                self._overhead if size <= self._max_short else self._long_overhead
+            )
             frames.append(keep(frame))
             more = frame.more
             if len(frames) > self._limits.max_frames or num_bytes > self._limits.max_message_bytes:
                 self._discarding = more
                 self._stats.rejected += 1
                 if connection is not None:
-                    reason = f"its message exceeds the limit: {len(frames)} frames, {num_bytes} bytes"
+                    reason = (
+                        f"its message exceeds the limit: {len(frames)} frames, {num_bytes} bytes"
+                    )
                     self._samples_port.cut(connection, reason)
                 return
         if connection is None:
@@ -413,8 +452,8 @@ class ZmqLearnerEndpoint:
     def _tell_gone(self) -> None:
         """Report ended connections, after all messages that came over them have been delivered.
 
-        If others send so much that the socket never becomes empty, report them after a second: by then each peer has
-        had its turn many times.
+        If others send so much that the socket never becomes empty, report them after a second: by
+        then each peer has had its turn many times.
         """
         if self._closed:
             return
@@ -436,7 +475,11 @@ class ZmqLearnerEndpoint:
         self._queues.forget(connection.peer)
         self._leaving.pop(connection.peer, None)
         reason = connection.reason or "its connection ended"
-        kind = EventKind.SILENT if connection.silent_s > self._limits.dead_after_s else EventKind.DISCONNECTED
+        kind = (
+            EventKind.SILENT
+            if connection.silent_s > self._limits.dead_after_s
+            else EventKind.DISCONNECTED
+        )
         self._samples_port.tell(kind, connection, reason)
 
     def _part(self, connection: Connection) -> None:
@@ -464,17 +507,26 @@ class ZmqLearnerEndpoint:
         limits, now = self._limits, self._loop.time()
         elapsed_s = min(now - self._surveyed, 2 * limits.tick_s)
         self._surveyed = now
-        self._peers.survey(elapsed_s if is_empty else 0.0)  # other peers' messages may still be unread
+        self._peers.survey(
+            elapsed_s if is_empty else 0.0
+        )  # other peers' messages may still be unread
         for connection in self._peers:
-            if connection.silent_s > limits.dead_after_s + (0 if connection.delivered else limits.handshake_s):
+            if connection.silent_s > limits.dead_after_s + (
+                0 if connection.delivered else limits.handshake_s
+            ):
                 self._samples_port.end_silent(connection)
         self._subscribers.survey(elapsed_s)
         for connection in self._subscribers:
-            if not connection.delivered and connection.silent_s > limits.dead_after_s + limits.handshake_s:
+            if (
+                not connection.delivered
+                and connection.silent_s > limits.dead_after_s + limits.handshake_s
+            ):
                 self._broadcast_port.end_silent(connection)
 
     def _keep_files(self) -> None:
-        """Bind again if the socket files were deleted, for example because their user has logged out."""
+        """Bind again if the socket files were deleted, for example because their user has logged
+        out.
+        """
         self._later("files", _LOOK_FOR_FILES_S, self._keep_files)
         if self._path is not None and not self._path.is_socket():
             try:
@@ -482,7 +534,9 @@ class ZmqLearnerEndpoint:
             except SecurityError as error:
                 logger.warning("%s; new workers cannot find the learner", error)
             else:
-                logger.warning("workers of this user on this host now find the learner at %s", self._path)
+                logger.warning(
+                    "workers of this user on this host now find the learner at %s", self._path
+                )
 
     def _check_key(self, port: ListeningPort, connection: Connection) -> None:
         """Cut off a connection if its key was withdrawn since the handshake."""
@@ -494,8 +548,8 @@ class ZmqLearnerEndpoint:
     def _cut_withdrawn(self) -> None:
         """Cut off connections with a key that is no longer admitted.
 
-        The key of a connection is known from its first message on. When a key is withdrawn, all connections without a
-        message are therefore cut, too; those with another key connect again.
+        The key of a connection is known from its first message on. When a key is withdrawn, all
+        connections without a message are therefore cut, too; those with another key connect again.
         """
         if self._admitted is None:
             return
@@ -510,19 +564,25 @@ class ZmqLearnerEndpoint:
                 if connection.address == LOCAL:
                     continue
                 if not public_key:
-                    port.cut(connection, "a key was withdrawn, and this connection had not shown its own yet")
+                    port.cut(
+                        connection,
+                        "a key was withdrawn, and this connection had not shown its own yet",
+                    )
                 elif public_key not in self._acted_on:
                     name = before.get(public_key, connection.user_id)
                     port.cut(connection, f"its key {name!r} is no longer admitted")
 
     def _bind(self) -> None:
-        """Bind both sockets: to ports if other users may join, and to files that only this user can reach.
+        """Bind both sockets: to ports if other users may join, and to files that only this user can
+        reach.
 
         Each listener keeps the options that its socket has at the time of the bind.
         """
         pair = self._router, self._xpub
         if self._keys is None and not self._is_insecure:
-            self._port, self._reserved = reserve_pair("127.0.0.1", self._port)  # stands for every loopback address
+            self._port, self._reserved = reserve_pair(
+                "127.0.0.1", self._port
+            )  # stands for every loopback address
         else:
             for each in pair:
                 serve(each, self._keys)
@@ -548,7 +608,9 @@ class ZmqLearnerEndpoint:
 
     def _check_open(self) -> None:
         if self._closed or not self._started:
-            raise EndpointClosed("the endpoint is closed" if self._closed else "the endpoint was not started")
+            raise EndpointClosed(
+                "the endpoint is closed" if self._closed else "the endpoint was not started"
+            )
 
 
 class Broadcaster:
@@ -588,7 +650,9 @@ class Broadcaster:
         self.pump.settle()
 
     def announce(self) -> None:
-        """Send all subscribers the number of broadcasts so far, so that a new one knows that it is subscribed."""
+        """Send all subscribers the number of broadcasts so far, so that a new one knows that it is
+        subscribed.
+        """
         self._socket.send(self._head(), zmq.DONTWAIT)
         self.pump.schedule()
 
@@ -614,7 +678,9 @@ class Broadcaster:
         if connection.reason:
             return
         connection.delivered += 1
-        if fd in port.ended_fds:  # the message may be another connection's; the kernel's count is this one's
+        if (
+            fd in port.ended_fds
+        ):  # the message may be another connection's; the kernel's count is this one's
             is_sound = port.table.look(connection) <= MAX_SUBSCRIBER_BYTES
         else:
             is_sound = frame.bytes == b"\x01" and not frame.more and not connection.is_admitted

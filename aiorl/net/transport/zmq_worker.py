@@ -1,8 +1,9 @@
 """The worker's endpoint over ZeroMQ: a DEALER for addressed messages and a SUB for broadcasts.
 
-A pair of sockets lives as long as its connection. When either connection ends or is refused, both sockets are given up,
-and a new pair with a new routing id connects. As a result, the learner never meets an old routing id again, no message
-is delivered twice, and a refused worker gets another chance (libzmq itself would not try again).
+A pair of sockets lives as long as its connection. When either connection ends or is refused, both
+sockets are given up, and a new pair with a new routing id connects. As a result, the learner never
+meets an old routing id again, no message is delivered twice, and a refused worker gets another
+chance (libzmq itself would not try again).
 """
 
 from __future__ import annotations
@@ -65,10 +66,12 @@ class ZmqWorkerEndpoint:
     """Endpoint of a worker, which connects, and reconnects, by itself.
 
     Args:
-        connect: "tcp://HOST:PORT" of the learner, with broadcasts on PORT + 1; or "ipc://PATH", which a learner gives
-            to workers that it starts; or several places in which to look for it (`Addresses`).
-        keys: the worker's keys. Without keys, the endpoint uses the Unix sockets of this user's learner on this host if
-            there are any, and searches for them before each connection (see `aiorl.net.transport.local`).
+        connect: "tcp://HOST:PORT" of the learner, with broadcasts on PORT + 1; or "ipc://PATH",
+            which a learner gives to workers that it starts; or several places in which to look for
+            it (`Addresses`).
+        keys: the worker's keys. Without keys, the endpoint uses the Unix sockets of this user's
+            learner on this host if there are any, and searches for them before each connection (see
+            `aiorl.net.transport.local`).
         limits: the bounds.
 
     Attributes:
@@ -78,7 +81,11 @@ class ZmqWorkerEndpoint:
     """
 
     def __init__(
-        self, connect: str | Sequence[str], *, keys: WorkerKeys | None = None, limits: EndpointLimits | None = None
+        self,
+        connect: str | Sequence[str],
+        *,
+        keys: WorkerKeys | None = None,
+        limits: EndpointLimits | None = None,
     ) -> None:
         self.on_message: Callable[[list[memoryview]], None] = lambda frames: None
         self.on_broadcast: Callable[[list[memoryview]], None] = lambda frames: None
@@ -89,7 +96,9 @@ class ZmqWorkerEndpoint:
         self._urls = ("", "")
         self._limits = limits or EndpointLimits()
         self._channels: tuple[Channel, ...] = ()
-        self._open_connections = ConnectionTable()  # those over TCP without keys, which anyone may have answered
+        self._open_connections = (
+            ConnectionTable()
+        )  # those over TCP without keys, which anyone may have answered
         self._guard: BacklogGuard | None = None
         self._connected = False
         self._ending = False
@@ -117,7 +126,9 @@ class ZmqWorkerEndpoint:
 
     @property
     def is_local(self) -> bool:
-        """True if messages pass through Unix sockets, which takes less time than compressing them."""
+        """True if messages pass through Unix sockets, which takes less time than compressing
+        them.
+        """
         return self._urls[0].startswith("ipc:")
 
     def start(self) -> None:
@@ -146,7 +157,8 @@ class ZmqWorkerEndpoint:
         return self._queue.put(frames)
 
     async def wait_writable(self) -> None:
-        """Wait until the endpoint is connected and its queue is empty. A cancelled call leaves nothing behind.
+        """Wait until the endpoint is connected and its queue is empty. A cancelled call leaves
+        nothing behind.
 
         Raises:
             EndpointClosed: when the endpoint is closed meanwhile.
@@ -158,7 +170,9 @@ class ZmqWorkerEndpoint:
             self._check_open()
 
     async def close(self, *, flush_s: float = 0.5) -> None:
-        """Give goodbyes up to ``flush_s`` seconds to leave, then free everything, which takes at most 2 s more."""
+        """Give goodbyes up to ``flush_s`` seconds to leave, then free everything, which takes at
+        most 2 s more.
+        """
         if self._closed or not self._started:
             self._closed = True
             return
@@ -176,7 +190,9 @@ class ZmqWorkerEndpoint:
         if self._guard is not None:
             self._guard.close()
         self._writable.set()
-        await term(self._context, sockets, max(0.0, until - self._loop.time()) if was_connected else 0.0)
+        await term(
+            self._context, sockets, max(0.0, until - self._loop.time()) if was_connected else 0.0
+        )
 
     # --- sending
 
@@ -186,13 +202,15 @@ class ZmqWorkerEndpoint:
             try:
                 send_frames(channel.socket, frames)
             except zmq.Again:
-                # half a message is left behind only if the connection broke: its end will be reported
+                # half a message is left behind only if the connection broke: its end will be
+                # reported
                 if not channel.pump.settle():
                     return False
             else:
                 channel.pump.settle()
                 return True
-        channel.pump.schedule()  # each time, the room vanished after we looked: try again in the next turn
+        # each time, the room vanished after we looked: try again in the next turn
+        channel.pump.schedule()
         return False
 
     def _flush(self) -> None:
@@ -206,7 +224,9 @@ class ZmqWorkerEndpoint:
 
     def _receive_message(self, channel: Channel) -> None:
         frames = channel.receive()
-        if frames and self._connected and (len(frames) > 1 or frames[0].nbytes):  # else only a sign of life
+        if (
+            frames and self._connected and (len(frames) > 1 or frames[0].nbytes)
+        ):  # else only a sign of life
             self.on_message(frames)
 
     def _receive_broadcast(self, channel: Channel) -> None:
@@ -226,27 +246,44 @@ class ZmqWorkerEndpoint:
         self._since = self._loop.time()
         address = self._addresses.next()
         if not address:
-            self._wait_for(f"{self._addresses.problem or f'{self.address} names no address yet'}.", kind="no address")
+            self._wait_for(
+                f"{self._addresses.problem or f'{self.address} names no address yet'}.",
+                kind="no address",
+            )
             self._again(self._limits.retry_s)
             return
         self._path = address.removeprefix("ipc://") if address.startswith("ipc://") else ""
-        self._host, self._port = ("localhost", 0) if self._path else split_address(address, key="connect")
+        self._host, self._port = (
+            ("localhost", 0) if self._path else split_address(address, key="connect")
+        )
         self._urls = self._find()
         try:
             with contextlib.ExitStack() as undo:
                 self._channels = self._open_channels(undo)
                 undo.pop_all()
         except (zmq.ZMQError, OSError) as error:
-            self._wait_for(f"cannot open a connection to {self.address}: {error.strerror}.", kind="cannot open")
+            self._wait_for(
+                f"cannot open a connection to {self.address}: {error.strerror}.", kind="cannot open"
+            )
             self._again(self._next_pause())
 
     def _open_channels(self, undo: contextlib.ExitStack) -> tuple[Channel, ...]:
-        """Open a socket for each address, which begins to connect; ``undo`` closes them if one cannot be opened."""
+        """Open a socket for each address, which begins to connect;
+
+        ``undo`` closes them if one cannot be opened.
+        """
         kinds = ((zmq.DEALER, self._receive_message), (zmq.SUB, self._receive_broadcast))
-        return tuple(self._open(undo, url, *kind) for url, kind in zip(self._urls, kinds, strict=True) if url)
+        return tuple(
+            self._open(undo, url, *kind) for url, kind in zip(self._urls, kinds, strict=True) if url
+        )
 
     def _open(
-        self, undo: contextlib.ExitStack, url: str, kind: int, receive: Callable[[Channel], None], topic: bytes = b""
+        self,
+        undo: contextlib.ExitStack,
+        url: str,
+        kind: int,
+        receive: Callable[[Channel], None],
+        topic: bytes = b"",
     ) -> Channel:
         socket = make_socket(self._context, kind, self._limits, ipv6=":" in self._host)
         undo.callback(socket.close, 0)
@@ -254,15 +291,18 @@ class ZmqWorkerEndpoint:
             socket.rcvhwm = self._limits.broadcast_messages
             socket.subscribe(topic)
         else:
-            # Not IMMEDIATE: with it, libzmq discards received, unread messages such as a goodbye when a connection
-            # ends. No messages queue up without a connection all the same, because we send only while connected.
+            # Not IMMEDIATE: with it, libzmq discards received, unread messages such as a goodbye
+            # when a connection ends. No messages queue up without a connection all the same,
+            # because we send only while connected.
             socket.routing_id = b"w" + secrets.token_bytes(_ROUTING_ID_BYTES)
         channel = Channel(url, socket, self._limits, topic)
         present(socket, None if url.startswith("ipc:") else self._keys)
         channel.monitor = SocketMonitor(socket, partial(self._on_monitor, channel))
         undo.callback(channel.monitor.close)
         per_turn = self._limits.messages_per_turn
-        channel.pump = SocketPump(socket, partial(receive, channel), per_turn=per_turn, after_turn=self._flush)
+        channel.pump = SocketPump(
+            socket, partial(receive, channel), per_turn=per_turn, after_turn=self._flush
+        )
         undo.callback(channel.pump.close)
         socket.connect(url)
         return channel
@@ -286,12 +326,16 @@ class ZmqWorkerEndpoint:
             zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL,
         ):
             is_late = self._loop.time() - channel.tcp_since > _LATE * self._limits.handshake_s
-            self._on_refused(channel, reason_seen_by_worker(event, value, self._keys, is_late=is_late))
+            self._on_refused(
+                channel, reason_seen_by_worker(event, value, self._keys, is_late=is_late)
+            )
         elif event == zmq.EVENT_DISCONNECTED:
             self._on_ended(channel)
         elif event == zmq.EVENT_CLOSED and not self._connected:
             kind = f"nothing answers at {self.address}"
-            self._wait_for(f"nothing answers at {channel.url}: is the learner running there?", kind=kind)
+            self._wait_for(
+                f"nothing answers at {channel.url}: is the learner running there?", kind=kind
+            )
             if self._find() != self._urls:  # a learner has appeared, or a different one
                 self._move_on(_RETRY_S)
             elif self._addresses.has_others():
@@ -300,7 +344,8 @@ class ZmqWorkerEndpoint:
     def _bound_unread(self, channel: Channel) -> None:
         """Bound what a connection can make us hold if the other side has proved nothing.
 
-        libzmq bounds the number of whole messages that wait, but not the frames of an unfinished one.
+        libzmq bounds the number of whole messages that wait, but not the frames of an unfinished
+        one.
         """
         if self._keys is not None or not channel.url.startswith("tcp:") or not CAN_TELL_BYTES:
             return
@@ -318,7 +363,9 @@ class ZmqWorkerEndpoint:
 
     def _on_flood(self, connection: Connection, reason: str) -> None:
         """Log that a connection was cut off; its end is reported next."""
-        self._log_once(f"the connection to {connection.address} was cut off: {reason}", kind="flood")
+        self._log_once(
+            f"the connection to {connection.address} was cut off: {reason}", kind="flood"
+        )
 
     def _move_on(self, pause_s: float) -> None:
         """Give up a connection that is not made yet, and try the next address."""
@@ -327,7 +374,9 @@ class ZmqWorkerEndpoint:
         self._again(pause_s)
 
     def _find(self) -> tuple[str, str]:
-        """Return the addresses of the learner: this user's Unix sockets for its port if there are any, else TCP."""
+        """Return the addresses of the learner: this user's Unix sockets for its port if there are
+        any, else TCP.
+        """
         if self._path:
             return urls_of(self._path)
         if self._keys is None and is_loopback(self._host):
@@ -349,12 +398,16 @@ class ZmqWorkerEndpoint:
         self._last_reason = ""
         self._said.clear()
         logger.info("connected to %s", self.address)
-        self.on_event(Event(EventKind.CONNECTED, f"connected to {self.address}", address=self.address))
+        self.on_event(
+            Event(EventKind.CONNECTED, f"connected to {self.address}", address=self.address)
+        )
         if not self._queue:
             self._writable.set()
 
     def _on_ended(self, channel: Channel) -> None:
-        """Deliver all messages that arrived before an accepted connection ended, then report its end."""
+        """Deliver all messages that arrived before an accepted connection ended, then report its
+        end.
+        """
         self._ending = True
         self._set_timer("ended", _SETTLE_S, lambda: self._report_ended(channel))
 
@@ -456,10 +509,15 @@ class ZmqWorkerEndpoint:
             self._wait_for(f"the host name {self._host!r} can't be found ({error}).")
         else:
             names = " and ".join(channel.url for channel in self._channels if not channel.ready)
-            self._wait_for(f"no answer from {names} yet: is the learner running there, are both ports open to us?")
+            self._wait_for(
+                f"no answer from {names} yet: is the learner running there, are both ports open"
+                " to us?"
+            )
 
     def _wait_for(self, reason: str, kind: str = "") -> None:
-        """Report why there is no connection; reasons of one kind, for example for both ports, are logged once."""
+        """Report why there is no connection; reasons of one kind, for example for both ports, are
+        logged once.
+        """
         if self._closed or self._connected or reason == self._last_reason:
             return
         self._log_once(f"{reason} Still trying.", kind)
@@ -479,7 +537,9 @@ class ZmqWorkerEndpoint:
 
     def _check_open(self) -> None:
         if self._closed or not self._started:
-            raise EndpointClosed("the endpoint is closed" if self._closed else "the endpoint was not started")
+            raise EndpointClosed(
+                "the endpoint is closed" if self._closed else "the endpoint was not started"
+            )
 
 
 @dataclass(slots=True, eq=False)
@@ -498,7 +558,8 @@ class Channel:
         heard: True if a message has arrived since the last check.
         received: bytes received at the last check.
         silent_s: seconds of silence.
-        connection: account of its unread bytes; None if the other side has proved who it is, or is of this user.
+        connection: account of its unread bytes; None if the other side has proved who it is, or is
+            of this user.
         pump: reads the socket.
         monitor: watches its connection.
     """
@@ -524,7 +585,9 @@ class Channel:
         self.monitor.close()
 
     def introduce(self) -> None:
-        """Send the empty message that gives the learner's endpoint our routing id, so that it can report our end."""
+        """Send the empty message that gives the learner's endpoint our routing id, so that it can
+        report our end.
+        """
         with contextlib.suppress(zmq.Again):
             self.socket.send(b"", zmq.DONTWAIT)
         self.pump.schedule()
@@ -545,14 +608,24 @@ class Channel:
             size = len(frame)
             num_bytes += size
             if self.connection is not None:
-                self.connection.taken_bytes += size + (_OVERHEAD if size <= _MAX_SHORT else _LONG_OVERHEAD)
+                self.connection.taken_bytes += size + (
+                    _OVERHEAD if size <= _MAX_SHORT else _LONG_OVERHEAD
+                )
             if len(frames) <= limits.max_frames and num_bytes <= limits.max_message_bytes:
                 frames.append(keep(frame))
         self.heard = True
-        return [] if len(frames) > limits.max_frames or num_bytes > limits.max_message_bytes else frames
+        return (
+            []
+            if len(frames) > limits.max_frames or num_bytes > limits.max_message_bytes
+            else frames
+        )
 
     def listen(self, elapsed_s: float) -> None:
-        """Update the seconds of silence; even a part of a message since the last check ends the silence."""
+        """Update the seconds of silence; even a part of a message since the last check ends the
+        silence.
+        """
         received = self.received if self.heard else bytes_received(self.fd) or 0
-        self.silent_s = 0.0 if self.heard or received != self.received else self.silent_s + elapsed_s
+        self.silent_s = (
+            0.0 if self.heard or received != self.received else self.silent_s + elapsed_s
+        )
         self.heard, self.received = False, received

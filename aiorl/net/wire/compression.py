@@ -1,18 +1,22 @@
-"""Compression of columns: LZ4 where it saves enough, and stacks of frames with each frame sent once.
+"""Compression of columns: LZ4 where it saves enough, and stacks of frames with each frame sent
+once.
 
-A compressed array is one buffer: a table of ``ceil(raw_bytes / BLOCK_BYTES)`` little-endian uint32 sizes, then as many
-LZ4 blocks. Each block has ``BLOCK_BYTES`` after decompression, except the last. Blocks of moderate size decompress
-several times faster than one large block. Columns of any dtype are tried: floats shrink if most of them are equal, as
-in one-hot observations, which preprocessing makes floats.
+A compressed array is one buffer: a table of ``ceil(raw_bytes / BLOCK_BYTES)`` little-endian uint32
+sizes, then as many LZ4 blocks. Each block has ``BLOCK_BYTES`` after decompression, except the last.
+Blocks of moderate size decompress several times faster than one large block. Columns of any dtype
+are tried: floats shrink if most of them are equal, as in one-hot observations, which preprocessing
+makes floats.
 
-A column of stacked frames is uint8 ``[T, N, H, W, K]``: T steps of N environments, with a stack of K frames on the last
-axis, oldest first. Of two consecutive rows of an environment, the later one repeats K - 1 frames of the earlier one.
-Instead of raw bytes, the following is sent:
+A column of stacked frames is uint8 ``[T, N, H, W, K]``: T steps of N environments, with a stack of
+K frames on the last axis, oldest first. Of two consecutive rows of an environment, the later one
+repeats K - 1 frames of the earlier one. Instead of raw bytes, the following is sent:
 
-- A bit for each row, time-major, highest bit first, padded with zeros to whole bytes: 1 if the whole stack is sent. All
-  rows of the first step are whole, and every row that does not continue the one before it.
-- LZ4 blocks. First comes one frame ``[H, W]`` for each continuing row, in row order, XORed with the newest frame of the
-  row before it, because most of a picture stays the same. All whole stacks ``[H, W, K]`` follow.
+- A bit for each row, time-major, highest bit first, padded with zeros to whole bytes: 1 if the
+  whole stack is sent. All rows of the first step are whole, and every row that does not continue
+  the one before it.
+- LZ4 blocks. First comes one frame ``[H, W]`` for each continuing row, in row order, XORed with the
+  newest frame of the row before it, because most of a picture stays the same. All whole stacks
+  ``[H, W, K]`` follow.
 """
 
 from __future__ import annotations
@@ -35,7 +39,8 @@ _PROBE_BYTES = 1 << 14
 _WORTH = 0.8  # share of the raw size; above it, decompression costs more than is saved
 _MAX_EXPANSION = 255  # the most bytes that one byte of an LZ4 block can expand to
 MIN_STACK_BYTES = 1 << 10
-"""Smaller stacks save too little, and would let a peer make us walk through a column in tiny steps."""
+"""Smaller stacks save too little, and would let a peer make us walk through a column in tiny
+steps."""
 _MIN_FRAMES, _MAX_FRAMES = 2, 16
 _UINT8 = np.dtype(np.uint8)
 
@@ -47,8 +52,8 @@ def compress_array(array: AnyArray) -> bytes | None:
         array: C-contiguous, any shape.
 
     Returns:
-        Table and blocks as described for this module, smaller than 0.8 of the raw bytes; None for arrays under
-        ``MIN_COLUMN_BYTES`` and for those of which the first 16 KiB do not shrink.
+        Table and blocks as described for this module, smaller than 0.8 of the raw bytes; None for
+        arrays under ``MIN_COLUMN_BYTES`` and for those of which the first 16 KiB do not shrink.
     """
     if array.nbytes < MIN_COLUMN_BYTES:
         return None
@@ -61,7 +66,9 @@ def compress_array(array: AnyArray) -> bytes | None:
 
 
 def compress_blocks(raw: memoryview) -> bytes:
-    """Compress bytes to table and blocks as described for this module, even if the result is larger."""
+    """Compress bytes to table and blocks as described for this module, even if the result is
+    larger.
+    """
     blocks = [
         lz4.block.compress(raw[start : start + BLOCK_BYTES], store_size=False)
         for start in range(0, len(raw), BLOCK_BYTES)
@@ -78,8 +85,8 @@ def decompress(frame: memoryview, raw_bytes: int) -> memoryview:
         raw_bytes: expected size, already checked against the limits.
 
     Raises:
-        BadFrame: when the frame cannot contain that many bytes (detected before memory is allocated) or a block is
-            damaged.
+        BadFrame: when the frame cannot contain that many bytes (detected before memory is
+            allocated) or a block is damaged.
     """
     num_blocks = -(-raw_bytes // BLOCK_BYTES)
     table_bytes = 4 * num_blocks
@@ -89,7 +96,9 @@ def decompress(frame: memoryview, raw_bytes: int) -> memoryview:
         raise BadFrame(f"{len(frame)} compressed bytes cannot hold {raw_bytes} bytes")
     sizes = struct.unpack_from(f"<{num_blocks}I", frame)
     if sum(sizes) != len(frame) - table_bytes:
-        raise BadFrame(f"block sizes add up to {sum(sizes)}, not to {len(frame) - table_bytes} bytes")
+        raise BadFrame(
+            f"block sizes add up to {sum(sizes)}, not to {len(frame) - table_bytes} bytes"
+        )
     if num_blocks == 1:
         return memoryview(_block(frame[table_bytes:], raw_bytes))
     out = np.empty(raw_bytes, np.uint8)
@@ -113,7 +122,9 @@ def _block(block: memoryview, raw_bytes: int) -> bytes:
 
 
 def is_shape_of_stacks(dtype: np.dtype[Any], shape: Sequence[int]) -> bool:
-    """Return whether a column can be sent as stacks: uint8 [T, N, H, W, K], K from 2 to 16, stacks of 1 KiB or more."""
+    """Return whether a column can be sent as stacks: uint8 [T, N, H, W, K], K from 2 to 16, stacks
+    of 1 KiB or more.
+    """
     return (
         len(shape) == 5
         and dtype == _UINT8
@@ -131,8 +142,8 @@ def compress_stacks(array: AnyArray) -> bytes | None:
         array: C-contiguous, any shape and dtype.
 
     Returns:
-        Bits and blocks as described for this module; None unless the column has the shape of stacks and at least half
-        of its rows continue the row before them.
+        Bits and blocks as described for this module; None unless the column has the shape of stacks
+        and at least half of its rows continue the row before them.
     """
     if not is_shape_of_stacks(array.dtype, array.shape):
         return None
@@ -144,7 +155,9 @@ def compress_stacks(array: AnyArray) -> bytes | None:
         return None
     is_whole = np.ones((steps, envs), np.bool_)
     same = np.empty((envs, rows.shape[2] - 1), np.bool_)
-    packed = np.empty(rows.size, np.uint8)  # larger than ever needed, but untouched pages cost nothing
+    packed = np.empty(
+        rows.size, np.uint8
+    )  # larger than ever needed, but untouched pages cost nothing
     frames = packed[: steps * envs * height * width].reshape(-1, height * width)
     newest_before = rows[0, :, count - 1 :: count].copy()
     num_frames = 0
@@ -175,8 +188,8 @@ def decompress_stacks(frame: memoryview, dtype: np.dtype[Any], shape: Sequence[i
         shape: shape of the column; its size is already checked against the limits.
 
     Raises:
-        BadFrame: when the column does not have the shape of stacks, or the frame is damaged or too small for it (the
-            size is checked before memory is allocated).
+        BadFrame: when the column does not have the shape of stacks, or the frame is damaged or too
+            small for it (the size is checked before memory is allocated).
     """
     if not is_shape_of_stacks(dtype, shape):
         raise BadFrame(f"{dtype} {list(shape)} is not a column of stacked frames")
@@ -184,7 +197,9 @@ def decompress_stacks(frame: memoryview, dtype: np.dtype[Any], shape: Sequence[i
     pixels = height * width
     mask_bytes = -(-steps * envs // 8)
     if len(frame) < mask_bytes:
-        raise BadFrame(f"{len(frame)} bytes are too few for one bit for each of {steps * envs} rows")
+        raise BadFrame(
+            f"{len(frame)} bytes are too few for one bit for each of {steps * envs} rows"
+        )
     bits: NDArray[np.uint8] = np.unpackbits(np.frombuffer(frame[:mask_bytes], np.uint8))
     is_whole = bits[: steps * envs].reshape(steps, envs).view(np.bool_)
     if bits[steps * envs :].any() or not is_whole[0].all():

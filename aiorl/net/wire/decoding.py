@@ -1,4 +1,6 @@
-"""Decoding of frames from untrusted peers: each size is checked before memory is allocated (see `format`)."""
+"""Decoding of frames from untrusted peers: each size is checked before memory is allocated (see
+`format`).
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,12 @@ _CACHED_LAYOUT_BYTES = 1 << 12
 _CACHED_LAYOUTS = 128
 _CACHED_COLUMNS, _CACHED_SHAPE_BYTES, _CACHED_PLACES = 64, 1 << 10, 256
 _HELLO_LIMITS = Limits(
-    max_frames=1, max_header_bytes=MAX_HELLO_BYTES, max_arrays=0, max_string=MAX_HELLO_BYTES, max_map=16, max_depth=1
+    max_frames=1,
+    max_header_bytes=MAX_HELLO_BYTES,
+    max_arrays=0,
+    max_string=MAX_HELLO_BYTES,
+    max_map=16,
+    max_depth=1,
 )
 
 
@@ -46,8 +53,8 @@ def decode(frames: Sequence[Buffer], limits: Limits = DEFAULT_LIMITS) -> m.Messa
     """Decode the message in frames.
 
     Args:
-        frames: one multipart message. Decoded arrays that were not compressed are read-only views of these frames, and
-            keep them alive.
+        frames: one multipart message. Decoded arrays that were not compressed are read-only views
+            of these frames, and keep them alive.
         limits: our limits.
 
     Raises:
@@ -58,7 +65,9 @@ def decode(frames: Sequence[Buffer], limits: Limits = DEFAULT_LIMITS) -> m.Messa
     if not frames:
         raise BadFrame("an empty message", field="frames")
     if len(frames) > limits.max_frames:
-        raise MessageTooBig(f"{len(frames)} frames, at most {limits.max_frames} are accepted", field="frames")
+        raise MessageTooBig(
+            f"{len(frames)} frames, at most {limits.max_frames} are accepted", field="frames"
+        )
     name, values, layout_bytes, storage, shapes = _read_header(frames[0], limits)
     kind = MESSAGE_TYPES.get(name)
     if kind is None:
@@ -92,7 +101,8 @@ def decode(frames: Sequence[Buffer], limits: Limits = DEFAULT_LIMITS) -> m.Messa
 
 
 def decode_hello(frames: Sequence[Buffer]) -> m.Hello | m.StatusRequest | None:
-    """Decode the Hello or the StatusRequest in frames; return None, after no more than the header, if there is neither.
+    """Decode the Hello or the StatusRequest in frames; return None, after no more than the header,
+    if there is neither.
 
     A message of an unregistered peer costs no more than unpacking 4 KiB without arrays.
 
@@ -115,7 +125,9 @@ _Header: TypeAlias = tuple[str, dict[str, Any], bytes, bytes, list[Any]]
 def _read_header(frame: Buffer, limits: Limits) -> _Header:
     size = memoryview(frame).nbytes
     if size > limits.max_header_bytes:
-        raise MessageTooBig(f"{size} bytes, at most {limits.max_header_bytes} are accepted", field="header")
+        raise MessageTooBig(
+            f"{size} bytes, at most {limits.max_header_bytes} are accepted", field="header"
+        )
     most = min(limits.max_map, size)
     try:
         header = msgpack.unpackb(
@@ -129,7 +141,8 @@ def _read_header(frame: Buffer, limits: Limits) -> _Header:
         )
     except RemoteProtocolError:
         raise
-    except Exception as error:  # msgpack raises its own errors, ValueError and TypeError: all mean "not our message"
+    # msgpack raises its own errors, ValueError and TypeError: all mean "not our message"
+    except Exception as error:
         what = one_line(f"{type(error).__name__}: {error}", 120)
         raise BadFrame(f"not a message header: {what}", field="header") from error
     if type(header) is not list or not header or type(header[0]) is not int:
@@ -172,7 +185,9 @@ def _array_ref(code: int, data: bytes) -> _ArrayRef:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Layout:
-    """Names of a message's arrays; while cached, one object serves all messages with the same layout."""
+    """Names of a message's arrays; while cached, one object serves all messages with the same
+    layout.
+    """
 
     nodes: tuple[tuple[int, str], ...]
     columns: tuple[tuple[int, str, np.dtype[Any], int], ...]  # node, name, dtype, item bytes
@@ -244,7 +259,10 @@ def _below(trees: list[ArrayTree], seen: list[set[str]], node: object, key: obje
     if type(node) is not int or not 0 <= node < len(trees) or type(key) is not str:
         raise BadFrame(f"no such place: {reprlib.repr(node)}, {reprlib.repr(key)}", field="layout")
     if not is_label(key):
-        raise BadFrame(f"a name of more than {MAX_LABEL} characters, or not printable: {key[:60]!r}", field="layout")
+        raise BadFrame(
+            f"a name of more than {MAX_LABEL} characters, or not printable: {key[:60]!r}",
+            field="layout",
+        )
     tree = trees[node]
     if tree is ARRAY or (key not in tree and "*" not in tree):
         raise BadFrame("no such field", field=key[:60])
@@ -255,31 +273,47 @@ def _below(trees: list[ArrayTree], seen: list[set[str]], node: object, key: obje
 
 
 def _places_of(layout: _Layout, storage: bytes, shapes: list[Any], limits: Limits) -> _Places:
-    """Return the places of the arrays of a message, cached for messages with equal layout, storage and shapes."""
+    """Return the places of the arrays of a message, cached for messages with equal layout, storage
+    and shapes.
+    """
     packed = b""
     if len(shapes) <= _CACHED_COLUMNS:
-        with contextlib.suppress(TypeError, ValueError):  # then they are no shapes, which `_find_places` reports
-            packed = msgpack.packb(shapes)  # unlike a comparison, distinguishes 2 from 2.0 and 1 from True
+        with contextlib.suppress(
+            TypeError, ValueError
+        ):  # then they are no shapes, which `_find_places` reports
+            packed = msgpack.packb(
+                shapes
+            )  # unlike a comparison, distinguishes 2 from 2.0 and 1 from True
     if 0 < len(packed) <= _CACHED_SHAPE_BYTES:
         return _cached_places(layout, storage, packed, limits)
     return _find_places(layout, storage, shapes, limits)
 
 
 @functools.lru_cache(maxsize=_CACHED_PLACES)
-def _cached_places(layout: _Layout, storage: bytes, packed_shapes: bytes, limits: Limits) -> _Places:
+def _cached_places(
+    layout: _Layout, storage: bytes, packed_shapes: bytes, limits: Limits
+) -> _Places:
     return _find_places(layout, storage, msgpack.unpackb(packed_shapes), limits)
 
 
 def _find_places(layout: _Layout, storage: bytes, shapes: list[Any], limits: Limits) -> _Places:
-    """Compute the places from a header, with sizes within the limits; the frames' own sizes are checked later."""
+    """Compute the places from a header, with sizes within the limits; the frames' own sizes are
+    checked later.
+    """
     columns = layout.columns
     if not len(columns) == len(storage) == len(shapes):
-        raise BadFrame(f"{len(columns)} columns, {len(storage)} storages, {len(shapes)} shapes", field="shapes")
+        raise BadFrame(
+            f"{len(columns)} columns, {len(storage)} storages, {len(shapes)} shapes", field="shapes"
+        )
     next_frame = 2 if PACKED in storage else 1
     sizes: list[tuple[int, int]] = []
     places: list[_Place] = []
     raw_frame = raw_end = packed_end = total = 0
-    max_ndim, max_bytes, max_total = limits.max_ndim, limits.max_array_bytes, limits.max_message_bytes
+    max_ndim, max_bytes, max_total = (
+        limits.max_ndim,
+        limits.max_array_bytes,
+        limits.max_message_bytes,
+    )
     for (node, name, dtype, size), how, shape in zip(columns, storage, shapes, strict=True):
         if type(shape) is not list or len(shape) > max_ndim:
             raise BadFrame(f"not a shape of at most {max_ndim} dimensions", field=name)
@@ -294,7 +328,8 @@ def _find_places(layout: _Layout, storage: bytes, shapes: list[Any], limits: Lim
         total += size
         if size > max_bytes or total > max_total:
             raise MessageTooBig(
-                f"array of {size} bytes ({total} with earlier ones), at most {max_bytes} ({max_total}) are accepted",
+                f"array of {size} bytes ({total} with earlier ones), at most {max_bytes}"
+                f" ({max_total}) are accepted",
                 field=name,
             )
         if empty:
@@ -362,8 +397,12 @@ def _view(frame: Buffer) -> memoryview:
 def _fill_welcome(values: dict[str, Any], arrays: dict[str, Any]) -> None:
     specs, graphs = values["graphs"], arrays["graphs"]
     if specs.keys() != graphs.keys():
-        raise BadFrame("a graph without its description, or a description without its graph", field="graphs")
-    values["graphs"] = {pid: {"graph": graphs[pid]["graph"].tobytes(), "spec": specs[pid]} for pid in specs}
+        raise BadFrame(
+            "a graph without its description, or a description without its graph", field="graphs"
+        )
+    values["graphs"] = {
+        pid: {"graph": graphs[pid]["graph"].tobytes(), "spec": specs[pid]} for pid in specs
+    }
     values["snapshot"] = m.Snapshot(**values["snapshot"], **arrays["snapshot"])
 
 

@@ -1,4 +1,6 @@
-"""Encoding of messages in frames: arrays are passed on as views, only small ones are copied (see `format`)."""
+"""Encoding of messages in frames: arrays are passed on as views, only small ones are copied (see
+`format`).
+"""
 
 from __future__ import annotations
 
@@ -43,14 +45,17 @@ _MAX_PAUSE, _MAX_DENSE = 31, 4096
 
 
 class _DenseColumns:
-    """Memory of float columns that did not shrink, so that they soon cost a probe in one message of 32 only.
+    """Memory of float columns that did not shrink, so that they soon cost a probe in one message of
+    32 only.
 
-    Most floats are dense, and successive messages are alike. A column that has not shrunk n times in a row is left out
-    of the next 2^(n - 1) - 1 messages.
+    Most floats are dense, and successive messages are alike. A column that has not shrunk n times
+    in a row is left out of the next 2^(n - 1) - 1 messages.
     """
 
     def __init__(self) -> None:
-        self._pauses: dict[tuple[object, ...], tuple[int, int]] = {}  # column -> messages left, length of the pause
+        self._pauses: dict[
+            tuple[object, ...], tuple[int, int]
+        ] = {}  # column -> messages left, length of the pause
 
     def is_worth_a_try(self, column: tuple[object, ...]) -> bool:
         """Return False while a column pauses; counts this message."""
@@ -99,7 +104,11 @@ class _Shared:
         """Add an array and return True if it is the next one."""
         start = self._end + (self._start - self._end) % ALIGN
         end = start + array.nbytes
-        if _address(array) - self._address != start or end > self.base.nbytes or end - self._start > self._max_bytes:
+        if (
+            _address(array) - self._address != start
+            or end > self.base.nbytes
+            or end - self._start > self._max_bytes
+        ):
             return False
         self._end = end
         return True
@@ -138,7 +147,9 @@ class _Writer:
             if below is ARRAY and key in tree:
                 self.add_array(node, name, item)
             elif below is ARRAY or not isinstance(item, Mapping):
-                raise LocalProtocolError(f"{key}.{name}: expected a map of arrays, got {type(item).__name__}")
+                raise LocalProtocolError(
+                    f"{key}.{name}: expected a map of arrays, got {type(item).__name__}"
+                )
             else:
                 self.add_tree(node, name, item, below)
 
@@ -149,15 +160,23 @@ class _Writer:
         if code is None:
             code = dtype.newbyteorder("<").str
             if code not in DTYPES:
-                raise LocalProtocolError(f"{name}: arrays of {dtype} cannot be sent; use bool, int, uint or float")
+                raise LocalProtocolError(
+                    f"{name}: arrays of {dtype} cannot be sent; use bool, int, uint or float"
+                )
             array = array.astype(code)
         size = array.nbytes
         if array.ndim > self.limits.max_ndim or size > self.limits.max_array_bytes:
-            raise LocalProtocolError(f"{name}: shape {array.shape} ({size} bytes) exceeds the protocol's limits")
+            raise LocalProtocolError(
+                f"{name}: shape {array.shape} ({size} bytes) exceeds the protocol's limits"
+            )
         self.columns.append((node, name, code))
         self.shapes.append(array.shape)
         # half of the frames are left to arrays that cannot share one
-        if self.compress and size >= MIN_COLUMN_BYTES and 2 * len(self.frames) < self.limits.max_frames:
+        if (
+            self.compress
+            and size >= MIN_COLUMN_BYTES
+            and 2 * len(self.frames) < self.limits.max_frames
+        ):
             if dtype.kind == "f":
                 column = (node, name, code, array.shape)
                 if _dense.is_worth_a_try(column):
@@ -196,7 +215,9 @@ class _Writer:
         return True
 
     def share(self, array: m.AnyArray, size: int) -> bool:
-        """Add an array without a copy, in the frame of the arrays before it if it is adjacent; return False if not."""
+        """Add an array without a copy, in the frame of the arrays before it if it is adjacent;
+        return False if not.
+        """
         base = array.base
         if not size or not isinstance(base, np.ndarray) or not array.flags.c_contiguous:
             return False
@@ -220,11 +241,14 @@ class _Writer:
         return True
 
     def finish(self, name: str, scalars: Mapping[str, object]) -> list[Frame]:
-        pack = _cached_layout if len(self.nodes) + len(self.columns) <= _CACHED_NAMES else _pack_layout
+        pack = (
+            _cached_layout if len(self.nodes) + len(self.columns) <= _CACHED_NAMES else _pack_layout
+        )
         layout = pack(tuple(self.nodes), tuple(self.columns)) if self.nodes else b""
         try:
             header: bytes = msgpack.packb(
-                (m.PROTOCOL_VERSION, name, scalars, layout, bytes(self.storage), self.shapes), default=_to_plain
+                (m.PROTOCOL_VERSION, name, scalars, layout, bytes(self.storage), self.shapes),
+                default=_to_plain,
             )
         except (TypeError, ValueError, OverflowError) as error:
             raise LocalProtocolError(f"a {name} message cannot be packed: {error}") from error
@@ -235,26 +259,30 @@ class _Writer:
         limits = self.limits
         if len(header) > limits.max_header_bytes or len(frames) > limits.max_frames:
             raise LocalProtocolError(
-                f"a {name} message of {len(frames)} frames and a header of {len(header)} bytes exceeds the "
-                f"protocol's limits ({limits.max_frames} frames, {limits.max_header_bytes} bytes)"
+                f"a {name} message of {len(frames)} frames and a header of {len(header)} bytes"
+                f" exceeds the protocol's limits ({limits.max_frames} frames,"
+                f" {limits.max_header_bytes} bytes)"
             )
         return frames
 
 
-def encode(message: m.Message, *, compress: bool = True, limits: Limits = DEFAULT_LIMITS) -> list[Frame]:
+def encode(
+    message: m.Message, *, compress: bool = True, limits: Limits = DEFAULT_LIMITS
+) -> list[Frame]:
     """Encode a message as frames.
 
     Texts for people are made printable and cut to their length, as the receiver would do.
 
     Args:
-        message: any message of ``messages``. Arrays above 256 KiB, and smaller ones that are adjacent in one
-            allocation, are not copied, except compressed, strided or big-endian ones. They must not change until the
-            frames are sent.
+        message: any message of ``messages``. Arrays above 256 KiB, and smaller ones that are
+            adjacent in one allocation, are not copied, except compressed, strided or big-endian
+            ones. They must not change until the frames are sent.
         compress: try LZ4 on columns, and send repeated frames of stacks once.
         limits: the receiver's limits.
 
     Raises:
-        LocalProtocolError: when the message contains a value that cannot be sent, or exceeds the limits.
+        LocalProtocolError: when the message contains a value that cannot be sent, or exceeds the
+            limits.
     """
     kind = MESSAGE_TYPES_BY_CLASS[type(message)]
     writer = _Writer(compress, limits)
@@ -264,7 +292,9 @@ def encode(message: m.Message, *, compress: bool = True, limits: Limits = DEFAUL
     kind.fit_texts(scalars)
     if isinstance(message, (m.Call, m.Reply)):
         field = "args" if isinstance(message, m.Call) else "result"
-        scalars[field] = _take_arrays(scalars[field], writer.add_node(0, field), writer, limits.max_depth)
+        scalars[field] = _take_arrays(
+            scalars[field], writer.add_node(0, field), writer, limits.max_depth
+        )
     else:
         for field, tree in kind.arrays.items():
             writer.add_tree(0, field, getattr(message, field), tree)
@@ -275,7 +305,10 @@ def _welcome_scalars(message: m.Welcome, writer: _Writer) -> dict[str, object]:
     kind = MESSAGE_TYPES["welcome"]
     snapshot_kind = MESSAGE_TYPES["snapshot"]
     snapshot = message.snapshot
-    graphs = {pid: {"graph": np.frombuffer(graph["graph"], np.uint8)} for pid, graph in message.graphs.items()}
+    graphs = {
+        pid: {"graph": np.frombuffer(graph["graph"], np.uint8)}
+        for pid, graph in message.graphs.items()
+    }
     writer.add_tree(0, "graphs", graphs, kind.arrays["graphs"])
     arrays = {field: getattr(snapshot, field) for field in snapshot_kind.arrays}
     writer.add_tree(0, "snapshot", arrays, kind.arrays["snapshot"])
@@ -286,7 +319,9 @@ def _welcome_scalars(message: m.Welcome, writer: _Writer) -> dict[str, object]:
 
 
 def _take_arrays(value: Any, node: int, writer: _Writer, depth: int) -> Any:
-    """Add the arrays in ``value`` to ``writer``, and return ``value`` with a reference in the place of each."""
+    """Add the arrays in ``value`` to ``writer``, and return ``value`` with a reference in the place
+    of each.
+    """
     if isinstance(value, np.ndarray):
         number = len(writer.columns)
         writer.add_array(node, str(number), value)
@@ -300,12 +335,15 @@ def _take_arrays(value: Any, node: int, writer: _Writer, depth: int) -> Any:
     return value
 
 
-def _pack_layout(nodes: tuple[tuple[int, str], ...], columns: tuple[tuple[int, str, str], ...]) -> bytes:
+def _pack_layout(
+    nodes: tuple[tuple[int, str], ...], columns: tuple[tuple[int, str, str], ...]
+) -> bytes:
     """Check the names of a layout, and return its bytes."""
     for name in [*(key for _, key in nodes), *(name for _, name, _ in columns)]:
         if not is_label(name):
             raise LocalProtocolError(
-                f"{name[:60]!r} cannot name an array or a group of arrays: use at most {MAX_LABEL} printable characters"
+                f"{name[:60]!r} cannot name an array or a group of arrays: use at most {MAX_LABEL}"
+                " printable characters"
             )
     layout: bytes = msgpack.packb((nodes, columns))
     return layout
@@ -321,7 +359,9 @@ def _contiguous(array: m.AnyArray) -> m.AnyArray:
 def _address(array: m.AnyArray) -> int:
     """Return the address of an array's first byte; the array must not be empty."""
     if array.flags.writeable:
-        return addressof(c_char.from_buffer(array.data))  # several times faster than the array interface
+        return addressof(
+            c_char.from_buffer(array.data)
+        )  # several times faster than the array interface
     address: int = array.__array_interface__["data"][0]
     return address
 

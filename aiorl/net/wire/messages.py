@@ -1,9 +1,11 @@
-"""All messages of the wire protocol, a frozen dataclass each; the sessions decide which are allowed when.
+"""All messages of the wire protocol, a frozen dataclass each; the sessions decide which are allowed
+when.
 
-There are three kinds of traffic: *up* (worker to learner), *down* (learner to one worker) and *broadcast* (learner to
-all workers). Values are only numbers, strings, bytes, lists, maps with string keys, and NumPy arrays. ``env_steps``
-totals are cumulative over one incarnation, so that a lost message never loses a count. An *incarnation* is one
-registration life of a worker, and a *learner incarnation* one life of a learner process.
+There are three kinds of traffic: *up* (worker to learner), *down* (learner to one worker) and
+*broadcast* (learner to all workers). Values are only numbers, strings, bytes, lists, maps with
+string keys, and NumPy arrays. ``env_steps`` totals are cumulative over one incarnation, so that a
+lost message never loses a count. An *incarnation* is one registration life of a worker, and a
+*learner incarnation* one life of a learner process.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from aiorl.data.fragment import PolicyGraph
 
 PROTOCOL_VERSION = 3
 
-# A field's annotation, as written here, defines its permitted values: `aiorl.net.wire.schema` checks by these names.
+# A field's annotation, as written here, defines its permitted values: `aiorl.net.wire.schema`
+# checks by these names.
 Count: TypeAlias = int
 """0 to 2**53."""
 Count32: TypeAlias = int
@@ -29,7 +32,8 @@ Seconds: TypeAlias = float
 Name: TypeAlias = str
 """At most 64 visible ASCII characters; other strings are refused."""
 Kind: TypeAlias = str
-"""A line of at most 64 characters. Longer or unprintable texts are changed to fit, see `aiorl.text`."""
+"""A line of at most 64 characters. Longer or unprintable texts are changed to fit, see
+`aiorl.text`."""
 State: TypeAlias = str
 """A line of at most 200 characters."""
 Host: TypeAlias = str
@@ -49,7 +53,9 @@ PolicyArrays: TypeAlias = Mapping[str, Arrays]
 """Policy id -> name -> array."""
 Account: TypeAlias = Mapping[str, Any]
 """Plain data without arrays, with all texts printable."""
-Plain: TypeAlias = "bool | int | float | str | bytes | AnyArray | Sequence[Plain] | Mapping[str, Plain] | None"
+Plain: TypeAlias = (
+    "bool | int | float | str | bytes | AnyArray | Sequence[Plain] | Mapping[str, Plain] | None"
+)
 """Data of a call: plain data, including arrays. Tuples arrive as lists."""
 
 
@@ -64,7 +70,8 @@ class RefusalCode:
     VIOLATION = "violation"
 
 
-# Up -------------------------------------------------------------------------------------------------------
+# Up
+# --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +86,8 @@ class Hello:
         slot_hint: preferred slot, 0 for any.
         host: name of its host, for people.
         pid: its process id on that host.
-        learner_incarnation: the learner life it was registered with, "" if this incarnation never was.
+        learner_incarnation: the learner life it was registered with, "" if this incarnation never
+            was.
     """
 
     protocol: Count
@@ -130,10 +138,11 @@ class Samples:
 
 
 BUILDING: Final = "building its environment"
-"""State of a worker that may then be silent for a while: building an environment can block all other code of its
-process."""
+"""State of a worker that may then be silent for a while: building an environment can block all
+other code of its process."""
 OUT_OF_DATA: Final = "waiting for the end: all of its stored experience is read"
-"""State of a worker that has read all passes over its stored experience, after all resulting fragments have arrived."""
+"""State of a worker that has read all passes over its stored experience, after all resulting
+fragments have arrived."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +150,8 @@ class Beat:
     """Heartbeat of a worker.
 
     Attributes:
-        sampled_total: env steps this incarnation has sampled so far in fragments that are finished or given up; steps
-            of unfinished fragments may be added.
+        sampled_total: env steps this incarnation has sampled so far in fragments that are finished
+            or given up; steps of unfinished fragments may be added.
         state: its activity, in plain words.
         in_env_s: duration of the running environment call, seconds; 0 outside of a call.
         abandoned_total: env steps of ``sampled_total`` that will never be sent.
@@ -156,7 +165,10 @@ class Beat:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotRequest:
-    """A worker that missed a broadcast asks for the newest snapshot; ``have_version`` is -1 for none."""
+    """A worker that missed a broadcast asks for the newest snapshot;
+
+    ``have_version`` is -1 for none.
+    """
 
     have_version: Version
 
@@ -191,12 +203,15 @@ class Leaving:
 
 @dataclass(frozen=True, slots=True)
 class StatusRequest:
-    """Anyone who may connect asks for the account of the run, of at most ``max_bytes``; it needs no registration."""
+    """Anyone who may connect asks for the account of the run, of at most ``max_bytes``; it needs no
+    registration.
+    """
 
     max_bytes: Count32
 
 
-# Down -----------------------------------------------------------------------------------------------------
+# Down
+# --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -268,8 +283,8 @@ class Refused:
 class Lease:
     """Permission to sample fragments at a policy version of ``min_version`` or above.
 
-    ``fragments`` is the total ever granted under this id, so repeating the message grants nothing more. A later message
-    with the same id raises the total.
+    ``fragments`` is the total ever granted under this id, so repeating the message grants nothing
+    more. A later message with the same id raises the total.
     """
 
     lease_id: Count
@@ -279,7 +294,9 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """All Samples up to ``seq`` have arrived; if ``resend`` is True, later ones have not: send them again."""
+    """All Samples up to ``seq`` have arrived; if ``resend`` is True, later ones have not: send them
+    again.
+    """
 
     seq: Count
     resend: bool = False
@@ -295,7 +312,9 @@ class LearnerBeat:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Call:
-    """The learner asks a worker to run a method; the answer is a Reply with the same ``call_id``."""
+    """The learner asks a worker to run a method; the answer is a Reply with the same
+    ``call_id``.
+    """
 
     call_id: Count
     method: Kind
@@ -304,7 +323,9 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Bye:
-    """The learner ends; if ``final``, the run is over, otherwise the learner may come back and workers wait for it."""
+    """The learner ends; if ``final``, the run is over, otherwise the learner may come back and
+    workers wait for it.
+    """
 
     reason: Sentence
     final: bool
@@ -317,6 +338,10 @@ class Status:
     account: Account
 
 
-UpMessage: TypeAlias = Hello | Samples | Beat | SnapshotRequest | Failure | Reply | Leaving | StatusRequest
-DownMessage: TypeAlias = Welcome | Refused | Lease | Ack | Snapshot | LearnerBeat | Call | Bye | Status
+UpMessage: TypeAlias = (
+    Hello | Samples | Beat | SnapshotRequest | Failure | Reply | Leaving | StatusRequest
+)
+DownMessage: TypeAlias = (
+    Welcome | Refused | Lease | Ack | Snapshot | LearnerBeat | Call | Bye | Status
+)
 Message: TypeAlias = UpMessage | DownMessage

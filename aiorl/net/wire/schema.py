@@ -1,12 +1,13 @@
 """Fields of each message on the wire, and their permitted values.
 
-Each message has two parts. *Scalars* go into the header and are checked here one by one. *Arrays* go into frames, and a
-*tree* defines the paths at which they are permitted. ``{"*": ARRAY}`` is a map of arrays by name. Both follow from the
-annotations of the message's fields.
+Each message has two parts. *Scalars* go into the header and are checked here one by one. *Arrays*
+go into frames, and a *tree* defines the paths at which they are permitted. ``{"*": ARRAY}`` is a
+map of arrays by name. Both follow from the annotations of the message's fields.
 
-Each string is a name, a label or a text. A *name* (visible ASCII, at most 64 characters) and a *label* (printable, at
-most 256) are refused if they break these rules. A *text* is for people: it is made printable and cut to its length
-(`aiorl.text`). A sender cuts texts by the same declarations, so that they always fit.
+Each string is a name, a label or a text. A *name* (visible ASCII, at most 64 characters) and a
+*label* (printable, at most 256) are refused if they break these rules. A *text* is for people: it
+is made printable and cut to its length (`aiorl.text`). A sender cuts texts by the same
+declarations, so that they always fit.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ ARRAY: Final = None
 Check: TypeAlias = Callable[[str, Any, Limits], None]
 
 MAX_TEXT: Final = 16_000
-"""Characters of the longest text, a traceback; in UTF-8 at most 64,000 bytes, less than ``Limits.max_string``."""
+"""Characters of the longest text, a traceback; in UTF-8 at most 64,000 bytes, less than
+``Limits.max_string``."""
 _MAX_INT = 1 << 53
 _MAX_INT32 = (1 << 31) - 1
 _MAX_PERF = 64
@@ -43,7 +45,10 @@ _MAX_PERF = 64
 def _whole(lowest: int, highest: int, called: str) -> Check:
     def check(field: str, value: Any, limits: Limits) -> None:
         if type(value) is not int or not lowest <= value <= highest:
-            raise BadFrame(f"expected a whole number from {lowest} to {called}, got {_show(value)}", field=field)
+            raise BadFrame(
+                f"expected a whole number from {lowest} to {called}, got {_show(value)}",
+                field=field,
+            )
 
     return check
 
@@ -54,13 +59,17 @@ _check_version = _whole(-1, _MAX_INT, "2**53")
 def _check_name(field: str, value: Any, limits: Limits) -> None:
     if type(value) is not str or not is_name(value):
         raise BadFrame(
-            f"expected a name of at most {MAX_NAME} visible ASCII characters, got {_show(value)}", field=field
+            f"expected a name of at most {MAX_NAME} visible ASCII characters, got {_show(value)}",
+            field=field,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class _Text:
-    """Check of a field with text for people, or with plain data that contains texts; `fit` makes them printable."""
+    """Check of a field with text for people, or with plain data that contains texts;
+
+    `fit` makes them printable.
+    """
 
     fit: Callable[[Any], Any]
     is_plain: bool = False
@@ -103,10 +112,18 @@ def _check_seconds(field: str, value: Any, limits: Limits) -> None:
 
 def _check_perf(field: str, value: Any, limits: Limits) -> None:
     if type(value) is not dict or len(value) > _MAX_PERF:
-        raise BadFrame(f"expected a map of at most {_MAX_PERF} numbers, got {_show(value)}", field=field)
+        raise BadFrame(
+            f"expected a map of at most {_MAX_PERF} numbers, got {_show(value)}", field=field
+        )
     for key, number in value.items():
-        if type(key) is not str or (type(number) is not float and type(number) is not int) or not is_label(key):
-            raise BadFrame(f"expected a map of numbers by name, got {_show({key: number})}", field=field)
+        if (
+            type(key) is not str
+            or (type(number) is not float and type(number) is not int)
+            or not is_label(key)
+        ):
+            raise BadFrame(
+                f"expected a map of numbers by name, got {_show({key: number})}", field=field
+            )
 
 
 def _check_map(field: str, value: Any, of: str = "") -> None:
@@ -159,7 +176,9 @@ def _check_snapshot(field: str, value: Any, limits: Limits) -> None:
 
 
 def _show(value: object) -> str:
-    text = reprlib.repr(value)  # limited depth: a peer's lists may be nested more deeply than Python can recurse
+    text = reprlib.repr(
+        value
+    )  # limited depth: a peer's lists may be nested more deeply than Python can recurse
     if isinstance(value, (dict, list, str, bytes)):
         text = f"{type(value).__name__} {text}"
     return text if len(text) <= 60 else text[:57] + "..."
@@ -189,14 +208,17 @@ class MessageType:
 
     def __post_init__(self) -> None:
         """Pick the texts."""
-        texts = {name: check.fit for name, check in self.scalars.items() if isinstance(check, _Text)}
+        texts = {
+            name: check.fit for name, check in self.scalars.items() if isinstance(check, _Text)
+        }
         object.__setattr__(self, "texts", texts)
 
     def check_scalars(self, values: dict[str, Any], limits: Limits, prefix: str = "") -> None:
         """Check the scalars, and make texts printable.
 
         Raises:
-            BadFrame: when a field is missing, unknown or of the wrong type; the error names the field.
+            BadFrame: when a field is missing, unknown or of the wrong type; the error names the
+                field.
         """
         checks = self.scalars
         try:
@@ -244,7 +266,8 @@ _FIELDS: Final[dict[str, tuple[Check | None, ArrayTree]]] = {
     "Mapping[str, PolicyGraph]": (_check_specs, {"*": {"graph": ARRAY}}),
     "Snapshot": (_check_snapshot, {"weights": _POLICY_ARRAYS, "filters": _POLICY_ARRAYS}),
 }
-"""Annotation of a field in `messages` -> check of its value in the header, None without one, and its array tree."""
+"""Annotation of a field in `messages` -> check of its value in the header, None without one, and
+its array tree."""
 
 
 def _message_type(cls: type[m.Message]) -> MessageType:

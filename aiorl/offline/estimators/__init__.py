@@ -1,21 +1,24 @@
 """Importance sampling: the return of a policy, estimated from episodes that another policy played.
 
-`ImportanceSamplingEstimator` and `WeightedImportanceSamplingEstimator` estimate from the episodes that a run's workers
-read, one by one (``input_evaluation``). `aiorl.offline.estimators.judgement` has five estimators over a whole data set
-(``aiorl estimate``); two of them need a fitted Q (`aiorl.offline.estimators.fitted_q`).
+`ImportanceSamplingEstimator` and `WeightedImportanceSamplingEstimator` estimate from the episodes
+that a run's workers read, one by one (``input_evaluation``). `aiorl.offline.estimators.judgement`
+has five estimators over a whole data set (``aiorl estimate``); two of them need a fitted Q
+(`aiorl.offline.estimators.fitted_q`).
 
-Definitions for an episode of T steps with rewards r_t and discount g; p_t is the product over steps 0..t of the new
-policy's probability of the action taken divided by the old policy's:
+Definitions for an episode of T steps with rewards r_t and discount g; p_t is the product over steps
+0..t of the new policy's probability of the action taken divided by the old policy's:
 
 * the old policy's return is ``V_prev = sum_t g^t r_t``;
-* IS is ``sum_t g^t p_t r_t``: each reward is weighted with the ratio up to it, without bias but with a high variance.
-  The literature calls it per-decision IS, and `judgement` calls it ``pdis``;
-* WIS is ``sum_t g^t (p_t / w_t) r_t`` with w_t the mean of p_t over the episodes seen so far that reached step t,
-  including this one. The variance is much lower, but there is a bias, which more episodes do not remove if the policies
-  differ in the length of episodes, because finished episodes do not count in w_t. (With a reward of 1 for each step it
-  equals ``V_prev``, whatever the policies.) `Ratios` counts them.
+* IS is ``sum_t g^t p_t r_t``: each reward is weighted with the ratio up to it, without bias but
+  with a high variance. The literature calls it per-decision IS, and `judgement` calls it ``pdis``;
+* WIS is ``sum_t g^t (p_t / w_t) r_t`` with w_t the mean of p_t over the episodes seen so far that
+  reached step t, including this one. The variance is much lower, but there is a bias, which more
+  episodes do not remove if the policies differ in the length of episodes, because finished episodes
+  do not count in w_t. (With a reward of 1 for each step it equals ``V_prev``, whatever the
+  policies.) `Ratios` counts them.
 
-Source: Precup, Sutton, Singh 2000, "Eligibility traces for off-policy policy evaluation", sections 2 and 3.
+Source: Precup, Sutton, Singh 2000, "Eligibility traces for off-policy policy evaluation", sections
+2 and 3.
 """
 
 from __future__ import annotations
@@ -82,12 +85,15 @@ def action_log_likelihoods(policy: Policy, batch: SampleBatch) -> F64:
     elif isinstance(policy, GraphPolicy):
         actions = check_actions(batch, policy.layout)
         # the columns of compute_actions describe the distribution; the actions chosen don't matter
-        _, _, columns = policy.compute_actions(obs, states, prev_actions, prev_rewards, explore=False)
+        _, _, columns = policy.compute_actions(
+            obs, states, prev_actions, prev_rewards, explore=False
+        )
         logp = policy.distribution.logp(columns[c.ACTION_DIST_INPUTS], actions)
     else:
         raise PolicyError(
-            f"{type(policy).__name__} does not compute probabilities of actions, which off-policy estimation needs; "
-            "add a method compute_log_likelihoods(actions, obs, state_batches, prev_action_batch, prev_reward_batch)"
+            f"{type(policy).__name__} does not compute probabilities of actions, which off-policy"
+            " estimation needs; add a method compute_log_likelihoods(actions, obs, state_batches,"
+            " prev_action_batch, prev_reward_batch)"
         )
     return np.asarray(logp, np.float64)
 
@@ -108,7 +114,9 @@ def check_actions(batch: SampleBatch, layout: ActionLayout) -> NDArray[Any]:
 
 
 def _range_of(leaf: spaces.Space[Any]) -> tuple[Any, Any]:
-    """Return the range of each component; a Box allows any finite number, because its actions are not clipped yet."""
+    """Return the range of each component; a Box allows any finite number, because its actions are
+    not clipped yet.
+    """
     match leaf:
         case spaces.Discrete():
             return leaf.start, leaf.start + leaf.n - 1
@@ -120,15 +128,21 @@ def _range_of(leaf: spaces.Space[Any]) -> tuple[Any, Any]:
 
 
 def behaviour_log_likelihoods(batch: SampleBatch, action_space: spaces.Space[Any]) -> F64:
-    """Return log-probabilities [B] of the actions under the policy that took them; densities if they are continuous.
+    """Return log-probabilities [B] of the actions under the policy that took them; densities if
+    they are continuous.
 
     Raises:
-        BatchError: they are missing, impossible (not above 0, above 1 except for densities, not finite), or stored
-            twice with different values; the message names the rows (a ValueError).
+        BatchError: they are missing, impossible (not above 0, above 1 except for densities, not
+            finite), or stored twice with different values; the message names the rows (a
+            ValueError).
     """
     has_logp, has_prob = c.ACTION_LOGP in batch, ACTION_PROB in batch
     if not (has_logp or has_prob):
-        raise BatchError(ACTION_PROB, f"it or {c.ACTION_LOGP!r} to exist for off-policy estimation", sorted(batch))
+        raise BatchError(
+            ACTION_PROB,
+            f"it or {c.ACTION_LOGP!r} to exist for off-policy estimation",
+            sorted(batch),
+        )
     is_density = any(isinstance(leaf, spaces.Box) for leaf in leaf_spaces(action_space))
     logp = np.zeros(batch.count)
     if has_prob:
@@ -139,8 +153,17 @@ def behaviour_log_likelihoods(batch: SampleBatch, action_space: spaces.Space[Any
         logp = np.log(prob)
     if has_logp:
         stored = _numbers(batch, c.ACTION_LOGP)
-        expected = "finite logarithms of densities" if is_density else "finite logarithms of probabilities, at most 0"
-        _refuse(batch, c.ACTION_LOGP, ~(np.isfinite(stored) & (is_density | (stored <= ROUNDING))), expected)
+        expected = (
+            "finite logarithms of densities"
+            if is_density
+            else "finite logarithms of probabilities, at most 0"
+        )
+        _refuse(
+            batch,
+            c.ACTION_LOGP,
+            ~(np.isfinite(stored) & (is_density | (stored <= ROUNDING))),
+            expected,
+        )
         if has_prob:
             expected = f"the logarithm of {ACTION_PROB!r}, which is stored too"
             _refuse(batch, c.ACTION_LOGP, np.abs(stored - logp) > _MAX_DISAGREEMENT, expected)
@@ -215,23 +238,27 @@ class Trajectories:
 class Ratios:
     """Probability ratios of episodes, and the estimates that result from them.
 
-    E episodes of T_i steps follow each other in R rows. With rewards r_t and discount g, and with p_t the product over
-    steps 0..t of the new policy's probability of the action taken divided by the old policy's, an episode's value is
+    E episodes of T_i steps follow each other in R rows. With rewards r_t and discount g, and with
+    p_t the product over steps 0..t of the new policy's probability of the action taken divided by
+    the old policy's, an episode's value is
 
     * ``ordinary``: ``p_(T-1) sum_t g^t r_t``, the whole return weighted with the whole ratio;
-    * ``per_decision``: ``sum_t g^t p_t r_t``, each reward weighted with the ratio up to it: also without bias, with
-      less variance;
-    * ``weighted``: ``sum_t g^t (p_t / w_t) r_t`` with ``w_t`` the mean of p_t over **all** episodes. An episode that
-      ended before t counts with its last ratio, p_(T-1). So the weights of a step add up to E, and the bias vanishes
-      with more episodes, even if the policies differ in the length of episodes;
-    * ``doubly_robust``: ``V(s_0) + sum_t g^t p_t (r_t + g V(s_(t+1)) - Q(s_t, a_t))``: the value by a model Q,
-      corrected for its errors; without bias for any Q, and without variance if Q is exact and nothing is random.
+    * ``per_decision``: ``sum_t g^t p_t r_t``, each reward weighted with the ratio up to it: also
+      without bias, with less variance;
+    * ``weighted``: ``sum_t g^t (p_t / w_t) r_t`` with ``w_t`` the mean of p_t over **all**
+      episodes. An episode that ended before t counts with its last ratio, p_(T-1). So the weights
+      of a step add up to E, and the bias vanishes with more episodes, even if the policies differ
+      in the length of episodes;
+    * ``doubly_robust``: ``V(s_0) + sum_t g^t p_t (r_t + g V(s_(t+1)) - Q(s_t, a_t))``: the value by
+      a model Q, corrected for its errors; without bias for any Q, and without variance if Q is
+      exact and nothing is random.
 
     An estimate is the mean of the episodes' values.
 
-    Sources: Precup, Sutton, Singh 2000, "Eligibility traces for off-policy policy evaluation"; Jiang, Li 2016, "Doubly
-    robust off-policy value evaluation for reinforcement learning", https://arxiv.org/abs/1511.03722; Thomas, Brunskill
-    2016, https://arxiv.org/abs/1604.00923 (finished episodes keep their ratio).
+    Sources: Precup, Sutton, Singh 2000, "Eligibility traces for off-policy policy evaluation";
+    Jiang, Li 2016, "Doubly robust off-policy value evaluation for reinforcement learning",
+    https://arxiv.org/abs/1511.03722; Thomas, Brunskill 2016, https://arxiv.org/abs/1604.00923
+    (finished episodes keep their ratio).
 
     Attributes:
         of: the episodes.
@@ -244,7 +271,8 @@ class Ratios:
 
         Args:
             of: the episodes.
-            log_ratios: [R], new log-probability of the action taken minus the old one; -inf if it is now impossible.
+            log_ratios: [R], new log-probability of the action taken minus the old one; -inf if it
+                is now impossible.
             clip: limit of each p_t; None clips only to keep sums finite.
         """
         self.of = of
@@ -264,7 +292,8 @@ class Ratios:
 
     @property
     def effective_sample_size(self) -> float:
-        """Number of episodes of equal weight with the same information: ``(sum p)^2 / sum p^2``, 0 or from 1 to E.
+        """Number of episodes of equal weight with the same information: ``(sum p)^2 / sum p^2``, 0
+        or from 1 to E.
 
         Source: Kish 1965, "Survey Sampling".
         """
@@ -293,7 +322,9 @@ class Ratios:
         of = self.of
         longest = int(of.lengths.max())
         means = np.bincount(of.steps, self.ratios, longest)
-        means += np.cumsum(np.bincount(of.lengths, self.last, longest + 1))[:longest]  # episodes that ended before
+        means += np.cumsum(np.bincount(of.lengths, self.last, longest + 1))[
+            :longest
+        ]  # episodes that ended before
         at_row = means[of.steps] / len(of)
         return np.divide(self.ratios, at_row, out=np.zeros(len(at_row)), where=at_row > 0.0)
 
@@ -334,7 +365,9 @@ class Ratios:
 
 def bootstrap_means(values: F64, num_resamples: int, seed: int) -> F64:
     """Return [num_resamples] means of values [E] drawn with replacement."""
-    return np.concatenate([counts @ values / len(values) for counts in _resamples(len(values), num_resamples, seed)])
+    return np.concatenate(
+        [counts @ values / len(values) for counts in _resamples(len(values), num_resamples, seed)]
+    )
 
 
 def interval_of(estimates: F64) -> tuple[float, float]:
@@ -345,14 +378,20 @@ def interval_of(estimates: F64) -> tuple[float, float]:
 
 
 def _resamples(num_episodes: int, num_resamples: int, seed: int) -> Iterator[F64]:
-    """Yield the number of times each episode is in each resample, [n, E] per block; equal for equal seeds."""
+    """Yield the number of times each episode is in each resample, [n, E] per block; equal for equal
+    seeds.
+    """
     rng = np.random.default_rng(seed)
     at_once = max(1, _BLOCK // num_episodes)
     for begin in range(0, num_resamples, at_once):
         count = min(at_once, num_resamples - begin)
         drawn = rng.integers(num_episodes, size=(count, num_episodes))
         drawn += np.arange(count)[:, None] * num_episodes
-        yield np.bincount(drawn.ravel(), minlength=count * num_episodes).reshape(count, num_episodes).astype(np.float64)
+        yield (
+            np.bincount(drawn.ravel(), minlength=count * num_episodes)
+            .reshape(count, num_episodes)
+            .astype(np.float64)
+        )
 
 
 _DEFAULT_GAMMA = 0.99
@@ -407,7 +446,8 @@ class OffPolicyEstimator(ABC):
         policy = context.worker.get_policy()
         if policy is None:
             raise ConfigError(
-                f"input_evaluation {cls.name!r} judges the policy {c.DEFAULT_POLICY_ID!r}, which does not exist.",
+                f"input_evaluation {cls.name!r} judges the policy {c.DEFAULT_POLICY_ID!r}, which"
+                " does not exist.",
                 key="input_evaluation",
                 value=cls.name,
                 hint="Leave input_evaluation empty for multi-agent input.",
@@ -418,12 +458,16 @@ class OffPolicyEstimator(ABC):
         """Add one `episode`, a batch of rows ``[T, ...]``.
 
         Raises:
-            BatchError: the batch is multi-agent, or the old policy's action probabilities are missing or impossible;
-                the message names the rows (a ValueError).
+            BatchError: the batch is multi-agent, or the old policy's action probabilities are
+                missing or impossible; the message names the rows (a ValueError).
             PolicyError: the policy does not compute probabilities of actions.
         """
         if not isinstance(episode, SampleBatch):
-            raise BatchError("policy_batches", "a single-agent batch for off-policy estimation", "a MultiAgentBatch")
+            raise BatchError(
+                "policy_batches",
+                "a single-agent batch for off-policy estimation",
+                "a MultiAgentBatch",
+            )
         if episode.count:
             old = behaviour_log_likelihoods(episode, self.policy.action_space)
             log_ratios = action_log_likelihoods(self.policy, episode) - old

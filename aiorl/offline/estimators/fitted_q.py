@@ -1,21 +1,23 @@
 """Fitted Q evaluation: the value of stored actions under another policy.
 
-Q is linear in features of the policy's inputs: the inputs themselves and random Fourier features of several widths. For
-a Discrete space each action has its own weights; otherwise the features are of observation and action together. Each
-iteration regresses ``r + g E[Q(s', a')]``, the expectation over the new policy's actions, with a ridge. So it needs
-only NumPy, not TensorFlow, has no step size or schedule to tune, and returns the same numbers for the same seed; the
-price is that Q of images is rough. The first iteration starts at the fixed point of the unbounded regression if that is
-small enough to solve. Targets are clipped to the range that rewards allow.
+Q is linear in features of the policy's inputs: the inputs themselves and random Fourier features of
+several widths. For a Discrete space each action has its own weights; otherwise the features are of
+observation and action together. Each iteration regresses ``r + g E[Q(s', a')]``, the expectation
+over the new policy's actions, with a ridge. So it needs only NumPy, not TensorFlow, has no step
+size or schedule to tune, and returns the same numbers for the same seed; the price is that Q of
+images is rough. The first iteration starts at the fixed point of the unbounded regression if that
+is small enough to solve. Targets are clipped to the range that rewards allow.
 
-After the last step of an episode the value is 0 if the episode terminated. After a cut (a time limit) the value
-continues as elsewhere, unless a cut counts as an end.
+After the last step of an episode the value is 0 if the episode terminated. After a cut (a time
+limit) the value continues as elsewhere, unless a cut counts as an end.
 
-Sources: Le, Voloshin, Yue 2019, "Batch policy learning under constraints", https://arxiv.org/abs/1903.08738,
-algorithm 3; Rahimi, Recht 2007, "Random features for large-scale kernel machines".
+Sources: Le, Voloshin, Yue 2019, "Batch policy learning under constraints",
+https://arxiv.org/abs/1903.08738, algorithm 3; Rahimi, Recht 2007, "Random features for large-scale
+kernel machines".
 
-Arrays [R + E, ...] hold the R steps of E episodes, one episode after the other, each with one more row at its end for
-the observation after its last step. So the row after a step is always the one that followed it. If an episode
-terminated, the row at its end has no meaning.
+Arrays [R + E, ...] hold the R steps of E episodes, one episode after the other, each with one more
+row at its end for the observation after its last step. So the row after a step is always the one
+that followed it. If an episode terminated, the row at its end has no meaning.
 """
 
 from __future__ import annotations
@@ -35,7 +37,12 @@ from aiorl.acting.policy import Policy
 from aiorl.data import columns as c
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import BatchError, ConfigError, PolicyError
-from aiorl.offline.estimators import ActionLikelihoods, Trajectories, action_log_likelihoods, check_actions
+from aiorl.offline.estimators import (
+    ActionLikelihoods,
+    Trajectories,
+    action_log_likelihoods,
+    check_actions,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -47,9 +54,11 @@ _MAX_WAVES = 256
 _ROWS_PER_WAVE = 16
 """Rows per random feature: the first rows must have at least this many for each."""
 _WIDTHS = (0.5, 1.0, 2.0, 4.0)
-"""Widths of the random features, in deviations of the data, for one number; more numbers are further apart."""
+"""Widths of the random features, in deviations of the data, for one number; more numbers are
+further apart."""
 _MAX_PLAIN = 64
-"""Largest number of inputs that are features themselves; with more, all features are random ones."""
+"""Largest number of inputs that are features themselves; with more, all features are random
+ones."""
 _FARTHEST = 10.0
 """Deviations from the mean at which numbers are clipped."""
 _RIDGE = 1e-3
@@ -89,7 +98,9 @@ Observe = Callable[[Sequence[Any]], Array]
 """Function that turns stored observations into network inputs."""
 
 
-def log_likelihoods(policy: Policy, episodes: Sequence[SampleBatch], observe: Observe | None = None) -> F64:
+def log_likelihoods(
+    policy: Policy, episodes: Sequence[SampleBatch], observe: Observe | None = None
+) -> F64:
     """Return log-probabilities [R] of the actions taken; the arguments are those of `look_at`.
 
     Raises:
@@ -98,21 +109,28 @@ def log_likelihoods(policy: Policy, episodes: Sequence[SampleBatch], observe: Ob
     """
     if isinstance(policy, GraphPolicy) and not isinstance(policy, ActionLikelihoods):
         return look_at(policy, episodes, observe, need_ends=False).logp
-    return _finite(np.concatenate([action_log_likelihoods(policy, episode) for episode in episodes]))
+    return _finite(
+        np.concatenate([action_log_likelihoods(policy, episode) for episode in episodes])
+    )
 
 
 def look_at(
-    policy: Policy, episodes: Sequence[SampleBatch], observe: Observe | None = None, *, need_ends: bool
+    policy: Policy,
+    episodes: Sequence[SampleBatch],
+    observe: Observe | None = None,
+    *,
+    need_ends: bool,
 ) -> Look:
     """Evaluate a policy at each step, and after the last step of each episode.
 
-    The policy samples from its distribution, without additional exploration. A recurrent policy starts each episode
-    with its initial state.
+    The policy samples from its distribution, without additional exploration. A recurrent policy
+    starts each episode with its initial state.
 
     Args:
         policy: the policy.
         episodes: whole episodes.
-        observe: function that turns stored observations into network inputs; None if they are network inputs already.
+        observe: function that turns stored observations into network inputs; None if they are
+            network inputs already.
         need_ends: require the final observation of each episode that did not terminate.
 
     Raises:
@@ -121,9 +139,12 @@ def look_at(
     """
     if not isinstance(policy, GraphPolicy):
         raise PolicyError(
-            f"{type(policy).__name__} has no known action distribution, which dm and dr need; use is, wis, pdis"
+            f"{type(policy).__name__} has no known action distribution, which dm and dr need; use"
+            " is, wis, pdis"
         )
-    obs = np.concatenate([part for episode in episodes for part in _inputs(policy, episode, observe, need_ends)])
+    obs = np.concatenate(
+        [part for episode in episodes for part in _inputs(policy, episode, observe, need_ends)]
+    )
     by_episode = [check_actions(episode, policy.layout) for episode in episodes]
     actions, lengths = np.concatenate(by_episode), np.array([episode.count for episode in episodes])
     steps = steps_of(lengths)
@@ -133,31 +154,47 @@ def look_at(
         prev = _behind_zeros(by_episode), _behind_zeros(rewards)
     dist_inputs, states = _evaluated(policy, obs, lengths, prev)
     logp = np.asarray(policy.distribution.logp(dist_inputs[steps], actions), np.float64)
-    known = [obs.reshape(len(obs), -1).astype(np.float32), *(state.reshape(len(obs), -1) for state in states)]
+    known = [
+        obs.reshape(len(obs), -1).astype(np.float32),
+        *(state.reshape(len(obs), -1) for state in states),
+    ]
     return Look(policy, steps, _finite(logp), actions, np.concatenate(known, axis=1), dist_inputs)
 
 
-def _inputs(policy: GraphPolicy, episode: SampleBatch, observe: Observe | None, need_end: bool) -> tuple[Array, Array]:
-    """Return an episode's observations as network inputs, and the observation [1, ...] after its last step."""
+def _inputs(
+    policy: GraphPolicy, episode: SampleBatch, observe: Observe | None, need_end: bool
+) -> tuple[Array, Array]:
+    """Return an episode's observations as network inputs, and the observation [1, ...] after its
+    last step.
+    """
     obs = _network_inputs(policy, episode, episode[c.OBS], observe)
     if c.NEW_OBS in episode:
         return obs, _network_inputs(policy, episode, episode[c.NEW_OBS][-1:], observe)
     if need_end and not has_terminated(episode):
         raise BatchError(
             c.NEW_OBS,
-            "it to exist, because an episode was cut and its end has a value (or count a cut as an end)",
+            "it to exist, because an episode was cut and its end has a value (or count a cut as an"
+            " end)",
             sorted(episode),
         )
     return obs, np.zeros_like(obs[:1])
 
 
-def _network_inputs(policy: GraphPolicy, episode: SampleBatch, stored: Array, observe: Observe | None) -> Array:
+def _network_inputs(
+    policy: GraphPolicy, episode: SampleBatch, stored: Array, observe: Observe | None
+) -> Array:
     spec = policy.spec
     obs = stored if observe is None else observe(list(stored))
     if obs.shape[1:] != spec.obs_shape:
-        hint = "" if observe else "; observations in the form of the environment must be preprocessed first"
+        hint = (
+            ""
+            if observe
+            else "; observations in the form of the environment must be preprocessed first"
+        )
         raise BatchError(
-            c.OBS, f"observations of shape {spec.obs_shape}, as the policy expects them", f"{obs.shape[1:]}{hint}"
+            c.OBS,
+            f"observations of shape {spec.obs_shape}, as the policy expects them",
+            f"{obs.shape[1:]}{hint}",
         )
     cast: Array = obs.astype(spec.obs_dtype, copy=False)
     is_lost = spec.obs_dtype == "uint8" and obs.dtype != np.uint8 and not np.array_equal(cast, obs)
@@ -169,7 +206,10 @@ def _network_inputs(policy: GraphPolicy, episode: SampleBatch, stored: Array, ob
 
 
 def has_terminated(episode: SampleBatch) -> bool:
-    """Return whether an episode terminated, not by a time limit; ``dones`` decides if there is no better column."""
+    """Return whether an episode terminated, not by a time limit;
+
+    ``dones`` decides if there is no better column.
+    """
     for name in (c.TERMINATEDS, c.DONES):
         if name in episode:
             return bool(episode[name][-1])
@@ -182,8 +222,12 @@ def steps_of(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _behind_zeros(by_episode: Sequence[Array]) -> Array:
-    """Return [R + E, ...]: in each row the value of the previous step of the same episode; 0 at the starts."""
-    return np.concatenate([part for column in by_episode for part in (np.zeros_like(column[:1]), column)])
+    """Return [R + E, ...]: in each row the value of the previous step of the same episode; 0 at the
+    starts.
+    """
+    return np.concatenate(
+        [part for column in by_episode for part in (np.zeros_like(column[:1]), column)]
+    )
 
 
 def _evaluated(
@@ -215,12 +259,14 @@ def _evaluated(
 
 
 def _finite(logp: F64) -> F64:
-    """Return `logp` unchanged; -inf is allowed, because an action can be impossible now, but NaN and inf are not."""
+    """Return `logp` unchanged; -inf is allowed, because an action can be impossible now, but NaN
+    and inf are not.
+    """
     rows = np.flatnonzero(np.isnan(logp) | (logp == np.inf))
     if len(rows):
         raise PolicyError(
-            f"the policy's log-probability of action {rows[0]} is {logp[rows[0]]}; its weights or the observations are "
-            "wrong"
+            f"the policy's log-probability of action {rows[0]} is {logp[rows[0]]}; its weights or"
+            " the observations are wrong"
         )
     return logp
 
@@ -253,11 +299,13 @@ class QRows:
 
     Attributes:
         of: the episodes.
-        taken: [R + E, d], features of observation and action together; equal to ``expected`` if actions have their own
-            weights.
+        taken: [R + E, d], features of observation and action together; equal to ``expected`` if
+            actions have their own weights.
         choices: [R], the action's number; 0 if actions have no weights of their own.
-        expected: [R + E, d], ``taken`` averaged over the new policy's actions, or features of observations alone.
-        probabilities: [R + E, A], the new policy's; ones [R + E, 1] if actions have no weights of their own.
+        expected: [R + E, d], ``taken`` averaged over the new policy's actions, or features of
+            observations alone.
+        probabilities: [R + E, A], the new policy's; ones [R + E, 1] if actions have no weights of
+            their own.
         goes_on: bool [E], True if the observation after the last step has a value.
     """
 
@@ -310,7 +358,9 @@ class FeatureBank:
         """Add the evaluation of some episodes; the first ones determine the features."""
         distribution, num_rows = look.policy.distribution, len(look.known)
         if isinstance(distribution, Categorical):
-            choices = look.actions.astype(np.int64) - int(getattr(look.policy.action_space, "start", 0))
+            choices = look.actions.astype(np.int64) - int(
+                getattr(look.policy.action_space, "start", 0)
+            )
             expected = self._features(look.known, look.steps)
             probabilities = distribution.probabilities(look.dist_inputs)
         else:
@@ -318,7 +368,9 @@ class FeatureBank:
             actions = np.zeros((num_rows, *look.actions.shape[1:]), look.actions.dtype)
             actions[look.steps] = look.actions
             self._taken.append(self._features(_joined(look.known, actions), look.steps))
-            expected = np.mean([self._features(_joined(look.known, found), look.steps) for found in drawn], axis=0)
+            expected = np.mean(
+                [self._features(_joined(look.known, found), look.steps) for found in drawn], axis=0
+            )
             choices, probabilities = np.zeros(len(look.steps), np.int64), np.ones((num_rows, 1))
         self._parts.append((choices, expected, probabilities))
 
@@ -329,14 +381,18 @@ class FeatureBank:
             of: the episodes, in the order of `add`.
             goes_on: [E], True if the observation after the last step has a value.
         """
-        choices, expected, probabilities = (np.concatenate(parts) for parts in zip(*self._parts, strict=True))
+        choices, expected, probabilities = (
+            np.concatenate(parts) for parts in zip(*self._parts, strict=True)
+        )
         taken = np.concatenate(self._taken) if self._taken else expected
         return QRows(of, taken, choices, expected, probabilities, goes_on)
 
     def _features(self, numbers: F32, steps: NDArray[np.int64]) -> F64:
         self._waves = self._waves or _Waves(numbers[steps], self._rng)
         parts = range(0, len(numbers), _ROWS_AT_ONCE)
-        return np.concatenate([self._waves(numbers[begin : begin + _ROWS_AT_ONCE]) for begin in parts])
+        return np.concatenate(
+            [self._waves(numbers[begin : begin + _ROWS_AT_ONCE]) for begin in parts]
+        )
 
 
 def _joined(known: F32, actions: Array) -> F32:
@@ -349,7 +405,8 @@ class FittedQ:
     Attributes:
         num_iterations: number of regressions.
         has_converged: True if the last regression changed almost nothing.
-        error: root mean square of the differences between Q and its targets, on the rows it was fitted to.
+        error: root mean square of the differences between Q and its targets, on the rows it was
+            fitted to.
     """
 
     def __init__(self, rows: QRows) -> None:
@@ -370,11 +427,17 @@ class FittedQ:
         horizon = float(longest) if gamma >= 1.0 else 1.0 / (1.0 - gamma)
         self._low = min(0.0, float(rows.of.rewards.min())) * horizon
         self._high = max(0.0, float(rows.of.rewards.max())) * horizon
-        limit = longest + 1 if gamma >= 1.0 else math.ceil(math.log(_SMALLEST_DISCOUNT) / math.log(max(gamma, 1e-3)))
+        limit = (
+            longest + 1
+            if gamma >= 1.0
+            else math.ceil(math.log(_SMALLEST_DISCOUNT) / math.log(max(gamma, 1e-3)))
+        )
         self._fit(rows, min(_MAX_ITERATIONS, limit))
 
     def values(self, rows: QRows) -> tuple[F64, F64, F64]:
-        """Return Q of the actions taken, V of the observations and V of the next ones (0 after an end): [R] each."""
+        """Return Q of the actions taken, V of the observations and V of the next ones (0 after an
+        end): [R] each.
+        """
         v, steps = self._expected(rows), rows.steps
         q = (rows.taken @ self._weights)[steps, rows.choices]
         return self._bounded(q), v[steps], np.where(rows.discounts > 0.0, v[steps + 1], 0.0)
@@ -401,10 +464,16 @@ class FittedQ:
         missed = self.values(rows)[0] - targets
         self.error = float(np.sqrt(np.mean(missed * missed)))
         if not self.has_converged:
-            logger.warning("fitted Q evaluation has not converged after %d iterations", self.num_iterations)
+            logger.warning(
+                "fitted Q evaluation has not converged after %d iterations", self.num_iterations
+            )
 
-    def _fixed_point(self, rows: QRows, of_action: Sequence[NDArray[np.int64]], inverses: Sequence[F64]) -> F64:
-        """Return weights [d, A] that a regression of unbounded targets keeps; zeros if they can't be computed."""
+    def _fixed_point(
+        self, rows: QRows, of_action: Sequence[NDArray[np.int64]], inverses: Sequence[F64]
+    ) -> F64:
+        """Return weights [d, A] that a regression of unbounded targets keeps; zeros if they can't
+        be computed.
+        """
         size, num_actions = rows.taken.shape[1], len(of_action)
         zeros = np.zeros((size, num_actions))
         if size * num_actions > _MAX_SOLVED:
@@ -425,7 +494,11 @@ class FittedQ:
             solved = np.linalg.solve(step, first)
         except np.linalg.LinAlgError:
             return zeros
-        return np.ascontiguousarray(solved.reshape(num_actions, size).T) if np.isfinite(solved).all() else zeros
+        return (
+            np.ascontiguousarray(solved.reshape(num_actions, size).T)
+            if np.isfinite(solved).all()
+            else zeros
+        )
 
     def _expected(self, rows: QRows) -> F64:
         """Return V [R + E]."""

@@ -26,13 +26,22 @@ from aiorl.offline.estimators import (
     bootstrap_means,
     interval_of,
 )
-from aiorl.offline.estimators.fitted_q import FeatureBank, FittedQ, QRows, has_terminated, log_likelihoods, look_at
+from aiorl.offline.estimators.fitted_q import (
+    FeatureBank,
+    FittedQ,
+    QRows,
+    has_terminated,
+    log_likelihoods,
+    look_at,
+)
 
 F64 = NDArray[np.float64]
 
 METHODS = {
     "is": "ordinary importance sampling: each return times the whole episode's ratio",
-    "wis": "weighted: each reward times the ratio up to it, divided by the mean ratio of all episodes",
+    "wis": (
+        "weighted: each reward times the ratio up to it, divided by the mean ratio of all episodes"
+    ),
     "pdis": "per-decision: each reward times the ratio up to it",
     "dm": "direct: the value of first observations by a fitted Q",
     "dr": "doubly robust: a fitted Q, corrected for its errors",
@@ -51,7 +60,8 @@ class Estimate:
 
     Attributes:
         value: expected discounted return of an episode under the policy.
-        interval: range of 95 % of the bootstrap's estimates; None for a single episode, or without a bootstrap.
+        interval: range of 95 % of the bootstrap's estimates; None for a single episode, or without
+            a bootstrap.
         gain: the value divided by ``max(1e-8, V_prev)``.
         values: float64 [E], one for each episode; their mean is the value.
     """
@@ -74,11 +84,13 @@ class Judgement:
         num_rows: steps in them.
         v_prev: mean discounted return of the stored episodes.
         v_prev_interval: its interval, see `Estimate.interval`.
-        effective_sample_size: episodes of equal weight with the same information, see `Ratios`; None without ratios.
+        effective_sample_size: episodes of equal weight with the same information, see `Ratios`;
+            None without ratios.
         num_clipped_episodes: episodes with a ratio above the limit.
         num_clipped_ratios: ratios above the limit, out of ``num_rows``.
         estimates: estimates by method.
-        fitted_q: the Q of ``dm``, and of ``dr`` if there are too few episodes for folds; None without either.
+        fitted_q: the Q of ``dm``, and of ``dr`` if there are too few episodes for folds; None
+            without either.
         is_cross_fitted: True if ``dr`` uses for each half of the episodes the Q of the other half.
     """
 
@@ -101,16 +113,26 @@ class Judgement:
         plain = ("gamma", "clip", "seed", "num_episodes", "num_rows", "effective_sample_size")
         found: dict[str, Any] = {name: getattr(self, name) for name in plain}
         found |= {"V_prev": self.v_prev, "V_prev_interval": self.v_prev_interval}
-        found |= {"clipped_episodes": self.num_clipped_episodes, "clipped_ratios": self.num_clipped_ratios}
+        found |= {
+            "clipped_episodes": self.num_clipped_episodes,
+            "clipped_ratios": self.num_clipped_ratios,
+        }
         found["estimates"] = {
-            name: {"V_est": x.value, "interval": x.interval, "V_gain_est": x.gain, "episodes": x.values.tolist()}
+            name: {
+                "V_est": x.value,
+                "interval": x.interval,
+                "V_gain_est": x.gain,
+                "episodes": x.values.tolist(),
+            }
             for name, x in self.estimates.items()
         }
         if (fitted := self.fitted_q) is not None:
             found["fitted_q"] = {
-                "iterations": fitted.num_iterations, "has_converged": fitted.has_converged, "error": fitted.error,
+                "iterations": fitted.num_iterations,
+                "has_converged": fitted.has_converged,
+                "error": fitted.error,
                 "is_cross_fitted": self.is_cross_fitted,
-            }  # fmt: skip
+            }
         return found
 
 
@@ -128,9 +150,10 @@ def judge(
 ) -> Judgement:
     """Estimate the return of a policy from episodes that another policy played.
 
-    ``is``, ``wis`` and ``pdis`` estimate the return up to the point where episodes were cut; ``dm`` and ``dr`` also the
-    return after a cut, unless ``cut_is_end``. The interval of ``dm`` shows how much first observations differ, not the
-    errors of its Q. ``dr`` uses for each half of the episodes a Q that was fitted to the other half.
+    ``is``, ``wis`` and ``pdis`` estimate the return up to the point where episodes were cut; ``dm``
+    and ``dr`` also the return after a cut, unless ``cut_is_end``. The interval of ``dm`` shows how
+    much first observations differ, not the errors of its Q. ``dr`` uses for each half of the
+    episodes a Q that was fitted to the other half.
 
     Args:
         policy: the policy, which samples actions from its distribution.
@@ -141,18 +164,21 @@ def judge(
         num_resamples: number of resamples in the bootstrap for intervals; 0 for no intervals.
         seed: seed of all random numbers; equal seeds give equal results.
         cut_is_end: the value after a time limit is 0.
-        observe: function that turns observations as stored from the environment into network inputs; None if they are
-            stored as network inputs, as aiorl does.
+        observe: function that turns observations as stored from the environment into network
+            inputs; None if they are stored as network inputs, as aiorl does.
 
     Raises:
-        BatchError: columns are missing, behaviour probabilities are impossible (the message names the rows), or a batch
-            is multi-agent (a ValueError).
+        BatchError: columns are missing, behaviour probabilities are impossible (the message names
+            the rows), or a batch is multi-agent (a ValueError).
         ConfigError: arguments are invalid, or there is no episode (a ValueError).
         PolicyError: the policy does not compute probabilities of its actions (a ValueError).
     """
     _check(methods, gamma, clip, num_resamples)
     bank = FeatureBank(seed)
-    wants_ratios, wants_q = bool(WITH_RATIOS.intersection(methods)), bool(_WITH_Q.intersection(methods))
+    wants_ratios, wants_q = (
+        bool(WITH_RATIOS.intersection(methods)),
+        bool(_WITH_Q.intersection(methods)),
+    )
     rewards, lengths, log_ratios, goes_on = [], [], [np.zeros(0)], []
     for chunk in _chunks(episodes):
         for episode in chunk:
@@ -160,7 +186,11 @@ def judge(
             lengths.append(episode.count)
             goes_on.append(not (cut_is_end or has_terminated(episode)))
         # check the stored columns first, because they can be wrong
-        old = [behaviour_log_likelihoods(episode, policy.action_space) for episode in chunk] if wants_ratios else []
+        old = (
+            [behaviour_log_likelihoods(episode, policy.action_space) for episode in chunk]
+            if wants_ratios
+            else []
+        )
         if wants_q:
             look = look_at(policy, chunk, observe, need_ends=not cut_is_end)
             bank.add(look)
@@ -168,7 +198,9 @@ def judge(
             new = look.logp if wants_q else log_likelihoods(policy, chunk, observe)
             log_ratios.append(new - np.concatenate(old))
     if not lengths:
-        raise ConfigError("there is no whole episode in the data.", hint="Episodes end with a row that is done.")
+        raise ConfigError(
+            "there is no whole episode in the data.", hint="Episodes end with a row that is done."
+        )
     of = Trajectories(np.concatenate(rewards), np.array(lengths), gamma)
     ratios = Ratios(of, np.concatenate(log_ratios), clip=clip) if wants_ratios else None
     rows = bank.rows(of, np.array(goes_on)) if wants_q else None
@@ -213,7 +245,9 @@ def _values(
     folds: Sequence[NDArray[np.int64]],
     fitted: FittedQ | None,
 ) -> dict[str, F64]:
-    """Return the values [E] of all estimators for which there are ratios and a Q, requested or not."""
+    """Return the values [E] of all estimators for which there are ratios and a Q, requested or
+    not.
+    """
     values: dict[str, F64] = {}
     if ratios is not None:
         values = {"is": ratios.ordinary(), "wis": ratios.weighted(), "pdis": ratios.per_decision()}
@@ -232,8 +266,12 @@ def _folds(num_episodes: int, seed: int) -> list[NDArray[np.int64]]:
     return [np.sort(drawn[: num_episodes // 2]), np.sort(drawn[num_episodes // 2 :])]
 
 
-def _cross_fitted(rows: QRows, folds: Sequence[NDArray[np.int64]], fitted: FittedQ | None) -> tuple[F64, F64, F64]:
-    """Return Q, V and V after each step, [R] each, for each half of the episodes with the Q of the other half."""
+def _cross_fitted(
+    rows: QRows, folds: Sequence[NDArray[np.int64]], fitted: FittedQ | None
+) -> tuple[F64, F64, F64]:
+    """Return Q, V and V after each step, [R] each, for each half of the episodes with the Q of the
+    other half.
+    """
     if not folds:
         assert fitted is not None  # without folds it is always fitted
         return fitted.values(rows)
@@ -241,7 +279,9 @@ def _cross_fitted(rows: QRows, folds: Sequence[NDArray[np.int64]], fitted: Fitte
     for own, others in (folds, folds[::-1]):
         is_own = np.zeros(len(rows.of), bool)
         is_own[own] = True
-        values[:, np.repeat(is_own, rows.of.lengths)] = FittedQ(rows.of_episodes(others)).values(rows.of_episodes(own))
+        values[:, np.repeat(is_own, rows.of.lengths)] = FittedQ(rows.of_episodes(others)).values(
+            rows.of_episodes(own)
+        )
     return values[0], values[1], values[2]
 
 
@@ -250,10 +290,25 @@ def _check(methods: Collection[str], gamma: float, clip: float | None, num_resam
     strange = [name for name in methods if name not in METHODS]
     for is_wrong, text, key, value in (
         (not methods, f"no estimator is given; known: {known}.", "methods", list(methods)),
-        (not 0.0 <= gamma <= 1.0, f"gamma is {gamma}, expected a number from 0 to 1.", "gamma", gamma),
+        (
+            not 0.0 <= gamma <= 1.0,
+            f"gamma is {gamma}, expected a number from 0 to 1.",
+            "gamma",
+            gamma,
+        ),
         (clip is not None and not clip > 0.0, f"clip is {clip}, expected above 0.", "clip", clip),
-        (num_resamples < 0, f"{num_resamples} resamples, expected 0 or more.", "bootstrap", num_resamples),
-        (bool(strange), f"there is no estimator {strange[:1]}; known: {known}.", "methods", strange),
+        (
+            num_resamples < 0,
+            f"{num_resamples} resamples, expected 0 or more.",
+            "bootstrap",
+            num_resamples,
+        ),
+        (
+            bool(strange),
+            f"there is no estimator {strange[:1]}; known: {known}.",
+            "methods",
+            strange,
+        ),
     ):
         if is_wrong:
             raise ConfigError(text, key=key, value=value)
@@ -265,7 +320,11 @@ def _chunks(episodes: Iterable[Batch]) -> Iterator[list[SampleBatch]]:
     num_rows = 0
     for episode in episodes:
         if not isinstance(episode, SampleBatch):
-            raise BatchError("policy_batches", "a single-agent batch for off-policy estimation", "a MultiAgentBatch")
+            raise BatchError(
+                "policy_batches",
+                "a single-agent batch for off-policy estimation",
+                "a MultiAgentBatch",
+            )
         if episode.count:
             chunk.append(episode)
             num_rows += episode.count
@@ -279,5 +338,7 @@ def _chunks(episodes: Iterable[Batch]) -> Iterator[list[SampleBatch]]:
 def _rewards(episode: SampleBatch) -> F64:
     rewards = np.asarray(episode[c.REWARDS], np.float64)
     if rewards.ndim != 1 or not np.isfinite(rewards).all():
-        raise BatchError(c.REWARDS, "a finite number for each row", f"{rewards.shape}: {rewards.ravel()[:5]}")
+        raise BatchError(
+            c.REWARDS, "a finite number for each row", f"{rewards.shape}: {rewards.ravel()[:5]}"
+        )
     return rewards

@@ -1,1 +1,4 @@
-"""Export of trained policies to files that run without aiorl: ONNX, SavedModel, Keras and TFLite."""
+"""Export of trained policies to files that run without aiorl:
+
+ONNX, SavedModel, Keras and TFLite.
+"""

@@ -9,7 +9,13 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from aiorl.acting.acting_graph import DIST_INPUTS_OUTPUT, OBS_INPUT, PREV_ACTIONS_INPUT, PREV_REWARDS_INPUT, Previous
+from aiorl.acting.acting_graph import (
+    DIST_INPUTS_OUTPUT,
+    OBS_INPUT,
+    PREV_ACTIONS_INPUT,
+    PREV_REWARDS_INPUT,
+    Previous,
+)
 from aiorl.acting.distributions import MASKED_LOGIT
 from aiorl.acting.graph_policy import ActResult, GraphPolicy
 from aiorl.data import columns as c
@@ -28,7 +34,8 @@ ROWS = (1, 3, 16)
 _STEPS = 2
 _SPREAD = 5.0  # standard deviations
 _ROUNDING = 10.0
-"""Largest difference allowed as a multiple of the rounding, if above TOLERANCE: runtimes sum in different orders."""
+"""Largest difference allowed as a multiple of the rounding, if above TOLERANCE: runtimes sum in
+different orders."""
 
 
 class Compared(NamedTuple):
@@ -36,8 +43,8 @@ class Compared(NamedTuple):
 
     Attributes:
         difference: largest difference between the outputs of file and policy.
-        rounding: largest difference that a change of the last digit of each weight makes in the policy's outputs. A
-            deep network with large weights has few certain digits.
+        rounding: largest difference that a change of the last digit of each weight makes in the
+            policy's outputs. A deep network with large weights has few certain digits.
     """
 
     difference: float
@@ -45,7 +52,8 @@ class Compared(NamedTuple):
 
 
 def check_against_policy(form: PolicyForm, run: Runner) -> Compared:
-    """Run a file and its policy on the same random observations, for several batch sizes and a few steps each.
+    """Run a file and its policy on the same random observations, for several batch sizes and a few
+    steps each.
 
     Args:
         form: the policy.
@@ -79,7 +87,8 @@ def check_against_policy(form: PolicyForm, run: Runner) -> Compared:
             _check_form(form, outputs, rows)
             filtered = form.parts.filter(obs, update=False)
             wanted, others = (
-                _by_name(form, one.act(filtered, states, prev=prev, explore=False)) for one in (policy, nudged)
+                _by_name(form, one.act(filtered, states, prev=prev, explore=False))
+                for one in (policy, nudged)
             )
             states = [wanted[name] for name in form.spec.output_names[2:]]
             for name, want in wanted.items():
@@ -97,12 +106,18 @@ def check_against_policy(form: PolicyForm, run: Runner) -> Compared:
 def _nudged(form: PolicyForm, rng: np.random.Generator) -> GraphPolicy:
     """Return the policy with the last digit of each weight changed, randomly up or down."""
     policy = form.run.parts(form.parts.policy_id).policy
-    policy.set_weights({
-        name: np.nextafter(weight, rng.choice(np.array([-np.inf, np.inf], weight.dtype), weight.shape))
-        if weight.dtype.kind == "f"
-        else weight
-        for name, weight in form.parts.policy.get_weights().items()
-    })  # fmt: skip
+    policy.set_weights(
+        {
+            name: (
+                np.nextafter(
+                    weight, rng.choice(np.array([-np.inf, np.inf], weight.dtype), weight.shape)
+                )
+                if weight.dtype.kind == "f"
+                else weight
+            )
+            for name, weight in form.parts.policy.get_weights().items()
+        }
+    )
     return policy
 
 
@@ -122,7 +137,9 @@ def _random_obs(form: PolicyForm, rng: np.random.Generator, rows: int) -> Array:
     spread: Array = np.full(space.shape, 256.0 if is_whole else 1.0)
     if own is not None:
         centre, spread = own.centre.astype(np.float64), 1.0 / own.scale.astype(np.float64)
-    low, high = (np.clip(centre + side * spread, space.low, space.high) for side in (-_SPREAD, _SPREAD))
+    low, high = (
+        np.clip(centre + side * spread, space.low, space.high) for side in (-_SPREAD, _SPREAD)
+    )
     obs = rng.uniform(low, high, (rows, *space.shape))
     num_mask = preprocessor.layout.num_mask
     if num_mask:
@@ -132,7 +149,9 @@ def _random_obs(form: PolicyForm, rng: np.random.Generator, rows: int) -> Array:
 
 
 def _random_previous(form: PolicyForm, rng: np.random.Generator, rows: int) -> Previous | None:
-    """Return random previous actions and rewards; the first row has a zero action, as at an episode's start."""
+    """Return random previous actions and rewards; the first row has a zero action, as at an
+    episode's start.
+    """
     spec = form.spec.prev_action
     if spec is None:
         return None
@@ -143,8 +162,12 @@ def _random_previous(form: PolicyForm, rng: np.random.Generator, rows: int) -> P
     return actions.astype(spec.dtype), rng.standard_normal(rows).astype(np.float32)
 
 
-def _random_carried(form: PolicyForm, rng: np.random.Generator, previous: Array) -> tuple[Array, Array]:
-    """Return random actions before clipping, and previous actions: the clipped ones, or others in the second half."""
+def _random_carried(
+    form: PolicyForm, rng: np.random.Generator, previous: Array
+) -> tuple[Array, Array]:
+    """Return random actions before clipping, and previous actions: the clipped ones, or others in
+    the second half.
+    """
     low, high = form.previous_bounds
     chosen = (rng.standard_normal(previous.shape) * _SPREAD).astype(np.float32)
     return chosen, np.where(_is_first_half(chosen), np.clip(chosen, low, high), previous)
@@ -173,11 +196,16 @@ def _actions_for(form: PolicyForm, dist_inputs: Array) -> Iterator[tuple[str, Ar
         yield form.carried_output.name, actions.astype(np.float32)
     if form.run.acting.part.clip_actions:
         actions = layout.clip(actions)
-    yield from ((part.output.name, own) for part, own in zip(form.actions, layout.split(actions), strict=True))
+    yield from (
+        (part.output.name, own)
+        for part, own in zip(form.actions, layout.split(actions), strict=True)
+    )
 
 
 def _difference(got: Array, want: Array) -> float:
-    """Return the largest difference in an output; floats are relative to the largest number if that is above 1."""
+    """Return the largest difference in an output; floats are relative to the largest number if that
+    is above 1.
+    """
     sizes = np.abs(want[np.abs(want) < -MASKED_LOGIT].astype(np.float64))
     scale = max(1.0, sizes.max(initial=0.0)) if want.dtype.kind == "f" else 1.0
     differences = np.abs(got.astype(np.float64) - want.astype(np.float64)) / scale
@@ -187,5 +215,6 @@ def _difference(got: Array, want: Array) -> float:
 def _check_difference(name: str, found: float, limit: float) -> None:
     if not found <= limit:
         raise ExportError(
-            f"the exported file is not the policy: {name} differs by {found:.3g}, more than the limit of {limit:.3g}"
+            f"the exported file is not the policy: {name} differs by {found:.3g}, more than the"
+            f" limit of {limit:.3g}"
         )

@@ -1,12 +1,13 @@
-"""Exported policies independent of the format: inputs and outputs, and the steps before and after the network.
+"""Exported policies independent of the format: inputs and outputs, and the steps before and after
+the network.
 
-A file contains everything between a preprocessed observation and an action in the environment's form: the observation
-filter, the network, the choice of the most likely action, clipping to the bounds of the action space, dtype and shape.
-A network that looks back was trained on its previous actions as it chose them, before they were clipped, so a last
-component of the state carries them from step to step.
-Bounds and statistics are float32, which every runtime supports, even in browsers and on accelerators. Each format has
-its own class that writes operations (`_Nodes` of `onnx_form`, `_KerasOperations` of `tensorflow_forms`) and its own
-type of tensors, with rows on the first axis.
+A file contains everything between a preprocessed observation and an action in the environment's
+form: the observation filter, the network, the choice of the most likely action, clipping to the
+bounds of the action space, dtype and shape. A network that looks back was trained on its previous
+actions as it chose them, before they were clipped, so a last component of the state carries them
+from step to step. Bounds and statistics are float32, which every runtime supports, even in browsers
+and on accelerators. Each format has its own class that writes operations (`_Nodes` of `onnx_form`,
+`_KerasOperations` of `tensorflow_forms`) and its own type of tensors, with rows on the first axis.
 """
 
 from __future__ import annotations
@@ -59,11 +60,13 @@ class ActionPart:
 
     Attributes:
         output: name, shape and dtype of the output.
-        path: keys and indices that lead to it in the action space; empty if the action is one array.
+        path: keys and indices that lead to it in the action space; empty if the action is one
+            array.
         space: space of the array.
         distribution: distribution of the array.
         inputs: its columns among the inputs of the whole distribution.
-        bounds: lower and upper bounds of a Box that actions are clipped to, flat; None if they are not clipped.
+        bounds: lower and upper bounds of a Box that actions are clipped to, flat; None if they are
+            not clipped.
     """
 
     output: ArraySpec
@@ -100,7 +103,9 @@ class PolicyForm:
         parts = run.parts(policy_id)
         own = parts.filter
         normalisation = Normalisation.of(own) if isinstance(own, MeanStdFilter) else None
-        return cls(run, parts, normalisation, tuple(_action_parts(parts, run.acting.part.clip_actions)))
+        return cls(
+            run, parts, normalisation, tuple(_action_parts(parts, run.acting.part.clip_actions))
+        )
 
     @property
     def spec(self) -> ActingSpec:
@@ -109,7 +114,10 @@ class PolicyForm:
 
     @property
     def carried(self) -> ArraySpec | None:
-        """Last component of the state, with the previous actions before they were clipped; None if there is none."""
+        """Last component of the state, with the previous actions before they were clipped;
+
+        None if there is none.
+        """
         previous = self.spec.prev_action
         if previous is None or all(part.bounds is None for part in self.actions):
             return None
@@ -125,7 +133,9 @@ class PolicyForm:
 
     @property
     def previous_bounds(self) -> tuple[F32, F32]:
-        """Lower and upper bounds that previous actions [*shape] were clipped to; infinite where they were not."""
+        """Lower and upper bounds that previous actions [*shape] were clipped to; infinite where
+        they were not.
+        """
         low: list[F32] = []
         high: list[F32] = []
         for part in self.actions:
@@ -139,9 +149,15 @@ class PolicyForm:
 
     @property
     def inputs(self) -> tuple[ArraySpec, ...]:
-        """Inputs without the row axis: observations, previous actions and rewards if the network uses them, states."""
+        """Inputs without the row axis: observations, previous actions and rewards if the network
+        uses them, states.
+        """
         spec, preprocessor = self.spec, self.parts.preprocessor
-        previous = () if spec.prev_action is None else (spec.prev_action, ArraySpec(PREV_REWARDS_INPUT, (), "float32"))
+        previous = (
+            ()
+            if spec.prev_action is None
+            else (spec.prev_action, ArraySpec(PREV_REWARDS_INPUT, (), "float32"))
+        )
         return (
             ArraySpec(OBS_INPUT, tuple(preprocessor.shape), np.dtype(preprocessor.dtype).name),
             *previous,
@@ -163,7 +179,10 @@ class PolicyForm:
 
 
 def _states(names: tuple[str, ...], spec: ActingSpec) -> Iterator[ArraySpec]:
-    return (ArraySpec(name, shape, "float32") for name, shape in zip(names, spec.state_shapes, strict=True))
+    return (
+        ArraySpec(name, shape, "float32")
+        for name, shape in zip(names, spec.state_shapes, strict=True)
+    )
 
 
 def _action_parts(parts: PolicyParts, clip_actions: bool) -> Iterator[ActionPart]:
@@ -177,17 +196,23 @@ def _action_parts(parts: PolicyParts, clip_actions: bool) -> Iterator[ActionPart
     ):
         name = f"{_ACTION}_{index}" if isinstance(distribution, Composite) else _ACTION
         output = ArraySpec(name, tuple(space.shape or ()), np.dtype(space.dtype).name)
-        yield ActionPart(output, path, space, kind, inputs, _bounds(space) if clip_actions else None)
+        yield ActionPart(
+            output, path, space, kind, inputs, _bounds(space) if clip_actions else None
+        )
 
 
 def _bounds(space: spaces.Space[Any]) -> tuple[F32, F32] | None:
-    if not isinstance(space, spaces.Box) or not (space.bounded_below.any() or space.bounded_above.any()):
+    if not isinstance(space, spaces.Box) or not (
+        space.bounded_below.any() or space.bounded_above.any()
+    ):
         return None
     return _rounded(space.low, math.inf), _rounded(space.high, -math.inf)
 
 
 def _rounded(bound: NDArray[Any], toward: float) -> F32:
-    """Return bounds as flat float32; bounds that float32 can't represent move inwards, so that none is exceeded."""
+    """Return bounds as flat float32; bounds that float32 can't represent move inwards, so that none
+    is exceeded.
+    """
     flat = bound.ravel().astype(np.float64)
     with np.errstate(over="ignore"):
         near = flat.astype(np.float32)
@@ -212,7 +237,8 @@ def actions_before_clipping(ops: Any, previous: Any, carried: Any, form: PolicyF
         form: the policy.
 
     Returns:
-        The carried numbers where the others are what clipping makes of them; elsewhere another action was taken.
+        The carried numbers where the others are what clipping makes of them; elsewhere another
+        action was taken.
     """
     low, high = form.previous_bounds
     clipped = ops.minimum(ops.maximum(carried, low), high)
@@ -261,7 +287,9 @@ def _mode(ops: Any, inputs: Any, part: ActionPart) -> Any:
             columns = np.full(len(kind.sizes) * widest, kind.num_inputs)
             columns[kind.positions] = np.arange(kind.num_inputs)
             padded = ops.take(inputs, columns, MASKED_LOGIT)
-            return _shifted(ops, ops.argmax(ops.reshape(padded, [len(kind.sizes), widest])), kind.start)
+            return _shifted(
+                ops, ops.argmax(ops.reshape(padded, [len(kind.sizes), widest])), kind.start
+            )
         case Bernoulli():
             return ops.is_positive(inputs)
         case DiagGaussian():
@@ -271,7 +299,9 @@ def _mode(ops: Any, inputs: Any, part: ActionPart) -> Any:
                 values = ops.minimum(ops.add(ops.multiply(share, kind.span), kind.low), kind.high)
             if isinstance(kind, ScaledGaussian):
                 half_range, centre = kind.scale.half_range, kind.scale.centre
-                values = ops.add(ops.multiply(values, half_range.astype(np.float32)), centre.astype(np.float32))
+                values = ops.add(
+                    ops.multiply(values, half_range.astype(np.float32)), centre.astype(np.float32)
+                )
             if part.bounds is not None:
                 low, high = part.bounds
                 values = ops.minimum(ops.maximum(values, low), high)

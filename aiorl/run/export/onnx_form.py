@@ -1,4 +1,6 @@
-"""Export of a policy to one ONNX file: its acting graph with the weights inside, and the steps around it."""
+"""Export of a policy to one ONNX file: its acting graph with the weights inside, and the steps
+around it.
+"""
 
 from __future__ import annotations
 
@@ -42,8 +44,8 @@ def write_onnx(form: PolicyForm, path: Path) -> Runner:
     """Write an ONNX file that contains the weights, and return a function that runs it.
 
     Raises:
-        ExportError: the network has no acting graph, its weights are too large for one file, or ONNX Runtime refuses
-            the file.
+        ExportError: the network has no acting graph, its weights are too large for one file, or
+            ONNX Runtime refuses the file.
     """
     path.write_bytes(_to_onnx(form))
     options = ort.SessionOptions()
@@ -63,10 +65,14 @@ def _to_onnx(form: PolicyForm) -> bytes:
     acting_graph = bytes(form.run.acting.graphs[form.parts.policy_id]["graph"])
     if not acting_graph:
         raise ExportError(
-            "this network has no ONNX form, as the log at the start of its run says; try savedmodel or keras"
+            "this network has no ONNX form, as the log at the start of its run says; try savedmodel"
+            " or keras"
         )
     if spec.num_weight_bytes > _MAX_WEIGHT_BYTES:
-        raise ExportError(f"{spec.num_weight_bytes:,} bytes of weights don't fit into one ONNX file of at most 2 GiB")
+        raise ExportError(
+            f"{spec.num_weight_bytes:,} bytes of weights don't fit into one ONNX file of at most"
+            " 2 GiB"
+        )
     model = ModelProto.FromString(without_files(acting_graph))
     network = model.graph
     given = form.parts.policy.get_weights()
@@ -82,7 +88,9 @@ def _to_onnx(form: PolicyForm) -> bytes:
         previous = actions_before_clipping(before, PREV_ACTIONS_INPUT, form.carried.name, form)
         _rename(network.node, {PREV_ACTIONS_INPUT: previous})
     after = _Nodes("after")
-    if spec.num_features:  # columns that only exploration reads follow the inputs of the distribution
+    if (
+        spec.num_features
+    ):  # columns that only exploration reads follow the inputs of the distribution
         _rename(network.node, {DIST_INPUTS_OUTPUT: _WIDE}, of_outputs=True)
         after.name_output(after.columns(_WIDE, 0, spec.num_dist_inputs), DIST_INPUTS_OUTPUT)
     for part in form.actions:
@@ -104,7 +112,9 @@ def _to_onnx(form: PolicyForm) -> bytes:
 
 
 class _Nodes:
-    """Writer of ONNX nodes and constants with the operations of `aiorl.run.export.form`; tensors are names."""
+    """Writer of ONNX nodes and constants with the operations of `aiorl.run.export.form`; tensors
+    are names.
+    """
 
     def __init__(self, name: str) -> None:
         self.nodes: list[NodeProto] = []
@@ -144,14 +154,21 @@ class _Nodes:
         return self._node("Slice", tensor, *edges)
 
     def take(self, tensor: str, columns: NDArray[np.int64], fill: float) -> str:
-        widths, value = self._constant(np.array([0, 0, 0, 1], np.int64)), self._constant(np.array(fill, np.float32))
-        return self._node("Gather", self._node("Pad", tensor, widths, value), self._constant(columns), axis=1)
+        widths, value = (
+            self._constant(np.array([0, 0, 0, 1], np.int64)),
+            self._constant(np.array(fill, np.float32)),
+        )
+        return self._node(
+            "Gather", self._node("Pad", tensor, widths, value), self._constant(columns), axis=1
+        )
 
     def reshape(self, tensor: str, shape: Sequence[int]) -> str:
         return self._node("Reshape", tensor, self._constant(np.array([-1, *shape], np.int64)))
 
     def where_close(self, first: str, second: str, tolerance: Array, tensor: str) -> str:
-        """Return the numbers of a tensor where two others are close, and those of the first of them elsewhere."""
+        """Return the numbers of a tensor where two others are close, and those of the first of them
+        elsewhere.
+        """
         difference = self._node("Abs", self._node("Sub", first, second))
         is_close = self._node("LessOrEqual", difference, self._constant(tolerance))
         return self._node("Where", is_close, tensor, first)
@@ -169,7 +186,9 @@ class _Nodes:
 
     def _constant(self, array: Array) -> str:
         name = f"{self._prefix}constant_{len(self.constants)}"
-        self.constants.append(numpy_helper.from_array(np.ascontiguousarray(array).reshape(array.shape), name))
+        self.constants.append(
+            numpy_helper.from_array(np.ascontiguousarray(array).reshape(array.shape), name)
+        )
         return name
 
 
@@ -182,8 +201,12 @@ def _value_infos(specs: Iterable[ArraySpec]) -> list[ValueInfoProto]:
     ]
 
 
-def _rename(nodes: Iterable[NodeProto], renamed: Mapping[str, str], *, of_outputs: bool = False) -> None:
-    """Rename the inputs of nodes, and their outputs if asked, including the nodes of inner graphs."""
+def _rename(
+    nodes: Iterable[NodeProto], renamed: Mapping[str, str], *, of_outputs: bool = False
+) -> None:
+    """Rename the inputs of nodes, and their outputs if asked, including the nodes of inner
+    graphs.
+    """
     for node in nodes:
         for names in (node.input, node.output) if of_outputs else (node.input,):
             names[:] = [renamed.get(name, name) for name in names]

@@ -15,7 +15,12 @@ import tensorflow as tf
 from keras import ops
 from numpy.typing import NDArray
 
-from aiorl.acting.acting_graph import DIST_INPUTS_OUTPUT, OBS_INPUT, PREV_ACTIONS_INPUT, PREV_REWARDS_INPUT
+from aiorl.acting.acting_graph import (
+    DIST_INPUTS_OUTPUT,
+    OBS_INPUT,
+    PREV_ACTIONS_INPUT,
+    PREV_REWARDS_INPUT,
+)
 from aiorl.errors import ExportError
 from aiorl.learning.models.functional import FunctionalNetwork
 from aiorl.run.export.check import Runner
@@ -37,13 +42,16 @@ _UNKNOWN_CLASS = re.compile(r"Could not locate class '(\w+)'")
 
 
 def to_keras(form: PolicyForm) -> Any:
-    """Return the whole policy as a functional Keras model: dict of inputs by name -> dict of outputs by name.
+    """Return the whole policy as a functional Keras model: dict of inputs by name -> dict of
+    outputs by name.
 
     Raises:
         ExportError: the network can't be built from the checkpoint.
     """
     spec = form.spec
-    inputs = {item.name: keras.Input(item.shape, dtype=item.dtype, name=item.name) for item in form.inputs}
+    inputs = {
+        item.name: keras.Input(item.shape, dtype=item.dtype, name=item.name) for item in form.inputs
+    }
     operations = _KerasOperations()
     obs = inputs[OBS_INPUT]
     if form.normalisation is not None:
@@ -62,7 +70,10 @@ def to_keras(form: PolicyForm) -> Any:
         # a ConfigError, or Keras's error about weights that don't fit the settings
         raise ExportError(f"its network can't be built: {error!s:.500}") from error
     given = dict(zip(spec.output_names, (dist_inputs, values, *state_out), strict=True))
-    actions = {part.output.name: choose_action(operations, given[DIST_INPUTS_OUTPUT], part) for part in form.actions}
+    actions = {
+        part.output.name: choose_action(operations, given[DIST_INPUTS_OUTPUT], part)
+        for part in form.actions
+    }
     if form.carried_output is not None:
         given[form.carried_output.name] = carry_actions(operations, given[DIST_INPUTS_OUTPUT], form)
     return keras.Model(inputs, actions | given, name="policy")
@@ -79,11 +90,14 @@ def _network(form: PolicyForm) -> FunctionalNetwork:
     distribution, model = parts.policy.distribution, settings.get("model") or {}
     least, largest = settings.get("v_min"), settings.get("v_max")
     returns = None if least is None or largest is None else (least, largest)
-    return FunctionalNetwork(layout, form.spec.obs_dtype, distribution, model, form.parts.policy.get_weights(), returns)
+    return FunctionalNetwork(
+        layout, form.spec.obs_dtype, distribution, model, form.parts.policy.get_weights(), returns
+    )
 
 
 def write_keras(form: PolicyForm, path: Path) -> Runner:
-    """Write a ``.keras`` file, and return a function that runs it, opened without running code from the file.
+    """Write a ``.keras`` file, and return a function that runs it, opened without running code from
+    the file.
 
     Raises:
         ExportError: the network has a part that Keras can't save or load.
@@ -96,15 +110,18 @@ def write_keras(form: PolicyForm, path: Path) -> Runner:
         reason = f"{error!s:.500}"
         if unknown := _UNKNOWN_CLASS.search(str(error)):
             reason = (
-                f"{unknown[1]} is a class of your own; decorate it with "
-                "@keras.saving.register_keras_serializable(), and import it before the file is loaded"
+                f"{unknown[1]} is a class of your own; decorate it with"
+                " @keras.saving.register_keras_serializable(), and import it before the file is"
+                " loaded"
             )
         raise ExportError(f"Keras can't save and load it: {reason}") from error
     return lambda inputs: {name: np.asarray(value) for name, value in model(dict(inputs)).items()}
 
 
 def write_savedmodel(form: PolicyForm, path: Path) -> Runner:
-    """Write a SavedModel with the signature ``serving_default``, and return a function that runs it."""
+    """Write a SavedModel with the signature ``serving_default``, and return a function that runs
+    it.
+    """
     _save(form, path)
     function = tf.saved_model.load(path).signatures[_SIGNATURE]
 
@@ -131,10 +148,14 @@ def write_tflite(form: PolicyForm, path: Path) -> Runner:
             # the converter's exceptions have no narrower common base
             lacking = sorted(set(_LACKING.findall(str(error))))
             reason = f"it has no {', '.join(lacking)}" if lacking else f"{error!s:.500}"
-            raise ExportError(f"TFLite's built-in operations are not enough for its network: {reason}") from error
+            raise ExportError(
+                f"TFLite's built-in operations are not enough for its network: {reason}"
+            ) from error
     path.write_bytes(content)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the interpreter warns that it will move to its own package
+        warnings.simplefilter(
+            "ignore"
+        )  # the interpreter warns that it will move to its own package
         interpreter = tf.lite.Interpreter(str(path))
     runner = interpreter.get_signature_runner(_SIGNATURE)
     return lambda inputs: dict(runner(**inputs))
@@ -142,10 +163,14 @@ def write_tflite(form: PolicyForm, path: Path) -> Runner:
 
 def _save(form: PolicyForm, path: Path) -> None:
     model = to_keras(form)
-    signature = [tf.TensorSpec((None, *item.shape), item.dtype, name=item.name) for item in form.inputs]
+    signature = [
+        tf.TensorSpec((None, *item.shape), item.dtype, name=item.name) for item in form.inputs
+    ]
     names = [item.name for item in form.inputs]
     function = tf.function(
-        lambda *values: model(dict(zip(names, values, strict=True))), input_signature=signature, autograph=False
+        lambda *values: model(dict(zip(names, values, strict=True))),
+        input_signature=signature,
+        autograph=False,
     )
     module = tf.Module()
     module.weights = [item.value for item in model.weights]
@@ -168,7 +193,9 @@ class _KerasOperations:
         return ops.add(constant, tensor)
 
     def where_close(self, first: Any, second: Any, tolerance: Array, tensor: Any) -> Any:
-        return ops.where(ops.less_equal(ops.abs(ops.subtract(first, second)), tolerance), tensor, first)
+        return ops.where(
+            ops.less_equal(ops.abs(ops.subtract(first, second)), tolerance), tensor, first
+        )
 
     def joined(self, tensors: Sequence[Any]) -> Any:
         return ops.concatenate(tensors, axis=1)

@@ -32,19 +32,31 @@ from aiorl.run.export.form import PolicyForm
 _DESCRIPTION = "policy.json"
 _FORMAT_VERSION = 1
 _MEANINGS = {
-    "obs": "preprocessed observations: unchanged, or flattened in the order of the space with Discrete parts one-hot; "
-    "an action mask (1 = allowed) comes first",
-    "prev_actions": "the previous action, its arrays flattened one after another; zeros at an episode's start. Numbers "
-    "that the state says were clipped are replaced by those that the policy chose",
+    "obs": (
+        "preprocessed observations: unchanged, or flattened in the order of the space with Discrete"
+        " parts one-hot; an action mask (1 = allowed) comes first"
+    ),
+    "prev_actions": (
+        "the previous action, its arrays flattened one after another; zeros at an episode's start."
+        " Numbers that the state says were clipped are replaced by those that the policy chose"
+    ),
     "prev_rewards": "the previous reward; zero at an episode's start",
-    "state_in": "state: state_out of the previous step; zeros at an episode's start. If carries_action is true, the "
-    "last component is the previous action before it was clipped",
+    "state_in": (
+        "state: state_out of the previous step; zeros at an episode's start. If carries_action is"
+        " true, the last component is the previous action before it was clipped"
+    ),
     "action": "the most likely action, for a Box the mean, in the environment's form",
-    "dist_inputs": "inputs of the action distribution. Categorical and Bernoulli: logits. Gaussian: means, then "
-    "logarithms of standard deviations (clipped to -20 to 2); squashed_gaussian maps draws into the bounds of the "
-    "space by tanh; scaled_gaussian multiplies draws by half the range of the space and adds the middle of the range, "
-    "where both bounds are finite. Greedy: values of the actions",
-    "vf": "the value function's estimate; 0 or untrained if the algorithm learns none in addition to the policy",
+    "dist_inputs": (
+        "inputs of the action distribution. Categorical and Bernoulli: logits. Gaussian: means,"
+        " then logarithms of standard deviations (clipped to -20 to 2); squashed_gaussian maps"
+        " draws into the bounds of the space by tanh; scaled_gaussian multiplies draws by half the"
+        " range of the space and adds the middle of the range, where both bounds are finite."
+        " Greedy: values of the actions"
+    ),
+    "vf": (
+        "the value function's estimate; 0 or untrained if the algorithm learns none in addition to"
+        " the policy"
+    ),
     "state_out": "state after the step: the next state_in",
 }
 """Meanings of inputs and outputs, by name without the number."""
@@ -58,7 +70,8 @@ class _Format:
     Attributes:
         file: the file to open in the format's directory; "" is the directory itself.
         packages: top-level modules that the writer needs.
-        writer: import path of the function that writes a policy to a path and opens the file; its module loads them.
+        writer: import path of the function that writes a policy to a path and opens the file; its
+            module loads them.
     """
 
     file: str
@@ -69,7 +82,9 @@ class _Format:
         """Write a policy, and return a function that runs the file."""
         if "tensorflow" in self.packages and "tensorflow" not in sys.modules:
             import_tensorflow(CommonConfig(compilation_cache="off"))
-        runner: Runner = import_object(f"aiorl.run.export.{self.writer}", key="formats")(form, directory / self.file)
+        runner: Runner = import_object(f"aiorl.run.export.{self.writer}", key="formats")(
+            form, directory / self.file
+        )
         return runner
 
 
@@ -92,12 +107,13 @@ def export_policy(
 ) -> dict[str, Path]:
     """Export a checkpoint's policy to files that are complete and run without aiorl.
 
-    Each format gets its own directory in `directory`, with a ``policy.json`` that describes inputs and outputs. Every
-    file is compared with the policy before it is put in place. If anything fails, existing files stay unchanged.
+    Each format gets its own directory in `directory`, with a ``policy.json`` that describes inputs
+    and outputs. Every file is compared with the policy before it is put in place. If anything
+    fails, existing files stay unchanged.
 
     Args:
-        run: path of a checkpoint, of a run directory or of a directory of checkpoints (the newest intact one is used),
-            or an opened run.
+        run: path of a checkpoint, of a run directory or of a directory of checkpoints (the newest
+            intact one is used), or an opened run.
         directory: directory to write to, made if missing. An earlier export there is replaced.
         formats: any of "onnx", "savedmodel", "keras", "tflite"; all but the first need TensorFlow.
         policy_id: id of the policy; None is the only one, or ``default_policy``.
@@ -108,10 +124,12 @@ def export_policy(
     Raises:
         CheckpointError: there is no checkpoint, or it can't be used.
         UnknownPolicyError: no policy has that id (also a ValueError).
-        PolicyError: the policy has a class of the user's own, which is not in the checkpoint (also a ValueError).
-        ExportError: the policy can't be written in a format, or the file differs from the policy (a PolicyError).
-        ConfigError: a format is unknown or needs a package that is not installed, or the directory can't be written or
-            has other content (also a ValueError).
+        PolicyError: the policy has a class of the user's own, which is not in the checkpoint (also
+            a ValueError).
+        ExportError: the policy can't be written in a format, or the file differs from the policy (a
+            PolicyError).
+        ConfigError: a format is unknown or needs a package that is not installed, or the directory
+            can't be written or has other content (also a ValueError).
         ImportError: the network runs only in TensorFlow, which is not installed.
     """
     wanted = _checked(formats)
@@ -125,7 +143,9 @@ def export_policy(
                 _write(form, name, stack.enter_context(replaced_directory(directory / name)))
     except OSError as error:
         raise ConfigError(
-            f"{directory} can't be written: {error.strerror or error}.", key="directory", value=str(directory)
+            f"{directory} can't be written: {error.strerror or error}.",
+            key="directory",
+            value=str(directory),
         ) from error
     return {name: directory / name / FORMATS[name].file for name in wanted}
 
@@ -135,13 +155,17 @@ def _write(form: PolicyForm, name: str, directory: Path) -> None:
     try:
         compared = check_against_policy(form, kind.write(form, directory))
     except ExportError as error:
-        raise ExportError(f"policy {form.parts.policy_id!r} can't be exported as {name}: {error}") from error
+        raise ExportError(
+            f"policy {form.parts.policy_id!r} can't be exported as {name}: {error}"
+        ) from error
     described = _describe(form, name, kind.file or ".", compared)
     (directory / _DESCRIPTION).write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
 
 
 def _checked(formats: Iterable[str]) -> list[str]:
-    """Return the formats in order, without duplicates, after a check that they can be written here."""
+    """Return the formats in order, without duplicates, after a check that they can be written
+    here.
+    """
     wanted = list(dict.fromkeys([formats] if isinstance(formats, str) else formats))
     if not wanted:
         raise ConfigError(f"formats is empty; there are {', '.join(FORMATS)}.", key="formats")
@@ -153,7 +177,9 @@ def _checked(formats: Iterable[str]) -> list[str]:
                 value=name,
                 hint=nearest(str(name), FORMATS).strip(),
             )
-        want_packages(f"the format {name}", FORMATS[name].packages, "learner", key="formats", value=name)
+        want_packages(
+            f"the format {name}", FORMATS[name].packages, "learner", key="formats", value=name
+        )
     return wanted
 
 
@@ -161,13 +187,16 @@ def _check_place(path: Path) -> None:
     """Refuse to replace a directory that is not an earlier export."""
     if path.exists() and not (path / _DESCRIPTION).is_file():
         raise ConfigError(
-            f"{path} exists and has no {_DESCRIPTION}, so it is not an earlier export; choose another directory.",
+            f"{path} exists and has no {_DESCRIPTION}, so it is not an earlier export; choose"
+            " another directory.",
             key="directory",
             value=str(path.parent),
         )
 
 
-def _describe(form: PolicyForm, format_name: str, file_name: str, compared: Compared) -> dict[str, Any]:
+def _describe(
+    form: PolicyForm, format_name: str, file_name: str, compared: Compared
+) -> dict[str, Any]:
     """Return the content of the JSON file next to an exported file.
 
     Args:
@@ -196,7 +225,10 @@ def _describe(form: PolicyForm, format_name: str, file_name: str, compared: Comp
         "action_space": dict(space["action"]),
         "inputs": [_described(spec) for spec in form.inputs],
         "outputs": [
-            *(_described(one.output) | {"path": one.path, "space": space_to_dict(one.space)} for one in form.actions),
+            *(
+                _described(one.output) | {"path": one.path, "space": space_to_dict(one.space)}
+                for one in form.actions
+            ),
             *map(_described, form.outputs[len(form.actions) :]),
         ],
         "preprocessor": {
@@ -217,7 +249,12 @@ def _describe(form: PolicyForm, format_name: str, file_name: str, compared: Comp
 
 def _described(spec: ArraySpec) -> dict[str, Any]:
     meaning = _MEANINGS[spec.name.rstrip("_0123456789")]
-    return {"name": spec.name, "dtype": spec.dtype, "shape": [None, *spec.shape], "meaning": meaning}
+    return {
+        "name": spec.name,
+        "dtype": spec.dtype,
+        "shape": [None, *spec.shape],
+        "meaning": meaning,
+    }
 
 
 def _version(package: str) -> str | None:

@@ -1,9 +1,9 @@
 """Display of a run's progress and of its summary at the end.
 
-On a terminal, a live panel shows the most important figures, a curve of the mean return, and the latest events.
-Elsewhere (a file, a pipe, CI), plain lines have the time, with at most one line of figures per second. Figures come
-from results; see `aiorl.run.report.results`. Call a display from one thread only. `DisplayHandler` takes log records
-from other threads.
+On a terminal, a live panel shows the most important figures, a curve of the mean return, and the
+latest events. Elsewhere (a file, a pipe, CI), plain lines have the time, with at most one line of
+figures per second. Figures come from results; see `aiorl.run.report.results`. Call a display from
+one thread only. `DisplayHandler` takes log records from other threads.
 """
 
 from __future__ import annotations
@@ -47,14 +47,17 @@ _STYLES = {logging.INFO: "", logging.WARNING: "yellow", logging.ERROR: "bold red
 
 
 def make_display(headline: Headline, stream: TextIO | None = None) -> Display:
-    """Return a live panel if `stream` is a terminal that can show one, else a display of plain lines.
+    """Return a live panel if `stream` is a terminal that can show one, else a display of plain
+    lines.
 
     Args:
         headline: config and goals of the run.
         stream: stream to write to; None is stdout.
     """
     console = Console(file=stream or sys.stdout, highlight=False)
-    can_draw = console.is_terminal and not console.is_dumb_terminal and console.encoding.startswith("utf")
+    can_draw = (
+        console.is_terminal and not console.is_dumb_terminal and console.encoding.startswith("utf")
+    )
     if can_draw:
         return LiveDisplay(headline, console)
     return PlainDisplay(headline, stream or sys.stdout)
@@ -80,12 +83,20 @@ class PlainDisplay:
         self._line(text, now)
 
     def way(self, name: str, text: str, now: float) -> None:
-        """Write the command by which more workers join, or the address of the run's page or of its clients."""
-        said = {"join": "more workers join with", "page": "page of this run", "clients": "clients play at"}
+        """Write the command by which more workers join, or the address of the run's page or of its
+        clients.
+        """
+        said = {
+            "join": "more workers join with",
+            "page": "page of this run",
+            "clients": "clients play at",
+        }
         self._line(f"{said[name]}: {text}", now)
 
     def update(self, result: Mapping[str, Any], now: float) -> None:
-        """Write a result's figures if the last ones are a second old; otherwise keep them for later."""
+        """Write a result's figures if the last ones are a second old; otherwise keep them for
+        later.
+        """
         self._result = result
         if now - self._shown_at >= _PLAIN_S:
             self._figures(now)
@@ -114,9 +125,14 @@ class PlainDisplay:
         shown = figures(result, Headline(self._headline.config, {}))
         by_policy = policy_returns_text(result)
         self._line(
-            f"iteration {shown['iteration']:<5} steps {shown['env steps']:<11} return {shown['mean return']:<14}"
-            f" sampled/s {shown['sampled/s']:<8} trained/s {shown['trained/s']:<8} lag {shown['policy lag']}"
-            + ("" if self._headline.config.is_alone else f"  workers {shown['workers']}  in {shown['received']}")
+            f"iteration {shown['iteration']:<5} steps {shown['env steps']:<11} return"
+            f" {shown['mean return']:<14} sampled/s {shown['sampled/s']:<8} trained/s"
+            f" {shown['trained/s']:<8} lag {shown['policy lag']}"
+            + (
+                ""
+                if self._headline.config.is_alone
+                else f"  workers {shown['workers']}  in {shown['received']}"
+            )
             + (f"  policies {by_policy}" if by_policy else ""),
             now,
         )
@@ -137,7 +153,10 @@ class PlainDisplay:
         except OSError:
             pass  # a full disk loses this line, but perhaps not later ones
         if self._gone:  # the reader has left (`| head`): that ends the output, not the training
-            sys.stderr.write("aiorl: standard output has no reader any more; the run continues, and Ctrl-C ends it\n")
+            sys.stderr.write(
+                "aiorl: standard output has no reader any more; the run continues, and Ctrl-C ends"
+                " it\n"
+            )
 
 
 class LiveDisplay:
@@ -145,7 +164,9 @@ class LiveDisplay:
 
     def __init__(self, headline: Headline, console: Console) -> None:
         self._headline, self._console = headline, console
-        self._live = Live(console=console, auto_refresh=False, redirect_stdout=True, redirect_stderr=True)
+        self._live = Live(
+            console=console, auto_refresh=False, redirect_stdout=True, redirect_stderr=True
+        )
         self._result: Mapping[str, Any] = {}
         self._returns: list[float] = []
         self._events: deque[tuple[float, str, int]] = deque(maxlen=_NUM_EVENTS)
@@ -168,7 +189,9 @@ class LiveDisplay:
         self._draw(now, force=True)
 
     def way(self, name: str, text: str, now: float) -> None:
-        """Show the command by which more workers join (``join``), or the run's page or clients, in full."""
+        """Show the command by which more workers join (``join``), or the run's page or clients, in
+        full.
+        """
         self._ways[name] = text
         self._draw(now, force=True)
 
@@ -208,7 +231,8 @@ class LiveDisplay:
         self._echo_control(True)
 
     def _echo_control(self, is_on: bool) -> None:
-        """Switch the terminal's echo of Ctrl-C as ^C: after a full line it would start a new one and break the panel.
+        """Switch the terminal's echo of Ctrl-C as ^C: after a full line it would start a new one
+        and break the panel.
 
         Does nothing in the background, where a process that changes the terminal is stopped.
         """
@@ -229,22 +253,29 @@ class LiveDisplay:
         self._live.update(self._shown, refresh=True)
 
     def _take_back_what_was_wrapped(self) -> None:
-        """Erase the extra lines of the last frame after the terminal became narrower, which wraps each line.
+        """Erase the extra lines of the last frame after the terminal became narrower, which wraps
+        each line.
 
         rich erases only the number of lines that it drew.
         """
         former, self._size = self._size, self._console.size
         if self._shown is None or self._size.width >= former.width:
             return
-        options = self._console.options.update_dimensions(former.width, former.height).update(height=None)
-        num_lines = min(len(self._console.render_lines(self._shown, options, pad=False)), former.height)
+        options = self._console.options.update_dimensions(former.width, former.height).update(
+            height=None
+        )
+        num_lines = min(
+            len(self._console.render_lines(self._shown, options, pad=False)), former.height
+        )
         num_more = num_lines * (math.ceil(former.width / self._size.width) - 1)
         erase, up = (ControlType.ERASE_IN_LINE, 2), (ControlType.CURSOR_UP, 1)
         self._console.control(Control(ControlType.CARRIAGE_RETURN, *(erase, up) * num_more))
 
     def _panel(self) -> Panel:
         head, result = self._headline.config, self._result
-        title = Text.assemble(("aiorl ", "bold"), (head.algo, "bold cyan"), " on ", (str(head.env), "bold cyan"))
+        title = Text.assemble(
+            ("aiorl ", "bold"), (head.algo, "bold cyan"), " on ", (str(head.env), "bold cyan")
+        )
         parts: list[Any] = [self._figures() if result else Text(self._status, style="italic")]
         by_policy = policy_returns_text(result)
         if by_policy:
@@ -264,9 +295,19 @@ class LiveDisplay:
                 line = Text.assemble((f"{clock_text(at)}  ", "dim"), (text, _STYLES.get(level, "")))
                 line.truncate(self._console.width - 4, overflow="ellipsis")
                 parts.append(line)
-        subtitle = Text(f"{clock_text(self._now - self._started)}   Ctrl-C ends the run and keeps it", style="dim")
-        return Panel(Group(*parts), title=title, title_align="left", subtitle=subtitle, subtitle_align="right",
-                     border_style="cyan", padding=(0, 1))  # fmt: skip
+        subtitle = Text(
+            f"{clock_text(self._now - self._started)}   Ctrl-C ends the run and keeps it",
+            style="dim",
+        )
+        return Panel(
+            Group(*parts),
+            title=title,
+            title_align="left",
+            subtitle=subtitle,
+            subtitle_align="right",
+            border_style="cyan",
+            padding=(0, 1),
+        )
 
     def _figures(self) -> Table:
         config, alive = self._headline.config, int(self._result.get("num_healthy_workers", 0))
@@ -288,7 +329,8 @@ class LiveDisplay:
 def shown_on_a_line(
     results: Iterable[dict[str, Any]], headline: Headline, stream: TextIO | None = None
 ) -> Iterator[dict[str, Any]]:
-    """Yield results, and show the figures of each on one line that the next overwrites, for notebooks and scripts.
+    """Yield results, and show the figures of each on one line that the next overwrites, for
+    notebooks and scripts.
 
     Args:
         results: results of a run.
@@ -303,8 +345,8 @@ def shown_on_a_line(
         for result in results:
             shown = figures(result, headline)
             line = (
-                f"{clock_text(time.monotonic() - began)}  iteration {shown['iteration']}  steps {shown['env steps']}  "
-                f"return {shown['mean return']}"
+                f"{clock_text(time.monotonic() - began)}  iteration {shown['iteration']}  steps"
+                f" {shown['env steps']}  return {shown['mean return']}"
             )
             with contextlib.suppress(OSError):  # the reader has left
                 stream.write(f"\r{line:{width}}")
@@ -318,11 +360,14 @@ def shown_on_a_line(
 
 
 Display = LiveDisplay | PlainDisplay
-"""Display of a run. Times are monotonic seconds; the run's own time starts at the first call. All calls are fast."""
+"""Display of a run. Times are monotonic seconds; the run's own time starts at the first call. All
+calls are fast."""
 
 
 class DisplayHandler(logging.Handler):
-    """Queue of log records from any thread, at most 100, that the display's own thread shows as events."""
+    """Queue of log records from any thread, at most 100, that the display's own thread shows as
+    events.
+    """
 
     def __init__(self, level: int = logging.WARNING) -> None:
         super().__init__(level)

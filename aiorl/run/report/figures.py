@@ -66,7 +66,9 @@ def summary_lines(summary: Summary) -> list[str]:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """Draw the course of `values` in at most `width` characters; each shows the mean of its share."""
+    """Draw the course of `values` in at most `width` characters; each shows the mean of its
+    share.
+    """
     if not values:
         return ""
     shares = min(width, len(values))
@@ -78,8 +80,13 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 
 def figures(result: Mapping[str, Any], headline: Headline) -> dict[str, str]:
-    """Return the figures of a result that displays show: text by name, with the goal if there is one."""
-    steps, mean = int(result.get("timesteps_total", 0)), number_at(result, "episode_reward_mean_last_100")
+    """Return the figures of a result that displays show: text by name, with the goal if there is
+    one.
+    """
+    steps, mean = (
+        int(result.get("timesteps_total", 0)),
+        number_at(result, "episode_reward_mean_last_100"),
+    )
     config, goals = headline
     goal = f", goal {goals['stop_return']:g}" if "stop_return" in goals else ""
     alive, expected = int(result.get("num_healthy_workers", 0)), config.num_workers
@@ -100,12 +107,16 @@ def figures(result: Mapping[str, Any], headline: Headline) -> dict[str, str]:
 
 
 def policy_returns_text(result: Mapping[str, Any]) -> str:
-    """Return the mean return of each policy's agents, "left 1.0, right -1.0", or "" if there is only one policy."""
+    """Return the mean return of each policy's agents, "left 1.0, right -1.0", or "" if there is
+    only one policy.
+    """
     means = result.get("policy_reward_mean") or {}
     if len(means) < 2:
         return ""
     shown = [f"{name:.24} {value:.1f}" for name, value in list(means.items())[:_NUM_POLICIES]]
-    return ", ".join(shown) + (f" and {len(means) - len(shown)} more" if len(means) > len(shown) else "")
+    return ", ".join(shown) + (
+        f" and {len(means) - len(shown)} more" if len(means) > len(shown) else ""
+    )
 
 
 def rate_text(value: float) -> str:

@@ -35,7 +35,9 @@ class LogFile(logging.FileHandler):
         self._has_failed = False
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Report once that the file can't be written; report other errors, such as a bad format string, as usual."""
+        """Report once that the file can't be written; report other errors, such as a bad format
+        string, as usual.
+        """
         error = sys.exc_info()[1]
         if not isinstance(error, OSError):
             super().handleError(record)
@@ -45,8 +47,14 @@ class LogFile(logging.FileHandler):
             if former is not None:
                 former.close()
         if not self._has_failed:
-            self._has_failed = True  # this file loses the next line, too, but other handlers show it
-            logger.error("%s can't be written (%s); the run continues", self.baseFilename, error.strerror or error)
+            self._has_failed = (
+                True  # this file loses the next line, too, but other handlers show it
+            )
+            logger.error(
+                "%s can't be written (%s); the run continues",
+                self.baseFilename,
+                error.strerror or error,
+            )
 
 
 _logger = logging.getLogger("aiorl")
@@ -60,7 +68,9 @@ _own_level = logging.NOTSET
 
 
 def _use(level: int, *, is_open: bool) -> None:
-    """Make aiorl's logger pass records of a level while a log is open, and restore the program's own level after it."""
+    """Make aiorl's logger pass records of a level while a log is open, and restore the program's
+    own level after it.
+    """
     global _own_level
     with _lock:
         if not _levels:
@@ -72,9 +82,11 @@ def _use(level: int, *, is_open: bool) -> None:
 
 
 class RunLog:
-    """Log file of a run while it is open; the size of this log and of the workers' logs is limited meanwhile.
+    """Log file of a run while it is open; the size of this log and of the workers' logs is limited
+    meanwhile.
 
-    If one process has several runs, each log contains the records of all of them, from its own ``log_level`` up.
+    If one process has several runs, each log contains the records of all of them, from its own
+    ``log_level`` up.
     """
 
     def __init__(self, directory: RunDirectory, config: CommonConfig) -> None:
@@ -101,5 +113,10 @@ class RunLog:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
         self.close()

@@ -1,8 +1,9 @@
 """Loggers that write results to files: progress.csv, result.jsonl and TensorBoard events.
 
-result.jsonl grows only by whole lines, so a killed run leaves at most one damaged last line. A resumed run cuts it off,
-along with the results of iterations after its checkpoint. Files can have any size: they are read line by line. A disk
-that fails during training is reported once and does not affect training.
+result.jsonl grows only by whole lines, so a killed run leaves at most one damaged last line. A
+resumed run cuts it off, along with the results of iterations after its checkpoint. Files can have
+any size: they are read line by line. A disk that fails during training is reported once and does
+not affect training.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ _log = logging.getLogger(__name__)
 CSV_FILE = "progress.csv"
 JSONL_FILE = "result.jsonl"
 MAX_LINE_BYTES = 16 << 20
-"""Longest line of result.jsonl that aiorl writes; a longer one means that the file is damaged or of another kind."""
+"""Longest line of result.jsonl that aiorl writes; a longer one means that the file is damaged or of
+another kind."""
 
 _NAMED = {"mlflow": "aiorl.tracking:MLflow", "wandb": "aiorl.tracking:WandB"}
 """Short names of loggers, which are also the names of the packages that they need."""
@@ -102,7 +104,8 @@ class _AppendedFile:
 
 
 class JsonlLogger(_AppendedFile):
-    """Logger for result.jsonl: one result per line, all keys, strict JSON (NaN and infinities become null).
+    """Logger for result.jsonl: one result per line, all keys, strict JSON (NaN and infinities
+    become null).
 
     Args:
         path: file to append to.
@@ -131,10 +134,12 @@ class JsonlLogger(_AppendedFile):
 
 
 class CsvLogger(_AppendedFile):
-    """Logger for progress.csv: finite numbers and strings of each result, nested names joined by /, without lists.
+    """Logger for progress.csv: finite numbers and strings of each result, nested names joined by /,
+    without lists.
 
-    It contains the results of the result.jsonl next to it, which must be written first. Its columns, at most 2,000, are
-    those of all results when the file is opened and of the first result after that; `close` adds later ones.
+    It contains the results of the result.jsonl next to it, which must be written first. Its
+    columns, at most 2,000, are those of all results when the file is opened and of the first result
+    after that; `close` adds later ones.
 
     Args:
         path: the file.
@@ -176,7 +181,9 @@ class CsvLogger(_AppendedFile):
         """Rewrite the file with all results; new columns come last."""
         source, columns = self._path.with_name(JSONL_FILE), self._columns
         for _, result in results_in(source):
-            columns.update((name, None) for name, _ in flatten(result) if len(columns) < _MAX_COLUMNS)
+            columns.update(
+                (name, None) for name, _ in flatten(result) if len(columns) < _MAX_COLUMNS
+            )
         with replaced(self._path) as temporary, temporary.open("wb") as file:
             if columns:
                 file.write(_csv_line(columns))
@@ -187,19 +194,25 @@ class CsvLogger(_AppendedFile):
 
 def _csv_line(cells: Iterable[object]) -> bytes:
     text = io.StringIO()
-    finite = ("" if cell is None or (isinstance(cell, float) and not math.isfinite(cell)) else cell for cell in cells)
+    finite = (
+        "" if cell is None or (isinstance(cell, float) and not math.isfinite(cell)) else cell
+        for cell in cells
+    )
     csv.writer(text, lineterminator="\n").writerow(finite)
     return text.getvalue().encode("utf-8", "backslashreplace")
 
 
 class TensorBoardLogger:
-    """Logger for TensorBoard event files, written by TensorFlow: each number of a result over the env steps sampled.
+    """Logger for TensorBoard event files, written by TensorFlow: each number of a result over the
+    env steps sampled.
 
-    The first result makes the file. A writer that fails is replaced by a new one, which makes a new file.
+    The first result makes the file. A writer that fails is replaced by a new one, which makes a new
+    file.
 
     Args:
         directory: directory of the event file.
-        resume_after_step: env steps of the checkpoint; TensorBoard then drops points beyond it. None for a new run.
+        resume_after_step: env steps of the checkpoint; TensorBoard then drops points beyond it.
+            None for a new run.
     """
 
     def __init__(self, directory: Path, *, resume_after_step: int | None = None) -> None:
@@ -219,7 +232,9 @@ class TensorBoardLogger:
         event = v1.Event(
             wall_time=float(result.get("timestamp") or time.time()),
             step=int(result.get("timesteps_total", 0)),
-            summary=v1.Summary(value=[v1.Summary.Value(tag=name, simple_value=one) for name, one in values.items()]),
+            summary=v1.Summary(
+                value=[v1.Summary.Value(tag=name, simple_value=one) for name, one in values.items()]
+            ),
         )
         try:
             if self._writer is None:
@@ -237,7 +252,9 @@ class TensorBoardLogger:
 
     def _open(self, tf: Any) -> None:
         event, now = tf.compat.v1.Event, time.time()
-        self._writer = tf.io.TFRecordWriter(str(self._directory / f"events.out.tfevents.{now:.6f}.v2"))
+        self._writer = tf.io.TFRecordWriter(
+            str(self._directory / f"events.out.tfevents.{now:.6f}.v2")
+        )
         self._append(event(wall_time=now, file_version="brain.Event:2"))
         if self._resume_after_step is not None:
             start = tf.compat.v1.SessionLog(status=tf.compat.v1.SessionLog.START)
@@ -250,7 +267,8 @@ class TensorBoardLogger:
 
 
 class Loggers:
-    """Several loggers as one that never fails: a failure of one is reported once, and later results are tried again.
+    """Several loggers as one that never fails: a failure of one is reported once, and later results
+    are tried again.
 
     Args:
         named: loggers by their name in messages.
@@ -285,11 +303,17 @@ class Loggers:
     def _say_once(self, name: str, error: Exception, follows: str) -> None:
         if name not in self._failing:
             self._failing.add(name)
-            _log.error("%s can't be written (%s)%s", name, getattr(error, "strerror", None) or error, follows)
+            _log.error(
+                "%s can't be written (%s)%s",
+                name,
+                getattr(error, "strerror", None) or error,
+                follows,
+            )
 
 
 class BackgroundLogger:
-    """Logger that writes with another logger in its own thread, in order and without delay unless the disk is slow.
+    """Logger that writes with another logger in its own thread, in order and without delay unless
+    the disk is slow.
 
     The next call of any method raises the other logger's errors.
     """
@@ -337,7 +361,8 @@ def check_loggers(paths: Sequence[str]) -> list[Callable[[Path, dict[str, Any]],
         paths: the key ``loggers``: import paths, or short names.
 
     Raises:
-        ConfigError: a logger can't be imported or called with these arguments, or its package is not installed.
+        ConfigError: a logger can't be imported or called with these arguments, or its package is
+            not installed.
     """
     made = []
     for number, path in enumerate(paths):
@@ -348,8 +373,9 @@ def check_loggers(paths: Sequence[str]) -> list[Callable[[Path, dict[str, Any]],
             raise ConfigError(
                 f"{key} is {path!r}, expected {', '.join(_NAMED)} or the import path of a logger, "
                 f"'package.module:Name'.{nearest(path, _NAMED)}",
-                key=key, value=path,
-            )  # fmt: skip
+                key=key,
+                value=path,
+            )
         found = import_object(_NAMED.get(path, path), key=key)
         if callable(found):
             check_takes(found, path, key, Path(), {})
@@ -372,18 +398,25 @@ def make_loggers(paths: Sequence[str], run_dir: Path, config: Mapping[str, Any])
     """
     named: dict[str, Logger] = {}
     for path, make in zip(paths, check_loggers(paths), strict=True):
-        named[f"the logger {path}"] = named_failures(make, f"the logger {path!r}", "loggers")(run_dir, dict(config))
+        named[f"the logger {path}"] = named_failures(make, f"the logger {path!r}", "loggers")(
+            run_dir, dict(config)
+        )
     return Loggers(named, faults=Exception)
 
 
 def open_loggers(
-    run_dir: Path, *, resume_iteration: int | None = None, resume_step: int | None = None, tensorboard: bool = True
+    run_dir: Path,
+    *,
+    resume_iteration: int | None = None,
+    resume_step: int | None = None,
+    tensorboard: bool = True,
 ) -> Loggers:
     """Open the loggers of a run directory; they append to existing files.
 
     Args:
         run_dir: an existing directory.
-        resume_iteration: iteration of the checkpoint that the run continues from; later results are removed.
+        resume_iteration: iteration of the checkpoint that the run continues from; later results are
+            removed.
         resume_step: `timesteps_total` of that checkpoint.
         tensorboard: also write event files, if TensorFlow is installed.
 
@@ -392,11 +425,15 @@ def open_loggers(
     """
     try:
         named: dict[str, Logger] = {
-            str(run_dir / JSONL_FILE): JsonlLogger(run_dir / JSONL_FILE, resume_after=resume_iteration),
+            str(run_dir / JSONL_FILE): JsonlLogger(
+                run_dir / JSONL_FILE, resume_after=resume_iteration
+            ),
             str(run_dir / CSV_FILE): CsvLogger(run_dir / CSV_FILE),
         }
         if tensorboard and not missing(["tensorflow"]):
-            named["the TensorBoard event file"] = TensorBoardLogger(run_dir, resume_after_step=resume_step)
+            named["the TensorBoard event file"] = TensorBoardLogger(
+                run_dir, resume_after_step=resume_step
+            )
     except OSError as error:
         raise ConfigError(
             f"The run directory {run_dir} can't be written: {error.strerror or error}.",
@@ -408,7 +445,8 @@ def open_loggers(
 
 
 def each_result(run_dir: Path) -> Iterator[dict[str, Any]]:
-    """Return an iterator over the results of a run so far; of a large file, about a thousand evenly spread results.
+    """Return an iterator over the results of a run so far; of a large file, about a thousand evenly
+    spread results.
 
     Damaged lines are skipped. A line above the size limit is reported and ends the iteration.
 
@@ -417,7 +455,10 @@ def each_result(run_dir: Path) -> Iterator[dict[str, Any]]:
     """
     path = run_dir / JSONL_FILE
     size = path.stat().st_size
-    return (result for _, result in results_in(path, size // _SAMPLES if size > _READ_WHOLE_BYTES else 0))
+    return (
+        result
+        for _, result in results_in(path, size // _SAMPLES if size > _READ_WHOLE_BYTES else 0)
+    )
 
 
 def read_results(run_dir: Path) -> list[dict[str, Any]]:
@@ -430,7 +471,9 @@ def read_results(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def flatten(result: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the scalars of a result with their paths, joined by /; lists and empty dicts are left out."""
+    """Yield the scalars of a result with their paths, joined by /; lists and empty dicts are left
+    out.
+    """
     for name, value in result.items():
         if value is None or isinstance(value, str | int | float | np.number):
             yield f"{prefix}{name}", value.item() if isinstance(value, np.number) else value
@@ -444,7 +487,10 @@ def numbers_of(result: Mapping[str, Any]) -> dict[str, float]:
 
 
 def to_json(value: Any) -> Any:
-    """Convert `value` for strict JSON: NaN and infinities become None, arrays lists, NumPy scalars numbers."""
+    """Convert `value` for strict JSON:
+
+    NaN and infinities become None, arrays lists, NumPy scalars numbers.
+    """
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if value is None or isinstance(value, str | int):
@@ -456,7 +502,9 @@ def to_json(value: Any) -> Any:
     return [to_json(inner) for inner in value] if isinstance(value, list | tuple) else str(value)
 
 
-def results_in(path: Path, skipped_bytes: int = 0, start: int = 0) -> Iterator[tuple[int, dict[str, Any]]]:
+def results_in(
+    path: Path, skipped_bytes: int = 0, start: int = 0
+) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the end of each line of a result.jsonl and its result, without damaged lines.
 
     A last line without a line break does not count: its writer was killed, or is writing it now.
@@ -471,7 +519,11 @@ def results_in(path: Path, skipped_bytes: int = 0, start: int = 0) -> Iterator[t
         while line := file.readline(MAX_LINE_BYTES):
             if not line.endswith(b"\n"):
                 if len(line) == MAX_LINE_BYTES:
-                    _log.warning("%s is damaged: the line at byte %d never ends; the rest is left out", path, end)
+                    _log.warning(
+                        "%s is damaged: the line at byte %d never ends; the rest is left out",
+                        path,
+                        end,
+                    )
                 return
             end += len(line)
             if (result := result_of(line)) is not None:

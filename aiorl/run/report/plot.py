@@ -1,7 +1,8 @@
-"""Learning curves of run directories, and of experiments, which are runs that differ only in their seed.
+"""Learning curves of run directories, and of experiments, which are runs that differ only in their
+seed.
 
-Curves of experiments show the interquartile mean over seeds with a stratified bootstrap interval, as in Agarwal et al.
-2021, "Deep Reinforcement Learning at the Edge of the Statistical Precipice".
+Curves of experiments show the interquartile mean over seeds with a stratified bootstrap interval,
+as in Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge of the Statistical Precipice".
 """
 
 from __future__ import annotations
@@ -41,14 +42,15 @@ def plot_learning_curve(
 ) -> Path | None:
     """Draw mean return over env steps, with the range of returns around it and wall time on top.
 
-    It takes about half a second, most of it for the first import of matplotlib. It is safe in any thread, since it uses
-    no global state of matplotlib.
+    It takes about half a second, most of it for the first import of matplotlib. It is safe in any
+    thread, since it uses no global state of matplotlib.
 
     Args:
         run_dir: directory of result.jsonl.
         title: heading; empty takes the run directory's name.
         stop_return: return that the run should reach, drawn as a line; None for none.
-        path: file of the picture, replaced atomically; None is learning_curve.png in the run directory.
+        path: file of the picture, replaced atomically; None is learning_curve.png in the run
+            directory.
 
     Returns:
         Path of the picture, or None if no episode has ended yet.
@@ -70,11 +72,26 @@ def plot_learning_curve(
     axes = figure.add_subplot()
     axes.fill_between(steps, low, high, color=_LINE, alpha=0.15, linewidth=0, label="min to max")
     marker = "o" if steps.size <= _FEW_POINTS else None
-    axes.plot(steps, mean, color=_LINE, linewidth=2, marker=marker, markersize=4, label="mean return")
+    axes.plot(
+        steps, mean, color=_LINE, linewidth=2, marker=marker, markersize=4, label="mean return"
+    )
     if stop_return is not None:
-        axes.axhline(stop_return, color=_GOAL, linewidth=1.2, linestyle=(0, (5, 4)), label=f"goal {stop_return:g}")
+        axes.axhline(
+            stop_return,
+            color=_GOAL,
+            linewidth=1.2,
+            linestyle=(0, (5, 4)),
+            label=f"goal {stop_return:g}",
+        )
     finish_axes(axes, "env steps")
-    axes.set_title(title or run_dir.resolve().name, loc="left", fontsize=12, fontweight="bold", color=INK, pad=12)
+    axes.set_title(
+        title or run_dir.resolve().name,
+        loc="left",
+        fontsize=12,
+        fontweight="bold",
+        color=INK,
+        pad=12,
+    )
     axes.set_ylabel("episode return", color=INK)
     axes.set_xlim(left=0, right=max(float(steps[-1]), 1.0))
     axes.legend(loc="best", frameon=False, labelcolor=INK)
@@ -86,9 +103,13 @@ def plot_learning_curve(
 
 
 def _curve(run_dir: Path) -> F64:
-    """Return the columns `_CURVE` of the results with a mean return [P, 5], ordered by env steps."""
+    """Return the columns `_CURVE` of the results with a mean return [P, 5], ordered by env
+    steps.
+    """
     rows = [[number_at(result, name) for name in _CURVE] for result in each_result(run_dir)]
-    table = np.asarray([row for row in rows if math.isfinite(row[2])], np.float64).reshape(-1, len(_CURVE))
+    table = np.asarray([row for row in rows if math.isfinite(row[2])], np.float64).reshape(
+        -1, len(_CURVE)
+    )
     return table[np.unique(table[:, 0], return_index=True)[1]]
 
 
@@ -111,7 +132,9 @@ def _add_wall_time(axes: Axes, steps: F64, seconds: F64) -> None:
         return
     factor, unit = time_unit(float(seconds[-1]))
     ticks = axes.get_xticks()
-    axes.set_xticks(ticks[ticks <= axes.get_xlim()[1]])  # fixed, so that the layout does not change them
+    axes.set_xticks(
+        ticks[ticks <= axes.get_xlim()[1]]
+    )  # fixed, so that the layout does not change them
     ticks = ticks[(ticks >= steps[0]) & (ticks <= steps[-1])]
     times = np.interp(ticks, steps, seconds) / factor
     above = axes.twiny()
@@ -124,13 +147,21 @@ def _add_wall_time(axes: Axes, steps: F64, seconds: F64) -> None:
 
 
 def time_unit(seconds: float) -> tuple[float, str]:
-    """Choose a readable unit for a time in seconds; return the unit's length in seconds and its name."""
+    """Choose a readable unit for a time in seconds; return the unit's length in seconds and its
+    name.
+    """
     if seconds < 180:
         return 1.0, "s"
     return (60.0, "minutes") if seconds < 3 * 3600 else (3600.0, "hours")
 
 
-_CURVE = ("timesteps_total", "time_total_s", "episode_reward_mean", "episode_reward_min", "episode_reward_max")
+_CURVE = (
+    "timesteps_total",
+    "time_total_s",
+    "episode_reward_mean",
+    "episode_reward_min",
+    "episode_reward_max",
+)
 _POINTS = 300
 _RESAMPLES = 2000
 _RESAMPLED_NUMBERS = 1 << 21
@@ -138,9 +169,24 @@ _RESAMPLED_NUMBERS = 1 << 21
 _MAX_TOLD = 3  # settings in a curve's name
 _MAX_VALUE = 30  # characters of each
 OF_A_RUN = (
-    "bind", "checkpoint_", "compilation_cache", "extra_python_environs", "insecure", "keys", "log_", "loggers",
-    "max_worker_", "output", "replay_spill_dir", "resume", "run_dir", "seed", "stop_", "transport", "web",
-)  # fmt: skip
+    "bind",
+    "checkpoint_",
+    "compilation_cache",
+    "extra_python_environs",
+    "insecure",
+    "keys",
+    "log_",
+    "loggers",
+    "max_worker_",
+    "output",
+    "replay_spill_dir",
+    "resume",
+    "run_dir",
+    "seed",
+    "stop_",
+    "transport",
+    "web",
+)
 """Prefixes of the keys in which runs of one experiment can differ."""
 
 
@@ -172,9 +218,15 @@ class RunCurve:
         """
         table = _curve(path)
         if not len(table):
-            raise ConfigError(f"{path}: no episode has ended yet, so there is no curve.", key="run", value=str(path))
+            raise ConfigError(
+                f"{path}: no episode has ended yet, so there is no curve.",
+                key="run",
+                value=str(path),
+            )
         file = path / CONFIG_FILE
-        config, _ = parse_yaml(file, read_regular(file, max_bytes=MAX_BYTES)) if file.exists() else ({}, {})
+        config, _ = (
+            parse_yaml(file, read_regular(file, max_bytes=MAX_BYTES)) if file.exists() else ({}, {})
+        )
         return cls(path, config, *table.T[:3])
 
 
@@ -183,7 +235,8 @@ class Experiment:
     """Runs of one configuration.
 
     Attributes:
-        name: the algorithm, and the settings that differ from other experiments in this environment.
+        name: the algorithm, and the settings that differ from other experiments in this
+            environment.
         env: name of the environment.
         runs: the runs.
     """
@@ -213,7 +266,8 @@ class Band:
 
 
 def find_runs(paths: Sequence[Path]) -> list[Path]:
-    """Return run directories: each given path that is one, and the ones directly inside any other given path.
+    """Return run directories: each given path that is one, and the ones directly inside any other
+    given path.
 
     Raises:
         ConfigError: a path neither is nor contains a run directory.
@@ -221,7 +275,9 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
     found: list[Path] = []
     for path in paths:
         inside = (
-            [path] if (path / JSONL_FILE).exists() else sorted(file.parent for file in path.glob(f"*/{JSONL_FILE}"))
+            [path]
+            if (path / JSONL_FILE).exists()
+            else sorted(file.parent for file in path.glob(f"*/{JSONL_FILE}"))
         )
         if not inside:
             raise ConfigError(
@@ -234,9 +290,13 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
 
 
 def group_runs(runs: Sequence[RunCurve]) -> list[Experiment]:
-    """Group runs that differ only in seed, directories and stop criteria; the order stays as given."""
+    """Group runs that differ only in seed, directories and stop criteria; the order stays as
+    given.
+    """
     groups: dict[str, list[RunCurve]] = {}
-    by_task: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}  # (algorithm, environment) -> experiments
+    by_task: dict[
+        tuple[str, str], dict[str, dict[str, Any]]
+    ] = {}  # (algorithm, environment) -> experiments
     for run in runs:
         own = {name: value for name, value in _flat(run.config) if not name.startswith(OF_A_RUN)}
         of = str(own.pop("algo", "unknown")), str(own.pop("env", "unknown"))
@@ -251,18 +311,28 @@ def group_runs(runs: Sequence[RunCurve]) -> list[Experiment]:
 
 
 def _differences(settings: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """Return, for each experiment, "name=value" of the few keys that best distinguish the experiments."""
+    """Return, for each experiment, "name=value" of the few keys that best distinguish the
+    experiments.
+    """
     order = dict.fromkeys(["preset", *(name for own in settings for name in own)])
     columns = {name: [repr(own[name]) if name in own else "" for own in settings] for name in order}
     chosen: list[str] = []
     parts = [""] * len(settings)
     while len(chosen) < _MAX_TOLD and len({*parts}) < len(settings):
-        best = max(columns, key=lambda name: len({*zip(parts, columns[name], strict=True)}))  # the first of equals
+        best = max(
+            columns, key=lambda name: len({*zip(parts, columns[name], strict=True)})
+        )  # the first of equals
         chosen.append(best)
         parts = [f"{part}\n{text}" for part, text in zip(parts, columns[best], strict=True)]
     short = {name: name.rpartition(".")[2] for name in chosen}
-    called = {name: short[name] if list(short.values()).count(short[name]) == 1 else name for name in chosen}
-    return [[f"{called[name]}={_value_text(own[name])}" for name in chosen if name in own] for own in settings]
+    called = {
+        name: short[name] if list(short.values()).count(short[name]) == 1 else name
+        for name in chosen
+    }
+    return [
+        [f"{called[name]}={_value_text(own[name])}" for name in chosen if name in own]
+        for own in settings
+    ]
 
 
 def _value_text(value: Any) -> str:
@@ -274,27 +344,38 @@ def _with_names_of_their_own(experiments: list[Experiment]) -> list[Experiment]:
     """Add the name of the first run's directory to names that would otherwise be equal."""
     names = [(one.env, one.name) for one in experiments]
     return [
-        replace(one, name=f"{one.name} ({one.runs[0].path.name})") if names.count((one.env, one.name)) > 1 else one
+        (
+            replace(one, name=f"{one.name} ({one.runs[0].path.name})")
+            if names.count((one.env, one.name)) > 1
+            else one
+        )
         for one in experiments
     ]
 
 
 def interquartile_mean(values: F64) -> F64:
-    """Return the mean of the middle half along the first axis: a quarter, rounded down, is cut at each end."""
+    """Return the mean of the middle half along the first axis: a quarter, rounded down, is cut at
+    each end.
+    """
     cut = len(values) // 4
     middle: F64 = np.sort(values, axis=0)[cut : len(values) - cut].mean(axis=0)
     return middle
 
 
 def band_of(runs: Sequence[RunCurve], *, by: str, rng: np.random.Generator) -> Band:
-    """Combine runs into one curve over env steps (``by="steps"``) or training time (``by="seconds"``).
+    """Combine runs into one curve over env steps (``by="steps"``) or training time
+    (``by="seconds"``).
 
-    A run's return is interpolated between two results; before its first and after its last result it has none.
+    A run's return is interpolated between two results; before its first and after its last result
+    it has none.
     """
     axes = [getattr(run, by) for run in runs]
     at = np.linspace(min(axis[0] for axis in axes), max(axis[-1] for axis in axes), _POINTS)
     table = np.stack(
-        [np.interp(at, axis, run.returns, left=np.nan, right=np.nan) for axis, run in zip(axes, runs, strict=True)]
+        [
+            np.interp(at, axis, run.returns, left=np.nan, right=np.nan)
+            for axis, run in zip(axes, runs, strict=True)
+        ]
     )
     there = np.isfinite(table)
     mean, low, high = (np.full(_POINTS, np.nan) for _ in range(3))
@@ -311,7 +392,8 @@ def band_of(runs: Sequence[RunCurve], *, by: str, rng: np.random.Generator) -> B
 
 
 def _interval(values: F64, drawn: NDArray[np.int64]) -> F64:
-    """Return the 95 % interval [2, P] of the interquartile mean, for values [N, P] and the indices [N, R] of resamples.
+    """Return the 95 % interval [2, P] of the interquartile mean, for values [N, P] and the indices
+    [N, R] of resamples.
 
     Some points are taken at a time: all resamples of 300 runs at 300 points would take gigabytes.
     """

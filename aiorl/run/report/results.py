@@ -1,14 +1,15 @@
 """Results of training iterations: smoothed episode metrics, counters, rates, lags and the ledger.
 
-Averages cover all episodes that ended in the iteration. If these are fewer than `metrics_smoothing_episodes`, the
-newest earlier ones are added; before the first episode has ended, an average is NaN. The same holds, for each name, for
-rewards by policy (one value per agent and episode), custom metrics and off-policy estimates; a name appears when a
-worker has reported it. `episode_reward_mean_last_100` is different: it is the mean return of the last 100 finished
-episodes in order of arrival. Stop criteria use it, since it does not depend on the episodes per iteration.
+Averages cover all episodes that ended in the iteration. If these are fewer than
+`metrics_smoothing_episodes`, the newest earlier ones are added; before the first episode has ended,
+an average is NaN. The same holds, for each name, for rewards by policy (one value per agent and
+episode), custom metrics and off-policy estimates; a name appears when a worker has reported it.
+`episode_reward_mean_last_100` is different: it is the mean return of the last 100 finished episodes
+in order of arrival. Stop criteria use it, since it does not depend on the episodes per iteration.
 
-Names and numbers come from workers, so everything is limited: the names in a run, the values kept for each, the values
-in one result. A name that is not reported for a long time is forgotten. The cost of finishing an iteration does not
-depend on the number of values received.
+Names and numbers come from workers, so everything is limited: the names in a run, the values kept
+for each, the values in one result. A name that is not reported for a long time is forgotten. The
+cost of finishing an iteration does not depend on the number of values received.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ _MAX_HISTORIES = 50
 _MAX_ESTIMATES = 50  # names of an estimator's metric
 _MAX_HIST_VALUES = 3000  # of all histories in one result
 _FEW = 100  # values that are summed up in Python
-# a name is forgotten after the longer time, or after the shorter time and this number of episodes without it
+# a name is forgotten after the longer time, or after the shorter time and this number of episodes
+# without it
 _FORGET_S, _FORGET_EARLY_S, _FORGET_EPISODES = 1800.0, 10.0, 1000
 _RATE_S = 1.0  # shortest time that rates cover, except at the beginning of a run
 
@@ -54,9 +56,11 @@ class Progress:
     Attributes:
         env_steps_sampled: env steps that reached the learner.
         env_steps_trained: env steps trained on.
-        agent_steps_sampled: agent steps that reached the learner; with one agent, equal to env_steps_sampled.
+        agent_steps_sampled: agent steps that reached the learner; with one agent, equal to
+            env_steps_sampled.
         updates: number of updates done, which is the policy version.
-        updates_skipped: number of updates with a non-finite loss or gradient, which leave the weights unchanged.
+        updates_skipped: number of updates with a non-finite loss or gradient, which leave the
+            weights unchanged.
         num_healthy_workers: number of registered workers that sample.
         ledger: env steps by their state; "sampled" is the sum of all others.
         transport: gauges such as queue depths, copied unchanged.
@@ -81,7 +85,8 @@ class Progress:
 
 
 class Results:
-    """Collector of an iteration's metrics that makes its result, and keeps earlier values for the next ones.
+    """Collector of an iteration's metrics that makes its result, and keeps earlier values for the
+    next ones.
 
     Args:
         smoothing_episodes: `metrics_smoothing_episodes`, at least 1.
@@ -90,7 +95,8 @@ class Results:
     Attributes:
         training_iteration: number of iterations finished.
         episodes_total: number of episodes finished, including those of the current iteration.
-        time_total_s: training time up to the last finished iteration, without pauses between resumed runs.
+        time_total_s: training time up to the last finished iteration, without pauses between
+            resumed runs.
     """
 
     def __init__(self, smoothing_episodes: int, now: float) -> None:
@@ -118,7 +124,8 @@ class Results:
         self._before = deque([(now, self._last)])
 
     def begin_rates(self, now: float) -> None:
-        """Measure rates from now, which leaves the start-up out, but no step of the current iteration.
+        """Measure rates from now, which leaves the start-up out, but no step of the current
+        iteration.
 
         Args:
             now: time of the monotonic clock, seconds.
@@ -126,7 +133,9 @@ class Results:
         self._before = deque([(now, self._last)])
 
     def leave_out_pause(self, now: float) -> None:
-        """Begin the iteration now: the time since the end of the last one was a pause in training."""
+        """Begin the iteration now: the time since the end of the last one was a pause in
+        training.
+        """
         pause_s = now - self._last_now
         # work can have begun during the pause
         self._before = deque((min(at + pause_s, now), progress) for at, progress in self._before)
@@ -144,25 +153,36 @@ class Results:
         self._estimates.add(episodes.estimates)
 
     def add_perf(self, perf: Mapping[str, float]) -> None:
-        """Add a sampler's performance figures for one fragment, as in `PerfStats`: iterations and seconds."""
+        """Add a sampler's performance figures for one fragment, as in `PerfStats`: iterations and
+        seconds.
+        """
         self._perf.add(perf)
 
     def add_lag(self, lag: int, env_steps: int) -> None:
-        """Add the policy lag of `env_steps` trained on: the number of versions between acting and training."""
+        """Add the policy lag of `env_steps` trained on: the number of versions between acting and
+        training.
+        """
         self._lag_min, self._lag_max = min(self._lag_min, lag), max(self._lag_max, lag)
         self._lag_sum += lag * env_steps
         self._lag_steps += env_steps
 
     def mean_last(self) -> float:
-        """Return the mean return of the last 100 finished episodes, or of all if there are fewer; NaN if none."""
+        """Return the mean return of the last 100 finished episodes, or of all if there are fewer;
+
+        NaN if none.
+        """
         return _mean(self._rewards.newest(STOP_WINDOW))
 
     @property
     def newest_return(self) -> float:
         """Mean return of the last 100 episodes; NaN before 100 episodes have finished."""
-        return self.mean_last() if self._rewards.newest(STOP_WINDOW).size >= STOP_WINDOW else math.nan
+        return (
+            self.mean_last() if self._rewards.newest(STOP_WINDOW).size >= STOP_WINDOW else math.nan
+        )
 
-    def finish_iteration(self, now: float, progress: Progress, *, timestamp: float = 0.0) -> dict[str, Any]:
+    def finish_iteration(
+        self, now: float, progress: Progress, *, timestamp: float = 0.0
+    ) -> dict[str, Any]:
         """End the iteration, return its result, and begin the next one.
 
         Args:
@@ -214,9 +234,11 @@ class Results:
         return result
 
     def _rates(self, now: float, progress: Progress) -> Callable[[str], float]:
-        """Return a function from a counter of `Progress` to its growth per second, over at least the last second.
+        """Return a function from a counter of `Progress` to its growth per second, over at least
+        the last second.
 
-        An iteration can take only a few milliseconds, especially the last one of a run. Its own rate means little.
+        An iteration can take only a few milliseconds, especially the last one of a run. Its own
+        rate means little.
         """
         while len(self._before) > 1 and now - self._before[1][0] >= _RATE_S:
             self._before.popleft()
@@ -251,7 +273,9 @@ class Results:
         self.time_total_s = float(state["time_total_s"])
         self._lengths.restore(np.asarray(state["lengths"], np.float64))
         self._rewards.restore(np.asarray(state["rewards"], np.float64))
-        for name, named in zip(("policy_rewards", "custom", "hist", "estimates"), self._named(), strict=True):
+        for name, named in zip(
+            ("policy_rewards", "custom", "hist", "estimates"), self._named(), strict=True
+        ):
             named.from_state(state.get(name, {}), now, self.episodes_total)
         self._last, self._last_now = progress, now
         self.begin_rates(now)
@@ -264,7 +288,9 @@ class Results:
         return min(MAX_HIST, _MAX_HIST_VALUES // max(1, len(self._hist.items())))
 
     def _take_episodes(self, now: float) -> dict[str, Any]:
-        """Return the averages over episodes, and count the new episodes as earlier ones from now on."""
+        """Return the averages over episodes, and count the new episodes as earlier ones from now
+        on.
+        """
         num_new = self._rewards.take()
         self._lengths.take()
         for named in self._named():
@@ -284,7 +310,9 @@ class Results:
                 for place, kind in enumerate(_KINDS)
             },
             "custom_metrics": {
-                f"{name}_{kind}": value for name, summary in custom for kind, value in zip(_KINDS, summary, strict=True)
+                f"{name}_{kind}": value
+                for name, summary in custom
+                for kind, value in zip(_KINDS, summary, strict=True)
             },
             "off_policy_estimator": self._mean_estimates(),
             "hist_stats": {
@@ -305,7 +333,11 @@ class Results:
     def _take_lag(self) -> dict[str, float]:
         if not self._lag_steps:
             return {"min": math.nan, "mean": math.nan, "max": math.nan}
-        lag = {"min": float(self._lag_min), "mean": self._lag_sum / self._lag_steps, "max": float(self._lag_max)}
+        lag = {
+            "min": float(self._lag_min),
+            "mean": self._lag_sum / self._lag_steps,
+            "max": float(self._lag_max),
+        }
         self._lag_min, self._lag_max, self._lag_sum, self._lag_steps = math.inf, -math.inf, 0.0, 0
         return lag
 
@@ -322,17 +354,20 @@ def _mean(values: NDArray[np.float64]) -> float:
 class _Window:
     """Newest values of one series, with mean, minimum and maximum for the results.
 
-    Values of the current iteration are summed on arrival, so that at most ``keep`` values are stored.
+    Values of the current iteration are summed on arrival, so that at most ``keep`` values are
+    stored.
 
     Attributes:
-        summary: mean, minimum and maximum at the end of the last iteration; NaN before the first value.
+        summary: mean, minimum and maximum at the end of the last iteration; NaN before the first
+            value.
     """
 
     def __init__(self, least: int, keep: int) -> None:
         """Start empty.
 
         Args:
-            least: minimum number of values in a summary; earlier values fill up an iteration that has fewer.
+            least: minimum number of values in a summary; earlier values fill up an iteration that
+                has fewer.
             keep: number of newest values stored, at least ``least``.
         """
         self._least, self._keep = least, keep
@@ -349,7 +384,11 @@ class _Window:
             few = values.tolist()
             total, least, most = sum(few), min(few), max(few)
         self._num_new += values.size
-        self._sum, self._min, self._max = self._sum + total, min(self._min, least), max(self._max, most)
+        self._sum, self._min, self._max = (
+            self._sum + total,
+            min(self._min, least),
+            max(self._max, most),
+        )
         self._values.extend(values[-self._keep :].tolist())
         del self._values[: -self._keep]
 
@@ -380,9 +419,13 @@ class _Window:
 
 
 class _Named:
-    """Windows by name, limited in number; a name that is not reported for a long time is forgotten."""
+    """Windows by name, limited in number; a name that is not reported for a long time is
+    forgotten.
+    """
 
-    def __init__(self, what: str, window: Callable[[], _Window], max_names: int, min_silent_episodes: int) -> None:
+    def __init__(
+        self, what: str, window: Callable[[], _Window], max_names: int, min_silent_episodes: int
+    ) -> None:
         """Start without names.
 
         Args:
@@ -411,23 +454,30 @@ class _Named:
                 if len(self._windows) >= self._max_names:
                     if not self.num_left_out:
                         logger.warning(
-                            "%s %r is left out: the run already has %d of them; further ones are only counted, in "
-                            "metrics_left_out", self._what, name, self._max_names,
-                        )  # fmt: skip
+                            "%s %r is left out: the run already has %d of them; further ones are"
+                            " only counted, in metrics_left_out",
+                            self._what,
+                            name,
+                            self._max_names,
+                        )
                     self.num_left_out += own.size
                     continue
                 window = self._windows[name] = self._make()
             window.add(own)
 
     def take(self, now: float, episodes_total: int) -> None:
-        """End the iteration: update summaries, and forget names that have not been reported for a long time."""
+        """End the iteration: update summaries, and forget names that have not been reported for a
+        long time.
+        """
         for name, window in list(self._windows.items()):
             if window.take():
                 self._heard[name] = now, episodes_total
                 continue
             heard_at, heard_episodes = self._heard.setdefault(name, (now, episodes_total))
             silent_s, silent_episodes = now - heard_at, episodes_total - heard_episodes
-            if silent_s >= _FORGET_S or (silent_s >= _FORGET_EARLY_S and silent_episodes >= self._min_silent_episodes):
+            if silent_s >= _FORGET_S or (
+                silent_s >= _FORGET_EARLY_S and silent_episodes >= self._min_silent_episodes
+            ):
                 del self._windows[name], self._heard[name]
 
     def to_state(self, share: int) -> dict[str, list[float]]:
@@ -435,7 +485,9 @@ class _Named:
         return {name: window.newest(share).tolist() for name, window in self.items()}
 
     def from_state(self, state: Mapping[str, Any], now: float, episodes_total: int) -> None:
-        """Restore a state of ``to_state``, even one written when the number of names was not limited."""
+        """Restore a state of ``to_state``, even one written when the number of names was not
+        limited.
+        """
         self._windows, self._heard = {}, {}
         for name, values in itertools.islice(state.items(), self._max_names):
             window = self._windows[name[:MAX_NAME]] = self._make()
@@ -464,11 +516,13 @@ class SystemUsage:
         self._found_at = float("-inf")
 
     def look(self) -> dict[str, float]:
-        """Return the current figures; within `_SETTLED_S` of the last look, that look's: shorter times are too coarse.
+        """Return the current figures; within `_SETTLED_S` of the last look, that look's: shorter
+        times are too coarse.
 
         Returns:
-            Cpu_util_percent (all cores of the host, 0 to 100, since the last look), ram_util_percent,
-            learner_cpu_percent (this process; 100 is one core), learner_rss_bytes; empty if they can't be measured.
+            Cpu_util_percent (all cores of the host, 0 to 100, since the last look),
+            ram_util_percent, learner_cpu_percent (this process; 100 is one core),
+            learner_rss_bytes; empty if they can't be measured.
         """
         now = self._clock()
         if now - self._found_at >= _SETTLED_S:
@@ -487,5 +541,7 @@ class SystemUsage:
         except Exception as error:  # /proc can contain anything, and figures must not end a run
             if not self._has_failed:
                 self._has_failed = True
-                logger.warning("CPU and memory use can't be measured: %s", error or type(error).__name__)
+                logger.warning(
+                    "CPU and memory use can't be measured: %s", error or type(error).__name__
+                )
             return {}

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
 
 def trainer_class(algo: str) -> type[AlgorithmTrainer]:
-    """Return the trainer class of an algorithm; a user's own algorithm without a trainer gets a new class.
+    """Return the trainer class of an algorithm; a user's own algorithm without a trainer gets a new
+    class.
 
     Args:
         algo: name of the algorithm, or import path of a user's own.

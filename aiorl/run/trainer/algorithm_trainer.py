@@ -25,7 +25,14 @@ from aiorl.compat.rollout_worker import RolloutWorker
 from aiorl.config.schema import CommonConfig
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.env.registry import EnvCreator
-from aiorl.errors import AiorlError, CheckpointError, ConfigError, EndOfData, PolicyError, UnknownPolicyError
+from aiorl.errors import (
+    AiorlError,
+    CheckpointError,
+    ConfigError,
+    EndOfData,
+    PolicyError,
+    UnknownPolicyError,
+)
 from aiorl.learning.algorithms.algorithm import AlgorithmState
 from aiorl.learning.algorithms.registry import algorithm_class, config_class
 from aiorl.learning.tf_runtime import prepare_environment
@@ -67,16 +74,20 @@ class RemoteWorker:
 
 
 class WorkerSet:
-    """The workers of a trainer: one in this process, and worker processes on this or other hosts."""
+    """The workers of a trainer: one in this process, and worker processes on this or other
+    hosts.
+    """
 
     def __init__(self, trainer: AlgorithmTrainer) -> None:
         """Take the `trainer` that the workers belong to."""
         self._trainer = trainer
 
     def local_worker(self) -> RolloutWorker:
-        """Return the worker of this process, index 0, with the newest weights and filter statistics.
+        """Return the worker of this process, index 0, with the newest weights and filter
+        statistics.
 
-        In a run without worker processes, this is the worker that samples. Otherwise the first call makes it.
+        In a run without worker processes, this is the worker that samples. Otherwise the first call
+        makes it.
         """
         return self._trainer._local_worker()
 
@@ -85,7 +96,8 @@ class WorkerSet:
         return self._trainer._loop.do(self._registered)
 
     def reset(self, healthy: Iterable[RemoteWorker]) -> None:
-        """Continue with these workers only; the others must leave, and their fragments in flight count as lost.
+        """Continue with these workers only; the others must leave, and their fragments in flight
+        count as lost.
 
         Args:
             healthy: the workers to keep, as ``remote_workers`` returns them.
@@ -110,7 +122,9 @@ class WorkerSet:
 
     def _registered(self) -> list[RemoteWorker]:
         found = [] if self._session is None else self._session.workers
-        return [RemoteWorker(info.slot, info.incarnation, info.state, info.in_env_s) for info in found]
+        return [
+            RemoteWorker(info.slot, info.incarnation, info.state, info.in_env_s) for info in found
+        ]
 
 
 _JOIN_S = 10.0
@@ -123,10 +137,11 @@ Weights = Mapping[str, Mapping[str, NDArray[Any]]]
 class AlgorithmTrainer(Trainer):
     """Trainer for any of aiorl's algorithms.
 
-    Without local workers (``num_workers=0``) and without an address to listen on (``bind``), everything happens in the
-    caller's thread. Otherwise worker processes sample, as they do for ``aiorl train``. Between two calls of
-    ``train``, workers of an on-policy algorithm pause, and workers of a streaming algorithm use up their leases.
-    A subclass names the config of its algorithm.
+    Without local workers (``num_workers=0``) and without an address to listen on (``bind``),
+    everything happens in the caller's thread. Otherwise worker processes sample, as they do for
+    ``aiorl train``. Between two calls of ``train``, workers of an on-policy algorithm pause, and
+    workers of a streaming algorithm use up their leases. A subclass names the config of its
+    algorithm.
     """
 
     _has_told_of_filters = False
@@ -143,7 +158,11 @@ class AlgorithmTrainer(Trainer):
             if kind._name == algo:
                 return kind
         own = config_class(algo)
-        return type(f"{algorithm_class(algo).__name__}Trainer", (AlgorithmTrainer,), {"_default_config": own})
+        return type(
+            f"{algorithm_class(algo).__name__}Trainer",
+            (AlgorithmTrainer,),
+            {"_default_config": own},
+        )
 
     @property
     def workers(self) -> WorkerSet:
@@ -152,7 +171,8 @@ class AlgorithmTrainer(Trainer):
         return WorkerSet(self)
 
     def collect_metrics(self, selected_workers: None = None) -> dict[str, Any]:
-        """Return the episode metrics of the newest result: averages over all workers, smoothed as configured.
+        """Return the episode metrics of the newest result: averages over all workers, smoothed as
+        configured.
 
         Args:
             selected_workers: must be None: metrics are not kept per worker.
@@ -162,9 +182,12 @@ class AlgorithmTrainer(Trainer):
         """
         if selected_workers is not None:
             raise NotImplementedError("metrics cover all workers: they are not kept per worker")
-        return {name: value for name, value in self._result.items() if name.startswith(_OF_EPISODES)}
+        return {
+            name: value for name, value in self._result.items() if name.startswith(_OF_EPISODES)
+        }
 
-    # Acting -----------------------------------------------------------------------------------------------------
+    # Acting
+    # ----------------------------------------------------------------------------------------------
 
     def compute_action(
         self,
@@ -178,7 +201,8 @@ class AlgorithmTrainer(Trainer):
         *,
         explore: bool = False,
     ) -> Any:
-        """Return the action for one observation, in the environment's form; filter statistics do not change.
+        """Return the action for one observation, in the environment's form; filter statistics do
+        not change.
 
         Args:
             observation: the observation, in the environment's form.
@@ -191,19 +215,20 @@ class AlgorithmTrainer(Trainer):
             explore: True draws from the action distribution, False takes its most likely action.
 
         Returns:
-            The action. With a state or ``full_fetch``: the action, the state after the step, and a dict of the
+            The action. With a state or ``full_fetch``: the action, the state after the step, and a
+                dict of the
             policy's other outputs.
 
         Raises:
             BatchError: the observation does not fit the space (also a ValueError).
             UnknownPolicyError: no policy has that id (also a KeyError).
-            PolicyError: the policy's class is your own; use `get_policy`, whose policies take preprocessed
-                observations.
+            PolicyError: the policy's class is your own; use `get_policy`, whose policies take
+                preprocessed observations.
         """
         if self._is_users(policy_id):
             raise PolicyError(
-                f"policy {policy_id!r} has a class of your own: get actions from get_policy({policy_id!r}), which "
-                "takes preprocessed observations"
+                f"policy {policy_id!r} has a class of your own: get actions from"
+                f" get_policy({policy_id!r}), which takes preprocessed observations"
             )
         given = [] if state is None else list(state)
         found = self._actor(policy_id).compute_single_action(
@@ -229,7 +254,9 @@ class AlgorithmTrainer(Trainer):
             return self._local_worker().policy_map[policy_id]
         return self._actor(policy_id).policy
 
-    def get_weights(self, policies: Collection[str] | None = None) -> dict[str, dict[str, NDArray[Any]]]:
+    def get_weights(
+        self, policies: Collection[str] | None = None
+    ) -> dict[str, dict[str, NDArray[Any]]]:
         """Return copies of the weights: policy id -> name -> array, of any shape.
 
         Args:
@@ -245,15 +272,22 @@ class AlgorithmTrainer(Trainer):
         policies = [policies] if isinstance(policies, str) else policies
         if unknown := set(policies or ()) - weights.keys():
             raise UnknownPolicyError(sorted(unknown)[0], weights)
-        return {policy_id: own for policy_id, own in weights.items() if policies is None or policy_id in policies}
+        return {
+            policy_id: own
+            for policy_id, own in weights.items()
+            if policies is None or policy_id in policies
+        }
 
     def set_weights(self, weights: Weights) -> None:
-        """Set the weights of policies and send them to the workers; the optimisers' state does not change.
+        """Set the weights of policies and send them to the workers; the optimisers' state does not
+        change.
 
-        The statistics of observation filters do not change either: weights of another run need `set_policy_state`.
+        The statistics of observation filters do not change either: weights of another run need
+        `set_policy_state`.
 
         Args:
-            weights: policy id -> name -> array, in the form that ``get_weights`` returns; all weights of each policy.
+            weights: policy id -> name -> array, in the form that ``get_weights`` returns; all
+                weights of each policy.
 
         Raises:
             UnknownPolicyError: no policy has one of these ids (also a KeyError).
@@ -262,28 +296,41 @@ class AlgorithmTrainer(Trainer):
         filters = self._training.flow.publisher.filters
         for policy_id in filters.keys() & set(weights if isinstance(weights, Mapping) else ()):
             merged = filters[policy_id]
-            if merged.is_frozen and not merged.is_identity and not self._loop.do(merged.state).get("n"):
+            if (
+                merged.is_frozen
+                and not merged.is_identity
+                and not self._loop.do(merged.state).get("n")
+            ):
                 raise ConfigError(
-                    f"weights of {policy_id!r} can't be set without its observation filter, which has seen nothing and "
-                    "does not learn here: set_policy_state sets both, from get_policy_state"
+                    f"weights of {policy_id!r} can't be set without its observation filter, which"
+                    " has seen nothing and does not learn here: set_policy_state sets both, from"
+                    " get_policy_state"
                 )
         training = self._replace_weights(weights)
-        if any(not filters[policy_id].is_identity for policy_id in weights) and not self._has_told_of_filters:
+        if (
+            any(not filters[policy_id].is_identity for policy_id in weights)
+            and not self._has_told_of_filters
+        ):
             self._has_told_of_filters = True
             self._tell(
-                "set_weights leaves the statistics of the observation filters as they are: use get_policy_state and "
-                "set_policy_state for weights of another run", logging.WARNING,
-            )  # fmt: skip
+                "set_weights leaves the statistics of the observation filters as they are: use"
+                " get_policy_state and set_policy_state for weights of another run",
+                logging.WARNING,
+            )
         training.set_weights(training.learning.group.get_weights())
 
-    def get_policy_state(self, policy_id: str = DEFAULT_POLICY_ID) -> dict[str, dict[str, NDArray[Any]]]:
-        """Return copies of everything that a policy has learned to act with, for `set_policy_state` of any trainer.
+    def get_policy_state(
+        self, policy_id: str = DEFAULT_POLICY_ID
+    ) -> dict[str, dict[str, NDArray[Any]]]:
+        """Return copies of everything that a policy has learned to act with, for `set_policy_state`
+        of any trainer.
 
         Args:
             policy_id: id of the policy.
 
         Returns:
-            ``weights`` and ``filter``: arrays of any shape by name; the filter of observations is empty without one.
+            ``weights`` and ``filter``: arrays of any shape by name; the filter of observations is
+                empty without one.
             ``units``: ``scaled``, True if actions are in units of `normalize_actions`.
 
         Raises:
@@ -292,32 +339,41 @@ class AlgorithmTrainer(Trainer):
         weights = self.get_weights([policy_id])[policy_id]
         merged = self._training.flow.publisher.filters[policy_id]
         statistics = dict(self._loop.do(merged.state))
-        return {"weights": weights, "filter": statistics, "units": {"scaled": np.array(self._is_scaled(policy_id))}}
+        return {
+            "weights": weights,
+            "filter": statistics,
+            "units": {"scaled": np.array(self._is_scaled(policy_id))},
+        }
 
     def _is_scaled(self, policy_id: str) -> bool:
         graph = self._training.learning.graphs.get(policy_id)
         return graph is not None and str(graph["spec"].get("distribution", "")).startswith("scaled")
 
-    def set_policy_state(self, state: Mapping[str, Any], policy_id: str = DEFAULT_POLICY_ID) -> None:
-        """Let a policy act as another one does, with its weights and its observation filter; workers get both at once.
+    def set_policy_state(
+        self, state: Mapping[str, Any], policy_id: str = DEFAULT_POLICY_ID
+    ) -> None:
+        """Let a policy act as another one does, with its weights and its observation filter;
+        workers get both at once.
 
         The optimiser's state does not change.
 
         Args:
-            state: result of `get_policy_state`, also of another trainer or of a policy with another id.
+            state: result of `get_policy_state`, also of another trainer or of a policy with another
+                id.
             policy_id: id of the policy that changes.
 
         Raises:
             UnknownPolicyError: no policy has that id (also a KeyError).
-            ConfigError: the weights or the statistics don't fit the policy; nothing has changed (also a ValueError).
+            ConfigError: the weights or the statistics don't fit the policy; nothing has changed
+                (also a ValueError).
         """
         if not isinstance(state, Mapping) or state.keys() != {"weights", "filter", "units"}:
             raise ConfigError(f"state is {state!r:.200}, expected the result of get_policy_state")
         was_scaled = bool(state["units"]["scaled"])
         if policy_id in self._training.learning.graphs and was_scaled != self._is_scaled(policy_id):
             raise ConfigError(
-                f"this state can't be set: it is of a policy with normalize_actions: {str(was_scaled).lower()}, and "
-                f"{policy_id!r} has another one",
+                "this state can't be set: it is of a policy with normalize_actions:"
+                f" {str(was_scaled).lower()}, and {policy_id!r} has another one",
                 key="normalize_actions",
             )
         merged = self._training.flow.publisher.filters.get(policy_id)
@@ -338,10 +394,12 @@ class AlgorithmTrainer(Trainer):
             UnknownPolicyError: no policy has one of these ids (also a KeyError).
             ConfigError: the weights don't fit the policy, or are not finite (also a ValueError).
         """
-        if not isinstance(weights, Mapping) or not all(isinstance(own, Mapping) for own in weights.values()):
+        if not isinstance(weights, Mapping) or not all(
+            isinstance(own, Mapping) for own in weights.values()
+        ):
             raise ConfigError(
-                f"weights are {weights!r:.200}, expected a dict of arrays by name for each policy id, in the form that "
-                "get_weights returns"
+                f"weights are {weights!r:.200}, expected a dict of arrays by name for each policy"
+                " id, in the form that get_weights returns"
             )
         training = self._settled()
         group = training.learning.group
@@ -357,7 +415,9 @@ class AlgorithmTrainer(Trainer):
                 if name not in given:
                     raise ConfigError(f"these weights can't be set: {name!r} is missing")
                 if given[name].dtype.kind == "f" and not np.isfinite(given[name]).all():
-                    raise ConfigError(f"these weights can't be set: {name!r} contains numbers that are not finite")
+                    raise ConfigError(
+                        f"these weights can't be set: {name!r} contains numbers that are not finite"
+                    )
             tensors |= given
         try:
             group.set_state(AlgorithmState(tensors, state.values))
@@ -366,30 +426,39 @@ class AlgorithmTrainer(Trainer):
         group.weights_replaced()
         return training
 
-    # Saving -----------------------------------------------------------------------------------------------------
+    # Saving
+    # ----------------------------------------------------------------------------------------------
 
     def save(self, directory: str | Path | None = None) -> str:
         """Write a checkpoint: policies, optimisers, filters, counters and the config.
 
-        Given the same samples, a restored trainer trains exactly as this one does from here on. The samples are
-        identical, too, if everything is sampled in this process by whole episodes and the run has a seed: environments
-        start new episodes here as they do after a restore.
+        Given the same samples, a restored trainer trains exactly as this one does from here on. The
+        samples are identical, too, if everything is sampled in this process by whole episodes and
+        the run has a seed: environments start new episodes here as they do after a restore.
 
         Args:
-            directory: directory to write to, made if missing; None is the run's directory of checkpoints.
+            directory: directory to write to, made if missing; None is the run's directory of
+                checkpoints.
 
         Returns:
-            Path of the checkpoint, for ``restore``, `aiorl.load_policy`, `aiorl.evaluate` and ``init_from``.
+            Path of the checkpoint, for ``restore``, `aiorl.load_policy`, `aiorl.evaluate` and
+            ``init_from``.
 
         Raises:
             CheckpointError: the checkpoint can't be written.
         """
-        written = self._write_checkpoint(None if directory is None else Path(directory).expanduser())
+        written = self._write_checkpoint(
+            None if directory is None else Path(directory).expanduser()
+        )
         self._training.source.begin_episodes_anew()
         return written
 
     def export_policy_model(
-        self, export_dir: str | Path, policy_id: str = DEFAULT_POLICY_ID, *, formats: Sequence[str] = ("onnx",)
+        self,
+        export_dir: str | Path,
+        policy_id: str = DEFAULT_POLICY_ID,
+        *,
+        formats: Sequence[str] = ("onnx",),
     ) -> dict[str, str]:
         """Export the current policy to files that run without aiorl; see `aiorl.export_policy`.
 
@@ -410,7 +479,10 @@ class AlgorithmTrainer(Trainer):
         return {name: str(path) for name, path in written.items()}
 
     def export_policy_checkpoint(
-        self, export_dir: str | Path, filename_prefix: str = "model", policy_id: str = DEFAULT_POLICY_ID
+        self,
+        export_dir: str | Path,
+        filename_prefix: str = "model",
+        policy_id: str = DEFAULT_POLICY_ID,
     ) -> str:
         """Write the current weights of a policy to one safetensors file.
 
@@ -431,8 +503,11 @@ class AlgorithmTrainer(Trainer):
             save_file(self.get_weights([policy_id])[policy_id], temporary)
         return str(path)
 
-    def _export_model(self, export_formats: Sequence[str], export_dir: str | Path) -> dict[str, str]:
-        """Export into a directory: ``model`` (ONNX), ``checkpoint`` and the formats of `export_policy_model`.
+    def _export_model(
+        self, export_formats: Sequence[str], export_dir: str | Path
+    ) -> dict[str, str]:
+        """Export into a directory: ``model`` (ONNX), ``checkpoint`` and the formats of
+        `export_policy_model`.
 
         Returns:
             Path by format.
@@ -447,14 +522,18 @@ class AlgorithmTrainer(Trainer):
                 exported |= self.export_policy_model(export_dir, formats=[name])
         return exported
 
-    def evaluate(self, episodes: int | None = None, *, seed: int | None = None, **how: Any) -> Evaluation:
-        """Play whole episodes with the current policies in one environment in this process; training is unaffected.
+    def evaluate(
+        self, episodes: int | None = None, *, seed: int | None = None, **how: Any
+    ) -> Evaluation:
+        """Play whole episodes with the current policies in one environment in this process;
+        training is unaffected.
 
         Args:
             episodes: number of episodes; None takes ``evaluation_num_episodes``.
-            seed: seed of the environment and of all random choices; None draws one, which the result contains.
-            **how: other arguments of `aiorl.evaluate`, such as ``explore``, ``config`` and ``video``. The first two
-                default to ``evaluation_config``.
+            seed: seed of the environment and of all random choices; None draws one, which the
+                result contains.
+            **how: other arguments of `aiorl.evaluate`, such as ``explore``, ``config`` and
+                ``video``. The first two default to ``evaluation_config``.
 
         Returns:
             The episodes played; ``checkpoint`` is "".
@@ -467,10 +546,13 @@ class AlgorithmTrainer(Trainer):
         count = self.config.evaluation_num_episodes if episodes is None else episodes
         with tempfile.TemporaryDirectory(prefix="aiorl-") as folder:
             checkpoint = self._write_checkpoint(Path(folder), with_experience=False)
-            found = evaluate(checkpoint, episodes=count, seed=seed, **{**manner_of(self.config), **how})
+            found = evaluate(
+                checkpoint, episodes=count, seed=seed, **{**manner_of(self.config), **how}
+            )
         return replace(found, checkpoint="")
 
-    # Trainer ------------------------------------------------------------------------------------------------------
+    # Trainer
+    # ----------------------------------------------------------------------------------------------
 
     def _planned(self, config: CommonConfig) -> CommonConfig:
         prepare_environment(config)  # a module of the user's may load TensorFlow
@@ -482,7 +564,9 @@ class AlgorithmTrainer(Trainer):
         self._ending.callback(self._loop.close)
         self._built: Training | None = None
         self._worker: SamplerUnit | None = None
-        evaluations = Evaluations(config, self._directory.path, self._tell, can_play_here=config.is_alone)
+        evaluations = Evaluations(
+            config, self._directory.path, self._tell, can_play_here=config.is_alone
+        )
         self._evaluations = evaluations
         self._result: dict[str, Any] = {}
         self._actors: dict[str, tuple[tuple[int, int], Actor, ObservationFilter]] = {}
@@ -490,7 +574,9 @@ class AlgorithmTrainer(Trainer):
         training = self._training
         self.iteration = training.results.training_iteration
         learning = training.learning
-        self._acting = ActingState.of(config, learning.worker_part, learning.graphs, learning.spaces)
+        self._acting = ActingState.of(
+            config, learning.worker_part, learning.graphs, learning.spaces
+        )
         self._announce_evaluation()
         self._ask(training.begin())
 
@@ -503,7 +589,11 @@ class AlgorithmTrainer(Trainer):
             source_for(self.config, self._loop),
             plan=self._plan,
             restored=self._restored,
-            observers=[Checkpoints(self.config.checkpoint_interval_s), self._files, self._evaluations],
+            observers=[
+                Checkpoints(self.config.checkpoint_interval_s),
+                self._files,
+                self._evaluations,
+            ],
             stands_still=True,
         )
         tell_of_stray_errors(training.fail)
@@ -525,7 +615,8 @@ class AlgorithmTrainer(Trainer):
 
         Args:
             step: the coroutine.
-            and_raise: raise KeyboardInterrupt also if Ctrl-C came too late to interrupt the coroutine.
+            and_raise: raise KeyboardInterrupt also if Ctrl-C came too late to interrupt the
+                coroutine.
 
         Raises:
             KeyboardInterrupt: Ctrl-C interrupted the coroutine.
@@ -601,12 +692,15 @@ class AlgorithmTrainer(Trainer):
                 said = "none" if found is None else f"one of shape {list(found.shape)}"
                 raise CheckpointError(
                     checkpoint.path,
-                    f"belongs to another network: {name} has shape {list(own.shape)} here, the checkpoint has {said}",
+                    f"belongs to another network: {name} has shape {list(own.shape)} here, the"
+                    f" checkpoint has {said}",
                 )
 
     def _recover(self) -> None:
         left = len(self.workers.remote_workers())
-        raise RuntimeError("training has ended with an error" if left else "no healthy worker is left")
+        raise RuntimeError(
+            "training has ended with an error" if left else "no healthy worker is left"
+        )
 
     def _callbacks(self) -> DefaultCallbacks | None:
         return self._training.callbacks
@@ -614,14 +708,16 @@ class AlgorithmTrainer(Trainer):
     def _results(self) -> Results:
         return self._training.results
 
-    # Inside -----------------------------------------------------------------------------------------------------
+    # Inside
+    # ----------------------------------------------------------------------------------------------
 
     def _end_training(self, training: Training) -> None:
         """Save progress since the last checkpoint, and end workers and updates.
 
         Raises:
             CheckpointError: the checkpoint can't be written; everything else has ended.
-            KeyboardInterrupt: Ctrl-C came meanwhile; everything has ended without waiting for a running update.
+            KeyboardInterrupt: Ctrl-C came meanwhile; everything has ended without waiting for a
+                running update.
         """
         reason = "the trainer was stopped"
 
@@ -642,7 +738,11 @@ class AlgorithmTrainer(Trainer):
         async def end() -> None:
             evaluations, training = self._evaluations, self._built
             if training is not None and not self._is_hurried:
-                owed = training.results.training_iteration if evaluations.is_owed and self._is_final else None
+                owed = (
+                    training.results.training_iteration
+                    if evaluations.is_owed and self._is_final
+                    else None
+                )
                 await evaluations.finish(training, evaluations.hurry, last=owed)
             await evaluations.close()
 
@@ -651,7 +751,11 @@ class AlgorithmTrainer(Trainer):
     def _write_checkpoint(self, directory: Path | None, *, with_experience: bool = True) -> str:
         """Write a checkpoint without any effect on training; see ``save``."""
         self._check_running()
-        return str(self._loop.ask(self._training.saver.save_last(directory, with_experience=with_experience)))
+        return str(
+            self._loop.ask(
+                self._training.saver.save_last(directory, with_experience=with_experience)
+            )
+        )
 
     def _is_users(self, policy_id: str) -> bool:
         """Return True if a policy has a user's class rather than one of the learner's networks."""
@@ -661,7 +765,10 @@ class AlgorithmTrainer(Trainer):
     def _actor(self, policy_id: str) -> Actor:
         """Return an acting policy with the current weights and filter statistics."""
         training = self._training
-        version = training.flow.publisher.version, training.counters.updates  # not every update is published
+        version = (
+            training.flow.publisher.version,
+            training.counters.updates,
+        )  # not every update is published
         known = self._actors.get(policy_id)
         if known is None:
             policy_id = self._acting.with_network(policy_id, "this trainer")
@@ -672,7 +779,9 @@ class AlgorithmTrainer(Trainer):
             actor.policy.set_weights(self.get_weights([policy_id])[policy_id])
             merged = training.flow.publisher.filters[policy_id]
             if not merged.is_identity:
-                own.restore(self._loop.do(merged.state))  # workers may be adding statistics right now
+                own.restore(
+                    self._loop.do(merged.state)
+                )  # workers may be adding statistics right now
             actor.policy.on_global_var_update({"timestep": training.counters.env_steps_sampled})
             self._actors[policy_id] = (version, actor, own)
         return actor

@@ -26,7 +26,13 @@ from aiorl.acting.run_dir import RunDirectory
 from aiorl.compat.resources import ResourceRequest, default_resource_request, resource_help
 from aiorl.config import with_base_config
 from aiorl.config.code import is_import_path, refuse_in_import
-from aiorl.config.layers import Layer, load_config, merged, refuse_keys_of_new_runs, restore_withheld
+from aiorl.config.layers import (
+    Layer,
+    load_config,
+    merged,
+    refuse_keys_of_new_runs,
+    restore_withheld,
+)
 from aiorl.config.rllib_file import no_attribute
 from aiorl.config.schema import CommonConfig, StopFigures
 from aiorl.env.registry import EnvCreator, name_elsewhere, resolve_env
@@ -50,11 +56,17 @@ ENV_HINT = "Give one: env='CartPole-v1'."
 
 
 class Restore:
-    """Descriptor of ``Trainer.restore``: called on a class it makes a trainer, called on a trainer it changes it."""
+    """Descriptor of ``Trainer.restore``: called on a class it makes a trainer, called on a trainer
+    it changes it.
+    """
 
     def __get__(self, trainer: Trainer | None, kind: type[Trainer]) -> Callable[..., Any]:
         """See ``Trainer.restore``."""
-        return functools.partial(_restored, kind) if trainer is None else functools.partial(_restore_into, trainer)
+        return (
+            functools.partial(_restored, kind)
+            if trainer is None
+            else functools.partial(_restore_into, trainer)
+        )
 
 
 def _restored(kind: type[Trainer], path: str | Path, **changes: Any) -> Trainer:
@@ -66,10 +78,13 @@ def _restored(kind: type[Trainer], path: str | Path, **changes: Any) -> Trainer:
         algo = config.get("algo")
         found = next((own for own in _subclasses(kind) if own._name == algo), None)
         if found is None and is_import_path(str(algo)):  # a user's own algorithm
-            found = next(filter(None, (own._made_for(str(algo)) for own in _subclasses(Trainer))), None)
+            found = next(
+                filter(None, (own._made_for(str(algo)) for own in _subclasses(Trainer))), None
+            )
         if found is None:
             raise CheckpointError(
-                restored.checkpoint.path, f"it belongs to the algorithm {algo!r:.50}, which has no trainer here"
+                restored.checkpoint.path,
+                f"it belongs to the algorithm {algo!r:.50}, which has no trainer here",
             )
         kind = found
     path_read = str(restored.checkpoint.path)
@@ -79,7 +94,10 @@ def _restored(kind: type[Trainer], path: str | Path, **changes: Any) -> Trainer:
 
 
 def _restore_into(trainer: Trainer, path: str | Path) -> None:
-    """Continue from a checkpoint in the run's directory. A checkpoint that doesn't fit is refused before any change."""
+    """Continue from a checkpoint in the run's directory.
+
+    A checkpoint that doesn't fit is refused before any change.
+    """
     restored = Restored.find(path)
     trainer._check_fits(restored.checkpoint)
     trainer._is_final = False
@@ -99,8 +117,9 @@ def _subclasses(kind: type[Trainer]) -> Iterator[type[Trainer]]:
 class Trainer:
     """One training run that a program controls; each call of ``train`` runs one iteration.
 
-    A subclass names its algorithm and its config, builds its parts in ``_init`` and trains for one iteration in
-    ``_train``. Use a trainer from one thread at a time. Several trainers in one process are independent.
+    A subclass names its algorithm and its config, builds its parts in ``_init`` and trains for one
+    iteration in ``_train``. Use a trainer from one thread at a time. Several trainers in one
+    process are independent.
 
     Attributes:
         config: the effective configuration.
@@ -129,12 +148,14 @@ class Trainer:
         """Build everything and start the first workers; this takes a few seconds.
 
         Args:
-            config: a config, or a nested dict of the keys that differ from the algorithm's defaults.
-            env: the environment: a name (see `aiorl.env.registry`), a class, or a function that takes an EnvContext.
-                Overrides ``config["env"]``.
-            logger_creator: function that takes the effective config and returns a logger. The logger gets each result;
-                the run's own result files are not written.
-            checkpoint: the checkpoint to continue from: a path into the run that wrote it, or a loaded checkpoint.
+            config: a config, or a nested dict of the keys that differ from the algorithm's
+                defaults.
+            env: the environment: a name (see `aiorl.env.registry`), a class, or a function that
+                takes an EnvContext. Overrides ``config["env"]``.
+            logger_creator: function that takes the effective config and returns a logger. The
+                logger gets each result; the run's own result files are not written.
+            checkpoint: the checkpoint to continue from: a path into the run that wrote it, or a
+                loaded checkpoint.
 
         Raises:
             ConfigError: a setting is wrong or cannot be applied (also a ValueError).
@@ -146,7 +167,9 @@ class Trainer:
         self.raw_user_config, self.config = self._effective(config, env)
         os.environ.update(self.config.extra_python_environs_for_driver)
         creator = creator_of(self.config)
-        self._restored = Restored.find(checkpoint) if isinstance(checkpoint, str | Path) else checkpoint
+        self._restored = (
+            Restored.find(checkpoint) if isinstance(checkpoint, str | Path) else checkpoint
+        )
         self.global_vars: dict[str, Any] = {"timestep": 0}
         self.iteration = 0
         self._logger_creator = logger_creator
@@ -161,7 +184,8 @@ class Trainer:
 
     @classmethod
     def with_common_config(cls, extra: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the class's default config, updated by `extra` one level deep: a sub-dict is replaced as a whole.
+        """Return the class's default config, updated by `extra` one level deep: a sub-dict is
+        replaced as a whole.
 
         Args:
             extra: keys of the config that differ from the defaults.
@@ -173,7 +197,8 @@ class Trainer:
 
     @classmethod
     def default_resource_request(cls, config: Mapping[str, Any] | CommonConfig) -> ResourceRequest:
-        """Return the threads, GPUs and memory that the learner and the workers of a run take in total.
+        """Return the threads, GPUs and memory that the learner and the workers of a run take in
+        total.
 
         Args:
             config: a config, or a nested dict of its keys.
@@ -210,42 +235,52 @@ class Trainer:
         self.config.describe(file)
 
     restore = Restore()
-    """Restored trainer: ``Trainer.restore(path)`` makes a new one, ``trainer.restore(path)`` changes one in place.
+    """Restored trainer: ``Trainer.restore(path)`` makes a new one, ``trainer.restore(path)``
+    changes one in place.
 
-    Called on the class, it needs only the path of a checkpoint. It takes the config from the checkpoint and aiorl's
-    trainer for the algorithm; called on a class of your own, it makes a trainer of that class. Keyword arguments
-    override keys of the config; a group such as ``env_config={"size": 3}`` is merged into the config's. Called on a
-    trainer, it continues in place from the checkpoint; first it saves progress since the last checkpoint.
+    Called on the class, it needs only the path of a checkpoint. It takes the config from the
+    checkpoint and aiorl's trainer for the algorithm; called on a class of your own, it makes a
+    trainer of that class. Keyword arguments override keys of the config; a group such as
+    ``env_config={"size": 3}`` is merged into the config's. Called on a trainer, it continues in
+    place from the checkpoint; first it saves progress since the last checkpoint.
 
     Raises:
-        CheckpointError: there is no checkpoint, or it belongs to another algorithm, environment or network.
+        CheckpointError: there is no checkpoint, or it belongs to another algorithm, environment or
+            network.
         ConfigError: a secret that was not saved is missing from the process environment.
         AiorlError: the trainer cannot be built; see `Trainer`.
     """
 
-    # Training -------------------------------------------------------------------------------------------------
+    # Training
+    # ----------------------------------------------------------------------------------------------
 
     def train(self) -> dict[str, Any]:
-        """Train for one iteration: at least one update, ``min_iter_time_s`` and ``timesteps_per_iteration``.
+        """Train for one iteration: at least one update, ``min_iter_time_s`` and
+        ``timesteps_per_iteration``.
 
         Returns:
             The iteration's result, as changed by hooks and as written to the run's files.
 
         Raises:
-            WorkerError: workers failed, and ``ignore_worker_failures`` is off (also a RuntimeError).
+            WorkerError: workers failed, and ``ignore_worker_failures`` is off (also a
+                RuntimeError).
             EndOfData: all stored experience has been read (``input_epochs``; also an EOFError).
-            RuntimeError: the trainer was stopped, another thread is in this method, no worker is left, or the iteration
-                failed repeatedly.
+            RuntimeError: the trainer was stopped, another thread is in this method, no worker is
+                left, or the iteration failed repeatedly.
             Exception: an environment, a policy or a hook raised it.
         """
         self._check_running()
         if not self._turn.acquire(blocking=False):
-            raise RuntimeError("another thread is in train() of this trainer: call it from one thread at a time")
+            raise RuntimeError(
+                "another thread is in train() of this trainer: call it from one thread at a time"
+            )
         try:
             return self._train_and_report()
         except BaseException as error:
             self._files.flush()
-            if isinstance(error, KeyboardInterrupt):  # in a notebook the trainer survives, but for how long?
+            if isinstance(
+                error, KeyboardInterrupt
+            ):  # in a notebook the trainer survives, but for how long?
                 self._save_unsaved()
             raise
         finally:
@@ -262,25 +297,31 @@ class Trainer:
         return result
 
     def iterate(self, *, progress: bool = False, **stop: float | None) -> Iterator[dict[str, Any]]:
-        """Train until a stop criterion is met, all stored experience is read, or the caller leaves the loop.
+        """Train until a stop criterion is met, all stored experience is read, or the caller leaves
+        the loop.
 
         Args:
-            progress: True shows time, env steps and mean return on one line, which each iteration overwrites.
-            **stop: ``stop_return`` (mean return of the last 100 episodes), ``stop_timesteps`` (total env steps trained
-                on), ``stop_time_s`` and ``stop_iterations`` (both counted from this call), ``stop_evaluation_return``
-                (see ``evaluation_interval``). None takes the config's value.
+            progress: True shows time, env steps and mean return on one line, which each iteration
+                overwrites.
+            **stop: ``stop_return`` (mean return of the last 100 episodes), ``stop_timesteps``
+                (total env steps trained on), ``stop_time_s`` and ``stop_iterations`` (both counted
+                from this call), ``stop_evaluation_return`` (see ``evaluation_interval``). None
+                takes the config's value.
 
         Yields:
             The result of each iteration, up to the one during which the trainer is stopped.
 
         Raises:
-            ConfigError: a criterion is unknown or not a number, or needs evaluations and none are configured.
+            ConfigError: a criterion is unknown or not a number, or needs evaluations and none are
+                configured.
             Exception: an iteration failed; see ``train``.
         """
         began, count = time.monotonic(), 0
         criteria = StopCriteria.of(self.config, **stop)
         if progress:
-            yield from shown_on_a_line(self.iterate(progress=False, **criteria), Headline(self.config, criteria))
+            yield from shown_on_a_line(
+                self.iterate(progress=False, **criteria), Headline(self.config, criteria)
+            )
             return
         while True:
             try:
@@ -303,7 +344,10 @@ class Trainer:
                 return
 
     def stop(self) -> None:
-        """Save progress since the last checkpoint, and end workers and threads. Later calls do nothing."""
+        """Save progress since the last checkpoint, and end workers and threads.
+
+        Later calls do nothing.
+        """
         if self._is_stopped:
             return
         self._is_stopped = True
@@ -312,11 +356,17 @@ class Trainer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
         self._is_hurried = isinstance(error, KeyboardInterrupt)
         self.stop()
 
-    # Methods that a subclass overrides ----------------------------------------------------------------------------
+    # Methods that a subclass overrides
+    # ----------------------------------------------------------------------------
 
     def _planned(self, config: CommonConfig) -> CommonConfig:
         """Check a config before anything is built, and return it with missing values filled in.
@@ -341,7 +391,9 @@ class Trainer:
             NotImplementedError: this trainer cannot continue.
             RuntimeError: no worker is left.
         """
-        raise NotImplementedError(f"{type(self).__name__} has no _recover(): failures of workers can't be ignored")
+        raise NotImplementedError(
+            f"{type(self).__name__} has no _recover(): failures of workers can't be ignored"
+        )
 
     def _evaluate(self, result: dict[str, Any]) -> None:
         """Add ``evaluation`` to the result of the finished iteration, if an evaluation was made."""
@@ -371,19 +423,23 @@ class Trainer:
         """Return the results of the episodes trained on, if this trainer keeps them."""
         return None
 
-    # Inside -----------------------------------------------------------------------------------------------------
+    # Inside
+    # ----------------------------------------------------------------------------------------------
 
     @classmethod
     def _made_for(cls, algo: str) -> type[Trainer] | None:
-        """Return the trainer class of an algorithm, making it if necessary; None if this class makes none."""
+        """Return the trainer class of an algorithm, making it if necessary;
+
+        None if this class makes none.
+        """
         return None
 
     @classmethod
     def _config_class(cls) -> type[CommonConfig]:
         if not cls._name or cls._default_config is None:
             raise NotImplementedError(
-                f"{cls.__name__} names no algorithm: a trainer needs _name, _default_config and _init, like PPOTrainer "
-                "and the other trainers of aiorl"
+                f"{cls.__name__} names no algorithm: a trainer needs _name, _default_config and"
+                " _init, like PPOTrainer and the other trainers of aiorl"
             )
         return cls._default_config
 
@@ -405,14 +461,17 @@ class Trainer:
         """Return a config of the trainer's algorithm.
 
         Raises:
-            ConfigError: it belongs to another algorithm, or a setting is wrong or cannot be applied.
+            ConfigError: it belongs to another algorithm, or a setting is wrong or cannot be
+                applied.
         """
         kind = cls._config_class()
         if isinstance(config, kind):
             return config
         if isinstance(config, CommonConfig):
             raise cls._wrong_algo(config.algo)
-        if config.get("resume") is not None and not kind.model_fields.keys() <= config.keys():  # the run's own beneath
+        if (
+            config.get("resume") is not None and not kind.model_fields.keys() <= config.keys()
+        ):  # the run's own beneath
             values = {"algo": cls._name, **config}
             if values["algo"] != cls._name:
                 raise cls._wrong_algo(values["algo"])
@@ -421,10 +480,12 @@ class Trainer:
 
     @classmethod
     def _merged(cls, layers: Sequence[Layer]) -> CommonConfig:
-        """Return the config of the trainer's algorithm that layers of settings give, later ones on top.
+        """Return the config of the trainer's algorithm that layers of settings give, later ones on
+        top.
 
         Raises:
-            ConfigError: it belongs to another algorithm, or a setting is wrong or cannot be applied.
+            ConfigError: it belongs to another algorithm, or a setting is wrong or cannot be
+                applied.
         """
         layers = [Layer({"algo": cls._name}), *layers]
         algo = merged(layers)["algo"]
@@ -435,9 +496,11 @@ class Trainer:
     @classmethod
     def _wrong_algo(cls, algo: Any) -> ConfigError:
         return ConfigError(
-            f"algo is {algo!r}, but this is a {cls.__name__}.", key="algo", value=algo,
+            f"algo is {algo!r}, but this is a {cls.__name__}.",
+            key="algo",
+            value=algo,
             hint=f"Leave it out, or use the trainer for {algo}.",
-        )  # fmt: skip
+        )
 
     def _open(self, creator: EnvCreator) -> None:
         """Make the run directory, and build everything."""
@@ -454,7 +517,9 @@ class Trainer:
             ending.callback(step)
         ending.callback(_running.discard, self)
         try:
-            restored = self._restored = self._restored or checkpoint_to_resume(self.config, self._directory, self._tell)
+            restored = self._restored = self._restored or checkpoint_to_resume(
+                self.config, self._directory, self._tell
+            )
             if self._logger_creator is not None:
                 self._logger = self._logger_creator(self.config.to_dict())
                 ending.callback(self._logger.close)
@@ -485,11 +550,20 @@ class Trainer:
 
     def _check_running(self) -> None:
         if self._is_stopped:
-            why = "was stopped" if self._process == os.getpid() else "belongs to the process that forked this one"
-            raise RuntimeError(f"this trainer {why}; continue with a new one: Trainer.restore(checkpoint)")
+            why = (
+                "was stopped"
+                if self._process == os.getpid()
+                else "belongs to the process that forked this one"
+            )
+            raise RuntimeError(
+                f"this trainer {why}; continue with a new one: Trainer.restore(checkpoint)"
+            )
 
     def _write_result(self) -> None:
-        """Write the newest result, once. If a hook stops the trainer, this is before the files are closed."""
+        """Write the newest result, once.
+
+        If a hook stops the trainer, this is before the files are closed.
+        """
         result, self._unwritten = self._unwritten, None
         if result is not None:
             (self._files if self._logger is None else self._logger).write(result)
@@ -503,12 +577,15 @@ class Trainer:
 
 
 _running: set[Trainer] = set()
-"""Trainers not stopped yet. Even one without references has processes to end and progress to save."""
+"""Trainers not stopped yet. Even one without references has processes to end and progress to
+save."""
 
 
 @atexit.register
 def _stop_all() -> None:
-    """Stop all trainers when the program exits, so that no progress is lost and no process is left."""
+    """Stop all trainers when the program exits, so that no progress is lost and no process is
+    left.
+    """
     for trainer in list(_running):
         with contextlib.suppress(Exception):
             trainer.stop()
@@ -534,9 +611,13 @@ def settings_of(config: Mapping[str, Any] | CommonConfig | None) -> dict[str, An
         return {**config.users_values(), "algo": config.algo}
     if not isinstance(config, Mapping | None):
         raise ConfigError(
-            f"config is {config!r:.100}, expected a config or a dict of keys.", key="config",
-            hint="Pass an environment as env='CartPole-v1'. Read a file with PPOConfig.from_file(path).",
-        )  # fmt: skip
+            f"config is {config!r:.100}, expected a config or a dict of keys.",
+            key="config",
+            hint=(
+                "Pass an environment as env='CartPole-v1'. Read a file with"
+                " PPOConfig.from_file(path)."
+            ),
+        )
     return dict(config or {})
 
 

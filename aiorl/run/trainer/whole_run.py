@@ -23,34 +23,43 @@ from aiorl.run.trainer.trainer import ENV_HINT, creator_of, settings_of
 
 
 def train(
-    env: Any = None, *, algo: str | None = None, config: Mapping[str, Any] | CommonConfig | None = None, **settings: Any
+    env: Any = None,
+    *,
+    algo: str | None = None,
+    config: Mapping[str, Any] | CommonConfig | None = None,
+    **settings: Any,
 ) -> dict[str, Any]:
     """Train until a stop criterion is met or the user presses Ctrl-C.
 
-    Like the command line, it shows progress, writes the run's files and saves a last checkpoint. Without workers
-    (``num_workers=0``, no ``bind``), it samples and learns in the caller's thread, so that a debugger works.
+    Like the command line, it shows progress, writes the run's files and saves a last checkpoint.
+    Without workers (``num_workers=0``, no ``bind``), it samples and learns in the caller's thread,
+    so that a debugger works.
 
     Args:
-        env: the environment, as for `aiorl.Trainer`; with workers, one that they can import. None takes the config's
-            or the preset's.
+        env: the environment, as for `aiorl.Trainer`; with workers, one that they can import. None
+            takes the config's or the preset's.
         algo: the algorithm; None takes the config's or the preset's, or else PPO.
         config: a config, or a nested dict of its keys.
-        **settings: more keys, such as ``stop_return=475``, ``num_workers=4`` or ``resume="runs/mine"``. They override
-            ``config``; a group such as ``env_config`` is merged into that of ``config``.
+        **settings: more keys, such as ``stop_return=475``, ``num_workers=4`` or
+            ``resume="runs/mine"``. They override ``config``; a group such as ``env_config`` is
+            merged into that of ``config``.
 
     Returns:
-        The last result (empty if nothing was trained), plus ``reason`` (why the run ended), ``run_dir`` and
-        ``checkpoint``.
+        The last result (empty if nothing was trained), plus ``reason`` (why the run ended),
+        ``run_dir`` and ``checkpoint``.
 
     Raises:
         ConfigError: a setting is wrong or cannot be applied (also a ValueError).
-        AiorlError: training failed, or the last checkpoint can't be written. Progress is saved if possible.
+        AiorlError: training failed, or the last checkpoint can't be written. Progress is saved if
+            possible.
     """
     refuse_in_import("trains")
     for name, value in (("algo", algo), ("env", env)):
         if value is not None:
             settings[name] = value
-    found = load_config(config_class, settings=settings_of(config), overrides=settings, env_hint=ENV_HINT)
+    found = load_config(
+        config_class, settings=settings_of(config), overrides=settings, env_hint=ENV_HINT
+    )
     os.environ.update(found.extra_python_environs_for_driver)
     creator_of(found)
     plan = plan_learning(found)
@@ -58,7 +67,9 @@ def train(
     try:
         with RunDirectory.open(plan.config) as directory, RunLog(directory, plan.config):
             # a live panel would be drawn over a debugger's prompt
-            display = partial(PlainDisplay, stream=sys.stdout) if plan.config.is_alone else make_display
+            display = (
+                partial(PlainDisplay, stream=sys.stdout) if plan.config.is_alone else make_display
+            )
             run = Run(plan.config, directory, display, plan, loop)
 
             def stop() -> None:

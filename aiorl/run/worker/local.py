@@ -17,9 +17,11 @@ from aiorl.serving import external
 
 
 class LocalWorker:
-    """Worker of a run in a thread of this process, which answers the requests of `aiorl.PolicyClient` itself.
+    """Worker of a run in a thread of this process, which answers the requests of
+    `aiorl.PolicyClient` itself.
 
-    There can be one in a process. It acts by the weights that the learner publishes, and sends fragments to it.
+    There can be one in a process. It acts by the weights that the learner publishes, and sends
+    fragments to it.
 
     Attributes:
         env: the newest environment, which answers the requests; None before the run has one.
@@ -37,7 +39,9 @@ class LocalWorker:
             SecurityError: the keys can't be used.
         """
         if external.here is not None:
-            raise RuntimeError("This process has a client with local inference already. Close it, or share it.")
+            raise RuntimeError(
+                "This process has a client with local inference already. Close it, or share it."
+            )
         self._service = make_service(places_of(",".join(addresses)), keys)
         self.env: external.ClientEnv | None = None
         self._end = ""
@@ -55,7 +59,10 @@ class LocalWorker:
         if self._end:
             raise ConnectionError(f"This process's worker has ended: {self._end}")
         if self.env is None:
-            return {"status": 503, "error": "This process's worker is not ready yet. Try again in a second."}
+            return {
+                "status": 503,
+                "error": "This process's worker is not ready yet. Try again in a second.",
+            }
         name = secrets.token_urlsafe(16) if do == "open" else str(said.pop("session", ""))
         return self.env.answer(do, name, said)
 

@@ -1,11 +1,13 @@
-"""SamplerUnit: environments, policies and filters of one sampler, a RolloutWorker in its own thread.
+"""SamplerUnit: environments, policies and filters of one sampler, a RolloutWorker in its own
+thread.
 
-Environment code can block, so it never runs on the event loop. Only ``offer``, ``stop`` and ``in_env_s`` of a unit can
-be used from any thread. All other methods belong to the unit's thread, or to the event loop while the unit is idle.
+Environment code can block, so it never runs on the event loop. Only ``offer``, ``stop`` and
+``in_env_s`` of a unit can be used from any thread. All other methods belong to the unit's thread,
+or to the event loop while the unit is idle.
 
-If the environments step in lockstep, a unit returns their columns unchanged. Otherwise it returns rows of trajectories,
-laid out for the learner by ``sampler.layout``. Rows of untrained policies are not sent, nor are rows whose gradients
-are sent instead.
+If the environments step in lockstep, a unit returns their columns unchanged. Otherwise it returns
+rows of trajectories, laid out for the learner by ``sampler.layout``. Rows of untrained policies are
+not sent, nor are rows whose gradients are sent instead.
 """
 
 from __future__ import annotations
@@ -64,11 +66,13 @@ class SnapshotSlot:
         *,
         synchronize_filters: bool,
     ) -> None:
-        """Set the policies and filters that snapshots apply to; both mappings are read again with each snapshot.
+        """Set the policies and filters that snapshots apply to; both mappings are read again with
+        each snapshot.
 
         Args:
             policies: policy id -> policy, which gets the weights of its id if a snapshot has any.
-            filters: policy id -> filter, which adopts the published state but keeps deltas not sent yet.
+            filters: policy id -> filter, which adopts the published state but keeps deltas not sent
+                yet.
             incarnation: incarnation under which this worker's filter deltas are acknowledged.
             synchronize_filters: False keeps the filters' own statistics after the first snapshot.
         """
@@ -81,9 +85,14 @@ class SnapshotSlot:
         self._offered: Snapshot | None = None
 
     def offer(self, snapshot: Snapshot) -> None:
-        """Offer a snapshot to the sampler, replacing an older one not applied yet. Can be called in any thread."""
+        """Offer a snapshot to the sampler, replacing an older one not applied yet.
+
+        Can be called in any thread.
+        """
         offered = self._offered
-        if snapshot.version > self.version and (offered is None or snapshot.version > offered.version):
+        if snapshot.version > self.version and (
+            offered is None or snapshot.version > offered.version
+        ):
             self._offered = snapshot
             self.newest_version = snapshot.version
 
@@ -127,7 +136,8 @@ class UnitPlace:
         incarnation: the worker's registration life, a hexadecimal number.
         unit_index: index among the worker's samplers, from 0.
         num_workers: number of workers in the run's config.
-        num_broken_off: number of earlier samplers in this place that were broken off during the same life.
+        num_broken_off: number of earlier samplers in this place that were broken off during the
+            same life.
     """
 
     slot: int
@@ -140,17 +150,22 @@ class UnitPlace:
 class SamplerUnit:
     """Sampler with its environments, policies and filters, built from the handshake.
 
-    With ``sample_async``, batches are sampled ahead in another thread. They count as sampled under the newest version
-    that has arrived when they are taken; users of that setting accept the lag.
+    With ``sample_async``, batches are sampled ahead in another thread. They count as sampled under
+    the newest version that has arrived when they are taken; users of that setting accept the lag.
 
     Attributes:
         worker: the RolloutWorker that samples.
     """
 
     def __init__(
-        self, part: WorkerPart, graphs: Mapping[str, PolicyGraph], snapshot: Snapshot, place: UnitPlace
+        self,
+        part: WorkerPart,
+        graphs: Mapping[str, PolicyGraph],
+        snapshot: Snapshot,
+        place: UnitPlace,
     ) -> None:
-        """Build environments, policies and sampler, which can take as long as the environments need.
+        """Build environments, policies and sampler, which can take as long as the environments
+        need.
 
         Args:
             part: the worker's part of the configuration.
@@ -159,10 +174,11 @@ class SamplerUnit:
             place: place among the samplers of the run.
 
         Raises:
-            ConfigError: a setting cannot be honoured here. For example, an environment, or TensorFlow for gradients, is
-                not installed.
+            ConfigError: a setting cannot be honoured here. For example, an environment, or
+                TensorFlow for gradients, is not installed.
             EnvError: an environment's constructor failed.
-            PolicyError: a graph is missing or unusable, or a network built here differs from the learner's.
+            PolicyError: a graph is missing or unusable, or a network built here differs from the
+                learner's.
         """
         self._part = part
         self._step_began = 0.0  # nonzero during a step
@@ -170,20 +186,27 @@ class SamplerUnit:
         self._policies: dict[str, Policy] = {}
         self._filters: dict[str, ObservationFilter] = {}
         self._slot = SnapshotSlot(
-            self._policies, self._filters, place.incarnation, synchronize_filters=part.synchronize_filters
+            self._policies,
+            self._filters,
+            place.incarnation,
+            synchronize_filters=part.synchronize_filters,
         )
         self._slot.offer(snapshot)
         self._perf = dict.fromkeys(_PERF, 0.0)
         # without a seed, environments need not support one
         seed = None if part.seed is None else unit_seed(part.seed, place, part.life)
-        own = part.model_copy(update={"seed": seed, "compress_observations": False})  # messages are compressed instead
+        own = part.model_copy(
+            update={"seed": seed, "compress_observations": False}
+        )  # messages are compressed instead
         default = part.policies.get(c.DEFAULT_POLICY_ID)
         # networks get their weights before the first turn, with the first snapshot
         settings = settings_of_run(
             own,
             learned_policies(part, graphs),
             policy_config=part.model_dump(include=_FOR_POLICIES) if part.eager else {},
-            policies_to_train=[policy_id for policy_id, policy in part.policies.items() if policy.is_trained],
+            policies_to_train=[
+                policy_id for policy_id, policy in part.policies.items() if policy.is_trained
+            ],
             worker_index=place.slot,
             num_workers=place.num_workers,
             monitor_path=monitor_directory(part, place),
@@ -192,7 +215,9 @@ class SamplerUnit:
             sample_plan=None if default is None else default.sample_plan,
         )
         self.worker = RolloutWorker.of(settings, on_turn=self._between_turns)
-        log_once.set_up(place.slot, part.log_level)  # the level itself belongs to this process, maybe a user's program
+        log_once.set_up(
+            place.slot, part.log_level
+        )  # the level itself belongs to this process, maybe a user's program
         self._learning = {
             policy_id: policy.learning
             for policy_id, policy in self.worker.policy_map.items()
@@ -208,7 +233,10 @@ class SamplerUnit:
 
     @property
     def in_env_s(self) -> float:
-        """Seconds since the last step began, 0 while idle; large if an environment hangs. Can be read in any thread."""
+        """Seconds since the last step began, 0 while idle; large if an environment hangs.
+
+        Can be read in any thread.
+        """
         began = self._step_began
         return time.monotonic() - began if began and self._is_sampling else 0.0
 
@@ -217,16 +245,21 @@ class SamplerUnit:
         self._slot.offer(snapshot)
 
     def stop(self) -> None:
-        """Make a running ``sample``, and every later one, raise StopSampling as soon as possible. Returns immediately.
+        """Make a running ``sample``, and every later one, raise StopSampling as soon as possible.
+        Returns immediately.
 
-        Waits for clients or for environments in other processes end, too. Can be called in any thread.
+        Waits for clients or for environments in other processes end, too. Can be called in any
+        thread.
         """
         self._is_stopped = True
         # a woken thread may hold a lock for a moment, and the event loop must not wait
-        threading.Thread(target=self.worker.interrupt, name="interrupt-sampler", daemon=True).start()
+        threading.Thread(
+            target=self.worker.interrupt, name="interrupt-sampler", daemon=True
+        ).start()
 
     def sample(self) -> Samples:
-        """Sample and return the next fragment, complete except for its number, lease and filter deltas. Blocks.
+        """Sample and return the next fragment, complete except for its number, lease and filter
+        deltas. Blocks.
 
         Raises:
             StopSampling: ``stop`` was called.
@@ -249,7 +282,9 @@ class SamplerUnit:
             self._is_sampling, self._step_began = False, 0.0
 
     def prepare(self) -> None:
-        """Do in advance what the next ``sample`` would begin with; nothing unless environments step in lockstep."""
+        """Do in advance what the next ``sample`` would begin with; nothing unless environments step
+        in lockstep.
+        """
         lockstep = getattr(self.worker.sampler, "lockstep", None)
         if lockstep is not None:
             lockstep.prepare()
@@ -263,7 +298,8 @@ class SamplerUnit:
         self._between_turns(self.worker)
 
     def take_deltas(self, sequence: int) -> dict[str, dict[str, Any]]:
-        """Return policy id -> filter delta, sent with the fragment of that sequence number; only while idle.
+        """Return policy id -> filter delta, sent with the fragment of that sequence number; only
+        while idle.
 
         Policies with an identity filter have none.
         """
@@ -294,8 +330,15 @@ class SamplerUnit:
             length, num_envs = fragment.length, fragment.num_envs
         else:
             batch = worker.sample()
-            by_policy = {c.DEFAULT_POLICY_ID: batch} if isinstance(batch, SampleBatch) else batch.policy_batches
-            batches = {policy_id: _laid_out(rows, part.policies[policy_id]) for policy_id, rows in by_policy.items()}
+            by_policy = (
+                {c.DEFAULT_POLICY_ID: batch}
+                if isinstance(batch, SampleBatch)
+                else batch.policy_batches
+            )
+            batches = {
+                policy_id: _laid_out(rows, part.policies[policy_id])
+                for policy_id, rows in by_policy.items()
+            }
             env_steps, agent_steps = batch.env_steps, batch.total()
             length, num_envs = part.rollout_fragment_length, part.num_envs_per_worker
             metrics = worker.get_metrics()
@@ -327,12 +370,16 @@ class SamplerUnit:
         return self._slot.newest_version if self._part.sample_async else self._slot.version
 
     def _between_turns(self, worker: RolloutWorker) -> None:
-        """Apply the snapshot offered, in the sampling thread, which can start before the constructor ends."""
+        """Apply the snapshot offered, in the sampling thread, which can start before the
+        constructor ends.
+        """
         self._step_began = time.monotonic()
         if not self._policies:
             self._policies.update(worker.policy_map)
             self._filters.update(worker.filters)
-        if self._is_stopped and not self._part.sample_async:  # with sample_async, its own thread checks after each turn
+        if (
+            self._is_stopped and not self._part.sample_async
+        ):  # with sample_async, its own thread checks after each turn
             raise StopSampling
         version = self._slot.version
         self._slot.between_steps()
@@ -344,7 +391,9 @@ class SamplerUnit:
         perf: PerfStats = self.worker.sampler.perf
         now = {name: float(getattr(perf, name)) for name in _PERF}
         before, self._perf = self._perf, now
-        return {name: max(0.0, now[name] - before[name]) for name in _PERF}  # a new sampler counts from 0
+        return {
+            name: max(0.0, now[name] - before[name]) for name in _PERF
+        }  # a new sampler counts from 0
 
 
 def settings_of_run(part: WorkerPart, policy: Any, **own: Any) -> WorkerSettings:
@@ -364,14 +413,18 @@ def settings_of_run(part: WorkerPart, policy: Any, **own: Any) -> WorkerSettings
         config=part,
         env_creator=part.env,
         policy=policy,
-        policy_mapping_fn=named_function(multiagent.policy_mapping_fn, "multiagent.policy_mapping_fn"),
+        policy_mapping_fn=named_function(
+            multiagent.policy_mapping_fn, "multiagent.policy_mapping_fn"
+        ),
         observation_fn=named_function(multiagent.observation_fn, "multiagent.observation_fn"),
         **own,
     )
 
 
 def _stored_experience(settings: WorkerPart, place: UnitPlace) -> dict[str, Any]:
-    """Return the settings for reading or writing stored experience; empty, without loading anything, if not used."""
+    """Return the settings for reading or writing stored experience; empty, without loading
+    anything, if not used.
+    """
     if settings.input == "sampler" and settings.output is None:
         return {}
     from aiorl.offline.sources import configured_input, configured_output, share_of
@@ -385,22 +438,25 @@ def _stored_experience(settings: WorkerPart, place: UnitPlace) -> dict[str, Any]
 
 
 def unit_seed(seed: int, place: UnitPlace, life: int = 0) -> int:
-    """Return a sampler's seed, which depends only on the run's seed, slot, unit, life and earlier samplers broken off.
+    """Return a sampler's seed, which depends only on the run's seed, slot, unit, life and earlier
+    samplers broken off.
 
-    A sampler that replaces another gets a different seed. With the same one it would sample the same rows and fail in
-    the same way.
+    A sampler that replaces another gets a different seed. With the same one it would sample the
+    same rows and fail in the same way.
     """
     if place.unit_index == life == place.num_broken_off == 0:
         return seed + place.slot
     more = (life, place.num_broken_off) if place.num_broken_off else (life,) if life else ()
-    return int(np.random.SeedSequence((seed, place.slot, place.unit_index, *more)).generate_state(1)[0])
+    return int(
+        np.random.SeedSequence((seed, place.slot, place.unit_index, *more)).generate_state(1)[0]
+    )
 
 
 def monitor_directory(part: WorkerPart, place: UnitPlace) -> str | None:
     """Return the directory for episode statistics and videos; None without a monitor.
 
-    It is in the run's directory if this host can access that, as the learner's host can. Otherwise it is
-    ``monitor/<run's name>`` below the directory in which the worker was started.
+    It is in the run's directory if this host can access that, as the learner's host can. Otherwise
+    it is ``monitor/<run's name>`` below the directory in which the worker was started.
     """
     if not part.monitor:
         return None
@@ -418,4 +474,6 @@ def _laid_out(rows: SampleBatch, policy: PolicyPart) -> dict[str, Any]:
         return {}
     if c.PIECE in policy.sample_plan.columns and c.PIECE not in rows:
         rows[c.PIECE] = np.zeros(rows.count, np.int64)
-    return laid_out(rows, policy.sample_plan, policy.sequence_length if policy.layout == "sequences" else None)
+    return laid_out(
+        rows, policy.sample_plan, policy.sequence_length if policy.layout == "sequences" else None
+    )

@@ -1,8 +1,9 @@
-"""Tasks of the worker around its endpoint and its session: receiving, sampling, sending and heartbeats.
+"""Tasks of the worker around its endpoint and its session: receiving, sampling, sending and
+heartbeats.
 
-The session decides. This module passes received messages to it, sends its messages, and runs samplers under its
-leases. Each sampler works in its own thread, so a blocked environment stops neither heartbeats nor subscriptions.
-Several samplers of one process overlap their waits.
+The session decides. This module passes received messages to it, sends its messages, and runs
+samplers under its leases. Each sampler works in its own thread, so a blocked environment stops
+neither heartbeats nor subscriptions. Several samplers of one process overlap their waits.
 """
 
 from __future__ import annotations
@@ -40,7 +41,12 @@ from aiorl.errors import (
     described,
 )
 from aiorl.net.protocol import events as ev
-from aiorl.net.protocol.worker_session import MAX_UNACKED_BYTES, WorkerSession, WorkerSettings, WorkerState
+from aiorl.net.protocol.worker_session import (
+    MAX_UNACKED_BYTES,
+    WorkerSession,
+    WorkerSettings,
+    WorkerState,
+)
 from aiorl.net.transport.endpoint import Buffer, Event, EventKind
 from aiorl.net.transport.relay import worker_endpoint
 from aiorl.net.transport.security import load_worker_keys
@@ -49,7 +55,16 @@ from aiorl.net.transport.zmq_worker import ZmqWorkerEndpoint
 from aiorl.net.wire.decoding import decode
 from aiorl.net.wire.encoding import encode
 from aiorl.net.wire.format import DEFAULT_LIMITS, limits_of
-from aiorl.net.wire.messages import BUILDING, OUT_OF_DATA, Failure, Message, RefusalCode, Samples, Snapshot, Welcome
+from aiorl.net.wire.messages import (
+    BUILDING,
+    OUT_OF_DATA,
+    Failure,
+    Message,
+    RefusalCode,
+    Samples,
+    Snapshot,
+    Welcome,
+)
 from aiorl.process.children import FAILED, HOPELESS, RUN_IS_OVER, STOPPED
 from aiorl.process.machine import age_s, check_heap, keep_children_out
 from aiorl.process.program import raise_open_file_limit
@@ -73,7 +88,8 @@ class WorkerOutcome:
     Attributes:
         ok: True if the run is over or the worker was asked to stop; False after a failure.
         reason: reason for the end, one plain sentence.
-        final: True if a restart would be useless, because the run is over or the learner refused the worker for good.
+        final: True if a restart would be useless, because the run is over or the learner refused
+            the worker for good.
     """
 
     ok: bool
@@ -120,7 +136,9 @@ class _Running:
             self.unit.close()
 
 
-def make_service(connect: Sequence[str], keys: Path | str | None, worker_id: str = "", slot: int = 0) -> WorkerService:
+def make_service(
+    connect: Sequence[str], keys: Path | str | None, worker_id: str = "", slot: int = 0
+) -> WorkerService:
     """Return the service of this process's worker.
 
     Args:
@@ -134,15 +152,19 @@ def make_service(connect: Sequence[str], keys: Path | str | None, worker_id: str
     """
     raise_open_file_limit()  # libzmq may abort if it gets no file descriptor
     found = None if keys is None else load_worker_keys(keys)
-    settings = WorkerSettings(worker_id or secrets.token_hex(8), socket.gethostname(), os.getpid(), slot)
+    settings = WorkerSettings(
+        worker_id or secrets.token_hex(8), socket.gethostname(), os.getpid(), slot
+    )
     return WorkerService(worker_endpoint(connect, found), WorkerSession(settings))
 
 
 class WorkerService:
-    """Samples for the learner at the endpoint's address until the run is over or ``stop`` is called.
+    """Samples for the learner at the endpoint's address until the run is over or ``stop`` is
+    called.
 
     Attributes:
-        former_end: how the former process ended, reported to the learner once; "" if there was none.
+        former_end: how the former process ended, reported to the learner once; "" if there was
+            none.
     """
 
     def __init__(self, endpoint: ZmqWorkerEndpoint, session: WorkerSession) -> None:
@@ -168,7 +190,8 @@ class WorkerService:
         self._status_logged = ("", 0.0)
 
     async def run(self) -> WorkerOutcome:
-        """Sample until the run ends, the learner refuses this worker for good, a sampler or task fails, or ``stop``.
+        """Sample until the run ends, the learner refuses this worker for good, a sampler or task
+        fails, or ``stop``.
 
         Cancelling it stops the samplers and closes the endpoint.
         """
@@ -192,21 +215,26 @@ class WorkerService:
         self._finish(WorkerOutcome(True, reason))
 
     def fail(self, error: BaseException) -> None:
-        """End with an internal error, since a worker is useless after a task or callback has died."""
+        """End with an internal error, since a worker is useless after a task or callback has
+        died.
+        """
         message = f"unexpected {described(error)}"
         try:
             self._fail("worker", message, "".join(traceback.format_exception(error)))
         finally:  # reporting to the learner may be the part that fails
             self._finish(WorkerOutcome(False, message))
 
-    # Receiving ---------------------------------------------------------------------------------------------
+    # Receiving
+    # ----------------------------------------------------------------------------------------------
 
     def _take(self, hear: Callable[[Message, float], None], frames: list[memoryview]) -> None:
         now = time.monotonic()
         try:
             hear(decode(frames, self._limits), now)
         except RemoteProtocolError as error:
-            logger.warning("a message from the learner was not understood and is ignored: %s", error)
+            logger.warning(
+                "a message from the learner was not understood and is ignored: %s", error
+            )
         self._pump()
 
     def _on_event(self, event: Event) -> None:
@@ -226,7 +254,9 @@ class WorkerService:
     async def _tick(self) -> None:
         while True:
             now = time.monotonic()
-            in_env_s = max((r.unit.in_env_s for r in self._running if r.unit is not None), default=0.0)
+            in_env_s = max(
+                (r.unit.in_env_s for r in self._running if r.unit is not None), default=0.0
+            )
             self._session.note_progress(self._status_text(now), in_env_s)
             self._session.tick(now)
             self._pump()
@@ -237,7 +267,8 @@ class WorkerService:
             self._tell_status(now)
             await asyncio.sleep(_TICK_S)
 
-    # Sending ---------------------------------------------------------------------------------------------
+    # Sending
+    # ----------------------------------------------------------------------------------------------
 
     def _pump(self) -> None:
         """Handle the session's events, then send its messages. Does nothing after the end."""
@@ -251,7 +282,11 @@ class WorkerService:
 
     def _say(self, message: Message) -> None:
         try:
-            frames = encode(message, compress=self._compress and not self._endpoint.is_local, limits=self._limits)
+            frames = encode(
+                message,
+                compress=self._compress and not self._endpoint.is_local,
+                limits=self._limits,
+            )
         except LocalProtocolError as error:
             self._fail("protocol", f"a message cannot be sent: {error}", "")
             return
@@ -269,7 +304,8 @@ class WorkerService:
                 self._outbox.popleft()
         self._wake.set()
 
-    # Events ---------------------------------------------------------------------------------------------------
+    # Events
+    # ----------------------------------------------------------------------------------------------
 
     def _handle(self, event: ev.WorkerEvent) -> None:
         match event:
@@ -296,7 +332,11 @@ class WorkerService:
                 logger.warning("the learner refused this worker: %s", reason)
                 if not retry:  # a protocol violation, for instance by damaged bytes, need not recur
                     is_final = code != RefusalCode.VIOLATION
-                    self._finish(WorkerOutcome(False, f"the learner refused this worker: {reason}", final=is_final))
+                    self._finish(
+                        WorkerOutcome(
+                            False, f"the learner refused this worker: {reason}", final=is_final
+                        )
+                    )
             case ev.Shutdown(reason, final):
                 logger.info("the learner said goodbye: %s", reason)
                 if final:
@@ -320,34 +360,46 @@ class WorkerService:
     def _status_text(self, now: float) -> str:
         if self._is_building:
             return BUILDING
-        is_out_of_data = bool(self._running) and all(running.is_out_of_data for running in self._running)
+        is_out_of_data = bool(self._running) and all(
+            running.is_out_of_data for running in self._running
+        )
         if is_out_of_data and not self._session.num_unacked:
             return OUT_OF_DATA
         return self._session.status_text(now)
 
     def _tell_status(self, now: float) -> None:
-        """Log one INFO line when the status has changed and stayed the same for a while, and again once a minute."""
+        """Log one INFO line when the status has changed and stayed the same for a while, and again
+        once a minute.
+        """
         text = self._status_text(now)
         kind = re.sub(r"\d+(\.\d+)?", "#", text)
         if kind != self._status:
             self._status, self._status_since = kind, now
         said, said_at = self._status_logged
-        if now - self._status_since >= _STATUS_AFTER_S and (kind != said or now - said_at >= _STATUS_EVERY_S):
+        if now - self._status_since >= _STATUS_AFTER_S and (
+            kind != said or now - said_at >= _STATUS_EVERY_S
+        ):
             self._status_logged = (kind, now)
             level = logging.DEBUG if kind == said and kind == "sampling" else logging.INFO
             logger.log(level, "%s", text)
 
-    # Sampling -------------------------------------------------------------------------------------------------
+    # Sampling
+    # ----------------------------------------------------------------------------------------------
 
     def _is_current(self, incarnation: str) -> bool:
-        """Return True if that registration life is current; anything of another life must not start or send."""
-        is_over = self._session.state is WorkerState.ENDED or self._done is None or self._done.done()
+        """Return True if that registration life is current; anything of another life must not start
+        or send.
+        """
+        is_over = (
+            self._session.state is WorkerState.ENDED or self._done is None or self._done.done()
+        )
         return incarnation == self._session.incarnation and not is_over
 
     def _restart_units(self, welcome: Welcome | None) -> None:
         """End the samplers of the previous registration, then start those of the new one.
 
-        The old ones are stopped immediately, since building can take long and their work until then would be wasted.
+        The old ones are stopped immediately, since building can take long and their work until then
+        would be wasted.
         """
         for running in self._running:
             if running.unit is not None:
@@ -368,13 +420,17 @@ class WorkerService:
             self._max_heap = part.memory_per_worker
             # after the handshake, times and limits come from the learner's configuration
             self._session.settings.transport = part.transport
-            self._session.settings.max_unacked_bytes = part.object_store_memory_per_worker or MAX_UNACKED_BYTES
+            self._session.settings.max_unacked_bytes = (
+                part.object_store_memory_per_worker or MAX_UNACKED_BYTES
+            )
             self._limits = limits_of(part.transport)
             os.environ.update(part.extra_python_environs_for_worker)
             logging.getLogger("aiorl").setLevel(part.log_level.replace("WARN", "WARNING"))
             self._is_building = True
             self._session.note_progress(BUILDING)
-            if self._session.state is WorkerState.REGISTERED:  # the learner waits longer if building blocks the rest
+            if (
+                self._session.state is WorkerState.REGISTERED
+            ):  # the learner waits longer if building blocks the rest
                 self._say(self._session.beat())
             for index in range(part.samplers_per_worker):
                 running = _Running(index, incarnation)
@@ -388,7 +444,11 @@ class WorkerService:
             self._is_building = False
 
     def _fail_of(
-        self, incarnation: str, error: BaseException, kind: str, of_setup: type[Exception] | tuple[type[Exception], ...]
+        self,
+        incarnation: str,
+        error: BaseException,
+        kind: str,
+        of_setup: type[Exception] | tuple[type[Exception], ...],
     ) -> None:
         """Fail with a sampler's error; errors from an earlier registration are only logged.
 
@@ -411,17 +471,23 @@ class WorkerService:
     async def _build(self, running: _Running, part: WorkerPart, welcome: Welcome) -> None:
         await running.call(running.make, part, welcome)
         unit = running.unit
-        if unit is None or not self._is_current(running.incarnation):  # the worker or its registration has ended
+        if unit is None or not self._is_current(
+            running.incarnation
+        ):  # the worker or its registration has ended
             return
         if self._newest is not None:
             unit.offer(self._newest)
         running.task = self._tasks.start(self._sample(running, unit), f"sample-{running.index}")
 
     async def _sample(self, running: _Running, unit: SamplerUnit) -> None:
-        """Produce fragments under leases, one after the other, until cancelled, failed or registered again."""
+        """Produce fragments under leases, one after the other, until cancelled, failed or
+        registered again.
+        """
         try:
             while self._is_current(running.incarnation):
-                lease_id = None if self._outbox else self._session.start_fragment(self._session.version)
+                lease_id = (
+                    None if self._outbox else self._session.start_fragment(self._session.version)
+                )
                 if lease_id is None:
                     self._wake.clear()
                     await self._wake.wait()
@@ -429,7 +495,9 @@ class WorkerService:
                 try:
                     samples = await running.call(unit.sample)
                 except BaseException:
-                    if running.incarnation == self._session.incarnation:  # earlier leases are forgotten
+                    if (
+                        running.incarnation == self._session.incarnation
+                    ):  # earlier leases are forgotten
                         self._session.abandon_fragment(lease_id)
                     raise
                 if self._is_current(running.incarnation):
@@ -441,7 +509,9 @@ class WorkerService:
             running.is_out_of_data = True
             logger.info("sampler %d has reached the end: %s", running.index, error)
         except (Exception, SystemExit) as error:  # the user's code may raise anything
-            self._fail_of(running.incarnation, error, "sampler", (ConfigError, DataError, UnknownPolicyError))
+            self._fail_of(
+                running.incarnation, error, "sampler", (ConfigError, DataError, UnknownPolicyError)
+            )
 
     def _send_fragment(self, unit: SamplerUnit, lease_id: int, samples: Samples) -> None:
         deltas = unit.take_deltas(self._session.next_seq)
@@ -450,10 +520,13 @@ class WorkerService:
         self._pump()
         if not self._has_sent:
             self._has_sent = True
-            logger.info("the first fragment is sent, %.2f s after this process was started", age_s())
+            logger.info(
+                "the first fragment is sent, %.2f s after this process was started", age_s()
+            )
 
     async def _stop_units(self) -> None:
-        """End every sampler at its next step; one stuck in its environment is left behind with its thread.
+        """End every sampler at its next step; one stuck in its environment is left behind with its
+        thread.
 
         If this is cancelled, samplers may still be ending; another call continues to end them.
         """
@@ -467,9 +540,13 @@ class WorkerService:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks, timeout=_STOP_WAIT_S)
-        is_built = [running.unit is not None for running in units]  # a unit not built yet is closed as soon as it is
+        is_built = [
+            running.unit is not None for running in units
+        ]  # a unit not built yet is closed as soon as it is
         closing = [running.call(running.close) for running in units]
-        waited_for = [future for future, is_there in zip(closing, is_built, strict=True) if is_there]
+        waited_for = [
+            future for future, is_there in zip(closing, is_built, strict=True) if is_there
+        ]
         if waited_for:
             closed, _ = await asyncio.wait(waited_for, timeout=_STOP_WAIT_S)
             for error in filter(None, (future.exception() for future in closed)):

@@ -10,7 +10,13 @@ from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aiorl.acting.filters import ConcurrentMeanStdFilter, MeanStdFilter, NoFilter, RunningStat, make_filter
+from aiorl.acting.filters import (
+    ConcurrentMeanStdFilter,
+    MeanStdFilter,
+    NoFilter,
+    RunningStat,
+    make_filter,
+)
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.data.obs_layout import LaidOutBox, ObsLayout, layout_of
 from aiorl.errors import BatchError
@@ -27,11 +33,18 @@ def assert_saw(state, samples) -> None:
     if len(samples):
         data = np.asarray(samples, np.float64)
         np.testing.assert_allclose(state["mean"], data.mean(axis=0), rtol=1e-9, atol=1e-9)
-        np.testing.assert_allclose(state["m2"], ((data - data.mean(axis=0)) ** 2).sum(axis=0), rtol=1e-9, atol=1e-7)
+        np.testing.assert_allclose(
+            state["m2"], ((data - data.mean(axis=0)) ** 2).sum(axis=0), rtol=1e-9, atol=1e-7
+        )
 
 
 @settings(deadline=None)
-@given(seed=seeds, sizes=batches, shape=st.sampled_from([(), (3,), (2, 2)]), offset=st.sampled_from([0.0, 1e4]))
+@given(
+    seed=seeds,
+    sizes=batches,
+    shape=st.sampled_from([(), (3,), (2, 2)]),
+    offset=st.sampled_from([0.0, 1e4]),
+)
 def test_statistics_are_numpys_mean_and_ddof_1_deviation_of_all_samples(seed, sizes, shape, offset):
     """R136."""
     rng = np.random.default_rng(seed)
@@ -55,7 +68,9 @@ def test_output_is_the_sample_minus_mean_divided_by_deviation():
     np.testing.assert_allclose(observation_filter(data[0], update=False), out[0])
     young = MeanStdFilter((1,), clip=1.5)  # below two samples, the deviation is 1
     np.testing.assert_allclose(young(np.array([5.0])), [0.0])
-    np.testing.assert_allclose(young(np.array([[6.0], [7.0], [-9.0]]), update=False), [[1.0], [1.5], [-1.5]])
+    np.testing.assert_allclose(
+        young(np.array([[6.0], [7.0], [-9.0]]), update=False), [[1.0], [1.5], [-1.5]]
+    )
 
 
 @settings(deadline=None)
@@ -78,7 +93,9 @@ def test_rows_filtered_one_by_one_are_those_of_one_call_each(seed, rows, before,
     out = at_once.one_by_one(batch)
     assert (out.dtype, out.shape) == (np.float32, batch.shape)
     np.testing.assert_allclose(out, [in_turn(row[None])[0] for row in batch], rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(at_once(batch, update=False), in_turn(batch, update=False), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        at_once(batch, update=False), in_turn(batch, update=False), rtol=1e-5, atol=1e-5
+    )
     assert_saw(at_once.state(), [*shown, *batch])
     assert_saw(at_once.take_delta(), [*shown, *batch])
     assert NoFilter().one_by_one(batch) is batch
@@ -192,7 +209,9 @@ def test_the_concurrent_filter_counts_exactly_under_parallel_pushes():
     assert observation_filter.is_concurrent
 
 
-@pytest.mark.parametrize("given", [[1.0, 2.0], None, *map(np.zeros, [(3,), (4, 3), (2, 2, 1), ()])], ids=repr)
+@pytest.mark.parametrize(
+    "given", [[1.0, 2.0], None, *map(np.zeros, [(3,), (4, 3), (2, 2, 1), ()])], ids=repr
+)
 def test_a_value_that_is_neither_sample_nor_batch_is_refused(given):
     observation_filter = MeanStdFilter((2,))
     with pytest.raises(ValueError, match=r"\(2,\)"):
@@ -239,10 +258,15 @@ def test_no_filter_is_identity_and_its_synchronisation_does_nothing():
 @pytest.mark.parametrize(
     "damage",
     [
-        {"mean": np.zeros(3)}, {"m2": np.array([np.nan, 0.0])}, {"m2": np.array([-1.0, 0.0])}, {"n": np.array(-1)},
-        {"n": np.array(np.inf)}, {"n": np.zeros(2)}, {"n": np.array(2**60)},
+        {"mean": np.zeros(3)},
+        {"m2": np.array([np.nan, 0.0])},
+        {"m2": np.array([-1.0, 0.0])},
+        {"n": np.array(-1)},
+        {"n": np.array(np.inf)},
+        {"n": np.zeros(2)},
+        {"n": np.array(2**60)},
     ],
-)  # fmt: skip
+)
 def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(damage):
     observation_filter = MeanStdFilter((2,))
     observation_filter(np.ones((1, 2)))
@@ -286,7 +310,9 @@ def test_numbers_kept_at_the_start_stay_unchanged_and_enter_no_statistic(name, d
         np.testing.assert_array_equal(out[:, 2:], plain(batch[:, 2:]))
         np.testing.assert_array_equal(out[:, :2], batch[:, :2])
         assert out.dtype == np.float32
-    np.testing.assert_array_equal(kept.one_by_one(batches[1])[:, 2:], plain.one_by_one(batches[1][:, 2:]))
+    np.testing.assert_array_equal(
+        kept.one_by_one(batches[1])[:, 2:], plain.one_by_one(batches[1][:, 2:])
+    )
     np.testing.assert_array_equal(kept.one_by_one(batches[1])[:, :2], batches[1][:, :2])
     plain.one_by_one(batches[1][:, 2:])
     assert kept(batches[0][0]).shape == (5,)
@@ -298,7 +324,9 @@ def test_numbers_kept_at_the_start_stay_unchanged_and_enter_no_statistic(name, d
     learner = make_filter(name, (5,), 2)
     learner.merge_delta(kept.take_delta())
     kept.adopt(learner.state(), 1)
-    np.testing.assert_allclose(kept(batches[2], update=False)[:, 2:], plain(batches[2][:, 2:], update=False), rtol=1e-5)
+    np.testing.assert_allclose(
+        kept(batches[2], update=False)[:, 2:], plain(batches[2][:, 2:], update=False), rtol=1e-5
+    )
     copies[0].sync(learner)
     copies[0].apply_changes(copies[1])
     with pytest.raises(ValueError, match="MeanStdFilter"):
@@ -308,7 +336,8 @@ def test_numbers_kept_at_the_start_stay_unchanged_and_enter_no_statistic(name, d
     assert layout_of(kept.output_space(LaidOutBox(0, 9, layout, dtype))) == filtered
 
 
-# With publisher and snapshot slots; over a bad network: tests/net/protocol/test_faulty_network.py --------
+# With publisher and snapshot slots; over a bad network: tests/net/protocol/test_faulty_network.py
+# --------
 
 SHAPE = (2,)
 
@@ -317,7 +346,9 @@ def test_r144_without_synchronisation_the_learner_learns_and_the_worker_keeps_it
     publisher = Publisher({DEFAULT_POLICY_ID: MeanStdFilter(SHAPE)})
     publisher.join("a")
     publisher.join("b")
-    publisher.filters[DEFAULT_POLICY_ID].restore({"n": np.array(2), "mean": np.zeros(2), "m2": np.ones(2)})
+    publisher.filters[DEFAULT_POLICY_ID].restore(
+        {"n": np.array(2), "mean": np.zeros(2), "m2": np.ones(2)}
+    )
     own = MeanStdFilter(SHAPE)
     slot = SnapshotSlot({}, {DEFAULT_POLICY_ID: own}, "a", synchronize_filters=False)
     slot.offer(publisher.next_snapshot({}, {}))

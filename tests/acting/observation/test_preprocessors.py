@@ -38,7 +38,11 @@ def test_shape_and_dtype_of_model_inputs(space, shape, dtype, identity):
     space.seed(0)
     obs = np.stack([np.asarray(space.sample()) for _ in range(7)])
     out = preprocessor.transform(obs)
-    assert (preprocessor.shape, preprocessor.dtype, preprocessor.is_identity) == (shape, dtype, identity)
+    assert (preprocessor.shape, preprocessor.dtype, preprocessor.is_identity) == (
+        shape,
+        dtype,
+        identity,
+    )
     assert (out.shape, out.dtype) == ((7, *shape), dtype)
     if not isinstance(space, spaces.Box):
         expected = [gymnasium.spaces.flatten(space, np.asarray(one)) for one in obs]
@@ -129,7 +133,9 @@ def test_r24_the_identity_leaves_arrays_unchanged():
     assert preprocessor.dtype == np.float64
 
 
-@pytest.mark.parametrize("space", [spaces.Dict({"a": spaces.Discrete(2)}), spaces.Tuple([spaces.Discrete(2)])])
+@pytest.mark.parametrize(
+    "space", [spaces.Dict({"a": spaces.Discrete(2)}), spaces.Tuple([spaces.Discrete(2)])]
+)
 def test_r32_a_nested_space_needs_its_preprocessor(space):
     with pytest.raises(UnsupportedSpaceError):
         make_preprocessor(space, is_enabled=False)
@@ -160,7 +166,9 @@ class Doubled(Preprocessor):
 
 def test_r23_a_custom_preprocessor_comes_first(monkeypatch):
     space = spaces.Box(-1, 1, (1,))
-    monkeypatch.setitem(sys.modules, "users_module", types.SimpleNamespace(Doubled=Doubled, other=1))
+    monkeypatch.setitem(
+        sys.modules, "users_module", types.SimpleNamespace(Doubled=Doubled, other=1)
+    )
     for custom in (Doubled, "users_module:Doubled"):
         preprocessor = make_preprocessor(space, custom_preprocessor=custom, is_enabled=False)
         assert preprocessor.transform_rows([np.array([0.5])]).tolist() == [[0.5, 0.5]]
@@ -170,12 +178,19 @@ def test_r23_a_custom_preprocessor_comes_first(monkeypatch):
     assert isinstance(make_preprocessor(spaces.Discrete(2)), OneHotPreprocessor)
 
 
-_TEXTS = [spaces.Text(3), spaces.Space(dtype=str)]  # a MiniGrid mission is of no class that Gymnasium has
+_TEXTS = [
+    spaces.Text(3),
+    spaces.Space(dtype=str),
+]  # a MiniGrid mission is of no class that Gymnasium has
 
 
-@pytest.mark.parametrize("space", [*_TEXTS, spaces.Tuple([]), spaces.Tuple([spaces.Text(2)]), spaces.Dict({})])
+@pytest.mark.parametrize(
+    "space", [*_TEXTS, spaces.Tuple([]), spaces.Tuple([spaces.Text(2)]), spaces.Dict({})]
+)
 def test_other_spaces_are_refused_by_name(space):
-    with pytest.raises(UnsupportedSpaceError, match="Box, Discrete, MultiBinary, MultiDiscrete") as caught:
+    with pytest.raises(
+        UnsupportedSpaceError, match="Box, Discrete, MultiBinary, MultiDiscrete"
+    ) as caught:
         preprocessor_for(space)
     assert space not in _TEXTS or "wrappers" in caught.value.hint
 
@@ -204,7 +219,9 @@ class Summed(Preprocessor):
         super().__init__(space, (1,), np.float32)
 
     def transform(self, obs):
-        return (obs["a"].sum(axis=1, keepdims=True) + obs["z"][1].sum(axis=(1, 2)).reshape(-1, 1)).astype(np.float32)
+        return (
+            obs["a"].sum(axis=1, keepdims=True) + obs["z"][1].sum(axis=(1, 2)).reshape(-1, 1)
+        ).astype(np.float32)
 
 
 @pytest.mark.parametrize(
@@ -236,10 +253,14 @@ def test_a_custom_preprocessor_with_a_wrong_output_shape_is_reported():
             return super().transform(obs)[:, 0]
 
     with pytest.raises(BatchError, match=r"Wrong.transform .*\[1, 2, 3\].*\[1, 3\]"):
-        make_preprocessor(spaces.Box(-1, 1, (2,)), custom_preprocessor=Wrong).transform_rows([np.zeros(2)])
+        make_preprocessor(spaces.Box(-1, 1, (2,)), custom_preprocessor=Wrong).transform_rows(
+            [np.zeros(2)]
+        )
 
 
-@pytest.mark.parametrize("space", [spaces.Discrete(100_000), spaces.MultiDiscrete([10_000, 10_000])], ids=str)
+@pytest.mark.parametrize(
+    "space", [spaces.Discrete(100_000), spaces.MultiDiscrete([10_000, 10_000])], ids=str
+)
 def test_more_values_than_a_row_can_hold_are_refused_with_advice(space):
     for nested in (space, spaces.Dict({"a": space})):
         with pytest.raises(UnsupportedSpaceError, match="custom_preprocessor"):
@@ -259,10 +280,14 @@ PIXELS = spaces.Box(0, 255, (4, 4, 1), np.uint8)
 
 
 def masked(inner, mask_space=None):
-    return spaces.Dict({"observation": inner, "action_mask": mask_space or spaces.Box(0, 1, (3,), np.int8)})
+    return spaces.Dict(
+        {"observation": inner, "action_mask": mask_space or spaces.Box(0, 1, (3,), np.int8)}
+    )
 
 
-@pytest.mark.parametrize("inner", [PIXELS, spaces.Box(-1, 1, (2, 2)), spaces.Discrete(4), NESTED], ids=str)
+@pytest.mark.parametrize(
+    "inner", [PIXELS, spaces.Box(-1, 1, (2, 2)), spaces.Discrete(4), NESTED], ids=str
+)
 def test_an_action_mask_precedes_the_model_input_of_the_rest(inner):
     space = masked(inner)
     preprocessor = make_preprocessor(space, action_space=spaces.Discrete(3))
@@ -275,12 +300,16 @@ def test_an_action_mask_precedes_the_model_input_of_the_rest(inner):
     observations = [space.sample() for _ in range(5)]
     out = preprocessor.transform_rows(observations)
     obs, mask = layout.split(out)
-    np.testing.assert_array_equal(obs, plain.transform_rows([one["observation"] for one in observations]))
+    np.testing.assert_array_equal(
+        obs, plain.transform_rows([one["observation"] for one in observations])
+    )
     np.testing.assert_array_equal(mask, [one["action_mask"] for one in observations])
     told = preprocessor.observation_space
     assert layout_of(told) == layout
     assert all(told.contains(row) for row in out)
-    batch = gymnasium.vector.utils.concatenate(space, observations, gymnasium.vector.utils.create_empty_array(space, 5))
+    batch = gymnasium.vector.utils.concatenate(
+        space, observations, gymnasium.vector.utils.create_empty_array(space, 5)
+    )
     np.testing.assert_array_equal(preprocessor.transform(batch), out)
     if inner is not PIXELS and inner is not NESTED:
         flat = [gymnasium.spaces.flatten(space, one) for one in observations]
@@ -288,7 +317,9 @@ def test_an_action_mask_precedes_the_model_input_of_the_rest(inner):
 
 
 def test_several_other_parts_are_one_vector_and_without_actions_a_mask_is_a_part_like_any():
-    space = spaces.Dict({"a": spaces.Discrete(2), "action_mask": spaces.MultiBinary(3), "b": spaces.Discrete(3)})
+    space = spaces.Dict(
+        {"a": spaces.Discrete(2), "action_mask": spaces.MultiBinary(3), "b": spaces.Discrete(3)}
+    )
     obs = {"a": 1, "action_mask": np.array([1, 0, 1]), "b": 2}
     preprocessor = make_preprocessor(space, action_space=spaces.Discrete(3))
     assert preprocessor.transform_rows([obs]).tolist() == [[1, 0, 1, 0, 1, 0, 0, 1]]
@@ -298,8 +329,12 @@ def test_several_other_parts_are_one_vector_and_without_actions_a_mask_is_a_part
 
 def test_a_custom_preprocessor_sees_no_mask():
     space = masked(spaces.Box(-1, 1, (2,)))
-    preprocessor = make_preprocessor(space, action_space=spaces.Discrete(3), custom_preprocessor=Wider)
-    row = preprocessor.transform_rows([{"observation": np.array([1, 2]), "action_mask": np.array([0, 1, 0])}])
+    preprocessor = make_preprocessor(
+        space, action_space=spaces.Discrete(3), custom_preprocessor=Wider
+    )
+    row = preprocessor.transform_rows(
+        [{"observation": np.array([1, 2]), "action_mask": np.array([0, 1, 0])}]
+    )
     assert row.tolist() == [[0, 1, 0, 1, 1, 1, 2, 2, 2]]
     assert preprocessor.observation_space.shape == (9,)
     raw = make_preprocessor(space, action_space=spaces.Discrete(3), is_enabled=False)
@@ -317,7 +352,9 @@ def test_a_custom_preprocessor_sees_no_mask():
     ],
 )
 def test_an_observation_with_a_mask_that_does_not_fit_is_refused(obs):
-    preprocessor = make_preprocessor(masked(spaces.Box(-1, 1, (2,))), action_space=spaces.Discrete(3))
+    preprocessor = make_preprocessor(
+        masked(spaces.Box(-1, 1, (2,))), action_space=spaces.Discrete(3)
+    )
     with pytest.raises(BatchError, match=r"obs|action_mask"):
         preprocessor.transform_rows([obs])
 

@@ -1,4 +1,6 @@
-"""Rewards divided by the running deviation of the discounted return, compared with Gymnasium's wrapper and a loop."""
+"""Rewards divided by the running deviation of the discounted return, compared with Gymnasium's
+wrapper and a loop.
+"""
 
 from __future__ import annotations
 
@@ -29,13 +31,17 @@ def test_statistic_and_scaled_steps_agree_with_gymnasiums_wrapper() -> None:
     rewards, scaled, env = played(400)
     statistics = ReturnFilter(), ReturnFilter()
     by_step, by_fragment = (RewardScaler(statistic, GAMMA) for statistic in statistics)
-    own = [by_step.of_envs(reward[None, None], np.zeros((1, 1), np.bool_))[0, 0] for reward in rewards]
+    own = [
+        by_step.of_envs(reward[None, None], np.zeros((1, 1), np.bool_))[0, 0] for reward in rewards
+    ]
     # the wrapper begins with a deviation of 1 that weighs as much as a ten-thousandth of a step
     np.testing.assert_allclose(own[100:], scaled[100:], rtol=1e-5)
     np.testing.assert_allclose(own[10:], np.clip(scaled, -10, 10)[10:], rtol=1e-3)
     for part in np.split(rewards, [70, 160]):
         last = by_fragment.of_envs(part[:, None], np.zeros((len(part), 1), np.bool_))
-    np.testing.assert_allclose(last[:, 0], rewards[160:] / np.sqrt(env.return_rms.var + 1e-8), rtol=1e-5)
+    np.testing.assert_allclose(
+        last[:, 0], rewards[160:] / np.sqrt(env.return_rms.var + 1e-8), rtol=1e-5
+    )
     for state in (statistic.state() for statistic in statistics):
         assert state["n"] == 400
         np.testing.assert_allclose(state["mean"], env.return_rms.mean, rtol=1e-6)
@@ -57,7 +63,9 @@ def reference(rewards: np.ndarray, dones: np.ndarray, valid: np.ndarray) -> list
 
 
 @pytest.mark.parametrize("has_resets", [False, True])
-def test_returns_start_again_with_each_episode_and_continue_across_fragments(has_resets: bool) -> None:
+def test_returns_start_again_with_each_episode_and_continue_across_fragments(
+    has_resets: bool,
+) -> None:
     rng = np.random.default_rng(1)
     rewards = rng.normal(2, 3, (60, 4)).astype(np.float32)
     dones = rng.random((60, 4)) < 0.1
@@ -73,7 +81,9 @@ def test_returns_start_again_with_each_episode_and_continue_across_fragments(has
     expected = reference(rewards, dones, valid)
     state = statistic.state()
     assert state["n"] == len(expected)
-    np.testing.assert_allclose([state["mean"], state["m2"] / state["n"]], [[np.mean(expected)], [np.var(expected)]])
+    np.testing.assert_allclose(
+        [state["mean"], state["m2"] / state["n"]], [[np.mean(expected)], [np.var(expected)]]
+    )
 
 
 def test_trajectories_have_the_same_returns_as_environments_in_lockstep() -> None:
@@ -95,7 +105,9 @@ def test_trajectories_have_the_same_returns_as_environments_in_lockstep() -> Non
                 ends.append(end - begin)
                 is_over.append(dones[rows, env][end - 1])
                 keys.append((dones[: first + begin, env].sum(), env))
-        found = of_trajectories.of_trajectories(np.concatenate(pieces), np.cumsum(ends), np.array(is_over), keys)
+        found = of_trajectories.of_trajectories(
+            np.concatenate(pieces), np.cumsum(ends), np.array(is_over), keys
+        )
         np.testing.assert_allclose(found.reshape(3, 10).T, wanted, rtol=1e-6)
     np.testing.assert_allclose(in_lockstep.state()["m2"], one_by_one.state()["m2"])
 
@@ -107,13 +119,17 @@ def test_rewards_are_clipped_to_ten_and_unchanged_without_any_return() -> None:
     assert scaler.of_envs(rewards, np.zeros((1000, 1), np.bool_))[-1, 0] == 10.0
     frozen = ReturnFilter()
     frozen.is_frozen = True
-    np.testing.assert_allclose(RewardScaler(frozen, GAMMA).of_envs(rewards, rewards > 0)[-1, 0], 5.0)
+    np.testing.assert_allclose(
+        RewardScaler(frozen, GAMMA).of_envs(rewards, rewards > 0)[-1, 0], 5.0
+    )
     assert frozen.state()["n"] == 0
 
 
 def test_the_statistic_is_exchanged_and_copied_like_those_of_filters() -> None:
     worker, learner = ReturnFilter(), ReturnFilter()
-    RewardScaler(worker, GAMMA).of_envs(np.arange(6, dtype=np.float32)[:, None], np.zeros((6, 1), np.bool_))
+    RewardScaler(worker, GAMMA).of_envs(
+        np.arange(6, dtype=np.float32)[:, None], np.zeros((6, 1), np.bool_)
+    )
     learner.merge_delta(worker.take_delta(1))
     np.testing.assert_allclose(learner.state()["m2"], worker.state()["m2"])
     worker.adopt(learner.state(), 1)

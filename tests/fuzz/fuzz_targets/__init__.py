@@ -1,7 +1,9 @@
-"""Fuzzing targets: each module here has a function `run`, which takes any bytes and raises only for a finding.
+"""Fuzzing targets: each module here has a function `run`, which takes any bytes and raises only for
+a finding.
 
-A target is a quick function of its bytes alone, and imports neither TensorFlow nor the fuzzer, so that tests can run
-the corpus through it. `seeds` are inputs to begin with, `WORDS` are building blocks of inputs.
+A target is a quick function of its bytes alone, and imports neither TensorFlow nor the fuzzer, so
+that tests can run the corpus through it. `seeds` are inputs to begin with, `WORDS` are building
+blocks of inputs.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ class Target:
     Attributes:
         name: name of its module here, and of its folder in the corpus.
         share: share of the fuzzing time.
-        traced: packages and modules of which branches count as coverage; few, because tracing takes time.
+        traced: packages and modules of which branches count as coverage; few, because tracing takes
+            time.
         max_bytes: limit of an input.
     """
 
@@ -54,7 +57,10 @@ _DECODING = (
     "aiorl.net.wire.schema",
     "aiorl.net.wire.compression",
 )
-_STORED = tuple(f"aiorl.offline.{name}" for name in ("inspection", "json_lines", "pickled_array", "stored_columns"))
+_STORED = tuple(
+    f"aiorl.offline.{name}"
+    for name in ("inspection", "json_lines", "pickled_array", "stored_columns")
+)
 _ACTING = ("aiorl.acting.acting_state", "aiorl.config.worker", "aiorl.acting.acting_graph")
 _CHECKPOINT = ("aiorl.learner", "aiorl.config", "aiorl.net.protocol.ledger", "json")
 

@@ -1,4 +1,6 @@
-"""A complete checkpoint with valid digests and made-up contents: a policy acts, or the checkpoint is refused."""
+"""A complete checkpoint with valid digests and made-up contents: a policy acts, or the checkpoint
+is refused.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,12 @@ STATE = (
         CONFIG,
         WorkerPart.of(CONFIG, policies={POLICY: PolicyPart(config={"model": {}})}),
         {POLICY: {"graph": GRAPH, "spec": SPEC.to_dict()}},
-        {POLICY: {"observation": space_to_dict(spaces.Box(-1, 1, (4,))), "action": space_to_dict(spaces.Discrete(2))}},
+        {
+            POLICY: {
+                "observation": space_to_dict(spaces.Box(-1, 1, (4,))),
+                "action": space_to_dict(spaces.Discrete(2)),
+            }
+        },
     )
     .to_tensors()["acting"]
     .tobytes()

@@ -1,4 +1,6 @@
-"""A damaged checkpoint next to an undamaged one: one of them is used, and a run's state is read or refused."""
+"""A damaged checkpoint next to an undamaged one: one of them is used, and a run's state is read or
+refused.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,13 @@ from fuzz_targets.source import Source, as_json, edit
 FOLDER = make_folder()
 DAMAGED = FOLDER / "checkpoint-000002"
 DAMAGED.mkdir()
-META_FILE, TENSORS_FILE = Rewritten(DAMAGED / "meta.json"), Rewritten(DAMAGED / "tensors.safetensors")
-TENSORS = save_tensors({"algorithm/weights/w": np.zeros((2, 3), np.float32), "filter/p/n": np.ones(1)})
+META_FILE, TENSORS_FILE = (
+    Rewritten(DAMAGED / "meta.json"),
+    Rewritten(DAMAGED / "tensors.safetensors"),
+)
+TENSORS = save_tensors(
+    {"algorithm/weights/w": np.zeros((2, 3), np.float32), "filter/p/n": np.ones(1)}
+)
 META: dict[str, Any] = {
     "run_id": "run",
     "algo": "ppo",
@@ -36,7 +43,14 @@ META: dict[str, Any] = {
 (DAMAGED / "pieces").mkdir()
 PIECE_FILE = save_tensors({"rows": np.zeros((2, 3), np.uint8)})
 (DAMAGED / "pieces" / "000000.safetensors").write_bytes(PIECE_FILE)
-PIECE = ("p", "rows", 0, "000000.safetensors", len(PIECE_FILE), hashlib.sha256(PIECE_FILE).hexdigest())
+PIECE = (
+    "p",
+    "rows",
+    0,
+    "000000.safetensors",
+    len(PIECE_FILE),
+    hashlib.sha256(PIECE_FILE).hexdigest(),
+)
 save_checkpoint(FOLDER, 1, {"w": np.zeros(3, np.float32)}, META)
 
 
@@ -103,5 +117,7 @@ def header_of(meta: Any, tensors: bytes) -> dict[str, Any]:
         "tensors_bytes": len(tensors),
         "tensors_sha256": hashlib.sha256(tensors).hexdigest(),
         "meta": meta,
-        "meta_sha256": hashlib.sha256(json.dumps(meta, sort_keys=True, allow_nan=False).encode()).hexdigest(),
+        "meta_sha256": hashlib.sha256(
+            json.dumps(meta, sort_keys=True, allow_nan=False).encode()
+        ).hexdigest(),
     }

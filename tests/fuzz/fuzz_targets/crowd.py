@@ -1,7 +1,7 @@
 """A few messages repeated by ever new peers under ever new names: no memory may grow.
 
-The memory of peers is bounded by a few thousand entries of each kind. Here the bounds are a few dozen, so that growth
-shows.
+The memory of peers is bounded by a few thousand entries of each kind. Here the bounds are a few
+dozen, so that growth shows.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ def run(data: bytes) -> None:
     with ExitStack() as stack:
         for module in (roster, learner_session):
             stack.enter_context(patch.object(module, "MAX_REMEMBERED", REMEMBERED))
-        session = LearnerSession("run", "L", LearnerSettings(max_workers=NUM_WORKERS, hello_grace=4))
+        session = LearnerSession(
+            "run", "L", LearnerSettings(max_workers=NUM_WORKERS, hello_grace=4)
+        )
         if source.below(4):
             session.begin({"env": "x"}, {}, 0.0)
             session.publish(make_snapshot(0, ""), 0.0)
@@ -59,7 +61,9 @@ def _say(session: LearnerSession, kind: int, how: int, turn: int) -> None:
     text = fresh * (200 if how & 16 else 1)
     match kind:
         case 0:
-            session.receive(peer, m.Hello(m.PROTOCOL_VERSION, "run", name, incarnation, how >> 5), now, None)
+            session.receive(
+                peer, m.Hello(m.PROTOCOL_VERSION, "run", name, incarnation, how >> 5), now, None
+            )
         case 1:
             session.receive(peer, make_samples(seq=turn, lease_id=turn), now)
         case 2:

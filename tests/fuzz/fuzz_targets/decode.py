@@ -1,4 +1,6 @@
-"""Frames to messages: three declared errors, bounded memory, and accepted messages can be encoded again."""
+"""Frames to messages: three declared errors, bounded memory, and accepted messages can be encoded
+again.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,19 @@ BLOCK_BYTES = 1 << 12  # of LZ4, so that an array of several blocks is small
 LIMITS = Limits(max_header_bytes=1 << 16, max_array_bytes=1 << 20, max_message_bytes=1 << 20)
 DECLARED = (BadFrame, MessageTooBig, VersionMismatch)
 HEADER = ("version", "type", "scalars", "layout", "storage", "shapes")
-NAMES = ["samples", "hello", "snapshot", "welcome", "reply", "call", "batches", "weights", "*", "obs", "default_policy"]
+NAMES = [
+    "samples",
+    "hello",
+    "snapshot",
+    "welcome",
+    "reply",
+    "call",
+    "batches",
+    "weights",
+    "*",
+    "obs",
+    "default_policy",
+]
 CODES = ["|u1", "<f4", "<f8", "<i8", "|b1", "<f2", ">f4", "|O", "|S9", "<M8[s]", ""]
 
 
@@ -76,7 +90,9 @@ def check(frames: list[bytes]) -> None:
         raise AssertionError(f"more arrays than are allowed in a {type(message).__name__}")
     again = decode([bytes(frame) for frame in encode(message)])
     if not same(message, again):
-        raise AssertionError(f"a message differs after a round trip: {message!r:.300} and {again!r:.300}")
+        raise AssertionError(
+            f"a message differs after a round trip: {message!r:.300} and {again!r:.300}"
+        )
 
 
 def _raw(source: Source) -> Iterator[bytes]:
@@ -106,9 +122,13 @@ def _edited(source: Source) -> list[bytes]:
             case 5 if shapes and shapes[0]:
                 shapes[0][source.below(len(shapes[0]))] = source.plain(1)
             case 6 if columns:
-                columns[source.below(len(columns))][source.below(3)] = source.choice([*NAMES, *CODES, 0, 1, -1, None])
+                columns[source.below(len(columns))][source.below(3)] = source.choice(
+                    [*NAMES, *CODES, 0, 1, -1, None]
+                )
             case 7 if nodes:
-                nodes[source.below(len(nodes))][source.below(2)] = source.choice([*NAMES, 0, 1, 9, -1, None])
+                nodes[source.below(len(nodes))][source.below(2)] = source.choice(
+                    [*NAMES, 0, 1, 9, -1, None]
+                )
             case 8 if frames:
                 changed = bytearray(frames[number := source.below(len(frames))])
                 if changed:
@@ -125,7 +145,14 @@ def _edited(source: Source) -> list[bytes]:
                 del frames[source.below(len(frames))]
             case 13:
                 whole[source.below(6)] = source.plain()
-    header = [version, name, scalars, msgpack.packb([nodes, columns]) if layout else b"", bytes(storage), shapes]
+    header = [
+        version,
+        name,
+        scalars,
+        msgpack.packb([nodes, columns]) if layout else b"",
+        bytes(storage),
+        shapes,
+    ]
     for position, value in whole.items():
         header[position] = value
     try:
@@ -140,7 +167,9 @@ def _key(source: Source, scalars: dict[str, Any]) -> str:
 
 
 def _value(source: Source) -> Any:
-    return msgpack.ExtType(source.below(3), source.take(4)) if source.below(8) == 0 else source.plain()
+    return (
+        msgpack.ExtType(source.below(3), source.take(4)) if source.below(8) == 0 else source.plain()
+    )
 
 
 def _compressed(source: Source) -> bytes:

@@ -1,4 +1,6 @@
-"""One valid message of each type, and several Samples: small, with arrays in every kind of storage."""
+"""One valid message of each type, and several Samples: small, with arrays in every kind of
+storage.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,20 @@ import numpy as np
 from aiorl.net.wire import messages as m
 
 _SAMPLES = dict(
-    seq=1, lease_id=1, env_steps=4, agent_steps=4, first_version=0, last_version=0, num_envs=1, length=4,
-    batches={"default_policy": {"obs": np.arange(4, dtype=np.float32)}}, episodes={"rewards": np.zeros(0)},
-    filter_deltas={}, perf={"env_s": 0.5}, sampled_total=4,
-)  # fmt: skip
+    seq=1,
+    lease_id=1,
+    env_steps=4,
+    agent_steps=4,
+    first_version=0,
+    last_version=0,
+    num_envs=1,
+    length=4,
+    batches={"default_policy": {"obs": np.arange(4, dtype=np.float32)}},
+    episodes={"rewards": np.zeros(0)},
+    filter_deltas={},
+    perf={"env_s": 0.5},
+    sampled_total=4,
+)
 _WEIGHTS = {"default_policy": {"w": np.zeros((2, 3), np.float32)}}
 _FILTERS = {"default_policy": {"n": np.zeros(1)}}
 
@@ -44,7 +56,10 @@ def example_messages() -> list[m.Message]:
     return [
         m.Hello(m.PROTOCOL_VERSION, "run", "w1", "i1", 1, "host", 7),
         make_samples(),
-        make_samples(batches={"default_policy": columns, "other": {}}, episodes={"lengths": np.ones(2, np.int32)}),
+        make_samples(
+            batches={"default_policy": columns, "other": {}},
+            episodes={"lengths": np.ones(2, np.int32)},
+        ),
         make_samples(batches={"p": {"lz4": large, "raw": np.linspace(0, 1, 600)}}),
         m.Beat(4, "sampling", 0.5, 1),
         m.SnapshotRequest(-1),
@@ -55,8 +70,15 @@ def example_messages() -> list[m.Message]:
         m.Status({"workers": [{"slot": 1}]}),
         make_snapshot(),
         m.Welcome(
-            1, 2, "run", "L", {"env": "x"}, {"default_policy": {"graph": b"\x08\x08", "spec": {"format": 1}}},
-            make_snapshot(), "i1", 3,
+            1,
+            2,
+            "run",
+            "L",
+            {"env": "x"},
+            {"default_policy": {"graph": b"\x08\x08", "spec": {"format": 1}}},
+            make_snapshot(),
+            "i1",
+            3,
         ),
         m.Refused("no", True, m.RefusalCode.FULL, "i1"),
         m.Lease(1, 4, 0),
@@ -64,7 +86,7 @@ def example_messages() -> list[m.Message]:
         m.LearnerBeat("L", 3),
         m.Call(1, "stacks", {"depth": 3, "array": np.zeros(2)}),
         m.Bye("done", True),
-    ]  # fmt: skip
+    ]
 
 
 def same(left: Any, right: Any) -> bool:
@@ -72,7 +94,8 @@ def same(left: Any, right: Any) -> bool:
     if isinstance(left, np.ndarray):
         return (
             isinstance(right, np.ndarray)
-            and (left.shape, left.dtype.newbyteorder("<")) == (right.shape, right.dtype.newbyteorder("<"))
+            and (left.shape, left.dtype.newbyteorder("<"))
+            == (right.shape, right.dtype.newbyteorder("<"))
             and left.astype(right.dtype).tobytes() == right.tobytes()
         )
     if type(left) is not type(right):
@@ -82,5 +105,8 @@ def same(left: Any, right: Any) -> bool:
     if isinstance(left, list):
         return len(left) == len(right) and all(map(same, left, right))
     if dataclasses.is_dataclass(left):
-        return all(same(getattr(left, field.name), getattr(right, field.name)) for field in dataclasses.fields(left))
+        return all(
+            same(getattr(left, field.name), getattr(right, field.name))
+            for field in dataclasses.fields(left)
+        )
     return left == right or left != left

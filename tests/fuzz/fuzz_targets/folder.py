@@ -1,4 +1,6 @@
-"""Directory of this process for files that are read back immediately, and the permitted results of reading them."""
+"""Directory of this process for files that are read back immediately, and the permitted results of
+reading them.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,19 @@ from aiorl.offline.formats import Stored
 
 
 def make_folder() -> Path:
-    """Return a new directory, removed at exit; `run.py` removes it if the fuzzer ends the process."""
+    """Return a new directory, removed at exit;
+
+    `run.py` removes it if the fuzzer ends the process.
+    """
     path = Path(tempfile.mkdtemp(prefix="aiorl-fuzz-"))
     atexit.register(shutil.rmtree, path, ignore_errors=True)
     return path
 
 
 class Rewritten:
-    """File with new contents for each input; kept open, because opening takes longer than writing."""
+    """File with new contents for each input; kept open, because opening takes longer than
+    writing.
+    """
 
     def __init__(self, path: Path) -> None:
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT)
@@ -32,7 +39,9 @@ class Rewritten:
 
 
 def check_reading(stored_format: Any, where: str) -> list[Any]:
-    """Return the batches of a file, after checking that columns contain numbers or objects and fit the batch."""
+    """Return the batches of a file, after checking that columns contain numbers or objects and fit
+    the batch.
+    """
     found: list[Any] = []
     try:
         found += stored_format.read(where)

@@ -13,9 +13,15 @@ from aiorl.errors import PolicyError
 from fuzz_targets.source import Source
 
 SPEC = ActingSpec(
-    (4,), "float32", ((2,),), 2, "Categorical", {"type": "Discrete", "n": 2, "start": 0},
-    (ArraySpec("w", (2, 3), "float32"), ArraySpec("b", (), "int64")), ArraySpec("prev_actions", (2,), "int64"),
-).to_dict()  # fmt: skip
+    (4,),
+    "float32",
+    ((2,),),
+    2,
+    "Categorical",
+    {"type": "Discrete", "n": 2, "start": 0},
+    (ArraySpec("w", (2, 3), "float32"), ArraySpec("b", (), "int64")),
+    ArraySpec("prev_actions", (2,), "int64"),
+).to_dict()
 
 
 def seeds() -> Iterable[bytes]:

@@ -59,7 +59,9 @@ class HostileWorld:
         self.version = 0
         self.queued: list[int] = []
         self.calls: set[int] = set()
-        self.is_read = source.below(16) == 1  # decode its messages, which takes as long as everything else
+        self.is_read = (
+            source.below(16) == 1
+        )  # decode its messages, which takes as long as everything else
         max_lag = 2 if source.below(2) else None
         self.session = LearnerSession("run", "L", SETTINGS)
         self.session.leases.begin_streaming(Pacing(3, max_lag, 2))
@@ -142,24 +144,37 @@ class HostileWorld:
         if kind < 192:
             return m.Hello(m.PROTOCOL_VERSION, "run", worker_id, incarnation, kind % 5)
         return m.Hello(
-            source.choice([m.PROTOCOL_VERSION, 0, 9]), source.choice(["", "run", "other"]), worker_id, incarnation,
-            source.number() & 0x7FFFFFFF, source.text(), 0, source.choice(["", "L", "other"]),
-        )  # fmt: skip
+            source.choice([m.PROTOCOL_VERSION, 0, 9]),
+            source.choice(["", "run", "other"]),
+            worker_id,
+            incarnation,
+            source.number() & 0x7FFFFFFF,
+            source.text(),
+            0,
+            source.choice(["", "L", "other"]),
+        )
 
     def samples(self) -> m.Samples:
         source = self.source
         lease_id = source.byte()
         if lease_id < 224:
             slot = 1 + lease_id % NUM_WORKERS
-            leases = self.session.leases.outstanding_leases(slot) if slot in self.session.slots else []
+            leases = (
+                self.session.leases.outstanding_leases(slot) if slot in self.session.slots else []
+            )
             lease_id = leases[-1].lease_id if leases else lease_id
         seq = source.byte()
         steps, first, last, total = (count(source) for _ in range(4))
         abandoned = count(source) if seq >= 128 else 0
         return make_samples(
-            seq=seq % 128, lease_id=lease_id, env_steps=steps, first_version=first, last_version=last,
-            sampled_total=total, abandoned_total=abandoned,
-        )  # fmt: skip
+            seq=seq % 128,
+            lease_id=lease_id,
+            env_steps=steps,
+            first_version=first,
+            last_version=last,
+            sampled_total=total,
+            abandoned_total=abandoned,
+        )
 
     def other(self) -> m.UpMessage:
         source = self.source
@@ -169,7 +184,9 @@ class HostileWorld:
             case 1:
                 return m.SnapshotRequest(source.below(8) - 1)
             case 2:
-                return m.Failure(source.text(), source.text(), source.text(), fatal=bool(source.below(2)))
+                return m.Failure(
+                    source.text(), source.text(), source.text(), fatal=bool(source.below(2))
+                )
             case 3:
                 return m.Reply(source.below(8), bool(source.below(2)), source.plain(1))
             case 4:

@@ -1,4 +1,6 @@
-"""Minari datasets, metadata and HDF5: episodes of bounded size from this file alone, or reported faults."""
+"""Minari datasets, metadata and HDF5: episodes of bounded size from this file alone, or reported
+faults.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,13 @@ METADATA_FILE = Rewritten(DATA / "metadata.json")
 OTHER = FOLDER / "other.hdf5"
 with h5py.File(OTHER, "w") as _file:
     _file["x"] = np.full(4, 77.0)
-BOX = {"type": "Box", "shape": [2], "dtype": "float32", "low": [-1.0, float("-inf")], "high": [1.0, 2.0]}
+BOX = {
+    "type": "Box",
+    "shape": [2],
+    "dtype": "float32",
+    "low": [-1.0, float("-inf")],
+    "high": [1.0, 2.0],
+}
 SPACES: list[Any] = [
     BOX,
     {"type": "Discrete", "dtype": "int64", "start": 0, "n": 3},
@@ -56,9 +64,14 @@ def run(data: bytes) -> None:
         METADATA_FILE.write(json.dumps(metadata, default=bytes.hex).encode())
     except RecursionError:
         return
-    with h5py.File(DATA / "main_data.hdf5", "w") as file, contextlib.suppress(ValueError, TypeError, OSError):
+    with (
+        h5py.File(DATA / "main_data.hdf5", "w") as file,
+        contextlib.suppress(ValueError, TypeError, OSError),
+    ):
         episode = file.create_group("episode_0")  # as far as h5py accepts it
-        for name, space, rows in zip(NAMES, (*spaces, None, None, None), (4, 3, 3, 3, 3), strict=True):
+        for name, space, rows in zip(
+            NAMES, (*spaces, None, None, None), (4, 3, 3, 3, 3), strict=True
+        ):
             _fill(episode, name, space, rows)
         while not source.is_empty:
             with contextlib.suppress(ValueError, TypeError, OSError):
@@ -88,19 +101,25 @@ def _edit(group: h5py.Group, source: Source) -> None:
     name = source.choice(NAMES)
     if name in group:
         del group[name]
-    shape = tuple(source.choice([0, 1, 2, 3, 4, 40, 10**6, 10**10]) for _ in range(1 + source.below(3)))
+    shape = tuple(
+        source.choice([0, 1, 2, 3, 4, 40, 10**6, 10**10]) for _ in range(1 + source.below(3))
+    )
     dtype, count = source.choice(DTYPES), source.below(5)
     match source.below(8):
         case 0:
             group.create_dataset(name, data=np.zeros(count, dtype))
         case 1:
-            group.create_dataset(name, shape, dtype, chunks=tuple(min(max(size, 1), 1000) for size in shape))
+            group.create_dataset(
+                name, shape, dtype, chunks=tuple(min(max(size, 1), 1000) for size in shape)
+            )
         case 2:
             group.create_dataset(name, (4,), "f8", external=[(str(OTHER), 0, 32)])
         case 3:
             group[name] = h5py.ExternalLink(str(OTHER), "x")
         case 4:
-            group[name] = h5py.SoftLink(source.choice(["/episode_0", "/episode_0/rewards", "nowhere"]))
+            group[name] = h5py.SoftLink(
+                source.choice(["/episode_0", "/episode_0/rewards", "nowhere"])
+            )
         case 5:
             layout = h5py.VirtualLayout((4,), "f8")
             layout[:] = h5py.VirtualSource(str(OTHER), "x", (4,))

@@ -1,4 +1,6 @@
-"""Nested msgpack values, as in checkpoints and messages of child processes: read, or refused as damaged."""
+"""Nested msgpack values, as in checkpoints and messages of child processes: read, or refused as
+damaged.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def _made(source: Source, depth: int) -> bytes:
         case 0:
             return msgpack.packb(source.plain(0))
         case 1:
-            return bytes([0x90 | (count := source.below(4))]) + b"".join(_made(source, depth - 1) for _ in range(count))
+            return bytes([0x90 | (count := source.below(4))]) + b"".join(
+                _made(source, depth - 1) for _ in range(count)
+            )
         case 2:
             return msgpack.packb(msgpack.ExtType(3, _made(source, depth - 1)))
         case 3:
@@ -53,6 +57,10 @@ def _made(source: Source, depth: int) -> bytes:
             return inner
         case 4:
             head = [source.choice(DTYPES), [source.number() for _ in range(source.below(4))]]
-            return msgpack.packb(msgpack.ExtType(1 + source.below(2), msgpack.packb(head) + source.take(source.byte())))
+            return msgpack.packb(
+                msgpack.ExtType(
+                    1 + source.below(2), msgpack.packb(head) + source.take(source.byte())
+                )
+            )
         case _:
             return b"\x81" + _made(source, depth - 1) + _made(source, depth - 1)

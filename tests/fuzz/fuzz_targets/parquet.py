@@ -31,9 +31,15 @@ COLUMNS: list[Any] = [
     pa.array([1, None]),
 ]
 NOTES: list[Any] = [
-    None, {"dtype": "float32", "shape": []}, {"dtype": "uint8", "shape": [2, 2]}, {"dtype": "json"}, {"dtype": "int64"},
-    {"dtype": "float16", "shape": [2]}, [], {"dtype": "O", "shape": [-1]},
-]  # fmt: skip
+    None,
+    {"dtype": "float32", "shape": []},
+    {"dtype": "uint8", "shape": [2, 2]},
+    {"dtype": "json"},
+    {"dtype": "int64"},
+    {"dtype": "float16", "shape": [2]},
+    [],
+    {"dtype": "O", "shape": [-1]},
+]
 
 
 def _file(columns: Iterable[tuple[Any, Any]], **options: Any) -> bytes:
@@ -63,7 +69,9 @@ def run(data: bytes) -> None:
         return
     columns = [(source.choice(COLUMNS), source.choice(NOTES)) for _ in range(source.below(4))]
     compression = source.choice(["none", "lz4", "zstd"])
-    content = bytearray(_file(columns, compression=compression, use_dictionary=bool(source.below(2))))
+    content = bytearray(
+        _file(columns, compression=compression, use_dictionary=bool(source.below(2)))
+    )
     while not source.is_empty:  # the footer more often than the pages
         at = int.from_bytes(source.take(2), "little") % len(content)
         content[at] = source.byte()
@@ -73,4 +81,7 @@ def run(data: bytes) -> None:
 
 def _check_pages(content: bytes) -> None:
     with contextlib.suppress(DataError):
-        assert decoded_bytes(io.BytesIO(content), {(5, 6): 0, (7, 6): len(content), (9, 6): 0}, INT64) >= 0
+        assert (
+            decoded_bytes(io.BytesIO(content), {(5, 6): 0, (7, 6): len(content), (9, 6): 0}, INT64)
+            >= 0
+        )

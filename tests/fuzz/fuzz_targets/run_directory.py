@@ -20,7 +20,17 @@ FOLDER = make_folder()
 FACTS_FILE, CONFIG_FILE = Rewritten(FOLDER / "run.json"), Rewritten(FOLDER / "config.yaml")
 FACTS = b'{"run_id": "run", "address": "tcp://127.0.0.1:5555"}\n'
 KEYS = [*sorted(CommonConfig.model_fields), "algo", "env", "no_such_key"]
-WORDS = [b"env: CartPole-v1\n", b"algo: ppo\n", b"&a", b"*a", b"<<: ", b"!!python/name:os.system", b"- ", b"? ", b"|\n"]
+WORDS = [
+    b"env: CartPole-v1\n",
+    b"algo: ppo\n",
+    b"&a",
+    b"*a",
+    b"<<: ",
+    b"!!python/name:os.system",
+    b"- ",
+    b"? ",
+    b"|\n",
+]
 
 
 def seeds() -> Iterable[bytes]:
@@ -28,7 +38,9 @@ def seeds() -> Iterable[bytes]:
     yield _together(FACTS, small)
     yield _together(FACTS, b"x: &a [1, 2]\nenv: *a\nmodel:\n  <<: {a: 1}\n? [a]\n: b\n")
     yield _together(b'{"run_id": 1, "address": [NaN]}', small)
-    yield _together(FACTS, dump_yaml(config_class("ppo").from_mapping({"env": "CartPole-v1"})).encode()[:900])
+    yield _together(
+        FACTS, dump_yaml(config_class("ppo").from_mapping({"env": "CartPole-v1"})).encode()[:900]
+    )
     for number in range(0, len(KEYS), 2):
         yield bytes([1, number, 2, 3, number + 1, 7, 1, 2, 3])
 

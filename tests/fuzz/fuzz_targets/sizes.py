@@ -12,7 +12,9 @@ _LEAVES = (type(None), bool, int, float, complex, str, bytes, type, np.ndarray, 
 
 
 def num_items(root: Any) -> int:
-    """Count the items of all containers reachable from an object, and one for each 64 characters or bytes."""
+    """Count the items of all containers reachable from an object, and one for each 64 characters or
+    bytes.
+    """
     seen: set[int] = set()
     waiting = [root]
     items = 0
@@ -31,6 +33,8 @@ def num_items(root: Any) -> int:
             waiting += value
         else:
             waiting += getattr(value, "__dict__", {}).values()
-            slots = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())]
+            slots = [
+                name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())
+            ]
             waiting += [getattr(value, name) for name in slots if hasattr(value, name)]
     return items

@@ -1,4 +1,6 @@
-"""Choices drawn from the bytes of an input, so that a small change of the input changes the actions only slightly."""
+"""Choices drawn from the bytes of an input, so that a small change of the input changes the actions
+only slightly.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +10,43 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-NUMBERS = [0, 1, 2, 3, 7, 8, 64, 255, 256, 1000, 65_536, 2**31 - 1, 2**31, 2**32, 2**53, 2**53 + 1, 2**63 - 1, -1, -2]
+NUMBERS = [
+    0,
+    1,
+    2,
+    3,
+    7,
+    8,
+    64,
+    255,
+    256,
+    1000,
+    65_536,
+    2**31 - 1,
+    2**31,
+    2**32,
+    2**53,
+    2**53 + 1,
+    2**63 - 1,
+    -1,
+    -2,
+]
 TEXTS = [
-    "", "a", "w1", "i1", "L", "run", "default_policy", "obs", "x" * 70, "x" * 300, "\x1b[2J", "a\nb", "\u202e", "é",
-]  # fmt: skip
+    "",
+    "a",
+    "w1",
+    "i1",
+    "L",
+    "run",
+    "default_policy",
+    "obs",
+    "x" * 70,
+    "x" * 300,
+    "\x1b[2J",
+    "a\nb",
+    "\u202e",
+    "é",
+]
 
 
 class Source:
@@ -62,11 +97,19 @@ class Source:
     def real(self) -> float:
         special = (0.0, 1.0, -1.0, 0.5, 1e300, float("nan"), float("inf"), -float("inf"))
         kind = self.byte()
-        return special[kind % 8] if kind < 240 else struct.unpack("<d", self.take(8).ljust(8, b"\0"))[0]
+        return (
+            special[kind % 8]
+            if kind < 240
+            else struct.unpack("<d", self.take(8).ljust(8, b"\0"))[0]
+        )
 
     def text(self) -> str:
         kind = self.byte()
-        return TEXTS[kind % len(TEXTS)] if kind < 240 else self.take(self.below(16)).decode("utf-8", "replace")
+        return (
+            TEXTS[kind % len(TEXTS)]
+            if kind < 240
+            else self.take(self.below(16)).decode("utf-8", "replace")
+        )
 
     def plain(self, depth: int = 3) -> Any:
         """Return any value that msgpack and JSON can represent."""
@@ -100,7 +143,11 @@ def as_json(value: Any) -> Any:
         return value.hex()
     if isinstance(value, list):
         return [as_json(item) for item in value]
-    return {str(name): as_json(item) for name, item in value.items()} if isinstance(value, dict) else value
+    return (
+        {str(name): as_json(item) for name, item in value.items()}
+        if isinstance(value, dict)
+        else value
+    )
 
 
 def edit(place: Any, source: Source) -> None:

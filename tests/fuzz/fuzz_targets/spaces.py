@@ -1,4 +1,6 @@
-"""Spaces as described by checkpoints and handshakes: made within bounds and equal after a round trip, or refused."""
+"""Spaces as described by checkpoints and handshakes: made within bounds and equal after a round
+trip, or refused.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +23,26 @@ SPACES: list[spaces.Space[Any]] = [
     spaces.Discrete(5, start=-1),
     spaces.MultiDiscrete([2, 3]),
     spaces.MultiBinary((2, 2)),
-    spaces.Dict({"a": spaces.Tuple([spaces.Discrete(2), spaces.Box(0, 1, (3,))]), "b": spaces.MultiBinary(3)}),
+    spaces.Dict(
+        {
+            "a": spaces.Tuple([spaces.Discrete(2), spaces.Box(0, 1, (3,))]),
+            "b": spaces.MultiBinary(3),
+        }
+    ),
 ]
 NAMES = ["kind", "shape", "dtype", "low", "high", "n", "start", "nvec", "spaces", "more"]
-WORDS = [b"Box", b"Discrete", b"MultiBinary", b"MultiDiscrete", b"Tuple", b"Dict", b"float32", b"uint8", b"inf", b"nan"]
+WORDS = [
+    b"Box",
+    b"Discrete",
+    b"MultiBinary",
+    b"MultiDiscrete",
+    b"Tuple",
+    b"Dict",
+    b"float32",
+    b"uint8",
+    b"inf",
+    b"nan",
+]
 
 
 def seeds() -> Iterable[bytes]:
@@ -79,5 +97,9 @@ def _edit(place: dict[str, Any], source: Source) -> None:
 
 def _elements(space: spaces.Space[Any]) -> int:
     if isinstance(space, spaces.Dict | spaces.Tuple):
-        return sum(map(_elements, space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces))
+        return sum(
+            map(
+                _elements, space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces
+            )
+        )
     return math.prod(space.shape or ())

@@ -1,4 +1,6 @@
-"""Files of stored experience: each line is read as a batch of numbers or refused, and no pickle in it is loaded."""
+"""Files of stored experience: each line is read as a batch of numbers or refused, and no pickle in
+it is loaded.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +26,37 @@ from fuzz_targets.source import Source, as_json
 PATH = make_folder() / "a.json"
 FILE = Rewritten(PATH)
 ARRAY = np.arange(6, dtype=np.float32).reshape(2, 3)
-NAMES = ["obs", "actions", "rewards", "dones", "terminateds", "truncateds", "eps_id", "t", "infos", "count", "x"]
+NAMES = [
+    "obs",
+    "actions",
+    "rewards",
+    "dones",
+    "terminateds",
+    "truncateds",
+    "eps_id",
+    "t",
+    "infos",
+    "count",
+    "x",
+]
 WORDS = [
-    b"cnumpy.core.multiarray\n_reconstruct\n", b"cposix\nsystem\n", b"numpy._core.numeric", b"_frombuffer", b"latin1",
-]  # fmt: skip
+    b"cnumpy.core.multiarray\n_reconstruct\n",
+    b"cposix\nsystem\n",
+    b"numpy._core.numeric",
+    b"_frombuffer",
+    b"latin1",
+]
 
 
 def _pickles() -> list[bytes]:
-    views = (ARRAY, np.asfortranarray(ARRAY), ARRAY[:, ::2], ARRAY > 2, np.zeros((0, 2)), np.float32(1))
+    views = (
+        ARRAY,
+        np.asfortranarray(ARRAY),
+        ARRAY[:, ::2],
+        ARRAY > 2,
+        np.zeros((0, 2)),
+        np.float32(1),
+    )
     return [pickle.dumps(array, protocol) for array in views for protocol in (2, 4, 5)]
 
 
@@ -49,7 +74,14 @@ def seeds() -> Iterable[bytes]:
             "env_steps": 2,
             "policies": {"a": {"obs": packed}, "b": {"infos": {"dtype": "json", "rows": [{}]}}},
         },
-        {"type": "SampleBatch", "obs": [[1, 2]], "dones": [True], "eps_id": [3], "t": [0], "infos": [{}]},
+        {
+            "type": "SampleBatch",
+            "obs": [[1, 2]],
+            "dones": [True],
+            "eps_id": [3],
+            "t": [0],
+            "infos": [{}],
+        },
         {"type": "MultiAgentBatch", "count": 1, "policy_batches": {"a": {"obs": [1.5]}}},
         {"value": {"type": "SampleBatch", "rewards": [None, 1.0]}},
     ):
@@ -70,7 +102,9 @@ def run(data: bytes) -> None:
             _read_line(json.dumps({"type": "SampleBatch", "obs": text, "t": [0, 1]}).encode())
         case _:
             try:
-                columns = {source.choice(NAMES): _values(source) for _ in range(1 + source.below(4))}
+                columns = {
+                    source.choice(NAMES): _values(source) for _ in range(1 + source.below(4))
+                }
                 line = json.dumps({"type": "SampleBatch", **columns}).encode()
             except RecursionError:
                 return

@@ -1,6 +1,7 @@
 """A worker with a learner that sends any messages in any order.
 
-Only messages that no learner sends are refused. The worker's memory stays bounded, and its messages can be decoded.
+Only messages that no learner sends are refused. The worker's memory stays bounded, and its messages
+can be decoded.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ class HostileWorld:
         self.now = 100.0
         self.begun: list[int] = []
         self.calls: list[int] = []
-        self.is_read = source.below(16) == 1  # decode its messages, which takes as long as everything else
+        self.is_read = (
+            source.below(16) == 1
+        )  # decode its messages, which takes as long as everything else
         self.newest = -1
         ids = counter(1)
         self.session = WorkerSession(SETTINGS, make_incarnation=lambda: f"i{next(ids)}")
@@ -62,21 +65,44 @@ class HostileWorld:
             case 0:
                 self.hear(
                     m.Welcome(
-                        source.below(4), 3, "run", source.choice(LEARNERS), {}, {},
-                        make_snapshot(source.below(8), source.choice(LEARNERS)), session.incarnation, source.below(8),
+                        source.below(4),
+                        3,
+                        "run",
+                        source.choice(LEARNERS),
+                        {},
+                        {},
+                        make_snapshot(source.below(8), source.choice(LEARNERS)),
+                        session.incarnation,
+                        source.below(8),
                     ),
-                )  # fmt: skip
+                )
             case 1:
                 self.hear(
                     m.Welcome(
-                        1, 3, "run", source.choice(LEARNERS), {}, {}, make_snapshot(source.below(8)),
-                        source.choice(INCARNATIONS), count(source),
+                        1,
+                        3,
+                        "run",
+                        source.choice(LEARNERS),
+                        {},
+                        {},
+                        make_snapshot(source.below(8)),
+                        source.choice(INCARNATIONS),
+                        count(source),
                     ),
-                )  # fmt: skip
+                )
             case 2:
-                code = source.choice(["", "hello_first", "incarnation_ended", "full", "wrong_run", "violation"])
+                code = source.choice(
+                    ["", "hello_first", "incarnation_ended", "full", "wrong_run", "violation"]
+                )
                 retry = bool(source.below(4))
-                self.hear(m.Refused(source.text(), retry, code, source.choice([session.incarnation, "", "other"])))
+                self.hear(
+                    m.Refused(
+                        source.text(),
+                        retry,
+                        code,
+                        source.choice([session.incarnation, "", "other"]),
+                    )
+                )
             case 3 | 4:
                 self.hear(m.Lease(source.below(8), count(source), count(source)))
             case 5:
@@ -99,7 +125,9 @@ class HostileWorld:
                 if lease is not None:
                     self.begun.append(lease)
             case 13 if self.begun:
-                session.fragment_done(make_samples(lease_id=self.begun.pop(), env_steps=source.below(8)), self.now)
+                session.fragment_done(
+                    make_samples(lease_id=self.begun.pop(), env_steps=source.below(8)), self.now
+                )
             case 14 if self.begun:
                 session.abandon_fragment(self.begun.pop())
                 source.below(8)  # unused, but the corpus contains it here and below
@@ -108,7 +136,10 @@ class HostileWorld:
                 session.note_progress(source.text(), source.below(3))
             case 16 if self.calls:
                 session.reply(
-                    self.calls.pop(), bool(source.below(2)), source.choice([None, 1, ["a"], {"b": 0.5}]), self.now
+                    self.calls.pop(),
+                    bool(source.below(2)),
+                    source.choice([None, 1, ["a"], {"b": 0.5}]),
+                    self.now,
                 )
             case 17:
                 words = source.text(), source.text(), source.text()

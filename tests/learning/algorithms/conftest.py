@@ -10,7 +10,9 @@ import tensorflow as tf
 
 @pytest.fixture(scope="module", autouse=True)
 def unoptimised_graphs() -> Iterator[None]:
-    """Turn off graph optimisation: here graphs run once or twice, and optimising them takes longer."""
+    """Turn off graph optimisation: here graphs run once or twice, and optimising them takes
+    longer.
+    """
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     yield
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})

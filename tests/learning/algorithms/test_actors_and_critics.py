@@ -1,4 +1,6 @@
-"""SAC, TD3, CQL and IQL: losses against the same formulas in NumPy, and when each network is trained."""
+"""SAC, TD3, CQL and IQL: losses against the same formulas in NumPy, and when each network is
+trained.
+"""
 
 from __future__ import annotations
 
@@ -22,16 +24,21 @@ from aiorl.learning.models.export import export_acting_graph
 ROWS = 6
 MASKS = np.array([[1, 1, 1], [0, 1, 1], [1, 0, 1], [0, 1, 0], [1, 1, 1], [1, 1, 0]], np.float32)
 DDPG = {
-    "twin_q": False, "policy_delay": 1, "target_update_freq": 1, "smooth_target_policy": False,
-    "noise_type": "ornstein_uhlenbeck", "exploration_noise": 0.2,
-}  # fmt: skip
+    "twin_q": False,
+    "policy_delay": 1,
+    "target_update_freq": 1,
+    "smooth_target_policy": False,
+    "noise_type": "ornstein_uhlenbeck",
+    "exploration_noise": 0.2,
+}
 SPACES = pytest.mark.parametrize(("space", "num_mask"), [(BOX, 0), (CHOICES, 0), (CHOICES, 3)])
 
 
 class Losses:
     """Losses of a minibatch and of its phases, without any step between them.
 
-    Targets differ from the networks that learn. Some stored actions are beyond the bounds and are clipped.
+    Targets differ from the networks that learn. Some stored actions are beyond the bounds and are
+    clipped.
     """
 
     def __init__(self, name: str, space: Any, num_mask: int = 0, **settings: Any) -> None:
@@ -46,17 +53,29 @@ class Losses:
             self.unit = np.clip((self.actions - BOX.low) / (BOX.high - BOX.low) * 2 - 1, -1, 1)
             assert (self.unit == -1).any()
         else:
-            self.actions = START + (MASKS.argmax(axis=1) if num_mask else rng.integers(0, 3, ROWS)).astype(np.int32)
+            self.actions = START + (
+                MASKS.argmax(axis=1) if num_mask else rng.integers(0, 3, ROWS)
+            ).astype(np.int32)
             self.unit = None
         if num_mask:
-            obs, new_obs = np.concatenate([MASKS, obs], axis=1), np.concatenate([MASKS[::-1], new_obs], axis=1)
+            obs, new_obs = (
+                np.concatenate([MASKS, obs], axis=1),
+                np.concatenate([MASKS[::-1], new_obs], axis=1),
+            )
         self.batch = {
-            c.OBS: obs, c.NEW_OBS: new_obs, c.ACTIONS: self.actions, SEEDS: np.array([[1, 2], [3, 4]], np.int32),
-            c.N_STEP_RETURNS: rng.normal(size=ROWS).astype(np.float32), WEIGHTS: rng.random(ROWS).astype(np.float32),
+            c.OBS: obs,
+            c.NEW_OBS: new_obs,
+            c.ACTIONS: self.actions,
+            SEEDS: np.array([[1, 2], [3, 4]], np.int32),
+            c.N_STEP_RETURNS: rng.normal(size=ROWS).astype(np.float32),
+            WEIGHTS: rng.random(ROWS).astype(np.float32),
             c.DISCOUNTS: rng.choice([0.0, 0.9], ROWS).astype(np.float32),
-        }  # fmt: skip
+        }
         self.legal = MASKS if num_mask else np.ones((ROWS, 3))
-        spec, given = case.algorithm.update_spec(), {key: tf.constant(x) for key, x in self.batch.items()}
+        spec, given = (
+            case.algorithm.update_spec(),
+            {key: tf.constant(x) for key, x in self.batch.items()},
+        )
         self.losses: list[float] = []
         for loss in (spec.loss, *(phase.loss for phase in spec.phases)):
             found, more = loss(given, {})
@@ -71,7 +90,9 @@ class Losses:
         inputs = obs if actions is None else np.concatenate([obs, actions], axis=1)
         for index in range(2 if self.case.config.twin_q else 1):
             name = f"{prefix}/critic_{index}"
-            hidden = np.tanh(inputs @ tensors[f"{name}/dense_0/kernel"] + tensors[f"{name}/dense_0/bias"])
+            hidden = np.tanh(
+                inputs @ tensors[f"{name}/dense_0/kernel"] + tensors[f"{name}/dense_0/bias"]
+            )
             values = hidden @ tensors[f"{name}/head/kernel"] + tensors[f"{name}/head/bias"]
             found.append(values if actions is None else values[:, 0])
         return np.array(found)
@@ -84,8 +105,13 @@ class Losses:
     def means(self, prefix: str, obs: Any) -> Any:
         """Return squashed means [B, D] of an actor, layer by layer."""
         tensors = self.case.tensors
-        hidden = np.tanh(obs @ tensors[f"{prefix}/policy/dense_0/kernel"] + tensors[f"{prefix}/policy/dense_0/bias"])
-        return np.tanh(hidden @ tensors[f"{prefix}/policy/head/kernel"] + tensors[f"{prefix}/policy/head/bias"])
+        hidden = np.tanh(
+            obs @ tensors[f"{prefix}/policy/dense_0/kernel"]
+            + tensors[f"{prefix}/policy/dense_0/bias"]
+        )
+        return np.tanh(
+            hidden @ tensors[f"{prefix}/policy/head/kernel"] + tensors[f"{prefix}/policy/head/bias"]
+        )
 
     def drawn(self, obs: Any, seed: Any) -> tuple[Any, Any]:
         """Return the actor's actions in [-1, 1] and their log-densities."""
@@ -123,13 +149,17 @@ class Losses:
 
 @SPACES
 def test_losses_of_sac_equal_the_formulas(space: Any, num_mask: int) -> None:
-    """Densities are of actions scaled to [-1, 1]; expectations and the target entropy are over legal choices."""
+    """Densities are of actions scaled to [-1, 1]; expectations and the target entropy are over
+    legal choices.
+    """
     it = Losses("sac", space, num_mask, initial_alpha=0.5)
     it.check_critics(it.next_values(0.5))
     obs, (_, actor, alpha) = it.batch[c.OBS], it.losses
     if space is BOX:
         actions, logp = it.drawn(obs, it.batch[SEEDS][1])
-        assert actor == pytest.approx((0.5 * logp - it.q("critics", obs, actions).min(axis=0)).mean(), rel=1e-4)
+        assert actor == pytest.approx(
+            (0.5 * logp - it.q("critics", obs, actions).min(axis=0)).mean(), rel=1e-4
+        )
         assert alpha == pytest.approx(-np.log(0.5) * (logp - 2).mean(), rel=1e-4)
         assert it.given["entropy"] == pytest.approx(-logp.mean(), rel=1e-4)
         return
@@ -156,18 +186,24 @@ def test_losses_of_td3_equal_the_formulas(settings: dict[str, Any]) -> None:
 
 @SPACES
 def test_losses_of_cql_equal_the_formulas(space: Any, num_mask: int) -> None:
-    """For a Box the integral is estimated from actions drawn in three ways, with densities over [-1, 1]."""
+    """For a Box the integral is estimated from actions drawn in three ways, with densities over
+    [-1, 1].
+    """
     it = Losses("cql", space, num_mask, cql_weight=2.0)
     obs = it.batch[c.OBS]
     if space is BOX:
-        seeds = [tf.random.experimental.stateless_fold_in(it.batch[SEEDS][0], way) for way in range(3)]
+        seeds = [
+            tf.random.experimental.stateless_fold_in(it.batch[SEEDS][0], way) for way in range(3)
+        ]
         uniform = tf.random.stateless_uniform([ROWS, 3, 2], seeds[0], -1.0, 1.0).numpy()
         ways = [(uniform, np.full((ROWS, 3), -2 * np.log(2)))]
         for seen, seed in ((obs, seeds[1]), (it.batch[c.NEW_OBS], seeds[2])):
             actions, logp = it.drawn(np.repeat(seen, 3, axis=0), seed)
             ways.append((actions.reshape(ROWS, 3, 2), logp.reshape(ROWS, 3)))
         sums = sum(
-            np.exp(it.q("critics", obs, actions[:, at]) - logp[:, at]) for actions, logp in ways for at in range(3)
+            np.exp(it.q("critics", obs, actions[:, at]) - logp[:, at])
+            for actions, logp in ways
+            for at in range(3)
         )
         gaps = np.log(sums / 9) - it.q_of_stored()
     else:
@@ -195,16 +231,21 @@ def test_losses_of_iql_equal_the_formulas(space: Any, max_weight: float) -> None
 @pytest.mark.parametrize("name", ["sac", "td3", "cql", "iql"])
 def test_each_loss_trains_its_own_networks_and_targets_follow(name: str) -> None:
     case = Case(name, BOX, **({"target_gap": 1.0} if name == "cql" else {}))
-    parts = [{id(variable) for variable in phase.variables} for phase in case.algorithm.update_spec().phases]
+    parts = [
+        {id(variable) for variable in phase.variables}
+        for phase in case.algorithm.update_spec().phases
+    ]
     parts.append({id(variable) for variable in case.algorithm.trained_variables()})
     assert len(set().union(*parts)) == sum(map(len, parts))
     assert {id(variable) for variable in case.model.trainable_variables} <= set().union(*parts)
     before = case.tensors
     metrics = case.train(0, 1)[-1].metrics
     now = case.tensors
-    assert {"mean_q", "mean_td_error", *(f"{phase.name}_loss" for phase in case.algorithm.update_spec().phases)} <= (
-        metrics.keys()
-    )
+    assert {
+        "mean_q",
+        "mean_td_error",
+        *(f"{phase.name}_loss" for phase in case.algorithm.update_spec().phases),
+    } <= (metrics.keys())
     names = [f"{network}/critic_0/head/kernel" for network in ("critics", "target/critics")]
     moved, followed = (np.abs(now[name] - before[name]).mean() for name in names)
     assert 0 < followed < 0.3 * moved
@@ -225,14 +266,21 @@ def test_sac_learns_the_same_in_any_units_of_actions() -> None:
 def test_weight_decay_applies_to_networks_and_not_to_the_temperature() -> None:
     case = Case("sac", optimizer={"weight_decay": 50.0}, initial_alpha=0.5)
     case.train(0, 1, 2)
-    assert abs(case.tensors["log_alpha"] - np.log(0.5)) < 0.1, "decay would move it to 0, a step of Adam only by 0.01"
+    assert abs(case.tensors["log_alpha"] - np.log(0.5)) < 0.1, (
+        "decay would move it to 0, a step of Adam only by 0.01"
+    )
 
 
 def test_a_temperature_without_a_learning_rate_is_constant_and_one_critic_is_enough() -> None:
     case = Case("sac", alpha_lr=0, actor_lr=0.1, twin_q=False, initial_alpha=0.5)
     assert case.train(0, 1)[-1].metrics["alpha"] == pytest.approx(0.5)
     assert not any("critic_1" in name for name in case.tensors)
-    assert case.algorithm.coefficients(0) == {"lr": 0.01, "actor_lr": 0.1, "alpha_lr": 0, "steps_before": 0}
+    assert case.algorithm.coefficients(0) == {
+        "lr": 0.01,
+        "actor_lr": 0.1,
+        "alpha_lr": 0,
+        "steps_before": 0,
+    }
 
 
 def test_td3_updates_its_actor_and_targets_only_when_they_are_due() -> None:
@@ -243,7 +291,9 @@ def test_td3_updates_its_actor_and_targets_only_when_they_are_due() -> None:
     for number in range(1, 5):
         (result,) = case.train(number)
         after = case.tensors
-        moved.append({name.partition("/")[0] for name in after if (after[name] != before[name]).any()})
+        moved.append(
+            {name.partition("/")[0] for name in after if (after[name] != before[name]).any()}
+        )
         assert ("actor_loss" in result.metrics) == (number > 1)
         before = after
     assert [kinds >= {"weights", "target"} for kinds in moved] == [False, True, False, True]
@@ -261,25 +311,33 @@ def test_workers_of_td3_add_noise_within_the_bounds(settings: dict[str, Any]) ->
     kind = case.model.distribution
     best = kind.deterministic(inputs)
     np.testing.assert_allclose(kind.sample(inputs, np.random.default_rng(1)), best, atol=1e-5)
-    exploration = make_exploration(type(case.algorithm).acting_settings(case.config)["exploration"], kind)
+    exploration = make_exploration(
+        type(case.algorithm).acting_settings(case.config)["exploration"], kind
+    )
     assert exploration is not None
     actions, logp = np.empty((500, 2), np.float32), np.empty(500, np.float32)
     noise = exploration.draw_noise(np.random.default_rng(2), 500)
     exploration.choose_into(inputs, noise, actions, logp, timestep=5)
     assert all(BOX.contains(action) for action in actions)
-    np.testing.assert_allclose((actions - best).std(axis=0), 2 * case.config.exploration_noise, rtol=0.15)
+    np.testing.assert_allclose(
+        (actions - best).std(axis=0), 2 * case.config.exploration_noise, rtol=0.15
+    )
     exploration.choose_into(inputs, noise, actions, logp, timestep=4)
     assert (actions - best).std() > 0.9
 
 
 @pytest.mark.parametrize("name", ["sac", "iql"])
 def test_actions_are_uniform_at_first(name: str) -> None:
-    config = config_class(name)(env="x", input="sampler" if name == "sac" else {"sampler": 1}, random_timesteps=9)
+    config = config_class(name)(
+        env="x", input="sampler" if name == "sac" else {"sampler": 1}, random_timesteps=9
+    )
     told = algorithm_class(name).acting_settings(config)
     assert told == {"exploration": {"type": "StochasticSampling", "random_timesteps": 9}}
 
 
-def test_the_weight_of_cql_rises_with_gaps_above_their_target_and_comes_down_from_its_bound() -> None:
+def test_the_weight_of_cql_rises_with_gaps_above_their_target_and_comes_down_from_its_bound() -> (
+    None
+):
     case = Case("cql", BOX, target_gap=-100.0, cql_weight=2.0)
     assert case.train(0, 1, 2)[-1].metrics["cql_weight"] > 2.0
     case = Case("cql", BOX, target_gap=1e6, cql_weight=1e7)
@@ -297,5 +355,8 @@ def test_a_box_without_bounds_is_refused(name: str, bound: float) -> None:
 
 def test_images_go_through_convolutions_of_each_network() -> None:
     case = Case("sac", BOX, obs_shape=(10, 10, 1))
-    assert case.algorithm.critics.q(tf.zeros([2, 10, 10, 1], tf.uint8), tf.zeros([2, 2])).shape == (2, 2)
+    assert case.algorithm.critics.q(tf.zeros([2, 10, 10, 1], tf.uint8), tf.zeros([2, 2])).shape == (
+        2,
+        2,
+    )
     assert "critic_1/conv_0/kernel" in case.algorithm.critics.variables

@@ -25,7 +25,9 @@ COLUMNS = (
 OF_SEQUENCES = (ColumnSpec(c.LAST_OBS, (3,)), ColumnSpec(c.state_in(0), (5,)))
 
 
-def fragment(length: int, num_envs: int, seed: int = 0, *, valid: bool = False) -> dict[str, NDArray[Any]]:
+def fragment(
+    length: int, num_envs: int, seed: int = 0, *, valid: bool = False
+) -> dict[str, NDArray[Any]]:
     rng = np.random.default_rng(seed)
     columns: dict[str, NDArray[Any]] = {
         c.OBS: rng.normal(size=(length, num_envs, 3)).astype(np.float32),
@@ -97,7 +99,9 @@ def test_the_observation_after_a_sequences_last_transition_is_in_the_next_row() 
         ({"\x1b[2J" * 1000: np.zeros(1)}, r"^.{0,400}\\x1b.{0,200}$"),
     ],
 )
-def test_fragments_that_do_not_fit_are_refused_with_the_column(damage: dict[str, Any], name: str) -> None:
+def test_fragments_that_do_not_fit_are_refused_with_the_column(
+    damage: dict[str, Any], name: str
+) -> None:
     buffers = BatchBuffers(COLUMNS + OF_SEQUENCES)
     buffers.check(fragment(4, 2), 4)
     with pytest.raises(BatchError, match=name):
@@ -114,7 +118,10 @@ def test_new_obs_is_a_column_in_any_layout() -> None:
     columns = (ColumnSpec(c.OBS, (3,)), ColumnSpec(c.NEW_OBS, (3,)))
     buffers = BatchBuffers(columns)
     made = {name: array for name, array in fragment(4, 2).items() if name in (c.OBS, c.LAST_OBS)}
-    made |= {c.FINAL_INDEX: np.array([[1, 0], [3, 1]], np.int32), c.FINAL_OBS: np.full((2, 3), 9, np.float32)}
+    made |= {
+        c.FINAL_INDEX: np.array([[1, 0], [3, 1]], np.int32),
+        c.FINAL_OBS: np.full((2, 3), 9, np.float32),
+    }
     expected = np.concatenate([made[c.OBS][1:], made[c.LAST_OBS][None]])
     expected[1, 0] = expected[3, 1] = 9
     for kept in (made, {c.OBS: made[c.OBS], c.NEW_OBS: expected}):
@@ -122,4 +129,6 @@ def test_new_obs_is_a_column_in_any_layout() -> None:
         batch = buffers.rows([kept], 9)
         np.testing.assert_array_equal(buffers.column(batch, c.NEW_OBS)[:8], expected.reshape(8, 3))
         batch = buffers.sequences([kept], 2, 5)
-        np.testing.assert_array_equal(buffers.column(batch, c.NEW_OBS)[:, :4], expected.swapaxes(0, 1))
+        np.testing.assert_array_equal(
+            buffers.column(batch, c.NEW_OBS)[:, :4], expected.swapaxes(0, 1)
+        )

@@ -1,4 +1,6 @@
-"""The compiled update against a plain NumPy loop; it is traced once and never leaves non-finite numbers."""
+"""The compiled update against a plain NumPy loop; it is traced once and never leaves non-finite
+numbers.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +16,20 @@ from full_disk import disk_full_after
 from quick_adam import keras_step, quick_step
 
 from aiorl.errors import ConfigError
-from aiorl.learning.algorithms.compiled_update import STEPS_BEFORE, CompiledUpdate, Phase, UpdateSpec
+from aiorl.learning.algorithms.compiled_update import (
+    STEPS_BEFORE,
+    CompiledUpdate,
+    Phase,
+    UpdateSpec,
+)
 
 RNG = np.random.default_rng(1)
 X = RNG.normal(size=(12, 3)).astype(np.float32)
 Y = (X @ np.array([1.0, -2.0, 0.5]) + 0.3).astype(np.float32)
 BATCH = {"x": X, "y": Y}
-ORDER = np.stack([RNG.permutation(12).reshape(3, 4) for _ in range(2)]).reshape(6, 4).astype(np.int32)
+ORDER = (
+    np.stack([RNG.permutation(12).reshape(3, 4) for _ in range(2)]).reshape(6, 4).astype(np.int32)
+)
 
 
 def squared_error(w: tf.Variable, b: tf.Variable) -> UpdateSpec:
@@ -32,15 +41,23 @@ def squared_error(w: tf.Variable, b: tf.Variable) -> UpdateSpec:
     return UpdateSpec(loss, ("mse",), ("lr", "scale"))
 
 
-def make(xla: Any = "on", *, grad_clip: float | None = None, **options: Any) -> tuple[CompiledUpdate, Any, Any]:
+def make(
+    xla: Any = "on", *, grad_clip: float | None = None, **options: Any
+) -> tuple[CompiledUpdate, Any, Any]:
     w, b = tf.Variable([0.5, 0.0, 0.0]), tf.Variable(0.0)
     spec = squared_error(w, b)
     if options:
         spec = UpdateSpec(spec.loss, spec.metric_names, spec.coefficient_names, **options)
-    return CompiledUpdate(spec, [w, b], keras.optimizers.SGD(0.1), grad_clip=grad_clip, xla=xla), w, b
+    return (
+        CompiledUpdate(spec, [w, b], keras.optimizers.SGD(0.1), grad_clip=grad_clip, xla=xla),
+        w,
+        b,
+    )
 
 
-def plain_loop(lr: float, scale: float, clip: float | None, steps: int = 6) -> tuple[Any, float, float]:
+def plain_loop(
+    lr: float, scale: float, clip: float | None, steps: int = 6
+) -> tuple[Any, float, float]:
     w, b, errors = np.array([0.5, 0.0, 0.0]), 0.0, []
     for rows in ORDER[:steps]:
         error = X[rows] @ w + b - Y[rows]
@@ -71,7 +88,9 @@ def test_runs_all_minibatches_in_the_given_order(xla: str, clip: float | None) -
 def test_a_non_finite_number_leaves_weights_and_optimiser_unchanged(xla: str, row: int) -> None:
     """Even if some minibatches before it were finite."""
     w, b = tf.Variable([0.5, 0.0, 0.0]), tf.Variable(0.0)
-    update = CompiledUpdate(squared_error(w, b), [w, b], keras.optimizers.Adam(0.1), grad_clip=1.0, xla=xla)
+    update = CompiledUpdate(
+        squared_error(w, b), [w, b], keras.optimizers.Adam(0.1), grad_clip=1.0, xla=xla
+    )
     coefficients = {"lr": 0.1, "scale": 1.0}
     update(BATCH, ORDER, coefficients)
     before = [variable.numpy() for variable in (w, b, *update.optimizer.variables)]
@@ -98,15 +117,24 @@ def test_ends_after_the_first_minibatch_above_the_limit() -> None:
         metrics, held = update(BATCH, ORDER, {"lr": 0.05, "scale": 1.0})
         assert held
         assert metrics["num_sgd_steps"] == steps
-        np.testing.assert_allclose(w.numpy(), plain_loop(0.05, 1.0, None, steps=steps)[0], rtol=1e-5)
+        np.testing.assert_allclose(
+            w.numpy(), plain_loop(0.05, 1.0, None, steps=steps)[0], rtol=1e-5
+        )
 
 
 @pytest.mark.parametrize("xla", ["on", "off"])
 def test_a_metric_of_the_last_epoch_is_the_mean_over_its_minibatches_only(xla: str) -> None:
-    """Two epochs of three minibatches: errors 4 to 6, or only the fourth if the update ends after it."""
+    """Two epochs of three minibatches: errors 4 to 6, or only the fourth if the update ends after
+    it.
+    """
     means = [plain_loop(-0.1, 1.0, None, steps=steps)[2] for steps in range(1, 7)]
-    errors = [(n + 1) * mean - n * before for n, (mean, before) in enumerate(zip(means, [0.0, *means], strict=False))]
-    assert max(errors[:3]) < errors[3], "errors rise, so that the fourth can be the first above a limit"
+    errors = [
+        (n + 1) * mean - n * before
+        for n, (mean, before) in enumerate(zip(means, [0.0, *means], strict=False))
+    ]
+    assert max(errors[:3]) < errors[3], (
+        "errors rise, so that the fourth can be the first above a limit"
+    )
     limit = (max(errors[:3]) + errors[3]) / 2
     metrics, _ = make(xla, last_epoch=("mse", 2))[0](BATCH, ORDER, {"lr": -0.1, "scale": 1.0})
     assert metrics["mse"] == pytest.approx(means[5], rel=1e-4)
@@ -137,7 +165,9 @@ def uncompilable(xla: Any) -> CompiledUpdate:
         length = tf.strings.length(tf.strings.as_string(minibatch["y"][0]))
         return tf.reduce_sum(w) * coefficients["lr"] * tf.cast(length, tf.float32), {}
 
-    return CompiledUpdate(UpdateSpec(loss, (), ("lr",)), [w], keras.optimizers.SGD(0.1), grad_clip=None, xla=xla)
+    return CompiledUpdate(
+        UpdateSpec(loss, (), ("lr",)), [w], keras.optimizers.SGD(0.1), grad_clip=None, xla=xla
+    )
 
 
 def test_auto_falls_back_to_a_plain_graph_with_a_warning_if_xla_fails(caplog: Any) -> None:
@@ -152,7 +182,9 @@ def test_a_full_disk_for_compiled_updates_does_not_end_training(caplog: Any) -> 
     """TensorFlow reports it as an error of the update."""
     assert "persistent_cache_directory" in os.environ["TF_XLA_FLAGS"], "tests/conftest.py sets it"
     w = tf.Variable([1.0])
-    spec = UpdateSpec(lambda batch, c: (tf.reduce_sum(w * batch["y"][:1] * c["lr"] + 0.17), {}), (), ("lr",))
+    spec = UpdateSpec(
+        lambda batch, c: (tf.reduce_sum(w * batch["y"][:1] * c["lr"] + 0.17), {}), (), ("lr",)
+    )
     update = CompiledUpdate(spec, [w], keras.optimizers.SGD(0.1), grad_clip=None, xla="auto")
     with disk_full_after(1 << 13):
         update.warm_up(BATCH, ORDER)
@@ -168,15 +200,21 @@ def test_requested_xla_that_fails_is_an_error_with_a_hint() -> None:
 
 
 @pytest.mark.parametrize("xla", ["on", "off"])
-def test_phases_learn_after_the_loss_from_its_results_each_at_its_own_rate_and_interval(xla: Any) -> None:
-    """One phase follows the variable that has just moved; one is due at every third step, counting earlier ones."""
+def test_phases_learn_after_the_loss_from_its_results_each_at_its_own_rate_and_interval(
+    xla: Any,
+) -> None:
+    """One phase follows the variable that has just moved; one is due at every third step, counting
+    earlier ones.
+    """
     w, follower, rare = tf.Variable(1.0), tf.Variable(0.0), tf.Variable(0.0)
 
     def loss(minibatch: Any, coefficients: Any) -> Any:
         return w * minibatch["x"], {"seen": w + 0.0}
 
     def follow(minibatch: Any, coefficients: Any) -> Any:
-        return -follower * (tf.convert_to_tensor(w) + minibatch["seen"]), {"w": tf.convert_to_tensor(w)}
+        return -follower * (tf.convert_to_tensor(w) + minibatch["seen"]), {
+            "w": tf.convert_to_tensor(w)
+        }
 
     def seldom(minibatch: Any, coefficients: Any) -> Any:
         return rare * minibatch["w"] - rare * minibatch["w"] - rare, {}
@@ -197,14 +235,20 @@ def test_phases_learn_after_the_loss_from_its_results_each_at_its_own_rate_and_i
     metrics, _ = update(batch, None, {**coefficients, STEPS_BEFORE: 2.0})
     assert rare.numpy() == 1.0  # at the third and the sixth step, the latter by lr 0.5
     assert metrics["rare_grad_gnorm"] == 1.0
-    before = [float(variable.numpy()) for variable in (w, follower, rare, *update.optimizer_variables)]
+    before = [
+        float(variable.numpy()) for variable in (w, follower, rare, *update.optimizer_variables)
+    ]
     _, held = update({"x": np.array([1, 1, 1, np.nan], np.float32)}, None, coefficients)
     assert not held
-    assert [float(variable.numpy()) for variable in (w, follower, rare, *update.optimizer_variables)] == before
+    assert [
+        float(variable.numpy()) for variable in (w, follower, rare, *update.optimizer_variables)
+    ] == before
 
 
 @pytest.mark.parametrize("options", [{}, {"beta_1": 0.5, "epsilon": 1e-3}, {"amsgrad": True}])
-def test_steps_of_the_quick_adam_are_those_of_keras(options: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_of_the_quick_adam_are_those_of_keras(
+    options: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = []
     for step in (keras_step, quick_step):
         monkeypatch.setattr(keras.optimizers.Adam, "_backend_update_step", step)

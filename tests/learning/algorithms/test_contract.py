@@ -1,4 +1,6 @@
-"""Contract of every algorithm: it learns, compiles once, resumes bit for bit and survives bad rows."""
+"""Contract of every algorithm: it learns, compiles once, resumes bit for bit and survives bad
+rows.
+"""
 
 from __future__ import annotations
 
@@ -52,13 +54,19 @@ def test_warming_up_changes_nothing_and_all_batches_share_one_compilation(name: 
         assert not result.skipped
         assert all(np.isfinite(value) for value in result.metrics.values())
     assert not equal(before.tensors, case.tensors)
-    assert any((before.tensors[name] != case.tensors[name]).any() for name in before.tensors if "weights/" in name)
+    assert any(
+        (before.tensors[name] != case.tensors[name]).any()
+        for name in before.tensors
+        if "weights/" in name
+    )
     assert case.algorithm.compiled.traces == 1
 
 
 @pytest.mark.parametrize("name", slow_for(ALGORITHMS, "a3c", "apex", "cql", "td3"))
 def test_a_resumed_run_continues_like_an_uninterrupted_one(name: str) -> None:
-    """G5; random numbers, optimisers, targets, coefficients and stored experience are restored, too."""
+    """G5; random numbers, optimisers, targets, coefficients and stored experience are restored,
+    too.
+    """
     more = {"target_update_freq": 3} if name in (*WITH_REPLAY, "appo") else {}
     more |= {"training_intensity": 1} if name in WITH_REPLAY else {}
     through, resumed = (Case(name, **more, seed=seed, net_seed=seed) for seed in (1, 2))
@@ -103,11 +111,18 @@ def test_a_held_state_is_not_changed_by_later_updates(name: str, case: Case) -> 
 @pytest.mark.parametrize("name", ["appo", "dqn", "td3"])
 def test_targets_of_the_model_take_over_weights_set_from_elsewhere(name: str, case: Case) -> None:
     state = case.algorithm.get_state()
-    moved = {name: tensor + 1 if name.startswith("weights/") else tensor for name, tensor in state.tensors.items()}
+    moved = {
+        name: tensor + 1 if name.startswith("weights/") else tensor
+        for name, tensor in state.tensors.items()
+    }
     case.algorithm.set_state(AlgorithmState(moved, state.values))
     case.algorithm.weights_replaced()
-    (target,) = (target for target in case.algorithm.targets.values() if target.network is case.model)
-    assert equal({name: x.numpy() for name, x in target.variables.items()}, case.algorithm.get_weights())
+    (target,) = (
+        target for target in case.algorithm.targets.values() if target.network is case.model
+    )
+    assert equal(
+        {name: x.numpy() for name, x in target.variables.items()}, case.algorithm.get_weights()
+    )
 
 
 @ALL
@@ -138,7 +153,13 @@ def test_non_finite_numbers_are_never_stored(name: str, case: Case) -> None:
 
 @pytest.mark.parametrize(
     ("name", "column"),
-    [("ppo", c.ACTION_LOGP), ("impala", c.REWARDS), ("appo", c.OBS), ("pg", c.ADVANTAGES), ("bc", c.OBS)],
+    [
+        ("ppo", c.ACTION_LOGP),
+        ("impala", c.REWARDS),
+        ("appo", c.OBS),
+        ("pg", c.ADVANTAGES),
+        ("bc", c.OBS),
+    ],
 )
 def test_non_finite_numbers_skip_updates_until_there_are_too_many(
     name: str, column: str, case: Case, monkeypatch: pytest.MonkeyPatch
@@ -149,7 +170,11 @@ def test_non_finite_numbers_skip_updates_until_there_are_too_many(
     fragments = case.fragments(1)
     fragments[1][column][2, 1] = np.nan
     result = case.update(fragments)
-    assert (result.skipped, result.bad_column, result.metrics["updates_skipped"]) == (True, column, 1.0)
+    assert (result.skipped, result.bad_column, result.metrics["updates_skipped"]) == (
+        True,
+        column,
+        1.0,
+    )
     assert equal(before, case.tensors)
     (result,) = case.train(2)
     assert (result.skipped, result.metrics["updates_skipped"]) == (False, 1.0)
@@ -173,7 +198,9 @@ def test_a_non_finite_update_leaves_weights_targets_and_optimisers_unchanged(nam
 
 
 @pytest.mark.parametrize("name", slow_for(OF_FRAGMENTS, "a3c", "pg"))
-def test_rows_that_are_not_transitions_teach_nothing_whatever_they_contain(name: str, case: Case) -> None:
+def test_rows_that_are_not_transitions_teach_nothing_whatever_they_contain(
+    name: str, case: Case
+) -> None:
     weights = []
     for noise in (0.0, 5.0):
         case.algorithm.set_state(case.beginning)  # type: ignore[attr-defined]
@@ -181,10 +208,19 @@ def test_rows_that_are_not_transitions_teach_nothing_whatever_they_contain(name:
         for fragment in fragments:
             invalid = ~fragment[c.VALID]
             assert invalid.any()
-            for column in {c.TERMINATEDS, c.TRUNCATEDS} & fragment.keys():  # no episode continues across such a row
+            for column in {
+                c.TERMINATEDS,
+                c.TRUNCATEDS,
+            } & fragment.keys():  # no episode continues across such a row
                 fragment[column] &= fragment[c.VALID]
                 fragment[column][:-1] |= invalid[1:]
-            for column in {c.ACTION_LOGP, c.ADVANTAGES, c.VALUE_TARGETS, c.REWARDS, c.OBS} & fragment.keys():
+            for column in {
+                c.ACTION_LOGP,
+                c.ADVANTAGES,
+                c.VALUE_TARGETS,
+                c.REWARDS,
+                c.OBS,
+            } & fragment.keys():
                 fragment[column][invalid] += noise
         case.update(fragments)
         weights.append(case.algorithm.get_weights())
@@ -193,7 +229,9 @@ def test_rows_that_are_not_transitions_teach_nothing_whatever_they_contain(name:
 
 
 @KINDS
-def test_a_worker_gets_a_graph_of_only_the_model_with_the_same_numbers(name: str, case: Case) -> None:
+def test_a_worker_gets_a_graph_of_only_the_model_with_the_same_numbers(
+    name: str, case: Case
+) -> None:
     case.train(0)
     graph, spec = export_acting_graph(case.model)
     weights = case.algorithm.get_weights()

@@ -1,4 +1,6 @@
-"""DQN: its loss of rows against the formula in NumPy, and its loss of sequences against single steps."""
+"""DQN: its loss of rows against the formula in NumPy, and its loss of sequences against single
+steps.
+"""
 
 from __future__ import annotations
 
@@ -29,16 +31,25 @@ LSTM: dict[str, Any] = {"use_lstm": True, "lstm_cell_size": 5}
 GRU: dict[str, Any] = {"use_gru": True, "lstm_cell_size": 5}
 LOOKS_BACK = {**LSTM, "lstm_use_prev_action_reward": True}
 SEQUENCES: dict[str, Any] = {
-    "model": LSTM, "rollout_fragment_length": 10, "replay_sequence_length": LENGTH, "burn_in": BURN_IN, "n_step": 2,
-    "train_batch_size": 8, "training_intensity": 1.2, "learning_starts": 16, "prioritized_replay": False,
-}  # fmt: skip
+    "model": LSTM,
+    "rollout_fragment_length": 10,
+    "replay_sequence_length": LENGTH,
+    "burn_in": BURN_IN,
+    "n_step": 2,
+    "train_batch_size": 8,
+    "training_intensity": 1.2,
+    "learning_starts": 16,
+    "prioritized_replay": False,
+}
 
 
 def loss_of(case: Case, other: Any, batch: dict[str, Any]) -> Any:
     """Return the loss and its metrics, with the weights of another network in the target."""
     for name, variable in case.algorithm.targets["target"].variables.items():
         variable.assign(other.variables[name])
-    return case.algorithm.update_spec().loss({name: tf.constant(array) for name, array in batch.items()}, {})
+    return case.algorithm.update_spec().loss(
+        {name: tf.constant(array) for name, array in batch.items()}, {}
+    )
 
 
 def softmax(x: Any) -> Any:
@@ -51,7 +62,9 @@ def project(returns: Any, discounts: Any, probabilities: Any, atoms: Any) -> Any
     out, step = np.zeros_like(probabilities), atoms[1] - atoms[0]
     for row in range(len(returns)):
         for atom, share in zip(atoms, probabilities[row], strict=True):
-            place = (np.clip(returns[row] + discounts[row] * atom, atoms[0], atoms[-1]) - atoms[0]) / step
+            place = (
+                np.clip(returns[row] + discounts[row] * atom, atoms[0], atoms[-1]) - atoms[0]
+            ) / step
             low, high = int(np.floor(place)), int(np.ceil(place))
             if low == high:
                 out[row, low] += share
@@ -92,7 +105,9 @@ def test_loss_of_rows_equals_the_formula_in_numpy(settings: dict[str, Any]) -> N
 
 
 @pytest.mark.parametrize("settings", VARIANTS)
-def test_a_worker_acts_by_the_values_of_the_network_and_never_takes_a_masked_action(settings: dict[str, Any]) -> None:
+def test_a_worker_acts_by_the_values_of_the_network_and_never_takes_a_masked_action(
+    settings: dict[str, Any],
+) -> None:
     model = Case("dqn", num_mask=NUM_ACTIONS, **settings).model
     graph, spec = export_acting_graph(model)
     assert spec.distribution == "greedy"
@@ -112,13 +127,19 @@ def test_a_worker_acts_by_the_values_of_the_network_and_never_takes_a_masked_act
 def test_streams_after_convolutions_are_relu_like_the_convolutions() -> None:
     """Wang et al. 2016; fcnet_activation is for networks without convolutions."""
     model = Case("dqn", obs_shape=(10, 10, 1), dueling_hiddens=[6]).model
-    obs, weights = np.random.default_rng(0).integers(0, 256, (3, 10, 10, 1), np.uint8), model.get_weights()
+    obs, weights = (
+        np.random.default_rng(0).integers(0, 256, (3, 10, 10, 1), np.uint8),
+        model.get_weights(),
+    )
     features = model._branches[0].step(obs, None, [])[0].numpy()
     streams = [
-        np.maximum(features @ weights[f"{name}/dense_0/kernel"] + weights[f"{name}/dense_0/bias"], 0.0)
-        @ weights[f"{name}/head/kernel"] + weights[f"{name}/head/bias"]
+        np.maximum(
+            features @ weights[f"{name}/dense_0/kernel"] + weights[f"{name}/dense_0/bias"], 0.0
+        )
+        @ weights[f"{name}/head/kernel"]
+        + weights[f"{name}/head/bias"]
         for name in ("value", "advantage")
-    ]  # fmt: skip
+    ]
     expected = streams[0] + streams[1] - streams[1].mean(axis=1, keepdims=True)
     np.testing.assert_allclose(model.q(obs)[0].numpy(), expected, rtol=1e-4, atol=1e-5)
 
@@ -131,7 +152,9 @@ def test_workers_explore_by_a_schedule_or_each_with_its_own_share() -> None:
 
 
 def make_minibatch(model: Any, seed: int) -> dict[str, Any]:
-    """Make three sequences: a whole one, one that is a whole episode, and one cut short after its burn-in."""
+    """Make three sequences: a whole one, one that is a whole episode, and one cut short after its
+    burn-in.
+    """
     rng = np.random.default_rng(seed)
     batch = {
         c.OBS: rng.normal(size=(ROWS, LENGTH + 1, NUM_OBS)),
@@ -142,11 +165,16 @@ def make_minibatch(model: Any, seed: int) -> dict[str, Any]:
         c.PREV_REWARDS: rng.normal(size=(ROWS, LENGTH + 1)),
     }
     batch[c.DISCOUNTS][1, 2] = 0.0
-    batch |= {c.state_in(index): rng.normal(size=(ROWS, *shape)) for index, shape in enumerate(model.state_shapes)}
+    batch |= {
+        c.state_in(index): rng.normal(size=(ROWS, *shape))
+        for index, shape in enumerate(model.state_shapes)
+    }
     found = {name: array.astype(np.float32) for name, array in batch.items()}
     for name, length in ((c.ACTIONS, LENGTH), (c.PREV_ACTIONS, LENGTH + 1)):
         found[name] = (START + rng.integers(0, NUM_ACTIONS, (ROWS, length))).astype(np.int32)
-    found[FOLLOWING] = np.array([[2, 3, 4, 5, 6, 6], [2, 3, 3, 4, 5, 6], [2, 3, 3, 4, 5, 6]], np.int32)
+    found[FOLLOWING] = np.array(
+        [[2, 3, 4, 5, 6, 6], [2, 3, 3, 4, 5, 6], [2, 3, 3, 4, 5, 6]], np.int32
+    )
     return found
 
 
@@ -155,8 +183,12 @@ def stepped(network: Any, batch: dict[str, Any]) -> Any:
     state = [tf.constant(batch[c.state_in(index)]) for index in range(len(network.state_shapes))]
     values = []
     for t in range(LENGTH + 1):
-        before = (batch[c.PREV_ACTIONS][:, t], batch[c.PREV_REWARDS][:, t]) if network.looks_back else ()
-        q, _, state = network.forward_step(tf.constant(batch[c.OBS][:, t]), state, *map(tf.constant, before))
+        before = (
+            (batch[c.PREV_ACTIONS][:, t], batch[c.PREV_REWARDS][:, t]) if network.looks_back else ()
+        )
+        q, _, state = network.forward_step(
+            tf.constant(batch[c.OBS][:, t]), state, *map(tf.constant, before)
+        )
         values.append(q.numpy())
     return np.stack(values, axis=1)
 
@@ -178,12 +210,21 @@ def unrescaled(y: float) -> float:
     "settings",
     [
         {"double_q": True, "dueling": True},
-        {"double_q": False, "dueling": False, "model": GRU, "prioritized_replay": True, "sequence_priority_eta": 0.5},
+        {
+            "double_q": False,
+            "dueling": False,
+            "model": GRU,
+            "prioritized_replay": True,
+            "sequence_priority_eta": 0.5,
+        },
         {"double_q": True, "value_rescaling": True, "model": LOOKS_BACK},
     ],
 )
 def test_loss_of_sequences_equals_that_of_single_steps(settings: dict[str, Any]) -> None:
-    case, other = (Case("dqn", net_seed=seed, **{**SEQUENCES, "huber_delta": 0.5, **settings}) for seed in (1, 2))
+    case, other = (
+        Case("dqn", net_seed=seed, **{**SEQUENCES, "huber_delta": 0.5, **settings})
+        for seed in (1, 2)
+    )
     config, batch = case.config, make_minibatch(case.model, 3)
     total, metrics = loss_of(case, other.model, batch)
 
@@ -211,14 +252,20 @@ def test_loss_of_sequences_equals_that_of_single_steps(settings: dict[str, Any])
 def loss_and_gradients(case: Case, batch: dict[str, Any]) -> tuple[float, list[Any]]:
     with tf.GradientTape() as tape:
         total, _ = loss_of(case, case.model, batch)
-    kept = tape.gradient(total, case.model.trainable_variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+    kept = tape.gradient(
+        total, case.model.trainable_variables, unconnected_gradients=tf.UnconnectedGradients.ZERO
+    )
     return float(total), [gradient.numpy() for gradient in kept]
 
 
 @pytest.mark.parametrize("cell", [LSTM, GRU])
 def test_a_burn_in_updates_the_state_and_has_no_gradient(cell: dict[str, Any]) -> None:
-    """The steps after it are like a sequence of their own, which begins in the state after the burn-in."""
-    case, without = (Case("dqn", **{**SEQUENCES, "model": cell, "burn_in": burn_in}) for burn_in in (BURN_IN, 0))
+    """The steps after it are like a sequence of their own, which begins in the state after the
+    burn-in.
+    """
+    case, without = (
+        Case("dqn", **{**SEQUENCES, "model": cell, "burn_in": burn_in}) for burn_in in (BURN_IN, 0)
+    )
     model = case.model
     without.model.set_weights(model.get_weights())
     batch = make_minibatch(model, 3)
@@ -236,7 +283,10 @@ def test_a_burn_in_updates_the_state_and_has_no_gradient(cell: dict[str, Any]) -
     for mine, theirs in zip(gradients, wanted_gradients, strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-6)
     _, through_all = loss_and_gradients(without, batch)
-    assert any(not np.allclose(mine, theirs, rtol=1e-3) for mine, theirs in zip(gradients, through_all, strict=True))
+    assert any(
+        not np.allclose(mine, theirs, rtol=1e-3)
+        for mine, theirs in zip(gradients, through_all, strict=True)
+    )
 
 
 def test_untrained_steps_do_not_count() -> None:
@@ -256,7 +306,9 @@ def test_untrained_steps_do_not_count() -> None:
 
 
 @pytest.mark.parametrize("settings", [{}, {"model": GRU, "num_atoms": 7, "dueling": False}])
-def test_a_worker_acts_by_the_values_of_the_network_and_keeps_its_state(settings: dict[str, Any]) -> None:
+def test_a_worker_acts_by_the_values_of_the_network_and_keeps_its_state(
+    settings: dict[str, Any],
+) -> None:
     model = Case("dqn", num_mask=NUM_ACTIONS, **{**SEQUENCES, **settings}).model
     graph, spec = export_acting_graph(model)
     acting = ActingGraph(graph, spec)
@@ -273,7 +325,11 @@ def test_a_worker_acts_by_the_values_of_the_network_and_keeps_its_state(settings
     given, _ = model.q_sequence(tf.constant(obs), [tf.constant(component) for component in start])
     if model.atoms is not None:
         given = tf.reduce_sum(tf.nn.softmax(given) * model.atoms, axis=-1)
-    wanted = np.where(obs[..., :NUM_ACTIONS] > 0, given.numpy().reshape(LENGTH, ROWS, -1), np.float32(MASKED_LOGIT))
+    wanted = np.where(
+        obs[..., :NUM_ACTIONS] > 0,
+        given.numpy().reshape(LENGTH, ROWS, -1),
+        np.float32(MASKED_LOGIT),
+    )
     np.testing.assert_allclose(np.stack(found), wanted, rtol=1e-4, atol=1e-5)
 
 
@@ -281,16 +337,32 @@ def test_workers_send_rewards_and_the_states_at_the_start_of_sequences() -> None
     plan = Case("dqn", **{**SEQUENCES, "model": LOOKS_BACK, "sequence_overlap": 3}).plan
     assert (plan.postprocess, plan.state_every) == ("none", 3)
     assert plan.of_sequences == (c.state_in(0), c.state_in(1))
-    assert {c.REWARDS, c.TERMINATEDS, c.TRUNCATEDS, c.PREV_ACTIONS, c.PREV_REWARDS} <= set(plan.of_rows)
-    whole = {**SEQUENCES, "replay_sequence_length": None, "burn_in": 0, "model": GRU, "train_batch_size": 16}
+    assert {c.REWARDS, c.TERMINATEDS, c.TRUNCATEDS, c.PREV_ACTIONS, c.PREV_REWARDS} <= set(
+        plan.of_rows
+    )
+    whole = {
+        **SEQUENCES,
+        "replay_sequence_length": None,
+        "burn_in": 0,
+        "model": GRU,
+        "train_batch_size": 16,
+    }
     plan = Case("dqn", **whole).plan
     assert (plan.state_every, plan.of_sequences) == (10, (c.state_in(0),))
     assert DQN.trains_on_sequences(Case("dqn", **SEQUENCES).config)
 
 
 def test_due_minibatches_of_whole_sequences_share_one_compilation_also_after_a_restore() -> None:
-    """Two sequences of four trained steps make a minibatch of eight: 20 new rows make 10 due at an intensity of 4."""
-    settings = {**SEQUENCES, "prioritized_replay": True, "training_intensity": 4, "eager": False, "xla": "off"}
+    """Two sequences of four trained steps make a minibatch of eight: 20 new rows make 10 due at an
+    intensity of 4.
+    """
+    settings = {
+        **SEQUENCES,
+        "prioritized_replay": True,
+        "training_intensity": 4,
+        "eager": False,
+        "xla": "off",
+    }
     case, second = (Case("dqn", **settings, net_seed=seed) for seed in (1, 5))
     case.algorithm.warm_up()
     results = case.train(*range(8))

@@ -20,8 +20,13 @@ from aiorl.learning.losses.vtrace import pg_advantages, vtrace
 
 LENGTH, NUM = 5, 4
 COEFFICIENTS = {
-    "lr": 0.0, "entropy_coeff": 0.03, "clip_param": 0.1, "vf_clip_param": 0.2, "kl_coeff": 0.4, "advantage_scale": 2.0,
-}  # fmt: skip
+    "lr": 0.0,
+    "entropy_coeff": 0.03,
+    "clip_param": 0.1,
+    "vf_clip_param": 0.2,
+    "kl_coeff": 0.4,
+    "advantage_scale": 2.0,
+}
 CUTS = {"vtrace_clip_rho_threshold": 1.1, "vtrace_clip_pg_rho_threshold": 0.9}
 SPACES = pytest.mark.parametrize("space", [CHOICES, BOX], ids=["choices", "box"])
 
@@ -33,7 +38,9 @@ def tensors(arrays: dict[str, Any]) -> dict[str, tf.Tensor]:
 def shake(network: Any, seed: int, size: float = 0.1) -> None:
     """Move all variables of a network randomly."""
     for name, variable in network.variables.items():
-        variable.assign(variable + size * tf.random.stateless_normal(variable.shape, [seed, len(name)]))
+        variable.assign(
+            variable + size * tf.random.stateless_normal(variable.shape, [seed, len(name)])
+        )
 
 
 def forward(model: Any, obs: Any) -> tuple[Any, Any]:
@@ -45,12 +52,19 @@ def surrogate(ratio: Any, advantages: Any) -> float:
     return float(-np.minimum(ratio * advantages, np.clip(ratio, 0.9, 1.1) * advantages).mean())
 
 
-def check(found: tuple[Any, dict[str, Any]], wanted: dict[str, float], penalty: float = 0.0) -> None:
+def check(
+    found: tuple[Any, dict[str, Any]], wanted: dict[str, float], penalty: float = 0.0
+) -> None:
     """Compare a loss with its parts; missing parts count as 0."""
     total, metrics = found
     for name, value in wanted.items():
         assert float(metrics[name]) == pytest.approx(value, rel=1e-3, abs=1e-5), name
-    expected = wanted["policy_loss"] + 0.7 * wanted.get("vf_loss", 0.0) - 0.03 * wanted["entropy"] + penalty
+    expected = (
+        wanted["policy_loss"]
+        + 0.7 * wanted.get("vf_loss", 0.0)
+        - 0.03 * wanted["entropy"]
+        + penalty
+    )
     assert float(total) == pytest.approx(expected, rel=1e-4, abs=1e-5)
 
 
@@ -94,7 +108,10 @@ def test_losses_of_rows_equal_the_formulas(name: str, settings: dict[str, Any], 
     if name == "ppo":
         log_ratio = logp - row[c.ACTION_LOGP]
         ratio = np.exp(log_ratio)
-        wanted |= {"policy_loss": surrogate(ratio, advantages), "clip_fraction": (np.abs(ratio - 1) > 0.1).mean()}
+        wanted |= {
+            "policy_loss": surrogate(ratio, advantages),
+            "clip_fraction": (np.abs(ratio - 1) > 0.1).mean(),
+        }
         wanted["kl"] = (ratio - 1 - log_ratio).mean()
         if config.kl_coeff:
             wanted["kl"] = entropies.kl(kind, row[c.ACTION_DIST_INPUTS], inputs).mean()
@@ -124,8 +141,12 @@ def test_losses_of_rows_equal_the_formulas(name: str, settings: dict[str, Any], 
         ("appo", {**CUTS, "target_worker_clipping": 1.05}),
     ],
 )
-def test_losses_with_vtrace_equal_the_formulas(name: str, settings: dict[str, Any], space: Any) -> None:
-    """In APPO, V-trace uses the ratios of the target network, and the surrogate uses ratios to the target network."""
+def test_losses_with_vtrace_equal_the_formulas(
+    name: str, settings: dict[str, Any], space: Any
+) -> None:
+    """In APPO, V-trace uses the ratios of the target network, and the surrogate uses ratios to the
+    target network.
+    """
     case = Case(name, space, gamma=0.9, vf_loss_coeff=0.7, **settings)
     config, model, kind = case.config, case.model, case.model.distribution
     old = case.model
@@ -136,30 +157,49 @@ def test_losses_with_vtrace_equal_the_formulas(name: str, settings: dict[str, An
             variable.assign(old.variables[key])
     shake(model, 7)
     x = case.fragment(3, LENGTH, NUM, invalid=True)
-    batch, coefficients = tensors(case.algorithm.buffers.sequences([x], NUM, LENGTH)), tensors(COEFFICIENTS)
+    batch, coefficients = (
+        tensors(case.algorithm.buffers.sequences([x], NUM, LENGTH)),
+        tensors(COEFFICIENTS),
+    )
     spec = case.algorithm.update_spec()
-    found = spec.loss(batch if spec.begin is None else spec.begin(batch, coefficients), coefficients)
+    found = spec.loss(
+        batch if spec.begin is None else spec.begin(batch, coefficients), coefficients
+    )
 
     def flat(column: Any) -> Any:
         return column.reshape(LENGTH * NUM, *column.shape[2:])
 
     def judged(network: Any) -> tuple[Any, Any, Any]:
         inputs, values = forward(network, flat(x[c.OBS]))
-        return inputs, kind.logp(inputs, flat(x[c.ACTIONS])).reshape(LENGTH, NUM), values.reshape(LENGTH, NUM)
+        return (
+            inputs,
+            kind.logp(inputs, flat(x[c.ACTIONS])).reshape(LENGTH, NUM),
+            values.reshape(LENGTH, NUM),
+        )
 
     (inputs, logp, values), (old_inputs, old_logp, old_values) = judged(model), judged(old)
     valid, mu = x[c.VALID], x[c.ACTION_LOGP]
     log_rhos = np.where(valid, old_logp - mu, 0)
     columns = [
-        old_values, forward(old, x[c.LAST_OBS])[1], x[c.REWARDS], x[c.TERMINATEDS], x[c.TRUNCATEDS],
-        x[c.BOOTSTRAP_VALUES], log_rhos if config.vtrace else 0 * log_rhos,
-    ]  # fmt: skip
+        old_values,
+        forward(old, x[c.LAST_OBS])[1],
+        x[c.REWARDS],
+        x[c.TERMINATEDS],
+        x[c.TRUNCATEDS],
+        x[c.BOOTSTRAP_VALUES],
+        log_rhos if config.vtrace else 0 * log_rhos,
+    ]
     returns = vtrace(  # compared with a slow reference in its own test
         *(tf.constant(np.asarray(column, np.float32)) for column in columns),
-        gamma=0.9, lam=config.lambda_, rho_bar=(rho_bar := config.vtrace_clip_rho_threshold),
-        rho_bar_pg=config.vtrace_clip_pg_rho_threshold, valid=tf.constant(valid.astype(np.float32)),
-    )  # fmt: skip
-    weighted = pg_advantages(returns.advantages, returns.weights, normalize=config.normalize_advantages)
+        gamma=0.9,
+        lam=config.lambda_,
+        rho_bar=(rho_bar := config.vtrace_clip_rho_threshold),
+        rho_bar_pg=config.vtrace_clip_pg_rho_threshold,
+        valid=tf.constant(valid.astype(np.float32)),
+    )
+    weighted = pg_advantages(
+        returns.advantages, returns.weights, normalize=config.normalize_advantages
+    )
     advantages, rhos = weighted.numpy()[valid], np.exp(log_rhos)[valid]
     wanted = {
         "vf_loss": np.square(values - returns.vs.numpy())[valid].mean(),
@@ -168,23 +208,36 @@ def test_losses_with_vtrace_equal_the_formulas(name: str, settings: dict[str, An
         "clipped_rhos": (rhos > rho_bar).mean(),
     }
     if name == "impala":
-        wanted |= {"policy_loss": -(logp[valid] * advantages).mean(), "kl": (rhos - 1 - np.log(rhos)).mean()}
+        wanted |= {
+            "policy_loss": -(logp[valid] * advantages).mean(),
+            "kl": (rhos - 1 - np.log(rhos)).mean(),
+        }
         check(found, wanted)
         return
-    ratio = (np.minimum(np.exp(mu - old_logp), config.target_worker_clipping) * np.exp(logp - mu))[valid]
-    wanted |= {"policy_loss": surrogate(ratio, advantages), "clip_fraction": (np.abs(ratio - 1) > 0.1).mean()}
+    ratio = (np.minimum(np.exp(mu - old_logp), config.target_worker_clipping) * np.exp(logp - mu))[
+        valid
+    ]
+    wanted |= {
+        "policy_loss": surrogate(ratio, advantages),
+        "clip_fraction": (np.abs(ratio - 1) > 0.1).mean(),
+    }
     wanted["kl"] = entropies.kl(kind, old_inputs, inputs)[flat(valid)].mean()
     assert wanted["kl"] > 1e-3
     check(found, wanted, 0.4 * wanted["kl"] * (config.kl_coeff > 0))
 
 
 @pytest.mark.parametrize(
-    ("name", "cell"), [("ppo", "use_gru"), ("a2c", "use_lstm"), ("pg", "use_gru"), ("bc", "use_gru")]
+    ("name", "cell"),
+    [("ppo", "use_gru"), ("a2c", "use_lstm"), ("pg", "use_gru"), ("bc", "use_gru")],
 )
-def test_sequences_give_the_same_loss_in_any_order_each_with_its_own_state(name: str, cell: str) -> None:
+def test_sequences_give_the_same_loss_in_any_order_each_with_its_own_state(
+    name: str, cell: str
+) -> None:
     more = {"postprocess_inputs": True} if name == "bc" else {}
     case = Case(name, model={cell: True}, **more)
-    batch = case.algorithm.buffers.sequences([case.fragment(3, LENGTH, NUM, invalid=True)], NUM, LENGTH)
+    batch = case.algorithm.buffers.sequences(
+        [case.fragment(3, LENGTH, NUM, invalid=True)], NUM, LENGTH
+    )
     loss = case.algorithm.update_spec().loss
 
     def of(order: list[int], **others: list[int]) -> float:
@@ -197,7 +250,8 @@ def test_sequences_give_the_same_loss_in_any_order_each_with_its_own_state(name:
 
 
 def test_a_cell_sees_the_environments_rewards_even_if_scaled_ones_are_learned_from() -> None:
-    """Two steps with rewards 4 and -2, scaled 0.5 and -0.25: targets are vs_1 = -0.25 + 0.9 V, vs_0 = 0.5 + 0.9 vs_1.
+    """Two steps with rewards 4 and -2, scaled 0.5 and -0.25: targets are vs_1 = -0.25 + 0.9 V, vs_0
+    = 0.5 + 0.9 vs_1.
 
     V is the value of the last observation, by a cell that sees the reward -2 there.
     """
@@ -207,13 +261,26 @@ def test_a_cell_sees_the_environments_rewards_even_if_scaled_ones_are_learned_fr
     obs = np.random.default_rng(1).normal(size=(3, 3)).astype(np.float32)
     actions, rewards = np.array([1, 0, 1], np.int32), np.array([0, 4, -2], np.float32)
     flags = dict.fromkeys((c.TERMINATEDS, c.TRUNCATEDS), np.zeros(2, np.bool_))
-    states = {c.state_in(index): np.zeros((2, *shape), np.float32) for index, shape in enumerate(model.state_shapes)}
+    states = {
+        c.state_in(index): np.zeros((2, *shape), np.float32)
+        for index, shape in enumerate(model.state_shapes)
+    }
     zeros = np.zeros(2, np.float32)
     rows = {
-        c.EPS_ID: np.zeros(2, np.int64), c.AGENT_INDEX: np.zeros(2, np.int32), c.OBS: obs[:2], c.NEW_OBS: obs[1:],
-        c.ACTIONS: actions[1:], c.PREV_ACTIONS: actions[:2], c.REWARDS: rewards[1:], c.PREV_REWARDS: rewards[:2],
-        c.SCALED_REWARDS: rewards[1:] / 8, c.ACTION_LOGP: zeros, c.BOOTSTRAP_VALUES: zeros, **flags, **states,
-    }  # fmt: skip
+        c.EPS_ID: np.zeros(2, np.int64),
+        c.AGENT_INDEX: np.zeros(2, np.int32),
+        c.OBS: obs[:2],
+        c.NEW_OBS: obs[1:],
+        c.ACTIONS: actions[1:],
+        c.PREV_ACTIONS: actions[:2],
+        c.REWARDS: rewards[1:],
+        c.PREV_REWARDS: rewards[:2],
+        c.SCALED_REWARDS: rewards[1:] / 8,
+        c.ACTION_LOGP: zeros,
+        c.BOOTSTRAP_VALUES: zeros,
+        **flags,
+        **states,
+    }
     plan = dataclasses.replace(IMPALA.sample_plan(config), return_discount=0.9)
     buffers = BatchBuffers(model_columns(model, plan.columns))
     batch = buffers.sequences([laid_out(rows, plan, 2)], 1, 2)
@@ -221,7 +288,9 @@ def test_a_cell_sees_the_environments_rewards_even_if_scaled_ones_are_learned_fr
 
     state, values = [component[:1] for component in states.values()], []
     for t in range(3):
-        _, value, state = model.forward_step(obs[t : t + 1], state, actions[t : t + 1], rewards[t : t + 1])
+        _, value, state = model.forward_step(
+            obs[t : t + 1], state, actions[t : t + 1], rewards[t : t + 1]
+        )
         values.append(float(value[0]))
     later = -0.25 + 0.9 * values[2]
     expected = ((values[0] - (0.5 + 0.9 * later)) ** 2 + (values[1] - later) ** 2) / 2

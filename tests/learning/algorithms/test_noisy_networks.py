@@ -36,17 +36,25 @@ def policy_of(case: Case, **settings: Any) -> OnnxPolicy:
 
 
 def perturbed(weights: dict[str, Any], noise: Any) -> dict[str, Any]:
-    """Return the weights of a noiseless network that equals a noisy one with this noise: one layer after the other."""
+    """Return the weights of a noiseless network that equals a noisy one with this noise: one layer
+    after the other.
+    """
     found, start = dict(weights), 0
-    for name in [name.removesuffix("/kernel_sigma") for name in weights if name.endswith("/kernel_sigma")]:
+    for name in [
+        name.removesuffix("/kernel_sigma") for name in weights if name.endswith("/kernel_sigma")
+    ]:
         kernel = weights[f"{name}/kernel"]
         scaled = np.sign(noise[start : start + sum(kernel.shape)]) * np.sqrt(
             np.abs(noise[start : start + sum(kernel.shape)])
         )
         start += sum(kernel.shape)
         of_inputs, of_outputs = scaled[: len(kernel)], scaled[len(kernel) :]
-        found[f"{name}/kernel"] = kernel + found.pop(f"{name}/kernel_sigma") * np.outer(of_inputs, of_outputs)
-        found[f"{name}/bias"] = weights[f"{name}/bias"] + found.pop(f"{name}/bias_sigma") * of_outputs
+        found[f"{name}/kernel"] = kernel + found.pop(f"{name}/kernel_sigma") * np.outer(
+            of_inputs, of_outputs
+        )
+        found[f"{name}/bias"] = (
+            weights[f"{name}/bias"] + found.pop(f"{name}/bias_sigma") * of_outputs
+        )
     assert start == len(noise)
     return found
 
@@ -60,7 +68,9 @@ def test_r196_each_row_is_acted_on_with_its_own_noise(settings: dict[str, Any]) 
     for row in range(5):
         plain.set_weights(perturbed(weights, noise[row]))
         wanted = plain.forward(obs[row : row + 1])[0].numpy()[0]
-        np.testing.assert_allclose(acted.columns[c.ACTION_DIST_INPUTS][row], wanted, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(
+            acted.columns[c.ACTION_DIST_INPUTS][row], wanted, rtol=1e-4, atol=1e-5
+        )
         assert acted.actions[row] == START + wanted.argmax()
 
 
@@ -82,7 +92,9 @@ def test_r196_a_graph_without_noise_has_the_mean_weights() -> None:
 
 
 @pytest.mark.parametrize("settings", [KINDS[1], pytest.param(KINDS[2], marks=pytest.mark.slow)])
-def test_noise_is_learned_and_a_restored_run_continues_bit_for_bit(settings: dict[str, Any]) -> None:
+def test_noise_is_learned_and_a_restored_run_continues_bit_for_bit(
+    settings: dict[str, Any],
+) -> None:
     first, second = (make(**settings, net_seed=seed) for seed in (1, 5))
     before = first.tensors
     first.train(0, 1)

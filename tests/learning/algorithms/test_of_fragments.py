@@ -1,4 +1,6 @@
-"""Algorithms that train on fragments as they arrive: plans, batches, minibatches, and changing coefficients."""
+"""Algorithms that train on fragments as they arrive: plans, batches, minibatches, and changing
+coefficients.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,12 @@ PPO = [*OF_ROWS, c.ACTION_LOGP, c.ADVANTAGES, c.VALUE_TARGETS]
     [
         ("ppo", {"lambda_": 0.8}, PPO, ("gae", {"gamma": 0.9, "lam": 0.8})),
         ("ppo", {"vf_clip_param": 10.0}, [*PPO, c.VF_PREDS], ("gae", {"gamma": 0.9, "lam": 0.95})),
-        ("ppo", {"kl_coeff": 0.2}, [*PPO, c.ACTION_DIST_INPUTS], ("gae", {"gamma": 0.9, "lam": 0.95})),
+        (
+            "ppo",
+            {"kl_coeff": 0.2},
+            [*PPO, c.ACTION_DIST_INPUTS],
+            ("gae", {"gamma": 0.9, "lam": 0.95}),
+        ),
         ("a2c", {}, GAE, ("gae", {"gamma": 0.9, "lam": 1.0})),
         ("a3c", {}, GAE, ("gae", {"gamma": 0.9, "lam": 1.0})),
         ("pg", {}, [*OF_ROWS, c.ADVANTAGES], ("returns", {"gamma": 0.9})),
@@ -41,7 +48,10 @@ PPO = [*OF_ROWS, c.ACTION_LOGP, c.ADVANTAGES, c.VALUE_TARGETS]
 def test_workers_send_only_columns_that_are_used(
     name: str, settings: dict[str, Any], columns: list[str], made: tuple[str, dict[str, float]]
 ) -> None:
-    kind, own = algorithm_class(name), {"env": "x", "input": "data" if name in ("bc", "marwil") else "sampler"}
+    kind, own = (
+        algorithm_class(name),
+        {"env": "x", "input": "data" if name in ("bc", "marwil") else "sampler"},
+    )
     plan = kind.sample_plan(config_class(name)(**own, gamma=0.9, **settings))
     assert list(plan.columns) == columns
     assert (plan.postprocess, plan.postprocess_params) == made
@@ -59,7 +69,9 @@ def test_workers_send_raw_transitions_for_vtrace(name: str) -> None:
     assert c.ADVANTAGES not in plan.columns
     assert {c.REWARDS, c.TERMINATEDS, c.TRUNCATEDS, c.BOOTSTRAP_VALUES} <= set(plan.columns)
     assert plan.of_sequences == (c.LAST_OBS,)
-    plan = Case(name, model={"use_gru": True, "lstm_use_prev_action_reward": True}, normalize_rewards=True).plan
+    plan = Case(
+        name, model={"use_gru": True, "lstm_use_prev_action_reward": True}, normalize_rewards=True
+    ).plan
     assert plan.of_sequences == (c.LAST_OBS, c.state_in(0), c.state_in(1))
     assert {c.PREV_ACTIONS, c.PREV_REWARDS, c.SCALED_REWARDS} <= set(plan.columns)
 
@@ -85,7 +97,10 @@ def test_leases_are_for_exactly_one_batch_or_kept_topped_up_within_a_limit(name:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["ppo", "appo"])
 def test_eager_updates_can_be_stepped_through_and_learn_the_same(name: str) -> None:
-    runs = [Case(name, xla="off", **settings) for settings in ({"eager": False}, {}, {"eager_tracing": True})]
+    runs = [
+        Case(name, xla="off", **settings)
+        for settings in ({"eager": False}, {}, {"eager_tracing": True})
+    ]
     for it in runs:
         it.train()
     graph, eager, traced = (it.algorithm for it in runs)
@@ -131,12 +146,20 @@ def test_learns_with_recurrent_models(name: str, cell: str, shared: bool, xla: s
     assert len(state_columns(case.config)) == len(case.model.state_shapes)
     before = case.algorithm.get_weights()
     assert not case.train(invalid=True)[0].skipped
-    assert all((weight != before[key]).any() for key, weight in case.algorithm.get_weights().items())
+    assert all(
+        (weight != before[key]).any() for key, weight in case.algorithm.get_weights().items()
+    )
 
 
-@pytest.mark.parametrize(("name", "model"), [("ppo", {}), ("ppo", RECURRENT), ("impala", {}), ("appo", {})])
-def test_fragments_of_whole_episodes_are_padded_to_few_shapes(name: str, model: dict[str, Any]) -> None:
-    """Fragments are rows of consecutive episodes, [B, 1], at least as many as a fragment of steps has."""
+@pytest.mark.parametrize(
+    ("name", "model"), [("ppo", {}), ("ppo", RECURRENT), ("impala", {}), ("appo", {})]
+)
+def test_fragments_of_whole_episodes_are_padded_to_few_shapes(
+    name: str, model: dict[str, Any]
+) -> None:
+    """Fragments are rows of consecutive episodes, [B, 1], at least as many as a fragment of steps
+    has.
+    """
     case = Case(name, batch_mode="complete_episodes", model=model)
     shapes = set()
     for length in (24, 30, 33):
@@ -150,7 +173,9 @@ def test_fragments_of_whole_episodes_are_padded_to_few_shapes(name: str, model: 
 
 
 def test_whole_episodes_come_as_one_sequence_or_as_many_of_the_length_that_was_asked_for() -> None:
-    """One fragment of [1, 100_000] and one of [100_000, 1] would make 10^10 rows of padding together."""
+    """One fragment of [1, 100_000] and one of [100_000, 1] would make 10^10 rows of padding
+    together.
+    """
     case = Case("ppo", batch_mode="complete_episodes", model=RECURRENT)
     for steps, num_sequences in ((24, 1), (40, 1), (24, 5)):
         case.algorithm.check_fragment(case.fragment(0, steps, num_sequences))
@@ -190,8 +215,14 @@ def test_fragments_without_rows_or_of_sequences_of_another_length_are_refused(
 
 
 def test_schedules_go_by_the_env_steps_trained_on() -> None:
-    schedules = {"lr_schedule": [[0, 1e-2], [100, 0.0]], "entropy_coeff_schedule": [[0, 0.1], [100, 0.3]]}
-    clips = {"clip_param_schedule": [[0, 0.3], [100, 0.1]], "vf_clip_param_schedule": [[0, 5], [100, 1]]}
+    schedules = {
+        "lr_schedule": [[0, 1e-2], [100, 0.0]],
+        "entropy_coeff_schedule": [[0, 0.1], [100, 0.3]],
+    }
+    clips = {
+        "clip_param_schedule": [[0, 0.3], [100, 0.1]],
+        "vf_clip_param_schedule": [[0, 5], [100, 1]],
+    }
     case = Case("ppo", **schedules, **clips)
     assert c.VF_PREDS in case.plan.columns
     metrics = case.update(case.fragments(), 50).metrics
@@ -208,7 +239,13 @@ def test_a_learning_rate_that_ended_at_0_is_reported_once(caplog: pytest.LogCapt
         case = Case("ppo", lr_schedule=[[0, 0.0], [500, 1e-2], [1000, end]])
         for env_steps in (999, 1000, 1100):
             case.update(case.fragments(), env_steps)
-            said.append([record.getMessage() for record in caplog.records if record.name.startswith("aiorl")])
+            said.append(
+                [
+                    record.getMessage()
+                    for record in caplog.records
+                    if record.name.startswith("aiorl")
+                ]
+            )
     assert said[0] == []
     (sentence,) = said[1]
     assert all(part in sentence for part in ("lr_schedule", "1,000", "stop_timesteps: 1000"))
@@ -224,7 +261,9 @@ def rows_or_sequences(name: str, size: int) -> tuple[int, int]:
 def test_fragments_can_have_any_number_of_rows_or_sequences(name: str) -> None:
     case, whole = Case(name), 24 if name == "ppo" else 4
     for sizes in ((1, 2), (40, 41) if name == "ppo" else (6, 7)):
-        fragments = [case.fragment(seed, *rows_or_sequences(name, size)) for seed, size in enumerate(sizes)]
+        fragments = [
+            case.fragment(seed, *rows_or_sequences(name, size)) for seed, size in enumerate(sizes)
+        ]
         for fragment in fragments:
             case.algorithm.check_fragment(fragment)
         batch = case.algorithm.make_batch(fragments)
@@ -277,7 +316,9 @@ def test_an_update_reads_the_train_batch_where_it_is() -> None:
 
 
 @pytest.mark.parametrize("size", [16, 24, 5])
-def test_appo_mixes_rows_of_all_sequences_and_visits_every_transition_once_per_epoch(size: int) -> None:
+def test_appo_mixes_rows_of_all_sequences_and_visits_every_transition_once_per_epoch(
+    size: int,
+) -> None:
     case = Case("appo", sgd_minibatch_size=size, num_sgd_iter=2)
     batch = case.algorithm.make_batch(case.fragments(invalid=True))
     order = order_of(case, batch)
@@ -290,8 +331,12 @@ def test_appo_mixes_rows_of_all_sequences_and_visits_every_transition_once_per_e
     assert case.algorithm.update(batch, 0).metrics["num_sgd_steps"] == len(order)
 
 
-@pytest.mark.parametrize(("name", "model"), [("impala", {}), ("appo", RECURRENT), ("ppo", RECURRENT)])
-def test_minibatches_are_whole_sequences_if_these_are_trained_on(name: str, model: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("name", "model"), [("impala", {}), ("appo", RECURRENT), ("ppo", RECURRENT)]
+)
+def test_minibatches_are_whole_sequences_if_these_are_trained_on(
+    name: str, model: dict[str, Any]
+) -> None:
     case = Case(name, model=model, sgd_minibatch_size=12)
     order = order_of(case, case.algorithm.make_batch(case.fragments()))
     assert order.shape == (4, 2)
@@ -300,9 +345,14 @@ def test_minibatches_are_whole_sequences_if_these_are_trained_on(name: str, mode
 
 @THREE
 def test_padding_does_not_change_the_update(name: str) -> None:
-    """One minibatch of all rows: the step is the same whether half of its rows or all are filled."""
+    """One minibatch of all rows: the step is the same whether half of its rows or all are
+    filled.
+    """
     case = Case(name, sgd_minibatch_size=48)
-    state, half = case.algorithm.get_state(), case.fragment(1, *rows_or_sequences(name, 24 if name == "ppo" else 4))
+    state, half = (
+        case.algorithm.get_state(),
+        case.fragment(1, *rows_or_sequences(name, 24 if name == "ppo" else 4)),
+    )
     blank = {key: np.zeros_like(value) for key, value in half.items()}
     blank[c.VALID] = np.zeros(half[c.ACTIONS].shape[:2], bool)
     losses, weights = [], []
@@ -317,8 +367,14 @@ def test_padding_does_not_change_the_update(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["ppo", "appo"])
 @pytest.mark.parametrize(("target", "factor"), [(1e-6, 1.5), (1e6, 0.5)])
-def test_the_penalty_adapts_towards_its_target_and_is_restored(name: str, target: float, factor: float) -> None:
-    settings = {"kl_coeff": 0.2, "kl_target": target, **({"target_update_freq": 9} if name == "appo" else {})}
+def test_the_penalty_adapts_towards_its_target_and_is_restored(
+    name: str, target: float, factor: float
+) -> None:
+    settings = {
+        "kl_coeff": 0.2,
+        "kl_target": target,
+        **({"target_update_freq": 9} if name == "appo" else {}),
+    }
     case, other = Case(name, **settings), Case(name, **settings)
     metrics = case.train(1)[0].metrics
     assert metrics["kl"] > 1e-5
@@ -333,10 +389,11 @@ def test_the_penalty_adapts_towards_its_target_and_is_restored(name: str, target
 
 
 def test_the_penalty_depends_on_the_divergence_of_the_last_epoch() -> None:
-    """Three times the mean over three epochs is twice the mean over the first two, plus the mean of the third.
+    """Three times the mean over three epochs is twice the mean over the first two, plus the mean of
+    the third.
 
-    The policy moves away. The target is half of a number between the last mean and the mean over all epochs, so the
-    latter would leave the weight unchanged.
+    The policy moves away. The target is half of a number between the last mean and the mean over
+    all epochs, so the latter would leave the weight unchanged.
     """
 
     def run(epochs: int, **more: float) -> tuple[Case, dict[str, float]]:
@@ -356,7 +413,9 @@ def test_the_penalty_depends_on_the_divergence_of_the_last_epoch() -> None:
 def test_an_update_ends_once_the_policy_is_too_far_from_those_that_sampled(name: str) -> None:
     for kl_stop, steps in ((None, 6), (1e-9, 1)):
         metrics = Case(name, num_sgd_iter=3, kl_stop=kl_stop).train()[0].metrics
-        if name != "appo":  # its update has one step, before which the policy equals the target network
+        if (
+            name != "appo"
+        ):  # its update has one step, before which the policy equals the target network
             assert metrics["num_sgd_steps"] == steps
             assert metrics["kl"] > 1e-9
 
@@ -380,7 +439,9 @@ def test_the_target_network_evaluates_at_most_a_minibatch_at_a_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Also with complete episodes, which are longer than the configured sequences."""
-    case = Case("appo", batch_mode="complete_episodes", rollout_fragment_length=4, num_envs_per_worker=1)
+    case = Case(
+        "appo", batch_mode="complete_episodes", rollout_fragment_length=4, num_envs_per_worker=1
+    )
     judge, sizes = type(case.algorithm).judge, []
 
     def noting(self: Any, columns: Any, weights: Any) -> Any:
@@ -395,7 +456,11 @@ def test_the_target_network_evaluates_at_most_a_minibatch_at_a_time(
 @pytest.mark.parametrize("every", [1, 3])
 def test_the_target_network_of_appo_is_updated_at_its_interval(every: int) -> None:
     def weights(case: Case, prefix: str) -> dict[str, Any]:
-        return {name.removeprefix(prefix): x for name, x in case.tensors.items() if name.startswith(prefix)}
+        return {
+            name.removeprefix(prefix): x
+            for name, x in case.tensors.items()
+            if name.startswith(prefix)
+        }
 
     case = Case("appo", target_update_freq=every)
     seen = [weights(case, "weights/")]
@@ -408,20 +473,39 @@ def test_the_target_network_of_appo_is_updated_at_its_interval(every: int) -> No
 
 @pytest.mark.parametrize("model", [{}, pytest.param({"use_gru": True}, marks=pytest.mark.slow)])
 def test_an_on_policy_update_of_appo_is_that_of_ppo(model: dict[str, Any]) -> None:
-    """GAE by the network that sampled, computed by the worker's code, against V-trace by the target network."""
-    shared: dict[str, Any] = {"num_sgd_iter": 4, "gamma": 0.95, "lambda_": 0.8, "lr": 0.05, "model": model}
+    """GAE by the network that sampled, computed by the worker's code, against V-trace by the target
+    network.
+    """
+    shared: dict[str, Any] = {
+        "num_sgd_iter": 4,
+        "gamma": 0.95,
+        "lambda_": 0.8,
+        "lr": 0.05,
+        "model": model,
+    }
     shared |= {"normalize_advantages": True, "sgd_minibatch_size": 48, "entropy_coeff": 0.0}
     appo, ppo = Case("appo", **shared), Case("ppo", **shared)
     raw, ready = appo.fragments(), []
     for x in raw:
-        columns = {name: tf.constant(array) for name, array in {**x, c.VALID: np.ones((6, 4), np.float32)}.items()}
-        columns |= {name: tf.cast(columns[name], tf.float32) for name in (c.TERMINATEDS, c.TRUNCATEDS)}
+        columns = {
+            name: tf.constant(array)
+            for name, array in {**x, c.VALID: np.ones((6, 4), np.float32)}.items()
+        }
+        columns |= {
+            name: tf.cast(columns[name], tf.float32) for name in (c.TERMINATEDS, c.TRUNCATEDS)
+        }
         seen = appo.algorithm.judge(columns)
         x[c.ACTION_LOGP] = seen.logp.numpy()
         advantages, targets = gae(
-            x[c.REWARDS], seen.values.numpy(), seen.last_values.numpy(), x[c.TERMINATEDS], x[c.TRUNCATEDS],
-            x[c.BOOTSTRAP_VALUES], gamma=0.95, lam=0.8,
-        )  # fmt: skip
+            x[c.REWARDS],
+            seen.values.numpy(),
+            seen.last_values.numpy(),
+            x[c.TERMINATEDS],
+            x[c.TRUNCATEDS],
+            x[c.BOOTSTRAP_VALUES],
+            gamma=0.95,
+            lam=0.8,
+        )
         every = {**x, c.ADVANTAGES: advantages, c.VALUE_TARGETS: targets}
         ready.append({name: every[name] for name in ppo.plan.columns})
     found, expected = appo.update(raw).metrics, ppo.update(ready).metrics
@@ -440,8 +524,13 @@ def test_raw_rows_are_filtered_when_they_become_a_train_batch() -> None:
     np.testing.assert_allclose(found, own(obs, update=False), atol=1e-5)
 
 
-def test_marwil_divides_advantages_by_the_root_of_their_moving_mean_square_and_restores_it() -> None:
-    settings = {"moving_average_sqd_adv_norm_start": 9.0, "moving_average_sqd_adv_norm_update_rate": 0.5}
+def test_marwil_divides_advantages_by_the_root_of_their_moving_mean_square_and_restores_it() -> (
+    None
+):
+    settings = {
+        "moving_average_sqd_adv_norm_start": 9.0,
+        "moving_average_sqd_adv_norm_update_rate": 0.5,
+    }
     case, other = Case("marwil", **settings), Case("marwil", **settings)
     assert case.algorithm.coefficients(0)["advantage_scale"] == pytest.approx(3.0)
     metrics = case.train()[0].metrics
@@ -451,7 +540,9 @@ def test_marwil_divides_advantages_by_the_root_of_their_moving_mean_square_and_r
     assert other.algorithm.coefficients(0)["advantage_scale"] == pytest.approx(expected**0.5)
 
 
-def test_a_train_batch_without_room_is_refused_with_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_train_batch_without_room_is_refused_with_its_key(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     case = Case("ppo")
     policies = [(case.config, case.model)]
     bytes_of_a_row = 4 * (NUM_OBS + 1 + 5)

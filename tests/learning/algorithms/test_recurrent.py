@@ -10,7 +10,10 @@ import tensorflow as tf
 from algorithm_cases import make_model
 
 from aiorl.data import columns as c
-from aiorl.learning.algorithms.compiled_algorithm import sequence_forward, sequence_forward_with_last
+from aiorl.learning.algorithms.compiled_algorithm import (
+    sequence_forward,
+    sequence_forward_with_last,
+)
 
 
 def columns_for(model: Any, length: int, num: int) -> dict[str, tf.Tensor]:
@@ -67,9 +70,13 @@ def test_previous_actions_and_rewards_reach_the_cell_even_after_the_last_transit
         actions, rewards = columns[c.PREV_ACTIONS][t].numpy(), columns[c.PREV_REWARDS][t].numpy()
         if t == 3:
             actions[1], rewards[1] = columns[c.ACTIONS][2, 1], columns[c.REWARDS][2, 1]
-        step_inputs, step_values, state = model.forward_step(columns[c.OBS][t], state, actions, rewards)
+        step_inputs, step_values, state = model.forward_step(
+            columns[c.OBS][t], state, actions, rewards
+        )
         rows = 2 if t < 4 else 1
         np.testing.assert_allclose(dist_inputs[t, :rows], step_inputs[:rows], atol=1e-6)
         np.testing.assert_allclose(values[t, :rows], step_values[:rows], atol=1e-6)
     last = (columns[c.ACTIONS][4], columns[c.REWARDS][4])
-    np.testing.assert_allclose(last_values[0], model.forward_step(columns[c.LAST_OBS], state, *last)[1][0], atol=1e-6)
+    np.testing.assert_allclose(
+        last_values[0], model.forward_step(columns[c.LAST_OBS], state, *last)[1][0], atol=1e-6
+    )

@@ -33,7 +33,9 @@ OTHER_ALGORITHMS = other_names()["algorithms"]
 
 
 @pytest.mark.parametrize("name", sorted(OTHER_ALGORITHMS))
-def test_a_name_from_the_literature_is_refused_with_the_matching_algorithm_and_settings(name: str) -> None:
+def test_a_name_from_the_literature_is_refused_with_the_matching_algorithm_and_settings(
+    name: str,
+) -> None:
     with pytest.raises(UnknownAlgorithmError) as caught:
         config_class(name.upper())
     assert caught.value.value == name.upper()
@@ -117,7 +119,9 @@ def my_algorithms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_custom_algorithm_is_named_by_its_import_path(my_algorithms: None) -> None:
     found = algorithm_class("my_algorithms:Mine")
     assert (found.__name__, found.config_class) == ("Mine", config_class("my_algorithms:Mine"))
-    config = config_class("my_algorithms:Mine").from_mapping({"algo": "my_algorithms:Mine", "env": "CartPole-v1"})
+    config = config_class("my_algorithms:Mine").from_mapping(
+        {"algo": "my_algorithms:Mine", "env": "CartPole-v1"}
+    )
     assert config_class(config.algo) is type(config)
     assert type(config)(algo="my_algorithms:Mine", lr=0.5).lr == 0.5
 
@@ -133,7 +137,9 @@ def test_a_custom_algorithm_is_named_by_its_import_path(my_algorithms: None) -> 
         ("my_algorithms:Bare", "config_class"),
     ],
 )
-def test_a_path_that_names_no_algorithm_is_refused(my_algorithms: None, path: str, fact: str) -> None:
+def test_a_path_that_names_no_algorithm_is_refused(
+    my_algorithms: None, path: str, fact: str
+) -> None:
     with pytest.raises(ConfigError, match=fact) as caught:
         config_class(path)
     assert caught.value.key == "algo"

@@ -24,14 +24,22 @@ from aiorl.run.policy_plan import config_of
 
 @settings(deadline=None)
 @given(st.integers(1, 5000), st.integers(1, 300), st.integers(1, 64))
-def test_a_train_batch_is_whole_fragments_or_the_error_names_nearest_sizes(size: int, length: int, envs: int) -> None:
-    values = {"train_batch_size": size, "rollout_fragment_length": length, "num_envs_per_worker": envs}
+def test_a_train_batch_is_whole_fragments_or_the_error_names_nearest_sizes(
+    size: int, length: int, envs: int
+) -> None:
+    values = {
+        "train_batch_size": size,
+        "rollout_fragment_length": length,
+        "num_envs_per_worker": envs,
+    }
     if size % (length * envs) == 0:
         ActorCriticConfig.from_mapping(values)
         return
     with pytest.raises(ConfigError) as caught:
         ActorCriticConfig.from_mapping(values)
-    offered = [int(word.strip(",")) for word in caught.value.hint.split() if word.strip(",").isdecimal()]
+    offered = [
+        int(word.strip(",")) for word in caught.value.hint.split() if word.strip(",").isdecimal()
+    ]
     assert offered
     for fitting in offered:
         assert abs(fitting - size) < length * envs or fitting == length * envs
@@ -48,7 +56,8 @@ WITH_CRITICS = pytest.mark.parametrize("algo", ["sac", "td3", "cql", "iql"])
 
 def make(algo: str, **settings: Any) -> CommonConfig:
     return config_class(algo).from_mapping(
-        {"env": "E", "input": "data" if algo in ("bc", "cql", "iql", "marwil") else "sampler"} | settings
+        {"env": "E", "input": "data" if algo in ("bc", "cql", "iql", "marwil") else "sampler"}
+        | settings
     )
 
 
@@ -82,7 +91,9 @@ def test_workers_know_how_long_a_noise_matrix_lasts(algo: str) -> None:
     """-1 means as long as a fragment."""
     kind = algorithm_class(algo)
     for freq, steps in ((-1, kind.config_class().rollout_fragment_length), (3, 3)):
-        told = kind.acting_settings(kind.config_class(use_sde=True, sde_sample_freq=freq))["exploration"]
+        told = kind.acting_settings(kind.config_class(use_sde=True, sde_sample_freq=freq))[
+            "exploration"
+        ]
         assert (told["type"], told["sample_freq"]) == ("StateDependentNoise", steps)
     assert "StateDependentNoise" not in str(kind.acting_settings(kind.config_class()))
 
@@ -91,8 +102,12 @@ LSTM: dict[str, Any] = {"model": {"use_lstm": True}}
 LARGE = {"rollout_fragment_length": 64, "num_envs_per_worker": 32}
 OWN_PRIORITIES = {"worker_priorities": True, "prioritized_replay": True}
 SEQUENCES: dict[str, Any] = {
-    **LSTM, "rollout_fragment_length": 10, "replay_sequence_length": 6, "burn_in": 2, "train_batch_size": 8,
-}  # fmt: skip
+    **LSTM,
+    "rollout_fragment_length": 10,
+    "replay_sequence_length": 6,
+    "burn_in": 2,
+    "train_batch_size": 8,
+}
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("ppo", {"sde_sample_freq": 4}, "sde_sample_freq"),
     ("ppo", {"sde_initial_log_std": -1.0}, "sde_initial_log_std"),
@@ -101,12 +116,19 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("ppo", {"use_sde": True, "model": {"custom_model": "a:b"}}, "model.custom_model"),
     ("ppo", {"train_batch_size": 4000, "rollout_fragment_length": 64}, "train_batch_size"),
     ("ppo", {"train_batch_size": 2048, "sgd_minibatch_size": 4096}, "sgd_minibatch_size"),
-    ("ppo", {**LSTM, "sgd_minibatch_size": 100, "rollout_fragment_length": 64}, "sgd_minibatch_size"),
+    (
+        "ppo",
+        {**LSTM, "sgd_minibatch_size": 100, "rollout_fragment_length": 64},
+        "sgd_minibatch_size",
+    ),
     ("ppo", {"lr_schedule": [[10, 1e-3], [5, 1e-4]]}, "lr_schedule"),
     ("ppo", {"entropy_coeff_schedule": []}, "entropy_coeff_schedule"),
     ("ppo", {"clip_param": 0}, "clip_param"),
-    *(("ppo", {name: points}, name) for name in ("clip_param_schedule", "vf_clip_param_schedule")
-      for points in ([[0, 0.2], [10, 0.0]], [[5, 0.2], [1, 0.1]], [])),
+    *(
+        ("ppo", {name: points}, name)
+        for name in ("clip_param_schedule", "vf_clip_param_schedule")
+        for points in ([[0, 0.2], [10, 0.0]], [[5, 0.2], [1, 0.1]], [])
+    ),
     ("ppo", {"kl_target": 0.1}, "kl_target"),
     ("pg", {"lambda_": 0.9}, "lambda_"),
     ("pg", {"vf_loss_coeff": 0.5}, "vf_loss_coeff"),
@@ -114,22 +136,37 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("impala", {"sgd_minibatch_size": 8192, "train_batch_size": 4096}, "sgd_minibatch_size"),
     ("impala", {"vtrace_clip_rho_threshold": 0}, "vtrace_clip_rho_threshold"),
     ("impala", {"vtrace": False, "vtrace_clip_rho_threshold": 2.0}, "vtrace_clip_rho_threshold"),
-    ("impala", {"vtrace": False, "vtrace_clip_pg_rho_threshold": 2.0}, "vtrace_clip_pg_rho_threshold"),
+    (
+        "impala",
+        {"vtrace": False, "vtrace_clip_pg_rho_threshold": 2.0},
+        "vtrace_clip_pg_rho_threshold",
+    ),
     ("impala", {"opt_type": "sgd"}, "opt_type"),
     ("impala", {"decay": 0.5}, "decay"),
     ("impala", {"max_policy_lag": -1}, "max_policy_lag"),
     ("appo", {"train_batch_size": 4000, **LARGE}, "train_batch_size"),
-    ("appo", {**LSTM, "sgd_minibatch_size": 100, "rollout_fragment_length": 64}, "sgd_minibatch_size"),
+    (
+        "appo",
+        {**LSTM, "sgd_minibatch_size": 100, "rollout_fragment_length": 64},
+        "sgd_minibatch_size",
+    ),
     ("appo", {"target_update_freq": 0}, "target_update_freq"),
     ("appo", {"target_worker_clipping": 0}, "target_worker_clipping"),
     ("appo", {"vf_clip_param": 1.0}, "vf_clip_param"),
     ("bc", {"vf_loss_coeff": 0.3}, "vf_loss_coeff"),
-    ("bc", {"observation_filter": "MeanStdFilter", "gradients": "workers", "sgd_minibatch_size": 2048},
-     "observation_filter"),
+    (
+        "bc",
+        {"observation_filter": "MeanStdFilter", "gradients": "workers", "sgd_minibatch_size": 2048},
+        "observation_filter",
+    ),
     ("marwil", {"normalize_advantages": True}, "normalize_advantages"),
     ("marwil", {**LSTM, "postprocess_inputs": False}, "postprocess_inputs"),
     ("dqn", {"learning_starts": 65, "replay_capacity": 64}, "learning_starts"),
-    ("dqn", {"replay_capacity": 7, "learning_starts": 1, "num_envs_per_worker": 2}, "replay_capacity"),
+    (
+        "dqn",
+        {"replay_capacity": 7, "learning_starts": 1, "num_envs_per_worker": 2},
+        "replay_capacity",
+    ),
     ("dqn", {"input": "files/*.json", "input_epochs": 1, "learning_starts": None}, "input_epochs"),
     ("dqn", {"epsilon_schedule": [[0, 2.0]]}, "epsilon_schedule"),
     ("dqn", {"num_atoms": 5, "v_min": 3, "v_max": 2}, "v_min"),
@@ -144,7 +181,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("dqn", {"model": {"free_log_std": True}}, "model.free_log_std"),
     ("dqn", {"prioritized_replay_alpha": 0.5}, "prioritized_replay_alpha"),
     ("dqn", {"per_worker_epsilon": True, "num_workers": 0}, "per_worker_epsilon"),
-    ("dqn", {"per_worker_epsilon": True, "num_workers": 1, "epsilon_schedule": [[0, 1.0]]}, "epsilon_schedule"),
+    (
+        "dqn",
+        {"per_worker_epsilon": True, "num_workers": 1, "epsilon_schedule": [[0, 1.0]]},
+        "epsilon_schedule",
+    ),
     ("dqn", {"fragments_per_update": 10**9}, "fragments_per_update"),
     ("dqn", {"training_intensity": float("inf")}, "training_intensity"),
     ("dqn", {"n_step": 5, "rollout_fragment_length": 4}, "n_step"),
@@ -186,11 +227,13 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("cql", {"cql_weight_lr": 0.1}, "cql_weight_lr"),
     ("iql", {"expectile": 1.0}, "expectile"),
     ("iql", {"model": {"vf_share_layers": True}}, "model.vf_share_layers"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("algo", "settings", "key"), REFUSED)
-def test_settings_that_do_not_go_together_are_refused(algo: str, settings: dict[str, Any], key: str) -> None:
+def test_settings_that_do_not_go_together_are_refused(
+    algo: str, settings: dict[str, Any], key: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
         make(algo, **settings)
     assert caught.value.key == key
@@ -208,7 +251,12 @@ def test_similar_settings_that_go_together_are_accepted() -> None:
 
 @pytest.mark.parametrize(
     ("algo", "settings"),
-    [("ppo", {}), ("marwil", {}), ("a3c", {"num_sgd_iter": 3}), ("a2c", {"sgd_minibatch_size": 64})],
+    [
+        ("ppo", {}),
+        ("marwil", {}),
+        ("a3c", {"num_sgd_iter": 3}),
+        ("a2c", {"sgd_minibatch_size": 64}),
+    ],
 )
 def test_gradients_from_workers_are_refused_with_a_hint_if_a_batch_has_several_steps(
     algo: str, settings: dict[str, Any]
@@ -219,9 +267,13 @@ def test_gradients_from_workers_are_refused_with_a_hint_if_a_batch_has_several_s
     assert "gradients: learner" in caught.value.hint
 
 
-@pytest.mark.parametrize(("batch", "minibatch"), [(4096, 128), (65_536, 2048), (32, 32), (2048, 64)])
+@pytest.mark.parametrize(
+    ("batch", "minibatch"), [(4096, 128), (65_536, 2048), (32, 32), (2048, 64)]
+)
 def test_minibatches_of_ppo_grow_with_the_train_batch(batch: int, minibatch: int) -> None:
-    config: Any = make("ppo", train_batch_size=batch, num_envs_per_worker=1, rollout_fragment_length=32)
+    config: Any = make(
+        "ppo", train_batch_size=batch, num_envs_per_worker=1, rollout_fragment_length=32
+    )
     assert (config.minibatch_steps(), config.fragments_per_batch()) == (minibatch, batch // 32)
 
 
@@ -243,8 +295,15 @@ SIZES = {
 
 
 @settings(deadline=None, max_examples=200)
-@given(st.sampled_from(["ppo", "a2c", "impala", "appo"]), st.sampled_from(sorted(SIZES)), st.booleans(), st.data())
-def test_any_one_size_can_be_set_and_the_others_follow(algo: str, name: str, is_recurrent: bool, data: Any) -> None:
+@given(
+    st.sampled_from(["ppo", "a2c", "impala", "appo"]),
+    st.sampled_from(sorted(SIZES)),
+    st.booleans(),
+    st.data(),
+)
+def test_any_one_size_can_be_set_and_the_others_follow(
+    algo: str, name: str, is_recurrent: bool, data: Any
+) -> None:
     size = data.draw(SIZES[name])
     config: Any = config_class(algo).from_mapping({name: size, "model": {"use_lstm": is_recurrent}})
     assert getattr(config, name) == size
@@ -261,7 +320,10 @@ def test_any_one_size_can_be_set_and_the_others_follow(algo: str, name: str, is_
         ({"train_batch_size": 400}, {"rollout_fragment_length": 25, "num_envs_per_worker": 8}),
         ({"num_envs_per_worker": 10}, {"rollout_fragment_length": 64, "train_batch_size": 2560}),
         ({"num_workers": 4}, {"num_envs_per_worker": 8, "train_batch_size": 2048}),
-        ({"train_batch_size": 4000, "rollout_fragment_length": 200, "num_workers": 10}, {"num_envs_per_worker": 2}),
+        (
+            {"train_batch_size": 4000, "rollout_fragment_length": 200, "num_workers": 10},
+            {"num_envs_per_worker": 2},
+        ),
         ({"sgd_minibatch_size": 100, "model": {"use_lstm": True}}, {"rollout_fragment_length": 50}),
     ],
 )
@@ -285,7 +347,10 @@ def test_derived_sizes_change_little_and_are_logged(
         ({"learning_starts": 100_000}, {"replay_capacity": 100_000}),
         ({"replay_capacity": 20}, {"num_envs_per_worker": 5, "learning_starts": 20}),
         ({"model": {"use_lstm": True}}, {"rollout_fragment_length": 40, "train_batch_size": 1280}),
-        ({"model": {"use_lstm": True}, "replay_sequence_length": 24, "burn_in": 8}, {"rollout_fragment_length": 40}),
+        (
+            {"model": {"use_lstm": True}, "replay_sequence_length": 24, "burn_in": 8},
+            {"rollout_fragment_length": 40},
+        ),
     ],
 )
 def test_sizes_of_a_replay_follow_too(given: dict[str, Any], made: dict[str, int]) -> None:
@@ -307,21 +372,32 @@ def test_a_policy_cannot_derive_sizes_of_the_run() -> None:
         config_of(OneConfig(), OneConfig, "left", {"sgd_minibatch_size": 10_000})
 
 
-SIZE_KEYS = ("train_batch_size", "sgd_minibatch_size", "rollout_fragment_length", "num_envs_per_worker")
+SIZE_KEYS = (
+    "train_batch_size",
+    "sgd_minibatch_size",
+    "rollout_fragment_length",
+    "num_envs_per_worker",
+)
 
 
 @pytest.mark.parametrize("value", [10**9, 2**31 - 1, 10**17, 10**17 + 3])
 @pytest.mark.parametrize("algo", sorted(ALGORITHMS))
-def test_a_huge_size_is_refused_with_its_key_or_derives_no_other_huge_one(algo: str, value: int) -> None:
+def test_a_huge_size_is_refused_with_its_key_or_derives_no_other_huge_one(
+    algo: str, value: int
+) -> None:
     kind = config_class(algo)
     own = [name for name in (*SIZE_KEYS, "n_step", "num_workers") if name in kind.model_fields]
     for name, is_recurrent in itertools.product(own, [False, True]):
         model = {"use_lstm": is_recurrent}
         config = made_or_refused(kind, {name: value, "env": "CartPole-v1", "model": model})
         if isinstance(config, ConfigError):
-            assert config.key == name or is_recurrent, "some algorithms need other settings for memory"
+            assert config.key == name or is_recurrent, (
+                "some algorithms need other settings for memory"
+            )
         else:
-            others = {other: getattr(config, other, None) or 0 for other in SIZE_KEYS if other != name}
+            others = {
+                other: getattr(config, other, None) or 0 for other in SIZE_KEYS if other != name
+            }
             assert max(others.values()) <= 2**20, (name, others)
 
 

@@ -35,7 +35,9 @@ def steps(results: Any) -> list[float]:
 
 def pieces(case: Case, numbers: list[int]) -> list[Any]:
     """Train on numbered pieces of stored experience with eight rows each."""
-    fragments = [{**case.fragment(number, 8, 1), c.PIECE: np.full((8, 1), number)} for number in numbers]
+    fragments = [
+        {**case.fragment(number, 8, 1), c.PIECE: np.full((8, 1), number)} for number in numbers
+    ]
     return [case.update([fragment]) for fragment in fragments]
 
 
@@ -43,9 +45,17 @@ def test_leases_are_kept_topped_up_within_a_limit_and_weights_are_sent_at_interv
     settings = {"fragments_per_update": 3, "max_env_steps_ahead": 100, "n_step": 3}
     case = Case("dqn", **settings, broadcast_updates=7, broadcast_interval_ms=20)
     plan = DQN.lease_plan(case.config)
-    assert (plan.mode, plan.fragments_per_batch, plan.max_policy_lag, plan.max_under_way) == ("streaming", 3, None, 12)
+    assert (plan.mode, plan.fragments_per_batch, plan.max_policy_lag, plan.max_under_way) == (
+        "streaming",
+        3,
+        None,
+        12,
+    )
     assert (plan.publish_every, plan.publish_interval_s) == (7, 0.02)
-    assert (case.plan.postprocess, case.plan.postprocess_params) == ("n_step", {"gamma": 0.99, "n": 3})
+    assert (case.plan.postprocess, case.plan.postprocess_params) == (
+        "n_step",
+        {"gamma": 0.99, "n": 3},
+    )
     assert c.N_STEPS in case.plan.columns
     assert c.N_STEPS not in Case("dqn").plan.columns
     assert Case("dqn", max_env_steps_ahead=1).config.max_fragments_under_way() == 2
@@ -66,14 +76,20 @@ def test_apex_is_dqn_with_other_defaults_that_can_each_be_switched_off() -> None
 
 
 @pytest.mark.parametrize(("num_frames", "frame"), [(1, (8, 8, 4)), (4, (8, 8))])
-def test_only_known_stacks_are_stored_frame_by_frame(num_frames: int, frame: tuple[int, ...]) -> None:
+def test_only_known_stacks_are_stored_frame_by_frame(
+    num_frames: int, frame: tuple[int, ...]
+) -> None:
     """Otherwise the four channels of an image would take the room of four rows."""
     config, layout = Case("dqn").config, ObsLayout((8, 8, 4), num_frames=num_frames)
-    spec = replay_spec(config, DQN.build_model(config, Observations(layout.shape, "uint8", layout), CHOICES, 1))
+    spec = replay_spec(
+        config, DQN.build_model(config, Observations(layout.shape, "uint8", layout), CHOICES, 1)
+    )
     assert (spec.stack, spec.frame["frame"].shape) == (num_frames, frame)
 
 
-def test_the_log_has_the_size_of_the_replay_and_its_checkpoints(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_has_the_size_of_the_replay_and_its_checkpoints(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     case, other = Case("dqn", checkpoint_keep=2), Case("dqn", checkpoint_replay=False)
     with caplog.at_level(logging.INFO):
         DQN.check_room([(one.config, one.model) for one in (case, other)])
@@ -89,13 +105,19 @@ def test_the_log_warns_of_waiting_workers_and_of_rows_without_all_n_steps(
         case = Case("dqn", **settings)
         caplog.clear()
         DQN.check_room(2 * [(case.config, case.model)])  # two policies, one lease plan
-        return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+        return [
+            record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING
+        ]
 
     shape = {"num_envs_per_worker": 8, "rollout_fragment_length": 2, "max_env_steps_ahead": 64}
     assert said(**shape, num_workers=4) == []
     (waiting,) = said(**shape, num_workers=5)
     assert all(number in waiting for number in (" 4 ", " 5 "))
-    assert said(n_step=2, rollout_fragment_length=8) == said(n_step=4, batch_mode="complete_episodes") == []
+    assert (
+        said(n_step=2, rollout_fragment_length=8)
+        == said(n_step=4, batch_mode="complete_episodes")
+        == []
+    )
     assert all(fact in said(n_step=3)[0] for fact in (" 50 %", "rollout_fragment_length", " 12 "))
 
 
@@ -155,7 +177,9 @@ def test_the_interval_of_target_updates_spans_calls() -> None:
 
 
 def test_with_a_small_tau_the_target_moves_a_little_in_each_minibatch() -> None:
-    case = Case("dqn", target_update_freq=1, tau=0.5, training_intensity=0.5)  # one minibatch a fragment
+    case = Case(
+        "dqn", target_update_freq=1, tau=0.5, training_intensity=0.5
+    )  # one minibatch a fragment
     name = "value/head/kernel"
     expected = case.tensors[f"target/{name}"]
     for number in range(3):
@@ -164,7 +188,11 @@ def test_with_a_small_tau_the_target_moves_a_little_in_each_minibatch() -> None:
         np.testing.assert_allclose(case.tensors[f"target/{name}"], expected, rtol=1e-5, atol=1e-7)
 
 
-PRIORITISED = {"prioritized_replay": True, "worker_priorities": True, "prioritized_replay_alpha": 1.0}
+PRIORITISED = {
+    "prioritized_replay": True,
+    "worker_priorities": True,
+    "prioritized_replay_alpha": 1.0,
+}
 
 
 def with_priorities(case: Case, number: int) -> Fragment:
@@ -180,7 +208,9 @@ def test_rows_are_drawn_by_workers_priorities_until_they_are_trained_on() -> Non
     fragment = with_priorities(case, 3)
     case.algorithm.make_batch([fragment])
     drawn = case.algorithm.replay.sample(4, num_batches=8)
-    np.testing.assert_array_equal(drawn.columns[c.OBS], np.broadcast_to(fragment[c.OBS][1, 0], (8, 4, NUM_OBS)))
+    np.testing.assert_array_equal(
+        drawn.columns[c.OBS], np.broadcast_to(fragment[c.OBS][1, 0], (8, 4, NUM_OBS))
+    )
     case.update([with_priorities(case, 4)])
     assert len(np.unique(case.algorithm.replay.sample(4, num_batches=50).ids)) < 12
     for number in range(3):
@@ -190,7 +220,12 @@ def test_rows_are_drawn_by_workers_priorities_until_they_are_trained_on() -> Non
 
 @pytest.mark.parametrize(
     "priorities",
-    [np.full((4, 2), np.inf, np.float32), np.full((4, 2), 1e39), np.zeros((2, 4), np.float32), np.zeros((4, 2), "U3")],
+    [
+        np.full((4, 2), np.inf, np.float32),
+        np.full((4, 2), 1e39),
+        np.zeros((2, 4), np.float32),
+        np.zeros((4, 2), "U3"),
+    ],
 )
 def test_invalid_priorities_are_refused(priorities: Any) -> None:
     case = Case("dqn", **PRIORITISED)
@@ -216,14 +251,24 @@ def test_rows_stored_with_other_settings_are_refused_unless_the_checkpoint_lacks
     without = Case("dqn", replay_capacity=32, checkpoint_replay=False)
     without.algorithm.restore_experience(values, stored)
     assert len(without.algorithm.replay) == 0
-    for name in ("gamma", "n_step", "clip_rewards", "prioritized_replay_alpha", "prioritized_replay_eps"):
+    for name in (
+        "gamma",
+        "n_step",
+        "clip_rewards",
+        "prioritized_replay_alpha",
+        "prioritized_replay_eps",
+    ):
         del values["spec"][name]
     older = Case("dqn")
     older.algorithm.restore_experience(values, stored)
     assert len(older.algorithm.replay) == 16
 
 
-STORED: dict[str, Any] = {"learning_starts": None, "rollout_fragment_length": 8, "num_envs_per_worker": 1}
+STORED: dict[str, Any] = {
+    "learning_starts": None,
+    "rollout_fragment_length": 8,
+    "num_envs_per_worker": 1,
+}
 STORED["training_intensity"] = 0.5
 
 
@@ -252,7 +297,9 @@ def test_experience_larger_than_the_replay_is_stored_repeatedly() -> None:
 
 
 def test_a_replay_full_of_images_counts_as_full(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows that follow no other have two images each, so not all rows have room; training begins then."""
+    """Rows that follow no other have two images each, so not all rows have room; training begins
+    then.
+    """
     monkeypatch.setattr(memory, "_SPARE_FRAMES", 0)
     monkeypatch.setattr(memory, "RECENT_FRAMES", 0)
     model = {"conv_filters": [[2, [4, 4], 4]], "fcnet_hiddens": [4]}
@@ -261,7 +308,9 @@ def test_a_replay_full_of_images_counts_as_full(monkeypatch: pytest.MonkeyPatch)
         images = np.full((1, 1, 4, 4, 2), number, np.uint8)
         result = case.update([{**case.fragment(number), c.OBS: images, c.NEW_OBS: images + 100}])
     assert result.metrics["rows_evicted"] > 0
-    assert result.metrics["rows_trained"] == pytest.approx(0.5 * 48, abs=4), "there is room for 32 rows"
+    assert result.metrics["rows_trained"] == pytest.approx(0.5 * 48, abs=4), (
+        "there is room for 32 rows"
+    )
 
 
 def test_rows_without_a_piece_are_always_stored_and_count_for_learning_starts() -> None:
@@ -307,7 +356,10 @@ def test_raw_rows_are_filtered_by_the_current_merged_filter_when_drawn(name: str
     stored = filtered.algorithm.make_batch([raw])
     own.learn(raw[c.OBS].reshape(-1, NUM_OBS))  # after the rows were stored
     shape = raw[c.OBS].shape
-    changed = {key: own(raw[key].reshape(-1, NUM_OBS), update=False).reshape(shape) for key in (c.OBS, c.NEW_OBS)}
+    changed = {
+        key: own(raw[key].reshape(-1, NUM_OBS), update=False).reshape(shape)
+        for key in (c.OBS, c.NEW_OBS)
+    }
     filtered.algorithm.update(stored, 0)
     plain.update([{**raw, **changed}])
     for key, tensor in plain.tensors.items():
@@ -317,7 +369,9 @@ def test_raw_rows_are_filtered_by_the_current_merged_filter_when_drawn(name: str
 def normalised(obs_shape: Any, num_outputs: int, settings: Any) -> Any:
     """Return features from layers with untrained weights and counts."""
     dense = keras.layers.Dense(settings.get("width", num_outputs), activation="tanh")
-    return keras.Sequential([keras.layers.Input(obs_shape), keras.layers.BatchNormalization(), dense])
+    return keras.Sequential(
+        [keras.layers.Input(obs_shape), keras.layers.BatchNormalization(), dense]
+    )
 
 
 def with_values(obs_shape: Any, num_outputs: int, _: Any) -> Any:
@@ -328,10 +382,13 @@ def with_values(obs_shape: Any, num_outputs: int, _: Any) -> Any:
 @pytest.fixture
 def users_models(monkeypatch: pytest.MonkeyPatch) -> None:
     shared = keras.Sequential([keras.layers.Input((NUM_OBS,)), keras.layers.Dense(4)])
-    flat = lambda shape, *_: keras.Sequential([keras.layers.Input(shape), keras.layers.Reshape([4, 1])])  # noqa: E731
+
+    def flat(shape: tuple[int, ...], *_: object) -> keras.Model:
+        return keras.Sequential([keras.layers.Input(shape), keras.layers.Reshape([4, 1])])
+
     module = types.SimpleNamespace(
         normalised=normalised, with_values=with_values, flat=flat, shared=lambda *_: shared
-    )  # fmt: skip
+    )
     monkeypatch.setitem(sys.modules, "users_models", module)
 
 
@@ -339,7 +396,9 @@ def users_models(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", slow_for(["dqn", "sac", "cql", "iql", "td3"], "cql", "iql", "td3"))
 def test_features_of_a_custom_model_are_trained_exported_and_used_for_acting(name: str) -> None:
     model = {"custom_model": "users_models:normalised", "width": 5, "fcnet_hiddens": [7]}
-    more = {"dqn": {"num_atoms": 11, "dueling_hiddens": [4]}, "td3": {"policy_delay": 1}}.get(name, {})
+    more = {"dqn": {"num_atoms": 11, "dueling_hiddens": [4]}, "td3": {"policy_delay": 1}}.get(
+        name, {}
+    )
     case = Case(name, BOX if name in ("cql", "iql", "td3") else CHOICES, model=model, **more)
     before = case.tensors
     case.train()
@@ -358,7 +417,10 @@ def test_each_network_has_its_own_custom_model_with_seeded_initial_weights() -> 
     model = {"custom_model": "users_models:normalised"}
     first, again = (Case("sac", model=model).tensors for _ in range(2))
     kernels = [name for name in first if name.endswith("custom/4/kernel") and "target" not in name]
-    assert kernels == [f"{net}/custom/4/kernel" for net in ("weights/policy", "critics/critic_0", "critics/critic_1")]
+    assert kernels == [
+        f"{net}/custom/4/kernel"
+        for net in ("weights/policy", "critics/critic_0", "critics/critic_1")
+    ]
     assert len({first[name].tobytes() for name in kernels}) == 3
     assert all((first[name] == again[name]).all() for name in kernels)
 

@@ -21,14 +21,23 @@ HEAD = GRADIENT_OF + "policy/head/kernel"
 
 
 class Both:
-    """Learner of gradients, a worker's algorithm, its fragments, and a learner that gets their rows."""
+    """Learner of gradients, a worker's algorithm, its fragments, and a learner that gets their
+    rows.
+    """
 
-    def __init__(self, name: str = "a2c", num_fragments: int = 1, space: Any = CHOICES, **settings: Any) -> None:
-        size = {"train_batch_size": STEPS * num_fragments, "sgd_minibatch_size": STEPS * num_fragments}
+    def __init__(
+        self, name: str = "a2c", num_fragments: int = 1, space: Any = CHOICES, **settings: Any
+    ) -> None:
+        size = {
+            "train_batch_size": STEPS * num_fragments,
+            "sgd_minibatch_size": STEPS * num_fragments,
+        }
         settings = {"batch_mode": "truncate_episodes", **settings}
         self.learner = Case(name, space, **{**size, **settings}, gradients="workers")
         self.of_rows = Case(name, space, **{**size, **settings})
-        self.worker = Case(name, space, **{**settings, "train_batch_size": STEPS, "sgd_minibatch_size": STEPS})
+        self.worker = Case(
+            name, space, **{**settings, "train_batch_size": STEPS, "sgd_minibatch_size": STEPS}
+        )
         self.fragments = [self.worker.fragment(seed, invalid=True) for seed in range(num_fragments)]
 
     def gradients(self) -> list[dict[str, Any]]:
@@ -42,12 +51,19 @@ class Both:
 
 @pytest.mark.parametrize(
     ("name", "num_fragments", "model"),
-    [("pg", 1, {}), ("a2c", 3, {}), ("impala", 3, {}), pytest.param("a2c", 2, GRU, marks=pytest.mark.slow)],
+    [
+        ("pg", 1, {}),
+        ("a2c", 3, {}),
+        ("impala", 3, {}),
+        pytest.param("a2c", 2, GRU, marks=pytest.mark.slow),
+    ],
 )
 def test_a_step_with_gradients_from_workers_equals_the_step_with_their_rows(
     name: str, num_fragments: int, model: dict[str, Any]
 ) -> None:
-    """Fragments with fewer transitions count less; clipping and Adam's moments are the learner's, step by step."""
+    """Fragments with fewer transitions count less; clipping and Adam's moments are the learner's,
+    step by step.
+    """
     it = Both(name, num_fragments, grad_clip=0.1, model=model)
     for _ in range(2):
         expected, result = it.of_rows.update(it.fragments), it.step(it.gradients())
@@ -57,23 +73,33 @@ def test_a_step_with_gradients_from_workers_equals_the_step_with_their_rows(
         assert result.metrics.keys() == expected.metrics.keys()
         if not model:  # with sequences, each fragment has its own mean
             for key in ("policy_loss", "loss", "grad_gnorm", "num_sgd_steps", "cur_lr"):
-                assert result.metrics[key] == pytest.approx(expected.metrics[key], rel=1e-3, abs=1e-5), key
+                assert result.metrics[key] == pytest.approx(
+                    expected.metrics[key], rel=1e-3, abs=1e-5
+                ), key
         it.worker.model.set_weights(weights)
 
 
 @pytest.mark.parametrize("space", [CHOICES, BOX])
 def test_a_gradient_equals_the_finite_difference_of_the_loss(space: Any) -> None:
-    """Central differences of A2C's loss computed in NumPy and float64, for the output layer's weights."""
+    """Central differences of A2C's loss computed in NumPy and float64, for the output layer's
+    weights.
+    """
     it = Both(space=space)
     (columns,), (fragment,) = it.gradients(), it.fragments
     model, config = it.worker.model, it.worker.config
     keep = fragment[c.VALID].reshape(-1)
-    row = {name: column.reshape(STEPS, *column.shape[2:])[keep] for name, column in fragment.items()}
+    row = {
+        name: column.reshape(STEPS, *column.shape[2:])[keep] for name, column in fragment.items()
+    }
     assert columns[NUM_ROWS].tolist() == [keep.sum()]
 
     def loss() -> float:
-        inputs, values = (output.numpy().astype(np.float64) for output in model.forward(tf.constant(row[c.OBS])))
-        policy = -(model.distribution.logp(inputs, row[c.ACTIONS]).astype(np.float64) * row[c.ADVANTAGES]).mean()
+        inputs, values = (
+            output.numpy().astype(np.float64) for output in model.forward(tf.constant(row[c.OBS]))
+        )
+        policy = -(
+            model.distribution.logp(inputs, row[c.ACTIONS]).astype(np.float64) * row[c.ADVANTAGES]
+        ).mean()
         wrong = ((values - row[c.VALUE_TARGETS]) ** 2).mean()
         entropy = entropies.entropy(model.distribution, inputs).astype(np.float64).mean()
         return float(policy + config.vf_loss_coeff * wrong - config.entropy_coeff * entropy)
@@ -90,7 +116,9 @@ def test_a_gradient_equals_the_finite_difference_of_the_loss(space: Any) -> None
                 variable.assign(moved)
                 sides.append(loss())
             variable.assign(before)
-            assert columns[GRADIENT_OF + name][index] == pytest.approx((sides[0] - sides[1]) / 0.04, rel=0.02, abs=1e-3)
+            assert columns[GRADIENT_OF + name][index] == pytest.approx(
+                (sides[0] - sides[1]) / 0.04, rel=0.02, abs=1e-3
+            )
 
 
 def test_gradients_are_compiled_once_and_change_nothing() -> None:
@@ -135,19 +163,27 @@ def bad(columns: dict[str, Any], how: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("how", "column"),
     [
-        ("missing", "policy/head/kernel"), ("of another shape", "policy/head/kernel"),
-        ("of another dtype", "policy/head/kernel"), ("not finite", "policy/head/kernel"), ("unknown", "other"),
-        ("of no row", NUM_ROWS), ("of too many rows", NUM_ROWS), ("of metrics too few", METRICS),
-        ("both good and bad", GRADIENT_OF), ("with a culprit that is none", CULPRIT),
+        ("missing", "policy/head/kernel"),
+        ("of another shape", "policy/head/kernel"),
+        ("of another dtype", "policy/head/kernel"),
+        ("not finite", "policy/head/kernel"),
+        ("unknown", "other"),
+        ("of no row", NUM_ROWS),
+        ("of too many rows", NUM_ROWS),
+        ("of metrics too few", METRICS),
+        ("both good and bad", GRADIENT_OF),
+        ("with a culprit that is none", CULPRIT),
     ],
-)  # fmt: skip
+)
 def test_gradients_that_do_not_match_the_weights_are_refused_by_name(how: str, column: str) -> None:
     it = Both()
     (columns,) = it.gradients()
     with pytest.raises(BatchError, match=column):
         it.learner.algorithm.check_fragment(bad(columns, how))
     with pytest.raises(BatchError):
-        it.learner.algorithm.check_fragment(it.fragments[0])  # rows, as from a worker that doesn't send gradients
+        it.learner.algorithm.check_fragment(
+            it.fragments[0]
+        )  # rows, as from a worker that doesn't send gradients
 
 
 def test_a_non_finite_number_skips_the_step_and_names_the_workers_column() -> None:
@@ -172,12 +208,16 @@ def test_a_fragment_without_a_transition_has_no_gradient() -> None:
 
 
 def test_single_gradients_make_steps_of_the_optimizer_and_invalid_ones_are_refused() -> None:
-    """As with a RolloutWorker's `apply_gradients`; the optimizer's moments are those of the updates."""
+    """As with a RolloutWorker's `apply_gradients`; the optimizer's moments are those of the
+    updates.
+    """
     it = Both(grad_clip=None, optimizer={"beta_1": 0.0, "beta_2": 0.0}, lr=0.5)
     gradients, worker = gradients_in(it.gradients()[0]), it.worker.algorithm
     before = worker.get_weights()
     figures = worker.apply_gradients(gradients, 0)
-    norm = np.sqrt(sum(float((gradient.astype(np.float64) ** 2).sum()) for gradient in gradients.values()))
+    norm = np.sqrt(
+        sum(float((gradient.astype(np.float64) ** 2).sum()) for gradient in gradients.values())
+    )
     assert figures == {"grad_gnorm": pytest.approx(norm, rel=1e-5), "cur_lr": 0.5}
     for name, gradient in gradients.items():  # without moments, Adam uses only the sign
         large = np.abs(gradient) > 1e-3

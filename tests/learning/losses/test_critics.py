@@ -13,7 +13,9 @@ from aiorl.learning.losses.critics import expectile_losses
 
 
 @pytest.mark.parametrize(("entropy", "rises"), [(0.5, True), (2.0, False)])
-def test_the_temperature_rises_where_the_entropy_is_below_its_target(entropy: float, rises: bool) -> None:
+def test_the_temperature_rises_where_the_entropy_is_below_its_target(
+    entropy: float, rises: bool
+) -> None:
     log_alpha = tf.Variable(0.3)
     with tf.GradientTape() as tape:
         losses = sac.temperature_losses(log_alpha, tf.constant([entropy]), 1.0)
@@ -64,9 +66,13 @@ def test_gradients_flow_only_to_q_values_and_the_weight() -> None:
     q, gaps = rng.normal(size=(2, 3, 4)), rng.normal(size=(2, 3))
     check_gradients(cql.soft_maximum, {"q": q})
     check_gradients(
-        cql.sampled_soft_maximum, {"q": q, "log_densities": rng.normal(size=(3, 4))}, without=("log_densities",)
+        cql.sampled_soft_maximum,
+        {"q": q, "log_densities": rng.normal(size=(3, 4))},
+        without=("log_densities",),
     )
-    check_gradients(cql.conservative_losses, {"gaps": gaps, "weight": np.float64(3.0)}, without=("weight",))
+    check_gradients(
+        cql.conservative_losses, {"gaps": gaps, "weight": np.float64(3.0)}, without=("weight",)
+    )
     check_gradients(
         lambda log_weight, gaps: cql.multiplier_losses(log_weight, gaps, 0.5),
         {"log_weight": np.float64(0.3), "gaps": gaps},
@@ -78,7 +84,11 @@ def test_gradients_flow_only_to_q_values_and_the_weight() -> None:
 def test_the_value_with_the_smallest_loss_is_the_expectile(expectile: float) -> None:
     """The positive errors outweigh the negative ones by (1 - tau) / tau."""
     found, values = np.random.default_rng(0).normal(size=500), np.linspace(-1, 2, 3001)
-    least = values[np.argmin(tf.reduce_sum(expectile_losses(tf.constant(found - values[:, None]), expectile), axis=1))]
+    least = values[
+        np.argmin(
+            tf.reduce_sum(expectile_losses(tf.constant(found - values[:, None]), expectile), axis=1)
+        )
+    ]
     above, below = np.maximum(found - least, 0).sum(), np.maximum(least - found, 0).sum()
     assert expectile * above == pytest.approx((1 - expectile) * below, abs=0.5)
     if expectile == 0.5:

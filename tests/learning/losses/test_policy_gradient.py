@@ -31,14 +31,20 @@ def test_normalising_equal_numbers_gives_zeros() -> None:
     assert (masked_normalise(tf.ones([6]), tf.ones([6])).numpy() == 0).all()
 
 
-def test_explained_variance_is_1_for_perfect_0_for_constant_and_at_least_minus_1_for_bad_predictions() -> None:
+def test_explained_variance_is_1_for_perfect_0_for_constant_and_at_least_minus_1_for_bad_predictions() -> (
+    None
+):
     valid = tf.constant(VALID)
     assert explained_variance(tf.constant(X), tf.constant(X), valid).numpy() == pytest.approx(1.0)
-    assert explained_variance(tf.constant(X), tf.ones_like(X), valid).numpy() == pytest.approx(0.0, abs=1e-6)
+    assert explained_variance(tf.constant(X), tf.ones_like(X), valid).numpy() == pytest.approx(
+        0.0, abs=1e-6
+    )
     assert explained_variance(tf.constant(X), tf.constant(-9 * X), valid).numpy() == -1.0
 
 
-@pytest.mark.parametrize(("ratio", "advantage", "slope"), [(1.0, 2.0, 2.0), (1.5, 2.0, 0.0), (0.5, 2.0, 1.0)])
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "slope"), [(1.0, 2.0, 2.0), (1.5, 2.0, 0.0), (0.5, 2.0, 1.0)]
+)
 def test_the_gradient_is_the_policy_gradient_inside_the_clip_and_0_beyond(
     ratio: float, advantage: float, slope: float
 ) -> None:
@@ -63,4 +69,6 @@ def test_no_gradient_flows_through_the_weights() -> None:
 
 
 def test_a_scale_of_0_does_not_divide_by_0() -> None:
-    assert float(imitation_weights(tf.constant(0.0), scale=0.0, beta=1.0, max_weight=20.0)) == pytest.approx(1.0)
+    assert float(
+        imitation_weights(tf.constant(0.0), scale=0.0, beta=1.0, max_weight=20.0)
+    ) == pytest.approx(1.0)

@@ -44,7 +44,9 @@ def example(seed: int, rows: int = 6, actions: int = 4) -> dict[str, Any]:
     }
 
 
-def slow_targets(rewards: Any, discounts: Any, next_q: Any, next_q_online: Any = None, mask: Any = None) -> list[float]:
+def slow_targets(
+    rewards: Any, discounts: Any, next_q: Any, next_q_online: Any = None, mask: Any = None
+) -> list[float]:
     """Compute targets row by row, over legal actions only."""
     targets = []
     for row in range(len(rewards)):
@@ -60,7 +62,9 @@ def slow_targets(rewards: Any, discounts: Any, next_q: Any, next_q_online: Any =
 def test_targets_equal_the_slow_reference(left_out: tuple[str, ...], compiled: bool) -> None:
     x = {name: array for name, array in example(1).items() if name not in left_out}
     function = tf.function(q_targets, jit_compile=True, autograph=False) if compiled else q_targets
-    np.testing.assert_allclose(function(**{n: tf.constant(a) for n, a in x.items()}), slow_targets(**x), rtol=1e-6)
+    np.testing.assert_allclose(
+        function(**{n: tf.constant(a) for n, a in x.items()}), slow_targets(**x), rtol=1e-6
+    )
 
 
 def test_an_illegal_action_never_wins_however_low_the_others_are() -> None:
@@ -81,13 +85,17 @@ def test_after_a_terminal_state_no_action_needs_to_be_legal() -> None:
     assert targets.numpy().tolist() == [3.0]
 
 
-@pytest.mark.parametrize(("is_rescaled", "expected"), [(False, [3.0, 4.0]), (True, [1.003, 5**0.5 - 1 + 0.004])])
+@pytest.mark.parametrize(
+    ("is_rescaled", "expected"), [(False, [3.0, 4.0]), (True, [1.003, 5**0.5 - 1 + 0.004])]
+)
 def test_after_a_truncation_without_legal_actions_only_the_reward_counts(
     is_rescaled: bool, expected: list[float]
 ) -> None:
-    """Reward 3, discount 0.5; in the second row the second action is legal, of value 2, rescaled h(2).
+    """Reward 3, discount 0.5; in the second row the second action is legal, of value 2, rescaled
+    h(2).
 
-    Targets 3 and 3 + 0.5 * 2 = 4; rescaled h(3) = sqrt(4) - 1 + 0.003 and h(4) = sqrt(5) - 1 + 0.004.
+    Targets 3 and 3 + 0.5 * 2 = 4; rescaled h(3) = sqrt(4) - 1 + 0.003 and h(4) = sqrt(5) - 1 +
+    0.004.
     """
     value = 3**0.5 - 1 + 0.002 if is_rescaled else 2.0
     targets = q_targets(
@@ -119,9 +127,12 @@ def test_gradients_are_those_of_finite_differences_and_targets_have_none() -> No
 
     def loss(values: Any, advantages: Any, next_q: Any, next_q_online: Any, weights: Any) -> Any:
         targets = q_targets(
-            tf.constant(x["rewards"], tf.float64), tf.constant(x["discounts"], tf.float64), next_q,
-            next_q_online=next_q_online, mask=tf.constant(x["mask"]),
-        )  # fmt: skip
+            tf.constant(x["rewards"], tf.float64),
+            tf.constant(x["discounts"], tf.float64),
+            next_q,
+            next_q_online=next_q_online,
+            mask=tf.constant(x["mask"]),
+        )
         q = dueling(values, advantages, tf.constant(x["mask"]))
         return weighted_mean(huber(targets - chosen(q, actions), delta=0.7), weights)
 
@@ -136,7 +147,9 @@ def test_gradients_are_those_of_finite_differences_and_targets_have_none() -> No
 
 
 def test_rescaling_is_inverted_for_returns_of_any_size() -> None:
-    returns = np.concatenate([-np.logspace(-4, 6, 41), [0.0], np.logspace(-4, 6, 41)]).astype(np.float32)
+    returns = np.concatenate([-np.logspace(-4, 6, 41), [0.0], np.logspace(-4, 6, 41)]).astype(
+        np.float32
+    )
     found = unrescaled(rescaled(tf.constant(returns))).numpy()
     np.testing.assert_allclose(found, returns, rtol=2e-5, atol=1e-6)
 
@@ -144,7 +157,9 @@ def test_rescaling_is_inverted_for_returns_of_any_size() -> None:
 F64 = NDArray[np.float64]
 
 
-def slow_projection(rewards: F64, discounts: F64, probabilities: F64, v_min: float, v_max: float) -> F64:
+def slow_projection(
+    rewards: F64, discounts: F64, probabilities: F64, v_min: float, v_max: float
+) -> F64:
     """Project by algorithm 1 of the paper as printed: floor, ceiling, and a share for each."""
     rows, count = probabilities.shape
     distance = (v_max - v_min) / (count - 1)
@@ -182,7 +197,10 @@ def test_projections_equal_the_papers_algorithm_and_lose_no_probability(
     rewards = rng.normal(scale=width / 2, size=4)
     rewards[:2] = 0.0, np.mean(bounds) / 2
     discounts = rng.random(4) * (rng.random(4) < 0.7)
-    discounts[:2] = 1.0, 0.5  # the first row's atoms stay in place, the second's move towards the middle
+    discounts[:2] = (
+        1.0,
+        0.5,
+    )  # the first row's atoms stay in place, the second's move towards the middle
     probabilities = rng.dirichlet(np.ones(count), 4)
     found = project(
         tf.constant(rewards),
@@ -190,13 +208,19 @@ def test_projections_equal_the_papers_algorithm_and_lose_no_probability(
         tf.constant(probabilities),
         tf.linspace(*map(np.float64, bounds), count),
     )
-    np.testing.assert_allclose(found, slow_projection(rewards, discounts, probabilities, *bounds), atol=1e-9)
+    np.testing.assert_allclose(
+        found, slow_projection(rewards, discounts, probabilities, *bounds), atol=1e-9
+    )
     np.testing.assert_allclose(np.sum(found, axis=1), 1.0, rtol=1e-9)
     atoms = np.linspace(*bounds, count)
     moved = rewards[:, None] + discounts[:, None] * atoms
-    is_kept = ((moved >= bounds[0]) & (moved <= bounds[1])).all(axis=1)  # nothing is clipped, so the mean is kept too
+    is_kept = ((moved >= bounds[0]) & (moved <= bounds[1])).all(
+        axis=1
+    )  # nothing is clipped, so the mean is kept too
     means = (moved * probabilities).sum(axis=1)
-    np.testing.assert_allclose((np.asarray(found) @ atoms)[is_kept], means[is_kept], atol=1e-9 * width)
+    np.testing.assert_allclose(
+        (np.asarray(found) @ atoms)[is_kept], means[is_kept], atol=1e-9 * width
+    )
 
 
 def atoms_example(seed: int) -> dict[str, Any]:
@@ -212,7 +236,9 @@ def atoms_example(seed: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("left_out", [(), ("mask",), ("next_logits_online",), ("next_logits_online", "mask")])
+@pytest.mark.parametrize(
+    "left_out", [(), ("mask",), ("next_logits_online",), ("next_logits_online", "mask")]
+)
 def test_distributions_equal_the_slow_reference(left_out: tuple[str, ...], compiled: bool) -> None:
     x = {name: array for name, array in atoms_example(1).items() if name not in left_out}
     atoms = np.linspace(-2.0, 2.0, 11)
@@ -227,11 +253,15 @@ def test_distributions_equal_the_slow_reference(left_out: tuple[str, ...], compi
         return categorical_targets(**inputs, atoms=support(-2.0, 2.0, 11))
 
     function = tf.function(call, jit_compile=True, autograph=False) if compiled else call
-    np.testing.assert_allclose(function({n: tf.constant(a) for n, a in x.items()}), expected, atol=1e-5)
+    np.testing.assert_allclose(
+        function({n: tf.constant(a) for n, a in x.items()}), expected, atol=1e-5
+    )
 
 
 def test_without_legal_actions_only_the_reward_counts_in_distributions() -> None:
-    """Reward 1, discount 1, atoms 0, 1, 2; the first action's return is certainly 1, which with the reward makes 2."""
+    """Reward 1, discount 1, atoms 0, 1, 2; the first action's return is certainly 1, which with the
+    reward makes 2.
+    """
     logits = tf.constant([[[-99.0, 0.0, -99.0], [0.0, 0.0, 0.0]]] * 2)
     mask = tf.constant([[0.0, 0.0], [1.0, 0.0]])
     found = categorical_targets(tf.ones(2), tf.ones(2), logits, support(0.0, 2.0, 3), mask=mask)
@@ -245,10 +275,16 @@ def test_gradients_of_distributions_are_those_of_finite_differences(loss: Any) -
 
     def losses(logits: Any, next_logits: Any, next_logits_online: Any) -> Any:
         targets = categorical_targets(
-            tf.constant([0.3, -0.4], tf.float64), tf.constant([0.9, 0.5], tf.float64), next_logits,
-            tf.linspace(np.float64(-2), np.float64(2), 5), next_logits_online=next_logits_online, mask=mask,
-        )  # fmt: skip
+            tf.constant([0.3, -0.4], tf.float64),
+            tf.constant([0.9, 0.5], tf.float64),
+            next_logits,
+            tf.linspace(np.float64(-2), np.float64(2), 5),
+            next_logits_online=next_logits_online,
+            mask=mask,
+        )
         return loss(chosen(logits, actions), targets)
 
-    inputs = {name: rng.normal(size=(2, 2, 5)) for name in ("logits", "next_logits", "next_logits_online")}
+    inputs = {
+        name: rng.normal(size=(2, 2, 5)) for name in ("logits", "next_logits", "next_logits_online")
+    }
     check_gradients(losses, inputs, without=("next_logits", "next_logits_online"))

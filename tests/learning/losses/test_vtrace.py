@@ -17,9 +17,17 @@ F32 = NDArray[np.float32]
 
 
 def example(
-    seed: int, *, length: int = 7, num: int = 5, ends: float = 0.2, invalid: bool = True, on_policy: bool = False
+    seed: int,
+    *,
+    length: int = 7,
+    num: int = 5,
+    ends: float = 0.2,
+    invalid: bool = True,
+    on_policy: bool = False,
 ) -> dict[str, F32]:
-    """Make random inputs; some ends are followed by a row that is not a transition, as in NEXT_STEP environments."""
+    """Make random inputs; some ends are followed by a row that is not a transition, as in NEXT_STEP
+    environments.
+    """
     rng = np.random.default_rng(seed)
 
     def normal(*shape: int) -> F32:
@@ -46,7 +54,9 @@ def example(
     }
 
 
-def reference(x: dict[str, F32], gamma: float, lam: float, rho: float, rho_pg: float, c: float) -> tuple[Any, Any]:
+def reference(
+    x: dict[str, F32], gamma: float, lam: float, rho: float, rho_pg: float, c: float
+) -> tuple[Any, Any]:
     """Compute the paper's definition, a sum of products for every row."""
     length, num = x["values"].shape
     vs, advantages = np.zeros((length, num)), np.zeros((length, num))
@@ -66,7 +76,9 @@ def reference(x: dict[str, F32], gamma: float, lam: float, rho: float, rho_pg: f
                 if not x["valid"][t, n]:
                     break
                 ratio = np.exp(x["log_rhos"][t, n])
-                delta = x["rewards"][t, n] + gamma * following(x["values"], t, n) - x["values"][t, n]
+                delta = (
+                    x["rewards"][t, n] + gamma * following(x["values"], t, n) - x["values"][t, n]
+                )
                 vs[s, n] += weight * min(rho, ratio) * delta
                 if x["terminateds"][t, n] or x["truncateds"][t, n]:
                     break
@@ -75,12 +87,16 @@ def reference(x: dict[str, F32], gamma: float, lam: float, rho: float, rho_pg: f
         for t in range(length):
             if x["valid"][t, n]:
                 ratio = min(rho_pg, np.exp(x["log_rhos"][t, n]))
-                target = x["rewards"][t, n] + gamma * following(lam * vs + (1 - lam) * x["values"], t, n)
+                target = x["rewards"][t, n] + gamma * following(
+                    lam * vs + (1 - lam) * x["values"], t, n
+                )
                 advantages[t, n] = ratio * (target - x["values"][t, n])
     return vs, advantages
 
 
-def run(x: dict[str, F32], *, compiled: bool = False, normalize: bool = False, **settings: float) -> tuple[F32, F32]:
+def run(
+    x: dict[str, F32], *, compiled: bool = False, normalize: bool = False, **settings: float
+) -> tuple[F32, F32]:
     def call(inputs: dict[str, tf.Tensor]) -> Any:
         returns = vtrace(**inputs, **settings)
         return returns.vs, pg_advantages(returns.advantages, returns.weights, normalize=normalize)
@@ -101,7 +117,9 @@ def test_advantages_are_normalised_with_importance_weights(invalid: bool) -> Non
     advantages, rhos_kept = weighted[kept] / rhos[kept], rhos[kept]
     mean = np.average(advantages, weights=rhos_kept)
     deviation = np.sqrt(np.average((advantages - mean) ** 2, weights=rhos_kept))
-    np.testing.assert_allclose(normalised[kept], rhos_kept * (advantages - mean) / deviation, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        normalised[kept], rhos_kept * (advantages - mean) / deviation, rtol=1e-4, atol=1e-5
+    )
     assert np.abs(normalised[~kept]).max() < 1e-20
     assert abs(normalised.sum()) < 1e-4
 
@@ -109,9 +127,13 @@ def test_advantages_are_normalised_with_importance_weights(invalid: bool) -> Non
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("length", [1, 2, 7, 8])
 @pytest.mark.parametrize("invalid", [False, True])
-def test_equals_the_slow_reference_with_ends_and_padding_rows(length: int, compiled: bool, invalid: bool) -> None:
+def test_equals_the_slow_reference_with_ends_and_padding_rows(
+    length: int, compiled: bool, invalid: bool
+) -> None:
     x = example(length, length=length, invalid=invalid)
-    vs, advantages = run(x, compiled=compiled, gamma=0.9, lam=0.8, rho_bar=1.3, rho_bar_pg=0.9, c_bar=1.1)
+    vs, advantages = run(
+        x, compiled=compiled, gamma=0.9, lam=0.8, rho_bar=1.3, rho_bar_pg=0.9, c_bar=1.1
+    )
     expected_vs, expected_advantages = reference(x, 0.9, 0.8, 1.3, 0.9, 1.1)
     np.testing.assert_allclose(vs, expected_vs, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(advantages, expected_advantages, rtol=1e-4, atol=1e-5)
@@ -123,9 +145,16 @@ def test_on_policy_value_targets_and_advantages_are_those_of_gae(lam: float, inv
     """The worker's GAE is an independent oracle: other code, another recursion, NumPy."""
     x = example(11, length=9, num=6, invalid=invalid, on_policy=True)
     expected, targets = gae(
-        x["rewards"], x["values"], x["last_values"], x["terminateds"] > 0, x["truncateds"] > 0,
-        x["bootstrap_values"], gamma=0.95, lam=lam, valid=x["valid"] > 0,
-    )  # fmt: skip
+        x["rewards"],
+        x["values"],
+        x["last_values"],
+        x["terminateds"] > 0,
+        x["truncateds"] > 0,
+        x["bootstrap_values"],
+        gamma=0.95,
+        lam=lam,
+        valid=x["valid"] > 0,
+    )
     vs, advantages = run(x, gamma=0.95, lam=lam)
     np.testing.assert_allclose(vs, targets, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(advantages, expected, rtol=1e-4, atol=1e-5)
@@ -146,7 +175,9 @@ def test_equals_the_product_of_the_paper(max_ratio: float) -> None:
     rng = np.random.default_rng(0)
     new, target, behaviour = np.log(rng.uniform(1e-4, 1.0, (3, 50)))
     expected = np.minimum(np.exp(behaviour - target), max_ratio) * np.exp(new - behaviour)
-    got = impact_log_ratio(*(tf.constant(x, tf.float32) for x in (new, target, behaviour)), max_ratio=max_ratio)
+    got = impact_log_ratio(
+        *(tf.constant(x, tf.float32) for x in (new, target, behaviour)), max_ratio=max_ratio
+    )
     np.testing.assert_allclose(np.exp(got.numpy()), expected, rtol=1e-4)
 
 

@@ -48,7 +48,9 @@ def masked_model(actions, inner=(3,), dtype="float32", **settings):
     space = ACTION_SPACES[actions]
     layout = ObsLayout(inner, num_mask=MaskLayout(space).size)
     distribution = make_distribution(space)
-    return build_model(layout.array_shape, dtype, distribution, SMALL | settings, seed=0, layout=layout)
+    return build_model(
+        layout.array_shape, dtype, distribution, SMALL | settings, seed=0, layout=layout
+    )
 
 
 def masked_obs(model, *leading, seed=0):
@@ -70,13 +72,19 @@ def forbidden(model, obs):
 
 def step(model, obs):
     state = [tf.zeros((len(obs), *shape)) for shape in model.state_shapes]
-    prev = (np.zeros((len(obs), *model.distribution.action_shape), np.int64), np.zeros(len(obs), np.float32))
+    prev = (
+        np.zeros((len(obs), *model.distribution.action_shape), np.int64),
+        np.zeros(len(obs), np.float32),
+    )
     return model.forward_step(obs, state, *(prev if model.looks_back else ()))
 
 
 @pytest.mark.parametrize(
     ("name", "actions"),
-    [*(("mlp", actions) for actions in ACTION_SPACES), *((name, "tuple") for name in MODELS if name != "mlp")],
+    [
+        *(("mlp", actions) for actions in ACTION_SPACES),
+        *((name, "tuple") for name in MODELS if name != "mlp"),
+    ],
 )
 def test_the_mask_forbids_outputs_and_is_not_an_input(name, actions):
     model = masked_model(actions, **MODELS[name])
@@ -88,7 +96,9 @@ def test_the_mask_forbids_outputs_and_is_not_an_input(name, actions):
     is_forbidden = forbidden(model, obs)
     assert is_forbidden.any()
     np.testing.assert_array_equal(inputs.numpy()[is_forbidden], np.float32(MASKED_LOGIT))
-    np.testing.assert_allclose(inputs.numpy()[~is_forbidden], free_inputs.numpy()[~is_forbidden], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        inputs.numpy()[~is_forbidden], free_inputs.numpy()[~is_forbidden], rtol=1e-5, atol=1e-6
+    )
     np.testing.assert_allclose(values, free_values, rtol=1e-5, atol=1e-6)
 
 
@@ -103,7 +113,9 @@ def test_the_mask_forbids_outputs_and_is_not_an_input(name, actions):
     ],
 )
 def test_a_workers_graph_applies_the_mask_too(actions, name, inner, dtype):
-    """Without TensorFlow: the exported graph applies the mask, from the observation's array alone."""
+    """Without TensorFlow: the exported graph applies the mask, from the observation's array
+    alone.
+    """
     model = masked_model(actions, inner, dtype, **MODELS[name])
     graph, spec = export_acting_graph(model)
     space = LaidOutBox(-np.inf, np.inf, model.layout, np.float32) if dtype == "float32" else None
@@ -113,7 +125,9 @@ def test_a_workers_graph_applies_the_mask_too(actions, name, inner, dtype):
     layout = MaskLayout(policy.action_space)
     alive = np.setdiff1d(np.arange(50), layout.rows_without_action(obs[:, : model.layout.num_mask]))
     obs = obs[alive]
-    result = policy.act(obs, policy.initial_state(len(obs)), prev=policy._previous(len(obs), None, None))
+    result = policy.act(
+        obs, policy.initial_state(len(obs)), prev=policy._previous(len(obs), None, None)
+    )
     np.testing.assert_array_equal(
         result.columns[c.ACTION_DIST_INPUTS] == np.float32(MASKED_LOGIT), forbidden(model, obs)
     )
@@ -125,7 +139,9 @@ def test_a_workers_graph_applies_the_mask_too(actions, name, inner, dtype):
         assert len(policy.rows_without_action(obs)) == 0
 
 
-@pytest.mark.parametrize(("actions", "compiled"), [*((actions, False) for actions in ACTION_SPACES), ("tuple", True)])
+@pytest.mark.parametrize(
+    ("actions", "compiled"), [*((actions, False) for actions in ACTION_SPACES), ("tuple", True)]
+)
 def test_no_gradient_reaches_forbidden_inputs_and_all_are_finite(actions, compiled):
     """Covers log-probability, entropy and divergence; the numbers equal NumPy's."""
     model = masked_model(actions)
@@ -144,13 +160,21 @@ def test_no_gradient_reaches_forbidden_inputs_and_all_are_finite(actions, compil
         with tf.GradientTape(persistent=True) as tape:
             tape.watch(logits)
             inputs = model._masked(logits, tf.constant(masks))
-            results = distribution.logp(inputs, chosen), distribution.entropy(inputs), distribution.kl(other, inputs)
+            results = (
+                distribution.logp(inputs, chosen),
+                distribution.entropy(inputs),
+                distribution.kl(other, inputs),
+            )
         return results, [tape.gradient(result, logits) for result in results]
 
     function = tf.function(figures, jit_compile=True, autograph=False) if compiled else figures
     results, gradients = function(tf.constant(raw))
     twin = model.distribution
-    wanted = twin.logp(masked, chosen), entropies.entropy(twin, masked), entropies.kl(twin, other, masked)
+    wanted = (
+        twin.logp(masked, chosen),
+        entropies.entropy(twin, masked),
+        entropies.kl(twin, other, masked),
+    )
     for result, expected, gradient in zip(results, wanted, gradients, strict=True):
         np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5)
         assert np.isfinite(gradient).all()
@@ -158,9 +182,13 @@ def test_no_gradient_reaches_forbidden_inputs_and_all_are_finite(actions, compil
 
 
 SHAPE = {
-    "env": "x", "seed": 0, "rollout_fragment_length": 8, "num_envs_per_worker": 4, "train_batch_size": 64,
+    "env": "x",
+    "seed": 0,
+    "rollout_fragment_length": 8,
+    "num_envs_per_worker": 4,
+    "train_batch_size": 64,
     "eager": True,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(
@@ -175,12 +203,16 @@ SHAPE = {
     ],
 )
 def test_an_update_does_not_change_weights_of_illegal_actions(algo, settings):
-    """Even with entropy and divergence in the loss, the head's weights for illegal actions don't change."""
+    """Even with entropy and divergence in the loss, the head's weights for illegal actions don't
+    change.
+    """
     never = 3
     model = masked_model("discrete", **settings)
     own = {} if algo == "impala" else {"sgd_minibatch_size": 64, "num_sgd_iter": 1, "kl_coeff": 0.3}
     kind = algorithm_class(algo)
-    config = kind.config_class.from_mapping({**SHAPE, **own, "entropy_coeff": 0.1, "lr": 1e-2, "model": settings})
+    config = kind.config_class.from_mapping(
+        {**SHAPE, **own, "entropy_coeff": 0.1, "lr": 1e-2, "model": settings}
+    )
     algorithm, plan = kind(config, model), kind.sample_plan(config)
     fragments = [legal_fragment(model, plan, seed, never) for seed in range(2)]
     before = model.get_weights()
@@ -203,35 +235,54 @@ def legal_fragment(model, plan, seed, never):
     obs = masked_obs(model, *shape, seed=seed)
     masks = obs[..., :5]
     masks[..., never], masks[..., seed] = 0, 1
-    inputs = np.where(forbidden(model, obs), np.float32(MASKED_LOGIT), np.float32(0.0)).reshape(32, -1)
-    actions, logp = model.distribution.sample_with_logp(inputs, model.distribution.draw_noise(rng, 32))
+    inputs = np.where(forbidden(model, obs), np.float32(MASKED_LOGIT), np.float32(0.0)).reshape(
+        32, -1
+    )
+    actions, logp = model.distribution.sample_with_logp(
+        inputs, model.distribution.draw_noise(rng, 32)
+    )
     flags = np.zeros(shape, bool)
     known = {
-        c.OBS: obs, c.ACTIONS: actions.reshape(shape), c.ACTION_LOGP: logp.reshape(shape), c.TERMINATEDS: flags,
-        c.TRUNCATEDS: flags, c.ACTION_DIST_INPUTS: inputs.reshape(*shape, -1), c.LAST_OBS: obs[0],
+        c.OBS: obs,
+        c.ACTIONS: actions.reshape(shape),
+        c.ACTION_LOGP: logp.reshape(shape),
+        c.TERMINATEDS: flags,
+        c.TRUNCATEDS: flags,
+        c.ACTION_DIST_INPUTS: inputs.reshape(*shape, -1),
+        c.LAST_OBS: obs[0],
         c.BOOTSTRAP_VALUES: np.zeros(shape, np.float32),
-    }  # fmt: skip
+    }
     for index, state in enumerate(model.state_shapes):
         known[c.state_in(index)] = np.zeros((4, *state), np.float32)
     return {
-        name: known[name] if name in known else rng.standard_normal(shape).astype(np.float32) for name in plan.columns
+        name: known[name] if name in known else rng.standard_normal(shape).astype(np.float32)
+        for name in plan.columns
     }
 
 
 def test_a_custom_policy_that_learns_by_itself_gets_masked_outputs():
     layout = ObsLayout((3,), num_mask=5)
-    policy = TFPolicy(LaidOutBox(-np.inf, np.inf, layout, np.float32), ACTION_SPACES["discrete"], {"model": SMALL})
+    policy = TFPolicy(
+        LaidOutBox(-np.inf, np.inf, layout, np.float32), ACTION_SPACES["discrete"], {"model": SMALL}
+    )
     obs = masked_obs(policy.model, 4)
     obs[:, :5] = [0, 1, 0, 0, 0]
     assert policy.compute_actions(obs)[0].tolist() == [3] * 4
     assert policy.compute_single_action(obs[0])[0] == 3
     with pytest.raises(PolicyError):
         policy.compute_single_action(np.zeros(8, np.float32))
-    again = learned_tf_policy_class(policy.spec, SMALL)(policy.observation_space, policy.action_space, {})
+    again = learned_tf_policy_class(policy.spec, SMALL)(
+        policy.observation_space, policy.action_space, {}
+    )
     again.set_weights(policy.get_weights())
     np.testing.assert_array_equal(again.graph.run(obs)[0], policy.graph.run(obs)[0])
 
 
 def test_a_mask_with_the_wrong_number_of_choices_is_refused():
     with pytest.raises(PolicyError, match=r" 4 .* 5 "):
-        build_model((7,), "float32", make_distribution(spaces.Discrete(5)), layout=ObsLayout((3,), num_mask=4))
+        build_model(
+            (7,),
+            "float32",
+            make_distribution(spaces.Discrete(5)),
+            layout=ObsLayout((3,), num_mask=4),
+        )

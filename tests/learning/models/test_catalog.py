@@ -1,4 +1,6 @@
-"""Networks from settings: shapes, names, equal numbers for steps and sequences, reading and setting weights."""
+"""Networks from settings: shapes, names, equal numbers for steps and sequences, reading and setting
+weights.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def obs_of(model, *leading, seed=0):
 def test_names_do_not_depend_on_earlier_networks():
     names = []
     for _ in range(2):
-        names.append(list(build_model((4,), "float32", DISCRETE, SMALL | {"use_gru": True}).variables))
+        names.append(
+            list(build_model((4,), "float32", DISCRETE, SMALL | {"use_gru": True}).variables)
+        )
         build_model((4,), "float32", DISCRETE, {})
     assert names[0] == names[1]
     assert names[0][:5] == [
@@ -42,11 +46,18 @@ def test_names_do_not_depend_on_earlier_networks():
         "policy/gru/recurrent_kernel",
         "policy/gru/bias",
     ]
-    assert names[0][-4:] == ["policy/head/kernel", "policy/head/bias", "value/head/kernel", "value/head/bias"]
+    assert names[0][-4:] == [
+        "policy/head/kernel",
+        "policy/head/bias",
+        "value/head/kernel",
+        "value/head/bias",
+    ]
 
 
 def test_shared_layers_appear_once():
-    shared = build_model((4,), "float32", GAUSSIAN, SMALL | {"vf_share_layers": True, "free_log_std": True})
+    shared = build_model(
+        (4,), "float32", GAUSSIAN, SMALL | {"vf_share_layers": True, "free_log_std": True}
+    )
     assert list(shared.variables) == [
         "shared/dense_0/kernel",
         "shared/dense_0/bias",
@@ -60,7 +71,9 @@ def test_shared_layers_appear_once():
 
 
 def test_a_seed_gives_the_same_weights_and_another_seed_others():
-    first, same, other = (build_model((4,), "float32", DISCRETE, SMALL, seed=seed).get_weights() for seed in (1, 1, 2))
+    first, same, other = (
+        build_model((4,), "float32", DISCRETE, SMALL, seed=seed).get_weights() for seed in (1, 1, 2)
+    )
     for name, weight in first.items():
         np.testing.assert_array_equal(weight, same[name])
     assert not np.array_equal(first["policy/dense_0/kernel"], other["policy/dense_0/kernel"])
@@ -69,7 +82,9 @@ def test_a_seed_gives_the_same_weights_and_another_seed_others():
 def test_a_network_without_hidden_layers_is_linear():
     model = build_model((2,), "float32", DISCRETE, {"fcnet_hiddens": []}, seed=0)
     obs, weights = obs_of(model, 4), model.get_weights()
-    np.testing.assert_allclose(model.forward(obs)[0], obs @ weights["policy/head/kernel"], rtol=1e-5)
+    np.testing.assert_allclose(
+        model.forward(obs)[0], obs @ weights["policy/head/kernel"], rtol=1e-5
+    )
 
 
 def test_images_are_scaled_inside_the_network():
@@ -80,7 +95,9 @@ def test_images_are_scaled_inside_the_network():
         model.forward(obs)[0], twin.forward(obs.astype(np.float32) / 255.0)[0], rtol=1e-3, atol=1e-5
     )
     assert model.variables["shared/dense_0/kernel"].shape == (3136, 512)
-    assert sum(name.endswith("kernel") and "conv" in name for name in model.variables) == len(NATURE_FILTERS)
+    assert sum(name.endswith("kernel") and "conv" in name for name in model.variables) == len(
+        NATURE_FILTERS
+    )
     assert not any("conv" in name for name in build_model((4,), "float32", DISCRETE, {}).variables)
 
 
@@ -97,7 +114,9 @@ def test_free_log_std_is_the_same_for_all_observations_and_learned():
 RECURRENT = [{"use_lstm": True}, {"use_gru": True}, {"use_lstm": True, "vf_share_layers": True}]
 
 
-@pytest.mark.parametrize(("config", "jit_compile"), list(zip(RECURRENT, (True, False, False), strict=True)), ids=str)
+@pytest.mark.parametrize(
+    ("config", "jit_compile"), list(zip(RECURRENT, (True, False, False), strict=True)), ids=str
+)
 def test_a_sequence_gives_the_numbers_of_its_steps(config, jit_compile):
     model = build_model((4,), "float32", DISCRETE, SMALL | config, seed=0)
     steps, rows = 7, 3
@@ -106,7 +125,9 @@ def test_a_sequence_gives_the_numbers_of_its_steps(config, jit_compile):
     state = [item + np.float32(0.5) for item in model.initial_state(rows)]
     assert len(state) == len(model.state_shapes)
     sequence = tf.function(model.forward_sequence, jit_compile=jit_compile, autograph=False)
-    dist_inputs, values = sequence(tf.constant(obs), [tf.constant(item) for item in state], tf.constant(resets))
+    dist_inputs, values = sequence(
+        tf.constant(obs), [tf.constant(item) for item in state], tf.constant(resets)
+    )
     assert dist_inputs.shape == (steps, rows, 3)
     assert values.shape == (steps, rows)
     for t in range(steps):
@@ -125,20 +146,28 @@ def test_every_weight_gets_a_gradient(config):
             obs_of(model, 4, 2), model.initial_state(2), tf.zeros((4, 2), tf.bool)
         )
         loss = tf.reduce_mean(dist_inputs**2) + tf.reduce_mean(values**2)
-    for name, gradient in zip(model.variables, tape.gradient(loss, model.trainable_variables), strict=True):
+    for name, gradient in zip(
+        model.variables, tape.gradient(loss, model.trainable_variables), strict=True
+    ):
         assert np.abs(gradient).max() > 0, name
 
 
 @pytest.mark.parametrize("config", [{}, {"use_gru": True}], ids=str)
 def test_given_weights_replace_all_variables_for_sequences_too(config):
-    one, other = (build_model((4,), "float32", DISCRETE, SMALL | config, seed=seed) for seed in (0, 1))
+    one, other = (
+        build_model((4,), "float32", DISCRETE, SMALL | config, seed=seed) for seed in (0, 1)
+    )
     obs, state = obs_of(one, 5, 2), [item + np.float32(0.5) for item in one.initial_state(2)]
     resets = np.zeros((5, 2), np.bool_)
     run = tf.function(
-        lambda weights: one.forward_sequence(obs, state, resets, weights=weights), jit_compile=True, autograph=False
+        lambda weights: one.forward_sequence(obs, state, resets, weights=weights),
+        jit_compile=True,
+        autograph=False,
     )
     wanted = other.forward_sequence(obs, state, resets)
-    for mine, others, own in zip(run(other.get_weights()), wanted, run(one.get_weights()), strict=True):
+    for mine, others, own in zip(
+        run(other.get_weights()), wanted, run(one.get_weights()), strict=True
+    ):
         np.testing.assert_allclose(mine, others, rtol=1e-4, atol=1e-6)
         assert not np.allclose(mine, own)
 
@@ -149,7 +178,10 @@ def test_given_weights_replace_all_variables_for_sequences_too(config):
         (lambda weights: weights.pop("policy/head/bias"), "policy/head/bias"),
         (lambda weights: weights.update(spy=np.zeros(1)), "spy"),
         (lambda weights: weights.update({"policy/head/bias": np.zeros(4)}), "policy/head/bias"),
-        (lambda weights: weights.update({"policy/head/bias": np.full(3, np.nan)}), "policy/head/bias"),
+        (
+            lambda weights: weights.update({"policy/head/bias": np.full(3, np.nan)}),
+            "policy/head/bias",
+        ),
     ],
 )
 def test_weights_that_do_not_fit_change_nothing(change, name):
@@ -200,7 +232,9 @@ def test_looking_back_depends_on_the_previous_action_and_reward():
     assert model.variables["policy/lstm/kernel"].shape == (8 + 3 + 1, 20)
     obs, state = obs_of(model, 1), model.initial_state(1)
     values = [
-        float(model.forward_step(obs, state, np.array([action]), np.array([reward], np.float32))[1][0])
+        float(
+            model.forward_step(obs, state, np.array([action]), np.array([reward], np.float32))[1][0]
+        )
         for action, reward in ((0, 0.0), (1, 0.0), (2, 0.0), (0, 1.0))
     ]
     assert len(set(values)) == 4
@@ -212,7 +246,9 @@ def test_a_network_that_looks_back_needs_the_previous_step(given):
     with pytest.raises(PolicyError):
         model.forward_step(obs_of(model, 2), model.initial_state(2), *given)
     with pytest.raises(PolicyError):
-        model.forward_sequence(obs_of(model, 3, 2), model.initial_state(2), np.zeros((3, 2), np.bool_))
+        model.forward_sequence(
+            obs_of(model, 3, 2), model.initial_state(2), np.zeros((3, 2), np.bool_)
+        )
 
 
 def test_a_network_that_does_not_look_back_refuses_previous_steps():
@@ -228,7 +264,9 @@ def test_looking_back_needs_a_recurrent_cell():
 
 
 def test_byte_images_with_channels_first_are_transposed():
-    first, last = (build_model(shape, "uint8", DISCRETE, SMALL, seed=3) for shape in ((3, 12, 14), (12, 14, 3)))
+    first, last = (
+        build_model(shape, "uint8", DISCRETE, SMALL, seed=3) for shape in ((3, 12, 14), (12, 14, 3))
+    )
     assert {name: item.shape for name, item in first.variables.items()} == {
         name: item.shape for name, item in last.variables.items()
     }
@@ -245,7 +283,9 @@ def test_byte_images_with_channels_first_are_transposed():
     np.testing.assert_allclose(keras.Model(given, form(given, [])[0])(obs), expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("shape", [(84, 84, 3), (12, 12, 12), (5, 7, 20), (3, 3, 1), (1, 6, 6), (84, 84)])
+@pytest.mark.parametrize(
+    "shape", [(84, 84, 3), (12, 12, 12), (5, 7, 20), (3, 3, 1), (1, 6, 6), (84, 84)]
+)
 def test_other_observations_are_not_mistaken_for_images_with_channels_first(shape):
     assert not channels_first(shape, "uint8")
     assert not channels_first((3, 84, 84), "float32")

@@ -40,7 +40,9 @@ def with_values(obs_shape, num_outputs, model_config):
     features = keras.layers.Conv2D(4, 3, strides=2, activation="relu")(features)
     features = keras.layers.BatchNormalization()(features)
     features = keras.layers.Dropout(0.5)(keras.layers.Flatten()(features))
-    return keras.Model(obs, [keras.layers.Dense(num_outputs)(features), keras.layers.Dense(1)(features)])
+    return keras.Model(
+        obs, [keras.layers.Dense(num_outputs)(features), keras.layers.Dense(1)(features)]
+    )
 
 
 class Subclassed(keras.Model):
@@ -67,7 +69,9 @@ class Shifting(keras.layers.Layer):
 
 
 def with_tensor(obs_shape, num_outputs, model_config):
-    return keras.Sequential([keras.layers.Input(obs_shape), Shifting(), keras.layers.Dense(num_outputs)])
+    return keras.Sequential(
+        [keras.layers.Input(obs_shape), Shifting(), keras.layers.Dense(num_outputs)]
+    )
 
 
 PARTS = ObsLayout((2 * 2 * 1 + 3 + 2,), {"camera": (2, 2, 1), "legs.0": (3,), "legs.1": (2,)})
@@ -79,7 +83,9 @@ def by_name(obs_shape, num_outputs, model_config, obs_parts):
     inputs = {name: keras.Input(obs_parts[name], name=name) for name in ("legs.1", "camera")}
     camera = keras.layers.Flatten()(keras.layers.Conv2D(3, 2)(inputs["camera"]))
     features = keras.layers.Concatenate()([camera, inputs["legs.1"]])
-    return keras.Model(inputs, [keras.layers.Dense(num_outputs)(features), keras.layers.Dense(1)(features)])
+    return keras.Model(
+        inputs, [keras.layers.Dense(num_outputs)(features), keras.layers.Dense(1)(features)]
+    )
 
 
 class ByName(keras.Model):
@@ -92,7 +98,9 @@ class ByName(keras.Model):
 
     def call(self, parts):
         assert {name: tuple(part.shape[1:]) for name, part in parts.items()} == self.wanted
-        return self.out(keras.ops.concatenate([keras.layers.Flatten()(part) for part in parts.values()], axis=1))
+        return self.out(
+            keras.ops.concatenate([keras.layers.Flatten()(part) for part in parts.values()], axis=1)
+        )
 
 
 @pytest.fixture(autouse=True)
@@ -128,7 +136,9 @@ KINDS = {
 
 def custom(name, seed=0, **settings):
     shape, dtype = KINDS.get(name, ((4,), "float32"))
-    return build_model(shape, dtype, DISCRETE, {"custom_model": f"users_models:{name}", **settings}, seed=seed)
+    return build_model(
+        shape, dtype, DISCRETE, {"custom_model": f"users_models:{name}", **settings}, seed=seed
+    )
 
 
 def obs_of(model, *leading):
@@ -179,7 +189,9 @@ def test_sequences_equal_single_steps_and_gradients_reach_trainable_weights(name
         loss = tf.reduce_sum(outputs[0]) + tf.reduce_sum(outputs[1])
     gradients = tape.gradient(loss, model.trainable_variables)
     assert all(gradient is not None for gradient in gradients)
-    assert len(model.variables) - len(model.trainable_variables) == (2 if name == "with_values" else 0)
+    assert len(model.variables) - len(model.trainable_variables) == (
+        2 if name == "with_values" else 0
+    )
 
 
 @pytest.mark.parametrize("num_mask", [0, 3])
@@ -196,7 +208,9 @@ def test_a_model_can_request_the_parts_of_a_nested_observation_by_name(name, num
     if name == "by_name":
         del parts["legs.0"]
     wanted = model.network.keras_model(parts, training=False)
-    np.testing.assert_allclose(inputs, wanted[0] if name == "by_name" else wanted, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        inputs, wanted[0] if name == "by_name" else wanted, rtol=1e-5, atol=1e-6
+    )
     policy = OnnxPolicy(*export_acting_graph(model))
     policy.set_weights(model.get_weights())
     np.testing.assert_allclose(policy.graph.run(obs)[0], inputs, rtol=1e-4, atol=1e-5)
@@ -207,7 +221,10 @@ def test_given_weights_replace_those_of_the_custom_model(name):
     one, other = (custom(name, seed=seed) for seed in (0, 1))
     obs = np.random.default_rng(0).standard_normal((3, *one.obs_shape)).astype(np.float32)
     for mine, others, own in zip(
-        one.forward(obs, weights=other.get_weights()), other.forward(obs), one.forward(obs), strict=True
+        one.forward(obs, weights=other.get_weights()),
+        other.forward(obs),
+        one.forward(obs),
+        strict=True,
     ):
         np.testing.assert_allclose(mine, others, rtol=1e-5, atol=1e-6)
         assert not np.allclose(mine, own)
@@ -247,7 +264,10 @@ def test_a_worker_needs_neither_keras_nor_the_custom_module(tmp_path):
     graph, spec = export_acting_graph(model)
     (tmp_path / "graph.onnx").write_bytes(graph)
     (tmp_path / "spec.json").write_text(__import__("json").dumps(spec.to_dict()))
-    np.savez(tmp_path / "weights.npz", **{name.replace("/", "|"): w for name, w in model.get_weights().items()})
+    np.savez(
+        tmp_path / "weights.npz",
+        **{name.replace("/", "|"): w for name, w in model.get_weights().items()},
+    )
     code = f"""
         import json, sys
         import numpy as np
@@ -261,7 +281,11 @@ def test_a_worker_needs_neither_keras_nor_the_custom_module(tmp_path):
         assert not {{"keras", "tensorflow", "users_models"}} & sys.modules.keys()
     """
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
     )
     wanted = np.argmax(model.forward(np.ones((2, 4), np.float32))[0], axis=1).tolist()
     assert done.stdout.strip() == str(wanted)

@@ -25,12 +25,30 @@ SPACES = [
     (spaces.Box(-1.0, 1.0, (3,)), False),
     (spaces.Box(-1.0, 1.0, (2, 2), np.float64), False),
     (spaces.Box(np.array([-2, 0], np.float32), np.array([2, 10], np.float32)), True),
-    (spaces.Tuple([spaces.Discrete(2), spaces.MultiDiscrete([3, 2]), spaces.Box(-1.0, 1.0, (2, 2))]), False),
-    (spaces.Dict({"b": spaces.Discrete(3, start=4), "a": spaces.Tuple([spaces.Box(-2.0, 1.0, (2,)), BITS])}), True),
+    (
+        spaces.Tuple(
+            [spaces.Discrete(2), spaces.MultiDiscrete([3, 2]), spaces.Box(-1.0, 1.0, (2, 2))]
+        ),
+        False,
+    ),
+    (
+        spaces.Dict(
+            {
+                "b": spaces.Discrete(3, start=4),
+                "a": spaces.Tuple([spaces.Box(-2.0, 1.0, (2,)), BITS]),
+            }
+        ),
+        True,
+    ),
 ]
 SCALED = [
     spaces.Box(np.array([-2, 300, -np.inf], np.float32), np.array([2, 500, np.inf], np.float32)),
-    spaces.Dict({"b": spaces.Discrete(3), "a": spaces.Tuple([spaces.Box(-2.0, 1.0, (2,), np.float64), BITS])}),
+    spaces.Dict(
+        {
+            "b": spaces.Discrete(3),
+            "a": spaces.Tuple([spaces.Box(-2.0, 1.0, (2,), np.float64), BITS]),
+        }
+    ),
 ]
 KINDS = [acting.make_distribution(space, squash=squash) for space, squash in SPACES]
 KINDS += [acting.make_distribution(space, scale=True) for space in SCALED]
@@ -49,7 +67,9 @@ def all_of(twin, inputs, other, actions):
 
 
 # compiled together as in the learner's update; fixed shapes, so that each is traced once
-COMPILED = [tf.function(partial(all_of, twin), jit_compile=True, autograph=False) for _, twin in TWINS]
+COMPILED = [
+    tf.function(partial(all_of, twin), jit_compile=True, autograph=False) for _, twin in TWINS
+]
 
 
 def close(mine, theirs, atol=1e-5):
@@ -62,31 +82,46 @@ def close(mine, theirs, atol=1e-5):
 def test_logp_entropy_and_kl_equal_those_of_numpy(index, seed, scale, compiled):
     numpy_twin, tf_twin = TWINS[index]
     rng = np.random.default_rng(seed)
-    inputs, other = (scale * rng.standard_normal((2, ROWS, numpy_twin.num_inputs))).astype(np.float32)
+    inputs, other = (scale * rng.standard_normal((2, ROWS, numpy_twin.num_inputs))).astype(
+        np.float32
+    )
     actions = numpy_twin.sample(inputs, rng)
-    found = COMPILED[index](inputs, other, actions) if compiled else all_of(tf_twin, inputs, other, actions)
-    # the rounding error of an action in float32 is divided by its deviation, the exponential of an input
+    found = (
+        COMPILED[index](inputs, other, actions)
+        if compiled
+        else all_of(tf_twin, inputs, other, actions)
+    )
+    # the rounding error of an action in float32 is divided by its deviation, the exponential of an
+    # input
     is_continuous = np.asarray(actions).dtype.kind == "f"
     atol = 1e-5 * np.exp(2.0 * scale) if is_continuous else 1e-5
     close(found["logp"], numpy_twin.logp(inputs, actions), atol)
     close(found["entropy"], entropies.entropy(numpy_twin, inputs), 3e-5)
     close(found["kl to itself"], np.zeros(ROWS))
     # divergences grow with exp(log_std) squared; compare relative to their size
-    np.testing.assert_allclose(found["kl"], entropies.kl(numpy_twin, inputs, other), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        found["kl"], entropies.kl(numpy_twin, inputs, other), rtol=1e-4, atol=1e-5
+    )
 
 
 def test_features_of_actions_by_hand():
-    space = spaces.Tuple([spaces.Discrete(2, start=1), spaces.MultiDiscrete([3, 2]), spaces.Box(-1.0, 1.0, (2,))])
+    space = spaces.Tuple(
+        [spaces.Discrete(2, start=1), spaces.MultiDiscrete([3, 2]), spaces.Box(-1.0, 1.0, (2,))]
+    )
     twin = to_tf_distribution(acting.make_distribution(space))
     assert twin.num_features == 2 + 5 + 2
     features = twin.features(np.array([[2, 2, 0, 0.5, -0.5], [0, 0, 0, 0, 0]], np.float32))
-    np.testing.assert_array_equal(features, [[0, 1, 0, 0, 1, 1, 0, 0.5, -0.5], [0, 0, 1, 0, 0, 1, 0, 0, 0]])
+    np.testing.assert_array_equal(
+        features, [[0, 1, 0, 0, 1, 1, 0, 0.5, -0.5], [0, 0, 1, 0, 0, 1, 0, 0, 0]]
+    )
 
 
 def test_features_of_scaled_actions_are_in_units_and_clipped_to_their_bounds():
     twin = to_tf_distribution(acting.make_distribution(SCALED[0], scale=True))
     actions = np.array([[1.0, 350.0, 20.0], [0.0, 0.0, 0.0], [-3.0, 500.0, -20.0]], np.float32)
-    np.testing.assert_allclose(twin.features(actions), [[0.5, -0.5, 20.0], [0.0, -1.0, 0.0], [-1.0, 1.0, -20.0]])
+    np.testing.assert_allclose(
+        twin.features(actions), [[0.5, -0.5, 20.0], [0.0, -1.0, 0.0], [-1.0, 1.0, -20.0]]
+    )
 
 
 def test_samples_of_scaled_actions_have_the_density_of_the_space():
@@ -113,7 +148,9 @@ def test_samples_over_a_box_match_their_logp_and_depend_on_the_seed(squash):
     numpy_twin = acting.make_distribution(box, squash=squash)
     twin = to_tf_distribution(numpy_twin)
     inputs = (0.5 * np.random.default_rng(0).standard_normal((ROWS, 4))).astype(np.float32)
-    (actions, logp), (again, _) = (twin.sample_with_logp(inputs, tf.constant([1, 2])) for _ in range(2))
+    (actions, logp), (again, _) = (
+        twin.sample_with_logp(inputs, tf.constant([1, 2])) for _ in range(2)
+    )
     np.testing.assert_array_equal(actions, again)
     np.testing.assert_allclose(logp, numpy_twin.logp(inputs, actions.numpy()), rtol=1e-4, atol=1e-4)
     assert not squash or all(numpy_twin.action_space.contains(action) for action in actions.numpy())

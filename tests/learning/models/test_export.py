@@ -24,17 +24,36 @@ MODELS = {
     "scalar": ((), "float32", DISCRETE, SMALL),
     "matrix": ((2, 3), "float32", make_distribution(spaces.MultiDiscrete([2, 3])), SMALL),
     "linear": ((4,), "float32", DISCRETE, {"fcnet_hiddens": []}),
-    "free_log_std": ((4,), "float32", make_distribution(spaces.Box(-1.0, 1.0, (2,))), SMALL | {"free_log_std": True}),
-    "squashed": ((4,), "float32", make_distribution(spaces.Box(-1.0, 1.0, (2,)), squash=True), SMALL),
+    "free_log_std": (
+        (4,),
+        "float32",
+        make_distribution(spaces.Box(-1.0, 1.0, (2,))),
+        SMALL | {"free_log_std": True},
+    ),
+    "squashed": (
+        (4,),
+        "float32",
+        make_distribution(spaces.Box(-1.0, 1.0, (2,)), squash=True),
+        SMALL,
+    ),
     "bytes": ((6,), "uint8", DISCRETE, SMALL),
     "nature": ((84, 84, 4), "uint8", DISCRETE, {"vf_share_layers": True}),
-    "two_cnns": ((12, 12, 1), "uint8", DISCRETE, SMALL | {"conv_filters": [[4, 3, 2]], "fcnet_activation": "gelu"}),
+    "two_cnns": (
+        (12, 12, 1),
+        "uint8",
+        DISCRETE,
+        SMALL | {"conv_filters": [[4, 3, 2]], "fcnet_activation": "gelu"},
+    ),
     "lstm": ((4,), "float32", DISCRETE, SMALL | {"use_lstm": True}),
     "gru": ((4,), "float32", DISCRETE, SMALL | {"use_gru": True, "vf_share_layers": True}),
     "looks_back": (
         (4,),
         "float32",
-        make_distribution(spaces.Tuple([spaces.Discrete(3, start=1), spaces.MultiDiscrete([2, 3], start=[4, 1]), BOX])),
+        make_distribution(
+            spaces.Tuple(
+                [spaces.Discrete(3, start=1), spaces.MultiDiscrete([2, 3], start=[4, 1]), BOX]
+            )
+        ),
         SMALL | {"use_lstm": True, "lstm_use_prev_action_reward": True},
     ),
     "looks_back_at_a_choice": (
@@ -51,7 +70,12 @@ MODELS = {
         make_distribution(spaces.MultiBinary(3)),
         SMALL | {"use_gru": True, "lstm_use_prev_action_reward": True},
     ),
-    "cnn_lstm": ((12, 12, 1), "uint8", DISCRETE, SMALL | {"conv_filters": [[4, 3, 2]], "use_lstm": True}),
+    "cnn_lstm": (
+        (12, 12, 1),
+        "uint8",
+        DISCRETE,
+        SMALL | {"conv_filters": [[4, 3, 2]], "use_lstm": True},
+    ),
 }
 
 
@@ -84,7 +108,10 @@ def test_a_worker_acts_with_the_models_numbers_before_and_after_new_weights(name
         policy.set_weights(model.get_weights())
         for rows in (1, 6):
             obs = random_obs(model, rows, seed=turn)
-            state = [rng.standard_normal((rows, *shape)).astype(np.float32) for shape in model.state_shapes]
+            state = [
+                rng.standard_normal((rows, *shape)).astype(np.float32)
+                for shape in model.state_shapes
+            ]
             prev = random_previous(policy, rows, seed=turn)
             wanted_inputs, wanted_values, wanted_state = model.forward_step(
                 obs, [tf.constant(s) for s in state], *(prev or ())
@@ -95,13 +122,18 @@ def test_a_worker_acts_with_the_models_numbers_before_and_after_new_weights(name
             for mine, theirs in zip(state_out, wanted_state, strict=True):
                 np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5)
         # every weight must count: new ones for all, zero biases included
-        noise = {k: w + 0.1 * rng.standard_normal(w.shape).astype(np.float32) for k, w in model.get_weights().items()}
+        noise = {
+            k: w + 0.1 * rng.standard_normal(w.shape).astype(np.float32)
+            for k, w in model.get_weights().items()
+        }
         model.set_weights(noise)
 
 
 @pytest.mark.parametrize("activation", ["tanh", "relu", "swish", "silu", "gelu", "elu", "linear"])
 def test_every_activation_of_the_config_can_be_exported(activation):
-    export_acting_graph(build_model((4,), "float32", DISCRETE, SMALL | {"fcnet_activation": activation}))
+    export_acting_graph(
+        build_model((4,), "float32", DISCRETE, SMALL | {"fcnet_activation": activation})
+    )
 
 
 @pytest.mark.parametrize("name", ["lstm", "looks_back", "looks_back_at_a_choice"])
@@ -118,14 +150,21 @@ def test_a_sequence_for_learning_equals_the_steps_of_acting(name):
         pairs = [random_previous(policy, rows, seed=t) for t in range(steps)]
         previous = [np.stack(column) for column in zip(*pairs, strict=True)]
     # XLA too for the most complex model; test_catalog compares both for the others
-    dist_inputs, values = tf.function(model.forward_sequence, jit_compile=name == "looks_back", autograph=False)(
-        tf.constant(obs), [tf.constant(item) for item in start], tf.constant(resets), *map(tf.constant, previous)
+    dist_inputs, values = tf.function(
+        model.forward_sequence, jit_compile=name == "looks_back", autograph=False
+    )(
+        tf.constant(obs),
+        [tf.constant(item) for item in start],
+        tf.constant(resets),
+        *map(tf.constant, previous),
     )
     state = start
     for t in range(steps):
         for component in state:
             component[resets[t]] = 0.0
-        acted_inputs, acted_values, state = policy.graph.run(obs[t], state, pairs[t] if previous else None)
+        acted_inputs, acted_values, state = policy.graph.run(
+            obs[t], state, pairs[t] if previous else None
+        )
         np.testing.assert_allclose(dist_inputs[t], acted_inputs, rtol=1e-5, atol=1e-5)
         np.testing.assert_allclose(values[t], acted_values, rtol=1e-5, atol=1e-5)
 

@@ -1,4 +1,6 @@
-"""Images in Dict and Tuple observations: each has convolutions, and all other parts follow their features."""
+"""Images in Dict and Tuple observations: each has convolutions, and all other parts follow their
+features.
+"""
 
 from __future__ import annotations
 
@@ -44,12 +46,20 @@ def built(space: Any, *, distribution: Any = None, **model: Any) -> Any:
 
 
 def kernels(model: Any) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(item.shape) for name, item in model.variables.items() if name.endswith("/kernel")}
+    return {
+        name: tuple(item.shape)
+        for name, item in model.variables.items()
+        if name.endswith("/kernel")
+    }
 
 
-@pytest.mark.parametrize("image", [CHANNELS_FIRST, CHANNELS_LAST], ids=["channels first", "channels last"])
+@pytest.mark.parametrize(
+    "image", [CHANNELS_FIRST, CHANNELS_LAST], ids=["channels first", "channels last"]
+)
 def test_an_image_has_convolutions_and_the_other_parts_follow_its_features(image: Any) -> None:
-    found = kernels(built(spaces.Dict({"speed": SPEED, "camera": image, "gear": spaces.Discrete(3)})))
+    found = kernels(
+        built(spaces.Dict({"speed": SPEED, "camera": image, "gear": spaces.Discrete(3)}))
+    )
     assert {name: shape for name, shape in found.items() if name.startswith("policy")} == {
         "policy/image_0/conv_0/kernel": (3, 3, 3, 16),
         "policy/image_0/conv_1/kernel": (3, 3, 16, 32),
@@ -68,7 +78,8 @@ def test_an_image_gives_the_same_outputs_whichever_place_its_channels_and_its_pa
     first = spaces.Tuple([SPEED, spaces.Dict({"camera": CHANNELS_FIRST})])
     of_last = rows_of(last, list(zip(pictures, speeds, strict=True)))
     observations = [
-        (speed, {"camera": picture.transpose(2, 0, 1)}) for picture, speed in zip(pictures, speeds, strict=True)
+        (speed, {"camera": picture.transpose(2, 0, 1)})
+        for picture, speed in zip(pictures, speeds, strict=True)
     ]
     of_first = rows_of(first, observations)
     outputs = [built(last).forward(of_last), built(first).forward(of_first)]
@@ -97,7 +108,9 @@ def test_bytes_are_scaled_unless_a_filter_has_normalised_them() -> None:
     rows = np.random.default_rng(0).uniform(0, 255, (3, *plain.array_shape)).astype(np.float32)
     scaled = rows.copy()
     scaled[:, : 3 * 9 * 16] /= 255.0
-    np.testing.assert_allclose(models[0].forward(rows)[1], models[1].forward(scaled)[1], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        models[0].forward(rows)[1], models[1].forward(scaled)[1], rtol=1e-4, atol=1e-5
+    )
 
 
 def test_own_filters_are_for_every_image_and_fcnet_hiddens_follow() -> None:
@@ -116,7 +129,9 @@ def test_settings_of_earlier_versions_flatten_images() -> None:
     layout = layout_of(space)
     settings = {name: value for name, value in SMALL.model_dump().items() if name != "conv_parts"}
     for given in (settings, {**settings, "conv_parts": False}):
-        model = build_model(layout.array_shape, "float32", make_distribution(FOUR), given, seed=1, layout=layout)
+        model = build_model(
+            layout.array_shape, "float32", make_distribution(FOUR), given, seed=1, layout=layout
+        )
         assert kernels(model)["policy/dense_0/kernel"] == (3 * 9 * 16 + 2, 8)
 
 
@@ -128,7 +143,9 @@ def test_small_parts_and_ambiguous_names_are_flattened() -> None:
 
 
 def test_a_recurrent_network_and_its_acting_graph_see_images_in_parts() -> None:
-    model = built(spaces.Dict({"camera": CHANNELS_FIRST, "speed": SPEED}), use_lstm=True, vf_share_layers=True)
+    model = built(
+        spaces.Dict({"camera": CHANNELS_FIRST, "speed": SPEED}), use_lstm=True, vf_share_layers=True
+    )
     assert kernels(model)["shared/lstm/kernel"] == (8, 4 * 64)
     graph, _ = export_acting_graph(model)  # checks the graph against the model
     assert graph
@@ -139,7 +156,9 @@ def test_networks_of_action_values_and_critics_see_images_in_parts() -> None:
     rng = np.random.default_rng(0)
     rows = rng.uniform(0, 255, (2, *layout.array_shape)).astype(np.float32)
     greedy: Any = make_named_distribution("greedy", FOUR)
-    q_network = QNetwork(layout, "float32", greedy, SMALL, rng, is_dueling=True, dueling_hiddens=(5,))
+    q_network = QNetwork(
+        layout, "float32", greedy, SMALL, rng, is_dueling=True, dueling_hiddens=(5,)
+    )
     assert q_network.q(rows)[0].shape == (2, 4)
     box = make_distribution(spaces.Box(-1.0, 1.0, (2,)), squash=True)
     critics = Critics(layout, "float32", box, SMALL, rng, num_critics=2)

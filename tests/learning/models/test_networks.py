@@ -23,10 +23,18 @@ def test_orthogonal_weights_have_orthonormal_rows_or_columns(shape, gain):
 
 def test_a_filter_larger_than_its_image_is_named():
     with pytest.raises(ConfigError, match=r" 1 .*5x5 .*3x3"):
-        make_stack(np.random.default_rng(0), (8, 8, 1), [(4, (4, 4), (2, 2)), (4, (5, 5), (1, 1))], (), "relu")
+        make_stack(
+            np.random.default_rng(0),
+            (8, 8, 1),
+            [(4, (4, 4), (2, 2)), (4, (5, 5), (1, 1))],
+            (),
+            "relu",
+        )
 
 
 def test_gelu_is_the_exact_form_of_keras():
     layer = dense(np.random.default_rng(0), 1, 1, gain=1.0, activation="gelu")
     inputs = np.linspace(-5.0, 5.0, 101, dtype=np.float32)[:, None]
-    np.testing.assert_allclose(layer(inputs), keras.activations.gelu(inputs @ layer.kernel), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        layer(inputs), keras.activations.gelu(inputs @ layer.kernel), rtol=1e-5, atol=1e-6
+    )

@@ -28,18 +28,25 @@ def shuffled(cell):
     return cell
 
 
-@pytest.mark.parametrize(("kind", "layer"), [(LSTMCell, keras.layers.LSTM), (GRUCell, keras.layers.GRU)])
+@pytest.mark.parametrize(
+    ("kind", "layer"), [(LSTMCell, keras.layers.LSTM), (GRUCell, keras.layers.GRU)]
+)
 def test_a_sequence_without_resets_equals_that_of_the_keras_layer(kind, layer):
     cell = shuffled(kind(np.random.default_rng(0), D, H))
     features, _ = data()
-    state = [np.random.default_rng(1).standard_normal((B, H)).astype(np.float32) for _ in range(cell.num_states)]
+    state = [
+        np.random.default_rng(1).standard_normal((B, H)).astype(np.float32)
+        for _ in range(cell.num_states)
+    ]
     keras_layer = layer(H, return_sequences=True)
     keras_layer.build((B, T, D))
     weights = [cell.kernel.numpy(), cell.recurrent_kernel.numpy(), cell.bias.numpy()]
     if kind is GRUCell:
         weights[2] = np.stack([weights[2], cell.recurrent_bias.numpy()])
     keras_layer.set_weights(weights)
-    wanted = keras_layer(features.swapaxes(0, 1), initial_state=[tf.constant(item) for item in state])
+    wanted = keras_layer(
+        features.swapaxes(0, 1), initial_state=[tf.constant(item) for item in state]
+    )
     outputs, last = run_sequence(cell, tf.constant(features), state, tf.zeros((T, B), tf.bool))
     np.testing.assert_allclose(outputs, np.swapaxes(wanted, 0, 1), rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(last[0], outputs[-1], rtol=1e-6)

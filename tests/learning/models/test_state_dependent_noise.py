@@ -1,4 +1,6 @@
-"""Networks with deviations computed from features (gSDE): equal to NumPy in every form, and trained as configured."""
+"""Networks with deviations computed from features (gSDE): equal to NumPy in every form, and trained
+as configured.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ OBS = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
 
 
 def make(noise: SDESettings = FIXED, **config: Any) -> Any:
-    model = build_model((3,), "float32", GAUSSIAN, {"fcnet_hiddens": [8], **config}, seed=1, noise=noise)
+    model = build_model(
+        (3,), "float32", GAUSSIAN, {"fcnet_hiddens": [8], **config}, seed=1, noise=noise
+    )
     rng = np.random.default_rng(2)
     for name, variable in model.variables.items():
         variable.assign(rng.normal(-1.0 if name == "policy/log_std" else 0.0, 0.4, variable.shape))
@@ -38,7 +42,9 @@ def make(noise: SDESettings = FIXED, **config: Any) -> Any:
 
 def by_hand(weights: Any, obs: Any) -> tuple[Any, Any, Any]:
     """Return means [B, A], variances [B, A] and features [B, F], in float64."""
-    features = np.tanh(obs @ weights["policy/dense_0/kernel"] + weights["policy/dense_0/bias"]).astype(np.float64)
+    features = np.tanh(
+        obs @ weights["policy/dense_0/kernel"] + weights["policy/dense_0/bias"]
+    ).astype(np.float64)
     means = features @ weights["policy/head/kernel"] + weights["policy/head/bias"]
     return means, np.square(features) @ np.exp(2.0 * weights["policy/log_std"]), features
 
@@ -48,16 +54,22 @@ def test_log_probability_entropy_and_divergence_use_the_variances_from_features(
     inputs, _ = model.forward(OBS)
     means, variances, _ = by_hand(model.get_weights(), OBS)
     actions = np.random.default_rng(3).normal(size=(6, 2)).astype(np.float32)
-    wanted = -0.5 * (np.square(actions - means) / variances + np.log(2 * np.pi * variances)).sum(axis=1)
+    wanted = -0.5 * (np.square(actions - means) / variances + np.log(2 * np.pi * variances)).sum(
+        axis=1
+    )
     entropy = 0.5 * np.log(2 * np.pi * np.e * variances).sum(axis=1)
-    kl = 0.5 * (variances[:3] / variances[3:] + np.square(means[:3] - means[3:]) / variances[3:] - 1).sum(axis=1)
+    kl = 0.5 * (
+        variances[:3] / variances[3:] + np.square(means[:3] - means[3:]) / variances[3:] - 1
+    ).sum(axis=1)
     kl += 0.5 * np.log(variances[3:] / variances[:3]).sum(axis=1)
     kind = to_tf_distribution(model.distribution)
     np.testing.assert_allclose(kind.entropy(inputs), entropy, rtol=1e-4)
     np.testing.assert_allclose(kind.kl(inputs[:3], inputs[3:]), kl, rtol=1e-3)
     for own, given in ((kind, inputs), (model.distribution, inputs.numpy())):
         np.testing.assert_allclose(own.logp(given, actions), wanted, rtol=1e-4)
-    np.testing.assert_allclose(model.distribution.deterministic(inputs.numpy()), means, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        model.distribution.deterministic(inputs.numpy()), means, rtol=1e-5, atol=1e-6
+    )
 
 
 def test_samples_of_the_update_have_the_variance_of_the_state() -> None:
@@ -65,13 +77,19 @@ def test_samples_of_the_update_have_the_variance_of_the_state() -> None:
     model = make()
     rows = np.repeat(OBS[:1], 20_000, axis=0)
     inputs, _ = model.forward(rows)
-    actions, _ = to_tf_distribution(model.distribution).sample_with_logp(inputs, tf.constant([1, 2]))
+    actions, _ = to_tf_distribution(model.distribution).sample_with_logp(
+        inputs, tf.constant([1, 2])
+    )
     means, variances, _ = by_hand(model.get_weights(), OBS[:1])
-    np.testing.assert_allclose(actions.numpy().mean(axis=0), means[0], atol=4 * np.sqrt(variances.max() / 20_000))
+    np.testing.assert_allclose(
+        actions.numpy().mean(axis=0), means[0], atol=4 * np.sqrt(variances.max() / 20_000)
+    )
     np.testing.assert_allclose(actions.numpy().var(axis=0), variances[0], rtol=0.05)
 
 
-@pytest.mark.parametrize("config", [{}, {"vf_share_layers": True}, {"use_lstm": True, "lstm_cell_size": 4}])
+@pytest.mark.parametrize(
+    "config", [{}, {"vf_share_layers": True}, {"use_lstm": True, "lstm_cell_size": 4}]
+)
 def test_workers_get_the_shares_of_features_in_the_deviations(config: dict[str, Any]) -> None:
     """Their squares sum to 1; for a network by hand they are phi sigma divided by the deviation."""
     model = make(**config)
@@ -79,7 +97,11 @@ def test_workers_get_the_shares_of_features_in_the_deviations(config: dict[str, 
     acting = ActingGraph(graph, spec)
     acting.set_weights(model.get_weights())
     features = 4 if model.is_recurrent else 8
-    assert (spec.num_dist_inputs, spec.num_features) == (model.distribution.num_inputs, features) == (4, features)
+    assert (
+        (spec.num_dist_inputs, spec.num_features)
+        == (model.distribution.num_inputs, features)
+        == (4, features)
+    )
     state = [np.full((6, *shape), 0.5, np.float32) for shape in spec.state_shapes]
     outputs, _, _ = acting.run(OBS, state)
     inputs, _, _ = model.forward_step(OBS, state)
@@ -94,16 +116,24 @@ def test_workers_get_the_shares_of_features_in_the_deviations(config: dict[str, 
 
 
 @pytest.mark.parametrize(("noise", "learns"), [(FIXED, False), (LEARNT, True)])
-def test_features_learn_from_the_deviations_only_if_configured(noise: SDESettings, learns: bool) -> None:
+def test_features_learn_from_the_deviations_only_if_configured(
+    noise: SDESettings, learns: bool
+) -> None:
     model = make(noise)
     with tf.GradientTape() as tape:
-        entropy = tf.reduce_sum(to_tf_distribution(model.distribution).entropy(model.forward(OBS)[0]))
+        entropy = tf.reduce_sum(
+            to_tf_distribution(model.distribution).entropy(model.forward(OBS)[0])
+        )
     names = ["policy/dense_0/kernel", "policy/log_std"]
     of_features, of_deviations = tape.gradient(entropy, [model.variables[name] for name in names])
     assert of_features.numpy().any() == learns
     weights = model.get_weights()
     _, variances, features = by_hand(weights, OBS)
-    shares = np.square(features)[:, :, None] * np.exp(2.0 * weights["policy/log_std"]) / variances[:, None]
+    shares = (
+        np.square(features)[:, :, None]
+        * np.exp(2.0 * weights["policy/log_std"])
+        / variances[:, None]
+    )
     np.testing.assert_allclose(of_deviations, shares.sum(axis=0), rtol=1e-3)
 
 
@@ -119,12 +149,16 @@ def test_it_is_only_for_actions_of_a_box() -> None:
 
 def test_a_custom_network_is_refused_with_a_hint() -> None:
     with pytest.raises(ConfigError) as caught:
-        build_model((3,), "float32", GAUSSIAN, {"custom_model": "users_models:policy_only"}, noise=FIXED)
+        build_model(
+            (3,), "float32", GAUSSIAN, {"custom_model": "users_models:policy_only"}, noise=FIXED
+        )
     assert caught.value.key == "use_sde"
     assert "model.custom_model" in caught.value.hint
 
 
-def test_a_network_without_onnx_form_explores_the_same_way_in_tensorflow(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_network_without_onnx_form_explores_the_same_way_in_tensorflow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     settings = {"fcnet_hiddens": [8]}
     model = make(**settings)
     in_onnx = describe_policy(model, settings)

@@ -31,8 +31,14 @@ BOX = spaces.Box(-1.0, 1.0, (4,))
 SMALL = {"fcnet_hiddens": [8], "lstm_cell_size": 5}
 KINDS = {
     "mlp": (spaces.Discrete(3), SMALL),
-    "looks_back": (spaces.Discrete(3), SMALL | {"use_lstm": True, "lstm_use_prev_action_reward": True}),
-    "tuple": (spaces.Tuple([spaces.Discrete(2), spaces.Box(-1.0, 1.0, (2,))]), SMALL | {"use_gru": True}),
+    "looks_back": (
+        spaces.Discrete(3),
+        SMALL | {"use_lstm": True, "lstm_use_prev_action_reward": True},
+    ),
+    "tuple": (
+        spaces.Tuple([spaces.Discrete(2), spaces.Box(-1.0, 1.0, (2,))]),
+        SMALL | {"use_gru": True},
+    ),
 }
 
 
@@ -90,11 +96,15 @@ class Cloning(TFPolicy):
 def make_batch(rows=64):
     obs = np.random.default_rng(1).standard_normal((rows, 4)).astype(np.float32)
     actions = (obs[:, 0] > 0).astype(np.int64)
-    return SampleBatch({c.OBS: obs, c.ACTIONS: actions, c.INFOS: np.array([{}] * rows, dtype=object)})
+    return SampleBatch(
+        {c.OBS: obs, c.ACTIONS: actions, c.INFOS: np.array([{}] * rows, dtype=object)}
+    )
 
 
 def test_r43_computing_and_applying_gradients_equals_learning_on_the_batch():
-    whole, apart = (Cloning(BOX, spaces.Discrete(3), {"model": SMALL, "seed": 0, "lr": 0.2}) for _ in range(2))
+    whole, apart = (
+        Cloning(BOX, spaces.Discrete(3), {"model": SMALL, "seed": 0, "lr": 0.2}) for _ in range(2)
+    )
     batch = make_batch()
     losses = []
     for _ in range(10):
@@ -109,7 +119,10 @@ def test_r43_computing_and_applying_gradients_equals_learning_on_the_batch():
 
 
 def test_r51_a_restored_state_has_the_optimizers_moments():
-    first, second = (Cloning(BOX, spaces.Discrete(3), {"model": SMALL, "seed": seed, "lr": 0.05}) for seed in (0, 1))
+    first, second = (
+        Cloning(BOX, spaces.Discrete(3), {"model": SMALL, "seed": seed, "lr": 0.05})
+        for seed in (0, 1)
+    )
     second.learn_on_batch(make_batch(8))
     first.learn_on_batch(make_batch())
     first.on_global_var_update({"timestep": 9})
@@ -154,7 +167,9 @@ def test_r53_exports_and_h5_import_carry_the_weights(tmp_path):
         **{f"state_in_{i}": tf.constant(item) for i, item in enumerate(state)},
     )
     wanted = policy.compute_actions(obs_of(2), state)[2]
-    np.testing.assert_allclose(outputs["dist_inputs"], wanted[c.ACTION_DIST_INPUTS], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        outputs["dist_inputs"], wanted[c.ACTION_DIST_INPUTS], rtol=1e-5, atol=1e-6
+    )
     policy.export_checkpoint(str(tmp_path / "weights"))
     saved = load_file(tmp_path / "weights" / "model.safetensors")
     with h5py.File(tmp_path / "weights.h5", "w") as file:
@@ -166,7 +181,9 @@ def test_r53_exports_and_h5_import_carry_the_weights(tmp_path):
     policy.import_model_from_h5(str(tmp_path / "weights" / "model.safetensors"))
     for name, weight in saved.items():
         np.testing.assert_array_equal(policy.get_weights()[name], weight)
-    keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]).save_weights(str(tmp_path / "of.weights.h5"))
+    keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]).save_weights(
+        str(tmp_path / "of.weights.h5")
+    )
     with pytest.raises(CheckpointError, match="Keras"):
         policy.import_model_from_h5(str(tmp_path / "of.weights.h5"))
     with h5py.File(tmp_path / "weights.h5", "a") as file:
@@ -179,7 +196,9 @@ def test_r53_exports_and_h5_import_carry_the_weights(tmp_path):
 
 @pytest.fixture
 def unexportable(monkeypatch):
-    """Make every model lack an acting graph, as if it contained an operator that ONNX doesn't have."""
+    """Make every model lack an acting graph, as if it contained an operator that ONNX doesn't
+    have.
+    """
 
     def fail(*_):
         raise export.ExportError("an operator has no ONNX form")
@@ -188,7 +207,9 @@ def unexportable(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_model_without_acting_graph_acts_in_tensorflow_and_both_sides_log_it(unexportable, kind, caplog):
+def test_a_model_without_acting_graph_acts_in_tensorflow_and_both_sides_log_it(
+    unexportable, kind, caplog
+):
     action_space, settings = KINDS[kind]
     model = build_model((4,), "float32", make_distribution(action_space), settings, seed=3)
     with caplog.at_level(logging.WARNING):
@@ -200,7 +221,9 @@ def test_a_model_without_acting_graph_acts_in_tensorflow_and_both_sides_log_it(u
     assert "an operator has no ONNX form" in reason
     policy.set_weights(model.get_weights())
     state = policy.initial_state(2)
-    previous = [np.zeros((2, *model.distribution.action_shape)), np.zeros(2)] if model.looks_back else []
+    previous = (
+        [np.zeros((2, *model.distribution.action_shape)), np.zeros(2)] if model.looks_back else []
+    )
     wanted = model.forward_step(obs_of(2), state, *previous)
     columns = policy.compute_actions(obs_of(2), state)[2]
     np.testing.assert_allclose(columns[c.ACTION_DIST_INPUTS], wanted[0], rtol=1e-5, atol=1e-6)
@@ -220,7 +243,9 @@ def test_a_network_that_differs_from_the_learners_is_refused(unexportable):
     with pytest.raises(PolicyError):
         load_policy(graph, description | {"tf_model": {"fcnet_hiddens": [9]}})
     with pytest.raises(PolicyError):
-        load_policy(graph, {name: value for name, value in description.items() if name != "tf_model"})
+        load_policy(
+            graph, {name: value for name, value in description.items() if name != "tf_model"}
+        )
 
 
 def test_r33_without_tensorflow_the_fallback_is_an_import_error(unexportable, monkeypatch):
@@ -238,4 +263,6 @@ def test_a_network_that_workers_cannot_build_must_have_an_acting_graph(monkeypat
     monkeypatch.setattr("aiorl.learning.models.export.export_acting_graph", refuse)
     with pytest.raises(ExportError, match="it has none"):
         build_learning(DQNConfig.from_mapping({"env": "CartPole-v1", "replay_capacity": 1000}))
-    assert not build_learning(PPOConfig.from_mapping({"env": "CartPole-v1"})).graphs["default_policy"]["graph"]
+    assert not build_learning(PPOConfig.from_mapping({"env": "CartPole-v1"})).graphs[
+        "default_policy"
+    ]["graph"]

@@ -24,16 +24,30 @@ SHAPE = (3, 2, 4)
 
 
 def make(
-    capacity: int, stack: int, *, is_prioritised: bool = False, shape: tuple[int, ...] = SHAPE, dtype: Dtype = "uint8"
+    capacity: int,
+    stack: int,
+    *,
+    is_prioritised: bool = False,
+    shape: tuple[int, ...] = SHAPE,
+    dtype: Dtype = "uint8",
 ) -> Replay:
-    columns = (ColumnSpec(c.OBS, shape, dtype), ColumnSpec(c.NEW_OBS, shape, dtype), ColumnSpec(c.ACTIONS, (), "int32"))
-    return Replay(ReplaySpec(columns, capacity, Prioritised() if is_prioritised else None, stack), seed=1)
+    columns = (
+        ColumnSpec(c.OBS, shape, dtype),
+        ColumnSpec(c.NEW_OBS, shape, dtype),
+        ColumnSpec(c.ACTIONS, (), "int32"),
+    )
+    return Replay(
+        ReplaySpec(columns, capacity, Prioritised() if is_prioritised else None, stack), seed=1
+    )
 
 
 def live_rows(replay: Replay) -> dict[int, tuple[Any, Any]]:
     """Return all rows that can be drawn: number -> (observation, observation after its steps)."""
     slots = np.arange(replay.evicted, replay.stored) % replay.spec.capacity
-    columns = {column.name: np.empty((len(slots), *column.shape), column.dtype) for column in replay.spec.columns}
+    columns = {
+        column.name: np.empty((len(slots), *column.shape), column.dtype)
+        for column in replay.spec.columns
+    }
     replay._read(slots, columns)
     pairs = zip(columns[c.OBS], columns[c.NEW_OBS], strict=True)
     return dict(zip(columns[c.ACTIONS].tolist(), pairs, strict=True))
@@ -48,8 +62,10 @@ def check(replay: Replay, kept: dict[int, tuple[Any, Any]]) -> None:
         assert (new_obs == kept[number][1]).all()
     if len(replay):
         sample = replay.sample(5, num_batches=2, beta=0.5).columns
-        for number, obs, new_obs in zip(*(sample[n].reshape(10, *sample[n].shape[2:]) for n in
-                                          (c.ACTIONS, c.OBS, c.NEW_OBS)), strict=True):  # fmt: skip
+        for number, obs, new_obs in zip(
+            *(sample[n].reshape(10, *sample[n].shape[2:]) for n in (c.ACTIONS, c.OBS, c.NEW_OBS)),
+            strict=True,
+        ):
             assert int(number) in found
             assert (obs == kept[int(number)][0]).all()
             assert (new_obs == kept[int(number)][1]).all()
@@ -81,7 +97,9 @@ def test_rows_are_those_of_a_replay_that_keeps_everything(data: st.DataObject) -
     with pytest.MonkeyPatch.context() as patch:  # so that either frames or rows run out first
         patch.setattr(spec, "_SPARE_FRAMES", data.draw(st.sampled_from([60, 200])))
         patch.setattr(spec, "RECENT_FRAMES", 0)
-        replay = make(data.draw(st.integers(30, 60)), stack, is_prioritised=data.draw(st.booleans()))
+        replay = make(
+            data.draw(st.integers(30, 60)), stack, is_prioritised=data.draw(st.booleans())
+        )
     kept: dict[int, tuple[Any, Any]] = {}
     min_group = data.draw(st.sampled_from([1, 256]))
     for _ in range(data.draw(st.integers(1, 12), "fragments")):
@@ -100,7 +118,9 @@ def test_rows_are_those_of_a_replay_that_keeps_everything(data: st.DataObject) -
 
 
 def test_each_frame_is_kept_once() -> None:
-    """With two environments: 4 frames at the starts, then one for each row, and one for the episode's end."""
+    """With two environments: 4 frames at the starts, then one for each row, and one for the
+    episode's end.
+    """
     world = StackWorld(2, SHAPE, seed=0, ends=0.0)
     replay = make(1000, 4)
     frames = replay._frames
@@ -120,9 +140,12 @@ def test_a_million_atari_transitions_take_at_most_7500_megabytes() -> None:
     """G4 of issue 11."""
     shape = (84, 84, 4)
     columns = (
-        ColumnSpec(c.OBS, shape, "uint8"), ColumnSpec(c.NEW_OBS, shape, "uint8"), ColumnSpec(c.ACTIONS, (), "int32"),
-        ColumnSpec(c.N_STEP_RETURNS), ColumnSpec(c.DISCOUNTS),
-    )  # fmt: skip
+        ColumnSpec(c.OBS, shape, "uint8"),
+        ColumnSpec(c.NEW_OBS, shape, "uint8"),
+        ColumnSpec(c.ACTIONS, (), "int32"),
+        ColumnSpec(c.N_STEP_RETURNS),
+        ColumnSpec(c.DISCOUNTS),
+    )
     needed = ReplaySpec(columns, 1_000_000, Prioritised(), stack=4).bytes_needed
     assert 84 * 84 * 10**6 < needed <= 7.5e9
     assert ReplaySpec(columns, 1_000_000).bytes_needed == 1_000_000 * (8 * 84 * 84 + 12)
@@ -172,13 +195,17 @@ def test_a_step_with_too_many_frames_is_refused_before_anything_is_stored() -> N
 
 @pytest.mark.usefixtures("few_spare_frames")
 def test_a_fragment_with_too_many_final_observations_is_refused_before_anything_is_stored() -> None:
-    """As from a malicious worker: the observations would take more frames than there are, without any limit by rows."""
+    """As from a malicious worker: the observations would take more frames than there are, without
+    any limit by rows.
+    """
     replay = make(50, 4)
     obs = np.zeros((1, 1, *SHAPE), np.uint8)
     finals = np.random.default_rng(0).integers(0, 256, (20, *SHAPE)).astype(np.uint8)
     arrays = {c.OBS: obs, c.ACTIONS: np.zeros((1, 1), np.int64), c.LAST_OBS: obs[0]}
     with pytest.raises(BatchError, match="final_index"):
-        replay.check_fragment(arrays | {c.FINAL_INDEX: np.zeros((20, 2), np.int32), c.FINAL_OBS: finals})
+        replay.check_fragment(
+            arrays | {c.FINAL_INDEX: np.zeros((20, 2), np.int32), c.FINAL_OBS: finals}
+        )
 
 
 @pytest.mark.parametrize("min_group", [1, 256])
@@ -186,7 +213,9 @@ def test_a_fragment_with_too_many_final_observations_is_refused_before_anything_
 def test_rows_that_share_older_frames_are_not_kept_longer_than_others(
     min_group: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two workers alternate, so that frames shared by a worker's row are older than the other worker's previous row."""
+    """Two workers alternate, so that frames shared by a worker's row are older than the other
+    worker's previous row.
+    """
     monkeypatch.setattr(replay_module, "_MIN_GROUP", min_group)
     worlds = [StackWorld(1, SHAPE, seed=seed, ends=0.5) for seed in range(2)]
     replay, kept = make(200, 4), dict[int, tuple[Any, Any]]()
@@ -224,7 +253,9 @@ def test_frames_that_the_fragment_itself_overwrites_are_not_shared() -> None:
         assert (behind == obs[number]).all()
 
 
-def test_observations_with_the_same_checksum_are_not_confused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_observations_with_the_same_checksum_are_not_confused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(frames_module.zlib, "crc32", lambda data: 0)
     replay = make(200, 4)
     worlds = [StackWorld(num, SHAPE, seed=num, is_still=True) for num in (1, 2, 1)]
@@ -244,7 +275,11 @@ def test_float_observations_are_shared_by_the_rows_before_and_after_them() -> No
     replay = make(100, 1, shape=shape, dtype="float32")
     rng = np.random.default_rng(0)
     obs = rng.normal(size=(5, 2, 6))  # float64, as a peer can send it
-    arrays = {c.OBS: obs, c.ACTIONS: np.arange(10).reshape(5, 2), c.LAST_OBS: rng.normal(size=(2, 6))}
+    arrays = {
+        c.OBS: obs,
+        c.ACTIONS: np.arange(10).reshape(5, 2),
+        c.LAST_OBS: rng.normal(size=(2, 6)),
+    }
     replay.insert_fragment(arrays)
     frames = replay._frames
     assert frames is not None

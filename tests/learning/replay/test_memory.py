@@ -1,4 +1,6 @@
-"""Size of a replay: known beforehand, refused if there is no room, and spilled to files on request."""
+"""Size of a replay: known beforehand, refused if there is no room, and spilled to files on
+request.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,17 @@ from aiorl.learning.replay.priorities import Prioritised
 from aiorl.learning.replay.replay import Replay
 from aiorl.learning.replay.spec import ReplaySpec, check_fits
 
-COLUMNS = (ColumnSpec(c.OBS, (64,)), ColumnSpec(c.NEW_OBS, (64,)), ColumnSpec(c.ACTIONS, (), "int32"))
+COLUMNS = (
+    ColumnSpec(c.OBS, (64,)),
+    ColumnSpec(c.NEW_OBS, (64,)),
+    ColumnSpec(c.ACTIONS, (), "int32"),
+)
 
 
 def spec(capacity: int, *, stack: int = 0, spill_dir: Path | None = None) -> ReplaySpec:
-    return ReplaySpec(COLUMNS, capacity, Prioritised(), stack, None if spill_dir is None else str(spill_dir))
+    return ReplaySpec(
+        COLUMNS, capacity, Prioritised(), stack, None if spill_dir is None else str(spill_dir)
+    )
 
 
 @pytest.mark.parametrize("stack", [0, 1])
@@ -53,7 +61,9 @@ def test_a_replay_too_large_for_memory_is_refused_with_figures_and_settings(
     assert refused.value.key == "replay_capacity"
 
 
-def test_a_replay_too_large_for_the_disk_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replay_too_large_for_the_disk_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(memory, "available_bytes", lambda: 10**9)
     check_fits([spec(10_000, spill_dir=tmp_path)])
     with pytest.raises(ConfigError, match=str(tmp_path)) as refused:
@@ -70,11 +80,15 @@ def test_a_missing_directory_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stack", [0, 1])
-def test_rows_in_files_are_drawn_like_rows_in_memory_and_no_file_is_left_behind(tmp_path: Path, stack: int) -> None:
+def test_rows_in_files_are_drawn_like_rows_in_memory_and_no_file_is_left_behind(
+    tmp_path: Path, stack: int
+) -> None:
     spilled = spec(200, stack=stack, spill_dir=tmp_path)
     assert spilled.bytes_needed - spilled.bytes_of_rows == 8 * 512
     replays = [Replay(spec(200, stack=stack), seed=3), Replay(spilled, seed=3)]
-    assert list(tmp_path.iterdir()) == []  # the files are unnamed: a killed process leaves none behind
+    assert (
+        list(tmp_path.iterdir()) == []
+    )  # the files are unnamed: a killed process leaves none behind
     rng = np.random.default_rng(0)
     for _ in range(5):
         rows: dict[str, Any] = {
@@ -86,7 +100,10 @@ def test_rows_in_files_are_drawn_like_rows_in_memory_and_no_file_is_left_behind(
         for replay in replays:
             insert(replay, rows)
             samples.append(replay.sample(30, beta=0.5))
-        assert all((samples[0].columns[name] == samples[1].columns[name]).all() for name in samples[0].columns)
+        assert all(
+            (samples[0].columns[name] == samples[1].columns[name]).all()
+            for name in samples[0].columns
+        )
 
 
 def test_a_full_disk_is_an_error_before_the_run_and_not_a_signal(

@@ -26,7 +26,9 @@ COLUMNS = (
 )
 
 
-def make(capacity: int = 10, *, alpha: float | None = None, seed: int = 0, epsilon: float = 0.0) -> Replay:
+def make(
+    capacity: int = 10, *, alpha: float | None = None, seed: int = 0, epsilon: float = 0.0
+) -> Replay:
     priorities = None if alpha is None else Prioritised(alpha, epsilon)
     return Replay(ReplaySpec(COLUMNS, capacity, priorities), seed=seed)
 
@@ -54,7 +56,9 @@ def check_rows(columns: dict[str, Any]) -> np.ndarray:
         assert found.dtype == column.dtype
         assert found.shape == (*number.shape, *column.shape)
         assert found.flags.c_contiguous
-        assert (found.reshape(-1, *column.shape) == expected[column.name][flat].astype(column.dtype)).all()
+        assert (
+            found.reshape(-1, *column.shape) == expected[column.name][flat].astype(column.dtype)
+        ).all()
     return flat
 
 
@@ -69,7 +73,11 @@ def test_the_newest_rows_are_kept_and_the_columns_of_a_row_belong_together(
         if count:
             assert insert(replay, rows(total, count)) == count
         total += count
-    assert (len(replay), replay.stored, replay.evicted) == (min(10, total), total, max(0, total - 10))
+    assert (len(replay), replay.stored, replay.evicted) == (
+        min(10, total),
+        total,
+        max(0, total - 10),
+    )
     if total:
         sample = replay.sample(50, num_batches=4, beta=0.4)
         numbers = check_rows(sample.columns)
@@ -103,7 +111,10 @@ def test_rows_are_drawn_in_proportion_to_their_priorities(alpha: float) -> None:
 
 
 def test_weights_are_those_of_the_paper() -> None:
-    """(N P)^-beta divided by the largest of the minibatch, by hand: P = 1/8, 2/8, 5/8 of 3 rows, beta 0.5."""
+    """(N P)^-beta divided by the largest of the minibatch, by hand:
+
+    P = 1/8, 2/8, 5/8 of 3 rows, beta 0.5.
+    """
     replay = make(alpha=1.0)
     insert(replay, rows(0, 3) | {c.PRIORITIES: np.array([0.2, 0.4, 1.0])})
     sample = replay.sample(8, beta=0.5)
@@ -112,7 +123,9 @@ def test_weights_are_those_of_the_paper() -> None:
     np.testing.assert_allclose(sample.weights, (plain / plain.max())[sample.ids], rtol=1e-6)
     assert sample.weights.max() == 1
     assert (replay.sample(8, beta=0.0).weights == 1).all()
-    np.testing.assert_allclose(replay.sample(8, beta=1.0).weights[[0, 1, 3]], [1, 1 / 2, 1 / 5], rtol=1e-6)
+    np.testing.assert_allclose(
+        replay.sample(8, beta=1.0).weights[[0, 1, 3]], [1, 1 / 2, 1 / 5], rtol=1e-6
+    )
 
 
 def test_new_rows_get_the_largest_priority_so_far() -> None:
@@ -123,7 +136,9 @@ def test_new_rows_get_the_largest_priority_so_far() -> None:
     assert priorities.tree.priorities[:2].tolist() == [1, 1]
     replay.update_priorities(np.array([0, 1]), np.array([0.25, 3.0]))
     insert(replay, rows(2, 1))
-    replay.update_priorities(np.array([1]), np.array([0.5]))  # the largest ever, not the current largest
+    replay.update_priorities(
+        np.array([1]), np.array([0.5])
+    )  # the largest ever, not the current largest
     insert(replay, rows(3, 1))
     assert priorities.tree.priorities[:4].tolist() == [0.25, 0.5, 3, 3]
 
@@ -145,7 +160,9 @@ def test_huge_priorities_from_a_sender_count_like_those_of_new_rows() -> None:
 def test_the_last_error_of_a_row_drawn_twice_counts() -> None:
     replay = make(alpha=1.0)
     insert(replay, rows(0, 4))
-    replay.update_priorities(np.array([[0, 1], [1, 2]]), np.array([[5.0, 6.0], [7.0, 8.0]], np.float32))
+    replay.update_priorities(
+        np.array([[0, 1], [1, 2]]), np.array([[5.0, 6.0], [7.0, 8.0]], np.float32)
+    )
     assert replay._priorities is not None
     assert replay._priorities.tree.priorities[:4].tolist() == [5, 7, 8, 1]
 
@@ -186,7 +203,9 @@ def test_the_same_calls_and_seed_give_the_same_rows() -> None:
 def test_a_fragment_is_stored_without_its_padding_rows() -> None:
     replay = make()
     arrays: dict[str, Any] = {
-        name: column.reshape(3, 2, *column.shape[1:]) for name, column in rows(0, 6).items() if name != c.NEW_OBS
+        name: column.reshape(3, 2, *column.shape[1:])
+        for name, column in rows(0, 6).items()
+        if name != c.NEW_OBS
     }
     del arrays["unknown"]
     arrays[c.VALID] = np.array([[True, True], [False, True], [True, False]])
@@ -196,8 +215,10 @@ def test_a_fragment_is_stored_without_its_padding_rows() -> None:
     errors = np.arange(1.0, 7.0).reshape(3, 2)
     assert replay.insert_fragment(arrays | {c.PRIORITIES: errors}) == 4
     columns = replay.sample(100).columns
-    following = {int(number): new_obs.tolist() for number, new_obs in zip(columns[c.ACTIONS], columns[c.NEW_OBS],
-                                                                          strict=True)}  # fmt: skip
+    following = {
+        int(number): new_obs.tolist()
+        for number, new_obs in zip(columns[c.ACTIONS], columns[c.NEW_OBS], strict=True)
+    }
     assert following == {0: [2, 2.25, 2.5], 1: [3, 3.25, 3.5], 3: [8] * 3, 4: [9] * 3}
 
 
@@ -237,7 +258,9 @@ def broken(name: str, array: Any) -> dict[str, Any]:
         (broken(c.OBS, np.float32(1)), "'obs'"),
     ],
 )
-def test_fragments_that_do_not_fit_are_refused_and_not_stored(arrays: dict[str, Any], column: str) -> None:
+def test_fragments_that_do_not_fit_are_refused_and_not_stored(
+    arrays: dict[str, Any], column: str
+) -> None:
     replay = make(alpha=1.0)
     with pytest.raises(BatchError, match=column):
         insert(replay, arrays)
@@ -263,14 +286,23 @@ def test_a_fragment_longer_than_the_replay_is_stored_with_its_newest_steps(
         ColumnSpec(c.NEW_OBS, shape, "uint8"),
         ColumnSpec(c.ACTIONS, (), "int32"),
     )
-    world = StackWorld(2, shape, seed=1, steps=3, gives_new_obs=gives_new_obs, resets_in_next_step=resets_in_next_step)
+    world = StackWorld(
+        2,
+        shape,
+        seed=1,
+        steps=3,
+        gives_new_obs=gives_new_obs,
+        resets_in_next_step=resets_in_next_step,
+    )
     replay = Replay(ReplaySpec(columns, 11, Prioritised(), stack), seed=0)
     fragment = world.fragment(40)
     assert replay.insert_fragment(fragment | {c.PRIORITIES: np.ones((40, 2))}) == len(replay)
     newest = fragment[c.ACTIONS][-5:]
     sample = replay.sample(200)
     assert set(sample.columns[c.ACTIONS].tolist()) == set(newest[newest >= 0].tolist())
-    for number, obs, new_obs in zip(*(sample.columns[name] for name in (c.ACTIONS, c.OBS, c.NEW_OBS)), strict=True):
+    for number, obs, new_obs in zip(
+        *(sample.columns[name] for name in (c.ACTIONS, c.OBS, c.NEW_OBS)), strict=True
+    ):
         assert (obs == world.rows[int(number)][0]).all()
         assert (new_obs == world.rows[int(number)][1]).all()
 
@@ -303,8 +335,12 @@ def test_next_observations_must_fit_too(extra: dict[str, Any]) -> None:
 
 ARRAYS = st.builds(
     lambda shape, dtype, seed: np.random.default_rng(seed).integers(-3, 300, shape).astype(dtype),
-    st.sampled_from([(), (2,), (2, 1), (2, 1, 3), (2, 1, 2, 2), (1, 2, 3), (1, 3), (0, 1, 3), (2, 2), (3, 1)]),
-    st.sampled_from(["float32", "float64", "int32", "int64", "uint8", "bool", "complex64", "S3", "O"]),
+    st.sampled_from(
+        [(), (2,), (2, 1), (2, 1, 3), (2, 1, 2, 2), (1, 2, 3), (1, 3), (0, 1, 3), (2, 2), (3, 1)]
+    ),
+    st.sampled_from(
+        ["float32", "float64", "int32", "int64", "uint8", "bool", "complex64", "S3", "O"]
+    ),
     st.integers(0, 9),
 )
 
@@ -314,10 +350,12 @@ ARRAYS = st.builds(
 def test_any_fragment_is_stored_or_refused(data: st.DataObject, stack: int) -> None:
     replay = Replay(ReplaySpec(COLUMNS, 10, Prioritised(), stack), seed=0)
     arrays: dict[str, Any] = {
-        c.OBS: np.zeros((2, 1, 3), np.float32), c.LAST_OBS: np.zeros((1, 3), np.float32),
-        c.ACTIONS: np.zeros((2, 1), np.int64), c.N_STEP_RETURNS: np.zeros((2, 1), np.float32),
+        c.OBS: np.zeros((2, 1, 3), np.float32),
+        c.LAST_OBS: np.zeros((1, 3), np.float32),
+        c.ACTIONS: np.zeros((2, 1), np.int64),
+        c.N_STEP_RETURNS: np.zeros((2, 1), np.float32),
         "picture": np.zeros((2, 1, 2, 2), np.uint8),
-    }  # fmt: skip
+    }
     names = [*arrays, c.NEW_OBS, c.FINAL_INDEX, c.FINAL_OBS, c.VALID, c.N_STEPS]
     for name in data.draw(st.lists(st.sampled_from(names), max_size=4)):
         arrays[name] = data.draw(ARRAYS)

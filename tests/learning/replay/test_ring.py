@@ -30,7 +30,9 @@ def joined(pieces: list[tuple[int, np.ndarray]], first: int) -> list[int]:
 
 @settings(max_examples=200, deadline=None)
 @given(st.integers(1, 9), st.lists(st.integers(0, 9), max_size=12))
-def test_the_newest_rows_are_kept_and_slots_know_their_numbers(capacity: int, counts: list[int]) -> None:
+def test_the_newest_rows_are_kept_and_slots_know_their_numbers(
+    capacity: int, counts: list[int]
+) -> None:
     ring = Ring(np.full(capacity, -1))
     for count in counts:
         write(ring, min(count, capacity))
@@ -66,7 +68,9 @@ def test_a_snapshot_is_not_changed_by_rows_written_while_it_is_read(
     assert ring._snapshot is None
 
 
-def test_copies_aside_are_limited_and_slow_reading_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_aside_are_limited_and_slow_reading_is_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(ring_module, "_MAX_ASIDE_BYTES", 100)
     ring = Ring(np.zeros(100, np.int64))
     write(ring, 100)

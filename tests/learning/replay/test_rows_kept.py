@@ -1,4 +1,6 @@
-"""A replay of frames holds the number of rows it was made for, however trajectories are cut and sent."""
+"""A replay of frames holds the number of rows it was made for, however trajectories are cut and
+sent.
+"""
 
 from __future__ import annotations
 
@@ -25,17 +27,22 @@ NUM_ENVS = 8
 
 
 def make(capacity: int, *, stack: int = 4) -> Replay:
-    columns = (ColumnSpec(c.OBS, SHAPE, "uint8"), ColumnSpec(c.NEW_OBS, SHAPE, "uint8"), ColumnSpec("no", (), "int32"))
+    columns = (
+        ColumnSpec(c.OBS, SHAPE, "uint8"),
+        ColumnSpec(c.NEW_OBS, SHAPE, "uint8"),
+        ColumnSpec("no", (), "int32"),
+    )
     return Replay(ReplaySpec(columns, capacity, stack=stack), seed=0)
 
 
 @dataclass
 class Workers:
-    """Workers with 8 environments each, whose fragments arrive in turn, and their rows with whole observations.
+    """Workers with 8 environments each, whose fragments arrive in turn, and their rows with whole
+    observations.
 
     Attributes:
-        is_polled: True if fragments are [B, 1], with the environments' trajectories one after the other and `new_obs`;
-            False if they are [T, N] without `new_obs`.
+        is_polled: True if fragments are [B, 1], with the environments' trajectories one after the
+            other and `new_obs`; False if they are [T, N] without `new_obs`.
     """
 
     count: int
@@ -56,8 +63,10 @@ class Workers:
             for world in self._worlds:
                 arrays = world.fragment(self.length)
                 if self.is_polled:
-                    arrays = {name: array.swapaxes(0, 1).reshape(-1, 1, *array.shape[2:])
-                              for name, array in arrays.items()}  # fmt: skip
+                    arrays = {
+                        name: array.swapaxes(0, 1).reshape(-1, 1, *array.shape[2:])
+                        for name, array in arrays.items()
+                    }
                 numbers, first = arrays.pop(c.ACTIONS), len(self.rows)
                 self.rows += [world.rows[number] for number in numbers.reshape(-1).tolist()]
                 yield arrays | {"no": np.arange(first, len(self.rows)).reshape(numbers.shape)}
@@ -66,7 +75,10 @@ class Workers:
 def check_rows(replay: Replay, rows: Rows) -> None:
     """Compare all rows that can be drawn with the newest inserted ones."""
     slots = np.arange(replay.evicted, replay.stored) % replay.spec.capacity
-    found = {column.name: np.empty((len(slots), *column.shape), column.dtype) for column in replay.spec.columns}
+    found = {
+        column.name: np.empty((len(slots), *column.shape), column.dtype)
+        for column in replay.spec.columns
+    }
     replay._read(slots, found)
     assert found["no"].tolist() == list(range(len(rows) - len(replay), len(rows)))
     newest = rows[len(rows) - len(replay) :]
@@ -83,7 +95,9 @@ def frames_written(replay: Replay) -> int:
     ("is_polled", "num_workers", "length", "stack"),
     [(False, 16, 16, 4), (True, 2, 4, 4), (True, 16, 4, 4), (True, 2, 4, 1)],
 )
-def test_a_full_replay_stays_full(is_polled: bool, num_workers: int, length: int, stack: int) -> None:
+def test_a_full_replay_stays_full(
+    is_polled: bool, num_workers: int, length: int, stack: int
+) -> None:
     replay, workers = make(6000, stack=stack), Workers(num_workers, length, is_polled, ends=1 / 200)
     for arrays in workers.fragments():
         replay.insert_fragment(arrays)
@@ -96,7 +110,9 @@ def test_a_full_replay_stays_full(is_polled: bool, num_workers: int, length: int
 @pytest.mark.parametrize("stack", [4, 1])
 @pytest.mark.parametrize("length", [4, 16])
 def test_cutting_a_trajectory_costs_no_frames(length: int, stack: int) -> None:
-    """One for each row: the observation after the last one is the first observation of the next piece."""
+    """One for each row: the observation after the last one is the first observation of the next
+    piece.
+    """
     replay, workers = make(5000, stack=stack), Workers(3, length, is_polled=True)
     fragments = workers.fragments()
     for _ in range(3):
@@ -111,13 +127,17 @@ def test_a_trajectory_can_continue_after_others_in_its_own_fragment() -> None:
     replay, world = make(500), StackWorld(3, SHAPE, seed=0, ends=0.0, gives_new_obs=True)
     pieces = [world.fragment(5) for _ in range(4)]
     joined = {
-        name: np.concatenate([piece[name].swapaxes(0, 1).reshape(-1, 1, *piece[name].shape[2:]) for piece in pieces])
+        name: np.concatenate(
+            [piece[name].swapaxes(0, 1).reshape(-1, 1, *piece[name].shape[2:]) for piece in pieces]
+        )
         for name in (c.OBS, c.NEW_OBS, c.ACTIONS)
     }
     numbers = joined.pop(c.ACTIONS)
     replay.insert_fragment(joined | {"no": np.arange(60)[:, None]})
     check_rows(replay, [world.rows[number] for number in numbers[:, 0].tolist()])
-    assert 60 + 3 <= frames_written(replay) <= 60 + 3 * 2, "starts have one frame throughout, or one after an empty one"
+    assert 60 + 3 <= frames_written(replay) <= 60 + 3 * 2, (
+        "starts have one frame throughout, or one after an empty one"
+    )
 
 
 @pytest.mark.parametrize("turns", [1, 3, 40, 200])
@@ -135,6 +155,12 @@ def test_trajectories_continue_from_a_snapshot_as_without_it(turns: int) -> None
         for one in (replay, other):
             one.insert_fragment(arrays)
             sample = one.sample(16)
-            drawn.append((frames_written(one), sample.ids.tolist(), {n: a.tolist() for n, a in sample.columns.items()}))
+            drawn.append(
+                (
+                    frames_written(one),
+                    sample.ids.tolist(),
+                    {n: a.tolist() for n, a in sample.columns.items()},
+                )
+            )
         assert drawn[0] == drawn[1]
     check_rows(other, workers.rows)

@@ -16,7 +16,9 @@ STATE = c.state_in(0)
 GAMMA = 0.9
 
 
-def make_sequences(length: int, burn_in: int = 0, overlap: int | None = None, n: int = 1, **more: Any) -> Sequences:
+def make_sequences(
+    length: int, burn_in: int = 0, overlap: int | None = None, n: int = 1, **more: Any
+) -> Sequences:
     columns = [
         *(ColumnSpec(name, (2,)) for name in (c.OBS, c.NEW_OBS)),
         ColumnSpec(c.ACTIONS, (), "int32"),
@@ -28,9 +30,13 @@ def make_sequences(length: int, burn_in: int = 0, overlap: int | None = None, n:
 
 
 class World:
-    """Environments whose observations are [episode, step]; states and actions are the step, rewards are random."""
+    """Environments whose observations are [episode, step]; states and actions are the step, rewards
+    are random.
+    """
 
-    def __init__(self, num_envs: int, seed: int, *, ends: float = 0.2, resets_in_next_step: bool = False) -> None:
+    def __init__(
+        self, num_envs: int, seed: int, *, ends: float = 0.2, resets_in_next_step: bool = False
+    ) -> None:
         self.rng = np.random.default_rng(seed)
         self.num_envs, self.ends, self.resets = num_envs, ends, resets_in_next_step
         self.step = [0] * num_envs
@@ -66,7 +72,14 @@ class World:
                     self.is_over[n] = self.resets
                     if not self.resets:
                         self._restart(n)
-        arrays = {c.OBS: obs, c.NEW_OBS: following, c.ACTIONS: actions, c.REWARDS: rewards, **flags, STATE: states}
+        arrays = {
+            c.OBS: obs,
+            c.NEW_OBS: following,
+            c.ACTIONS: actions,
+            c.REWARDS: rewards,
+            **flags,
+            STATE: states,
+        }
         return arrays if valid.all() else arrays | {c.VALID: valid}
 
     def _restart(self, n: int) -> None:
@@ -93,7 +106,8 @@ def check_step(world: World, sequence: dict[str, Any], row: int, stop: int, n: i
 
 @pytest.mark.parametrize("resets_in_next_step", [False, True])
 @pytest.mark.parametrize(
-    ("length", "burn_in", "overlap", "n"), [(6, 2, 2, 3), (6, 0, 0, 1), (8, 2, 4, 5), (4, 3, 3, 2), (11, 0, 0, 11)]
+    ("length", "burn_in", "overlap", "n"),
+    [(6, 2, 2, 3), (6, 0, 0, 1), (8, 2, 4, 5), (4, 3, 3, 2), (11, 0, 0, 11)],
 )
 def test_sequences_lie_in_one_episode_begin_in_its_state_and_train_on_all_but_a_burn_in(
     length: int, burn_in: int, overlap: int, n: int, resets_in_next_step: bool
@@ -134,15 +148,21 @@ def test_sequences_lie_in_one_episode_begin_in_its_state_and_train_on_all_but_a_
 
 
 def test_a_fragment_is_cut_at_its_episodes_end_and_at_its_states() -> None:
-    """Ten rows: an episode continues from step 4 and ends in row 2; the next one has seven rows and doesn't end."""
+    """Ten rows: an episode continues from step 4 and ends in row 2; the next one has seven rows and
+    doesn't end.
+    """
     cut = make_sequences(4, burn_in=1, overlap=2, n=2)
     obs = np.array([[0, 4], [0, 5], [0, 6], *([1, t] for t in range(7))], np.float32)[:, None]
     ended = np.arange(10)[:, None] == 2
     fragment = {
-        c.OBS: obs, c.NEW_OBS: obs + np.array([0, 1], np.float32), c.ACTIONS: np.arange(10)[:, None],
-        c.REWARDS: np.arange(10, dtype=np.float32)[:, None], c.TERMINATEDS: ended, c.TRUNCATEDS: np.zeros_like(ended),
+        c.OBS: obs,
+        c.NEW_OBS: obs + np.array([0, 1], np.float32),
+        c.ACTIONS: np.arange(10)[:, None],
+        c.REWARDS: np.arange(10, dtype=np.float32)[:, None],
+        c.TERMINATEDS: ended,
+        c.TRUNCATEDS: np.zeros_like(ended),
         STATE: np.array([[[4.0], [6.0], [1.0], [3.0], [5.0]]], np.float32),
-    }  # fmt: skip
+    }
     found = {name: array[:, 0] for name, array in cut.cut(fragment).items()}
     assert found[c.ACTIONS].tolist() == [[0, 1, 2, 0], [3, 4, 5, 6], [4, 5, 6, 7], [6, 7, 8, 9]]
     assert found[STATE].tolist() == [[4.0], [0.0], [1.0], [3.0]]
@@ -161,7 +181,9 @@ def test_a_network_that_looks_back_gets_the_previous_steps_even_after_the_last_o
     world = World(1, seed=0, ends=0.0)
     fragment = world.fragment(5, 3)
     fragment[c.PREV_ACTIONS] = fragment[c.ACTIONS] - 1
-    fragment[c.PREV_REWARDS] = np.concatenate([np.zeros((1, 1), np.float32), fragment[c.REWARDS][:-1]])
+    fragment[c.PREV_REWARDS] = np.concatenate(
+        [np.zeros((1, 1), np.float32), fragment[c.REWARDS][:-1]]
+    )
     found = {name: array[:, 0] for name, array in cut.cut(fragment).items()}
     rewards = fragment[c.REWARDS][:, 0]
     assert found[c.PREV_ACTIONS].tolist() == [[-1, 0, 1, 2], [2, 3, 4, 0]]
@@ -195,6 +217,8 @@ def damaged(name: str, array: Any) -> dict[str, Any]:
         (damaged(c.TRUNCATEDS, np.zeros((4, 2), np.float32)), "truncateds"),
     ],
 )
-def test_a_fragment_that_cannot_be_cut_is_refused_with_the_column(fragment: dict[str, Any], column: str) -> None:
+def test_a_fragment_that_cannot_be_cut_is_refused_with_the_column(
+    fragment: dict[str, Any], column: str
+) -> None:
     with pytest.raises(BatchError, match=column):
         make_sequences(3, n=2).check(fragment)

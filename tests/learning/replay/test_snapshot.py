@@ -21,13 +21,21 @@ from aiorl.learning.replay.ring import Snapshot
 from aiorl.learning.replay.spec import ReplaySpec
 
 SHAPE = (2, 2, 4)
-COLUMNS = (ColumnSpec(c.OBS, SHAPE, "uint8"), ColumnSpec(c.NEW_OBS, SHAPE, "uint8"), ColumnSpec(c.ACTIONS, (), "int32"))
+COLUMNS = (
+    ColumnSpec(c.OBS, SHAPE, "uint8"),
+    ColumnSpec(c.NEW_OBS, SHAPE, "uint8"),
+    ColumnSpec(c.ACTIONS, (), "int32"),
+)
 
 Piece = tuple[str, int, Any]
 
 
-def make(*, is_prioritised: bool = True, stack: int = 4, capacity: int = 40, seed: int = 0) -> Replay:
-    return Replay(ReplaySpec(COLUMNS, capacity, Prioritised() if is_prioritised else None, stack), seed=seed)
+def make(
+    *, is_prioritised: bool = True, stack: int = 4, capacity: int = 40, seed: int = 0
+) -> Replay:
+    return Replay(
+        ReplaySpec(COLUMNS, capacity, Prioritised() if is_prioritised else None, stack), seed=seed
+    )
 
 
 def advance(replay: Replay, world: StackWorld, turns: int) -> list[Any]:
@@ -36,7 +44,11 @@ def advance(replay: Replay, world: StackWorld, turns: int) -> list[Any]:
     for _ in range(turns):
         replay.insert_fragment(world.fragment(3))
         sample = replay.sample(6, num_batches=2, beta=0.4)
-        drawn += [sample.ids.tolist(), sample.weights.tolist(), *(sample.columns[k.name].tolist() for k in COLUMNS)]
+        drawn += [
+            sample.ids.tolist(),
+            sample.weights.tolist(),
+            *(sample.columns[k.name].tolist() for k in COLUMNS),
+        ]
         replay.update_priorities(sample.ids, 3 * np.cos(sample.ids + 0.5))
     frames = None if replay._frames is None else replay._frames.ring.written
     return [*drawn, len(replay), replay.stored, replay.evicted, replay.sampled, frames]
@@ -50,7 +62,9 @@ def through_json(values: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("stack", [0, 1, 4])
 @pytest.mark.parametrize("is_prioritised", [False, True])
 @pytest.mark.parametrize("turns", [0, 2, 20])
-def test_a_restored_replay_draws_the_same_rows(stack: int, is_prioritised: bool, turns: int) -> None:
+def test_a_restored_replay_draws_the_same_rows(
+    stack: int, is_prioritised: bool, turns: int
+) -> None:
     replay, world = make(is_prioritised=is_prioritised, stack=stack), StackWorld(2, SHAPE, seed=1)
     advance(replay, world, turns)
     snapshot = replay.snapshot()
@@ -85,7 +99,12 @@ def test_a_snapshot_read_during_training_is_that_of_its_moment(
     reading: Iterator[Piece] = snapshot.pieces(max_bytes)
     pieces: list[Piece] = []
     for _ in range(20):
-        pieces += [piece for _ in range(rng.integers(4)) for piece in [next(reading, None)] if piece is not None]
+        pieces += [
+            piece
+            for _ in range(rng.integers(4))
+            for piece in [next(reading, None)]
+            if piece is not None
+        ]
         advance(replay, world, int(rng.integers(3)))
     pieces += reading
     assert through_json(snapshot.values) == expected[0]
@@ -125,7 +144,9 @@ def drop(name: str) -> Callable[[dict[str, Any], list[Piece]], None]:
     return change
 
 
-def replace(name: str, make: Callable[[int, Any], tuple[int, Any]]) -> Callable[[dict[str, Any], list[Piece]], None]:
+def replace(
+    name: str, make: Callable[[int, Any], tuple[int, Any]]
+) -> Callable[[dict[str, Any], list[Piece]], None]:
     def change(values: dict[str, Any], pieces: list[Piece]) -> None:
         at = next(i for i, piece in enumerate(pieces) if piece[0] == name)
         pieces[at] = (name, *make(pieces[at][1], pieces[at][2]))

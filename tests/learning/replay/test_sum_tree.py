@@ -30,13 +30,17 @@ def test_values_find_their_slots(capacity: int) -> None:
     priorities[rng.integers(capacity)] = 3.0
     tree = filled(priorities.tolist())
     assert tree.total == priorities.sum()
-    values = np.concatenate([rng.uniform(0, tree.total, 200), np.arange(0, min(int(tree.total), 200))])
+    values = np.concatenate(
+        [rng.uniform(0, tree.total, 200), np.arange(0, min(int(tree.total), 200))]
+    )
     assert tree.find(values).tolist() == [slow_find(priorities, value) for value in values]
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(PRIORITIES, min_size=1, max_size=70), st.data())
-def test_sums_depend_only_on_the_current_priorities(start: list[float], data: st.DataObject) -> None:
+def test_sums_depend_only_on_the_current_priorities(
+    start: list[float], data: st.DataObject
+) -> None:
     tree = filled(start)
     plain = np.array(start)
     for _ in range(data.draw(st.integers(0, 5))):
@@ -57,8 +61,13 @@ def test_sums_depend_only_on_the_current_priorities(start: list[float], data: st
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.lists(PRIORITIES, min_size=1, max_size=70), st.lists(st.floats(0, 1), min_size=1, max_size=20))
-def test_a_slot_with_priority_0_is_never_found_despite_rounding(priorities: list[float], where: list[float]) -> None:
+@given(
+    st.lists(PRIORITIES, min_size=1, max_size=70),
+    st.lists(st.floats(0, 1), min_size=1, max_size=20),
+)
+def test_a_slot_with_priority_0_is_never_found_despite_rounding(
+    priorities: list[float], where: list[float]
+) -> None:
     priorities[len(where) % len(priorities)] = 1.0
     tree = filled(priorities)
     values = np.array([*where, 0.0, 1.0]) * tree.total

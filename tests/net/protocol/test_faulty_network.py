@@ -1,8 +1,9 @@
-"""Worker sessions and a learner session on a network that delays, cuts and loses broadcasts (Hypothesis).
+"""Worker sessions and a learner session on a network that delays, cuts and loses broadcasts
+(Hypothesis).
 
-After each step, the ledger balances, no fragment is accepted twice, the fragments of an incarnation arrive in order, no
-lease is overdrawn, and no honest peer is dropped. Once the network heals, all workers are registered again and a whole
-deal arrives.
+After each step, the ledger balances, no fragment is accepted twice, the fragments of an incarnation
+arrive in order, no lease is overdrawn, and no honest peer is dropped. Once the network heals, all
+workers are registered again and a whole deal arrives.
 
 In a second machine, fragments carry the deltas of real filters, which a real publisher merges.
 """
@@ -53,7 +54,9 @@ class Node:
         self.down: deque[list[bytes]] = deque()
         self.sub: deque[list[bytes]] = deque()
         self.version = -1
-        self.open: list[tuple[int, int, str]] = []  # lease, policy version and incarnation of each fragment begun
+        self.open: list[
+            tuple[int, int, str]
+        ] = []  # lease, policy version and incarnation of each fragment begun
 
     @property
     def linked(self) -> bool:
@@ -111,14 +114,17 @@ class FaultyNetwork(RuleBasedStateMachine):
         assert len(self.live) == NUM_WORKERS
 
     def make_learner(self, ledger: Ledger) -> LearnerSession:
-        learner = LearnerSession("run", f"L{next(self.ids)}", LearnerSettings(num_workers=NUM_WORKERS), ledger)
+        learner = LearnerSession(
+            "run", f"L{next(self.ids)}", LearnerSettings(num_workers=NUM_WORKERS), ledger
+        )
         learner.begin({"env": "x"}, {}, self.now)
         self.queue: list[ev.SamplesAccepted] = []
         self.dealt = self.arrived = 0
         self.live: dict[str, int] = {}
         return learner
 
-    # The network ------------------------------------------------------------------------------------------
+    # The network
+    # ----------------------------------------------------------------------------------------------
 
     def learner_shell(self) -> None:
         by_peer = {node.peer: node for node in self.nodes if node.linked}
@@ -135,7 +141,9 @@ class FaultyNetwork(RuleBasedStateMachine):
         if isinstance(event, ev.SamplesAccepted):
             token = int(event.message.batches["p"]["token"][0])
             assert token not in self.accepted, "a fragment was accepted twice"
-            assert token > self.order.get(event.incarnation, 0), "fragments of an incarnation out of order"
+            assert token > self.order.get(event.incarnation, 0), (
+                "fragments of an incarnation out of order"
+            )
             assert self.live[event.incarnation] == event.slot
             self.accepted[token] = event.incarnation
             self.order[event.incarnation] = token
@@ -197,11 +205,14 @@ class FaultyNetwork(RuleBasedStateMachine):
         self.learner.tick(self.now)
         self.learner_shell()
 
-    # Rules ------------------------------------------------------------------------------------------------
+    # Rules
+    # ----------------------------------------------------------------------------------------------
 
     nodes_index = st.integers(0, NUM_WORKERS - 1)
 
-    @rule(index=nodes_index, channel=st.sampled_from(["up", "down", "sub"]), count=st.integers(1, 6))
+    @rule(
+        index=nodes_index, channel=st.sampled_from(["up", "down", "sub"]), count=st.integers(1, 6)
+    )
     def network_delivers(self, index: int, channel: str, count: int) -> None:
         for _ in range(count):
             self.deliver(self.nodes[index], channel)
@@ -251,7 +262,9 @@ class FaultyNetwork(RuleBasedStateMachine):
     def late_message_comes_in(self, number: int) -> None:
         if self.zombies:
             peer, _ = self.zombies[number % len(self.zombies)]
-            first = next(zombie for zombie in self.zombies if zombie[0] == peer)  # a connection keeps the order
+            first = next(
+                zombie for zombie in self.zombies if zombie[0] == peer
+            )  # a connection keeps the order
             self.zombies.remove(first)
             self.to_learner(*first)
 
@@ -282,12 +295,18 @@ class FaultyNetwork(RuleBasedStateMachine):
         self.learner_shell()
 
     def make_snapshot(self) -> Snapshot:
-        return Snapshot(self.version, {"p": {"w": np.full(3, self.version, np.float32)}}, {}, {}, {})
+        return Snapshot(
+            self.version, {"p": {"w": np.full(3, self.version, np.float32)}}, {}, {}, {}
+        )
 
     @rule(fragments=st.integers(1, 7))
     def learner_deals(self, fragments: int) -> None:
         book = self.learner.leases
-        is_dealt = any(lease.deal and lease.left for each in book._holders.values() for lease in each.leases.values())
+        is_dealt = any(
+            lease.deal and lease.left
+            for each in book._holders.values()
+            for lease in each.leases.values()
+        )
         if self.learner.version >= 0 and not is_dealt and not book.held:
             self.dealt += fragments
             self.learner.deal(self.learner.version, fragments)
@@ -342,11 +361,14 @@ class FaultyNetwork(RuleBasedStateMachine):
             batches = {"p": {"token": np.array([next(self.tokens)])}}
             is_current = incarnation == node.session.incarnation
             deltas = node.take_deltas() if is_current else {}
-            fragment = Samples(0, lease_id, STEPS, STEPS, version, last, 1, STEPS, batches, {}, deltas, {})
+            fragment = Samples(
+                0, lease_id, STEPS, STEPS, version, last, 1, STEPS, batches, {}, deltas, {}
+            )
             assert node.session.fragment_done(fragment, self.now) == is_current
         node.shell()
 
-    # Invariants -------------------------------------------------------------------------------------------
+    # Invariants
+    # ----------------------------------------------------------------------------------------------
 
     @invariant()
     def the_books_balance(self) -> None:
@@ -359,7 +381,9 @@ class FaultyNetwork(RuleBasedStateMachine):
 
     @invariant()
     def no_env_step_is_unaccounted_for(self) -> None:
-        """Check that reports never exceed the steps taken, and that all steps of live incarnations get reported."""
+        """Check that reports never exceed the steps taken, and that all steps of live incarnations
+        get reported.
+        """
         sessions = {node.session.incarnation: node.session for node in self.nodes}
         for incarnation, account in self.learner.ledger._accounts.items():
             if incarnation in sessions:
@@ -393,7 +417,9 @@ class FaultyNetwork(RuleBasedStateMachine):
         self.learner.deal(self.learner.version, 7)
         self.learner_shell()
         for node in self.nodes:
-            self.disconnect(node, told=False, late=False)  # every lease of the deal is lost in flight, a worker dies
+            self.disconnect(
+                node, told=False, late=False
+            )  # every lease of the deal is lost in flight, a worker dies
             self.connect(node)
         self.tick(0.25)
         self.worker_is_killed(index=0, told=True)
@@ -426,7 +452,9 @@ def assert_saw(state, samples) -> None:
         data = np.asarray(samples, np.float64)
         mean = data.mean(axis=0)
         np.testing.assert_allclose(state["mean"], mean, rtol=1e-9)
-        np.testing.assert_allclose(state["m2"], ((data - mean) ** 2).sum(axis=0), rtol=1e-9, atol=1e-9)
+        np.testing.assert_allclose(
+            state["m2"], ((data - mean) ** 2).sum(axis=0), rtol=1e-9, atol=1e-9
+        )
 
 
 @dataclass
@@ -437,7 +465,9 @@ class Unit:
     filters: dict[str, MeanStdFilter]
     slot: SnapshotSlot
     unsent: dict[str, list] = field(default_factory=lambda: {name: [] for name in POLICIES})
-    sent: list[tuple[int, dict[str, list]]] = field(default_factory=list)  # number, samples of each policy
+    sent: list[tuple[int, dict[str, list]]] = field(
+        default_factory=list
+    )  # number, samples of each policy
 
     def observe(self, rng: np.random.Generator) -> None:
         self.slot.between_steps()
@@ -461,7 +491,9 @@ class FilterNode(Node):
         self.turn = 0
         self.rng = np.random.default_rng(index)
         self.spoils = False
-        self.fragments: dict[tuple[str, int], dict[str, list]] = {}  # samples of each fragment, for the learner
+        self.fragments: dict[
+            tuple[str, int], dict[str, list]
+        ] = {}  # samples of each fragment, for the learner
 
     def heard(self, event: ev.WorkerEvent) -> None:
         if isinstance(event, ev.Registered):
@@ -495,10 +527,11 @@ class FilterNode(Node):
 
 
 class FaultyNetworkWithFilters(FaultyNetwork):
-    """The same with filters. R139, R142, R143: each accepted observation counts once, at learner and workers.
+    """The same with filters. R139, R142, R143: each accepted observation counts once, at learner
+    and workers.
 
-    As in on-policy runs, deltas are merged in worker order when their fragments are used, whether or not the worker is
-    still alive.
+    As in on-policy runs, deltas are merged in worker order when their fragments are used, whether
+    or not the worker is still alive.
     """
 
     node_class = FilterNode
@@ -538,7 +571,9 @@ class FaultyNetworkWithFilters(FaultyNetwork):
             self.fragments |= node.fragments
         samples = self.fragments[event.incarnation, event.message.seq]
         try:
-            self.publisher.merge_deltas(event.incarnation, event.message.seq, event.message.filter_deltas)
+            self.publisher.merge_deltas(
+                event.incarnation, event.message.seq, event.message.filter_deltas
+            )
         except BatchError:
             assert not samples["p"]
         for name in POLICIES:
@@ -583,7 +618,9 @@ class FaultyNetworkWithFilters(FaultyNetwork):
             snapshot, merged = self.snapshots[unit.slot.version]
             acked = snapshot.filter_acks.get(unit.incarnation, 0)
             for name, own in unit.filters.items():
-                in_flight = [sample for number, part in unit.sent if number > acked for sample in part[name]]
+                in_flight = [
+                    sample for number, part in unit.sent if number > acked for sample in part[name]
+                ]
                 assert_saw(own.state(), [*merged[name], *in_flight, *unit.unsent[name]])
 
     def checks(self) -> list[Callable[[], None]]:
@@ -613,29 +650,47 @@ class StreamingWithFilters(FaultyNetworkWithFilters):
     merges_on_arrival = True
 
 
-MACHINES = pytest.mark.parametrize("machine", [FaultyNetwork, FaultyNetworkWithFilters, StreamingWithFilters])
+MACHINES = pytest.mark.parametrize(
+    "machine", [FaultyNetwork, FaultyNetworkWithFilters, StreamingWithFilters]
+)
 
 
 @pytest.mark.parametrize(
-    "examples", [12, pytest.param(400, marks=[pytest.mark.nightly, pytest.mark.timeout(1800)])], ids=["", "long"]
+    "examples",
+    [12, pytest.param(400, marks=[pytest.mark.nightly, pytest.mark.timeout(1800)])],
+    ids=["", "long"],
 )
 @MACHINES
-def test_r139_r142_r143_the_protocol_survives_a_faulty_network(machine: type[FaultyNetwork], examples: int) -> None:
-    """R7 and LESSONS 20: no fragment is lost silently, duplicated or reordered, whatever the network does.
+def test_r139_r142_r143_the_protocol_survives_a_faulty_network(
+    machine: type[FaultyNetwork], examples: int
+) -> None:
+    """R7 and LESSONS 20: no fragment is lost silently, duplicated or reordered, whatever the
+    network does.
 
-    Each worker has several samplers and several policies. Some deltas fit no filter, and workers die in between.
+    Each worker has several samplers and several policies. Some deltas fit no filter, and workers
+    die in between.
     """
     limits = settings(
-        max_examples=examples, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck)
+        max_examples=examples,
+        stateful_step_count=60,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
     )
     run_state_machine_as_test(machine, settings=limits)
 
 
 @pytest.mark.parametrize(
-    "seed", [0, pytest.param(1, marks=pytest.mark.slow), *(pytest.param(n, marks=pytest.mark.nightly) for n in (2, 3))]
+    "seed",
+    [
+        0,
+        pytest.param(1, marks=pytest.mark.slow),
+        *(pytest.param(n, marks=pytest.mark.nightly) for n in (2, 3)),
+    ],
 )
 @MACHINES
-def test_r139_r142_r143_the_protocol_survives_a_long_run_of_faults(machine: type[FaultyNetwork], seed: int) -> None:
+def test_r139_r142_r143_the_protocol_survives_a_long_run_of_faults(
+    machine: type[FaultyNetwork], seed: int
+) -> None:
     """R7: Hypothesis finds short ways to break things; this long history goes deep."""
     net, rng = machine(), random.Random(seed)
     index = lambda: rng.randrange(NUM_WORKERS)  # noqa: E731
@@ -643,14 +698,22 @@ def test_r139_r142_r143_the_protocol_survives_a_long_run_of_faults(machine: type
     coin = lambda: rng.random() < 0.5  # noqa: E731
     moves: list[tuple[float, Callable[[], object]]] = [
         (30, lambda: net.work_goes_on(turns=rng.randint(1, 3), seconds=rng.choice([0.1, 0.6]))),
-        (8, lambda: net.network_delivers(index=index(), channel=channel(), count=rng.randint(1, 6))),
+        (
+            8,
+            lambda: net.network_delivers(index=index(), channel=channel(), count=rng.randint(1, 6)),
+        ),
         (3, net.network_delivers_all),
         (3, lambda: net.network_loses_a_broadcast(index=index())),
         (2, lambda: net.link_breaks(index=index(), told=coin(), late=coin())),
         (4, lambda: net.link_comes_up(index=index())),
         (1, lambda: net.link_resets_under_the_same_peer_id(index=index())),
         (3, lambda: net.late_message_comes_in(number=rng.randint(0, 10))),
-        (3, lambda: net.time_passes(seconds=rng.choice([0.1, 0.5, 1.0, 2.5, 4.0]), count=rng.randint(1, 4))),
+        (
+            3,
+            lambda: net.time_passes(
+                seconds=rng.choice([0.1, 0.5, 1.0, 2.5, 4.0]), count=rng.randint(1, 4)
+            ),
+        ),
         (0.5, lambda: net.worker_is_killed(index=index(), told=coin())),
         (0.2, net.learner_is_restarted),
         (3, net.publish),

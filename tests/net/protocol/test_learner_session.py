@@ -23,7 +23,9 @@ def snapshot(version: int) -> m.Snapshot:
 
 
 def hello(name: str = "a", **changes: Any) -> m.Hello:
-    return dataclasses.replace(m.Hello(m.PROTOCOL_VERSION, "", f"w-{name}", f"i-{name}", 0, "host", 7, ""), **changes)
+    return dataclasses.replace(
+        m.Hello(m.PROTOCOL_VERSION, "", f"w-{name}", f"i-{name}", 0, "host", 7, ""), **changes
+    )
 
 
 def fragment(seq: int, lease: int, /, **changes: Any) -> m.Samples:
@@ -34,7 +36,9 @@ def fragment(seq: int, lease: int, /, **changes: Any) -> m.Samples:
 def make(*joined: str, **settings: Any) -> LearnerSession:
     """A session with these workers: A's is "a", B's is "b"."""
     times = {name: settings.pop(name) for name in settings.keys() & TransportConfig.model_fields}
-    session = LearnerSession("run", "learner-1", LearnerSettings(TransportConfig(**times), **settings))
+    session = LearnerSession(
+        "run", "learner-1", LearnerSettings(TransportConfig(**times), **settings)
+    )
     session.begin({"env": "x"}, {"p": {"graph": b"g", "spec": {}}}, 0.0)
     session.publish(snapshot(1), 0.0)
     for name in joined:
@@ -42,9 +46,13 @@ def make(*joined: str, **settings: Any) -> LearnerSession:
     return session
 
 
-def join(session: LearnerSession, peer: bytes = A, name: str = "a", now: float = 0.0, **changes: Any) -> m.Welcome:
+def join(
+    session: LearnerSession, peer: bytes = A, name: str = "a", now: float = 0.0, **changes: Any
+) -> m.Welcome:
     session.receive(peer, hello(name, **changes), now, key=f"key-{name}")
-    welcome = next(message for _, message in session.messages_to_send() if isinstance(message, m.Welcome))
+    welcome = next(
+        message for _, message in session.messages_to_send() if isinstance(message, m.Welcome)
+    )
     session.events()
     return welcome
 
@@ -54,20 +62,27 @@ def lease(session: LearnerSession, slot: int = 1, fragments: int = 5, min_versio
 
 
 def sent(session: LearnerSession, *kinds: type) -> list[Any]:
-    return [message for _, message in session.messages_to_send() if not kinds or isinstance(message, kinds)]
+    return [
+        message
+        for _, message in session.messages_to_send()
+        if not kinds or isinstance(message, kinds)
+    ]
 
 
 def told(session: LearnerSession, *kinds: type) -> list[Any]:
     return [event for event in session.events() if not kinds or isinstance(event, kinds)]
 
 
-# Registration ---------------------------------------------------------------------------------------------
+# Registration
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_worker_gets_all_it_needs_before_its_first_fragment() -> None:
     """R4: index, config, num_workers, weights, filters and global vars."""
     session = make(num_workers=2)
-    known = m.Snapshot(2, {"p": {"w": np.ones(2)}}, {"p": {"n": np.array(5)}}, {"i-z": 4}, {"timestep": 70})
+    known = m.Snapshot(
+        2, {"p": {"w": np.ones(2)}}, {"p": {"n": np.array(5)}}, {"i-z": 4}, {"timestep": 70}
+    )
     session.publish(known, 0.0)
     session.receive(A, hello(), 0.0)
     ((peer, welcome),) = session.messages_to_send()
@@ -78,7 +93,10 @@ def test_a_worker_gets_all_it_needs_before_its_first_fragment() -> None:
     assert (welcome.snapshot.version, welcome.snapshot.learner_incarnation) == (2, "learner-1")
     assert welcome.snapshot.weights == {"p": {"w": pytest.approx(np.ones(2))}}
     assert welcome.snapshot.filters == {"p": {"n": 5}}
-    assert (welcome.snapshot.filter_acks, welcome.snapshot.global_vars) == ({"i-z": 4}, {"timestep": 70})
+    assert (welcome.snapshot.filter_acks, welcome.snapshot.global_vars) == (
+        {"i-z": 4},
+        {"timestep": 70},
+    )
     assert session.events() == [ev.WorkerJoined(1, "i-a", "host", 7, local=False)]
 
 
@@ -192,7 +210,9 @@ def test_a_worker_of_an_earlier_learner_is_asked_to_come_back_as_new() -> None:
     assert join(session, A, "a2", worker_id="w-a").slot == 1
 
 
-@pytest.mark.parametrize(("peer", "worker_id"), [(B, "w-a"), (A, "w-b")], ids=["of a process", "over a connection"])
+@pytest.mark.parametrize(
+    ("peer", "worker_id"), [(B, "w-a"), (A, "w-b")], ids=["of a process", "over a connection"]
+)
 def test_a_new_incarnation_ends_the_old_one_immediately(peer: bytes, worker_id: str) -> None:
     session = make("a")
     session.receive(peer, hello("b", worker_id=worker_id), 1.0, key="key-a")
@@ -200,7 +220,8 @@ def test_a_new_incarnation_ends_the_old_one_immediately(peer: bytes, worker_id: 
     assert (lost.incarnation, joined.incarnation, joined.slot) == ("i-a", "i-b", 1)
 
 
-# Identity -------------------------------------------------------------------------------------------------
+# Identity
+# --------------------------------------------------------------------------------------------------
 
 
 def test_an_incarnation_is_bound_to_its_key() -> None:
@@ -222,7 +243,9 @@ def test_a_worker_comes_back_at_once_over_another_connection_whether_the_old_one
     if is_known:
         session.peer_gone(A, 1.0)
     session.receive(B, hello(), 1.1, key="key-a")
-    assert [(peer, type(message)) for peer, message in session.messages_to_send()] == [(B, m.Welcome)]
+    assert [(peer, type(message)) for peer, message in session.messages_to_send()] == [
+        (B, m.Welcome)
+    ]
     session.receive(A, m.Beat(0, ""), 1.2)
     assert [refusal.code for refusal in sent(session)] == [m.RefusalCode.HELLO_FIRST]
     session.peer_gone(A, 1.3)
@@ -230,7 +253,8 @@ def test_a_worker_comes_back_at_once_over_another_connection_whether_the_old_one
     assert session.knows(B)
 
 
-# Fragments ------------------------------------------------------------------------------------------------
+# Fragments
+# --------------------------------------------------------------------------------------------------
 
 
 def test_fragments_are_accepted_in_order_acknowledged_together_and_entered() -> None:
@@ -293,7 +317,8 @@ def test_no_worker_can_claim_more_steps_than_its_leases_allow(claim: m.Message) 
     session.ledger.check()
 
 
-# Life and death -------------------------------------------------------------------------------------------
+# Life and death
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_silent_worker_is_lost_and_its_steps_in_flight_are_counted() -> None:
@@ -307,7 +332,11 @@ def test_a_silent_worker_is_lost_and_its_steps_in_flight_are_counted() -> None:
     told(session)
     session.tick(10.6)
     (lost,) = told(session)
-    assert (lost.incarnation, lost.lost_env_steps, [*session.ledger.lost.values()]) == ("i-a", 15, [15])
+    assert (lost.incarnation, lost.lost_env_steps, [*session.ledger.lost.values()]) == (
+        "i-a",
+        15,
+        [15],
+    )
     session.messages_to_send()
     session.receive(A, m.Beat(30, ""), 11.0)
     (refusal,) = sent(session)
@@ -359,9 +388,14 @@ def test_heartbeats_go_to_each_worker_and_to_all() -> None:
 def test_a_lost_workers_share_is_dealt_to_the_others() -> None:
     session = make("a", "b")
     session.deal(1, 4)
-    assert [(peer, message.fragments) for peer, message in session.messages_to_send()] == [(A, 2), (B, 2)]
+    assert [(peer, message.fragments) for peer, message in session.messages_to_send()] == [
+        (A, 2),
+        (B, 2),
+    ]
     session.lose(1, "killed", 1.0)
-    assert [(peer, message.fragments) for peer, message in session.messages_to_send()[1:]] == [(B, 2)]
+    assert [(peer, message.fragments) for peer, message in session.messages_to_send()[1:]] == [
+        (B, 2)
+    ]
     session.lose_worker_id("w-b", "killed", 1.0)
     session.messages_to_send()
     session.receive(b"c", hello("c"), 2.0)
@@ -379,7 +413,9 @@ def test_streaming_workers_share_one_budget() -> None:
     session.stream(1, 1)
     assert sent(session, m.Lease) == [], "queued fragments count"
     session.stream(0, 1)
-    assert [(message.lease_id, message.fragments) for message in sent(session, m.Lease)] == [(leases[A].lease_id, 2)]
+    assert [(message.lease_id, message.fragments) for message in sent(session, m.Lease)] == [
+        (leases[A].lease_id, 2)
+    ]
     session.lose(1, "killed", 1.0)
     session.messages_to_send()
     session.stream(0, 1)
@@ -387,8 +423,12 @@ def test_streaming_workers_share_one_budget() -> None:
 
 
 @pytest.mark.parametrize("stood_still", [0.0, 100.0])
-def test_a_worker_that_beats_but_never_samples_is_reported_and_its_share_dealt_again(stood_still: float) -> None:
-    """Time in which the learner stood still counts for no worker; the fragment that arrived meanwhile is read first."""
+def test_a_worker_that_beats_but_never_samples_is_reported_and_its_share_dealt_again(
+    stood_still: float,
+) -> None:
+    """Time in which the learner stood still counts for no worker; the fragment that arrived
+    meanwhile is read first.
+    """
     session = make("a", "b", lease_timeout_s=5.0)
     session.deal(1, 2)
     leases = {peer: message for peer, message in session.messages_to_send()}
@@ -401,7 +441,11 @@ def test_a_worker_that_beats_but_never_samples_is_reported_and_its_share_dealt_a
             session.receive(peer, m.Beat(10 if peer == A else 0, "sampling"), now)
         session.tick(now)
     assert told(session) == [ev.LeaseOverdue(2, 1, pytest.approx(5.1, abs=0.11))]
-    dealt = {peer: message for peer, message in session.messages_to_send() if isinstance(message, m.Lease)}
+    dealt = {
+        peer: message
+        for peer, message in session.messages_to_send()
+        if isinstance(message, m.Lease)
+    }
     assert dealt[A].fragments == 1
     assert dealt[A].lease_id not in (leases[A].lease_id, leases[B].lease_id)
 
@@ -410,7 +454,11 @@ def test_a_worker_that_leaves_frees_its_slot_immediately() -> None:
     session = make("a")
     session.receive(A, m.Leaving("SIGTERM", 12, 0), 1.0)
     (lost,) = told(session)
-    assert (lost.incarnation, lost.lost_env_steps, [*session.ledger.lost.values()]) == ("i-a", 12, [12])
+    assert (lost.incarnation, lost.lost_env_steps, [*session.ledger.lost.values()]) == (
+        "i-a",
+        12,
+        [12],
+    )
     assert "SIGTERM" in lost.reason
     assert sent(session) == []
 
@@ -433,7 +481,8 @@ def test_heartbeats_say_what_a_worker_does() -> None:
     assert session.ledger.in_flight == 55, "but for what it will never send"
 
 
-# Snapshots, calls, goodbye ---------------------------------------------------------------------------------
+# Snapshots, calls, goodbye
+# --------------------------------------------------------------------------------------------------
 
 
 def test_snapshots_are_broadcast_and_given_on_request_but_not_too_often() -> None:
@@ -503,7 +552,8 @@ def test_goodbye_reaches_workers_and_latecomers() -> None:
     assert session.messages_to_send() == [(B, bye)]
 
 
-# Bad peers ------------------------------------------------------------------------------------------------
+# Bad peers
+# --------------------------------------------------------------------------------------------------
 
 
 def test_samples_before_hello_are_refused_and_finally_the_sender_is_dropped() -> None:
@@ -580,7 +630,9 @@ def test_a_source_that_fills_the_line_delays_others_by_one_turn() -> None:
     session.receive(A, hello("a"), 0.0, host="10.0.0.1")
     session.messages_to_send()
     session.tick(0.1)
-    assert A in [peer for peer, message in session.messages_to_send() if isinstance(message, m.Welcome)]
+    assert A in [
+        peer for peer, message in session.messages_to_send() if isinstance(message, m.Welcome)
+    ]
 
 
 def test_large_snapshots_are_given_to_fewer() -> None:
@@ -594,7 +646,9 @@ def test_large_snapshots_are_given_to_fewer() -> None:
     assert 8 <= len(sent(session, m.Welcome)) <= 14
 
 
-def test_a_connection_that_keeps_saying_hello_is_dropped_before_it_has_cost_many_snapshots() -> None:
+def test_a_connection_that_keeps_saying_hello_is_dropped_before_it_has_cost_many_snapshots() -> (
+    None
+):
     session = make()
     welcomes = 0
     for number in range(10_000):
@@ -621,7 +675,11 @@ def test_no_peer_gets_another_snapshot_before_the_last_one_has_left() -> None:
         for message in (m.SnapshotRequest(1), hello("a"), hello(f"a{second}")):
             session.receive(A, message, float(second), has_unsent=True)
         session.receive(B, m.SnapshotRequest(1), float(second))
-        assert [target for target, message in session.messages_to_send() if isinstance(message, m.Snapshot)] == [B]
+        assert [
+            target
+            for target, message in session.messages_to_send()
+            if isinstance(message, m.Snapshot)
+        ] == [B]
     assert len(session.slots) == 2
     session.receive(A, m.SnapshotRequest(1), 10.0)
     assert [message.version for message in sent(session, m.Snapshot)] == [10]
@@ -645,12 +703,16 @@ def test_a_lost_worker_with_ten_minutes_of_queued_hellos_is_refused_but_not_drop
 
 
 def test_undecodable_frames_cost_only_their_sender_its_place() -> None:
-    """Bad input: garbage, truncated and oversized frames are counted and reported once, and the peer is dropped."""
+    """Bad input: garbage, truncated and oversized frames are counted and reported once, and the
+    peer is dropped.
+    """
     session = make("a", "b")
     for peer in (A, b"unknown"):
         for _ in range(3):
             session.bad_frames(peer, BadFrame("not a message header", field="header"), 1.0)
-        ((target, refusal),) = [pair for pair in session.messages_to_send() if isinstance(pair[1], m.Refused)]
+        ((target, refusal),) = [
+            pair for pair in session.messages_to_send() if isinstance(pair[1], m.Refused)
+        ]
         assert target == peer
         assert "not a message header" in refusal.reason
         assert len(told(session, ev.PeerRejected)) == 1

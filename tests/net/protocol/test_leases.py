@@ -92,7 +92,9 @@ def test_exhausted_leases_are_forgotten_eventually() -> None:
 
 
 def test_the_debt_of_a_worker_that_sends_nothing_is_dealt_to_the_others() -> None:
-    """The worker lives, so heartbeats don't reveal it; the others have sent theirs, so environments aren't slow."""
+    """The worker lives, so heartbeats don't reveal it; the others have sent theirs, so environments
+    aren't slow.
+    """
     book = make(1, 2, 3)
     leases = {grant.slot: grant.lease.lease_id for grant in book.deal(1, 6, 0.0)}
     for slot in (1, 2):
@@ -150,9 +152,16 @@ def test_the_only_worker_left_gets_the_deal_even_if_it_is_overdue() -> None:
 
 @given(
     st.integers(0, 9),
-    st.lists(st.tuples(st.sampled_from(["join", "leave", "bring", "retire", "deal", "again"]), st.integers(1, 4))),
+    st.lists(
+        st.tuples(
+            st.sampled_from(["join", "leave", "bring", "retire", "deal", "again"]),
+            st.integers(1, 4),
+        )
+    ),
 )
-def test_a_deal_is_exactly_one_train_batch_whatever_workers_do(fragments: int, history: list[tuple[str, int]]) -> None:
+def test_a_deal_is_exactly_one_train_batch_whatever_workers_do(
+    fragments: int, history: list[tuple[str, int]]
+) -> None:
     book = make(1)
     leases: dict[int, list[tuple[int, int]]] = {}  # slot -> ids of its leases, and their deals
     version = num_left = 0
@@ -177,10 +186,15 @@ def test_a_deal_is_exactly_one_train_batch_whatever_workers_do(fragments: int, h
                 num_left += 1
             case "deal":
                 version, num_left = version + 1, fragments
-                leases = {owner: [(lease_id, 0) for lease_id, _ in owned] for owner, owned in leases.items()}
+                leases = {
+                    owner: [(lease_id, 0) for lease_id, _ in owned]
+                    for owner, owned in leases.items()
+                }
                 _take(leases, book.deal(version, fragments, float(now)), version)
         _take(leases, book.redeal(float(now)), version)
-        open_leases = [lease for holder in book._holders.values() for lease in holder.leases.values()]
+        open_leases = [
+            lease for holder in book._holders.values() for lease in holder.leases.values()
+        ]
         assert book.held + sum(lease.left for lease in open_leases if lease.deal) == num_left
         assert not book.held or not live
 

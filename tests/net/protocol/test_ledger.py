@@ -15,16 +15,26 @@ def test_env_steps_go_from_report_to_training() -> None:
     ledger.open("a")
     ledger.report("a", 100)
     assert ledger.as_dict() == {
-        "sampled": 100, "trained": 0, "queued": 0, "in_flight": 100, "discarded": {}, "lost": {}
-    }  # fmt: skip
+        "sampled": 100,
+        "trained": 0,
+        "queued": 0,
+        "in_flight": 100,
+        "discarded": {},
+        "lost": {},
+    }
     ledger.receive("a", 60)
     ledger.train(30)
     ledger.discard("stale", 10)
     ledger.report("a", 110)
     ledger.check()
     assert ledger.as_dict() == {
-        "sampled": 110, "trained": 30, "queued": 20, "in_flight": 50, "discarded": {"stale": 10}, "lost": {}
-    }  # fmt: skip
+        "sampled": 110,
+        "trained": 30,
+        "queued": 20,
+        "in_flight": 50,
+        "discarded": {"stale": 10},
+        "lost": {},
+    }
     assert ledger.close("a", "killed") == 50
     ledger.check()
     assert ledger.lost == {"killed": 50}
@@ -56,8 +66,13 @@ def test_a_resumed_ledger_counts_waiting_steps_as_lost() -> None:
     ledger.train(30)
     resumed = Ledger.from_dict(json.loads(json.dumps(ledger.as_dict())))
     assert resumed.as_dict() == {
-        "sampled": 100, "trained": 30, "queued": 0, "in_flight": 0, "discarded": {}, "lost": {LEARNER_RESTARTED: 70}
-    }  # fmt: skip
+        "sampled": 100,
+        "trained": 30,
+        "queued": 0,
+        "in_flight": 0,
+        "discarded": {},
+        "lost": {LEARNER_RESTARTED: 70},
+    }
 
 
 def test_check_finds_a_wrong_sum() -> None:

@@ -32,7 +32,9 @@ def test_newcomers_that_send_nothing_do_not_take_all_leases(stay: bool) -> None:
 
 
 @pytest.mark.parametrize(("largest", "expected"), [(6, 6), (1, 2), (None, 8)])
-def test_fragments_under_way_stay_within_the_bound_at_any_lag(largest: int | None, expected: int) -> None:
+def test_fragments_under_way_stay_within_the_bound_at_any_lag(
+    largest: int | None, expected: int
+) -> None:
     pacing = Pacing(fragments_per_batch=2, max_policy_lag=None, per_worker=100, largest=largest)
     pacing.join(0)
     pacing.next_leases(0, 0.0)
@@ -64,7 +66,9 @@ def test_newcomers_get_trials_while_others_could_use_the_whole_budget() -> None:
 
 
 class Starved:
-    """Workers that send a fragment for each update, which always waits for it, whatever the budget."""
+    """Workers that send a fragment for each update, which always waits for it, whatever the
+    budget.
+    """
 
     def __init__(self, workers: int = 16) -> None:
         self.pacing = Pacing(fragments_per_batch=1, max_policy_lag=10, per_worker=3)
@@ -109,7 +113,9 @@ def test_the_budget_grows_only_after_the_effect_of_the_last_growth_shows() -> No
 
 
 def test_after_stale_fragments_the_budget_stays_low_for_hundreds_more() -> None:
-    """The budget once returned after 140, in 4 steps a second: workers in each other's way wasted 2 %."""
+    """The budget once returned after 140, in 4 steps a second: workers in each other's way wasted 2
+    %.
+    """
     starved = Starved()
     starved.until(8)
     while starved.bring(stale=True) >= 7:
@@ -166,7 +172,9 @@ class Run:
 
 
 def test_a_slow_first_fragment_does_not_leave_a_worker_out() -> None:
-    """The worker builds its environments, or its connection broke; it was once left out for minutes."""
+    """The worker builds its environments, or its connection broke; it was once left out for
+    minutes.
+    """
     run = Run()
     run.go_on(5)
     run.join(2, 4.0)
@@ -177,7 +185,9 @@ def test_a_slow_first_fragment_does_not_leave_a_worker_out() -> None:
 
 
 def test_workers_that_were_held_up_once_come_back_immediately() -> None:
-    """Workers of a host that stood still for 10 s were once left out until others had sent thousands of fragments."""
+    """Workers of a host that stood still for 10 s were once left out until others had sent
+    thousands of fragments.
+    """
     run = Run()
     for slot in (2, 3, 4):
         run.join(slot, 0.1)

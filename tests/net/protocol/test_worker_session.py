@@ -43,7 +43,9 @@ def registered(*, leased: int = 0, **settings: Any) -> WorkerSession:
 
 def draft(lease_id: int, version: int = 1, **changes: Any) -> m.Samples:
     batches = {"p": {"obs": np.zeros(100, np.float32)}}
-    return dataclasses.replace(m.Samples(0, lease_id, 10, 10, version, version, 1, 10, batches, {}, {}, {}), **changes)
+    return dataclasses.replace(
+        m.Samples(0, lease_id, 10, 10, version, version, 1, 10, batches, {}, {}, {}), **changes
+    )
 
 
 def sample(session: WorkerSession, count: int, now: float = 0.0) -> None:
@@ -61,7 +63,8 @@ def kinds(session: WorkerSession) -> list[type]:
     return [type(message) for message in session.messages_to_send()]
 
 
-# Registration ---------------------------------------------------------------------------------------------
+# Registration
+# --------------------------------------------------------------------------------------------------
 
 
 def test_hello_is_said_on_connection_and_again_with_growing_waits() -> None:
@@ -69,7 +72,9 @@ def test_hello_is_said_on_connection_and_again_with_growing_waits() -> None:
     session.tick(0.0)
     assert session.messages_to_send() == [], "not without a connection"
     session.connected(0.0)
-    assert session.messages_to_send() == [m.Hello(m.PROTOCOL_VERSION, "", "w", "i1", 2, "host", 7, "")]
+    assert session.messages_to_send() == [
+        m.Hello(m.PROTOCOL_VERSION, "", "w", "i1", 2, "host", 7, "")
+    ]
     said = []
     for tenth in range(1, 300):
         session.tick(tenth / 10)
@@ -138,7 +143,8 @@ def test_a_full_learner_is_asked_again() -> None:
     assert kinds(session) == [m.Hello]
 
 
-# Sampling -------------------------------------------------------------------------------------------------
+# Sampling
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_fragment_needs_a_lease_and_its_version() -> None:
@@ -197,7 +203,8 @@ def test_fragments_are_sent_again_when_asked() -> None:
     assert seqs(session) == [2]
 
 
-# Connection and learner lost ------------------------------------------------------------------------------
+# Connection and learner lost
+# ------------------------------------------------------------------------------
 
 
 def test_after_a_reconnect_hello_comes_first_and_then_missing_fragments() -> None:
@@ -256,7 +263,9 @@ def test_a_worker_that_stood_still_first_reads_waiting_messages() -> None:
     assert session.state is WorkerState.PAUSED
 
 
-def test_a_standstill_before_the_last_message_does_not_delay_detection_of_a_silent_learner() -> None:
+def test_a_standstill_before_the_last_message_does_not_delay_detection_of_a_silent_learner() -> (
+    None
+):
     session = registered()
     session.tick(0.5)
     session.receive(m.LearnerBeat("L1", 1), 60.0)
@@ -284,8 +293,11 @@ def test_the_end_of_an_incarnation_drops_everything_and_starts_again(end: Any) -
     session.events()
     end(session)
     assert (session.state, session.incarnation, session.slot, session.num_unacked) == (
-        WorkerState.CONNECTING, "i2", 0, 0,
-    )  # fmt: skip
+        WorkerState.CONNECTING,
+        "i2",
+        0,
+        0,
+    )
     assert isinstance(session.events()[-1], ev.Reincarnated)
     assert not session.fragment_done(draft(begun), 1.0)
     assert not session.abandon_fragment(begun)
@@ -322,7 +334,8 @@ def test_goodbyes() -> None:
     assert session.state is WorkerState.ENDED
 
 
-# Snapshots ------------------------------------------------------------------------------------------------
+# Snapshots
+# --------------------------------------------------------------------------------------------------
 
 
 def test_newer_snapshots_are_taken_and_older_or_foreign_ones_ignored() -> None:
@@ -341,7 +354,9 @@ def test_a_missing_snapshot_is_requested_less_and_less_often(sign: m.Message) ->
     for tenth in range(200):
         session.receive(m.LearnerBeat("L1", 1), tenth / 10)
         session.tick(tenth / 10)
-        asked += [tenth / 10 for message in session.messages_to_send() if message == m.SnapshotRequest(1)]
+        asked += [
+            tenth / 10 for message in session.messages_to_send() if message == m.SnapshotRequest(1)
+        ]
     assert asked == [1.0, 3.0, 7.0, 15.0]
     assert isinstance(sign, m.LearnerBeat) or "4" in session.status_text(20.0)
     session.receive(snapshot(4), 20.0)
@@ -349,7 +364,8 @@ def test_a_missing_snapshot_is_requested_less_and_less_often(sign: m.Message) ->
     assert m.SnapshotRequest not in kinds(session)
 
 
-# Saying ---------------------------------------------------------------------------------------------------
+# Saying
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_call_is_run_and_answered() -> None:
@@ -357,7 +373,9 @@ def test_a_call_is_run_and_answered() -> None:
     session.receive(m.Call(5, "ping", {"x": 1}), 0.0)
     assert session.events() == [ev.CallRequested(5, "ping")]
     session.reply(5, True, "pong", 0.1)
-    assert [(said.call_id, said.ok, said.result) for said in session.messages_to_send()] == [(5, True, "pong")]
+    assert [(said.call_id, said.ok, said.result) for said in session.messages_to_send()] == [
+        (5, True, "pong")
+    ]
     session.disconnected(0.2)
     session.reply(5, True, "pong", 0.3)
     assert session.messages_to_send() == []
@@ -383,10 +401,14 @@ def test_a_fatal_failure_and_leaving_end_the_session_after_a_last_message() -> N
 def test_a_worker_reports_immediately_that_its_environment_is_built() -> None:
     session = registered()
     said = []
-    for tenth, doing in enumerate(["waiting", m.BUILDING, m.BUILDING, "sampling", "sampling", "waiting"], 1):
+    for tenth, doing in enumerate(
+        ["waiting", m.BUILDING, m.BUILDING, "sampling", "sampling", "waiting"], 1
+    ):
         session.note_progress(doing)
         session.tick(tenth / 10)
-        said += [message.state for message in session.messages_to_send() if isinstance(message, m.Beat)]
+        said += [
+            message.state for message in session.messages_to_send() if isinstance(message, m.Beat)
+        ]
     assert said[-2:] == [m.BUILDING, "sampling"]
     assert len(said) <= 3
 

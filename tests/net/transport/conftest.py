@@ -83,7 +83,9 @@ class Stage:
         self.sides: list[Side] = []
 
     def learner(self, bind: str = "tcp://127.0.0.1:0", **keywords: Any) -> Side:
-        keywords.setdefault("insecure", "keys" not in keywords)  # tests speak plain ZeroMQ to the endpoint
+        keywords.setdefault(
+            "insecure", "keys" not in keywords
+        )  # tests speak plain ZeroMQ to the endpoint
         side = Side(ZmqLearnerEndpoint(bind, **keywords))
         side.endpoint.start()
         self.sides.append(side)
@@ -105,7 +107,9 @@ class Stage:
         return learner, await self.joined(learner.endpoint.address)
 
     async def exchange(self, learner: Side, worker: Side) -> tuple[bytes, str]:
-        """Send a message each way and one to all; return peer and user id of the worker as seen by the learner."""
+        """Send a message each way and one to all; return peer and user id of the worker as seen by
+        the learner.
+        """
         counts = len(learner.messages), len(worker.messages), len(worker.broadcasts)
         assert worker.endpoint.send([b"hello"])
         await learner.until(lambda: len(learner.messages) > counts[0])
@@ -113,7 +117,9 @@ class Stage:
         assert frames == [b"hello"]
         assert learner.endpoint.send(peer, [b"welcome"])
         learner.endpoint.broadcast([b"news"])
-        await worker.until(lambda: len(worker.messages) > counts[1] and len(worker.broadcasts) > counts[2])
+        await worker.until(
+            lambda: len(worker.messages) > counts[1] and len(worker.broadcasts) > counts[2]
+        )
         assert (worker.messages[-1], worker.broadcasts[-1]) == ([b"welcome"], [b"news"])
         return peer, user_id
 
@@ -133,8 +139,13 @@ class Stage:
 
 
 @pytest.fixture(autouse=True)
-def place(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Directory of the Unix sockets of this test's learners. Its path is short, unlike those of pytest's."""
+def place(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Path]:
+    """Directory of the Unix sockets of this test's learners.
+
+    Its path is short, unlike those of pytest's.
+    """
     tmp_path_factory.getbasetemp()  # it must not be in this directory
     with tempfile.TemporaryDirectory() as runtime:
         monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
@@ -145,7 +156,11 @@ def place(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFact
 @pytest.fixture
 def stage(request: pytest.FixtureRequest) -> Stage:
     """Endpoints for an async test: on uvloop, or on asyncio's own loop if the test requests it."""
-    return Stage(asyncio.new_event_loop if getattr(request, "param", "") == "asyncio" else uvloop.new_event_loop)
+    return Stage(
+        asyncio.new_event_loop
+        if getattr(request, "param", "") == "asyncio"
+        else uvloop.new_event_loop
+    )
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -157,10 +172,14 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     failures: list[dict[str, Any]] = []
 
     async def main() -> None:
-        asyncio.get_running_loop().set_exception_handler(lambda loop, context: failures.append(context))
+        asyncio.get_running_loop().set_exception_handler(
+            lambda loop, context: failures.append(context)
+        )
         try:
             async with asyncio.timeout(30):
-                await pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames})
+                await pyfuncitem.obj(
+                    **{name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+                )
         finally:
             await stage.close()
 

@@ -42,14 +42,18 @@ def _guarded(table: Table) -> Iterator[asyncio.Future[str]]:
     one, other = socket.socketpair()
     with one, other:
         table.accept(one.fileno())
-        guard = BacklogGuard(table, EndpointLimits(), lambda connection, reason: cut.set_result(reason), port=0)
+        guard = BacklogGuard(
+            table, EndpointLimits(), lambda connection, reason: cut.set_result(reason), port=0
+        )
         yield cut
         guard.close()
 
 
 async def test_an_error_of_the_thread_is_raised_on_the_loop() -> None:
     failed: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-    asyncio.get_running_loop().set_exception_handler(lambda loop, context: failed.set_result(context))
+    asyncio.get_running_loop().set_exception_handler(
+        lambda loop, context: failed.set_result(context)
+    )
     error = OSError("a fault of the test's making")
     with _guarded(Table(error=error)):
         context = await asyncio.wait_for(failed, 5)
@@ -58,7 +62,9 @@ async def test_an_error_of_the_thread_is_raised_on_the_loop() -> None:
 
 
 @pytest.mark.parametrize("look_s", [0.0, 0.1], ids=["at once", "on a busy machine"])
-async def test_a_flooding_peer_is_cut_off_even_if_a_first_cut_fails_and_checks_are_slow(look_s: float) -> None:
+async def test_a_flooding_peer_is_cut_off_even_if_a_first_cut_fails_and_checks_are_slow(
+    look_s: float,
+) -> None:
     """Time in which the thread waits does not count as the cost of its check."""
     table = Table(fails=3, look_s=look_s)
     with _guarded(table) as cut:
@@ -67,7 +73,9 @@ async def test_a_flooding_peer_is_cut_off_even_if_a_first_cut_fails_and_checks_a
 
 
 async def test_a_whole_host_of_workers_can_leave_at_the_same_moment() -> None:
-    guard = BacklogGuard(ConnectionTable(), EndpointLimits(), lambda connection, reason: None, port=0)
+    guard = BacklogGuard(
+        ConnectionTable(), EndpointLimits(), lambda connection, reason: None, port=0
+    )
     for _ in range(100):
         guard.ended(Connection(-1, ""))
     assert not guard.is_full, "new connections would be cut off until everything was read"
@@ -77,7 +85,9 @@ async def test_a_whole_host_of_workers_can_leave_at_the_same_moment() -> None:
 async def test_a_flood_over_a_connection_that_the_busy_loop_has_not_seen_is_cut_off() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        guard = BacklogGuard(Table(), EndpointLimits(), lambda connection, reason: None, port=port, max_bytes=4096)
+        guard = BacklogGuard(
+            Table(), EndpointLimits(), lambda connection, reason: None, port=port, max_bytes=4096
+        )
         with (
             socket.create_connection(("127.0.0.1", port)) as flooder,
             server.accept()[0] as taken,

@@ -18,13 +18,16 @@ from aiorl.net.transport.zmq_learner import Broadcaster
 
 @contextmanager
 def _listening(
-    told: list[Event], check_key: Callable[[ListeningPort, Connection], None] = lambda *checked: None
+    told: list[Event],
+    check_key: Callable[[ListeningPort, Connection], None] = lambda *checked: None,
 ) -> Iterator[tuple[ListeningPort, int]]:
     """Broadcast port with peers that ZeroMQ's own thread serves while the loop stands still."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     socket, other = context.socket(zmq.XPUB), context.socket(zmq.XPUB)
     socket.setsockopt(zmq.XPUB_VERBOSER, 1)
-    port = ListeningPort(socket, ConnectionTable(), EndpointStats(), told.append, lambda *gone: None, 100)
+    port = ListeningPort(
+        socket, ConnectionTable(), EndpointStats(), told.append, lambda *gone: None, 100
+    )
     number = bind_pair(socket, other, "127.0.0.1", 0)
     broadcaster = Broadcaster(socket, port, check_key, lambda: None)
     try:
@@ -53,7 +56,9 @@ async def _until_dropped(told: list[Event]) -> Event:
     ],
     ids=["a message", "an unsubscription", "to and fro", "two subscriptions", "in parts"],
 )
-async def test_all_but_a_subscription_ends_the_connection_even_on_a_reused_descriptor(said: bytes) -> None:
+async def test_all_but_a_subscription_ends_the_connection_even_on_a_reused_descriptor(
+    said: bytes,
+) -> None:
     told: list[Event] = []
     with _listening(told) as (port, number):
         with RawPeer(number, "SUB") as first:
@@ -67,7 +72,9 @@ async def test_all_but_a_subscription_ends_the_connection_even_on_a_reused_descr
 
 
 async def test_a_wrongly_assigned_key_is_corrected_by_the_connections_own_message() -> None:
-    """An earlier connection's last message on the same descriptor can look like its own, with the other key."""
+    """An earlier connection's last message on the same descriptor can look like its own, with the
+    other key.
+    """
     checked: list[str] = []
     listening = _listening([], lambda _, connection: checked.append(connection.user_id))
     with listening as (port, number), RawPeer(number, "SUB") as subscriber:

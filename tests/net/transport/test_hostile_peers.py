@@ -95,7 +95,9 @@ class Learner(Started):
     """The process."""
 
     def __init__(self, limits: dict[str, Any], open_files: int, slow_s: float) -> None:
-        super().__init__([sys.executable, "-c", _DRIVER, json.dumps(limits), str(open_files), str(slow_s)])
+        super().__init__(
+            [sys.executable, "-c", _DRIVER, json.dumps(limits), str(open_files), str(slow_s)]
+        )
         first = self.told('"port"')
         self.port, self.max_peers = first["port"], first["max_peers"]
 
@@ -106,7 +108,10 @@ class Learner(Started):
     def has_cut_newcomers(self) -> bool:
         """Return whether connections were cut off when they came."""
         told = [json.loads(line) for line in self.text.splitlines() if line.startswith('{"event"')]
-        opened, cut = ({each["address"] for each in told if each["event"] == kind} for kind in ("connected", "dropped"))
+        opened, cut = (
+            {each["address"] for each in told if each["event"] == kind}
+            for kind in ("connected", "dropped")
+        )
         return bool(cut - opened)
 
     def peer(self) -> RawPeer:
@@ -178,10 +183,11 @@ _FLOOD_BYTES_PER_S = 25e6
 
 
 def _flood(connection: socket.socket, payload: bytes, seconds: float) -> bool:
-    """Send the same bytes repeatedly; return True if the other side has stopped reading before the time was up.
+    """Send the same bytes repeatedly; return True if the other side has stopped reading before the
+    time was up.
 
-    The rate is below that of most networks, because the bytes that arrive before a busy machine runs the learner prove
-    nothing.
+    The rate is below that of most networks, because the bytes that arrive before a busy machine
+    runs the learner prove nothing.
     """
     until = time.monotonic() + seconds
     connection.settimeout(1)
@@ -194,7 +200,9 @@ def _flood(connection: socket.socket, payload: bytes, seconds: float) -> bool:
 
 
 @pytest.mark.parametrize(
-    "payload", [frame(bytes(1 << 20)), frame(bytes(1 << 20), more=True)], ids=["messages", "one without end"]
+    "payload",
+    [frame(bytes(1 << 20)), frame(bytes(1 << 20), more=True)],
+    ids=["messages", "one without end"],
 )
 def test_unread_data_of_peers_is_bounded_while_the_learner_is_busy(start, payload):
     learner = start(slow_s=0.8, max_message_bytes=8 << 20, max_unread_bytes=48 << 20)
@@ -205,7 +213,10 @@ def test_unread_data_of_peers_is_bounded_while_the_learner_is_busy(start, payloa
             assert _is_registered(flooder)
         before_mb = learner.rss_mb()
         busy.send(b"busy")
-        threads = [threading.Thread(target=_flood, args=(flooder.socket, payload, 1.0)) for flooder in flooders]
+        threads = [
+            threading.Thread(target=_flood, args=(flooder.socket, payload, 1.0))
+            for flooder in flooders
+        ]
         for thread in threads:
             thread.start()
         peak_mb = 0.0
@@ -224,7 +235,9 @@ def test_unread_data_of_short_connections_is_bounded_too(start):
         for _ in range(20):  # on a busy machine, all data of the first ones may have been read
             with contextlib.suppress(OSError), learner.peer() as short:
                 short.socket.sendall(frame(b"x" * 1000) * 200)
-                short.socket.shutdown(socket.SHUT_WR)  # a close may reset the connection and discard unread data
+                short.socket.shutdown(
+                    socket.SHUT_WR
+                )  # a close may reset the connection and discard unread data
                 while short.socket.recv(4096):
                     pass
             if learner.has_cut_newcomers():
@@ -238,15 +251,21 @@ def _is_stranger(peer: RawPeer) -> bool:
 
 
 @pytest.mark.parametrize(
-    "is_introduced", [_is_stranger, _is_served, _is_registered], ids=["stranger", "answered", "registered"]
+    "is_introduced",
+    [_is_stranger, _is_served, _is_registered],
+    ids=["stranger", "answered", "registered"],
 )
-def test_an_endless_message_of_empty_frames_is_cut_off_before_it_takes_much_memory(start, is_introduced):
+def test_an_endless_message_of_empty_frames_is_cut_off_before_it_takes_much_memory(
+    start, is_introduced
+):
     learner = start()
     with learner.peer() as honest, learner.peer() as flooder:
         assert _is_served(honest)
         assert is_introduced(flooder)
         before_mb = _peak_mb(learner.pid)
-        assert _flood(flooder.socket, frame(b"", more=True) * (1 << 17), 30.0), "it was never cut off"
+        assert _flood(flooder.socket, frame(b"", more=True) * (1 << 17), 30.0), (
+            "it was never cut off"
+        )
         learner.told('"dropped"')
         assert _is_served(honest)
         assert _peak_mb(learner.pid) < before_mb + 600
@@ -279,7 +298,9 @@ def test_frames_in_packets_of_their_own_take_no_more_memory_than_others(start):
                 pass
         peer.send(b"")
         learner.told('"dropped"')
-        assert _peak_mb(learner.pid) < before_mb + 12, "it takes hundreds of times the bytes on the wire"
+        assert _peak_mb(learner.pid) < before_mb + 12, (
+            "it takes hundreds of times the bytes on the wire"
+        )
 
 
 def _num_on_its_way(connection: socket.socket) -> int:
@@ -322,7 +343,9 @@ def test_a_false_learners_endless_message_takes_little_of_a_workers_memory(chann
             pair = listener.accept()
             before_mb = _peak_mb(worker.pid)
             with pair[0], pair[1]:
-                assert _flood(pair[channel].socket, frame(b"", more=True) * (1 << 17), 30.0), "it was never cut off"
+                assert _flood(pair[channel].socket, frame(b"", more=True) * (1 << 17), 30.0), (
+                    "it was never cut off"
+                )
             pair = listener.accept()  # it connects again
             with pair[0], pair[1]:
                 assert _peak_mb(worker.pid) < before_mb + 600
@@ -332,7 +355,12 @@ def test_a_false_learners_endless_message_takes_little_of_a_workers_memory(chann
 
 @pytest.mark.parametrize(
     "subscriptions",
-    [frame(b"\x01"), frame(b"\x01") + frame(b"\x00"), frame(b"\x01" + bytes(200)), frame(b"\x01x", more=True)],
+    [
+        frame(b"\x01"),
+        frame(b"\x01") + frame(b"\x00"),
+        frame(b"\x01" + bytes(200)),
+        frame(b"\x01x", more=True),
+    ],
     ids=["one topic", "to and fro", "long topics", "without end"],
 )
 def test_a_flood_of_subscriptions_is_cut_off_and_others_still_get_broadcasts(start, subscriptions):
@@ -357,7 +385,10 @@ def test_every_dropped_peer_gets_the_reason(start):
         for peer in peers:
             peer.send(b"violation")
         for peer in peers:
-            assert peer.receive() == [b"refused", b"since " * 100_000], "longer than what a connection takes at once"
+            assert peer.receive() == [
+                b"refused",
+                b"since " * 100_000,
+            ], "longer than what a connection takes at once"
             assert peer.receive() == []
 
 
@@ -390,7 +421,9 @@ def test_out_of_descriptors_admitted_peers_are_served_and_files_can_be_opened(st
     with learner.peer() as peer, contextlib.ExitStack() as stack:
         for index in range(600):
             other = stack.enter_context(socket.socket())
-            with contextlib.suppress(OSError):  # the bound may be reached before the connection is set up
+            with contextlib.suppress(
+                OSError
+            ):  # the bound may be reached before the connection is set up
                 other.connect(("127.0.0.1", learner.port + index % 2))
         learner.told(rf'"dropped".*\b{learner.max_peers}\b')
         assert _is_served(peer)

@@ -1,4 +1,6 @@
-"""This user's own Unix sockets: closed to other users, and found by this user's workers without configuration."""
+"""This user's own Unix sockets: closed to other users, and found by this user's workers without
+configuration.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ def _impostor(port=0):
         yield listener
 
 
-async def test_a_worker_of_the_same_user_joins_through_private_sockets_that_end_with_the_learner(stage, place, caplog):
+async def test_a_worker_of_the_same_user_joins_through_private_sockets_that_end_with_the_learner(
+    stage, place, caplog
+):
     caplog.set_level(logging.INFO)
     learner = stage.learner(insecure=False)
     worker = await stage.joined(learner.endpoint.address)
@@ -96,7 +100,9 @@ async def test_a_worker_that_looked_on_the_network_before_its_learner_came_finds
     await worker.until_event(EventKind.CONNECTED)
 
 
-async def test_a_learner_with_keys_keeps_its_own_workers_along_with_those_with_keys(stage, tmp_path):
+async def test_a_learner_with_keys_keeps_its_own_workers_along_with_those_with_keys(
+    stage, tmp_path
+):
     keys = tmp_path / "keys"
     make_keys(keys)
     learner = stage.learner(keys=load_learner_keys(keys), limits=FAST)
@@ -112,7 +118,9 @@ async def test_a_learner_with_keys_keeps_its_own_workers_along_with_those_with_k
     assert EventKind.DISCONNECTED not in own.kinds()
 
 
-async def test_an_insecure_learner_admits_everyone_and_deletes_sockets_of_the_previous_one(stage, place):
+async def test_an_insecure_learner_admits_everyone_and_deletes_sockets_of_the_previous_one(
+    stage, place
+):
     address = free_address()
     _leave_behind(place / address.rpartition(":")[2])
     learner = stage.learner(address, insecure=True)
@@ -122,7 +130,9 @@ async def test_an_insecure_learner_admits_everyone_and_deletes_sockets_of_the_pr
 
 
 @pytest.mark.parametrize("is_own", [True, False], ids=["of a learner", "of another program"])
-async def test_a_port_in_use_is_refused_even_if_the_learner_would_not_listen_on_it(stage, tmp_path, is_own):
+async def test_a_port_in_use_is_refused_even_if_the_learner_would_not_listen_on_it(
+    stage, tmp_path, is_own
+):
     with contextlib.ExitStack() as stack:
         if is_own:
             former = stage.learner(insecure=False)
@@ -149,7 +159,9 @@ async def test_a_port_in_use_is_refused_even_if_the_learner_would_not_listen_on_
 async def test_another_user_cannot_reach_the_sockets(stage, monkeypatch):
     def open_as(user):
         command = ["cat", str(path)]
-        return subprocess.run(command, user=user, group=user, extra_groups=[], capture_output=True, text=True).stderr
+        return subprocess.run(
+            command, user=user, group=user, extra_groups=[], capture_output=True, text=True
+        ).stderr
 
     with tempfile.TemporaryDirectory(dir="/tmp") as reachable:
         os.chmod(reachable, 0o755)

@@ -1,4 +1,6 @@
-"""Admission: binds, key files, the admitted directory, and reports of refused handshakes on both sides."""
+"""Admission: binds, key files, the admitted directory, and reports of refused handshakes on both
+sides.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ def test_keys_made_by_the_tool_load_on_both_sides(keys):
     learner, worker = load_both(keys)
     assert learner.public_key == worker.learner_key
     assert worker.public_key == read_public_key(keys / "admitted" / "worker.key")
-    assert load_worker_keys(keys / "other.key_secret").public_key == read_public_key(keys / "other.key")
+    assert load_worker_keys(keys / "other.key_secret").public_key == read_public_key(
+        keys / "other.key"
+    )
     for loaded in (learner, worker):
         assert loaded.secret_key.decode() not in repr(loaded)
 
@@ -71,8 +75,12 @@ def load_both(keys):
 
 @pytest.mark.parametrize("mode", [0o020, 0o002, 0o022])
 @pytest.mark.parametrize("name", ["", "admitted", "learner.key"])
-def test_keys_that_others_could_change_are_refused_with_the_command_that_repairs_them(keys, name, mode, monkeypatch):
-    monkeypatch.setattr(grp, "getgrgid", lambda number: grp.struct_group(("staff", "x", number, [])))
+def test_keys_that_others_could_change_are_refused_with_the_command_that_repairs_them(
+    keys, name, mode, monkeypatch
+):
+    monkeypatch.setattr(
+        grp, "getgrgid", lambda number: grp.struct_group(("staff", "x", number, []))
+    )
     path = keys / name
     path.chmod(path.stat().st_mode | mode)
     found = stat.S_IMODE(path.stat().st_mode)
@@ -83,14 +91,18 @@ def test_keys_that_others_could_change_are_refused_with_the_command_that_repairs
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-@pytest.mark.parametrize("name", ["", "admitted", "learner.key_secret", "learner.key", "worker.key_secret"])
+@pytest.mark.parametrize(
+    "name", ["", "admitted", "learner.key_secret", "learner.key", "worker.key_secret"]
+)
 def test_keys_of_another_user_are_refused_with_owner_and_command(keys, name, monkeypatch):
     for path in (keys, *keys.rglob("*")):
         os.chown(path, 12345, 12345)
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
     load_both(keys)
     os.chown(keys / name, 54321, -1)
-    with pytest.raises(SecurityError, match=rf"{keys / name} .*54321.*`sudo chown -R 12345 {keys / name}`"):
+    with pytest.raises(
+        SecurityError, match=rf"{keys / name} .*54321.*`sudo chown -R 12345 {keys / name}`"
+    ):
         load_both(keys)
     os.chown(keys / name, 0, -1)  # owned by root, as on a system set up for its users
     load_both(keys)
@@ -116,10 +128,14 @@ def test_keys_made_under_any_umask_are_accepted(tmp_path):
         load_both(tmp_path / f"{umask:o}" / "keys")
 
 
-def test_a_directory_writable_by_a_private_group_is_accepted_unless_the_group_has_members(keys, monkeypatch):
+def test_a_directory_writable_by_a_private_group_is_accepted_unless_the_group_has_members(
+    keys, monkeypatch
+):
     """As made by `mkdir` with umask 0002."""
     name, members = pwd.getpwuid(os.geteuid()).pw_name, []
-    monkeypatch.setattr(grp, "getgrgid", lambda number: grp.struct_group((name, "x", number, members)))
+    monkeypatch.setattr(
+        grp, "getgrgid", lambda number: grp.struct_group((name, "x", number, members))
+    )
     os.chown(keys, -1, pwd.getpwuid(os.geteuid()).pw_gid)
     keys.chmod(0o775)
     load_both(keys)
@@ -145,7 +161,9 @@ def test_a_secret_mounted_by_kubernetes_is_accepted(keys, tmp_path):
     assert len(AdmittedKeys(learner.admitted).refresh()) == 2
 
 
-def test_keys_added_to_a_directory_that_others_can_write_are_not_admitted_during_a_run(keys, tmp_path, caplog):
+def test_keys_added_to_a_directory_that_others_can_write_are_not_admitted_during_a_run(
+    keys, tmp_path, caplog
+):
     admitted = AdmittedKeys(keys / "admitted")
     make_keys(tmp_path / "intruder", ("intruder",))
     before = admitted.refresh()
@@ -267,7 +285,9 @@ def test_admitted_keys_follow_the_directory_and_ignore_invalid_files(keys, caplo
     assert not admitted.refresh()
 
 
-def test_a_directory_that_is_unreadable_for_a_while_leaves_admitted_keys_unchanged(keys, monkeypatch, caplog):
+def test_a_directory_that_is_unreadable_for_a_while_leaves_admitted_keys_unchanged(
+    keys, monkeypatch, caplog
+):
     admitted = AdmittedKeys(keys / "admitted")
     before = admitted.refresh()
     with monkeypatch.context() as patch:
@@ -297,10 +317,14 @@ def test_frequent_handshakes_do_not_make_the_learner_reread_its_directory(keys, 
 # --- handshakes over loopback
 
 
-async def test_a_key_that_is_not_admitted_is_refused_with_the_reason_on_both_sides_and_joins_once_it_is(stage, keys):
+async def test_a_key_that_is_not_admitted_is_refused_with_the_reason_on_both_sides_and_joins_once_it_is(
+    stage, keys
+):
     (keys / "admitted" / "other.key").unlink()
     learner = stage.learner(keys=load_learner_keys(keys), limits=FAST)
-    worker = stage.worker(learner.endpoint.address, keys=load_worker_keys(keys / "other.key_secret"), limits=FAST)
+    worker = stage.worker(
+        learner.endpoint.address, keys=load_worker_keys(keys / "other.key_secret"), limits=FAST
+    )
     theirs = await worker.until_event(EventKind.REFUSED)
     assert f"{keys / 'other.key'}" in theirs.reason
     ours = await learner.until_event(EventKind.REFUSED)
@@ -309,10 +333,14 @@ async def test_a_key_that_is_not_admitted_is_refused_with_the_reason_on_both_sid
     assert not learner.messages
     shutil.copy(keys / "other.key", keys / "admitted")
     await worker.until_event(EventKind.CONNECTED)
-    assert (await stage.exchange(learner, worker))[1] == read_public_key(keys / "other.key").decode()
+    assert (await stage.exchange(learner, worker))[1] == read_public_key(
+        keys / "other.key"
+    ).decode()
 
 
-async def test_a_learner_that_answers_a_handshake_too_late_is_not_taken_for_one_with_other_keys(stage, keys):
+async def test_a_learner_that_answers_a_handshake_too_late_is_not_taken_for_one_with_other_keys(
+    stage, keys
+):
     learner = stage.learner(keys=load_learner_keys(keys), limits=FAST)
     learner.endpoint._authenticator.pump.close()  # as while its loop stands still
     worker = stage.worker(learner.endpoint.address, keys=load_worker_keys(keys), limits=FAST)
@@ -321,7 +349,9 @@ async def test_a_learner_that_answers_a_handshake_too_late_is_not_taken_for_one_
     assert "key" not in reason
 
 
-async def test_withdrawn_keys_are_cut_off_while_another_client_keeps_knocking_and_others_stay(stage, keys, tmp_path):
+async def test_withdrawn_keys_are_cut_off_while_another_client_keeps_knocking_and_others_stay(
+    stage, keys, tmp_path
+):
     make_keys(tmp_path / "stranger")
     shutil.copy(keys / "learner.key", tmp_path / "stranger" / "learner.key")
     learner = stage.learner(keys=load_learner_keys(keys), limits=replace(FAST, tick_s=0.5))
@@ -343,19 +373,27 @@ async def test_withdrawn_keys_are_cut_off_while_another_client_keeps_knocking_an
 
 async def test_a_key_replaced_under_its_name_is_another_key(stage, keys, tmp_path):
     learner = stage.learner(keys=load_learner_keys(keys), limits=FAST)
-    old = await stage.joined(learner.endpoint.address, keys=load_worker_keys(keys / "other.key_secret"), limits=FAST)
+    old = await stage.joined(
+        learner.endpoint.address, keys=load_worker_keys(keys / "other.key_secret"), limits=FAST
+    )
     _, former = await stage.exchange(learner, old)
     make_keys(tmp_path / "new", ("other",))
     shutil.copy(keys / "learner.key", tmp_path / "new" / "learner.key")
     shutil.copy(tmp_path / "new" / "other.key", keys / "admitted" / "other.key")
     await old.until_event(EventKind.REFUSED)
-    new = await stage.joined(learner.endpoint.address, keys=load_worker_keys(tmp_path / "new"), limits=FAST)
-    assert (await stage.exchange(learner, new))[1] != former, "or it could take over the old key's registration"
+    new = await stage.joined(
+        learner.endpoint.address, keys=load_worker_keys(tmp_path / "new"), limits=FAST
+    )
+    assert (await stage.exchange(learner, new))[1] != former, (
+        "or it could take over the old key's registration"
+    )
 
 
 @contextlib.asynccontextmanager
 async def _silent(stage, learner, keys, kind):
-    """A client that shakes hands with the key 'other', on the port for its kind of socket, and sends nothing."""
+    """A client that shakes hands with the key 'other', on the port for its kind of socket, and
+    sends nothing.
+    """
     mine = load_worker_keys(keys / "other.key_secret")
     with zmq.Context() as context, context.socket(kind) as client:
         client.linger = 0
@@ -370,7 +408,9 @@ async def _silent(stage, learner, keys, kind):
 
 
 @pytest.mark.parametrize("kind", [zmq.DEALER, zmq.SUB], ids=["samples", "broadcast"])
-async def test_a_connection_that_was_silent_when_its_key_was_withdrawn_is_cut_off_too(stage, keys, kind):
+async def test_a_connection_that_was_silent_when_its_key_was_withdrawn_is_cut_off_too(
+    stage, keys, kind
+):
     learner = stage.learner(keys=load_learner_keys(keys), limits=FAST)
     worker = await stage.joined(learner.endpoint.address, keys=load_worker_keys(keys), limits=FAST)
     async with _silent(stage, learner, keys, kind) as client:
@@ -399,7 +439,12 @@ async def test_a_first_message_is_judged_by_the_keys_admitted_when_it_comes(stag
 @pytest.mark.parametrize(
     ("learner_has", "worker_has", "theirs", "ours"),
     [
-        (True, "none", "--keys", "--keys"),  # either side may hang up first: the other side guesses the cause
+        (
+            True,
+            "none",
+            "--keys",
+            "--keys",
+        ),  # either side may hang up first: the other side guesses the cause
         (False, "own", "--keys", "--keys"),
         (True, "another learner's", "learner.key", "learner.key"),
     ],
@@ -407,7 +452,9 @@ async def test_a_first_message_is_judged_by_the_keys_admitted_when_it_comes(stag
 async def test_both_sides_of_a_handshake_refused_for_keys_report_what_to_do(
     stage, keys, tmp_path, monkeypatch, learner_has, worker_has, theirs, ours
 ):
-    learner = stage.learner(limits=FAST, **({"keys": load_learner_keys(keys)} if learner_has else {}))
+    learner = stage.learner(
+        limits=FAST, **({"keys": load_learner_keys(keys)} if learner_has else {})
+    )
     if worker_has == "another learner's":
         make_keys(tmp_path / "elsewhere")
         shutil.copy(tmp_path / "elsewhere" / "learner.key", keys / "learner.key")
@@ -420,11 +467,15 @@ async def test_both_sides_of_a_handshake_refused_for_keys_report_what_to_do(
 
 
 @pytest.mark.parametrize("kind", ["null", "plain", "junk", "silent"])
-async def test_peers_without_a_key_are_refused_on_both_ports_without_affecting_others(stage, keys, kind):
+async def test_peers_without_a_key_are_refused_on_both_ports_without_affecting_others(
+    stage, keys, kind
+):
     learner = stage.learner(keys=load_learner_keys(keys), limits=FAST)
     worker = await stage.joined(learner.endpoint.address, keys=load_worker_keys(keys))
     port = int(learner.endpoint.address.rpartition(":")[2])
-    for count, (number, socket_kind) in enumerate([(port, zmq.DEALER), (port + 1, zmq.SUB)], start=1):
+    for count, (number, socket_kind) in enumerate(
+        [(port, zmq.DEALER), (port + 1, zmq.SUB)], start=1
+    ):
         with zmq.Context() as context, contextlib.ExitStack() as stack:
             if kind in ("null", "plain"):
                 intruder = stack.enter_context(context.socket(socket_kind))
@@ -459,7 +510,9 @@ async def test_peers_without_a_key_are_refused_on_both_ports_without_affecting_o
         ("tcp://10.0.0.3:5557", "tcp://10.0.0.3:5557"),
     ],
 )
-def test_local_workers_use_loopback_if_the_learner_listens_on_all_interfaces(bound: str, here: str) -> None:
+def test_local_workers_use_loopback_if_the_learner_listens_on_all_interfaces(
+    bound: str, here: str
+) -> None:
     assert reachable_from_here(bound) == here
     hosts = {split_address(each)[0] for each in dialable(bound)}
     assert (hosts == {split_address(bound)[0]}) == (bound == here or "10." in bound)

@@ -11,7 +11,9 @@ from zmtp import GREETING, RawPeer, ready
 
 from aiorl.net.transport.endpoint import EndpointLimits, EventKind
 
-QUICK = EndpointLimits(dead_after_s=0.3, tick_s=0.03, retry_s=0.05, max_retry_s=0.1, handshake_s=0.2)
+QUICK = EndpointLimits(
+    dead_after_s=0.3, tick_s=0.03, retry_s=0.05, max_retry_s=0.1, handshake_s=0.2
+)
 
 
 async def test_a_worker_with_a_silent_connection_ends_it_and_makes_another(stage):
@@ -50,7 +52,9 @@ async def test_connections_that_stay_silent_after_the_handshake_are_cut_off_on_b
     for port, kind in ((learner.port, "DEALER"), (learner.port + 1, "SUB")):
         with await asyncio.to_thread(RawPeer, port, kind) as peer:
             assert await asyncio.to_thread(peer.receive) == []
-    await stage.eventually(lambda: len(learner.endpoint._peers) + len(learner.endpoint._subscribers) == 0)
+    await stage.eventually(
+        lambda: len(learner.endpoint._peers) + len(learner.endpoint._subscribers) == 0
+    )
 
 
 async def test_a_message_that_takes_long_to_arrive_is_no_silence(stage):
@@ -66,7 +70,9 @@ async def test_a_message_that_takes_long_to_arrive_is_no_silence(stage):
 
 async def test_the_kernel_gives_up_connections_to_a_host_that_has_vanished(stage):
     learner, worker = await stage.pair(limits=EndpointLimits(dead_after_s=6))
-    descriptors = [connection.fd for connection in (*learner.endpoint._peers, *learner.endpoint._subscribers)]
+    descriptors = [
+        connection.fd for connection in (*learner.endpoint._peers, *learner.endpoint._subscribers)
+    ]
     worker_fds = [channel.fd for channel in worker.endpoint._channels]
     assert len(descriptors) == len(worker_fds) == 2
     for fd, after_s in [(fd, 6) for fd in descriptors] + [(fd, 10) for fd in worker_fds]:
@@ -83,7 +89,9 @@ async def test_the_kernel_gives_up_connections_to_a_host_that_has_vanished(stage
 
 
 async def test_no_endpoint_sends_heartbeats_of_zeromq(stage):
-    """libzmq 4.3.5 aborts the process when one is due on a connection that broke while its queue was full."""
+    """libzmq 4.3.5 aborts the process when one is due on a connection that broke while its queue
+    was full.
+    """
     learner, worker = await stage.pair()
     sockets = [learner.endpoint._router, learner.endpoint._xpub]
     sockets += [channel.socket for channel in worker.endpoint._channels]

@@ -30,7 +30,12 @@ def test_the_bytes_of_all_queues_are_known_and_whose_queue_is_largest():
     assert queues.num_bytes == 0
 
 
-@given(st.lists(st.one_of(st.tuples(st.sampled_from("ab"), st.integers(1, 30)), st.integers(0, 5)), max_size=60))
+@given(
+    st.lists(
+        st.one_of(st.tuples(st.sampled_from("ab"), st.integers(1, 30)), st.integers(0, 5)),
+        max_size=60,
+    )
+)
 def test_messages_of_a_peer_leave_in_order(steps):
     queues = SendQueues(5, 60)
     taken, left = {"a": [], "b": []}, {"a": [], "b": []}

@@ -11,7 +11,9 @@ import pytest
 
 from aiorl.net.transport import system
 
-needs_glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has these settings")
+needs_glibc = pytest.mark.skipif(
+    platform.libc_ver()[0] != "glibc", reason="only glibc has these settings"
+)
 
 
 def run(program: str, *arguments: str) -> int:
@@ -89,7 +91,9 @@ print(len(heaps))
 @needs_glibc
 def test_threads_share_one_heap_if_requested():
     heaps = {mode: run(_HEAPS, mode) for mode in ("one", "as it comes")}
-    assert heaps["one"] <= 2 < heaps["as it comes"], heaps  # the first heap may consist of two mappings
+    assert heaps["one"] <= 2 < heaps["as it comes"], (
+        heaps
+    )  # the first heap may consist of two mappings
 
 
 async def test_memory_is_given_back_later_where_no_thread_can_be_started_for_now(monkeypatch):

@@ -71,7 +71,9 @@ async def test_ten_thousand_messages_arrive_in_order_in_both_directions(stage):
             raise AssertionError("the peer is gone")
 
     learner.endpoint.on_message = on_up
-    worker.endpoint.on_message = lambda frames: seen_down.append(int.from_bytes(frames[0], "little"))
+    worker.endpoint.on_message = lambda frames: seen_down.append(
+        int.from_bytes(frames[0], "little")
+    )
     for index in range(count):
         await worker.send([index.to_bytes(4, "little"), b"payload"])
     await stage.eventually(lambda: len(seen_down) == count, 15)
@@ -120,7 +122,9 @@ async def test_broadcasts_reach_every_worker_from_its_hello_on_and_in_order(stag
     await asyncio.sleep(0.2)  # subscribers that were too slow for some get the next one
     learner.endpoint.broadcast([b"200", b""])
     for worker in workers:
-        await worker.until(lambda worker=worker: worker.broadcasts and worker.broadcasts[-1][0] == b"200")
+        await worker.until(
+            lambda worker=worker: worker.broadcasts and worker.broadcasts[-1][0] == b"200"
+        )
         numbers = [int(frames[0]) for frames in worker.broadcasts]
         assert numbers == sorted(numbers)
 
@@ -128,11 +132,15 @@ async def test_broadcasts_reach_every_worker_from_its_hello_on_and_in_order(stag
 async def test_a_broadcast_made_right_after_the_hello_is_never_missed(stage):
     """The subscription is in force before CONNECTED: no slow joiner (LESSONS 2.2)."""
     learner = stage.learner()
-    learner.endpoint.on_message = lambda peer, frames, user_id: learner.endpoint.broadcast([b"news", frames[0]])
+    learner.endpoint.on_message = lambda peer, frames, user_id: learner.endpoint.broadcast(
+        [b"news", frames[0]]
+    )
     for index in range(30):
         worker = stage.worker(learner.endpoint.address)
         worker.endpoint.on_event = lambda event, worker=worker, index=index: (
-            worker.endpoint.send([b"hello %d" % index]) if event.kind is EventKind.CONNECTED else None
+            worker.endpoint.send([b"hello %d" % index])
+            if event.kind is EventKind.CONNECTED
+            else None
         )
         await worker.until(lambda worker=worker: worker.broadcasts, timeout_s=3)
         assert worker.broadcasts[0] == [b"news", b"hello %d" % index]
@@ -156,14 +164,18 @@ async def test_a_slow_subscriber_misses_broadcasts_and_hears_later_ones(stage):
     assert len(worker.broadcasts) < 61
 
 
-async def test_where_bytes_cannot_be_counted_a_worker_is_held_back_and_loses_nothing(stage, monkeypatch):
+async def test_where_bytes_cannot_be_counted_a_worker_is_held_back_and_loses_nothing(
+    stage, monkeypatch
+):
     monkeypatch.setattr(zmq_learner, "CAN_TELL_BYTES", False)
     limits = EndpointLimits(receive_messages=2, send_messages=2, queue_messages=3)
     learner = stage.learner(limits=limits)
     worker = await stage.joined(learner.endpoint.address, limits=limits)
     learner.endpoint._pump.close()  # it stops reading
     taken = refused = 0
-    while taken < 1000 and refused < 20:  # ZeroMQ's own thread may still be filling the kernel's buffers
+    while (
+        taken < 1000 and refused < 20
+    ):  # ZeroMQ's own thread may still be filling the kernel's buffers
         if worker.endpoint.send([taken.to_bytes(4, "little"), bytes(1_000_000)]):
             taken += 1
             refused = 0
@@ -182,10 +194,14 @@ async def test_where_bytes_cannot_be_counted_a_worker_is_held_back_and_loses_not
     async with asyncio.timeout(5):
         await waiting
     await learner.until(lambda: len(learner.messages) == taken)
-    assert [int.from_bytes(frames[0], "little") for _, frames, _ in learner.messages] == list(range(taken))
+    assert [int.from_bytes(frames[0], "little") for _, frames, _ in learner.messages] == list(
+        range(taken)
+    )
 
 
-async def test_a_worker_that_does_not_read_is_cut_off_once_its_queue_is_full_and_others_continue(stage):
+async def test_a_worker_that_does_not_read_is_cut_off_once_its_queue_is_full_and_others_continue(
+    stage,
+):
     limits = EndpointLimits(receive_messages=2, send_messages=2, peer_queue_messages=4)
     learner = stage.learner(limits=limits)
     deaf = await stage.joined(learner.endpoint.address, limits=limits)
@@ -224,7 +240,9 @@ async def test_a_large_message_counts_as_unsent_until_it_has_left_or_its_receive
     assert not learner.endpoint.has_unsent(peer)
 
 
-async def test_of_many_that_do_not_read_those_with_the_most_waiting_are_cut_off_and_others_stay(stage):
+async def test_of_many_that_do_not_read_those_with_the_most_waiting_are_cut_off_and_others_stay(
+    stage,
+):
     few = EndpointLimits(receive_messages=2, send_messages=2, max_queued_bytes=20_000_000)
     learner = stage.learner(limits=few)
     peers = []
@@ -254,11 +272,17 @@ async def test_all_messages_of_a_worker_are_delivered_before_its_end_is_reported
         await worker.send([b"%d" % index, bytes(20_000)])
     await worker.endpoint.close()
     await learner.until_event(EventKind.DISCONNECTED)
-    kinds = [kind for kind, what in learner.tape if kind == "message" or what.kind is EventKind.DISCONNECTED]
+    kinds = [
+        kind
+        for kind, what in learner.tape
+        if kind == "message" or what.kind is EventKind.DISCONNECTED
+    ]
     assert kinds == ["message"] * 100 + ["event"]
 
 
-async def test_a_goodbye_sent_just_before_the_learner_closes_arrives_before_the_end_is_reported(stage):
+async def test_a_goodbye_sent_just_before_the_learner_closes_arrives_before_the_end_is_reported(
+    stage,
+):
     learner, worker = await stage.pair()
     peer, _ = await stage.exchange(learner, worker)
     worker.tape.clear()
@@ -283,7 +307,9 @@ async def test_a_worker_finds_the_learner_again_after_its_restart_under_a_new_ro
     assert await stage.exchange(again, worker) != before
 
 
-async def test_a_worker_that_starts_first_says_what_it_waits_for_and_joins_when_the_learner_comes(stage):
+async def test_a_worker_that_starts_first_says_what_it_waits_for_and_joins_when_the_learner_comes(
+    stage,
+):
     worker = stage.worker(address := free_address(), limits=FAST)
     reason = (await worker.until_event(EventKind.WAITING)).reason
     assert f":{worker.port}" in reason or f":{worker.port + 1}" in reason
@@ -300,7 +326,9 @@ async def test_a_worker_whose_host_name_cannot_be_found_says_so(stage, host):
 
 
 @pytest.mark.parametrize("step", range(6))
-async def test_a_worker_out_of_descriptors_lets_go_of_what_it_has_and_tries_again(stage, monkeypatch, step):
+async def test_a_worker_out_of_descriptors_lets_go_of_what_it_has_and_tries_again(
+    stage, monkeypatch, step
+):
     num_left = step
 
     def failing(real):
@@ -347,7 +375,9 @@ async def test_ipv6_loopback_works(stage):
 
 
 @on_either_loop
-async def test_close_is_quick_frees_every_descriptor_and_thread_and_may_be_called_twice(stage, caplog):
+async def test_close_is_quick_frees_every_descriptor_and_thread_and_may_be_called_twice(
+    stage, caplog
+):
     await stage.pair()
     for side in stage.sides:
         await side.endpoint.close()
@@ -418,11 +448,17 @@ async def test_a_callback_that_raises_does_not_stop_the_messages_behind_it(stage
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500),
         os.urandom(4096),
         b"\x01\x00" + b"\x05hello" * 10,
-        b"\xff\x00\x00\x00\x00\x00\x00\x00\x01\x7f\x03\x00NULL" + bytes(16) + b"\x00" + bytes(31) + b"\xff" * 300,
+        b"\xff\x00\x00\x00\x00\x00\x00\x00\x01\x7f\x03\x00NULL"
+        + bytes(16)
+        + b"\x00"
+        + bytes(31)
+        + b"\xff" * 300,
     ],
     ids=["nothing", "http", "greeting", "tls", "random", "zmtp1", "bad-handshake"],
 )
-async def test_junk_on_either_port_is_refused_with_a_reason_and_nothing_else_is_disturbed(stage, junk):
+async def test_junk_on_either_port_is_refused_with_a_reason_and_nothing_else_is_disturbed(
+    stage, junk
+):
     learner, worker = await stage.pair(limits=FAST)
     before = len(learner.kinds())
     for count, port in enumerate((learner.port, learner.port + 1), start=1):
@@ -433,7 +469,9 @@ async def test_junk_on_either_port_is_refused_with_a_reason_and_nothing_else_is_
             await reader.read()
         writer.close()
         refused = await learner.until_event(EventKind.REFUSED, count)
-        assert refused.address in (source, ""), "libzmq may have closed it before we could ask who it was"
+        assert refused.address in (source, ""), (
+            "libzmq may have closed it before we could ask who it was"
+        )
         assert refused.reason
     assert learner.endpoint.stats().refused == 2
     assert not learner.messages
@@ -461,7 +499,9 @@ async def test_an_oversized_frame_ends_that_connection_only(stage):
     ],
     ids=["too many frames", "too many bytes"],
 )
-async def test_a_message_beyond_the_limits_is_thrown_away_and_its_sender_cut_off(stage, limits, frames):
+async def test_a_message_beyond_the_limits_is_thrown_away_and_its_sender_cut_off(
+    stage, limits, frames
+):
     learner, worker = await stage.pair(limits=limits)
     with await asyncio.to_thread(RawPeer, learner.port) as peer:
         peer.send(*frames)
@@ -475,7 +515,9 @@ async def test_a_message_beyond_the_limits_is_thrown_away_and_its_sender_cut_off
 
 
 async def test_a_message_that_never_ends_is_found_and_its_sender_cut_off(stage):
-    learner, worker = await stage.pair(limits=EndpointLimits(max_message_bytes=3_000_000, tick_s=0.05))
+    learner, worker = await stage.pair(
+        limits=EndpointLimits(max_message_bytes=3_000_000, tick_s=0.05)
+    )
     with await asyncio.to_thread(RawPeer, learner.port) as peer:
         peer.send(b"hello")
         await learner.until(lambda: learner.messages)
@@ -490,7 +532,9 @@ async def test_a_message_that_never_ends_is_found_and_its_sender_cut_off(stage):
 
 
 async def test_honest_messages_of_any_total_size_are_not_taken_for_one_that_never_ends(stage):
-    learner, worker = await stage.pair(limits=EndpointLimits(max_message_bytes=3_000_000, tick_s=0.02))
+    learner, worker = await stage.pair(
+        limits=EndpointLimits(max_message_bytes=3_000_000, tick_s=0.02)
+    )
     for _ in range(60):
         await worker.send([bytes(1_000_000)])
         await asyncio.sleep(0.002)
@@ -503,7 +547,9 @@ async def test_a_peer_that_floods_with_small_messages_does_not_keep_others_from_
     learner, worker = await stage.pair()
     junk = []
     learner.endpoint.on_message = lambda peer, frames, user_id: (
-        junk.append(peer) if bytes(frames[0]) == b"junk" else learner._on_message(peer, frames, user_id)
+        junk.append(peer)
+        if bytes(frames[0]) == b"junk"
+        else learner._on_message(peer, frames, user_id)
     )
 
     def flood():

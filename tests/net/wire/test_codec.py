@@ -19,7 +19,13 @@ from hypothesis.extra import numpy as hnp
 
 from aiorl.config.worker import TransportConfig
 from aiorl.data.arrays import allocate_together
-from aiorl.errors import BadFrame, LocalProtocolError, MessageTooBig, RemoteProtocolError, VersionMismatch
+from aiorl.errors import (
+    BadFrame,
+    LocalProtocolError,
+    MessageTooBig,
+    RemoteProtocolError,
+    VersionMismatch,
+)
 from aiorl.net.wire import decoding, encoding
 from aiorl.net.wire import messages as m
 from aiorl.net.wire.decoding import decode, decode_hello
@@ -48,14 +54,23 @@ seconds = st.floats(0, allow_infinity=False)
 counts = st.integers(0, 2**53)
 versions = st.integers(-1, 2**53)
 floats = st.floats(allow_nan=False)
-dtypes = st.sampled_from(["?", "i1", "<i2", "<i4", "<i8", "u1", "<u2", "<u4", "<u8", "<f2", "<f4", "<f8", ">f4", ">i8"])
+dtypes = st.sampled_from(
+    ["?", "i1", "<i2", "<i4", "<i8", "u1", "<u2", "<u4", "<u8", "<f2", "<f4", "<f8", ">f4", ">i8"]
+)
 arrays = dtypes.flatmap(
-    lambda dtype: hnp.arrays(dtype, hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=40))
+    lambda dtype: hnp.arrays(
+        dtype, hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=40)
+    )
 )
 array_maps = st.dictionaries(names, arrays, max_size=3)
 policy_arrays = st.dictionaries(names, array_maps, max_size=2)
 plain = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**40), 2**60) | floats | texts | st.binary(max_size=20),
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**40), 2**60)
+    | floats
+    | texts
+    | st.binary(max_size=20),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=3),
     max_leaves=8,
 )
@@ -76,14 +91,26 @@ snapshots = st.builds(
 )
 graphs = st.dictionaries(
     names,
-    st.builds(lambda graph, spec: {"graph": graph, "spec": spec}, st.binary(max_size=99), plain_maps),
+    st.builds(
+        lambda graph, spec: {"graph": graph, "spec": spec}, st.binary(max_size=99), plain_maps
+    ),
     max_size=2,
 )
 message_strategies: dict[str, st.SearchStrategy[Any]] = {
     "hello": st.builds(m.Hello, counts, ids, ids, ids, small, texts, small, ids),
     "samples": st.builds(
-        m.Samples, *[counts] * 4, versions, versions, counts, counts, policy_arrays, array_maps, policy_arrays,
-        st.dictionaries(names, floats, max_size=3), counts, counts,
+        m.Samples,
+        *[counts] * 4,
+        versions,
+        versions,
+        counts,
+        counts,
+        policy_arrays,
+        array_maps,
+        policy_arrays,
+        st.dictionaries(names, floats, max_size=3),
+        counts,
+        counts,
     ),
     "beat": st.builds(m.Beat, counts, texts, seconds, counts),
     "snapshot_request": st.builds(m.SnapshotRequest, versions),
@@ -102,7 +129,7 @@ message_strategies: dict[str, st.SearchStrategy[Any]] = {
     "learner_beat": st.builds(m.LearnerBeat, ids, versions),
     "call": st.builds(m.Call, counts, texts, st.dictionaries(names, plain_with_arrays, max_size=3)),
     "bye": st.builds(m.Bye, texts, st.booleans()),
-}  # fmt: skip
+}
 
 
 def wire(message: m.Message, **options: Any) -> list[bytes]:
@@ -110,7 +137,9 @@ def wire(message: m.Message, **options: Any) -> list[bytes]:
 
 
 def samples(columns: dict[str, np.ndarray] | None = None, **changes: Any) -> m.Samples:
-    given_columns = {"obs": np.arange(8, dtype=np.float32).reshape(2, 4)} if columns is None else columns
+    given_columns = (
+        {"obs": np.arange(8, dtype=np.float32).reshape(2, 4)} if columns is None else columns
+    )
     message = m.Samples(1, 2, 3, 4, 5, 6, 1, 2, {"p": given_columns}, {}, {}, {"env_s": 0.5}, 7, 0)
     return dataclasses.replace(message, **changes)
 
@@ -135,7 +164,9 @@ def test_every_message_type_has_a_round_trip_test() -> None:
     assert set(get_args(m.Message)) == set(MESSAGE_TYPES_BY_CLASS)
     assert message_strategies.keys() == EXAMPLES.keys() == MESSAGE_TYPES.keys()
     for kind in MESSAGE_TYPES.values():
-        assert {field.name for field in dataclasses.fields(kind.cls)} == kind.scalars.keys() | kind.arrays.keys()
+        assert {
+            field.name for field in dataclasses.fields(kind.cls)
+        } == kind.scalars.keys() | kind.arrays.keys()
 
 
 @pytest.mark.parametrize("name", message_strategies)
@@ -171,7 +202,9 @@ def test_small_arrays_share_one_frame_and_start_at_multiples_of_eight() -> None:
     assert all((array.__array_interface__["data"][0] - base) % 8 == 0 for array in out.values())
 
 
-@pytest.mark.parametrize("writable", [bytearray, lambda frame: memoryview(bytearray(frame)), bytes, memoryview])
+@pytest.mark.parametrize(
+    "writable", [bytearray, lambda frame: memoryview(bytearray(frame)), bytes, memoryview]
+)
 def test_decoded_arrays_are_read_only_whatever_the_frames_are(writable: Any) -> None:
     columns = {
         "small": np.zeros(3, np.float32),
@@ -188,7 +221,9 @@ def storage_of(message: m.Message) -> list[int]:
 
 @st.composite
 def views(draw: st.DrawFn) -> dict[str, np.ndarray]:
-    """Arrays in the memory of one or two others: adjacent, apart, overlapping, backwards, strided, empty."""
+    """Arrays in the memory of one or two others: adjacent, apart, overlapping, backwards, strided,
+    empty.
+    """
     bases = [np.frombuffer(random.Random(seed).randbytes(800), np.uint8).copy() for seed in (1, 2)]
     places = {0: 0, 1: 0}
     columns = {}
@@ -196,7 +231,9 @@ def views(draw: st.DrawFn) -> dict[str, np.ndarray]:
         dtype = np.dtype(draw(st.sampled_from(["?", "u1", "<i4", "<f2", "<f4", "<f8", ">f4"])))
         which = draw(st.sampled_from([0, 0, 0, 1]))
         end = places[which]
-        start = draw(st.sampled_from([end + -end % 8] * 4 + [end, end + 8, end + 3, max(0, end - 8), 0]))
+        start = draw(
+            st.sampled_from([end + -end % 8] * 4 + [end, end + 8, end + 3, max(0, end - 8), 0])
+        )
         shape = draw(st.sampled_from([(3, 4), (8,), (5, 1), (2, 0), (), (1, 7)]))
         columns[f"c{number}"] = array = np.ndarray(shape, dtype, bases[which], start)
         if draw(st.integers(0, 7)) == 0:
@@ -220,7 +257,9 @@ def test_arrays_come_out_as_they_went_in_wherever_they_lie_in_memory(
 
 
 def test_adjacent_arrays_leave_as_one_frame_without_a_copy() -> None:
-    arrays = allocate_together([((200, 64), np.float32), ((999,), np.float16), ((7, 300), np.float64)])
+    arrays = allocate_together(
+        [((200, 64), np.float32), ((999,), np.float16), ((7, 300), np.float64)]
+    )
     for array in arrays:
         array[...] = noise(*array.shape, dtype=array.dtype)
     columns = dict(zip("abc", arrays, strict=True))
@@ -246,8 +285,16 @@ def test_only_adjacent_arrays_share_a_frame() -> None:
     large = noise(PACK_MAX_BYTES)
     assert storage_of(samples({"a": first, "x": large, "b": second})) == [RAW, RAW, RAW]
     compressible = np.zeros(8000, np.int64)
-    assert storage_of(samples({"a": first, "x": compressible, "b": second})) == [RAW, LZ4, CONTINUED]
-    assert storage_of(samples({"a": first, "x": second[:0], "b": second})) == [RAW, PACKED, CONTINUED]
+    assert storage_of(samples({"a": first, "x": compressible, "b": second})) == [
+        RAW,
+        LZ4,
+        CONTINUED,
+    ]
+    assert storage_of(samples({"a": first, "x": second[:0], "b": second})) == [
+        RAW,
+        PACKED,
+        CONTINUED,
+    ]
     assert storage_of(samples({"a": first, "b": second[::2]})) == [RAW, PACKED]
     small, *_ = allocate_together([((1000,), np.float32), ((20_000,), np.float32)])
     small[...] = noise(1000)
@@ -272,17 +319,25 @@ def one_hot(rows: int, size: int) -> np.ndarray:
 
 
 def test_floats_that_shrink_are_compressed_and_come_back() -> None:
-    columns = {"obs": one_hot(512, 16), "dense": noise(512, 16), "planes": one_hot(512, 600).astype(np.float64)}
+    columns = {
+        "obs": one_hot(512, 16),
+        "dense": noise(512, 16),
+        "planes": one_hot(512, 600).astype(np.float64),
+    }
     message = samples(columns)
     assert storage_of(message) == [LZ4, PACKED, LZ4]
     assert storage_of(samples({"obs": noise(512, 16)})) == [PACKED]
     frames = wire(message)
-    assert 8 * sum(len(frame) for frame in frames) < sum(column.nbytes for column in columns.values())
+    assert 8 * sum(len(frame) for frame in frames) < sum(
+        column.nbytes for column in columns.values()
+    )
     assert same(message, decode(frames))
     assert storage_of(samples(columns)) == [LZ4, PACKED, LZ4]
 
 
-def test_dense_floats_are_tried_in_few_messages_and_compressed_again_soon_after_they_have_become_sparse() -> None:
+def test_dense_floats_are_tried_in_few_messages_and_compressed_again_soon_after_they_have_become_sparse() -> (
+    None
+):
     with patch.object(encoding, "compress_array", wraps=encoding.compress_array) as tried:
         for _ in range(63 + 320):
             encode(samples({"seldom_sparse": noise(512, 16)}))
@@ -313,7 +368,9 @@ def test_a_frame_of_several_arrays_is_no_longer_than_one_array_may_be() -> None:
 def test_arrays_in_other_kinds_of_memory_can_be_sent() -> None:
     structured = np.zeros(9000, [("x", "<f4"), ("y", "<f4")])
     dates = np.arange(9000).astype("M8[s]")
-    windows = np.lib.stride_tricks.sliding_window_view(np.arange(20_000, dtype=np.float32), 9_000)[7]
+    windows = np.lib.stride_tricks.sliding_window_view(np.arange(20_000, dtype=np.float32), 9_000)[
+        7
+    ]
     given_away = np.arange(20_000, dtype=np.float32)
     given_away.setflags(write=False)
     for array in (
@@ -366,16 +423,22 @@ def test_values_that_cannot_be_sent_are_refused_by_the_sender(bad: m.Message) ->
 
 
 def test_an_empty_array_can_follow_a_full_packed_frame() -> None:
-    full = {f"b{index:02}": PACK_MAX_BYTES for index in range(PACK_TOTAL_BYTES // PACK_MAX_BYTES - 1)}
+    full = {
+        f"b{index:02}": PACK_MAX_BYTES for index in range(PACK_TOTAL_BYTES // PACK_MAX_BYTES - 1)
+    }
     sizes = {"a": 3, **full, "c": 3, "d": PACK_MAX_BYTES - 11}  # with padding, slightly more
-    columns = {**{name: np.zeros(size, np.int8) for name, size in sizes.items()}, "e": np.zeros((0, 4), np.float32)}
+    columns = {
+        **{name: np.zeros(size, np.int8) for name, size in sizes.items()},
+        "e": np.zeros((0, 4), np.float32),
+    }
     message = decode(encode(samples(columns), compress=False))
     assert isinstance(message, m.Samples)
     shapes = {name: array.shape for name, array in message.batches["p"].items()}
     assert shapes == {name: array.shape for name, array in columns.items()}
 
 
-# What peers may send --------------------------------------------------------------------------------------
+# What peers may send
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -417,15 +480,27 @@ def test_an_empty_array_can_follow_a_full_packed_frame() -> None:
         ([with_header(samples(), 4, bytes([RAW]))[0], b"x" * 33], BadFrame, "frame 1"),
         (with_header(samples({"obs": stacked_frames()}), 5, [[4, 2, 16, 16, 3]]), BadFrame, "obs"),
         (with_header(samples({"obs": stacked_frames()}), 5, [[4, 2, 1024]]), BadFrame, "obs"),
-        (with_header(samples({"obs": stacked_frames()}), 5, [[2**40, 2, 16, 16, 4]]), MessageTooBig, "obs"),
-        (with_header(samples({"obs": stacked_frames().astype(np.int16)}), 4, bytes([STACKED])), BadFrame, "obs"),
+        (
+            with_header(samples({"obs": stacked_frames()}), 5, [[2**40, 2, 16, 16, 4]]),
+            MessageTooBig,
+            "obs",
+        ),
+        (
+            with_header(samples({"obs": stacked_frames().astype(np.int16)}), 4, bytes([STACKED])),
+            BadFrame,
+            "obs",
+        ),
         (continued(b"x" * 36), BadFrame, "frame 1"),
         (continued(b"x" * 40, bytes([CONTINUED, RAW])), BadFrame, "c0"),
         ([*continued(b"x" * 34, bytes([RAW, RAW])), b"x" * 8], BadFrame, "frame 1"),
     ],
 )
-def test_broken_frames_are_named(frames: list[bytes], kind: type[RemoteProtocolError], field: str) -> None:
-    for _ in range(2):  # the second time after a valid message with the same layout, which is cached
+def test_broken_frames_are_named(
+    frames: list[bytes], kind: type[RemoteProtocolError], field: str
+) -> None:
+    for _ in range(
+        2
+    ):  # the second time after a valid message with the same layout, which is cached
         with pytest.raises(kind) as caught:
             decode(frames)
         assert caught.value.field == field
@@ -435,9 +510,24 @@ def test_broken_frames_are_named(frames: list[bytes], kind: type[RemoteProtocolE
 
 def test_arrays_are_right_whatever_came_before_under_the_same_names() -> None:
     """Even if a packed header ends like another one: 37265 is packed as cd 91 91."""
-    shapes = [(2, 4), (3, 2), (), (37264,), (1,), (37265, 1), (0,), (37265, 0), (0, 4), (8, 1), (2, 4, 1), (2, 4)]
+    shapes = [
+        (2, 4),
+        (3, 2),
+        (),
+        (37264,),
+        (1,),
+        (37265, 1),
+        (0,),
+        (37265, 0),
+        (0, 4),
+        (8, 1),
+        (2, 4, 1),
+        (2, 4),
+    ]
     for index, shape in enumerate(shapes):
-        obs = np.arange(np.prod(shape, dtype=int), dtype=np.float32).reshape(shape) + np.float32(index)
+        obs = np.arange(np.prod(shape, dtype=int), dtype=np.float32).reshape(shape) + np.float32(
+            index
+        )
         message = decode(wire(samples({"obs": obs})))
         assert isinstance(message, m.Samples)
         taken = message.batches["p"]["obs"]
@@ -446,7 +536,15 @@ def test_arrays_are_right_whatever_came_before_under_the_same_names() -> None:
 
 
 @pytest.mark.parametrize(
-    "shapes", [[[[[2, 4]]]], [b"\x91\x92\x02\x04"], [{"a": [[2, 4]]}], [[2.0, 4]], [[True, 8]], [msgpack.Timestamp(1)]]
+    "shapes",
+    [
+        [[[[2, 4]]]],
+        [b"\x91\x92\x02\x04"],
+        [{"a": [[2, 4]]}],
+        [[2.0, 4]],
+        [[True, 8]],
+        [msgpack.Timestamp(1)],
+    ],
 )
 def test_an_invalid_shape_is_refused_even_after_a_similar_valid_one(shapes: list[Any]) -> None:
     for obs in (np.zeros((2, 4), np.float32), np.zeros((1, 8), np.float32)):
@@ -495,7 +593,11 @@ def test_each_field_is_required_and_no_other_is_accepted(name: str) -> None:
     scalars = header(EXAMPLES[name])[2]
     for field in scalars:
         with pytest.raises(BadFrame) as caught:
-            decode(with_header(EXAMPLES[name], 2, {key: scalars[key] for key in scalars if key != field}))
+            decode(
+                with_header(
+                    EXAMPLES[name], 2, {key: scalars[key] for key in scalars if key != field}
+                )
+            )
         assert caught.value.field == field
     with pytest.raises(BadFrame) as caught:
         decode(with_header(EXAMPLES[name], 2, scalars | {"more": 1}))
@@ -545,14 +647,23 @@ def test_wrong_values_are_named(name: str, field: str, value: Any) -> None:
 def test_extension_types_are_refused_unless_they_stand_for_an_array(code: int, data: bytes) -> None:
     for message, field in ((EXAMPLES["ack"], "seq"), (EXAMPLES["call"], "call_id")):
         with pytest.raises(BadFrame):
-            decode(with_header(message, 2, header(message)[2] | {field: msgpack.ExtType(code, data)}))
+            decode(
+                with_header(message, 2, header(message)[2] | {field: msgpack.ExtType(code, data)})
+            )
 
 
 def test_fields_of_the_snapshot_in_a_welcome_are_named_with_their_path() -> None:
     snapshot = header(EXAMPLES["welcome"])[2]["snapshot"]
-    for broken in ({**snapshot, "version": "1"}, {key: snapshot[key] for key in snapshot if key != "version"}):
+    for broken in (
+        {**snapshot, "version": "1"},
+        {key: snapshot[key] for key in snapshot if key != "version"},
+    ):
         with pytest.raises(BadFrame) as caught:
-            decode(with_header(EXAMPLES["welcome"], 2, header(EXAMPLES["welcome"])[2] | {"snapshot": broken}))
+            decode(
+                with_header(
+                    EXAMPLES["welcome"], 2, header(EXAMPLES["welcome"])[2] | {"snapshot": broken}
+                )
+            )
         assert caught.value.field == "snapshot.version"
 
 
@@ -628,7 +739,10 @@ def test_huge_claims_take_no_memory(number: int) -> None:
 
 def test_messages_with_excessively_many_names_are_not_cached() -> None:
     """8 messages of 1 MB each, without common names for a cache."""
-    frames = [wire(samples(batches={f"{number}_{name:0250}": {} for name in range(3900)})) for number in range(8)]
+    frames = [
+        wire(samples(batches={f"{number}_{name:0250}": {} for name in range(3900)}))
+        for number in range(8)
+    ]
     decode(frames.pop())
     tracemalloc.start()
     try:
@@ -644,7 +758,8 @@ def test_limits_without_a_configuration_are_those_of_its_defaults() -> None:
 
 
 HOSTILE = (
-    "\x1b]0;owned\x07\x1b[2J \n2026-01-01 00:00:00,000 ERROR aiorl: forged\r\x85\u2028\u2029\u202e\u2066\x9b31m\x00\x7f"
+    "\x1b]0;owned\x07\x1b[2J \n2026-01-01 00:00:00,000 ERROR aiorl:"
+    " forged\r\x85\u2028\u2029\u202e\u2066\x9b31m\x00\x7f"
 )
 
 
@@ -653,7 +768,11 @@ def texts_in(value: Any) -> list[str]:
     if isinstance(value, str):
         return [value]
     if dataclasses.is_dataclass(value):
-        return [text for field in dataclasses.fields(value) for text in texts_in(getattr(value, field.name))]
+        return [
+            text
+            for field in dataclasses.fields(value)
+            for text in texts_in(getattr(value, field.name))
+        ]
     if isinstance(value, dict):
         return [text for pair in value.items() for item in pair for text in texts_in(item)]
     return [text for item in value for text in texts_in(item)] if isinstance(value, list) else []
@@ -667,13 +786,28 @@ def decoded_or_error(frames: list[bytes]) -> m.Message | str:
 
 
 def hostile_messages() -> list[list[bytes]]:
-    """Yield each message with a hostile text in each place for a string, including the names of arrays."""
+    """Yield each message with a hostile text in each place for a string, including the names of
+    arrays.
+    """
     found = []
     for message in EXAMPLES.values():
         scalars, tree = header(message)[2:4]
         for field, value in scalars.items():
-            put = HOSTILE if isinstance(value, str) else {HOSTILE: 1} if isinstance(value, dict) else None
-            if put is not None and field not in ("config", "args", "global_vars", "graphs", "snapshot", "result"):
+            put = (
+                HOSTILE
+                if isinstance(value, str)
+                else {HOSTILE: 1}
+                if isinstance(value, dict)
+                else None
+            )
+            if put is not None and field not in (
+                "config",
+                "args",
+                "global_vars",
+                "graphs",
+                "snapshot",
+                "result",
+            ):
                 found.append(with_header(message, 2, scalars | {field: put}))
         for number, part in enumerate(msgpack.unpackb(tree) if tree else []):
             for index in range(len(part)):
@@ -699,7 +833,10 @@ def test_no_text_of_a_message_can_do_anything_to_a_terminal_or_begin_a_line_of_a
         assert all(line.isprintable() for line in lines)
         may_have_lines = isinstance(message, m.Reply | m.Failure | m.Status)
         assert may_have_lines or not any("\n" in text for text in texts_in(message))
-    assert taken == 12, "host, state, kind, message, traceback, three reasons, code, method, the reply and the account"
+    assert taken == 12, (
+        "host, state, kind, message, traceback, three reasons, code, method, the reply and the"
+        " account"
+    )
 
 
 @pytest.mark.parametrize(
@@ -769,7 +906,11 @@ def test_only_a_hello_or_a_status_request_is_decoded_from_an_unregistered_peer()
     hello = m.Hello(1, "r" * 64, "w" * 64, "i" * 64, 2**31 - 1, "h" * 255, 2**31 - 1, "l" * 64)
     assert same(decode_hello(encode(hello)), hello)
     assert decode_hello(encode(EXAMPLES["status_request"])) == EXAMPLES["status_request"]
-    others = [message for message in example_messages() if not isinstance(message, m.Hello | m.StatusRequest)]
+    others = [
+        message
+        for message in example_messages()
+        if not isinstance(message, m.Hello | m.StatusRequest)
+    ]
     assert len(wire(hello)[0]) < MAX_HELLO_BYTES / 2
     compressible = samples({"obs": np.zeros((1024, 1024), np.uint8)})
     with (
@@ -784,8 +925,12 @@ def test_only_a_hello_or_a_status_request_is_decoded_from_an_unregistered_peer()
             assert decode_hello(frames) is None
 
 
-@pytest.mark.parametrize("frames", [[b""], [b"\xc1"], [msgpack.packb([2, "hello", {}])], with_header(m.Ack(1), 2, 3)])
-def test_short_frames_that_are_no_message_are_refused_before_registration(frames: list[bytes]) -> None:
+@pytest.mark.parametrize(
+    "frames", [[b""], [b"\xc1"], [msgpack.packb([2, "hello", {}])], with_header(m.Ack(1), 2, 3)]
+)
+def test_short_frames_that_are_no_message_are_refused_before_registration(
+    frames: list[bytes],
+) -> None:
     with pytest.raises(RemoteProtocolError):
         decode_hello(frames)
 
@@ -796,14 +941,25 @@ NESTED = b"\x91" * 1000 + b"\xc0"
 
 @pytest.mark.parametrize(
     ("part", "key"),
-    [("scalars", "version"), ("shapes", 0), ("nodes", 0), ("columns", 0), ("columns", 1), ("columns", 2)],
+    [
+        ("scalars", "version"),
+        ("shapes", 0),
+        ("nodes", 0),
+        ("columns", 0),
+        ("columns", 1),
+        ("columns", 2),
+    ],
 )
 def test_endless_nesting_is_refused_in_a_short_sentence(part: str, key: Any) -> None:
     version, name, scalars, layout, storage, shapes = header(make_snapshot())
     nodes, columns = msgpack.unpackb(layout)
-    {"scalars": scalars, "shapes": shapes[0], "nodes": nodes[0], "columns": columns[0]}[part][key] = "hole"
+    {"scalars": scalars, "shapes": shapes[0], "nodes": nodes[0], "columns": columns[0]}[part][
+        key
+    ] = "hole"
     layout = msgpack.packb([nodes, columns]).replace(msgpack.packb("hole"), NESTED)
-    head = msgpack.packb([version, name, scalars, layout, storage, shapes]).replace(msgpack.packb("hole"), NESTED)
+    head = msgpack.packb([version, name, scalars, layout, storage, shapes]).replace(
+        msgpack.packb("hole"), NESTED
+    )
     with pytest.raises(BadFrame) as caught:
         decode([head, *wire(make_snapshot())[1:]])
     assert len(str(caught.value)) < 300

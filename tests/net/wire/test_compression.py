@@ -48,7 +48,9 @@ def test_data_that_shrinks_only_at_its_start_is_sent_raw() -> None:
     assert compress_array(column) is None
 
 
-@pytest.mark.parametrize("size", [BLOCK_BYTES - 1, BLOCK_BYTES, BLOCK_BYTES + 1, 3 * BLOCK_BYTES, 3 * BLOCK_BYTES + 7])
+@pytest.mark.parametrize(
+    "size", [BLOCK_BYTES - 1, BLOCK_BYTES, BLOCK_BYTES + 1, 3 * BLOCK_BYTES, 3 * BLOCK_BYTES + 7]
+)
 def test_block_borders_come_out_right(size: int) -> None:
     column = (np.arange(size) // 1000 % 256).astype(np.uint8)
     compressed = compress_array(column)

@@ -22,9 +22,16 @@ from aiorl.net.wire.compression import (
 
 
 def game(
-    steps: int, envs: int, side: int, count: int, resets: set[tuple[int, int]] = frozenset(), seed: int = 0
+    steps: int,
+    envs: int,
+    side: int,
+    count: int,
+    resets: set[tuple[int, int]] = frozenset(),
+    seed: int = 0,
 ) -> np.ndarray:
-    """[T, N, side, side, count] stacks, made frame by frame: a still background, moving squares, noise in a corner."""
+    """[T, N, side, side, count] stacks, made frame by frame: a still background, moving squares,
+    noise in a corner.
+    """
     rng = np.random.default_rng(seed)
     background = rng.integers(0, 256, (envs, side, side), np.uint8)
     column = np.empty((steps, envs, side, side, count), np.uint8)
@@ -42,9 +49,9 @@ def game(
 
 
 def back(frame: bytes, column: np.ndarray) -> np.ndarray:
-    return np.frombuffer(decompress_stacks(memoryview(frame), column.dtype, column.shape), np.uint8).reshape(
-        column.shape
-    )
+    return np.frombuffer(
+        decompress_stacks(memoryview(frame), column.dtype, column.shape), np.uint8
+    ).reshape(column.shape)
 
 
 @st.composite
@@ -53,7 +60,9 @@ def columns(draw: st.DrawFn) -> np.ndarray:
     steps, envs, count = draw(st.integers(1, 9)), draw(st.integers(1, 5)), draw(st.integers(2, 16))
     side = draw(st.integers(int(np.ceil(np.sqrt(MIN_STACK_BYTES / count))), 40))
     places = st.tuples(st.integers(1, 8), st.integers(0, 4))
-    column = game(steps, envs, side, count, draw(st.sets(places, max_size=6)), draw(st.integers(0, 99)))
+    column = game(
+        steps, envs, side, count, draw(st.sets(places, max_size=6)), draw(st.integers(0, 99))
+    )
     for at in draw(st.lists(st.integers(0, column.size - 1), max_size=3)):
         column.reshape(-1)[at] ^= draw(st.integers(1, 255))
     return column
@@ -69,7 +78,9 @@ def test_columns_come_back_byte_for_byte(column: np.ndarray) -> None:
 
 
 def test_each_frame_is_sent_once_and_a_reset_sends_its_stack() -> None:
-    """Counted by hand: 3 whole stacks (2 first rows, 1 reset) and 17 single frames that LZ4 cannot shrink."""
+    """Counted by hand: 3 whole stacks (2 first rows, 1 reset) and 17 single frames that LZ4 cannot
+    shrink.
+    """
     rng = np.random.default_rng(1)
     frames = rng.integers(0, 256, (13, 2, 32, 32), np.uint8)
     column = np.stack([frames[k : k + 10] for k in range(4)], axis=-1)
@@ -77,7 +88,15 @@ def test_each_frame_is_sent_once_and_a_reset_sends_its_stack() -> None:
     frame = compress_stacks(column)
     assert frame is not None
     # A changed row continues neither the row before it, nor does the next row continue it.
-    assert np.unpackbits(np.frombuffer(frame[:3], np.uint8)).tolist() == [1, 1, *[0] * 11, 1, 0, 1, *[0] * 8]
+    assert np.unpackbits(np.frombuffer(frame[:3], np.uint8)).tolist() == [
+        1,
+        1,
+        *[0] * 11,
+        1,
+        0,
+        1,
+        *[0] * 8,
+    ]
     blocks = 4 * 1024 * 4 + 16 * 1024
     assert blocks <= len(frame) <= 1.01 * blocks
     assert back(frame, column).tobytes() == column.tobytes()
@@ -94,8 +113,14 @@ def test_a_still_picture_takes_next_to_nothing() -> None:
 def test_resets_everywhere_are_not_worth_it() -> None:
     half = {(step, env) for step in range(1, 10) for env in range(4)}
     assert compress_stacks(game(10, 4, 20, 4, half)) is None
-    assert compress_stacks(game(10, 4, 20, 4, {place for place in half if place[0] % 3 == 0})) is not None
-    assert compress_stacks(np.random.default_rng(0).integers(0, 256, (10, 4, 20, 20, 4), np.uint8)) is None
+    assert (
+        compress_stacks(game(10, 4, 20, 4, {place for place in half if place[0] % 3 == 0}))
+        is not None
+    )
+    assert (
+        compress_stacks(np.random.default_rng(0).integers(0, 256, (10, 4, 20, 20, 4), np.uint8))
+        is None
+    )
     one_step = game(1, 4, 20, 4)
     assert compress_stacks(one_step) is None
 
@@ -131,7 +156,9 @@ def test_zeros_that_pad_sequences_continue() -> None:
         (np.uint8, (10, 0, 84, 84, 4), False),
     ],
 )
-def test_only_stacks_of_pictures_are_sent_as_stacks(dtype: type, shape: tuple[int, ...], expected: bool) -> None:
+def test_only_stacks_of_pictures_are_sent_as_stacks(
+    dtype: type, shape: tuple[int, ...], expected: bool
+) -> None:
     assert is_shape_of_stacks(np.dtype(dtype), shape) is expected
     if not expected:
         assert compress_stacks(np.zeros(shape, dtype)) is None

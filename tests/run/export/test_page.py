@@ -15,7 +15,9 @@ from saved_runs import save_run
 import aiorl
 
 PAGE = Path(__file__).parents[3] / "docs" / "exports.md"
-BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+BLOCKS = re.findall(
+    r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+)
 ONNX_ONLY = [block for block in BLOCKS if "onnxruntime" in block]
 
 
@@ -31,7 +33,9 @@ def test_the_page_has_a_block_for_each_format() -> None:
     assert len(ONNX_ONLY) == 2
 
 
-def test_the_blocks_that_need_only_onnx_runtime_run(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_blocks_that_need_only_onnx_runtime_run(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(place)
     aiorl.export_policy("runs/mine", "exported")
     found: dict[str, Any] = {}
@@ -48,5 +52,9 @@ def test_the_blocks_that_need_only_onnx_runtime_run(place: Path, monkeypatch: py
 def test_every_block_runs_in_turn(place: Path) -> None:
     first, *others = BLOCKS[:5]
     code = "\n".join([first, *(f"{block}\nprint(len(action))" for block in others)])
-    done = subprocess.run([sys.executable, "-c", code], cwd=place, capture_output=True, text=True, timeout=120)
-    assert done.stdout.splitlines() == [f"{place}/exported/onnx/policy.onnx", "1", "1", "1", "1"], done.stderr
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=place, capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout.splitlines() == [f"{place}/exported/onnx/policy.onnx", "1", "1", "1", "1"], (
+        done.stderr
+    )

@@ -1,4 +1,6 @@
-"""Exports to SavedModel, Keras and TFLite act like the checkpoint's policy when opened in the usual way."""
+"""Exports to SavedModel, Keras and TFLite act like the checkpoint's policy when opened in the usual
+way.
+"""
 
 from __future__ import annotations
 
@@ -46,14 +48,20 @@ def run_tflite(path: Path, inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 RUNNERS: dict[str, Callable[[Path, dict[str, Any]], dict[str, Any]]] = {
-    "onnx": run_onnx, "savedmodel": run_savedmodel, "keras": run_keras, "tflite": run_tflite
-}  # fmt: skip
+    "onnx": run_onnx,
+    "savedmodel": run_savedmodel,
+    "keras": run_keras,
+    "tflite": run_tflite,
+}
 
 
 @pytest.mark.parametrize(
-    "world", [world if world in QUICK else pytest.param(world, marks=pytest.mark.slow) for world in WORLDS]
+    "world",
+    [world if world in QUICK else pytest.param(world, marks=pytest.mark.slow) for world in WORLDS],
 )
-def test_every_format_acts_as_the_loaded_policy_with_the_same_names(tmp_path: Path, world: str) -> None:
+def test_every_format_acts_as_the_loaded_policy_with_the_same_names(
+    tmp_path: Path, world: str
+) -> None:
     """R183: each is in its directory, and returned by its format."""
     save_world(world, tmp_path)
     written = aiorl.export_policy(tmp_path, tmp_path / "out", FORMATS)
@@ -66,8 +74,13 @@ def test_every_format_acts_as_the_loaded_policy_with_the_same_names(tmp_path: Pa
     policy = aiorl.load_policy(tmp_path)
     described = json.loads((written["onnx"].parent / "policy.json").read_text())
     for rows in (1, 5):
-        inputs = {item["name"]: np.zeros((rows, *item["shape"][1:]), item["dtype"]) for item in described["inputs"]}
-        inputs["obs"] = model_inputs(policy.observation_space, observations_of(policy.observation_space, rows))
+        inputs = {
+            item["name"]: np.zeros((rows, *item["shape"][1:]), item["dtype"])
+            for item in described["inputs"]
+        }
+        inputs["obs"] = model_inputs(
+            policy.observation_space, observations_of(policy.observation_space, rows)
+        )
         by_onnx = run_onnx(written["onnx"], inputs)  # equal to the policy's; see test_writing
         for name, path in written.items():
             found = RUNNERS[name](path, inputs)
@@ -77,7 +90,9 @@ def test_every_format_acts_as_the_loaded_policy_with_the_same_names(tmp_path: Pa
                 assert (value.dtype, value.shape) == (want.dtype, want.shape)
                 # random weights are large: so are the outputs, which have fewer certain digits
                 limit = 3e-5 * max(1.0, np.abs(want[np.abs(want) < 1e30]).max(initial=0.0))
-                np.testing.assert_allclose(value, want, rtol=1e-5, atol=limit, err_msg=f"{name}: {output}")
+                np.testing.assert_allclose(
+                    value, want, rtol=1e-5, atol=limit, err_msg=f"{name}: {output}"
+                )
 
 
 @pytest.mark.slow
@@ -93,7 +108,9 @@ inputs = {{"obs": np.ones((2, 3), np.float32), **{{f"state_in_{{i}}": np.zeros((
 print(keras.models.load_model({str(written["keras"])!r})(inputs)["action"].numpy())
 print(tf.saved_model.load({str(written["savedmodel"])!r}).signatures["serving_default"](**inputs)["action"].numpy())
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=90, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=90, check=True
+    )
     by_keras, by_savedmodel = done.stdout.splitlines()
     assert by_keras == by_savedmodel
     assert json.loads(by_keras.replace(" ", ", ")) in ([3, 3], [4, 4])
@@ -107,7 +124,9 @@ class Bits(keras.layers.Layer):
 
 
 def unusual(obs_shape: Any, num_outputs: int, model_config: Any) -> Any:
-    return keras.Sequential([keras.layers.Input(obs_shape), Bits(), keras.layers.Dense(num_outputs)])
+    return keras.Sequential(
+        [keras.layers.Input(obs_shape), Bits(), keras.layers.Dense(num_outputs)]
+    )
 
 
 def test_a_network_that_a_format_cannot_hold_is_refused_with_the_reason_and_leaves_no_files(
@@ -124,7 +143,9 @@ def test_a_network_that_a_format_cannot_hold_is_refused_with_the_reason_and_leav
     save_world("box", tmp_path)
     for name, value in {"onnx": "ONNX", "tflite": "BitwiseAnd", "keras": "Bits"}.items():
         with pytest.raises(ExportError, match=rf"{name}.*{value}"):
-            aiorl.export_policy(tmp_path, tmp_path / "out", ["savedmodel", name] if name == "onnx" else [name])
+            aiorl.export_policy(
+                tmp_path, tmp_path / "out", ["savedmodel", name] if name == "onnx" else [name]
+            )
     assert list((tmp_path / "out").iterdir()) == []
     written = aiorl.export_policy(tmp_path, tmp_path / "out", ["savedmodel"])
     policy = aiorl.load_policy(tmp_path)
@@ -153,7 +174,11 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         ("returns", {"v_min": -3.5}, "dist_inputs"),
         ("returns", {"model": {"fcnet_hiddens": [8], "use_lstm": True}}, "q/dense_0/kernel'"),
         ("returns", {"model": {"conv_filters": [[4, 3, 2]]}}, "conv_filters"),
-        ("filtered frames", {"model": {"conv_filters": [[4, 3, 1]], "fcnet_hiddens": [8]}}, "shape"),
+        (
+            "filtered frames",
+            {"model": {"conv_filters": [[4, 3, 1]], "fcnet_hiddens": [8]}},
+            "shape",
+        ),
     ],
 )
 def test_a_network_that_the_settings_do_not_describe_has_only_onnx(

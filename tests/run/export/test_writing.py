@@ -36,7 +36,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def arrays_of(space: spaces.Space[Any], actions: list[Any]) -> list[np.ndarray[Any, Any]]:
-    """Convert N actions from environments to one array [N, ...] per part of the space, depth first."""
+    """Convert N actions from environments to one array [N, ...] per part of the space, depth
+    first.
+    """
     if isinstance(space, spaces.Tuple):
         return [
             array
@@ -53,9 +55,12 @@ def arrays_of(space: spaces.Space[Any], actions: list[Any]) -> list[np.ndarray[A
 
 
 @pytest.mark.parametrize(
-    "world", [pytest.param(world, marks=pytest.mark.slow) if world in SLOW else world for world in WORLDS]
+    "world",
+    [pytest.param(world, marks=pytest.mark.slow) if world in SLOW else world for world in WORLDS],
 )
-def test_an_exported_policy_acts_as_the_loaded_one_for_any_number_of_observations(tmp_path: Path, world: str) -> None:
+def test_an_exported_policy_acts_as_the_loaded_one_for_any_number_of_observations(
+    tmp_path: Path, world: str
+) -> None:
     """R183: the file is in the directory given, and its path is returned by format."""
     save_world(world, tmp_path)
     written = aiorl.export_policy(tmp_path, tmp_path / "exported")
@@ -65,7 +70,9 @@ def test_an_exported_policy_acts_as_the_loaded_one_for_any_number_of_observation
     described = json.loads((written["onnx"].parent / "policy.json").read_text())
     outputs = {output["name"]: output for output in described["outputs"]}
     names = [name for name in outputs if name.startswith("action")]
-    before = {item["name"]: item for item in described["inputs"] if item["name"].startswith("prev_")}
+    before = {
+        item["name"]: item for item in described["inputs"] if item["name"].startswith("prev_")
+    }
     for rows in (1, 9):
         state = [np.stack([component] * rows) for component in policy.get_initial_state()]
         previous: dict[str, Any] = {}
@@ -74,9 +81,15 @@ def test_an_exported_policy_acts_as_the_loaded_one_for_any_number_of_observation
             inputs = {"obs": model_inputs(policy.observation_space, observations)}
             inputs |= {f"state_in_{index}": component for index, component in enumerate(state)}
             if before:
-                found = {name: np.zeros((rows, *item["shape"][1:]), item["dtype"]) for name, item in before.items()}
+                found = {
+                    name: np.zeros((rows, *item["shape"][1:]), item["dtype"])
+                    for name, item in before.items()
+                }
                 if previous:
-                    flat = [spaces_row(policy.action_space, action) for action in previous["prev_actions"]]
+                    flat = [
+                        spaces_row(policy.action_space, action)
+                        for action in previous["prev_actions"]
+                    ]
                     found["prev_actions"].flat = np.concatenate(flat)
                     found["prev_rewards"] = previous["prev_rewards"]
                 inputs |= found
@@ -88,27 +101,44 @@ def test_an_exported_policy_acts_as_the_loaded_one_for_any_number_of_observation
                 np.testing.assert_allclose(found[name], array, rtol=1e-5, atol=1e-6)
                 if world != "unclipped":
                     part = space_from_dict(outputs[name]["space"])
-                    rows_of = found[name].tolist() if isinstance(part, spaces.Discrete) else found[name]
+                    rows_of = (
+                        found[name].tolist() if isinstance(part, spaces.Discrete) else found[name]
+                    )
                     assert all(part.contains(row) for row in rows_of)
-            np.testing.assert_allclose(found["dist_inputs"], beside["action_dist_inputs"], rtol=1e-5, atol=1e-5)
+            np.testing.assert_allclose(
+                found["dist_inputs"], beside["action_dist_inputs"], rtol=1e-5, atol=1e-5
+            )
             np.testing.assert_allclose(found["vf"], beside["vf_preds"], rtol=1e-5, atol=1e-5)
             for index, component in enumerate(state):
-                np.testing.assert_allclose(found[f"state_out_{index}"], component, rtol=1e-5, atol=1e-5)
+                np.testing.assert_allclose(
+                    found[f"state_out_{index}"], component, rtol=1e-5, atol=1e-5
+                )
             if before:
-                previous = {"prev_actions": actions, "prev_rewards": np.arange(rows, dtype=np.float32)}
+                previous = {
+                    "prev_actions": actions,
+                    "prev_rewards": np.arange(rows, dtype=np.float32),
+                }
 
 
 def spaces_row(space: spaces.Space[Any], action: Any) -> np.ndarray[Any, Any]:
     """Return an action's arrays, flattened one after another."""
-    return np.concatenate([array.ravel().astype(np.float64) for array in arrays_of(space, [action])])
+    return np.concatenate(
+        [array.ravel().astype(np.float64) for array in arrays_of(space, [action])]
+    )
 
 
 def test_the_filter_in_the_file_is_precise_far_from_zero(tmp_path: Path) -> None:
     """The reference is NumPy in float64, with a mean that float32 can't represent."""
-    seen = (np.random.default_rng(0).normal([1000.1, -3e4, 0.0], [1.0, 0.5, 0.0], (50, 3))).astype(np.float32)
+    seen = (np.random.default_rng(0).normal([1000.1, -3e4, 0.0], [1.0, 0.5, 0.0], (50, 3))).astype(
+        np.float32
+    )
     learning = save_world("filtered", tmp_path, seen)
     written = aiorl.export_policy(tmp_path, tmp_path)
-    obs = np.random.default_rng(1).normal([1000.1, -3e4, 0.0], [1.0, 0.5, 0.0], (30, 3)).astype(np.float32)
+    obs = (
+        np.random.default_rng(1)
+        .normal([1000.1, -3e4, 0.0], [1.0, 0.5, 0.0], (30, 3))
+        .astype(np.float32)
+    )
     doubles = seen.astype(np.float64)
     filtered = ((obs - doubles.mean(0)) / (doubles.std(0, ddof=1) + 1e-8)).astype(np.float32)
     dist_inputs, values = learning.group.algorithms[DEFAULT].model.forward(filtered)
@@ -130,10 +160,21 @@ def test_the_json_file_describes_inputs_outputs_and_origin(tmp_path: Path) -> No
         *((f"state_in_{index}", "float32", [None, 5]) for index in range(4)),
     ]
     action = described["outputs"][0]
-    assert (action["name"], action["dtype"], action["shape"], action["path"]) == ("action", "int64", [None], [])
+    assert (action["name"], action["dtype"], action["shape"], action["path"]) == (
+        "action",
+        "int64",
+        [None],
+        [],
+    )
     assert all(item["meaning"] for item in described["inputs"] + described["outputs"])
     assert described["observation_filter"] == {"name": "MeanStdFilter", "count": 20}
-    expected = {"format": "onnx", "file": "policy.onnx", "policy_id": DEFAULT, "algo": "ppo", "env": "world"}
+    expected = {
+        "format": "onnx",
+        "file": "policy.onnx",
+        "policy_id": DEFAULT,
+        "algo": "ppo",
+        "env": "world",
+    }
     expected |= {"env_steps": 1400, "checkpoint": "checkpoint-000007", "run_id": "ab"}
     assert {name: described[name] for name in expected} == expected
     assert described["versions"]["aiorl"] == aiorl.__version__
@@ -154,7 +195,9 @@ try:
 except ValueError as error:
     print(error)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
     path, refusal = done.stdout.splitlines()
     assert not onnx.external_data_helper.uses_external_data(onnx.load(path).graph.initializer[0])
     assert "tensorflow, keras" in refusal
@@ -167,7 +210,9 @@ def test_a_file_that_is_not_the_policy_is_not_put_in_place(
     first = aiorl.export_policy(run, tmp_path)["onnx"].read_bytes()
     write = onnx_form.write_onnx
     broken: dict[str, Any] = {
-        "dist_inputs": lambda found: found | {"dist_inputs": found["dist_inputs"] + np.float32(1e-4)},
+        "dist_inputs": lambda found: (
+            found | {"dist_inputs": found["dist_inputs"] + np.float32(1e-4)}
+        ),
         "action": lambda found: found | {"action": found["action"] + np.float32(1e-3)},
         "{'action'": lambda found: {"vf": found["vf"]},
         "there is no file": _fail,
@@ -198,7 +243,10 @@ def test_two_equally_likely_actions_do_not_count_as_a_difference(tmp_path: Path)
     assert learning is not None
     path = save_checkpoint(tmp_path / "other", 7, tensors, found.meta)
     written = aiorl.export_policy(path, tmp_path / "out")
-    assert run_onnx(written["onnx"], {"obs": np.ones((2, 3), np.float32)})["action"].tolist() == [0, 0]
+    assert run_onnx(written["onnx"], {"obs": np.ones((2, 3), np.float32)})["action"].tolist() == [
+        0,
+        0,
+    ]
 
 
 def test_a_full_disk_leaves_the_earlier_export(run: Path, tmp_path: Path) -> None:
@@ -219,7 +267,9 @@ def test_a_directory_with_other_content_is_not_replaced(run: Path, tmp_path: Pat
     assert (tmp_path / "onnx" / "mine.txt").read_text() == "mine"
 
 
-def test_several_policies_are_exported_by_name_and_those_of_the_users_own_are_refused(tmp_path: Path) -> None:
+def test_several_policies_are_exported_by_name_and_those_of_the_users_own_are_refused(
+    tmp_path: Path,
+) -> None:
     multiagent = {
         "policies": {"left": None, "right": {"class": "general_runs:Pusher"}},
         "policy_mapping_fn": "general_runs:side",
@@ -239,6 +289,11 @@ def test_several_policies_are_exported_by_name_and_those_of_the_users_own_are_re
 def test_the_command_writes_each_format_and_names_the_files(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([str(run), "--formats", "onnx", "--out", str(tmp_path / "a" / "b"), "--policy", DEFAULT]) == 0
+    assert (
+        main(
+            [str(run), "--formats", "onnx", "--out", str(tmp_path / "a" / "b"), "--policy", DEFAULT]
+        )
+        == 0
+    )
     assert f"{tmp_path}/a/b/onnx/policy.onnx\n" in capsys.readouterr().out
     assert (tmp_path / "a" / "b" / "onnx" / "policy.onnx").is_file()

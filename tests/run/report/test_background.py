@@ -45,7 +45,9 @@ def test_a_queued_result_is_written_as_it_was_and_flush_waits_for_all() -> None:
     assert threading.get_ident() not in slow.threads
     logger.close()
     assert slow.is_closed
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("aiorl-results")]
+    assert not [
+        thread for thread in threading.enumerate() if thread.name.startswith("aiorl-results")
+    ]
 
 
 def test_closing_writes_the_queue_and_without_results_there_is_no_thread() -> None:
@@ -62,7 +64,9 @@ def test_closing_writes_the_queue_and_without_results_there_is_no_thread() -> No
 
 
 def test_the_next_call_raises_the_loggers_error() -> None:
-    logger = BackgroundLogger(SimpleNamespace(write=lambda result: 1 / result["n"], close=lambda: None))
+    logger = BackgroundLogger(
+        SimpleNamespace(write=lambda result: 1 / result["n"], close=lambda: None)
+    )
     logger.write({"n": 0})
     with pytest.raises(ArithmeticError):
         logger.flush()

@@ -8,16 +8,30 @@ from typing import Any
 import pytest
 
 from aiorl.learning.algorithms.ppo import PPOConfig
-from aiorl.run.report.console import DisplayHandler, LiveDisplay, PlainDisplay, make_display, shown_on_a_line
+from aiorl.run.report.console import (
+    DisplayHandler,
+    LiveDisplay,
+    PlainDisplay,
+    make_display,
+    shown_on_a_line,
+)
 from aiorl.run.report.figures import Headline, Summary
 
 HEADLINE = Headline(PPOConfig(env="CartPole-v1", num_workers=2), {"stop_return": 475})
 
 
 def result(iteration: int, **more: Any) -> dict[str, Any]:
-    return {"training_iteration": iteration, "timesteps_total": iteration * 100, "sampled_steps_per_s": 5e4,
-            "trained_steps_per_s": 4e4, "num_healthy_workers": 2, "episode_reward_mean_last_100": 20.0,
-            "transport": {"bytes_in_per_s": 1e6}, "policy_lag": {"min": 0, "mean": 1, "max": 2}, **more}  # fmt: skip
+    return {
+        "training_iteration": iteration,
+        "timesteps_total": iteration * 100,
+        "sampled_steps_per_s": 5e4,
+        "trained_steps_per_s": 4e4,
+        "num_healthy_workers": 2,
+        "episode_reward_mean_last_100": 20.0,
+        "transport": {"bytes_in_per_s": 1e6},
+        "policy_lag": {"min": 0, "mean": 1, "max": 2},
+        **more,
+    }
 
 
 def numbers_in(line: str) -> list[str]:
@@ -85,7 +99,9 @@ def test_a_full_disk_loses_lines_and_a_reader_that_leaves_ends_them_but_not_the_
 ) -> None:
     stream = Faulty()
     display = PlainDisplay(HEADLINE, stream)
-    for now, error in enumerate([OSError(28, "No space left on device"), None, BrokenPipeError(), None]):
+    for now, error in enumerate(
+        [OSError(28, "No space left on device"), None, BrokenPipeError(), None]
+    ):
         stream.error = error
         display.start(0.0)
         display.event(f"event {now}", float(now))

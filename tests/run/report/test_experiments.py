@@ -16,14 +16,23 @@ from aiorl.errors import ConfigError
 from aiorl.learning.algorithms.ppo import PPOConfig
 from aiorl.learning.algorithms.registry import config_class
 from aiorl.plot import main
-from aiorl.run.report.plot import PLOT_FILE, RunCurve, band_of, find_runs, group_runs, interquartile_mean
+from aiorl.run.report.plot import (
+    PLOT_FILE,
+    RunCurve,
+    band_of,
+    find_runs,
+    group_runs,
+    interquartile_mean,
+)
 
 
 def write_run(path: Path, points: list[tuple[float, float, float]], **settings: object) -> Path:
     """Make a run directory with results (env steps, seconds, mean return)."""
     path.mkdir(parents=True)
     lines = [
-        json.dumps({"timesteps_total": steps, "time_total_s": seconds, "episode_reward_mean": value})
+        json.dumps(
+            {"timesteps_total": steps, "time_total_s": seconds, "episode_reward_mean": value}
+        )
         for steps, seconds, value in points
     ]
     (path / "result.jsonl").write_text("\n".join(lines) + "\n")
@@ -34,7 +43,9 @@ def write_run(path: Path, points: list[tuple[float, float, float]], **settings: 
 
 def test_runs_that_differ_only_in_their_seed_are_one_experiment(tmp_path: Path) -> None:
     for seed in range(3):
-        write_run(tmp_path / f"a{seed}", [(0, 0, 1.0), (10, 1, 2.0)], seed=seed, stop_timesteps=seed + 10)
+        write_run(
+            tmp_path / f"a{seed}", [(0, 0, 1.0), (10, 1, 2.0)], seed=seed, stop_timesteps=seed + 10
+        )
         write_run(tmp_path / f"b{seed}", [(0, 0, 1.0), (10, 1, 2.0)], seed=seed, lr=1e-3)
     experiments = group_runs([RunCurve.read(path) for path in find_runs([tmp_path])])
     assert [(one.name, one.env, len(one.runs)) for one in experiments] == [
@@ -66,12 +77,23 @@ def test_names_of_different_algorithms_or_environments_have_no_settings() -> Non
         curve("2", algo="impala", lr=1e-4, rho_bar=1.0),
         curve("3", algo="dqn", env="F", lr=1e-2),
     ]
-    assert [(one.name, one.env) for one in group_runs(runs)] == [("ppo", "E"), ("impala", "E"), ("dqn", "F")]
+    assert [(one.name, one.env) for one in group_runs(runs)] == [
+        ("ppo", "E"),
+        ("impala", "E"),
+        ("dqn", "F"),
+    ]
 
 
 def test_names_have_only_the_few_settings_that_distinguish_experiments() -> None:
     runs = [
-        curve(str(lr), preset=None, lr=lr, gamma=0.9 + lr, env_config={"size": lr}, model={"fcnet_hiddens": [lr] * 40})
+        curve(
+            str(lr),
+            preset=None,
+            lr=lr,
+            gamma=0.9 + lr,
+            env_config={"size": lr},
+            model={"fcnet_hiddens": [lr] * 40},
+        )
         for lr in (1e-4, 1e-3)
     ]
     assert [one.name for one in group_runs(runs)] == ["ppo, lr=0.0001", "ppo, lr=0.001"]
@@ -84,15 +106,22 @@ def test_settings_that_only_some_runs_have_are_named_for_those() -> None:
 
 def test_names_have_the_directory_if_three_settings_do_not_distinguish_experiments() -> None:
     bits = [[number >> place & 1 for place in range(4)] for number in range(16)]
-    runs = [curve(f"run-{n}", lr=a, gamma=b, clip_param=c, lambda_=d) for n, (a, b, c, d) in enumerate(bits)]
+    runs = [
+        curve(f"run-{n}", lr=a, gamma=b, clip_param=c, lambda_=d)
+        for n, (a, b, c, d) in enumerate(bits)
+    ]
     names = [one.name for one in group_runs(runs)]
     assert len({*names}) == 16
     assert all(name.count("=") == 3 and "run-" in name for name in names)
 
 
-@pytest.mark.parametrize(("values", "expected"), [([3.0], 3.0), ([1.0, 5.0], 3.0), ([0, 1, 2, 3, 94], 2.0),
-                                                  ([0, 1, 2, 3, 4, 5, 6, 79], 3.5)])  # fmt: skip
-def test_the_interquartile_mean_is_that_of_the_middle_half(values: list[float], expected: float) -> None:
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [([3.0], 3.0), ([1.0, 5.0], 3.0), ([0, 1, 2, 3, 94], 2.0), ([0, 1, 2, 3, 4, 5, 6, 79], 3.5)],
+)
+def test_the_interquartile_mean_is_that_of_the_middle_half(
+    values: list[float], expected: float
+) -> None:
     assert interquartile_mean(np.array(values, float)) == pytest.approx(expected)
 
 
@@ -111,7 +140,9 @@ def test_a_band_lies_between_the_runs_that_cover_its_points(tmp_path: Path) -> N
         assert np.allclose((band.low[late], band.high[late]), [[0.0], [10.0]])
 
 
-def test_the_command_draws_and_prints_the_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_draws_and_prints_the_results(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for seed in range(2):
         write_run(tmp_path / f"a{seed}", [(0, 0, 1.0), (10, 1, 2.0 + seed)], seed=seed)
     write_run(tmp_path / "b", [(0, 0, 1.0), (20, 1, 9.0)], lr=1e-3)
@@ -127,7 +158,9 @@ def test_the_command_draws_and_prints_the_results(tmp_path: Path, capsys: pytest
     assert [file.name for file in tmp_path.glob("*curves*")] == ["curves.png"]
 
 
-def test_the_picture_of_one_run_is_its_learning_curve(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_picture_of_one_run_is_its_learning_curve(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = write_run(tmp_path / "run", [(0, 0, 1.0), (10, 1, 2.0)])
     assert main([str(run)]) == 0
     assert (run / PLOT_FILE).read_bytes().startswith(b"\x89PNG")
@@ -136,10 +169,19 @@ def test_the_picture_of_one_run_is_its_learning_curve(tmp_path: Path, capsys: py
     assert b"<svg" in (tmp_path / "own.svg").read_bytes()
 
 
-def test_curves_have_the_names_that_the_user_gives_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_curves_have_the_names_that_the_user_gives_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for algo in ("ppo", "impala"):
         write_run(tmp_path / algo, [(0, 0, 1.0), (10, 1, 2.0)], algo=algo)
-    words = [str(tmp_path / "ppo"), str(tmp_path / "impala"), "--out", str(tmp_path / "x.png"), "--label", "mine"]
+    words = [
+        str(tmp_path / "ppo"),
+        str(tmp_path / "impala"),
+        "--out",
+        str(tmp_path / "x.png"),
+        "--label",
+        "mine",
+    ]
     assert main(words) == 2
     assert "ppo; impala" in capsys.readouterr().err
     assert main([*words, "--label", "theirs"]) == 0
@@ -154,7 +196,9 @@ def test_a_run_without_episodes_has_no_curve(tmp_path: Path) -> None:
     assert (caught.value.key, caught.value.value) == ("run", str(path))
 
 
-def test_a_pipe_in_place_of_a_config_is_not_waited_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pipe_in_place_of_a_config_is_not_waited_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = write_run(tmp_path / "run", [(0, 0, 1.0), (10, 1, 2.0)])
     (path / "config.yaml").unlink()
     os.mkfifo(path / "config.yaml")

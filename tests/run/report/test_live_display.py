@@ -18,11 +18,17 @@ from aiorl.run.report.figures import Headline, Summary
 
 HEADLINE = Headline(PPOConfig(env="CartPole-v1", num_workers=2), {"stop_return": 475})
 RESULT: dict[str, Any] = {
-    "training_iteration": 42, "timesteps_total": 1_234_567, "episodes_total": 310, "episode_reward_mean": 300.0,
-    "episode_reward_mean_last_100": 312.4, "sampled_steps_per_s": 349_123.0, "trained_steps_per_s": 1.2e6,
-    "policy_lag": {"min": 0.0, "mean": 0.5, "max": 1.0}, "num_healthy_workers": 2,
+    "training_iteration": 42,
+    "timesteps_total": 1_234_567,
+    "episodes_total": 310,
+    "episode_reward_mean": 300.0,
+    "episode_reward_mean_last_100": 312.4,
+    "sampled_steps_per_s": 349_123.0,
+    "trained_steps_per_s": 1.2e6,
+    "policy_lag": {"min": 0.0, "mean": 0.5, "max": 1.0},
+    "num_healthy_workers": 2,
     "transport": {"bytes_in_per_s": 1.23e7},
-}  # fmt: skip
+}
 
 
 Make = Callable[..., tuple[LiveDisplay, Console]]
@@ -34,7 +40,13 @@ def make() -> Iterator[Make]:
     made: list[LiveDisplay] = []
 
     def build(width: int = 80, file: Any = None) -> tuple[LiveDisplay, Console]:
-        console = Console(file=file or io.StringIO(), force_terminal=True, width=width, height=60, color_system=None)
+        console = Console(
+            file=file or io.StringIO(),
+            force_terminal=True,
+            width=width,
+            height=60,
+            color_system=None,
+        )
         made.append(LiveDisplay(HEADLINE, console))
         made[-1].start(0.0)
         return made[-1], console
@@ -58,10 +70,28 @@ def test_all_figures_are_complete_at_usual_widths(make: Make, width: int) -> Non
     display.event("worker 2 was lost " + "x" * 200, 2.0, logging.WARNING)
     display.tick(65.0)
     frame = last_frame(console)
-    for figure in ("ppo", "CartPole-v1", "312.4", "475", "349 k", "1.20 M", "1,234,567", "0/0.5/1",
-                   "12.3 MB/s", "310", "42", "▁▁", "██", "worker 1 joined", "worker 2 was lost", "01:05"):  # fmt: skip
+    for figure in (
+        "ppo",
+        "CartPole-v1",
+        "312.4",
+        "475",
+        "349 k",
+        "1.20 M",
+        "1,234,567",
+        "0/0.5/1",
+        "12.3 MB/s",
+        "310",
+        "42",
+        "▁▁",
+        "██",
+        "worker 1 joined",
+        "worker 2 was lost",
+        "01:05",
+    ):
         assert figure in frame, figure
-    assert all(len(line) == width for line in frame.splitlines() if line.startswith(("╭", "│", "╰")))
+    assert all(
+        len(line) == width for line in frame.splitlines() if line.startswith(("╭", "│", "╰"))
+    )
 
 
 def test_at_most_four_frames_are_drawn_per_second(make: Make) -> None:
@@ -100,7 +130,9 @@ def test_the_summary_is_below_the_panel_in_whole_lines(make: Make) -> None:
 
 
 def test_the_join_command_is_readable_on_80_columns_throughout_the_run(make: Make) -> None:
-    command = "aiorl worker --connect tcp://learner-0.training.example.org:50571 --keys /home/me/keys"
+    command = (
+        "aiorl worker --connect tcp://learner-0.training.example.org:50571 --keys /home/me/keys"
+    )
     display, console = make()
     display.way("join", command, 0.1)
     for number in range(20):
@@ -132,13 +164,17 @@ class Screen(io.StringIO):
         return len(text)
 
     def shrink(self, width: int) -> None:
-        wrapped = [[row[at : at + width] for at in range(0, max(1, len(row)), width)] for row in self.rows]
+        wrapped = [
+            [row[at : at + width] for at in range(0, max(1, len(row)), width)] for row in self.rows
+        ]
         self.row = sum(map(len, wrapped[: self.row + 1])) - 1
         self.rows = [row for rows in wrapped for row in rows]
 
 
 @pytest.mark.parametrize("widths", [(80, 79), (100, 80, 60, 40)])
-def test_a_narrower_terminal_shows_no_remains_of_former_frames(make: Make, widths: tuple[int, ...]) -> None:
+def test_a_narrower_terminal_shows_no_remains_of_former_frames(
+    make: Make, widths: tuple[int, ...]
+) -> None:
     screen = Screen()
     screen.write("$ a former command\n")
     display, console = make(widths[0], file=screen)
@@ -156,9 +192,13 @@ def test_a_narrower_terminal_shows_no_remains_of_former_frames(make: Make, width
     assert begin == 1, "\n".join(shown)
 
 
-def test_ctrl_c_is_not_echoed_into_the_panel_and_is_again_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_is_not_echoed_into_the_panel_and_is_again_after_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     master, slave = pty.openpty()
-    monkeypatch.setattr(os, "tcgetpgrp", lambda terminal: os.getpgrp())  # as a shell sets it for its commands
+    monkeypatch.setattr(
+        os, "tcgetpgrp", lambda terminal: os.getpgrp()
+    )  # as a shell sets it for its commands
     with os.fdopen(slave, "w") as terminal:
         display = LiveDisplay(HEADLINE, Console(file=terminal, force_terminal=True))
 

@@ -27,20 +27,31 @@ def test_a_large_log_is_set_aside_from_the_beginning_of_a_line(tmp_path: Path) -
         file.write("line 0010\n")
     assert rotate(path, 100)
     assert path.read_text() == ""
-    assert (tmp_path / "log.txt.1").read_text().splitlines() == [f"line {number:04}" for number in range(2, 11)]
+    assert (tmp_path / "log.txt.1").read_text().splitlines() == [
+        f"line {number:04}" for number in range(2, 11)
+    ]
     path.write_text("x" * 300)
     assert rotate(path, 100)
-    assert (tmp_path / "log.txt.1").stat().st_size <= 100, "even text without lines, and the earlier file is gone"
+    assert (tmp_path / "log.txt.1").stat().st_size <= 100, (
+        "even text without lines, and the earlier file is gone"
+    )
 
 
 def test_a_worker_that_prints_for_ever_goes_on_in_a_log_that_stays_small(tmp_path: Path) -> None:
     path = tmp_path / "worker-1.txt"
-    endless = "import os, sys\nnumber = 0\nwhile True:\n    os.write(1, b'%012d\\n' % number)\n    number += 1\n"
+    endless = (
+        "import os, sys\nnumber = 0\nwhile True:\n    os.write(1, b'%012d\\n' % number)\n    number"
+        " += 1\n"
+    )
 
     async def main() -> None:
         command = [sys.executable, "-S", "-c", endless]
         children = Children(
-            lambda slot: command, [1], max_restarts=0, on_event=lambda event: None, log_path=lambda slot: path
+            lambda slot: command,
+            [1],
+            max_restarts=0,
+            on_event=lambda event: None,
+            log_path=lambda slot: path,
         )
         children.start()
         try:
@@ -124,10 +135,15 @@ def text(folder: Path) -> str:
 
 
 @pytest.mark.parametrize("own", [logging.NOTSET, logging.ERROR])
-def test_each_log_has_its_own_level_and_the_programs_level_is_restored(tmp_path: Path, own: int) -> None:
+def test_each_log_has_its_own_level_and_the_programs_level_is_restored(
+    tmp_path: Path, own: int
+) -> None:
     logging.getLogger("aiorl").setLevel(own)
     try:
-        quiet, loud = run_log(tmp_path / "quiet", log_level="ERROR"), run_log(tmp_path / "loud", log_level="INFO")
+        quiet, loud = (
+            run_log(tmp_path / "quiet", log_level="ERROR"),
+            run_log(tmp_path / "loud", log_level="INFO"),
+        )
         logger.info("one")
         loud.close()
         logger.info("two")

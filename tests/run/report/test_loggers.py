@@ -27,7 +27,12 @@ from aiorl.run.report.loggers import (
 
 
 def result(iteration: int, **more: Any) -> dict[str, Any]:
-    return {"training_iteration": iteration, "timesteps_total": iteration * 10, "timestamp": 1.0, **more}
+    return {
+        "training_iteration": iteration,
+        "timesteps_total": iteration * 10,
+        "timestamp": 1.0,
+        **more,
+    }
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:
@@ -47,15 +52,35 @@ def reject_constant(name: str) -> None:
 def test_a_line_of_jsonl_is_strict_json_for_any_result(tmp_path: Path) -> None:
     logger = JsonlLogger(tmp_path / JSONL_FILE)
     logger.write(
-        result(1, nan=math.nan, inf=-math.inf, a=np.array([1.0, np.nan]), n=np.float32(2.5), i=np.int64(3),
-               b=np.bool_(True), t=(1, 2), o=Path("x"), d={1: {"deep": math.nan}})
-    )  # fmt: skip
+        result(
+            1,
+            nan=math.nan,
+            inf=-math.inf,
+            a=np.array([1.0, np.nan]),
+            n=np.float32(2.5),
+            i=np.int64(3),
+            b=np.bool_(True),
+            t=(1, 2),
+            o=Path("x"),
+            d={1: {"deep": math.nan}},
+        )
+    )
     logger.close()
     read = json.loads((tmp_path / JSONL_FILE).read_text(), parse_constant=reject_constant)
     assert read == {
-        "training_iteration": 1, "timesteps_total": 10, "timestamp": 1.0, "nan": None, "inf": None, "a": [1.0, None],
-        "n": 2.5, "i": 3, "b": True, "t": [1, 2], "o": "x", "d": {"1": {"deep": None}},
-    }  # fmt: skip
+        "training_iteration": 1,
+        "timesteps_total": 10,
+        "timestamp": 1.0,
+        "nan": None,
+        "inf": None,
+        "a": [1.0, None],
+        "n": 2.5,
+        "i": 3,
+        "b": True,
+        "t": [1, 2],
+        "o": "x",
+        "d": {"1": {"deep": None}},
+    }
 
 
 def test_csv_keeps_its_columns_and_leaves_lists_out(tmp_path: Path) -> None:
@@ -64,12 +89,27 @@ def test_csv_keeps_its_columns_and_leaves_lists_out(tmp_path: Path) -> None:
     logger.write({"lag": {"max": 3}, "reward": 1.5, "training_iteration": 2})
     logger.close()
     one, two = rows_of(tmp_path / CSV_FILE)
-    assert list(one) == ["training_iteration", "timesteps_total", "timestamp", "reward", "name", "lag/min", "lag/max"]
+    assert list(one) == [
+        "training_iteration",
+        "timesteps_total",
+        "timestamp",
+        "reward",
+        "name",
+        "lag/min",
+        "lag/max",
+    ]
     assert (one["reward"], one["name"], one["lag/max"]) == ("", 'a "b", c', "2")
-    assert (two["reward"], two["lag/min"], two["lag/max"], two["training_iteration"]) == ("1.5", "", "3", "2")
+    assert (two["reward"], two["lag/min"], two["lag/max"], two["training_iteration"]) == (
+        "1.5",
+        "",
+        "3",
+        "2",
+    )
 
 
-def test_a_resumed_run_continues_after_its_checkpoint_and_without_a_damaged_last_line(tmp_path: Path) -> None:
+def test_a_resumed_run_continues_after_its_checkpoint_and_without_a_damaged_last_line(
+    tmp_path: Path,
+) -> None:
     with closing(open_loggers(tmp_path, tensorboard=False)) as loggers:
         for iteration in range(1, 6):
             loggers.write(result(iteration, run="first"))
@@ -83,7 +123,9 @@ def test_a_resumed_run_continues_after_its_checkpoint_and_without_a_damaged_last
         wanted = [*kept, (kept[-1][0] + 1, f"{number}")]
         assert kept == [(iteration, "first") for iteration in range(1, (after or 5) + 1)]
         assert [(row["training_iteration"], row["run"]) for row in read_results(tmp_path)] == wanted
-        assert [(int(row["training_iteration"]), row["run"]) for row in rows_of(tmp_path / CSV_FILE)] == wanted
+        assert [
+            (int(row["training_iteration"]), row["run"]) for row in rows_of(tmp_path / CSV_FILE)
+        ] == wanted
 
 
 def test_files_of_absurd_size_are_named_and_a_resumed_run_goes_on(
@@ -105,7 +147,9 @@ def test_files_of_absurd_size_are_named_and_a_resumed_run_goes_on(
 
 def test_of_very_many_results_some_are_read_evenly(tmp_path: Path) -> None:
     line = '{"training_iteration":%d,"text":"' + "x" * 1000 + '"}\n'
-    (tmp_path / JSONL_FILE).write_text("".join(line % number for number in range(1, 40_001)) + '{"training_iter')
+    (tmp_path / JSONL_FILE).write_text(
+        "".join(line % number for number in range(1, 40_001)) + '{"training_iter'
+    )
     read = [row["training_iteration"] for row in read_results(tmp_path)]
     assert read[0] == 1
     assert read[-1] > 39_900
@@ -115,10 +159,25 @@ def test_of_very_many_results_some_are_read_evenly(tmp_path: Path) -> None:
 
 
 PARTS = [
-    b"\n", b",", b'"', b"\0", b"\r", b"\xff", b"a", b"2", b"training_iteration", b'{"training_iteration":2}\n', b"{",
-    b"[", b"training_iteration,a\n", b"a,training_iteration\n", b"2,1\n", b'1,"x\ny"\n', b"5,5\n",
+    b"\n",
+    b",",
+    b'"',
+    b"\0",
+    b"\r",
+    b"\xff",
+    b"a",
+    b"2",
+    b"training_iteration",
+    b'{"training_iteration":2}\n',
+    b"{",
+    b"[",
+    b"training_iteration,a\n",
+    b"a,training_iteration\n",
+    b"2,1\n",
+    b'1,"x\ny"\n',
+    b"5,5\n",
     b'{"training_iteration":5}\n',
-]  # fmt: skip
+]
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -138,7 +197,9 @@ def test_for_any_content_a_resumed_run_keeps_the_first_results_and_continues(
         assert rows_of(tmp_path / CSV_FILE)[-1]["training_iteration"] == "3"
 
 
-def test_a_result_that_could_not_be_read_back_is_not_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_result_that_could_not_be_read_back_is_not_written(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with closing(Loggers({JSONL_FILE: JsonlLogger(tmp_path / JSONL_FILE)})) as loggers:
         for iteration in (1, 2, 3):
             loggers.write(result(iteration, text="x" * (17 << 20) if iteration == 2 else ""))
@@ -147,7 +208,9 @@ def test_a_result_that_could_not_be_read_back_is_not_written(tmp_path: Path, cap
 
 
 def test_damaged_lines_are_skipped(tmp_path: Path) -> None:
-    (tmp_path / JSONL_FILE).write_bytes(b'{"a": 1}\n\xff\xfe\n[1]\n{"b"\n' + b"[" * 100_000 + b'\n{"a": 2}\n{"a')
+    (tmp_path / JSONL_FILE).write_bytes(
+        b'{"a": 1}\n\xff\xfe\n[1]\n{"b"\n' + b"[" * 100_000 + b'\n{"a": 2}\n{"a'
+    )
     assert read_results(tmp_path) == [{"a": 1}, {"a": 2}]
 
 
@@ -156,7 +219,9 @@ def test_the_number_of_columns_is_limited(tmp_path: Path, caplog: pytest.LogCapt
     logger = both(tmp_path)
     with caplog.at_level(logging.WARNING, "aiorl"):
         for iteration in range(1, 6):
-            logger.write(result(iteration, **{f"m{iteration}_{number}": number for number in range(900)}))
+            logger.write(
+                result(iteration, **{f"m{iteration}_{number}": number for number in range(900)})
+            )
     logger.close()
     rows = rows_of(path)
     assert len(rows[0]) == 2000
@@ -184,7 +249,10 @@ def test_names_of_any_characters_are_kept_by_a_resumed_run(tmp_path: Path) -> No
 def test_a_disk_that_was_full_leaves_no_half_lines_in_any_file(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with closing(open_loggers(tmp_path, tensorboard=False)) as loggers, caplog.at_level(logging.WARNING, "aiorl"):
+    with (
+        closing(open_loggers(tmp_path, tensorboard=False)) as loggers,
+        caplog.at_level(logging.WARNING, "aiorl"),
+    ):
         loggers.write(result(1, a=1.0))
         with disk_full_after(60):
             for iteration in range(2, 6):
@@ -193,7 +261,12 @@ def test_a_disk_that_was_full_leaves_no_half_lines_in_any_file(
     assert [row["training_iteration"] for row in rows_of(tmp_path / CSV_FILE)] == ["1", "6"]
     assert rows_of(tmp_path / CSV_FILE)[1]["last"] == "2.0"
     assert [row["training_iteration"] for row in read_results(tmp_path)] == [1, 6]
-    assert [record.levelname for record in caplog.records] == ["ERROR", "ERROR", "WARNING", "WARNING"]
+    assert [record.levelname for record in caplog.records] == [
+        "ERROR",
+        "ERROR",
+        "WARNING",
+        "WARNING",
+    ]
     assert sorted(file.name for file in tmp_path.iterdir()) == [CSV_FILE, JSONL_FILE]
 
 

@@ -21,7 +21,12 @@ def write_results(run_dir: Path, means: list[float | None]) -> None:
             around = {"episode_reward_min": mean - 5, "episode_reward_max": mean + 5}
         lines.append(
             json.dumps(
-                {"timesteps_total": number * 100, "time_total_s": number * 0.5, "episode_reward_mean": mean, **around}
+                {
+                    "timesteps_total": number * 100,
+                    "time_total_s": number * 0.5,
+                    "episode_reward_mean": mean,
+                    **around,
+                }
             )
         )
     (run_dir / JSONL_FILE).write_text("\n".join(lines) + '\n{"times')
@@ -62,7 +67,12 @@ def test_without_an_episode_there_is_no_picture(tmp_path: Path) -> None:
 
 def test_the_command_of_earlier_versions_draws_too(tmp_path: Path) -> None:
     done = [
-        subprocess.run([sys.executable, "-m", module, str(tmp_path)], capture_output=True, text=True, check=False)
+        subprocess.run(
+            [sys.executable, "-m", module, str(tmp_path)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         for module in ("aiorl.report.plot", "aiorl.plot")
     ]
     assert [one.returncode for one in done] == [2, 2]

@@ -50,18 +50,26 @@ def test_averages_take_all_new_episodes_and_the_newest_earlier_ones_up_to_the_wi
         assert result["episodes_this_iter"] == len(new)
         assert result["episodes_total"] == len(history)
         wanted = [reward for _, reward in shown]
-        np.testing.assert_allclose(result["episode_reward_mean"], mean(wanted), rtol=1e-9, atol=1e-9)
+        np.testing.assert_allclose(
+            result["episode_reward_mean"], mean(wanted), rtol=1e-9, atol=1e-9
+        )
         np.testing.assert_array_equal(result["episode_reward_min"], min(wanted, default=math.nan))
         np.testing.assert_array_equal(result["episode_reward_max"], max(wanted, default=math.nan))
-        np.testing.assert_allclose(result["episode_len_mean"], mean([float(length) for length, _ in shown]))
+        np.testing.assert_allclose(
+            result["episode_len_mean"], mean([float(length) for length, _ in shown])
+        )
         last_100 = [reward for _, reward in history[-100:]]
-        np.testing.assert_allclose(result["episode_reward_mean_last_100"], mean(last_100), rtol=1e-9, atol=1e-9)
+        np.testing.assert_allclose(
+            result["episode_reward_mean_last_100"], mean(last_100), rtol=1e-9, atol=1e-9
+        )
         assert result["hist_stats"]["episode_reward"] == wanted[-window:]
 
 
 @settings(deadline=None)
 @given(st.integers(1, 150), st.lists(episodes, min_size=2, max_size=8), st.data())
-def test_a_resumed_run_reports_as_if_it_had_not_stopped(window: int, iterations: list, data: st.DataObject) -> None:
+def test_a_resumed_run_reports_as_if_it_had_not_stopped(
+    window: int, iterations: list, data: st.DataObject
+) -> None:
     stop = data.draw(st.integers(0, len(iterations) - 1))
     straight, first = Results(window, now=0.0), Results(window, now=0.0)
     for number, finished in enumerate(iterations[: stop + 1], start=1):
@@ -75,8 +83,12 @@ def test_a_resumed_run_reports_as_if_it_had_not_stopped(window: int, iterations:
     for number, finished in enumerate(iterations[stop + 1 :], start=1):
         add(straight, finished)
         add(second, finished)
-        one = straight.finish_iteration(stop + 1.0 + number, Progress(stop + 1 + number, stop + 1 + number))
-        other = second.finish_iteration(1000.0 + number, Progress(stop + 1 + number, stop + 1 + number))
+        one = straight.finish_iteration(
+            stop + 1.0 + number, Progress(stop + 1 + number, stop + 1 + number)
+        )
+        other = second.finish_iteration(
+            1000.0 + number, Progress(stop + 1 + number, stop + 1 + number)
+        )
         np.testing.assert_equal(other, one)
 
 
@@ -93,7 +105,9 @@ def test_the_newest_return_needs_100_episodes() -> None:
     assert results.newest_return == 500.0
 
 
-@pytest.mark.parametrize(("mean", "goal"), [(0.29999999, 0.3), (-0.30000001, -0.3), (474.9996, 475.0), (-1e-7, 0.0)])
+@pytest.mark.parametrize(
+    ("mean", "goal"), [(0.29999999, 0.3), (-0.30000001, -0.3), (474.9996, 475.0), (-1e-7, 0.0)]
+)
 def test_rounding_of_rewards_does_not_delay_the_end_of_a_run(mean: float, goal: float) -> None:
     config = CommonConfig(env="x")
     assert StopCriteria.of(config, stop_return=goal).reason(StopFigures(mean))
@@ -104,33 +118,61 @@ def test_rates_are_those_of_the_iteration() -> None:
     results = Results(100, now=10.0)
     results.finish_iteration(11.0, Progress(1000, 800, bytes_in=5000, bytes_out=100))
     result = results.finish_iteration(
-        13.0, Progress(5000, 2800, updates=7, bytes_in=25_000, bytes_out=300, transport={"queue_depth": 3})
+        13.0,
+        Progress(
+            5000, 2800, updates=7, bytes_in=25_000, bytes_out=300, transport={"queue_depth": 3}
+        ),
     )
     assert (result["sampled_steps_per_s"], result["trained_steps_per_s"]) == (2000.0, 1000.0)
-    assert result["transport"] == {"bytes_in_per_s": 10_000.0, "bytes_out_per_s": 100.0, "queue_depth": 3}
-    assert (result["training_iteration"], result["time_this_iter_s"], result["time_total_s"]) == (2, 2.0, 3.0)
-    assert (result["timesteps_total"], result["timesteps_this_iter"], result["updates_this_iter"]) == (5000, 4000, 7)
+    assert result["transport"] == {
+        "bytes_in_per_s": 10_000.0,
+        "bytes_out_per_s": 100.0,
+        "queue_depth": 3,
+    }
+    assert (result["training_iteration"], result["time_this_iter_s"], result["time_total_s"]) == (
+        2,
+        2.0,
+        3.0,
+    )
+    assert (
+        result["timesteps_total"],
+        result["timesteps_this_iter"],
+        result["updates_this_iter"],
+    ) == (5000, 4000, 7)
 
 
 def test_policy_lag_is_weighted_by_env_steps_and_reset_each_iteration() -> None:
     results = Results(100, now=0.0)
     results.add_lag(0, 300)
     results.add_lag(4, 100)
-    assert results.finish_iteration(1.0, Progress(0, 0))["policy_lag"] == {"min": 0.0, "mean": 1.0, "max": 4.0}
+    assert results.finish_iteration(1.0, Progress(0, 0))["policy_lag"] == {
+        "min": 0.0,
+        "mean": 1.0,
+        "max": 4.0,
+    }
     assert math.isnan(results.finish_iteration(2.0, Progress(0, 0))["policy_lag"]["mean"])
 
 
 def test_sampler_times_are_means_per_turn_in_milliseconds() -> None:
     results = Results(100, now=0.0)
-    results.add_perf({"iters": 10, "env_wait_time": 0.5, "processing_time": 0.1, "inference_time": 0.2})
-    results.add_perf({"iters": 30, "env_wait_time": 0.3, "processing_time": 0.1, "inference_time": 0.2})
+    results.add_perf(
+        {"iters": 10, "env_wait_time": 0.5, "processing_time": 0.1, "inference_time": 0.2}
+    )
+    results.add_perf(
+        {"iters": 30, "env_wait_time": 0.3, "processing_time": 0.1, "inference_time": 0.2}
+    )
     perf = results.finish_iteration(1.0, Progress(0, 0))["sampler_perf"]
-    assert perf == pytest.approx({"mean_env_wait_ms": 20.0, "mean_processing_ms": 5.0, "mean_inference_ms": 10.0})
+    assert perf == pytest.approx(
+        {"mean_env_wait_ms": 20.0, "mean_processing_ms": 5.0, "mean_inference_ms": 10.0}
+    )
     assert set(results.finish_iteration(2.0, Progress(0, 0))["sampler_perf"].values()) == {0.0}
 
 
 def episode(**series: dict[str, list[float]]) -> EpisodeColumns:
-    arrays = {kind: {name: np.array(values) for name, values in named.items()} for kind, named in series.items()}
+    arrays = {
+        kind: {name: np.array(values) for name, values in named.items()}
+        for kind, named in series.items()
+    }
     return EpisodeColumns(np.array([1], np.int32), np.array([1.0]), **arrays)
 
 
@@ -147,13 +189,19 @@ def test_custom_metrics_give_mean_min_and_max_and_earlier_ones_fill_the_window()
     assert custom["width_max"] == 1.0
     results.add_episodes(episode(custom={"height": [9.0, 9.0, 9.0, 9.0, 4.0]}))
     custom = results.finish_iteration(3.0, Progress(0, 0))["custom_metrics"]
-    assert (custom["height_mean"], custom["height_min"]) == (8.0, 4.0), "all new values count, not only the window"
+    assert (custom["height_mean"], custom["height_min"]) == (8.0, 4.0), (
+        "all new values count, not only the window"
+    )
 
 
 def test_rewards_by_policy_and_histories_survive_a_resume() -> None:
     """SPEC 11: policy_reward_* and hist_stats."""
     results, resumed = Results(100, now=0.0), Results(100, now=0.0)
-    series = {"policy_rewards": {"a": [1.0, 3.0], "b": [-1.0]}, "custom": {"x": [2.0]}, "hist": {"speed": [1.0, 2.0]}}
+    series = {
+        "policy_rewards": {"a": [1.0, 3.0], "b": [-1.0]},
+        "custom": {"x": [2.0]},
+        "hist": {"speed": [1.0, 2.0]},
+    }
     results.add_episodes(episode(**series))
     resumed.from_state(json.loads(json.dumps(results.to_state())), 0.0, Progress(0, 0))
     for each in (results, resumed):
@@ -184,7 +232,9 @@ def test_what_metrics_of_peers_cost_is_bounded_and_passes_when_they_are_gone(ser
     usual = finish(results, 1.0)
     names = {f"junk{number}".ljust(190, "x"): np.linspace(0.1, 0.9, 1000) for number in range(990)}
     for _ in range(3):
-        results.add_episodes(EpisodeColumns(np.array([1], np.int32), np.array([1.0]), **{series: names}))
+        results.add_episodes(
+            EpisodeColumns(np.array([1], np.int32), np.array([1.0]), **{series: names})
+        )
     during = finish(results, 3.0)
     assert during["custom_metrics"]["own_mean"] == 1.0
     assert line(during) < 250_000
@@ -202,7 +252,11 @@ def test_estimates_are_averaged_by_estimator_and_separate_from_episodes() -> Non
     results = Results(2, now=0.0)
     assert finish(results, 1.0)["off_policy_estimator"] == {}
     none = np.zeros(0, np.int32), np.zeros(0)
-    said = {"is/V_prev": np.array([1.0, 3.0, 5.0]), "is/V_step_IS": np.array([4.0]), "wis/V_prev": np.array([7.0])}
+    said = {
+        "is/V_prev": np.array([1.0, 3.0, 5.0]),
+        "is/V_step_IS": np.array([4.0]),
+        "wis/V_prev": np.array([7.0]),
+    }
     results.add_episodes(EpisodeColumns(*none, estimates=said))
     result = finish(results, 2.0)
     expected = {"is": {"V_prev": 3.0, "V_step_IS": 4.0}, "wis": {"V_prev": 7.0}}
@@ -213,7 +267,9 @@ def test_estimates_are_averaged_by_estimator_and_separate_from_episodes() -> Non
     resumed.from_state(json.loads(json.dumps(results.to_state())), 0.0, Progress(0, 0))
     newest = {"is": {"V_prev": 4.0, "V_step_IS": 4.0}, "wis": {"V_prev": 7.0}}
     assert finish(resumed, 1.0)["off_policy_estimator"] == newest, "the window of episodes"
-    results.add_episodes(EpisodeColumns(*none, estimates={f"x/{number}": np.ones(1) for number in range(60)}))
+    results.add_episodes(
+        EpisodeColumns(*none, estimates={f"x/{number}": np.ones(1) for number in range(60)})
+    )
     assert len(finish(results, 3.0)["off_policy_estimator"]["x"]) == 47, "50 names in total"
 
 
@@ -224,7 +280,11 @@ def test_values_of_one_iteration_are_summed_and_not_stored() -> None:
     try:
         for values in everything:
             columns = EpisodeColumns(
-                np.ones(5000, np.int32), values.copy(), {}, {"x": values.copy()}, {"h": values.copy()}
+                np.ones(5000, np.int32),
+                values.copy(),
+                {},
+                {"x": values.copy()},
+                {"h": values.copy()},
             )
             results.add_episodes(columns)
         held, _ = tracemalloc.get_traced_memory()
@@ -251,7 +311,9 @@ def test_a_wide_window_has_its_usual_size_again_without_new_values() -> None:
         assert finish(results, now)["custom_metrics"] == {"x_mean": 1.5, "x_min": 1.0, "x_max": 2.0}
 
 
-def test_names_that_never_repeat_do_not_fill_the_memory_and_are_counted(caplog: pytest.LogCaptureFixture) -> None:
+def test_names_that_never_repeat_do_not_fill_the_memory_and_are_counted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     results = Results(100, now=0.0)
     with caplog.at_level(logging.WARNING, "aiorl"):
         for _ in range(2):
@@ -268,12 +330,17 @@ def test_names_that_never_repeat_do_not_fill_the_memory_and_are_counted(caplog: 
 
 
 def test_a_name_is_kept_while_it_can_be_reported_again() -> None:
-    """Episodes can be rare or long: R193 holds for a metric in one of 1,000 episodes or one per half hour."""
+    """Episodes can be rare or long:
+
+    R193 holds for a metric in one of 1,000 episodes or one per half hour.
+    """
     results = Results(4, now=0.0)
     results.add_episodes(episode(custom={"rare": [1.0]}))
     finish(results, 1.0)
     add(results, [(1, 1.0)] * 5000)
-    assert "rare_mean" in finish(results, 10.0)["custom_metrics"], "ten seconds, regardless of the number of episodes"
+    assert "rare_mean" in finish(results, 10.0)["custom_metrics"], (
+        "ten seconds, regardless of the number of episodes"
+    )
     assert "rare_mean" not in finish(results, 12.0)["custom_metrics"]
     results.add_episodes(episode(custom={"slow": [1.0]}))
     finish(results, 100.0)
@@ -300,9 +367,15 @@ def test_learner_metrics_are_in_the_result_and_perf_on_request() -> None:
     results = Results(100, now=0.0)
     ledger = {"sampled": 10, "trained": 8, "queued": 2}
     result = results.finish_iteration(
-        1.0, Progress(10, 8, num_healthy_workers=2, ledger=ledger, learner={"kl": 0.1}), timestamp=123.0
+        1.0,
+        Progress(10, 8, num_healthy_workers=2, ledger=ledger, learner={"kl": 0.1}),
+        timestamp=123.0,
     )
-    assert (result["ledger"], result["learner"], result["num_healthy_workers"]) == (ledger, {"kl": 0.1}, 2)
+    assert (result["ledger"], result["learner"], result["num_healthy_workers"]) == (
+        ledger,
+        {"kl": 0.1},
+        2,
+    )
     assert result["timestamp"] == 123.0
     assert "perf" not in result
     result = results.finish_iteration(2.0, Progress(10, 8, perf={"cpu_util_percent": 50.0}))
@@ -315,16 +388,24 @@ def test_rates_cover_at_least_a_second_even_for_an_iteration_of_two_milliseconds
     for now in (0.5, 1.0, 1.5, 3.0, 3.002):
         steps = round(1000 * now) + (5000 if now == 3.002 else 0)
         result = results.finish_iteration(now, Progress(steps, steps, bytes_in=2 * steps))
-        assert result["transport"]["bytes_in_per_s"] == pytest.approx(2 * result["trained_steps_per_s"])
+        assert result["transport"]["bytes_in_per_s"] == pytest.approx(
+            2 * result["trained_steps_per_s"]
+        )
         rates.append(result["sampled_steps_per_s"])
     assert rates == pytest.approx([1000.0, 1000.0, 1000.0, 1000.0, 1000.0 + 5000 / 1.502])
     assert result["time_this_iter_s"] == pytest.approx(0.002)
     results.begin_rates(7.0)  # as after a slow start-up
-    assert results.finish_iteration(7.5, Progress(steps + 500, 0))["sampled_steps_per_s"] == pytest.approx(1000.0)
+    assert results.finish_iteration(7.5, Progress(steps + 500, 0))[
+        "sampled_steps_per_s"
+    ] == pytest.approx(1000.0)
     steps += 500
     results.begin_rates(8.0)
     results.leave_out_pause(8.1)  # mostly before work began
-    assert results.finish_iteration(8.6, Progress(steps + 500, 0))["sampled_steps_per_s"] == pytest.approx(1000.0)
+    assert results.finish_iteration(8.6, Progress(steps + 500, 0))[
+        "sampled_steps_per_s"
+    ] == pytest.approx(1000.0)
     steps += 500
     results.from_state(results.to_state(), 10.0, Progress(steps, steps))
-    assert results.finish_iteration(10.5, Progress(steps + 500, steps))["sampled_steps_per_s"] == pytest.approx(1000.0)
+    assert results.finish_iteration(10.5, Progress(steps + 500, steps))[
+        "sampled_steps_per_s"
+    ] == pytest.approx(1000.0)

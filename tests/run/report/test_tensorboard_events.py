@@ -14,15 +14,25 @@ tf = pytest.importorskip("tensorflow")
 def read_events(directory: Path) -> list[Any]:
     """Return the events of the only event file."""
     (path,) = directory.glob("events.out.tfevents.*")
-    return [tf.compat.v1.Event.FromString(record.numpy()) for record in tf.data.TFRecordDataset(str(path))]
+    return [
+        tf.compat.v1.Event.FromString(record.numpy())
+        for record in tf.data.TFRecordDataset(str(path))
+    ]
 
 
 def test_scalars_are_written_over_env_steps(tmp_path: Path) -> None:
     logger = TensorBoardLogger(tmp_path)
     logger.write(
-        {"timesteps_total": 4096, "timestamp": 12.5, "episode_reward_mean": math.nan, "learner": {"kl": 0.25},
-         "name": "x", "flag": True, "hist": [1.0]}
-    )  # fmt: skip
+        {
+            "timesteps_total": 4096,
+            "timestamp": 12.5,
+            "episode_reward_mean": math.nan,
+            "learner": {"kl": 0.25},
+            "name": "x",
+            "flag": True,
+            "hist": [1.0],
+        }
+    )
     logger.close()
     version, event = read_events(tmp_path)
     assert version.file_version.startswith("brain.Event:")

@@ -23,7 +23,9 @@ class Lines:
         self.lr = config["lr"]
 
     def write(self, result: dict[str, Any]) -> None:
-        self.file.write(json.dumps([self.lr, result["training_iteration"], result["episodes_total"]]) + "\n")
+        self.file.write(
+            json.dumps([self.lr, result["training_iteration"], result["episodes_total"]]) + "\n"
+        )
 
     def close(self) -> None:
         self.file.close()
@@ -52,13 +54,17 @@ def takes_nothing() -> None:
     pass
 
 
-def test_each_logger_gets_each_result_even_if_others_fail(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_each_logger_gets_each_result_even_if_others_fail(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     paths = [f"{__name__}:Failing", f"{__name__}:Lines"]
     settings = {**SMALL, "lr": 0.5, "loggers": paths, "run_dir": str(tmp_path / "run")}
     with aiorl.PPOTrainer(settings, env="CartPole-v1") as trainer:
         results = [trainer.train() for _ in range(3)]
     lines = (tmp_path / "run" / "lines.txt").read_text().splitlines()
-    assert [json.loads(line) for line in lines] == [[0.5, n, results[n - 1]["episodes_total"]] for n in (1, 2, 3)]
+    assert [json.loads(line) for line in lines] == [
+        [0.5, n, results[n - 1]["episodes_total"]] for n in (1, 2, 3)
+    ]
     said = [record.getMessage() for record in caplog.records if "Failing" in record.getMessage()]
     assert sum("no such run" in text for text in said) == 1
     assert (tmp_path / "run" / "result.jsonl").exists()
@@ -74,14 +80,20 @@ def test_each_logger_gets_each_result_even_if_others_fail(tmp_path: Path, caplog
         (f"{__name__}:takes_nothing", "takes_nothing"),
     ],
 )
-def test_an_invalid_logger_is_refused_before_a_directory_is_made(tmp_path: Path, path: str, value: str) -> None:
+def test_an_invalid_logger_is_refused_before_a_directory_is_made(
+    tmp_path: Path, path: str, value: str
+) -> None:
     with pytest.raises(ConfigError, match=value) as caught:
-        aiorl.PPOTrainer({**SMALL, "loggers": [path], "run_dir": str(tmp_path / "run")}, env="CartPole-v1")
+        aiorl.PPOTrainer(
+            {**SMALL, "loggers": [path], "run_dir": str(tmp_path / "run")}, env="CartPole-v1"
+        )
     assert caught.value.key == "loggers[0]"
     assert not (tmp_path / "run").exists()
 
 
-def test_a_tracker_whose_package_is_missing_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tracker_whose_package_is_missing_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)  # as if it were not installed
     with pytest.raises(ConfigError, match="wandb") as caught:
         check_loggers(["wandb"])

@@ -72,13 +72,17 @@ class Breaking(Plain):
 
 @pytest.fixture
 def alone(tmp_path: Path) -> Iterator[Callable[..., StartedLearner]]:
-    """Return a function that starts learners without workers, which know the environments of ``alone_envs``."""
+    """Return a function that starts learners without workers, which know the environments of
+    ``alone_envs``.
+    """
     (tmp_path / "alone_envs.py").write_text(ENVS)
     started = Processes(tmp_path)
 
     def start(*options: str, **how: Any) -> StartedLearner:
         environment = {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
-        return started.learner("--num-workers=0", "--seed=1", *options, environment=environment, **how)
+        return started.learner(
+            "--num-workers=0", "--seed=1", *options, environment=environment, **how
+        )
 
     yield start
     started.end()
@@ -128,11 +132,20 @@ def test_a_run_without_workers_is_one_process_and_resumes_after_ctrl_c(
     assert "Ctrl-C" in learner.text
     assert "aiorl.worker" not in learner.text
     files = {path.name for path in learner.run_dir.iterdir()}
-    assert {"config.yaml", "run.json", "log.txt", "progress.csv", "result.jsonl", "learning_curve.png"} <= files
+    assert {
+        "config.yaml",
+        "run.json",
+        "log.txt",
+        "progress.csv",
+        "result.jsonl",
+        "learning_curve.png",
+    } <= files
     assert any(name.startswith("events.out.tfevents") for name in files)
     assert len(list((learner.run_dir / "checkpoints").iterdir())) > 1
     first = learner.results()
-    assert find_checkpoint(learner.run_dir).meta["counters"]["updates"] == first[-1]["updates_total"]
+    assert (
+        find_checkpoint(learner.run_dir).meta["counters"]["updates"] == first[-1]["updates_total"]
+    )
 
     resumed = alone("--min-iter-time-s=0.05", resume=True)
     resumed.wait_for_result(lambda result: result["updates_total"] > first[-1]["updates_total"] + 3)
@@ -162,13 +175,34 @@ def test_an_environment_that_never_returns_does_not_block_the_end_of_the_run(
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no pseudo-terminals")
 def test_a_debugger_in_the_environment_has_the_terminal(tmp_path: Path) -> None:
     (tmp_path / "alone_envs.py").write_text(ENVS)
-    options = ("--env=alone_envs:Breaking", "--xla=off", "--stop-timesteps=100", "--train-batch-size=200",
-               "--rollout-fragment-length=50", "--num-envs-per-worker=1", "--sgd-minibatch-size=50")  # fmt: skip
-    command = [sys.executable, "-m", "aiorl.learner", "--num-workers=0", f"--run-dir={tmp_path / 'run'}", *options]
+    options = (
+        "--env=alone_envs:Breaking",
+        "--xla=off",
+        "--stop-timesteps=100",
+        "--train-batch-size=200",
+        "--rollout-fragment-length=50",
+        "--num-envs-per-worker=1",
+        "--sgd-minibatch-size=50",
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "aiorl.learner",
+        "--num-workers=0",
+        f"--run-dir={tmp_path / 'run'}",
+        *options,
+    ]
     ours, theirs = pty.openpty()
-    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}", "TERM": "xterm", "COLUMNS": "120"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": f"{tmp_path}:{ROOT}",
+        "TERM": "xterm",
+        "COLUMNS": "120",
+    }
     shown = b""
-    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment) as process:
+    with subprocess.Popen(
+        command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment
+    ) as process:
         os.close(theirs)
         try:
             while b"(Pdb) " not in shown:
@@ -193,7 +227,9 @@ def test_a_debugger_in_the_environment_has_the_terminal(tmp_path: Path) -> None:
 @pytest.fixture
 def train(tmp_path: Path, played: type[Played]) -> Iterator[Callable[..., dict[str, Any]]]:
     """Train with an environment that only this process knows."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a shell's background
+    before = signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # ignored in a shell's background
 
     class Own(Played):
         pass
@@ -212,7 +248,9 @@ def test_train_samples_learns_and_evaluates_in_the_callers_thread(
 ) -> None:
     Played.at_step = {10: lambda: print("said by the environment")}
     others = psutil.Process().children(recursive=True)  # of other tests
-    Played.at_step[20] = lambda: others.extend(set(psutil.Process().children(recursive=True)) - {*others})
+    Played.at_step[20] = lambda: others.extend(
+        set(psutil.Process().children(recursive=True)) - {*others}
+    )
     num_others = len(others)
     result = train(stop_timesteps=200, evaluation_interval=1, evaluation_num_episodes=2)
     assert Played.threads == {threading.get_ident()}
@@ -235,21 +273,32 @@ def test_an_environments_error_ends_train_and_progress_is_saved(
     assert aiorl.load_policy(tmp_path / "run").env_steps == 128
 
 
-def test_ctrl_c_during_a_step_ends_train_and_it_returns(train: Callable[..., dict[str, Any]]) -> None:
+def test_ctrl_c_during_a_step_ends_train_and_it_returns(
+    train: Callable[..., dict[str, Any]],
+) -> None:
     Played.at_step = {150: lambda: (signal.raise_signal(signal.SIGINT), time.sleep(60))}
     began = time.monotonic()
     result = train()
     assert time.monotonic() - began < 50
     assert "Ctrl-C" in result["reason"]
-    assert aiorl.load_policy(result["checkpoint"]).env_steps == result["env_steps_trained_total"] == 128
+    assert (
+        aiorl.load_policy(result["checkpoint"]).env_steps
+        == result["env_steps_trained_total"]
+        == 128
+    )
     assert Played.steps == 150
 
 
 @pytest.mark.parametrize(
     ("raised", "expected"),
-    [(ValueError(), ValueError), (StopIteration(), RuntimeError), (SystemExit(), BrokenOff),
-     (KeyboardInterrupt(), BrokenOff), (asyncio.CancelledError(), BrokenOff)],
-)  # fmt: skip
+    [
+        (ValueError(), ValueError),
+        (StopIteration(), RuntimeError),
+        (SystemExit(), BrokenOff),
+        (KeyboardInterrupt(), BrokenOff),
+        (asyncio.CancelledError(), BrokenOff),
+    ],
+)
 def test_a_steps_error_reaches_its_caller_and_the_next_step_is_called(
     raised: BaseException, expected: type[BaseException]
 ) -> None:

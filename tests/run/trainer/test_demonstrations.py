@@ -1,4 +1,6 @@
-"""Replay algorithms that mix stored and sampled experience, and that train on stored experience alone."""
+"""Replay algorithms that mix stored and sampled experience, and that train on stored experience
+alone.
+"""
 
 from __future__ import annotations
 
@@ -18,24 +20,40 @@ from aiorl.learning.algorithms.sac import SACConfig
 from aiorl.learning.algorithms.td3 import TD3Config
 
 SMALL: dict[str, Any] = {
-    "num_workers": 0, "seed": 3, "min_iter_time_s": 0, "eager": True, "log_sys_usage": False,
-    "timesteps_per_iteration": 256, "training_intensity": 0.5, "train_batch_size": 32, "learning_starts": 64,
-    "checkpoint_interval_s": 0, "replay_capacity": 5000, "model": {"fcnet_hiddens": [4]},
-}  # fmt: skip
+    "num_workers": 0,
+    "seed": 3,
+    "min_iter_time_s": 0,
+    "eager": True,
+    "log_sys_usage": False,
+    "timesteps_per_iteration": 256,
+    "training_intensity": 0.5,
+    "train_batch_size": 32,
+    "learning_starts": 64,
+    "checkpoint_interval_s": 0,
+    "replay_capacity": 5000,
+    "model": {"fcnet_hiddens": [4]},
+}
 REWARD = 70.0
 """Reward of each stored step, which no environment here gives."""
 
 
 def record(path: Path, num_obs: int, actions: Any) -> str:
-    """Write 12 episodes of 50 steps, without new_obs; the first two numbers of an observation are episode and step."""
+    """Write 12 episodes of 50 steps, without new_obs; the first two numbers of an observation are
+    episode and step.
+    """
     episode, step = np.divmod(np.arange(600), 50)
     obs = np.zeros((600, num_obs))
     obs[:, 0] = episode
     obs[:, 1] = step
     rows = SampleBatch(
-        obs=obs, actions=actions, rewards=np.full(600, REWARD), terminateds=step == 49,
-        truncateds=np.zeros(600, bool), eps_id=episode, t=step,
-    )  # fmt: skip
+        obs=obs,
+        actions=actions,
+        rewards=np.full(600, REWARD),
+        terminateds=step == 49,
+        truncateds=np.zeros(600, bool),
+        eps_id=episode,
+        t=step,
+    )
     return str(write(path / "demos.json", rows))
 
 
@@ -45,7 +63,9 @@ def trained(config: CommonConfig, num_iterations: int = 3) -> tuple[dict[str, An
         for _ in range(num_iterations):
             result = trainer.train()
         (algorithm,) = trainer._training.learning.group.algorithms.values()
-        return result, {name: column.copy() for name, column in algorithm.replay.sample(4000).columns.items()}
+        return result, {
+            name: column.copy() for name, column in algorithm.replay.sample(4000).columns.items()
+        }
 
 
 def check_stored(rows: dict[str, Any], n_step: int) -> np.ndarray:
@@ -60,7 +80,9 @@ def check_stored(rows: dict[str, Any], n_step: int) -> np.ndarray:
     steps[is_end] = 50 - stored["obs"][is_end][:, 1]
     assert set(steps) == set(range(1, n_step + 1))
     assert (steps == n_step).mean() > 0.8
-    np.testing.assert_allclose(stored["n_step_returns"], REWARD * (1 - 0.99**steps) / 0.01, rtol=1e-4)
+    np.testing.assert_allclose(
+        stored["n_step_returns"], REWARD * (1 - 0.99**steps) / 0.01, rtol=1e-4
+    )
     following = stored["obs"][~is_end]
     following[:, 1] += steps[~is_end]
     np.testing.assert_array_equal(stored["new_obs"][~is_end], following)
@@ -68,10 +90,19 @@ def check_stored(rows: dict[str, Any], n_step: int) -> np.ndarray:
 
 
 CASES: list[Any] = [
-    (DQNConfig, "CartPole-v1", {"n_step": 3, "prioritized_replay": False, "observation_filter": "MeanStdFilter"}),
+    (
+        DQNConfig,
+        "CartPole-v1",
+        {"n_step": 3, "prioritized_replay": False, "observation_filter": "MeanStdFilter"},
+    ),
     pytest.param(SACConfig, "Pendulum-v1", {}, marks=pytest.mark.slow),
     pytest.param(SACConfig, "CartPole-v1", {}, marks=pytest.mark.slow),
-    pytest.param(TD3Config, "Pendulum-v1", {"rollout_fragment_length": 5, "n_step": 3}, marks=pytest.mark.slow),
+    pytest.param(
+        TD3Config,
+        "Pendulum-v1",
+        {"rollout_fragment_length": 5, "n_step": 3},
+        marks=pytest.mark.slow,
+    ),
     pytest.param(ApexConfig, "CartPole-v1", {"per_worker_epsilon": False}, marks=pytest.mark.slow),
 ]
 
@@ -99,7 +130,8 @@ def test_r244_stored_and_sampled_steps_come_into_the_replay_by_their_shares(
 
 
 @pytest.mark.parametrize(
-    ("kind", "env"), [(DQNConfig, "CartPole-v1"), pytest.param(SACConfig, "Pendulum-v1", marks=pytest.mark.slow)]
+    ("kind", "env"),
+    [(DQNConfig, "CartPole-v1"), pytest.param(SACConfig, "Pendulum-v1", marks=pytest.mark.slow)],
 )
 def test_r244_a_directory_alone_trains_on_each_stored_step_without_sampling(
     tmp_path: Path, kind: Any, env: str
@@ -119,8 +151,16 @@ def test_r244_a_directory_alone_trains_on_each_stored_step_without_sampling(
 def test_recurrent_networks_train_on_stored_episodes(tmp_path: Path) -> None:
     demos = record(tmp_path, 4, np.arange(600) % 2)
     model = {"fcnet_hiddens": [4], "use_lstm": True, "lstm_cell_size": 4}
-    own = {**SMALL, "rollout_fragment_length": 40, "num_envs_per_worker": 1, "train_batch_size": 80, "model": model}
-    config = DQNConfig(**own, env="CartPole-v1", input={"sampler": 0.4, demos: 0.6}, run_dir=str(tmp_path / "run"))
+    own = {
+        **SMALL,
+        "rollout_fragment_length": 40,
+        "num_envs_per_worker": 1,
+        "train_batch_size": 80,
+        "model": model,
+    }
+    config = DQNConfig(
+        **own, env="CartPole-v1", input={"sampler": 0.4, demos: 0.6}, run_dir=str(tmp_path / "run")
+    )
     result, sequences = trained(config)
     is_stored = (sequences["n_step_returns"] > REWARD / 2).any(axis=1)
     assert 0.1 < is_stored.mean() < 0.9

@@ -23,11 +23,21 @@ from aiorl.errors import ConfigError
 from aiorl.learning.algorithms.ppo import PPOConfig
 from aiorl.run.evaluations import BEST, Evaluations
 
-SMALL: dict[str, Any] = {  # defined here: evaluation processes import this module and can't find tests/support
-    "num_workers": 0, "num_envs_per_worker": 2, "rollout_fragment_length": 16, "train_batch_size": 64,
-    "sgd_minibatch_size": 64, "num_sgd_iter": 1, "eager": True, "seed": 1, "model": {"fcnet_hiddens": [8]},
-    "compilation_cache": "off", "lr": 0.01,
-}  # fmt: skip
+SMALL: dict[
+    str, Any
+] = {  # defined here: evaluation processes import this module and can't find tests/support
+    "num_workers": 0,
+    "num_envs_per_worker": 2,
+    "rollout_fragment_length": 16,
+    "train_batch_size": 64,
+    "sgd_minibatch_size": 64,
+    "num_sgd_iter": 1,
+    "eager": True,
+    "seed": 1,
+    "model": {"fcnet_hiddens": [8]},
+    "compilation_cache": "off",
+    "lr": 0.01,
+}
 
 
 class SmallEnv(gymnasium.Env[Any, Any]):
@@ -36,7 +46,9 @@ class SmallEnv(gymnasium.Env[Any, Any]):
     observation_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
     action_space = spaces.Discrete(2)
 
-    def __init__(self, length: int = 4, reward: float = 1.0, fails: bool = False, noise: float = 0.0) -> None:
+    def __init__(
+        self, length: int = 4, reward: float = 1.0, fails: bool = False, noise: float = 0.0
+    ) -> None:
         self.length, self.reward, self.fails = length, reward, fails
         self.noise = noise
 
@@ -50,7 +62,13 @@ class SmallEnv(gymnasium.Env[Any, Any]):
             raise ValueError("fails on purpose")
         self.t += 1
         reward = self.reward + self.noise * self.np_random.random()
-        return np.full(2, self.t / self.length, np.float32), reward, self.t == self.length, False, {}
+        return (
+            np.full(2, self.t / self.length, np.float32),
+            reward,
+            self.t == self.length,
+            False,
+            {},
+        )
 
 
 ENV = f"{__name__}:SmallEnv"
@@ -67,20 +85,30 @@ class Noting(aiorl.PPOTrainer):
 
 def test_r177_complete_episodes_are_played_at_setup_and_every_interval(tmp_path: Path) -> None:
     settings = {
-        **SMALL, "env": ENV, "run_dir": str(tmp_path / "run"), "evaluation_interval": 2, "evaluation_num_episodes": 3,
+        **SMALL,
+        "env": ENV,
+        "run_dir": str(tmp_path / "run"),
+        "evaluation_interval": 2,
+        "evaluation_num_episodes": 3,
         "evaluation_config": {"env_config": {"length": 7, "reward": 2.0}},
-    }  # fmt: skip
+    }
     with Noting(settings) as trainer:
         results = [trainer.train() for _ in range(4)]
     assert trainer.before == (0, 2, 4)
     found = [result.get("evaluation") for result in results]
     assert [each and each["training_iteration"] for each in found] == [0, 2, None, 4]
     for each in (found[0], found[1], found[3]):
-        assert (each["episodes_this_iter"], each["episode_len_mean"], each["episode_reward_mean"]) == (3, 7, 14)
+        assert (
+            each["episodes_this_iter"],
+            each["episode_len_mean"],
+            each["episode_reward_mean"],
+        ) == (3, 7, 14)
         assert each["explore"] is False
     assert len({each["seed"] for each in found if each}) == 3
     assert all(result["episode_len_mean"] == 4 for result in results)
-    lines = [json.loads(line) for line in (tmp_path / "run" / "result.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line) for line in (tmp_path / "run" / "result.jsonl").read_text().splitlines()
+    ]
     assert [line.get("evaluation") for line in lines] == found
 
 
@@ -92,7 +120,9 @@ def test_r177_complete_episodes_are_played_at_setup_and_every_interval(tmp_path:
         {"stop_evaluation_return": 1.0},
     ],
 )
-def test_r178_evaluation_settings_that_are_unknown_or_change_nothing_are_refused(settings: dict[str, Any]) -> None:
+def test_r178_evaluation_settings_that_are_unknown_or_change_nothing_are_refused(
+    settings: dict[str, Any],
+) -> None:
     with pytest.raises(ConfigError) as caught:
         PPOConfig.from_mapping({"env": "CartPole-v1", **settings})
     assert caught.value.key in settings
@@ -113,7 +143,13 @@ def test_r179_training_is_the_same_with_and_without_evaluations(tmp_path: Path) 
     (first, weights, statistics), (second, *others) = seen
     for ours, theirs in ((weights, others[0]), (statistics, others[1])):
         assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
-    names = ("episode_reward_mean", "episodes_total", "timesteps_total", "env_steps_trained_total", "ledger")
+    names = (
+        "episode_reward_mean",
+        "episodes_total",
+        "timesteps_total",
+        "env_steps_trained_total",
+        "ledger",
+    )
     assert [[result[name] for name in names] for result in first] == [
         [result[name] for name in names] for result in second
     ]
@@ -121,9 +157,12 @@ def test_r179_training_is_the_same_with_and_without_evaluations(tmp_path: Path) 
 
 def test_a_trainers_own_evaluate_follows_evaluation_config_by_default(tmp_path: Path) -> None:
     settings = {
-        **SMALL, "env": ENV, "run_dir": str(tmp_path / "run"), "evaluation_num_episodes": 2,
+        **SMALL,
+        "env": ENV,
+        "run_dir": str(tmp_path / "run"),
+        "evaluation_num_episodes": 2,
         "evaluation_config": {"env_config": {"length": 7}, "explore": True},
-    }  # fmt: skip
+    }
     with aiorl.PPOTrainer(settings) as trainer:
         found = trainer.evaluate()
         assert (found.lengths, found.explore, found.checkpoint) == ([7, 7], True, "")
@@ -142,9 +181,13 @@ def test_a_failed_evaluation_is_reported_without_processes_too_and_training_cont
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = {
-        **SMALL, "env": ENV, "run_dir": str(tmp_path / "run"), "evaluation_interval": 1, "evaluation_num_episodes": 1,
+        **SMALL,
+        "env": ENV,
+        "run_dir": str(tmp_path / "run"),
+        "evaluation_interval": 1,
+        "evaluation_num_episodes": 1,
         "evaluation_config": {"env_config": {"fails": True}},
-    }  # fmt: skip
+    }
     with aiorl.PPOTrainer(settings) as trainer:
         result = trainer.train()
     assert result["training_iteration"] == 1
@@ -173,7 +216,9 @@ def evaluations(tmp_path: Path, saved: Path) -> Callable[..., Any]:
         return Path(shutil.copytree(saved, directory / saved.name))
 
     def make(**settings: Any) -> Any:
-        config = PPOConfig.from_mapping({"env": ENV, "evaluation_interval": 1, "seed": 1, **settings})
+        config = PPOConfig.from_mapping(
+            {"env": ENV, "evaluation_interval": 1, "seed": 1, **settings}
+        )
         made: Any = Evaluations(config, tmp_path / "run", lambda text, level: said.append(text))
         made.said = said
         return made, Training(save)
@@ -203,7 +248,9 @@ def children() -> list[psutil.Process]:
     return [child for child in found if "aiorl.run.evaluation" in child.cmdline()]
 
 
-def test_processes_share_episodes_and_stay_until_the_end(evaluations: Callable[..., Any], tmp_path: Path) -> None:
+def test_processes_share_episodes_and_stay_until_the_end(
+    evaluations: Callable[..., Any], tmp_path: Path
+) -> None:
     made, training = evaluations(evaluation_num_workers=2, evaluation_num_episodes=5)
 
     async def run() -> None:
@@ -213,7 +260,11 @@ def test_processes_share_episodes_and_stay_until_the_end(evaluations: Callable[.
         assert "2" in made.said[0]
         await made.finish(training, training.hurry)
         first = await training.after(made, 3)
-        assert (first["episodes_this_iter"], first["episode_reward_mean"], first["training_iteration"]) == (5, 4.0, 1)
+        assert (
+            first["episodes_this_iter"],
+            first["episode_reward_mean"],
+            first["training_iteration"],
+        ) == (5, 4.0, 1)
         pids = {child.pid for child in children()}
         assert len(pids) == 2
         await made.finish(training, training.hurry)
@@ -226,8 +277,12 @@ def test_processes_share_episodes_and_stay_until_the_end(evaluations: Callable[.
     assert not (tmp_path / "run" / "evaluation").exists()
 
 
-def test_a_failed_evaluation_is_reported_and_the_next_one_works(evaluations: Callable[..., Any]) -> None:
-    made, training = evaluations(evaluation_num_workers=0, evaluation_config={"env_config": {"fails": True}})
+def test_a_failed_evaluation_is_reported_and_the_next_one_works(
+    evaluations: Callable[..., Any],
+) -> None:
+    made, training = evaluations(
+        evaluation_num_workers=0, evaluation_config={"env_config": {"fails": True}}
+    )
 
     async def run() -> None:
         assert not made.is_beside
@@ -242,18 +297,28 @@ def test_a_failed_evaluation_is_reported_and_the_next_one_works(evaluations: Cal
     asyncio.run(run())
 
 
-def test_the_best_checkpoint_is_kept_even_after_a_resume(evaluations: Callable[..., Any], tmp_path: Path) -> None:
+def test_the_best_checkpoint_is_kept_even_after_a_resume(
+    evaluations: Callable[..., Any], tmp_path: Path
+) -> None:
     best = tmp_path / "run" / BEST
 
     async def run() -> None:
         made, training = evaluations(evaluation_num_workers=0, evaluation_num_episodes=1)
         made._measure = dict  # the rewards stand for better and worse policies
         rewards = made._config.evaluation_config.setdefault("env_config", {})
-        for iteration, reward, kept in [(1, float("nan"), None), (2, 5.0, 2), (3, 4.0, 2), (4, 6.0, 4)]:
+        for iteration, reward, kept in [
+            (1, float("nan"), None),
+            (2, 5.0, 2),
+            (3, 4.0, 2),
+            (4, 6.0, 4),
+        ]:
             rewards["reward"] = reward
             await training.after(made, iteration)
             assert best.exists() == (kept is not None)
-            assert kept is None or json.loads((best / "evaluation.json").read_text())["training_iteration"] == kept
+            assert (
+                kept is None
+                or json.loads((best / "evaluation.json").read_text())["training_iteration"] == kept
+            )
         await made.close()
         again, training = evaluations(evaluation_num_workers=0, evaluation_num_episodes=1)
         assert np.isnan(again.mean_return)
@@ -293,7 +358,9 @@ def test_scores_are_only_compared_with_scores_by_the_same_settings(
     ]
 
     async def evaluate(number: int, settings: dict[str, Any]) -> None:
-        made, training = evaluations(evaluation_num_workers=0, evaluation_num_episodes=1, **settings)
+        made, training = evaluations(
+            evaluation_num_workers=0, evaluation_num_episodes=1, **settings
+        )
         await training.after(made, number)
         await made.close()
 
@@ -305,7 +372,9 @@ def test_scores_are_only_compared_with_scores_by_the_same_settings(
     assert aiorl.load_policy(best.with_name("best-0")).env == ENV
     summary = json.loads((best / "evaluation.json").read_text())
     del summary["measured_with"]
-    (best / "evaluation.json").write_text(json.dumps({**summary, "episode_reward_mean": 99.0}))  # an earlier version's
+    (best / "evaluation.json").write_text(
+        json.dumps({**summary, "episode_reward_mean": 99.0})
+    )  # an earlier version's
     asyncio.run(evaluate(9, {}))
     assert json.loads((best / "evaluation.json").read_text())["training_iteration"] == 4
 
@@ -314,7 +383,9 @@ def test_an_evaluation_by_several_processes_can_be_repeated_with_its_seeds(
     evaluations: Callable[..., Any], saved: Path
 ) -> None:
     manner = {"env_config": {"noise": 1.0}}
-    made, training = evaluations(evaluation_num_workers=2, evaluation_num_episodes=3, evaluation_config=manner)
+    made, training = evaluations(
+        evaluation_num_workers=2, evaluation_num_episodes=3, evaluation_config=manner
+    )
 
     async def run() -> Any:
         assert await training.after(made, 1) is None
@@ -327,7 +398,10 @@ def test_an_evaluation_by_several_processes_can_be_repeated_with_its_seeds(
     assert found["seeds"][0] == found["seed"]
     assert len(set(found["seeds"])) == 2
     shares = zip(found["seeds"], found["episodes_of_seeds"], strict=True)
-    returns = [aiorl.evaluate(saved, episodes=share, seed=seed, config=manner).returns for seed, share in shares]
+    returns = [
+        aiorl.evaluate(saved, episodes=share, seed=seed, config=manner).returns
+        for seed, share in shares
+    ]
     played = [value for own in returns for value in own]
     assert len(played) == 3
     assert np.mean(played) == pytest.approx(found["episode_reward_mean"])
@@ -337,9 +411,15 @@ def test_an_evaluation_by_several_processes_can_be_repeated_with_its_seeds(
 def test_a_run_evaluates_the_policy_that_it_ends_with(tmp_path: Path, processes: int) -> None:
     run = tmp_path / "run"
     aiorl.train(
-        ENV, config=SMALL, run_dir=str(run), stop_timesteps=5 * 64, evaluation_interval=1000,
-        evaluation_num_workers=processes, evaluation_num_episodes=1, evaluation_config={"explore": True},
-    )  # fmt: skip
+        ENV,
+        config=SMALL,
+        run_dir=str(run),
+        stop_timesteps=5 * 64,
+        evaluation_interval=1000,
+        evaluation_num_workers=processes,
+        evaluation_num_episodes=1,
+        evaluation_config={"explore": True},
+    )
     last = [json.loads(line) for line in (run / "result.jsonl").read_text().splitlines()][-1]
     assert last["evaluation"]["training_iteration"] == last["training_iteration"]
     assert last["evaluation"]["env_steps_trained"] == last["env_steps_trained_total"] == 5 * 64
@@ -360,27 +440,43 @@ def test_the_end_of_a_trainer_makes_up_for_an_evaluation_that_was_due_while_anot
 
     monkeypatch.setattr("aiorl.run.evaluations._Child.ask", ask)
     settings = {
-        **SMALL, "env": ENV, "run_dir": str(tmp_path / "run"), "evaluation_interval": 1, "evaluation_num_workers": 1,
-    }  # fmt: skip
+        **SMALL,
+        "env": ENV,
+        "run_dir": str(tmp_path / "run"),
+        "evaluation_interval": 1,
+        "evaluation_num_workers": 1,
+    }
     with aiorl.PPOTrainer(settings) as trainer:
         trainer.train()
         trainer.train()
         assert len(requests) == 1
         trainer._loop.do(gate.set)
-    assert json.loads((tmp_path / "run" / BEST / "evaluation.json").read_text())["training_iteration"] == 2
+    assert (
+        json.loads((tmp_path / "run" / BEST / "evaluation.json").read_text())["training_iteration"]
+        == 2
+    )
     assert len(requests) == 2
 
 
 def test_the_end_waits_for_the_last_evaluation(tmp_path: Path) -> None:
     """It plays the final policy, which can be the best."""
     settings = {
-        **SMALL, "env": ENV, "run_dir": str(tmp_path / "run"), "evaluation_interval": 2, "evaluation_num_workers": 1,
+        **SMALL,
+        "env": ENV,
+        "run_dir": str(tmp_path / "run"),
+        "evaluation_interval": 2,
+        "evaluation_num_workers": 1,
         "evaluation_config": {"env_config": {"length": 3}},
-    }  # fmt: skip
+    }
     with Noting(settings) as trainer:
         results = list(trainer.iterate(stop_iterations=2))
     assert trainer.before == (0, 2)
     assert len(results) == 2
-    told = [result["evaluation"]["training_iteration"] for result in results if "evaluation" in result]
+    told = [
+        result["evaluation"]["training_iteration"] for result in results if "evaluation" in result
+    ]
     assert told in ([], [0])  # by a process, during training
-    assert json.loads((tmp_path / "run" / BEST / "evaluation.json").read_text())["episode_len_mean"] == 3
+    assert (
+        json.loads((tmp_path / "run" / BEST / "evaluation.json").read_text())["episode_len_mean"]
+        == 3
+    )

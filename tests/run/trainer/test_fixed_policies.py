@@ -20,7 +20,9 @@ SEEN = [np.array([x], np.float32) for x in np.linspace(480.0, 560.0, 41)]
 
 
 class Pair(aiorl.MultiAgentEnv):
-    """Agents "a" and "b" for six steps; what they observe is a shared number that drifts by the class's shift."""
+    """Agents "a" and "b" for six steps; what they observe is a shared number that drifts by the
+    class's shift.
+    """
 
     observation_space = spaces.Box(-1e9, 1e9, (1,), np.float32)
     action_space = spaces.Discrete(4)
@@ -30,7 +32,9 @@ class Pair(aiorl.MultiAgentEnv):
         self._rng = np.random.default_rng(0)
 
     def _observe(self) -> dict[str, Any]:
-        return {name: self._rng.normal(500.0 + Pair.shift, 3.0, 1).astype(np.float32) for name in "ab"}
+        return {
+            name: self._rng.normal(500.0 + Pair.shift, 3.0, 1).astype(np.float32) for name in "ab"
+        }
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         self.t = 0
@@ -53,9 +57,13 @@ def settings(directory: Path, **more: Any) -> dict[str, Any]:
         **more.pop("multiagent", {}),
     }
     return {
-        **SMALL, "env": Pair, "observation_filter": "MeanStdFilter", "run_dir": str(directory), "multiagent": agents,
+        **SMALL,
+        "env": Pair,
+        "observation_filter": "MeanStdFilter",
+        "run_dir": str(directory),
+        "multiagent": agents,
         **more,
-    }  # fmt: skip
+    }
 
 
 def state_of(checkpoint: Any, policy_id: str) -> dict[str, Any]:
@@ -72,7 +80,9 @@ def test_neither_weights_nor_filter_of_a_fixed_policy_change_in_a_run_or_after_a
         begins = trainer.save(tmp_path / "begins")
     fixed = {"policies_to_train": ["pb"]}
     Pair.shift = 40.0
-    with aiorl.PPOConfig(**settings(tmp_path / "one", init_from=str(begins), multiagent=fixed)).build() as trainer:
+    with aiorl.PPOConfig(
+        **settings(tmp_path / "one", init_from=str(begins), multiagent=fixed)
+    ).build() as trainer:
         first = [trainer.compute_action(x, policy_id="pa", explore=False) for x in SEEN]
         trainer.train()
         assert [trainer.compute_action(x, policy_id="pa", explore=False) for x in SEEN] == first
@@ -113,7 +123,9 @@ def test_a_delta_for_the_filter_of_a_fixed_policy_is_left_out() -> None:
     other = MeanStdFilter((1,))
     other(np.ones((3, 1), np.float32))
     delta = other.take_delta()
-    Publisher({"fixed": fixed, "learns": learns}).merge_deltas("a", 1, {"fixed": delta, "learns": delta})
+    Publisher({"fixed": fixed, "learns": learns}).merge_deltas(
+        "a", 1, {"fixed": delta, "learns": delta}
+    )
     assert (fixed.count, learns.count) == (0, 3)
 
 
@@ -122,9 +134,11 @@ def test_a_rollout_worker_leaves_the_filters_of_policies_that_it_does_not_train(
     worker = aiorl.RolloutWorker(
         lambda context: Pair(),
         {name: (Still, space, Pair.action_space, {}) for name in ("pa", "pb")},
-        policy_mapping_fn=policy_of, policies_to_train=["pb"], observation_filter="MeanStdFilter",
+        policy_mapping_fn=policy_of,
+        policies_to_train=["pb"],
+        observation_filter="MeanStdFilter",
         rollout_fragment_length=12,
-    )  # fmt: skip
+    )
     try:
         worker.sample()
         assert [worker.filters[name].count > 0 for name in ("pa", "pb")] == [False, True]
@@ -139,7 +153,9 @@ class Still(aiorl.Policy):
         return np.zeros(len(obs_batch), np.int64), [], {}
 
 
-def test_a_fixed_policy_of_a_new_run_takes_another_ones_state_and_explores_no_more(tmp_path: Path) -> None:
+def test_a_fixed_policy_of_a_new_run_takes_another_ones_state_and_explores_no_more(
+    tmp_path: Path,
+) -> None:
     Pair.shift = 0.0
     more: dict[str, Any] = {
         "multiagent": {"policies_to_train": ["pb"]},

@@ -1,4 +1,6 @@
-"""An interrupted training cell, as in Jupyter, loses nothing, and training can continue or end (T2)."""
+"""An interrupted training cell, as in Jupyter, loses nothing, and training can continue or end
+(T2).
+"""
 
 from __future__ import annotations
 
@@ -34,11 +36,15 @@ TRAIN = """
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::PendingDeprecationWarning")
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_t2_an_interrupted_cell_leaves_a_checkpoint_and_a_working_trainer(tmp_path: Path, num_workers: int) -> None:
+def test_t2_an_interrupted_cell_leaves_a_checkpoint_and_a_working_trainer(
+    tmp_path: Path, num_workers: int
+) -> None:
     manager, client = start_new_kernel(cwd=str(tmp_path))
 
     def run(code: str, *, interrupt_at: str = "") -> tuple[str, str]:
-        """Run a cell, interrupt it at its first output, and return its output and the name of its error."""
+        """Run a cell, interrupt it at its first output, and return its output and the name of its
+        error.
+        """
         cell, printed, error = client.execute(textwrap.dedent(code)), "", ""
         while True:
             message = client.get_iopub_msg(timeout=120)
@@ -65,14 +71,20 @@ def test_t2_an_interrupted_cell_leaves_a_checkpoint_and_a_working_trainer(tmp_pa
         assert run(make)[1] == ""
         assert run(TRAIN, interrupt_at="three updates")[1] == "KeyboardInterrupt"
         saved, updates = json.loads(run(STATE)[0])
-        assert 3 <= saved <= updates <= saved + 1, "a checkpoint exists immediately; one update may have been running"
+        assert 3 <= saved <= updates <= saved + 1, (
+            "a checkpoint exists immediately; one update may have been running"
+        )
         assert run(GO_ON) == ("1\n", "")
         after = json.loads(run(STATE)[0])[1]
         assert after > updates
         assert run("trainer.stop()") == ("", "")
-        assert json.loads(run(STATE.replace("trainer._training.counters.updates", "0"))[0])[0] == after
+        assert (
+            json.loads(run(STATE.replace("trainer._training.counters.updates", "0"))[0])[0] == after
+        )
         kernel = psutil.Process(manager.provisioner.pid)  # type: ignore[union-attr]
-        assert not [child for child in kernel.children(recursive=True) if "aiorl.worker" in child.cmdline()]
+        assert not [
+            child for child in kernel.children(recursive=True) if "aiorl.worker" in child.cmdline()
+        ]
     finally:
         client.stop_channels()
         manager.shutdown_kernel(now=True)

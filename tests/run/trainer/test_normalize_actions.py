@@ -1,4 +1,6 @@
-"""Runs whose actions lie far from 0: policies act in units of the range, and earlier runs as they were trained."""
+"""Runs whose actions lie far from 0: policies act in units of the range, and earlier runs as they
+were trained.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ def config(directory: Path, **settings: Any) -> aiorl.PPOConfig:
 
 
 def clip_warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records if record.name == "aiorl.sampling.clipping"]
+    return [
+        record.getMessage() for record in caplog.records if record.name == "aiorl.sampling.clipping"
+    ]
 
 
 def test_a_run_acts_in_units_of_the_range_wherever_its_policy_acts(
@@ -69,8 +73,13 @@ def test_a_run_acts_in_units_of_the_range_wherever_its_policy_acts(
     with settings.build() as trainer:
         for _ in range(4):
             trainer.train()
-        state = [np.full(shape.shape, 0.1, np.float32) for shape in trainer.get_policy().get_initial_state()]
-        said = trainer.compute_action(OBS, state, prev_action=np.array([480.0], np.float32), prev_reward=1.0)[0]
+        state = [
+            np.full(shape.shape, 0.1, np.float32)
+            for shape in trainer.get_policy().get_initial_state()
+        ]
+        said = trainer.compute_action(
+            OBS, state, prev_action=np.array([480.0], np.float32), prev_reward=1.0
+        )[0]
         saved = trainer.save(tmp_path / "saved")
     assert min(Thrust.taken) == 300.0
     assert max(Thrust.taken) == 500.0
@@ -82,7 +91,9 @@ def test_a_run_acts_in_units_of_the_range_wherever_its_policy_acts(
     assert np.std(stored) == pytest.approx(100.0, abs=20.0)
 
     policy = aiorl.load_policy(saved)
-    action, _, beside = policy.compute_single_action(OBS, state, np.array([480.0]), 1.0, full_fetch=True)
+    action, _, beside = policy.compute_single_action(
+        OBS, state, np.array([480.0]), 1.0, full_fetch=True
+    )
     assert 395.0 < action[0] < 405.0
     assert action[0] == pytest.approx(400.0 + 100.0 * beside["action_dist_inputs"][0], abs=1e-3)
     np.testing.assert_allclose(said, action, rtol=1e-5)
@@ -133,7 +144,9 @@ def test_a_new_run_that_begins_with_another_run_acts_in_its_units(tmp_path: Path
         config(tmp_path / "c", init_from=str(saved), normalize_actions=True).build()
     assert refused.value.key == "init_from"
     with pytest.raises(CheckpointError, match="normalize_actions"):
-        aiorl.Trainer.restore(saved, normalize_actions=True, run_dir=str(tmp_path / "d"), env=Thrust)
+        aiorl.Trainer.restore(
+            saved, normalize_actions=True, run_dir=str(tmp_path / "d"), env=Thrust
+        )
 
 
 def test_policies_of_other_algorithms_in_an_earlier_run_keep_their_units() -> None:

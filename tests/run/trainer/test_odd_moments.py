@@ -83,7 +83,9 @@ def test_a_directory_restores_its_newest_checkpoint_even_if_another_run_wrote_it
 def test_a_checkpoint_is_written_every_interval(make: Make) -> None:
     trainer = make(checkpoint_interval_s=1e-3)
     trainer.train()
-    while not list(Path(trainer.logdir, "checkpoints").glob("checkpoint-*")):  # written during the iteration
+    while not list(
+        Path(trainer.logdir, "checkpoints").glob("checkpoint-*")
+    ):  # written during the iteration
         time.sleep(0.01)
     assert aiorl.load_policy(trainer.logdir).env_steps == 64
 
@@ -95,7 +97,9 @@ def test_an_error_of_logger_creator_reaches_the_caller_and_leaves_no_files(tmp_p
     threads = set(threading.enumerate())
     with pytest.raises(ValueError, match="my logger"):
         aiorl.PPOTrainer(
-            {**SMALL, "run_dir": str(tmp_path)}, "CartPole-v1", lambda config: raising(ValueError("my logger"))()
+            {**SMALL, "run_dir": str(tmp_path)},
+            "CartPole-v1",
+            lambda config: raising(ValueError("my logger"))(),
         )
     assert set(threading.enumerate()) <= threads
 
@@ -104,11 +108,15 @@ def test_weights_that_are_not_finite_are_refused_and_the_former_ones_stay(make: 
     trainer = make()
     before = weights_of(trainer)
     with pytest.raises(ConfigError):
-        trainer.set_weights({"default_policy": {name: value * np.nan for name, value in before.items()}})
+        trainer.set_weights(
+            {"default_policy": {name: value * np.nan for name, value in before.items()}}
+        )
     assert_same(weights_of(trainer), before)
 
 
-def test_an_interrupted_iteration_continues_with_new_weights(make: Make, played: type[Played]) -> None:
+def test_an_interrupted_iteration_continues_with_new_weights(
+    make: Make, played: type[Played]
+) -> None:
     played.at_step[104] = raising(KeyboardInterrupt())  # in the second iteration
     trainer = make(played)
     trainer.train()
@@ -160,7 +168,9 @@ def test_the_result_of_an_iteration_with_an_interrupted_evaluation_is_written(
     assert [result["training_iteration"] for result in read_results(Path(trainer.logdir))] == [1, 2]
 
 
-def test_a_second_thread_in_train_is_refused_and_the_first_continues(make: Make, played: type[Played]) -> None:
+def test_a_second_thread_in_train_is_refused_and_the_first_continues(
+    make: Make, played: type[Played]
+) -> None:
     refused: list[bool] = []
 
     def ask() -> None:
@@ -269,7 +279,9 @@ def interrupt_when(condition: Callable[[], Any]) -> None:
 
 
 @pytest.mark.slow
-def test_ctrl_c_while_a_trainer_starts_or_stops_loses_no_progress_and_leaves_no_process(make: Make) -> None:
+def test_ctrl_c_while_a_trainer_starts_or_stops_loses_no_progress_and_leaves_no_process(
+    make: Make,
+) -> None:
     before = children()
     interrupt_when(lambda: children() - before)
     with pytest.raises(KeyboardInterrupt):

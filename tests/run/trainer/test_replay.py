@@ -18,18 +18,39 @@ from aiorl.errors import ConfigError, UnsupportedSpaceError
 from aiorl.learning.replay import spec as memory
 
 SMALL: dict[str, Any] = {
-    "model": {"fcnet_hiddens": [8]}, "num_envs_per_worker": 2, "rollout_fragment_length": 8, "learning_starts": 32,
-    "checkpoint_interval_s": 0, "timesteps_per_iteration": 64, "seed": 3, "log_sys_usage": False, "num_workers": 0,
+    "model": {"fcnet_hiddens": [8]},
+    "num_envs_per_worker": 2,
+    "rollout_fragment_length": 8,
+    "learning_starts": 32,
+    "checkpoint_interval_s": 0,
+    "timesteps_per_iteration": 64,
+    "seed": 3,
+    "log_sys_usage": False,
+    "num_workers": 0,
     "min_iter_time_s": 0,
-}  # fmt: skip
+}
 DQN: dict[str, Any] = {
-    **SMALL, "env": "CartPole-v1", "train_batch_size": 8, "training_intensity": 2, "replay_capacity": 200,
-    "broadcast_updates": 2, "prioritized_replay": True, "n_step": 3, "xla": "off",
-}  # fmt: skip
+    **SMALL,
+    "env": "CartPole-v1",
+    "train_batch_size": 8,
+    "training_intensity": 2,
+    "replay_capacity": 200,
+    "broadcast_updates": 2,
+    "prioritized_replay": True,
+    "n_step": 3,
+    "xla": "off",
+}
 ACTOR: dict[str, Any] = {
-    **SMALL, "env": "Pendulum-v1", "train_batch_size": 32, "training_intensity": 0.25, "random_timesteps": 32,
-    "replay_capacity": 2000, "n_step": 2, "eager": True, "timesteps_per_iteration": 32,
-}  # fmt: skip
+    **SMALL,
+    "env": "Pendulum-v1",
+    "train_batch_size": 32,
+    "training_intensity": 0.25,
+    "random_timesteps": 32,
+    "replay_capacity": 2000,
+    "n_step": 2,
+    "eager": True,
+    "timesteps_per_iteration": 32,
+}
 
 
 def make_config(run_dir: Path, **settings: Any) -> DQNConfig:
@@ -40,15 +61,24 @@ def make_config(run_dir: Path, **settings: Any) -> DQNConfig:
     ("kind", "settings"),
     [
         (DQNConfig, {**DQN, "replay_capacity": 100}),
-        pytest.param(SACConfig, {**ACTOR, "use_sde": True, "sde_sample_freq": 12}, marks=pytest.mark.slow),
+        pytest.param(
+            SACConfig, {**ACTOR, "use_sde": True, "sde_sample_freq": 12}, marks=pytest.mark.slow
+        ),
         (TD3Config, ACTOR),
-        pytest.param(SACConfig, {**ACTOR, "env": "CartPole-v1", "training_intensity": 2}, marks=pytest.mark.slow),
+        pytest.param(
+            SACConfig,
+            {**ACTOR, "env": "CartPole-v1", "training_intensity": 2},
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_it_trains_acts_is_exported_and_continues_identically_from_a_checkpoint(
     kind: Any, settings: dict[str, Any], tmp_path: Path
 ) -> None:
-    """G5: this includes the replay's content and priorities. Workers start again, so whole episodes are sampled."""
+    """G5: this includes the replay's content and priorities.
+
+    Workers start again, so whole episodes are sampled.
+    """
     first = kind(run_dir=str(tmp_path / "run"), batch_mode="complete_episodes", **settings).build()
     for _ in range(2):
         first.train()
@@ -63,12 +93,16 @@ def test_it_trains_acts_is_exported_and_continues_identically_from_a_checkpoint(
     found = second.get_weights()[c.DEFAULT_POLICY_ID]
     for name, array in first.get_weights()[c.DEFAULT_POLICY_ID].items():
         np.testing.assert_array_equal(array, found[name], name)
-    obs = np.array([0.01, 0.02, 0.03, 0.04][: 4 if settings["env"] == "CartPole-v1" else 3], np.float32)
+    obs = np.array(
+        [0.01, 0.02, 0.03, 0.04][: 4 if settings["env"] == "CartPole-v1" else 3], np.float32
+    )
     best = first.compute_action(obs)
     (written,) = first.export_policy_model(tmp_path / "export").values()
     session = onnxruntime.InferenceSession(written)
     np.testing.assert_allclose(session.run(["action"], {"obs": obs[None]})[0][0], best, rtol=1e-5)
-    np.testing.assert_allclose(load_policy(first.save()).compute_single_action(obs), best, rtol=1e-5)
+    np.testing.assert_allclose(
+        load_policy(first.save()).compute_single_action(obs), best, rtol=1e-5
+    )
     first.stop()
     second.stop()
 
@@ -78,7 +112,9 @@ class Aim(gymnasium.Env[Any, Any]):
 
     observation_space = action_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
         self.goal = self.np_random.uniform(-0.8, 0.8, 1).astype(np.float32)
         return self.goal, {}
@@ -88,13 +124,24 @@ class Aim(gymnasium.Env[Any, Any]):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "own"), [(SACConfig, {"use_sde": True, "sde_sample_freq": 4}), (TD3Config, {})])
+@pytest.mark.parametrize(
+    ("kind", "own"), [(SACConfig, {"use_sde": True, "sde_sample_freq": 4}), (TD3Config, {})]
+)
 def test_actors_learn_to_aim(kind: Any, own: dict[str, Any], tmp_path: Path) -> None:
     """A guess misses by 0.6 on average."""
     settings = {
-        **ACTOR, **own, "env": f"{__name__}:Aim", "eager": False, "xla": "off", "n_step": 1, "train_batch_size": 64,
-        "training_intensity": 64, "lr": 3e-3, "actor_lr": 3e-3, "model": {"fcnet_hiddens": [32]},
-    }  # fmt: skip
+        **ACTOR,
+        **own,
+        "env": f"{__name__}:Aim",
+        "eager": False,
+        "xla": "off",
+        "n_step": 1,
+        "train_batch_size": 64,
+        "training_intensity": 64,
+        "lr": 3e-3,
+        "actor_lr": 3e-3,
+        "model": {"fcnet_hiddens": [32]},
+    }
     with kind(run_dir=str(tmp_path / "run"), **settings).build() as trainer:
         for _ in trainer.iterate(stop_timesteps=1000):
             pass
@@ -124,7 +171,11 @@ def test_it_stores_and_trains_at_the_configured_rates(tmp_path: Path) -> None:
     learner = result["learner"]
     steps = result["timesteps_total"]
     assert steps == result["env_steps_trained_total"] == result["ledger"]["trained"] > 200
-    assert (learner["rows_stored"], learner["replay_rows"], learner["rows_evicted"]) == (steps, 200, steps - 200)
+    assert (learner["rows_stored"], learner["replay_rows"], learner["rows_evicted"]) == (
+        steps,
+        200,
+        steps - 200,
+    )
     assert learner["training_intensity"] == pytest.approx(2.0, abs=0.1)
     assert learner["rows_trained"] == pytest.approx(2 * steps, rel=0.3)
 
@@ -132,25 +183,44 @@ def test_it_stores_and_trains_at_the_configured_rates(tmp_path: Path) -> None:
     action, _, found = trainer.compute_action(obs, full_fetch=True)
     assert action == found["action_dist_inputs"].argmax()
     path = trainer.save()
-    assert trainer.get_policy().global_timestep == load_policy(path).policy.global_timestep == steps, "exploration"
+    assert (
+        trainer.get_policy().global_timestep == load_policy(path).policy.global_timestep == steps
+    ), "exploration"
     trainer.set_weights(
-        {c.DEFAULT_POLICY_ID: {name: own * 2 for name, own in trainer.get_policy().get_weights().items()}}
+        {
+            c.DEFAULT_POLICY_ID: {
+                name: own * 2 for name, own in trainer.get_policy().get_weights().items()
+            }
+        }
     )
     tensors = trainer._training.learning.group.get_state().tensors
     for name in trainer.get_policy().get_weights():
-        target, own = (tensors[f"{c.DEFAULT_POLICY_ID}/{part}/{name}"] for part in ("target", "weights"))
+        target, own = (
+            tensors[f"{c.DEFAULT_POLICY_ID}/{part}/{name}"] for part in ("target", "weights")
+        )
         np.testing.assert_array_equal(target, own)
     trainer.stop()
 
 
 @pytest.mark.parametrize("looks_back", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_a_recurrent_one_stores_sequences_and_acts_with_a_state(tmp_path: Path, looks_back: bool) -> None:
+def test_a_recurrent_one_stores_sequences_and_acts_with_a_state(
+    tmp_path: Path, looks_back: bool
+) -> None:
     """It is sampled in lockstep; a network that takes previous actions is polled."""
-    model = {"fcnet_hiddens": [8], "use_lstm": True, "lstm_cell_size": 4, "lstm_use_prev_action_reward": looks_back}
+    model = {
+        "fcnet_hiddens": [8],
+        "use_lstm": True,
+        "lstm_cell_size": 4,
+        "lstm_use_prev_action_reward": looks_back,
+    }
     trainer: Any = make_config(
-        tmp_path / "run", env="aiorl.testing.envs:CartPoleWithoutVelocities", model=model, rollout_fragment_length=12,
-        replay_sequence_length=6, burn_in=2,
-    ).build()  # fmt: skip
+        tmp_path / "run",
+        env="aiorl.testing.envs:CartPoleWithoutVelocities",
+        model=model,
+        rollout_fragment_length=12,
+        replay_sequence_length=6,
+        burn_in=2,
+    ).build()
     for _ in range(4):
         learner = trainer.train()["learner"]
     assert learner["training_intensity"] == pytest.approx(2.0, abs=0.1)
@@ -162,7 +232,9 @@ def test_a_recurrent_one_stores_sequences_and_acts_with_a_state(tmp_path: Path, 
     assert policy.is_recurrent
     obs, state, seen = np.array([0.01, 0.03], np.float32), policy.get_initial_state(), []
     for _ in range(2):
-        action, state, found = policy.compute_single_action(obs, state, *([0, 1.0] if looks_back else []))
+        action, state, found = policy.compute_single_action(
+            obs, state, *([0, 1.0] if looks_back else [])
+        )
         assert action == found["action_dist_inputs"].argmax()
         seen.append(found["action_dist_inputs"].tolist())
     assert seen[0] != seen[1], "the action depends on the state"
@@ -171,13 +243,18 @@ def test_a_recurrent_one_stores_sequences_and_acts_with_a_state(tmp_path: Path, 
 RED_AND_BLUE = {
     "env": "aiorl.testing.multi_agent_envs:CountingMultiAgentEnv",
     "multiagent": {
-        "policies": {"red": None, "blue": {"config": {"training_intensity": 1.0, "dueling": False}}},
+        "policies": {
+            "red": None,
+            "blue": {"config": {"training_intensity": 1.0, "dueling": False}},
+        },
         "policy_mapping_fn": "general_parts:by_number",
     },
 }
 
 
-def test_replays_that_together_exceed_the_memory_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replays_that_together_exceed_the_memory_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(memory, "available_bytes", lambda: 0)
     with pytest.raises(ConfigError) as refused:
         make_config(tmp_path / "run", **RED_AND_BLUE).build()

@@ -22,49 +22,89 @@ from aiorl.errors import EnvError
 from aiorl.run.trainer import trainer_class
 
 SCHEDULES = {
-    "lr_schedule": [[0, 0.01], [600, 0.001]], "entropy_coeff_schedule": [[0, 0.1], [600, 0.0]],
-}  # fmt: skip
+    "lr_schedule": [[0, 0.01], [600, 0.001]],
+    "entropy_coeff_schedule": [[0, 0.1], [600, 0.0]],
+}
 TRACED = {**SMALL, "eager": False, "xla": "off"}
 PPO = {
-    **TRACED, **SCHEDULES, "algo": "ppo", "sgd_minibatch_size": 32, "num_sgd_iter": 2, "kl_coeff": 0.2,
+    **TRACED,
+    **SCHEDULES,
+    "algo": "ppo",
+    "sgd_minibatch_size": 32,
+    "num_sgd_iter": 2,
+    "kl_coeff": 0.2,
     "clip_param_schedule": [[0, 0.3], [600, 0.1]],
-    "observation_filter": "MeanStdFilter", "normalize_rewards": True,
-}  # fmt: skip
+    "observation_filter": "MeanStdFilter",
+    "normalize_rewards": True,
+}
 LSTM = {"model": {"fcnet_hiddens": [8], "use_lstm": True, "lstm_cell_size": 4}}
 LOOKS_BACK = {"model": {**LSTM["model"], "lstm_use_prev_action_reward": True}}
 # with short episodes a network with memory takes few steps; each new length would be traced
 WHOLE = {"batch_mode": "complete_episodes", "horizon": 12, "eager": True}
 APPO = {
-    **TRACED, **SCHEDULES, "algo": "appo", "num_sgd_iter": 2, "sgd_minibatch_size": 32, "kl_coeff": 0.2,
-    "target_update_freq": 2, "observation_filter": "MeanStdFilter",
-}  # fmt: skip
+    **TRACED,
+    **SCHEDULES,
+    "algo": "appo",
+    "num_sgd_iter": 2,
+    "sgd_minibatch_size": 32,
+    "kl_coeff": 0.2,
+    "target_update_freq": 2,
+    "observation_filter": "MeanStdFilter",
+}
 DQN = {
-    **{key: value for key, value in TRACED.items() if key not in ("sgd_minibatch_size", "num_sgd_iter")},
-    **LSTM, "algo": "dqn", "replay_sequence_length": 4, "burn_in": 1, "prioritized_replay": True,
-    "learning_starts": 32, "replay_capacity": 200, "timesteps_per_iteration": 1, "min_iter_time_s": 0,
+    **{
+        key: value
+        for key, value in TRACED.items()
+        if key not in ("sgd_minibatch_size", "num_sgd_iter")
+    },
+    **LSTM,
+    "algo": "dqn",
+    "replay_sequence_length": 4,
+    "burn_in": 1,
+    "prioritized_replay": True,
+    "learning_starts": 32,
+    "replay_capacity": 200,
+    "timesteps_per_iteration": 1,
+    "min_iter_time_s": 0,
     "lr_schedule": SCHEDULES["lr_schedule"],
-}  # fmt: skip
+}
 IMPALA = {**TRACED, **SCHEDULES, "algo": "impala", "observation_filter": "MeanStdFilter"}
 
 
 def digest(trainer: Any) -> str:
-    """Return a digest of everything that the next update depends on: weights, optimiser, order of rows, filters."""
+    """Return a digest of everything that the next update depends on: weights, optimiser, order of
+    rows, filters.
+    """
     training = trainer._training
     state, found = training.learning.group.get_state(), hashlib.sha256()
     for name in sorted(state.tensors):
         found.update(name.encode() + np.ascontiguousarray(state.tensors[name]).tobytes())
     found.update(json.dumps(state.values, sort_keys=True).encode())
     for name, own in sorted(training.flow.publisher.filter_states().items()):
-        found.update(name.encode() + b"".join(np.asarray(own[key]).tobytes() for key in sorted(own)))
+        found.update(
+            name.encode() + b"".join(np.asarray(own[key]).tobytes() for key in sorted(own))
+        )
     return found.hexdigest()
 
 
 def plain(result: dict[str, Any]) -> dict[str, Any]:
     """Return a result's figures about episodes, steps and updates, without times."""
-    names = ("training_iteration", "timesteps_total", "env_steps_trained_total", "episodes_total", "ledger")
-    kept = {name: value for name, value in result.items() if name in names or name.startswith(("episode_", "hist_"))}
+    names = (
+        "training_iteration",
+        "timesteps_total",
+        "env_steps_trained_total",
+        "episodes_total",
+        "ledger",
+    )
+    kept = {
+        name: value
+        for name, value in result.items()
+        if name in names or name.startswith(("episode_", "hist_"))
+    }
     times = ("update_s", "make_batch_s", "wait_for_batch_s")
-    kept["learner"] = {name: value for name, value in result["learner"].items() if name not in times}
+    kept["learner"] = {
+        name: value for name, value in result["learner"].items() if name not in times
+    }
     return json.loads(json.dumps(kept))  # type: ignore[no-any-return]
 
 
@@ -79,14 +119,20 @@ class Recording:
 
     def _noting(self, fragments: Any) -> Any:
         for number, fragment in enumerate(fragments):
-            np.savez(self._folder / f"batch-{self._batches}-{number}.npz", **fragment[DEFAULT_POLICY_ID])
+            np.savez(
+                self._folder / f"batch-{self._batches}-{number}.npz", **fragment[DEFAULT_POLICY_ID]
+            )
         self._batches += 1
         return self._make(fragments)
 
 
 def train_save_and_go_on(folder: Path, settings: dict[str, Any]) -> Any:
-    """Train, save and continue in a child process, which is then killed; the trainer is not stopped."""
-    trainer: Any = trainer_class(settings["algo"])({**settings, "run_dir": str(folder / "run")}, env="CartPole-v1")
+    """Train, save and continue in a child process, which is then killed; the trainer is not
+    stopped.
+    """
+    trainer: Any = trainer_class(settings["algo"])(
+        {**settings, "run_dir": str(folder / "run")}, env="CartPole-v1"
+    )
     for _ in range(3):
         trainer.train()
     (folder / "saved.txt").write_text(trainer.save())
@@ -113,9 +159,17 @@ CASES = {
 
 
 @pytest.fixture(scope="module")
-def killed(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> dict[str, Path]:
-    """Run trainers of the selected tests that continue after their checkpoints, and kill their process."""
-    selected = [item.callspec.params.get("name") for item in request.session.items if hasattr(item, "callspec")]
+def killed(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> dict[str, Path]:
+    """Run trainers of the selected tests that continue after their checkpoints, and kill their
+    process.
+    """
+    selected = [
+        item.callspec.params.get("name")
+        for item in request.session.items
+        if hasattr(item, "callspec")
+    ]
     folders = {name: tmp_path_factory.mktemp("killed") for name in CASES if name in selected}
     code = """
         import json, os, signal, sys
@@ -128,7 +182,9 @@ def killed(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
     given = [[str(folder), CASES[name]] for name, folder in folders.items()]
     paths = [str(Path(__file__).parent), *sys.path]
     ended = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code), json.dumps(paths), json.dumps(given)], timeout=240, check=False
+        [sys.executable, "-c", textwrap.dedent(code), json.dumps(paths), json.dumps(given)],
+        timeout=240,
+        check=False,
     )
     assert ended.returncode == -signal.SIGKILL
     return folders
@@ -137,7 +193,9 @@ def killed(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
 def check_same_samples_and_updates(folder: Path) -> None:
     expected = [json.loads(line) for line in (folder / "after.jsonl").read_text().splitlines()]
     assert len(expected) == 3
-    with aiorl.Trainer.restore((folder / "saved.txt").read_text(), run_dir=str(folder / "again")) as trainer:
+    with aiorl.Trainer.restore(
+        (folder / "saved.txt").read_text(), run_dir=str(folder / "again")
+    ) as trainer:
         for wanted, result in expected:
             found = plain(trainer.train())
             assert found == result
@@ -148,7 +206,9 @@ def check_same_samples_and_updates(folder: Path) -> None:
 def check_same_updates_of_the_same_samples(folder: Path) -> None:
     lines = (folder / "after.jsonl").read_text().splitlines()
     assert len(lines) == 3
-    with aiorl.Trainer.restore((folder / "saved.txt").read_text(), run_dir=str(folder / "again")) as trainer:
+    with aiorl.Trainer.restore(
+        (folder / "saved.txt").read_text(), run_dir=str(folder / "again")
+    ) as trainer:
         training: Any = trainer._training
         group, steps = training.learning.group, training.counters.env_steps_trained
         for number, line in enumerate(lines):
@@ -162,12 +222,15 @@ def check_same_updates_of_the_same_samples(folder: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.nightly if name in LONGEST else ()) for name in CASES]
+    "name",
+    [pytest.param(name, marks=pytest.mark.nightly if name in LONGEST else ()) for name in CASES],
 )
 def test_t3_after_a_kill_a_restored_trainer_does_the_same_as_one_that_continued(
     name: str, killed: dict[str, Path]
 ) -> None:
-    """With whole episodes the samples are the same, too; otherwise the same samples lead to the same updates."""
+    """With whole episodes the samples are the same, too; otherwise the same samples lead to the
+    same updates.
+    """
     is_whole = name.endswith("whole episodes")
     check = check_same_samples_and_updates if is_whole else check_same_updates_of_the_same_samples
     check(killed[name])
@@ -193,7 +256,13 @@ def test_t3_restored_three_times_in_a_row_it_is_still_the_trained_policy(tmp_pat
     """Random events that follow do not change the policy any more."""
     rng = np.random.default_rng(4)
     trainer: Any = aiorl.PPOTrainer(
-        {"preset": "auto", "num_workers": 0, "seed": 3, "xla": "off", "run_dir": str(tmp_path / "first")},
+        {
+            "preset": "auto",
+            "num_workers": 0,
+            "seed": 3,
+            "xla": "off",
+            "run_dir": str(tmp_path / "first"),
+        },
         env="CartPole-v1",
     )
     for _ in trainer.iterate(stop_return=150, stop_timesteps=200_000):
@@ -204,7 +273,9 @@ def test_t3_restored_three_times_in_a_row_it_is_still_the_trained_policy(tmp_pat
     for number in range(3):
         trainer.train()  # lost
         trainer.stop()
-        trainer = aiorl.Trainer.restore(path, lr_schedule=[[0, 1e-9]], run_dir=str(tmp_path / f"run-{number}"))
+        trainer = aiorl.Trainer.restore(
+            path, lr_schedule=[[0, 1e-9]], run_dir=str(tmp_path / f"run-{number}")
+        )
         assert greedy_return(trainer) >= 0.95 * trained
         for _ in range(rng.integers(3)):
             trainer.train()
@@ -212,13 +283,17 @@ def test_t3_restored_three_times_in_a_row_it_is_still_the_trained_policy(tmp_pat
     trainer.stop()
 
 
-def test_the_sampler_after_an_interrupted_one_has_other_seeds(tmp_path: Path, played: type[Played]) -> None:
+def test_the_sampler_after_an_interrupted_one_has_other_seeds(
+    tmp_path: Path, played: type[Played]
+) -> None:
     seeds: list[int] = []
 
     class Seeded(Played):
         """Environment that notes its seeds."""
 
-        def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        def reset(
+            self, *, seed: int | None = None, options: Any = None
+        ) -> tuple[Any, dict[str, Any]]:
             seeds.extend([] if seed is None else [seed])
             return super().reset(seed=seed, options=options)
 

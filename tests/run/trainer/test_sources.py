@@ -26,10 +26,14 @@ def children() -> set[int]:
 
 
 @pytest.fixture(scope="module", params=[0, 2], ids=["local", "remote"])
-def trainer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def trainer(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Any]:
     """Make one trainer for all tests of this file, the last of which stops it."""
     settings = {**SMALL, "num_workers": request.param, "observation_filter": "MeanStdFilter"}
-    made: Any = aiorl.PPOTrainer({**settings, "run_dir": str(tmp_path_factory.mktemp("run"))}, env="CartPole-v1")
+    made: Any = aiorl.PPOTrainer(
+        {**settings, "run_dir": str(tmp_path_factory.mktemp("run"))}, env="CartPole-v1"
+    )
     yield made
     made.stop()
 
@@ -37,8 +41,14 @@ def trainer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 def test_a_call_takes_one_batch_of_the_newest_policy_and_samples_no_more(trainer: Any) -> None:
     for iteration in (1, 2):
         result = trainer.train()
-        assert (result["training_iteration"], result["updates_total"], trainer.iteration) == (iteration,) * 3
-        assert result["ledger"]["sampled"] == result["ledger"]["trained"] == result["env_steps_trained_total"]
+        assert (result["training_iteration"], result["updates_total"], trainer.iteration) == (
+            iteration,
+        ) * 3
+        assert (
+            result["ledger"]["sampled"]
+            == result["ledger"]["trained"]
+            == result["env_steps_trained_total"]
+        )
         assert result["policy_lag"]["max"] == 0
         assert result["num_healthy_workers"] == trainer.config.num_workers
         check_ledger(result)
@@ -70,14 +80,20 @@ def test_results_have_the_same_figures(trainer: Any) -> None:
     assert len({frozenset(found) for found in COLUMNS.values()}) == 1, COLUMNS
 
 
-def test_a_run_restored_in_place_continues_from_the_checkpoint_and_saves_later_progress(trainer: Any) -> None:
+def test_a_run_restored_in_place_continues_from_the_checkpoint_and_saves_later_progress(
+    trainer: Any,
+) -> None:
     path, obs, iteration = trainer.save(), np.ones(4), trainer.iteration
     want = trainer.compute_action(obs, full_fetch=True)[2]["action_dist_inputs"]
     trainer.train()
     later = trainer.train()
-    assert not np.array_equal(trainer.compute_action(obs, full_fetch=True)[2]["action_dist_inputs"], want)
+    assert not np.array_equal(
+        trainer.compute_action(obs, full_fetch=True)[2]["action_dist_inputs"], want
+    )
     trainer.restore(path)
-    np.testing.assert_array_equal(trainer.compute_action(obs, full_fetch=True)[2]["action_dist_inputs"], want)
+    np.testing.assert_array_equal(
+        trainer.compute_action(obs, full_fetch=True)[2]["action_dist_inputs"], want
+    )
     assert trainer.iteration == iteration
     result = trainer.train()
     assert result["training_iteration"] == iteration + 1
@@ -93,7 +109,11 @@ def test_stop_can_be_repeated_saves_the_last_update_and_leaves_no_process(traine
     trainer.stop()
     trainer.stop()
     assert aiorl.load_policy(trainer.logdir).env_steps == steps
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith(("aiorl-trainer", "aiorl-update"))]
+    assert not [
+        thread
+        for thread in threading.enumerate()
+        if thread.name.startswith(("aiorl-trainer", "aiorl-update"))
+    ]
     assert not [pid for pid in children() if "aiorl.worker" in psutil.Process(pid).cmdline()]
     for call in (trainer.train, trainer.save, trainer.get_weights):
         with pytest.raises(RuntimeError):

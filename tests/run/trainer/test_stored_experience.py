@@ -22,16 +22,25 @@ from aiorl.offline.readers import FileReader, ReaderOptions
 from aiorl.offline.sources import input_creator
 
 SMALL: dict[str, Any] = {
-    "env": "CartPole-v1", "num_workers": 0, "seed": 3, "rollout_fragment_length": 64, "num_envs_per_worker": 1,
-    "train_batch_size": 256, "sgd_minibatch_size": 64, "model": {"fcnet_hiddens": [16]}, "min_iter_time_s": 0,
+    "env": "CartPole-v1",
+    "num_workers": 0,
+    "seed": 3,
+    "rollout_fragment_length": 64,
+    "num_envs_per_worker": 1,
+    "train_batch_size": 256,
+    "sgd_minibatch_size": 64,
+    "model": {"fcnet_hiddens": [16]},
+    "min_iter_time_s": 0,
     "xla": "off",
-}  # fmt: skip
+}
 LONG = {**SMALL, "xla": "auto"}
 """Settings for long updates, for which compilation pays off."""
 
 
 def test_r187_samples_are_stored_and_read_unchanged(tmp_path: Path) -> None:
-    with PPOConfig(**SMALL, run_dir=str(tmp_path / "run"), output=str(tmp_path / "data")).build() as trainer:
+    with PPOConfig(
+        **SMALL, run_dir=str(tmp_path / "run"), output=str(tmp_path / "data")
+    ).build() as trainer:
         result = trainer.train()
     batches = list(FileReader(str(tmp_path / "data"), ReaderOptions(epochs=1)))
     assert sum(batch.count for batch in batches) >= result["timesteps_total"] == 256
@@ -43,7 +52,9 @@ def test_r187_samples_are_stored_and_read_unchanged(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [BCConfig, MARWILConfig])
-def test_a_rule_that_balances_the_pole_is_learned_from_its_episodes(kind: Any, tmp_path: Path) -> None:
+def test_a_rule_that_balances_the_pole_is_learned_from_its_episodes(
+    kind: Any, tmp_path: Path
+) -> None:
     rows = record(tmp_path / "data", 20)
     assert rows == 20 * 500
     config = kind(
@@ -66,7 +77,12 @@ def test_a_rule_that_balances_the_pole_is_learned_from_its_episodes(kind: Any, t
 @pytest.mark.slow
 def test_a_recurrent_model_learns_from_rows_without_states(tmp_path: Path) -> None:
     record(tmp_path / "data", 20)
-    model = {"fcnet_hiddens": [16], "use_lstm": True, "lstm_cell_size": 8, "lstm_use_prev_action_reward": True}
+    model = {
+        "fcnet_hiddens": [16],
+        "use_lstm": True,
+        "lstm_cell_size": 8,
+        "lstm_use_prev_action_reward": True,
+    }
     files = {"run_dir": str(tmp_path / "run"), "input": str(tmp_path / "data")}
     settings = {**SMALL, **files, "lr": 1e-2, "model": model, "rollout_fragment_length": 16}
     config = BCConfig(**settings, postprocess_inputs=True)
@@ -118,7 +134,9 @@ def test_without_stored_experience_it_says_what_to_give(kind: Any, tmp_path: Pat
 def test_a_run_reads_from_a_function_named_in_its_config(tmp_path: Path) -> None:
     record(tmp_path / "data", 2)
     _Source.path = str(tmp_path / "data")
-    with BCConfig(**SMALL, run_dir=str(tmp_path / "run"), input=f"{__name__}:_Source").build() as trainer:
+    with BCConfig(
+        **SMALL, run_dir=str(tmp_path / "run"), input=f"{__name__}:_Source"
+    ).build() as trainer:
         assert trainer.train()["timesteps_total"] >= 256
 
 
@@ -152,7 +170,9 @@ def test_passes_over_endless_input_are_refused(source: Any) -> None:
 
 
 @pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
-def test_training_ends_with_the_last_pass_over_stored_experience(tmp_path: Path, num_workers: int) -> None:
+def test_training_ends_with_the_last_pass_over_stored_experience(
+    tmp_path: Path, num_workers: int
+) -> None:
     rows = record(tmp_path / "data", 3)
     settings = {**SMALL, "num_workers": num_workers, "run_dir": str(tmp_path / "run")}
     config = BCConfig(**settings, input=str(tmp_path / "data"), input_epochs=2)
@@ -166,10 +186,20 @@ def test_training_ends_with_the_last_pass_over_stored_experience(tmp_path: Path,
 
 
 REPLAY: dict[str, Any] = {
-    "env": "CartPole-v1", "num_workers": 0, "seed": 3, "rollout_fragment_length": 64, "train_batch_size": 32,
-    "training_intensity": 2, "model": {"fcnet_hiddens": [8]}, "min_iter_time_s": 0, "timesteps_per_iteration": 128,
-    "eager": True, "checkpoint_interval_s": 0, "log_sys_usage": False, "replay_capacity": 20_000,
-}  # fmt: skip
+    "env": "CartPole-v1",
+    "num_workers": 0,
+    "seed": 3,
+    "rollout_fragment_length": 64,
+    "train_batch_size": 32,
+    "training_intensity": 2,
+    "model": {"fcnet_hiddens": [8]},
+    "min_iter_time_s": 0,
+    "timesteps_per_iteration": 128,
+    "eager": True,
+    "checkpoint_interval_s": 0,
+    "log_sys_usage": False,
+    "replay_capacity": 20_000,
+}
 
 
 def test_a_replay_stores_each_row_once_and_reports_an_input_that_is_due(tmp_path: Path) -> None:
@@ -178,14 +208,18 @@ def test_a_replay_stores_each_row_once_and_reports_an_input_that_is_due(tmp_path
     config = IQLConfig(**REPLAY, run_dir=str(tmp_path / "run"), input=str(tmp_path / "data"))
     with config.build() as first:
         found = [result for result, _ in zip(first.iterate(), range(2 * rows // 128), strict=False)]
-        begun = [result["timesteps_total"] for result in found if result["learner"]["num_sgd_steps"]]
+        begun = [
+            result["timesteps_total"] for result in found if result["learner"]["num_sgd_steps"]
+        ]
         assert rows <= begun[0] < rows + 256
         last = found[-1]
         assert last["learner"]["replay_rows"] == last["learner"]["rows_stored"] == rows
         assert last["learner"]["training_intensity"] == pytest.approx(2.0, abs=0.2)
         ledger = last["ledger"]
         assert ledger["sampled"] == ledger["trained"] + ledger["queued"] >= 1.5 * rows
-        with aiorl.Trainer.restore(first.save(tmp_path / "saved"), run_dir=str(tmp_path / "other")) as second:
+        with aiorl.Trainer.restore(
+            first.save(tmp_path / "saved"), run_dir=str(tmp_path / "other")
+        ) as second:
             for _ in range(rows // 128 + 1):
                 result = second.train()
                 assert result["learner"]["num_sgd_steps"] > 0
@@ -194,7 +228,9 @@ def test_a_replay_stores_each_row_once_and_reports_an_input_that_is_due(tmp_path
 
 def test_with_a_replay_training_ends_with_the_last_pass(tmp_path: Path) -> None:
     rows = record(tmp_path / "data", 10, expert=False)
-    config = IQLConfig(**REPLAY, run_dir=str(tmp_path / "run"), input=str(tmp_path / "data"), input_epochs=3)
+    config = IQLConfig(
+        **REPLAY, run_dir=str(tmp_path / "run"), input=str(tmp_path / "data"), input_epochs=3
+    )
     with config.build() as trainer:
         *_, last = trainer.iterate()
         assert last["timesteps_total"] == 3 * rows
@@ -217,15 +253,25 @@ def test_a_replay_stores_a_mixture_in_its_order(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_each_of_several_policies_learns_from_its_own_stored_rows(tmp_path: Path) -> None:
     several = {
-        "env": "examples.multi_agent_cartpole:CartPoles", "eager": True,
+        "env": "examples.multi_agent_cartpole:CartPoles",
+        "eager": True,
         "multiagent": {
-            "policies": {"even": None, "odd": None}, "policy_mapping_fn": "examples.multi_agent_cartpole:policy_for"
+            "policies": {"even": None, "odd": None},
+            "policy_mapping_fn": "examples.multi_agent_cartpole:policy_for",
         },
-    }  # fmt: skip
+    }
     data = str(tmp_path / "data")
-    with PPOConfig(**{**SMALL, **several}, num_sgd_iter=1, run_dir=str(tmp_path / "ppo"), output=data).build() as ppo:
+    with PPOConfig(
+        **{**SMALL, **several}, num_sgd_iter=1, run_dir=str(tmp_path / "ppo"), output=data
+    ).build() as ppo:
         ppo.train()
-    settings = {**REPLAY, **several, "timesteps_per_iteration": 64, "training_intensity": 0.5, "learning_starts": 64}
+    settings = {
+        **REPLAY,
+        **several,
+        "timesteps_per_iteration": 64,
+        "training_intensity": 0.5,
+        "learning_starts": 64,
+    }
     with IQLConfig(**settings, run_dir=str(tmp_path / "run"), input=data).build() as trainer:
         for _ in range(4):
             learner = trainer.train()["learner"]
@@ -234,7 +280,9 @@ def test_each_of_several_policies_learns_from_its_own_stored_rows(tmp_path: Path
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [pytest.param(CQLConfig, marks=pytest.mark.nightly), IQLConfig])
-def test_with_half_of_the_rows_random_values_show_the_better_ones(kind: Any, tmp_path: Path) -> None:
+def test_with_half_of_the_rows_random_values_show_the_better_ones(
+    kind: Any, tmp_path: Path
+) -> None:
     """Cloning all of them reaches about 300."""
     record(tmp_path / "data", 10)
     record(tmp_path / "data", 250, expert=False)
@@ -242,7 +290,13 @@ def test_with_half_of_the_rows_random_values_show_the_better_ones(kind: Any, tmp
     if kind is CQLConfig:
         settings |= {"initial_alpha": 0.1, "alpha_lr": 0, "cql_weight": 1.0}
     model = {"fcnet_hiddens": [64, 64], "fcnet_activation": "relu"}
-    own = {**REPLAY, **settings, "model": model, "run_dir": str(tmp_path / "run"), "input": str(tmp_path / "data")}
+    own = {
+        **REPLAY,
+        **settings,
+        "model": model,
+        "run_dir": str(tmp_path / "run"),
+        "input": str(tmp_path / "data"),
+    }
     with kind(**own).build() as trainer:
         *_, result = trainer.iterate(stop_timesteps=16_000 if kind is IQLConfig else 40_000)
         assert result["learner"]["replay_rows"] == result["learner"]["rows_stored"] < 12_000

@@ -1,4 +1,6 @@
-"""Trainers as a program uses them, without worker processes; with workers: test_trainer_with_workers."""
+"""Trainers as a program uses them, without worker processes; with workers:
+test_trainer_with_workers.
+"""
 
 from __future__ import annotations
 
@@ -37,9 +39,16 @@ Make = Callable[..., Any]
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Return a trainer after two iterations, with a filter; it traces its update, and tests must not change it."""
+    """Return a trainer after two iterations, with a filter; it traces its update, and tests must
+    not change it.
+    """
     folder = tmp_path_factory.mktemp("shared")
-    settings = {**SMALL, **TRACED, "run_dir": str(folder / "run"), "observation_filter": "MeanStdFilter"}
+    settings = {
+        **SMALL,
+        **TRACED,
+        "run_dir": str(folder / "run"),
+        "observation_filter": "MeanStdFilter",
+    }
     with aiorl.PPOTrainer(settings, env="CartPole-v1") as trainer:
         trainer.train()
         trainer.train()
@@ -78,7 +87,9 @@ def test_r172_a_class_that_only_this_process_knows_works_without_workers_and_is_
 
 
 @pytest.mark.parametrize("env", [None, 5, "NoSuchEnv-v0"])
-def test_r172_anything_else_is_a_value_error_and_nothing_is_made(make: Make, env: Any, tmp_path: Path) -> None:
+def test_r172_anything_else_is_a_value_error_and_nothing_is_made(
+    make: Make, env: Any, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError) as caught:
         make(env)
     assert caught.value.key == "env"
@@ -89,7 +100,10 @@ def test_r173_the_run_directory_is_new_and_named_by_algorithm_environment_and_ti
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with aiorl.PPOTrainer(SMALL, env="CartPole-v1") as one, aiorl.PPOTrainer(SMALL, env="CartPole-v1") as two:
+    with (
+        aiorl.PPOTrainer(SMALL, env="CartPole-v1") as one,
+        aiorl.PPOTrainer(SMALL, env="CartPole-v1") as two,
+    ):
         names = [Path(trainer.logdir).name for trainer in (one, two)]
     assert len({*names}) == 2
     for name in names:
@@ -112,10 +126,18 @@ def test_a_config_of_another_algorithm_is_refused() -> None:
         aiorl.PPOTrainer({"algo": "impala"}, env="CartPole-v1")
 
 
-def test_r171_with_common_config_replaces_whole_sub_dicts_and_does_not_change_the_defaults() -> None:
+def test_r171_with_common_config_replaces_whole_sub_dicts_and_does_not_change_the_defaults() -> (
+    None
+):
     before = PPOConfig().to_dict()
-    changed = aiorl.PPOTrainer.with_common_config({"lr": 1.0, "env_config": {"a": 1}, "model": {"use_lstm": True}})
-    assert (changed["lr"], changed["env_config"], changed["model"]) == (1.0, {"a": 1}, {"use_lstm": True})
+    changed = aiorl.PPOTrainer.with_common_config(
+        {"lr": 1.0, "env_config": {"a": 1}, "model": {"use_lstm": True}}
+    )
+    assert (changed["lr"], changed["env_config"], changed["model"]) == (
+        1.0,
+        {"a": 1},
+        {"use_lstm": True},
+    )
     assert PPOConfig().to_dict() == before
 
 
@@ -145,7 +167,9 @@ def test_iterate_ends_at_a_criterion_and_shows_progress_on_request(
     trainer = make()
     assert len(list(trainer.iterate(stop_iterations=2, progress=True))) == 2
     assert len(re.findall(r"\r\d\d:\d\d  ", capsys.readouterr().out)) == 2
-    *earlier, last = [result["env_steps_trained_total"] for result in trainer.iterate(stop_timesteps=256)]
+    *earlier, last = [
+        result["env_steps_trained_total"] for result in trainer.iterate(stop_timesteps=256)
+    ]
     assert max(earlier) < 256 <= last
     assert len(list(trainer.iterate(stop_time_s=0.0))) == 1
     assert capsys.readouterr().out == ""
@@ -162,19 +186,28 @@ def test_r174_the_timestep_is_set_before_each_iteration(make: Make) -> None:
 
 
 class Hooks(aiorl.DefaultCallbacks):
-    """Hooks that change each result by facts of the trainer, and stop the trainer in its second iteration."""
+    """Hooks that change each result by facts of the trainer, and stop the trainer in its second
+    iteration.
+    """
 
     def on_train_result(self, *, trainer: Any, result: dict[str, Any], **kwargs: Any) -> None:
-        result["mine"] = {"iteration": trainer.iteration, "action": int(trainer.compute_action(np.zeros(4)))}
+        result["mine"] = {
+            "iteration": trainer.iteration,
+            "action": int(trainer.compute_action(np.zeros(4))),
+        }
         if trainer.iteration == 2:
             trainer.stop()
 
 
-def test_r180_changes_by_on_train_result_are_returned_and_logged_even_if_it_stops_the_trainer(make: Make) -> None:
+def test_r180_changes_by_on_train_result_are_returned_and_logged_even_if_it_stops_the_trainer(
+    make: Make,
+) -> None:
     trainer = make(callbacks=f"{__name__}:Hooks")
     results = list(trainer.iterate(stop_iterations=5))
     assert [result["mine"]["iteration"] for result in results] == [1, 2]
-    assert [result["mine"] for result in read_results(Path(trainer.logdir))] == [result["mine"] for result in results]
+    assert [result["mine"] for result in read_results(Path(trainer.logdir))] == [
+        result["mine"] for result in results
+    ]
     held = {os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")}
     assert not [path for path in held if path.startswith(trainer.logdir)]
     with aiorl.PPOTrainer({"resume": trainer.logdir}) as again:  # no one holds its lock
@@ -220,7 +253,9 @@ def test_a_restored_trainer_takes_secrets_from_the_environment_and_names_missing
         aiorl.Trainer.restore(path, run_dir=str(tmp_path / "third"))
 
 
-def test_changes_of_a_restored_trainer_merge_into_the_groups_of_its_config(make: Make, tmp_path: Path) -> None:
+def test_changes_of_a_restored_trainer_merge_into_the_groups_of_its_config(
+    make: Make, tmp_path: Path
+) -> None:
     sizes: list[Any] = []
     aiorl.register_env("sized", lambda context: sizes.append(dict(context)) or Played())
     first = make("sized", env_config={"size": 7, "pay": 2}, lr_schedule=[[0, 0.5], [9999, 0.1]])
@@ -231,7 +266,12 @@ def test_changes_of_a_restored_trainer_merge_into_the_groups_of_its_config(make:
             aiorl.Trainer.restore(path, **{name: str(path)})
         assert caught.value.key == name
     sizes.clear()
-    changes = {"env_config": {"pay": 3}, "model": {"initial_log_std": 0.0}, "lr": 0.125, "run_dir": str(tmp_path / "b")}
+    changes = {
+        "env_config": {"pay": 3},
+        "model": {"initial_log_std": 0.0},
+        "lr": 0.125,
+        "run_dir": str(tmp_path / "b"),
+    }
     with aiorl.Trainer.restore(path, **changes) as again:
         assert again.config.env_config == {"size": 7, "pay": 3}
         assert {(own["size"], own["pay"]) for own in sizes} == {(7, 3)}
@@ -261,7 +301,9 @@ def test_an_environment_gets_objects_as_they_are_in_training_evaluations_and_res
         return env
 
     table = np.array([2.0])
-    trainer = make(tabled, env_config={"table": table}, evaluation_interval=1, evaluation_num_episodes=1)
+    trainer = make(
+        tabled, env_config={"table": table}, evaluation_interval=1, evaluation_num_episodes=1
+    )
     result = trainer.train()
     assert result["episode_reward_mean"] == result["evaluation"]["episode_reward_mean"] == 8.0
     assert trainer.evaluate(1).mean == 8.0
@@ -270,12 +312,16 @@ def test_an_environment_gets_objects_as_they_are_in_training_evaluations_and_res
     with aiorl.Trainer.restore(path, run_dir=str(tmp_path / "a")) as again:
         assert again.train()["evaluation"]["episode_reward_mean"] == 8.0
     assert all(each is table for each in tables)
-    with aiorl.Trainer.restore(path, env_config={"table": other}, run_dir=str(tmp_path / "b")) as again:
+    with aiorl.Trainer.restore(
+        path, env_config={"table": other}, run_dir=str(tmp_path / "b")
+    ) as again:
         assert again.train()["evaluation"]["episode_reward_mean"] == 12.0
     assert aiorl.evaluate(path, episodes=1, config={"env_config": {"table": other}}).mean == 12.0
 
 
-def test_the_update_after_a_failed_one_uses_a_new_batch(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_update_after_a_failed_one_uses_a_new_batch(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     trainer = make()
     trainer.train()
     with monkeypatch.context() as patch:
@@ -297,14 +343,18 @@ def test_results_go_to_the_callers_logger_if_there_is_one(tmp_path: Path) -> Non
         given.append(config)
         return SimpleNamespace(write=results.append, close=lambda: results.append("closed"))
 
-    with aiorl.PPOTrainer({**SMALL, "run_dir": str(tmp_path / "run")}, "CartPole-v1", creator) as trainer:
+    with aiorl.PPOTrainer(
+        {**SMALL, "run_dir": str(tmp_path / "run")}, "CartPole-v1", creator
+    ) as trainer:
         result = trainer.train()
     assert results == [result, "closed"]
     assert given[0]["lr"] == 0.01
     assert not (tmp_path / "run" / "result.jsonl").exists()
 
 
-def test_r193_results_average_over_the_smoothing_window_and_are_nan_without_an_episode(make: Make) -> None:
+def test_r193_results_average_over_the_smoothing_window_and_are_nan_without_an_episode(
+    make: Make,
+) -> None:
     trainer = make("MountainCar-v0")
     assert np.isnan(trainer.train()["episode_reward_mean"])
 
@@ -350,7 +400,9 @@ def test_r175_a_failure_that_is_not_ignored_is_raised_with_a_hint(tmp_path: Path
     assert "ignore_worker_failures" in str(caught.value.__notes__)
 
 
-def test_r176_an_iteration_is_attempted_four_times_or_once_without_a_way_to_recover(tmp_path: Path) -> None:
+def test_r176_an_iteration_is_attempted_four_times_or_once_without_a_way_to_recover(
+    tmp_path: Path,
+) -> None:
     with failing(tmp_path / "a", 3, ignore_worker_failures=True) as trainer:
         assert trainer.train()["training_iteration"] == 1
         assert trainer.tries == 4
@@ -374,14 +426,19 @@ def test_an_environments_error_reaches_the_caller_with_its_traceback_and_trainin
     played.at_step[played.steps + 5] = raising(ZeroDivisionError("in my environment"))
     with pytest.raises(EnvError, match="in my environment") as caught:
         trainer.train()
-    assert isinstance(caught.value.__cause__, ZeroDivisionError) or "ZeroDivisionError" in caught.value.traceback_text
+    assert (
+        isinstance(caught.value.__cause__, ZeroDivisionError)
+        or "ZeroDivisionError" in caught.value.traceback_text
+    )
     result = trainer.train()
     assert result["updates_total"] == 2
     assert result["ledger"]["trained"] == 128
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
-def test_leaving_the_block_by_an_error_saves_the_last_update(make: Make, error: type[BaseException]) -> None:
+def test_leaving_the_block_by_an_error_saves_the_last_update(
+    make: Make, error: type[BaseException]
+) -> None:
     trainer = make()
 
     def work() -> None:
@@ -424,7 +481,9 @@ def test_r181_compute_action_preprocesses_filters_without_update_and_returns_all
     std = np.sqrt(state["m2"] / (state["n"] - 1))
     filtered = np.clip((obs - state["mean"]) / (std + 1e-8), -10, 10).astype(np.float32)
     _, _, want = local.get_policy().compute_actions(filtered[None], [])
-    np.testing.assert_allclose(beside["action_dist_inputs"], want["action_dist_inputs"][0], rtol=1e-4)
+    np.testing.assert_allclose(
+        beside["action_dist_inputs"], want["action_dist_inputs"][0], rtol=1e-4
+    )
     after = shared.workers.local_worker().filters["default_policy"].state()
     assert state["n"] == after["n"] > 0
 
@@ -435,7 +494,9 @@ def test_r181_a_recurrent_state_is_used_and_returned(make: Make) -> None:
     first = trainer.compute_action(obs, full_fetch=True)
     second = trainer.compute_action(obs, first[1])
     assert len(second) == 3
-    assert not np.allclose(first[2]["action_dist_inputs"], second[2]["action_dist_inputs"], rtol=1e-6)
+    assert not np.allclose(
+        first[2]["action_dist_inputs"], second[2]["action_dist_inputs"], rtol=1e-6
+    )
     again = trainer.compute_action(obs, [np.zeros_like(part) for part in first[1]])
     np.testing.assert_array_equal(again[2]["action_dist_inputs"], first[2]["action_dist_inputs"])
     assert trainer.compute_action(obs, []) == first[0]
@@ -448,7 +509,10 @@ def test_a_policys_state_takes_its_filter_along_and_weights_alone_say_that_they_
     observations = np.random.default_rng(0).normal(0.0, 1.0, (20, 4))
 
     def outputs(trainer: Any) -> Any:
-        return [trainer.compute_action(obs, full_fetch=True)[2]["action_dist_inputs"] for obs in observations]
+        return [
+            trainer.compute_action(obs, full_fetch=True)[2]["action_dist_inputs"]
+            for obs in observations
+        ]
 
     state = shared.get_policy_state()
     assert state["filter"]["n"] > 0
@@ -460,7 +524,9 @@ def test_a_policys_state_takes_its_filter_along_and_weights_alone_say_that_they_
     assert not [record for record in caplog.records if "set_policy_state" in record.getMessage()]
     for _ in range(2):
         other.set_weights({"default_policy": state["weights"]})
-    assert len([record for record in caplog.records if "set_policy_state" in record.getMessage()]) == 1
+    assert (
+        len([record for record in caplog.records if "set_policy_state" in record.getMessage()]) == 1
+    )
     kept = other.get_policy_state()
     broken: list[Any] = [
         {"weights": state["weights"]},
@@ -481,9 +547,13 @@ def test_new_weights_are_used_and_unsuitable_ones_are_refused(make: Make) -> Non
     trainer = make()
     weights = trainer.get_weights()["default_policy"]
     trainer.set_weights({"default_policy": {name: value * 0 for name, value in weights.items()}})
-    assert trainer.compute_action(np.ones(4), full_fetch=True)[2]["action_dist_inputs"].tolist() == [0, 0]
+    assert trainer.compute_action(np.ones(4), full_fetch=True)[2][
+        "action_dist_inputs"
+    ].tolist() == [0, 0]
     with pytest.raises(ConfigError):
-        trainer.set_weights({"default_policy": {**weights, "policy/head/kernel": np.zeros((3, 3), np.float32)}})
+        trainer.set_weights(
+            {"default_policy": {**weights, "policy/head/kernel": np.zeros((3, 3), np.float32)}}
+        )
     with pytest.raises(ConfigError, match="/policy/dense_0/kernel'"):
         trainer.set_weights({"default_policy": {"policy/head/bias": weights["policy/head/bias"]}})
     for call in (
@@ -498,7 +568,9 @@ def test_new_weights_are_used_and_unsuitable_ones_are_refused(make: Make) -> Non
 # Saving
 
 
-def test_r183_exports_land_in_the_named_directories_and_are_returned_by_format(shared: Any, tmp_path: Path) -> None:
+def test_r183_exports_land_in_the_named_directories_and_are_returned_by_format(
+    shared: Any, tmp_path: Path
+) -> None:
     obs = np.array([[0.5, -0.2, 0.1, 0.3]], np.float32)
     written = shared.export_policy_model(tmp_path / "exported", formats=["onnx"])
     assert written == {"onnx": str(tmp_path / "exported" / "onnx" / "policy.onnx")}
@@ -524,7 +596,9 @@ def test_a_trainer_describes_itself_its_metrics_and_its_resources(shared: Any) -
     assert "training_iteration" not in metrics
     with pytest.raises(NotImplementedError):
         shared.collect_metrics([1])
-    request = aiorl.PPOTrainer.default_resource_request({"num_workers": 3, "num_cpus_per_worker": 2})
+    request = aiorl.PPOTrainer.default_resource_request(
+        {"num_workers": 3, "num_cpus_per_worker": 2}
+    )
     assert request.cpu == 1 + 3 * 2
     assert "num_cpus_per_worker" in aiorl.PPOTrainer.resource_help({"num_workers": 3})
 
@@ -543,7 +617,10 @@ def test_r182_a_trainer_restored_from_a_checkpoint_alone_acts_filters_and_learns
         got = other.compute_action(obs, full_fetch=True)[2]
         for name in want:
             np.testing.assert_array_equal(got[name], want[name])
-        filters = [each.workers.local_worker().filters["default_policy"].state() for each in (shared, other)]
+        filters = [
+            each.workers.local_worker().filters["default_policy"].state()
+            for each in (shared, other)
+        ]
         assert filters[0]["n"] == filters[1]["n"] > 0
         np.testing.assert_array_equal(filters[0]["mean"], filters[1]["mean"])
         result = other.train()
@@ -551,12 +628,16 @@ def test_r182_a_trainer_restored_from_a_checkpoint_alone_acts_filters_and_learns
     assert result["ledger"]["trained"] == result["env_steps_trained_total"] > 128
 
 
-def test_a_missing_checkpoint_or_one_of_another_environment_is_refused(make: Make, tmp_path: Path, shared: Any) -> None:
+def test_a_missing_checkpoint_or_one_of_another_environment_is_refused(
+    make: Make, tmp_path: Path, shared: Any
+) -> None:
     with pytest.raises(CheckpointError, match="nowhere"):
         aiorl.Trainer.restore(tmp_path / "nowhere")
     path = shared.save(tmp_path / "saved")
     with pytest.raises(AiorlError, match="Acrobot"):
-        aiorl.PPOTrainer({**SMALL, "run_dir": str(tmp_path / "run")}, env="Acrobot-v1", checkpoint=path)
+        aiorl.PPOTrainer(
+            {**SMALL, "run_dir": str(tmp_path / "run")}, env="Acrobot-v1", checkpoint=path
+        )
     trainer = make()
     for other in (make("Acrobot-v1"), make(model={"fcnet_hiddens": [9]})):
         with pytest.raises(CheckpointError):
@@ -566,7 +647,10 @@ def test_a_missing_checkpoint_or_one_of_another_environment_is_refused(make: Mak
 
 def test_wrong_arguments_are_refused_by_name(shared: Any) -> None:
     refused: dict[str, list[Callable[[], Any]]] = {
-        "config": [lambda: aiorl.PPOTrainer("CartPole-v1"), lambda: aiorl.train("CartPole-v1", config=5)],
+        "config": [
+            lambda: aiorl.PPOTrainer("CartPole-v1"),
+            lambda: aiorl.train("CartPole-v1", config=5),
+        ],
         "stop_evaluation_return": [lambda: next(iter(shared.iterate(stop_evaluation_return=1.0)))],
         "": [lambda: shared.set_weights(3), lambda: shared.set_weights({"default_policy": [1.0]})],
         "episodes": [lambda: shared.evaluate("3"), lambda: shared.evaluate(0)],

@@ -25,9 +25,16 @@ from aiorl.keys import make_keys
 from aiorl.run import restoring
 
 SMALL: dict[str, Any] = {
-    "env": "CartPole-v1", "num_envs_per_worker": 2, "rollout_fragment_length": 16, "train_batch_size": 64, "xla": "off",
-    "seed": 1, "model": {"fcnet_hiddens": [8]}, "compilation_cache": "off", "num_workers": 2,
-}  # fmt: skip
+    "env": "CartPole-v1",
+    "num_envs_per_worker": 2,
+    "rollout_fragment_length": 16,
+    "train_batch_size": 64,
+    "xla": "off",
+    "seed": 1,
+    "model": {"fcnet_hiddens": [8]},
+    "compilation_cache": "off",
+    "num_workers": 2,
+}
 PPO = {**SMALL, "sgd_minibatch_size": 32, "num_sgd_iter": 2, "lr": 0.01}
 
 
@@ -85,9 +92,13 @@ def test_r194_a_streaming_trainer_fills_its_leases_between_two_calls_and_counts_
 
 
 @pytest.mark.slow
-def test_r175_a_lost_worker_ends_training_with_a_hint_or_is_ignored_on_request(tmp_path: Path) -> None:
+def test_r175_a_lost_worker_ends_training_with_a_hint_or_is_ignored_on_request(
+    tmp_path: Path,
+) -> None:
     settings = {**PPO, "max_worker_restarts": 0}
-    with aiorl.PPOTrainer({**settings, "run_dir": str(tmp_path / "a"), "ignore_worker_failures": True}) as trainer:
+    with aiorl.PPOTrainer(
+        {**settings, "run_dir": str(tmp_path / "a"), "ignore_worker_failures": True}
+    ) as trainer:
         trainer.train()
         first, second = worker_pids()
         os.kill(first, signal.SIGKILL)
@@ -113,11 +124,17 @@ def train_on(trainer: aiorl.Trainer) -> None:
 
 def worker_pids() -> list[int]:
     children = psutil.Process().children(recursive=True)
-    return [child.pid for child in children if "--slot" in child.cmdline() and "aiorl.worker" in child.cmdline()]
+    return [
+        child.pid
+        for child in children
+        if "--slot" in child.cmdline() and "aiorl.worker" in child.cmdline()
+    ]
 
 
 @pytest.mark.slow
-def test_t2_ctrl_c_ends_a_script_with_a_checkpoint_of_the_last_update_and_without_processes(tmp_path: Path) -> None:
+def test_t2_ctrl_c_ends_a_script_with_a_checkpoint_of_the_last_update_and_without_processes(
+    tmp_path: Path,
+) -> None:
     text = textwrap.dedent(f"""\
         import aiorl
         trainer = aiorl.PPOTrainer({ {**PPO, "run_dir": str(tmp_path / "run")}!r})
@@ -141,7 +158,15 @@ def test_with_an_address_and_no_local_workers_it_waits_for_others(tmp_path: Path
     keys = tmp_path / "keys"
     make_keys(keys)
     settings = {**PPO, "num_workers": 0, "bind": "tcp://127.0.0.1:47611", "keys": str(keys)}
-    command = [sys.executable, "-m", "aiorl.worker", "--connect", settings["bind"], "--keys", str(keys)]
+    command = [
+        sys.executable,
+        "-m",
+        "aiorl.worker",
+        "--connect",
+        settings["bind"],
+        "--keys",
+        str(keys),
+    ]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as worker:
         try:
             with aiorl.PPOTrainer({**settings, "run_dir": str(tmp_path / "run")}) as trainer:
@@ -166,7 +191,9 @@ if __name__ == "__main__":
 """
     with script(tmp_path, text) as process:
         results = tmp_path / "run" / "result.jsonl"
-        wait_until(lambda: results.exists() and results.read_text(), 60)  # an evaluation comes first
+        wait_until(
+            lambda: results.exists() and results.read_text(), 60
+        )  # an evaluation comes first
         process.send_signal(signal.SIGINT)
         printed, said = process.communicate(timeout=60)
     assert process.returncode == 0, said
@@ -199,11 +226,18 @@ class Own(gymnasium.Wrapper):
 
 
 @pytest.mark.slow
-def test_workers_and_evaluations_find_the_modules_next_to_a_script_from_any_directory(tmp_path: Path) -> None:
+def test_workers_and_evaluations_find_the_modules_next_to_a_script_from_any_directory(
+    tmp_path: Path,
+) -> None:
     folder = tmp_path / "scripts"
     folder.mkdir()
     (folder / "nearby.py").write_text(NEARBY)
-    config = {**PPO, "run_dir": str(tmp_path / "run"), "evaluation_interval": 1, "evaluation_num_episodes": 1}
+    config = {
+        **PPO,
+        "run_dir": str(tmp_path / "run"),
+        "evaluation_interval": 1,
+        "evaluation_num_episodes": 1,
+    }
     text = f"""
 import aiorl
 import nearby
@@ -225,14 +259,23 @@ def test_the_last_checkpoint_contains_the_replay_even_if_batches_wait(
 ) -> None:
     """The update thread leaves the batch that waits, as if learning were slower than sampling."""
     config = {
-        **SMALL, "algo": "dqn", "num_workers": 1, "train_batch_size": 32, "training_intensity": 8,
-        "learning_starts": 64, "replay_capacity": 2000, "eager": True, "run_dir": str(tmp_path / "run"),
+        **SMALL,
+        "algo": "dqn",
+        "num_workers": 1,
+        "train_batch_size": 32,
+        "training_intensity": 8,
+        "learning_starts": 64,
+        "replay_capacity": 2000,
+        "eager": True,
+        "run_dir": str(tmp_path / "run"),
         "timesteps_per_iteration": 32,
-    }  # fmt: skip
+    }
     result = aiorl.train(config=config, stop_timesteps=160)
     checkpoint = find_checkpoint(result["checkpoint"])
     assert checkpoint.meta["experience"].keys() == {"default_policy"}
-    with aiorl.Trainer.restore(result["checkpoint"], run_dir=str(tmp_path / "again"), num_workers=0) as trainer:
+    with aiorl.Trainer.restore(
+        result["checkpoint"], run_dir=str(tmp_path / "again"), num_workers=0
+    ) as trainer:
         assert trainer.train()["learner"]["replay_rows"] >= 160
         assert restoring.__name__ not in [record.name for record in caplog.records]
         bare = tmp_path / "bare"

@@ -21,13 +21,25 @@ import aiorl
 def test_a_batch_has_its_env_steps_even_if_episodes_are_longer_than_fragments(
     kind: type[aiorl.Trainer], num_workers: int, envs: int, length: int, tmp_path: Path
 ) -> None:
-    """Pendulum's episodes have 200 steps: 64 fragments of 25 steps, or 16 of 100, would make up 1,600."""
+    """Pendulum's episodes have 200 steps: 64 fragments of 25 steps, or 16 of 100, would make up
+    1,600.
+    """
     settings: dict[str, Any] = {
-        "env": "Pendulum-v1", "num_workers": num_workers, "num_envs_per_worker": envs, "train_batch_size": 1600,
-        "rollout_fragment_length": length, "batch_mode": "complete_episodes", "model": {"fcnet_hiddens": [8]},
-        "seed": 1, "min_iter_time_s": 0, "eager": True, "num_sgd_iter": 1, "sgd_minibatch_size": None,
-        "log_sys_usage": False, "run_dir": str(tmp_path / "run"),
-    }  # fmt: skip
+        "env": "Pendulum-v1",
+        "num_workers": num_workers,
+        "num_envs_per_worker": envs,
+        "train_batch_size": 1600,
+        "rollout_fragment_length": length,
+        "batch_mode": "complete_episodes",
+        "model": {"fcnet_hiddens": [8]},
+        "seed": 1,
+        "min_iter_time_s": 0,
+        "eager": True,
+        "num_sgd_iter": 1,
+        "sgd_minibatch_size": None,
+        "log_sys_usage": False,
+        "run_dir": str(tmp_path / "run"),
+    }
     with kind(config=settings) as trainer:
         results = [trainer.train() for _ in range(2)]
     assert [result["timesteps_this_iter"] for result in results] == [1600] * 2

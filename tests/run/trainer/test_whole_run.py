@@ -16,9 +16,15 @@ from aiorl.errors import AiorlError, ConfigError
 from aiorl.learning.algorithms.ppo import PPOConfig
 
 IMPALA: dict[str, Any] = {
-    "num_workers": 0, "num_envs_per_worker": 2, "rollout_fragment_length": 16, "train_batch_size": 64,
-    "eager": True, "seed": 1, "model": {"fcnet_hiddens": [8]}, "compilation_cache": "off",
-}  # fmt: skip
+    "num_workers": 0,
+    "num_envs_per_worker": 2,
+    "rollout_fragment_length": 16,
+    "train_batch_size": 64,
+    "eager": True,
+    "seed": 1,
+    "model": {"fcnet_hiddens": [8]},
+    "compilation_cache": "off",
+}
 
 
 def of(run_dir: Path) -> dict[str, Any]:
@@ -28,14 +34,20 @@ def of(run_dir: Path) -> dict[str, Any]:
 
 def test_the_algorithm_is_the_arguments_the_configs_or_the_presets(tmp_path: Path) -> None:
     ways: dict[str, dict[str, Any]] = {
-        "preset": {"config": IMPALA, "preset": "impala-cartpole"},  # the preset has an environment, too
+        "preset": {
+            "config": IMPALA,
+            "preset": "impala-cartpole",
+        },  # the preset has an environment, too
         "argument": {"env": "CartPole-v1", "algo": "impala", "config": IMPALA},
         "object": {"config": PPOConfig(env="CartPole-v1", **SMALL)},
     }
     for name, how in ways.items():
         aiorl.train(**how, stop_timesteps=64, run_dir=str(tmp_path / name))
         found = of(tmp_path / name)
-        assert (found["algo"], found["env"]) == ("ppo" if name == "object" else "impala", "CartPole-v1")
+        assert (found["algo"], found["env"]) == (
+            "ppo" if name == "object" else "impala",
+            "CartPole-v1",
+        )
     assert of(tmp_path / "preset")["normalize_rewards"] is True
     with pytest.raises(ConfigError) as caught:
         aiorl.train(algo="ppo", preset="impala-cartpole")
@@ -57,7 +69,9 @@ def test_a_missing_tensorflow_is_reported_before_a_run_directory_is_made(
 
 def test_a_resumed_run_keeps_its_own_settings(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    first = aiorl.train("CartPole-v1", config={**SMALL, "lr": 0.0125}, stop_timesteps=64, run_dir=str(run_dir))
+    first = aiorl.train(
+        "CartPole-v1", config={**SMALL, "lr": 0.0125}, stop_timesteps=64, run_dir=str(run_dir)
+    )
     more = aiorl.train(resume=str(run_dir), stop_timesteps=128)
     steps = [result["env_steps_trained_total"] for result in (first, more)]
     assert 64 <= steps[0] < 128 <= steps[1]
@@ -88,7 +102,9 @@ def test_a_run_in_this_process_shows_plain_lines_even_on_a_terminal(
     """A panel would draw over a debugger's prompt."""
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
-    result = aiorl.train("CartPole-v1", config=SMALL, stop_timesteps=64, run_dir=str(tmp_path / "run"))
+    result = aiorl.train(
+        "CartPole-v1", config=SMALL, stop_timesteps=64, run_dir=str(tmp_path / "run")
+    )
     shown = capsys.readouterr().out
     assert "CartPole-v1" in shown
     assert "\x1b[" not in shown.partition(result["reason"])[0]

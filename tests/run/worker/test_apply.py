@@ -24,9 +24,15 @@ class TapePolicy:
         self.timesteps.append(global_vars["v"])
 
 
-def snapshot(version: int, *, filters: dict[str, Any] | None = None, acks: dict[str, int] | None = None) -> Snapshot:
+def snapshot(
+    version: int, *, filters: dict[str, Any] | None = None, acks: dict[str, int] | None = None
+) -> Snapshot:
     return Snapshot(
-        version, {DEFAULT_POLICY_ID: {"w": np.array([version], np.float32)}}, filters or {}, acks or {}, {"v": version}
+        version,
+        {DEFAULT_POLICY_ID: {"w": np.array([version], np.float32)}},
+        filters or {},
+        acks or {},
+        {"v": version},
     )
 
 
@@ -65,7 +71,9 @@ def test_r143_the_filter_keeps_what_was_sent_but_not_acknowledged() -> None:
     state = observation_filter.state()
     assert state["n"] == 15
     np.testing.assert_allclose(state["mean"], everything.mean(0), rtol=1e-9)
-    np.testing.assert_allclose(state["m2"], ((everything - everything.mean(0)) ** 2).sum(0), rtol=1e-9)
+    np.testing.assert_allclose(
+        state["m2"], ((everything - everything.mean(0)) ** 2).sum(0), rtol=1e-9
+    )
 
 
 def test_r144_without_synchronisation_only_the_first_filter_state_is_adopted() -> None:

@@ -1,4 +1,6 @@
-"""`python -m aiorl.worker` as processes: the parent that restarts workers, and the exit statuses."""
+"""`python -m aiorl.worker` as processes: the parent that restarts workers, and the exit
+statuses.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ def test_a_worker_can_open_as_many_files_as_its_user_allows() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     command = [sys.executable, "-m", "aiorl.worker", NOBODY, "--num-workers=1"]
     with subprocess.Popen(
-        command, stderr=subprocess.PIPE, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
+        command,
+        stderr=subprocess.PIPE,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard)),
     ) as parent:
         assert parent.stderr is not None
         assert b"tcp://127.0.0.1:9" in parent.stderr.readline()
@@ -63,7 +67,12 @@ def test_a_worker_can_open_as_many_files_as_its_user_allows() -> None:
 async def test_a_worker_is_restarted_whatever_ends_it_and_its_parent_is_small() -> None:
     both = learner_over_tcp()
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "aiorl.worker", "--connect", both.source.address, stderr=subprocess.PIPE
+        sys.executable,
+        "-m",
+        "aiorl.worker",
+        "--connect",
+        both.source.address,
+        stderr=subprocess.PIPE,
     )
     await both.updates_done(2, 60)
     first = child_of(process.pid)
@@ -71,7 +80,9 @@ async def test_a_worker_is_restarted_whatever_ends_it_and_its_parent_is_small() 
     assert not [loaded.path for loaded in parent.memory_maps() if HEAVY.search(loaded.path)]
     assert parent.memory_info().rss < 20e6
     os.kill(first, signal.SIGABRT)
-    await until(lambda: {worker.pid for worker in both.source.session.workers} not in (set(), {first}))
+    await until(
+        lambda: {worker.pid for worker in both.source.session.workers} not in (set(), {first})
+    )
     await until(lambda: first not in [worker.pid for worker in both.source.session.workers])
     await both.updates_done(len(both.updates) + 2, 60)
     second = child_of(process.pid)
@@ -84,11 +95,18 @@ async def test_a_worker_is_restarted_whatever_ends_it_and_its_parent_is_small() 
     assert re.search(r"-6 .*SIGABRT.* 1 .*0\.2 s", text)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)]
+)
 async def test_when_the_parent_is_ended_its_worker_says_goodbye(number: signal.Signals) -> None:
     both = learner_over_tcp()
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "aiorl.worker", "--connect", both.source.address, stderr=subprocess.DEVNULL
+        sys.executable,
+        "-m",
+        "aiorl.worker",
+        "--connect",
+        both.source.address,
+        stderr=subprocess.DEVNULL,
     )
     await both.updates_done(1, 60)
     child = child_of(process.pid)

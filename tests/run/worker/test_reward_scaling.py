@@ -1,4 +1,6 @@
-"""Scaled rewards, from the environment to the learner: both ways of sampling, and several workers."""
+"""Scaled rewards, from the environment to the learner: both ways of sampling, and several
+workers.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ RETURNS = returns_of(DEFAULT_POLICY_ID)
 
 def make(plan: SamplePlan = PLAN, **settings: Any) -> SamplerUnit:
     size = {"num_envs_per_worker": 3, "rollout_fragment_length": 40, "vectorize": "serial"}
-    return make_unit({DEFAULT_POLICY_ID: entry(plan)}, network(4), env="CartPole-v1", **size, **settings)
+    return make_unit(
+        {DEFAULT_POLICY_ID: entry(plan)}, network(4), env="CartPole-v1", **size, **settings
+    )
 
 
 def sampled(**settings: Any) -> tuple[dict[str, np.ndarray], dict[str, Any], Any]:
@@ -59,7 +63,9 @@ def test_rewards_are_scaled_before_advantages_are_computed_and_sent() -> None:
 
 def test_polled_turn_by_turn_rewards_are_scaled_as_in_lockstep() -> None:
     in_lockstep, delta, _ = sampled()
-    polled, other, _ = sampled(observation_filter="NoFilter", sample_async=False, no_done_at_end=False, **POLLED)
+    polled, other, _ = sampled(
+        observation_filter="NoFilter", sample_async=False, no_done_at_end=False, **POLLED
+    )
     assert other[RETURNS]["n"] == delta[RETURNS]["n"]
     np.testing.assert_allclose(other[RETURNS]["m2"], delta[RETURNS]["m2"], rtol=1e-9)
     assert set(polled) == set(COLUMNS)
@@ -75,9 +81,13 @@ def test_rows_have_both_the_environments_rewards_and_the_scaled_ones() -> None:
 
 
 @pytest.mark.parametrize("mode", ["on_policy", "streaming"])
-async def test_the_learners_statistic_equals_one_that_saw_the_returns_of_all_workers(mode: str) -> None:
+async def test_the_learners_statistic_equals_one_that_saw_the_returns_of_all_workers(
+    mode: str,
+) -> None:
     def plan(cls: type, config: CommonConfig) -> SamplePlan:
-        return SamplePlan("none", {}, (c.OBS, c.ACTIONS, c.REWARDS, c.LAST_OBS), return_discount=0.5)
+        return SamplePlan(
+            "none", {}, (c.OBS, c.ACTIONS, c.REWARDS, c.LAST_OBS), return_discount=0.5
+        )
 
     merged: list[Any] = []
 

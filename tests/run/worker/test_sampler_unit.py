@@ -33,13 +33,23 @@ from aiorl.offline.estimators import ImportanceSamplingEstimator
 from aiorl.process.log_once import log_once
 from aiorl.run.ingest import check_samples
 from aiorl.run.report.results import Progress, Results
-from aiorl.run.worker.sampler_unit import SamplerUnit, StopSampling, UnitPlace, monitor_directory, unit_seed
+from aiorl.run.worker.sampler_unit import (
+    SamplerUnit,
+    StopSampling,
+    UnitPlace,
+    monitor_directory,
+    unit_seed,
+)
 from aiorl.sampling.callbacks import DefaultCallbacks
 from benchmarks.acting_mlp import make_acting_graph, mlp_weights
 
-PPO_PLAN = SamplePlan("gae", {"gamma": 0.9, "lam": 0.8}, (c.OBS, c.ACTIONS, c.REWARDS, c.ADVANTAGES))
+PPO_PLAN = SamplePlan(
+    "gae", {"gamma": 0.9, "lam": 0.8}, (c.OBS, c.ACTIONS, c.REWARDS, c.ADVANTAGES)
+)
 V_TRACE_PLAN = SamplePlan(
-    "none", {}, (c.OBS, c.REWARDS, c.TERMINATEDS, c.TRUNCATEDS, c.BOOTSTRAP_VALUES, c.EPS_ID, c.LAST_OBS)
+    "none",
+    {},
+    (c.OBS, c.REWARDS, c.TERMINATEDS, c.TRUNCATEDS, c.BOOTSTRAP_VALUES, c.EPS_ID, c.LAST_OBS),
 )
 NETWORK = network(3)
 WEIGHTS = NETWORK[2]
@@ -58,19 +68,24 @@ def only(plan: SamplePlan = PPO_PLAN, **settings: Any) -> dict[str, Any]:
 
 def own_spaces() -> dict[str, Any]:
     return {
-        "observation_space": space_to_dict(general_parts.VECTOR), "action_space": space_to_dict(spaces.Discrete(2))
-    }  # fmt: skip
+        "observation_space": space_to_dict(general_parts.VECTOR),
+        "action_space": space_to_dict(spaces.Discrete(2)),
+    }
 
 
 def snapshot(version: int, policies: Any, scale: float = 1.0, **more: Any) -> Snapshot:
     weights = {name: array * np.float32(scale) for name, array in WEIGHTS.items()}
     filters, acks = more.pop("filters", {}), more.pop("acks", {})
-    return Snapshot(version, dict.fromkeys(policies, weights), filters, acks, {"timestep": 10 * version})
+    return Snapshot(
+        version, dict.fromkeys(policies, weights), filters, acks, {"timestep": 10 * version}
+    )
 
 
 @pytest.fixture
 def make() -> Iterator[Make]:
-    """Return a factory of samplers, by default of CountingEnv and polled; all are closed at the end."""
+    """Return a factory of samplers, by default of CountingEnv and polled; all are closed at the
+    end.
+    """
     made: list[SamplerUnit] = []
 
     def make_one(policies: dict[str, Any] | None = None, **settings: Any) -> SamplerUnit:
@@ -104,13 +119,20 @@ def in_thread(unit: SamplerUnit) -> tuple[threading.Thread, list[BaseException]]
 
 
 @WAYS
-def test_a_unit_samples_the_columns_of_the_plan_under_the_snapshots_version(make: Make, way: dict[str, Any]) -> None:
+def test_a_unit_samples_the_columns_of_the_plan_under_the_snapshots_version(
+    make: Make, way: dict[str, Any]
+) -> None:
     unit = make(version=4, **way)
     produced = unit.sample()
     assert rows(produced).keys() == set(PPO_PLAN.columns)
     assert rows(produced)[c.OBS].shape == ((8, 2, 3) if way else (16, 1, 3))
     assert rows(produced)[c.ADVANTAGES].dtype == np.float32
-    assert (produced.env_steps, produced.agent_steps, produced.length, produced.num_envs) == (16, 16, 8, 2)
+    assert (produced.env_steps, produced.agent_steps, produced.length, produced.num_envs) == (
+        16,
+        16,
+        8,
+        2,
+    )
     assert (produced.first_version, produced.last_version, unit.version) == (4, 4, 4)
     assert unit.worker.policy_map[DEFAULT_POLICY_ID].global_timestep == 40
     assert produced.episodes["lengths"].tolist() == [5, 5]
@@ -119,7 +141,9 @@ def test_a_unit_samples_the_columns_of_the_plan_under_the_snapshots_version(make
 
 
 @WAYS
-def test_r27_the_same_seed_and_slot_give_the_same_rows_and_another_slot_others(make: Make, way: dict[str, Any]) -> None:
+def test_r27_the_same_seed_and_slot_give_the_same_rows_and_another_slot_others(
+    make: Make, way: dict[str, Any]
+) -> None:
     """Without a seed, workers have different rows."""
     more = {"rollout_fragment_length": 30, **way}
     seeded = [rows(make(slot=slot, **more).sample())[c.ACTIONS] for slot in (1, 1, 2)]
@@ -150,33 +174,51 @@ def test_stop_abandons_the_fragment_for_good(make: Make, way: dict[str, Any]) ->
 
 
 @WAYS
-def test_filter_deltas_contain_observations_since_the_last_delta(make: Make, way: dict[str, Any]) -> None:
+def test_filter_deltas_contain_observations_since_the_last_delta(
+    make: Make, way: dict[str, Any]
+) -> None:
     unit = make(observation_filter="MeanStdFilter", **way)
     for sequence in (1, 2):
         unit.sample()
-        assert unit.take_deltas(sequence)[DEFAULT_POLICY_ID]["n"] >= 16  # every observation, including final ones
+        assert (
+            unit.take_deltas(sequence)[DEFAULT_POLICY_ID]["n"] >= 16
+        )  # every observation, including final ones
     assert unit.take_deltas(3)[DEFAULT_POLICY_ID]["n"] == 0
     assert make(**way).take_deltas(1) == {}
 
 
 @WAYS
-def test_a_monitor_records_the_episodes_of_each_environment(make: Make, tmp_path: Path, way: dict[str, Any]) -> None:
+def test_a_monitor_records_the_episodes_of_each_environment(
+    make: Make, tmp_path: Path, way: dict[str, Any]
+) -> None:
     make(monitor=True, log_dir=str(tmp_path), **way).sample()
-    assert {path.name for path in (tmp_path / "monitor").iterdir()} == {"worker-1-env-0", "worker-1-env-1"}
+    assert {path.name for path in (tmp_path / "monitor").iterdir()} == {
+        "worker-1-env-0",
+        "worker-1-env-1",
+    }
 
 
 @WAYS
-def test_rows_of_a_raw_plan_contain_unfiltered_observations(make: Make, way: dict[str, Any]) -> None:
+def test_rows_of_a_raw_plan_contain_unfiltered_observations(
+    make: Make, way: dict[str, Any]
+) -> None:
     plan = SamplePlan("none", {}, (c.OBS, c.ACTION_DIST_INPUTS), raw_obs=True)
-    unit, plain = make(only(plan), observation_filter="MeanStdFilter", **way), make(only(plan), **way)
+    unit, plain = (
+        make(only(plan), observation_filter="MeanStdFilter", **way),
+        make(only(plan), **way),
+    )
     first = rows(plain.sample())[c.OBS].reshape(-1, 3)[0]
     own = unit.worker.filters[DEFAULT_POLICY_ID]
     own.learn(np.random.default_rng(0).normal(3.0, 2.0, (50, 3)))
     own.is_frozen = True
-    found = {name: column.reshape(-1, column.shape[-1]) for name, column in rows(unit.sample()).items()}
+    found = {
+        name: column.reshape(-1, column.shape[-1]) for name, column in rows(unit.sample()).items()
+    }
     np.testing.assert_array_equal(found[c.OBS][0], first)
     graph: Any = plain.worker.policy_map[DEFAULT_POLICY_ID]
-    np.testing.assert_allclose(found[c.ACTION_DIST_INPUTS], graph.graph.run(own(found[c.OBS]))[0], atol=1e-5)
+    np.testing.assert_allclose(
+        found[c.ACTION_DIST_INPUTS], graph.graph.run(own(found[c.OBS]))[0], atol=1e-5
+    )
     assert unit.take_deltas(1)[DEFAULT_POLICY_ID]["n"] == 50
 
 
@@ -202,8 +244,10 @@ def test_estimates_of_a_worker_come_out_in_the_runs_results(make: Make) -> None:
     produced = unit.sample()
     sent = produced.episodes
     assert {name for name in sent if name.startswith("estimate/")} == {
-        "estimate/is/V_prev", "estimate/is/V_step_IS", "estimate/is/V_gain_est"
-    }  # fmt: skip
+        "estimate/is/V_prev",
+        "estimate/is/V_step_IS",
+        "estimate/is/V_gain_est",
+    }
     np.testing.assert_allclose(sent["estimate/is/V_step_IS"], sent["estimate/is/V_prev"], rtol=1e-5)
     assert estimator.get_metrics() == []
     arrived: Any = decode([bytes(frame) for frame in encode(produced)])
@@ -223,7 +267,9 @@ def test_a_fake_sampler_repeats_the_first_rows_forever(make: Make) -> None:
 
 
 def test_sequences_have_bootstrap_values_of_true_final_observations(make: Make) -> None:
-    unit = make(only(V_TRACE_PLAN, layout="sequences", sequence_length=8), env_config={"end": "truncate"})
+    unit = make(
+        only(V_TRACE_PLAN, layout="sequences", sequence_length=8), env_config={"end": "truncate"}
+    )
     found = rows(unit.sample())
     assert found[c.OBS].shape == (8, 2, 3)
     assert found[c.VALID].all()
@@ -240,11 +286,20 @@ def test_several_policies_send_trained_rows_and_report_rewards_by_policy(make: M
     unit = make(
         {
             "red": entry(PPO_PLAN, **own_spaces()),
-            "blue": entry(PPO_PLAN, policy_class="plain_policies:PlainPolicy", is_trained=False, config={"level": 3}),
+            "blue": entry(
+                PPO_PLAN,
+                policy_class="plain_policies:PlainPolicy",
+                is_trained=False,
+                config={"level": 3},
+            ),
         },
-        env=MULTI, env_config={"lengths": [3, 5, 4]}, multiagent={"policy_mapping_fn": "general_parts:by_number"},
-        num_envs_per_worker=1, rollout_fragment_length=10, callbacks="general_parts:Noting",
-    )  # fmt: skip
+        env=MULTI,
+        env_config={"lengths": [3, 5, 4]},
+        multiagent={"policy_mapping_fn": "general_parts:by_number"},
+        num_envs_per_worker=1,
+        rollout_fragment_length=10,
+        callbacks="general_parts:Noting",
+    )
     produced = unit.sample()
     assert produced.batches.keys() == {"red"}
     assert produced.env_steps == 10
@@ -261,17 +316,22 @@ def test_several_policies_send_trained_rows_and_report_rewards_by_policy(make: M
     assert blue.observation_space == general_parts.VECTOR, "the environment's, since none was given"
 
 
-def test_r131_agents_that_share_the_default_policy_are_counted_as_agents_not_as_env_steps(make: Make) -> None:
+def test_r131_agents_that_share_the_default_policy_are_counted_as_agents_not_as_env_steps(
+    make: Make,
+) -> None:
     produced = make(env=MULTI, env_config={"lengths": [5, 5, 5]}, num_envs_per_worker=2).sample()
     assert (produced.env_steps, produced.agent_steps) == (16, 48)
 
 
 def test_each_policys_filter_has_its_delta(make: Make) -> None:
     unit = make(
-        dict.fromkeys(("red", "blue"), entry(PPO_PLAN)), env=MULTI,
+        dict.fromkeys(("red", "blue"), entry(PPO_PLAN)),
+        env=MULTI,
         multiagent={"policy_mapping_fn": "general_parts:by_number"},
-        num_envs_per_worker=1, rollout_fragment_length=10, observation_filter="MeanStdFilter",
-    )  # fmt: skip
+        num_envs_per_worker=1,
+        rollout_fragment_length=10,
+        observation_filter="MeanStdFilter",
+    )
     unit.sample()
     deltas = unit.take_deltas(1)
     assert deltas.keys() == {"red", "blue"}
@@ -305,12 +365,18 @@ def test_rows_without_a_needed_column_raise_an_error_that_names_it(make: Make) -
 
 def test_a_failing_callback_is_not_an_environment_error(make: Make) -> None:
     unit = make(callbacks="general_parts:Failing")
-    with pytest.raises(ConfigError, match=r"'general_parts:Failing': on_episode_step .*callback fails"):
+    with pytest.raises(
+        ConfigError, match=r"'general_parts:Failing': on_episode_step .*callback fails"
+    ):
         unit.sample()
 
 
-def test_r75_sampling_in_the_background_takes_up_snapshots_and_ends_with_the_unit(make: Make) -> None:
-    unit = make(sample_async=True, num_envs_per_worker=1, observation_filter="ConcurrentMeanStdFilter")
+def test_r75_sampling_in_the_background_takes_up_snapshots_and_ends_with_the_unit(
+    make: Make,
+) -> None:
+    unit = make(
+        sample_async=True, num_envs_per_worker=1, observation_filter="ConcurrentMeanStdFilter"
+    )
     assert unit.sample().first_version == 0
     unit.offer(snapshot(3, [DEFAULT_POLICY_ID]))
     assert unit.sample().first_version == 3, "as of what has arrived when the batch is taken"
@@ -341,7 +407,9 @@ def test_r31_worker_1_reports_its_data_flow_and_others_are_silent(
         unit = make(slot=slot, log_level="DEBUG", **LOCKSTEP)
         with caplog.at_level(logging.INFO, "aiorl"):
             unit.sample()
-        assert ("aiorl.process.log_once" in [record.name for record in caplog.records]) == (slot == 1)
+        assert ("aiorl.process.log_once" in [record.name for record in caplog.records]) == (
+            slot == 1
+        )
         assert (log_once._disabled, log_once._periodic) == (slot != 1, slot == 1)
     finally:
         log_once.reset()
@@ -351,7 +419,9 @@ def test_an_environment_with_other_spaces_than_the_learners_is_refused(make: Mak
     with pytest.raises(PolicyError):
         make(env="Acrobot-v1", **LOCKSTEP)
     with pytest.raises(PolicyError):
-        SamplerUnit(WorkerPart.from_dict({"env": "CartPole-v1"}), {}, snapshot(0, []), UnitPlace(1, "1"))
+        SamplerUnit(
+            WorkerPart.from_dict({"env": "CartPole-v1"}), {}, snapshot(0, []), UnitPlace(1, "1")
+        )
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ale_py") is None, reason="needs the extra atari")
@@ -365,11 +435,14 @@ def test_r88_atari_games_get_wrappers_and_clipped_rewards_if_set(
     weights = mlp_weights(size, 4)
     graph, spec = make_acting_graph(size, spaces.Discrete(4), 4, weights)
     unit = make(
-        only(SamplePlan(columns=(c.OBS, c.REWARDS))), env="BreakoutNoFrameskip-v4", preprocessor_pref=preference,
+        only(SamplePlan(columns=(c.OBS, c.REWARDS))),
+        env="BreakoutNoFrameskip-v4",
+        preprocessor_pref=preference,
         model={"dim": 20, "framestack": False},
         network=(graph, dataclasses.replace(spec, obs_shape=shape), weights),
-        callbacks=None, num_envs_per_worker=1,
-    )  # fmt: skip
+        callbacks=None,
+        num_envs_per_worker=1,
+    )
     assert unit.worker.sampler.lockstep.env.observation_space.shape == shape  # type: ignore[union-attr]
     assert unit.worker.sampler.lockstep._reward_limit == limit  # type: ignore[union-attr]
 
@@ -378,7 +451,9 @@ def test_whole_games_are_reported_if_wrappers_cut_them_into_episodes(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unit = make(**LOCKSTEP)
-    monkeypatch.setattr(unit.worker.sampler.lockstep.env, "take_finished_games", lambda: [FinishedGame(3.0, 120)])  # type: ignore[union-attr]
+    monkeypatch.setattr(
+        unit.worker.sampler.lockstep.env, "take_finished_games", lambda: [FinishedGame(3.0, 120)]
+    )  # type: ignore[union-attr]
     episodes = unit.sample().episodes
     assert (episodes["rewards"].tolist(), episodes["lengths"].tolist()) == ([3.0], [120])
 
@@ -405,14 +480,21 @@ def test_environments_are_polled_if_whole_rows_are_needed_and_the_reason_is_logg
     with caplog.at_level(logging.INFO, "aiorl"):
         unit = make(**{**LOCKSTEP, **settings})
     assert unit.worker.sample_in_lockstep() is None
-    (said,) = [record.getMessage() for record in caplog.records if record.name == "aiorl.sampling.build"]
+    (said,) = [
+        record.getMessage() for record in caplog.records if record.name == "aiorl.sampling.build"
+    ]
     assert value in said
 
 
 def test_exploration_without_memory_runs_in_lockstep(make: Make) -> None:
     plan = SamplePlan(columns=(c.OBS, c.ACTIONS))
-    for exploration, explores in (({"type": "EpsilonGreedy", "epsilon": 0.0}, False), ("Random", True)):
-        unit = make(only(plan, config={"exploration": exploration}), rollout_fragment_length=100, **LOCKSTEP)
+    for exploration, explores in (
+        ({"type": "EpsilonGreedy", "epsilon": 0.0}, False),
+        ("Random", True),
+    ):
+        unit = make(
+            only(plan, config={"exploration": exploration}), rollout_fragment_length=100, **LOCKSTEP
+        )
         arrays = rows(unit.sample())
         policy = unit.worker.policy_map[DEFAULT_POLICY_ID]
         greedy = policy.compute_actions(arrays[c.OBS].reshape(-1, 3), explore=False)[0]
@@ -420,7 +502,9 @@ def test_exploration_without_memory_runs_in_lockstep(make: Make) -> None:
         assert (arrays[c.ACTIONS].reshape(-1) != greedy).any() == explores
 
 
-def test_hooks_that_only_the_learner_calls_leave_lockstep_on(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hooks_that_only_the_learner_calls_leave_lockstep_on(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kind = type("Hooked", (DefaultCallbacks,), {"on_train_result": lambda self, **kwargs: None})
     monkeypatch.setattr("general_parts.Hooked", kind, raising=False)
     assert make(callbacks="general_parts:Hooked").worker.sample_in_lockstep() is not None
@@ -428,7 +512,12 @@ def test_hooks_that_only_the_learner_calls_leave_lockstep_on(make: Make, monkeyp
 
 @pytest.mark.parametrize("vectorize", ["native", "remote"])
 def test_every_form_of_environments_can_be_polled_too(make: Make, vectorize: str) -> None:
-    unit = make(vectorize=vectorize, callbacks="general_parts:Noting", rollout_fragment_length=80, **CARTPOLE)
+    unit = make(
+        vectorize=vectorize,
+        callbacks="general_parts:Noting",
+        rollout_fragment_length=80,
+        **CARTPOLE,
+    )
     produced = unit.sample()
     assert rows(produced)[c.OBS].shape == (160, 1, 4)
     assert len(produced.episodes["custom/height"]) == len(produced.episodes["lengths"]) > 0
@@ -440,15 +529,23 @@ def test_r102_a_step_excluded_from_training_ends_lockstep_and_leaves_no_row(
 ) -> None:
     plan = SamplePlan(columns=(c.OBS, c.REWARDS))
     unit = make(
-        only(plan), env="general_parts:SometimesUntrained", rollout_fragment_length=10,
-        callbacks=None, vectorize=vectorize,
-    )  # fmt: skip
+        only(plan),
+        env="general_parts:SometimesUntrained",
+        rollout_fragment_length=10,
+        callbacks=None,
+        vectorize=vectorize,
+    )
     with caplog.at_level(logging.INFO, "aiorl"):
         first, second = unit.sample(), unit.sample()
     assert "aiorl.sampling.sampler" in [record.name for record in caplog.records]
     for produced in (first, second):
         assert produced.env_steps == 20
-        assert set(rows(produced)[c.OBS][..., 1].ravel()) == {0, 1, 2, 4}, "without the fourth step of each episode"
+        assert set(rows(produced)[c.OBS][..., 1].ravel()) == {
+            0,
+            1,
+            2,
+            4,
+        }, "without the fourth step of each episode"
         assert min(produced.perf.values()) >= 0
 
 
@@ -458,7 +555,12 @@ def test_r102_a_step_excluded_from_training_ends_lockstep_and_leaves_no_row(
 def test_seeds_depend_on_run_seed_slot_and_unit_only() -> None:
     assert unit_seed(5, UnitPlace(2, "ff")) == unit_seed(5, UnitPlace(2, "aa")) == 7
     assert unit_seed(5, UnitPlace(2, "ff", 1)) == unit_seed(5, UnitPlace(2, "aa", 1))
-    assert len({unit_seed(5, UnitPlace(slot, "ff", unit)) for slot in range(1, 9) for unit in range(4)}) == 32
+    assert (
+        len(
+            {unit_seed(5, UnitPlace(slot, "ff", unit)) for slot in range(1, 9) for unit in range(4)}
+        )
+        == 32
+    )
 
 
 def test_the_successor_in_a_slot_has_another_but_reproducible_seed() -> None:

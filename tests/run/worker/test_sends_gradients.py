@@ -29,10 +29,17 @@ POLES: dict[str, Any] = {
     },
 }
 SMALL: dict[str, Any] = {
-    "env": "CartPole-v1", "num_envs_per_worker": 2, "rollout_fragment_length": 16, "train_batch_size": 32, "seed": 3,
-    "model": {"fcnet_hiddens": [8]}, "eager": True, "compilation_cache": "off",
-    "observation_filter": "MeanStdFilter", "entropy_coeff_schedule": [[0, 0.0], [1000, 1.0]],
-}  # fmt: skip
+    "env": "CartPole-v1",
+    "num_envs_per_worker": 2,
+    "rollout_fragment_length": 16,
+    "train_batch_size": 32,
+    "seed": 3,
+    "model": {"fcnet_hiddens": [8]},
+    "eager": True,
+    "compilation_cache": "off",
+    "observation_filter": "MeanStdFilter",
+    "entropy_coeff_schedule": [[0, 0.0], [1000, 1.0]],
+}
 
 
 class Units:
@@ -44,7 +51,10 @@ class Units:
 
     def unit(self, *, timestep: int = 0, sends: str = "gradients") -> SamplerUnit:
         part = self.learning.worker_part
-        policies = {name: policy.model_copy(update={"sends": sends}) for name, policy in part.policies.items()}
+        policies = {
+            name: policy.model_copy(update={"sends": sends})
+            for name, policy in part.policies.items()
+        }
         snapshot = Snapshot(0, self.learning.group.get_weights(), {}, {}, {"timestep": timestep})
         place = UnitPlace(1, "ab12", num_workers=1)
         part = part.model_copy(update={"policies": policies})
@@ -69,22 +79,35 @@ def polled() -> Iterator[Units]:
 
 
 @pytest.mark.parametrize(("kind", "policy_id"), [("units", DEFAULT_POLICY_ID), ("polled", "right")])
-def test_a_gradient_equals_that_of_the_rows_it_replaces(request: Any, kind: str, policy_id: str) -> None:
+def test_a_gradient_equals_that_of_the_rows_it_replaces(
+    request: Any, kind: str, policy_id: str
+) -> None:
     """With the weights and the timestep of the snapshot; the rest of the fragment is the same."""
     units = request.getfixturevalue(kind)
     sent, rows = (units.unit(timestep=500, sends=sends).sample() for sends in ("gradients", "rows"))
-    assert sent.batches.keys() == rows.batches.keys() == {policy_id}  # the other policy does not learn
-    expected = units.learning.group.algorithms[policy_id].compute_gradients(rows.batches[policy_id], 500)
+    assert (
+        sent.batches.keys() == rows.batches.keys() == {policy_id}
+    )  # the other policy does not learn
+    expected = units.learning.group.algorithms[policy_id].compute_gradients(
+        rows.batches[policy_id], 500
+    )
     found = sent.batches[policy_id]
     assert found.keys() == expected.keys()
-    assert any(np.abs(array).max() > 0 for name, array in found.items() if name.startswith(GRADIENT_OF))
+    assert any(
+        np.abs(array).max() > 0 for name, array in found.items() if name.startswith(GRADIENT_OF)
+    )
     for name, array in expected.items():
         np.testing.assert_allclose(found[name], array, rtol=1e-4, atol=1e-6, err_msg=name)
     later = units.learning.group.algorithms[policy_id].compute_gradients(rows.batches[policy_id], 0)
-    assert not np.allclose(later[GRADIENT_OF + "policy/head/kernel"], found[GRADIENT_OF + "policy/head/kernel"])
+    assert not np.allclose(
+        later[GRADIENT_OF + "policy/head/kernel"], found[GRADIENT_OF + "policy/head/kernel"]
+    )
     assert (sent.env_steps, sent.agent_steps, sent.length, sent.num_envs) == (
-        rows.env_steps, rows.agent_steps, rows.length, rows.num_envs
-    )  # fmt: skip
+        rows.env_steps,
+        rows.agent_steps,
+        rows.length,
+        rows.num_envs,
+    )
     for name, array in rows.episodes.items():
         np.testing.assert_array_equal(sent.episodes[name], array)
 
@@ -100,12 +123,17 @@ def test_gradients_pass_the_wire_and_the_learners_checks(units: Units) -> None:
         assert message.filter_deltas[DEFAULT_POLICY_ID]["n"] > 0
         batch = units.learning.group.make_batch([message.batches])
         assert not units.learning.group.update(batch, 0).skipped
-    boastful = {**columns, NUM_ROWS: columns[NUM_ROWS] + 1}  # it would count more rows than were sampled
+    boastful = {
+        **columns,
+        NUM_ROWS: columns[NUM_ROWS] + 1,
+    }  # it would count more rows than were sampled
     with pytest.raises(BatchError, match="agent_steps"):
         check_samples(dataclasses.replace(message, batches={DEFAULT_POLICY_ID: boastful}))
 
 
-def test_without_tensorflow_a_worker_names_the_missing_package(units: Units, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_tensorflow_a_worker_names_the_missing_package(
+    units: Units, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delitem(sys.modules, "tensorflow")
     monkeypatch.setattr(sys, "meta_path", [NoTensorFlow(), *sys.meta_path])
     with pytest.raises(ConfigError) as caught:

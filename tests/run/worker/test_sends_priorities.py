@@ -18,10 +18,19 @@ from aiorl.run.build import Learning, build_learning
 from aiorl.run.ingest import check_samples
 
 SMALL: dict[str, Any] = {
-    "env": "CartPole-v1", "num_envs_per_worker": 3, "rollout_fragment_length": 40, "train_batch_size": 8, "seed": 3,
-    "model": {"fcnet_hiddens": [8]}, "eager": True, "compilation_cache": "off", "replay_capacity": 500,
-    "learning_starts": 400, "horizon": 15, "prioritized_replay_alpha": 1.0,
-}  # fmt: skip
+    "env": "CartPole-v1",
+    "num_envs_per_worker": 3,
+    "rollout_fragment_length": 40,
+    "train_batch_size": 8,
+    "seed": 3,
+    "model": {"fcnet_hiddens": [8]},
+    "eager": True,
+    "compilation_cache": "off",
+    "replay_capacity": 500,
+    "learning_starts": 400,
+    "horizon": 15,
+    "prioritized_replay_alpha": 1.0,
+}
 WAYS: dict[str, dict[str, Any]] = {
     "copies": {},
     "vectorised": {"vectorize": "native", "horizon": None},
@@ -55,7 +64,9 @@ def test_a_rows_priority_is_the_acting_networks_error_and_the_replay_uses_it(
         """Q values of all actions, without illegal ones."""
         found, mask = algorithm.model.q(tf.constant(obs.reshape(-1, *obs.shape[2:])))
         found = found if algorithm.model.atoms is None else expected_q(found, algorithm.model.atoms)
-        found = found.numpy() if mask is None else np.where(mask.numpy() > 0, found.numpy(), -np.inf)
+        found = (
+            found.numpy() if mask is None else np.where(mask.numpy() > 0, found.numpy(), -np.inf)
+        )
         return found.reshape(*obs.shape[:2], -1)
 
     discounts, following = fragment[c.DISCOUNTS], values(n_step_new_obs(fragment)).max(axis=2)
@@ -73,7 +84,9 @@ def test_a_rows_priority_is_the_acting_networks_error_and_the_replay_uses_it(
     replay = algorithm.replay
     learning.group.make_batch([{DEFAULT_POLICY_ID: fragment}])
     num_rows = len(replay)
-    replay.update_priorities(np.array([0]), np.array([100.0]))  # the learner has computed larger errors than these
+    replay.update_priorities(
+        np.array([0]), np.array([100.0])
+    )  # the learner has computed larger errors than these
     learning.group.make_batch([{DEFAULT_POLICY_ID: fragment}])
     stored = replay._priorities.tree.priorities[num_rows : 2 * num_rows]
     np.testing.assert_allclose(stored, found[valid] + 1e-6, rtol=1e-6)

@@ -76,7 +76,9 @@ async def test_r184_any_failure_in_a_worker_is_reported_with_its_traceback_and_e
 
 
 async def test_r184_fragments_held_by_a_worker_are_bounded_in_bytes() -> None:
-    """A fragment has some 600 bytes: one can wait for its acknowledgement, and no other is begun until then."""
+    """A fragment has some 600 bytes: one can wait for its acknowledgement, and no other is begun
+    until then.
+    """
     held = []
     async with running(1, STREAMING, object_store_memory_per_worker=700) as both:
         (session,) = both.sessions
@@ -92,7 +94,9 @@ async def test_r184_fragments_held_by_a_worker_are_bounded_in_bytes() -> None:
     assert max(held) == 1
 
 
-@pytest.mark.parametrize(("setting", "is_local"), [(False, False), (True, False), ("bulk", False), (True, True)])
+@pytest.mark.parametrize(
+    ("setting", "is_local"), [(False, False), (True, False), ("bulk", False), (True, True)]
+)
 async def test_workers_compress_fragments_if_compress_observations_is_set_and_they_do_not_use_unix_sockets(
     monkeypatch: pytest.MonkeyPatch, setting: bool | str, is_local: bool
 ) -> None:
@@ -128,7 +132,9 @@ async def test_lost_broadcasts_and_connections_neither_lose_nor_duplicate_fragme
     assert all(seqs == sorted(seqs) for seqs in by_worker.values())
 
 
-async def test_after_a_cut_that_outlasts_the_timeout_the_worker_comes_back_as_a_new_incarnation() -> None:
+async def test_after_a_cut_that_outlasts_the_timeout_the_worker_comes_back_as_a_new_incarnation() -> (
+    None
+):
     async with running(1, STREAMING) as both:
         await both.updates_done(2)
         both.network.cut()
@@ -139,7 +145,9 @@ async def test_after_a_cut_that_outlasts_the_timeout_the_worker_comes_back_as_a_
     assert len({f.incarnation for done in both.updates for f in done.batch.fragments}) == 2
 
 
-async def test_a_task_that_dies_ends_its_worker_and_is_reported_to_the_learner(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_task_that_dies_ends_its_worker_and_is_reported_to_the_learner(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def break_down(now: float) -> None:
         raise ZeroDivisionError("the clock is broken")
 
@@ -152,7 +160,9 @@ async def test_a_task_that_dies_ends_its_worker_and_is_reported_to_the_learner(m
 
 
 def build_slowly(monkeypatch: pytest.MonkeyPatch, number: int) -> tuple[list[Any], threading.Event]:
-    """Make one of the next units, by its number, wait while it is built; return all places and a release event."""
+    """Make one of the next units, by its number, wait while it is built; return all places and a
+    release event.
+    """
     build, may_go_on = service.SamplerUnit, threading.Event()
     places: list[Any] = []
 
@@ -173,14 +183,20 @@ def lose(both: InProcess) -> None:
 
 
 @pytest.mark.parametrize("mode", ["on_policy", "streaming"])
-@pytest.mark.parametrize(("num_samplers", "slow"), [(1, 0), (2, 1)], ids=["the only sampler", "the second sampler"])
+@pytest.mark.parametrize(
+    ("num_samplers", "slow"), [(1, 0), (2, 1)], ids=["the only sampler", "the second sampler"]
+)
 async def test_r143_a_registration_that_ends_while_samplers_are_built_leaves_nothing_behind(
     monkeypatch: pytest.MonkeyPatch, mode: str, num_samplers: int, slow: int
 ) -> None:
-    """A sampler built too late neither begins fragments under the next registration's leases nor sends its deltas."""
+    """A sampler built too late neither begins fragments under the next registration's leases nor
+    sends its deltas.
+    """
     places, may_go_on = build_slowly(monkeypatch, 1 + slow)
     algorithm = with_settings(mode=mode)
-    async with running(1, algorithm, samplers_per_worker=num_samplers, observation_filter="MeanStdFilter") as both:
+    async with running(
+        1, algorithm, samplers_per_worker=num_samplers, observation_filter="MeanStdFilter"
+    ) as both:
         (session,) = both.sessions
         if slow:
             await both.updates_done(2)
@@ -191,7 +207,9 @@ async def test_r143_a_registration_that_ends_while_samplers_are_built_leaves_not
         if mode == "on_policy":
             await until(lambda: session.may_sample(session.version))
         with monkeypatch.context() as patch:
-            patch.setattr(session, "start_fragment", lambda version: pytest.fail("an ended sampler works on"))
+            patch.setattr(
+                session, "start_fragment", lambda version: pytest.fail("an ended sampler works on")
+            )
             await asyncio.sleep(0.1)  # time for a fragment that must not begin
         may_go_on.set()
         await both.updates_done(len(both.updates) + 4)
@@ -201,7 +219,9 @@ async def test_r143_a_registration_that_ends_while_samplers_are_built_leaves_not
     assert both.worst_level < logging.ERROR
 
 
-async def test_a_sampler_built_after_its_worker_was_stopped_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_sampler_built_after_its_worker_was_stopped_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     closed = threading.Event()
     monkeypatch.setattr(SamplerUnit, "close", lambda unit: closed.set())
     places, may_go_on = build_slowly(monkeypatch, 1)
@@ -213,7 +233,9 @@ async def test_a_sampler_built_after_its_worker_was_stopped_is_closed(monkeypatc
         await until(closed.is_set)
 
 
-@pytest.mark.parametrize(("mode", "fails"), [("on_policy", False), ("streaming", False), ("streaming", True)])
+@pytest.mark.parametrize(
+    ("mode", "fails"), [("on_policy", False), ("streaming", False), ("streaming", True)]
+)
 async def test_a_fragment_in_hand_when_its_registration_ends_is_dropped(
     monkeypatch: pytest.MonkeyPatch, mode: str, fails: bool
 ) -> None:
@@ -259,7 +281,9 @@ async def test_the_learner_can_ask_a_worker_for_its_stacks() -> None:
 
         def noting() -> list[LearnerEvent]:
             found = events()
-            replies.update({event.call_id: event for event in found if isinstance(event, CallReplied)})
+            replies.update(
+                {event.call_id: event for event in found if isinstance(event, CallReplied)}
+            )
             return found
 
         session.events = noting  # type: ignore[method-assign]
@@ -280,8 +304,12 @@ class AnyShape(FakeAlgorithm):
 
 
 async def test_r9_a_blocked_environment_does_not_stop_heartbeats() -> None:
-    async with running(1, env="in_process:BlockingEnv", env_config={"step_s": 0.4}, seed=None) as both:
-        end = time.monotonic() + 1.6  # more than 1.5 times the heartbeat timeout, within the first fragment
+    async with running(
+        1, env="in_process:BlockingEnv", env_config={"step_s": 0.4}, seed=None
+    ) as both:
+        end = (
+            time.monotonic() + 1.6
+        )  # more than 1.5 times the heartbeat timeout, within the first fragment
         while time.monotonic() < end:
             await asyncio.sleep(0.05)
             assert both.source.session.slots == [1]
@@ -293,7 +321,11 @@ async def test_r9_a_blocked_environment_does_not_stop_heartbeats() -> None:
     "waits",
     [
         {"env": "general_parts:Silent", "env_config": {"size": 4}, "num_envs_per_worker": 1},
-        {"env": "in_process:BlockingEnv", "env_config": {"step_s": 30.0}, "remote_worker_envs": True},
+        {
+            "env": "in_process:BlockingEnv",
+            "env_config": {"step_s": 30.0},
+            "remote_worker_envs": True,
+        },
     ],
     ids=["for clients", "for other processes"],
 )
@@ -310,7 +342,9 @@ async def test_a_waiting_worker_leaves_immediately_when_stopped(waits: dict[str,
     await both.close()
 
 
-@pytest.mark.parametrize(("code", "status"), [(RefusalCode.VIOLATION, FAILED), (RefusalCode.VERSION, HOPELESS)])
+@pytest.mark.parametrize(
+    ("code", "status"), [(RefusalCode.VIOLATION, FAILED), (RefusalCode.VERSION, HOPELESS)]
+)
 async def test_a_worker_is_restarted_after_a_protocol_violation_but_not_if_it_never_fits(
     code: str, status: int
 ) -> None:

@@ -40,7 +40,13 @@ class Wandering(gymnasium.Env[Any, Any]):
 
     def step(self, action: Any) -> Any:
         self.steps += 1
-        return self.np_random.uniform(-1, 1, 3).astype(np.float32), 1.0, self.steps == LENGTH, False, {}
+        return (
+            self.np_random.uniform(-1, 1, 3).astype(np.float32),
+            1.0,
+            self.steps == LENGTH,
+            False,
+            {},
+        )
 
 
 class WanderingPair(MultiAgentEnv):
@@ -64,43 +70,64 @@ class WanderingPair(MultiAgentEnv):
 
 def make(**settings: Any) -> SamplerUnit:
     graph, spec = make_acting_graph(3, BOX, NUM_OUTPUTS, WEIGHTS)
-    spec = dataclasses.replace(spec, distribution="diag_gaussian", num_dist_inputs=2, num_features=FEATURES)
+    spec = dataclasses.replace(
+        spec, distribution="diag_gaussian", num_dist_inputs=2, num_features=FEATURES
+    )
     config = {"exploration": {"type": "StateDependentNoise", "sample_freq": HELD}}
     policies = {DEFAULT_POLICY_ID: entry(SamplePlan(columns=COLUMNS), config=config)}
-    own = {"env": f"{__name__}:Wandering", "num_envs_per_worker": 2, "rollout_fragment_length": LENGTH, "seed": 3}
+    own = {
+        "env": f"{__name__}:Wandering",
+        "num_envs_per_worker": 2,
+        "rollout_fragment_length": LENGTH,
+        "seed": 3,
+    }
     return make_unit(policies, (graph, spec, WEIGHTS), **{"vectorize": "serial", **own, **settings})
 
 
-def tracks_of(unit: SamplerUnit, fragments: int) -> list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
-    """Return shares [S, F] and noise [S] of the steps of each agent, after checking the recorded probabilities."""
+def tracks_of(
+    unit: SamplerUnit, fragments: int
+) -> list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
+    """Return shares [S, F] and noise [S] of the steps of each agent, after checking the recorded
+    probabilities.
+    """
     found: list[list[Any]] = []
     for _ in range(fragments):
         columns = dict(unit.sample().batches[DEFAULT_POLICY_ID])
         found.append([columns[name] for name in COLUMNS])
     obs, actions, inputs, logp = (np.concatenate(parts) for parts in zip(*found, strict=True))
     outputs = NumpyActor(WEIGHTS)(obs)[0]
-    np.testing.assert_allclose(inputs, outputs[..., :2], rtol=1e-3, atol=1e-4)  # shares are not sent
+    np.testing.assert_allclose(
+        inputs, outputs[..., :2], rtol=1e-3, atol=1e-4
+    )  # shares are not sent
     deviations = np.exp(inputs[..., 1])
     noise = (actions[..., 0] - inputs[..., 0]) / deviations
-    np.testing.assert_allclose(logp, -0.5 * noise**2 - np.log(deviations) - 0.5 * np.log(2 * np.pi), atol=1e-3)
+    np.testing.assert_allclose(
+        logp, -0.5 * noise**2 - np.log(deviations) - 0.5 * np.log(2 * np.pi), atol=1e-3
+    )
     return [(outputs[:, seat, 2:], noise[:, seat]) for seat in range(noise.shape[1])]
 
 
 def have_one_matrix(shares: Any, noise: Any) -> bool:
-    """Return True if a single matrix explains the noise of these steps, which are more than it has numbers."""
+    """Return True if a single matrix explains the noise of these steps, which are more than it has
+    numbers.
+    """
     assert len(noise) > FEATURES
     matrix = np.linalg.lstsq(shares, noise, rcond=None)[0]
     return bool(np.allclose(shares @ matrix, noise, atol=1e-4))
 
 
 def check(tracks: Sequence[Any], begins: Sequence[int]) -> None:
-    """Check that a track has one matrix from each step in `begins` to the next and no longer, and no other track's."""
+    """Check that a track has one matrix from each step in `begins` to the next and no longer, and
+    no other track's.
+    """
     for shares, noise in tracks:
         for begin, end in itertools.pairwise(begins):
             if end - begin > FEATURES:
                 assert have_one_matrix(shares[begin:end], noise[begin:end])
             if end < len(noise):
-                assert not have_one_matrix(shares[begin : end + FEATURES], noise[begin : end + FEATURES])
+                assert not have_one_matrix(
+                    shares[begin : end + FEATURES], noise[begin : end + FEATURES]
+                )
     joined = [np.concatenate([track[part][: begins[1]] for track in tracks]) for part in range(2)]
     assert not have_one_matrix(*joined)
 
@@ -114,7 +141,8 @@ def test_in_lockstep_a_matrix_lasts_beyond_fragments_and_episodes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "agents"), [({"callbacks": "general_parts:Watching"}, 2), ({"env": f"{__name__}:WanderingPair"}, 4)]
+    ("settings", "agents"),
+    [({"callbacks": "general_parts:Watching"}, 2), ({"env": f"{__name__}:WanderingPair"}, 4)],
 )
 def test_polled_turn_by_turn_each_agent_has_its_own_matrix_within_an_episode(
     settings: dict[str, Any], agents: int
@@ -124,7 +152,10 @@ def test_polled_turn_by_turn_each_agent_has_its_own_matrix_within_an_episode(
     ((shares, noise),) = tracks_of(unit, 1)
     assert unit.worker.sample_in_lockstep() is None
     unit.close()
-    check(list(zip(np.split(shares, agents), np.split(noise, agents), strict=True)), range(0, LENGTH, HELD))
+    check(
+        list(zip(np.split(shares, agents), np.split(noise, agents), strict=True)),
+        range(0, LENGTH, HELD),
+    )
 
 
 def test_equal_seeds_give_equal_rows() -> None:

@@ -1,4 +1,5 @@
-"""Samples of a worker process equal those of the plain sampler in `reference_sampler` in the same world.
+"""Samples of a worker process equal those of the plain sampler in `reference_sampler` in the same
+world.
 
 The policy is a deterministic acting graph, so that the order of random draws does not matter.
 """
@@ -32,12 +33,24 @@ GAE = {"gamma": 0.9, "lam": 0.7}
 IN_COLUMNS = (c.ADVANTAGES, c.VALUE_TARGETS, c.BOOTSTRAP_VALUES)
 """Columns that depend on the places where trajectories were cut."""
 
-REMOTE = {"remote_worker_envs": True, "remote_env_batch_wait_ms": 60_000.0, "max_env_restarts_per_hour": 1000}
+REMOTE = {
+    "remote_worker_envs": True,
+    "remote_env_batch_wait_ms": 60_000.0,
+    "max_env_restarts_per_hour": 1000,
+}
 
 IN_LOCKSTEP = (
-    c.OBS, c.NEW_OBS, c.ACTIONS, c.REWARDS, c.TERMINATEDS, c.TRUNCATEDS, c.ACTION_LOGP, c.ACTION_DIST_INPUTS,
-    c.VF_PREDS, *IN_COLUMNS,
-)  # fmt: skip
+    c.OBS,
+    c.NEW_OBS,
+    c.ACTIONS,
+    c.REWARDS,
+    c.TERMINATEDS,
+    c.TRUNCATEDS,
+    c.ACTION_LOGP,
+    c.ACTION_DIST_INPUTS,
+    c.VF_PREDS,
+    *IN_COLUMNS,
+)
 WHOLE = (*IN_LOCKSTEP, c.PREV_ACTIONS, c.PREV_REWARDS, c.DONES, c.EPS_ID, c.AGENT_INDEX, c.T)
 """Columns of whole rows, which need polled environments."""
 
@@ -61,7 +74,11 @@ def unit_cases(draw: Any, vectorize: str, polled: bool) -> Case:
     case.explores = case.no_done = case.soft = False
     case.clip_rewards = rnd.choice([None, True, False])
     case.observation_fn = None
-    case.more = {"vectorize": vectorize, "polled": polled, "looks_back": polled and rnd.random() < 0.5}
+    case.more = {
+        "vectorize": vectorize,
+        "polled": polled,
+        "looks_back": polled and rnd.random() < 0.5,
+    }
     for play in config["plays"]:
         for episode in play:
             for shown in episode:
@@ -83,7 +100,11 @@ def make_unit_of(case: Case, graph: Any) -> SamplerUnit:
     columns = WHOLE if case.more["polled"] else IN_LOCKSTEP
     part = WorkerPart.from_dict(
         {
-            "env": f"random_worlds:{NATIVE_ID}" if case.more["vectorize"] == "native" else "random_worlds:GymStage",
+            "env": (
+                f"random_worlds:{NATIVE_ID}"
+                if case.more["vectorize"] == "native"
+                else "random_worlds:GymStage"
+            ),
             "env_config": case.config,
             "num_envs_per_worker": case.num_envs,
             "rollout_fragment_length": case.fragment,
@@ -92,12 +113,22 @@ def make_unit_of(case: Case, graph: Any) -> SamplerUnit:
             "observation_filter": case.filter,
             "clip_rewards": case.clip_rewards,
             "clip_actions": case.clip_actions,
-            **(REMOTE if case.more["vectorize"] == "remote" else {"vectorize": case.more["vectorize"]}),
-            "policies": {DEFAULT_POLICY_ID: {"sample_plan": dataclasses.asdict(SamplePlan("gae", GAE, columns))}},
+            **(
+                REMOTE
+                if case.more["vectorize"] == "remote"
+                else {"vectorize": case.more["vectorize"]}
+            ),
+            "policies": {
+                DEFAULT_POLICY_ID: {
+                    "sample_plan": dataclasses.asdict(SamplePlan("gae", GAE, columns))
+                }
+            },
         }
     )
     graphs = {DEFAULT_POLICY_ID: {"graph": encoded, "spec": spec.to_dict()}}
-    return SamplerUnit(part, graphs, Snapshot(0, {DEFAULT_POLICY_ID: weights}, {}, {}, {}), UnitPlace(1, "ab12"))
+    return SamplerUnit(
+        part, graphs, Snapshot(0, {DEFAULT_POLICY_ID: weights}, {}, {}, {}), UnitPlace(1, "ab12")
+    )
 
 
 def make_reference(case: Case, graph: Any) -> ReferenceSampler:
@@ -134,14 +165,21 @@ def rows_of(produced: Samples) -> dict[str, np.ndarray]:
     arrays[c.NEW_OBS] = new_obs(arrays)
     arrays = {name: arrays[name] for name in WHOLE if name in arrays}
     keep = valid.swapaxes(0, 1).reshape(-1)
-    return {name: column.swapaxes(0, 1).reshape(-1, *column.shape[2:])[keep] for name, column in arrays.items()}
+    return {
+        name: column.swapaxes(0, 1).reshape(-1, *column.shape[2:])[keep]
+        for name, column in arrays.items()
+    }
 
 
 def run(case: Case) -> None:
-    """Sample on both sides, and compare by fragment if both cut at the same rows, else by episode."""
+    """Sample on both sides, and compare by fragment if both cut at the same rows, else by
+    episode.
+    """
     action_space = ACTION_SPACES[case.config["action"]]
     shape = preprocessor_for(OBS_SPACES[case.config["obs"]]).shape
-    graph = make_graph(shape, action_space, recurrent=case.recurrent, looks_back=case.more["looks_back"])
+    graph = make_graph(
+        shape, action_space, recurrent=case.recurrent, looks_back=case.more["looks_back"]
+    )
     reference = make_reference(case, graph)
     unit = make_unit_of(case, graph)
     try:
@@ -162,12 +200,25 @@ def compare_fragments(unit: SamplerUnit, reference: ReferenceSampler) -> None:
             return
         produced = unit.sample()
         rows, where = rows_of(produced), f"sample {number}"
-        assert (produced.env_steps, produced.agent_steps) == (expected.env_steps, expected.env_steps)
+        assert (produced.env_steps, produced.agent_steps) == (
+            expected.env_steps,
+            expected.env_steps,
+        )
         for name, column in expected.by_policy[DEFAULT_POLICY_ID].items():
             if name in rows:
                 same.column(rows[name], column, name, f"{where}, {name}")
-        found = sorted(zip(produced.episodes["lengths"].tolist(), produced.episodes["rewards"].tolist(), strict=True))
-        same.check(found, sorted(tuple(metrics[:2]) for metrics in reference.get_metrics()), f"{where}, metrics")
+        found = sorted(
+            zip(
+                produced.episodes["lengths"].tolist(),
+                produced.episodes["rewards"].tolist(),
+                strict=True,
+            )
+        )
+        same.check(
+            found,
+            sorted(tuple(metrics[:2]) for metrics in reference.get_metrics()),
+            f"{where}, metrics",
+        )
 
 
 def compare_episodes(case: Case, unit: SamplerUnit, reference: ReferenceSampler) -> None:
@@ -196,12 +247,16 @@ def compare_episodes(case: Case, unit: SamplerUnit, reference: ReferenceSampler)
 
 def collect(by_episode: dict[Any, dict[str, list[Any]]], rows: dict[str, np.ndarray]) -> None:
     for row, obs in enumerate(rows[c.OBS]):
-        columns = by_episode.setdefault((int(obs[0]), int(obs[1])), {name: [] for name in IN_LOCKSTEP})
+        columns = by_episode.setdefault(
+            (int(obs[0]), int(obs[1])), {name: [] for name in IN_LOCKSTEP}
+        )
         for name, values in columns.items():
             values.append(rows[name][row])
 
 
-@pytest.mark.parametrize(("vectorize", "polled"), [("serial", False), ("native", False), ("serial", True)])
+@pytest.mark.parametrize(
+    ("vectorize", "polled"), [("serial", False), ("native", False), ("serial", True)]
+)
 def test_a_worker_process_samples_as_the_reference_does(vectorize: str, polled: bool) -> None:
     @FAST
     @given(unit_cases(vectorize, polled))
