@@ -163,7 +163,8 @@ def _missing(name: str, caller: FrameType) -> Exception:
 
     from aiorl.config.rllib_file import attribute_hint
 
-    said, hint = f"module 'aiorl' has no attribute {name!r}", attribute_hint("aiorl", name)
+    said = f"module 'aiorl' has no attribute {name!r}"
+    hint = attribute_hint("aiorl", name)
     if hint and dis.opname[caller.f_code.co_code[caller.f_lasti]] == "IMPORT_FROM":
         # `from aiorl import NAME` would drop the text of an AttributeError
         return ImportError(f"{said}. {hint}", name=__name__)

@@ -21,7 +21,9 @@ from websockets.exceptions import InvalidStatus, WebSocketException
 from websockets.sync.client import ClientConnection, connect
 
 _MAX_ANSWER = 1 << 30
-_BUSY, _RETRY_S, _NUM_THREADS = 503, 0.2, 100
+_BUSY = 503
+_RETRY_S = 0.2
+_NUM_THREADS = 100
 _FORMATS: dict[str, Any] = dict(
     bool="?",
     uint8="B",
@@ -48,7 +50,8 @@ class RequestRefused(RuntimeError):
     def __init__(self, status: int, sentence: str) -> None:
         """Take over the server's answer."""
         super().__init__(f"{sentence} (status {status})")
-        self.status, self.sentence = status, sentence
+        self.status = status
+        self.sentence = sentence
 
 
 class PolicyClient(contextlib.AbstractContextManager["PolicyClient"]):
@@ -89,8 +92,10 @@ class PolicyClient(contextlib.AbstractContextManager["PolicyClient"]):
         """
         self._url = ("ws" + url[4:] if url.startswith("http") else url).rstrip("/") + "/ws"
         self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-        self._timeout_s, self._tls = timeout_s, tls
-        self._ids, self._lock = itertools.count(1), threading.Lock()
+        self._timeout_s = timeout_s
+        self._tls = tls
+        self._ids = itertools.count(1)
+        self._lock = threading.Lock()
         self._waiting: dict[int, Future[dict[str, Any]]] = {}
         self._socket: ClientConnection | None = None
         self._local: Any = None
@@ -226,7 +231,9 @@ class PolicyClient(contextlib.AbstractContextManager["PolicyClient"]):
             reason = str(error)
         socket.close()
         with self._lock:
-            self._socket, lost, self._waiting = None, self._waiting, {}
+            self._socket = None
+            lost = self._waiting
+            self._waiting = {}
         for waiting in lost.values():
             waiting.set_exception(ConnectionError(f"{self._url} is gone: {reason}"))
 
@@ -254,7 +261,8 @@ class PolicySession(contextlib.AbstractContextManager["PolicySession"]):
 
     def __init__(self, client: PolicyClient, id: str) -> None:
         """Take over an open session."""
-        self._client, self.id = client, id
+        self._client = client
+        self.id = id
 
     def act(self, observation: Any, reward: Any = 0.0, **keys: Any) -> Any:
         """Return the action for an observation.
@@ -317,7 +325,8 @@ def _array(value: dict[str, Any]) -> Any:
     """Return the array that an object of an answer stands for, or the object."""
     if value.keys() != {"data", "dtype", "shape"}:
         return value
-    data, shape = value["data"], value["shape"]
+    data = value["data"]
+    shape = value["shape"]
     try:
         import numpy as np
     except ImportError:

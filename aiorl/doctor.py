@@ -55,9 +55,12 @@ Examples:
   python -m aiorl.doctor tcp://learner-host:5557 --keys keys
 """
 _PORT = 5557
-_MIN_FILES, _GOOD_FILES = 256, 4096
+_MIN_FILES = 256
+_GOOD_FILES = 4096
 _GOOD_FREE = 1 << 30
-_DIAL_S, _ANSWER_S, _APART_S = 3.0, 5.0, 2.0
+_DIAL_S = 3.0
+_ANSWER_S = 5.0
+_APART_S = 2.0
 _COMPILE_S = 300.0
 _NO_GPU = 3
 """Exit status of `aiorl.learning.gpu_check`, which is not imported, since it needs TensorFlow."""
@@ -65,7 +68,9 @@ _GPU_DEVICE = "GPU"
 _GOOD_CUDNN = "nvidia-cudnn-cu12>=9.24"
 _NOT_SYNCHRONIZED = 5
 """Result of adjtimex, TIME_ERROR: nothing keeps the clock right."""
-OK, WARN, FAIL = "ok", "warn", "fail"
+OK = "ok"
+WARN = "warn"
+FAIL = "fail"
 
 
 class Finding(NamedTuple):
@@ -99,7 +104,8 @@ def _software() -> Finding:
 
 def _packages() -> Finding:
     lines = (Path(__file__).parent / "constraints.txt").read_text("utf-8").split()
-    here, tested = versions(), dict(line.split("==") for line in lines)
+    here = versions()
+    tested = dict(line.split("==") for line in lines)
     missing = [name for name in NEEDED if not here.get(name, "")]
     others = [
         f"{name} {version} (tested: {tested[name]})"
@@ -122,7 +128,8 @@ def _packages() -> Finding:
 
 
 def _cores() -> Finding:
-    machine, usable = os.cpu_count() or 1, usable_cores()
+    machine = os.cpu_count() or 1
+    usable = usable_cores()
     text = f"{usable} of {machine} can be used"
     if usable < machine:
         return Finding(

@@ -61,7 +61,8 @@ def described(error: BaseException) -> str:
     Args:
         error: the exception, as it was caught.
     """
-    kind, text = type(error).__name__, str(error)
+    kind = type(error).__name__
+    text = str(error)
     if text.strip():
         return f"{kind}: {text}"
     frames = traceback.extract_tb(error.__traceback__)
@@ -355,7 +356,9 @@ class MemoryQuotaError(AiorlError, MemoryError):
 
     def __init__(self, key: str, max_bytes: int, taken_bytes: int) -> None:
         """Take the setting's name, its value and the memory taken, both in bytes."""
-        self.key, self.max_bytes, self.taken_bytes = key, max_bytes, taken_bytes
+        self.key = key
+        self.max_bytes = max_bytes
+        self.taken_bytes = taken_bytes
         super().__init__(key, max_bytes, taken_bytes)
 
     def __str__(self) -> str:

@@ -148,7 +148,8 @@ def _next_steps(directory: Path, workers: tuple[str, ...], made: list[Path]) -> 
         f"  {directory / name}.key_secret and {directory / 'learner.key'} to the hosts of {name!r}"
         for name in workers
     )
-    shown, address = shlex.quote(str(directory)), dialable("tcp://0.0.0.0:5557")[0]
+    shown = shlex.quote(str(directory))
+    address = dialable("tcp://0.0.0.0:5557")[0]
     return (
         f"Made:\n{files}\n\nCopy, for example with scp -p, into {shown} on each host (files ending"
         f" in key_secret keep mode 0600):\n{copies}\n\nStart the learner:\n  python -m"

@@ -240,7 +240,8 @@ def configure_learner(argv: Sequence[str], config_class_of: ConfigClassOf) -> Co
     Raises:
         SystemExit: with status 0 after printing, or 2 after one sentence about wrong usage.
     """
-    args, config_class = LearnerArgs({}, {}), CommonConfig
+    args = LearnerArgs({}, {})
+    config_class = CommonConfig
     try:
         args = parse_learner_args(argv, config_class_of)
         if args.help_presets:
@@ -280,7 +281,8 @@ def _parser(config_class: type[CommonConfig], argv: Sequence[str]) -> Parser:
         group = parser.add_argument_group(title)
         for name, metavar in names.items():
             declared = config_class.model_fields[name]
-            text, default = said.get(name, "").replace("%", "%%"), default_text(declared)
+            text = said.get(name, "").replace("%", "%%")
+            default = default_text(declared)
             if not metavar:
                 group.add_argument(_flag(name), action="store_true", help=text)
                 continue
@@ -443,7 +445,8 @@ def _train(config: CommonConfig, directory: RunDirectory, plan: LearningPlan | N
     from aiorl.run.run import Run
     from aiorl.run.threads import LoopThread
 
-    loop, is_back = LoopThread("aiorl-run"), threading.Event()
+    loop = LoopThread("aiorl-run")
+    is_back = threading.Event()
     run = Run(config, directory, plan=plan, here=loop)
 
     def make_way() -> None:

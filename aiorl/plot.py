@@ -53,7 +53,11 @@ the band is its 95 % bootstrap interval. The line is dashed after the first of t
 name of its algorithm and the settings in which it differs from the others. Each environment has its own panels.
 """
 _SEED = 0  # of the bootstrap, so that pictures are reproducible
-_WIDTH, _PANEL_HEIGHT, _LEGEND_LINE, _PAD = 12.0, 4.3, 0.22, 0.1  # inches
+# inches
+_WIDTH = 12.0
+_PANEL_HEIGHT = 4.3
+_LEGEND_LINE = 0.22
+_PAD = 0.1
 _LEGEND_WIDTH = 128  # characters side by side
 
 

@@ -115,7 +115,8 @@ def _with_follow_at_the_end(words: Sequence[str]) -> list[str]:
 def _serve(given: dict[str, Any]) -> None:
     from aiorl.web.access import web_options
 
-    options, directory = web_options(given, "aiorl serve"), given.pop("record", None)
+    options = web_options(given, "aiorl serve")
+    directory = given.pop("record", None)
     from aiorl.serving.models import Models
     from aiorl.serving.service import Service
     from aiorl.web.server import serve

@@ -44,10 +44,13 @@ Examples:
   # for programs
   python -m aiorl.status runs/mine --json
 """
-_WAIT_S, _ASK_AGAIN_S = 10.0, 1.0
+_WAIT_S = 10.0
+_ASK_AGAIN_S = 1.0
 SILENT_S = 20.0
 """Age of an account from which its learner counts as silent; it writes one every few seconds."""
-_MAX_LOGS, _MAX_WORDS, _RESULT_BYTES = 4096, 300, 1 << 20
+_MAX_LOGS = 4096
+_MAX_WORDS = 300
+_RESULT_BYTES = 1 << 20
 FILES = (RUN_FILE, STATUS_FILE, JSONL_FILE, CONFIG_FILE, "log.txt")
 """Files of a run directory that change while it runs."""
 _COLUMNS = {
@@ -200,7 +203,8 @@ async def status_of_learner(
             reason.append(event.reason)
 
     endpoint = ZmqWorkerEndpoint(places, keys=None if keys is None else load_worker_keys(keys))
-    endpoint.on_message, endpoint.on_event = hear, note
+    endpoint.on_message = hear
+    endpoint.on_event = note
     endpoint.start()
     try:
         async with asyncio.timeout(wait_s):
@@ -264,7 +268,8 @@ class Part:
 
     def text(self, name: str, most: int = _MAX_WORDS) -> str:
         """Return a text or a number as one printable line, "" for anything else."""
-        found, number = self.value.get(name), self.number(name)
+        found = self.value.get(name)
+        number = self.number(name)
         if number is not None:
             return (
                 f"{number:,.0f}" if abs(number) >= 10 or number == int(number) else f"{number:.2g}"
@@ -274,8 +279,10 @@ class Part:
 
 def shown(account: dict[str, Any]) -> str:
     """Return an account as text for people."""
-    whole, learner = Part(account), Part(account).part("learner")
-    result, silent_s = whole.part("result"), max(0.0, whole.number("silent_s") or 0.0)
+    whole = Part(account)
+    learner = Part(account).part("learner")
+    result = whole.part("result")
+    silent_s = max(0.0, whole.number("silent_s") or 0.0)
     state = learner.text("state") or "nothing is known of its state"
     if learner.text("end"):
         state = f"ended {_ago(silent_s)}: {learner.text('end')}"

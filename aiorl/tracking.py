@@ -18,8 +18,12 @@ from aiorl.run.report.loggers import flatten, numbers_of
 
 __all__ = ["MLflow", "WandB"]
 
-_MAX_PARAMETER, _MAX_PROJECT = 500, 128  # characters
-_PARAMETERS, _METRICS = 100, 1000  # MLflow's limits per call
+# characters
+_MAX_PARAMETER = 500
+_MAX_PROJECT = 128
+# MLflow's limits per call
+_PARAMETERS = 100
+_METRICS = 1000
 
 
 class WandB:
@@ -85,7 +89,8 @@ class MLflow:
 
     def write(self, result: Mapping[str, Any]) -> None:
         """Log a result."""
-        now, step = int(1000 * time.time()), int(result["timesteps_total"])
+        now = int(1000 * time.time())
+        step = int(result["timesteps_total"])
         metrics = [
             self._entities.Metric(key, value, now, step)
             for key, value in numbers_of(result).items()

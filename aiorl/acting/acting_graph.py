@@ -117,7 +117,8 @@ class ActingSession:
         if out is None:
             out = bound.dist_inputs.copy(), bound.values.copy()
         else:
-            out[0][...], out[1][...] = bound.dist_inputs, bound.values
+            out[0][...] = bound.dist_inputs
+            out[1][...] = bound.values
         states = [*map(np.copy, bound.states)]
         self._bound[rows] = bound
         return out[0], out[1], states
@@ -134,7 +135,8 @@ class ActingSession:
             self._bound[rows] = self._bind(feed, dict(zip(self._output_names, made, strict=True)))
         if out is None:
             return dist_inputs, values, states
-        out[0][...], out[1][...] = dist_inputs, values
+        out[0][...] = dist_inputs
+        out[1][...] = values
         return out[0], out[1], states
 
     def take_over(self, before: ActingSession) -> None:
@@ -564,7 +566,9 @@ class ActingGraph:
             self._try_loops(loaded, by_name if self._weights_are_inputs else {})
         if not self._weights_are_inputs:
             return ActingSession(loaded, self._output_names, weights, values=values)
-        self._shared, self._first_values = loaded, values  # the session uses the memory of these
+        # the session uses the memory of these
+        self._shared = loaded
+        self._first_values = values
         return ActingSession(loaded, self._output_names, weights, given=by_name)
 
     def _try_loops(self, session: Any, given: Mapping[str, NDArray[Any]]) -> None:
@@ -632,7 +636,8 @@ def check_weights(
     Raises:
         PolicyError: when they do not.
     """
-    missing, unknown = shapes.keys() - weights.keys(), weights.keys() - shapes.keys()
+    missing = shapes.keys() - weights.keys()
+    unknown = weights.keys() - shapes.keys()
     if missing or unknown:
         raise PolicyError(
             f"weights don't fit the policy: missing {sorted(missing)[:10]}, unknown"

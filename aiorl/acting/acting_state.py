@@ -142,7 +142,8 @@ class ActingState:
             ConfigError: when the stored configuration is invalid.
             ImportError: when its network can only be run in TensorFlow, which is not installed.
         """
-        graph, own_part = self.graphs[policy_id], self.part.policies[policy_id]
+        graph = self.graphs[policy_id]
+        own_part = self.part.policies[policy_id]
         config = {**own_part.config, "raw_obs": own_part.sample_plan.raw_obs, "seed": seed}
         model = config.get("model") or {}
         if not isinstance(model, Mapping):

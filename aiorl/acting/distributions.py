@@ -561,7 +561,8 @@ class MultiCategorical(ActionDistribution):
 
     def _padded(self, inputs: F32) -> F32:
         """Return logits as [N, components, widest]."""
-        rows, components = len(inputs), len(self.sizes)
+        rows = len(inputs)
+        components = len(self.sizes)
         if self.num_inputs == components * self._widest:
             return inputs.reshape(rows, components, self._widest)
         padded: F32 = np.full((rows, components * self._widest), MASKED_LOGIT, np.float32)
@@ -674,7 +675,8 @@ class Composite(ActionDistribution):
         for leaf in self.layout.leaves:
             kind = make_distribution(leaf, squash=self.is_squashed, scale=self.is_scaled)
             sizes = kind.num_inputs, kind.noise_size, math.prod(kind.action_shape)
-            starts, ends = ends, (ends[0] + sizes[0], ends[1] + sizes[1], ends[2] + sizes[2])
+            starts = ends
+            ends = (ends[0] + sizes[0], ends[1] + sizes[1], ends[2] + sizes[2])
             self.parts.append(CompositePart(kind, *map(slice, starts, ends)))
         super().__init__(action_space, num_inputs=ends[0], noise_size=ends[1])
         self.action_shape = self.layout.shape

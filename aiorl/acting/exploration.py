@@ -48,7 +48,9 @@ class UniformActions:
             UnsupportedSpaceError: when the space, or one inside it, has no uniform distribution
                 here.
         """
-        lows, ends, wholes = [], [], []
+        lows = []
+        ends = []
+        wholes = []
         self._choices: list[tuple[int, slice, bool]] = []
         """For each choice: its position in an action, its inputs of the distribution, and True if
         it is a bit."""
@@ -133,16 +135,17 @@ def _ranges(leaf: spaces.Space[Any]) -> tuple[NDArray[np.float64], NDArray[np.fl
     """
     match leaf:
         case spaces.Discrete():
-            low, end = np.array([leaf.start]), np.array([leaf.start + leaf.n])
+            low = np.array([leaf.start])
+            end = np.array([leaf.start + leaf.n])
         case spaces.MultiDiscrete():
-            low, end = leaf.start.ravel(), (leaf.start + leaf.nvec).ravel()
+            low = leaf.start.ravel()
+            end = (leaf.start + leaf.nvec).ravel()
         case spaces.MultiBinary():
-            low, end = np.zeros(math.prod(leaf.shape)), np.full(math.prod(leaf.shape), 2)
+            low = np.zeros(math.prod(leaf.shape))
+            end = np.full(math.prod(leaf.shape), 2)
         case spaces.Box():
-            low, end = (
-                leaf.low.ravel(),
-                leaf.high.ravel().astype(np.float64) + (leaf.dtype.kind != "f"),
-            )
+            low = leaf.low.ravel()
+            end = leaf.high.ravel().astype(np.float64) + (leaf.dtype.kind != "f")
         case _:
             raise UnsupportedSpaceError("uniform exploration over", leaf, SIMPLE_KINDS)
     return low.astype(np.float64), end.astype(np.float64)
@@ -306,7 +309,8 @@ class Exploration(ABC):
             keys: identities of the rows across calls, for example (episode id, agent id); None
                 identifies a row by its position, for which noise can be drawn in advance.
         """
-        own, uniform = noise[:, : self._own_noise], noise[:, self._own_noise :]
+        own = noise[:, : self._own_noise]
+        uniform = noise[:, self._own_noise :]
         if timestep < self._random_timesteps:
             self.uniform.choose_into(uniform, actions, logp, inputs)
         else:
@@ -417,7 +421,8 @@ class GaussianNoise(Exploration):
         super().__init__(
             distribution, size, random_timesteps=random_timesteps, schedules={"scale": scale}
         )
-        self._low, self._high = space.low, space.high
+        self._low = space.low
+        self._high = space.high
         bounded = np.isfinite(space.low) & np.isfinite(space.high)
         half_range = np.where(
             bounded, 0.5 * (np.where(bounded, space.high, 0) - np.where(bounded, space.low, 0)), 1.0
@@ -466,7 +471,8 @@ class OrnsteinUhlenbeckNoise(GaussianNoise):
         super().__init__(
             distribution, stddev=stddev, scale=scale, random_timesteps=random_timesteps
         )
-        self._theta, self._sigma = theta, sigma
+        self._theta = theta
+        self._sigma = sigma
         self._processes: dict[Hashable, F32] = {}
 
     def _unit_noise(self, now: Moment) -> F32:
@@ -566,7 +572,8 @@ class StateDependentNoise(Exploration):
         if self._rng is None or len(self._ahead) != rows:
             # a separate generator, so that the number of steps drawn at a time makes no difference
             self._rng = np.random.default_rng(rng.integers(np.iinfo(np.int64).max))
-            self._ahead, self._steps_ahead = _no_seeds(rows), 0
+            self._ahead = _no_seeds(rows)
+            self._steps_ahead = 0
         noise = np.empty((steps, rows, _SEED_SIZE), np.float32)
         step = 0
         while step < steps:
@@ -609,7 +616,8 @@ class StateDependentNoise(Exploration):
         """
         matrix, steps = self._held.get(key, (None, 0))
         if matrix is None or not steps:
-            matrix, steps = np.empty(self._matrix_size, np.float32), self._sample_freq
+            matrix = np.empty(self._matrix_size, np.float32)
+            steps = self._sample_freq
             _make_matrix(seed, matrix)
         self._held[key] = matrix, steps - 1
         return matrix
@@ -648,7 +656,8 @@ def _forget(memory: dict[Hashable, Any], episode: Any) -> None:
             del memory[key]
 
 
-_APEX_BASE, _APEX_EXPONENT = 0.4, 7.0
+_APEX_BASE = 0.4
+_APEX_EXPONENT = 7.0
 _SHARES_OF_ANY = 8
 _PLAIN = "StochasticSampling"
 

@@ -84,7 +84,9 @@ class RunningStat:
     def copy(self) -> RunningStat:
         """Return an independent statistic of the same samples."""
         other = RunningStat(self.mean.shape)
-        other.n, other.mean, other.m2 = self.n, self.mean.copy(), self.m2.copy()
+        other.n = self.n
+        other.mean = self.mean.copy()
+        other.m2 = self.m2.copy()
         return other
 
     def to_state(self) -> FilterState:
@@ -301,7 +303,8 @@ class MeanStdFilter(ObservationFilter):
         factor``.
         """
         stat = self._stat  # read once: another thread may merge
-        mean, scale = stat.mean, 1.0 / (stat.std + EPSILON)
+        mean = stat.mean
+        scale = 1.0 / (stat.std + EPSILON)
         if not self.num_kept:
             return mean, scale
         kept = self.num_kept
@@ -376,11 +379,9 @@ class MeanStdFilter(ObservationFilter):
             m2 = before.m2 + np.add.accumulate(rest * rest * (counts / fewer), axis=0)
             out: NDArray[np.float32] = (rest / (np.sqrt(m2 / fewer) + EPSILON)).astype(np.float32)
             self._buffer.merge_moments(*_moments(batch))
-            before.n, before.mean, before.m2 = (
-                before.n + len(obs),
-                before.mean + means[-1],
-                m2[-1].copy(),
-            )
+            before.n = before.n + len(obs)
+            before.mean = before.mean + means[-1]
+            before.m2 = m2[-1].copy()
             self._scale = None
         return self._finished(out, obs)
 
@@ -391,7 +392,8 @@ class MeanStdFilter(ObservationFilter):
             if number <= self._last_sequence:
                 raise ValueError(f"delta sequence {number} does not follow {self._last_sequence}")
             self._last_sequence = number
-            delta, self._buffer = self._buffer, RunningStat(self._stat_shape)
+            delta = self._buffer
+            self._buffer = RunningStat(self._stat_shape)
             if delta.n:
                 self._in_flight[number] = delta
             return delta.to_state()
@@ -538,7 +540,8 @@ class LearningFilter(ObservationFilter):
     def __init__(self, own: ObservationFilter) -> None:
         """Let `own` learn from all observations."""
         self._own = own
-        self.shape, self.is_concurrent = own.shape, own.is_concurrent
+        self.shape = own.shape
+        self.is_concurrent = own.is_concurrent
 
     def __call__(self, obs: NDArray[Any], update: bool = True) -> NDArray[Any]:
         """See `ObservationFilter.__call__`."""
@@ -676,7 +679,8 @@ class ReturnFilter(ConcurrentMeanStdFilter):
         with self._lock:
             if len(returns) and not self.is_frozen:
                 self(returns[:, None])
-            n, m2 = self._stat.n, float(self._stat.m2[0])
+            n = self._stat.n
+            m2 = float(self._stat.m2[0])
         return 1.0 / float(np.sqrt((m2 / n if n else 1.0) + EPSILON))
 
 

@@ -25,7 +25,10 @@ _FIELDS = {
 }
 """Message -> number of a field -> its content; others are skipped."""
 _WITHOUT_LOOPS = b"If"
-_VARINT, _EIGHT_BYTES, _CONTENT, _FOUR_BYTES = 0, 1, 2, 5
+_VARINT = 0
+_EIGHT_BYTES = 1
+_CONTENT = 2
+_FOUR_BYTES = 5
 """Kinds of Protocol Buffers fields."""
 
 
@@ -44,7 +47,8 @@ def has_loops(graph: bytes) -> bool:
     waiting: list[tuple[str, memoryview]] = [("model", memoryview(graph))]
     while waiting:
         message, content = waiting.pop()
-        kind, has_graph = b"", False
+        kind = b""
+        has_graph = False
         for number, value in _fields_of(content):
             fields += 1
             name = _FIELDS[message].get(number, "")
@@ -74,7 +78,8 @@ def _fields_of(content: memoryview) -> Iterator[tuple[int, memoryview]]:
     Raises:
         PolicyError: it is damaged.
     """
-    at, end = 0, len(content)
+    at = 0
+    end = len(content)
     while at < end:
         tag, at = _varint(content, at)
         kind = tag & 7

@@ -32,10 +32,8 @@ FIXED_TIMESTEP = "fixed_timestep"
 """Setting of a policy that doesn't learn: the timestep at which its schedules stand still."""
 _CALLS_AHEAD = 16
 """Number of calls that noise is drawn for together."""
-_LEARNING, _TF_POLICY = (
-    "aiorl.learning.algorithms.policy_learning",
-    "aiorl.learning.models.tf_policy",
-)
+_LEARNING = "aiorl.learning.algorithms.policy_learning"
+_TF_POLICY = "aiorl.learning.models.tf_policy"
 
 _log = logging.getLogger(__name__)
 
@@ -264,10 +262,8 @@ class GraphPolicy(Policy):
                 keys = range(num_rows) if keys is None else keys  # no noise was drawn in advance
             actions = np.empty((num_rows, *self.layout.shape), self.layout.dtype)
             dist_inputs = np.empty((num_rows, self.spec.num_dist_inputs), np.float32)
-            values, logp = (
-                np.empty(num_rows, np.float32),
-                np.empty(num_rows, np.float32) if with_logp else None,
-            )
+            values = np.empty(num_rows, np.float32)
+            logp = np.empty(num_rows, np.float32) if with_logp else None
             rows = ActRows(actions, dist_inputs, values, logp)
             state_out = self.act_into(obs, state, noise, rows, prev, timestep=timestep, keys=keys)
         columns = {} if logp is None else {c.ACTION_LOGP: logp}
@@ -471,7 +467,8 @@ class GraphPolicy(Policy):
         if name == "none" and not wants_bootstrap:
             return
         needs_values = name in NEED_VALUES
-        by_values, by_inputs = name == "none" or needs_values, name in NEED_ACTION_VALUES
+        by_values = name == "none" or needs_values
+        by_inputs = name in NEED_ACTION_VALUES
         own = (
             *((c.ACTION_DIST_INPUTS,) if by_inputs else ()),
             *((c.VF_PREDS,) if by_values else ()),
@@ -488,7 +485,8 @@ class GraphPolicy(Policy):
                 batch[column] = found[column]
         wanted = (c.REWARDS, c.TERMINATEDS, c.TRUNCATEDS, *own)
         _want(batch, wanted, name)
-        terminateds, truncateds = batch[c.TERMINATEDS], batch[c.TRUNCATEDS]
+        terminateds = batch[c.TERMINATEDS]
+        truncateds = batch[c.TRUNCATEDS]
         last = ends - 1
         bootstrapped = last[:0]
         if needs_values or wants_bootstrap:
@@ -544,10 +542,8 @@ class GraphPolicy(Policy):
         """
         _want(batch, (c.OBS, c.ACTIONS, c.REWARDS), "a recurrent policy")
         count = batch.count
-        actions, rewards = (
-            self.layout.to_column(batch[c.ACTIONS]),
-            np.asarray(batch[c.REWARDS], np.float32),
-        )
+        actions = self.layout.to_column(batch[c.ACTIONS])
+        rewards = np.asarray(batch[c.REWARDS], np.float32)
         before = (
             np.concatenate([self.layout.zeros(1), actions[:-1]]),
             np.append(np.float32(0.0), rewards[:-1]),
@@ -561,7 +557,8 @@ class GraphPolicy(Policy):
             states.append([component.copy() for component in state])
         for index, components in enumerate(zip(*states, strict=True)):
             joined = np.concatenate(components)
-            batch[c.state_in(index)], batch[c.state_out(index)] = joined[:-1], joined[1:]
+            batch[c.state_in(index)] = joined[:-1]
+            batch[c.state_out(index)] = joined[1:]
         batch[c.VF_PREDS] = values
         if self.spec.prev_action is not None:
             batch[c.PREV_ACTIONS], batch[c.PREV_REWARDS] = before
@@ -651,8 +648,10 @@ class _Filtering:
     """Network with a filter for its observations."""
 
     def __init__(self, network: ActingNetwork, filtered: Callable[..., NDArray[Any]]) -> None:
-        self._network, self._filtered = network, filtered
-        self.set_weights, self.get_weights = network.set_weights, network.get_weights
+        self._network = network
+        self._filtered = filtered
+        self.set_weights = network.set_weights
+        self.get_weights = network.get_weights
 
     def run(self, obs: NDArray[Any], *args: Any, **kwargs: Any) -> tuple[F32, F32, list[F32]]:
         """See `ActingNetwork.run`."""

@@ -63,7 +63,8 @@ def gae(
     Source: Schulman et al. 2016, https://arxiv.org/abs/1506.02438, eq. 16.
     """
     shape = rewards.shape
-    advantages, targets = np.empty(shape, np.float32), np.empty(shape, np.float32)
+    advantages = np.empty(shape, np.float32)
+    targets = np.empty(shape, np.float32)
     block = max(1, _BLOCK_ROWS // shape[0])
     for first in range(0, shape[1], block):
         envs = slice(first, first + block)
@@ -206,10 +207,8 @@ POSTPROCESSORS: dict[str, Callable[..., dict[str, Array]]] = {
 Each returns columns [T, N] by name. Its keyword arguments are rewards, terminateds, truncateds,
 valid and the settings. If it needs values, it also gets vf_preds, bootstrap and truncation_values;
 if it needs values of actions, also action_values [T, N]. See `gae` for their meaning. """
-NEED_VALUES, NEED_ACTION_VALUES = (
-    frozenset({"gae", "n_step_priorities"}),
-    frozenset({"n_step_priorities"}),
-)
+NEED_VALUES = frozenset({"gae", "n_step_priorities"})
+NEED_ACTION_VALUES = frozenset({"n_step_priorities"})
 """Postprocessors that need the policy's values, and those that need the values of the actions
 taken."""
 

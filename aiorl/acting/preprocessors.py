@@ -122,7 +122,8 @@ class Preprocessor(ABC):
             return _unbounded(self.layout, self.dtype)
         flat = spaces.flatten_space(self.space)
         assert isinstance(flat, spaces.Box), "a space of simple components flattens to a Box"
-        low, high = flat.low.astype(self.dtype), flat.high.astype(self.dtype)
+        low = flat.low.astype(self.dtype)
+        high = flat.high.astype(self.dtype)
         return LaidOutBox(
             low.reshape(self.shape), high.reshape(self.shape), self.layout, self.dtype
         )
@@ -181,9 +182,11 @@ class OneHotPreprocessor(Preprocessor):
     def transform(self, obs: NDArray[Any]) -> NDArray[Any]:
         """See `Preprocessor.transform`."""
         out = np.zeros((len(obs), *self.shape), np.float32)
-        rows, index = np.arange(len(obs)), obs.astype(np.int64, copy=False) - self._low
+        rows = np.arange(len(obs))
+        index = obs.astype(np.int64, copy=False) - self._low
         if index.ndim > 1:
-            rows, index = rows[:, None], index.reshape(len(obs), -1) + self._offsets
+            rows = rows[:, None]
+            index = index.reshape(len(obs), -1) + self._offsets
         out[rows, index] = 1.0
         return out
 
@@ -215,7 +218,8 @@ class NestedPreprocessor(Preprocessor):
         end = 0
         for name, part in named:
             preprocessor = preprocessor_for(part)
-            start, end = end, end + math.prod(preprocessor.shape)
+            start = end
+            end = end + math.prod(preprocessor.shape)
             self._parts.append((name, preprocessor, slice(start, end)))
         if end > MAX_SPACE_ELEMENTS:
             wanted = [f"up to {MAX_SPACE_ELEMENTS} numbers in all"]

@@ -111,14 +111,16 @@ class RunDirectory:
             ConfigError: when it cannot be created or written, another learner writes there, it
                 belongs to another run, or it contains no run to resume.
         """
-        is_new, is_made = config.resume is None, False
+        is_new = config.resume is None
+        is_made = False
         if config.resume is not None:
             path = Path(config.resume).absolute()  # the working directory may change later
             _check_name(path)
             run_id, port = _facts(path)
         else:
             path, is_made = _make_new(config)
-            run_id, port = secrets.token_hex(8), 0
+            run_id = secrets.token_hex(8)
+            port = 0
         try:
             lock = RunLock.acquire(path)
         except OSError as error:

@@ -92,10 +92,8 @@ def _config(given: Mapping[str, Any]) -> WorkerConfig:
         fault = plain_error(WorkerConfig, error)
         name, dot, rest = fault.key.partition(".")
         argument = {of: ours for ours, of in _OTHER_NAMES.items()}.get(name, name)
-        fault.key, fault.message = (
-            f"{argument}{dot}{rest}",
-            argument + fault.message.removeprefix(name),
-        )
+        fault.key = f"{argument}{dot}{rest}"
+        fault.message = argument + fault.message.removeprefix(name)
         raise fault from None
 
 

@@ -349,7 +349,8 @@ class RolloutWorker(Worker, EvaluatorInterface):
             on_turn: called with the worker in each turn of its sampler; None for none.
         """
         worker = cls.__new__(cls)
-        worker._given, worker._ahead = {}, deque()
+        worker._given = {}
+        worker._ahead = deque()
         Worker.__init__(worker, settings, on_turn=on_turn)
         return worker
 
@@ -360,7 +361,8 @@ class RolloutWorker(Worker, EvaluatorInterface):
     # --- sampling ---
 
     def _sample(self) -> Batch:
-        batch, how = super()._sample(), self.settings.config.compress_observations
+        batch = super()._sample()
+        how = self.settings.config.compress_observations
         return compressed(batch, is_bulk=how == "bulk") if how else batch
 
     @property

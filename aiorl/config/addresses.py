@@ -264,7 +264,8 @@ def run_facts_and_owners(directory: Path) -> tuple[dict[str, Any], dict[int, Pat
     facts = parse_json(content)
     if not isinstance(facts, dict):
         raise ValueError("it contains no run id and address")
-    run_id, first = facts.get("run_id"), facts.get("address")
+    run_id = facts.get("run_id")
+    first = facts.get("address")
     if not isinstance(run_id, str) or not re.fullmatch(r"[0-9A-Za-z_-]{1,64}", run_id):
         raise ValueError(f"{run_id!r:.100} is not a run id")
     addresses = facts.get("addresses", [first])

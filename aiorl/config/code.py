@@ -224,7 +224,8 @@ def check_objects(arguments: Any, key: str) -> None:
 
 def import_path_of(thing: object) -> str | None:
     """Return the import path of a class or function; None if other processes can't import it."""
-    module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)
+    module = getattr(thing, "__module__", None)
+    name = getattr(thing, "__qualname__", None)
     if not isinstance(module, str) or not isinstance(name, str):
         return None
     place = main_module_name() if module == "__main__" else module
@@ -244,7 +245,8 @@ def main_module_name() -> str | None:
     None in a notebook or at a prompt.
     """
     main = sys.modules.get("__main__")
-    spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
+    spec = getattr(main, "__spec__", None)
+    file = getattr(main, "__file__", None)
     if spec is not None:  # python -m NAME
         return None if spec.name.rpartition(".")[2] == "__main__" else str(spec.name)
     name = os.path.splitext(os.path.basename(file or ""))[0]
@@ -292,9 +294,11 @@ def import_for(what: str, name: str, *, key: str, value: str) -> ModuleType:
         return import_module(name)
     except Exception as error:
         # a user's module can raise anything
-        said, hint = f"{error!r:.500}", ""
+        said = f"{error!r:.500}"
+        hint = ""
         if isinstance(error, ConfigError):
-            said, hint = error.message.removesuffix("."), error.hint
+            said = error.message.removesuffix(".")
+            hint = error.hint
         elif isinstance(error, ImportError):
             hint = "Is it installed, or its folder on PYTHONPATH?"
         raise ConfigError(

@@ -35,7 +35,8 @@ MAX_BYTES = 1 << 20
 """Size limit of a config file."""
 
 _MAX_DEPTH = 32
-_MAX_NODES, _MAX_DIGITS = 100_000, 1000
+_MAX_NODES = 100_000
+_MAX_DIGITS = 1000
 _MAX_PARSED_BYTES = 1 << 30
 _SMALL_BYTES = 64 << 20
 """Size up to which a file is read without checking the free memory."""
@@ -70,7 +71,8 @@ def parse_yaml(path: Path, content: bytes) -> tuple[dict[str, Any], dict[str, in
             f"Config file {path} can't be read: it is not UTF-8 text.", value=str(path)
         ) from error
     except yaml.YAMLError as error:
-        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", error)
+        mark = getattr(error, "problem_mark", None)
+        problem = getattr(error, "problem", error)
         line = f", line {mark.line + 1}" if mark else ""
         raise ConfigError(
             f"{path}{line}: this is not valid YAML: {problem}.", value=str(path)
@@ -237,7 +239,8 @@ def _is_group_of_one(group: int, user: int) -> bool:
     group by default.
     """
     try:
-        own, found = pwd.getpwuid(user), grp.getgrgid(group)
+        own = pwd.getpwuid(user)
+        found = grp.getgrgid(group)
     except KeyError:
         return False
     return (

@@ -278,7 +278,8 @@ def as_written(value: Any) -> str:
 
 def _alternatives(annotation: Any) -> list[str]:
     """Return descriptions of a type's values, without repetition."""
-    origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
+    origin = typing.get_origin(annotation)
+    inner = typing.get_args(annotation)
     if origin is Literal:
         return list(map(str, inner))
     if origin is Annotated:
@@ -432,7 +433,8 @@ def check_extras(config: Any) -> None:
                 len(config.multiagent.model_extra) - number,
             )
             break
-        dotted, known = f"multiagent.{extra}", type(config.multiagent).model_fields
+        dotted = f"multiagent.{extra}"
+        known = type(config.multiagent).model_fields
         hint = _other_name(dotted, type(config)) or nearest(extra, known, count=1).strip()
         _log.warning("%s", f"aiorl has no key {dotted} and ignores it. {hint}".rstrip())
 
@@ -444,8 +446,10 @@ def plain_error(model: type[BaseModel], error: ValidationError, prefix: str = ""
     """
     first = error.errors(include_url=False)[0]
     names, annotation = _locate(model, first["loc"])
-    dotted, value = prefix + ".".join(names), first["input"]
-    shown, hint = shortened(repr(value), 80), ""
+    dotted = prefix + ".".join(names)
+    value = first["input"]
+    shown = shortened(repr(value), 80)
+    hint = ""
     if str(first["type"]).endswith(_TYPE_FAULTS):
         wanted = expected(annotation)
         said = f" must be {wanted}"
@@ -501,5 +505,6 @@ def _locate(model: type[BaseModel], loc: tuple[int | str, ...]) -> tuple[list[st
         if field is None:
             break
         names.append(str(part))
-        annotation, inner = field.annotation, sub_model(field)
+        annotation = field.annotation
+        inner = sub_model(field)
     return names or [str(part) for part in loc], annotation

@@ -404,7 +404,8 @@ def with_preset(layers: Sequence[Layer], algo: str, keys: Set[str]) -> list[Laye
     Raises:
         ConfigError: there is no such preset, or it is for another algorithm.
     """
-    values, name = merged(layers), _name_in(layers, keys)
+    values = merged(layers)
+    name = _name_in(layers, keys)
     env = values.get("env")
     if name is None or (name == AUTO and env is None):
         return list(layers)
@@ -690,7 +691,8 @@ def save_config(config: CommonConfig, run_dir: Path) -> Path:
     Raises:
         ConfigError: the file can't be written.
     """
-    path, temporary = run_dir / CONFIG_FILE, run_dir / f"{CONFIG_FILE}.tmp"
+    path = run_dir / CONFIG_FILE
+    temporary = run_dir / f"{CONFIG_FILE}.tmp"
     try:
         former = (
             dict(NOTED.findall(path.read_text("utf-8"))) if config.resume and path.exists() else {}

@@ -166,10 +166,8 @@ def no_attribute(of: str, owner: object, name: str) -> AttributeError:
     """Return the error for an attribute that an object lacks, with a hint if another library has
     it.
     """
-    said, hint = (
-        f"{type(owner).__name__!r} object has no attribute {name!r}",
-        attribute_hint(of, name),
-    )
+    said = f"{type(owner).__name__!r} object has no attribute {name!r}"
+    hint = attribute_hint(of, name)
     return AttributeError(f"{said}. {hint}" if hint else said, name=name, obj=owner)
 
 

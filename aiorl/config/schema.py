@@ -509,7 +509,8 @@ class CommonConfig(WorkerConfig):
     def _put_together(self, layers: Sequence[Layer], *, allow_unknown: bool = False) -> None:
         """Set the values that the layers give, on top of the defaults."""
         kind = type(self)
-        keys, algo = set(kind.model_fields), kind.model_fields["algo"].default
+        keys = set(kind.model_fields)
+        algo = kind.model_fields["algo"].default
         layers = [_in_new_names(kind, layer, allow_unknown) for layer in layers]
         with located(layers):
             layers = without_overruled(
@@ -701,7 +702,8 @@ class CommonConfig(WorkerConfig):
         Raises:
             ConfigError: a value must change; the error names its key.
         """
-        timeout_s, beat_s = self.transport.heartbeat_timeout_s, self.transport.heartbeat_interval_s
+        timeout_s = self.transport.heartbeat_timeout_s
+        beat_s = self.transport.heartbeat_interval_s
         has_epochs = self.input_epochs is not None
         refuse(
             self,

@@ -279,7 +279,8 @@ def _cast(values: Any, space: spaces.Space[Any], dtype: np.dtype[Any] | None = N
     Raises:
         BatchError: the dtype cannot represent them, such as 0.7 or NaN in a space of whole numbers.
     """
-    given, dtype = np.asarray(values), np.dtype(space.dtype) if dtype is None else dtype
+    given = np.asarray(values)
+    dtype = np.dtype(space.dtype) if dtype is None else dtype
     if given.dtype == dtype:
         return given
     expected = (

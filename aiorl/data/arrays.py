@@ -92,7 +92,8 @@ def discounted_sums(deltas: NDArray[np.float64], decay: NDArray[np.float64]) -> 
             running = delta + factor * running
             sums.append(running)
         return np.array(sums[::-1]).reshape(steps, 1)
-    rows, factors = list(deltas), list(decay)
+    rows = list(deltas)
+    factors = list(decay)
     scratch = np.empty(width)
     for step in range(steps - 2, -1, -1):
         np.multiply(factors[step], rows[step + 1], out=scratch)

@@ -148,7 +148,8 @@ def _sequence_rows(
         index, room = room_left.pop() if follows and room_left else (-1, 0)
         while first < stop:
             if not room:
-                index, room = len(sequences), length
+                index = len(sequences)
+                room = length
                 sequences.append([])
             taken = min(room, stop - first)
             sequences[index].append((first, first + taken))
@@ -181,7 +182,8 @@ def _behind_gaps(batch: Mapping[str, Array], begins: NDArray[np.bool_]) -> NDArr
     follows = np.ones(len(rows), np.bool_)
     for before, after in ((c.NEW_OBS, c.OBS), *_state_pairs(batch)):
         if before in batch and after in batch:
-            ends, starts = np.asarray(batch[before])[rows - 1], np.asarray(batch[after])[rows]
+            ends = np.asarray(batch[before])[rows - 1]
+            starts = np.asarray(batch[after])[rows]
             follows &= (ends == starts).reshape(len(rows), -1).all(1)
     return rows[~follows]
 

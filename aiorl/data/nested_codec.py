@@ -16,7 +16,9 @@ import numpy as np
 
 from aiorl.errors import BadFrame
 
-_ARRAY, _NUMBER, _TUPLE = 1, 2, 3
+_ARRAY = 1
+_NUMBER = 2
+_TUPLE = 3
 _KINDS = frozenset("biuf")
 _DTYPE = re.compile(r"[<>|][biuf][0-9]{1,2}")
 _MAX_TUPLES = 32

@@ -162,7 +162,8 @@ def _space_from_dict(data: object, depth: int, room: _Room) -> spaces.Space[Any]
     try:
         match kind:
             case "Box":
-                shape, dtype = room.shape(data["shape"]), _dtype(data["dtype"])
+                shape = room.shape(data["shape"])
+                dtype = _dtype(data["dtype"])
                 low, high = (_bound_from_data(data[side], shape, dtype) for side in ("low", "high"))
                 return spaces.Box(low, high, shape, dtype.type)
             case "Discrete":

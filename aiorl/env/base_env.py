@@ -245,7 +245,8 @@ class SteppedBaseEnv(BaseEnv):
             first = opening_poll(self._reset_all())
             self._is_started = True
             return first
-        poll, self._stepped = self._stepped, None
+        poll = self._stepped
+        self._stepped = None
         if poll is None:
             raise EnvContractError(
                 self._env_id, "it was polled twice without any actions in between"

@@ -60,13 +60,16 @@ class ObservationCheck:
             self.dtype = np.dtype(space.dtype)
         elif isinstance(space, spaces.Discrete):
             self.dtype = np.dtype(np.int64)
-            self._low, self._high = int(space.start), int(space.start + space.n - 1)
+            self._low = int(space.start)
+            self._high = int(space.start + space.n - 1)
         elif isinstance(space, spaces.MultiDiscrete):
             self.dtype = np.dtype(np.int64)
-            self._low, self._high = space.start, space.start + space.nvec - 1
+            self._low = space.start
+            self._high = space.start + space.nvec - 1
         elif isinstance(space, spaces.MultiBinary):
             self.dtype = np.dtype(np.int8)
-            self._low, self._high = 0, 1
+            self._low = 0
+            self._high = 1
         else:
             raise UnsupportedSpaceError("the observation space", space, SIMPLE_KINDS)
         self._is_float = self.dtype.kind == "f"
@@ -197,9 +200,11 @@ class NestedCheck:
         self._names_more = may_have_more
         parts: Iterable[tuple[Any, spaces.Space[Any]]] = ()
         if isinstance(space, spaces.Dict):
-            self._kind, parts = dict, space.spaces.items()
+            self._kind = dict
+            parts = space.spaces.items()
         elif isinstance(space, spaces.Tuple):
-            self._kind, parts = tuple, enumerate(space.spaces)
+            self._kind = tuple
+            parts = enumerate(space.spaces)
         elif isinstance(space, SIMPLE_SPACES):
             self.leaf = ObservationCheck(env_id, space)
         self._parts = {
@@ -417,7 +422,8 @@ def _bounds_of(space: spaces.Space[Any]) -> tuple[NDArray[Any], NDArray[Any]] | 
     """
     if not isinstance(space, spaces.Box) or not space.is_bounded("both"):
         return None
-    low, high = space.low.astype(np.float64), space.high.astype(np.float64)
+    low = space.low.astype(np.float64)
+    high = space.high.astype(np.float64)
     if space.dtype.kind in "iu":
         limits = np.iinfo(space.dtype)
         return None if (low <= limits.min).all() and (high >= limits.max).all() else (low, high)

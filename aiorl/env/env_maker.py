@@ -71,7 +71,8 @@ class EnvMaker:
             ConfigError: the environment does not have the requested form or cannot have the
                 horizon.
         """
-        plan, wrapping = self.plan, self.plan.wrapping
+        plan = self.plan
+        wrapping = self.plan.wrapping
         if self.form == "native":
             self.check_native()
             self.is_deepmind = wrapping.deepmind and is_atari_id(self.creator.gym_id or "")
@@ -139,7 +140,8 @@ class EnvMaker:
 
     def _native_obstacle(self) -> str | None:
         """Return the reason why no vectorised form is suitable; None if there is a suitable one."""
-        wrapping, spec = self.plan.wrapping, self.creator.gym_spec
+        wrapping = self.plan.wrapping
+        spec = self.creator.gym_spec
         if spec is None:
             return "it has no vectorised form of its own"
         if wrapping.users:
@@ -156,7 +158,8 @@ class EnvMaker:
         return why_not_atari_vector({**spec.kwargs, **self.context})
 
     def _make_native(self, context: EnvContext) -> LockstepEnv | VectorEnv:
-        plan, spec = self.plan, self.creator.gym_spec
+        plan = self.plan
+        spec = self.creator.gym_spec
         assert spec is not None, "an environment without a spec has no vectorised form"
         if is_atari_id(spec.id):
             checked_horizon(plan.horizon, spec.max_episode_steps)

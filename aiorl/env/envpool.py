@@ -57,10 +57,8 @@ def envpool_creator(name: str) -> Callable[[EnvContext], EnvPoolEnv | AsyncEnvPo
         is_async = settings.pop("async", False)
         if is_async:
             settings.setdefault("batch_size", max(1, context.num_envs // 2))
-        size, least = (
-            settings.get("batch_size", context.num_envs),
-            1 if is_async else context.num_envs,
-        )
+        size = settings.get("batch_size", context.num_envs)
+        least = 1 if is_async else context.num_envs
         if not least <= size <= context.num_envs:
             raise ConfigError(
                 f"batch_size is {size!r}, expected {least} to {context.num_envs}, the number of"
@@ -97,10 +95,8 @@ class _Pool:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # EnvPool's bounds lose precision as float32
             spec = module.make_spec(task, **self.settings)
-            space, self.single_action_space = (
-                spec.gymnasium_observation_space,
-                spec.gymnasium_action_space,
-            )
+            space = spec.gymnasium_observation_space
+            self.single_action_space = spec.gymnasium_action_space
         self.action_space = self.single_action_space
         self.is_picture = (
             isinstance(space, spaces.Box)

@@ -352,7 +352,8 @@ class RealGames(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def take_finished(self) -> list[FinishedGame]:
         """Return the games that ended since the last call."""
-        finished, self._finished = self._finished, []
+        finished = self._finished
+        self._finished = []
         return finished
 
 

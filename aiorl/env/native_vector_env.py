@@ -349,11 +349,9 @@ class LockstepBaseEnv(SteppedBaseEnv):
         self._first_obs = {index: obs[index] for index in finals}
         fresh = set() if step.valid is None else set(np.flatnonzero(~step.valid).tolist())
         self._resetting = set(np.flatnonzero(ended).tolist()) - finals.keys()
-        rewards, terminateds, truncateds = (
-            step.rewards.tolist(),
-            step.terminateds.tolist(),
-            step.truncateds.tolist(),
-        )
+        rewards = step.rewards.tolist()
+        terminateds = step.terminateds.tolist()
+        truncateds = step.truncateds.tolist()
         infos = step_infos(step, self.num_envs) if step.infos else None
         poll = opening_poll({index: {DEFAULT_AGENT_ID: obs[index]} for index in fresh})
         for index in range(self.num_envs):

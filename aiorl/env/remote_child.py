@@ -33,7 +33,12 @@ from aiorl.errors import ConfigError, EnvError, UnsupportedSpaceError
 from aiorl.process.children import end_with_parent
 from aiorl.process.imports import find_modules_here
 
-SETUP, READY, RESET, STEP, RESULT, ERROR = b"u", b"y", b"r", b"s", b"o", b"e"
+SETUP = b"u"
+READY = b"y"
+RESET = b"r"
+STEP = b"s"
+RESULT = b"o"
+ERROR = b"e"
 HEAD = struct.Struct("<cI")
 
 

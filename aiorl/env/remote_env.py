@@ -166,7 +166,8 @@ class RemoteEnv(BaseEnv):
         """See `BaseEnv.take_finished_games`."""
         if not self._counts_games:
             return None
-        games, self._games = self._games, []
+        games = self._games
+        self._games = []
         return games
 
     def interrupt(self) -> None:
@@ -268,8 +269,10 @@ class _RemoteEnvironment:
     """
 
     def __init__(self, remote: RemoteEnv, copy: ChildProcess) -> None:
-        self._remote, self._copy = remote, copy
-        self.observation_space, self.action_space = remote.observation_space, remote.action_space
+        self._remote = remote
+        self._copy = copy
+        self.observation_space = remote.observation_space
+        self.action_space = remote.action_space
         self.spec = SimpleNamespace(max_episode_steps=remote.max_episode_steps)
 
     def send(self, action: Any) -> None:

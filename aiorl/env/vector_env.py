@@ -323,7 +323,8 @@ class Copies(VectorEnv):
             EnvError: the environment raised, or its observation does not fit its space.
         """
         self.started_at[index] = self.step_count
-        seed, env = self.seeds[index], self.envs[index]
+        seed = self.seeds[index]
+        env = self.envs[index]
         try:
             obs, _ = reset_env(env, None if seed is None else seed_env(env, seed))
             obs = self.nested.coerce(obs, index, 0)
@@ -366,9 +367,11 @@ class Copies(VectorEnv):
             actions = list(actions)
             self.begin(slice(None), actions)
         self.step_count += 1
-        rewards, check = self.rewards, self.check
+        rewards = self.rewards
+        check = self.check
         shape, dtype = (check.shape, check.dtype) if check is not None else (None, None)
-        index, ended = 0, False
+        index = 0
+        ended = False
         try:
             for index, (step, action) in enumerate(zip(self._steps, actions, strict=True)):
                 returned = step(action)
@@ -513,7 +516,9 @@ class SerialEnv(LockstepEnv):
 
     def step(self, actions: NDArray[Any]) -> VectorStep:
         """Step every copy in turn; see LockstepEnv."""
-        result, copies, obs_rows = self._result, self._copies, self._obs
+        result = self._result
+        copies = self._copies
+        obs_rows = self._obs
         result.final_index = result.final_obs = None
         ended = copies.step_into(
             obs_rows, rows_of(self.action_space, actions) if self._has_scalar_actions else actions

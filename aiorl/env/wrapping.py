@@ -176,7 +176,8 @@ def _wrapped(env: Any, wrapper: str | Mapping[str, Any], key: str) -> Any:
             hint="Add the wrappers in the function that makes the environment.",
         )
     settings = {"class": wrapper} if isinstance(wrapper, str) else dict(wrapper)
-    path, kwargs = settings.pop("class", None), settings.pop("kwargs", None) or {}
+    path = settings.pop("class", None)
+    kwargs = settings.pop("kwargs", None) or {}
     if not isinstance(path, str) or not isinstance(kwargs, Mapping) or settings:
         raise ConfigError(
             f"{key} is {wrapper!r:.200}, expected 'package.module:Name' or a mapping of class and"

@@ -68,7 +68,8 @@ def _run(name: str, engine: Engine, words: list[str]) -> int:
             usage_error(prog, f"Write: {prog} {words[0]} {' '.join(wanted)}")
         return verb.do(*words[1:])
     at = words.index("--") if "--" in words else len(words)
-    own, learner = words[:at], words[at + 1 :]
+    own = words[:at]
+    learner = words[at + 1 :]
     verbs = "".join(
         f"  {prog} {key} RUN {verb.takes:6}# {verb.about}\n" for key, verb in engine.VERBS.items()
     )

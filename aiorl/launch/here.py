@@ -59,7 +59,8 @@ counts.
 Those of MPI come first, because schedulers start its daemons and set their own variables for them.
 """
 _LEARNER_CORES = 2
-_LOOK_EVERY_S, _SAY_AFTER_S = 0.2, 10.0
+_LOOK_EVERY_S = 0.2
+_SAY_AFTER_S = 10.0
 
 
 class _Copy(NamedTuple):
@@ -145,7 +146,8 @@ def _commands(
                 " after --."
             )
             raise ConfigError("--address needs keys that are on each host.", key="keys", hint=hint)
-        meeting, place = address, ["--bind", f"tcp://0.0.0.0:{port}", "--advertise", host]
+        meeting = address
+        place = ["--bind", f"tcp://0.0.0.0:{port}", "--advertise", host]
     elif job.config["run_dir"] is None:
         hint = (
             "Give --run-dir DIR after --, a directory on a shared file system, or --address"
@@ -153,7 +155,8 @@ def _commands(
         )
         raise ConfigError("The copies have to know where they meet.", key="run_dir", hint=hint)
     else:
-        meeting, place = f"run:{job.run_dir}", ["--bind", job.bind]
+        meeting = f"run:{job.run_dir}"
+        place = ["--bind", job.bind]
     cores = _cores(copy.together)
     local = (
         options.get("workers", max(1, cores - _LEARNER_CORES))

@@ -372,7 +372,8 @@ def checked(words: Sequence[str]) -> Job:
     if done.returncode or not isinstance(found, dict):
         sys.stdout.write(done.stdout)
         raise SystemExit(done.returncode)
-    config, given = found["config"], found["given"]
+    config = found["config"]
+    given = found["given"]
     port = split_address(given["bind"], key="bind")[1] if "bind" in given else None
     return Job(_run_dir(config), tuple(words), config, given.get("num_workers"), port or None)
 

@@ -153,7 +153,8 @@ def _matching(pattern: str, wanted: str) -> Callable[[str], str]:
 def artefact(job: Job, options: dict[str, Any]) -> str:
     """See `Engine.artefact`. Keys that are not made yet have placeholders in the Secret."""
     given = _complete(options)
-    name, port = _name(job), job.port or _PORT
+    name = _name(job)
+    port = job.port or _PORT
     labels = {f"{_LABEL}name": "aiorl", f"{_LABEL}instance": name}
     queue = {"kueue.x-k8s.io/queue-name": given["queue"]} if given["queue"] else {}
     facts: dict[str, object] = given | {

@@ -186,7 +186,8 @@ def _scripts(job: Job, options: Mapping[str, Any]) -> dict[str, str]:
         )
     cpus = options.get("cpus_per_node", _CPUS)
     local = max(1, cpus - _LEARNER_CPUS) if job.num_workers is None else job.num_workers
-    python, keys = options.get("python") or sys.executable, str(job.keys)
+    python = options.get("python") or sys.executable
+    keys = str(job.keys)
     command = [
         python,
         "-P",
@@ -265,7 +266,8 @@ def _pattern(path: Path) -> str:
 
 
 def _sbatch_options(text: str) -> dict[str, str]:
-    parser, words = Parser("--worker-options", "", "", ""), shlex.split(text)
+    parser = Parser("--worker-options", "", "", "")
+    words = shlex.split(text)
     _pass_on(parser, words)
     return {name.replace("_", "-"): value for name, value in parser.parse(words).items()}
 

@@ -77,7 +77,11 @@ _CHECK = (
 )
 _PIPED: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
 _PIPED |= {"start_new_session": True}  # Ctrl-C in the terminal does not reach ssh
-_AGAIN_S, _LOOK_S, _TWICE_S, _GOODBYE_S, _END_S = 5.0, 0.3, 0.5, 5.0, 25.0
+_AGAIN_S = 5.0
+_LOOK_S = 0.3
+_TWICE_S = 0.5
+_GOODBYE_S = 5.0
+_END_S = 25.0
 _LEAVE_S = {True: 20.0, False: 10.0}
 """Seconds for an orderly end, of a learner (True) and of workers."""
 _BY_SIGNAL = 128
@@ -218,24 +222,27 @@ class Launch:
             ConfigError: a value can't be used.
         """
         check_printable(options)
-        self.job, self.hosts = job, parse_hosts(options.get("hosts", ()))
-        self.code, self.packed_code = (
-            Path(os.path.abspath(os.path.expanduser(options.get("code", ".")))),
-            b"",
-        )
+        self.job = job
+        self.hosts = parse_hosts(options.get("hosts", ()))
+        self.code = Path(os.path.abspath(os.path.expanduser(options.get("code", "."))))
+        self.packed_code = b""
         self.place = f"~/.aiorl/runs/{job.name}-{secrets.token_hex(3)}"
         self.keys = "" if job.config["insecure"] else str(job.keys)
         self.include: list[str] = options.get("include", [])
-        self.learner, self.address = options.get("learner", ""), options.get("address", "")
+        self.learner = options.get("learner", "")
+        self.address = options.get("address", "")
         self.port = 0 if self.learner else job.port or 0
-        self._ssh, self._python = options.get("ssh", "ssh"), options.get("python", "")
-        self.ending, self.to_learner = threading.Event(), sys.stderr.buffer
+        self._ssh = options.get("ssh", "ssh")
+        self._python = options.get("python", "")
+        self.ending = threading.Event()
+        self.to_learner = sys.stderr.buffer
 
     def files_for(self, *, is_learner: bool) -> bytes:
         """Return an archive of the keys that a host needs, and of the run for a learner that
         resumes it.
         """
-        keys, files = Path(self.keys), dict[str, Path | bytes]()
+        keys = Path(self.keys)
+        files = dict[str, Path | bytes]()
         if self.keys:
             names = ["worker.key_secret", "learner.key"]
             if is_learner:
@@ -309,7 +316,10 @@ class Host(threading.Thread):
             is_learner: True if the process is the learner.
         """
         super().__init__(daemon=True)
-        self.launch, self._name, self.workers, self._is_learner = launch, name, workers, is_learner
+        self.launch = launch
+        self._name = name
+        self.workers = workers
+        self._is_learner = is_learner
         self.label = name + " (learner)" * is_learner
         directory = "learner-" * is_learner + re.sub(r"[^\w.-]", "_", name)
         self._place = f"{launch.place}/{directory}"
@@ -328,7 +338,8 @@ class Host(threading.Thread):
         """Keep the process running, through failures of the host, until it has ended for good, with
         `status`.
         """
-        launch, ending = self.launch, self.launch.ending
+        launch = self.launch
+        ending = self.launch.ending
         while self.status is None:
             self._is_changed = False
             try:
@@ -360,7 +371,8 @@ class Host(threading.Thread):
         Raises:
             ConfigError: the host lacks packages.
         """
-        launch, command = self.launch, self.launch.program(self._name)
+        launch = self.launch
+        command = self.launch.program(self._name)
         self._is_ready = False
         with self._log.open("ab", 0) as log, subprocess.Popen(command, **_PIPED) as self._process:
             if (facts := self._greeted()) is None:
@@ -412,7 +424,8 @@ class Host(threading.Thread):
 
     def _request(self, facts: dict[str, Any]) -> list[bytes]:
         """Return the request for the program on the host: a line, and archives."""
-        launch, place = self.launch, facts["place"]
+        launch = self.launch
+        place = facts["place"]
         if facts["missing"]:
             hint = "install aiorl's packages there, or name another Python by --python"
             raise ConfigError(
@@ -479,7 +492,8 @@ class Host(threading.Thread):
     def change(self, workers: int | None) -> None:
         """Start the workers again with another number; 0 ends them."""
         if workers != self.workers:
-            self.workers, self._is_changed = workers, True
+            self.workers = workers
+            self._is_changed = True
             self.send_signal()
 
 
@@ -510,7 +524,8 @@ def artefact(job: Job, options: dict[str, Any]) -> str:
 
 def run(job: Job, options: dict[str, Any]) -> int:
     """See `Engine`."""
-    launch, logs = Launch(job, options), job.run_dir / "logs"
+    launch = Launch(job, options)
+    logs = job.run_dir / "logs"
     launch.packed_code = code_archive(launch.code, include=launch.include)
     if launch.code.is_dir() and (
         about := look_through(launch.code, launch.include).about_left_out()

@@ -37,7 +37,9 @@ PORT_IS = "aiorl launch: the learner listens on port "
 """Beginning of the line with the port of a learner that has begun to listen."""
 CORES = "CORES"
 """Word of a command that is replaced by the number of usable cores."""
-_SILENT_S, _LOOK_S, _END_S = 20.0, 0.3, 5.0
+_SILENT_S = 20.0
+_LOOK_S = 0.3
+_END_S = 5.0
 _RUN = ("run",)
 """Directory that stays on a host unless it was sent to the launcher: a learner's run."""
 _SAFELY: Any = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
@@ -61,7 +63,8 @@ def checked_facts(facts: Any) -> dict[str, Any]:
 
 def package_digest(package: Path) -> str:
     """Return a digest of a package's source files; empty if there are none."""
-    digest, paths = hashlib.sha256(), sorted(package.rglob("*.py"))
+    digest = hashlib.sha256()
+    paths = sorted(package.rglob("*.py"))
     for path in paths:
         digest.update(f"{path.relative_to(package)}\0".encode() + path.read_bytes())
     return digest.hexdigest() if paths else ""

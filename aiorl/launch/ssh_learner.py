@@ -18,7 +18,8 @@ from aiorl.process.program import end_at_once_on_stop_signals
 
 logger = logging.getLogger("aiorl.launch.ssh")
 
-_LEAVE_S, _LOOK_S = 60.0, 0.1
+_LEAVE_S = 60.0
+_LOOK_S = 0.1
 
 
 def main() -> None:

@@ -31,8 +31,10 @@ from aiorl.config.files import read_regular, whose_else
 from aiorl.process.machine import usable_cores
 from aiorl.process.replaced_file import write_json
 
-_MAX_FILES, _MAX_BYTES = 200, 128 << 20
-_FILES, _SUMS = "xla_compile_cache__*", "sums.json"
+_MAX_FILES = 200
+_MAX_BYTES = 128 << 20
+_FILES = "xla_compile_cache__*"
+_SUMS = "sums.json"
 _LEFT_S = 600.0
 """Age in seconds at which a temporary file is certainly abandoned."""
 
@@ -138,7 +140,8 @@ def _verified(folder: Path) -> dict[str, str]:
     """Return the checksums of files that are unchanged since a run used them; remove other and
     temporary files.
     """
-    known, sums = {}, {}
+    known = {}
+    sums = {}
     with contextlib.suppress(OSError, ValueError, TypeError):
         known = dict(json.loads(read_regular(folder / _SUMS, max_bytes=1 << 20)))
     for path in folder.glob(_FILES):

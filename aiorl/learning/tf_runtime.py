@@ -51,7 +51,8 @@ def _keep_compilations(config: CommonConfig) -> None:
     impossible.
     """
     global _cache
-    flags, setting = os.environ.get("TF_XLA_FLAGS", "").strip(), config.compilation_cache
+    flags = os.environ.get("TF_XLA_FLAGS", "").strip()
+    setting = config.compilation_cache
     if _CACHE_FLAG in flags or (
         flags and not flags.startswith("-")
     ):  # otherwise it is the name of a file
@@ -100,7 +101,8 @@ def begin_loading() -> None:
         Path(spec.origin).parent / f"libtensorflow_{name}.so.2" for name in ("framework", "cc")
     ]
     load = ctypes.CDLL(None).dlopen
-    load.argtypes, load.restype = [ctypes.c_char_p, ctypes.c_int], ctypes.c_void_p
+    load.argtypes = [ctypes.c_char_p, ctypes.c_int]
+    load.restype = ctypes.c_void_p
 
     def load_all() -> None:
         with _without_greetings:

@@ -106,7 +106,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser(name: str) -> Parser:
-    writes, command = name in ("convert", "merge"), _COMMANDS[name]
+    writes = name in ("convert", "merge")
+    command = _COMMANDS[name]
     usage = "FILE... --out PATH [options]" if writes else "FILE... [options]"
     parser = Parser(f"{_PROG} {name}", usage, command.about, command.examples)
     parser.add_argument(
@@ -206,7 +207,8 @@ def _convert(files: list[str], given: dict[str, Any]) -> int:
 
 
 def _merge(files: list[str], given: dict[str, Any]) -> int:
-    out, name = given["out"], given.get("to")
+    out = given["out"]
+    name = given.get("to")
     return _write(files, out, format_named(name) if name else format_of(out), given, _renumbering())
 
 

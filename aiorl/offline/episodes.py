@@ -85,7 +85,8 @@ def episode_order(rows: SampleBatch) -> Positions | None:
     numbers = _episode_numbers(rows)
     order: Positions = np.argsort(numbers, kind="stable")
     if c.T in rows:
-        of, t = numbers[order], rows[c.T][order]
+        of = numbers[order]
+        t = rows[c.T][order]
         is_unsorted = (of[1:] == of[:-1]) & (t[1:] <= t[:-1])
         for number in np.unique(of[1:][is_unsorted]):
             start, end = np.searchsorted(of, [number, number + 1])
@@ -310,7 +311,8 @@ class EpisodeJoiner:
         if not rows.count:
             return []
         extents = np.array(list(_extents(_changes(rows), rows.count)))
-        starts, lasts = extents[:, 0], extents[:, 1] - 1
+        starts = extents[:, 0]
+        lasts = extents[:, 1] - 1
         zeros = np.zeros(len(starts), np.int64)
         episodes = rows[c.EPS_ID][starts] if c.EPS_ID in rows else zeros
         agents = rows[c.AGENT_INDEX][starts] if c.AGENT_INDEX in rows else zeros

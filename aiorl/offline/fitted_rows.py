@@ -110,9 +110,11 @@ def _check_discrete(space: spaces.Space[Any], rows: SampleBatch) -> None:
     """
     actions = rows[c.ACTIONS]
     if isinstance(space, spaces.Discrete):
-        first, number = np.asarray(space.start), np.asarray(space.n)
+        first = np.asarray(space.start)
+        number = np.asarray(space.n)
     elif isinstance(space, spaces.MultiDiscrete):
-        first, number = np.asarray(space.start), np.asarray(space.nvec)
+        first = np.asarray(space.start)
+        number = np.asarray(space.nvec)
     else:
         return
     if actions.shape[1:] != space.shape:

@@ -374,7 +374,8 @@ def _step_checks(rows: SampleBatch) -> Iterator[tuple[Array, str]]:
         yield np.append(False, goes_on & (steps[1:] > steps[:-1] + 1)), _NOT_THE_NEXT_STEP
         goes_on &= steps[1:] == steps[:-1] + 1
     if c.OBS in rows and c.NEW_OBS in rows and rows[c.OBS].shape == rows[c.NEW_OBS].shape:
-        following, obs = rows[c.NEW_OBS][:-1], rows[c.OBS][1:]
+        following = rows[c.NEW_OBS][:-1]
+        obs = rows[c.OBS][1:]
         same = _in_all(following == obs)
         if following.dtype.kind == "f" and not same.all():
             same = _in_all(np.isclose(following, obs, rtol=1e-4, atol=1e-5, equal_nan=True))

@@ -76,7 +76,8 @@ VERSION = 1
 MAX_LINE_BYTES = 1 << 28
 _LARGE_LINE = 1 << 24
 _MAX_PARSED_BYTES = 2 * MAX_BATCH_BYTES
-_MAX_ROWS, _MAX_ROWS_BYTES = 1000, 1 << 24
+_MAX_ROWS = 1000
+_MAX_ROWS_BYTES = 1 << 24
 """Largest number of single rows in a batch, and of their bytes, unless the first row alone has
 more."""
 _MAX_FIRST_ROW = 1 << 20
@@ -161,7 +162,9 @@ def _groups(path: str) -> Iterator[tuple[str, list[bytes | Mapping[str, Any]]]]:
     each line does.
     """
     group: list[bytes | Mapping[str, Any]] = []
-    first, episode, num_bytes = "", object(), 0
+    first = ""
+    episode = object()
+    num_bytes = 0
     has_rows = None
     for place, line in _lines(path):
         if has_rows is None:
@@ -174,13 +177,17 @@ def _groups(path: str) -> Iterator[tuple[str, list[bytes | Mapping[str, Any]]]]:
             row = with_known_names(_parsed(line))
             of = row.get(c.EPS_ID)
         except DataError:
-            row, of = line, object()  # a batch of its own, which raises the error
+            # a batch of its own, which raises the error
+            row = line
+            of = object()
         num_bytes += len(line)
         if group and (of != episode or len(group) == _MAX_ROWS or num_bytes > _MAX_ROWS_BYTES):
             yield first, group
             group = []
         if not group:
-            first, episode, num_bytes = place, of, len(line)
+            first = place
+            episode = of
+            num_bytes = len(line)
         group.append(row)
     if group:
         yield first, group
@@ -282,7 +289,8 @@ def _batch(lines: list[Mapping[str, Any]]) -> Batch:
 def _own_batch(line: Mapping[str, Any]) -> Batch:
     if line["aiorl"] != VERSION:
         raise DataError("it was written by a newer version of aiorl; this one reads version 1")
-    count, room = _count(line.get("env_steps")), Room()
+    count = _count(line.get("env_steps"))
+    room = Room()
     if "columns" not in line:
         policies = check_policies(line.get("policies"))
         return MultiAgentBatch(
@@ -301,7 +309,8 @@ def _rllib_batch(line: Mapping[str, Any]) -> Batch:
         return _rllib_rows(line, Room())
     if line.get("type") != "MultiAgentBatch":
         raise DataError("its type is neither SampleBatch nor MultiAgentBatch")
-    policies, room = check_policies(line.get("policy_batches")), Room()
+    policies = check_policies(line.get("policy_batches"))
+    room = Room()
     return MultiAgentBatch(
         {name: _rllib_rows(rows, room) for name, rows in policies.items()},
         _count(line.get("count")),
@@ -424,7 +433,8 @@ class _JsonFile(BatchFile):
 
     def __init__(self, path: str, form: JsonLines, compress: frozenset[str]) -> None:
         """Create the file."""
-        self._form, self._compress = form, compress
+        self._form = form
+        self._compress = compress
         self._plain = create(path)
         self._file = packed(path, self._plain)
 

@@ -145,7 +145,9 @@ class _Group:
 
     def __init__(self, file: Any, name: str) -> None:
         """Use a group of an h5py File."""
-        self._file, self._name, self.room = file, name, Room()
+        self._file = file
+        self._name = name
+        self.room = Room()
 
     def numbers(self, name: str) -> Array:
         """Return one of its datasets."""
@@ -193,7 +195,8 @@ class _Group:
         from PIL import Image
 
         self._check(found)
-        count, bands = len(found), shape[2] if len(shape) == 3 else 1
+        count = len(found)
+        bands = shape[2] if len(shape) == 3 else 1
         self.room.take(count * math.prod(shape))
         self.room.take(self._bytes_of_rows(found))
         made = np.empty((count, *shape), np.uint8)
@@ -244,7 +247,8 @@ class _Episodes:
         self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]
     ) -> None:
         """Set the dataset's spaces."""
-        self._observation_space, self._action_space = observation_space, action_space
+        self._observation_space = observation_space
+        self._action_space = action_space
         is_box = isinstance(observation_space, spaces.Box)
         self._preprocessor = None if is_box else preprocessor_for(observation_space)
         self._actions = ActionLayout(action_space)
@@ -307,7 +311,8 @@ class _MinariFile(BatchFile):
             import minari
             from minari.storage.datasets_root_dir import get_dataset_path
         self._minari = minari
-        self._id, self._env = dataset_id, env
+        self._id = dataset_id
+        self._env = env
         if get_dataset_path(dataset_id).exists():
             raise FileExistsError(
                 f"Minari has a dataset {dataset_id!r} already; `minari delete {dataset_id}`"
@@ -352,7 +357,8 @@ class _MinariFile(BatchFile):
 
     def abandon(self) -> None:
         """See `BatchFile.abandon`."""
-        self._open, self._ended = {}, []
+        self._open = {}
+        self._ended = []
         if self._dataset is not None:
             with contextlib.suppress(OSError, ValueError):
                 self._minari.delete_dataset(self._id)
@@ -361,7 +367,9 @@ class _MinariFile(BatchFile):
     def _flush(self) -> None:
         if not self._ended:
             return
-        episodes, self._ended, self._num_bytes = self._ended, [], 0
+        episodes = self._ended
+        self._ended = []
+        self._num_bytes = 0
         buffers = [self._buffer(episode) for episode in episodes]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about the author and other fields that may be empty

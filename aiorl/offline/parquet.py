@@ -47,7 +47,10 @@ from aiorl.offline.stored_columns import (
 from aiorl.process.imports import needed_by
 from aiorl.text import one_line
 
-_I32, _I64, _LIST, _STRUCT = 5, 6, 9, 12
+_I32 = 5
+_I64 = 6
+_LIST = 9
+_STRUCT = 12
 _DICTIONARY = 7
 _PAGES = (5, _DICTIONARY, 8)
 """Fields of a page's header: with data, with a dictionary, and with data of version 2."""
@@ -103,10 +106,13 @@ def decoded_bytes(file: IO[bytes], chunk: _Fields, column: Any) -> int:
         else _WIDTHS.get(column.physical_type, 8)
     )
     width += 4 * max(0, column.max_repetition_level - 1)  # offsets of the lists within a row
-    at, first = _number(chunk, 9, _I64), chunk.get((11, _I64), 0)
+    at = _number(chunk, 9, _I64)
+    first = chunk.get((11, _I64), 0)
     if 0 < first < at:
         at = first
-    end, total, num_values = at + _number(chunk, 7, _I64), 0, 0
+    end = at + _number(chunk, 7, _I64)
+    total = 0
+    num_values = 0
     while at < end:
         file.seek(at)
         header = _Compact(file).struct()
@@ -144,7 +150,8 @@ class _Compact:
 
     def __init__(self, file: IO[bytes]) -> None:
         """Start at the file's position."""
-        self._file, self._left = file, _MAX_VALUES
+        self._file = file
+        self._left = _MAX_VALUES
 
     def struct(self, depth: int = 0) -> _Fields:
         """Return the fields with their types, because a reader that knows a field ignores it if its
@@ -189,7 +196,8 @@ class _Compact:
 
     def _list(self, depth: int) -> list[Any]:
         head = self._byte()
-        kind, size = head & 15, head >> 4
+        kind = head & 15
+        size = head >> 4
         if size == 15:
             size = self._varint()
         return [self._value(3 if kind in (1, 2) else kind, depth) for _ in range(size)]
@@ -311,12 +319,14 @@ class _Column(NamedTuple):
         """
         import pyarrow as pa
 
-        noted, kind = (field.metadata or {}).get(_KEY), field.type
+        noted = (field.metadata or {}).get(_KEY)
+        kind = field.type
         made = cls(one_line(field.name, _MAX_NAME))
         if noted is not None:
             try:
                 found = json.loads(noted)
-                dtype, shape = found["dtype"], found.get("shape", [])
+                dtype = found["dtype"]
+                shape = found.get("shape", [])
                 made = cls(
                     made.name,
                     None if dtype == _OBJECTS else np.dtype(dtype),
@@ -364,11 +374,13 @@ def _read_column(stored: tuple[_Column, Any], room: Room) -> Array:
 
     (name, dtype, shape, is_objects, _), column = stored
     array = column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
-    kind, rows = array.type, len(array)
+    kind = array.type
+    rows = len(array)
     if is_objects:
         if not pa.types.is_dictionary(kind) or array.null_count:
             raise DataError("no text, or rows without text")
-        texts, numbers = array.dictionary.to_pylist(), array.indices.to_numpy()
+        texts = array.dictionary.to_pylist()
+        numbers = array.indices.to_numpy()
         room.take(
             int(np.asarray([parsed_bytes(text.encode()) for text in texts] or [0])[numbers].sum())
         )
@@ -510,7 +522,9 @@ class _ParquetFile(BatchFile):
             rows = SampleBatch.concat(self._waiting)
             end = _last_start(rows)  # the last episode may continue
             self._write_group(rows.slice(0, end))
-            self._waiting, self._num_rows, self._num_bytes = [], 0, 0
+            self._waiting = []
+            self._num_rows = 0
+            self._num_bytes = 0
             if end < rows.count:
                 self._wait(rows.slice(end, rows.count))
         return batch.nbytes

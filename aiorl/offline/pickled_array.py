@@ -83,7 +83,8 @@ class _Dtype:
     __slots__ = ("code", "order")
 
     def __init__(self, code: str) -> None:
-        self.code, self.order = code, "="
+        self.code = code
+        self.order = "="
 
     def __setstate__(self, state: object) -> None:
         match state:

@@ -241,7 +241,8 @@ class FileReader(InputReader):
         self._all_files = self.files = find_sources(sources)
         self._share = share = options.share or WHOLE
         if len(self.files) >= share.of:
-            self.files, self._share = self.files[share.index :: share.of], WHOLE
+            self.files = self.files[share.index :: share.of]
+            self._share = WHOLE
         self.num_passes = self.num_rows = self.piece = 0
         self.path = ""
         self._fit = fit
@@ -342,7 +343,8 @@ class FileReader(InputReader):
                     f"there is nothing to be read in {num_files} files", path=self.files[0]
                 )
             logger.warning("There are more workers than stored batches: this one reads all of them")
-            self.files, self._share = self._all_files, WHOLE
+            self.files = self._all_files
+            self._share = WHOLE
 
     def _pieces(self, stored: Stored, path: str) -> Iterator[Batch]:
         options = self._options
@@ -372,7 +374,8 @@ class FileReader(InputReader):
         self.unreadable[error.path, error.place] = str(
             error
         )  # a traceback would keep the data in memory
-        count, most = len(self.unreadable), self._options.max_corrupt
+        count = len(self.unreadable)
+        most = self._options.max_corrupt
         if count <= _MAX_LOGGED:
             logger.warning("Left out: %s", error)
         if count > most:
@@ -390,7 +393,8 @@ def _cut(batch: SampleBatch, rows: int, *, whole_episodes: bool) -> Iterator[Sam
     """Cut a batch after the episode that reaches the number of rows, or within it if it is much
     longer.
     """
-    start, count = 0, batch.count
+    start = 0
+    count = batch.count
     episodes = batch.get(c.EPS_ID)
     ends = (
         None
@@ -452,8 +456,11 @@ class PreparedReader(InputReader):
             postprocess: function of a policy id and an episode's rows; returns the rows to train
                 on.
         """
-        self._readers, self._weights = readers, np.array(weights, np.float64) / sum(weights)
-        self._size, self._take_in, self._postprocess = buffer_size, take_in, postprocess
+        self._readers = readers
+        self._weights = np.array(weights, np.float64) / sum(weights)
+        self._size = buffer_size
+        self._take_in = take_in
+        self._postprocess = postprocess
         self._rng = np.random.default_rng(seed)
         self.mixes_sources = len(readers) > 1
         self._num_steps = np.zeros(len(readers))
@@ -603,7 +610,8 @@ def _name_of_first_left_out(rows: SampleBatch) -> str:
 
 def _with_new_obs(part: SampleBatch) -> SampleBatch:
     """Return rows of one episode, each with the observation that followed it."""
-    obs, terminated = part[c.OBS], part[c.TERMINATEDS].astype(bool)
+    obs = part[c.OBS]
+    terminated = part[c.TERMINATEDS].astype(bool)
     whole = part if terminated[-1] else part.slice(0, part.count - 1)
     if whole.count:
         following = np.concatenate([obs[1:], obs[-1:]])[

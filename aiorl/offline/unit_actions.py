@@ -46,10 +46,8 @@ class UnitActions:
                 hint="Leave it out.",
             )
         assert isinstance(space, spaces.Box)
-        self._low, self._half = (
-            space.low.astype(np.float64),
-            0.5 * (space.high.astype(np.float64) - space.low),
-        )
+        self._low = space.low.astype(np.float64)
+        self._half = 0.5 * (space.high.astype(np.float64) - space.low)
         self._dtype = space.dtype
         self._log_half = float(np.log(self._half).sum())
 
@@ -78,8 +76,10 @@ class UnitGuess:
             warns: True to log a warning once the first rows seem to be scaled, and to ignore
                 further rows.
         """
-        self._space, self._warns = space, warns
-        self._rows, self._is_wider = 0, False
+        self._space = space
+        self._warns = warns
+        self._rows = 0
+        self._is_wider = False
 
     @property
     def seem_scaled(self) -> bool:

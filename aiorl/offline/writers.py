@@ -85,7 +85,8 @@ class FileWriter(OutputWriter):
         try:
             self._bytes += self._file.write(batch)
         except OSError:  # the file may end with half a batch, and nothing can follow it
-            file, self._file = self._file, None
+            file = self._file
+            self._file = None
             file.abandon()
             raise
         if self._bytes >= self._max_bytes:
@@ -104,7 +105,8 @@ class FileWriter(OutputWriter):
 
     def close(self) -> None:
         """See `OutputWriter.close`."""
-        file, self._file = self._file, None
+        file = self._file
+        self._file = None
         if file is not None:
             file.close()
 

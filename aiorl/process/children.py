@@ -55,7 +55,8 @@ _TRY_AGAIN_S = 10.0
 _LACKS = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT)
 """Error numbers of a start that failed for lack of resources, not because of the child."""
 _BACKOFF_S = (0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
-_HEALTHY_S, _HEALTHY_BEFORE_A_SIGNAL_S = 60.0, 10.0
+_HEALTHY_S = 60.0
+_HEALTHY_BEFORE_A_SIGNAL_S = 10.0
 _PR_SET_PDEATHSIG = 1
 _SOON = signal.SIGQUIT
 """Signal 3, so `end_with_parent` ends a process after 3 seconds: later than any orderly end of 2
@@ -338,7 +339,8 @@ class Children:
                     continue
                 assert child.process.stdin is not None
                 child.process.stdin.close()
-                child.process, child.status = None, status
+                child.process = None
+                child.status = status
                 self._plan_restart(slot, child)
             elif child.due is not None and time.monotonic() >= child.due:
                 self._start_again(slot, child)
@@ -369,7 +371,8 @@ class Children:
         }
 
     def _start(self, slot: int, child: _Child) -> None:
-        child.began, child.due = time.monotonic(), None
+        child.began = time.monotonic()
+        child.due = None
         path = self._log_path(slot) if self._log_path else None
         is_silent = (
             child.restarts.in_a_row and child.status != FAILED

@@ -105,7 +105,8 @@ class Keeper:
         while self._signals:
             number = self._signals.pop(0)
             if self._stopped_at is None:
-                self._stopped_at, self._status = now, status_after(number)
+                self._stopped_at = now
+                self._status = status_after(number)
                 self._children.stop(signal.SIGTERM)
             elif (
                 now - self._stopped_at > _TWICE_S

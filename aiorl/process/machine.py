@@ -167,7 +167,8 @@ def _left_in_groups(root: Path) -> list[int]:
     left: list[int] = []
     for group in _groups(root, "memory"):
         for limit, usage, inactive in _MEMORY_FILES:
-            most, used = _text(group / limit).strip(), _text(group / usage).strip()
+            most = _text(group / limit).strip()
+            used = _text(group / usage).strip()
             if most.isdecimal() and used.isdecimal():
                 left.append(
                     max(0, int(most) - int(used) + _reclaimable(group / "memory.stat", inactive))
@@ -256,7 +257,8 @@ def _end(error: BaseException) -> NoReturn:
 
     Nothing is flushed, since another thread of the parent may have held a stream's lock.
     """
-    status, said = 1, ""
+    status = 1
+    said = ""
     if not isinstance(error, SystemExit):
         said = "".join(traceback.format_exception(error))
     elif isinstance(error.code, int | None):

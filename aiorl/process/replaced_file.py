@@ -43,7 +43,8 @@ def replaced_directory(path: Path) -> Iterator[Path]:
 
     Parent directories are created.
     """
-    temporary, old = path.with_name(f".{path.name}.new"), path.with_name(f".{path.name}.old")
+    temporary = path.with_name(f".{path.name}.new")
+    old = path.with_name(f".{path.name}.old")
     try:
         _tidy(path, temporary, old)
         temporary.mkdir(parents=True)

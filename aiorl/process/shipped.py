@@ -242,9 +242,7 @@ def archive(files: Mapping[str, Path | bytes]) -> bytes:
         for name, source in files.items():
             content = source.read_bytes() if isinstance(source, Path) else source
             info = tarfile.TarInfo(name)
-            info.size, info.mode = (
-                len(content),
-                0o700 if isinstance(source, Path) and os.access(source, os.X_OK) else 0o600,
-            )
+            info.size = len(content)
+            info.mode = 0o700 if isinstance(source, Path) and os.access(source, os.X_OK) else 0o600
             tar.addfile(info, io.BytesIO(content))
     return packed.getvalue()

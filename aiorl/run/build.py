@@ -188,7 +188,8 @@ def look_at_env(config: CommonConfig) -> EnvFacts:
 def _check_settings(config: CommonConfig, env: Any, kind: EnvKind) -> None:
     check_ports(config.web, config.client_port, has_clients=hasattr(env, "has_clients"))
     if kind.is_external:
-        key, number = "num_envs_per_worker", config.num_envs_per_worker
+        key = "num_envs_per_worker"
+        number = config.num_envs_per_worker
         if number != 1 and key in config.model_fields_set:
             said = (
                 f"{key} is {number}, but an external environment drives itself: each worker has"

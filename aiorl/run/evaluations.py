@@ -133,7 +133,8 @@ class Evaluations(Observer):
             await self.finish(training, training.end.hurry, last=last)
         elif self.is_due(iteration):
             await self._evaluate(training, iteration)
-        finished, self._finished = self._finished, None
+        finished = self._finished
+        self._finished = None
         if finished is not None:
             result["evaluation"] = finished
 
@@ -264,7 +265,8 @@ class Evaluations(Observer):
 
     async def _play(self, play: Play | None, path: Path, iteration: int) -> dict[str, Any]:
         """Divide the episodes among the processes and return the combined result."""
-        config, seed = self._config, None
+        config = self._config
+        seed = None
         if config.seed is not None:
             seed = int(
                 np.random.SeedSequence((config.seed, _SEED, iteration)).generate_state(1)[0] >> 1
@@ -423,7 +425,8 @@ class _Child:
                 start_new_session=True,
                 env={**os.environ, **python_path(), "OMP_NUM_THREADS": "1"},
             )
-        requests, answers = self._process.stdin, self._process.stdout
+        requests = self._process.stdin
+        answers = self._process.stdout
         assert requests is not None
         assert answers is not None
         line = b""
@@ -441,7 +444,8 @@ class _Child:
 
     async def close(self) -> None:
         """Kill the process, if one is running."""
-        process, self._process = self._process, None
+        process = self._process
+        self._process = None
         if process is not None:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()

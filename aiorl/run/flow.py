@@ -397,13 +397,15 @@ class Flow:
         Does nothing if already doing so.
         """
         if not self.is_granting and not self._stopping:
-            self._stands_still, self.is_granting = False, True
+            self._stands_still = False
+            self.is_granting = True
             self._grant_next_batch()
             self.feed_updates()
 
     def stand_still(self) -> None:
         """Hand out no more train batches until `go_on`. Leased fragments can still arrive."""
-        self._stands_still, self.is_granting = True, False
+        self._stands_still = True
+        self.is_granting = False
 
     def stop(self) -> None:
         """Stop for good: start no updates, add nothing to results and grant no leases."""
@@ -423,7 +425,8 @@ class Flow:
         """Lease as much as the budget allows now, in a streaming run."""
         if not self.is_granting or self._pacing is None:
             return
-        plan, version = self._plan, self.publisher.version
+        plan = self._plan
+        version = self.publisher.version
         coming = self._pacing.outstanding
         is_enough = self.queued_fragments + coming >= plan.fragments_per_batch
         if is_enough and self._assembler.bytes_with(coming) >= self._max_queued_bytes:

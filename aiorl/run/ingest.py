@@ -75,7 +75,8 @@ def _rows_of(columns: Mapping[str, NDArray[Any]]) -> int:
     """Return the number of transitions in the columns of a policy."""
     if is_gradient(columns):
         return num_rows(columns)
-    obs, valid = columns.get(OBS), columns.get(VALID)
+    obs = columns.get(OBS)
+    valid = columns.get(VALID)
     if obs is None or obs.ndim < 2:
         raise BatchError("batches", "columns [T, N, ...]", "none")
     return obs.shape[0] * obs.shape[1] if valid is None else int(np.count_nonzero(valid))
@@ -83,7 +84,8 @@ def _rows_of(columns: Mapping[str, NDArray[Any]]) -> int:
 
 def _checked_episodes(arrays: Mapping[str, NDArray[Any]]) -> EpisodeColumns:
     """Return the finished episodes."""
-    lengths, rewards = arrays.get("lengths"), arrays.get("rewards")
+    lengths = arrays.get("lengths")
+    rewards = arrays.get("rewards")
     if lengths is None or rewards is None or lengths.ndim != 1 or lengths.shape != rewards.shape:
         raise BatchError("episodes", "lengths and rewards [E]", ", ".join(sorted(arrays))[:100])
     if lengths.dtype.kind != "i" or lengths.dtype.itemsize > 4 or (lengths < 0).any():
@@ -177,7 +179,8 @@ class BatchAssembler:
         """Number of env steps still missing, on-policy if the number of fragments is not known
         beforehand; else 0.
         """
-        env_steps, most = self._plan.env_steps_per_batch, self._plan.fragments_per_batch
+        env_steps = self._plan.env_steps_per_batch
+        most = self._plan.fragments_per_batch
         return (
             0
             if env_steps is None or self._wanted >= most
@@ -197,7 +200,8 @@ class BatchAssembler:
         """Return the number of further fragments to sample for the batch, on-policy; 0 until
         earlier ones arrive.
         """
-        there, missing = len(self._queue), self._env_steps_missing
+        there = len(self._queue)
+        missing = self._env_steps_missing
         if there < self._wanted or not missing:
             return 0
         more = min(
@@ -245,8 +249,10 @@ class BatchAssembler:
     def prune(self, ahead: int = 0) -> None:
         """Discard fragments that will be too old to train on after ``ahead`` more updates."""
         if self._is_stale(self._oldest, ahead):
-            waiting, self._queue = self._queue, deque()
-            self._oldest, self._queued_bytes = self._version, 0
+            waiting = self._queue
+            self._queue = deque()
+            self._oldest = self._version
+            self._queued_bytes = 0
             for fragment in waiting:
                 self.add(fragment, ahead)
 
@@ -256,7 +262,8 @@ class BatchAssembler:
         `STALE` means older than the bound on policy lag; "surplus" means more than an on-policy
         batch needs.
         """
-        discarded, self._discarded = self._discarded, []
+        discarded = self._discarded
+        self._discarded = []
         return discarded
 
     def _is_stale(self, version: int, ahead: int) -> bool:

@@ -38,8 +38,10 @@ T = TypeVar("T")
 
 _SLOT = 0
 """Slot of the local worker, as in `EnvContext.worker_index`."""
-_UPDATE_WAIT_S, _STEP_IN_HURRY_S = 2.0, 0.5
-_CLOSE_S, _CLOSE_IN_HURRY_S = 10.0, 1.0
+_UPDATE_WAIT_S = 2.0
+_STEP_IN_HURRY_S = 0.5
+_CLOSE_S = 10.0
+_CLOSE_IN_HURRY_S = 1.0
 _UPDATING = "making an update"
 
 
@@ -75,11 +77,10 @@ class LocalSource(Source):
         self._snapshot: Snapshot | None = None
         self._wanted = 0
         self._batch: AssembledBatch | None = None
-        self._incarnation, self._fragments, self._env_steps = (
-            "",
-            0,
-            0,
-        )  # the current sampler and its totals
+        # the current sampler and its totals
+        self._incarnation = ""
+        self._fragments = 0
+        self._env_steps = 0
         self._num_broken_off = (
             0  # samplers that ended since the last checkpoint; the next one gets other seeds
         )
@@ -110,7 +111,8 @@ class LocalSource(Source):
             ConfigError: the sampler cannot honour a setting.
             EnvError: the environment's constructor failed.
         """
-        training, began = self._training, time.perf_counter()
+        training = self._training
+        began = time.perf_counter()
         # no fragment arrives during an update, and nothing depends on time
         learning.lease_plan = dataclasses.replace(
             learning.lease_plan, mode="on_policy", publish_interval_s=math.inf
@@ -151,7 +153,9 @@ class LocalSource(Source):
             )
             self.ledger.open(incarnation)
             self.flow.publisher.join(incarnation)
-            self._incarnation, self._fragments, self._env_steps = incarnation, 0, 0
+            self._incarnation = incarnation
+            self._fragments = 0
+            self._env_steps = 0
         return self.unit
 
     def ask_for_experience(self) -> None:
@@ -186,7 +190,8 @@ class LocalSource(Source):
 
     async def finish_update(self) -> None:
         """See `Source`."""
-        turn, hurry = self._turn, self._training.end.hurry
+        turn = self._turn
+        hurry = self._training.end.hurry
         if turn is None or turn.done():
             return
         if self._status != _UPDATING:  # an environment may never return
@@ -230,7 +235,8 @@ class LocalSource(Source):
             self._turn.add_done_callback(lambda _: self._news.set())
         await self._news.wait()
         if self._turn.done():
-            turn, self._turn = self._turn, None
+            turn = self._turn
+            self._turn = None
             turn.result()
 
     async def _take_turn(self) -> None:
@@ -252,7 +258,8 @@ class LocalSource(Source):
                 return
             self._heed_interrupt()
         self.flow.feed_updates()
-        batch, self._batch = self._batch, None
+        batch = self._batch
+        self._batch = None
         if batch is None:
             raise InternalError("all fragments are there, but they make no train batch")
         self._status = _UPDATING
@@ -295,7 +302,8 @@ class LocalSource(Source):
         self.flow.take(SamplesAccepted(_SLOT, self._incarnation, samples))
 
     def _drop_sampler(self) -> None:
-        unit, self.unit = self.unit, None
+        unit = self.unit
+        self.unit = None
         if unit is not None:
             self.flow.publisher.forget(self._incarnation)
             self._num_broken_off += 1

@@ -44,7 +44,8 @@ HINT = (
 """Advice in the error that ends a run after worker failures."""
 
 _JOIN_WITHIN_S = 120.0
-_LOOK_EVERY_S, _END_EVERY_S = 0.1, 0.02
+_LOOK_EVERY_S = 0.1
+_END_EVERY_S = 0.02
 
 
 class LocalWorkers:
@@ -211,7 +212,8 @@ class LocalWorkers:
 
     def on_child(self, event: ChildEvent) -> None:
         """Handle the start, end, kill or final failure of a worker's process."""
-        tell, slot = self._training.tell, event.slot
+        tell = self._training.tell
+        slot = event.slot
         if isinstance(event, ChildRestarting | ChildGaveUp):
             reason = f"its process ended with {status_text(event.status)}"
             self._session.lose_worker_id(self._worker_ids[slot], reason, time.monotonic())

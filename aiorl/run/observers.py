@@ -87,7 +87,8 @@ class StopAt(Observer):
 
     def on_update(self, training: Training) -> None:
         """End training if its newest figures meet a criterion."""
-        env_steps, time_s = training.counters.env_steps_trained, time.monotonic() - self._began
+        env_steps = training.counters.env_steps_trained
+        time_s = time.monotonic() - self._began
         now = StopFigures(
             training.results.newest_return, env_steps, self._evaluations.mean_return, time_s
         )
@@ -144,10 +145,8 @@ class RunFiles(Observer):
         """
         iteration = step = None
         if resumed is not None:
-            iteration, step = (
-                int(resumed.results["training_iteration"]),
-                resumed.counters.env_steps_sampled,
-            )
+            iteration = int(resumed.results["training_iteration"])
+            step = resumed.counters.env_steps_sampled
         path = self._directory.path
         self._own = BackgroundLogger(
             open_loggers(path, resume_iteration=iteration, resume_step=step)

@@ -45,7 +45,8 @@ _RESULT = (
     "trained_steps_per_s",
     "episode_reward_mean_last_100",
 )
-_MAX_GONE, _MAX_WORDS = 64, 300
+_MAX_GONE = 64
+_MAX_WORDS = 300
 _WINDOW_S = 5.0
 
 
@@ -141,7 +142,8 @@ class Overview:
                 ones come first.
             end: why the run has ended, "" while it has not.
         """
-        now, workers = time.monotonic(), self.workers()
+        now = time.monotonic()
+        workers = self.workers()
         state = "ended" if end else "training" if self.result else training.status
         account: dict[str, Any] = {
             "run_id": training.directory.run_id,

@@ -100,7 +100,8 @@ class PolicyGroup:
             TrainingDiverged: too many updates of a policy were skipped in a row.
         """
         metrics: dict[str, float] = {}
-        skipped, bad_column = False, ""
+        skipped = False
+        bad_column = ""
         for policy_id, batch in batches.items():
             prefix = "" if self._is_single else f"{policy_id}/"
             try:
@@ -309,7 +310,8 @@ class Updater:
 
     def publish_next(self) -> None:
         """Publish the weights of the next update, like those of the first one."""
-        self._unpublished, self._published_at = 0, -math.inf
+        self._unpublished = 0
+        self._published_at = -math.inf
 
     def _publishes(self, now: float) -> bool:
         """Count an update and return True if its weights must be published."""
@@ -320,5 +322,6 @@ class Updater:
             and now - self._published_at < plan.publish_interval_s
         ):
             return False
-        self._unpublished, self._published_at = 0, now
+        self._unpublished = 0
+        self._published_at = now
         return True

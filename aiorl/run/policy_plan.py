@@ -146,7 +146,8 @@ def _with_sizes_of(run: CommonConfig, config: CommonConfig) -> CommonConfig:
         ConfigError: a size differs.
     """
     for name in (LENGTH, ENVS, BATCH):
-        size, wanted = getattr(run, name), getattr(config, name)
+        size = getattr(run, name)
+        wanted = getattr(config, name)
         if wanted != size and _is_of_run(type(config), name):
             said = (
                 f"the settings of this policy would need a {name} of {wanted}, but the run has"
@@ -244,7 +245,8 @@ class PlannedPolicy:
         names = [name for name in described if differ_in_order_only(described[name], stored[name])]
         if not names:
             return self
-        observation_space, action_space = self.observation_space, self.action_space
+        observation_space = self.observation_space
+        action_space = self.action_space
         if "observation" in names:
             observation_space = space_from_dict(stored["observation"])
         if "action" in names:
@@ -302,7 +304,8 @@ def with_policies_named(config: CommonConfig, facts: EnvFacts) -> CommonConfig:
     Raises:
         ConfigError: the environment does not name its agents, or another mapping is given.
     """
-    word, mapping = config.multiagent.policies, config.multiagent.policy_mapping_fn
+    word = config.multiagent.policies
+    mapping = config.multiagent.policy_mapping_fn
     if not isinstance(word, str):
         return config
     if mapping is not None:
@@ -313,7 +316,8 @@ def with_policies_named(config: CommonConfig, facts: EnvFacts) -> CommonConfig:
         raise ConfigError(
             said, key=_MAPPING, value=mapping, hint="Leave it out, or name the policies."
         )
-    found, actions = facts.observation_spaces or {}, facts.action_spaces or {}
+    found = facts.observation_spaces or {}
+    actions = facts.action_spaces or {}
     agents = list(dict.fromkeys([*found, *actions]))
     if not agents:
         said = (
@@ -372,7 +376,8 @@ def _agents_by_policy(
         ConfigError: the mapping function cannot be imported, fails, is missing or returns an
             unknown id.
     """
-    key, path = _MAPPING, config.multiagent.policy_mapping_fn
+    key = _MAPPING
+    path = config.multiagent.policy_mapping_fn
     known = ", ".join(sorted(policy_ids))
     function: Callable[..., Any] = lambda agent_id: DEFAULT_POLICY_ID  # noqa: E731
     wanted: dict[str, str] = {}
@@ -640,11 +645,9 @@ def check_leases(config: CommonConfig, planned: Mapping[str, PlannedPolicy]) -> 
     for policy in planned.values():
         if not policy.is_trained:
             continue
-        key, algo, kind = (
-            f"{POLICIES}.{policy.policy_id}.class",
-            policy.config.algo,
-            type(policy.config),
-        )
+        key = f"{POLICIES}.{policy.policy_id}.class"
+        algo = policy.config.algo
+        kind = type(policy.config)
         wanted = algorithm_class(algo).lease_plan(policy.config)
         left_out = (
             f"remove policy {policy.policy_id!r} from multiagent.policies_to_train, so that it only"

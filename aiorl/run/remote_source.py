@@ -62,7 +62,8 @@ _TICK_S = 0.1
 _QUEUED_BYTES = 1 << 30
 _HUNG_S = 60.0
 _MAX_NAMED = 8
-_LOGGED_PER_KIND, _MAX_LOGGED = 1000, 24_000
+_LOGGED_PER_KIND = 1000
+_MAX_LOGGED = 24_000
 _JOIN_WAIT_S = 60.0
 _SAY_WAITING_S = 10.0
 _UPDATE_WAIT_S = 2.0
@@ -128,7 +129,8 @@ class RemoteSource(Source):
         """Listen at the config's address, on the port used before a resume if any will do and it is
         free.
         """
-        config, last = self._config, self._training.directory.last_port
+        config = self._config
+        last = self._training.directory.last_port
         raise_open_file_limit()
         before = [f"{config.bind[:-1]}{last}"] if last and config.bind.endswith(":0") else []
         for bind in [*before, config.bind]:
@@ -184,7 +186,8 @@ class RemoteSource(Source):
             return "compiling the update"
         if self.flow.is_granting:
             return "sampling the first train batch"
-        present, wanted = len(self.session.slots), max(1, self._config.num_workers)
+        present = len(self.session.slots)
+        wanted = max(1, self._config.num_workers)
         return f"the update is compiled; waiting for workers: {present} of {wanted} are here"
 
     def waiting_for(self) -> str:
@@ -209,7 +212,8 @@ class RemoteSource(Source):
 
     def progress(self, perf: dict[str, float] | None) -> Progress:
         """See `Source`."""
-        training, num_workers = self._training, len(self.session.slots)
+        training = self._training
+        num_workers = len(self.session.slots)
         return progress_of(
             training.counters,
             training.ledger,
@@ -281,7 +285,8 @@ class RemoteSource(Source):
             ConfigError: the data that workers need is too large for a message, including room for
                 acknowledgements of all workers.
         """
-        session, config = self.session, self._config
+        session = self.session
+        config = self._config
         updater = Updater(
             learning.group, learning.lease_plan, self._training.counters.env_steps_trained
         )
@@ -290,10 +295,8 @@ class RemoteSource(Source):
         self._flow = Flow(
             self._training, learning, updates, session, tell=self._tell_of, max_queued_bytes=most
         )
-        part, snapshot = (
-            learning.worker_part.to_dict(),
-            self._flow.next_snapshot(learning.group.get_weights()),
-        )
+        part = learning.worker_part.to_dict()
+        snapshot = self._flow.next_snapshot(learning.group.get_weights())
         welcome = Welcome(
             0,
             config.num_workers,
@@ -362,7 +365,8 @@ class RemoteSource(Source):
         self.stop(hurry=False)
         if self.updates is not None and self._compiled.is_set():
             self.updates.stop()
-            hurry, tell = self._training.end.hurry, self._training.waits_for_update
+            hurry = self._training.end.hurry
+            tell = self._training.waits_for_update
             await wait_for_last(self._updates_ended, _UPDATE_WAIT_S, hurry, tell)
 
     async def settle(self) -> None:
@@ -415,7 +419,8 @@ class RemoteSource(Source):
     # ----------------------------------------------------------------------------------------------
 
     def _on_message(self, peer: bytes, frames: list[memoryview], user_id: str) -> None:
-        now, session = time.monotonic(), self.session
+        now = time.monotonic()
+        session = self.session
         try:
             message = decode(frames, self._limits) if session.knows(peer) else decode_hello(frames)
         except RemoteProtocolError as error:
@@ -540,10 +545,8 @@ class RemoteSource(Source):
                 self._tell_of("workers lost", slot, said, logging.WARNING, what=what, host=host)
                 self.flow.publisher.forget(incarnation)
             case ev.WorkerFailed(slot, _, message, text, host):
-                said, what = (
-                    f"{_named(slot, host)} failed: {message}\n{text}".rstrip(),
-                    without_numbers(message),
-                )
+                said = f"{_named(slot, host)} failed: {message}\n{text}".rstrip()
+                what = without_numbers(message)
                 self._tell_of(
                     "failures of workers", slot, said, logging.ERROR, what=what, host=host
                 )
@@ -635,7 +638,8 @@ class RemoteSource(Source):
         """Report workers that get no leases because the policy outruns them, once for each
         registration.
         """
-        pacing, slots = self.session.leases.pacing, set(self.session.slots)
+        pacing = self.session.leases.pacing
+        slots = set(self.session.slots)
         self._slow &= slots
         for slow in [] if pacing is None else pacing.slow_workers():
             if slow.slot not in self._slow:

@@ -57,7 +57,8 @@ def give_back(restored: Restored | None, config: CommonConfig, learning: Learnin
         CheckpointError: the checkpoint belongs to another run, or does not fit.
         ConfigError: ``init_from`` cannot be used.
     """
-    begins_with, learning.begins_with = learning.begins_with, None
+    begins_with = learning.begins_with
+    learning.begins_with = None
     if restored is not None:
         take_up(restored.checkpoint, config, learning)
         _warn_of_other_networks(restored.checkpoint, learning, learning.worker_part.policies.keys())
@@ -378,7 +379,8 @@ def _check_returns(checkpoint: Checkpoint, learning: Learning) -> None:
         name for name, own in learning.filters.items() if not isinstance(own, ReturnFilter)
     ]:
         name = returns_of(policy_id)
-        was, now = bool(checkpoint.filter_state(name)), name in learning.filters
+        was = bool(checkpoint.filter_state(name))
+        now = name in learning.filters
         if was != now:
             raise CheckpointError(
                 checkpoint.path,

@@ -121,7 +121,8 @@ class Run:
             AiorlError: training cannot continue; a checkpoint is saved first if there is anything
                 new to save.
         """
-        final, reason = False, "the learner failed"
+        final = False
+        reason = "the learner failed"
         tasks = Tasks(self._fail)
         drawing: asyncio.Task[None] | None = None
         try:
@@ -145,13 +146,15 @@ class Run:
                 self._tell(text, logging.INFO)
             await training.ready()
             await self._train(training)
-            final, reason = self.is_final, training.end.reason
+            final = self.is_final
+            reason = training.end.reason
             outcome = await self._finish(training, reason)
             if outcome.result:  # the picture takes a second, and so do the goodbyes
                 drawing = tasks.start(asyncio.to_thread(self._draw), "picture")
             return outcome
         except Ended as ended:  # before there was anything to save
-            final, reason = self.is_final, ended.reason
+            final = self.is_final
+            reason = ended.reason
             return Outcome(
                 True,
                 f"{ended.reason} Nothing has been trained yet, so there is nothing to save.",
@@ -274,7 +277,8 @@ class Run:
         self._display.event(text, time.monotonic(), level)
 
     async def _tick(self, training: Training) -> None:
-        said, status = 0.0, ""
+        said = 0.0
+        status = ""
         while True:
             now = time.monotonic()
             if not self._result and training.status != status:

@@ -214,7 +214,8 @@ class LoopThread:
             on_interrupt()
 
     def _make(self, call: _Call) -> None:
-        given, error = None, None
+        given = None
+        error = None
         late: list[Callable[[], object]] = []
         try:
             self._is_breakable = call.is_breakable

@@ -52,7 +52,8 @@ Play = Callable[[Path, Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
 _MANY_STEPS = 3000
 """Env steps per environment after which a quarter of the environments should have finished an
 episode."""
-_PACE_S, _PACE_SHARE = 1.0, 0.02
+_PACE_S = 1.0
+_PACE_SHARE = 0.02
 
 
 class Ended(Exception):
@@ -227,7 +228,8 @@ class Iteration:
             return self.has_trained
         now = time.monotonic()
         pace_s = min(_PACE_S, _PACE_SHARE * (now - self._first_began)) if self._is_paced else 0.0
-        took_s, grown = now - self._began, self._counters.env_steps_trained - self._steps_before
+        took_s = now - self._began
+        grown = self._counters.env_steps_trained - self._steps_before
         return (
             took_s >= (self._config.min_iter_time_s or pace_s)
             and grown >= self._config.timesteps_per_iteration
@@ -515,7 +517,9 @@ class Training:
 
     def _build(self) -> Learning:
         """Load TensorFlow and build the model, in a thread chosen by the source."""
-        restored, self._restored = self._restored, None  # it may hold a whole replay
+        # it may hold a whole replay
+        restored = self._restored
+        self._restored = None
         resumed = None if restored is None else restored.checkpoint
         learning = build_learning(self.config, self.directory.path, self._plan, resumed=resumed)
         give_back(restored, self.config, learning)

@@ -83,7 +83,9 @@ def why_polled(settings: WorkerSettings) -> str:
 
     In lockstep there are no episodes or agents to pass to user code, and one network acts for all.
     """
-    config, plan, policies = settings.config, settings.sample_plan, settings.policy
+    config = settings.config
+    plan = settings.sample_plan
+    policies = settings.policy
     if plan is None:
         return "complete rows are needed"
     for name in (
@@ -158,7 +160,8 @@ def make_sampler(
 
 def _lockstep(worker: Worker, settings: WorkerSettings, polled: str) -> Lockstep | None:
     """Return the worker's environments in lockstep; None if they must be polled."""
-    config, plan = settings.config, settings.sample_plan
+    config = settings.config
+    plan = settings.sample_plan
     env = None if polled else worker.async_env.in_lockstep(config.horizon)
     if env is None or plan is None or env.num_envs != config.num_envs_per_worker or _is_nested(env):
         if plan is not None and log_once("polled"):

@@ -56,7 +56,8 @@ class BatchBuilder:
 
     def expect_rows(self, seat: Seat) -> None:
         """Register an agent without rows, whose latest observation is about to become one."""
-        table, number = seat.lane.table, seat.number
+        table = seat.lane.table
+        number = seat.number
         seat.waits_from = row = table.row_of(number)
         table.keep_from(number, row)
         seat.has_rows = True
@@ -87,7 +88,8 @@ class BatchBuilder:
         Raises:
             PolicyError: the policy did not return a batch (also a ValueError).
         """
-        pending, self._pending = self._pending, []
+        pending = self._pending
+        self._pending = []
         if all(seat.lane.in_bulk for seat in pending):
             for seat in pending:
                 self._parts.setdefault(seat.lane.policy_id, []).append(seat.cut())
@@ -118,7 +120,9 @@ class BatchBuilder:
         rows: Rows,
         originals: Mapping[Any, tuple[Policy, SampleBatch]],
     ) -> Iterator[SampleBatch]:
-        policy, whole, first = seat.lane.policy, SampleBatch(rows.columns), 0
+        policy = seat.lane.policy
+        whole = SampleBatch(rows.columns)
+        first = 0
         others = {agent_id: its for agent_id, its in originals.items() if agent_id != seat.agent_id}
         for end in rows.trajectory_ends.tolist():
             own = whole if end - first == whole.count else whole.slice(first, end)
@@ -156,7 +160,8 @@ class BatchBuilder:
     def _emptied(self, parts: dict[str, list[Part]]) -> Cut:
         cut = Cut(parts, self.count, self._vacated)
         self.count = self.held = 0
-        self._parts, self._vacated = {}, {}
+        self._parts = {}
+        self._vacated = {}
         return cut
 
 

@@ -220,7 +220,8 @@ class MultiAgentEpisode:
             self._num_agents += 1
             self.seats[agent_id] = seat
             if agent_id in self._rewards_before:
-                seat.total, seat.is_rewarded = self._rewards_before.pop(agent_id), True
+                seat.total = self._rewards_before.pop(agent_id)
+                seat.is_rewarded = True
         return seat
 
     def add_rewards(self, rewards: Mapping[Any, Any]) -> None:
@@ -229,7 +230,8 @@ class MultiAgentEpisode:
         Raises:
             BadRewardError: a reward is not a finite number (also a ValueError).
         """
-        seats, total = self.seats, self.total_reward
+        seats = self.seats
+        total = self.total_reward
         unseen: list[tuple[Any, float]] = []
         try:
             for agent_id, reward in rewards.items():

@@ -100,7 +100,8 @@ class EpisodeTracker:
 
     def take_finished(self) -> EpisodeColumns:
         """Return the episodes that ended since the last call, in the order in which they ended."""
-        finished, self._finished = self._finished, [EpisodeColumns.empty()]
+        finished = self._finished
+        self._finished = [EpisodeColumns.empty()]
         return EpisodeColumns(
             np.concatenate([part.lengths for part in finished]),
             np.concatenate([part.rewards for part in finished]),
@@ -135,7 +136,9 @@ class EpisodeCollector:
         valid = columns.setdefault(c.VALID, np.ones(dones.shape, np.bool_))
         self._kept.append(columns)
         complete = _complete(dones)
-        ends, before = complete[0], self._unfinished  # True if an episode ends within these steps
+        # True if an episode ends within these steps
+        ends = complete[0]
+        before = self._unfinished
         self.ready_rows += int(before[ends].sum()) + int(np.count_nonzero(valid & complete))
         self._unfinished = np.where(ends, 0, before) + np.count_nonzero(valid & ~complete, axis=0)
         index = int(self._unfinished.argmax())
@@ -154,7 +157,8 @@ class EpisodeCollector:
             for name, column in kept.items()
             if name != c.VALID
         }
-        finals, ends = None, np.argwhere(kept[c.DONES])
+        finals = None
+        ends = np.argwhere(kept[c.DONES])
         if self._finals:
             finals = np.concatenate(self._finals)[np.lexsort((ends[:, 0], ends[:, 1]))]
             self._finals = []

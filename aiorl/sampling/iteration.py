@@ -67,8 +67,10 @@ class Iteration:
         self._setup = setup
         self.base_env: BaseEnv = setup.base_env
         self._settings = settings = setup.settings
-        self._is_packing, self._cut_length = settings.is_truncating, settings.cut_length
-        self._no_done_at_end, self._soft_horizon = settings.no_done_at_end, settings.soft_horizon
+        self._is_packing = settings.is_truncating
+        self._cut_length = settings.cut_length
+        self._no_done_at_end = settings.no_done_at_end
+        self._soft_horizon = settings.soft_horizon
         self._policies = setup.policy_map
         for known in (setup.preprocessors, setup.filters):
             for policy_id in self._policies:
@@ -181,18 +183,21 @@ class Iteration:
         policies.
         """
         assert self._horizon is not None, "the horizon is known once a turn has begun"
-        horizon, turn, ready = self._horizon, self._turn, []
-        no_done_at_end, soft_horizon = self._no_done_at_end, self._soft_horizon
-        get_episode, is_rewritten = self._episodes.get, self._setup.observation_fn is not None
+        horizon = self._horizon
+        turn = self._turn
+        ready = []
+        no_done_at_end = self._no_done_at_end
+        soft_horizon = self._soft_horizon
+        get_episode = self._episodes.get
+        is_rewritten = self._setup.observation_fn is not None
         all_obs, all_rewards, all_terminateds, all_truncateds, all_infos, _ = poll[:6]
         for env_id, agent_obs in all_obs.items():
             episode = get_episode(env_id)
             try:
-                terminateds, truncateds = all_terminateds[env_id], all_truncateds[env_id]
-                all_terminated, all_truncated = (
-                    terminateds[ALL_AGENTS],
-                    truncateds.get(ALL_AGENTS, False),
-                )
+                terminateds = all_terminateds[env_id]
+                truncateds = all_truncateds[env_id]
+                all_terminated = terminateds[ALL_AGENTS]
+                all_truncated = truncateds.get(ALL_AGENTS, False)
                 has_ended = all_terminated or all_truncated
             except (KeyError, TypeError, AttributeError) as error:
                 raise self._bad_flags(env_id, poll) from error
@@ -211,7 +216,8 @@ class Iteration:
             over = has_ended or hit_horizon
             shown = self._rewritten(episode, agent_obs) if is_rewritten else agent_obs
             infos = all_infos.get(env_id)
-            known, t = episode.seats, length - 1
+            known = episode.seats
+            t = length - 1
             waiting: list[Seat] = []
             for agent_id, obs in shown.items():
                 seat = known.get(agent_id)
@@ -225,14 +231,13 @@ class Iteration:
                     info = _own(seat, info)
                 elif info is None:
                     info = {}
-                terminated, truncated = (
-                    terminateds.get(agent_id, False),
-                    truncateds.get(agent_id, False),
-                )
+                terminated = terminateds.get(agent_id, False)
+                truncated = truncateds.get(agent_id, False)
                 if terminated or truncated:
                     seat.done = True
                 elif over:
-                    terminated, truncated = all_terminated, all_truncated or hit_horizon
+                    terminated = all_terminated
+                    truncated = all_truncated or hit_horizon
                 else:
                     waiting.append(seat)
                 if seat.is_observed:
@@ -249,10 +254,14 @@ class Iteration:
                     else:
                         lane.skipped.append(len(lane.arriving))
                 else:
-                    seat.is_observed, seat.reward = True, 0.0  # earlier rewards belong to no row
+                    # earlier rewards belong to no row
+                    seat.is_observed = True
+                    seat.reward = 0.0
                 lane.arriving.append((seat, obs, seat.reward, t))
-                seat.reward, seat.seen_at = 0.0, turn
-                seat.raw_obs, seat.info = obs, info
+                seat.reward = 0.0
+                seat.seen_at = turn
+                seat.raw_obs = obs
+                seat.info = info
             ready.append((episode, waiting, has_ended, hit_horizon))
         return ready
 
@@ -293,13 +302,12 @@ class Iteration:
         """Queue agents for actions, call hooks, cut and reset, after all results of a poll are in
         the tables.
         """
-        on_step, worker, base_env, actions = (
-            self._on_step,
-            self._worker,
-            self.base_env,
-            self._actions,
-        )
-        many_rows, cut_length = self._many_rows, self._cut_length
+        on_step = self._on_step
+        worker = self._worker
+        base_env = self.base_env
+        actions = self._actions
+        many_rows = self._many_rows
+        cut_length = self._cut_length
         for episode, waiting, has_ended, hit_horizon in ready:
             builder = episode.batch_builder
             if builder.held > many_rows:
@@ -348,7 +356,8 @@ class Iteration:
 
     def _report(self, episode: MultiAgentEpisode, outputs: Outputs) -> None:
         games = self.base_env.take_finished_games()
-        metrics, history = episode.custom_metrics, episode.hist_data
+        metrics = episode.custom_metrics
+        history = episode.hist_data
         if games is None:
             outputs.append(
                 RolloutMetrics(
@@ -437,7 +446,8 @@ class Iteration:
         for agent_id, raw_obs in shown.items():
             seat = episode.seat_for(agent_id)
             seat.is_observed = True
-            seat.seen_at, seat.raw_obs = self._turn, raw_obs
+            seat.seen_at = self._turn
+            seat.raw_obs = raw_obs
             seat.lane.arriving.append((seat, raw_obs, 0.0, -1))
             seat.lane.queue.append(seat)
         for lane in self._lanes.values():

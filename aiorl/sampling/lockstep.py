@@ -85,7 +85,8 @@ class Lockstep:
         self._rng = np.random.default_rng(settings.seed)
         self._tracker = EpisodeTracker(env.num_envs)
         self._reward_limit = settings.reward_limit
-        self._postprocess, self._params = plan.postprocess, dict(plan.postprocess_params)
+        self._postprocess = plan.postprocess
+        self._params = dict(plan.postprocess_params)
         columns = {name for name in plan.columns if name in FRAGMENT_COLUMNS}
         scaled = (
             {c.SCALED_REWARDS}
@@ -100,7 +101,8 @@ class Lockstep:
         self._needs_action_values = plan.postprocess in NEED_ACTION_VALUES
         needs_dist_inputs = self._needs_action_values or c.ACTION_DIST_INPUTS in columns
         self._collector = None if settings.is_truncating else EpisodeCollector(env.num_envs)
-        self._steps, self._state_every = settings.rollout_fragment_length, plan.state_every
+        self._steps = settings.rollout_fragment_length
+        self._state_every = plan.state_every
         self._layout = self._layout_with(
             columns if settings.is_truncating else (),
             keeps_dist_inputs=needs_dist_inputs or policy.logp_is_apart,
@@ -127,8 +129,12 @@ class Lockstep:
         otherwise separate the floats. Observations come last, because the one after the last step
         may be sent, too. A column that need not be kept has a single row.
         """
-        steps, num_envs, acts = self._steps, self.env.num_envs, self.policy.distribution
-        each_step, float32, flag = (steps, num_envs), np.dtype(np.float32), np.dtype(np.bool_)
+        steps = self._steps
+        num_envs = self.env.num_envs
+        acts = self.policy.distribution
+        each_step = (steps, num_envs)
+        float32 = np.dtype(np.float32)
+        flag = np.dtype(np.bool_)
         obs_dtype = np.dtype(self.filter.output_dtype(self._preprocessor.dtype))
         arrays: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {
             c.ACTIONS: ((*each_step, *acts.action_shape), np.dtype(acts.action_dtype)),
@@ -177,7 +183,8 @@ class Lockstep:
         """Return the episodes that ended since the last call; whole games if wrappers cut games
         into episodes.
         """
-        episodes, games = self._tracker.take_finished(), self.env.take_finished_games()
+        episodes = self._tracker.take_finished()
+        games = self.env.take_finished_games()
         return (
             episodes
             if games is None
@@ -209,7 +216,8 @@ class Lockstep:
             table.logp[...] = self.policy.distribution.logp(*flat).reshape(table.logp.shape)
         if self._clip_watch is not None:
             self._clip_watch.look(table.actions)
-        self._table, self._next_obs = None, table.obs[-1].copy()
+        self._table = None
+        self._next_obs = table.obs[-1].copy()
         return table
 
     def _first_obs(self) -> NDArray[Any]:
@@ -225,9 +233,13 @@ class Lockstep:
         clock = time.perf_counter
         act_into = self._act_by_halves if self._begins else self.policy.act_into
         env_step = self.env.step
-        obs, rewards = table.obs, table.rewards
-        terminateds, truncateds = table.terminateds, table.truncateds
-        clip, copy, plain = self._clip, self._actions_need_copy, self._obs_is_plain
+        obs = table.obs
+        rewards = table.rewards
+        terminateds = table.terminateds
+        truncateds = table.truncateds
+        clip = self._clip
+        copy = self._actions_need_copy
+        plain = self._obs_is_plain
         state = self._state
         notes_states = bool(state and self._state_every)
         inference_s = env_s = processing_s = 0.0
@@ -241,7 +253,8 @@ class Lockstep:
                 if self.is_stopped:
                     raise SamplerDied("the sampler was stopped")
                 if on_step is not None:
-                    table.filled, self._state = t, state
+                    table.filled = t
+                    self._state = state
                     on_step()
                 if notes_states:
                     table.note_state(t, state)
@@ -278,7 +291,8 @@ class Lockstep:
                     self._report_observed(step.obs, obs[t + 1], step.infos)
                     reports = False
                 processing_s += clock() - stepped
-            table.filled, self._state = self._steps, state
+            table.filled = self._steps
+            self._state = state
         finally:
             self.perf.iters += table.filled - first
             self.perf.inference_time += inference_s

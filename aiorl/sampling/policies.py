@@ -98,7 +98,8 @@ def policy_specs(policy: Any, observation_space: Any, action_space: Any) -> dict
         raise _refused("policy", odd[0], "ids that are strings")
     specs = {}
     for policy_id in sorted(policy):
-        key, value = f"policy[{policy_id!r}]", policy[policy_id]
+        key = f"policy[{policy_id!r}]"
+        value = policy[policy_id]
         if not isinstance(value, tuple | list) or len(value) != len(PolicySpec._fields):
             raise _refused(key, value, _FORM)
         policy_class, own_observation_space, own_action_space, config = value
@@ -172,10 +173,8 @@ def learned_policies(
     """
     entries = {}
     for policy_id, policy in part.policies.items():
-        config, plan = (
-            policy.config if explore else {**policy.config, "explore": False},
-            policy.sample_plan,
-        )
+        config = policy.config if explore else {**policy.config, "explore": False}
+        plan = policy.sample_plan
         if policy.policy_class is not None:
             kind = import_object(policy.policy_class, key=f"multiagent.policies.{policy_id}")
         elif policy_id not in graphs:
@@ -238,7 +237,8 @@ def make_policies(
     """
     policies: dict[str, Policy] = {}
     preprocessors: dict[str, Preprocessor] = {}
-    base_config, worker_config = settings.policy_config, settings.config
+    base_config = settings.policy_config
+    worker_config = settings.config
     for position, policy_id in enumerate(sorted(specs)):
         spec = specs[policy_id]
         config = deep_update(base_config, spec.config)

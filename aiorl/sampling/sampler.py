@@ -128,7 +128,8 @@ class SyncSampler:
                 return lockstep.sample(self.on_turn), lockstep.take_episodes()
             except TrainingDisabled as error:
                 logger.info("%s, so the environments restart and are polled from now on", error)
-                self.lockstep, self._iteration = None, Iteration(self._setup)
+                self.lockstep = None
+                self._iteration = Iteration(self._setup)
                 return None
 
     def get_data(self) -> Batch:
@@ -221,7 +222,8 @@ class SyncSampler:
         return batches
 
     def _raise_why_it_ended(self) -> NoReturn:
-        untold, self._untold = self._untold, None
+        untold = self._untold
+        self._untold = None
         if untold is not None:
             raise untold
         if self._died is not None:
@@ -231,7 +233,8 @@ class SyncSampler:
         raise SamplerDied("the sampler was stopped")
 
     def _observe(self, iteration: Iteration) -> None:
-        clock, perf = time.perf_counter, self.perf
+        clock = time.perf_counter
+        perf = self.perf
         perf.iters += 1
         began = clock()
         poll = as_poll(iteration.base_env.poll())
@@ -250,7 +253,8 @@ class SyncSampler:
         self._must_act = True
 
     def _act(self, iteration: Iteration) -> None:
-        clock, perf = time.perf_counter, self.perf
+        clock = time.perf_counter
+        perf = self.perf
         self._must_act = False
         try:
             with self._gate:

@@ -24,8 +24,12 @@ from aiorl.sampling.table import Table
 Array = NDArray[Any]
 OffPolicyActions = Mapping[Any, Mapping[Any, Any]]
 
-_IS_SKIPPED, _END = "is skipped", "its end"  # no column of a policy has these names
-_TERMINATED, _TRUNCATED = 1, 2  # bits in the column of ends
+# no column of a policy has these names
+_IS_SKIPPED = "is skipped"
+_END = "its end"
+# bits in the column of ends
+_TERMINATED = 1
+_TRUNCATED = 2
 _ROW_COLUMNS = (c.T, c.OBS, c.ACTIONS, c.REWARDS, c.PREV_ACTIONS, c.PREV_REWARDS, c.NEW_OBS)
 _NEAR = {c.PREV_ACTIONS: (c.ACTIONS, -1), c.PREV_REWARDS: (c.REWARDS, -1), c.NEW_OBS: (c.OBS, 1)}
 """Columns of rows whose values lie in the previous or the next row of a table."""
@@ -90,7 +94,8 @@ class Seat:
 
     def cut(self) -> Segment:
         """Return the rows that wait, as a segment."""
-        first, self.waits_from = self.waits_from, -1
+        first = self.waits_from
+        self.waits_from = -1
         end = self._table.row_of(self.number)
         return Segment(self.lane, self.number, first, end, self.episode.episode_id, self.index)
 
@@ -247,7 +252,8 @@ class Lane:
             shows_trajectories: True if a hook sees every trajectory, regardless of the policy.
             is_on_policy: True if no environment replaces the policy's actions by its own.
         """
-        self.policy_id, self.policy = actor.policy_id, actor.policy
+        self.policy_id = actor.policy_id
+        self.policy = actor.policy
         self.actor = actor
         self.table = table = Table()
         self.clip_rewards = clip_rewards

@@ -166,10 +166,12 @@ class Table:
                 first; None if the latest row has an action and the first entry is still to come.
         """
         latest, following = self.add(np.array([seat]))
-        acted, neutral = latest, following
+        acted = latest
+        neutral = following
         if again is not None:
             self._columns[again][following] = self._columns[again][latest]
-            acted, neutral = self.before(latest), latest
+            acted = self.before(latest)
+            neutral = latest
         for name, start in self._start.items():
             column = self._columns[name]
             column[neutral] = column[acted] if name.startswith("state_out_") else start
@@ -282,13 +284,12 @@ class Table:
         cursor[: self._width] = (self._cursor >> self._shift) * width + seats
         waiting = np.full(width, _NOTHING_WAITS, np.int64)
         waiting[: self._width] = self._waiting
-        self._cursor, self._waiting = cursor, waiting
-        self.length, self._width, self._mask, self._shift = (
-            length,
-            width,
-            mask,
-            width.bit_length() - 1,
-        )
+        self._cursor = cursor
+        self._waiting = waiting
+        self.length = length
+        self._width = width
+        self._mask = mask
+        self._shift = width.bit_length() - 1
 
 
 def _kept(entry: Array) -> Array:
@@ -421,7 +422,8 @@ class LevelTable:
         Args:
             with_logp: False leaves out log-probabilities, which are filled in later.
         """
-        left, steps = slice(self.filled, None), len(self.rewards)
+        left = slice(self.filled, None)
+        steps = len(self.rewards)
         return map(
             ActRows,
             self.actions[left],

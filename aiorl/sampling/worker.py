@@ -125,10 +125,12 @@ class Worker:
             RuntimeError: GPUs are granted, but TensorFlow does not see them.
         """
         global _current
-        before, _current = _current, weakref.ref(self)
+        before = _current
+        _current = weakref.ref(self)
         if on_turn is not None:
             self.on_turn = functools.partial(on_turn, self)
-        self.settings, self._config = settings, settings.config
+        self.settings = settings
+        self._config = settings.config
         self.num_envs = settings.config.num_envs_per_worker
         self.rollout_fragment_length = settings.config.rollout_fragment_length * self.num_envs
         self.policy_config = dict(settings.policy_config)
@@ -148,7 +150,8 @@ class Worker:
             raise
 
     def _build(self) -> None:
-        settings, config = self.settings, self._config
+        settings = self.settings
+        config = self._config
         os.environ.update(config.extra_python_environs_for_worker)
         classes = policy_classes(settings.policy)
         enable_eager(self.policy_config, classes)
@@ -299,7 +302,8 @@ class Worker:
                     value=read,
                 )
             self._read.append(read)
-        batches, self._read = self._read, []
+        batches = self._read
+        self._read = []
         try:
             mixes_sources = self.input_reader.mixes_sources and len(batches) > 1
             batch = concat_batches(with_common_columns(batches) if mixes_sources else batches)
@@ -399,7 +403,8 @@ class Worker:
 
         Any thread can call it. A blocking environment is not interrupted.
         """
-        sampler, env = getattr(self, "sampler", None), getattr(self, "async_env", None)
+        sampler = getattr(self, "sampler", None)
+        env = getattr(self, "async_env", None)
         if sampler is not None:
             sampler.stop(timeout_s=0.0)
         if env is not None:
@@ -414,7 +419,8 @@ class Worker:
             Exception: closing one of them raised it; the others are closed nevertheless.
         """
         self._is_stopped = True
-        sampler, env = getattr(self, "sampler", None), getattr(self, "async_env", None)
+        sampler = getattr(self, "sampler", None)
+        env = getattr(self, "async_env", None)
         with contextlib.ExitStack() as last_first:
             for stream in (
                 getattr(self, "output_writer", None),
@@ -447,10 +453,8 @@ class Worker:
 
     def __del__(self) -> None:
         # at the end of the interpreter there are no names of modules any more
-        end_sampling, env = (
-            getattr(getattr(self, "sampler", None), "end_soon", None),
-            getattr(self, "async_env", None),
-        )
+        end_sampling = getattr(getattr(self, "sampler", None), "end_soon", None)
+        env = getattr(self, "async_env", None)
         if end_sampling is not None:
             end_sampling()
         if env is not None:

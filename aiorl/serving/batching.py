@@ -99,7 +99,10 @@ class Version:
 
     def __init__(self, number: int, actor: Actor, env: str, env_steps: int) -> None:
         """Wrap a policy; see the class."""
-        self.name, self.actor, self.env, self.env_steps = str(number), actor, env, env_steps
+        self.name = str(number)
+        self.actor = actor
+        self.env = env
+        self.env_steps = env_steps
         self.count_rows: Callable[[int], object] = lambda rows: None
         self._pending: list[Job] = []
         self._context = (
@@ -122,7 +125,8 @@ class Version:
             self._context.run(self._flush)
 
     def _flush(self) -> None:
-        pending, self._pending = self._pending, []
+        pending = self._pending
+        self._pending = []
         if len(pending) == 1:
             self._answer(pending, pending[0].explore)
             return

@@ -59,8 +59,10 @@ logger = logging.getLogger(__name__)
 Answer = dict[str, Any]
 
 _RETRY_S = 1.0
-_MAX_SESSIONS, _TTL_S = 10_000, 600.0
-_MAX_MAIL, _MAX_MAIL_OF_WORKER = 128 << 20, 64 << 20
+_MAX_SESSIONS = 10_000
+_TTL_S = 600.0
+_MAX_MAIL = 128 << 20
+_MAX_MAIL_OF_WORKER = 64 << 20
 """Bytes of the requests that all workers, and one of them, may have without having answered
 them."""
 _MAIL_ITEM_BYTES = 2000
@@ -136,7 +138,8 @@ class ClientEnv(ExternalMultiAgentEnv):
                 except (OSError, WebSocketException) as error:
                     if not self._is_over.is_set():
                         logger.warning("no connection to the client port: %s; trying again", error)
-                lost, self._sessions = self._sessions, {}
+                lost = self._sessions
+                self._sessions = {}
                 for session in list(lost.values()):  # threads that still answer may change it
                     session.drop()
                 self._is_over.wait(_RETRY_S)
@@ -201,9 +204,11 @@ class _Session:
     """Session: its open episode, if any, with the steps and the sum of the rewards of that."""
 
     def __init__(self, env: ClientEnv, is_trained_on: bool) -> None:
-        self._env, self._is_trained_on = env, is_trained_on
+        self._env = env
+        self._is_trained_on = is_trained_on
         self._episode: Any = None
-        self._steps, self._total = 0, 0.0
+        self._steps = 0
+        self._total = 0.0
 
     def act(self, said: Mapping[str, Any]) -> dict[str, Any]:
         check_keys(said, _OF_ACT)
@@ -221,7 +226,8 @@ class _Session:
         check_keys(said, _OF_END)
         if not self._steps:
             raise Refusal(400, "The session has no step to end: 'act' begins an episode.")
-        obs, is_truncated = self._values(said, "observation"), flag(said, "truncated")
+        obs = self._values(said, "observation")
+        is_truncated = flag(said, "truncated")
         self._publish(said, self._env.end_episode, obs, truncated=is_truncated)
         return self.drop()
 
@@ -231,7 +237,9 @@ class _Session:
         """
         found = {"steps": self._steps, "reward": self._total}
         self._env.drop_episode(self._episode)
-        self._episode, self._steps, self._total = None, 0, 0.0
+        self._episode = None
+        self._steps = 0
+        self._total = 0.0
         return found
 
     def _publish(
@@ -242,7 +250,8 @@ class _Session:
         """
         if "dones" in said and not self._env.is_by_agent:
             raise Refusal(400, "'dones' is for several agents; 'end' ends the episode.")
-        infos, dones = self._by_agent(said, "info"), said.get("dones")
+        infos = self._by_agent(said, "info")
+        dones = said.get("dones")
         if _is_deep(infos, _MAX_DEPTH):
             raise Refusal(400, f"'info' is nested in more than {_MAX_DEPTH} levels.")
         given = (
@@ -266,7 +275,8 @@ class _Session:
         """
         if key not in said:
             raise Refusal(400, f"The request needs {key!r}.")
-        given, space = self._by_agent(said, key), getattr(self._env, f"{key}_space")
+        given = self._by_agent(said, key)
+        space = getattr(self._env, f"{key}_space")
         known = dict.fromkeys(given, space) if isinstance(space, spaces.Space) else space
         return {
             who: given_value(known[who], one, key) if who in known else one
@@ -333,7 +343,8 @@ class _Link:
 
     def __init__(self, socket: WebSocket, mail: Budget) -> None:
         self.waiting: dict[str, tuple[Reply, int]] = {}
-        self._socket, self._share = socket, Share(mail)
+        self._socket = socket
+        self._share = Share(mail)
 
     def ask(self, do: str, session: str, said: Answer) -> Reply:
         if session in self.waiting:
@@ -380,7 +391,8 @@ class Gate(App):
         )  # whose packages workers do without
 
         super().__init__()
-        self._secret, self._run_dir = token_in(run_dir / CLIENT_SECRET), run_dir
+        self._secret = token_in(run_dir / CLIENT_SECRET)
+        self._run_dir = run_dir
         self._links: dict[int, _Link] = {}
         self._numbers = itertools.count()
         # the arm of a session is the number of its worker's link
@@ -410,7 +422,8 @@ class Gate(App):
         if not hmac.compare_digest(token_of(socket.request), self._secret):
             return
         socket.exempt()
-        number, link = next(self._numbers), _Link(socket, self._mail)
+        number = next(self._numbers)
+        link = _Link(socket, self._mail)
         self._links[number] = link
         try:
             while (message := await socket.receive()) is not None:

@@ -35,7 +35,8 @@ _FOLDERS = {"newest": "checkpoints", "best": "best"}
 """Checkpoints of a run that replace older ones, and their folder."""
 _LOOK_S = 0.5
 _DESCRIPTION = "policy.json"
-_MAX_DESCRIPTION, _MAX_GRAPH = 16 << 20, 2 << 30
+_MAX_DESCRIPTION = 16 << 20
+_MAX_GRAPH = 2 << 30
 
 
 class Model:
@@ -55,12 +56,12 @@ class Model:
 
     def __init__(self, name: str, first: Version, share: float) -> None:
         """Begin without a version, for versions like the `first` one; see the class."""
-        self.name, self.env, self.share = name, first.env, share
+        self.name = name
+        self.env = first.env
+        self.share = share
         self.arms: list[Version] = []
-        self.observation_space, self.action_space = (
-            first.actor.observation_space,
-            first.actor.layout.space,
-        )
+        self.observation_space = first.actor.observation_space
+        self.action_space = first.actor.layout.space
         self.inputs, self.outputs = (
             tensors_of("obs", self.observation_space),
             tensors_of("action", self.action_space),
@@ -103,7 +104,8 @@ class Model:
         if index == len(self.arms):
             self.arms.append(version)
             return None
-        old, self.arms[index] = self.arms[index], version
+        old = self.arms[index]
+        self.arms[index] = version
         old.finish()
         return old
 
@@ -239,10 +241,8 @@ class _Source:
                 value=target,
                 hint="Use letters.",
             )
-        self.name, self.path = (
-            name if is_named else "",
-            Path(path if is_named else target).expanduser(),
-        )
+        self.name = name if is_named else ""
+        self.path = Path(path if is_named else target).expanduser()
         self.arms: dict[str, tuple[Model, int]] = {}
         is_fixed = (
             not follow or _export_in(self.path) is not None or (self.path / "meta.json").exists()
@@ -264,10 +264,8 @@ class _Source:
             OSError,
         ):  # there is none, or it is being replaced now
             return []
-        seen, self._seen = (
-            self._seen,
-            (path, [(stat.st_ino, stat.st_size, stat.st_mtime_ns) for stat in stats]),
-        )
+        seen = self._seen
+        self._seen = (path, [(stat.st_ino, stat.st_size, stat.st_mtime_ns) for stat in stats])
         if self._seen == seen:
             return []
         try:
@@ -284,7 +282,9 @@ def _load(path: Path, *, threads: int, seed: int | None) -> list[Version]:
     if (directory := _export_in(path)) is not None:
         return [_load_export(directory, threads=threads, seed=seed)]
     run = SavedRun.open(path)
-    known, env, number = run.acting.part.policies, run.acting.part.env, run.checkpoint.number
+    known = run.acting.part.policies
+    env = run.acting.part.env
+    number = run.checkpoint.number
     own = [policy_id for policy_id in known if policy_id in run.acting.graphs]
     if not own:
         raise PolicyError(f"{run.checkpoint.path} has no network of a learner that could be served")
@@ -319,11 +319,13 @@ def _load_export(directory: Path, *, threads: int, seed: int | None) -> Version:
         if said["format"] != "onnx":
             raise PolicyError(f"it is an export to {said['format']}; only ONNX can be served")
         graph = read_regular(directory / "policy.onnx", max_bytes=_MAX_GRAPH)
-        described, described_actions = said["observation_space"], said["action_space"]
+        described = said["observation_space"]
+        described_actions = said["action_space"]
         if said.get(KEEPS_ORDER) is not True:
             described = sampled_observation_space(described, was_rebuilt=False)
             described_actions = sampled_action_space(described_actions)
-        space, action_space = space_from_dict(described), space_from_dict(described_actions)
+        space = space_from_dict(described)
+        action_space = space_from_dict(described_actions)
         preprocessor = make_preprocessor(space, action_space=action_space)
         if type(preprocessor).__name__ != said["preprocessor"]["name"]:
             raise PolicyError(f"its preprocessor {said['preprocessor']['name']} is the user's own")

@@ -30,7 +30,8 @@ from aiorl.web.app import Refusal
 
 logger = logging.getLogger(__name__)
 
-MAX_BYTES, MAX_EPISODE_BYTES = 1 << 30, 64 << 20
+MAX_BYTES = 1 << 30
+MAX_EPISODE_BYTES = 64 << 20
 """Memory of all episodes that are not written yet, and of one of them."""
 _ROW_BYTES = 500  # of the objects around the arrays
 _PAUSE_S = 30.0
@@ -66,7 +67,8 @@ class Recorder:
         self.episodes = Counter(
             "aiorl_recorded_episodes", "Episodes of sessions.", ["policy", "fate"], registry=None
         )
-        self.num_bytes, self._paused_until = 0, 0.0
+        self.num_bytes = 0
+        self._paused_until = 0.0
         self._writers: dict[tuple[str, bool], FileWriter] = {}
         self._ids = itertools.count(
             secrets.randbits(48)
@@ -163,7 +165,8 @@ class Episode:
 
     def __init__(self, recorder: Recorder, policy: str) -> None:
         """Begin without rows."""
-        self.policy, self.num_bytes = policy, 0
+        self.policy = policy
+        self.num_bytes = 0
         self._recorder = recorder
         self._rows: list[tuple[NDArray[Any], NDArray[Any], float, float]] = []
 

@@ -70,7 +70,8 @@ class Service:
             max_sessions: number of open sessions.
             session_ttl_s: seconds that a session is kept after its last request.
         """
-        self.models, self._recorder = models, recorder
+        self.models = models
+        self._recorder = recorder
         metrics = RequestMetrics()
         for known in (
             models.rows,
@@ -189,7 +190,8 @@ class Service:
         session = self.sessions.find(said.get("session"))
         version = self.models[session.model].arms[session.arm]
         version.finish()  # the session's requests so far
-        reward, is_truncated = number(said.get("reward", 0.0), "reward"), flag(said, "truncated")
+        reward = number(said.get("reward", 0.0), "reward")
+        is_truncated = flag(said, "truncated")
         if self._recorder is not None and said.get("observation") is not None:
             obs = given_value(version.actor.observation_space, said["observation"], "observation")
             self._recorder.end(version.actor, session, obs, reward, is_truncated=is_truncated)
@@ -263,7 +265,8 @@ class Service:
 
     def _version_of(self, request: Request) -> tuple[Model, int | None]:
         """Return the model that a path names, and the index of the version, if it names one."""
-        model, version = self._model_of(request.names["model"]), request.names.get("version")
+        model = self._model_of(request.names["model"])
+        version = request.names.get("version")
         if version is None:
             return model, None
         names = [one.name for one in model.arms]
@@ -310,7 +313,8 @@ def _job(model: Model, given: Any, said: Mapping[str, Any], session: Session | N
         return job
     if len(given) > 1:
         raise Refusal(400, "A session takes one observation at a time.")
-    job.reward, job.is_start = number(said.get("reward", 0.0), "reward"), flag(said, "start")
+    job.reward = number(said.get("reward", 0.0), "reward")
+    job.is_start = flag(said, "start")
     if said.get("action") is not None:
         layout = model.arms[session.arm].actor.layout
         try:

@@ -61,7 +61,9 @@ class Session:
     def restart(self) -> None:
         """Begin a new episode."""
         self.drop_episode()
-        self.memory, self.steps, self.total = None, 0, 0.0
+        self.memory = None
+        self.steps = 0
+        self.total = 0.0
 
     def drop_episode(self) -> None:
         """Forget the rows recorded of this episode."""
@@ -88,7 +90,9 @@ class Sessions:
             on_expiry: called with each session that has ended for lack of requests.
         """
         self.ttl_s = ttl_s
-        self._max_sessions, self._on_expiry, self._clock = max_sessions, on_expiry, time.monotonic
+        self._max_sessions = max_sessions
+        self._on_expiry = on_expiry
+        self._clock = time.monotonic
         self._open: OrderedDict[str, Session] = OrderedDict()  # by the time of their last request
 
     def __len__(self) -> int:

@@ -94,8 +94,11 @@ class Call:
                 "The body must be an object with lists 'inputs' and 'outputs', an object"
                 " 'parameters' and a text 'id'; all but 'inputs' can be left out.",
             )
-        self.parameters, self._model, self._id = said.get("parameters", {}), model, said.get("id")
-        arrays, rest = dict[str, Array](), memoryview(body)[size:]
+        self.parameters = said.get("parameters", {})
+        self._model = model
+        self._id = said.get("id")
+        arrays = dict[str, Array]()
+        rest = memoryview(body)[size:]
         for one in said.get("inputs", []):
             tensor, own = _named(one, model.inputs)
             arrays[tensor.name], rest = _read(tensor, one, own.get("binary_data_size"), rest)
@@ -171,7 +174,9 @@ def _read(
     Raises:
         Refusal: it does not fit the tensor.
     """
-    expected, given, shape = tensor.described(), one.get("datatype"), one.get("shape")
+    expected = tensor.described()
+    given = one.get("datatype")
+    shape = one.get("shape")
     if (
         given != expected["datatype"]
         or not is_shape(shape)

@@ -28,7 +28,8 @@ _TOO_LARGE = 1e38  # for a float32 that others are added to
 _EXACT = 1 << 53
 """Up to this, all whole numbers are exact as float64."""
 _FEW = 64
-_FLOATS, _PLAIN = {float}, {float, int}
+_FLOATS = {float}
+_PLAIN = {float, int}
 _NUMBERS = (bool, int, float, np.bool_, np.integer, np.floating)
 _LISTS = {list, tuple}
 _CONTAINERS = {list, tuple, np.ndarray}
@@ -79,7 +80,8 @@ def given_value(space: spaces.Space[Any], value: Any, name: str) -> Any:
     if "png" in value:
         return _image(value["png"], tuple(space.shape or ()), name)
     if "data" in value:
-        shape, dtype = value.get("shape"), str(value.get("dtype"))
+        shape = value.get("shape")
+        dtype = str(value.get("dtype"))
         if dtype not in DTYPES or not is_shape(shape):
             raise Refusal(
                 400,
@@ -279,7 +281,8 @@ def _image(given: Any, shape: tuple[int, ...], name: str) -> Array:
         raise Refusal(400, said) from None
     layers: list[Array] = []
     for part in given if isinstance(given, list) else [given]:
-        data, is_fitting = _bytes(part, name), False
+        data = _bytes(part, name)
+        is_fitting = False
         try:
             with PngImageFile(
                 io.BytesIO(data)

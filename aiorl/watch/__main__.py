@@ -51,7 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _watch(found: dict[str, Any]) -> None:
-    options, root = web_options(found, "aiorl watch"), found["where"].expanduser()
+    options = web_options(found, "aiorl watch")
+    root = found["where"].expanduser()
     from aiorl.watch.app import make_app
     from aiorl.web.server import serve
 

@@ -36,9 +36,12 @@ _SAFE = (
 )
 _LOG = re.compile(r"log\.txt|logs/[\w.-]+\.txt")
 _RANGE = re.compile(r"bytes=(\d{1,15})-(\d{0,15})")
-_FILM_BYTES, _FAR = 64 << 20, 1 << 50
-_LOOK_S, _LOOK_AT_ALL_S = 0.6, 2.0
-_MAX_ROWS, _BEHIND_BYTES = 50, 1 << 20
+_FILM_BYTES = 64 << 20
+_FAR = 1 << 50
+_LOOK_S = 0.6
+_LOOK_AT_ALL_S = 2.0
+_MAX_ROWS = 50
+_BEHIND_BYTES = 1 << 20
 _METRICS = {
     "env_steps_sampled_total": "timesteps_total",
     "env_steps_trained_total": "env_steps_trained_total",
@@ -55,7 +58,8 @@ _METRICS = {
 
 def make_app(root: Path) -> App:
     """Return the app that shows a run directory, or a directory of runs."""
-    app, pages = App(), _Pages(Runs(root))
+    app = App()
+    pages = _Pages(Runs(root))
 
     def add(path: str, handle: Callable[[Request], Response], *, is_open: bool = False) -> None:
         lock = asyncio.Lock()
@@ -160,8 +164,10 @@ class _Pages:
 
     def log(self, request: Request) -> Response:
         """Answer with the newest entries of a log that have a level and contain a text."""
-        run, query = self._run_of(request), request.query
-        name, level = query.get("file", "log.txt"), query.get("level", "DEBUG")
+        run = self._run_of(request)
+        query = request.query
+        name = query.get("file", "log.txt")
+        level = query.get("level", "DEBUG")
         if level not in reading.LEVELS or not _LOG.fullmatch(name):
             raise Refusal(404, f"There is no log {name!r:.100} with the level {level!r:.100}.")
         words = query.get("words", "")[:200]
@@ -176,7 +182,8 @@ class _Pages:
 
     def film(self, request: Request) -> Response:
         """Answer with a film, or with the part of it that a browser asks for."""
-        run, name = self._run_of(request), request.query.get("name", "")
+        run = self._run_of(request)
+        name = request.query.get("name", "")
         asked = _RANGE.fullmatch(request.header(b"range"))
         start, last = (int(asked[1]), int(asked[2] or _FAR)) if asked else (0, _FAR)
         most = max(0, min(_FILM_BYTES, last + 1 - start))
@@ -201,10 +208,8 @@ class _Pages:
         stream = _stream(_changes("runs", lambda: self.runs(request).body), _LOOK_AT_ALL_S)
         if "run" in request.query:
             run = self._run_of(request)
-            results, details = (
-                _results(run.path, int(place)),
-                _changes("run", lambda: _json(run.details())),
-            )
+            results = _results(run.path, int(place))
+            details = _changes("run", lambda: _json(run.details()))
             stream = _stream(
                 (new + now for new, now in zip(results, details, strict=True)), _LOOK_S
             )

@@ -25,12 +25,15 @@ from aiorl.run.report.plot import OF_A_RUN, Band, RunCurve, band_of, group_runs
 from aiorl.status import FILES, SILENT_S, Part, is_run, part_of, signature, status_of_run
 from aiorl.text import many_lines, one_line
 
-STEPS, SECONDS = "timesteps_total", "time_total_s"
-_MAX_NAMES, _MAX_NUMBERS = 2000, 4_000_000
+STEPS = "timesteps_total"
+SECONDS = "time_total_s"
+_MAX_NAMES = 2000
+_MAX_NUMBERS = 4_000_000
 _USUAL_BYTES = 4 << 10
 _TAIL_BYTES = 64 << 10
 _LOG_BYTES = 8 << 20
-_MAX_ENTRIES, _MAX_ENTRY = 300, 24_000
+_MAX_ENTRIES = 300
+_MAX_ENTRY = 24_000
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 _ENTRY = re.compile(
     r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),\d+ ([A-Z]+) [\w.]+: (.*)"  # a learner's
@@ -156,7 +159,8 @@ def log_entries(
     """
     directory = inside or path.parent
     tail, size = part_of(directory, str(path.relative_to(directory)), -_LOG_BYTES, _LOG_BYTES)
-    least, wanted = LEVELS.index(level), words.casefold()
+    least = LEVELS.index(level)
+    wanted = words.casefold()
     entries: list[dict[str, str]] = []
     more: list[str] = []
     for line in reversed(tail.decode("utf-8", "replace").split("\n")):
@@ -172,7 +176,8 @@ def log_entries(
             continue
         if len(entries) == _MAX_ENTRIES:
             return entries[::-1], True
-        text, after = one_line(text, _MAX_ENTRY), many_lines(after, _MAX_ENTRY)
+        text = one_line(text, _MAX_ENTRY)
+        after = many_lines(after, _MAX_ENTRY)
         entries.append({"time": at, "level": its, "text": text, "more": after})
     return entries[::-1], size > _LOG_BYTES
 
@@ -201,7 +206,8 @@ class Run:
 
     def __init__(self, path: Path) -> None:
         """Take over a directory without reading it yet."""
-        self.path, self.name = path, one_line(path.absolute().name, 255)
+        self.path = path
+        self.name = one_line(path.absolute().name, 255)
         self._files: object = None
         self._glance: dict[str, Any] = {}
         self._account = Part({})
@@ -262,8 +268,10 @@ class Run:
 
     def _phase(self) -> tuple[str, str]:
         """Return the kind of thing that the run does, and a sentence about it."""
-        account, learner = self._account.value, self._account.part("learner")
-        end, state = learner.text("end"), learner.text("state") or "starting"
+        account = self._account.value
+        learner = self._account.part("learner")
+        end = learner.text("end")
+        state = learner.text("state") or "starting"
         if end == _FAILED:
             errors = self._failures()
             return (
@@ -298,7 +306,8 @@ class Runs:
 
     def __init__(self, root: Path) -> None:
         """Take over a run directory, or a directory of runs."""
-        self.root, self.is_single = root, is_run(root)
+        self.root = root
+        self.is_single = is_run(root)
         self._runs: dict[Path, Run] = {}
 
     def find(self) -> dict[str, Run]:

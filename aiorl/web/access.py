@@ -28,7 +28,8 @@ from aiorl.web.app import MAX_BODY_BYTES, Refusal, Request
 
 logger = logging.getLogger(__name__)
 
-_TOKEN, _MAX_TOKEN_FILE = re.compile(rb"[!-~]{16,4096}"), 8192
+_TOKEN = re.compile(rb"[!-~]{16,4096}")
+_MAX_TOKEN_FILE = 8192
 _PORT = re.compile(r":\d+$")
 USER = "aiorl.is_own"
 """Key of the state of a connection: True if a process of this user holds its other end."""
@@ -282,12 +283,14 @@ def token_in(path: Path) -> bytes:
         ):
             made.write(secrets.token_urlsafe(32) + "\n")
         with open_regular(path, follow=True) as file:
-            fault, token = whose_else(os.fstat(file.fileno())), file.read(_MAX_TOKEN_FILE).strip()
+            fault = whose_else(os.fstat(file.fileno()))
+            token = file.read(_MAX_TOKEN_FILE).strip()
     except OSError as error:
         said = f"--token-file {path} can't be used: {error.strerror}."
         raise ConfigError(said, key="token_file", value=str(path)) from error
     if fault:
-        said, hint = f"--token-file {path} {fault}.", f"Run: chmod 600 {path}"
+        said = f"--token-file {path} {fault}."
+        hint = f"Run: chmod 600 {path}"
         raise SecurityError(said, key="token_file", value=str(path), hint=hint)
     if not _TOKEN.fullmatch(token):
         said = f"--token-file {path} must contain one word of 16 to 4096 visible ASCII characters."

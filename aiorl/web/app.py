@@ -113,7 +113,9 @@ class Refusal(Exception):
 
     def __init__(self, status: int, sentence: str, headers: Headers = ()) -> None:
         super().__init__(status, sentence)
-        self.status, self.sentence, self.headers = status, one_line(sentence, 500), headers
+        self.status = status
+        self.sentence = one_line(sentence, 500)
+        self.headers = headers
 
 
 def refusal_of(error: BaseException) -> Refusal:
@@ -150,7 +152,8 @@ class Reply:
     def __init__(self) -> None:
         """Begin without an answer."""
         self._callbacks: list[Callable[[Reply], object]] = []
-        self._found, self._is_done = None, False
+        self._found = None
+        self._is_done = False
 
     def __await__(self) -> Generator[Any, None, Any]:
         """Wait for the answer."""
@@ -173,7 +176,8 @@ class Reply:
 
     def set_result(self, found: Any) -> None:
         """Set the answer, or the error."""
-        self._found, self._is_done = found, True
+        self._found = found
+        self._is_done = True
         while self._callbacks:
             try:
                 self._callbacks.pop()(self)
@@ -216,8 +220,11 @@ class Request:
 
     def __init__(self, scope: Mapping[str, Any], receive: Receive, max_bytes: int) -> None:
         """Take over a request; its body is read on demand."""
-        self.scope, self.max_bytes, self._receive = scope, max_bytes, receive
-        self.method, self.path = str(scope.get("method", "WEBSOCKET")), str(scope["path"])
+        self.scope = scope
+        self.max_bytes = max_bytes
+        self._receive = receive
+        self.method = str(scope.get("method", "WEBSOCKET"))
+        self.path = str(scope["path"])
         self.names: Mapping[str, str] = {}
         self.share: Share | None = None
 
@@ -240,15 +247,19 @@ class Request:
             Refusal: it is too large, the bodies of all requests are, or the client closed the
                 connection.
         """
-        announced, parts, size = self.header(b"content-length"), list[bytes](), 0
-        has_more, is_large = True, announced.isdecimal() and int(announced) > self.max_bytes
+        announced = self.header(b"content-length")
+        parts = list[bytes]()
+        size = 0
+        has_more = True
+        is_large = announced.isdecimal() and int(announced) > self.max_bytes
         while has_more and not is_large:
             message = await self._receive()
             if message["type"] == "http.disconnect":
                 raise Refusal(400, "The body ended early.")
             parts.append(message.get("body", b""))
             size += len(parts[-1])
-            has_more, is_large = message.get("more_body", False), size > self.max_bytes
+            has_more = message.get("more_body", False)
+            is_large = size > self.max_bytes
             if self.share is not None and not self.share.hold(size + _PART_BYTES * len(parts)):
                 raise full()
         if is_large:
@@ -299,7 +310,9 @@ class WebSocket:
         """Take over a WebSocket after its handshake, with the server's protocol of its
         connection.
         """
-        self.request, self.is_ending, self._connection = request, False, connection
+        self.request = request
+        self.is_ending = False
+        self._connection = connection
 
     async def receive(self) -> bytes | str | None:
         """Return the next message;
@@ -445,7 +458,8 @@ class App:
 
     def note(self, request: Request, status: int, began: float) -> None:
         """Pass an answered request on to `on_answer`; `began` is a time of `time.perf_counter`."""
-        seconds, loop = time.perf_counter() - began, asyncio.get_running_loop()
+        seconds = time.perf_counter() - began
+        loop = asyncio.get_running_loop()
         for note in self.on_answer:
             loop.call_soon(note, request, status, seconds)  # after the answer is on its way
 
@@ -458,7 +472,8 @@ class App:
         Raises:
             Refusal: there is none, or the client is not let in.
         """
-        raw_path, method = request.scope["raw_path"].decode("latin-1"), request.method
+        raw_path = request.scope["raw_path"].decode("latin-1")
+        method = request.method
         for pattern, methods in self._routes.values():
             if (found := pattern.fullmatch(raw_path)) is None:
                 continue

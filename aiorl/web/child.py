@@ -43,7 +43,8 @@ _SERVERS = {
 }
 """Port -> its setting, the function that makes its app, the file of its token, and the niceness of
 its process."""
-_LOOK_S, _END_S = 0.1, 5.0
+_LOOK_S = 0.1
+_END_S = 5.0
 
 
 def _options(key: str, value: int | str, token_file: Path) -> WebOptions:
@@ -135,9 +136,11 @@ class Ports:
     def _open(self, way: str, value: int | str, run_dir: Path) -> tuple[str, int]:
         """Open a port, and return its host and number."""
         key, make_app, token, niceness = _SERVERS[way]
-        options, log = _options(key, value, run_dir / token), run_dir / "logs" / f"{key}.txt"
+        options = _options(key, value, run_dir / token)
+        log = run_dir / "logs" / f"{key}.txt"
         listener = listen(options)
-        number, token_file = listener.fileno(), str(options.token_file)
+        number = listener.fileno()
+        token_file = str(options.token_file)
         command = [
             *child_python("aiorl.web.child"),
             make_app,

@@ -25,7 +25,9 @@ _MAP_FILE = Path("/proc/self/uid_map")
 _MAP_OF_ALL = ["0", "0", "4294967295"]
 """Map of a namespace of users that knows all of them, such as the first one."""
 # of <linux/sock_diag.h>, <linux/inet_diag.h> and <linux/netlink.h>
-_NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST = 4, 20, 1
+_NETLINK_SOCK_DIAG = 4
+_SOCK_DIAG_BY_FAMILY = 20
+_NLM_F_REQUEST = 1
 _HEADER = struct.Struct("=IHHII")
 _QUESTION = struct.Struct("=BBBBI")
 _PORTS = struct.Struct("!HH")

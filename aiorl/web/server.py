@@ -59,7 +59,9 @@ from aiorl.web.peers import is_own_connection
 
 logger = logging.getLogger(__name__)
 
-_MAX_HEAD_BYTES, _MAX_HEADERS, _MAX_CONNECTIONS = 64 << 10, 128, 4096
+_MAX_HEAD_BYTES = 64 << 10
+_MAX_HEADERS = 128
+_MAX_CONNECTIONS = 4096
 _MAX_NEWCOMERS = 1024
 """Connections whose clients are not let in, or not yet; the oldest makes room for another one."""
 _SPARE_FILES = 64
@@ -67,20 +69,27 @@ _SPARE_FILES = 64
 _STRANGERS_BYTES = 32 << 20
 """Limit of what all connections of clients that are not let in hold together, in bytes of this
 process."""
-_MAX_WAITING, _MAX_SLICE = 32, 512
+_MAX_WAITING = 32
+_MAX_SLICE = 512
 """Requests of a connection that wait for the answer to another one; and bytes that may hold about
 as many of them."""
-_MAX_MESSAGES, _MAX_MESSAGES_SLICE = 256, 8 << 10
+_MAX_MESSAGES = 256
+_MAX_MESSAGES_SLICE = 8 << 10
 """Messages of a WebSocket that wait to be taken, after which no more are parsed; and bytes parsed
 in one turn."""
-_REQUEST_BYTES, _HEADER_BYTES, _MESSAGE_BYTES = 3000, 200, 400
+_REQUEST_BYTES = 3000
+_HEADER_BYTES = 200
+_MESSAGE_BYTES = 400
 """Costs of the objects of a request, a header and a message besides their own bytes."""
 _UNCOUNTED_BYTES = 4096
 _NEVER = float("inf")
-_IDLE_S, _GRACE_S, _LINGER_S = 75, 10, 1.5
+_IDLE_S = 75
+_GRACE_S = 10
+_LINGER_S = 1.5
 _CLOSE_S = 2.0
 """Seconds that a WebSocket waits for the client's agreement to its end."""
-_LOOK_S, _UNREAD_AT_END_S = 0.05, 1.0
+_LOOK_S = 0.05
+_UNREAD_AT_END_S = 1.0
 
 
 class WebServer(uvicorn.Server):
@@ -103,11 +112,16 @@ class WebServer(uvicorn.Server):
             ConfigError: options can't be applied.
             SecurityError: the token is unsafe (also a ConfigError).
         """
-        self.app, self.options, self.port, self.url = app, options, options.port, ""
+        self.app = app
+        self.options = options
+        self.port = options.port
+        self.url = ""
         self._heads: dict[Any, bytes] = {}
-        self.guard, self.strangers = Guard(options), Budget(_STRANGERS_BYTES)
+        self.guard = Guard(options)
+        self.strangers = Budget(_STRANGERS_BYTES)
         self.newcomers: dict[_Connection, None] = {}
-        app.check, app.max_body_bytes = self.guard.check, options.max_body_bytes
+        app.check = self.guard.check
+        app.max_body_bytes = options.max_body_bytes
         app.budget.most_bytes = max(HELD_BYTES, 4 * options.max_body_bytes)
         self._log = None if options.access_log is None else AccessLog(options.access_log)
         if self._log is not None:
@@ -236,7 +250,8 @@ async def serve(app: App, options: WebOptions, said: Callable[[str], str] | None
     Raises:
         ConfigError: as `WebServer`.
     """
-    stopped, loop = asyncio.Event(), asyncio.get_running_loop()
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
     on_stop_signals(lambda name: stopped.set())
     async with WebServer(app, options).running() as server:
         if options.inherited is not None:
@@ -259,7 +274,8 @@ class _Unread:
     __slots__ = ("_num_bytes", "_since")
 
     def __init__(self) -> None:
-        self._num_bytes, self._since = -1, 0.0
+        self._num_bytes = -1
+        self._since = 0.0
 
     def look(
         self, transport: asyncio.Transport, is_blocked: bool, now: float, most_s: float
@@ -270,7 +286,8 @@ class _Unread:
             return
         num_bytes = transport.get_write_buffer_size()
         if num_bytes != self._num_bytes:
-            self._num_bytes, self._since = num_bytes, now
+            self._num_bytes = num_bytes
+            self._since = now
         elif now - self._since > most_s:
             transport.abort()
 
@@ -306,13 +323,17 @@ class _Connection(HttpToolsProtocol):
 
     def __init__(self, server: WebServer, **state: Any) -> None:
         super().__init__(**state)
-        self._server, self._app, self._options = server, server.app, server.options
-        self._head_bytes, self._is_in_head = 0, False
+        self._server = server
+        self._app = server.app
+        self._options = server.options
+        self._head_bytes = 0
+        self._is_in_head = False
         self._begun: tuple[RequestResponseCycle, Request] | None = (
             None  # for a quick handler, without its body so far
         )
         self._rest = b""  # received, but not parsed, because as many requests wait as may
-        self._share, self._is_let_in = Share(server.strangers), False
+        self._share = Share(server.strangers)
+        self._is_let_in = False
         self._is_over = False  # after a refusal; the rest of its request is not kept
         self.ends = False
         self.unread = _Unread()
@@ -358,7 +379,8 @@ class _Connection(HttpToolsProtocol):
             self._rest += data
             self._count()
             return
-        newest, is_idle = self.cycle, self.cycle is None or self.cycle.response_complete
+        newest = self.cycle
+        is_idle = self.cycle is None or self.cycle.response_complete
         # a request has an empty line at least; a body in lines has none
         if len(data) > _MAX_SLICE and data.count(b"\n\r\n") + data.count(b"\n\n") > _MAX_WAITING:
             self._feed_in_slices(data)
@@ -408,7 +430,8 @@ class _Connection(HttpToolsProtocol):
             and not self.transport.is_closing()
         ):
             self.flow.is_full = False
-            rest, self._rest = self._rest, b""
+            rest = self._rest
+            self._rest = b""
             if rest:
                 self._feed_in_slices(rest)
             if not self.flow.is_full:
@@ -417,7 +440,8 @@ class _Connection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._is_in_head, self._head_bytes = True, 0
+        self._is_in_head = True
+        self._head_bytes = 0
         if self.deadline == _NEVER:  # the first request has to come within that of the connection
             self.deadline = time.monotonic() + self._options.arrive_s
 
@@ -435,7 +459,8 @@ class _Connection(HttpToolsProtocol):
         self.deadline = _NEVER
         super().on_message_complete()
         if self._begun is not None and self._begun[0] is self.cycle:
-            begun, self._begun = self._begun, None
+            begun = self._begun
+            self._begun = None
             self._answer(*begun)
 
     def handle_websocket_upgrade(self) -> None:
@@ -561,7 +586,8 @@ class _Connection(HttpToolsProtocol):
             return
         now = time.monotonic()
         took_s = max(0.0, now - self.deadline + self._options.arrive_s)  # none without a request
-        self.deadline, self._is_over = _NEVER, True
+        self.deadline = _NEVER
+        self._is_over = True
         if self._is_in_head or self.cycle is None or not self.cycle.response_started:
             scope: dict[str, Any] = {
                 "method": "-",
@@ -622,7 +648,8 @@ class _Connection(HttpToolsProtocol):
 
     def shutdown(self) -> None:
         """End after the answers to the requests that have arrived as a whole."""
-        self._rest, self.ends = b"", True
+        self._rest = b""
+        self.ends = True
         is_answered = self.cycle is None or self.cycle.response_complete
         is_partial = not is_answered and self.cycle.more_body
         if is_partial and self.pipeline:
@@ -648,7 +675,9 @@ class _Socket(WebSocketsSansIOProtocol):
     def __init__(self, server: WebServer, **state: Any) -> None:
         super().__init__(**state)
         self._server = server
-        self._rest, self._is_to_parse = b"", False  # received, but not parsed
+        # received, but not parsed
+        self._rest = b""
+        self._is_to_parse = False
         self.ends = self.is_exempt = False
         self._queued_bytes = 0
         self._share = Share(server.strangers)
@@ -702,7 +731,8 @@ class _Socket(WebSocketsSansIOProtocol):
             or self.transport.is_closing()
         ):
             return
-        part, self._rest = self._rest[:_MAX_MESSAGES_SLICE], self._rest[_MAX_MESSAGES_SLICE:]
+        part = self._rest[:_MAX_MESSAGES_SLICE]
+        self._rest = self._rest[_MAX_MESSAGES_SLICE:]
         super().data_received(part)
         self._go_on()
 
@@ -811,6 +841,7 @@ class _Socket(WebSocketsSansIOProtocol):
 
     def shutdown(self) -> None:
         """End after the messages that were parsed."""
-        self._rest, self.ends = b"", True
+        self._rest = b""
+        self.ends = True
         self._pause()
         self.queue.put_nowait({"type": "websocket.disconnect", "code": ENDING})

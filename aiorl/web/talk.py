@@ -62,7 +62,9 @@ def add_talk(
 
 class _Talk:
     def __init__(self, socket: WebSocket, handlers: Mapping[str, Asked], note: Note) -> None:
-        self._socket, self._handlers, self._note = socket, handlers, note
+        self._socket = socket
+        self._handlers = handlers
+        self._note = note
         self._answers: list[bytes | str] = []
         self._num_under_way = 0
         self._is_answered = asyncio.Event()
@@ -90,7 +92,8 @@ class _Talk:
                     400,
                     "A message must be an object, such as {'id': 1, 'observation': [0.1, 0.2]}.",
                 )
-            id, do = said.pop("id", None), said.pop("do", "act")
+            id = said.pop("id", None)
+            do = said.pop("do", "act")
             if not isinstance(id, int | float | str | None) or len(str(id)) > _MAX_ID:
                 raise Refusal(
                     400, f"'id' must be a number, or a text of at most {_MAX_ID} characters."
@@ -131,7 +134,8 @@ class _Talk:
         self._note(known["do"], str(found.get("status", 200)), time.perf_counter() - known["began"])
 
     def _send(self) -> None:
-        answers, self._answers = self._answers, []
+        answers = self._answers
+        self._answers = []
         self._num_under_way -= len(answers)
         self._socket.write(answers)
         self._is_answered.set()

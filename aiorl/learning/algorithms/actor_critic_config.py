@@ -65,7 +65,8 @@ class Sizes(NamedTuple):
         """Return sizes whose batch follows from the fragments, shortened first so that each worker
         contributes one.
         """
-        length, envs = self.length, self.envs
+        length = self.length
+        envs = self.envs
         share = max(1, self.batch // workers)
         if ENVS not in fixed:
             envs = min(envs, max(1, share // length))
@@ -177,7 +178,8 @@ class ActorCriticConfig(SDEConfig):
         if fixed.isdisjoint({LENGTH, ENVS, BATCH, MINIBATCH, "num_workers"}):
             return {}
         sizes = Sizes(self.rollout_fragment_length, self.num_envs_per_worker, self.train_batch_size)
-        minibatch, is_fixed = self.sgd_minibatch_size, MINIBATCH in fixed
+        minibatch = self.sgd_minibatch_size
+        is_fixed = MINIBATCH in fixed
         if minibatch is not None and is_fixed:
             if BATCH not in fixed:
                 sizes = sizes._replace(batch=max(sizes.batch, minibatch))
@@ -219,11 +221,9 @@ class ActorCriticConfig(SDEConfig):
         super().check()
         Schedule.of(self.lr, self.lr_schedule, key="lr_schedule")
         Schedule.of(self.entropy_coeff, self.entropy_coeff_schedule, key="entropy_coeff_schedule")
-        size, minibatch, length = (
-            self.train_batch_size,
-            self.minibatch_steps(),
-            self.rollout_fragment_length,
-        )
+        size = self.train_batch_size
+        minibatch = self.minibatch_steps()
+        length = self.rollout_fragment_length
         fragment = length * self.num_envs_per_worker
         own = [getattr(self, name) for name in (LENGTH, ENVS) if name in self._origins.users_keys()]
         unit = math.prod(own) if own else fragment

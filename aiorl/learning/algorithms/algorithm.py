@@ -214,7 +214,9 @@ class Algorithm(ABC):
 
         distribution = make_distribution(action_space, scale=config.normalize_actions)
         settings = config.model.model_dump()
-        shape, dtype, layout = observations.shape, observations.dtype, observations.layout
+        shape = observations.shape
+        dtype = observations.dtype
+        layout = observations.layout
         return build_model(
             shape,
             dtype,

@@ -26,7 +26,9 @@ from aiorl.learning.losses.vtrace import impact_log_ratio, pg_advantages
 if TYPE_CHECKING:
     from aiorl.learning.models.actor_critic import ActorCritic
 
-_TARGET_LOGP, _LOG_RHOS, _WEIGHTS = "target_logp", "log_rhos", "weights"
+_TARGET_LOGP = "target_logp"
+_LOG_RHOS = "log_rhos"
+_WEIGHTS = "weights"
 """Columns that the target network adds to a batch."""
 
 _appo = partial(key, group="APPO")
@@ -76,12 +78,10 @@ class APPO(Surrogate[APPOConfig], VTraceStreaming[APPOConfig]):
 
     def update_spec(self) -> UpdateSpec:
         """Return the clipped surrogate over rows, or over sequences for recurrent models."""
-        config, model, buffers, distribution = (
-            self.config,
-            self.model,
-            self.buffers,
-            self.distribution,
-        )
+        config = self.config
+        model = self.model
+        buffers = self.buffers
+        distribution = self.distribution
         judged = (
             *(
                 ColumnSpec(name)

@@ -252,11 +252,9 @@ class GradientBuffers:
             columns: columns of the sample plan; a worker refers to them by number.
             num_fragments: F, maximum number of gradients in a train batch.
         """
-        self._metric_names, self._columns, self._num_fragments = (
-            tuple(metric_names),
-            tuple(columns),
-            num_fragments,
-        )
+        self._metric_names = tuple(metric_names)
+        self._columns = tuple(columns)
+        self._num_fragments = num_fragments
         self._shapes = {GRADIENT_OF + name: shape for name, shape in shapes.items()}
         self._shapes[METRICS] = (len(metric_names) + 1,)
         ends = np.cumsum([math.prod(shape) for shape in self._shapes.values()]).tolist()
@@ -281,7 +279,8 @@ class GradientBuffers:
         for row, fragment in enumerate(fragments):
             batch[NUM_ROWS][row] = fragment[NUM_ROWS][0]
             if CULPRIT in fragment:
-                batch[CULPRIT][row], batch[_GRADIENTS][row] = fragment[CULPRIT][0], np.nan
+                batch[CULPRIT][row] = fragment[CULPRIT][0]
+                batch[_GRADIENTS][row] = np.nan
                 continue
             for name, place in zip(self._shapes, self._places, strict=True):
                 batch[_GRADIENTS][row, place] = fragment[name].reshape(-1)
@@ -294,10 +293,8 @@ class GradientBuffers:
             BatchError: a column is wrong; the error names it.
         """
         num_rows(fragment)
-        is_finite, dtype = (
-            CULPRIT not in fragment,
-            "float32" if CULPRIT not in fragment else "int32",
-        )
+        is_finite = CULPRIT not in fragment
+        dtype = "float32" if CULPRIT not in fragment else "int32"
         wanted = self._shapes if is_finite else {CULPRIT: (1,)}
         if unknown := sorted(fragment.keys() - wanted.keys() - {NUM_ROWS}):
             raise BatchError(

@@ -56,7 +56,8 @@ _ROOMY = 4
 """Maximum ratio of a batch's allocated size to its own; a larger buffer is reused up to this, to
 save compilations."""
 
-_MAX_PADDED, _MAX_PADDING = 1 << 24, 8
+_MAX_PADDED = 1 << 24
+_MAX_PADDING = 8
 """Maximum rows of a padded batch of sequences; more are allowed up to this multiple of its
 fragments' rows."""
 
@@ -214,17 +215,16 @@ class CompiledAlgorithm(CompiledBase[ConfigT]):
             coefficients: names of the coefficients that `weigh` reads.
             targets: column of the value targets; "" = only the policy learns.
         """
-        config, distribution = self.config, self.distribution
+        config = self.config
+        distribution = self.distribution
 
         def loss(minibatch: Tensors, given: Tensors) -> tuple[tf.Tensor, Tensors]:
             dist_inputs, values, columns = rows_forward(self.model, minibatch, self.buffers)
             valid = columns[c.VALID]
             weights, more = weigh(columns, values, given)
             logp = tf.where(valid > 0, distribution.logp(dist_inputs, columns[c.ACTIONS]), 0.0)
-            policy_loss, entropies = (
-                -masked_mean(weights * logp, valid),
-                distribution.entropy(dist_inputs),
-            )
+            policy_loss = -masked_mean(weights * logp, valid)
+            entropies = distribution.entropy(dist_inputs)
             if not targets:
                 entropy = masked_mean(entropies, valid)
                 parts = {"policy_loss": policy_loss, "entropy": entropy}
@@ -349,7 +349,8 @@ class CompiledAlgorithm(CompiledBase[ConfigT]):
 
     def warm_up_gradients(self) -> None:
         """Compile `compute_gradients` for fragments of the usual size; changes nothing."""
-        batch, coefficients = self.nominal_batch(), dict.fromkeys(self._spec.coefficient_names, 0.0)
+        batch = self.nominal_batch()
+        coefficients = dict.fromkeys(self._spec.coefficient_names, 0.0)
         arguments = self.compiled.tensors(batch, coefficients)
         self.gradient.warm_up(partial(self.gradient, len(batch[PACKED]), *arguments))
 
@@ -386,10 +387,8 @@ class CompiledAlgorithm(CompiledBase[ConfigT]):
         found = [np.asarray(array) for array in self.gradient(len(batch[PACKED]), *arguments)]
         rows = np.array([np.count_nonzero(self.buffers.column(batch, c.VALID))], np.int32)
         if not all(np.isfinite(array).all() for array in found):
-            column, names = (
-                self.buffers.first_not_finite(batch),
-                self.sample_plan(self.config).columns,
-            )
+            column = self.buffers.first_not_finite(batch)
+            names = self.sample_plan(self.config).columns
             culprit = names.index(column) + 1 if column in names else 0
             return {NUM_ROWS: rows, CULPRIT: np.array([culprit], np.int32)}
         named = zip(self.model.trainable, found[1:], strict=True)
@@ -416,7 +415,8 @@ class CompiledAlgorithm(CompiledBase[ConfigT]):
             PolicyError: the gradients don't match the weights or are not finite; nothing is changed
                 then.
         """
-        variables, limit = self.model.trainable, self.config.grad_clip
+        variables = self.model.trainable
+        limit = self.config.grad_clip
         shapes = {name: tuple(np.shape(gradient)) for name, gradient in gradients.items()}
         wanted = {name: tuple(variable.shape) for name, variable in variables.items()}
         if shapes != wanted:
@@ -458,7 +458,8 @@ class CompiledAlgorithm(CompiledBase[ConfigT]):
         if self._received is None:
             order, num_minibatches = self._order(batch)
         else:
-            order, num_minibatches = _all_at_once(batch), min(1, self._received.num_filled(batch))
+            order = _all_at_once(batch)
+            num_minibatches = min(1, self._received.num_filled(batch))
         metrics, held = self.compiled(batch, order, coefficients, max_steps=num_minibatches)
         reported = {
             "cur_lr": coefficients["lr"],

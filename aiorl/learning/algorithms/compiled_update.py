@@ -131,7 +131,8 @@ class CompiledFunction:
             sentence,
             self._name,
         )
-        self.mode, self._reason = "graph", "XLA can't compile it"
+        self.mode = "graph"
+        self._reason = "XLA can't compile it"
         self._function = self._compiled()
 
     def _compiled(self) -> Any:  # Any: a tf.function
@@ -472,7 +473,8 @@ class CompiledUpdate:
         """Make one step with its phases; return (all finite, stop here, metrics, numbers of the
         rows).
         """
-        given, figures = minibatch, []
+        given = minibatch
+        figures = []
         for phase in self._phases:
             run = partial(self._descend, phase, given, coefficients)
             if phase.every == 1:

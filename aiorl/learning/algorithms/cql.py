@@ -31,7 +31,8 @@ from aiorl.learning.models.distributions import SquashedGaussian
 if TYPE_CHECKING:
     from aiorl.learning.models.actor_critic import ActorCritic
 
-_WEIGHT_LR, _GAPS = "cql_weight_lr", "gaps"
+_WEIGHT_LR = "cql_weight_lr"
+_GAPS = "gaps"
 _LOG_MAX_WEIGHT = math.log(1e6)
 
 _cql = partial(key, group="CQL")
@@ -103,7 +104,8 @@ class CQL(SAC[CQLConfig]):
         """Return SAC's update with a penalty in the critics' loss and, with target_gap, a phase for
         its weight.
         """
-        sac, target_gap = super().update_spec(), self.config.target_gap
+        sac = super().update_spec()
+        target_gap = self.config.target_gap
         is_discrete = isinstance(self.actor.distribution, Categorical)
         soft_maximum_of = self._over_choices if is_discrete else self._over_box
 
@@ -145,8 +147,11 @@ class CQL(SAC[CQLConfig]):
         return soft_maximum(minibatch[OF_CHOICES], mask)
 
     def _over_box(self, minibatch: Tensors) -> tf.Tensor:
-        actor, critics, num = self.actor, self.critics, self.config.cql_actions
-        distribution, obs = self.distribution, minibatch[c.OBS]
+        actor = self.actor
+        critics = self.critics
+        num = self.config.cql_actions
+        distribution = self.distribution
+        obs = minibatch[c.OBS]
         assert isinstance(distribution, SquashedGaussian)
         size = distribution.num_features
         seeds = [

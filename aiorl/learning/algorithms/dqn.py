@@ -43,7 +43,9 @@ _dqn = partial(key, group="DQN")
 _SEEDS = "seeds"
 _LEAST_SEQUENCE = 8
 _USUAL_SEQUENCE = 40
-_LEAST_SEQUENCES, _USUAL_SEQUENCES = 8, 32  # in a minibatch
+# in a minibatch
+_LEAST_SEQUENCES = 8
+_USUAL_SEQUENCES = 32
 
 
 class QModelConfig(ModelConfig):
@@ -171,7 +173,9 @@ class DQNConfig(ReplayConfig):
         """
         super().check()
         Schedule(self.epsilon_schedule, key="epsilon_schedule")
-        shape, has_atoms, unless = self.sequence_shape, self.num_atoms > 1, self.refuse_unless
+        shape = self.sequence_shape
+        has_atoms = self.num_atoms > 1
+        unless = self.refuse_unless
         sequence_keys = (
             "replay_sequence_length",
             "burn_in",
@@ -197,10 +201,8 @@ class DQNConfig(ReplayConfig):
         unless(
             not has_atoms, ("huber_delta",), "expected returns; atoms have another loss", hint=hint
         )
-        names, hint = (
-            ("epsilon_schedule", "per_worker_epsilon"),
-            "Leave it out, or set noisy: false.",
-        )
+        names = ("epsilon_schedule", "per_worker_epsilon")
+        hint = "Leave it out, or set noisy: false."
         unless(not self.noisy, names, "networks without noise: noisy layers explore", hint=hint)
         hint = "Leave it out, or set per_worker_epsilon: false."
         one_share = "workers with a common share of random actions"
@@ -456,7 +458,8 @@ class DQN(ReplayAlgorithm[DQNConfig]):
         return tf.random.stateless_normal([1, self._network.noise_size], minibatch[_SEEDS][use])
 
     def _loss_of_rows(self, minibatch: Tensors, coefficients: Tensors) -> tuple[tf.Tensor, Tensors]:
-        model, following = self._network, minibatch[c.NEW_OBS]
+        model = self._network
+        following = minibatch[c.NEW_OBS]
         values, _ = model.q(minibatch[c.OBS], noise=self._noise(minibatch, 0))
         next_values, mask = model.q(
             following, weights=self._target.tensors(), noise=self._noise(minibatch, 1)
@@ -479,9 +482,12 @@ class DQN(ReplayAlgorithm[DQNConfig]):
         Both networks run through each sequence from its stored state. With noisy layers, the online
         pass that learns also chooses the target's actions.
         """
-        config, model, trained = self.config, self._network, by_time(minibatch[TRAINED])
+        config = self.config
+        model = self._network
+        trained = by_time(minibatch[TRAINED])
         obs = by_time(minibatch[c.OBS])
-        steps, rows = obs.shape[0] - 1, obs.shape[1]
+        steps = obs.shape[0] - 1
+        rows = obs.shape[1]
         state = [minibatch[c.state_in(index)] for index in range(len(model.state_shapes))]
         previous = [
             by_time(minibatch[name])
@@ -530,12 +536,11 @@ class DQN(ReplayAlgorithm[DQNConfig]):
             next_online: likewise of the online network, for double Q-learning; None without.
             mask: [R, A], legal actions in that observation.
         """
-        config, atoms = self.config, self._network.atoms
-        actions, returns, discounts = (
-            rows[c.ACTIONS] - self._start,
-            rows[c.N_STEP_RETURNS],
-            rows[c.DISCOUNTS],
-        )
+        config = self.config
+        atoms = self._network.atoms
+        actions = rows[c.ACTIONS] - self._start
+        returns = rows[c.N_STEP_RETURNS]
+        discounts = rows[c.DISCOUNTS]
         if atoms is None:
             wanted = q_learning.q_targets(
                 returns,

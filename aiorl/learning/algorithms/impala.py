@@ -43,7 +43,9 @@ class IMPALA(VTraceStreaming[IMPALAConfig]):
 
     def update_spec(self) -> UpdateSpec:
         """Return the loss over sequences."""
-        config, buffers, distribution = self.config, self.buffers, self.distribution
+        config = self.config
+        buffers = self.buffers
+        distribution = self.distribution
 
         def loss(minibatch: Tensors, coefficients: Tensors) -> tuple[tf.Tensor, Tensors]:
             columns = unpacked(minibatch, buffers, time_major=True)

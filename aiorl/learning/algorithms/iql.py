@@ -68,7 +68,9 @@ class IQL(CriticReplayAlgorithm[IQLConfig]):
         """
         from aiorl.learning.models.catalog import build_model
 
-        shape, dtype, layout = observations.shape, observations.dtype, observations.layout
+        shape = observations.shape
+        dtype = observations.dtype
+        layout = observations.layout
         settings = config.model.model_dump()
         distribution = make_distribution(action_space, scale=config.normalize_actions)
         return build_model(
@@ -87,12 +89,10 @@ class IQL(CriticReplayAlgorithm[IQLConfig]):
 
     def update_spec(self) -> UpdateSpec:
         """Return the critics' loss, followed by phases for the values and the policy."""
-        config, model, critics, distribution = (
-            self.config,
-            self.model,
-            self.critics,
-            self.distribution,
-        )
+        config = self.config
+        model = self.model
+        critics = self.critics
+        distribution = self.distribution
         is_discrete = isinstance(model.distribution, Categorical)
 
         def q_of_stored(minibatch: Tensors, weights: Tensors | None = None) -> tf.Tensor:
@@ -131,10 +131,8 @@ class IQL(CriticReplayAlgorithm[IQLConfig]):
             [variable for name, variable in model.trainable.items() if name.startswith(branch)]
             for branch in ("value/", "policy/")
         )
-        adam_of_value, adam_of_policy = (
-            self.adam(config.adam_epsilon),
-            self.adam(config.adam_epsilon),
-        )
+        adam_of_value = self.adam(config.adam_epsilon)
+        adam_of_policy = self.adam(config.adam_epsilon)
         return self.critics_spec(
             critic_loss,
             Phase("value", value_loss, ("mean_value",), value, adam_of_value),

@@ -65,7 +65,8 @@ class PG(OnPolicy[PGConfig]):
         def returns(
             columns: Tensors, values: tf.Tensor, coefficients: Tensors
         ) -> tuple[tf.Tensor, Tensors]:
-            found, valid = columns[c.ADVANTAGES], columns[c.VALID]
+            found = columns[c.ADVANTAGES]
+            valid = columns[c.VALID]
             metrics = {"mean_return": masked_mean(found, valid)}
             return masked_normalise(
                 found, valid

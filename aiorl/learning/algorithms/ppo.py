@@ -103,12 +103,10 @@ class PPO(Surrogate[PPOConfig], OnPolicy[PPOConfig]):
 
     def update_spec(self) -> UpdateSpec:
         """Return the clipped surrogate over rows, or over sequences for recurrent models."""
-        config, model, buffers, distribution = (
-            self.config,
-            self.model,
-            self.buffers,
-            self.distribution,
-        )
+        config = self.config
+        model = self.model
+        buffers = self.buffers
+        distribution = self.distribution
         has_penalty = config.kl_coeff > 0
 
         def loss(minibatch: Tensors, coefficients: Tensors) -> tuple[tf.Tensor, Tensors]:
@@ -116,7 +114,8 @@ class PPO(Surrogate[PPOConfig], OnPolicy[PPOConfig]):
             valid = columns[c.VALID]
             logp = distribution.logp(dist_inputs, columns[c.ACTIONS])
             log_ratio = tf.where(valid > 0, logp - columns[c.ACTION_LOGP], 0.0)
-            advantages, targets = columns[c.ADVANTAGES], columns[c.VALUE_TARGETS]
+            advantages = columns[c.ADVANTAGES]
+            targets = columns[c.VALUE_TARGETS]
             if config.normalize_advantages:
                 advantages = masked_normalise(advantages, valid)
             errors = None

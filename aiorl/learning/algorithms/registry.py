@@ -58,10 +58,8 @@ def _checked(found: Any, path: str) -> type[Algorithm]:
     """Return `found` if it is an algorithm class that a run can find again through its config."""
     kind: Any = getattr(found, "config_class", None)
     if not (isinstance(found, type) and issubclass(found, Algorithm)):
-        wrong, hint = (
-            f"{found!r:.200}, not a class of aiorl.algorithms.Algorithm",
-            "See docs/new_algorithm.md.",
-        )
+        wrong = f"{found!r:.200}, not a class of aiorl.algorithms.Algorithm"
+        hint = "See docs/new_algorithm.md."
     elif not (isinstance(kind, type) and issubclass(kind, CommonConfig)):
         wrong = f"a class with the config_class {kind!r:.200}, not a config class"
         hint = (

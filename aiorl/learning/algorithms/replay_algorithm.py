@@ -414,7 +414,8 @@ class ReplayAlgorithm(CompiledBase[ReplayT]):
 
     def set_extra_state(self, values: Mapping[str, Any]) -> None:
         """Restore the `values` that `extra_state` returned."""
-        self._steps, self._due = int(values["steps"]), float(values["due"])
+        self._steps = int(values["steps"])
+        self._due = float(values["due"])
         self._counted = int(values["counted"])
         if self.config.reads_only_stored:
             # a run that sampled before has none
@@ -452,7 +453,8 @@ def replay_spec(config: ReplayConfig, model: ActorCritic) -> ReplaySpec:
     names = (c.OBS, c.NEW_OBS, c.ACTIONS, c.N_STEP_RETURNS, c.DISCOUNTS)
     columns = tuple(model_columns(model, names)) if sequences is None else sequences.columns
     is_image = model.obs_dtype == "uint8" and len(model.obs_shape) == 3
-    priorities, made_with = None, ["gamma", "n_step", "clip_rewards"]
+    priorities = None
+    made_with = ["gamma", "n_step", "clip_rewards"]
     if config.prioritized_replay:
         priorities = Prioritised(config.prioritized_replay_alpha, config.prioritized_replay_eps)
         made_with += ["prioritized_replay_alpha", "prioritized_replay_eps"]

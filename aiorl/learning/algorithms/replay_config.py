@@ -177,11 +177,9 @@ class ReplayConfig(CommonConfig):
         """See `CommonConfig.derived_sizes`; fragments are long enough for n_step, and the replay is
         large enough.
         """
-        length, envs, capacity = (
-            self.rollout_fragment_length,
-            self.num_envs_per_worker,
-            self.replay_capacity,
-        )
+        length = self.rollout_fragment_length
+        envs = self.num_envs_per_worker
+        capacity = self.replay_capacity
         starts = self.learning_starts
         if LENGTH not in fixed and self.is_truncating and self.n_step > length:
             length = 4 * self.n_step
@@ -206,7 +204,9 @@ class ReplayConfig(CommonConfig):
         """
         super().check()
         Schedule.of(self.lr, self.lr_schedule, key="lr_schedule")
-        model, steps, capacity = self.model, self.fragment_steps, self.replay_capacity
+        model = self.model
+        steps = self.fragment_steps
+        capacity = self.replay_capacity
         refuse(
             self,
             (

@@ -36,7 +36,9 @@ if TYPE_CHECKING:
 OF_CHOICES = "q_of_choices"
 """Name of an extra tensor that the critics' loss returns for discrete actions: the Q values [C, B,
 A] of all actions."""
-_ALPHA_LR, _ENTROPIES, _TARGETS = "alpha_lr", "entropies", "target_entropies"
+_ALPHA_LR = "alpha_lr"
+_ENTROPIES = "entropies"
+_TARGETS = "target_entropies"
 
 _sac = partial(key, group="SAC")
 
@@ -133,7 +135,8 @@ class SAC(ActorReplayAlgorithm[SACConfigT]):
             losses = temperature_losses(log_alpha, minibatch[_ENTROPIES], minibatch[_TARGETS])
             return tf.reduce_mean(losses), {"alpha": tf.exp(log_alpha)}
 
-        adam, adam_of_alpha = self.adam(own.adam_epsilon), self.adam_of_multiplier(own.adam_epsilon)
+        adam = self.adam(own.adam_epsilon)
+        adam_of_alpha = self.adam_of_multiplier(own.adam_epsilon)
         return self.critics_spec(
             critic_loss,
             Phase(
@@ -144,7 +147,10 @@ class SAC(ActorReplayAlgorithm[SACConfigT]):
         )
 
     def _continuous_losses(self) -> tuple[LossFunction, LossFunction]:
-        config, actor, critics, log_alpha = self.config, self.actor, self.critics, self._log_alpha
+        config = self.config
+        actor = self.actor
+        critics = self.critics
+        log_alpha = self._log_alpha
         distribution = self.distribution
         assert isinstance(distribution, SquashedGaussian)
         target_entropy = config.target_entropy
@@ -181,7 +187,10 @@ class SAC(ActorReplayAlgorithm[SACConfigT]):
         return critic_loss, actor_loss
 
     def _discrete_losses(self) -> tuple[LossFunction, LossFunction]:
-        config, actor, critics, log_alpha = self.config, self.actor, self.critics, self._log_alpha
+        config = self.config
+        actor = self.actor
+        critics = self.critics
+        log_alpha = self._log_alpha
         num_actions = actor.distribution.num_inputs
 
         def critic_loss(minibatch: Tensors, coefficients: Tensors) -> tuple[tf.Tensor, Tensors]:
@@ -195,14 +204,10 @@ class SAC(ActorReplayAlgorithm[SACConfigT]):
 
         def actor_loss(minibatch: Tensors, coefficients: Tensors) -> tuple[tf.Tensor, Tensors]:
             logits, mask = actor.outputs(minibatch[c.OBS])
-            q, alpha = (
-                tf.stop_gradient(critics.q(minibatch[c.OBS])),
-                tf.stop_gradient(tf.exp(log_alpha)),
-            )
-            losses, entropies = (
-                -discrete_soft_values(q, logits, alpha, mask),
-                discrete_entropy(logits, mask),
-            )
+            q = tf.stop_gradient(critics.q(minibatch[c.OBS]))
+            alpha = tf.stop_gradient(tf.exp(log_alpha))
+            losses = -discrete_soft_values(q, logits, alpha, mask)
+            entropies = discrete_entropy(logits, mask)
             target_entropy: Any = config.target_entropy
             if target_entropy == "auto":
                 legal = tf.fill(tf.shape(logits)[:1], float(num_actions))

@@ -8,7 +8,9 @@ from typing import Any, ClassVar
 from aiorl.config.key import key, refuse
 from aiorl.config.schema import CommonConfig, SDESettings
 
-LENGTH, ENVS, BATCH = "rollout_fragment_length", "num_envs_per_worker", "train_batch_size"
+LENGTH = "rollout_fragment_length"
+ENVS = "num_envs_per_worker"
+BATCH = "train_batch_size"
 BROADCAST_INTERVAL = (
     "Time after which the next update sends weights to workers even if broadcast_updates is not"
     " reached. Ignored within one process, so that runs are repeatable."

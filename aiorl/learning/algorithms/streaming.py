@@ -229,7 +229,8 @@ class VTraceStreaming(Streaming[VTraceT]):
             columns: time-major columns [T, M, ...] that another policy sampled.
             judged: outputs of the policy and the values that are learning.
         """
-        own, valid = self.config, columns[c.VALID]
+        own = self.config
+        valid = columns[c.VALID]
         log_rhos = tf.where(valid > 0, judged.logp - columns[c.ACTION_LOGP], 0.0)
         returns = vtrace(
             tf.stop_gradient(judged.values),
@@ -254,7 +255,8 @@ class VTraceStreaming(Streaming[VTraceT]):
             log_rhos: float32 of any shape.
             valid: float32 of the same shape, 1 where a row is a transition, else 0.
         """
-        rhos, rho_bar = tf.exp(log_rhos), self.config.vtrace_clip_rho_threshold
+        rhos = tf.exp(log_rhos)
+        rho_bar = self.config.vtrace_clip_rho_threshold
         return {
             "mean_rho": masked_mean(tf.minimum(rhos, rho_bar), valid),
             "clipped_rhos": masked_mean(tf.cast(rhos > rho_bar, tf.float32), valid),

@@ -63,9 +63,11 @@ class TD3(ActorReplayAlgorithm[TD3Config]):
     def acting_settings(cls, config: CommonConfig) -> dict[str, Any]:
         """Return settings for noise on the actions, and uniform ones at the start."""
         own = cls.own_config(config)
-        kind, size = ("GaussianNoise", "stddev")
+        kind = "GaussianNoise"
+        size = "stddev"
         if own.noise_type == "ornstein_uhlenbeck":
-            kind, size = ("OrnsteinUhlenbeckNoise", "sigma")
+            kind = "OrnsteinUhlenbeckNoise"
+            size = "sigma"
         return {
             "exploration": {
                 "type": kind,
@@ -76,12 +78,10 @@ class TD3(ActorReplayAlgorithm[TD3Config]):
 
     def update_spec(self) -> UpdateSpec:
         """Return the critics' loss, followed by a phase for the actor."""
-        config, actor, critics, target_actor = (
-            self.config,
-            self.actor,
-            self.critics,
-            self.targets["target/actor"],
-        )
+        config = self.config
+        actor = self.actor
+        critics = self.critics
+        target_actor = self.targets["target/actor"]
 
         def critic_loss(minibatch: Tensors, coefficients: Tensors) -> tuple[tf.Tensor, Tensors]:
             means, _ = actor.outputs(minibatch[c.NEW_OBS], weights=target_actor.tensors())
@@ -103,7 +103,8 @@ class TD3(ActorReplayAlgorithm[TD3Config]):
             means, _ = actor.outputs(minibatch[c.OBS])
             return -tf.reduce_mean(critics.q(minibatch[c.OBS], tf.tanh(means))[0]), {}
 
-        adam, every = self.adam(config.adam_epsilon), config.policy_delay
+        adam = self.adam(config.adam_epsilon)
+        every = config.policy_delay
         phase = Phase(
             "actor", actor_loss, (), actor.trainable_variables, adam, ACTOR_LR, every=every
         )

@@ -105,7 +105,8 @@ def vtrace(
     )
     weights = tf.minimum(rho_bar_pg, rhos)
     if valid is not None:
-        weights, advantages = weights * valid, tf.where(valid > 0, advantages, 0.0)
+        weights = weights * valid
+        advantages = tf.where(valid > 0, advantages, 0.0)
     return VTraceReturns(*map(tf.stop_gradient, (vs, advantages, weights)))
 
 

@@ -156,7 +156,8 @@ class ActorCritic(Network):
         Raises:
             ConfigError: there is noise and actions are not numbers of one Box.
         """
-        kind, features = self.distribution, self._branches[0].num_outputs
+        kind = self.distribution
+        features = self._branches[0].num_outputs
         num_outputs = kind.num_inputs // 2 if gives_means or noise is not None else kind.num_inputs
         if noise is not None:
             if not isinstance(kind, DiagGaussian):
@@ -166,7 +167,8 @@ class ActorCritic(Network):
                     value=True,
                     hint="Leave use_sde out.",
                 )
-            self.distribution, self._sde = kind.with_features(features), noise
+            self.distribution = kind.with_features(features)
+            self._sde = noise
             self._log_std = keras.Variable(
                 np.full((features, num_outputs), noise.initial_log_std, np.float32)
             )
@@ -270,7 +272,8 @@ class ActorCritic(Network):
             Inputs of the action distribution [B, P], values [B], and the state after the step.
         """
         obs, mask = self._without_mask(obs)
-        previous, parts = self._previous(prev_actions, prev_rewards), self._split(state)
+        previous = self._previous(prev_actions, prev_rewards)
+        parts = self._split(state)
         with self._using(weights):
             dist_inputs, values, state_out, features = self._step(obs, mask, previous, parts, noise)
             if for_acting and self._sde is not None:
@@ -403,7 +406,8 @@ class ActorCritic(Network):
             raise PolicyError(
                 f"{len(state)} recurrent state components; the network has {expected}"
             )
-        parts, start = [], 0
+        parts = []
+        start = 0
         for branch in self._branches:
             parts.append((branch, state[start : start + branch.num_states]))
             start += branch.num_states

@@ -120,7 +120,8 @@ class CustomNetwork:
             inputs is not None and not isinstance(inputs, dict)
         ):
             return obs
-        places, shapes = self._layout.slices(), self._layout.parts
+        places = self._layout.slices()
+        shapes = self._layout.parts
         parts = {
             name: keras.ops.reshape(obs[:, places[name]], [-1, *shapes[name]]) for name in shapes
         } or {_WHOLE: obs}
@@ -356,7 +357,8 @@ def run_sequence(
     Returns:
         Outputs [T, B, H] and the state after the last step.
     """
-    steps, width = features.shape[0], features.shape[-1]
+    steps = features.shape[0]
+    width = features.shape[-1]
     rows = tf.shape(features)[1] if features.shape[1] is None else features.shape[1]
     projected = cell.project(tf.reshape(features, [-1, width]))
     projected = tf.reshape(projected, [steps, rows, cell.num_gates * cell.size])
@@ -455,7 +457,8 @@ class Branch:
         parts = []
         if burn_in:
             outputs, state = run_sequence(self.cell, by_time[:burn_in], state, resets[:burn_in])
-            parts, state = [outputs], [tf.stop_gradient(component) for component in state]
+            parts = [outputs]
+            state = [tf.stop_gradient(component) for component in state]
         outputs, _ = run_sequence(self.cell, by_time[burn_in:], state, resets[burn_in:])
         outputs = tf.concat([*parts, outputs], axis=0)
         return tf.reshape(outputs, [-1, self.num_outputs])

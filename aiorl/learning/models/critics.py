@@ -126,7 +126,8 @@ class Critics(Network):
         num_actions, num_outputs = (
             (0, distribution.num_inputs) if self._box is None else (self._box.low.size, 1)
         )
-        hiddens, activation = config.fcnet_hiddens, str(config.fcnet_activation)
+        hiddens = config.fcnet_hiddens
+        activation = str(config.fcnet_activation)
         if not config.custom_model:
             _, hiddens, activation = choose_layers(layout, obs_dtype, config)
         self._networks = []

@@ -106,10 +106,8 @@ class Choices(Distribution):
 
     def kl(self, inputs: Any, other: Any) -> Any:
         """See the base class."""
-        mine, others = (
-            tf.nn.log_softmax(self._padded(inputs)),
-            tf.nn.log_softmax(self._padded(other)),
-        )
+        mine = tf.nn.log_softmax(self._padded(inputs))
+        others = tf.nn.log_softmax(self._padded(other))
         return tf.reduce_sum(tf.reduce_sum(tf.exp(mine) * (mine - others), axis=-1), axis=-1)
 
     def features(self, actions: Any) -> Any:
@@ -284,10 +282,8 @@ class SquashedGaussian(DiagGaussian):
         _LOGISTIC_DEVIATIONS.
         """
         mean, log_std = self._parameters(inputs)
-        mean, spread = (
-            mean[:, :, None],
-            tf.sqrt(tf.exp(2.0 * log_std)[:, :, None] + _LOGISTIC_DEVIATIONS**2),
-        )
+        mean = mean[:, :, None]
+        spread = tf.sqrt(tf.exp(2.0 * log_std)[:, :, None] + _LOGISTIC_DEVIATIONS**2)
         ratio = mean / (math.sqrt(2.0) * spread)
         folded = spread * math.sqrt(2.0 / math.pi) * tf.exp(-ratio * ratio) + mean * tf.math.erf(
             ratio

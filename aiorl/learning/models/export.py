@@ -146,11 +146,9 @@ def _convert(model: ActorCritic, spec: ActingSpec) -> tuple[Any, dict[str, NDArr
     num_inputs = num_previous + len(spec.state_shapes)
 
     def act(obs: Any, *rest: Any) -> dict[str, Any]:
-        previous, state, weights = (
-            rest[:num_previous],
-            rest[num_previous:num_inputs],
-            rest[len(rest) - len(names) :],
-        )
+        previous = rest[:num_previous]
+        state = rest[num_previous:num_inputs]
+        weights = rest[len(rest) - len(names) :]
         noise = rest[num_inputs] if spec.noise_size else None
         own = dict(zip(names, weights, strict=True))
         dist_inputs, values, state_out = model.forward_step(

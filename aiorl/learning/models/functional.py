@@ -65,7 +65,8 @@ class FunctionalNetwork:
 
     def __post_init__(self) -> None:
         self._config = ModelConfig.of(self.model_config)
-        self._custom, self._atoms = None, None
+        self._custom = None
+        self._atoms = None
         self._is_dueling = self._has("advantage") and self._has("value")
         self._has_q = isinstance(self.distribution, Greedy) and (self._is_dueling or self._has("q"))
         if self._has_q:
@@ -99,7 +100,9 @@ class FunctionalNetwork:
         Raises:
             ConfigError: the weights don't belong to such a network.
         """
-        mask, previous, state_out = None, None, list[Any]()
+        mask = None
+        previous = None
+        state_out = list[Any]()
         if num_mask := self.layout.num_mask:
             obs, mask = ops.reshape(obs[:, num_mask:], [-1, *self.layout.shape]), obs[:, :num_mask]
         if self._config.lstm_use_prev_action_reward:
@@ -129,7 +132,8 @@ class FunctionalNetwork:
             else ["policy"]
         )
         size = len(state) // len(names)
-        features, state_out = [], []
+        features = []
+        state_out = []
         for index, name in enumerate(names):
             found, after = self._branch(
                 name, obs, state[index * size : (index + 1) * size], previous

@@ -35,8 +35,10 @@ def orthogonal(
 
     Source: Saxe et al. 2014, https://arxiv.org/abs/1312.6120.
     """
-    rows, columns = math.prod(shape[:-1]), shape[-1]
-    longer, shorter = max(rows, columns), min(rows, columns)
+    rows = math.prod(shape[:-1])
+    columns = shape[-1]
+    longer = max(rows, columns)
+    shorter = min(rows, columns)
     tall = rng.standard_normal((longer, shorter))
     if longer >= 2 * shorter:
         # same basis from a Cholesky factor: several times faster, and accurate enough for a tall

@@ -57,7 +57,8 @@ class NoisyDense:
         if noise is None:
             return self._mean(inputs)
         scaled = tf.sign(noise) * tf.sqrt(tf.abs(noise))
-        of_inputs, of_outputs = scaled[:, : self._num_inputs], scaled[:, self._num_inputs :]
+        of_inputs = scaled[:, : self._num_inputs]
+        of_outputs = scaled[:, self._num_inputs :]
         means = inputs @ self._mean.kernel + self._mean.bias
         return self._mean.activation(
             means + ((inputs * of_inputs) @ self._kernel.value + self._bias) * of_outputs

@@ -67,7 +67,8 @@ class TFNetwork:
             raise PolicyError(f"the model rejected its inputs: {error!s:.500}") from error
         dist_inputs, values, *state_out = (output.numpy() for output in outputs)
         if out is not None:
-            out[0][...], out[1][...] = dist_inputs, values
+            out[0][...] = dist_inputs
+            out[1][...] = values
             return *out, state_out
         return dist_inputs, values, state_out
 
@@ -95,7 +96,8 @@ class TFNetwork:
 
     def _forward(self, obs: Any, *rest: Any) -> tuple[Any, ...]:
         num_previous = 0 if self._spec.prev_action is None else 2
-        previous, state = rest[:num_previous], list(rest[num_previous:])
+        previous = rest[:num_previous]
+        state = list(rest[num_previous:])
         dist_inputs, values, state = self.model.forward_step(obs, state, *previous, for_acting=True)
         return (dist_inputs, values, *state)
 

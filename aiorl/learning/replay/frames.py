@@ -61,7 +61,8 @@ def observed(arrays: Mapping[str, Array], dtype: np.dtype[Any]) -> Observed:
             row[:] = (after != before).reshape(len(row), -1).any(axis=1)
         return Observed(obs, following[-1], np.argwhere(differs), following[differs])
     index = arrays.get(c.FINAL_INDEX, np.zeros((0, 2))).astype(np.int64)
-    last, final = arrays[c.LAST_OBS], arrays.get(c.FINAL_OBS, obs[:0, 0])
+    last = arrays[c.LAST_OBS]
+    final = arrays.get(c.FINAL_OBS, obs[:0, 0])
     return Observed(obs, last.astype(dtype, copy=False), index, final.astype(dtype, copy=False))
 
 
@@ -116,7 +117,8 @@ class FrameStore:
 
         numbers = np.empty((length + 1, num_envs, self._stack), np.int64)
         final_numbers = np.empty((len(finals), self._stack), np.int64)
-        times, envs = seen.final_index[:, 0], seen.final_index[:, 1]
+        times = seen.final_index[:, 0]
+        envs = seen.final_index[:, 1]
         finals_of: dict[int, list[int]] = {}
         for place, time in enumerate(times.tolist()):
             finals_of.setdefault(time, []).append(place)

@@ -45,7 +45,8 @@ class Pieces:
 
     def take(self, numbers: Sequence[int]) -> None:
         """Replace the known pieces by those with these numbers."""
-        self._known, self._numbers = dict.fromkeys(numbers), None
+        self._known = dict.fromkeys(numbers)
+        self._numbers = None
 
     @staticmethod
     def check(arrays: Mapping[str, Array]) -> None:
@@ -54,7 +55,8 @@ class Pieces:
         Raises:
             BatchError: they are wrong.
         """
-        found, shape = arrays.get(c.PIECE), arrays[c.ACTIONS].shape[:2]
+        found = arrays.get(c.PIECE)
+        shape = arrays[c.ACTIONS].shape[:2]
         if found is not None and (found.shape != shape or found.dtype != np.int64):
             raise BatchError(c.PIECE, f"int64 {shape}", f"{found.dtype} {found.shape}")
 
@@ -77,7 +79,8 @@ class Pieces:
         if not is_whole:
             self.take(())
             return arrays
-        column, transitions = arrays[c.PIECE], arrays.get(c.VALID)
+        column = arrays[c.PIECE]
+        transitions = arrays.get(c.VALID)
         found = np.unique(column if transitions is None else column[transitions]).tolist()
         again = [number for number in found if number in self._known]
         new = [number for number in found if number and number not in self._known]

@@ -68,7 +68,8 @@ class SumTree:
         end = first + len(priorities)
         self._levels[-1][first:end] = priorities
         for parents, children in zip(self._levels[-2::-1], self._levels[:0:-1], strict=True):
-            first, end = first >> 1, (end + 1) >> 1
+            first = first >> 1
+            end = (end + 1) >> 1
             np.add(
                 children[2 * first : 2 * end : 2],
                 children[2 * first + 1 : 2 * end : 2],

@@ -227,10 +227,12 @@ class Replay:
         """
         if self._priorities is None:
             return
-        numbers, found = ids.reshape(-1), np.abs(np.asarray(errors, np.float64)).reshape(-1)
+        numbers = ids.reshape(-1)
+        found = np.abs(np.asarray(errors, np.float64)).reshape(-1)
         if numbers.size and numbers.min() < self._oldest:
             is_here = numbers >= self._oldest
-            numbers, found = numbers[is_here], found[is_here]
+            numbers = numbers[is_here]
+            found = found[is_here]
         self._priorities.update(numbers % self.spec.capacity, found)
 
     def snapshot(self) -> Snapshot:

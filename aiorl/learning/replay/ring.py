@@ -65,7 +65,8 @@ class Ring:
         """Return pairs of slices: slots of the rows from `first` to `end`, and the range of rows in
         them.
         """
-        count, start = end - first, first % self.capacity
+        count = end - first
+        start = first % self.capacity
         before_end = min(count, self.capacity - start)
         runs = [(slice(start, start + before_end), slice(0, before_end))]
         if before_end < count:
@@ -128,9 +129,11 @@ class RingSnapshot:
 
     def __init__(self, ring: Ring, lock: threading.Lock) -> None:
         """Cover the current rows; called by `Ring.snapshot`."""
-        self.first, self.end = ring.oldest, ring.written
+        self.first = ring.oldest
+        self.end = ring.written
         self.row_bytes = ring.slots[:1].nbytes
-        self._ring, self._lock = ring, lock
+        self._ring = ring
+        self._lock = lock
         self._next = self.first
         self._aside: deque[Array] = deque()
         self._num_aside = 0
@@ -180,7 +183,8 @@ class RingSnapshot:
                 )
             if self._next >= self.end:
                 return None
-            first, most = self._next, max(1, max_bytes // max(1, self.row_bytes))
+            first = self._next
+            most = max(1, max_bytes // max(1, self.row_bytes))
             parts: list[Array] = []
             while self._aside and most:  # each is only one write: many make a piece
                 part = self._aside.popleft()

@@ -193,7 +193,9 @@ class Sequences:
         self, env: int, first: int, end: int, begins_episode: bool
     ) -> Iterator[_Window]:
         """Yield the sequences of rows `first` to `end`, which are consecutive in one episode."""
-        length, burn_in, stride = self.shape.length, self.shape.burn_in, self.shape.stride
+        length = self.shape.length
+        burn_in = self.shape.burn_in
+        stride = self.shape.stride
         trained_from = first if begins_episode else first + burn_in
         while True:
             stop = min(first + length, end)

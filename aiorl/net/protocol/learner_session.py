@@ -45,10 +45,13 @@ _SNAPSHOT_AGAIN_S = 0.25
 """Seconds before a connection gets another snapshot, unless a new incarnation registers over it."""
 _NEW_COST = 5.0
 """Cost of a registration in Hellos, because it costs us a whole snapshot."""
-_REGISTRATIONS_AT_FIRST, _REGISTRATIONS_AT_ONCE, _REGISTRATIONS_PER_S = 1024, 64, 64.0
+_REGISTRATIONS_AT_FIRST = 1024
+_REGISTRATIONS_AT_ONCE = 64
+_REGISTRATIONS_PER_S = 64.0
 """Limits over all connections, so that more connections gain nothing; the first lets a whole run
 join together."""
-_ACCOUNTS_AT_ONCE, _ACCOUNTS_PER_S = 16, 4.0
+_ACCOUNTS_AT_ONCE = 16
+_ACCOUNTS_PER_S = 4.0
 """Limit of the accounts of the run that are sent, over all connections."""
 _SNAPSHOT_UNIT = 4 << 20
 """Bytes of a snapshot that count as one more registration."""
@@ -268,7 +271,8 @@ class LearnerSession:
         """Return the messages to send, in order, with one acknowledgement per worker, and clear the
         list.
         """
-        messages, self._messages = self._messages, []
+        messages = self._messages
+        self._messages = []
         messages += [
             (worker.peer, m.Ack(worker.last_seq))
             for worker in self._ack_due
@@ -280,7 +284,8 @@ class LearnerSession:
 
     def events(self) -> list[ev.LearnerEvent]:
         """Return the events so far, in order, and clear the list."""
-        events, self._events = self._events, []
+        events = self._events
+        self._events = []
         return events
 
     # Inputs
@@ -435,7 +440,8 @@ class LearnerSession:
 
     def _hello(self, waiting: Waiting, has_unsent: bool) -> None:
         """Answer a Hello: a first one, or one after the worker or its connection broke."""
-        peer, hello = waiting.peer, waiting.hello
+        peer = waiting.peer
+        hello = waiting.hello
         if self._goodbye is not None:
             self._say(peer, self._goodbye)
             return
@@ -490,7 +496,8 @@ class LearnerSession:
         """Return whether this Hello needs no registration because its incarnation has or had one;
         answer it if so.
         """
-        hello, peer = waiting.hello, waiting.peer
+        hello = waiting.hello
+        peer = waiting.peer
         worker = self._roster.by_incarnation.get(hello.incarnation)
         if worker is None and not self._has_ended(hello):
             return False
@@ -530,11 +537,10 @@ class LearnerSession:
                 self._admit(waiting)
 
     def _admit(self, waiting: Waiting) -> None:
-        hello, peer = waiting.hello, waiting.peer
-        twin, over_peer = (
-            self._roster.by_process.get(hello.worker_id),
-            self._roster.by_peer.get(peer),
-        )
+        hello = waiting.hello
+        peer = waiting.peer
+        twin = self._roster.by_process.get(hello.worker_id)
+        over_peer = self._roster.by_peer.get(peer)
         if twin is not None and twin.key != waiting.key:
             self._violated(peer, "used the name of a worker with another key")
             return
@@ -557,7 +563,8 @@ class LearnerSession:
 
     def _welcome(self, worker: Worker) -> None:
         """Send a worker all data it needs to sample."""
-        config, snapshot = self._config, self._snapshot
+        config = self._config
+        snapshot = self._snapshot
         if config is None or snapshot is None:
             return
         life = config.get("life", 0) + self._roster.lives[worker.slot]
@@ -731,7 +738,8 @@ class LearnerSession:
     def _settled_in(self, peer: bytes) -> None:
         """Forget earlier messages of a peer that a worker uses now."""
         known = self._peer(peer)
-        known.num_strange, known.ended = 0, ""
+        known.num_strange = 0
+        known.ended = ""
 
     def _is_dropped(self, peer: bytes) -> bool:
         """Return whether messages of a peer are ignored; a peer that keeps sending is remembered

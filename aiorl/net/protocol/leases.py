@@ -207,7 +207,9 @@ class LeaseBook:
         is_streamed = lease is holder.stream
         if self.pacing is not None and is_streamed:
             self.pacing.arrived(slot, holder.since, now)
-        holder.fragment_s, holder.since, holder.is_overdue = now - holder.since, now, False
+        holder.fragment_s = now - holder.since
+        holder.since = now
+        holder.is_overdue = False
         if not lease.left and not is_streamed:
             del holder.leases[lease_id]
         return ""

@@ -29,13 +29,15 @@ from aiorl.errors import InternalError
 _FIRST_BATCHES = 4
 """Batches under way at first, before the pace of learner and workers is known."""
 _UNBOUNDED = 1 << 30
-_SMOOTHING, _UPDATE_SMOOTHING = 0.2, 0.05
+_SMOOTHING = 0.2
+_UPDATE_SMOOTHING = 0.05
 _MARGIN = 0.5
 """Number of deviations above the mean fragment time at which a fragment must still be young
 enough."""
 _STARVED = 0.02
 """Share of the time: above it, the learner counts as waiting for fragments."""
-_STEP, _LEAST_REACH = 0.1, 0.15
+_STEP = 0.1
+_LEAST_REACH = 0.15
 """Shares of L: the reach falls by the first for each fragment that arrives too old, and never below
 the second."""
 _MANY = 200
@@ -192,7 +194,8 @@ class Pacing:
             pace.needs_trial = (
                 pace.num_brought < 2
             )  # the first one, in which environments were built, says little
-            pace.mean_s, pace.deviation_s = took_s, took_s / 4
+            pace.mean_s = took_s
+            pace.deviation_s = took_s / 4
         else:
             off_s = took_s - pace.mean_s
             pace.mean_s += _SMOOTHING * off_s
@@ -229,8 +232,10 @@ class Pacing:
             now: the time in seconds.
         """
         took_s = now - self._last_update
-        is_first, self._last_update = self._last_update == float("-inf"), now
-        was_held_back, self._held_back = self._held_back, False
+        is_first = self._last_update == float("-inf")
+        self._last_update = now
+        was_held_back = self._held_back
+        self._held_back = False
         if is_first:
             return
         self._update_s += (_UPDATE_SMOOTHING if self._update_s else 1.0) * (took_s - self._update_s)
@@ -350,7 +355,8 @@ class Pacing:
 
     def _end_trial(self, pace: _Pace) -> bool:
         """Clear the worker's trial; return whether it owed one."""
-        owed, pace.owes_trial = pace.owes_trial, False
+        owed = pace.owes_trial
+        pace.owes_trial = False
         self._num_on_trial -= owed
         return owed
 

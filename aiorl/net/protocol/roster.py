@@ -15,8 +15,10 @@ from aiorl.net.wire.messages import Hello
 MAX_REMEMBERED = 4096
 """Number of connections without a worker, and of ended incarnations, to remember; the oldest are
 forgotten."""
-_HELLOS_AT_ONCE, _HELLOS_PER_S = 256, 4.0
-_NEEDLESS_AT_ONCE, _NEEDLESS_PER_S = 1 << 16, 256.0
+_HELLOS_AT_ONCE = 256
+_HELLOS_PER_S = 4.0
+_NEEDLESS_AT_ONCE = 1 << 16
+_NEEDLESS_PER_S = 256.0
 """Limits for needless messages of a worker: duplicates, replies to no call, and failures that do
 not end it.
 

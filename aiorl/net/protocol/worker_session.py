@@ -29,7 +29,8 @@ MAX_UNACKED_BYTES = 1 << 28
 
 _HELLO_AGAIN_S = 0.25
 _FIRST_HELLO_WAIT_S = 0.5
-_SNAPSHOT_WAIT_S, _MAX_SNAPSHOT_WAIT_S = 1.0, 8.0
+_SNAPSHOT_WAIT_S = 1.0
+_MAX_SNAPSHOT_WAIT_S = 8.0
 
 
 @dataclass(slots=True)
@@ -333,12 +334,14 @@ class WorkerSession:
         Discard messages that could not be sent before the connection broke: once the learner has
         answered the next Hello, the session sends everything that matters again.
         """
-        out, self._out = self._out, []
+        out = self._out
+        self._out = []
         return out
 
     def events(self) -> list[ev.WorkerEvent]:
         """Return the events so far, in order, and clear the list."""
-        events, self._events = self._events, []
+        events = self._events
+        self._events = []
         return events
 
     def status_text(self, now: float) -> str:
@@ -564,7 +567,8 @@ class _SentFragments:
         """Return whether no further fragment can begin, in addition to ``begun`` ones, until more
         are acknowledged.
         """
-        settings, held = self._settings, len(self._unacked) + begun
+        settings = self._settings
+        held = len(self._unacked) + begun
         expected = self._bytes + (begun + 1) * self._newest_bytes
         return held >= settings.max_unacked or (held > 0 and expected > settings.max_unacked_bytes)
 

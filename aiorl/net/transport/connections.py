@@ -463,7 +463,8 @@ class BacklogGuard:
                 self._end(connection, f"{num_bytes} bytes")
             else:
                 unread[connection] = num_bytes
-        before, self._unread = self._unread, unread
+        before = self._unread
+        self._unread = unread
         strangers = [each for each in unread if not each.is_admitted]
         self._keep_within(strangers, min(_MAX_COST_OF_STRANGERS, self._max_total_bytes))
         self._keep_within(list(unread), self._max_total_bytes)
@@ -508,7 +509,8 @@ class BacklogGuard:
             and num_bytes > _FEW_BYTES
             and num_bytes >= before.get(connection, 0)  # otherwise a message was read
         }
-        last, self._resident = self._resident, resident_bytes()
+        last = self._resident
+        self._resident = resident_bytes()
         if last is None or self._resident is None:
             return
         # other parts of this process grow, too: only as much counts as the new data can have taken
@@ -670,7 +672,8 @@ class ListeningPort:
         connection = self.table.end(fd)
         self.ended_fds.add(fd)
         self.on_ended()
-        failure, self._failure = self._failure, ""
+        failure = self._failure
+        self._failure = ""
         if connection is None:
             return
         if self.guard is not None and self.pump is not None and not failure:

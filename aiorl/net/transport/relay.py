@@ -99,7 +99,8 @@ class Relay:
 
     def _receive(self) -> None:
         message = self._xpub.recv(zmq.DONTWAIT)
-        kind, topic = message[:1], message[1:]
+        kind = message[:1]
+        topic = message[1:]
         if kind == b"\x00":  # no one is subscribed to it any more
             self._unsubscribe(topic)
         elif topic in self._sources:

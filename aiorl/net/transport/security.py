@@ -42,7 +42,8 @@ logger = logging.getLogger(__name__)
 ADMITTED = "admitted"
 _MAX_KEY_FILE_BYTES = 16 << 10
 _LOOK_EVERY_S = 0.2
-_ZAP_DOMAIN, _LOCAL_ZAP_DOMAIN = b"aiorl", b"local"
+_ZAP_DOMAIN = b"aiorl"
+_LOCAL_ZAP_DOMAIN = b"local"
 _ADDRESS = "inproc://zeromq.zap.01"
 _VERSION = b"1.0"
 _MECHANISM_MISMATCH = 0x11000002
@@ -116,7 +117,8 @@ def load_worker_keys(path: Path | str) -> WorkerKeys:
     """
     path = Path(path)
     if path.suffix == ".key_secret":
-        secret_file, directory = path, path.parent
+        secret_file = path
+        directory = path.parent
     else:
         directory = path
         _check_directory(directory)
@@ -360,7 +362,8 @@ def _parse(text: str, path: Path) -> dict[str, bytes]:
     for line in text.splitlines():
         line = line.strip()
         name, equals, value = line.partition("=")
-        name, value = name.strip(), value.strip()
+        name = name.strip()
+        value = value.strip()
         if equals and name in ("public-key", "secret-key") and value[:1] == value[-1:] == '"':
             found[name] = _check_key(value[1:-1], path)
     bare = text.strip()

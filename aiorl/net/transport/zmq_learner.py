@@ -504,7 +504,8 @@ class ZmqLearnerEndpoint:
 
         Time in which we stood still ourselves does not count as silence.
         """
-        limits, now = self._limits, self._loop.time()
+        limits = self._limits
+        now = self._loop.time()
         elapsed_s = min(now - self._surveyed, 2 * limits.tick_s)
         self._surveyed = now
         self._peers.survey(
@@ -553,7 +554,8 @@ class ZmqLearnerEndpoint:
         """
         if self._admitted is None:
             return
-        before, self._acted_on = self._acted_on, self._admitted.refresh()
+        before = self._acted_on
+        self._acted_on = self._admitted.refresh()
         if before.keys() <= self._acted_on.keys():
             return
         for port in self._ports:

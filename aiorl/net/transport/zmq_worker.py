@@ -91,7 +91,9 @@ class ZmqWorkerEndpoint:
         self.on_broadcast: Callable[[list[memoryview]], None] = lambda frames: None
         self.on_event: Callable[[Event], None] = lambda event: None
         self._addresses = Addresses([connect] if isinstance(connect, str) else connect)
-        self._path, self._host, self._port = "", "", 0
+        self._path = ""
+        self._host = ""
+        self._port = 0
         self._keys = keys
         self._urls = ("", "")
         self._limits = limits or EndpointLimits()
@@ -418,7 +420,8 @@ class ZmqWorkerEndpoint:
             each.pump.drain()
         if not self._channels:  # a callback closed us
             return
-        was_connected, self._connected = self._connected, False
+        was_connected = self._connected
+        self._connected = False
         for socket in self._give_up_channels():
             socket.close(0)
         if was_connected:
@@ -453,7 +456,8 @@ class ZmqWorkerEndpoint:
         return pause_s * random.uniform(0.75, 1.25)
 
     def _give_up_channels(self) -> list[zmq.Socket[bytes]]:
-        channels, self._channels = self._channels, ()
+        channels = self._channels
+        self._channels = ()
         self._connected = False
         self._queue.clear()
         for channel in channels:
@@ -477,7 +481,8 @@ class ZmqWorkerEndpoint:
             return
         now = self._loop.time()
         # time in which we stood still ourselves does not count as silence
-        elapsed_s, self._listened = min(now - self._listened, 2 * self._limits.tick_s), now
+        elapsed_s = min(now - self._listened, 2 * self._limits.tick_s)
+        self._listened = now
         for channel in self._channels:
             if channel.shook_hands:
                 channel.listen(elapsed_s)
@@ -628,4 +633,5 @@ class Channel:
         self.silent_s = (
             0.0 if self.heard or received != self.received else self.silent_s + elapsed_s
         )
-        self.heard, self.received = False, received
+        self.heard = False
+        self.received = received

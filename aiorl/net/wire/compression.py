@@ -41,7 +41,8 @@ _MAX_EXPANSION = 255  # the most bytes that one byte of an LZ4 block can expand 
 MIN_STACK_BYTES = 1 << 10
 """Smaller stacks save too little, and would let a peer make us walk through a column in tiny
 steps."""
-_MIN_FRAMES, _MAX_FRAMES = 2, 16
+_MIN_FRAMES = 2
+_MAX_FRAMES = 16
 _UINT8 = np.dtype(np.uint8)
 
 

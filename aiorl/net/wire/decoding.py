@@ -38,7 +38,9 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 
 _CACHED_LAYOUT_BYTES = 1 << 12
 _CACHED_LAYOUTS = 128
-_CACHED_COLUMNS, _CACHED_SHAPE_BYTES, _CACHED_PLACES = 64, 1 << 10, 256
+_CACHED_COLUMNS = 64
+_CACHED_SHAPE_BYTES = 1 << 10
+_CACHED_PLACES = 256
 _HELLO_LIMITS = Limits(
     max_frames=1,
     max_header_bytes=MAX_HELLO_BYTES,
@@ -309,11 +311,9 @@ def _find_places(layout: _Layout, storage: bytes, shapes: list[Any], limits: Lim
     sizes: list[tuple[int, int]] = []
     places: list[_Place] = []
     raw_frame = raw_end = packed_end = total = 0
-    max_ndim, max_bytes, max_total = (
-        limits.max_ndim,
-        limits.max_array_bytes,
-        limits.max_message_bytes,
-    )
+    max_ndim = limits.max_ndim
+    max_bytes = limits.max_array_bytes
+    max_total = limits.max_message_bytes
     for (node, name, dtype, size), how, shape in zip(columns, storage, shapes, strict=True):
         if type(shape) is not list or len(shape) > max_ndim:
             raise BadFrame(f"not a shape of at most {max_ndim} dimensions", field=name)
@@ -335,20 +335,24 @@ def _find_places(layout: _Layout, storage: bytes, shapes: list[Any], limits: Lim
         if empty:
             size = 0
         if how == PACKED:
-            frame, offset = 1, packed_end + -packed_end % ALIGN
+            frame = 1
+            offset = packed_end + -packed_end % ALIGN
             packed_end = offset + size
         elif how == CONTINUED:
             if not raw_frame:
                 raise BadFrame("its bytes are missing", field=name)
-            frame, offset = raw_frame, raw_end + -raw_end % ALIGN
+            frame = raw_frame
+            offset = raw_end + -raw_end % ALIGN
             raw_end = offset + size
         elif how in (RAW, LZ4, STACKED):
-            frame, offset = next_frame, 0
+            frame = next_frame
+            offset = 0
             next_frame += 1
             if how == RAW:
                 if raw_frame:
                     sizes.append((raw_frame, raw_end))
-                raw_frame, raw_end = frame, size
+                raw_frame = frame
+                raw_end = size
         else:
             raise BadFrame(f"unknown storage {how}", field=name)
         places.append((node, name, tuple(shape), dtype, how, frame, offset, size))
@@ -395,7 +399,8 @@ def _view(frame: Buffer) -> memoryview:
 
 
 def _fill_welcome(values: dict[str, Any], arrays: dict[str, Any]) -> None:
-    specs, graphs = values["graphs"], arrays["graphs"]
+    specs = values["graphs"]
+    graphs = arrays["graphs"]
     if specs.keys() != graphs.keys():
         raise BadFrame(
             "a graph without its description, or a description without its graph", field="graphs"

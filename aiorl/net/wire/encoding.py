@@ -40,8 +40,10 @@ Frame: TypeAlias = bytes | memoryview
 
 _CODES = {dtype: code for code, dtype in DTYPES.items()}
 _PADDING = [b"\0" * n for n in range(ALIGN)]
-_CACHED_LAYOUTS, _CACHED_NAMES = 128, 512
-_MAX_PAUSE, _MAX_DENSE = 31, 4096
+_CACHED_LAYOUTS = 128
+_CACHED_NAMES = 512
+_MAX_PAUSE = 31
+_MAX_DENSE = 4096
 
 
 class _DenseColumns:

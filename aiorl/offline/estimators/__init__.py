@@ -75,8 +75,10 @@ def action_log_likelihoods(policy: Policy, batch: SampleBatch) -> F64:
         PolicyError: the policy does not compute probabilities of actions.
         BatchError: actions outside its space; the message names the rows (a ValueError).
     """
-    actions, obs = batch[c.ACTIONS], batch[c.OBS]
-    prev_actions, prev_rewards = batch.get(c.PREV_ACTIONS), batch.get(c.PREV_REWARDS)
+    actions = batch[c.ACTIONS]
+    obs = batch[c.OBS]
+    prev_actions = batch.get(c.PREV_ACTIONS)
+    prev_rewards = batch.get(c.PREV_REWARDS)
     states: list[NDArray[Any]] = []
     while c.state_in(len(states)) in batch:
         states.append(batch[c.state_in(len(states))])
@@ -136,7 +138,8 @@ def behaviour_log_likelihoods(batch: SampleBatch, action_space: spaces.Space[Any
             finite), or stored twice with different values; the message names the rows (a
             ValueError).
     """
-    has_logp, has_prob = c.ACTION_LOGP in batch, ACTION_PROB in batch
+    has_logp = c.ACTION_LOGP in batch
+    has_prob = ACTION_PROB in batch
     if not (has_logp or has_prob):
         raise BatchError(
             ACTION_PROB,
@@ -215,7 +218,9 @@ class Trajectories:
 
     def __init__(self, rewards: F64, lengths: NDArray[np.int64], gamma: float) -> None:
         """Compute starts, steps and discounts."""
-        self.rewards, self.lengths, self.gamma = rewards, lengths, gamma
+        self.rewards = rewards
+        self.lengths = lengths
+        self.gamma = gamma
         self.starts: NDArray[np.int64] = np.cumsum(lengths) - lengths
         self.steps: NDArray[np.int64] = np.arange(len(rewards)) - np.repeat(self.starts, lengths)
         self.discounts: F64 = np.power(gamma, self.steps, dtype=np.float64)
@@ -475,7 +480,8 @@ class OffPolicyEstimator(ABC):
             # limited, so that their sums stay finite
             weights = self._weights(np.exp(np.minimum(np.cumsum(log_ratios), LARGEST_LOG_RATIO)))
             discounted = self.gamma ** np.arange(len(rewards)) * rewards
-            old_return, new_return = float(discounted.sum()), float((weights * discounted).sum())
+            old_return = float(discounted.sum())
+            new_return = float((weights * discounted).sum())
             metrics = {
                 "V_prev": old_return,
                 f"V_step_{self.name.upper()}": new_return,
@@ -485,7 +491,8 @@ class OffPolicyEstimator(ABC):
 
     def get_metrics(self) -> list[OffPolicyEstimate]:
         """Return the estimates since the last call."""
-        estimates, self._estimates = self._estimates, []
+        estimates = self._estimates
+        self._estimates = []
         return estimates
 
     @abstractmethod

@@ -146,7 +146,8 @@ def look_at(
         [part for episode in episodes for part in _inputs(policy, episode, observe, need_ends)]
     )
     by_episode = [check_actions(episode, policy.layout) for episode in episodes]
-    actions, lengths = np.concatenate(by_episode), np.array([episode.count for episode in episodes])
+    actions = np.concatenate(by_episode)
+    lengths = np.array([episode.count for episode in episodes])
     steps = steps_of(lengths)
     prev = None
     if policy.spec.prev_action is not None:
@@ -250,10 +251,12 @@ def _evaluated(
             evaluate(slice(begin, begin + _LOOKED_AT_ONCE), [])
         return dist_inputs, []
     starts = np.cumsum(lengths + 1) - (lengths + 1)
-    running, state = np.arange(len(lengths)), policy.initial_state(len(lengths))
+    running = np.arange(len(lengths))
+    state = policy.initial_state(len(lengths))
     for step in range(int(lengths.max()) + 1):  # all episodes in parallel
         goes_on = lengths[running] >= step
-        running, state = running[goes_on], [component[goes_on] for component in state]
+        running = running[goes_on]
+        state = [component[goes_on] for component in state]
         state = evaluate(starts[running] + step, state)
     return dist_inputs, states
 
@@ -320,7 +323,8 @@ class QRows:
         """Return the rows of some episodes, given in increasing order."""
         is_in = np.zeros(len(self.of), bool)
         is_in[index] = True
-        steps, rows = np.repeat(is_in, self.of.lengths), np.repeat(is_in, self.of.lengths + 1)
+        steps = np.repeat(is_in, self.of.lengths)
+        rows = np.repeat(is_in, self.of.lengths + 1)
         expected = self.expected[rows]
         return QRows(
             Trajectories(self.of.rewards[steps], self.of.lengths[index], self.of.gamma),
@@ -356,7 +360,8 @@ class FeatureBank:
 
     def add(self, look: Look) -> None:
         """Add the evaluation of some episodes; the first ones determine the features."""
-        distribution, num_rows = look.policy.distribution, len(look.known)
+        distribution = look.policy.distribution
+        num_rows = len(look.known)
         if isinstance(distribution, Categorical):
             choices = look.actions.astype(np.int64) - int(
                 getattr(look.policy.action_space, "start", 0)
@@ -371,7 +376,8 @@ class FeatureBank:
             expected = np.mean(
                 [self._features(_joined(look.known, found), look.steps) for found in drawn], axis=0
             )
-            choices, probabilities = np.zeros(len(look.steps), np.int64), np.ones((num_rows, 1))
+            choices = np.zeros(len(look.steps), np.int64)
+            probabilities = np.ones((num_rows, 1))
         self._parts.append((choices, expected, probabilities))
 
     def rows(self, of: Trajectories, goes_on: NDArray[np.bool_]) -> QRows:
@@ -438,12 +444,15 @@ class FittedQ:
         """Return Q of the actions taken, V of the observations and V of the next ones (0 after an
         end): [R] each.
         """
-        v, steps = self._expected(rows), rows.steps
+        v = self._expected(rows)
+        steps = rows.steps
         q = (rows.taken @ self._weights)[steps, rows.choices]
         return self._bounded(q), v[steps], np.where(rows.discounts > 0.0, v[steps + 1], 0.0)
 
     def _fit(self, rows: QRows, max_iterations: int) -> None:
-        num_actions, steps, discounts = rows.probabilities.shape[1], rows.steps, rows.discounts
+        num_actions = rows.probabilities.shape[1]
+        steps = rows.steps
+        discounts = rows.discounts
         of_action = [np.flatnonzero(rows.choices == action) for action in range(num_actions)]
         inverses = [_inverse(rows.taken, steps[own]) for own in of_action]
         self._weights = self._fixed_point(rows, of_action, inverses)
@@ -457,7 +466,8 @@ class FittedQ:
             moments = rows.taken.T @ by_action
             for action, inverse in enumerate(inverses):
                 self._weights[:, action] = inverse @ moments[:, action]
-            before, v_next = v_next, self._expected(rows)[steps + 1]
+            before = v_next
+            v_next = self._expected(rows)[steps + 1]
             self.num_iterations += 1
             change = np.abs((v_next - before) * discounts).max()
             self.has_converged = bool(change <= _TOLERANCE * max(1e-8, np.abs(v_next).max()))
@@ -474,16 +484,19 @@ class FittedQ:
         """Return weights [d, A] that a regression of unbounded targets keeps; zeros if they can't
         be computed.
         """
-        size, num_actions = rows.taken.shape[1], len(of_action)
+        size = rows.taken.shape[1]
+        num_actions = len(of_action)
         zeros = np.zeros((size, num_actions))
         if size * num_actions > _MAX_SOLVED:
             return zeros
-        steps, discounts = rows.steps, rows.discounts
+        steps = rows.steps
+        discounts = rows.discounts
         step = np.eye(size * num_actions)
         first = np.zeros(size * num_actions)
         for action, own in enumerate(of_action):
             block = slice(action * size, (action + 1) * size)
-            taken, following = rows.taken[steps[own]], steps[own] + 1
+            taken = rows.taken[steps[own]]
+            following = steps[own] + 1
             first[block] = inverses[action] @ (rows.of.rewards[own] @ taken)
             next_features = rows.expected[following]
             for other in range(num_actions):

@@ -175,11 +175,12 @@ def judge(
     """
     _check(methods, gamma, clip, num_resamples)
     bank = FeatureBank(seed)
-    wants_ratios, wants_q = (
-        bool(WITH_RATIOS.intersection(methods)),
-        bool(_WITH_Q.intersection(methods)),
-    )
-    rewards, lengths, log_ratios, goes_on = [], [], [np.zeros(0)], []
+    wants_ratios = bool(WITH_RATIOS.intersection(methods))
+    wants_q = bool(_WITH_Q.intersection(methods))
+    rewards = []
+    lengths = []
+    log_ratios = [np.zeros(0)]
+    goes_on = []
     for chunk in _chunks(episodes):
         for episode in chunk:
             rewards.append(_rewards(episode))
@@ -330,7 +331,8 @@ def _chunks(episodes: Iterable[Batch]) -> Iterator[list[SampleBatch]]:
             num_rows += episode.count
         if num_rows >= _ROWS_AT_ONCE:
             yield chunk
-            chunk, num_rows = [], 0
+            chunk = []
+            num_rows = 0
     if chunk:
         yield chunk
 

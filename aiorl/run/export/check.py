@@ -66,12 +66,14 @@ def check_against_policy(form: PolicyForm, run: Runner) -> Compared:
         ExportError: the file fails, or its outputs differ from the policy's.
     """
     rng = np.random.default_rng(0)
-    policy, nudged = form.parts.policy, _nudged(form, rng)
+    policy = form.parts.policy
+    nudged = _nudged(form, rng)
     difference = rounding = 0.0
     for rows in ROWS:
         states = policy.initial_state(rows)
         for _ in range(_STEPS):
-            obs, prev = _random_obs(form, rng, rows), _random_previous(form, rng, rows)
+            obs = _random_obs(form, rng, rows)
+            prev = _random_previous(form, rng, rows)
             inputs = {OBS_INPUT: obs, **dict(zip(form.spec.state_inputs, states, strict=True))}
             if prev is not None:
                 inputs |= {PREV_ACTIONS_INPUT: prev[0], PREV_REWARDS_INPUT: prev[1]}
@@ -95,7 +97,8 @@ def check_against_policy(form: PolicyForm, run: Runner) -> Compared:
                 own_rounding = _difference(others[name], want)
                 found = _difference(outputs[name], want)
                 _check_difference(name, found, max(TOLERANCE, _ROUNDING * own_rounding))
-                difference, rounding = max(difference, found), max(rounding, own_rounding)
+                difference = max(difference, found)
+                rounding = max(rounding, own_rounding)
             for name, want in _actions_for(form, outputs[DIST_INPUTS_OUTPUT]):
                 found = _difference(outputs[name], want)
                 _check_difference(name, found, TOLERANCE if want.dtype.kind == "f" else 0.0)
@@ -129,14 +132,16 @@ def _by_name(form: PolicyForm, result: ActResult) -> dict[str, Array]:
 
 def _random_obs(form: PolicyForm, rng: np.random.Generator, rows: int) -> Array:
     """Return random preprocessed observations [N, ...], of a size that the network has seen."""
-    preprocessor, own = form.parts.preprocessor, form.normalisation
+    preprocessor = form.parts.preprocessor
+    own = form.normalisation
     space = preprocessor.observation_space
     assert isinstance(space, spaces.Box), "preprocessors return arrays"
     is_whole = preprocessor.dtype.kind != "f"
     centre: Array = np.zeros(space.shape)
     spread: Array = np.full(space.shape, 256.0 if is_whole else 1.0)
     if own is not None:
-        centre, spread = own.centre.astype(np.float64), 1.0 / own.scale.astype(np.float64)
+        centre = own.centre.astype(np.float64)
+        spread = 1.0 / own.scale.astype(np.float64)
     low, high = (
         np.clip(centre + side * spread, space.low, space.high) for side in (-_SPREAD, _SPREAD)
     )
@@ -190,7 +195,8 @@ def _actions_for(form: PolicyForm, dist_inputs: Array) -> Iterator[tuple[str, Ar
 
     So two almost equally likely actions do not count as a difference.
     """
-    policy, layout = form.parts.policy, form.parts.policy.layout
+    policy = form.parts.policy
+    layout = form.parts.policy.layout
     actions = policy.distribution.deterministic(dist_inputs)
     if form.carried_output is not None:
         yield form.carried_output.name, actions.astype(np.float32)

@@ -50,7 +50,8 @@ Array = NDArray[Any]
 F32 = NDArray[np.float32]
 
 _ACTION = "action"
-_STATE_IN, _STATE_OUT = "state_in_", "state_out_"
+_STATE_IN = "state_in_"
+_STATE_OUT = "state_out_"
 _ONE = np.ones(1, np.float32)
 
 
@@ -152,7 +153,8 @@ class PolicyForm:
         """Inputs without the row axis: observations, previous actions and rewards if the network
         uses them, states.
         """
-        spec, preprocessor = self.spec, self.parts.preprocessor
+        spec = self.spec
+        preprocessor = self.parts.preprocessor
         previous = (
             ()
             if spec.prev_action is None
@@ -298,7 +300,8 @@ def _mode(ops: Any, inputs: Any, part: ActionPart) -> Any:
                 share = ops.multiply(ops.add(ops.tanh(values), _ONE), _ONE / 2)
                 values = ops.minimum(ops.add(ops.multiply(share, kind.span), kind.low), kind.high)
             if isinstance(kind, ScaledGaussian):
-                half_range, centre = kind.scale.half_range, kind.scale.centre
+                half_range = kind.scale.half_range
+                centre = kind.scale.centre
                 values = ops.add(
                     ops.multiply(values, half_range.astype(np.float32)), centre.astype(np.float32)
                 )

@@ -154,10 +154,8 @@ class _Nodes:
         return self._node("Slice", tensor, *edges)
 
     def take(self, tensor: str, columns: NDArray[np.int64], fill: float) -> str:
-        widths, value = (
-            self._constant(np.array([0, 0, 0, 1], np.int64)),
-            self._constant(np.array(fill, np.float32)),
-        )
+        widths = self._constant(np.array([0, 0, 0, 1], np.int64))
+        value = self._constant(np.array(fill, np.float32))
         return self._node(
             "Gather", self._node("Pad", tensor, widths, value), self._constant(columns), axis=1
         )

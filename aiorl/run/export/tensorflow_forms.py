@@ -85,10 +85,13 @@ def _network(form: PolicyForm) -> FunctionalNetwork:
     Raises:
         ConfigError: it can't be built from the checkpoint.
     """
-    parts, settings = form.parts, form.run.acting.part.policies[form.parts.policy_id].config
+    parts = form.parts
+    settings = form.run.acting.part.policies[form.parts.policy_id].config
     layout = parts.filter.output_layout(parts.preprocessor.layout)
-    distribution, model = parts.policy.distribution, settings.get("model") or {}
-    least, largest = settings.get("v_min"), settings.get("v_max")
+    distribution = parts.policy.distribution
+    model = settings.get("model") or {}
+    least = settings.get("v_min")
+    largest = settings.get("v_max")
     returns = None if least is None or largest is None else (least, largest)
     return FunctionalNetwork(
         layout, form.spec.obs_dtype, distribution, model, form.parts.policy.get_weights(), returns

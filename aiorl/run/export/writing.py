@@ -205,8 +205,10 @@ def _describe(
         file_name: path of the file, relative to the JSON file.
         compared: result of `check_against_policy`.
     """
-    run, parts = form.run, form.parts
-    part, preprocessor = run.acting.part, form.parts.preprocessor
+    run = form.run
+    parts = form.parts
+    part = run.acting.part
+    preprocessor = form.parts.preprocessor
     space = run.acting.spaces[parts.policy_id]
     own = parts.filter
     return {

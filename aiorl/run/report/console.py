@@ -67,7 +67,8 @@ class PlainDisplay:
     """Plain lines for files and pipes: figures at most once a second, events immediately."""
 
     def __init__(self, headline: Headline, stream: TextIO) -> None:
-        self._headline, self._stream = headline, stream
+        self._headline = headline
+        self._stream = stream
         self._result: Mapping[str, Any] | None = None
         self._shown_at = -math.inf
         self._gone = False
@@ -121,7 +122,9 @@ class PlainDisplay:
         """Do nothing: there is nothing to restore."""
 
     def _figures(self, now: float) -> None:
-        result, self._result, self._shown_at = self._result or {}, None, now
+        result = self._result or {}
+        self._result = None
+        self._shown_at = now
         shown = figures(result, Headline(self._headline.config, {}))
         by_policy = policy_returns_text(result)
         self._line(
@@ -163,7 +166,8 @@ class LiveDisplay:
     """Live panel, redrawn in place at most four times a second."""
 
     def __init__(self, headline: Headline, console: Console) -> None:
-        self._headline, self._console = headline, console
+        self._headline = headline
+        self._console = console
         self._live = Live(
             console=console, auto_refresh=False, redirect_stdout=True, redirect_stderr=True
         )
@@ -258,7 +262,8 @@ class LiveDisplay:
 
         rich erases only the number of lines that it drew.
         """
-        former, self._size = self._size, self._console.size
+        former = self._size
+        self._size = self._console.size
         if self._shown is None or self._size.width >= former.width:
             return
         options = self._console.options.update_dimensions(former.width, former.height).update(
@@ -268,11 +273,13 @@ class LiveDisplay:
             len(self._console.render_lines(self._shown, options, pad=False)), former.height
         )
         num_more = num_lines * (math.ceil(former.width / self._size.width) - 1)
-        erase, up = (ControlType.ERASE_IN_LINE, 2), (ControlType.CURSOR_UP, 1)
+        erase = (ControlType.ERASE_IN_LINE, 2)
+        up = (ControlType.CURSOR_UP, 1)
         self._console.control(Control(ControlType.CARRIAGE_RETURN, *(erase, up) * num_more))
 
     def _panel(self) -> Panel:
-        head, result = self._headline.config, self._result
+        head = self._headline.config
+        result = self._result
         title = Text.assemble(
             ("aiorl ", "bold"), (head.algo, "bold cyan"), " on ", (str(head.env), "bold cyan")
         )
@@ -310,7 +317,8 @@ class LiveDisplay:
         )
 
     def _figures(self) -> Table:
-        config, alive = self._headline.config, int(self._result.get("num_healthy_workers", 0))
+        config = self._headline.config
+        alive = int(self._result.get("num_healthy_workers", 0))
         enough = config.is_alone or alive >= max(1, config.num_workers)
         colour = "green" if enough else "yellow" if alive else "bold red"
         styles = {"mean return": "bold green", "workers": colour}
@@ -340,7 +348,9 @@ def shown_on_a_line(
     Yields:
         The results, unchanged.
     """
-    stream, began, width = stream or sys.stdout, time.monotonic(), 0
+    stream = stream or sys.stdout
+    began = time.monotonic()
+    width = 0
     try:
         for result in results:
             shown = figures(result, headline)

@@ -74,7 +74,8 @@ def sparkline(values: Sequence[float], width: int) -> str:
     shares = min(width, len(values))
     bounds = [round(i * len(values) / shares) for i in range(shares + 1)]
     means = [sum(values[a:b]) / (b - a) for a, b in itertools.pairwise(bounds)]
-    low, high = min(means), max(means)
+    low = min(means)
+    high = max(means)
     scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
     return "".join(_BARS[round((mean - low) * scale)] for mean in means)
 
@@ -83,13 +84,12 @@ def figures(result: Mapping[str, Any], headline: Headline) -> dict[str, str]:
     """Return the figures of a result that displays show: text by name, with the goal if there is
     one.
     """
-    steps, mean = (
-        int(result.get("timesteps_total", 0)),
-        number_at(result, "episode_reward_mean_last_100"),
-    )
+    steps = int(result.get("timesteps_total", 0))
+    mean = number_at(result, "episode_reward_mean_last_100")
     config, goals = headline
     goal = f", goal {goals['stop_return']:g}" if "stop_return" in goals else ""
-    alive, expected = int(result.get("num_healthy_workers", 0)), config.num_workers
+    alive = int(result.get("num_healthy_workers", 0))
+    expected = config.num_workers
     workers = f"{alive} of {expected}" if alive <= expected else f"{alive}"
     lag = [number_at(result.get("policy_lag", {}), name) for name in ("min", "mean", "max")]
     most = goals.get("stop_timesteps")

@@ -42,7 +42,9 @@ class LogFile(logging.FileHandler):
         if not isinstance(error, OSError):
             super().handleError(record)
             return
-        former, self.stream = self.stream, None  # the next record opens it again
+        # the next record opens it again
+        former = self.stream
+        self.stream = None
         with contextlib.suppress(OSError):
             if former is not None:
                 former.close()

@@ -179,7 +179,8 @@ class CsvLogger(_AppendedFile):
 
     def _write_anew(self) -> None:
         """Rewrite the file with all results; new columns come last."""
-        source, columns = self._path.with_name(JSONL_FILE), self._columns
+        source = self._path.with_name(JSONL_FILE)
+        columns = self._columns
         for _, result in results_in(source):
             columns.update(
                 (name, None) for name, _ in flatten(result) if len(columns) < _MAX_COLUMNS
@@ -216,7 +217,8 @@ class TensorBoardLogger:
     """
 
     def __init__(self, directory: Path, *, resume_after_step: int | None = None) -> None:
-        self._directory, self._resume_after_step = directory, resume_after_step
+        self._directory = directory
+        self._resume_after_step = resume_after_step
         self._writer: Any = None
 
     def write(self, result: Mapping[str, Any]) -> None:
@@ -251,7 +253,8 @@ class TensorBoardLogger:
             self._writer = None
 
     def _open(self, tf: Any) -> None:
-        event, now = tf.compat.v1.Event, time.time()
+        event = tf.compat.v1.Event
+        now = time.time()
         self._writer = tf.io.TFRecordWriter(
             str(self._directory / f"events.out.tfevents.{now:.6f}.v2")
         )

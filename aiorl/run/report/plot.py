@@ -32,7 +32,8 @@ F64 = NDArray[np.float64]
 PLOT_FILE = "learning_curve.png"
 _MAX_POINTS = 1000
 _FEW_POINTS = 20  # up to this number, points get markers
-_LINE, _GOAL = "#1f6f8b", "#d1495b"
+_LINE = "#1f6f8b"
+_GOAL = "#d1495b"
 INK = "#333333"
 """Colour of all text."""
 

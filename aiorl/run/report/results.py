@@ -45,7 +45,9 @@ _MAX_HIST_VALUES = 3000  # of all histories in one result
 _FEW = 100  # values that are summed up in Python
 # a name is forgotten after the longer time, or after the shorter time and this number of episodes
 # without it
-_FORGET_S, _FORGET_EARLY_S, _FORGET_EPISODES = 1800.0, 10.0, 1000
+_FORGET_S = 1800.0
+_FORGET_EARLY_S = 10.0
+_FORGET_EPISODES = 1000
 _RATE_S = 1.0  # shortest time that rates cover, except at the beginning of a run
 
 
@@ -114,7 +116,10 @@ class Results:
         self._hist = _Named("history", lambda: _Window(1, MAX_HIST), _MAX_HISTORIES, silent)
         self._estimates = _Named("estimate", smoothed, _MAX_ESTIMATES, silent)
         self._perf = PerfStats()
-        self._lag_min, self._lag_max, self._lag_sum, self._lag_steps = math.inf, -math.inf, 0.0, 0
+        self._lag_min = math.inf
+        self._lag_max = -math.inf
+        self._lag_sum = 0.0
+        self._lag_steps = 0
         self.training_iteration = 0
         self.episodes_total = 0
         self.time_total_s = 0.0
@@ -162,7 +167,8 @@ class Results:
         """Add the policy lag of `env_steps` trained on: the number of versions between acting and
         training.
         """
-        self._lag_min, self._lag_max = min(self._lag_min, lag), max(self._lag_max, lag)
+        self._lag_min = min(self._lag_min, lag)
+        self._lag_max = max(self._lag_max, lag)
         self._lag_sum += lag * env_steps
         self._lag_steps += env_steps
 
@@ -229,7 +235,8 @@ class Results:
         if progress.perf is not None:
             result["perf"] = dict(progress.perf)
         self._perf = PerfStats()
-        self._last, self._last_now = progress, now
+        self._last = progress
+        self._last_now = now
         self._before.append((now, progress))
         return result
 
@@ -277,7 +284,8 @@ class Results:
             ("policy_rewards", "custom", "hist", "estimates"), self._named(), strict=True
         ):
             named.from_state(state.get(name, {}), now, self.episodes_total)
-        self._last, self._last_now = progress, now
+        self._last = progress
+        self._last_now = now
         self.begin_rates(now)
 
     def _named(self) -> tuple[_Named, ...]:
@@ -338,7 +346,10 @@ class Results:
             "mean": self._lag_sum / self._lag_steps,
             "max": float(self._lag_max),
         }
-        self._lag_min, self._lag_max, self._lag_sum, self._lag_steps = math.inf, -math.inf, 0.0, 0
+        self._lag_min = math.inf
+        self._lag_max = -math.inf
+        self._lag_sum = 0.0
+        self._lag_steps = 0
         return lag
 
 
@@ -370,25 +381,31 @@ class _Window:
                 has fewer.
             keep: number of newest values stored, at least ``least``.
         """
-        self._least, self._keep = least, keep
+        self._least = least
+        self._keep = keep
         self._values = array("d")
-        self._num_new, self._sum, self._min, self._max = 0, 0.0, math.inf, -math.inf
+        self._num_new = 0
+        self._sum = 0.0
+        self._min = math.inf
+        self._max = -math.inf
         self.summary: tuple[float, float, float] = (math.nan, math.nan, math.nan)
         self._is_wide = False  # True if the summary took more than the least values
 
     def add(self, values: NDArray[Any]) -> None:
         """Add new values in order, at least one; the values stored are copied."""
         if values.size > _FEW:
-            total, least, most = _sum(values), float(values.min()), float(values.max())
+            total = _sum(values)
+            least = float(values.min())
+            most = float(values.max())
         else:  # the usual case
             few = values.tolist()
-            total, least, most = sum(few), min(few), max(few)
+            total = sum(few)
+            least = min(few)
+            most = max(few)
         self._num_new += values.size
-        self._sum, self._min, self._max = (
-            self._sum + total,
-            min(self._min, least),
-            max(self._max, most),
-        )
+        self._sum = self._sum + total
+        self._min = min(self._min, least)
+        self._max = max(self._max, most)
         self._values.extend(values[-self._keep :].tolist())
         del self._values[: -self._keep]
 
@@ -410,7 +427,10 @@ class _Window:
         elif count or self._is_wide:  # otherwise the last summary is still valid
             self._summarise(self.newest(self._least))
         self._is_wide = count > self._least
-        self._num_new, self._sum, self._min, self._max = 0, 0.0, math.inf, -math.inf
+        self._num_new = 0
+        self._sum = 0.0
+        self._min = math.inf
+        self._max = -math.inf
         return count
 
     def _summarise(self, values: NDArray[np.float64]) -> None:
@@ -434,7 +454,9 @@ class _Named:
             max_names: maximum number of names; further ones are left out.
             min_silent_episodes: number of episodes without a name after which it can be forgotten.
         """
-        self._what, self._make, self._max_names = what, window, max_names
+        self._what = what
+        self._make = window
+        self._max_names = max_names
         self._min_silent_episodes = min_silent_episodes
         self._windows: dict[str, _Window] = {}
         self._heard: dict[str, tuple[float, int]] = {}
@@ -474,7 +496,8 @@ class _Named:
                 self._heard[name] = now, episodes_total
                 continue
             heard_at, heard_episodes = self._heard.setdefault(name, (now, episodes_total))
-            silent_s, silent_episodes = now - heard_at, episodes_total - heard_episodes
+            silent_s = now - heard_at
+            silent_episodes = episodes_total - heard_episodes
             if silent_s >= _FORGET_S or (
                 silent_s >= _FORGET_EARLY_S and silent_episodes >= self._min_silent_episodes
             ):
@@ -488,7 +511,8 @@ class _Named:
         """Restore a state of ``to_state``, even one written when the number of names was not
         limited.
         """
-        self._windows, self._heard = {}, {}
+        self._windows = {}
+        self._heard = {}
         for name, values in itertools.islice(state.items(), self._max_names):
             window = self._windows[name[:MAX_NAME]] = self._make()
             window.restore(np.asarray(values, np.float64).reshape(-1))
@@ -526,7 +550,8 @@ class SystemUsage:
         """
         now = self._clock()
         if now - self._found_at >= _SETTLED_S:
-            self._found, self._found_at = self._measure(), now
+            self._found = self._measure()
+            self._found_at = now
         return dict(self._found)
 
     def _measure(self) -> dict[str, float]:

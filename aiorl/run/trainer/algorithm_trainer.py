@@ -560,7 +560,8 @@ class AlgorithmTrainer(Trainer):
         return self._plan.config
 
     def _init(self, config: CommonConfig, env_creator: EnvCreator) -> None:
-        self._loop, self._is_alone = LoopThread("aiorl-trainer"), config.is_alone
+        self._loop = LoopThread("aiorl-trainer")
+        self._is_alone = config.is_alone
         self._ending.callback(self._loop.close)
         self._built: Training | None = None
         self._worker: SamplerUnit | None = None
@@ -736,7 +737,8 @@ class AlgorithmTrainer(Trainer):
 
     def _end_evaluations(self) -> None:
         async def end() -> None:
-            evaluations, training = self._evaluations, self._built
+            evaluations = self._evaluations
+            training = self._built
             if training is not None and not self._is_hurried:
                 owed = (
                     training.results.training_iteration
@@ -791,7 +793,8 @@ class AlgorithmTrainer(Trainer):
         if isinstance(training.source, LocalSource):
             unit = training.source.sampler()
         else:
-            publisher, learning = training.flow.publisher, training.learning
+            publisher = training.flow.publisher
+            learning = training.learning
             snapshot = Snapshot(
                 publisher.version,
                 learning.group.get_weights(),

@@ -162,7 +162,9 @@ class Trainer:
             NotImplementedError: the class names no algorithm or config, or has no ``_init``.
             AiorlError: the run cannot be built.
         """
-        self._is_stopped, self._process, self._turn = True, os.getpid(), threading.RLock()
+        self._is_stopped = True
+        self._process = os.getpid()
+        self._turn = threading.RLock()
         refuse_in_import("makes a trainer")
         self.raw_user_config, self.config = self._effective(config, env)
         os.environ.update(self.config.extra_python_environs_for_driver)
@@ -316,7 +318,8 @@ class Trainer:
                 configured.
             Exception: an iteration failed; see ``train``.
         """
-        began, count = time.monotonic(), 0
+        began = time.monotonic()
+        count = 0
         criteria = StopCriteria.of(self.config, **stop)
         if progress:
             yield from shown_on_a_line(
@@ -564,7 +567,8 @@ class Trainer:
 
         If a hook stops the trainer, this is before the files are closed.
         """
-        result, self._unwritten = self._unwritten, None
+        result = self._unwritten
+        self._unwritten = None
         if result is not None:
             (self._files if self._logger is None else self._logger).write(result)
 

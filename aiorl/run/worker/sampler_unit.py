@@ -279,7 +279,8 @@ class SamplerUnit:
                 raise EnvError(self._part.env, str(error), traceback_text=text) from error
             raise
         finally:
-            self._is_sampling, self._step_began = False, 0.0
+            self._is_sampling = False
+            self._step_began = 0.0
 
     def prepare(self) -> None:
         """Do in advance what the next ``sample`` would begin with; nothing unless environments step
@@ -314,7 +315,8 @@ class SamplerUnit:
         self.worker.stop()
 
     def _sample(self) -> Samples:
-        part, worker = self._part, self.worker
+        part = self._part
+        worker = self.worker
         if self._is_stopped:
             raise StopSampling
         if not part.sample_async:
@@ -327,7 +329,8 @@ class SamplerUnit:
                 c.DEFAULT_POLICY_ID: with_scaled_rewards({**fragment.columns, **fragment.extras})
             }
             env_steps = agent_steps = fragment.env_steps
-            length, num_envs = fragment.length, fragment.num_envs
+            length = fragment.length
+            num_envs = fragment.num_envs
         else:
             batch = worker.sample()
             by_policy = (
@@ -339,8 +342,10 @@ class SamplerUnit:
                 policy_id: _laid_out(rows, part.policies[policy_id])
                 for policy_id, rows in by_policy.items()
             }
-            env_steps, agent_steps = batch.env_steps, batch.total()
-            length, num_envs = part.rollout_fragment_length, part.num_envs_per_worker
+            env_steps = batch.env_steps
+            agent_steps = batch.total()
+            length = part.rollout_fragment_length
+            num_envs = part.num_envs_per_worker
             metrics = worker.get_metrics()
             episodes = EpisodeColumns.of(
                 [found for found in metrics if isinstance(found, RolloutMetrics)],
@@ -390,7 +395,8 @@ class SamplerUnit:
         """Return the increments since the last call; the sampler can be running."""
         perf: PerfStats = self.worker.sampler.perf
         now = {name: float(getattr(perf, name)) for name in _PERF}
-        before, self._perf = self._perf, now
+        before = self._perf
+        self._perf = now
         return {
             name: max(0.0, now[name] - before[name]) for name in _PERF
         }  # a new sampler counts from 0

@@ -312,7 +312,8 @@ class WorkerService:
             case ev.Registered(welcome):
                 logger.info("registered as worker %d of run %s", welcome.slot, welcome.run_id)
                 if self.former_end:
-                    said, self.former_end = f"its former process ended with {self.former_end}", ""
+                    said = f"its former process ended with {self.former_end}"
+                    self.former_end = ""
                     self._say(Failure("process", said, "", fatal=False))
                 self._restart_units(welcome)
             case ev.SnapshotReceived(snapshot):
@@ -374,7 +375,8 @@ class WorkerService:
         text = self._status_text(now)
         kind = re.sub(r"\d+(\.\d+)?", "#", text)
         if kind != self._status:
-            self._status, self._status_since = kind, now
+            self._status = kind
+            self._status_since = now
         said, said_at = self._status_logged
         if now - self._status_since >= _STATUS_AFTER_S and (
             kind != said or now - said_at >= _STATUS_EVERY_S
