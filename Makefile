@@ -13,7 +13,7 @@ RESULTS := .pytest_cache/results.xml
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-slow test-all nightly check style types layers prose size requirements bench \
+.PHONY: help setup train test test-slow test-all nightly check style types layers prose readability size requirements bench \
 	bench-against chaos results examples coverage picture docs docs-serve fuzz lock build clean
 
 help:  ## list the targets
@@ -53,7 +53,7 @@ test-all: $(STAMP)  ## run all tests, including long learning and fault runs
 nightly: $(STAMP)  ## run the tests that CI leaves out: campaigns, notebooks, long learning runs
 	@$(BIN)/python -m pytest -m nightly
 
-check: style types layers prose size  ## check style, types, import layers and prose; print the size of the code
+check: style types layers prose readability size  ## check style, types, import layers, prose and readability; print sizes
 
 style: $(STAMP)  ## ruff: lint and formatting
 	@$(BIN)/ruff check .
@@ -67,6 +67,9 @@ layers: $(STAMP)  ## import-linter: imports go in one direction
 
 prose: $(STAMP)  ## list words that this project no longer writes, and facts that docstrings of public names lack
 	@$(BIN)/python tests/support/prose.py
+
+readability: $(STAMP)  ## how the package reads: density, names, attributes and others, within limits
+	@$(BIN)/python tests/support/readability.py --rooms
 
 size:  ## print statements, code lines and files of each room; nothing limits them
 	@$(BIN)/python tests/support/size.py

@@ -42,6 +42,15 @@ class Size(NamedTuple):
         return f"{statements}{self.lines:,} code lines in {self.files:,} files"
 
 
+def is_docstring(node: ast.AST) -> bool:
+    """Return True if a statement is nothing but a text."""
+    return (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    )
+
+
 def python_size(source: str) -> Size:
     """Return the counts of one file of Python."""
     lines: set[int] = set()
@@ -50,12 +59,8 @@ def python_size(source: str) -> Size:
             lines.update(range(token.start[0], token.end[0] + 1))
     statements = 0
     for node in ast.walk(ast.parse(source)):
-        if (
-            isinstance(node, ast.Expr)
-            and isinstance(node.value, ast.Constant)
-            and isinstance(node.value.value, str)
-        ):
-            lines -= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+        if is_docstring(node):
+            lines -= set(range(node.lineno, node.end_lineno + 1))
         elif isinstance(node, ast.stmt):
             statements += 1
     return Size(statements, len(lines), 1)
