@@ -1,5 +1,4 @@
-r"""Callbacks that report custom metrics: how far CartPole's pole leans, and how far the cart
-strays.
+r"""Callbacks that report custom metrics: how far CartPole's pole leans and the cart strays.
 
     aiorl train --env CartPole-v1 --callbacks examples.custom_metrics:PoleWatch \
         --run-dir runs/custom_metrics --stop-return 475

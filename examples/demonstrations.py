@@ -1,5 +1,4 @@
-r"""Demonstrations in a replay: SAC on Pendulum, with and without stored steps of a controller
-written by hand.
+r"""Demonstrations in a replay: SAC on Pendulum, with and without stored steps of a controller.
 
     python -m examples.demonstrations --env-steps 4000
 

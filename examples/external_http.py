@@ -1,9 +1,7 @@
-"""Training from clients: games ask the run for actions, over HTTP or a WebSocket, and report
-rewards.
+"""Training from clients: games ask the run for actions over HTTP or a WebSocket, and learn.
 
     aiorl train --config examples/external_http.yaml --algo ppo --num-workers 2 --stop-return 150
-    python -m examples.external_http       # in a second terminal: plays CartPole until the run is
-    over
+    python -m examples.external_http  # in a second terminal: plays CartPole until the run is over
 
 docs/clients.md has clients in other languages.
 """

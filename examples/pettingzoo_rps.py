@@ -1,10 +1,11 @@
 r"""A PettingZoo game with an opponent in plain Python: rock, paper, scissors.
 
     aiorl train --env pettingzoo:classic.rps_v2 --env-config "{max_cycles: 15}" \
-        --multiagent.policies "{learner: null, habit: {class:
-        'examples.pettingzoo_rps:CreatureOfHabit'}}" \ --multiagent.policy-mapping-fn
-        examples.pettingzoo_rps:policy_for \ --multiagent.policies-to-train "[learner]" \ --run-dir
-        runs/rps --stop-timesteps 60000
+        --multiagent.policies \
+        "{learner: null, habit: {class: 'examples.pettingzoo_rps:CreatureOfHabit'}}" \
+        --multiagent.policy-mapping-fn examples.pettingzoo_rps:policy_for \
+        --multiagent.policies-to-train "[learner]" \
+        --run-dir runs/rps --stop-timesteps 60000
 
 `pettingzoo:MODULE` names any module with a `parallel_env` or `env` function, in PettingZoo or
 elsewhere. The opponent here always plays paper, scissors, rock, paper, ... The learner sees the

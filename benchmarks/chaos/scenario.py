@@ -1,8 +1,8 @@
 """Campaign: for each algorithm a run that is started, struck, left in peace, struck again and
 ended.
 
-    start -> faults of every kind -> peace, memory -> faults that leave the learner alive -> peace,
-    memory -> Ctrl-C
+    start -> faults of every kind -> peace, memory
+        -> faults that leave the learner alive -> peace, memory -> Ctrl-C
 
 The second round of faults is the longer one: growth of a learner under faults shows only if it
 lives.
