@@ -10,14 +10,13 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
-from numpy.typing import NDArray
 
 from aiorl.acting.actor import Actor
 from aiorl.acting.checkpoint import Checkpoint, find_checkpoint
@@ -33,7 +32,7 @@ from aiorl.config.layers import without_place, without_secrets
 from aiorl.config.schema import CommonConfig
 from aiorl.config.worker import WorkerPart
 from aiorl.data import columns as c
-from aiorl.data.fragment import PolicyGraph
+from aiorl.data.fragment import Array, PolicyGraph
 from aiorl.data.nested_codec import pack, unpack
 from aiorl.data.spaces import space_from_dict
 from aiorl.errors import (
@@ -46,8 +45,6 @@ from aiorl.errors import (
 )
 
 logger = logging.getLogger(__name__)
-
-Array = NDArray[Any]
 
 _NAME = "acting"
 _FORMAT = 1
@@ -98,10 +95,18 @@ class ActingState:
         """Make the state without secrets, and without settings that belong to a run rather than to
         its policies.
         """
-        own = without_secrets(config.model_copy(update={"resume": None, "run_dir": None}).to_dict())
-        name = "extra_python_environs_for_worker"
-        plain = {"log_dir": None, "life": 0, "env_config": own["env_config"], name: own[name]}
-        return cls(own, part.model_copy(update=plain), graphs, spaces)
+        settings = without_secrets(
+            config.model_copy(update={"resume": None, "run_dir": None}).to_dict()
+        )
+        environs = "extra_python_environs_for_worker"
+        changes = {
+            "log_dir": None,
+            "life": 0,
+            # the two settings of workers that can contain secrets
+            "env_config": settings["env_config"],
+            environs: settings[environs],
+        }
+        return cls(settings, part.model_copy(update=changes), graphs, spaces)
 
     def with_network(self, policy_id: str | None, where: str | Path) -> str:
         """Return a policy's id, after checking that the policy is one of the learner's networks.
@@ -116,15 +121,15 @@ class ActingState:
                 ValueError).
             PolicyError: when the policy is not one of the networks (also a ValueError).
         """
-        known = self.part.policies
+        policies = self.part.policies
         if policy_id is None:
-            policy_id = c.DEFAULT_POLICY_ID if len(known) > 1 else next(iter(known))
-        if policy_id not in known:
-            raise UnknownPolicyError(policy_id, known)
+            policy_id = c.DEFAULT_POLICY_ID if len(policies) > 1 else next(iter(policies))
+        if policy_id not in policies:
+            raise UnknownPolicyError(policy_id, policies)
         if policy_id not in self.graphs:
             raise PolicyError(
                 f"policy {policy_id!r} of {where} is of a class of your own,"
-                f" {known[policy_id].policy_class}, which a checkpoint does not contain; create the"
+                f" {policies[policy_id].policy_class}, which a checkpoint does not contain; create the"
                 " policy yourself"
             )
         return policy_id
@@ -143,8 +148,8 @@ class ActingState:
             ImportError: when its network can only be run in TensorFlow, which is not installed.
         """
         graph = self.graphs[policy_id]
-        own_part = self.part.policies[policy_id]
-        config = {**own_part.config, "raw_obs": own_part.sample_plan.raw_obs, "seed": seed}
+        policy_part = self.part.policies[policy_id]
+        config = {**policy_part.config, "raw_obs": policy_part.sample_plan.raw_obs, "seed": seed}
         model = config.get("model") or {}
         if not isinstance(model, Mapping):
             raise PolicyError(
@@ -156,14 +161,14 @@ class ActingState:
             action_space=action_space,
             custom_preprocessor=model.get("custom_preprocessor"),
         )
-        own = make_filter(
+        obs_filter = make_filter(
             self.part.observation_filter, preprocessor.shape, preprocessor.layout.num_mask
         )
-        kind: Any = learned_policy_class(graph["graph"], graph["spec"], threads=threads)
-        policy: GraphPolicy = kind(
-            own.output_space(preprocessor.observation_space), action_space, config
-        )
-        return PolicyParts(policy_id, policy, preprocessor, own)
+        # Any: unlike GraphPolicy, the class is called with the arguments of a Policy
+        policy_class: Any = learned_policy_class(graph["graph"], graph["spec"], threads=threads)
+        observation_space = obs_filter.output_space(preprocessor.observation_space)
+        policy: GraphPolicy = policy_class(observation_space, action_space, config)
+        return PolicyParts(policy_id, policy, preprocessor, obs_filter)
 
     def actor(self, parts: PolicyParts) -> Actor:
         """Return the actor made of the parts of a policy."""
@@ -181,19 +186,19 @@ class ActingState:
         policies = dict(self.part.policies)
         spaces: dict[str, Mapping[str, Any]] = {}
         for policy_id, stored in self.spaces.items():
-            own_part = policies.get(policy_id)
+            policy_part = policies.get(policy_id)
             was_rebuilt = is_remote or (
-                own_part is not None and own_part.observation_space is not None
+                policy_part is not None and policy_part.observation_space is not None
             )
             observation_space = sampled_observation_space(
                 stored["observation"], was_rebuilt=was_rebuilt
             )
             action_space = sampled_action_space(stored["action"])
             spaces[policy_id] = {"observation": observation_space, "action": action_space}
-            if own_part is not None and spaces[policy_id] != stored:
+            if policy_part is not None and spaces[policy_id] != stored:
                 # without them, evaluations would take the order of the environment
                 update = {"observation_space": observation_space, "action_space": action_space}
-                policies[policy_id] = own_part.model_copy(update=update)
+                policies[policy_id] = policy_part.model_copy(update=update)
         graphs: dict[str, PolicyGraph] = {}
         for policy_id, graph in self.graphs.items():
             spec = {
@@ -204,7 +209,7 @@ class ActingState:
         part = self.part.model_copy(update={"policies": policies})
         return dataclasses.replace(self, part=part, graphs=graphs, spaces=spaces)
 
-    def to_tensors(self) -> dict[str, NDArray[Any]]:
+    def to_tensors(self) -> dict[str, Array]:
         """Return the state as one array of bytes, for a checkpoint.
 
         Raises:
@@ -216,7 +221,7 @@ class ActingState:
             "config": dict(self.config),
             "part": self.part.to_dict(),
             "graphs": {policy_id: dict(graph) for policy_id, graph in self.graphs.items()},
-            "spaces": {policy_id: dict(own) for policy_id, own in self.spaces.items()},
+            "spaces": {policy_id: dict(described) for policy_id, described in self.spaces.items()},
         }
         return {_NAME: np.frombuffer(pack(content), np.uint8)}
 
@@ -231,23 +236,23 @@ class ActingState:
         Raises:
             CheckpointError: see `from_checkpoint`.
         """
-        found = cls.from_checkpoint(checkpoint)
-        models = {policy_id: graph["spec"] for policy_id, graph in found.graphs.items()}
+        state = cls.from_checkpoint(checkpoint)
+        models = {policy_id: graph["spec"] for policy_id, graph in state.graphs.items()}
         left_out: dict[str, Any] = {}
-        others = strangers(checkpoint.owners)
-        if others:
-            config, left_out = without_place(found.config, CommonConfig)
-            kept, _ = without_place(found.part.to_dict(), CommonConfig)
-            found = replace(
-                found, config=config, part=WorkerPart.from_dict({**kept, "log_dir": None})
+        foreign_owners = strangers(checkpoint.owners)
+        if foreign_owners:
+            config, left_out = without_place(state.config, CommonConfig)
+            part, _ = without_place(state.part.to_dict(), CommonConfig)
+            state = dataclasses.replace(
+                state, config=config, part=WorkerPart.from_dict({**part, "log_dir": None})
             )
         code = foreign_code(
-            other_users(checkpoint.owners), found.config, found.part.to_dict(), {"graphs": models}
+            other_users(checkpoint.owners), state.config, state.part.to_dict(), {"graphs": models}
         )
-        warning = "\n".join(filter(None, [code, left_out_text(others, left_out)]))
+        warning = "\n".join(filter(None, [code, left_out_text(foreign_owners, left_out)]))
         if warning:
             logger.warning("%s", warning)
-        return found
+        return state
 
     @classmethod
     def from_checkpoint(cls, checkpoint: Checkpoint) -> Self:
@@ -280,11 +285,15 @@ class ActingState:
                 for policy_id, graph in content["graphs"].items()
             }
             spaces = {
-                _text(policy_id): {name: dict(own[name]) for name in ("observation", "action")}
-                for policy_id, own in content["spaces"].items()
+                _text(policy_id): {
+                    "observation": dict(described["observation"]),
+                    "action": dict(described["action"]),
+                }
+                for policy_id, described in content["spaces"].items()
             }
             part = WorkerPart.from_dict(content["part"])
-            if missing := part.policies.keys() - spaces.keys():
+            missing = part.policies.keys() - spaces.keys()
+            if missing:
                 raise ValueError(f"no spaces of {sorted(missing)}")
             state = cls(with_former_defaults(content["config"]), part, graphs, spaces)
             return state if content.get(KEEPS_ORDER) is True else state._in_sampled_order()
@@ -328,28 +337,30 @@ class SavedRun:
         Raises:
             CheckpointError: when there is none, or it can't be used.
         """
-        found = find_checkpoint(path, ActingState.from_checkpoint)
-        return cls(found, ActingState.taken_from(found))
+        checkpoint = find_checkpoint(path, ActingState.from_checkpoint)
+        return cls(checkpoint, ActingState.taken_from(checkpoint))
 
     @property
     def env_steps(self) -> int:
         """Env steps that were trained on; 0 if the checkpoint doesn't say."""
         counters = self.checkpoint.meta.get("counters")
-        steps = counters.get("env_steps_trained") if isinstance(counters, Mapping) else None
+        if not isinstance(counters, Mapping):
+            return 0
+        steps = counters.get("env_steps_trained")
         return steps if isinstance(steps, int) else 0
 
-    def weights(self, policy_id: str) -> dict[str, NDArray[Any]]:
+    def weights(self, policy_id: str) -> dict[str, Array]:
         """Return the weights of a policy, by their names in its acting graph."""
         return self.checkpoint.under(f"algorithm/{policy_id}/weights/")
 
-    def restore_filter(self, policy_id: str, own: ObservationFilter) -> None:
+    def restore_filter(self, policy_id: str, obs_filter: ObservationFilter) -> None:
         """Restore the statistics that the policy was trained with in a filter.
 
         Raises:
             CheckpointError: when they don't fit.
         """
         try:
-            own.restore(self.checkpoint.filter_state(policy_id))
+            obs_filter.restore(self.checkpoint.filter_state(policy_id))
         except BatchError as error:
             raise CheckpointError(
                 self.checkpoint.path,
@@ -394,9 +405,8 @@ class SavedRun:
             parts = self.acting.parts_of(policy_id, threads=threads, seed=seed)
             self.restore_filter(policy_id, parts.filter)
             parts.policy.set_weights(self.weights(policy_id))
-            parts.policy.on_global_var_update(
-                {"timestep": self.env_steps}
-            )  # schedules of exploration use it
+            # schedules of exploration use the timestep
+            parts.policy.on_global_var_update({"timestep": self.env_steps})
         except (PolicyError, ConfigError) as error:
             raise CheckpointError(
                 self.checkpoint.path, f"can't make policy {policy_id!r} from it: {error}"
@@ -529,11 +539,13 @@ class LoadedPolicy:
             PolicyError: when its action mask forbids every action, or the state does not fit (also
                 a ValueError).
         """
-        given = () if state is None else state
-        result = self._actor.compute_single_action(
-            obs, given, prev_action, prev_reward, explore=explore
+        state = () if state is None else state
+        action, state_out, columns = self._actor.compute_single_action(
+            obs, state, prev_action, prev_reward, explore=explore
         )
-        return result if len(given) or full_fetch else result[0]
+        if len(state) or full_fetch:
+            return action, state_out, columns
+        return action
 
     def compute_actions(
         self,
@@ -562,9 +574,12 @@ class LoadedPolicy:
             PolicyError: when an action mask forbids every action, or the states do not fit (also a
                 ValueError).
         """
-        given = () if states is None else states
         return self._actor.compute_actions(
-            observations, given, prev_actions, prev_rewards, explore=explore
+            observations,
+            () if states is None else states,
+            prev_actions,
+            prev_rewards,
+            explore=explore,
         )
 
     def __repr__(self) -> str:

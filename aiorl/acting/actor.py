@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,12 +20,10 @@ from aiorl.acting.graph_policy import GraphPolicy
 from aiorl.acting.policy import Policy, check_policy_input
 from aiorl.acting.preprocessors import Preprocessor
 from aiorl.data import columns as c
-from aiorl.data.actions import ActionLayout
+from aiorl.data.actions import ActionLayout, Array
 from aiorl.data.arrays import all_finite
 from aiorl.errors import BatchError, PolicyError
 from aiorl.process.log_once import report, summarize
-
-Array = NDArray[Any]
 
 _ROW_COLUMNS = frozenset(
     {
@@ -71,8 +70,8 @@ class Question(NamedTuple):
     agent_ids: Sequence[Hashable]
 
 
-class Acted(NamedTuple):
-    """Result of one evaluation.
+class PolicyOutput(NamedTuple):
+    """Result of one evaluation of a policy.
 
     Attributes:
         actions: [N, ...] in column form, unclipped.
@@ -142,7 +141,9 @@ class Actor:
         self._filter = observation_filter
         self.clips_actions = clip_actions
         self._has_mask = getattr(policy, "has_action_mask", False)
-        self._own_columns: frozenset[str] | None = None
+        self._result_check = _ResultCheck(
+            policy_id, type(policy).__name__, self.layout, num_states=len(self.initial_state)
+        )
         # our own policies need neither infos nor episodes, and their results need no check
         self._is_ours = (
             getattr(policy.compute_actions, "__func__", None) is GraphPolicy.compute_actions
@@ -223,7 +224,7 @@ class Actor:
         question: Callable[[], Question],
         *,
         with_logp: bool = True,
-    ) -> Acted:
+    ) -> PolicyOutput:
         """Evaluate the policy once.
 
         Args:
@@ -241,28 +242,29 @@ class Actor:
         report("compute_actions_input", self.policy_id, [obs, *states])
         policy = self.policy
         if self.is_plain and isinstance(policy, GraphPolicy):
-            prev = question()[:2] if policy.spec.prev_action is not None else None
+            # previous actions and rewards; they are collected only for a network that looks back
+            prev = None if policy.spec.prev_action is None else question()[:2]
             began = time.perf_counter()
             actions, columns, states_out = policy.act(obs, states, prev=prev, with_logp=with_logp)
             seconds = time.perf_counter() - began
             report("compute_actions_result", self.policy_id, [actions, states_out, columns])
-            return Acted(actions, states_out, columns, seconds)
-        asked = question()
+            return PolicyOutput(actions, states_out, columns, seconds)
+        inputs = question()
         has_memory = getattr(policy.exploration, "has_memory", False)
-        whose: dict[str, Any] = {"agent_ids": asked.agent_ids} if has_memory else {}
+        extra: dict[str, Any] = {"agent_ids": inputs.agent_ids} if has_memory else {}
         began = time.perf_counter()
         result = policy.compute_actions(
             obs,
             states,
-            prev_action_batch=asked.prev_actions,
-            prev_reward_batch=asked.prev_rewards,
-            info_batch=asked.infos,
-            episodes=asked.episodes,
+            prev_action_batch=inputs.prev_actions,
+            prev_reward_batch=inputs.prev_rewards,
+            info_batch=inputs.infos,
+            episodes=inputs.episodes,
             timestep=policy.global_timestep,
-            **whose,
+            **extra,
         )
         seconds = time.perf_counter() - began
-        return self._checked(result, len(obs), seconds)
+        return self._result_check.checked(result, len(obs), seconds)
 
     def compute_single_action(
         self,
@@ -299,12 +301,12 @@ class Actor:
                 a ValueError).
         """
         row = self.observe([obs], update=False)[0]
-        own_state, carried = self._parted(state)
+        policy_state, carried = self._split_memory(state)
         if prev_action is not None and carried is not None:
             before = self._before_clipping(self.layout.to_row(prev_action), carried)
             prev_action = self.layout.to_env(before[None])[0]
         action, state_out, columns = self.policy.compute_single_action(
-            row, own_state, prev_action, prev_reward, info, explore=explore
+            row, policy_state, prev_action, prev_reward, info, explore=explore
         )
         chosen = self.layout.to_row(action)
         return self.to_env(chosen[None])[0], self._with_action(state_out, chosen), columns
@@ -343,28 +345,31 @@ class Actor:
         """Return what `compute_actions` returns, for the inputs [N, ...] that `observe` makes of
         observations.
         """
-        if len(stuck := self.rows_without_action(rows)):
+        stuck_rows = self.rows_without_action(rows)
+        if len(stuck_rows):
             raise PolicyError(
-                f"there is no action to take: the action mask of observation {stuck[0]} forbids"
-                " every one"
+                f"there is no action to take: the action mask of observation {stuck_rows[0]}"
+                " forbids every one"
             )
-        own_states, carried = self._parted(states)
-        before: Array | None = None
+        policy_states, carried = self._split_memory(states)
+        prev_column: Array | None = None
         if prev_actions is not None:
-            before = np.stack([self.layout.to_row(action) for action in prev_actions])
+            prev_column = np.stack([self.layout.to_row(action) for action in prev_actions])
             if carried is not None:
-                before = self._before_clipping(before, carried)
-        less: dict[str, Any] = (
-            {} if with_logp or explore or not self._is_ours else {"with_logp": False}
-        )
+                prev_column = self._before_clipping(prev_column, carried)
+        # policies of users need not have this parameter
+        extra: dict[str, Any] = {"with_logp": with_logp or explore} if self._is_ours else {}
         actions, states_out, columns = self.policy.compute_actions(
             rows,
-            own_states
-            or [np.broadcast_to(one, (len(rows), *one.shape)) for one in self.initial_state],
-            before,
+            policy_states
+            or [
+                np.broadcast_to(component, (len(rows), *component.shape))
+                for component in self.initial_state
+            ],
+            prev_column,
             None if prev_rewards is None else np.asarray(prev_rewards, np.float32),
             explore=explore,
-            **less,
+            **extra,
         )
         column = self.layout.to_column(actions)
         return (
@@ -383,9 +388,10 @@ class Actor:
         """
         if not self._carries_action and not self._policy_carries_action:
             return list(memory)
-        return self._with_action(self._parted(memory)[0], self.layout.to_row(action))
+        policy_state, _ = self._split_memory(memory)
+        return self._with_action(policy_state, self.layout.to_row(action))
 
-    def _parted(self, states: Sequence[Array]) -> tuple[Sequence[Array], Array | None]:
+    def _split_memory(self, states: Sequence[Array]) -> tuple[Sequence[Array], Array | None]:
         """Return the recurrent state for the policy, and the last action before it was clipped if
         it is there.
         """
@@ -421,9 +427,8 @@ class Actor:
         """
         if self._carries_action:
             return [*states, chosen.astype(np.float32)]
-        if (
-            self._policy_carries_action
-        ):  # its own are the most likely ones, even if actions are drawn
+        if self._policy_carries_action:
+            # the one in the policy's own state is the likeliest action, even if actions are drawn
             return [*states[:-1], chosen.astype(np.float32)]
         return list(states)
 
@@ -431,32 +436,50 @@ class Actor:
         """Return N actions in the environment's form, clipped if configured."""
         return self.layout.to_env(self.layout.clip(actions) if self.clips_actions else actions)
 
-    def _checked(self, result: Any, rows: int, seconds: float) -> Acted:
+
+@dataclass(slots=True)
+class _ResultCheck:
+    """Check of what a policy of any class returns: its parts, rows and columns.
+
+    Attributes:
+        policy_id: the policy's name.
+        class_name: name of its class.
+        layout: form of its actions.
+        num_states: number of its recurrent states.
+        columns: names of the columns that its first evaluation returned; None before.
+    """
+
+    policy_id: str
+    class_name: str
+    layout: ActionLayout
+    num_states: int
+    columns: frozenset[str] | None = None
+
+    def checked(self, result: Any, rows: int, seconds: float) -> PolicyOutput:
+        """Return a result with its parts as arrays; see `Actor.act` for errors."""
         if not (
             isinstance(result, tuple | list)
             and len(result) == 3
             and isinstance(result[1], tuple | list | np.ndarray)
             and isinstance(result[2], Mapping)
         ):
-            given = (
-                f"({', '.join(type(part).__name__ for part in result)})"
-                if isinstance(result, tuple)
-                else result
-            )
+            returned = result
+            if isinstance(result, tuple):
+                returned = f"({', '.join(type(part).__name__ for part in result)})"
             raise PolicyError(
-                f"compute_actions of policy {self.policy_id!r} ({type(self.policy).__name__})"
-                f" returned {given!s:.200}, expected (actions, list of states, dict of columns);"
+                f"compute_actions of policy {self.policy_id!r} ({self.class_name})"
+                f" returned {returned!s:.200}, expected (actions, list of states, dict of columns);"
                 " return an empty list or dict if there are none"
             )
         actions, states, columns = result
-        if len(states) != len(self.initial_state):
+        if len(states) != self.num_states:
             raise BatchError(
                 "state_out",
-                f"{len(self.initial_state)} recurrent states of policy {self.policy_id!r}, as in"
+                f"{self.num_states} recurrent states of policy {self.policy_id!r}, as in"
                 " its initial state",
                 f"{len(states)}",
             )
-        if columns.keys() != self._own_columns:
+        if columns.keys() != self.columns:
             self._settle_columns(columns)
         report("compute_actions_result", self.policy_id, [actions, states, columns])
         column = self.layout.to_column(actions)
@@ -464,18 +487,18 @@ class Actor:
             raise BatchError(
                 c.ACTIONS, f"{rows} actions of policy {self.policy_id!r}", f"{len(column)}"
             )
-        return Acted(
-            column,
-            [
-                self._entries(c.state_out(index), values, rows)
-                for index, values in enumerate(states)
+        return PolicyOutput(
+            actions=column,
+            states=[
+                self._as_rows(c.state_out(index), component, rows)
+                for index, component in enumerate(states)
             ],
-            {name: self._entries(name, values, rows) for name, values in columns.items()},
-            seconds,
+            columns={name: self._as_rows(name, values, rows) for name, values in columns.items()},
+            seconds=seconds,
         )
 
-    def _entries(self, name: str, given: Any, rows: int) -> Array:
-        values = np.asarray(given)
+    def _as_rows(self, name: str, column: Any, rows: int) -> Array:
+        values = np.asarray(column)
         if values.shape[:1] != (rows,):
             raise BatchError(
                 name, f"{rows} rows of policy {self.policy_id!r}", f"shape {values.shape}"
@@ -484,25 +507,23 @@ class Actor:
 
     def _settle_columns(self, columns: Mapping[str, Any]) -> None:
         """Fix the columns of the first evaluation, and check that later ones have the same."""
-        if self._own_columns is None:
-            indices = range(len(self.initial_state))
-            taken = sorted(
-                columns.keys()
-                & {*_ROW_COLUMNS, *map(c.state_in, indices), *map(c.state_out, indices)}
-            )
-            if taken:
+        if self.columns is None:
+            indices = range(self.num_states)
+            state_columns = {*map(c.state_in, indices), *map(c.state_out, indices)}
+            reserved = sorted(columns.keys() & (_ROW_COLUMNS | state_columns))
+            if reserved:
                 raise BatchError(
-                    taken[0],
+                    reserved[0],
                     "a name that rows do not have already, for a column of policy"
                     f" {self.policy_id!r}",
-                    taken,
+                    reserved,
                 )
-            self._own_columns = frozenset(columns)
+            self.columns = frozenset(columns)
             return
-        odd = sorted(self._own_columns ^ columns.keys())
+        odd = sorted(self.columns ^ columns.keys())
         raise BatchError(
             odd[0],
-            f"the columns {sorted(self._own_columns)} of policy {self.policy_id!r}, the same at"
+            f"the columns {sorted(self.columns)} of policy {self.policy_id!r}, the same at"
             " every evaluation",
             sorted(columns),
         )
