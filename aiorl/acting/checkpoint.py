@@ -1,9 +1,10 @@
 """Checkpoints: a directory of safetensors and JSON, written completely or not at all.
 
     checkpoints/checkpoint-000123/
-        tensors.safetensors    weights, optimiser, filters: every array pieces/000000.safetensors
-        stored experience, if any: rows of one array in each file meta.json              description
-        of the arrays, counters, random states, and digests of everything
+        tensors.safetensors        weights, optimiser, filters: every array
+        pieces/000000.safetensors  stored experience, if any: rows of one array in each file
+        meta.json                  description of the arrays, counters, random states, and digests
+                                   of everything
 
 A checkpoint is written under a temporary name, flushed to disk and renamed. A directory with the
 final name is therefore complete unless the disk damaged it later, which the digests reveal. Loading
@@ -69,11 +70,18 @@ class _PieceFile(NamedTuple):
         payload = save_tensors({name: np.asarray(rows, order="C")})
         file = f"{number:06d}.safetensors"
         _write(directory / file, payload)
-        return cls(owner, name, first, file, len(payload), hashlib.sha256(payload).hexdigest())
+        return cls(
+            owner=owner,
+            name=name,
+            first=first,
+            file=file,
+            num_bytes=len(payload),
+            sha256=_sha256(payload),
+        )
 
     def read(self, checkpoint: Path) -> NDArray[Any]:
         payload = _read(checkpoint, f"{_PIECES}/{self.file}", self.num_bytes)
-        if hashlib.sha256(payload).hexdigest() != self.sha256:
+        if _sha256(payload) != self.sha256:
             raise CheckpointError(
                 checkpoint, f"{self.file} is damaged: it does not match its digest in {_META}"
             )
@@ -152,8 +160,9 @@ class Checkpoint:
         """Return the state of a filter, named by policy id or by `returns_of`; empty if there is
         none.
         """
-        found = self.under(f"filter/{name}/")
-        return {entry: array for entry, array in found.items() if "/" not in entry}
+        entries = self.under(f"filter/{name}/")
+        # those with a slash belong to the policy's return statistic
+        return {entry: array for entry, array in entries.items() if "/" not in entry}
 
 
 def save_checkpoint(
@@ -191,12 +200,11 @@ def save_checkpoint(
         payload = save_tensors(
             {name: np.asarray(array, order="C") for name, array in tensors.items()}
         )
-        digest = hashlib.sha256(payload).hexdigest()
         header = {
             "format_version": FORMAT_VERSION,
             "number": number,
             "tensors_bytes": len(payload),
-            "tensors_sha256": digest,
+            "tensors_sha256": _sha256(payload),
             "meta": dict(meta),
             "meta_sha256": _digest_of(meta),
         }
@@ -207,8 +215,9 @@ def save_checkpoint(
         _remove(temporary)
         temporary.mkdir()
         _write(temporary / _TENSORS, payload)
-        if written := _write_pieces(temporary / _PIECES, pieces or {}):
-            header |= {"pieces": written, "pieces_sha256": _digest_of(written)}
+        piece_files = _write_pieces(temporary / _PIECES, pieces or {})
+        if piece_files:
+            header |= {"pieces": piece_files, "pieces_sha256": _digest_of(piece_files)}
         text = json.dumps(header, indent=1, allow_nan=False).encode()
         if len(text) > _MAX_META_BYTES:
             raise CheckpointError(
@@ -240,12 +249,13 @@ def load_checkpoint(path: Path) -> Checkpoint:
     owners: dict[int, Path] = {}
     try:
         header = _Header.model_validate(parse_json(_read(path, _META, _MAX_META_BYTES, owners)))
+    except ValidationError as error:
+        place = ".".join(map(str, error.errors()[0]["loc"]))
+        raise CheckpointError(
+            path, f"{_META} is damaged: {place} is missing, or has the wrong type"
+        ) from error
     except ValueError as error:
-        said: object = error
-        if isinstance(error, ValidationError):
-            place = ".".join(map(str, error.errors()[0]["loc"]))
-            said = f"{place} is missing, or has the wrong type"
-        raise CheckpointError(path, f"{_META} is damaged: {said!s:.200}") from error
+        raise CheckpointError(path, f"{_META} is damaged: {error!s:.200}") from error
     if header.format_version != FORMAT_VERSION:
         raise CheckpointError(
             path,
@@ -257,24 +267,27 @@ def load_checkpoint(path: Path) -> Checkpoint:
     if _digest_of(header.meta) != header.meta_sha256:
         raise CheckpointError(path, f"{_META} is damaged: its contents do not match its digest")
     payload = _read(path, _TENSORS, header.tensors_bytes, owners)
-    if hashlib.sha256(payload).hexdigest() != header.tensors_sha256:
+    if _sha256(payload) != header.tensors_sha256:
         raise CheckpointError(
             path, f"{_TENSORS} is damaged: it does not match its digest in {_META}"
         )
     try:
         tensors = load_tensors(payload)
-    except (
-        SafetensorError,
-        ValueError,
-        TypeError,
-        KeyError,
-    ) as error:  # KeyError: a dtype unknown to NumPy
+    except (SafetensorError, ValueError, TypeError, KeyError) as error:
+        # KeyError: a dtype unknown to NumPy
         raise CheckpointError(path, f"{_TENSORS} is damaged: {error}") from error
     for name, array in tensors.items():
         if ("/weights/" in name or "/critics/" in name) and not np.isfinite(array).all():
             raise CheckpointError(path, f"{name!r:.200} contains numbers that are not finite")
     _check_sizes(path, header)
-    return Checkpoint(path, header.number, tensors, header.meta, tuple(header.pieces), owners)
+    return Checkpoint(
+        path=path,
+        number=header.number,
+        tensors=tensors,
+        meta=header.meta,
+        pieces=tuple(header.pieces),
+        owners=owners,
+    )
 
 
 def _check_sizes(path: Path, header: _Header) -> None:
@@ -287,19 +300,20 @@ def _check_sizes(path: Path, header: _Header) -> None:
         raise CheckpointError(path, f"{_META} is damaged: it names a piece twice")
     for piece in header.pieces:
         try:
-            found = (path / _PIECES / piece.file).stat().st_size
+            num_bytes = (path / _PIECES / piece.file).stat().st_size
         except OSError as error:
             raise CheckpointError(
                 path, f"{piece.file} can't be read: {error.strerror or error}"
             ) from error
-        if found != piece.num_bytes:
+        if num_bytes != piece.num_bytes:
             raise CheckpointError(
-                path, f"{piece.file} is damaged: it has {found:,} bytes, not {piece.num_bytes:,}"
+                path,
+                f"{piece.file} is damaged: it has {num_bytes:,} bytes, not {piece.num_bytes:,}",
             )
 
 
 def load_newest_valid(
-    directory: Path, check: Callable[[Checkpoint], object] = lambda found: None
+    directory: Path, check: Callable[[Checkpoint], object] = lambda checkpoint: None
 ) -> Checkpoint:
     """Read the newest undamaged checkpoint, and name the damaged ones in the log.
 
@@ -314,13 +328,13 @@ def load_newest_valid(
     damaged: list[Path] = []
     for path in reversed(list_checkpoints(directory)):
         try:
-            found = load_checkpoint(path)
-            check(found)
+            checkpoint = load_checkpoint(path)
+            check(checkpoint)
         except CheckpointError as error:
             _log.warning("%s; using the previous one", error)
             damaged.append(path)
         else:
-            return found
+            return checkpoint
     if damaged:
         names = ", ".join(path.name for path in damaged)
         raise CheckpointError(directory, f"none can be used; damaged: {names}")
@@ -328,7 +342,7 @@ def load_newest_valid(
 
 
 def find_checkpoint(
-    path: str | Path, check: Callable[[Checkpoint], object] = lambda found: None
+    path: str | Path, check: Callable[[Checkpoint], object] = lambda checkpoint: None
 ) -> Checkpoint:
     """Read a checkpoint, or the newest undamaged one of a run directory or of a directory of
     checkpoints.
@@ -346,15 +360,15 @@ def find_checkpoint(
     if aside.exists() and not path.exists():
         path = aside
     if (path / _META).exists():
-        found = load_checkpoint(path)
-        check(found)
-        return found
+        checkpoint = load_checkpoint(path)
+        check(checkpoint)
+        return checkpoint
     for directory in (path / "checkpoints", path):
         if list_checkpoints(directory):
             return load_newest_valid(directory, check)
-    what = "there is none in it" if path.is_dir() else "there is no such directory"
+    reason = "there is none in it" if path.is_dir() else "there is no such directory"
     raise CheckpointError(
-        path, f"{what}; give a run directory, or one of the checkpoint-* directories of a run"
+        path, f"{reason}; give a run directory, or one of the checkpoint-* directories of a run"
     )
 
 
@@ -366,16 +380,12 @@ def list_checkpoints(directory: Path) -> list[Path]:
         CheckpointError: when it can't be read.
     """
     try:
-        found = [
-            (int(match[1]), path)
-            for path in directory.iterdir()
-            if (match := _NAME.fullmatch(path.name))
-        ]
+        paths = [path for path in directory.iterdir() if _NAME.fullmatch(path.name)]
     except FileNotFoundError:
         return []
     except OSError as error:
         raise CheckpointError(directory, f"can't be read: {error.strerror or error}") from error
-    return [path for _, path in sorted(found)]
+    return sorted(paths, key=lambda path: (_number_of(path), path))
 
 
 def clear_partial(directory: Path) -> None:
@@ -386,12 +396,12 @@ def clear_partial(directory: Path) -> None:
     Raises:
         OSError: when the directory can't be read.
     """
-    left = [path for path in directory.iterdir() if path.name.startswith(_TEMPORARY)]
-    for path in left:
-        whole = path.with_name(path.name.removeprefix(_ASIDE))
-        if path.name.startswith(_ASIDE) and not os.path.lexists(whole):
+    remains = [path for path in directory.iterdir() if path.name.startswith(_TEMPORARY)]
+    for path in remains:
+        final = path.with_name(path.name.removeprefix(_ASIDE))
+        if path.name.startswith(_ASIDE) and not os.path.lexists(final):
             with contextlib.suppress(OSError):
-                path.rename(whole)
+                path.rename(final)
         else:
             _remove(path)
 
@@ -407,10 +417,12 @@ def check_compatible(checkpoint: Checkpoint, expected: Mapping[str, Any]) -> Non
     Raises:
         CheckpointError: when entries differ; it names all of them, with both values of each.
     """
+    stored = checkpoint.meta
+    current = _as_json(dict(expected))
     differing = [
-        f"{name} is {checkpoint.meta.get(name)!r} there and {_as_json(value)!r} here"
-        for name, value in expected.items()
-        if not _is_same(name, checkpoint.meta.get(name), _as_json(value))
+        f"{name} is {stored.get(name)!r} there and {value!r} here"
+        for name, value in current.items()
+        if not _is_same(name, stored.get(name), value)
     ]
     if differing:
         raise CheckpointError(
@@ -420,19 +432,25 @@ def check_compatible(checkpoint: Checkpoint, expected: Mapping[str, Any]) -> Non
         )
 
 
-def _is_same(name: str, there: Any, here: Any) -> bool:
+def _is_same(name: str, stored: Any, current: Any) -> bool:
     """Return whether two values agree; an environment may be redefined, or named without its module
     in the file.
 
     Spaces whose Dicts list the same parts in different orders agree: a run takes over the order
     that is stored.
     """
-    if name == "spaces" and isinstance(there, dict) and isinstance(here, dict):
-        return bool(_in_one_order(there) == _in_one_order(here))
-    if name == "env" and isinstance(there, str) and isinstance(here, str):
-        there, here = (env.partition("#")[0] if is_local(env) else env for env in (there, here))
-        return bool(here == there or here.endswith(f":{there}"))
-    return bool(there == here)
+    if name == "spaces" and isinstance(stored, dict) and isinstance(current, dict):
+        return bool(_in_one_order(stored) == _in_one_order(current))
+    if name == "env" and isinstance(stored, str) and isinstance(current, str):
+        stored_env = _without_number(stored)
+        env = _without_number(current)
+        return env == stored_env or env.endswith(f":{stored_env}")
+    return bool(stored == current)
+
+
+def _without_number(env: str) -> str:
+    """Return the name of an environment without the number of its redefinition in a program."""
+    return env.partition("#")[0] if is_local(env) else env
 
 
 def _in_one_order(spaces: dict[str, Any]) -> Any:
@@ -454,7 +472,11 @@ def _as_json(value: Any) -> Any:  # Any: all types of JSON
 
 
 def _digest_of(plain: Any) -> str:
-    return hashlib.sha256(json.dumps(plain, sort_keys=True, allow_nan=False).encode()).hexdigest()
+    return _sha256(json.dumps(plain, sort_keys=True, allow_nan=False).encode())
+
+
+def _sha256(payload: bytes) -> str:
+    return hashlib.sha256(payload).hexdigest()
 
 
 def _read(path: Path, name: str, max_bytes: int, owners: dict[int, Path] | None = None) -> bytes:
@@ -462,23 +484,23 @@ def _read(path: Path, name: str, max_bytes: int, owners: dict[int, Path] | None 
     ``owners``.
     """
     try:
-        content, owners_here = read_with_owners(path / name, max_bytes=max_bytes)
+        content, file_owners = read_with_owners(path / name, max_bytes=max_bytes)
     except OSError as error:
         raise CheckpointError(path, f"{name} can't be read: {error.strerror or error}") from error
     if owners is not None:
-        owners.update(owners_here)
+        owners.update(file_owners)
     return content
 
 
 def _write_pieces(directory: Path, pieces: Mapping[str, Iterable[Piece]]) -> list[_PieceFile]:
-    written: list[_PieceFile] = []
-    for owner, own in pieces.items():
-        for piece in own:
+    files: list[_PieceFile] = []
+    for owner, pieces_of_owner in pieces.items():
+        for piece in pieces_of_owner:
             directory.mkdir(exist_ok=True)
-            written.append(_PieceFile.write(directory, len(written), owner, piece))
-    if written:
+            files.append(_PieceFile.write(directory, len(files), owner, piece))
+    if files:
         _sync_directory(directory)
-    return written
+    return files
 
 
 def _write(path: Path, payload: bytes) -> None:
@@ -515,7 +537,7 @@ def _set_aside_newer(directory: Path, number: int) -> None:
     they are damaged.
     """
     for path in list_checkpoints(directory):
-        if int(path.name.rpartition("-")[2]) > number:
+        if _number_of(path) > number:
             aside = directory / _SUPERSEDED / path.name
             aside.parent.mkdir(exist_ok=True)
             _remove_at_once(aside, directory)
@@ -539,8 +561,8 @@ def _remove_at_once(path: Path, directory: Path) -> None:
         path: the checkpoint.
         directory: directory of checkpoints, where remains are removed later.
     """
-    for left in directory.glob(f"{_GONE}*"):
-        _remove(left)
+    for remains in directory.glob(f"{_GONE}*"):
+        _remove(remains)
     gone = directory / f"{_GONE}{path.name}"
     with contextlib.suppress(OSError):
         path.rename(gone)
@@ -564,3 +586,7 @@ def _remove_old(directory: Path, keep: int) -> None:
 
 def _name(number: int) -> str:
     return f"checkpoint-{number:06d}"
+
+
+def _number_of(path: Path) -> int:
+    return int(path.name.rpartition("-")[2])
