@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+from gymnasium import spaces
 from numpy.typing import NDArray
 
 from aiorl.acting.filters import ObservationFilter
@@ -94,7 +95,6 @@ class Actor:
         policy: the policy.
         clips_actions: True if actions are clipped for the environment.
         layout: column form and environment form of the actions.
-        observation_space: space of the environment's observations.
         obs_shape: shape of an observation at the policy.
         obs_dtype: its dtype.
         initial_state: recurrent state of one row at an episode's start, as the policy has it.
@@ -131,7 +131,6 @@ class Actor:
         self.policy_id = policy_id
         self.policy = policy
         self.layout = ActionLayout(policy.action_space)
-        self.observation_space = preprocessor.space
         self.obs_shape = tuple(preprocessor.shape)
         self.obs_dtype = observation_filter.output_dtype(preprocessor.dtype)
         self.initial_state: list[Array] = [
@@ -159,6 +158,11 @@ class Actor:
         self.initial_memory = list(self.initial_state)
         if self._carries_action:
             self.initial_memory.append(np.zeros(self.layout.shape, np.float32))
+
+    @property
+    def observation_space(self) -> spaces.Space[Any]:
+        """Space of the environment's observations."""
+        return self._preprocessor.space
 
     @property
     def is_plain(self) -> bool:

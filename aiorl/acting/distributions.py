@@ -32,11 +32,15 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from aiorl.data.actions import ActionLayout, leaf_spaces
+from aiorl.data.actions import ActionLayout, Array, leaf_spaces
 from aiorl.data.spaces import KINDS
 from aiorl.errors import ConfigError, PolicyError, UnsupportedSpaceError
 
 F32 = NDArray[np.float32]
+F64 = NDArray[np.float64]
+I64 = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+Space = spaces.Space[Any]
 
 MASKED_LOGIT = -1e30
 """Logit of forbidden actions and of padding; gives probability 0, and 0 * logit is still 0."""
@@ -60,11 +64,11 @@ class ActionDistribution(ABC):
     """
 
     name: ClassVar[str]
-    over: ClassVar[tuple[type[spaces.Space[Any]], ...]]
+    over: ClassVar[tuple[type[Space], ...]]
     logp_is_apart: ClassVar[bool] = False
     num_features: int = 0
 
-    def __init__(self, action_space: spaces.Space[Any], num_inputs: int, noise_size: int) -> None:
+    def __init__(self, action_space: Space, num_inputs: int, noise_size: int) -> None:
         self.action_space = action_space
         self.num_inputs = num_inputs
         self.noise_size = noise_size
@@ -77,7 +81,7 @@ class ActionDistribution(ABC):
         return self.num_inputs
 
     @property
-    def choice_inputs(self) -> NDArray[np.int64]:
+    def choice_inputs(self) -> I64:
         """[M]: inputs that have an entry in an action mask, in the order of the entries; by default
         all.
         """
@@ -90,26 +94,26 @@ class ActionDistribution(ABC):
         return rng.random((*leading, self.noise_size), dtype=np.float32)
 
     @abstractmethod
-    def sample_into(self, inputs: F32, noise: F32, actions: NDArray[Any], logp: F32) -> None:
+    def sample_into(self, inputs: F32, noise: F32, actions: Array, logp: F32) -> None:
         """Write actions [N, *action_shape] and their log-probabilities [N] for inputs [N, P], noise
         [N, K].
         """
 
-    def choose_into(self, inputs: F32, noise: F32, actions: NDArray[Any]) -> None:
+    def choose_into(self, inputs: F32, noise: F32, actions: Array) -> None:
         """Write the same actions as `sample_into`."""
         self.sample_into(inputs, noise, actions, np.empty(len(inputs), np.float32))
 
     @abstractmethod
-    def deterministic(self, inputs: F32) -> NDArray[Any]:
+    def deterministic(self, inputs: F32) -> Array:
         """Return the mode (for the squashed Gaussian, the squashed mean), [N, *action_shape]."""
 
     @abstractmethod
-    def logp(self, inputs: F32, actions: NDArray[Any]) -> F32:
+    def logp(self, inputs: F32, actions: Array) -> F32:
         """Return the log-probability (or log-density) of actions [N, *action_shape]: float32
         [N].
         """
 
-    def action_values(self, inputs: F32, actions: NDArray[Any]) -> F32:
+    def action_values(self, inputs: F32, actions: Array) -> F32:
         """Return the values of actions, if the inputs are values of actions.
 
         Args:
@@ -126,7 +130,7 @@ class ActionDistribution(ABC):
             f"a {self.name} distribution has no values of actions; use a network of Q values"
         )
 
-    def sample_with_logp(self, inputs: F32, noise: F32) -> tuple[NDArray[Any], F32]:
+    def sample_with_logp(self, inputs: F32, noise: F32) -> tuple[Array, F32]:
         """Return actions [N, *action_shape] and their log-probabilities [N]; see `sample_into`."""
         rows = len(inputs)
         actions = np.empty((rows, *self.action_shape), self.action_dtype)
@@ -134,9 +138,13 @@ class ActionDistribution(ABC):
         self.sample_into(inputs, noise, actions, logp)
         return actions, logp
 
-    def sample(self, inputs: F32, rng: np.random.Generator) -> NDArray[Any]:
+    def sample(self, inputs: F32, rng: np.random.Generator) -> Array:
         """Return actions [N, *action_shape] with noise drawn now."""
         return self.sample_with_logp(inputs, self.draw_noise(rng, len(inputs)))[0]
+
+    def _as_actions(self, numbers: Array) -> Array:
+        """Return N actions of one space, given as numbers [N, A], in their shape and dtype."""
+        return numbers.astype(self.action_dtype).reshape(-1, *self.action_shape)
 
 
 LOG_STD_MIN = -20.0
@@ -152,9 +160,8 @@ def _has_bounds(space: spaces.Box) -> bool:
     no bounds.
     """
     with np.errstate(over="ignore"):
-        return space.is_bounded("both") and bool(
-            np.isfinite(2.0 * (space.high - space.low).astype(np.float32)).all()
-        )
+        double_range = 2.0 * (space.high - space.low).astype(np.float32)
+    return space.is_bounded("both") and bool(np.isfinite(double_range).all())
 
 
 class DiagGaussian(ActionDistribution):
@@ -189,7 +196,7 @@ class DiagGaussian(ActionDistribution):
         return self.num_inputs + self.num_features * self.size
 
     @property
-    def choice_inputs(self) -> NDArray[np.int64]:
+    def choice_inputs(self) -> I64:
         """Empty, because actions are numbers, not choices."""
         return np.zeros(0, np.int64)
 
@@ -197,7 +204,7 @@ class DiagGaussian(ActionDistribution):
         """Draw standard normal numbers, one per component."""
         return rng.standard_normal((*leading, self.noise_size), dtype=np.float32)
 
-    def sample_into(self, inputs: F32, noise: F32, actions: NDArray[Any], logp: F32) -> None:
+    def sample_into(self, inputs: F32, noise: F32, actions: Array, logp: F32) -> None:
         """Write mean plus standard deviation times noise."""
         mean, log_std = self._parameters(inputs)
         actions[...] = (mean + np.exp(log_std) * noise).reshape(actions.shape)
@@ -224,20 +231,21 @@ class DiagGaussian(ActionDistribution):
             deviation.
         """
         shape = (-1, self.num_features, self.size)
-        noise: F32 = np.einsum(
-            "nfa,nfa->na", outputs[:, self.num_inputs :].reshape(shape), matrices.reshape(shape)
-        )
+        shares = outputs[:, self.num_inputs :].reshape(shape)
+        noise: F32 = np.einsum("nfa,nfa->na", shares, matrices.reshape(shape))
         return noise
 
-    def deterministic(self, inputs: F32) -> NDArray[Any]:
+    def deterministic(self, inputs: F32) -> Array:
         """Return the mean."""
-        return inputs[:, : self.size].astype(self.action_dtype).reshape(-1, *self.action_shape)
+        return self._as_actions(inputs[:, : self.size])
 
-    def logp(self, inputs: F32, actions: NDArray[Any]) -> F32:
+    def logp(self, inputs: F32, actions: Array) -> F32:
         """See the base class."""
-        return self._normal_logp(inputs, actions.reshape(len(inputs), -1).astype(np.float32))
+        values = actions.reshape(len(inputs), -1).astype(np.float32)
+        return self._normal_logp(inputs, values)
 
     def _parameters(self, inputs: F32) -> tuple[F32, F32]:
+        """Return means and logarithms of standard deviations, both [N, A]."""
         log_std: F32 = np.maximum(inputs[:, self.size : 2 * self.size], np.float32(LOG_STD_MIN))
         np.minimum(log_std, np.float32(LOG_STD_MAX), out=log_std)
         return inputs[:, : self.size], log_std
@@ -245,7 +253,8 @@ class DiagGaussian(ActionDistribution):
     def _normal_logp(self, inputs: F32, values: F32) -> F32:
         mean, log_std = self._parameters(inputs)
         distance = (values - mean) * np.exp(-log_std)
-        total: F32 = (-0.5 * distance * distance - log_std - np.float32(_HALF_LOG_2PI)).sum(axis=1)
+        density = -0.5 * distance * distance - log_std - np.float32(_HALF_LOG_2PI)
+        total: F32 = density.sum(axis=1)
         return total
 
 
@@ -273,25 +282,26 @@ class BoxScale:
         high = space.high.astype(np.float64).ravel()
         with np.errstate(over="ignore", invalid="ignore"):
             self.is_finite = np.isfinite((2.0 * (high - low)).astype(np.float32))
-            centre = np.where(self.is_finite, 0.5 * low + 0.5 * high, 0.0)
-            half_range = np.where(self.is_finite & (high > low), 0.5 * high - 0.5 * low, 1.0)
+            # halves first, because the sum and the range of large bounds would overflow
+            middle = 0.5 * low + 0.5 * high
+            half = 0.5 * high - 0.5 * low
+        centre = np.where(self.is_finite, middle, 0.0)
+        half_range = np.where(self.is_finite & (high > low), half, 1.0)
         dtype = np.result_type(space.dtype, np.float32)  # float16 would round twice
         self.size = len(low)
-        self.centre: NDArray[Any] = centre.astype(dtype)
-        self.half_range: NDArray[Any] = half_range.astype(dtype)
+        self.centre: Array = centre.astype(dtype)
+        self.half_range: Array = half_range.astype(dtype)
         self.log_volume = float(np.log(half_range).sum())
         self.is_identity = bool((self.centre == 0.0).all() and (self.half_range == 1.0).all())
 
-    def to_actions(self, units: NDArray[Any]) -> NDArray[Any]:
+    def to_actions(self, units: Array) -> Array:
         """Return the actions [N, A] at numbers [N, A] in units."""
-        actions: NDArray[Any] = units * self.half_range + self.centre
-        return actions
+        return units * self.half_range + self.centre
 
-    def to_units(self, actions: NDArray[Any]) -> F32:
+    def to_units(self, actions: Array) -> F32:
         """Return actions [N, ...] in units, [N, A]."""
         flat = actions.reshape(len(actions), self.size)
-        units: F32 = ((flat - self.centre) / self.half_range).astype(np.float32)
-        return units
+        return ((flat - self.centre) / self.half_range).astype(np.float32)
 
 
 class ScaledGaussian(DiagGaussian):
@@ -309,24 +319,22 @@ class ScaledGaussian(DiagGaussian):
     def __init__(self, action_space: Any, num_features: int = 0) -> None:
         super().__init__(action_space, num_features)
         self.scale = BoxScale(action_space)
-        self._log_volume = np.float32(self.scale.log_volume)
 
-    def sample_into(self, inputs: F32, noise: F32, actions: NDArray[Any], logp: F32) -> None:
+    def sample_into(self, inputs: F32, noise: F32, actions: Array, logp: F32) -> None:
         """Write the scaled sample, and its log-density over the space."""
         units = np.empty((len(inputs), self.size), np.float32)
         super().sample_into(inputs, noise, units, logp)
         actions[...] = self.scale.to_actions(units).reshape(actions.shape)
-        logp -= self._log_volume
+        logp -= np.float32(self.scale.log_volume)
 
-    def deterministic(self, inputs: F32) -> NDArray[Any]:
+    def deterministic(self, inputs: F32) -> Array:
         """Return the scaled mean."""
-        mode = self.scale.to_actions(inputs[:, : self.size])
-        return mode.astype(self.action_dtype).reshape(-1, *self.action_shape)
+        return self._as_actions(self.scale.to_actions(inputs[:, : self.size]))
 
-    def logp(self, inputs: F32, actions: NDArray[Any]) -> F32:
+    def logp(self, inputs: F32, actions: Array) -> F32:
         """See the base class."""
-        density: F32 = self._normal_logp(inputs, self.scale.to_units(actions)) - self._log_volume
-        return density
+        density = self._normal_logp(inputs, self.scale.to_units(actions))
+        return density - np.float32(self.scale.log_volume)
 
 
 class SquashedGaussian(DiagGaussian):
@@ -359,33 +367,34 @@ class SquashedGaussian(DiagGaussian):
             )
         self._log_2span: F32 = np.log(2.0 * self.span)
 
-    def sample_into(self, inputs: F32, noise: F32, actions: NDArray[Any], logp: F32) -> None:
+    def sample_into(self, inputs: F32, noise: F32, actions: Array, logp: F32) -> None:
         """Write the squashed sample, and its log-density as computed by `logp`."""
         mean, log_std = self._parameters(inputs)
         squashed = self._squash(mean + np.exp(log_std) * noise)
         actions[...] = squashed.reshape(actions.shape)
         logp[...] = self._squashed_logp(inputs, squashed)
 
-    def deterministic(self, inputs: F32) -> NDArray[Any]:
+    def deterministic(self, inputs: F32) -> Array:
         """Return the squashed mean."""
-        squashed = self._squash(inputs[:, : self.size])
-        return squashed.astype(self.action_dtype).reshape(-1, *self.action_shape)
+        return self._as_actions(self._squash(inputs[:, : self.size]))
 
-    def logp(self, inputs: F32, actions: NDArray[Any]) -> F32:
+    def logp(self, inputs: F32, actions: Array) -> F32:
         """See the base class; actions beyond the bounds count as on the bounds."""
-        return self._squashed_logp(inputs, actions.reshape(len(inputs), -1).astype(np.float32))
+        squashed = actions.reshape(len(inputs), -1).astype(np.float32)
+        return self._squashed_logp(inputs, squashed)
 
-    def _squash(self, values: NDArray[Any]) -> F32:
-        squashed = self.low + self.span * (0.5 * (np.tanh(values) + 1.0))
-        bounded: F32 = np.minimum(squashed, self.high)
-        return bounded
+    def _squash(self, values: Array) -> F32:
+        share = 0.5 * (np.tanh(values) + 1.0)
+        # rounding can exceed the upper bound
+        return np.minimum(self.low + self.span * share, self.high)
 
     def _squashed_logp(self, inputs: F32, squashed: F32) -> F32:
-        log_p = np.log(np.maximum((squashed - self.low) / self.span, np.float32(EDGE)))
-        log_q = np.log(np.maximum((self.high - squashed) / self.span, np.float32(EDGE)))
-        slope = (log_p + log_q + self._log_2span).sum(axis=1)
-        density: F32 = self._normal_logp(inputs, 0.5 * (log_p - log_q)) - slope
-        return density
+        share_below = (squashed - self.low) / self.span
+        share_above = (self.high - squashed) / self.span
+        log_p = np.log(np.maximum(share_below, np.float32(EDGE)))
+        log_q = np.log(np.maximum(share_above, np.float32(EDGE)))
+        log_slope: F32 = (log_p + log_q + self._log_2span).sum(axis=1)
+        return self._normal_logp(inputs, 0.5 * (log_p - log_q)) - log_slope
 
 
 _ZERO = np.float32(0.0)
@@ -405,7 +414,7 @@ class Categorical(ActionDistribution):
         super().__init__(action_space, num_inputs=int(action_space.n), noise_size=1)
         self.start = int(action_space.start)
 
-    def sample_into(self, inputs: F32, noise: F32, actions: NDArray[Any], logp: F32) -> None:
+    def sample_into(self, inputs: F32, noise: F32, actions: Array, logp: F32) -> None:
         """Sample by inversion: the first action with a cumulative probability above the uniform
         number.
         """
@@ -415,20 +424,19 @@ class Categorical(ActionDistribution):
         actions[...] = choice
         logp[...] = log_probability
 
-    def deterministic(self, inputs: F32) -> NDArray[Any]:
+    def deterministic(self, inputs: F32) -> Array:
         """Return the likeliest action."""
-        actions: NDArray[Any] = inputs.argmax(axis=1)
+        actions: Array = inputs.argmax(axis=1)
         if self.start:
             actions += self.start
         return actions.astype(self.action_dtype, copy=False)
 
-    def logp(self, inputs: F32, actions: NDArray[Any]) -> F32:
+    def logp(self, inputs: F32, actions: Array) -> F32:
         """See the base class."""
         index = actions.astype(np.int64) - self.start
-        chosen: F32 = np.take_along_axis(_log_softmax(inputs), index[:, None], axis=1)[:, 0]
-        return chosen
+        return _entry_of_each(_log_softmax(inputs), index)
 
-    def probabilities(self, inputs: F32) -> NDArray[np.float64]:
+    def probabilities(self, inputs: F32) -> F64:
         """Return the probability of each action, [N, A]."""
         shifted = inputs.astype(np.float64)
         shifted -= shifted.max(axis=1, keepdims=True)
@@ -448,28 +456,26 @@ class TwoClassCategorical(Categorical):
         """Draw standard logistic numbers: log(u / (1 - u)) of a uniform u."""
         return rng.logistic(size=(*leading, 1)).astype(np.float32)
 
-    def sample_into(self, inputs: F32, noise: F32, actions: NDArray[Any], logp: F32) -> None:
+    def sample_into(self, inputs: F32, noise: F32, actions: Array, logp: F32) -> None:
         """Choose the second action if the difference of the logits exceeds the logistic number."""
         logp[...] = _two_class_logp(*self._choose_into(inputs, noise, actions))
 
-    def choose_into(self, inputs: F32, noise: F32, actions: NDArray[Any]) -> None:
+    def choose_into(self, inputs: F32, noise: F32, actions: Array) -> None:
         """See the base class."""
         self._choose_into(inputs, noise, actions)
 
-    def _choose_into(
-        self, inputs: F32, noise: F32, actions: NDArray[Any]
-    ) -> tuple[F32, NDArray[np.bool_]]:
+    def _choose_into(self, inputs: F32, noise: F32, actions: Array) -> tuple[F32, Bools]:
         """Choose actions; return the differences of the logits [N], and True for each second action
         [N].
         """
         difference: F32 = inputs[:, 1] - inputs[:, 0]
-        is_second: NDArray[np.bool_] = difference > noise[:, 0]
+        is_second: Bools = difference > noise[:, 0]
         actions[...] = is_second
         if self.start:
             actions += self.start
         return difference, is_second
 
-    def logp(self, inputs: F32, actions: NDArray[Any]) -> F32:
+    def logp(self, inputs: F32, actions: Array) -> F32:
         """See the base class."""
         return _two_class_logp(inputs[:, 1] - inputs[:, 0], actions != self.start)
 
@@ -488,30 +494,26 @@ class Greedy(Categorical):
         super().__init__(action_space)
         self.noise_size = 0
 
-    def sample_into(self, inputs: F32, noise: F32, actions: NDArray[Any], logp: F32) -> None:
+    def sample_into(self, inputs: F32, noise: F32, actions: Array, logp: F32) -> None:
         """Write the best action, with probability 1."""
         actions[...] = self.deterministic(inputs)
         logp[...] = 0.0
 
-    def logp(self, inputs: F32, actions: NDArray[Any]) -> F32:
+    def logp(self, inputs: F32, actions: Array) -> F32:
         """Return 0 for the best action; for all others a number so low that their probability is
         0.
         """
-        found: F32 = np.where(
-            self.deterministic(inputs) == actions, _ZERO, np.float32(MASKED_LOGIT)
-        )
-        return found
+        is_best = self.deterministic(inputs) == actions
+        return np.where(is_best, _ZERO, np.float32(MASKED_LOGIT))
 
-    def action_values(self, inputs: F32, actions: NDArray[Any]) -> F32:
+    def action_values(self, inputs: F32, actions: Array) -> F32:
         """Return the inputs of the actions."""
-        index = actions.astype(np.int64) - self.start
-        found: F32 = np.take_along_axis(inputs, index[..., None], axis=-1)[..., 0]
-        return found
+        return _entry_of_each(inputs, actions.astype(np.int64) - self.start)
 
-    def probabilities(self, inputs: F32) -> NDArray[np.float64]:
+    def probabilities(self, inputs: F32) -> F64:
         """Return 1 for the best action, and 0 for the others, [N, A]."""
-        chosen: NDArray[np.float64] = np.eye(self.num_inputs)[inputs.argmax(axis=1)]
-        return chosen
+        one_hot: F64 = np.eye(self.num_inputs)[inputs.argmax(axis=1)]
+        return one_hot
 
 
 class MultiCategorical(ActionDistribution):
@@ -527,18 +529,18 @@ class MultiCategorical(ActionDistribution):
     over = (spaces.MultiDiscrete,)
 
     def __init__(self, action_space: Any) -> None:
-        self.sizes: NDArray[np.int64] = action_space.nvec.astype(np.int64).ravel()
+        self.sizes: I64 = action_space.nvec.astype(np.int64).ravel()
         super().__init__(action_space, num_inputs=int(self.sizes.sum()), noise_size=len(self.sizes))
-        self.start: NDArray[np.int64] = action_space.start.astype(np.int64).ravel()
+        self.start: I64 = action_space.start.astype(np.int64).ravel()
         self._widest = int(self.sizes.max())
-        self.positions: NDArray[np.int64] = np.concatenate(
+        self.positions: I64 = np.concatenate(
             [
                 component * self._widest + np.arange(size)
                 for component, size in enumerate(self.sizes)
             ]
         )
 
-    def sample_into(self, inputs: F32, noise: F32, actions: NDArray[Any], logp: F32) -> None:
+    def sample_into(self, inputs: F32, noise: F32, actions: Array, logp: F32) -> None:
         """Sample each component by inversion, as in `Categorical`."""
         logits = self._padded(inputs).reshape(-1, self._widest)
         choice, log_probability = _choose(logits, noise.reshape(-1, 1))
@@ -546,17 +548,14 @@ class MultiCategorical(ActionDistribution):
         actions[...] = components.reshape(actions.shape)
         np.add.reduce(log_probability.reshape(len(inputs), -1), axis=1, out=logp)
 
-    def deterministic(self, inputs: F32) -> NDArray[Any]:
+    def deterministic(self, inputs: F32) -> Array:
         """Return the likeliest action of each component."""
-        best = self._padded(inputs).argmax(axis=2) + self.start
-        actions: NDArray[Any] = best.astype(self.action_dtype).reshape(-1, *self.action_shape)
-        return actions
+        return self._as_actions(self._padded(inputs).argmax(axis=2) + self.start)
 
-    def logp(self, inputs: F32, actions: NDArray[Any]) -> F32:
+    def logp(self, inputs: F32, actions: Array) -> F32:
         """See the base class."""
         index = actions.reshape(len(inputs), -1).astype(np.int64) - self.start
-        chosen = np.take_along_axis(_log_softmax(self._padded(inputs)), index[:, :, None], axis=2)
-        total: F32 = chosen.sum(axis=(1, 2))
+        total: F32 = _entry_of_each(_log_softmax(self._padded(inputs)), index).sum(axis=1)
         return total
 
     def _padded(self, inputs: F32) -> F32:
@@ -580,29 +579,35 @@ class Bernoulli(ActionDistribution):
         size = math.prod(action_space.shape)
         super().__init__(action_space, num_inputs=size, noise_size=size)
 
-    def sample_into(self, inputs: F32, noise: F32, actions: NDArray[Any], logp: F32) -> None:
+    def sample_into(self, inputs: F32, noise: F32, actions: Array, logp: F32) -> None:
         """Set each bit to 1 if its probability exceeds the uniform number."""
         bits = noise < _sigmoid(inputs)
         actions[...] = bits.reshape(actions.shape)
         logp[...] = _bernoulli_logp(inputs, bits)
 
-    def deterministic(self, inputs: F32) -> NDArray[Any]:
+    def deterministic(self, inputs: F32) -> Array:
         """Return the likelier value of each bit."""
-        return (inputs > 0).astype(self.action_dtype).reshape(-1, *self.action_shape)
+        return self._as_actions(inputs > 0)
 
-    def logp(self, inputs: F32, actions: NDArray[Any]) -> F32:
+    def logp(self, inputs: F32, actions: Array) -> F32:
         """See the base class."""
         return _bernoulli_logp(inputs, actions.reshape(len(inputs), -1) != 0)
 
 
-def _two_class_logp(difference: F32, is_second: NDArray[Any]) -> F32:
+def _entry_of_each(values: F32, index: I64) -> F32:
+    """Return the entry [...] of each row of values [..., A] at an index [...]."""
+    entries: F32 = np.take_along_axis(values, index[..., None], axis=-1)[..., 0]
+    return entries
+
+
+def _two_class_logp(difference: F32, is_second: Array) -> F32:
     """Return -log(1 + exp(-d)) for the second action and -log(1 + exp(d)) for the first."""
-    found: F32 = np.where(is_second, -difference, difference)
-    np.logaddexp(found, _ZERO, out=found)
-    return np.negative(found, out=found)
+    logp = np.where(is_second, -difference, difference)
+    np.logaddexp(logp, _ZERO, out=logp)
+    return np.negative(logp, out=logp)
 
 
-def _choose(logits: F32, uniform: F32) -> tuple[NDArray[np.int64], F32]:
+def _choose(logits: F32, uniform: F32) -> tuple[I64, F32]:
     """Return choices [R] and their log-probabilities [R], for logits [R, A] and uniform numbers [R,
     1] below 1.
 
@@ -623,7 +628,7 @@ def _sigmoid(logits: F32) -> F32:
     return result
 
 
-def _bernoulli_logp(logits: F32, bits: NDArray[np.bool_]) -> F32:
+def _bernoulli_logp(logits: F32, bits: Bools) -> F32:
     total: F32 = -np.logaddexp(_ZERO, np.where(bits, -logits, logits)).sum(axis=1)
     return total
 
@@ -668,22 +673,30 @@ class Composite(ActionDistribution):
     is_scaled: ClassVar[bool] = False
     """True if Boxes are scaled to their ranges."""
 
-    def __init__(self, action_space: spaces.Space[Any]) -> None:
+    def __init__(self, action_space: Space) -> None:
         self.layout = ActionLayout(action_space)
         self.parts: list[CompositePart] = []
-        ends = (0, 0, 0)
+        num_inputs = 0
+        noise_size = 0
+        num_actions = 0
         for leaf in self.layout.leaves:
             kind = make_distribution(leaf, squash=self.is_squashed, scale=self.is_scaled)
-            sizes = kind.num_inputs, kind.noise_size, math.prod(kind.action_shape)
-            starts = ends
-            ends = (ends[0] + sizes[0], ends[1] + sizes[1], ends[2] + sizes[2])
-            self.parts.append(CompositePart(kind, *map(slice, starts, ends)))
-        super().__init__(action_space, num_inputs=ends[0], noise_size=ends[1])
+            part = CompositePart(
+                kind,
+                inputs=slice(num_inputs, num_inputs + kind.num_inputs),
+                noise=slice(noise_size, noise_size + kind.noise_size),
+                actions=slice(num_actions, num_actions + math.prod(kind.action_shape)),
+            )
+            num_inputs = part.inputs.stop
+            noise_size = part.noise.stop
+            num_actions = part.actions.stop
+            self.parts.append(part)
+        super().__init__(action_space, num_inputs, noise_size)
         self.action_shape = self.layout.shape
         self.action_dtype = self.layout.dtype
 
     @property
-    def choice_inputs(self) -> NDArray[np.int64]:
+    def choice_inputs(self) -> I64:
         """See the base class."""
         return np.concatenate(
             [part.distribution.choice_inputs + part.inputs.start for part in self.parts]
@@ -695,7 +708,7 @@ class Composite(ActionDistribution):
             [part.distribution.draw_noise(rng, *leading) for part in self.parts], axis=-1
         )
 
-    def sample_into(self, inputs: F32, noise: F32, actions: NDArray[Any], logp: F32) -> None:
+    def sample_into(self, inputs: F32, noise: F32, actions: Array, logp: F32) -> None:
         """Sample each component, and add up their log-probabilities."""
         rows = len(inputs)
         logp[...] = 0.0
@@ -708,7 +721,7 @@ class Composite(ActionDistribution):
             actions[:, part.actions] = chosen.reshape(rows, -1)
             logp += chosen_logp
 
-    def deterministic(self, inputs: F32) -> NDArray[Any]:
+    def deterministic(self, inputs: F32) -> Array:
         """Return the mode of each component."""
         actions = self.layout.zeros(len(inputs))
         for part in self.parts:
@@ -716,7 +729,7 @@ class Composite(ActionDistribution):
             actions[:, part.actions] = mode.reshape(len(inputs), -1)
         return actions
 
-    def logp(self, inputs: F32, actions: NDArray[Any]) -> F32:
+    def logp(self, inputs: F32, actions: Array) -> F32:
         """See the base class."""
         batches = zip(self.parts, self.layout.split(actions), strict=True)
         total: F32 = np.add.reduce(
@@ -751,9 +764,8 @@ _KINDS: tuple[type[ActionDistribution], ...] = (
     SquashedComposite,
     ScaledComposite,
 )
-DISTRIBUTIONS: dict[str, Any] = {
-    kind.name: kind for kind in _KINDS
-}  # Any: each is made from a space alone
+# Any: unlike the base class, each is made from a space alone
+DISTRIBUTIONS: dict[str, Any] = {kind.name: kind for kind in _KINDS}
 """Distributions by name; the first one that supports a kind of space is its default."""
 
 
@@ -771,7 +783,7 @@ _SCALED: dict[type[ActionDistribution], type[ActionDistribution]] = {
 
 
 def make_distribution(
-    action_space: spaces.Space[Any], *, squash: bool = False, scale: bool = False
+    action_space: Space, *, squash: bool = False, scale: bool = False
 ) -> ActionDistribution:
     """Make the default distribution for an action space.
 
@@ -803,21 +815,20 @@ def _is_in_units(box: spaces.Box) -> bool:
     return box.dtype.kind != "f" or BoxScale(box).is_identity
 
 
-def _num_choices(space: spaces.Space[Any]) -> int:
+def _num_choices(space: Space) -> int:
     """Return the number of values of a discrete action's numbers, all together, in Python's
     numbers; 0 for others.
     """
     if isinstance(space, spaces.Discrete):
         return int(space.n)
     if isinstance(space, spaces.MultiDiscrete):
-        return space.nvec.size * max(
-            map(int, space.nvec.flat), default=0
-        )  # logits are padded to the widest
+        # logits are padded to the widest component
+        return space.nvec.size * max(map(int, space.nvec.flat), default=0)
     return 0
 
 
 def make_named_distribution(
-    name: str, action_space: spaces.Space[Any], num_features: int = 0
+    name: str, action_space: Space, num_features: int = 0
 ) -> ActionDistribution:
     """Make the distribution of a name for an action space.
 
@@ -846,7 +857,9 @@ def make_named_distribution(
     kind = DISTRIBUTIONS[name]
     if not isinstance(action_space, kind.over):
         raise UnsupportedSpaceError(
-            f"a {name} distribution over", action_space, [own.__name__ for own in kind.over]
+            f"a {name} distribution over",
+            action_space,
+            [supported.__name__ for supported in kind.over],
         )
     if num_features and not issubclass(kind, DiagGaussian):
         raise PolicyError(
@@ -854,7 +867,6 @@ def make_named_distribution(
         )
     if kind is Categorical and getattr(action_space, "n", 0) == 2:
         kind = TwoClassCategorical
-    made: ActionDistribution = (
-        kind(action_space, num_features) if num_features else kind(action_space)
-    )
-    return made
+    arguments = (action_space, num_features) if num_features else (action_space,)
+    distribution: ActionDistribution = kind(*arguments)
+    return distribution
