@@ -22,10 +22,14 @@ from gymnasium import spaces
 from numpy.typing import DTypeLike, NDArray
 
 from aiorl.data.arrays import discounted_sums
-from aiorl.data.obs_layout import LaidOutBox, ObsLayout, layout_of
+from aiorl.data.obs_layout import Array, LaidOutBox, ObsLayout, layout_of
 from aiorl.errors import BatchError, CheckpointError, ConfigError, nearest
 
-FilterState = dict[str, NDArray[Any]]
+F32 = NDArray[np.float32]
+F64 = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+FilterState = dict[str, Array]
 """``n`` [] int64, ``mean`` and ``m2`` float64 of the filter's shape; empty for NoFilter."""
 
 EPSILON = 1e-8
@@ -45,24 +49,24 @@ class RunningStat:
         self.mean = np.zeros(shape, np.float64)
         self.m2 = np.zeros(shape, np.float64)
 
-    def push(self, batch: NDArray[Any]) -> None:
+    def push(self, batch: Array) -> None:
         """Add samples ``[B, *shape]``."""
         self.merge_moments(*_moments(batch))
 
-    def merge_moments(
-        self, n: int, mean: NDArray[np.float64], m2: NDArray[np.float64] | float
-    ) -> None:
+    def merge_moments(self, n: int, mean: F64, m2: F64 | float) -> None:
         """Add n samples given by their moments."""
         if n == 0:
             return
         if self.n == 0:
             self.n = n
             self.mean = mean.copy()
-            self.m2 = self.m2 * 0.0 + m2
+            self.m2 = np.zeros_like(self.m2) + m2
             return
         total = self.n + n
         difference = mean - self.mean
-        spread = self.m2 if type(m2) is float and m2 == 0.0 else self.m2 + m2  # one sample has none
+        spread = self.m2
+        if type(m2) is not float or m2 != 0.0:  # the m2 of one sample is 0.0, not an array
+            spread = spread + m2
         self.m2 = spread + difference * difference * (self.n * n / total)
         self.mean = self.mean + difference * (n / total)
         self.n = total
@@ -72,12 +76,12 @@ class RunningStat:
         self.merge_moments(other.n, other.mean, other.m2)
 
     @property
-    def var(self) -> NDArray[np.float64]:
+    def var(self) -> F64:
         """Variance with ddof 1; ones for fewer than two samples."""
         return self.m2 / (self.n - 1) if self.n > 1 else np.ones_like(self.m2)
 
     @property
-    def std(self) -> NDArray[np.float64]:
+    def std(self) -> F64:
         """Standard deviation with ddof 1; ones for fewer than two samples."""
         return np.sqrt(self.var)
 
@@ -94,7 +98,7 @@ class RunningStat:
         return {"n": np.asarray(self.n, np.int64), "mean": self.mean.copy(), "m2": self.m2.copy()}
 
     @classmethod
-    def from_state(cls, state: Mapping[str, NDArray[Any]], shape: tuple[int, ...]) -> RunningStat:
+    def from_state(cls, state: Mapping[str, Array], shape: tuple[int, ...]) -> RunningStat:
         """Return the statistic in a result of ``to_state``.
 
         Raises:
@@ -102,14 +106,15 @@ class RunningStat:
         """
         stat = cls(shape)
         for name in ("mean", "m2"):
-            array = np.asarray(state[name]) if name in state else None
-            if array is None or array.shape != shape or not np.isfinite(array).all():
-                got = (
-                    "nothing"
-                    if array is None
-                    else f"shape {array.shape}, finite {np.isfinite(array).all()}"
+            if name not in state:
+                raise BatchError(f"filter {name}", f"finite numbers of shape {shape}", "nothing")
+            array = np.asarray(state[name])
+            if array.shape != shape or not np.isfinite(array).all():
+                raise BatchError(
+                    f"filter {name}",
+                    f"finite numbers of shape {shape}",
+                    f"shape {array.shape}, finite {np.isfinite(array).all()}",
                 )
-                raise BatchError(f"filter {name}", f"finite numbers of shape {shape}", got)
             setattr(stat, name, array.astype(np.float64))
         count = np.asarray(state.get("n", -1))
         if count.size != 1 or not 0 <= count.item() <= _MAX_COUNT or (stat.m2 < 0).any():
@@ -120,13 +125,13 @@ class RunningStat:
         return stat
 
 
-def _moments(batch: NDArray[Any]) -> tuple[int, NDArray[np.float64], NDArray[np.float64] | float]:
+def _moments(batch: Array) -> tuple[int, F64, F64 | float]:
     """Return count, mean and sum of squared deviations of samples ``[B, ...]``."""
     count = len(batch)
     if count == 1:
         return 1, batch[0].astype(np.float64), 0.0
     samples = batch.astype(np.float64)
-    mean: NDArray[np.float64] = np.add.reduce(samples, axis=0) / max(count, 1)
+    mean: F64 = np.add.reduce(samples, axis=0) / max(count, 1)
     samples -= mean
     np.square(samples, out=samples)
     return count, mean, np.add.reduce(samples, axis=0)
@@ -162,15 +167,15 @@ class ObservationFilter:
         if self.is_identity:
             return space
         layout = layout_of(space)
-        fits = layout.array_shape == self.shape
-        layout = self.output_layout(layout if fits else ObsLayout(self.shape))
-        return LaidOutBox(-np.inf, np.inf, layout, np.float32)
+        if layout.array_shape != self.shape:
+            layout = ObsLayout(self.shape)
+        return LaidOutBox(-np.inf, np.inf, self.output_layout(layout), np.float32)
 
     def output_layout(self, layout: ObsLayout) -> ObsLayout:
         """Return the layout of filtered observations for a layout of preprocessed ones."""
         return layout if self.is_identity else dataclasses.replace(layout, is_filtered=True)
 
-    def __call__(self, obs: NDArray[Any], update: bool = True) -> NDArray[Any]:
+    def __call__(self, obs: Array, update: bool = True) -> Array:
         """Return filtered observations; with ``update``, they also enter the statistics.
 
         Args:
@@ -182,10 +187,10 @@ class ObservationFilter:
         """
         return obs
 
-    def learn(self, obs: NDArray[Any]) -> None:
+    def learn(self, obs: Array) -> None:
         """Add a batch ``[B, *shape]`` to the statistics, unless they are frozen."""
 
-    def one_by_one(self, obs: NDArray[Any]) -> NDArray[Any]:
+    def one_by_one(self, obs: Array) -> Array:
         """Filter a batch ``[B, *shape]`` as by one call per row, in order: later rows do not affect
         earlier ones.
         """
@@ -204,12 +209,12 @@ class ObservationFilter:
         """
         return {}
 
-    def merge_delta(self, delta: Mapping[str, NDArray[Any]]) -> None:
+    def merge_delta(self, delta: Mapping[str, Array]) -> None:
         """Add another filter's delta to the statistics, but not to this filter's own delta (for the
         learner).
         """
 
-    def adopt(self, state: Mapping[str, NDArray[Any]], acked_sequence: int) -> None:
+    def adopt(self, state: Mapping[str, Array], acked_sequence: int) -> None:
         """Set statistics = published state + deltas in flight above ``acked_sequence`` + buffer."""
 
     def acknowledge(self, acked_sequence: int) -> None:
@@ -217,7 +222,7 @@ class ObservationFilter:
         statistics.
         """
 
-    def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
+    def restore(self, state: Mapping[str, Array]) -> None:
         """Replace everything by a saved state; pending deltas and those in flight are forgotten.
 
         Raises:
@@ -285,8 +290,9 @@ class MeanStdFilter(ObservationFilter):
         self._buffer = RunningStat(self._stat_shape)
         self._in_flight: dict[int, RunningStat] = {}
         self._last_sequence = 0
-        self._scale: NDArray[np.float64] | None = None
-        self._lock: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+        self._scale: F64 | None = None
+        # a lock that can be taken twice: some methods call others that take it
+        self._lock = threading.RLock() if self.is_concurrent else contextlib.nullcontext()
 
     @property
     def count(self) -> int:
@@ -298,7 +304,7 @@ class MeanStdFilter(ObservationFilter):
         """Number of samples in the delta not taken yet."""
         return self._buffer.n
 
-    def affine(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def affine(self) -> tuple[F64, F64]:
         """Return mean and factor of the filter's shape; it currently computes ``(obs - mean) *
         factor``.
         """
@@ -307,51 +313,54 @@ class MeanStdFilter(ObservationFilter):
         scale = 1.0 / (stat.std + EPSILON)
         if not self.num_kept:
             return mean, scale
-        kept = self.num_kept
-        return np.concatenate([np.zeros(kept), mean]), np.concatenate([np.ones(kept), scale])
+        return (
+            np.concatenate([np.zeros(self.num_kept), mean]),
+            np.concatenate([np.ones(self.num_kept), scale]),
+        )
 
-    def __call__(self, obs: NDArray[Any], update: bool = True) -> NDArray[np.float32]:
+    def __call__(self, obs: Array, update: bool = True) -> F32:
         """See `ObservationFilter.__call__`."""
         if not isinstance(obs, np.ndarray):
             raise ValueError(
                 f"observation is a {type(obs).__name__}, expected an array of shape {self.shape} or"
                 " a batch of it"
             )
-        single = obs.shape == self.shape
-        if not single and obs.shape[1:] != self.shape:
+        if obs.shape == self.shape:
+            single: F32 = self._filter_batch(obs[None], update)[0]
+            return single
+        if obs.shape[1:] != self.shape:
             raise ValueError(
                 f"observation has shape {obs.shape}, expected {self.shape} or a batch of it"
             )
-        out = self._filtered(obs[None] if single else obs, update)
-        return out[0] if single else out
+        return self._filter_batch(obs, update)
 
-    def _filtered(self, obs: NDArray[Any], update: bool) -> NDArray[np.float32]:
-        batch = self._changed(obs)
+    def _filter_batch(self, obs: Array, update: bool) -> F32:
+        batch = self._filtered_part(obs)
         with self._lock:
             if update:
                 self._learn(batch)
             if self._scale is None:
                 self._scale = 1.0 / (self._stat.std + EPSILON)
             out = ((batch - self._stat.mean) * self._scale).astype(np.float32)
-        return self._finished(out, obs)
+        return self._clip_and_join(out, obs)
 
-    def learn(self, obs: NDArray[Any]) -> None:
+    def learn(self, obs: Array) -> None:
         """See `ObservationFilter.learn`."""
         with self._lock:
-            self._learn(self._changed(obs))
+            self._learn(self._filtered_part(obs))
 
-    def _learn(self, batch: NDArray[Any]) -> None:
+    def _learn(self, batch: Array) -> None:
         if not self.is_frozen:
             moments = _moments(batch)
             self._stat.merge_moments(*moments)
             self._buffer.merge_moments(*moments)
             self._scale = None
 
-    def _changed(self, obs: NDArray[Any]) -> NDArray[Any]:
+    def _filtered_part(self, obs: Array) -> Array:
         """Return the part of observations [B, *shape] that is filtered."""
         return obs[:, self.num_kept :] if self.num_kept else obs
 
-    def _finished(self, out: NDArray[np.float32], obs: NDArray[Any]) -> NDArray[np.float32]:
+    def _clip_and_join(self, out: F32, obs: Array) -> F32:
         """Clip filtered numbers, and prepend the kept entries of observations [B, *shape]."""
         if self.clip is not None:
             np.clip(out, -self.clip, self.clip, out=out)
@@ -359,7 +368,7 @@ class MeanStdFilter(ObservationFilter):
             return out
         return np.concatenate([obs[:, : self.num_kept].astype(np.float32), out], axis=1)
 
-    def one_by_one(self, obs: NDArray[Any]) -> NDArray[np.float32]:
+    def one_by_one(self, obs: Array) -> F32:
         """See `ObservationFilter.one_by_one`."""
         with self._lock:
             before = self._stat
@@ -367,38 +376,40 @@ class MeanStdFilter(ObservationFilter):
                 return self(obs)
             if before.n == 0:
                 return np.concatenate([self(row[None]) for row in obs])
-            batch = self._changed(obs)
+            batch = self._filtered_part(obs)
             # Welford 1962 for all rows together, relative to the mean before them
-            counts = np.arange(before.n + 1.0, before.n + len(obs) + 1.0).reshape(
-                -1, *(1,) * len(self.shape)
-            )
+            total = before.n + len(obs)
+            counts = np.arange(before.n + 1.0, total + 1.0).reshape(-1, *(1,) * len(self.shape))
             samples = batch - before.mean
             means = np.add.accumulate(samples, axis=0) / counts
             rest = samples - means
-            fewer = counts - 1.0
-            m2 = before.m2 + np.add.accumulate(rest * rest * (counts / fewer), axis=0)
-            out: NDArray[np.float32] = (rest / (np.sqrt(m2 / fewer) + EPSILON)).astype(np.float32)
+            degrees = counts - 1.0
+            squares = rest * rest * (counts / degrees)
+            m2 = before.m2 + np.add.accumulate(squares, axis=0)
+            std = np.sqrt(m2 / degrees)
+            out: F32 = (rest / (std + EPSILON)).astype(np.float32)
             self._buffer.merge_moments(*_moments(batch))
-            before.n = before.n + len(obs)
+            before.n = total
             before.mean = before.mean + means[-1]
             before.m2 = m2[-1].copy()
             self._scale = None
-        return self._finished(out, obs)
+        return self._clip_and_join(out, obs)
 
     def take_delta(self, sequence: int | None = None) -> FilterState:
         """See `ObservationFilter.take_delta`."""
         with self._lock:
-            number = self._last_sequence + 1 if sequence is None else sequence
-            if number <= self._last_sequence:
-                raise ValueError(f"delta sequence {number} does not follow {self._last_sequence}")
-            self._last_sequence = number
+            if sequence is None:
+                sequence = self._last_sequence + 1
+            if sequence <= self._last_sequence:
+                raise ValueError(f"delta sequence {sequence} does not follow {self._last_sequence}")
+            self._last_sequence = sequence
             delta = self._buffer
             self._buffer = RunningStat(self._stat_shape)
             if delta.n:
-                self._in_flight[number] = delta
+                self._in_flight[sequence] = delta
             return delta.to_state()
 
-    def merge_delta(self, delta: Mapping[str, NDArray[Any]]) -> None:
+    def merge_delta(self, delta: Mapping[str, Array]) -> None:
         """See `ObservationFilter.merge_delta`.
 
         Raises:
@@ -409,18 +420,17 @@ class MeanStdFilter(ObservationFilter):
             merged = self._stat.copy()
             with np.errstate(over="ignore", invalid="ignore"):
                 merged.merge(other)
+            is_finite = np.isfinite(merged.mean).all() and np.isfinite(merged.m2).all()
             # no filter could adopt a state that is not finite, so a delta that leads to one is
             # refused
-            if merged.n > _MAX_COUNT or not (
-                np.isfinite(merged.mean).all() and np.isfinite(merged.m2).all()
-            ):
+            if merged.n > _MAX_COUNT or not is_finite:
                 raise BatchError(
                     "filter delta", "numbers that keep the statistics finite", "an overflow"
                 )
             self._stat = merged
             self._scale = None
 
-    def adopt(self, state: Mapping[str, NDArray[Any]], acked_sequence: int) -> None:
+    def adopt(self, state: Mapping[str, Array], acked_sequence: int) -> None:
         """See `ObservationFilter.adopt`. The caller must adopt states in the order of their
         versions.
 
@@ -429,7 +439,7 @@ class MeanStdFilter(ObservationFilter):
         """
         stat = RunningStat.from_state(state, self._stat_shape)
         with self._lock:
-            self._drop_acknowledged(acked_sequence)
+            self.acknowledge(acked_sequence)
             for pending in self._in_flight.values():
                 stat.merge(pending)
             stat.merge(self._buffer)
@@ -439,13 +449,11 @@ class MeanStdFilter(ObservationFilter):
     def acknowledge(self, acked_sequence: int) -> None:
         """See `ObservationFilter.acknowledge`."""
         with self._lock:
-            self._drop_acknowledged(acked_sequence)
+            for sequence in [*self._in_flight]:
+                if sequence <= acked_sequence:
+                    del self._in_flight[sequence]
 
-    def _drop_acknowledged(self, acked_sequence: int) -> None:
-        for number in [number for number in self._in_flight if number <= acked_sequence]:
-            del self._in_flight[number]
-
-    def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
+    def restore(self, state: Mapping[str, Array]) -> None:
         """See `ObservationFilter.restore`."""
         stat = RunningStat.from_state(state, self._stat_shape)
         with self._lock:
@@ -476,7 +484,7 @@ class MeanStdFilter(ObservationFilter):
         with self._lock:
             other._stat = self._stat.copy()
             other._buffer = self._buffer.copy()
-            other._in_flight = {number: stat.copy() for number, stat in self._in_flight.items()}
+            other._in_flight = {sequence: stat.copy() for sequence, stat in self._in_flight.items()}
             other._last_sequence = self._last_sequence
         return other
 
@@ -487,7 +495,7 @@ class MeanStdFilter(ObservationFilter):
 
     def sync(self, other: ObservationFilter) -> None:
         """See `ObservationFilter.sync`."""
-        stat = self._plain(other)._stat.copy()
+        stat = self._plain_copy(other)._stat
         with self._lock:
             stat.merge(self._buffer)
             self._stat = stat
@@ -495,17 +503,19 @@ class MeanStdFilter(ObservationFilter):
 
     def apply_changes(self, other: ObservationFilter, with_buffer: bool = False) -> None:
         """See `ObservationFilter.apply_changes`."""
-        delta = self._plain(other)._buffer
+        delta = self._plain_copy(other)._buffer
         with self._lock:
             self._stat.merge(delta)
             if with_buffer:
-                self._buffer = delta.copy()
+                self._buffer = delta
             self._scale = None
 
-    def _plain(self, other: ObservationFilter) -> MeanStdFilter:
-        if not isinstance(other, MeanStdFilter) or (other.shape, other.num_kept) != (
-            self.shape,
-            self.num_kept,
+    def _plain_copy(self, other: ObservationFilter) -> MeanStdFilter:
+        """Return a copy of a filter of the same shape, which no other thread changes."""
+        if (
+            not isinstance(other, MeanStdFilter)
+            or other.shape != self.shape
+            or other.num_kept != self.num_kept
         ):
             raise ValueError(f"expected a MeanStdFilter of shape {self.shape}, got {other!r}")
         return other.as_serializable()
@@ -522,13 +532,6 @@ class ConcurrentMeanStdFilter(MeanStdFilter):
 
     is_concurrent = True
 
-    def __init__(
-        self, shape: tuple[int, ...], clip: float | None = None, *, num_kept: int = 0
-    ) -> None:
-        """Start with no samples."""
-        super().__init__(shape, clip, num_kept=num_kept)
-        self._lock = threading.RLock()
-
 
 class LearningFilter(ObservationFilter):
     """Identity on observations that another filter learns from; the observations are filtered
@@ -537,21 +540,21 @@ class LearningFilter(ObservationFilter):
 
     is_identity = False
 
-    def __init__(self, own: ObservationFilter) -> None:
-        """Let `own` learn from all observations."""
-        self._own = own
-        self.shape = own.shape
-        self.is_concurrent = own.is_concurrent
+    def __init__(self, learner: ObservationFilter) -> None:
+        """Let the filter `learner` learn from all observations."""
+        self._learner = learner
+        self.shape = learner.shape
+        self.is_concurrent = learner.is_concurrent
 
-    def __call__(self, obs: NDArray[Any], update: bool = True) -> NDArray[Any]:
+    def __call__(self, obs: Array, update: bool = True) -> Array:
         """See `ObservationFilter.__call__`."""
         if update:
-            self._own.learn(obs[None] if obs.shape == self.shape else obs)
+            self._learner.learn(obs[None] if obs.shape == self.shape else obs)
         return obs.astype(np.float32, copy=False)
 
-    def one_by_one(self, obs: NDArray[Any]) -> NDArray[Any]:
+    def one_by_one(self, obs: Array) -> Array:
         """See `ObservationFilter.one_by_one`."""
-        self._own.one_by_one(obs)
+        self._learner.one_by_one(obs)
         return obs.astype(np.float32, copy=False)
 
 
@@ -565,23 +568,23 @@ class Normalisation:
     parts.
     """
 
-    centre: NDArray[np.float32]
-    scale: NDArray[np.float32]
-    shift: NDArray[np.float32]
+    centre: F32
+    scale: F32
+    shift: F32
 
-    def __call__(self, obs: NDArray[Any]) -> NDArray[np.float32]:
+    def __call__(self, obs: Array) -> F32:
         """Return filtered observations [..., *shape]."""
-        filtered: NDArray[np.float32] = (obs - self.centre) * self.scale - self.shift
-        return filtered
+        return (obs - self.centre) * self.scale - self.shift
 
     @classmethod
-    def of(cls, own: MeanStdFilter) -> Self:
+    def of(cls, obs_filter: MeanStdFilter) -> Self:
         """Return the normalisation of a filter with its current statistics; kept entries stay
         unchanged.
         """
-        mean, scale = own.affine()
+        mean, scale = obs_filter.affine()
         centre = mean.astype(np.float32)
-        return cls(centre, scale.astype(np.float32), ((mean - centre) * scale).astype(np.float32))
+        shift = (mean - centre) * scale
+        return cls(centre, scale.astype(np.float32), shift.astype(np.float32))
 
 
 _FILTERS: dict[str, type[MeanStdFilter]] = {
@@ -614,8 +617,6 @@ def make_filter(name: str, shape: tuple[int, ...], num_kept: int = 0) -> Observa
     return _FILTERS[name](shape, num_kept=num_kept)
 
 
-F32 = NDArray[np.float32]
-
 _CLIP = 10.0
 _MAX_CARRIED = 1 << 16
 """Limit of trajectories with a remembered return; some are broken off and never continue."""
@@ -623,7 +624,7 @@ _MAX_CARRIED = 1 << 16
 
 def check_states(
     filters: Mapping[str, ObservationFilter],
-    states: Mapping[str, Mapping[str, NDArray[Any]]],
+    states: Mapping[str, Mapping[str, Array]],
     where: object,
 ) -> None:
     """Check that each filter can continue from its state, without changing any.
@@ -639,17 +640,17 @@ def check_states(
     Raises:
         CheckpointError: when a state belongs to another kind of filter, or to other observations.
     """
-    for name, found in filters.items():
+    for name, obs_filter in filters.items():
         state = states[name]
-        if bool(state) == found.is_identity:
+        if bool(state) == obs_filter.is_identity:
             raise CheckpointError(
                 where,
                 f"policy {name!r} was saved {'with' if state else 'without'} statistics of"
-                f" observations, but its filter here is a {type(found).__name__}; use the"
+                f" observations, but its filter here is a {type(obs_filter).__name__}; use the"
                 " observation_filter it was saved with",
             )
         try:
-            found.copy().restore(state)
+            obs_filter.copy().restore(state)
         except BatchError as error:
             raise CheckpointError(
                 where, f"the filter of policy {name!r} does not fit here: {error}"
@@ -672,7 +673,7 @@ class ReturnFilter(ConcurrentMeanStdFilter):
         """Start with no samples; arguments as for every filter."""
         super().__init__(shape, clip, num_kept=num_kept)
 
-    def scale(self, returns: NDArray[np.float64]) -> float:
+    def scale(self, returns: F64) -> float:
         """Add returns [B], unless the statistic is frozen, and return the resulting factor for
         rewards.
         """
@@ -681,7 +682,9 @@ class ReturnFilter(ConcurrentMeanStdFilter):
                 self(returns[:, None])
             n = self._stat.n
             m2 = float(self._stat.m2[0])
-        return 1.0 / float(np.sqrt((m2 / n if n else 1.0) + EPSILON))
+        # ddof 0, unlike the statistics of observations
+        variance = m2 / n if n else 1.0
+        return 1.0 / float(np.sqrt(variance + EPSILON))
 
 
 class RewardScaler:
@@ -696,12 +699,10 @@ class RewardScaler:
         """Use a return statistic, and the discount per step."""
         self._returns = returns
         self._discount = discount
-        self._by_env: NDArray[np.float64] | None = None
+        self._by_env: F64 | None = None
         self._by_key: dict[Hashable, float] = {}
 
-    def of_envs(
-        self, rewards: F32, dones: NDArray[np.bool_], valid: NDArray[np.bool_] | None = None
-    ) -> F32:
+    def of_envs(self, rewards: F32, dones: Bools, valid: Bools | None = None) -> F32:
         """Scale the next steps of all environments.
 
         Args:
@@ -712,20 +713,20 @@ class RewardScaler:
         Returns:
             float32 [T, N].
         """
-        own = rewards.astype(np.float64)
+        summands = rewards.astype(np.float64)
         if valid is not None:
-            own[~valid] = 0.0
+            summands[~valid] = 0.0
         if self._by_env is not None:
-            own[0] += self._discount * self._by_env
-        returns = self._sums(own, dones)
+            summands[0] += self._discount * self._by_env
+        returns = self._sums(summands, dones)
         self._by_env = np.where(dones[-1], 0.0, returns[-1])
-        return self._scaled(rewards, returns.reshape(-1) if valid is None else returns[valid])
+        return self._scaled(rewards, returns.ravel() if valid is None else returns[valid])
 
     def of_trajectories(
         self,
         rewards: F32,
         ends: NDArray[np.int64],
-        is_over: NDArray[np.bool_],
+        is_over: Bools,
         keys: Sequence[Hashable],
     ) -> F32:
         """Scale trajectories that lie one after the other.
@@ -739,14 +740,14 @@ class RewardScaler:
         Returns:
             float32 [B].
         """
-        own = rewards.astype(np.float64)
-        cut = np.zeros((len(own), 1), np.bool_)
-        cut[ends - 1] = True
-        sums = np.empty_like(own)
+        summands = rewards.astype(np.float64)
+        dones = np.zeros((len(rewards), 1), np.bool_)
+        dones[ends - 1] = True
+        sums = np.empty_like(summands)
         first = 0
         for end, over, key in zip(ends.tolist(), is_over.tolist(), keys, strict=True):
-            own[first] += self._discount * self._by_key.pop(key, 0.0)
-            sums[first:end] = self._sums(own[first:end, None], cut[first:end])[:, 0]
+            summands[first] += self._discount * self._by_key.pop(key, 0.0)
+            sums[first:end] = self._sums(summands[first:end, None], dones[first:end])[:, 0]
             if not over:
                 self._by_key[key] = float(sums[end - 1])
             first = end
@@ -754,16 +755,16 @@ class RewardScaler:
             del self._by_key[next(iter(self._by_key))]
         return self._scaled(rewards, sums)
 
-    def _sums(self, rewards: NDArray[np.float64], dones: NDArray[np.bool_]) -> NDArray[np.float64]:
+    def _sums(self, rewards: F64, dones: Bools) -> F64:
         """Return the discounted sums [T, N] of all rewards up to each step, from the start of its
         episode.
         """
         decay = np.empty_like(rewards)
         decay[0] = 0.0
         decay[1:] = np.where(dones[:-1], 0.0, self._discount)
-        sums: NDArray[np.float64] = discounted_sums(rewards[::-1].copy(), decay[::-1])[::-1]
+        sums: F64 = discounted_sums(rewards[::-1].copy(), decay[::-1])[::-1]
         return sums
 
-    def _scaled(self, rewards: F32, returns: NDArray[Any]) -> F32:
+    def _scaled(self, rewards: F32, returns: Array) -> F32:
         scaled: F32 = (rewards * self._returns.scale(returns)).astype(np.float32)
         return np.clip(scaled, -_CLIP, _CLIP, out=scaled)
