@@ -17,21 +17,26 @@ from __future__ import annotations
 import inspect
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from gymnasium import spaces
-from numpy.typing import NDArray
 
-from aiorl.acting.distributions import MASKED_LOGIT, ActionDistribution, DiagGaussian
+from aiorl.acting.distributions import (
+    F32,
+    F64,
+    MASKED_LOGIT,
+    ActionDistribution,
+    Bools,
+    DiagGaussian,
+    Space,
+)
 from aiorl.config.code import import_object, is_import_path, named_failures
-from aiorl.data.actions import ActionLayout, leaf_spaces
+from aiorl.data.actions import ActionLayout, Array, leaf_spaces
 from aiorl.data.spaces import SIMPLE_KINDS
 from aiorl.errors import ConfigError, UnsupportedSpaceError, nearest
-
-F32 = NDArray[np.float32]
 
 
 class UniformActions:
@@ -41,36 +46,24 @@ class UniformActions:
         noise_size: K, noise numbers for each action.
     """
 
-    def __init__(self, space: spaces.Space[Any]) -> None:
+    def __init__(self, space: Space) -> None:
         """Prepare the distribution for an action space.
 
         Raises:
             UnsupportedSpaceError: when the space, or one inside it, has no uniform distribution
                 here.
         """
-        lows = []
-        ends = []
-        wholes = []
-        self._choices: list[tuple[int, slice, bool]] = []
-        """For each choice: its position in an action, its inputs of the distribution, and True if
-        it is a bit."""
-        position = first = 0
-        for leaf in ActionLayout(space).leaves:
-            low, end = _ranges(leaf)
-            is_bit = isinstance(leaf, spaces.MultiBinary)
-            if isinstance(leaf, spaces.Box):
-                first += 2 * len(low)  # means and deviations
-            else:
-                for number, size in enumerate(
-                    [1] * len(low) if is_bit else (end - low).astype(int).tolist()
-                ):
-                    self._choices.append((position + number, slice(first, first + size), is_bit))
-                    first += size
-            position += len(low)
-            lows.append(low)
-            ends.append(end)
-            wholes.append(np.full(len(low), leaf.dtype is not None and leaf.dtype.kind != "f"))
-        self._low, self._end, self._is_whole = map(np.concatenate, (lows, ends, wholes))
+        leaves = ActionLayout(space).leaves
+        ranges = [_ranges(leaf) for leaf in leaves]
+        self._choices = list(_choices_of(leaves))
+        self._low = np.concatenate([low for low, _ in ranges])
+        self._end = np.concatenate([end for _, end in ranges])
+        self._is_whole = np.concatenate(
+            [
+                np.full(len(low), leaf.dtype is not None and leaf.dtype.kind != "f")
+                for leaf, (low, _) in zip(leaves, ranges, strict=True)
+            ]
+        )
         self._is_bounded = np.isfinite(self._low) & np.isfinite(self._end)
         self.noise_size = len(self._low)
         self._span = np.where(self._is_bounded, self._end - self._low, 1.0)
@@ -87,9 +80,7 @@ class UniformActions:
             noise[..., free] = rng.standard_normal((*leading, int(free.sum())), dtype=np.float32)
         return noise
 
-    def choose_into(
-        self, noise: F32, actions: NDArray[Any], logp: F32, inputs: F32 | None = None
-    ) -> None:
+    def choose_into(self, noise: F32, actions: Array, logp: F32, inputs: F32 | None = None) -> None:
         """Write the actions that noise [N, K] selects, and their log-probabilities.
 
         Args:
@@ -110,26 +101,59 @@ class UniformActions:
                 self._choose_allowed(allowed, noise, values, logp)
         actions[...] = values.reshape(actions.shape)
         if not self._is_bounded.all():
-            free = noise[:, ~self._is_bounded]
-            logp += (-0.5 * free * free - 0.5 * math.log(2.0 * math.pi)).sum(axis=1)
+            normal = noise[:, ~self._is_bounded]
+            logp += (-0.5 * normal * normal - 0.5 * math.log(2.0 * math.pi)).sum(axis=1)
 
-    def _choose_allowed(
-        self, allowed: NDArray[np.bool_], noise: F32, values: NDArray[Any], logp: F32
-    ) -> None:
+    def _choose_allowed(self, allowed: Bools, noise: F32, values: Array, logp: F32) -> None:
         """Replace the choices by choices among the allowed ones."""
-        for position, part, is_bit in self._choices:
-            own = allowed[:, part]
-            if is_bit:  # 0 is always allowed
-                own = np.concatenate([np.ones_like(own), own], axis=1)
-            counts = np.maximum(np.count_nonzero(own, axis=1), 1)
-            # index of the choice among the allowed ones, from 0
-            number = np.minimum((noise[:, position] * counts).astype(np.int64), counts - 1)
-            index = (np.add.accumulate(own, axis=1) > number[:, None]).argmax(axis=1)
-            values[:, position] = self._low[position] + index
-            logp += np.log(own.shape[1] / counts).astype(np.float32)
+        for choice in self._choices:
+            is_allowed = allowed[:, choice.inputs]
+            if choice.is_bit:  # 0 is always allowed
+                is_allowed = np.concatenate([np.ones_like(is_allowed), is_allowed], axis=1)
+            counts = np.maximum(np.count_nonzero(is_allowed, axis=1), 1)
+            # index of the choice among the allowed ones, from 0; rounding can reach the count
+            number = np.minimum((noise[:, choice.position] * counts).astype(np.int64), counts - 1)
+            # the first value up to which there are more allowed ones than that
+            num_allowed = np.add.accumulate(is_allowed, axis=1)
+            value = (num_allowed > number[:, None]).argmax(axis=1)
+            values[:, choice.position] = self._low[choice.position] + value
+            # the caller has added the log-probability of one of all values
+            logp += np.log(is_allowed.shape[1] / counts).astype(np.float32)
 
 
-def _ranges(leaf: spaces.Space[Any]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+class _Choice(NamedTuple):
+    """A number of an action that is one of several values.
+
+    Attributes:
+        position: its position in an action.
+        inputs: its inputs of the distribution.
+        is_bit: True if it is a bit, which has one input for two values.
+    """
+
+    position: int
+    inputs: slice
+    is_bit: bool
+
+
+def _choices_of(leaves: Sequence[Space]) -> Iterator[_Choice]:
+    """Yield the choices of an action in the order of their inputs."""
+    position = 0
+    start = 0
+    for leaf in leaves:
+        low, end = _ranges(leaf)
+        is_bit = isinstance(leaf, spaces.MultiBinary)
+        sizes = np.ones_like(low) if is_bit else end - low
+        if isinstance(leaf, spaces.Box):
+            position += len(low)
+            start += 2 * len(low)  # means and deviations
+            continue
+        for size in sizes.astype(int).tolist():
+            yield _Choice(position, slice(start, start + size), is_bit)
+            position += 1
+            start += size
+
+
+def _ranges(leaf: Space) -> tuple[F64, F64]:
     """Return lower bound and upper end (exclusive for whole numbers) of each number of an
     action.
     """
@@ -151,6 +175,10 @@ def _ranges(leaf: spaces.Space[Any]) -> tuple[NDArray[np.float64], NDArray[np.fl
     return low.astype(np.float64), end.astype(np.float64)
 
 
+Points = float | Sequence[Sequence[float]]
+"""A constant, or points [timestep, value] joined by straight lines."""
+
+
 class Schedule:
     """Value over env steps: straight lines between given points, constant before the first and
     after the last.
@@ -161,7 +189,7 @@ class Schedule:
 
     __slots__ = ("_points",)
 
-    def __init__(self, points: float | Sequence[Sequence[float]], *, key: str = "schedule") -> None:
+    def __init__(self, points: Points, *, key: str = "schedule") -> None:
         """Use a constant, or points [env step, value] in increasing order of steps.
 
         Args:
@@ -172,11 +200,7 @@ class Schedule:
             ConfigError: when there are no points, one isn't a pair of finite numbers, or the steps
                 don't increase.
         """
-        pairs = (
-            [(0.0, float(points))]
-            if isinstance(points, int | float)
-            else [_pair(p, key) for p in points]
-        )
+        pairs = _pairs(points, key)
         if not pairs:
             raise ConfigError(
                 f"{key} has no points.",
@@ -185,7 +209,7 @@ class Schedule:
                 hint="Give [[env step, value], ...].",
             )
         steps = [step for step, _ in pairs]
-        if any(a >= b for a, b in pairwise(steps)):
+        if any(step >= next_step for step, next_step in pairwise(steps)):
             raise ConfigError(
                 f"The env steps of {key} must increase: {steps}.", key=key, value=points
             )
@@ -193,15 +217,14 @@ class Schedule:
 
     def value(self, env_steps: int) -> float:
         """Return the value after ``env_steps`` env steps."""
-        before = self._points[0]
-        for after in self._points:
-            if env_steps < after[0]:
-                if after is before:
-                    return after[1]
-                share = (env_steps - before[0]) / (after[0] - before[0])
-                return before[1] + share * (after[1] - before[1])
-            before = after
-        return before[1]
+        first_step, first_value = self._points[0]
+        if env_steps < first_step:
+            return first_value
+        for (step, value), (next_step, next_value) in pairwise(self._points):
+            if env_steps < next_step:
+                share = (env_steps - step) / (next_step - step)
+                return value + share * (next_value - value)
+        return self._points[-1][1]
 
     @property
     def end(self) -> float:
@@ -214,16 +237,15 @@ class Schedule:
         return cls(constant if points is None else points, key=key)
 
 
-def _pair(point: Sequence[float], key: str) -> tuple[float, float]:
-    if len(point) != 2 or point[0] < 0 or not all(map(math.isfinite, point)):
-        raise ConfigError(
-            f"A point of {key} is [env step, value], not {list(point)!r}.", key=key, value=point
-        )
-    return float(point[0]), float(point[1])
-
-
-Points = float | Sequence[Sequence[float]]
-"""A constant, or points [timestep, value] joined by straight lines."""
+def _pairs(points: Points, key: str) -> list[tuple[float, float]]:
+    if isinstance(points, int | float):
+        return [(0.0, float(points))]
+    for point in points:
+        if len(point) != 2 or point[0] < 0 or not all(map(math.isfinite, point)):
+            raise ConfigError(
+                f"A point of {key} is [env step, value], not {list(point)!r}.", key=key, value=point
+            )
+    return [(float(step), float(value)) for step, value in points]
 
 
 class Exploration(ABC):
@@ -291,7 +313,7 @@ class Exploration(ABC):
         self,
         inputs: F32,
         noise: F32,
-        actions: NDArray[Any],
+        actions: Array,
         logp: F32,
         *,
         timestep: int,
@@ -309,12 +331,12 @@ class Exploration(ABC):
             keys: identities of the rows across calls, for example (episode id, agent id); None
                 identifies a row by its position, for which noise can be drawn in advance.
         """
-        own = noise[:, : self._own_noise]
-        uniform = noise[:, self._own_noise :]
+        uniform_noise = noise[:, self._own_noise :]
         if timestep < self._random_timesteps:
-            self.uniform.choose_into(uniform, actions, logp, inputs)
-        else:
-            self._choose(inputs, Moment(own, uniform, timestep, keys), actions, logp)
+            self.uniform.choose_into(uniform_noise, actions, logp, inputs)
+            return
+        now = Moment(noise[:, : self._own_noise], uniform_noise, timestep, keys)
+        self._choose(inputs, now, actions, logp)
 
     def figures(self, timestep: int) -> dict[str, float]:
         """Return the figures to report at a global `timestep` in env steps, such as the current
@@ -362,7 +384,7 @@ class Exploration(ABC):
         """Draw the kind's own noise: float32 [*leading, own_noise]."""
 
     @abstractmethod
-    def _choose(self, inputs: F32, now: Moment, actions: NDArray[Any], logp: F32) -> None:
+    def _choose(self, inputs: F32, now: Moment, actions: Array, logp: F32) -> None:
         """Write actions and their log-probabilities after the uniform start."""
 
 
@@ -423,21 +445,21 @@ class GaussianNoise(Exploration):
         )
         self._low = space.low
         self._high = space.high
-        bounded = np.isfinite(space.low) & np.isfinite(space.high)
-        half_range = np.where(
-            bounded, 0.5 * (np.where(bounded, space.high, 0) - np.where(bounded, space.low, 0)), 1.0
-        )
+        is_bounded = np.isfinite(space.low) & np.isfinite(space.high)
+        # zeros in place of bounds that are infinite, because their difference is not a number
+        high = np.where(is_bounded, space.high, 0)
+        low = np.where(is_bounded, space.low, 0)
+        half_range = np.where(is_bounded, 0.5 * (high - low), 1.0)
         self._stddev: F32 = (stddev * half_range).astype(np.float32)
 
     def _draw(self, rng: np.random.Generator, *leading: int) -> F32:
         return rng.standard_normal((*leading, self._own_noise), dtype=np.float32)
 
-    def _choose(self, inputs: F32, now: Moment, actions: NDArray[Any], logp: F32) -> None:
+    def _choose(self, inputs: F32, now: Moment, actions: Array, logp: F32) -> None:
         unit = self._unit_noise(now).reshape(actions.shape)
         shift = self._schedules["scale"].value(now.timestep) * self._stddev * unit
-        actions[...] = np.clip(
-            self.distribution.deterministic(inputs) + shift, self._low, self._high
-        )
+        shifted = self.distribution.deterministic(inputs) + shift
+        actions[...] = np.clip(shifted, self._low, self._high)
         logp[...] = 0.0
 
     def _unit_noise(self, now: Moment) -> F32:
@@ -451,6 +473,9 @@ class OrnsteinUhlenbeckNoise(GaussianNoise):
 
     ``x <- x - theta x + sigma N(0, 1)``, from 0; actions are shifted by ``scale * stddev * half
     range * x``. If rows are keyed by episode, each episode starts a new process.
+
+    Attributes:
+        processes: key of a row -> x [A] of its process.
 
     Source: Lillicrap et al. 2016, https://arxiv.org/abs/1509.02971.
     """
@@ -473,30 +498,30 @@ class OrnsteinUhlenbeckNoise(GaussianNoise):
         )
         self._theta = theta
         self._sigma = sigma
-        self._processes: dict[Hashable, F32] = {}
+        self.processes: dict[Hashable, F32] = {}
 
     def _unit_noise(self, now: Moment) -> F32:
         normal = now.own
         keys = range(len(normal)) if now.keys is None else now.keys
         zeros = np.zeros(normal.shape[1], np.float32)
-        current = np.array([self._processes.get(key, zeros) for key in keys], np.float32).reshape(
-            normal.shape
-        )
+        processes = [self.processes.get(key, zeros) for key in keys]
+        # the shape is that of the noise even without rows
+        current = np.array(processes, np.float32).reshape(normal.shape)
         following: F32 = (
             current * np.float32(1.0 - self._theta) + np.float32(self._sigma) * normal
         ).astype(np.float32)
-        self._processes.update(zip(keys, following, strict=True))
+        self.processes.update(zip(keys, following, strict=True))
         return following
 
     def on_agent_end(self, episode: Any, agent_id: Hashable) -> None:
         """Forget the agent's process."""
-        self._processes.pop((episode.episode_id, agent_id), None)
+        self.processes.pop((episode.episode_id, agent_id), None)
 
     def on_episode_end(
         self, policy: Any, environment: Any = None, episode: Any = None, tf_sess: Any = None
     ) -> None:
         """Forget the processes of the episode's rows."""
-        _forget(self._processes, episode)
+        _forget(self.processes, episode)
 
 
 class StateDependentNoise(Exploration):
@@ -512,6 +537,9 @@ class StateDependentNoise(Exploration):
     and kept until another seed follows. For rows that stay the same, seeds are drawn in advance:
     each step's noise names the current matrix. A row with a key uses the seed of its first step, so
     a row keyed by its episode has a new matrix in each episode.
+
+    Attributes:
+        matrix_by_key: key of a row -> its matrix [F * A], and the steps for which it is still valid.
 
     Source: Raffin et al. 2021, https://arxiv.org/abs/2005.05719, section 3.
     """
@@ -558,12 +586,9 @@ class StateDependentNoise(Exploration):
         self._ahead = _no_seeds(0)  # seeds of rows that stay the same
         self._steps_ahead = 0  # steps for which these seeds are still valid
         self._seeds = _no_seeds(0)  # seeds of `_matrices`
-        self._matrices: F32 = np.empty(
-            (0, self._matrix_size), np.float32
-        )  # matrices of rows that stay the same
-        self._held: dict[
-            Hashable, tuple[F32, int]
-        ] = {}  # matrix, and steps for which it is still valid
+        # matrices of rows that stay the same
+        self._matrices: F32 = np.empty((0, self._matrix_size), np.float32)
+        self.matrix_by_key: dict[Hashable, tuple[F32, int]] = {}
 
     def _draw(self, rng: np.random.Generator, *leading: int) -> F32:
         if len(leading) == 1:
@@ -586,17 +611,16 @@ class StateDependentNoise(Exploration):
             step = following
         return noise
 
-    def _choose(self, inputs: F32, now: Moment, actions: NDArray[Any], logp: F32) -> None:
-        kind = self.distribution
+    def _choose(self, inputs: F32, now: Moment, actions: Array, logp: F32) -> None:
+        gaussian = self.distribution
         if now.keys is None:
-            noise = kind.noise_of_state(inputs, self._matrices_of(now.own))
+            noise = gaussian.noise_of_state(inputs, self._matrices_of(now.own))
         else:
-            noise = np.empty((len(inputs), kind.size), np.float32)
+            noise = np.empty((len(inputs), gaussian.size), np.float32)
             for row, (key, seed) in enumerate(zip(now.keys, now.own, strict=True)):
-                noise[row] = kind.noise_of_state(inputs[row : row + 1], self._matrix_of(key, seed))[
-                    0
-                ]
-        kind.sample_into(inputs, noise, actions, logp)
+                matrix = self._matrix_of(key, seed)
+                noise[row] = gaussian.noise_of_state(inputs[row : row + 1], matrix)[0]
+        gaussian.sample_into(inputs, noise, actions, logp)
 
     def _matrices_of(self, seeds: F32) -> F32:
         """Return the matrices [N, F * A] of seeds [N, 2]; a matrix is made only if its row has a
@@ -614,23 +638,23 @@ class StateDependentNoise(Exploration):
         """Return the matrix [F * A] of a row: its current one or, if that has expired, a new one
         from ``seed``.
         """
-        matrix, steps = self._held.get(key, (None, 0))
+        matrix, steps = self.matrix_by_key.get(key, (None, 0))
         if matrix is None or not steps:
             matrix = np.empty(self._matrix_size, np.float32)
             steps = self._sample_freq
             _make_matrix(seed, matrix)
-        self._held[key] = matrix, steps - 1
+        self.matrix_by_key[key] = matrix, steps - 1
         return matrix
 
     def on_agent_end(self, episode: Any, agent_id: Hashable) -> None:
         """Forget the agent's matrix."""
-        self._held.pop((episode.episode_id, agent_id), None)
+        self.matrix_by_key.pop((episode.episode_id, agent_id), None)
 
     def on_episode_end(
         self, policy: Any, environment: Any = None, episode: Any = None, tf_sess: Any = None
     ) -> None:
         """Forget the matrices of the episode's rows."""
-        _forget(self._held, episode)
+        _forget(self.matrix_by_key, episode)
 
 
 def _draw_seeds(rng: np.random.Generator, rows: int) -> F32:
@@ -650,10 +674,11 @@ def _make_matrix(seed: F32, matrix: F32) -> None:
 
 def _forget(memory: dict[Hashable, Any], episode: Any) -> None:
     """Delete the entries of an episode's rows."""
-    ended = getattr(episode, "episode_id", None)
-    if ended is not None:
-        for key in [key for key in memory if isinstance(key, tuple) and key[0] == ended]:
-            del memory[key]
+    episode_id = getattr(episode, "episode_id", None)
+    if episode_id is not None:
+        for key in [*memory]:
+            if isinstance(key, tuple) and key[0] == episode_id:
+                del memory[key]
 
 
 _APEX_BASE = 0.4
@@ -674,7 +699,7 @@ class StochasticSampling(Exploration):
     def _draw(self, rng: np.random.Generator, *leading: int) -> F32:
         return self.distribution.draw_noise(rng, *leading)
 
-    def _choose(self, inputs: F32, now: Moment, actions: NDArray[Any], logp: F32) -> None:
+    def _choose(self, inputs: F32, now: Moment, actions: Array, logp: F32) -> None:
         self.distribution.sample_into(inputs, now.own, actions, logp)
 
 
@@ -688,7 +713,7 @@ class RandomExploration(Exploration):
     def _draw(self, rng: np.random.Generator, *leading: int) -> F32:
         return np.empty((*leading, 0), np.float32)
 
-    def _choose(self, inputs: F32, now: Moment, actions: NDArray[Any], logp: F32) -> None:
+    def _choose(self, inputs: F32, now: Moment, actions: Array, logp: F32) -> None:
         self.uniform.choose_into(now.uniform, actions, logp, inputs)
 
 
@@ -725,17 +750,19 @@ class EpsilonGreedy(Exploration):
     def _draw(self, rng: np.random.Generator, *leading: int) -> F32:
         return rng.random((*leading, 1), dtype=np.float32)
 
-    def _choose(self, inputs: F32, now: Moment, actions: NDArray[Any], logp: F32) -> None:
+    def _choose(self, inputs: F32, now: Moment, actions: Array, logp: F32) -> None:
         epsilon = self._schedules["epsilon"].value(now.timestep)
         greedy = self.distribution.deterministic(inputs)
         uniform = np.empty_like(greedy)
         self.uniform.choose_into(now.uniform, uniform, logp, inputs)
-        share = epsilon * np.exp(logp.astype(np.float64))
+        # the uniform choice can be the best action, too
+        probability = epsilon * np.exp(logp.astype(np.float64))
         explores = now.own[:, 0] < epsilon
-        chosen = np.where(explores.reshape(-1, *[1] * (greedy.ndim - 1)), uniform, greedy)
+        chosen = greedy.copy()
+        chosen[explores] = uniform[explores]
         actions[...] = chosen
         is_greedy = (chosen == greedy).reshape(len(chosen), -1).all(axis=1)
-        logp[...] = np.log(share + (1.0 - epsilon) * is_greedy)
+        logp[...] = np.log(probability + (1.0 - epsilon) * is_greedy)
 
 
 class PerWorkerEpsilonGreedy(EpsilonGreedy):
@@ -788,7 +815,8 @@ def exploration_has_memory(settings: str | Mapping[str, Any] | None) -> bool:
     """
     if settings is None:
         return False
-    kind = _kind_of(settings if isinstance(settings, str) else settings.get("type", _PLAIN))
+    name = settings if isinstance(settings, str) else settings.get("type", _PLAIN)
+    kind = _kind_of(name)
     return kind.has_memory and not kind.holds_noise
 
 
@@ -841,26 +869,22 @@ def make_exploration(
     """
     if settings is None:
         return None
-    chosen = {"type": settings} if isinstance(settings, str) else dict(settings)
-    name = chosen.pop("type", _PLAIN)
+    arguments = {"type": settings} if isinstance(settings, str) else dict(settings)
+    name = arguments.pop("type", _PLAIN)
     kind = _kind_of(name)
-    if name == _PLAIN and not chosen.get("random_timesteps"):
-        chosen.pop("random_timesteps", None)
-        if not chosen:
+    if name == _PLAIN and not arguments.get("random_timesteps"):
+        arguments.pop("random_timesteps", None)
+        if not arguments:
             return None
     parameters = inspect.signature(kind).parameters
-    place = {"worker_index": worker_index, "num_workers": num_workers}
-    chosen = {name: value for name, value in place.items() if name in parameters} | chosen
-    made: Exploration = named_failures(kind, f"exploration {name!r}", "exploration")(
-        distribution, **chosen
-    )
+    of_worker = {"worker_index": worker_index, "num_workers": num_workers}
+    arguments = {key: value for key, value in of_worker.items() if key in parameters} | arguments
+    what = f"exploration {name!r}"
+    exploration: Exploration = named_failures(kind, what, "exploration")(distribution, **arguments)
     if name not in EXPLORATIONS:
-        for method in ("draw_noise", "choose_into"):
-            setattr(
-                made,
-                method,
-                named_failures(
-                    getattr(made, method), f"exploration {name!r}: {method}", "exploration"
-                ),
-            )
-    return made
+        # failures in a user's class name the setting, too, not only those of its constructor
+        for method_name in ("draw_noise", "choose_into"):
+            method = getattr(exploration, method_name)
+            method = named_failures(method, f"{what}: {method_name}", "exploration")
+            setattr(exploration, method_name, method)
+    return exploration

@@ -179,7 +179,7 @@ def test_ou_processes_follow_their_rows_in_any_batches():
     )
     fresh.choose_into(inputs[:1], noise, wanted, np.empty(1, np.float32), timestep=0)
     np.testing.assert_array_equal(after, wanted)
-    assert set(together._processes) == {(1, 0), (2, 0)}
+    assert set(together.processes) == {(1, 0), (2, 0)}
 
 
 def test_a_process_ends_with_its_agent():
@@ -191,7 +191,7 @@ def test_a_process_ends_with_its_agent():
         np.zeros((2, 2), np.float32), noise, actions, logp, timestep=0, keys=keys
     )
     exploration.on_agent_end(types.SimpleNamespace(episode_id=1), "a")
-    assert list(exploration._processes) == [(1, "b")]
+    assert list(exploration.processes) == [(1, "b")]
 
 
 @pytest.mark.parametrize("kind", [EpsilonGreedy, GaussianNoise, OrnsteinUhlenbeckNoise])

@@ -196,11 +196,11 @@ def test_exploration_with_memory_follows_the_rows_of_each_episode():
     )
     first, second = types.SimpleNamespace(episode_id=1), types.SimpleNamespace(episode_id=2)
     policy.compute_actions(obs_of(3), episodes=[first, second, first])
-    assert set(policy.exploration._processes) == {(1, 0), (2, 0), (1, 1)}
+    assert set(policy.exploration.processes) == {(1, 0), (2, 0), (1, 1)}
     policy.exploration.on_episode_end(policy, episode=first)
-    assert set(policy.exploration._processes) == {(2, 0)}
+    assert set(policy.exploration.processes) == {(2, 0)}
     policy.compute_actions(obs_of(3), episodes=[first, second, first], agent_ids=["a", "a", "b"])
-    assert set(policy.exploration._processes) == {(2, 0), (1, "a"), (2, "a"), (1, "b")}
+    assert set(policy.exploration.processes) == {(2, 0), (1, "a"), (2, "a"), (1, "b")}
 
 
 def trajectory(policy, steps, *, terminated=False, truncated=False):

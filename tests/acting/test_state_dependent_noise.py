@@ -171,7 +171,7 @@ def test_an_agents_matrix_lasts_sample_freq_steps_and_ends_with_its_episode() ->
     both = act(b, a)
     assert both[a] == track[3] != both[b]
     exploration.on_episode_end(None, episode=types.SimpleNamespace(episode_id=1))
-    assert not exploration._held
+    assert not exploration.matrix_by_key
     assert act(a)[a] != track[3]
 
 
