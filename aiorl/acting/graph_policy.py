@@ -13,17 +13,15 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
-from gymnasium import spaces
-from numpy.typing import NDArray
 
 from aiorl.acting.acting_graph import ActingGraph, ActingSpec, Previous
-from aiorl.acting.distributions import make_named_distribution
+from aiorl.acting.distributions import F32, I64, Space, make_named_distribution
 from aiorl.acting.exploration import make_exploration
 from aiorl.acting.filters import LearningFilter, ObservationFilter, RewardScaler
 from aiorl.acting.policy import Policy
 from aiorl.acting.postprocess import NEED_ACTION_VALUES, NEED_VALUES, postprocessed
 from aiorl.data import columns as c
-from aiorl.data.actions import ActionLayout
+from aiorl.data.actions import ActionLayout, Array
 from aiorl.data.spaces import space_from_dict
 from aiorl.errors import BatchError, PolicyError
 from aiorl.process.imports import install_command, load_tensorflow, needed_by
@@ -37,8 +35,6 @@ _TF_POLICY = "aiorl.learning.models.tf_policy"
 
 _log = logging.getLogger(__name__)
 
-F32 = NDArray[np.float32]
-
 
 class ActResult(NamedTuple):
     """Result of one evaluation.
@@ -49,7 +45,7 @@ class ActResult(NamedTuple):
         state_out: recurrent state after the step, [N, ...] for each component.
     """
 
-    actions: NDArray[Any]
+    actions: Array
     columns: dict[str, F32]
     state_out: list[F32]
 
@@ -64,7 +60,7 @@ class ActRows(NamedTuple):
         logp: [N] log-probabilities; None, allowed if `logp_is_apart`, skips them.
     """
 
-    actions: NDArray[Any]
+    actions: Array
     dist_inputs: F32
     values: F32
     logp: F32 | None
@@ -75,7 +71,7 @@ class ActingNetwork(Protocol):
 
     def run(
         self,
-        obs: NDArray[Any],
+        obs: Array,
         state: Sequence[F32] = (),
         prev: Previous | None = None,
         out: tuple[F32, F32] | None = None,
@@ -88,10 +84,10 @@ class ActingNetwork(Protocol):
         `noise`, or their means if it is None.
         """
 
-    def set_weights(self, weights: Mapping[str, NDArray[Any]]) -> None:
+    def set_weights(self, weights: Mapping[str, Array]) -> None:
         """Replace all weights together."""
 
-    def get_weights(self) -> dict[str, NDArray[Any]]:
+    def get_weights(self) -> dict[str, Array]:
         """Return the current weights by name."""
 
 
@@ -121,7 +117,7 @@ class GraphPolicy(Policy):
         graph: ActingNetwork,
         spec: ActingSpec,
         *,
-        observation_space: spaces.Space[Any] | None = None,
+        observation_space: Space | None = None,
         config: Mapping[str, Any] | None = None,
         seed: int | None = None,
     ) -> None:
@@ -180,7 +176,7 @@ class GraphPolicy(Policy):
         """
         return self.exploration is None and self.distribution.logp_is_apart
 
-    def filter_inputs(self, filtered: Callable[..., NDArray[Any]]) -> None:
+    def filter_inputs(self, filtered: Callable[..., Array]) -> None:
         """Filter observations between the policy and its network, so that rows contain unfiltered
         ones.
 
@@ -214,14 +210,16 @@ class GraphPolicy(Policy):
         Returns:
             Noise [*leading, K], float32; the noisy layers' part comes first.
         """
-        drawn = (self.exploration or self.distribution).draw_noise(rng, *leading)
-        if not (size := self.spec.noise_size):
-            return drawn
-        return np.concatenate([rng.standard_normal((*leading, size), np.float32), drawn], axis=-1)
+        noise = (self.exploration or self.distribution).draw_noise(rng, *leading)
+        size = self.spec.noise_size
+        if not size:
+            return noise
+        # drawn last, although it comes first: the order decides which numbers a seed gives
+        return np.concatenate([rng.standard_normal((*leading, size), np.float32), noise], axis=-1)
 
     def act(
         self,
-        obs: NDArray[Any],
+        obs: Array,
         state: Sequence[F32] = (),
         noise: F32 | None = None,
         *,
@@ -251,7 +249,9 @@ class GraphPolicy(Policy):
         """
         num_rows = len(obs)
         logp: F32 | None
-        if not (self._explores if explore is None else explore):
+        if explore is None:
+            explore = self._explores
+        if not explore:
             outputs, values, state_out = self.graph.run(obs, state, prev)
             dist_inputs = self._dist_inputs(outputs)
             actions = self.distribution.deterministic(dist_inputs)
@@ -259,20 +259,23 @@ class GraphPolicy(Policy):
         else:
             if noise is None:
                 noise = self._next_noise(num_rows)
-                keys = range(num_rows) if keys is None else keys  # no noise was drawn in advance
+                # rows need keys, because no noise was drawn in advance for their positions
+                keys = range(num_rows) if keys is None else keys
             actions = np.empty((num_rows, *self.layout.shape), self.layout.dtype)
             dist_inputs = np.empty((num_rows, self.spec.num_dist_inputs), np.float32)
             values = np.empty(num_rows, np.float32)
             logp = np.empty(num_rows, np.float32) if with_logp else None
             rows = ActRows(actions, dist_inputs, values, logp)
-            state_out = self.act_into(obs, state, noise, rows, prev, timestep=timestep, keys=keys)
+            state_out = self.act_into(
+                obs, state, noise, rows, prev=prev, timestep=timestep, keys=keys
+            )
         columns = {} if logp is None else {c.ACTION_LOGP: logp}
         columns |= {c.ACTION_DIST_INPUTS: dist_inputs, c.VF_PREDS: values}
         return ActResult(actions, columns, state_out)
 
     def act_into(
         self,
-        obs: NDArray[Any],
+        obs: Array,
         state: Sequence[F32],
         noise: F32,
         rows: ActRows,
@@ -300,13 +303,13 @@ class GraphPolicy(Policy):
             PolicyError: when the arrays don't fit or there are no weights yet.
         """
         actions, dist_inputs, values, logp = rows
-        of_layers, noise = self._parted(noise)
+        layer_noise, noise = self._split_noise(noise)
         if self.spec.num_features:
             outputs, values[...], state_out = self.graph.run(obs, state, prev)
             dist_inputs[...] = self._dist_inputs(outputs)
         else:
             outputs, _, state_out = self.graph.run(
-                obs, state, prev, (dist_inputs, values), of_layers
+                obs, state, prev, out=(dist_inputs, values), noise=layer_noise
             )
         if logp is None:
             self.distribution.choose_into(dist_inputs, noise, actions)
@@ -317,9 +320,7 @@ class GraphPolicy(Policy):
             self.exploration.choose_into(outputs, noise, actions, logp, timestep=now, keys=keys)
         return state_out
 
-    def values(
-        self, obs: NDArray[Any], state: Sequence[F32] = (), prev: Previous | None = None
-    ) -> F32:
+    def values(self, obs: Array, state: Sequence[F32] = (), prev: Previous | None = None) -> F32:
         """Return the values [N] of N observations, for bootstrapping.
 
         Args:
@@ -332,10 +333,10 @@ class GraphPolicy(Policy):
 
     def compute_actions(
         self,
-        obs: NDArray[Any],
-        state_batches: Sequence[NDArray[Any]] = (),
+        obs: Array,
+        state_batches: Sequence[Array] = (),
         prev_action_batch: Any = None,
-        prev_reward_batch: NDArray[Any] | None = None,
+        prev_reward_batch: Array | None = None,
         info_batch: Sequence[Mapping[str, Any]] | None = None,
         episodes: Sequence[Any] | None = None,
         timestep: int | None = None,
@@ -343,24 +344,23 @@ class GraphPolicy(Policy):
         explore: bool | None = None,
         agent_ids: Sequence[Hashable] | None = None,
         with_logp: bool = True,
-    ) -> tuple[Any, list[NDArray[Any]], dict[str, NDArray[Any]]]:
+    ) -> tuple[Any, list[Array], dict[str, Array]]:
         """See `Policy.compute_actions`; noise comes from the policy's own generator, unknown
         previous steps are zeros.
 
         Samplers also pass N agent ids if the exploration has a memory, which then follows an agent
         through its episode. `with_logp` is that of `act`.
         """
+        keys = None
+        if episodes is not None and self.exploration is not None:
+            keys = _row_keys(episodes, agent_ids)
         result = self.act(
             obs,
             state_batches,
             prev=self._previous(len(obs), prev_action_batch, prev_reward_batch),
             explore=explore,
             timestep=timestep,
-            keys=(
-                None
-                if episodes is None or self.exploration is None
-                else _row_keys(episodes, agent_ids)
-            ),
+            keys=keys,
             with_logp=with_logp,
         )
         actions = (
@@ -383,10 +383,10 @@ class GraphPolicy(Policy):
                 here.
             PolicyError: when the algorithm's network is not the one that acts.
         """
-        said = self.config.get("learning")
-        if said is None:
+        settings = self.config.get("learning")
+        if settings is None:
             raise NotImplementedError(f"{type(self).__name__} does not learn")
-        threads = int(said.get("num_cpus_per_worker", 1))
+        threads = int(settings.get("num_cpus_per_worker", 1))
         with needed_by(
             "computing gradients on a worker",
             "TensorFlow",
@@ -398,7 +398,7 @@ class GraphPolicy(Policy):
             # a worker loads TensorFlow only if it must, so a static import of this name is not
             # allowed
             module = importlib.import_module(_LEARNING)
-        return module.PolicyLearning.of(self, said)
+        return module.PolicyLearning.of(self, settings)
 
     def compute_gradients(self, batch: Any) -> tuple[Any, dict[str, Any]]:
         """See `Policy.compute_gradients`; gradients by weight name, at the current weights.
@@ -408,8 +408,8 @@ class GraphPolicy(Policy):
             PolicyError: when a number is not finite.
             Exception: as for `learning`.
         """
-        found: tuple[Any, dict[str, Any]] = self.learning.compute_gradients(batch)
-        return found
+        result: tuple[Any, dict[str, Any]] = self.learning.compute_gradients(batch)
+        return result
 
     def apply_gradients(self, gradients: Any) -> dict[str, Any]:
         """See `Policy.apply_gradients`.
@@ -447,7 +447,7 @@ class GraphPolicy(Policy):
         self.postprocess_trajectories(batch, np.array([batch.count]))
         return batch
 
-    def postprocess_trajectories(self, batch: Any, ends: NDArray[np.int64]) -> None:
+    def postprocess_trajectories(self, batch: Any, ends: I64) -> None:
         """Postprocess several trajectories that lie one after the other, and bootstrap all of them
         in one call.
 
@@ -459,73 +459,68 @@ class GraphPolicy(Policy):
             ends: [K], index after the last row of each trajectory.
         """
         name = self.config.get("postprocess", "none")
-        wants_bootstrap = self.config.get("bootstrap_values", False)
+        stores_bootstrap = self.config.get("bootstrap_values", False)
         if not batch.count:
             return
         if self.reward_scaler is not None:
             batch[c.SCALED_REWARDS] = _scaled(self.reward_scaler, batch, ends)
-        if name == "none" and not wants_bootstrap:
+        if name == "none" and not stores_bootstrap:
             return
         needs_values = name in NEED_VALUES
-        by_values = name == "none" or needs_values
-        by_inputs = name in NEED_ACTION_VALUES
-        own = (
-            *((c.ACTION_DIST_INPUTS,) if by_inputs else ()),
-            *((c.VF_PREDS,) if by_values else ()),
-        )
-        if (
-            any(column not in batch for column in own)
-            and c.OBS in batch
-            and not self.spec.state_shapes
-        ):
-            # rows of another policy, which had none to store
-            dist_inputs, values, _ = self.graph.run(batch[c.OBS])
-            found = {c.ACTION_DIST_INPUTS: dist_inputs, c.VF_PREDS: values}
-            for column in own:
-                batch[column] = found[column]
-        wanted = (c.REWARDS, c.TERMINATEDS, c.TRUNCATEDS, *own)
-        _want(batch, wanted, name)
+        needs_action_values = name in NEED_ACTION_VALUES
+        outputs = [c.ACTION_DIST_INPUTS] if needs_action_values else []
+        if needs_values or name == "none":
+            outputs.append(c.VF_PREDS)
+        self._add_missing_outputs(batch, outputs)
+        _require(batch, (c.REWARDS, c.TERMINATEDS, c.TRUNCATEDS, *outputs), name)
         terminateds = batch[c.TERMINATEDS]
         truncateds = batch[c.TRUNCATEDS]
         last = ends - 1
-        bootstrapped = last[:0]
-        if needs_values or wants_bootstrap:
-            bootstrapped = last[~terminateds[last] & (truncateds[last] | needs_values)]
         following = np.zeros(batch.count, np.float32)
-        if len(bootstrapped):
-            _want(batch, (c.NEW_OBS,), name)
-            states = [
-                batch[c.state_out(index)][bootstrapped]
-                for index in range(len(self.spec.state_shapes))
-            ]
-            prev = self._previous(
-                len(bootstrapped), batch[c.ACTIONS][bootstrapped], batch[c.REWARDS][bootstrapped]
-            )
-            following[bootstrapped] = self.values(batch[c.NEW_OBS][bootstrapped], states, prev)
-        if wants_bootstrap:
-            batch[c.BOOTSTRAP_VALUES] = np.where(
-                truncateds & ~terminateds, following, np.float32(0.0)
-            )
+        if needs_values or stores_bootstrap:
+            # unless values are needed, only truncated trajectories have a bootstrap value
+            rows = last[~terminateds[last] & (truncateds[last] | needs_values)]
+            if len(rows):
+                _require(batch, (c.NEW_OBS,), name)
+                following[rows] = self._values_after(batch, rows)
+        if stores_bootstrap:
+            is_truncated = truncateds & ~terminateds
+            batch[c.BOOTSTRAP_VALUES] = np.where(is_truncated, following, np.float32(0.0))
         cut = truncateds.copy()
         cut[last] = True  # the next row belongs to another trajectory
-        rewards = batch[c.REWARDS if self.reward_scaler is None else c.SCALED_REWARDS]
         columns = {
-            c.REWARDS: rewards,
+            c.REWARDS: batch[c.REWARDS if self.reward_scaler is None else c.SCALED_REWARDS],
             c.TERMINATEDS: terminateds,
             c.TRUNCATEDS: cut,
             c.BOOTSTRAP_VALUES: following,
         }
-        if by_values:
+        if c.VF_PREDS in outputs:
             columns[c.VF_PREDS] = batch[c.VF_PREDS]
-        if by_inputs:
-            actions = self.layout.to_column(batch[c.ACTIONS])
+        if needs_action_values:
             columns[c.ACTION_VALUES] = self.distribution.action_values(
-                batch[c.ACTION_DIST_INPUTS], actions
+                batch[c.ACTION_DIST_INPUTS], self.layout.to_column(batch[c.ACTIONS])
             )
+        # trajectories lie in one environment of a fragment
         columns = {key: column[:, None] for key, column in columns.items()}
-        made = postprocessed(name, columns, self.config.get("postprocess_params", {}))
-        for column, values in made.items():
+        results = postprocessed(name, columns, self.config.get("postprocess_params", {}))
+        for column, values in results.items():
             batch[column] = values[:, 0]
+
+    def _add_missing_outputs(self, batch: Any, columns: Sequence[str]) -> None:
+        """Add the network's outputs to rows of another policy, which had none to store."""
+        is_complete = all(column in batch for column in columns)
+        if is_complete or c.OBS not in batch or self.spec.state_shapes:
+            return
+        dist_inputs, values, _ = self.graph.run(batch[c.OBS])
+        outputs = {c.ACTION_DIST_INPUTS: dist_inputs, c.VF_PREDS: values}
+        for column in columns:
+            batch[column] = outputs[column]
+
+    def _values_after(self, batch: Any, rows: I64) -> F32:
+        """Return the values [K] of the observations after K rows of a batch."""
+        states = [batch[c.state_out(index)][rows] for index in range(len(self.spec.state_shapes))]
+        prev = self._previous(len(rows), batch[c.ACTIONS][rows], batch[c.REWARDS][rows])
+        return self.values(batch[c.NEW_OBS][rows], states, prev)
 
     def recall(self, batch: Any) -> None:
         """Add the states, values and previous steps that this policy would have had to a stored
@@ -540,19 +535,17 @@ class GraphPolicy(Policy):
         Raises:
             BatchError: when a required column is missing, or does not fit.
         """
-        _want(batch, (c.OBS, c.ACTIONS, c.REWARDS), "a recurrent policy")
+        _require(batch, (c.OBS, c.ACTIONS, c.REWARDS), "a recurrent policy")
         count = batch.count
         actions = self.layout.to_column(batch[c.ACTIONS])
         rewards = np.asarray(batch[c.REWARDS], np.float32)
-        before = (
-            np.concatenate([self.layout.zeros(1), actions[:-1]]),
-            np.append(np.float32(0.0), rewards[:-1]),
-        )
+        prev_actions = np.concatenate([self.layout.zeros(1), actions[:-1]])
+        prev_rewards = np.append(np.float32(0.0), rewards[:-1])
         states = [self.initial_state(1)]
         values = np.empty(count, np.float32)
         for row in range(count):
             at = slice(row, row + 1)
-            prev = None if self.spec.prev_action is None else (before[0][at], before[1][at])
+            prev = None if self.spec.prev_action is None else (prev_actions[at], prev_rewards[at])
             _, values[at], state = self.graph.run(batch[c.OBS][at], states[-1], prev)
             states.append([component.copy() for component in state])
         for index, components in enumerate(zip(*states, strict=True)):
@@ -561,15 +554,16 @@ class GraphPolicy(Policy):
             batch[c.state_out(index)] = joined[1:]
         batch[c.VF_PREDS] = values
         if self.spec.prev_action is not None:
-            batch[c.PREV_ACTIONS], batch[c.PREV_REWARDS] = before
+            batch[c.PREV_ACTIONS] = prev_actions
+            batch[c.PREV_REWARDS] = prev_rewards
         if c.AGENT_INDEX not in batch:
             batch[c.AGENT_INDEX] = np.zeros(count, np.int64)
 
-    def get_weights(self) -> dict[str, NDArray[Any]]:
+    def get_weights(self) -> dict[str, Array]:
         """Return the current weights by name, each of any shape."""
         return self.graph.get_weights()
 
-    def set_weights(self, weights: Mapping[str, NDArray[Any]]) -> None:
+    def set_weights(self, weights: Mapping[str, Array]) -> None:
         """Replace all weights together; see `ActingGraph.set_weights` for errors."""
         self.graph.set_weights(weights)
 
@@ -607,11 +601,12 @@ class GraphPolicy(Policy):
         ahead = self._noise_ahead
         if len(ahead) < num_rows:
             drawn = self.draw_noise(self._rng, _CALLS_AHEAD * num_rows)
+            # at first there is none, in an array of another width
             ahead = np.concatenate([ahead, drawn]) if len(ahead) else drawn
         self._noise_ahead = ahead[num_rows:]
         return ahead[:num_rows]
 
-    def _parted(self, noise: F32) -> tuple[F32 | None, F32]:
+    def _split_noise(self, noise: F32) -> tuple[F32 | None, F32]:
         """Split noise [N, K] into the parts for noisy layers (None without them) and for the choice
         of actions.
         """
@@ -635,7 +630,7 @@ class GraphPolicy(Policy):
             )
         return outputs[:, : self.spec.num_dist_inputs].copy()
 
-    def _previous(self, rows: int, actions: Any, rewards: NDArray[Any] | None) -> Previous | None:
+    def _previous(self, rows: int, actions: Any, rewards: Array | None) -> Previous | None:
         if self.spec.prev_action is None:
             return None
         return (
@@ -647,26 +642,25 @@ class GraphPolicy(Policy):
 class _Filtering:
     """Network with a filter for its observations."""
 
-    def __init__(self, network: ActingNetwork, filtered: Callable[..., NDArray[Any]]) -> None:
+    def __init__(self, network: ActingNetwork, filtered: Callable[..., Array]) -> None:
         self._network = network
         self._filtered = filtered
         self.set_weights = network.set_weights
         self.get_weights = network.get_weights
 
-    def run(self, obs: NDArray[Any], *args: Any, **kwargs: Any) -> tuple[F32, F32, list[F32]]:
+    def run(self, obs: Array, *args: Any, **kwargs: Any) -> tuple[F32, F32, list[F32]]:
         """See `ActingNetwork.run`."""
         return self._network.run(self._filtered(obs, update=False), *args, **kwargs)
 
 
-def _scaled(scaler: RewardScaler, batch: Any, ends: NDArray[np.int64]) -> F32:
+def _scaled(scaler: RewardScaler, batch: Any, ends: I64) -> F32:
     """Return the scaled rewards of trajectories that lie one after the other."""
     last = ends - 1
     keys = list(
         zip(batch[c.EPS_ID][last].tolist(), batch[c.AGENT_INDEX][last].tolist(), strict=True)
     )
-    return scaler.of_trajectories(
-        batch[c.REWARDS], ends, batch[c.TERMINATEDS][last] | batch[c.TRUNCATEDS][last], keys
-    )
+    is_over = batch[c.TERMINATEDS][last] | batch[c.TRUNCATEDS][last]
+    return scaler.of_trajectories(batch[c.REWARDS], ends, is_over, keys)
 
 
 def _row_keys(episodes: Sequence[Any], agent_ids: Sequence[Hashable] | None) -> list[Hashable]:
@@ -676,30 +670,30 @@ def _row_keys(episodes: Sequence[Any], agent_ids: Sequence[Hashable] | None) -> 
     ids = [getattr(episode, "episode_id", None) for episode in episodes]
     if agent_ids is not None:
         return list(zip(ids, agent_ids, strict=True))
-    seen: Counter[Hashable] = Counter()
+    num_rows: Counter[Hashable] = Counter()  # by episode, up to the current row
     keys: list[Hashable] = []
     for episode_id in ids:
-        keys.append((episode_id, seen[episode_id]))
-        seen[episode_id] += 1
+        keys.append((episode_id, num_rows[episode_id]))
+        num_rows[episode_id] += 1
     return keys
 
 
-def _want(batch: Mapping[str, Any], columns: Iterable[str], name: str) -> None:
+def _require(batch: Mapping[str, Any], columns: Iterable[str], name: str) -> None:
     for column in columns:
         if column not in batch:
             raise BatchError(column, f"the column to be there for {name}", sorted(batch))
 
 
-def in_front_of(policy: Policy, own: ObservationFilter) -> ObservationFilter:
+def in_front_of(policy: Policy, obs_filter: ObservationFilter) -> ObservationFilter:
     """Install a filter, and return the filter to apply before the policy.
 
-    If rows contain raw observations, the policy itself applies `own` between its rows and its
-    network, and the returned filter only learns.
+    If rows contain raw observations, the policy itself applies `obs_filter` between its rows and
+    its network, and the returned filter only learns.
     """
-    if own.is_identity or not (isinstance(policy, GraphPolicy) and policy.takes_raw):
-        return own
-    policy.filter_inputs(own)
-    return LearningFilter(own)
+    if obs_filter.is_identity or not isinstance(policy, GraphPolicy) or not policy.takes_raw:
+        return obs_filter
+    policy.filter_inputs(obs_filter)
+    return LearningFilter(obs_filter)
 
 
 class OnnxPolicy(GraphPolicy):
@@ -716,7 +710,7 @@ class OnnxPolicy(GraphPolicy):
         *,
         threads: int = 1,
         runs_per_weights: float = math.inf,
-        **own: Any,
+        **arguments: Any,
     ) -> None:
         """Make a policy from an export of the learner; it can act once it has weights.
 
@@ -725,7 +719,7 @@ class OnnxPolicy(GraphPolicy):
             spec: its description.
             threads: threads that an evaluation can use.
             runs_per_weights: approximate number of evaluations between two updates of the weights.
-            **own: "observation_space", "config" and "seed" of GraphPolicy.
+            **arguments: "observation_space", "config" and "seed" of GraphPolicy.
 
         Raises:
             PolicyError: when graph and spec don't fit each other or the action space.
@@ -734,7 +728,7 @@ class OnnxPolicy(GraphPolicy):
         super().__init__(
             ActingGraph(graph, spec, threads=threads, runs_per_weights=runs_per_weights),
             spec,
-            **own,
+            **arguments,
         )
 
 
@@ -771,8 +765,8 @@ def learned_policy_class(
 
         def __init__(
             self,
-            observation_space: spaces.Space[Any],
-            action_space: spaces.Space[Any],
+            observation_space: Space,
+            action_space: Space,
             config: Mapping[str, Any],
         ) -> None:
             spec.check_spaces(observation_space, action_space)
@@ -804,5 +798,5 @@ def _tensorflow_class(spec: ActingSpec, model_config: Any) -> type[GraphPolicy]:
             "the learner's model can only be run in TensorFlow, which can't be imported here"
             f" ({error}); install it with: {install_command('learner')}"
         ) from error
-    kind: type[GraphPolicy] = module.learned_tf_policy_class(spec, model_config)
-    return kind
+    policy_class: type[GraphPolicy] = module.learned_tf_policy_class(spec, model_config)
+    return policy_class
