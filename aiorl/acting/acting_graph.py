@@ -43,6 +43,10 @@ from aiorl.errors import PolicyError
 from aiorl.process.machine import let_children_end
 
 F32 = NDArray[np.float32]
+Array = NDArray[Any]
+Arrays = Mapping[str, Array]
+Outputs = tuple[F32, F32, list[F32]]
+"""Inputs of the distribution [N, P] or wider, values [N], and the recurrent state after the step."""
 
 OBS_INPUT = "obs"
 _BIND_AT = 5
@@ -64,13 +68,13 @@ class ActingSession:
     """
 
     __slots__ = (
-        "_bound",
-        "_given",
+        "_bindings",
+        "_bytes_left",
         "_output_names",
-        "_room",
         "_runs",
         "_session",
         "_values",
+        "_weight_inputs",
         "weights",
     )
 
@@ -78,10 +82,10 @@ class ActingSession:
         self,
         session: Any,
         output_names: Sequence[str],
-        weights: dict[str, NDArray[Any]],
+        weights: dict[str, Array],
         *,
         values: object = None,
-        given: Mapping[str, NDArray[Any]] | None = None,
+        weight_inputs: Arrays | None = None,
     ) -> None:
         """Wrap a session; no memory is bound yet.
 
@@ -90,49 +94,46 @@ class ActingSession:
             output_names: names of distribution inputs, values and states.
             weights: weights by name; kept, because the session uses their memory.
             values: kept along with the session, which uses their memory without keeping them alive.
-            given: weights that are inputs of each run, by their names in the graph.
+            weight_inputs: weights that are inputs of each run, by their names in the graph.
         """
         self._session = session
         self._output_names = output_names
         self._values = values
-        self._given = given or {}
+        self._weight_inputs = weight_inputs or {}
         self.weights = weights
         self._runs: Counter[int] = Counter()  # unbound runs by number of rows
-        self._bound: dict[int, _Bound] = {}  # bindings that no thread is using
-        self._room = _MAX_BOUND_BYTES
+        self._bindings: dict[int, _Binding] = {}  # by number of rows; those that no thread is using
+        self._bytes_left = _MAX_BOUND_BYTES  # that inputs of further bindings can have
 
-    def run(
-        self, feed: Mapping[str, NDArray[Any]], out: tuple[F32, F32] | None
-    ) -> tuple[F32, F32, list[F32]]:
+    def run(self, feed: Arrays, out: tuple[F32, F32] | None) -> Outputs:
         """Return outputs for inputs of the right shapes and dtypes; see `ActingGraph.run`."""
         obs = feed[OBS_INPUT]
         rows = len(obs)
-        bound = self._bound.pop(rows, None)
-        if bound is None:
+        # taken out while in use, so that another thread cannot write into the same memory
+        binding = self._bindings.pop(rows, None)
+        if binding is None:
             return self._run_unbound(rows, feed, out)
-        bound.obs[...] = obs
-        for name, place in bound.others:
-            place[...] = feed[name]
-        self._session.run_with_iobinding(bound.binding)
+        binding.obs[...] = obs
+        for name, memory in binding.further_inputs:
+            memory[...] = feed[name]
+        self._session.run_with_iobinding(binding.handle)
         if out is None:
-            out = bound.dist_inputs.copy(), bound.values.copy()
+            out = binding.dist_inputs.copy(), binding.values.copy()
         else:
-            out[0][...] = bound.dist_inputs
-            out[1][...] = bound.values
-        states = [*map(np.copy, bound.states)]
-        self._bound[rows] = bound
+            out[0][...] = binding.dist_inputs
+            out[1][...] = binding.values
+        states = [*map(np.copy, binding.states)]
+        self._bindings[rows] = binding
         return out[0], out[1], states
 
-    def _run_unbound(
-        self, rows: int, feed: Mapping[str, NDArray[Any]], out: tuple[F32, F32] | None
-    ) -> tuple[F32, F32, list[F32]]:
-        made = self._session.run(self._output_names, {**self._given, **feed}, None)
-        dist_inputs, values, *states = made
+    def _run_unbound(self, rows: int, feed: Arrays, out: tuple[F32, F32] | None) -> Outputs:
+        outputs = self._session.run(self._output_names, {**self._weight_inputs, **feed}, None)
+        dist_inputs, values, *states = outputs
         self._runs[rows] += 1
-        size = sum(array.nbytes for array in feed.values())
-        if self._runs[rows] == _BIND_AT and 0 < size <= self._room:
-            self._room -= size
-            self._bound[rows] = self._bind(feed, dict(zip(self._output_names, made, strict=True)))
+        num_bytes = sum(array.nbytes for array in feed.values())
+        if self._runs[rows] == _BIND_AT and 0 < num_bytes <= self._bytes_left:
+            self._bytes_left -= num_bytes
+            self._bindings[rows] = self._bind(feed, outputs)
         if out is None:
             return dist_inputs, values, states
         out[0][...] = dist_inputs
@@ -148,50 +149,71 @@ class ActingSession:
         """
         with contextlib.suppress(KeyError):  # it is empty
             while True:
-                rows, bound = before._bound.popitem()
-                _bind_inputs(bound.binding, self._given)
-                self._room -= sum(
-                    array.nbytes for array in (bound.obs, *dict(bound.others).values())
-                )
-                self._bound[rows] = bound
+                rows, binding = before._bindings.popitem()
+                _bind_inputs(binding.handle, self._weight_inputs)
+                self._bytes_left -= binding.num_input_bytes
+                self._bindings[rows] = binding
 
-    def _bind(
-        self, inputs: Mapping[str, NDArray[Any]], outputs: Mapping[str, NDArray[Any]]
-    ) -> _Bound:
+    def _bind(self, inputs: Arrays, outputs: Sequence[Array]) -> _Binding:
         """Bind memory for the number of rows in these inputs and outputs."""
-        binding = self._session.io_binding()
+        handle = self._session.io_binding()
+        # in C order, whatever the order of the arrays: ONNX Runtime gets only their addresses
         read = {name: np.empty(array.shape, array.dtype) for name, array in inputs.items()}
-        written = {name: np.empty(array.shape, array.dtype) for name, array in outputs.items()}
-        _bind_inputs(binding, {**self._given, **read})
-        for name, array in written.items():
-            binding.bind_output(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
-        dist_inputs, values, *states = written.values()
-        return _Bound(
-            binding, read.pop(OBS_INPUT), tuple(read.items()), dist_inputs, values, states
+        written = [np.empty(array.shape, array.dtype) for array in outputs]
+        _bind_inputs(handle, {**self._weight_inputs, **read})
+        for name, array in zip(self._output_names, written, strict=True):
+            handle.bind_output(
+                name,
+                device_type="cpu",
+                device_id=0,
+                element_type=array.dtype,
+                shape=array.shape,
+                buffer_ptr=array.ctypes.data,
+            )
+        dist_inputs, values, *states = written
+        return _Binding(
+            handle=handle,
+            obs=read.pop(OBS_INPUT),
+            further_inputs=tuple(read.items()),
+            dist_inputs=dist_inputs,
+            values=values,
+            states=states,
         )
 
 
-def _bind_inputs(binding: Any, arrays: Mapping[str, NDArray[Any]]) -> None:
+def _bind_inputs(handle: Any, arrays: Arrays) -> None:
     for name, array in arrays.items():
-        binding.bind_input(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
+        handle.bind_input(
+            name,
+            device_type="cpu",
+            device_id=0,
+            element_type=array.dtype,
+            shape=array.shape,
+            buffer_ptr=array.ctypes.data,
+        )
 
 
-class _Bound(NamedTuple):
+class _Binding(NamedTuple):
     """Memory that a session reads and writes directly, for one number of rows."""
 
-    binding: Any
-    obs: NDArray[Any]
-    others: Sequence[tuple[str, NDArray[Any]]]
+    handle: Any
+    obs: Array
+    further_inputs: Sequence[tuple[str, Array]]
     dist_inputs: F32
     values: F32
     states: Sequence[F32]
+
+    @property
+    def num_input_bytes(self) -> int:
+        """Bytes of the inputs besides weights."""
+        return self.obs.nbytes + sum(memory.nbytes for _, memory in self.further_inputs)
 
 
 # child processes of a process that has loaded ONNX Runtime would not end otherwise
 let_children_end()
 
 
-Previous = tuple[NDArray[Any], NDArray[Any]]
+Previous = tuple[Array, Array]
 """Actions [N, ...] in column form and rewards [N] of the previous step."""
 
 PREV_ACTIONS_INPUT = "prev_actions"
@@ -315,11 +337,11 @@ class ActingSpec:
         Raises:
             PolicyError: when it does not, for example with another version of the environment.
         """
-        learners = space_from_dict(self.action_space)
-        if learners != action_space:
+        learner_space = space_from_dict(self.action_space)
+        if learner_space != action_space:
             raise PolicyError(
                 f"this host's environment has the action space {action_space}, the learner's has"
-                f" {learners}; install the same version of the environment on both"
+                f" {learner_space}; install the same version of the environment on both"
             )
         if tuple(observation_space.shape or ()) != tuple(self.obs_shape):
             raise PolicyError(
@@ -330,6 +352,9 @@ class ActingSpec:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the spec as strings, numbers, lists and dicts, for msgpack and JSON."""
+        prev_action = None
+        if self.prev_action is not None:
+            prev_action = [list(self.prev_action.shape), self.prev_action.dtype]
         return {
             "format": _FORMAT,
             "obs_shape": list(self.obs_shape),
@@ -339,11 +364,7 @@ class ActingSpec:
             "distribution": self.distribution,
             "action_space": dict(self.action_space),
             "weights": [[weight.name, list(weight.shape), weight.dtype] for weight in self.weights],
-            "prev_action": (
-                None
-                if self.prev_action is None
-                else [list(self.prev_action.shape), self.prev_action.dtype]
-            ),
+            "prev_action": prev_action,
             "num_features": self.num_features,
             "noise_size": self.noise_size,
         }
@@ -361,22 +382,22 @@ class ActingSpec:
                     f"the acting graph's description has format {show(data['format'])}, not"
                     f" {_FORMAT}"
                 )
-            given = {
+            fields = {
                 field.name: data[field.name]
                 for field in dataclasses.fields(cls)
                 if field.name in data
             }
-            given["weights"] = [_described(_WEIGHT_DTYPES, *weight) for weight in data["weights"]]
-            if given.get("prev_action") is not None:
-                given["prev_action"] = _described(
-                    _PREV_DTYPES, PREV_ACTIONS_INPUT, *given["prev_action"]
+            fields["weights"] = [_array_spec(_WEIGHT_DTYPES, *weight) for weight in data["weights"]]
+            if fields.get("prev_action") is not None:
+                fields["prev_action"] = _array_spec(
+                    _PREV_DTYPES, PREV_ACTIONS_INPUT, *fields["prev_action"]
                 )
-            spec = cls(**given)
+            spec = cls(**fields)
+        except PolicyError:  # which is a ValueError
+            raise
         except (KeyError, TypeError, ValueError) as error:
-            if isinstance(error, PolicyError):
-                raise
-            said = " ".join(str(error).split())
-            raise PolicyError(f"the acting graph's description is damaged: {said:.200}") from error
+            text = " ".join(str(error).split())
+            raise PolicyError(f"the acting graph's description is damaged: {text:.200}") from error
         if len({weight.name for weight in spec.weights}) != len(spec.weights):
             raise PolicyError("the acting graph's description names a weight twice")
         if spec.num_weight_bytes > MAX_WEIGHT_BYTES:
@@ -390,9 +411,9 @@ class ActingSpec:
         return spec
 
 
-def _described(known: Mapping[str, object], name: Any, shape: Any, dtype: Any) -> ArraySpec:
-    if dtype not in known:
-        raise ValueError(f"dtype {show(dtype)} of {show(name)}; known: {sorted(known)}")
+def _array_spec(dtypes: Mapping[str, object], name: Any, shape: Any, dtype: Any) -> ArraySpec:
+    if dtype not in dtypes:
+        raise ValueError(f"dtype {show(dtype)} of {show(name)}; known: {sorted(dtypes)}")
     return ArraySpec(name, shape, dtype)
 
 
@@ -424,11 +445,10 @@ class ActingGraph:
         """
         self.spec = spec
         self._has_untried_loops = has_loops(graph)
-        most_bytes = _MAX_BRIEF_BYTES if runs_per_weights <= _BRIEF_RUNS else _MAX_INPUT_BYTES
+        max_bytes = _MAX_BRIEF_BYTES if runs_per_weights <= _BRIEF_RUNS else _MAX_INPUT_BYTES
         # convolutions are far slower if their kernels are inputs
-        self._weights_are_inputs = spec.num_weight_bytes <= most_bytes and all(
-            len(weight.shape) <= 2 for weight in spec.weights
-        )
+        is_dense = all(len(weight.shape) <= 2 for weight in spec.weights)
+        self._weights_are_inputs = is_dense and spec.num_weight_bytes <= max_bytes
         inputs = b"".join(map(_graph_input, spec.weights)) if self._weights_are_inputs else b""
         self._graph = without_files(graph + _field(7, inputs))
         self._shared: Any = None  # one session for all weights, if they are inputs
@@ -441,7 +461,7 @@ class ActingGraph:
         self._prev_action = spec.prev_action
         self._session: ActingSession | None = None
 
-    def set_weights(self, weights: Mapping[str, NDArray[Any]]) -> None:
+    def set_weights(self, weights: Arrays) -> None:
         """Replace all weights together by copies of new ones.
 
         Raises:
@@ -450,7 +470,7 @@ class ActingGraph:
         """
         self._session = self._make_session(self._checked_copies(weights))
 
-    def get_weights(self) -> dict[str, NDArray[Any]]:
+    def get_weights(self) -> dict[str, Array]:
         """Return the current weights by name, read-only.
 
         Raises:
@@ -460,12 +480,12 @@ class ActingGraph:
 
     def run(
         self,
-        obs: NDArray[Any],
+        obs: Array,
         state: Sequence[F32] = (),
         prev: Previous | None = None,
         out: tuple[F32, F32] | None = None,
         noise: F32 | None = None,
-    ) -> tuple[F32, F32, list[F32]]:
+    ) -> Outputs:
         """Evaluate the network.
 
         Args:
@@ -495,15 +515,18 @@ class ActingGraph:
             self._add_state(feed, state, len(obs))
         if prev is not None or self._prev_action is not None:
             self._add_previous(feed, prev, len(obs))
-        if size := self.spec.noise_size:
-            feed[NOISE_INPUT] = np.zeros((len(obs), size), np.float32) if noise is None else noise
+        noise_size = self.spec.noise_size
+        if noise_size:
+            if noise is None:
+                noise = np.zeros((len(obs), noise_size), np.float32)
+            feed[NOISE_INPUT] = noise
         try:
             return session.run(feed, out)
         except Exception as error:
             # onnxruntime's own exceptions have no other common base
             raise PolicyError(f"the acting graph failed: {error!s:.500}") from error
 
-    def _add_state(self, feed: dict[str, NDArray[Any]], state: Sequence[F32], rows: int) -> None:
+    def _add_state(self, feed: dict[str, Array], state: Sequence[F32], rows: int) -> None:
         if len(state) != len(self._state_inputs):
             raise PolicyError(
                 f"{len(state)} recurrent state components; the policy has {len(self._state_inputs)}"
@@ -518,16 +541,12 @@ class ActingGraph:
                 )
             feed[name] = component
 
-    def _add_previous(
-        self, feed: dict[str, NDArray[Any]], prev: Previous | None, rows: int
-    ) -> None:
+    def _add_previous(self, feed: dict[str, Array], prev: Previous | None, rows: int) -> None:
         spec = self._prev_action
-        if spec is None or prev is None:
-            raise PolicyError(
-                "the policy does not use previous actions and rewards"
-                if spec is None
-                else "the policy needs previous actions and rewards; none were given"
-            )
+        if spec is None:
+            raise PolicyError("the policy does not use previous actions and rewards")
+        if prev is None:
+            raise PolicyError("the policy needs previous actions and rewards; none were given")
         actions, rewards = prev
         if actions.shape != (rows, *spec.shape) or rewards.shape != (rows,):
             raise PolicyError(
@@ -542,7 +561,7 @@ class ActingGraph:
             raise PolicyError("the policy has no weights yet; call set_weights first")
         return self._session
 
-    def _checked_copies(self, weights: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    def _checked_copies(self, weights: Arrays) -> dict[str, Array]:
         # ONNX Runtime uses this memory, and a copy can't change under it
         copies = {name: np.array(array, order="C") for name, array in weights.items()}
         check_weights({name: spec.shape for name, spec in self._weight_specs.items()}, copies)
@@ -551,10 +570,12 @@ class ActingGraph:
                 raise PolicyError(f"weight {name!r} is {copies[name].dtype}; expected {spec.dtype}")
         return {name: copies[name] for name in self._weight_specs}
 
-    def _make_session(self, weights: dict[str, NDArray[Any]]) -> ActingSession:
+    def _make_session(self, weights: dict[str, Array]) -> ActingSession:
         by_name = {_blotted(name): weight for name, weight in weights.items()}
         if self._weights_are_inputs and self._shared is not None:
-            session = ActingSession(self._shared, self._output_names, weights, given=by_name)
+            session = ActingSession(
+                self._shared, self._output_names, weights, weight_inputs=by_name
+            )
             if self._session is not None:
                 session.take_over(self._session)
             return session
@@ -569,16 +590,16 @@ class ActingGraph:
         # the session uses the memory of these
         self._shared = loaded
         self._first_values = values
-        return ActingSession(loaded, self._output_names, weights, given=by_name)
+        return ActingSession(loaded, self._output_names, weights, weight_inputs=by_name)
 
-    def _try_loops(self, session: Any, given: Mapping[str, NDArray[Any]]) -> None:
+    def _try_loops(self, session: Any, weight_inputs: Arrays) -> None:
         """Run a graph with loops once, because one without an end could never be interrupted later.
 
         Raises:
             PolicyError: when it does not return in time, or fails.
         """
         spec = self.spec
-        feed: dict[str, NDArray[Any]] = {OBS_INPUT: np.zeros((1, *spec.obs_shape), spec.obs_dtype)}
+        feed: dict[str, Array] = {OBS_INPUT: np.zeros((1, *spec.obs_shape), spec.obs_dtype)}
         for name, shape in zip(spec.state_inputs, spec.state_shapes, strict=True):
             feed[name] = np.zeros((1, *shape), np.float32)
         if spec.prev_action is not None:
@@ -593,14 +614,12 @@ class ActingGraph:
         timer.daemon = True
         timer.start()
         try:
-            session.run(self._output_names, {**given, **feed}, options)
+            session.run(self._output_names, {**weight_inputs, **feed}, options)
         except Exception as error:
             # onnxruntime's own exceptions have no other common base
-            reason = (
-                f"its loops did not end within {_LOOPS_WITHIN_S:g} s"
-                if options.terminate
-                else f"{error!s:.500}"
-            )
+            reason = f"{error!s:.500}"
+            if options.terminate:
+                reason = f"its loops did not end within {_LOOPS_WITHIN_S:g} s"
             raise PolicyError(f"the acting graph cannot be used: {reason}") from error
         finally:
             timer.cancel()
@@ -628,9 +647,7 @@ class ActingGraph:
             raise PolicyError(f"the acting graph cannot be loaded: {error!s:.500}") from error
 
 
-def check_weights(
-    shapes: Mapping[str, tuple[int, ...]], weights: Mapping[str, NDArray[Any]]
-) -> None:
+def check_weights(shapes: Mapping[str, tuple[int, ...]], weights: Arrays) -> None:
     """Check that weights are finite and have these names and shapes.
 
     Raises:
@@ -690,4 +707,6 @@ def _number(number: int, value: int) -> bytes:
 
 
 def _varint(value: int) -> bytes:
-    return bytes([value]) if value < 0x80 else bytes([value & 0x7F | 0x80]) + _varint(value >> 7)
+    if value < 0x80:
+        return bytes([value])
+    return bytes([value & 0x7F | 0x80]) + _varint(value >> 7)
