@@ -10,14 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from aiorl.acting.distributions import MASKED_LOGIT
+from aiorl.acting.distributions import F32, F64, I64, MASKED_LOGIT, Bools
 from aiorl.data import columns as c
 from aiorl.data.arrays import discounted_sums
-from aiorl.data.fragment import check_n_steps, new_obs
+from aiorl.data.fragment import Array, check_n_steps, new_obs
 from aiorl.errors import BatchError
-
-Array = NDArray[Any]
-F32 = NDArray[np.float32]
 
 _BLOCK_ROWS = 1 << 15  # in all environments of a block: their temporaries stay in the cache
 
@@ -26,13 +23,13 @@ def gae(
     rewards: F32,
     vf_preds: F32,
     bootstrap: F32,
-    terminateds: NDArray[np.bool_],
-    truncateds: NDArray[np.bool_],
+    terminateds: Bools,
+    truncateds: Bools,
     truncation_values: F32 | None = None,
     *,
     gamma: float,
     lam: float,
-    valid: NDArray[np.bool_] | None = None,
+    valid: Bools | None = None,
 ) -> tuple[F32, F32]:
     """Return generalised advantage estimates, and the corresponding value targets.
 
@@ -71,15 +68,16 @@ def gae(
         values = vf_preds[:, envs].astype(np.float64)
         following = _following_values(
             values,
-            bootstrap[envs],
-            terminateds[:, envs],
-            truncateds[:, envs],
-            None if truncation_values is None else truncation_values[:, envs],
+            bootstrap=bootstrap[envs],
+            terminateds=terminateds[:, envs],
+            truncateds=truncateds[:, envs],
+            truncation_values=None if truncation_values is None else truncation_values[:, envs],
         )
         following *= gamma
         following += rewards[:, envs]
         deltas = np.subtract(following, values, out=following)
-        decay = np.where(terminateds[:, envs] | truncateds[:, envs], 0.0, gamma * lam)
+        is_end = terminateds[:, envs] | truncateds[:, envs]
+        decay = np.where(is_end, 0.0, gamma * lam)
         if valid is not None:
             no_transition = ~valid[:, envs]
             deltas[no_transition] = 0.0
@@ -92,12 +90,12 @@ def gae(
 
 
 def _following_values(
-    values: NDArray[np.float64],
+    values: F64,
     bootstrap: F32,
-    terminateds: NDArray[np.bool_],
-    truncateds: NDArray[np.bool_],
+    terminateds: Bools,
+    truncateds: Bools,
     truncation_values: F32 | None,
-) -> NDArray[np.float64]:
+) -> F64:
     """Return V' of each row: the value after the step."""
     following = np.empty_like(values)
     following[:-1] = values[1:]
@@ -112,11 +110,11 @@ def _following_values(
 
 def returns(
     rewards: F32,
-    terminateds: NDArray[np.bool_],
-    truncateds: NDArray[np.bool_],
+    terminateds: Bools,
+    truncateds: Bools,
     *,
     gamma: float,
-    valid: NDArray[np.bool_] | None = None,
+    valid: Bools | None = None,
 ) -> dict[str, Array]:
     """Return ADVANTAGES [T, N]: discounted sums of the rewards from each row to the end of its
     episode or fragment.
@@ -125,28 +123,40 @@ def returns(
     """
     no_values = np.zeros_like(rewards)
     sums, _ = gae(
-        rewards, no_values, no_values[0], terminateds, truncateds, gamma=gamma, lam=1.0, valid=valid
+        rewards,
+        vf_preds=no_values,
+        bootstrap=no_values[0],
+        terminateds=terminateds,
+        truncateds=truncateds,
+        gamma=gamma,
+        lam=1.0,
+        valid=valid,
     )
     return {c.ADVANTAGES: sums}
 
 
-def n_step_columns(**given: Any) -> dict[str, Array]:
+def n_step_columns(**arguments: Any) -> dict[str, Array]:
     """Return N_STEP_RETURNS, DISCOUNTS and N_STEPS [T, N] of up to n steps; see `n_step`."""
-    return dict(zip((c.N_STEP_RETURNS, c.DISCOUNTS, c.N_STEPS), n_step(**given), strict=True))
+    targets = n_step(**arguments)
+    return {
+        c.N_STEP_RETURNS: targets.returns,
+        c.DISCOUNTS: targets.discounts,
+        c.N_STEPS: targets.steps,
+    }
 
 
 def n_step_priorities(
     rewards: F32,
     vf_preds: F32,
     bootstrap: F32,
-    terminateds: NDArray[np.bool_],
-    truncateds: NDArray[np.bool_],
+    terminateds: Bools,
+    truncateds: Bools,
     truncation_values: F32 | None = None,
     *,
     action_values: F32,
     gamma: float,
     n: float,
-    valid: NDArray[np.bool_] | None = None,
+    valid: Bools | None = None,
 ) -> dict[str, Array]:
     """Return the columns of `n_step_columns`, and PRIORITIES [T, N]: the size of each row's TD
     error at the sampler.
@@ -170,7 +180,7 @@ def n_step_priorities(
 
     Source: Horgan et al. 2018, https://arxiv.org/abs/1803.00933, section 3 and algorithm 1.
     """
-    made = n_step_columns(
+    columns = n_step_columns(
         rewards=rewards,
         terminateds=terminateds,
         truncateds=truncateds,
@@ -179,27 +189,33 @@ def n_step_priorities(
         valid=valid,
     )
     following = _following_values(
-        vf_preds.astype(np.float64), bootstrap, terminateds, truncateds, truncation_values
+        vf_preds.astype(np.float64),
+        bootstrap=bootstrap,
+        terminateds=terminateds,
+        truncateds=truncateds,
+        truncation_values=truncation_values,
     )
     following[following <= MASKED_LOGIT] = 0.0  # after a truncation there may be no legal action
-    behind = np.take_along_axis(following, last_rows(made[c.N_STEPS]), axis=0)
-    priorities = np.abs(made[c.N_STEP_RETURNS] + made[c.DISCOUNTS] * behind - action_values)
+    last_values = np.take_along_axis(following, last_rows(columns[c.N_STEPS]), axis=0)
+    targets = columns[c.N_STEP_RETURNS] + columns[c.DISCOUNTS] * last_values
+    priorities = np.abs(targets - action_values)
     priorities[action_values <= MASKED_LOGIT] = 0.0  # actions of other policies may be illegal
     if valid is not None:
         priorities[~valid] = 0.0
-    return {**made, c.PRIORITIES: priorities.astype(np.float32)}
+    return {**columns, c.PRIORITIES: priorities.astype(np.float32)}
 
 
-def gae_columns(**given: Any) -> dict[str, Array]:
+def gae_columns(**arguments: Any) -> dict[str, Array]:
     """Return ADVANTAGES and VALUE_TARGETS [T, N]; see `gae`."""
-    return dict(zip((c.ADVANTAGES, c.VALUE_TARGETS), gae(**given), strict=True))
+    advantages, value_targets = gae(**arguments)
+    return {c.ADVANTAGES: advantages, c.VALUE_TARGETS: value_targets}
 
 
 POSTPROCESSORS: dict[str, Callable[..., dict[str, Array]]] = {
     "gae": gae_columns,
     "n_step": n_step_columns,
     "n_step_priorities": n_step_priorities,
-    "none": lambda **given: {},  # the learner computes the targets, for example for V-trace
+    "none": lambda **arguments: {},  # the learner computes the targets, for example for V-trace
     "returns": returns,
 }
 """Postprocessors by the name in an algorithm's settings.
@@ -229,11 +245,11 @@ def postprocessed(
     rewards = columns.get(c.SCALED_REWARDS, columns[c.REWARDS])
     values: dict[str, Any] = {}
     if name in NEED_VALUES:
+        if bootstrap is None:
+            bootstrap = np.zeros(rewards.shape[1:], np.float32)
         values = {
             "vf_preds": columns[c.VF_PREDS],
-            "bootstrap": np.zeros(rewards.shape[1:], np.float32)
-            if bootstrap is None
-            else bootstrap,
+            "bootstrap": bootstrap,
             "truncation_values": columns.get(c.BOOTSTRAP_VALUES),
         }
     if name in NEED_ACTION_VALUES:
@@ -246,9 +262,6 @@ def postprocessed(
         **values,
         **settings,
     )
-
-
-Bools = NDArray[np.bool_]
 
 
 class NStep(NamedTuple):
@@ -297,11 +310,8 @@ def n_step(
         2016, https://arxiv.org/abs/1602.01783.
     """
     shape = rewards.shape
-    for name, column in (
-        (c.TERMINATEDS, terminateds),
-        (c.TRUNCATEDS, truncateds),
-        (c.VALID, valid),
-    ):
+    flags = {c.TERMINATEDS: terminateds, c.TRUNCATEDS: truncateds, c.VALID: valid}
+    for name, column in flags.items():
         if column is not None and column.shape != shape:
             raise BatchError(name, f"shape {shape}, that of rewards", column.shape)
     goes_on = ~(terminateds | truncateds)
@@ -310,19 +320,19 @@ def n_step(
         goes_on[:-1] &= valid[1:]
     returns = rewards.astype(np.float64)
     steps = np.ones(shape, np.int32)
-    is_taking = (
-        goes_on.copy()
-    )  # True where the row takes one more step, into the row `ahead` rows later
+    # True where the row takes one more step, into the row `ahead` rows later
+    is_taking = goes_on.copy()
     for ahead in range(1, min(int(n), len(rewards))):
         is_taking = is_taking[:-1]
         if not is_taking.any():
             break
         rows = slice(0, len(rewards) - ahead)
-        returns[rows] += np.where(is_taking, gamma**ahead * rewards[ahead:].astype(np.float64), 0.0)
+        discounted = gamma**ahead * rewards[ahead:].astype(np.float64)
+        returns[rows] += np.where(is_taking, discounted, 0.0)
         steps[rows] += is_taking
         is_taking = is_taking & goes_on[ahead:]
-    last = np.arange(len(rewards))[:, None] + steps - 1
-    discounts = np.where(np.take_along_axis(terminateds, last, axis=0), 0.0, float(gamma) ** steps)
+    is_terminal = np.take_along_axis(terminateds, last_rows(steps), axis=0)
+    discounts = np.where(is_terminal, 0.0, float(gamma) ** steps)
     if valid is not None:
         returns[~valid] = 0.0
         discounts[~valid] = 0.0
@@ -344,7 +354,6 @@ def n_step_new_obs(arrays: Mapping[str, Array]) -> Array:
     return following[last_rows(steps), np.arange(following.shape[1])]
 
 
-def last_rows(steps: Array) -> NDArray[np.int64]:
+def last_rows(steps: Array) -> I64:
     """Return the row [T, N] in which the steps of each row end."""
-    rows: NDArray[np.int64] = np.arange(len(steps))[:, None] + steps.astype(np.int64) - 1
-    return rows
+    return np.arange(len(steps))[:, None] + steps.astype(np.int64) - 1

@@ -22,6 +22,7 @@ from aiorl.data.arrays import NUMBER_KINDS, described_value
 from aiorl.data.gym_spaces import gymnasium_space
 from aiorl.data.obs_layout import (
     ACTION_MASK,
+    Array,
     LaidOutBox,
     MaskLayout,
     ObsLayout,
@@ -30,6 +31,8 @@ from aiorl.data.obs_layout import (
 )
 from aiorl.data.spaces import KINDS, MAX_SPACE_ELEMENTS, SIMPLE_KINDS
 from aiorl.errors import BatchError, ConfigError, UnsupportedSpaceError
+
+Space = spaces.Space[Any]
 
 MAX_ONE_HOT = 1 << 14
 """Largest size of a one-hot observation, because each row contains all of its numbers."""
@@ -57,7 +60,7 @@ class Preprocessor(ABC):
 
     is_identity = False
 
-    def __init__(self, space: spaces.Space[Any], shape: tuple[int, ...], dtype: DTypeLike) -> None:
+    def __init__(self, space: Space, shape: tuple[int, ...], dtype: DTypeLike) -> None:
         """Set the space, and shape and dtype of one model input.
 
         Args:
@@ -71,7 +74,7 @@ class Preprocessor(ABC):
         self._is_whole = space.dtype is not None and np.dtype(space.dtype).kind != "f"
 
     @abstractmethod
-    def transform(self, obs: Any) -> NDArray[Any]:
+    def transform(self, obs: Any) -> Array:
         """Return model inputs ``[N, *shape]`` for a batch of N observations.
 
         Args:
@@ -79,7 +82,7 @@ class Preprocessor(ABC):
                 batches.
         """
 
-    def transform_rows(self, observations: Sequence[Any]) -> NDArray[Any]:
+    def transform_rows(self, observations: Sequence[Any]) -> Array:
         """Return model inputs ``[N, *shape]`` for N single ``observations`` of environments.
 
         Raises:
@@ -87,19 +90,23 @@ class Preprocessor(ABC):
         """
         obs = _batched(observations, self.space)
         if isinstance(obs, np.ndarray):
-            if obs.dtype.kind == "f" and self._is_whole and not np.array_equal(obs, np.rint(obs)):
+            is_converted = self._is_whole and obs.dtype.kind == "f"
+            if is_converted and not np.array_equal(obs, np.rint(obs)):
                 raise BatchError("obs", f"observations of {self.space}", "fractions")
             self._check_range(obs)
         inputs = self.transform(obs)
+        # a user's own may return anything
         shape = getattr(inputs, "shape", type(inputs).__name__)
-        if shape != (len(observations), *self.shape):
-            expected = (
-                f"{type(self).__name__}.transform to return {[len(observations), *self.shape]}"
+        expected = (len(observations), *self.shape)
+        if shape != expected:
+            raise BatchError(
+                "obs",
+                f"{type(self).__name__}.transform to return {[*expected]}",
+                list(shape) if isinstance(shape, tuple) else shape,
             )
-            raise BatchError("obs", expected, list(shape) if isinstance(shape, tuple) else shape)
         return inputs
 
-    def _check_range(self, obs: NDArray[Any]) -> None:
+    def _check_range(self, obs: Array) -> None:
         """Check that `transform` can represent all values in ``[N, *space.shape]``; by default it
         can.
 
@@ -114,7 +121,7 @@ class Preprocessor(ABC):
         return layout_of(self.space) if self.is_identity else ObsLayout(self.shape)
 
     @property
-    def observation_space(self) -> spaces.Space[Any]:
+    def observation_space(self) -> Space:
         """Space of the model inputs, which a policy gets as its observation space."""
         if self.is_identity:
             return self.space
@@ -147,7 +154,7 @@ class BoxPreprocessor(Preprocessor):
         super().__init__(space, tuple(space.shape) or (1,), dtype)
         self.is_identity = self._is_built_in and space.dtype == self.dtype and bool(space.shape)
 
-    def transform(self, obs: NDArray[Any]) -> NDArray[Any]:
+    def transform(self, obs: Array) -> Array:
         """See `Preprocessor.transform`."""
         return obs.astype(self.dtype, copy=False).reshape(len(obs), *self.shape)
 
@@ -161,9 +168,8 @@ class OneHotPreprocessor(Preprocessor):
         Raises:
             UnsupportedSpaceError: when there are more values than the largest one-hot size.
         """
-        sizes = np.asarray(
-            space.nvec if isinstance(space, spaces.MultiDiscrete) else space.n, np.int64
-        )
+        num_values = space.nvec if isinstance(space, spaces.MultiDiscrete) else space.n
+        sizes = np.asarray(num_values, np.int64)
         size = sum(map(int, sizes.flat))  # in Python's numbers, which don't overflow
         if size > MAX_ONE_HOT:
             raise UnsupportedSpaceError(
@@ -179,7 +185,7 @@ class OneHotPreprocessor(Preprocessor):
         self._end = space.start + sizes
         self._offsets = np.cumsum(sizes.ravel()) - sizes.ravel()
 
-    def transform(self, obs: NDArray[Any]) -> NDArray[Any]:
+    def transform(self, obs: Array) -> Array:
         """See `Preprocessor.transform`."""
         out = np.zeros((len(obs), *self.shape), np.float32)
         rows = np.arange(len(obs))
@@ -190,7 +196,7 @@ class OneHotPreprocessor(Preprocessor):
         out[rows, index] = 1.0
         return out
 
-    def _check_range(self, obs: NDArray[Any]) -> None:
+    def _check_range(self, obs: Array) -> None:
         if ((obs < self._low) | (obs >= self._end)).any():
             raise BatchError(
                 "obs", f"observations of {self.space}", f"values from {obs.min()} to {obs.max()}"
@@ -207,24 +213,26 @@ class NestedPreprocessor(Preprocessor):
 
     def __init__(self, space: spaces.Tuple[Any] | spaces.Dict) -> None:
         """Make a preprocessor for each component."""
-        named = list(
+        components = list(
             space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
         )
-        if not named:
+        if not components:
             raise UnsupportedSpaceError(
                 "the observation space", space, KINDS, "It has no components."
             )
         self._parts: list[tuple[Any, Preprocessor, slice]] = []
         end = 0
-        for name, part in named:
-            preprocessor = preprocessor_for(part)
+        for name, component in components:
+            preprocessor = preprocessor_for(component)
             start = end
-            end = end + math.prod(preprocessor.shape)
+            end += math.prod(preprocessor.shape)
             self._parts.append((name, preprocessor, slice(start, end)))
         if end > MAX_SPACE_ELEMENTS:
-            wanted = [f"up to {MAX_SPACE_ELEMENTS} numbers in all"]
             raise UnsupportedSpaceError(
-                "the observation space", space, wanted, f"Each row would hold {end} numbers."
+                "the observation space",
+                space,
+                [f"up to {MAX_SPACE_ELEMENTS} numbers in all"],
+                f"Each row would hold {end} numbers.",
             )
         super().__init__(space, (end,), np.float32)
         self._type = Mapping if isinstance(space, spaces.Dict) else Sequence
@@ -235,27 +243,25 @@ class NestedPreprocessor(Preprocessor):
         if not self._is_built_in:
             return ObsLayout(self.shape)
         leaves = list(self._leaves())
-        shapes = {name: preprocessor.shape for name, preprocessor in leaves}
-        return ObsLayout(
-            self.shape,
-            shapes,
-            byte_parts=tuple(name for name, leaf in leaves if leaf.dtype == np.uint8),
-        )
+        shapes = {name: leaf.shape for name, leaf in leaves}
+        byte_parts = tuple(name for name, leaf in leaves if leaf.dtype == np.uint8)
+        return ObsLayout(self.shape, shapes, byte_parts=byte_parts)
 
     def _leaves(self) -> Iterator[tuple[str, Preprocessor]]:
         for name, preprocessor, _ in self._parts:
             if isinstance(preprocessor, NestedPreprocessor):
-                yield from ((f"{name}.{inner}", leaf) for inner, leaf in preprocessor._leaves())
+                for inner_name, leaf in preprocessor._leaves():
+                    yield f"{name}.{inner_name}", leaf
             else:
                 yield str(name), preprocessor
 
-    def transform(self, obs: Any) -> NDArray[Any]:
+    def transform(self, obs: Any) -> Array:
         """See `Preprocessor.transform`."""
         self._check_form(obs)
         batches = [preprocessor.transform(obs[name]) for name, preprocessor, _ in self._parts]
         return self._joined(batches)
 
-    def transform_rows(self, observations: Sequence[Any]) -> NDArray[Any]:
+    def transform_rows(self, observations: Sequence[Any]) -> Array:
         """See `Preprocessor.transform_rows`."""
         for obs in observations:
             self._check_form(obs)
@@ -266,17 +272,18 @@ class NestedPreprocessor(Preprocessor):
             ]
         )
 
-    def _joined(self, batches: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    def _joined(self, batches: Sequence[Array]) -> Array:
         out = np.empty((len(batches[0]), *self.shape), np.float32)
         for batch, (_, _, part) in zip(batches, self._parts, strict=True):
             out[:, part] = batch.reshape(len(batch), part.stop - part.start)
         return out
 
     def _check_form(self, obs: Any) -> None:
-        is_whole = isinstance(obs, self._type) and len(obs) == len(self._parts)
-        if is_whole and (self._type is Sequence or all(name in obs for name, _, _ in self._parts)):
-            return
-        raise BatchError("obs", f"observations of {self.space}", _form(obs))
+        is_complete = isinstance(obs, self._type) and len(obs) == len(self._parts)
+        if is_complete and self._type is Mapping:
+            is_complete = all(name in obs for name, _, _ in self._parts)
+        if not is_complete:
+            raise BatchError("obs", f"observations of {self.space}", _form(obs))
 
 
 class MaskedPreprocessor(Preprocessor):
@@ -286,9 +293,7 @@ class MaskedPreprocessor(Preprocessor):
     Models and observation filters don't get the mask; see `aiorl.data.obs_layout`.
     """
 
-    def __init__(
-        self, space: spaces.Dict, action_space: spaces.Space[Any], inner: Preprocessor
-    ) -> None:
+    def __init__(self, space: spaces.Dict, action_space: Space, inner: Preprocessor) -> None:
         """Prepend a mask to another preprocessor's output.
 
         Args:
@@ -313,46 +318,42 @@ class MaskedPreprocessor(Preprocessor):
         return self._layout
 
     @property
-    def observation_space(self) -> spaces.Space[Any]:
+    def observation_space(self) -> Space:
         """See `Preprocessor.observation_space`."""
         inner = self._inner.observation_space
         if not isinstance(inner, spaces.Box):
             return _unbounded(self._layout, self.dtype)
-        low, high = (
-            np.concatenate([np.full(self._masks.size, end, self.dtype), bound.ravel()])
-            for bound, end in ((inner.low, 0), (inner.high, 1))
-        )
+        low = np.concatenate([np.zeros(self._masks.size, self.dtype), inner.low.ravel()])
+        high = np.concatenate([np.ones(self._masks.size, self.dtype), inner.high.ravel()])
         return LaidOutBox(low, high, self._layout, self.dtype)
 
-    def transform(self, obs: Any) -> NDArray[Any]:
+    def transform(self, obs: Any) -> Array:
         """See `Preprocessor.transform`."""
-        return self._joined(
-            self._inner.transform(self._rest(obs)), self._masks.from_batch(obs[ACTION_MASK])
-        )
+        inputs = self._inner.transform(self._rest(obs))
+        return self._joined(inputs, self._masks.from_batch(obs[ACTION_MASK]))
 
-    def transform_rows(self, observations: Sequence[Any]) -> NDArray[Any]:
+    def transform_rows(self, observations: Sequence[Any]) -> Array:
         """See `Preprocessor.transform_rows`."""
         for obs in observations:
             if not isinstance(obs, Mapping) or obs.keys() != self._names:
                 raise BatchError("obs", f"observations of {self.space}", _form(obs))
         masks = self._masks.from_rows([obs[ACTION_MASK] for obs in observations])
-        return self._joined(
-            self._inner.transform_rows([self._rest(obs) for obs in observations]), masks
-        )
+        inputs = self._inner.transform_rows([self._rest(obs) for obs in observations])
+        return self._joined(inputs, masks)
 
     def _rest(self, obs: Mapping[str, Any]) -> Any:
         if self._only is not None:
             return obs[self._only]
         return {name: part for name, part in obs.items() if name != ACTION_MASK}
 
-    def _joined(self, inputs: NDArray[Any], masks: NDArray[np.uint8]) -> NDArray[Any]:
+    def _joined(self, inputs: Array, masks: NDArray[np.uint8]) -> Array:
         out = np.empty((len(inputs), *self.shape), self.dtype)
         out[:, : self._masks.size] = masks
         out[:, self._masks.size :] = inputs.reshape(len(inputs), self._layout.size)
         return out
 
 
-def without_mask(space: spaces.Dict) -> spaces.Space[Any]:
+def without_mask(space: spaces.Dict) -> Space:
     """Return an observation space without its action mask: the only other part itself, or a Dict of
     several parts.
 
@@ -383,7 +384,7 @@ class IdentityPreprocessor(Preprocessor):
 
     is_identity = True
 
-    def __init__(self, space: spaces.Space[Any]) -> None:
+    def __init__(self, space: Space) -> None:
         """Keep shape and dtype.
 
         Raises:
@@ -396,12 +397,12 @@ class IdentityPreprocessor(Preprocessor):
         super().__init__(space, tuple(space.shape), space.dtype)
         self.is_identity = self._is_built_in
 
-    def transform(self, obs: NDArray[Any]) -> NDArray[Any]:
+    def transform(self, obs: Array) -> Array:
         """See `Preprocessor.transform`."""
         return obs
 
 
-def preprocessor_for(space: spaces.Space[Any]) -> Preprocessor:
+def preprocessor_for(space: Space) -> Preprocessor:
     """Make the default preprocessor of an observation space.
 
     Raises:
@@ -424,9 +425,9 @@ def preprocessor_for(space: spaces.Space[Any]) -> Preprocessor:
 
 
 def make_preprocessor(
-    space: spaces.Space[Any],
+    space: Space,
     *,
-    action_space: spaces.Space[Any] | None = None,
+    action_space: Space | None = None,
     custom_preprocessor: str | type[Preprocessor] | None = None,
     is_enabled: bool = True,
 ) -> Preprocessor:
@@ -454,13 +455,11 @@ def make_preprocessor(
         )
         return MaskedPreprocessor(space, gymnasium_space(action_space), inner)
     if custom_preprocessor:
-        return _made_of_users(custom_preprocessor, space)
+        return _make_custom(custom_preprocessor, space)
     return preprocessor_for(space) if is_enabled else IdentityPreprocessor(space)
 
 
-def _made_of_users(
-    custom_preprocessor: str | type[Preprocessor], space: spaces.Space[Any]
-) -> Preprocessor:
+def _make_custom(custom_preprocessor: str | type[Preprocessor], space: Space) -> Preprocessor:
     """Make a user's own preprocessor; its failures name the setting.
 
     Raises:
@@ -480,17 +479,15 @@ def _made_of_users(
     what = f"{key} {custom_preprocessor!r}"
 
     def make() -> Any:
-        made = kind(space)  # type: ignore[call-arg]  # a concrete kind takes only the space
-        if made.dtype not in (
-            np.float32,
-            np.uint8,
-        ):  # AttributeError if super().__init__ was not called
-            raise TypeError(f"its dtype is {made.dtype}, expected float32 or uint8")
-        return made
+        preprocessor = kind(space)  # type: ignore[call-arg]  # a concrete kind takes only the space
+        # AttributeError if super().__init__ was not called
+        if preprocessor.dtype not in (np.float32, np.uint8):
+            raise TypeError(f"its dtype is {preprocessor.dtype}, expected float32 or uint8")
+        return preprocessor
 
-    made: Preprocessor = named_failures(make, f"{what} for {space}", key, hint=_FORM)()
-    made.transform = named_failures(made.transform, f"{what}: transform", key)  # type: ignore[method-assign]
-    return made
+    result: Preprocessor = named_failures(make, f"{what} for {space}", key, hint=_FORM)()
+    result.transform = named_failures(result.transform, f"{what}: transform", key)  # type: ignore[method-assign]
+    return result
 
 
 def _unbounded(layout: ObsLayout, dtype: np.dtype[Any]) -> LaidOutBox:
@@ -505,11 +502,10 @@ def _form(obs: Any) -> Any:
     return sorted(map(str, obs)) if isinstance(obs, Mapping) else type(obs).__name__
 
 
-def _batched(observations: Sequence[Any], space: spaces.Space[Any]) -> Any:
+def _batched(observations: Sequence[Any], space: Space) -> Any:
     """Return observations of any space as one batch, in the form for ``transform``."""
-    if isinstance(
-        space, spaces.Box
-    ):  # checked first, because isinstance is slow for the other classes
+    # checked first, because isinstance is slow for the other classes
+    if isinstance(space, spaces.Box):
         return _stacked(observations, space)
     try:
         if isinstance(space, spaces.Dict):
@@ -518,26 +514,24 @@ def _batched(observations: Sequence[Any], space: spaces.Space[Any]) -> Any:
                 for name, part in space.spaces.items()
             }
         if isinstance(space, spaces.Tuple):
-            parts = enumerate(space.spaces)
             return tuple(
-                _batched([obs[position] for obs in observations], part) for position, part in parts
+                _batched([obs[position] for obs in observations], part)
+                for position, part in enumerate(space.spaces)
             )
     except (KeyError, IndexError, TypeError) as error:
         raise BatchError("obs", f"observations of {space}", f"one without {error}") from error
     return _stacked(observations, space)
 
 
-def _stacked(observations: Sequence[Any], space: spaces.Space[Any]) -> NDArray[Any]:
+def _stacked(observations: Sequence[Any], space: Space) -> Array:
     """Return observations of a simple space as one batch ``[N, *space.shape]``."""
     try:
         batch = np.array(observations)
     except ValueError as error:
         raise BatchError("obs", f"observations of {space}", "arrays of different shapes") from error
     if batch.dtype.kind not in NUMBER_KINDS:
-        odd = next(
-            (obs for obs in observations if np.asarray(obs).dtype.kind not in NUMBER_KINDS), batch
-        )
-        raise BatchError("obs", f"observations of {space}", described_value(odd))
+        odd = (obs for obs in observations if np.asarray(obs).dtype.kind not in NUMBER_KINDS)
+        raise BatchError("obs", f"observations of {space}", described_value(next(odd, batch)))
     shape = (len(observations), *(space.shape or ()))
     if batch.shape != shape and len(observations):
         raise BatchError(
