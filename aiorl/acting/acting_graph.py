@@ -453,12 +453,9 @@ class ActingGraph:
         self._graph = without_files(graph + _field(7, inputs))
         self._shared: Any = None  # one session for all weights, if they are inputs
         self._threads = threads
-        self._weight_specs = {weight.name: weight for weight in spec.weights}
         self._output_names = list(spec.output_names)
-        self._obs_shape = spec.obs_shape
         self._obs_dtype = np.dtype(spec.obs_dtype)
         self._state_inputs = spec.state_inputs
-        self._prev_action = spec.prev_action
         self._session: ActingSession | None = None
 
     def set_weights(self, weights: Arrays) -> None:
@@ -502,18 +499,16 @@ class ActingGraph:
         Raises:
             PolicyError: when the arrays don't fit, there are no weights yet, or ONNX Runtime fails.
         """
-        session = self._session
-        if session is None:
-            session = self._current()
-        if obs.shape[1:] != self._obs_shape or obs.dtype != self._obs_dtype:
+        session = self._current()
+        if obs.shape[1:] != self.spec.obs_shape or obs.dtype != self._obs_dtype:
             raise PolicyError(
                 f"observations are {obs.dtype} {list(obs.shape)}; the policy takes"
-                f" {self._obs_dtype} [N, {', '.join(map(str, self._obs_shape))}]"
+                f" {self._obs_dtype} [N, {', '.join(map(str, self.spec.obs_shape))}]"
             )
         feed = {OBS_INPUT: obs}
         if state or self._state_inputs:
             self._add_state(feed, state, len(obs))
-        if prev is not None or self._prev_action is not None:
+        if prev is not None or self.spec.prev_action is not None:
             self._add_previous(feed, prev, len(obs))
         noise_size = self.spec.noise_size
         if noise_size:
@@ -542,7 +537,7 @@ class ActingGraph:
             feed[name] = component
 
     def _add_previous(self, feed: dict[str, Array], prev: Previous | None, rows: int) -> None:
-        spec = self._prev_action
+        spec = self.spec.prev_action
         if spec is None:
             raise PolicyError("the policy does not use previous actions and rewards")
         if prev is None:
@@ -564,14 +559,18 @@ class ActingGraph:
     def _checked_copies(self, weights: Arrays) -> dict[str, Array]:
         # ONNX Runtime uses this memory, and a copy can't change under it
         copies = {name: np.array(array, order="C") for name, array in weights.items()}
-        check_weights({name: spec.shape for name, spec in self._weight_specs.items()}, copies)
-        for name, spec in self._weight_specs.items():
-            if str(copies[name].dtype) != spec.dtype:
-                raise PolicyError(f"weight {name!r} is {copies[name].dtype}; expected {spec.dtype}")
-        return {name: copies[name] for name in self._weight_specs}
+        check_weights({spec.name: spec.shape for spec in self.spec.weights}, copies)
+        for spec in self.spec.weights:
+            dtype = copies[spec.name].dtype
+            if str(dtype) != spec.dtype:
+                raise PolicyError(f"weight {spec.name!r} is {dtype}; expected {spec.dtype}")
+        return {spec.name: copies[spec.name] for spec in self.spec.weights}
 
     def _make_session(self, weights: dict[str, Array]) -> ActingSession:
-        by_name = {_blotted(name): weight for name, weight in weights.items()}
+        # `without_files` has changed the names in the graph, too
+        by_name = {
+            without_files(name.encode()).decode(): weight for name, weight in weights.items()
+        }
         if self._weights_are_inputs and self._shared is not None:
             session = ActingSession(
                 self._shared, self._output_names, weights, weight_inputs=by_name
@@ -681,10 +680,6 @@ def without_files(graph: bytes) -> bytes:
     contain the word change in the same way.
     """
     return graph.replace(b"location", b"locati0n")
-
-
-def _blotted(name: str) -> str:
-    return without_files(name.encode()).decode()
 
 
 def _graph_input(weight: ArraySpec) -> bytes:

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeVar
 
 import gymnasium
 import numpy as np
@@ -49,6 +49,7 @@ logger = logging.getLogger(__name__)
 _NAME = "acting"
 _FORMAT = 1
 _MAX_DEPTH = 64
+_Plain = TypeVar("_Plain", str, bytes)
 
 
 class PolicyParts(NamedTuple):
@@ -279,13 +280,15 @@ class ActingState:
                     f" {_FORMAT}; use the version that wrote it",
                 )
             graphs = {
-                _text(policy_id): PolicyGraph(
-                    graph=_bytes(graph["graph"]), spec=dict(graph["spec"])
+                _checked(policy_id, str, "name"): PolicyGraph(
+                    # bytes(n) of a number would make n zero bytes
+                    graph=_checked(graph["graph"], bytes, "graph"),
+                    spec=dict(graph["spec"]),
                 )
                 for policy_id, graph in content["graphs"].items()
             }
             spaces = {
-                _text(policy_id): {
+                _checked(policy_id, str, "name"): {
                     "observation": dict(described["observation"]),
                     "action": dict(described["action"]),
                 }
@@ -303,15 +306,9 @@ class ActingState:
             ) from error
 
 
-def _bytes(value: Any) -> bytes:
-    if not isinstance(value, bytes):  # bytes(n) of a number would make n zero bytes
-        raise TypeError(f"{value!r:.50} is not a graph")
-    return value
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r:.50} is not a name")
+def _checked(value: Any, kind: type[_Plain], what: str) -> _Plain:
+    if not isinstance(value, kind):
+        raise TypeError(f"{value!r:.50} is not a {what}")
     return value
 
 

@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import BaseModel, Field, StrictInt, StrictStr, ValidationError
 from safetensors import SafetensorError
 from safetensors.numpy import load as load_tensors
@@ -34,7 +33,7 @@ from safetensors.numpy import save as save_tensors
 
 from aiorl.config.code import is_local
 from aiorl.config.files import parse_json, read_with_owners
-from aiorl.data.columns import Piece
+from aiorl.data.columns import Array, Piece
 from aiorl.data.spaces import with_sorted_keys
 from aiorl.errors import CheckpointError
 
@@ -79,14 +78,14 @@ class _PieceFile(NamedTuple):
             sha256=_sha256(payload),
         )
 
-    def read(self, checkpoint: Path) -> NDArray[Any]:
+    def read(self, checkpoint: Path) -> Array:
         payload = _read(checkpoint, f"{_PIECES}/{self.file}", self.num_bytes)
         if _sha256(payload) != self.sha256:
             raise CheckpointError(
                 checkpoint, f"{self.file} is damaged: it does not match its digest in {_META}"
             )
         try:
-            rows: NDArray[Any] = load_tensors(payload)[self.name]
+            rows: Array = load_tensors(payload)[self.name]
         except (SafetensorError, ValueError, TypeError, KeyError) as error:
             raise CheckpointError(checkpoint, f"{self.file} is damaged: {error}") from error
         return rows
@@ -120,7 +119,7 @@ class Checkpoint:
 
     path: Path
     number: int
-    tensors: dict[str, NDArray[Any]]
+    tensors: dict[str, Array]
     meta: dict[str, Any]
     pieces: tuple[_PieceFile, ...] = ()
     owners: Mapping[int, Path] = field(default_factory=dict)
@@ -148,7 +147,7 @@ class Checkpoint:
             if piece.owner == owner:
                 yield piece.name, piece.first, piece.read(self.path)
 
-    def under(self, prefix: str) -> dict[str, NDArray[Any]]:
+    def under(self, prefix: str) -> dict[str, Array]:
         """Return the tensors with names that begin with ``prefix``, by the rest of their names."""
         return {
             name.removeprefix(prefix): array
@@ -156,7 +155,7 @@ class Checkpoint:
             if name.startswith(prefix)
         }
 
-    def filter_state(self, name: str) -> dict[str, NDArray[Any]]:
+    def filter_state(self, name: str) -> dict[str, Array]:
         """Return the state of a filter, named by policy id or by `returns_of`; empty if there is
         none.
         """
@@ -168,7 +167,7 @@ class Checkpoint:
 def save_checkpoint(
     directory: Path,
     number: int,
-    tensors: Mapping[str, NDArray[Any]],
+    tensors: Mapping[str, Array],
     meta: Mapping[str, Any],
     *,
     keep: int | None = 3,

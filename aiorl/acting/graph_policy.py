@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
-from aiorl.acting.acting_graph import ActingGraph, ActingSpec, Previous
+from aiorl.acting.acting_graph import ActingGraph, ActingSpec, Outputs, Previous
 from aiorl.acting.distributions import F32, I64, Space, make_named_distribution
 from aiorl.acting.exploration import make_exploration
 from aiorl.acting.filters import LearningFilter, ObservationFilter, RewardScaler
@@ -76,7 +76,7 @@ class ActingNetwork(Protocol):
         prev: Previous | None = None,
         out: tuple[F32, F32] | None = None,
         noise: F32 | None = None,
-    ) -> tuple[F32, F32, list[F32]]:
+    ) -> Outputs:
         """Return inputs of the action distribution [N, P] and values [N], in `out` if given, and
         the next state.
 
@@ -648,7 +648,7 @@ class _Filtering:
         self.set_weights = network.set_weights
         self.get_weights = network.get_weights
 
-    def run(self, obs: Array, *args: Any, **kwargs: Any) -> tuple[F32, F32, list[F32]]:
+    def run(self, obs: Array, *args: Any, **kwargs: Any) -> Outputs:
         """See `ActingNetwork.run`."""
         return self._network.run(self._filtered(obs, update=False), *args, **kwargs)
 

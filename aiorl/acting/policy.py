@@ -16,7 +16,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from aiorl.data.actions import ActionLayout
+from aiorl.data.actions import ActionLayout, Array
 from aiorl.data.gym_spaces import gymnasium_space
 from aiorl.data.obs_layout import MaskLayout, layout_of
 from aiorl.data.spaces import SIMPLE_KINDS
@@ -25,7 +25,7 @@ from aiorl.errors import PolicyError, UnsupportedSpaceError
 if TYPE_CHECKING:
     from aiorl.acting.exploration import Exploration
 
-Batch = Mapping[str, NDArray[Any]]
+Space = spaces.Space[Any]
 
 
 class Policy(ABC):
@@ -44,8 +44,8 @@ class Policy(ABC):
 
     def __init__(
         self,
-        observation_space: spaces.Space[Any],
-        action_space: spaces.Space[Any],
+        observation_space: Space,
+        action_space: Space,
         config: Mapping[str, Any],
     ) -> None:
         """Set spaces and settings.
@@ -69,16 +69,16 @@ class Policy(ABC):
     @abstractmethod
     def compute_actions(
         self,
-        obs: NDArray[Any],
-        state_batches: Sequence[NDArray[Any]] = (),
+        obs: Array,
+        state_batches: Sequence[Array] = (),
         prev_action_batch: Any = None,
-        prev_reward_batch: NDArray[Any] | None = None,
+        prev_reward_batch: Array | None = None,
         info_batch: Sequence[Mapping[str, Any]] | None = None,
         episodes: Sequence[Any] | None = None,
         timestep: int | None = None,
         *,
         explore: bool = True,
-    ) -> tuple[Any, list[NDArray[Any]], dict[str, NDArray[Any]]]:
+    ) -> tuple[Any, list[Array], dict[str, Array]]:
         """Return actions for N observations.
 
         Args:
@@ -101,8 +101,8 @@ class Policy(ABC):
 
     def compute_single_action(
         self,
-        obs: NDArray[Any],
-        state: Sequence[NDArray[Any]] = (),
+        obs: Array,
+        state: Sequence[Array] = (),
         prev_action: Any = None,
         prev_reward: float | None = None,
         info: Mapping[str, Any] | None = None,
@@ -110,7 +110,7 @@ class Policy(ABC):
         timestep: int | None = None,
         *,
         explore: bool = True,
-    ) -> tuple[Any, list[NDArray[Any]], dict[str, Any]]:
+    ) -> tuple[Any, list[Array], dict[str, Any]]:
         """Return one action for one observation; arrays have no leading axis.
 
         Args:
@@ -135,6 +135,7 @@ class Policy(ABC):
                 "there is no action to take: the observation's action mask forbids every one"
             )
         layout = ActionLayout(self.action_space)
+        # by position, because users' policies may name these parameters otherwise
         actions, state_out, columns = self.compute_actions(
             obs[None],
             [component[None] for component in state or self.get_initial_state()],
@@ -156,7 +157,7 @@ class Policy(ABC):
         """True if observations begin with an action mask (`aiorl.data.obs_layout`)."""
         return layout_of(self.observation_space).num_mask > 0
 
-    def rows_without_action(self, obs: NDArray[Any]) -> NDArray[np.int64]:
+    def rows_without_action(self, obs: Array) -> NDArray[np.int64]:
         """Find the observations with an action mask that forbids every action.
 
         Callers check this before they act. They leave out final observations, which have
@@ -169,9 +170,9 @@ class Policy(ABC):
             The indices of these observations, [K].
         """
         _, masks = layout_of(self.observation_space).split(obs)
-        return (
-            np.zeros(0, np.int64) if masks is None else self._mask_layout.rows_without_action(masks)
-        )
+        if masks is None:
+            return np.zeros(0, np.int64)
+        return self._mask_layout.rows_without_action(masks)
 
     @functools.cached_property
     def _mask_layout(self) -> MaskLayout:
@@ -199,11 +200,11 @@ class Policy(ABC):
         """
         return batch
 
-    def get_weights(self) -> dict[str, NDArray[Any]]:
+    def get_weights(self) -> dict[str, Array]:
         """Return the weights by name, each of any shape; empty for a policy without any."""
         return {}
 
-    def set_weights(self, weights: Mapping[str, NDArray[Any]]) -> None:
+    def set_weights(self, weights: Mapping[str, Array]) -> None:
         """Replace all weights together.
 
         Args:
@@ -290,7 +291,7 @@ class Policy(ABC):
         raise NotImplementedError(f"{type(self).__name__} imports no h5 file")
 
 
-def check_policy_input(observation_space: spaces.Space[Any] | None) -> None:
+def check_policy_input(observation_space: Space | None) -> None:
     """Check that an observation space is not a raw Tuple or Dict, which no policy supports.
 
     Raises:

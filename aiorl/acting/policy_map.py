@@ -19,7 +19,8 @@ PolicyMappingFn = Callable[..., str]
 It can also take the episode and the worker, by the names ``episode`` and ``worker`` or as required
 arguments after the agent id. """
 
-_WANTED = ("episode", "worker")
+_CONTEXT = ("episode", "worker")
+"""Arguments that a mapping function can take besides the agent id, in this order."""
 
 
 def wanted_of_mapping(function: PolicyMappingFn) -> dict[str, str]:
@@ -30,19 +31,20 @@ def wanted_of_mapping(function: PolicyMappingFn) -> dict[str, str]:
         parameters = list(inspect.signature(function).parameters.values())[1:]
     except (TypeError, ValueError):  # some built-in functions have no signature
         return {}
-    names = [one.name for one in parameters]
-    takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters)
-    wanted = {name: name for name in _WANTED if takes_any or name in names}
+    names = [parameter.name for parameter in parameters]
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    context = {name: name for name in _CONTEXT if takes_any or name in names}
     required = [
-        one.name
-        for one in parameters
-        if one.kind is one.POSITIONAL_OR_KEYWORD and one.default is one.empty
+        parameter.name
+        for parameter in parameters
+        if parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+        and parameter.default is parameter.empty
     ]
-    for name, value in zip(required, _WANTED, strict=False):
-        if name not in _WANTED:  # under another name, it is the second or third argument
-            wanted.pop(value, None)
-            wanted[name] = value
-    return wanted
+    for name, value in zip(required, _CONTEXT, strict=False):
+        if name not in _CONTEXT:  # under another name, it is the second or third argument
+            context.pop(value, None)
+            context[name] = value
+    return context
 
 
 def mapping_by_table(policy_ids: Mapping[str, str]) -> PolicyMappingFn:
@@ -52,9 +54,8 @@ def mapping_by_table(policy_ids: Mapping[str, str]) -> PolicyMappingFn:
 
     def choose(agent_id: Any) -> str:
         text = agent_text(agent_id)
-        policy_id = policy_ids.get(
-            text, policy_ids.get(str(agent_id))
-        )  # earlier versions wrote the latter
+        # earlier versions wrote the latter
+        policy_id = policy_ids.get(text, policy_ids.get(str(agent_id)))
         if policy_id is None:
             key = "multiagent.policy_mapping_fn"
             raise ConfigError(
@@ -104,7 +105,7 @@ class PolicyMap(dict[str, Policy]):
             )
         super().__init__({policy_id: policies[policy_id] for policy_id in sorted(policies)})
         self._mapping_fn = mapping_fn
-        self._wanted = {} if mapping_fn is None else wanted_of_mapping(mapping_fn)
+        self._context = {} if mapping_fn is None else wanted_of_mapping(mapping_fn)
         unknown = sorted(set(policies_to_train or ()) - self.keys())
         if unknown:
             raise ConfigError(
@@ -126,7 +127,7 @@ class PolicyMap(dict[str, Policy]):
     @property
     def asks_by_episode(self) -> bool:
         """True if the mapping function takes the episode."""
-        return "episode" in self._wanted.values()
+        return "episode" in self._context.values()
 
     def choose(
         self, agent_id: Any, episode: Any = None, get_worker: Callable[[], Any] = lambda: None
@@ -141,13 +142,13 @@ class PolicyMap(dict[str, Policy]):
         Raises:
             UnknownPolicyError: when no policy has the id (also a ValueError and KeyError).
         """
-        more = {
-            name: episode if what == "episode" else get_worker()
-            for name, what in self._wanted.items()
-        }
-        policy_id = (
-            DEFAULT_POLICY_ID if self._mapping_fn is None else self._mapping_fn(agent_id, **more)
-        )
+        policy_id = DEFAULT_POLICY_ID
+        if self._mapping_fn is not None:
+            context = {
+                name: episode if value == "episode" else get_worker()
+                for name, value in self._context.items()
+            }
+            policy_id = self._mapping_fn(agent_id, **context)
         if policy_id not in self:
             raise UnknownPolicyError(policy_id, self)
         return policy_id
@@ -180,9 +181,8 @@ class AgentBinding:
         """
         policy_id = self._by_agent.get(agent_id)
         if policy_id is None:
-            policy_id = self._by_agent[agent_id] = self._policies.choose(
-                agent_id, episode, self._get_worker
-            )
+            policy_id = self._policies.choose(agent_id, episode, self._get_worker)
+            self._by_agent[agent_id] = policy_id
         return policy_id
 
     def forget(self, agent_id: Any) -> None:
@@ -196,8 +196,6 @@ def policy_seed(seed: int, position: int) -> int:
     """Return the seed of one of several policies in id order: the given one for the first,
     different ones after it.
     """
-    return (
-        seed
-        if position == 0
-        else int(np.random.SeedSequence((seed, position)).generate_state(1)[0])
-    )
+    if position == 0:
+        return seed
+    return int(np.random.SeedSequence((seed, position)).generate_state(1)[0])
