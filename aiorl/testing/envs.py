@@ -18,7 +18,9 @@ from numpy.typing import NDArray
 __all__ = ["CountingEnv", "CountingVectorEnv", "FaultyEnv", "RecallEnv", "counting_obs"]
 
 F32 = NDArray[np.float32]
-Step = tuple[Any, float, bool, bool, dict[str, Any]]
+Info = dict[str, Any]
+Reset = tuple[F32, Info]
+Step = tuple[Any, float, bool, bool, Info]
 
 
 def counting_obs(episode: int, step: int, index: int = 0) -> F32:
@@ -49,7 +51,11 @@ class CountingEnv(gymnasium.Env[F32, np.int64]):
     """
 
     def __init__(
-        self, length: int = 5, end: str = "terminate", index: int = 0, actions: int = 2
+        self,
+        length: int = 5,
+        end: str = "terminate",
+        index: int = 0,
+        actions: int = 2,
     ) -> None:
         """Make one copy.
 
@@ -69,9 +75,7 @@ class CountingEnv(gymnasium.Env[F32, np.int64]):
         self._episode = -1
         self._step = 0
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[F32, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> Reset:
         """Begin the next episode, and return its first observation, of shape (3,), and an empty
         info.
 
@@ -89,15 +93,11 @@ class CountingEnv(gymnasium.Env[F32, np.int64]):
         """Record the action, and return the results of the step."""
         self.last_actions.append(int(action))
         self._step += 1
-        ended = self._step >= self._length
+        is_over = self._step >= self._length
+        terminated = is_over and self._end == "terminate"
+        truncated = is_over and self._end == "truncate"
         obs = counting_obs(self._episode, self._step, self._index)
-        return (
-            obs,
-            float(self._step),
-            ended and self._end == "terminate",
-            ended and self._end == "truncate",
-            {},
-        )
+        return obs, float(self._step), terminated, truncated, {}
 
 
 class FaultyEnv(CountingEnv):
@@ -126,9 +126,7 @@ class FaultyEnv(CountingEnv):
         self._fault = fault
         self._at_step = at_step
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[F32, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> Reset:
         """Begin the next episode, or raise; see `CountingEnv.reset`."""
         if self._fault == "reset":
             raise RuntimeError("reset failed on purpose")
@@ -194,9 +192,7 @@ class RecallEnv(gymnasium.Env[F32, np.int64]):
             obs[-1] = 1.0
         return obs
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[F32, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> Reset:
         """Draw a symbol, and return an observation that shows it, of shape (symbols + 1,), and an
         empty info.
 
@@ -211,10 +207,10 @@ class RecallEnv(gymnasium.Env[F32, np.int64]):
 
     def step(self, action: np.int64 | int) -> Step:
         """Wait, or take the action as the answer; return the results of the step."""
-        answered = self._step == self._delay
-        reward = float(answered and int(action) == self._symbol)
+        is_answer = self._step == self._delay
+        reward = float(is_answer and int(action) == self._symbol)
         self._step += 1
-        return self._obs(), reward, answered, False, {}
+        return self._obs(), reward, is_answer, False, {}
 
 
 class CartPoleWithoutVelocities(gymnasium.ObservationWrapper[F32, np.int64, F32]):
@@ -228,9 +224,10 @@ class CartPoleWithoutVelocities(gymnasium.ObservationWrapper[F32, np.int64, F32]
     def __init__(self) -> None:
         """Make one copy."""
         super().__init__(gymnasium.make("CartPole-v1"))
-        whole = self.env.observation_space
-        assert isinstance(whole, spaces.Box)
-        self.observation_space = spaces.Box(whole.low[::2], whole.high[::2], dtype=np.float32)
+        full = self.env.observation_space
+        assert isinstance(full, spaces.Box)
+        # each position is followed by its velocity
+        self.observation_space = spaces.Box(full.low[::2], full.high[::2], dtype=np.float32)
 
     def observation(self, observation: F32) -> F32:
         """Return an observation without velocities, of shape (2,)."""
@@ -258,5 +255,8 @@ class CountingVectorEnv(SyncVectorEnv):
             mode: value of gymnasium's AutoresetMode: ``"NextStep"``, ``"SameStep"`` or
                 ``"Disabled"``.
         """
-        copies = [partial(CountingEnv, lengths[i % len(lengths)], end, i) for i in range(num_envs)]
+        copies = [
+            partial(CountingEnv, length=lengths[index % len(lengths)], end=end, index=index)
+            for index in range(num_envs)
+        ]
         super().__init__(copies, autoreset_mode=AutoresetMode(mode))

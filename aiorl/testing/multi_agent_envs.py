@@ -41,7 +41,7 @@ class CountingMultiAgentEnv(MultiAgentEnv):
         self.action_space = spaces.Discrete(2)
         self.last_actions: list[AgentDict] = []
         self.seeds: list[int | None] = []
-        self._lengths = {f"a{index}": length for index, length in enumerate(lengths)}
+        self._lengths = {f"a{number}": length for number, length in enumerate(lengths)}
         self._form = form
         self._episode = -1
         self._step = 0
@@ -61,15 +61,18 @@ class CountingMultiAgentEnv(MultiAgentEnv):
         """Record the actions and count the step; see `MultiAgentEnv.step`."""
         self.last_actions.append(action_dict)
         self._step += 1
-        alive = [agent for agent, length in self._lengths.items() if length >= self._step]
-        obs = self._obs(alive)
-        rewards: AgentDict = dict.fromkeys(alive, float(self._step))
-        flags: AgentDict = {agent: self._step >= self._lengths[agent] for agent in alive}
-        flags[ALL_AGENTS] = self._step >= max(self._lengths.values())
-        infos: AgentDict = {agent: {"step": self._step} for agent in alive}
+        agents = [agent for agent, length in self._lengths.items() if length >= self._step]
+        obs = self._obs(agents)
+        rewards: AgentDict = dict.fromkeys(agents, float(self._step))
+        terminateds: AgentDict = {agent: self._step == self._lengths[agent] for agent in agents}
+        terminateds[ALL_AGENTS] = self._step >= max(self._lengths.values())
+        infos: AgentDict = {agent: {"step": self._step} for agent in agents}
         if self._form == "old":
-            return obs, rewards, flags, infos
-        return obs, rewards, flags, dict.fromkeys(flags, False), infos
+            return obs, rewards, terminateds, infos
+        return obs, rewards, terminateds, dict.fromkeys(terminateds, False), infos
 
     def _obs(self, agents: list[str]) -> AgentDict:
-        return {agent: counting_obs(self._episode, self._step, int(agent[1:])) for agent in agents}
+        return {
+            agent: counting_obs(self._episode, self._step, index=int(agent.removeprefix("a")))
+            for agent in agents
+        }
