@@ -52,7 +52,7 @@ CARRIES_ACTION = "carries_action"
 clipped."""
 
 
-class Question(NamedTuple):
+class FurtherInputs(NamedTuple):
     """Inputs of a policy besides observations and states, for N rows; a network gets only those
     that it uses.
 
@@ -225,7 +225,7 @@ class Actor:
         self,
         obs: Array,
         states: Sequence[Array],
-        question: Callable[[], Question],
+        further_inputs: Callable[[], FurtherInputs],
         *,
         with_logp: bool = True,
     ) -> PolicyOutput:
@@ -234,7 +234,7 @@ class Actor:
         Args:
             obs: [N, ...] from `observe`; the policy may write into it.
             states: recurrent state, [N, ...] of each component.
-            question: returns the other inputs; called only if the policy uses them.
+            further_inputs: returns the other inputs; called only if the policy uses them.
             with_logp: see `GraphPolicy.act`; other policies always return what they have.
 
         Raises:
@@ -247,13 +247,13 @@ class Actor:
         policy = self.policy
         if self.is_plain and isinstance(policy, GraphPolicy):
             # previous actions and rewards; they are collected only for a network that looks back
-            prev = None if policy.spec.prev_action is None else question()[:2]
+            prev = None if policy.spec.prev_action is None else further_inputs()[:2]
             began = time.perf_counter()
             actions, columns, states_out = policy.act(obs, states, prev=prev, with_logp=with_logp)
             seconds = time.perf_counter() - began
             report("compute_actions_result", self.policy_id, [actions, states_out, columns])
             return PolicyOutput(actions, states_out, columns, seconds)
-        inputs = question()
+        inputs = further_inputs()
         has_memory = getattr(policy.exploration, "has_memory", False)
         extra: dict[str, Any] = {"agent_ids": inputs.agent_ids} if has_memory else {}
         began = time.perf_counter()

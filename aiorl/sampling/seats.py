@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from aiorl.acting.actor import Actor, Question
+from aiorl.acting.actor import Actor, FurtherInputs
 from aiorl.acting.distributions import ActionDistribution
 from aiorl.acting.graph_policy import GraphPolicy
 from aiorl.acting.policy import Policy
@@ -398,7 +398,10 @@ class Lane:
             raise fault
         states = [table.read(name, table.before(index)) for name in self.state_columns]
         acted = self.actor.act(
-            obs, states, lambda: self._question(seats, index), with_logp=self.late_logp is None
+            obs,
+            states,
+            lambda: self._further_inputs(seats, index),
+            with_logp=self.late_logp is None,
         )
         table.write(c.ACTIONS, index, acted.actions)
         for name, values in zip(self.state_columns, acted.states, strict=True):
@@ -417,10 +420,10 @@ class Lane:
         self.queue = []
         return acted.seconds
 
-    def _question(self, seats: Sequence[Seat], index: NDArray[np.int64]) -> Question:
+    def _further_inputs(self, seats: Sequence[Seat], index: NDArray[np.int64]) -> FurtherInputs:
         before = self.table.before(index)
         rewards = self.clipped(self.table.read(c.REWARDS, before))
-        return Question(
+        return FurtherInputs(
             self.table.read(c.ACTIONS, before),
             rewards,
             [seat.info for seat in seats],
