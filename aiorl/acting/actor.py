@@ -382,7 +382,7 @@ class Actor:
             {**columns, c.ACTIONS: column},
         )
 
-    def with_taken(self, memory: Sequence[Array], action: Any) -> list[Array]:
+    def memory_with_action(self, memory: Sequence[Array], action: Any) -> list[Array]:
         """Return the memory after a step in which an action was taken that the policy has not
         chosen.
 

@@ -167,7 +167,7 @@ class Version:
                     session.restart()
                 memory = [state[rows.start].copy() for state in states]
                 if job.action is not None:
-                    memory = self.actor.with_taken(memory, job.action)
+                    memory = self.actor.memory_with_action(memory, job.action)
                 session.memory = Memory(memory, actions[0])
                 session.steps += 1
                 session.total += job.reward
