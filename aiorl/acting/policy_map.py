@@ -125,7 +125,7 @@ class PolicyMap(dict[str, Policy]):
         raise UnknownPolicyError(policy_id, self)
 
     @property
-    def asks_by_episode(self) -> bool:
+    def maps_by_episode(self) -> bool:
         """True if the mapping function takes the episode."""
         return "episode" in self._context.values()
 

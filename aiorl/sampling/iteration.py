@@ -97,7 +97,7 @@ class Iteration:
         is_shown = (
             bool(hooks.keys() & _EPISODE_HOOKS)
             or setup.observation_fn is not None
-            or self._policies.asks_by_episode
+            or self._policies.maps_by_episode
             or not all(actor.is_plain for actor in actors)
         )
         self._lanes = {

@@ -111,7 +111,7 @@ def test_policies_are_chosen_by_episode():
     policy_map = PolicyMap(
         policies("a", "b"), lambda agent, episode, worker: worker if episode % 2 else "b"
     )
-    assert policy_map.asks_by_episode
+    assert policy_map.maps_by_episode
     assert [policy_map.binding(lambda: "a").policy_for("x", number) for number in (0, 1)] == [
         "b",
         "a",
