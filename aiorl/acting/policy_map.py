@@ -23,7 +23,7 @@ _CONTEXT = ("episode", "worker")
 """Arguments that a mapping function can take besides the agent id, in this order."""
 
 
-def wanted_of_mapping(function: PolicyMappingFn) -> dict[str, str]:
+def mapping_parameters(function: PolicyMappingFn) -> dict[str, str]:
     """Return the parameters of a mapping function besides the agent id: name -> ``"episode"`` or
     ``"worker"``.
     """
@@ -105,7 +105,7 @@ class PolicyMap(dict[str, Policy]):
             )
         super().__init__({policy_id: policies[policy_id] for policy_id in sorted(policies)})
         self._mapping_fn = mapping_fn
-        self._context = {} if mapping_fn is None else wanted_of_mapping(mapping_fn)
+        self._context = {} if mapping_fn is None else mapping_parameters(mapping_fn)
         unknown = sorted(set(policies_to_train or ()) - self.keys())
         if unknown:
             raise ConfigError(

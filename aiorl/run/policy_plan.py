@@ -15,7 +15,7 @@ from gymnasium import spaces
 
 from aiorl.acting.distributions import make_distribution
 from aiorl.acting.policy import Policy
-from aiorl.acting.policy_map import PolicyMap, mapping_by_table, wanted_of_mapping
+from aiorl.acting.policy_map import PolicyMap, mapping_by_table, mapping_parameters
 from aiorl.acting.preprocessors import Preprocessor, make_preprocessor
 from aiorl.compat.old_keys import translate_old_keys
 from aiorl.config import deep_update
@@ -384,7 +384,7 @@ def _agents_by_policy(
     if isinstance(path, Mapping):
         function = mapping_by_table(path)
     elif path is not None:
-        wanted = wanted_of_mapping(import_object(path, key=key))
+        wanted = mapping_parameters(import_object(path, key=key))
         function = _function(path, key, "an agent", **wanted)
     elif DEFAULT_POLICY_ID not in policy_ids:
         said = (
@@ -426,7 +426,7 @@ def _at_first(function: Callable[..., Any], agent_id: Any, wanted: Mapping[str, 
     Args:
         function: the user's mapping function.
         agent_id: id of the agent.
-        wanted: see `wanted_of_mapping`.
+        wanted: see `mapping_parameters`.
     """
     found: set[Any] = set()
     for number in range(_EPISODES):

@@ -8,7 +8,7 @@ import yaml
 from gymnasium import spaces
 
 from aiorl.acting.policy import Policy
-from aiorl.acting.policy_map import PolicyMap, mapping_by_table, wanted_of_mapping
+from aiorl.acting.policy_map import PolicyMap, mapping_by_table, mapping_parameters
 from aiorl.config.layers import dump_yaml
 from aiorl.config.worker import WorkerPart
 from aiorl.data.columns import DEFAULT_POLICY_ID
@@ -104,7 +104,7 @@ def test_r19_it_is_a_mapping_in_the_order_of_ids_that_names_the_known_ids_of_a_m
     ],
 )
 def test_a_mapping_function_gets_the_episode_and_the_worker_if_it_takes_them(function, given):
-    assert wanted_of_mapping(function) == given
+    assert mapping_parameters(function) == given
 
 
 def test_policies_are_chosen_by_episode():
