@@ -21,7 +21,7 @@ from gymnasium import spaces
 from aiorl.acting.actor import Actor
 from aiorl.acting.checkpoint import Checkpoint, find_checkpoint
 from aiorl.acting.filters import ObservationFilter, make_filter
-from aiorl.acting.graph_policy import GraphPolicy, in_front_of, learned_policy_class
+from aiorl.acting.graph_policy import GraphPolicy, install_filter, learned_policy_class
 from aiorl.acting.older_order import KEEPS_ORDER, sampled_action_space, sampled_observation_space
 from aiorl.acting.policy import Policy
 from aiorl.acting.preprocessors import Preprocessor, make_preprocessor
@@ -173,7 +173,7 @@ class ActingState:
 
     def actor(self, parts: PolicyParts) -> Actor:
         """Return the actor made of the parts of a policy."""
-        parts = parts._replace(filter=in_front_of(parts.policy, parts.filter))
+        parts = parts._replace(filter=install_filter(parts.policy, parts.filter))
         return Actor(*parts, clip_actions=self.part.clip_actions)
 
     def _space(self, policy_id: str, name: str) -> gymnasium.Space[Any]:

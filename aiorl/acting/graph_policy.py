@@ -684,7 +684,7 @@ def _require(batch: Mapping[str, Any], columns: Iterable[str], name: str) -> Non
             raise BatchError(column, f"the column to be there for {name}", sorted(batch))
 
 
-def in_front_of(policy: Policy, obs_filter: ObservationFilter) -> ObservationFilter:
+def install_filter(policy: Policy, obs_filter: ObservationFilter) -> ObservationFilter:
     """Install a filter, and return the filter to apply before the policy.
 
     If rows contain raw observations, the policy itself applies `obs_filter` between its rows and

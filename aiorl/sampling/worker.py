@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, Self, TypeVar
 
 from aiorl.acting.filters import ObservationFilter, make_filter
-from aiorl.acting.graph_policy import in_front_of
+from aiorl.acting.graph_policy import install_filter
 from aiorl.acting.policy import Policy
 from aiorl.acting.policy_map import PolicyMap
 from aiorl.data.arrays import Batch, columns_of, concat_batches
@@ -83,7 +83,7 @@ class Worker:
         filters: policy id -> observation filter. If rewards are scaled, they include the statistics
             of a policy's returns, as ``policy id/returns``.
         sampling_filters: policy id -> filter for observations when rows are made, see
-            `in_front_of`.
+            `install_filter`.
         preprocessing_enabled: False if the environment's wrappers preprocess observations.
         reward_limit: rewards of rows lie in ``[-limit, limit]``; 0 = no limit.
         callbacks: the hooks.
@@ -194,7 +194,7 @@ class Worker:
             ].is_frozen = True  # nothing of a policy that doesn't learn changes
         self.filters |= build.make_return_filters(policies)
         self.sampling_filters = self.filters | {
-            policy_id: in_front_of(policy, self.filters[policy_id])
+            policy_id: install_filter(policy, self.filters[policy_id])
             for policy_id, policy in policies.items()
         }
         if isinstance(self.env, ExternalMultiAgentEnv):
