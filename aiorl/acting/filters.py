@@ -190,7 +190,7 @@ class ObservationFilter:
     def learn(self, obs: Array) -> None:
         """Add a batch ``[B, *shape]`` to the statistics, unless they are frozen."""
 
-    def one_by_one(self, obs: Array) -> Array:
+    def filter_in_order(self, obs: Array) -> Array:
         """Filter a batch ``[B, *shape]`` as by one call per row, in order: later rows do not affect
         earlier ones.
         """
@@ -368,8 +368,8 @@ class MeanStdFilter(ObservationFilter):
             return out
         return np.concatenate([obs[:, : self.num_kept].astype(np.float32), out], axis=1)
 
-    def one_by_one(self, obs: Array) -> F32:
-        """See `ObservationFilter.one_by_one`."""
+    def filter_in_order(self, obs: Array) -> F32:
+        """See `ObservationFilter.filter_in_order`."""
         with self._lock:
             before = self._stat
             if len(obs) < 2 or self.is_frozen:
@@ -552,9 +552,9 @@ class LearningFilter(ObservationFilter):
             self._learner.learn(obs[None] if obs.shape == self.shape else obs)
         return obs.astype(np.float32, copy=False)
 
-    def one_by_one(self, obs: Array) -> Array:
-        """See `ObservationFilter.one_by_one`."""
-        self._learner.one_by_one(obs)
+    def filter_in_order(self, obs: Array) -> Array:
+        """See `ObservationFilter.filter_in_order`."""
+        self._learner.filter_in_order(obs)
         return obs.astype(np.float32, copy=False)
 
 

@@ -347,7 +347,7 @@ class Lockstep:
             table.obs[t + 1] = self._observed(stepped_to)
             final_obs = table.obs[t + 1, step.final_index]
             first_obs = self._preprocessor.transform(step.obs[step.final_index])
-            table.obs[t + 1, step.final_index] = self.filter.one_by_one(first_obs)
+            table.obs[t + 1, step.final_index] = self.filter.filter_in_order(first_obs)
         final_state = [component[step.final_index] for component in state]
         table.finals.append(FinalRows(t, step.final_index, final_obs, final_state))
 

@@ -90,7 +90,7 @@ def test_rows_filtered_one_by_one_are_those_of_one_call_each(seed, rows, before,
     for one in (at_once, in_turn):
         if before:
             one(shown)
-    out = at_once.one_by_one(batch)
+    out = at_once.filter_in_order(batch)
     assert (out.dtype, out.shape) == (np.float32, batch.shape)
     np.testing.assert_allclose(out, [in_turn(row[None])[0] for row in batch], rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(
@@ -98,7 +98,7 @@ def test_rows_filtered_one_by_one_are_those_of_one_call_each(seed, rows, before,
     )
     assert_saw(at_once.state(), [*shown, *batch])
     assert_saw(at_once.take_delta(), [*shown, *batch])
-    assert NoFilter().one_by_one(batch) is batch
+    assert NoFilter().filter_in_order(batch) is batch
 
 
 def test_reading_changes_nothing_and_a_new_filter_returns_its_input():
@@ -311,10 +311,10 @@ def test_numbers_kept_at_the_start_stay_unchanged_and_enter_no_statistic(name, d
         np.testing.assert_array_equal(out[:, :2], batch[:, :2])
         assert out.dtype == np.float32
     np.testing.assert_array_equal(
-        kept.one_by_one(batches[1])[:, 2:], plain.one_by_one(batches[1][:, 2:])
+        kept.filter_in_order(batches[1])[:, 2:], plain.filter_in_order(batches[1][:, 2:])
     )
-    np.testing.assert_array_equal(kept.one_by_one(batches[1])[:, :2], batches[1][:, :2])
-    plain.one_by_one(batches[1][:, 2:])
+    np.testing.assert_array_equal(kept.filter_in_order(batches[1])[:, :2], batches[1][:, :2])
+    plain.filter_in_order(batches[1][:, 2:])
     assert kept(batches[0][0]).shape == (5,)
     plain(batches[0][0, 2:])
     copies = (kept.copy(), kept.as_serializable())
