@@ -702,7 +702,7 @@ class RewardScaler:
         self._by_env: F64 | None = None
         self._by_key: dict[Hashable, float] = {}
 
-    def of_envs(self, rewards: F32, dones: Bools, valid: Bools | None = None) -> F32:
+    def scale_envs(self, rewards: F32, dones: Bools, valid: Bools | None = None) -> F32:
         """Scale the next steps of all environments.
 
         Args:
@@ -722,7 +722,7 @@ class RewardScaler:
         self._by_env = np.where(dones[-1], 0.0, returns[-1])
         return self._scaled(rewards, returns.ravel() if valid is None else returns[valid])
 
-    def of_trajectories(
+    def scale_trajectories(
         self,
         rewards: F32,
         ends: NDArray[np.int64],

@@ -660,7 +660,7 @@ def _scaled(scaler: RewardScaler, batch: Any, ends: I64) -> F32:
         zip(batch[c.EPS_ID][last].tolist(), batch[c.AGENT_INDEX][last].tolist(), strict=True)
     )
     is_over = batch[c.TERMINATEDS][last] | batch[c.TRUNCATEDS][last]
-    return scaler.of_trajectories(batch[c.REWARDS], ends, is_over, keys)
+    return scaler.scale_trajectories(batch[c.REWARDS], ends, is_over, keys)
 
 
 def _row_keys(episodes: Sequence[Any], agent_ids: Sequence[Hashable] | None) -> list[Hashable]:

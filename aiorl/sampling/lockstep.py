@@ -416,7 +416,7 @@ class Lockstep:
             c.ACTION_LOGP: table.logp,
         }
         if self.policy.reward_scaler is not None:
-            columns[c.SCALED_REWARDS] = self.policy.reward_scaler.of_envs(
+            columns[c.SCALED_REWARDS] = self.policy.reward_scaler.scale_envs(
                 table.rewards, dones, table.valid
             )
         if len(table.dist_inputs) == len(table.rewards):

@@ -32,13 +32,14 @@ def test_statistic_and_scaled_steps_agree_with_gymnasiums_wrapper() -> None:
     statistics = ReturnFilter(), ReturnFilter()
     by_step, by_fragment = (RewardScaler(statistic, GAMMA) for statistic in statistics)
     own = [
-        by_step.of_envs(reward[None, None], np.zeros((1, 1), np.bool_))[0, 0] for reward in rewards
+        by_step.scale_envs(reward[None, None], np.zeros((1, 1), np.bool_))[0, 0]
+        for reward in rewards
     ]
     # the wrapper begins with a deviation of 1 that weighs as much as a ten-thousandth of a step
     np.testing.assert_allclose(own[100:], scaled[100:], rtol=1e-5)
     np.testing.assert_allclose(own[10:], np.clip(scaled, -10, 10)[10:], rtol=1e-3)
     for part in np.split(rewards, [70, 160]):
-        last = by_fragment.of_envs(part[:, None], np.zeros((len(part), 1), np.bool_))
+        last = by_fragment.scale_envs(part[:, None], np.zeros((len(part), 1), np.bool_))
     np.testing.assert_allclose(
         last[:, 0], rewards[160:] / np.sqrt(env.return_rms.var + 1e-8), rtol=1e-5
     )
@@ -77,7 +78,7 @@ def test_returns_start_again_with_each_episode_and_continue_across_fragments(
     scaler = RewardScaler(statistic, GAMMA)
     for first in range(0, 60, 15):
         rows = slice(first, first + 15)
-        scaler.of_envs(rewards[rows], dones[rows], valid[rows] if has_resets else None)
+        scaler.scale_envs(rewards[rows], dones[rows], valid[rows] if has_resets else None)
     expected = reference(rewards, dones, valid)
     state = statistic.state()
     assert state["n"] == len(expected)
@@ -94,7 +95,7 @@ def test_trajectories_have_the_same_returns_as_environments_in_lockstep() -> Non
     of_envs, of_trajectories = RewardScaler(in_lockstep, GAMMA), RewardScaler(one_by_one, GAMMA)
     for first in range(0, 40, 10):
         rows = slice(first, first + 10)
-        wanted = of_envs.of_envs(rewards[rows], dones[rows])
+        wanted = of_envs.scale_envs(rewards[rows], dones[rows])
         pieces, ends, is_over, keys = [], [], [], []
         for env in range(3):
             begins = [0, *np.flatnonzero(dones[rows, env]) + 1]
@@ -105,7 +106,7 @@ def test_trajectories_have_the_same_returns_as_environments_in_lockstep() -> Non
                 ends.append(end - begin)
                 is_over.append(dones[rows, env][end - 1])
                 keys.append((dones[: first + begin, env].sum(), env))
-        found = of_trajectories.of_trajectories(
+        found = of_trajectories.scale_trajectories(
             np.concatenate(pieces), np.cumsum(ends), np.array(is_over), keys
         )
         np.testing.assert_allclose(found.reshape(3, 10).T, wanted, rtol=1e-6)
@@ -116,18 +117,18 @@ def test_rewards_are_clipped_to_ten_and_unchanged_without_any_return() -> None:
     scaler = RewardScaler(ReturnFilter(), GAMMA)
     rewards = np.zeros((1000, 1), np.float32)
     rewards[-1] = 5.0
-    assert scaler.of_envs(rewards, np.zeros((1000, 1), np.bool_))[-1, 0] == 10.0
+    assert scaler.scale_envs(rewards, np.zeros((1000, 1), np.bool_))[-1, 0] == 10.0
     frozen = ReturnFilter()
     frozen.is_frozen = True
     np.testing.assert_allclose(
-        RewardScaler(frozen, GAMMA).of_envs(rewards, rewards > 0)[-1, 0], 5.0
+        RewardScaler(frozen, GAMMA).scale_envs(rewards, rewards > 0)[-1, 0], 5.0
     )
     assert frozen.state()["n"] == 0
 
 
 def test_the_statistic_is_exchanged_and_copied_like_those_of_filters() -> None:
     worker, learner = ReturnFilter(), ReturnFilter()
-    RewardScaler(worker, GAMMA).of_envs(
+    RewardScaler(worker, GAMMA).scale_envs(
         np.arange(6, dtype=np.float32)[:, None], np.zeros((6, 1), np.bool_)
     )
     learner.merge_delta(worker.take_delta(1))
