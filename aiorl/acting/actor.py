@@ -205,7 +205,7 @@ class Actor:
         report("filtered_obs", self.policy_id, filtered)
         return filtered
 
-    def fault_of(self, observation: Any) -> str:
+    def describe_fault(self, observation: Any) -> str:
         """Return the fault of one observation, "" for none."""
         try:
             row = self._preprocessor.transform_rows([observation])

@@ -355,7 +355,7 @@ class Lane:
     def _culprit(self, error: Exception) -> BadObservationError:
         """Return the error to raise, which names the first observation at fault."""
         for seat, obs, *_ in self.arriving:
-            message = self.actor.fault_of(obs)
+            message = self.actor.describe_fault(obs)
             if message:
                 fault: BadObservationError = seat.episode.fault(
                     BadObservationError, f"agent {seat.agent_id!r}: {message}"
