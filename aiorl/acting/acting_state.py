@@ -227,7 +227,7 @@ class ActingState:
         return {_NAME: np.frombuffer(pack(content), np.uint8)}
 
     @classmethod
-    def taken_from(cls, checkpoint: Checkpoint) -> Self:
+    def load(cls, checkpoint: Checkpoint) -> Self:
         """Return the acting state of a checkpoint, to act or train with.
 
         If another user wrote it, a warning first lists all code and environment variables that it
@@ -335,7 +335,7 @@ class SavedRun:
             CheckpointError: when there is none, or it can't be used.
         """
         checkpoint = find_checkpoint(path, ActingState.from_checkpoint)
-        return cls(checkpoint, ActingState.taken_from(checkpoint))
+        return cls(checkpoint, ActingState.load(checkpoint))
 
     @property
     def env_steps(self) -> int:

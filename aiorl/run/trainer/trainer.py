@@ -72,7 +72,7 @@ class Restore:
 def _restored(kind: type[Trainer], path: str | Path, **changes: Any) -> Trainer:
     """Make a trainer that continues from a checkpoint; ``changes`` are merged into its config."""
     restored = Restored.find(path, ActingState.from_checkpoint)
-    config = dict(ActingState.taken_from(restored.checkpoint).config)
+    config = dict(ActingState.load(restored.checkpoint).config)
     restore_withheld(config)
     if not kind._name:
         algo = config.get("algo")
