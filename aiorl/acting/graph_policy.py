@@ -522,7 +522,7 @@ class GraphPolicy(Policy):
         prev = self._previous(len(rows), batch[c.ACTIONS][rows], batch[c.REWARDS][rows])
         return self.values(batch[c.NEW_OBS][rows], states, prev)
 
-    def recall(self, batch: Any) -> None:
+    def add_recurrent_columns(self, batch: Any) -> None:
         """Add the states, values and previous steps that this policy would have had to a stored
         trajectory.
 

@@ -263,7 +263,7 @@ def _postprocessing(context: IOContext) -> Callable[[str, SampleBatch], SampleBa
             part[c.REWARDS] = np.clip(part[c.REWARDS], -limit, limit)
         with worker.sampler.paused():  # two threads must not evaluate policies at the same time
             if isinstance(policy, GraphPolicy) and policy.is_recurrent:
-                policy.recall(part)
+                policy.add_recurrent_columns(part)
             made: SampleBatch = policy.postprocess_trajectory(part)
         return made
 

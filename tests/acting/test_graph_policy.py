@@ -124,7 +124,7 @@ def test_a_stored_trajectory_gets_the_states_and_values_that_the_policy_would_ha
     batch = SampleBatch(
         obs=obs_of(5), actions=column, rewards=rewards, state_in_0=np.full((5, 7), 9.0)
     )
-    policy.recall(batch)
+    policy.add_recurrent_columns(batch)
     state, prev = policy.initial_state(1), (policy.layout.zeros(1), np.zeros(1, np.float32))
     for row in range(5):
         np.testing.assert_array_equal(
@@ -139,7 +139,7 @@ def test_a_stored_trajectory_gets_the_states_and_values_that_the_policy_would_ha
             assert batch[c.PREV_REWARDS][row] == prev[1][0]
         prev = column[row : row + 1], rewards[row : row + 1]
     with pytest.raises(BatchError, match="rewards"):
-        policy.recall(SampleBatch(obs=obs_of(5), actions=column))
+        policy.add_recurrent_columns(SampleBatch(obs=obs_of(5), actions=column))
 
 
 def test_r111_previous_actions_and_rewards_reach_the_network_in_the_order_of_the_observations():
