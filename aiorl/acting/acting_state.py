@@ -299,7 +299,9 @@ class ActingState:
             if missing:
                 raise ValueError(f"no spaces of {sorted(missing)}")
             state = cls(with_former_defaults(content["config"]), part, graphs, spaces)
-            return state if content.get(KEEPS_ORDER) is True else state._in_sampled_order()
+            if content.get(KEEPS_ORDER) is not True:
+                state = state._in_sampled_order()
+            return state
         except (BadFrame, ConfigError, KeyError, TypeError, ValueError, AttributeError) as error:
             raise CheckpointError(
                 checkpoint.path, f"its data for acting makes no sense: {error!r:.300}"

@@ -212,7 +212,7 @@ class DiagGaussian(ActionDistribution):
         density *= -0.5
         density -= log_std
         np.add.reduce(density, axis=1, out=logp)
-        logp -= np.float32(self.size * _HALF_LOG_2PI)
+        logp -= self.size * _HALF_LOG_2PI
 
     def noise_of_state(self, outputs: F32, matrices: F32) -> F32:
         """Return noise [N, A] for `sample_into` that is linear in the features, and so equal at
@@ -246,14 +246,14 @@ class DiagGaussian(ActionDistribution):
 
     def _parameters(self, inputs: F32) -> tuple[F32, F32]:
         """Return means and logarithms of standard deviations, both [N, A]."""
-        log_std: F32 = np.maximum(inputs[:, self.size : 2 * self.size], np.float32(LOG_STD_MIN))
-        np.minimum(log_std, np.float32(LOG_STD_MAX), out=log_std)
+        log_std: F32 = np.maximum(inputs[:, self.size : 2 * self.size], LOG_STD_MIN)
+        np.minimum(log_std, LOG_STD_MAX, out=log_std)
         return inputs[:, : self.size], log_std
 
     def _normal_logp(self, inputs: F32, values: F32) -> F32:
         mean, log_std = self._parameters(inputs)
         distance = (values - mean) * np.exp(-log_std)
-        density = -0.5 * distance * distance - log_std - np.float32(_HALF_LOG_2PI)
+        density = -0.5 * distance * distance - log_std - _HALF_LOG_2PI
         total: F32 = density.sum(axis=1)
         return total
 
@@ -325,7 +325,7 @@ class ScaledGaussian(DiagGaussian):
         units = np.empty((len(inputs), self.size), np.float32)
         super().sample_into(inputs, noise, units, logp)
         actions[...] = self.scale.to_actions(units).reshape(actions.shape)
-        logp -= np.float32(self.scale.log_volume)
+        logp -= self.scale.log_volume
 
     def deterministic(self, inputs: F32) -> Array:
         """Return the scaled mean."""
@@ -334,7 +334,7 @@ class ScaledGaussian(DiagGaussian):
     def logp(self, inputs: F32, actions: Array) -> F32:
         """See the base class."""
         density = self._normal_logp(inputs, self.scale.to_units(actions))
-        return density - np.float32(self.scale.log_volume)
+        return density - self.scale.log_volume
 
 
 class SquashedGaussian(DiagGaussian):
@@ -391,8 +391,8 @@ class SquashedGaussian(DiagGaussian):
     def _squashed_logp(self, inputs: F32, squashed: F32) -> F32:
         share_below = (squashed - self.low) / self.span
         share_above = (self.high - squashed) / self.span
-        log_p = np.log(np.maximum(share_below, np.float32(EDGE)))
-        log_q = np.log(np.maximum(share_above, np.float32(EDGE)))
+        log_p = np.log(np.maximum(share_below, EDGE))
+        log_q = np.log(np.maximum(share_above, EDGE))
         log_slope: F32 = (log_p + log_q + self._log_2span).sum(axis=1)
         return self._normal_logp(inputs, 0.5 * (log_p - log_q)) - log_slope
 
@@ -624,7 +624,7 @@ def _choose(logits: F32, uniform: F32) -> tuple[I64, F32]:
 
 
 def _sigmoid(logits: F32) -> F32:
-    result: F32 = np.float32(0.5) * (np.tanh(np.float32(0.5) * logits) + np.float32(1.0))
+    result: F32 = 0.5 * (np.tanh(0.5 * logits) + 1.0)
     return result
 
 
@@ -867,6 +867,6 @@ def make_named_distribution(
         )
     if kind is Categorical and getattr(action_space, "n", 0) == 2:
         kind = TwoClassCategorical
-    arguments = (action_space, num_features) if num_features else (action_space,)
-    distribution: ActionDistribution = kind(*arguments)
+    arguments = [num_features] if num_features else []
+    distribution: ActionDistribution = kind(action_space, *arguments)
     return distribution

@@ -93,7 +93,9 @@ class UniformActions:
         values = self._start + self._span * noise
         whole = self._is_whole
         if whole.any():
-            values[:, whole] = np.minimum(np.floor(values[:, whole]), self._end[whole] - 1)
+            # rounding can reach the end
+            last = self._end[whole] - 1
+            values[:, whole] = np.minimum(np.floor(values[:, whole]), last)
         logp[...] = self._logp
         if inputs is not None:
             allowed = inputs > 0.5 * MASKED_LOGIT
@@ -502,7 +504,7 @@ class OrnsteinUhlenbeckNoise(GaussianNoise):
 
     def _unit_noise(self, now: Moment) -> F32:
         normal = now.own
-        keys = range(len(normal)) if now.keys is None else now.keys
+        keys = now.keys or range(len(normal))
         zeros = np.zeros(normal.shape[1], np.float32)
         processes = [self.processes.get(key, zeros) for key in keys]
         # the shape is that of the noise even without rows

@@ -21,13 +21,14 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import DTypeLike, NDArray
 
-from aiorl.data.arrays import discounted_sums
+from aiorl.data.arrays import all_finite, discounted_sums
 from aiorl.data.obs_layout import Array, LaidOutBox, ObsLayout, layout_of
 from aiorl.errors import BatchError, CheckpointError, ConfigError, nearest
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
 Bools = NDArray[np.bool_]
+Arrays = Mapping[str, Array]
 
 FilterState = dict[str, Array]
 """``n`` [] int64, ``mean`` and ``m2`` float64 of the filter's shape; empty for NoFilter."""
@@ -98,7 +99,7 @@ class RunningStat:
         return {"n": np.asarray(self.n, np.int64), "mean": self.mean.copy(), "m2": self.m2.copy()}
 
     @classmethod
-    def from_state(cls, state: Mapping[str, Array], shape: tuple[int, ...]) -> RunningStat:
+    def from_state(cls, state: Arrays, shape: tuple[int, ...]) -> RunningStat:
         """Return the statistic in a result of ``to_state``.
 
         Raises:
@@ -109,11 +110,11 @@ class RunningStat:
             if name not in state:
                 raise BatchError(f"filter {name}", f"finite numbers of shape {shape}", "nothing")
             array = np.asarray(state[name])
-            if array.shape != shape or not np.isfinite(array).all():
+            if array.shape != shape or not all_finite(array):
                 raise BatchError(
                     f"filter {name}",
                     f"finite numbers of shape {shape}",
-                    f"shape {array.shape}, finite {np.isfinite(array).all()}",
+                    f"shape {array.shape}, finite {all_finite(array)}",
                 )
             setattr(stat, name, array.astype(np.float64))
         count = np.asarray(state.get("n", -1))
@@ -209,12 +210,12 @@ class ObservationFilter:
         """
         return {}
 
-    def merge_delta(self, delta: Mapping[str, Array]) -> None:
+    def merge_delta(self, delta: Arrays) -> None:
         """Add another filter's delta to the statistics, but not to this filter's own delta (for the
         learner).
         """
 
-    def adopt(self, state: Mapping[str, Array], acked_sequence: int) -> None:
+    def adopt(self, state: Arrays, acked_sequence: int) -> None:
         """Set statistics = published state + deltas in flight above ``acked_sequence`` + buffer."""
 
     def acknowledge(self, acked_sequence: int) -> None:
@@ -222,7 +223,7 @@ class ObservationFilter:
         statistics.
         """
 
-    def restore(self, state: Mapping[str, Array]) -> None:
+    def restore(self, state: Arrays) -> None:
         """Replace everything by a saved state; pending deltas and those in flight are forgotten.
 
         Raises:
@@ -409,7 +410,7 @@ class MeanStdFilter(ObservationFilter):
                 self._in_flight[sequence] = delta
             return delta.to_state()
 
-    def merge_delta(self, delta: Mapping[str, Array]) -> None:
+    def merge_delta(self, delta: Arrays) -> None:
         """See `ObservationFilter.merge_delta`.
 
         Raises:
@@ -420,7 +421,7 @@ class MeanStdFilter(ObservationFilter):
             merged = self._stat.copy()
             with np.errstate(over="ignore", invalid="ignore"):
                 merged.merge(other)
-            is_finite = np.isfinite(merged.mean).all() and np.isfinite(merged.m2).all()
+            is_finite = all_finite(merged.mean) and all_finite(merged.m2)
             # no filter could adopt a state that is not finite, so a delta that leads to one is
             # refused
             if merged.n > _MAX_COUNT or not is_finite:
@@ -430,7 +431,7 @@ class MeanStdFilter(ObservationFilter):
             self._stat = merged
             self._scale = None
 
-    def adopt(self, state: Mapping[str, Array], acked_sequence: int) -> None:
+    def adopt(self, state: Arrays, acked_sequence: int) -> None:
         """See `ObservationFilter.adopt`. The caller must adopt states in the order of their
         versions.
 
@@ -453,7 +454,7 @@ class MeanStdFilter(ObservationFilter):
                 if sequence <= acked_sequence:
                     del self._in_flight[sequence]
 
-    def restore(self, state: Mapping[str, Array]) -> None:
+    def restore(self, state: Arrays) -> None:
         """See `ObservationFilter.restore`."""
         stat = RunningStat.from_state(state, self._stat_shape)
         with self._lock:
@@ -624,7 +625,7 @@ _MAX_CARRIED = 1 << 16
 
 def check_states(
     filters: Mapping[str, ObservationFilter],
-    states: Mapping[str, Mapping[str, Array]],
+    states: Mapping[str, Arrays],
     where: object,
 ) -> None:
     """Check that each filter can continue from its state, without changing any.
@@ -747,7 +748,8 @@ class RewardScaler:
         first = 0
         for end, over, key in zip(ends.tolist(), is_over.tolist(), keys, strict=True):
             summands[first] += self._discount * self._by_key.pop(key, 0.0)
-            sums[first:end] = self._sums(summands[first:end, None], dones[first:end])[:, 0]
+            rows = slice(first, end)
+            sums[rows] = self._sums(summands[rows, None], dones[rows])[:, 0]
             if not over:
                 self._by_key[key] = float(sums[end - 1])
             first = end

@@ -26,10 +26,9 @@ _FIELDS = {
 """Message -> number of a field -> its content; others are skipped."""
 _WITHOUT_LOOPS = b"If"
 _VARINT = 0
-_EIGHT_BYTES = 1
 _CONTENT = 2
-_FOUR_BYTES = 5
-"""Kinds of Protocol Buffers fields."""
+_FIXED_BYTES = {1: 8, 5: 4}
+"""Kinds of Protocol Buffers fields; those of fixed size with their bytes."""
 
 
 def has_loops(graph: bytes) -> bool:
@@ -90,8 +89,8 @@ def _fields_of(content: memoryview) -> Iterator[tuple[int, memoryview]]:
             size, at = _varint(content, at)
             value = content[at : at + size]
             at += size
-        elif kind in (_EIGHT_BYTES, _FOUR_BYTES):
-            at += 8 if kind == _EIGHT_BYTES else 4
+        elif kind in _FIXED_BYTES:
+            at += _FIXED_BYTES[kind]
         else:
             raise _damaged()
         if at > end:

@@ -142,8 +142,9 @@ class GraphPolicy(Policy):
             ConfigError: when settings can't be applied.
         """
         action_space = space_from_dict(spec.action_space)
-        space = spec.observation_space if observation_space is None else observation_space
-        super().__init__(space, action_space, config or {})
+        if observation_space is None:
+            observation_space = spec.observation_space
+        super().__init__(observation_space, action_space, config or {})
         self.distribution = make_named_distribution(
             spec.distribution, action_space, spec.num_features
         )
@@ -260,7 +261,7 @@ class GraphPolicy(Policy):
             if noise is None:
                 noise = self._next_noise(num_rows)
                 # rows need keys, because no noise was drawn in advance for their positions
-                keys = range(num_rows) if keys is None else keys
+                keys = keys or range(num_rows)
             actions = np.empty((num_rows, *self.layout.shape), self.layout.dtype)
             dist_inputs = np.empty((num_rows, self.spec.num_dist_inputs), np.float32)
             values = np.empty(num_rows, np.float32)
@@ -363,9 +364,9 @@ class GraphPolicy(Policy):
             keys=keys,
             with_logp=with_logp,
         )
-        actions = (
-            self.layout.to_components(result.actions) if self.layout.is_nested else result.actions
-        )
+        actions = result.actions
+        if self.layout.is_nested:
+            actions = self.layout.to_components(actions)
         return actions, result.state_out, result.columns
 
     @functools.cached_property
@@ -518,7 +519,8 @@ class GraphPolicy(Policy):
 
     def _values_after(self, batch: Any, rows: I64) -> F32:
         """Return the values [K] of the observations after K rows of a batch."""
-        states = [batch[c.state_out(index)][rows] for index in range(len(self.spec.state_shapes))]
+        indices = range(len(self.spec.state_shapes))
+        states = [batch[c.state_out(index)][rows] for index in indices]
         prev = self._previous(len(rows), batch[c.ACTIONS][rows], batch[c.REWARDS][rows])
         return self.values(batch[c.NEW_OBS][rows], states, prev)
 
