@@ -93,7 +93,7 @@ class UniformActions:
         values = self._start + self._span * noise
         whole = self._is_whole
         if whole.any():
-            # rounding can reach the end
+            # never the end itself, whatever the rounding
             last = self._end[whole] - 1
             values[:, whole] = np.minimum(np.floor(values[:, whole]), last)
         logp[...] = self._logp
@@ -113,9 +113,9 @@ class UniformActions:
             if choice.is_bit:  # 0 is always allowed
                 is_allowed = np.concatenate([np.ones_like(is_allowed), is_allowed], axis=1)
             counts = np.maximum(np.count_nonzero(is_allowed, axis=1), 1)
-            # index of the choice among the allowed ones, from 0; rounding can reach the count
+            # index of the choice among the allowed ones, from 0, whatever the rounding
             number = np.minimum((noise[:, choice.position] * counts).astype(np.int64), counts - 1)
-            # the first value up to which there are more allowed ones than that
+            # the value with this index is the first up to which more values are allowed
             num_allowed = np.add.accumulate(is_allowed, axis=1)
             value = (num_allowed > number[:, None]).argmax(axis=1)
             values[:, choice.position] = self._low[choice.position] + value
@@ -143,12 +143,12 @@ def _choices_of(leaves: Sequence[Space]) -> Iterator[_Choice]:
     start = 0
     for leaf in leaves:
         low, end = _ranges(leaf)
-        is_bit = isinstance(leaf, spaces.MultiBinary)
-        sizes = np.ones_like(low) if is_bit else end - low
         if isinstance(leaf, spaces.Box):
             position += len(low)
             start += 2 * len(low)  # means and deviations
             continue
+        is_bit = isinstance(leaf, spaces.MultiBinary)
+        sizes = np.ones_like(low) if is_bit else end - low
         for size in sizes.astype(int).tolist():
             yield _Choice(position, slice(start, start + size), is_bit)
             position += 1

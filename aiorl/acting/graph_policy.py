@@ -501,7 +501,7 @@ class GraphPolicy(Policy):
             columns[c.ACTION_VALUES] = self.distribution.action_values(
                 batch[c.ACTION_DIST_INPUTS], self.layout.to_column(batch[c.ACTIONS])
             )
-        # trajectories lie in one environment of a fragment
+        # as [T, N] with N = 1
         columns = {key: column[:, None] for key, column in columns.items()}
         results = postprocessed(name, columns, self.config.get("postprocess_params", {}))
         for column, values in results.items():
