@@ -52,9 +52,9 @@ def test_the_graph_returns_the_networks_outputs_for_any_number_of_rows(
     acting, weights = ActingGraph(network.graph(), network.spec), network.weights()
     acting.set_weights(weights)
     dist_inputs, values, state_out = acting.run(obs_of(rows))
-    wanted, wanted_values = network.expected(weights, obs_of(rows))
-    np.testing.assert_allclose(dist_inputs, wanted, rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(values, wanted_values, rtol=1e-5, atol=1e-5)
+    expected, expected_values = network.expected(weights, obs_of(rows))
+    np.testing.assert_allclose(dist_inputs, expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(values, expected_values, rtol=1e-5, atol=1e-5)
     assert state_out == []
     assert dist_inputs.dtype == values.dtype == np.float32
 
@@ -64,16 +64,16 @@ def test_new_weights_take_effect_and_are_copies(network, weights_are_inputs):
     for seed in (1, 2):
         weights = network.weights(seed)
         acting.set_weights(weights)
-        wanted = network.expected(weights, obs_of(2))[0]
+        expected = network.expected(weights, obs_of(2))[0]
         for array in weights.values():
             array.fill(np.nan)  # the caller's memory is the caller's again
         for _ in range(7):  # memory is bound after some runs
-            np.testing.assert_allclose(acting.run(obs_of(2))[0], wanted, rtol=1e-5, atol=1e-5)
+            np.testing.assert_allclose(acting.run(obs_of(2))[0], expected, rtol=1e-5, atol=1e-5)
     strided = {name: np.asfortranarray(array) for name, array in network.weights(2).items()}
     for array in strided.values():
         array.flags.writeable = False
     acting.set_weights(strided)
-    np.testing.assert_allclose(acting.run(obs_of(2))[0], wanted, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(acting.run(obs_of(2))[0], expected, rtol=1e-5, atol=1e-5)
     np.testing.assert_array_equal(
         acting.get_weights()["policy/head/bias"], network.weights(2)["policy/head/bias"]
     )
@@ -83,10 +83,12 @@ def test_new_weights_take_effect_and_are_copies(network, weights_are_inputs):
 def test_one_session_serves_all_weights_of_a_dense_network_that_is_small_or_gets_new_ones_often(
     network, weights_are_inputs, runs_per_weights, monkeypatch
 ):
-    made = []
+    sessions = []
     make = ort.InferenceSession
     monkeypatch.setattr(
-        ort, "InferenceSession", lambda *args, **options: made.append(1) or make(*args, **options)
+        ort,
+        "InferenceSession",
+        lambda *args, **options: sessions.append(1) or make(*args, **options),
     )
     acting = ActingGraph(network.graph(), network.spec, runs_per_weights=runs_per_weights)
     for seed in range(3):
@@ -96,7 +98,7 @@ def test_one_session_serves_all_weights_of_a_dense_network_that_is_small_or_gets
             np.testing.assert_allclose(
                 got, network.expected(network.weights(seed), obs_of(4))[0], rtol=1e-5, atol=1e-5
             )
-    assert len(made) == (1 if weights_are_inputs or runs_per_weights == 8 else 3)
+    assert len(sessions) == (1 if weights_are_inputs or runs_per_weights == 8 else 3)
 
 
 def damaged(weights, how):
@@ -207,14 +209,14 @@ def test_a_graph_from_a_stranger_reads_no_file_and_no_memory(
     graph = model.SerializeToString()
     if place == "hidden tags":  # tags of five bytes, which only some readers understand
         entries = [
-            by_hand.field(1, one.key.encode()) + by_hand.field(2, one.value.encode())
-            for one in spy.external_data
+            by_hand.field(1, entry.key.encode()) + by_hand.field(2, entry.value.encode())
+            for entry in spy.external_data
         ]
         del spy.external_data[:]
         spy.ClearField("data_location")
         tensor = (
             spy.SerializeToString()
-            + b"".join(by_hand.hidden(13, one) for one in entries)
+            + b"".join(by_hand.hidden(13, entry) for entry in entries)
             + by_hand.hidden(14, 1)
         )
         graph = by_hand.model(model, by_hand.field(5, tensor))
@@ -255,10 +257,10 @@ def test_a_weight_may_have_the_name_of_the_key_for_files(network, weights_are_in
     ],
 )
 def test_weights_missing_in_the_graph_are_refused(network, name, shape, dtype, weights_are_inputs):
-    kept = tuple(one for one in network.spec.weights if one.name != name)
+    other_weights = tuple(weight for weight in network.spec.weights if weight.name != name)
     acting = ActingGraph(
         network.graph(),
-        dataclasses.replace(network.spec, weights=(*kept, ArraySpec(name, shape, dtype))),
+        dataclasses.replace(network.spec, weights=(*other_weights, ArraySpec(name, shape, dtype))),
     )
     with pytest.raises(PolicyError):
         acting.set_weights(network.weights() | {name: np.zeros(shape, dtype)})
@@ -305,11 +307,11 @@ def test_an_exported_graph_returns_the_same_numbers_as_plain_onnx_runtime(path):
     )
     acting = ActingGraph(path.read_bytes(), spec)
     acting.set_weights(weights)
-    wanted = session.run(list(spec.output_names), feed)
+    expected = session.run(list(spec.output_names), feed)
     dist_inputs, values, state_out = acting.run(
         feed["obs"], states, None if prev is None else (prev, feed["prev_rewards"])
     )
-    for got, want in zip((dist_inputs, values, *state_out), wanted, strict=True):
+    for got, want in zip((dist_inputs, values, *state_out), expected, strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
 
 
@@ -397,7 +399,7 @@ def test_runs_of_equal_size_return_independent_arrays(recurrent_network, weights
     )
     acting.set_weights(weights)
     sizes = [4] * 8 + [2, 4, 4] + [2] * 8 + [0] * 8 + [4]
-    found = [
+    results = [
         acting.run(obs_of(rows, seed), [np.full((rows, 2), 0.1 * seed, np.float32)])
         for seed, rows in enumerate(sizes)
     ]
@@ -406,10 +408,10 @@ def test_runs_of_equal_size_return_independent_arrays(recurrent_network, weights
     assert (written[0] is out[0], written[1] is out[1]) == (True, True), (
         "results are written where they are wanted"
     )
-    np.testing.assert_array_equal(out[0], found[0][0])
-    for seed, (rows, (_, _, state_out)) in enumerate(zip(sizes, found, strict=True)):
-        wanted = np.tanh(0.1 * seed + obs_of(rows, seed) @ weights["policy/cell/kernel"])
-        np.testing.assert_allclose(state_out[0], wanted, rtol=1e-5)
+    np.testing.assert_array_equal(out[0], results[0][0])
+    for seed, (rows, (_, _, state_out)) in enumerate(zip(sizes, results, strict=True)):
+        expected = np.tanh(0.1 * seed + obs_of(rows, seed) @ weights["policy/cell/kernel"])
+        np.testing.assert_allclose(state_out[0], expected, rtol=1e-5)
     acting.run(obs_of(4), [np.zeros((4, 2), np.float32)])
     strided = np.repeat(obs_of(4, 7), 2, axis=0)[::2]
     np.testing.assert_array_equal(
@@ -425,11 +427,11 @@ def test_two_threads_can_run_at_the_same_time(network, weights_are_inputs):
 
     def run(seed):
         obs = obs_of(8, seed)
-        wanted = network.expected(weights, obs)[0]
+        expected = network.expected(weights, obs)[0]
         wrong.extend(
             got
             for got in (acting.run(obs)[0] for _ in range(100))
-            if not np.allclose(got, wanted, 1e-4, 1e-4)
+            if not np.allclose(got, expected, 1e-4, 1e-4)
         )
 
     threads = [threading.Thread(target=run, args=(seed,)) for seed in range(2)]
@@ -451,7 +453,7 @@ def test_weights_may_be_swapped_while_another_thread_runs(network, weights_are_i
     def run():
         while not stop.is_set():
             got = acting.run(obs)[0]
-            if not any(np.allclose(got, wanted, rtol=1e-4, atol=1e-4) for wanted in allowed):
+            if not any(np.allclose(got, expected, rtol=1e-4, atol=1e-4) for expected in allowed):
                 wrong.append(got)
 
     thread = threading.Thread(target=run)

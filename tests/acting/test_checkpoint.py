@@ -41,12 +41,12 @@ META: dict[str, Any] = {"env": "CartPole-v1", "algo": "ppo", "spaces": {"obs": [
 def test_a_saved_checkpoint_is_loaded(tmp_path: Path) -> None:
     path = save_checkpoint(tmp_path / "checkpoints", 12, TENSORS, META)
     assert path.name == "checkpoint-000012"
-    found = load_newest_valid(tmp_path / "checkpoints")
-    assert (found.path, found.number, found.meta) == (path, 12, META)
-    assert found.tensors.keys() == TENSORS.keys()
+    checkpoint = load_newest_valid(tmp_path / "checkpoints")
+    assert (checkpoint.path, checkpoint.number, checkpoint.meta) == (path, 12, META)
+    assert checkpoint.tensors.keys() == TENSORS.keys()
     for name, tensor in TENSORS.items():
-        np.testing.assert_array_equal(found.tensors[name], tensor)
-        assert found.tensors[name].dtype == tensor.dtype
+        np.testing.assert_array_equal(checkpoint.tensors[name], tensor)
+        assert checkpoint.tensors[name].dtype == tensor.dtype
 
 
 def pieces() -> dict[str, Any]:
@@ -58,27 +58,27 @@ def pieces() -> dict[str, Any]:
 
 def test_pieces_are_written_and_read_one_at_a_time_by_owner(tmp_path: Path) -> None:
     path = save_checkpoint(tmp_path, 1, TENSORS, META, pieces=pieces())
-    found = load_checkpoint(path)
-    got = [(name, first, rows.tolist()) for name, first, rows in found.pieces_of("one")]
+    checkpoint = load_checkpoint(path)
+    got = [(name, first, rows.tolist()) for name, first, rows in checkpoint.pieces_of("one")]
     assert got == [("rows", 0, [0, 1, 2, 3]), ("rows", 4, np.ones((2, 3)).tolist())]
-    assert [name for name, _, _ in found.pieces_of("two")] == ["b"]
-    assert not list(found.pieces_of("three"))
+    assert [name for name, _, _ in checkpoint.pieces_of("two")] == ["b"]
+    assert not list(checkpoint.pieces_of("three"))
 
 
 def test_a_damaged_or_missing_piece_is_found_when_it_is_read(tmp_path: Path) -> None:
     path = save_checkpoint(tmp_path, 1, TENSORS, META, pieces=pieces())
-    found = load_checkpoint(path)
+    checkpoint = load_checkpoint(path)
     file = path / "pieces" / "000001.safetensors"
     payload = bytearray(file.read_bytes())
     payload[-1] ^= 1
     file.write_bytes(payload)
-    read = found.pieces_of("one")
+    read = checkpoint.pieces_of("one")
     next(read)
     with pytest.raises(CheckpointError, match=r"000001\.safetensors"):
         next(read)
     file.unlink()
     with pytest.raises(CheckpointError, match=r"000001\.safetensors"):
-        list(found.pieces_of("one"))
+        list(checkpoint.pieces_of("one"))
 
 
 @pytest.mark.parametrize("size", [None, 0, 3])
@@ -133,9 +133,9 @@ def test_impossible_descriptions_of_pieces_are_refused(tmp_path: Path, change: A
 def test_older_checkpoints_without_a_digest_of_pieces_or_a_size_are_read(tmp_path: Path) -> None:
     path = save_checkpoint(tmp_path, 1, TENSORS, META, pieces=pieces())
     edit_meta(path / "meta.json", pieces_sha256=None, tensors_bytes=None)
-    found = load_checkpoint(path)
-    found.check_pieces()
-    assert len(list(found.pieces_of("one"))) == 2
+    checkpoint = load_checkpoint(path)
+    checkpoint.check_pieces()
+    assert len(list(checkpoint.pieces_of("one"))) == 2
 
 
 @pytest.mark.parametrize("part", ["weights", "critics", "target/critics"])
@@ -170,13 +170,13 @@ def test_anything_that_fits_comes_back_bit_by_bit(
     tmp_path: Path, tensors: dict[str, Any], meta: dict[str, Any]
 ) -> None:
     save_checkpoint(tmp_path, 1, tensors, meta)
-    found = load_newest_valid(tmp_path)
-    assert found.meta == meta
-    assert found.tensors.keys() == tensors.keys()
+    checkpoint = load_newest_valid(tmp_path)
+    assert checkpoint.meta == meta
+    assert checkpoint.tensors.keys() == tensors.keys()
     for name, tensor in tensors.items():
-        assert found.tensors[name].dtype == tensor.dtype
-        assert found.tensors[name].shape == tensor.shape
-        assert found.tensors[name].tobytes() == tensor.tobytes()
+        assert checkpoint.tensors[name].dtype == tensor.dtype
+        assert checkpoint.tensors[name].shape == tensor.shape
+        assert checkpoint.tensors[name].tobytes() == tensor.tobytes()
 
 
 def test_only_the_newest_are_kept_and_other_files_are_left_alone(tmp_path: Path) -> None:
@@ -289,8 +289,8 @@ def test_a_damaged_newest_is_named_and_the_previous_one_used(
     newest = save_checkpoint(tmp_path, 2, TENSORS, META)
     name, damage = DAMAGE[kind]
     damage(newest / name)
-    found = load_newest_valid(tmp_path)
-    assert found.number == 1
+    checkpoint = load_newest_valid(tmp_path)
+    assert checkpoint.number == 1
     assert "checkpoint-000002" in caplog.text
     assert name in caplog.text
     with pytest.raises(CheckpointError, match=re.escape(name)):
@@ -308,12 +308,12 @@ def test_an_invalid_checkpoint_is_skipped_like_a_damaged_one(tmp_path: Path) -> 
     save_checkpoint(tmp_path, 1, TENSORS, META)
     save_checkpoint(tmp_path, 2, TENSORS, META)
 
-    def check(found: Checkpoint) -> None:
-        if found.number == 2:
-            raise CheckpointError(found.path, "it makes no sense")
+    def check(checkpoint: Checkpoint) -> None:
+        if checkpoint.number == 2:
+            raise CheckpointError(checkpoint.path, "it makes no sense")
 
-    found = load_newest_valid(tmp_path, check)
-    assert found.number == 1
+    checkpoint = load_newest_valid(tmp_path, check)
+    assert checkpoint.number == 1
 
 
 def test_a_damaged_one_with_a_higher_number_does_not_count_as_kept(tmp_path: Path) -> None:
@@ -349,17 +349,19 @@ def test_the_error_says_if_no_checkpoint_can_be_used(tmp_path: Path) -> None:
 
 def test_a_checkpoint_of_another_run_is_refused_with_all_differences(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, 1, TENSORS, META)
-    found = load_newest_valid(tmp_path)
-    check_compatible(found, {"env": "CartPole-v1", "algo": "ppo", "spaces": {"obs": (4,)}})
+    checkpoint = load_newest_valid(tmp_path)
+    check_compatible(checkpoint, {"env": "CartPole-v1", "algo": "ppo", "spaces": {"obs": (4,)}})
     with pytest.raises(CheckpointError) as caught:
-        check_compatible(found, {"env": "Pendulum-v1", "algo": "impala", "spaces": {"obs": [4]}})
+        check_compatible(
+            checkpoint, {"env": "Pendulum-v1", "algo": "impala", "spaces": {"obs": [4]}}
+        )
     for word in ("env", "'CartPole-v1'", "'Pendulum-v1'", "algo", "'ppo'", "'impala'"):
         assert word in str(caught.value)
     assert "spaces" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("there", "here", "fits"),
+    ("stored", "current", "fits"),
     [
         ("this-program:Own", "this-program:Own#2", True),
         ("Own", "this-program:Own", True),
@@ -369,15 +371,15 @@ def test_a_checkpoint_of_another_run_is_refused_with_all_differences(tmp_path: P
     ],
 )
 def test_an_environment_may_be_redefined_or_named_with_its_module(
-    tmp_path: Path, there: str, here: str, fits: bool
+    tmp_path: Path, stored: str, current: str, fits: bool
 ) -> None:
-    save_checkpoint(tmp_path, 1, TENSORS, {**META, "env": there})
+    save_checkpoint(tmp_path, 1, TENSORS, {**META, "env": stored})
     with (
         contextlib.nullcontext()
         if fits
-        else pytest.raises(CheckpointError, match=f"env .*{there}.*{here}")
+        else pytest.raises(CheckpointError, match=f"env .*{stored}.*{current}")
     ):
-        check_compatible(load_newest_valid(tmp_path), {"env": here})
+        check_compatible(load_newest_valid(tmp_path), {"env": current})
 
 
 @pytest.mark.parametrize("step", ["write", "fsync", "rename"])

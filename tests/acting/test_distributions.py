@@ -232,8 +232,8 @@ def test_bits_agree_with_numpys_own():
         inputs, distribution.draw_noise(np.random.default_rng(0), 50_000)
     )
     np.testing.assert_allclose(actions.mean(axis=0), p[0], atol=0.01)
-    wanted = np.where(actions == 1, np.log(p), np.log(1 - p)).sum(axis=1)
-    np.testing.assert_allclose(logp, wanted, rtol=1e-5, atol=1e-5)
+    expected = np.where(actions == 1, np.log(p), np.log(1 - p)).sum(axis=1)
+    np.testing.assert_allclose(logp, expected, rtol=1e-5, atol=1e-5)
     np.testing.assert_array_equal(distribution.deterministic(inputs[:1]), [[1, 0]])
 
 
@@ -356,11 +356,11 @@ def test_forbidden_actions_are_never_drawn_and_count_for_nothing(space, seed):
             for part in distribution.parts
         ]
     for row in range(rows):
-        wanted = 0.0
+        expected = 0.0
         for leaf, own_inputs, own_actions in leaves:
             given_inputs = inputs[row, own_inputs]
             if isinstance(leaf, spaces.Box):
-                wanted += make_distribution(leaf).logp(
+                expected += make_distribution(leaf).logp(
                     given_inputs[None], actions[row, own_actions][None]
                 )[0]
                 continue
@@ -370,8 +370,8 @@ def test_forbidden_actions_are_never_drawn_and_count_for_nothing(space, seed):
             for choice, p in enumerate(legal_probabilities(leaf, given_inputs.astype(np.float64))):
                 assert p[chosen[choice]] > 0
                 assert p[best[choice]] > 0
-                wanted += np.log(p[chosen[choice]])
-        assert logp[row] == pytest.approx(wanted, rel=1e-3, abs=1e-4)
+                expected += np.log(p[chosen[choice]])
+        assert logp[row] == pytest.approx(expected, rel=1e-3, abs=1e-4)
     np.testing.assert_allclose(distribution.logp(inputs, actions), logp, rtol=1e-4, atol=1e-4)
 
 

@@ -173,12 +173,12 @@ def test_ou_processes_follow_their_rows_in_any_batches():
     together.on_episode_end(None, episode=types.SimpleNamespace(episode_id=2))
     fresh = ou()
     noise = fresh.draw_noise(np.random.default_rng(9), 1)
-    after, wanted = np.empty((1, 1), np.float32), np.empty((1, 1), np.float32)
+    after, expected = np.empty((1, 1), np.float32), np.empty((1, 1), np.float32)
     together.choose_into(
         inputs[:1], noise, after, np.empty(1, np.float32), timestep=0, keys=[(2, 0)]
     )
-    fresh.choose_into(inputs[:1], noise, wanted, np.empty(1, np.float32), timestep=0)
-    np.testing.assert_array_equal(after, wanted)
+    fresh.choose_into(inputs[:1], noise, expected, np.empty(1, np.float32), timestep=0)
+    np.testing.assert_array_equal(after, expected)
     assert set(together.processes) == {(1, 0), (2, 0)}
 
 
@@ -210,9 +210,9 @@ def test_settings_name_a_kind_and_its_own_settings():
         is None
     )
     assert isinstance(make_exploration({"random_timesteps": 5}, distribution), StochasticSampling)
-    made = make_exploration({"type": "EpsilonGreedy", "epsilon": 0.3}, distribution)
-    assert isinstance(made, EpsilonGreedy)
-    assert made.figures(7) == {"epsilon": 0.3}
+    exploration = make_exploration({"type": "EpsilonGreedy", "epsilon": 0.3}, distribution)
+    assert isinstance(exploration, EpsilonGreedy)
+    assert exploration.figures(7) == {"epsilon": 0.3}
     assert make_exploration("Random", distribution).figures(0) == {}
 
 
@@ -244,10 +244,10 @@ def test_settings_that_make_no_exploration_are_refused(settings, name):
 )
 @pytest.mark.parametrize("timestep", [0, 100])
 def test_actions_of_rows_do_not_depend_on_batching(settings, space, timestep):
-    one, other = (make_exploration(settings, make_distribution(space)) for _ in range(2))
-    distribution = one.distribution
-    noise = one.draw_noise(np.random.default_rng(0), 3, 5)
-    assert noise.shape == (3, 5, one.noise_size)
+    whole_batch, other = (make_exploration(settings, make_distribution(space)) for _ in range(2))
+    distribution = whole_batch.distribution
+    noise = whole_batch.draw_noise(np.random.default_rng(0), 3, 5)
+    assert noise.shape == (3, 5, whole_batch.noise_size)
     inputs = (
         np.random.default_rng(1).standard_normal((3, 5, distribution.num_inputs)).astype(np.float32)
     )
@@ -256,7 +256,9 @@ def test_actions_of_rows_do_not_depend_on_batching(settings, space, timestep):
             np.empty((5, *distribution.action_shape), distribution.action_dtype),
             np.empty(5, np.float32),
         )
-        one.choose_into(inputs[step], noise[step], whole, logp, timestep=timestep, keys=range(5))
+        whole_batch.choose_into(
+            inputs[step], noise[step], whole, logp, timestep=timestep, keys=range(5)
+        )
         for part in (slice(0, 2), slice(2, 5)):
             actions, part_logp = np.empty_like(whole[part]), np.empty_like(logp[part])
             keys = range(5)[part]
@@ -295,11 +297,13 @@ class Failing(Softmax):
 
 def test_a_users_exploration_is_named_by_its_import_path():
     settings = {"type": f"{__name__}:Softmax", "temperature": 0.01}
-    own = make_exploration(settings, make_distribution(spaces.Discrete(3)), worker_index=4)
-    assert (own.temperature, own.worker_index) == (0.01, 4)
+    exploration = make_exploration(settings, make_distribution(spaces.Discrete(3)), worker_index=4)
+    assert (exploration.temperature, exploration.worker_index) == (0.01, 4)
     actions, logp = np.empty(9, np.int64), np.empty(9, np.float32)
     inputs = np.tile(np.array([0.0, 1.0, 0.0], np.float32), (9, 1))
-    own.choose_into(inputs, own.draw_noise(np.random.default_rng(0), 9), actions, logp, timestep=0)
+    exploration.choose_into(
+        inputs, exploration.draw_noise(np.random.default_rng(0), 9), actions, logp, timestep=0
+    )
     assert (actions == 1).all()
     assert not exploration_has_memory(settings)
     assert exploration_has_memory(f"{__name__}:Failing")
@@ -315,10 +319,10 @@ def test_a_value_that_is_no_exploration_is_refused_with_its_key(path):
 
 
 def test_errors_of_a_users_exploration_name_the_setting():
-    own = make_exploration(f"{__name__}:Failing", make_distribution(spaces.Discrete(3)))
-    noise = own.draw_noise(np.random.default_rng(0), 2)
+    exploration = make_exploration(f"{__name__}:Failing", make_distribution(spaces.Discrete(3)))
+    noise = exploration.draw_noise(np.random.default_rng(0), 2)
     with pytest.raises(ConfigError, match="boom") as caught:
-        own.choose_into(
+        exploration.choose_into(
             np.zeros((2, 3), np.float32),
             noise,
             np.empty(2, np.int64),

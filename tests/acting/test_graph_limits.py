@@ -62,14 +62,14 @@ def test_a_loop_without_an_end_is_refused_and_one_that_ends_is_used(
     graph, spec, weights = with_loop(3)
     acting = ActingGraph(graph, spec)
     acting.set_weights(weights)
-    own = ActingGraph(plain()[0].SerializeToString(), spec)
-    own.set_weights(weights)
+    plain_graph = ActingGraph(plain()[0].SerializeToString(), spec)
+    plain_graph.set_weights(weights)
     row = (
         np.ones((1, 3), np.float32),
         [np.ones((1, 1), np.float32)],
         (np.ones(1, np.int64), np.ones(1, np.float32)),
     )
-    np.testing.assert_array_equal(acting.run(*row)[1], own.run(*row)[1])
+    np.testing.assert_array_equal(acting.run(*row)[1], plain_graph.run(*row)[1])
     monkeypatch.setattr(acting_graph, "_LOOPS_WITHIN_S", 0.1)
     graph, spec, weights = with_loop(LONGEST)
     with pytest.raises(PolicyError):

@@ -95,7 +95,7 @@ def test_r117_tuple_actions_come_as_one_batch_per_component():
 def test_r117_act_into_writes_flat_rows():
     policy = make_policy(TUPLE)
     noise = policy.draw_noise(np.random.default_rng(1), 5)
-    wanted = policy.act(obs_of(5), (), noise)
+    expected = policy.act(obs_of(5), (), noise)
     rows = ActRows(
         actions=np.zeros((5, 3), np.float32),
         dist_inputs=np.zeros((5, policy.spec.num_dist_inputs), np.float32),
@@ -103,8 +103,8 @@ def test_r117_act_into_writes_flat_rows():
         logp=np.zeros(5, np.float32),
     )
     policy.act_into(obs_of(5), (), noise, rows)
-    np.testing.assert_array_equal(rows.actions, wanted.actions)
-    np.testing.assert_array_equal(rows.logp, wanted.columns[c.ACTION_LOGP])
+    np.testing.assert_array_equal(rows.actions, expected.actions)
+    np.testing.assert_array_equal(rows.logp, expected.columns[c.ACTION_LOGP])
 
 
 @pytest.mark.parametrize("looks_back", [False, True])
@@ -148,15 +148,15 @@ def test_r111_previous_actions_and_rewards_reach_the_network_in_the_order_of_the
     prev_actions, prev_rewards = np.array([3, 0, 1]), np.array([0.5, 0.0, -1.0])
     _, _, columns = policy.compute_actions(obs, (), prev_actions, prev_rewards)
     np.testing.assert_allclose(columns[c.VF_PREDS], obs.sum(axis=1) + 10 * prev_actions, rtol=1e-5)
-    wanted = obs.mean(axis=1) + prev_rewards
-    np.testing.assert_allclose(columns[c.ACTION_DIST_INPUTS][:, 0], wanted, rtol=1e-5, atol=1e-6)
+    expected = obs.mean(axis=1) + prev_rewards
+    np.testing.assert_allclose(columns[c.ACTION_DIST_INPUTS][:, 0], expected, rtol=1e-5, atol=1e-6)
 
 
 def test_r100_unknown_previous_steps_count_as_zeros():
     policy = make_policy(TUPLE, looks_back=True)
-    given = policy.compute_actions(obs_of(2), (), np.zeros((2, 3)), np.zeros(2))[2]
+    zeros = policy.compute_actions(obs_of(2), (), np.zeros((2, 3)), np.zeros(2))[2]
     missing = policy.compute_actions(obs_of(2))[2]
-    np.testing.assert_array_equal(given[c.VF_PREDS], missing[c.VF_PREDS])
+    np.testing.assert_array_equal(zeros[c.VF_PREDS], missing[c.VF_PREDS])
     single = policy.compute_single_action(obs_of(2)[1], (), (2, [0.5, 0.5]), 1.0)[2]
     assert single[c.VF_PREDS] == pytest.approx(missing[c.VF_PREDS][1] + 30.0, rel=1e-5)
 
@@ -239,7 +239,7 @@ def test_a_trajectory_gets_advantages_bootstrapped_from_its_last_new_obs(ending,
     if looks_back:
         last += 10.0 * batch[c.ACTIONS][-1]
     last = np.array([last], np.float32)
-    wanted = gae(
+    expected = gae(
         batch[c.REWARDS][:, None],
         batch[c.VF_PREDS][:, None],
         last,
@@ -249,9 +249,9 @@ def test_a_trajectory_gets_advantages_bootstrapped_from_its_last_new_obs(ending,
         gamma=0.9,
         lam=0.7,
     )
-    done = policy.postprocess_trajectory(batch, {}, None)
-    np.testing.assert_allclose(done[c.ADVANTAGES], wanted[0][:, 0], rtol=1e-5)
-    np.testing.assert_allclose(done[c.VALUE_TARGETS], wanted[1][:, 0], rtol=1e-5)
+    postprocessed = policy.postprocess_trajectory(batch, {}, None)
+    np.testing.assert_allclose(postprocessed[c.ADVANTAGES], expected[0][:, 0], rtol=1e-5)
+    np.testing.assert_allclose(postprocessed[c.VALUE_TARGETS], expected[1][:, 0], rtol=1e-5)
     assert len(policy.graph.calls) == (0 if ending.get("terminated") else 1)
 
 
@@ -269,10 +269,10 @@ def test_bootstrap_values_are_those_of_true_final_observations_of_truncated_traj
     )
     batch = trajectory(policy, 4, **ending)
     value = batch[c.NEW_OBS][-1].sum() + 4.0 if ending.get("truncated") else 0.0
-    done = policy.postprocess_trajectory(batch)
-    np.testing.assert_allclose(done[c.BOOTSTRAP_VALUES], [0.0, 0.0, 0.0, value], rtol=1e-6)
-    assert done[c.BOOTSTRAP_VALUES].dtype == np.float32
-    assert (c.ADVANTAGES in done) == (name == "gae")
+    postprocessed = policy.postprocess_trajectory(batch)
+    np.testing.assert_allclose(postprocessed[c.BOOTSTRAP_VALUES], [0.0, 0.0, 0.0, value], rtol=1e-6)
+    assert postprocessed[c.BOOTSTRAP_VALUES].dtype == np.float32
+    assert (c.ADVANTAGES in postprocessed) == (name == "gae")
     evaluations = 1 if ending.get("truncated") or (name == "gae" and not ending) else 0
     assert len(policy.graph.calls) == evaluations
 

@@ -83,9 +83,11 @@ def test_a_loaded_policy_acts_like_the_trained_network(
     observation_space, action_space, settings = WORLDS[world]
     register_env("shown", lambda context: Shown(observation_space, action_space))
     observation_space.seed(1)
-    seen = inputs_of(world, [observation_space.sample() for _ in range(20)])
+    inputs = inputs_of(world, [observation_space.sample() for _ in range(20)])
     is_filtered = "observation_filter" in settings
-    learning = save_run(tmp_path, {DEFAULT: seen} if is_filtered else None, env="shown", **settings)
+    learning = save_run(
+        tmp_path, {DEFAULT: inputs} if is_filtered else None, env="shown", **settings
+    )
     model = learning.group.algorithms[DEFAULT].model
 
     policy = aiorl.load_policy(tmp_path)
@@ -100,11 +102,11 @@ def test_a_loaded_policy_acts_like_the_trained_network(
     for obs in observations:
         network_input = inputs_of(world, [obs])
         if is_filtered:
-            network_input = ((network_input - seen.mean(0)) / (seen.std(0, ddof=1) + 1e-8)).astype(
-                np.float32
-            )
+            network_input = (
+                (network_input - inputs.mean(0)) / (inputs.std(0, ddof=1) + 1e-8)
+            ).astype(np.float32)
         dist_inputs, values, state_out = model.forward_step(
-            network_input, [one[None] for one in state], *prev
+            network_input, [component[None] for component in state], *prev
         )
         before = {"prev_action": 2, "prev_reward": 0.5} if prev else {}
         action, after, beside = policy.compute_single_action(obs, state, **before, full_fetch=True)
@@ -123,9 +125,9 @@ def test_a_loaded_policy_acts_like_the_trained_network(
         state = after
 
     actions, _, _ = policy.compute_actions(observations)
-    each = [policy.compute_single_action(obs) for obs in observations]
+    single_actions = [policy.compute_single_action(obs) for obs in observations]
     np.testing.assert_allclose(
-        actions, each, rtol=1e-5
+        actions, single_actions, rtol=1e-5
     )  # a matrix of rows rounds differently from one row
 
 
@@ -159,11 +161,11 @@ def looks_back(
     read-only.
     """
     directory = tmp_path_factory.mktemp("looks_back")
-    made: list[Noted] = []
+    envs: list[Noted] = []
 
     def make(context: Any) -> Noted:
-        made.append(Noted(BOX, TORQUE))
-        return made[-1]
+        envs.append(Noted(BOX, TORQUE))
+        return envs[-1]
 
     register_env("noted", make)
     save_run(
@@ -172,7 +174,7 @@ def looks_back(
         model={"use_lstm": True, "lstm_cell_size": 8, "lstm_use_prev_action_reward": True},
     )
     aiorl.evaluate(directory, episodes=1, seed=3)
-    return directory, next(env.steps for env in reversed(made) if env.steps)
+    return directory, next(env.steps for env in reversed(envs) if env.steps)
 
 
 def test_a_policy_that_looks_back_at_clipped_actions_acts_as_in_an_evaluation(
@@ -184,16 +186,16 @@ def test_a_policy_that_looks_back_at_clipped_actions_acts_as_in_an_evaluation(
     policy = aiorl.load_policy(directory)
     state, before = policy.get_initial_state(), (None, None)
     assert [component.shape for component in state] == [(8,)] * 4 + [TORQUE.shape]
-    for obs, wanted, reward in steps:
+    for obs, expected, reward in steps:
         action, after, _ = policy.compute_single_action(obs, state, *before)
-        np.testing.assert_allclose(action, wanted, atol=1e-5)
+        np.testing.assert_allclose(action, expected, atol=1e-5)
         rows = [component[None] for component in state]
         previous, last_reward = before
         of_rows = (
             {} if previous is None else {"prev_actions": [previous], "prev_rewards": [last_reward]}
         )
         (batched,), states, _ = policy.compute_actions([obs], rows, **of_rows)
-        np.testing.assert_allclose(batched, wanted, atol=1e-5)
+        np.testing.assert_allclose(batched, expected, atol=1e-5)
         np.testing.assert_allclose(states[-1][0], after[-1], atol=1e-5)
         state, before = after, (action, reward)
 
@@ -207,10 +209,10 @@ def test_an_export_that_looks_back_at_its_own_clipped_actions_acts_as_in_an_eval
     inputs = {
         item.name: np.zeros((1, *item.shape[1:]), np.float32) for item in session.get_inputs()
     }
-    for obs, wanted, reward in steps:
+    for obs, expected, reward in steps:
         inputs["obs"] = obs[None]
         outputs = dict(zip(names, session.run(names, inputs), strict=True))
-        np.testing.assert_allclose(outputs["action"][0], wanted, atol=1e-5)
+        np.testing.assert_allclose(outputs["action"][0], expected, atol=1e-5)
         inputs = {
             name: outputs.get(name.replace("_in_", "_out_"), value)
             for name, value in inputs.items()
@@ -221,9 +223,9 @@ def test_an_export_that_looks_back_at_its_own_clipped_actions_acts_as_in_an_eval
         )
     actor = Models([str(tmp_path)])[DEFAULT].arms[0].actor
     memory, before = [component[None] for component in actor.initial_memory], {}
-    for obs, wanted, reward in steps:
+    for obs, expected, reward in steps:
         actions, memory, _ = actor.compute_actions([obs], memory, **before, explore=False)
-        np.testing.assert_allclose(actions[0], wanted, atol=1e-5)
+        np.testing.assert_allclose(actions[0], expected, atol=1e-5)
         before = {"prev_actions": actions, "prev_rewards": [reward]}
 
 
@@ -233,15 +235,15 @@ def test_a_policy_looks_back_at_the_action_that_was_taken_if_it_is_not_its_own(
     directory, steps = looks_back
     policy = aiorl.load_policy(directory)
     _, state, _ = policy.compute_single_action(steps[0][0], policy.get_initial_state())
-    taken = np.array([0.05, -0.02], np.float32)
-    action, _, _ = policy.compute_single_action(steps[1][0], state, taken, 1.0)
+    action_taken = np.array([0.05, -0.02], np.float32)
+    action, _, _ = policy.compute_single_action(steps[1][0], state, action_taken, 1.0)
     without_own = [*state[:-1], np.zeros_like(state[-1])]
-    wanted, _, _ = policy.compute_single_action(steps[1][0], without_own, taken, 1.0)
-    recurrent_only, _, _ = policy.compute_single_action(steps[1][0], state[:-1], taken, 1.0)
-    np.testing.assert_array_equal(action, wanted)
+    expected, _, _ = policy.compute_single_action(steps[1][0], without_own, action_taken, 1.0)
+    recurrent_only, _, _ = policy.compute_single_action(steps[1][0], state[:-1], action_taken, 1.0)
+    np.testing.assert_array_equal(action, expected)
     np.testing.assert_array_equal(action, recurrent_only)
     with pytest.raises(PolicyError, match=r"\(5,\)"):
-        policy.compute_single_action(steps[1][0], [*state[:-1], np.zeros(5)], taken, 1.0)
+        policy.compute_single_action(steps[1][0], [*state[:-1], np.zeros(5)], action_taken, 1.0)
 
 
 def test_several_policies_are_loaded_by_name_except_one_of_the_users_own_class(
@@ -298,8 +300,8 @@ def test_a_policy_is_found_by_every_path_into_its_run_and_the_newest_undamaged_o
     first = directory / "checkpoint-000007"
     for path in (tmp_path / "run", directory, first, str(first)):
         assert aiorl.load_policy(path).path == first
-    found = load_checkpoint(first)
-    save_checkpoint(directory, 9, found.tensors, found.meta)
+    checkpoint = load_checkpoint(first)
+    save_checkpoint(directory, 9, checkpoint.tensors, checkpoint.meta)
     assert aiorl.load_policy(directory).path == directory / "checkpoint-000009"
     (directory / "checkpoint-000009" / "tensors.safetensors").write_bytes(b"damaged")
     assert aiorl.load_policy(tmp_path / "run").path == first
@@ -325,10 +327,10 @@ def test_a_path_to_no_checkpoint_says_what_was_expected(tmp_path: Path, path: st
 def test_a_checkpoint_that_makes_no_sense_is_refused(
     saved: Path, tmp_path: Path, change: Any
 ) -> None:
-    found = load_checkpoint(saved / "checkpoints" / "checkpoint-000007")
-    tensors = dict(found.tensors)
+    checkpoint = load_checkpoint(saved / "checkpoints" / "checkpoint-000007")
+    tensors = dict(checkpoint.tensors)
     change(tensors)
-    path = save_checkpoint(tmp_path / "other", 7, tensors, found.meta)
+    path = save_checkpoint(tmp_path / "other", 7, tensors, checkpoint.meta)
     with pytest.raises(CheckpointError, match=str(path)):
         aiorl.load_policy(path)
 
@@ -355,11 +357,11 @@ policy = aiorl.load_policy({str(tmp_path / "checkpoint-000007")!r})
 action = policy.compute_single_action(numpy.zeros(4, numpy.float32))
 print(action, "gymnasium.envs.classic_control" in sys.modules)
 """
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
     )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split()[1] == "False"
+    assert process.returncode == 0, process.stderr
+    assert process.stdout.split()[1] == "False"
 
 
 def test_code_named_by_another_users_checkpoint_is_shown(
@@ -377,13 +379,13 @@ def forged(
     saved: Path, directory: Path, change: Callable[[dict[str, Any]], object], number: int = 8
 ) -> Path:
     """Write an undamaged checkpoint with acting data made up by its author."""
-    found = load_checkpoint(saved / "checkpoints" / "checkpoint-000007")
-    content = unpack(found.tensors["acting"].tobytes())
+    checkpoint = load_checkpoint(saved / "checkpoints" / "checkpoint-000007")
+    content = unpack(checkpoint.tensors["acting"].tobytes())
     packed = change(content) or pack(content)
-    tensors = {**found.tensors, "acting": np.frombuffer(packed, np.uint8)}
+    tensors = {**checkpoint.tensors, "acting": np.frombuffer(packed, np.uint8)}
     meta = {
-        **found.meta,
-        "counters": {**found.meta["counters"], "env_steps_trained": 0},
+        **checkpoint.meta,
+        "counters": {**checkpoint.meta["counters"], "env_steps_trained": 0},
     }  # as in its ledger
     return save_checkpoint(directory, number, tensors, meta)
 
@@ -407,22 +409,27 @@ def test_a_trainer_shows_code_named_by_another_users_checkpoint_before_importing
 ) -> None:
     (tmp_path / "their_world.py").write_text("raise ValueError('it ran')")
     monkeypatch.syspath_prepend(tmp_path)
-    own = {"env": "their_world:Env", "extra_python_environs_for_driver": {"AIORL_THEIRS": "1"}}
-    path = forged(saved, tmp_path / "theirs", lambda content: content["config"].update(own))
+    foreign_settings = {
+        "env": "their_world:Env",
+        "extra_python_environs_for_driver": {"AIORL_THEIRS": "1"},
+    }
+    path = forged(
+        saved, tmp_path / "theirs", lambda content: content["config"].update(foreign_settings)
+    )
     os.chown(path, 123_456, -1)
     monkeypatch.setenv("AIORL_THEIRS", "0")
-    shown: list[tuple[str, str]] = []
+    warnings: list[tuple[str, str]] = []
     monkeypatch.setattr(
         acting_state.logger,
         "warning",
-        lambda form, text: shown.append((text, os.environ["AIORL_THEIRS"])),
+        lambda form, text: warnings.append((text, os.environ["AIORL_THEIRS"])),
     )
     with pytest.raises(ConfigError, match="it ran"):
         aiorl.Trainer.restore(path, run_dir=str(tmp_path / "run"))
-    texts = [text for text, _ in shown]
+    texts = [text for text, _ in warnings]
     assert any("env: 'their_world:Env'" in text for text in texts)
     assert any("extra_python_environs_for_driver" in text for text in texts)
-    assert [value for _, value in shown] == ["0"] * len(shown)
+    assert [value for _, value in warnings] == ["0"] * len(warnings)
     assert os.environ["AIORL_THEIRS"] == "0"
 
 
@@ -449,11 +456,11 @@ def test_where_another_users_run_listens_and_writes_is_left_out_and_shown(
         content["part"].update(output="/theirs", monitor=True, log_dir="/theirs")
 
     path = forged(saved, tmp_path, change)
-    own = SavedRun.open(path).acting
-    assert (own.config["bind"], own.part.output) == (theirs["bind"], "/theirs")
-    made: list[Any] = []
+    own_state = SavedRun.open(path).acting
+    assert (own_state.config["bind"], own_state.part.output) == (theirs["bind"], "/theirs")
+    configs: list[Any] = []
     monkeypatch.setattr(
-        aiorl.Trainer, "__init__", lambda trainer, config, checkpoint: made.append(config)
+        aiorl.Trainer, "__init__", lambda trainer, config, checkpoint: configs.append(config)
     )
     monkeypatch.setattr(os, "getuid", lambda: 123_456)
     acting = SavedRun.open(path).acting
@@ -463,7 +470,7 @@ def test_where_another_users_run_listens_and_writes_is_left_out_and_shown(
     ), "root wrote it"
     monkeypatch.undo()
     monkeypatch.setattr(
-        aiorl.Trainer, "__init__", lambda trainer, config, checkpoint: made.append(config)
+        aiorl.Trainer, "__init__", lambda trainer, config, checkpoint: configs.append(config)
     )
     replacement = tmp_path / "mine"
     shutil.copytree(path, replacement / path.name)
@@ -493,7 +500,7 @@ def test_where_another_users_run_listens_and_writes_is_left_out_and_shown(
     assert "evaluation_config.monitor" in caplog.text
     aiorl.Trainer.restore(path)
     aiorl.Trainer.restore(path, bind="tcp://127.0.0.1:7000")
-    first, second = made
+    first, second = configs
     defaults = type(first)()
     assert first.evaluation_config == {"horizon": 7}
     assert first.gamma == theirs["gamma"]

@@ -57,12 +57,12 @@ def slow(rewards, terminateds, truncateds, valid, gamma, n):
 @given(fragments(), st.integers(1, 12), st.sampled_from([0.0, 0.5, 0.99, 1.0]))
 def test_equals_a_walk_over_every_row(fragment, n, gamma):
     rewards, terminateds, truncateds, valid = fragment
-    found = n_step(rewards, terminateds, truncateds, gamma=gamma, n=n, valid=valid)
-    for made, expected in zip(found, slow(*fragment, gamma, n), strict=True):
-        np.testing.assert_allclose(made, expected, rtol=1e-5, atol=1e-6)
+    targets = n_step(rewards, terminateds, truncateds, gamma=gamma, n=n, valid=valid)
+    for column, expected in zip(targets, slow(*fragment, gamma, n), strict=True):
+        np.testing.assert_allclose(column, expected, rtol=1e-5, atol=1e-6)
     if valid.all():
         plain = n_step(rewards, terminateds, truncateds, gamma=gamma, n=n)
-        assert all((made == other).all() for made, other in zip(found, plain, strict=True))
+        assert all((column == other).all() for column, other in zip(targets, plain, strict=True))
 
 
 def test_the_observation_after_the_steps_is_that_of_their_last_row():

@@ -43,8 +43,8 @@ def test_act_returns_actions_and_their_columns(make_network, space, rows):
     assert state_out == []
     np.testing.assert_allclose(columns[ACTION_DIST_INPUTS], dist_inputs, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(columns[VF_PREDS], values, rtol=1e-5, atol=1e-5)
-    wanted = policy.distribution.logp(columns[ACTION_DIST_INPUTS], actions)
-    np.testing.assert_allclose(columns[ACTION_LOGP], wanted, rtol=1e-4, atol=1e-4)
+    expected = policy.distribution.logp(columns[ACTION_DIST_INPUTS], actions)
+    np.testing.assert_allclose(columns[ACTION_LOGP], expected, rtol=1e-4, atol=1e-4)
     np.testing.assert_array_equal(policy.values(obs_of(rows)), columns[VF_PREDS])
 
 
@@ -66,8 +66,8 @@ def test_act_into_writes_the_same_bits_into_columns(make_network, space, rows):
         )
         == []
     )
-    for name, wanted in {ACTIONS: actions, **columns}.items():
-        np.testing.assert_array_equal(fragment[name][3], wanted)
+    for name, expected in {ACTIONS: actions, **columns}.items():
+        np.testing.assert_array_equal(fragment[name][3], expected)
         assert not fragment[name][[0, 1, 2, 4]].any()
 
 
@@ -81,8 +81,8 @@ def test_r114_recurrent_state_chains_from_call_to_call(recurrent_network):
     first = policy.act(obs_of(3), [start]).state_out
     second = policy.act(obs_of(3, seed=1), first).state_out
     kernel = recurrent_network.weights()["policy/cell/kernel"]
-    wanted = np.tanh(np.tanh(obs_of(3) @ kernel) + obs_of(3, seed=1) @ kernel)
-    np.testing.assert_allclose(second[0], wanted, rtol=1e-5, atol=1e-6)
+    expected = np.tanh(np.tanh(obs_of(3) @ kernel) + obs_of(3, seed=1) @ kernel)
+    np.testing.assert_allclose(second[0], expected, rtol=1e-5, atol=1e-6)
 
 
 def test_state_and_weights_round_trip(network):

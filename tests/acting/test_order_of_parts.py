@@ -60,11 +60,11 @@ def robot(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def without_order(run: Path, directory: Path) -> Path:
     """Write a checkpoint like those from before the order was kept."""
-    found = load_checkpoint(run / "checkpoints" / "checkpoint-000007")
-    content = unpack(found.tensors["acting"].tobytes())
+    checkpoint = load_checkpoint(run / "checkpoints" / "checkpoint-000007")
+    content = unpack(checkpoint.tensors["acting"].tobytes())
     del content["keeps_order"]
-    tensors = {**found.tensors, "acting": np.frombuffer(pack(content), np.uint8)}
-    return save_checkpoint(directory, 8, tensors, found.meta)
+    tensors = {**checkpoint.tensors, "acting": np.frombuffer(pack(content), np.uint8)}
+    return save_checkpoint(directory, 8, tensors, checkpoint.meta)
 
 
 simple_spaces = st.sampled_from(
@@ -102,11 +102,11 @@ def test_a_rebuilt_space_flattens_observations_like_the_environments(
 ) -> None:
     space.seed(seed)
     observations = [space.sample() for _ in range(3)]
-    wanted = np.array([spaces.flatten(space, obs) for obs in observations], np.float32)
-    for own in (space, space_from_dict(space_to_dict(space))):
-        preprocessor = preprocessor_for(own)
+    expected = np.array([spaces.flatten(space, obs) for obs in observations], np.float32)
+    for described in (space, space_from_dict(space_to_dict(space))):
+        preprocessor = preprocessor_for(described)
         np.testing.assert_array_equal(
-            preprocessor.transform_rows(observations).reshape(3, -1), wanted
+            preprocessor.transform_rows(observations).reshape(3, -1), expected
         )
         assert preprocessor.observation_space.shape == preprocessor.shape
 
@@ -135,9 +135,9 @@ def test_the_rest_of_a_masked_observation_keeps_its_order() -> None:
     obs = masked.sample()
     preprocessor = make_preprocessor(masked, action_space=spaces.Discrete(2))
     without = {name: part for name, part in obs.items() if name != "action_mask"}
-    wanted = [*obs["action_mask"], *spaces.flatten(rest, without)]
+    expected = [*obs["action_mask"], *spaces.flatten(rest, without)]
     np.testing.assert_array_equal(
-        preprocessor.transform_rows([obs])[0], np.array(wanted, np.float32)
+        preprocessor.transform_rows([obs])[0], np.array(expected, np.float32)
     )
     assert list(preprocessor.layout.parts) == ["wheels", "camera", "arm.yaw", "arm.bend"]
 

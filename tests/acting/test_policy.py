@@ -74,10 +74,10 @@ def test_importing_the_policy_package_loads_no_deep_learning_framework():
         "heavy = {'tensorflow', 'keras', 'onnx', 'tf2onnx', 'torch', 'jax'} & sys.modules.keys()\n"
         "sys.exit(f'loaded {heavy}' if heavy else 0)\n"
     )
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
     )
-    assert done.returncode == 0, done.stderr
+    assert process.returncode == 0, process.stderr
 
 
 @pytest.mark.parametrize(
@@ -93,11 +93,11 @@ def test_r32_a_raw_nested_observation_space_is_refused(space):
 
 
 def test_a_single_action_gets_all_data_of_its_step():
-    seen = []
+    calls = []
 
     class Recording(Policy):
         def compute_actions(self, obs, *rest, explore=True):
-            seen.append((obs, *rest, explore))
+            calls.append((obs, *rest, explore))
             return np.ones(1, np.int64), [rest[0][0] + 1], {"extra": np.zeros((1, 2))}
 
         def get_initial_state(self):
@@ -108,7 +108,7 @@ def test_a_single_action_gets_all_data_of_its_step():
         np.zeros(1), (), 1, 0.5, {"a": 1}, "episode", 7
     )
     assert (action, state[0].tolist(), columns["extra"].shape) == (1, [1, 1, 1], (2,))
-    (obs, states, prev_actions, prev_rewards, infos, episodes, timestep, explore), *_ = seen
+    (obs, states, prev_actions, prev_rewards, infos, episodes, timestep, explore), *_ = calls
     assert (obs.shape, states[0].shape, prev_actions.tolist(), prev_rewards.tolist()) == (
         (1, 1),
         (1, 3),
@@ -117,4 +117,4 @@ def test_a_single_action_gets_all_data_of_its_step():
     )
     assert (infos, episodes, timestep, explore) == ([{"a": 1}], ["episode"], 7, True)
     policy.compute_single_action(np.zeros(1), [np.ones(3, np.float32)], explore=False)
-    assert seen[1][2:] == (None, None, None, None, None, False)
+    assert calls[1][2:] == (None, None, None, None, None, False)

@@ -30,10 +30,10 @@ def policies(*ids):
 
 
 def test_r17_the_mapping_function_is_asked_once_per_agent_and_episode_even_when_random():
-    asked = []
+    agent_ids = []
 
     def choose(agent_id):
-        asked.append(agent_id)
+        agent_ids.append(agent_id)
         return random.choice(["a", "b"])
 
     policy_map = PolicyMap(policies("a", "b"), choose)
@@ -42,7 +42,7 @@ def test_r17_the_mapping_function_is_asked_once_per_agent_and_episode_even_when_
         first = [binding.policy_for(agent) for agent in ("x", "y", 3)]
         for _ in range(20):
             assert [binding.policy_for(agent) for agent in ("x", "y", 3)] == first
-        assert asked == ["x", "y", 3] * (episode + 1)
+        assert agent_ids == ["x", "y", 3] * (episode + 1)
 
 
 @pytest.mark.parametrize("builtin", [ValueError, KeyError])
@@ -92,7 +92,7 @@ def test_r19_it_is_a_mapping_in_the_order_of_ids_that_names_the_known_ids_of_a_m
 
 
 @pytest.mark.parametrize(
-    ("function", "given"),
+    ("function", "expected"),
     [
         (lambda agent: agent, {}),
         (lambda agent, prefix="a": prefix, {}),
@@ -103,8 +103,8 @@ def test_r19_it_is_a_mapping_in_the_order_of_ids_that_names_the_known_ids_of_a_m
         (lambda agent, *_, **__: agent, {"episode": "episode", "worker": "worker"}),
     ],
 )
-def test_a_mapping_function_gets_the_episode_and_the_worker_if_it_takes_them(function, given):
-    assert mapping_parameters(function) == given
+def test_a_mapping_function_gets_the_episode_and_the_worker_if_it_takes_them(function, expected):
+    assert mapping_parameters(function) == expected
 
 
 def test_policies_are_chosen_by_episode():

@@ -126,14 +126,14 @@ def test_an_environment_alone_and_among_others_gets_the_same_bits():
 
 def test_returns_are_sums_to_the_end_of_an_episode_or_of_the_fragment():
     # the second row is no transition: 1 + .5*0 (terminated);  2 + .5*(3 + .5*8), truncated;  5, cut
-    made = returns(
+    columns = returns(
         column(1, 99, 2, 3, 8, 5),
         flags(1, 0, 0, 0, 0, 0),
         flags(0, 0, 0, 0, 1, 0),
         gamma=0.5,
         valid=flags(1, 0, 1, 1, 1, 1),
     )
-    assert {name: sums[:, 0].tolist() for name, sums in made.items()} == {
+    assert {name: sums[:, 0].tolist() for name, sums in columns.items()} == {
         "advantages": [1, 0, 5.5, 7, 8, 5]
     }
 
@@ -141,7 +141,7 @@ def test_returns_are_sums_to_the_end_of_an_episode_or_of_the_fragment():
 def priorities(
     rewards,
     largest,
-    taken,
+    action_values,
     bootstrap,
     terminated=(),
     truncated=(),
@@ -153,19 +153,19 @@ def priorities(
     rows.
     """
     steps = range(len(rewards))
-    made = n_step_priorities(
+    columns = n_step_priorities(
         column(*rewards),
         column(*largest),
         np.array([bootstrap], np.float32),
         flags(*(t in terminated for t in steps)),
         flags(*(t in truncated for t in steps)),
         None if finals is None else column(*finals),
-        action_values=column(*taken),
+        action_values=column(*action_values),
         valid=flags(*(t not in invalid for t in steps)) if invalid else None,
         **settings,
     )
-    assert made[c.PRIORITIES].dtype == np.float32
-    return made[c.PRIORITIES][:, 0].tolist()
+    assert columns[c.PRIORITIES].dtype == np.float32
+    return columns[c.PRIORITIES][:, 0].tolist()
 
 
 def test_a_first_priority_is_the_size_of_the_n_step_error():
@@ -200,5 +200,5 @@ def test_a_row_that_is_no_transition_has_no_priority_and_is_in_none():
 
 
 def test_an_observation_without_a_legal_action_is_worth_nothing_in_a_first_priority():
-    found = priorities([1], [3], [3], 0, truncated=[0], finals=[MASKED_LOGIT], gamma=0.5, n=1)
-    assert found == [2]
+    result = priorities([1], [3], [3], 0, truncated=[0], finals=[MASKED_LOGIT], gamma=0.5, n=1)
+    assert result == [2]

@@ -87,16 +87,16 @@ def test_a_directory_that_contains_a_run_is_not_overwritten(tmp_path: Path) -> N
 
 
 def test_a_new_run_that_could_not_begin_leaves_its_directory_to_the_next(tmp_path: Path) -> None:
-    own = tmp_path / "own"
-    own.mkdir()
-    (own / "notes.txt").write_text("mine")
-    for path in (tmp_path / "made", own):
+    existing = tmp_path / "own"
+    existing.mkdir()
+    (existing / "notes.txt").write_text("mine")
+    for path in (tmp_path / "made", existing):
         for _ in range(2):
             with RunDirectory.open(config(run_dir=str(path))) as directory:
                 directory.save_address("tcp://127.0.0.1:1")
                 directory.abandon()
     assert not (tmp_path / "made").exists()
-    assert (own / "notes.txt").read_text() == "mine"
+    assert (existing / "notes.txt").read_text() == "mine"
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,7 @@ def without_locks(*_: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("owner", "said"),
+    ("owner", "message"),
     [
         ({"host": "elsewhere", "pid": 7, "since": "2026-01-31 12:00:00"}, "elsewhere.*lock"),
         ({"host": socket.gethostname(), "pid": 1, "since": "2026-01-31 12:00:00"}, " 1 "),
@@ -244,15 +244,15 @@ def without_locks(*_: object) -> None:
     ],
 )
 def test_on_a_file_system_without_locks_the_contents_of_the_file_decide(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: object, said: str | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: object, message: str | None
 ) -> None:
     monkeypatch.setattr(fcntl, "flock", without_locks)
     if owner is not None:
         (tmp_path / "lock").write_text(json.dumps(owner))
-    if said is None:
+    if message is None:
         RunLock.acquire(tmp_path).release()
     else:
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=message):
             RunLock.acquire(tmp_path)
 
 

@@ -42,9 +42,9 @@ INPUTS = inputs_of(MEANS, STATES)
 
 
 def make(
-    sample_freq: int = 4, kind: type[DiagGaussian] = DiagGaussian, **more: Any
+    sample_freq: int = 4, kind: type[DiagGaussian] = DiagGaussian, **settings: Any
 ) -> StateDependentNoise:
-    return StateDependentNoise(kind(BOX, FEATURES), sample_freq=sample_freq, **more)
+    return StateDependentNoise(kind(BOX, FEATURES), sample_freq=sample_freq, **settings)
 
 
 def choose(
@@ -59,13 +59,13 @@ def matrices_of(exploration: StateDependentNoise, noise: Any, keys: Any = None) 
     """Return the matrices [N, F, A] of noise [N, K], measured with states that have one feature
     each.
     """
-    found = np.empty((len(noise), FEATURES, ACTIONS))
+    matrices = np.empty((len(noise), FEATURES, ACTIONS))
     for feature, state in enumerate(np.eye(FEATURES)):
         states = np.repeat(state[None], len(noise), axis=0)
         outputs = inputs_of(np.zeros((len(noise), ACTIONS)), states)
         actions, _ = choose(exploration, outputs, noise, keys)
-        found[:, feature] = actions / SIGMA[feature]
-    return found
+        matrices[:, feature] = actions / SIGMA[feature]
+    return matrices
 
 
 def test_an_action_is_the_mean_plus_the_features_times_a_matrix_of_their_deviations() -> None:
@@ -87,11 +87,11 @@ def test_log_probability_is_that_of_a_gaussian_with_the_deviation_of_the_state()
     exploration = make()
     actions, logp = choose(exploration, INPUTS, exploration.draw_noise(np.random.default_rng(1), 2))
     variance = np.square(STATES) @ np.square(SIGMA)
-    wanted = -0.5 * (np.square(actions - MEANS) / variance + np.log(2 * np.pi * variance)).sum(
+    expected = -0.5 * (np.square(actions - MEANS) / variance + np.log(2 * np.pi * variance)).sum(
         axis=1
     )
-    np.testing.assert_allclose(logp, wanted, rtol=1e-4)
-    np.testing.assert_allclose(exploration.distribution.logp(INPUTS, actions), wanted, rtol=1e-4)
+    np.testing.assert_allclose(logp, expected, rtol=1e-4)
+    np.testing.assert_allclose(exploration.distribution.logp(INPUTS, actions), expected, rtol=1e-4)
 
 
 def test_the_density_of_squashed_actions_is_that_of_the_normal_ones_by_the_slope_of_the_map() -> (
@@ -115,19 +115,19 @@ def test_the_density_of_squashed_actions_is_that_of_the_normal_ones_by_the_slope
 def test_matrices_of_unchanged_rows_last_sample_freq_steps_however_noise_is_drawn() -> None:
     exploration, rng = make(4), np.random.default_rng(5)
     noise = np.concatenate([exploration.draw_noise(rng, steps, 3) for steps in (3, 6, 3)])
-    held = np.stack([matrices_of(exploration, step) for step in noise]).reshape(3, 4, 3, -1)
-    np.testing.assert_array_equal(held, np.broadcast_to(held[:, :1], held.shape))
-    matrices = held[:, 0].reshape(9, -1)
+    by_step = np.stack([matrices_of(exploration, step) for step in noise]).reshape(3, 4, 3, -1)
+    np.testing.assert_array_equal(by_step, np.broadcast_to(by_step[:, :1], by_step.shape))
+    matrices = by_step[:, 0].reshape(9, -1)
     assert len(np.unique(matrices, axis=0)) == 9, "each row and each time another"
     np.testing.assert_array_equal(make(4).draw_noise(np.random.default_rng(5), 12, 3), noise)
 
 
 def test_actions_of_rows_do_not_depend_on_other_rows() -> None:
-    one, other = make(2), make(2)
+    together, other = make(2), make(2)
     outputs = inputs_of(RNG.normal(size=(5, ACTIONS)), RNG.normal(size=(5, FEATURES)))
-    for noise in one.draw_noise(np.random.default_rng(9), 4, 5):
+    for noise in together.draw_noise(np.random.default_rng(9), 4, 5):
         for keys in (None, range(5)):
-            actions, logp = choose(one, outputs, noise, keys)
+            actions, logp = choose(together, outputs, noise, keys)
             for part in (slice(0, 2), slice(2, 5)):
                 of_part = choose(
                     other, outputs[part], noise[part], None if keys is None else keys[part]
@@ -143,11 +143,13 @@ def test_noise_drawn_ahead_does_not_grow_with_the_features_and_a_matrix_is_made_
     few, many = make(5), StateDependentNoise(DiagGaussian(BOX, 100 * FEATURES), sample_freq=5)
     ahead = few.draw_noise(np.random.default_rng(10), 20, 3)
     assert many.draw_noise(np.random.default_rng(10), 20, 3).nbytes == ahead.nbytes
-    made, generator = [], np.random.default_rng
-    monkeypatch.setattr(np.random, "default_rng", lambda seed: made.append(seed) or generator(seed))
+    seeds, generator = [], np.random.default_rng
+    monkeypatch.setattr(
+        np.random, "default_rng", lambda seed: seeds.append(seed) or generator(seed)
+    )
     for noise in ahead:
         choose(few, np.repeat(INPUTS[:1], 3, axis=0), noise)
-    assert len(made) == 3 * 20 / 5
+    assert len(seeds) == 3 * 20 / 5
 
 
 def test_an_agents_matrix_lasts_sample_freq_steps_and_ends_with_its_episode() -> None:
@@ -176,16 +178,16 @@ def test_an_agents_matrix_lasts_sample_freq_steps_and_ends_with_its_episode() ->
 
 
 def test_equal_seeds_give_equal_actions_and_uniform_ones_come_first() -> None:
-    found = []
+    matrices = []
     for _ in range(2):
         exploration = make(random_timesteps=10)
         noise = exploration.draw_noise(np.random.default_rng(8), 2)
-        found.append(
+        matrices.append(
             [choose(exploration, INPUTS, noise, range(2), timestep)[0] for timestep in (9, 10)]
         )
-    np.testing.assert_array_equal(found[0], found[1])
-    assert all(BOX.contains(action) for action in found[0][0])
-    assert (found[0][0] != found[0][1]).all()
+    np.testing.assert_array_equal(matrices[0], matrices[1])
+    assert all(BOX.contains(action) for action in matrices[0][0])
+    assert (matrices[0][0] != matrices[0][1]).all()
 
 
 def test_a_policy_without_features_has_no_such_noise() -> None:

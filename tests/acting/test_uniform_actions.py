@@ -36,8 +36,8 @@ def test_whole_numbers_are_equally_frequent(space, values):
     actions, logp = choose(space)
     columns = actions.reshape(ROWS, -1)
     for column in columns.T:
-        found, counts = np.unique(column, return_counts=True)
-        assert found.tolist() == values
+        distinct, counts = np.unique(column, return_counts=True)
+        assert distinct.tolist() == values
         np.testing.assert_allclose(counts / ROWS, 1 / len(values), atol=0.02)
     np.testing.assert_allclose(logp, -columns.shape[1] * np.log(len(values)), rtol=1e-5)
 
@@ -80,8 +80,8 @@ def test_forbidden_actions_are_never_chosen_and_the_others_are_equally_frequent(
     noise = uniform.draw_noise(np.random.default_rng(0), ROWS)
     actions, logp = np.empty((ROWS, *layout.shape), layout.dtype), np.empty(ROWS, np.float32)
     uniform.choose_into(noise, actions, logp, np.tile(np.array(inputs, np.float32), (ROWS, 1)))
-    found, counts = np.unique(actions.reshape(ROWS, -1), axis=0, return_counts=True)
-    assert {tuple(row) for row in found.tolist()} == legal.keys()
+    distinct, counts = np.unique(actions.reshape(ROWS, -1), axis=0, return_counts=True)
+    assert {tuple(row) for row in distinct.tolist()} == legal.keys()
     np.testing.assert_allclose(counts / ROWS, list(legal.values()), atol=0.02)
     np.testing.assert_allclose(np.exp(logp), next(iter(legal.values())), rtol=1e-5)
 

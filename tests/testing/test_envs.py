@@ -17,19 +17,22 @@ def test_they_pass_gymnasiums_check(make):
 def play(env, policy, seed):
     """Return the return of one episode; the policy sees all observations so far."""
     obs, _ = env.reset(seed=seed)
-    seen, total, ended = [obs], 0.0, False
+    observations, total, ended = [obs], 0.0, False
     while not ended:
-        obs, reward, ended, _, _ = env.step(policy(seen))
-        seen.append(obs)
+        obs, reward, ended, _, _ = env.step(policy(observations))
+        observations.append(obs)
         total += reward
-    return total, len(seen) - 1
+    return total, len(observations) - 1
 
 
 @pytest.mark.parametrize(("delay", "symbols"), [(1, 2), (3, 2), (4, 3)])
 def test_a_policy_that_remembers_always_earns_one(delay, symbols):
     env = RecallEnv(delay, symbols)
     for seed in range(30):
-        assert play(env, lambda seen: int(seen[0][:-1].argmax()), seed) == (1.0, delay + 1)
+        assert play(env, lambda observations: int(observations[0][:-1].argmax()), seed) == (
+            1.0,
+            delay + 1,
+        )
 
 
 def test_no_memoryless_policy_beats_the_bar():
@@ -46,7 +49,7 @@ def test_no_memoryless_policy_beats_the_bar():
     for actions in itertools.product(range(2), repeat=len(kinds)):
         table = dict(zip(kinds, actions, strict=True))
         returns = [
-            play(env, lambda seen, t=table: t[tuple(seen[-1].tolist())], seed)[0]
+            play(env, lambda observations, t=table: t[tuple(observations[-1].tolist())], seed)[0]
             for seed in seeds.values()
         ]
         assert np.mean(returns) == env.best_memoryless_return == 0.5

@@ -84,20 +84,20 @@ def test_output_is_the_sample_minus_mean_divided_by_deviation():
 def test_rows_filtered_one_by_one_are_those_of_one_call_each(seed, rows, before, shape, offset):
     """R136: outputs, statistics and delta."""
     rng = np.random.default_rng(seed)
-    shown = rng.normal(offset, 2.0, (before, *shape)).astype(np.float32)
+    earlier = rng.normal(offset, 2.0, (before, *shape)).astype(np.float32)
     batch = rng.normal(offset + 1.0, 3.0, (rows, *shape)).astype(np.float32)
     at_once, in_turn = MeanStdFilter(shape, clip=2.0), MeanStdFilter(shape, clip=2.0)
-    for one in (at_once, in_turn):
+    for observation_filter in (at_once, in_turn):
         if before:
-            one(shown)
+            observation_filter(earlier)
     out = at_once.filter_in_order(batch)
     assert (out.dtype, out.shape) == (np.float32, batch.shape)
     np.testing.assert_allclose(out, [in_turn(row[None])[0] for row in batch], rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(
         at_once(batch, update=False), in_turn(batch, update=False), rtol=1e-5, atol=1e-5
     )
-    assert_saw(at_once.state(), [*shown, *batch])
-    assert_saw(at_once.take_delta(), [*shown, *batch])
+    assert_saw(at_once.state(), [*earlier, *batch])
+    assert_saw(at_once.take_delta(), [*earlier, *batch])
     assert NoFilter().filter_in_order(batch) is batch
 
 
@@ -110,13 +110,13 @@ def test_reading_changes_nothing_and_a_new_filter_returns_its_input():
         assert (observation_filter.count, observation_filter.buffer_count) == (0, 0)
         observation_filter(np.zeros((0, 2)))
         assert observation_filter.count == 0
-        seen = [[1.0, 10.0], [3.0, 30.0], [5.0, 20.0]]
-        observation_filter(np.array(seen))
-        given = np.array([[3.0, 40.0], [1e6, -1e6]])
-        found = observation_filter(given, update=False)
-        np.testing.assert_allclose(found, (given - [3.0, 20.0]) / [2.0, 10.0], rtol=1e-6)
-        assert_saw(observation_filter.state(), seen)
-        assert_saw(observation_filter.delta(), seen)
+        samples = [[1.0, 10.0], [3.0, 30.0], [5.0, 20.0]]
+        observation_filter(np.array(samples))
+        obs = np.array([[3.0, 40.0], [1e6, -1e6]])
+        filtered = observation_filter(obs, update=False)
+        np.testing.assert_allclose(filtered, (obs - [3.0, 20.0]) / [2.0, 10.0], rtol=1e-6)
+        assert_saw(observation_filter.state(), samples)
+        assert_saw(observation_filter.delta(), samples)
 
 
 @settings(deadline=None)
@@ -125,10 +125,10 @@ def test_deltas_of_any_number_of_workers_in_any_order_equal_one_filter(seed, siz
     """R139, R145."""
     rng = np.random.default_rng(seed)
     filters = [MeanStdFilter((2,)) for _ in range(workers)]
-    seen, deltas = [], []
+    samples, deltas = [], []
     for size in sizes:
         part = rng.normal(100.0, 1.0, (size, 2))
-        seen.append(part)
+        samples.append(part)
         worker = filters[rng.integers(workers)]
         worker(part)
         if rng.random() < 0.5:
@@ -137,7 +137,7 @@ def test_deltas_of_any_number_of_workers_in_any_order_equal_one_filter(seed, siz
     learner = MeanStdFilter((2,))
     for index in rng.permutation(len(deltas)):
         learner.merge_delta(deltas[index])
-    assert_saw(learner.state(), np.concatenate(seen))
+    assert_saw(learner.state(), np.concatenate(samples))
     assert learner.buffer_count == 0, "R145"
 
 
@@ -191,12 +191,12 @@ def test_copies_are_independent_and_serialise_to_the_plain_filter():
 def test_the_concurrent_filter_counts_exactly_under_parallel_pushes():
     """R146."""
     observation_filter = ConcurrentMeanStdFilter((3,))
-    taken = []
+    counts = []
 
     def push(number):
         for _ in range(200):
             observation_filter(np.full((2, 3), number, np.float32))
-        taken.append(observation_filter.take_delta()["n"])
+        counts.append(observation_filter.take_delta()["n"])
 
     threads = [threading.Thread(target=push, args=(number,)) for number in range(4)]
     for thread in threads:
@@ -204,18 +204,18 @@ def test_the_concurrent_filter_counts_exactly_under_parallel_pushes():
     for thread in threads:
         thread.join()
     assert observation_filter.count == 1600
-    assert sum(taken) + observation_filter.buffer_count == 1600
+    assert sum(counts) + observation_filter.buffer_count == 1600
     np.testing.assert_allclose(observation_filter.state()["mean"], 1.5, rtol=1e-9)
     assert observation_filter.is_concurrent
 
 
 @pytest.mark.parametrize(
-    "given", [[1.0, 2.0], None, *map(np.zeros, [(3,), (4, 3), (2, 2, 1), ()])], ids=repr
+    "obs", [[1.0, 2.0], None, *map(np.zeros, [(3,), (4, 3), (2, 2, 1), ()])], ids=repr
 )
-def test_a_value_that_is_neither_sample_nor_batch_is_refused(given):
+def test_a_value_that_is_neither_sample_nor_batch_is_refused(obs):
     observation_filter = MeanStdFilter((2,))
     with pytest.raises(ValueError, match=r"\(2,\)"):
-        observation_filter(given)
+        observation_filter(obs)
     assert observation_filter.count == 0
 
 
@@ -227,10 +227,10 @@ def test_a_filter_knows_dtype_and_space_of_its_output(name, dtype):
     batch = np.array([[0, 100], [100, 0], [3, 4]], dtype)
     out = observation_filter(batch)
     assert out.dtype == observation_filter.output_dtype(dtype)
-    told = observation_filter.output_space(space)
-    assert told.dtype == out.dtype
-    assert all(told.contains(row) for row in out)
-    assert told is space or name != "NoFilter"
+    output_space = observation_filter.output_space(space)
+    assert output_space.dtype == out.dtype
+    assert all(output_space.contains(row) for row in out)
+    assert output_space is space or name != "NoFilter"
 
 
 def test_statistics_are_not_dropped_silently_by_a_filter_without_any():
@@ -289,12 +289,12 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(damage):
     ],
 )
 def test_a_delta_that_would_overflow_the_statistics_is_refused_and_changes_nothing(name, delta):
-    own = make_filter(name, (2,))
-    own(np.ones((3, 2)))
-    before = own.state()
+    observation_filter = make_filter(name, (2,))
+    observation_filter(np.ones((3, 2)))
+    before = observation_filter.state()
     with pytest.raises(BatchError):
-        own.merge_delta(delta)
-    for key, value in own.state().items():
+        observation_filter.merge_delta(delta)
+    for key, value in observation_filter.state().items():
         np.testing.assert_array_equal(value, before[key])
 
 
@@ -304,36 +304,38 @@ def test_numbers_kept_at_the_start_stay_unchanged_and_enter_no_statistic(name, d
     """Action masks are kept like this; see data.obs_layout."""
     rng = np.random.default_rng(0)
     batches = [(rng.random((rows, 5)) * 9).astype(dtype) for rows in (1, 4, 3)]
-    kept, plain = make_filter(name, (5,), 2), make_filter(name, (3,))
+    masked, plain = make_filter(name, (5,), 2), make_filter(name, (3,))
     for batch in batches:
-        out = kept(batch)
+        out = masked(batch)
         np.testing.assert_array_equal(out[:, 2:], plain(batch[:, 2:]))
         np.testing.assert_array_equal(out[:, :2], batch[:, :2])
         assert out.dtype == np.float32
     np.testing.assert_array_equal(
-        kept.filter_in_order(batches[1])[:, 2:], plain.filter_in_order(batches[1][:, 2:])
+        masked.filter_in_order(batches[1])[:, 2:], plain.filter_in_order(batches[1][:, 2:])
     )
-    np.testing.assert_array_equal(kept.filter_in_order(batches[1])[:, :2], batches[1][:, :2])
+    np.testing.assert_array_equal(masked.filter_in_order(batches[1])[:, :2], batches[1][:, :2])
     plain.filter_in_order(batches[1][:, 2:])
-    assert kept(batches[0][0]).shape == (5,)
+    assert masked(batches[0][0]).shape == (5,)
     plain(batches[0][0, 2:])
-    copies = (kept.copy(), kept.as_serializable())
-    for one in (kept, *copies):
-        for mine, theirs in zip(one.state().values(), plain.state().values(), strict=True):
+    copies = (masked.copy(), masked.as_serializable())
+    for observation_filter in (masked, *copies):
+        for mine, theirs in zip(
+            observation_filter.state().values(), plain.state().values(), strict=True
+        ):
             np.testing.assert_array_equal(mine, theirs)
     learner = make_filter(name, (5,), 2)
-    learner.merge_delta(kept.take_delta())
-    kept.adopt(learner.state(), 1)
+    learner.merge_delta(masked.take_delta())
+    masked.adopt(learner.state(), 1)
     np.testing.assert_allclose(
-        kept(batches[2], update=False)[:, 2:], plain(batches[2][:, 2:], update=False), rtol=1e-5
+        masked(batches[2], update=False)[:, 2:], plain(batches[2][:, 2:], update=False), rtol=1e-5
     )
     copies[0].sync(learner)
     copies[0].apply_changes(copies[1])
     with pytest.raises(ValueError, match="MeanStdFilter"):
-        kept.sync(make_filter(name, (5,)))
+        masked.sync(make_filter(name, (5,)))
     layout = ObsLayout((3,), num_mask=2)
     filtered = dataclasses.replace(layout, is_filtered=True)
-    assert layout_of(kept.output_space(LaidOutBox(0, 9, layout, dtype))) == filtered
+    assert layout_of(masked.output_space(LaidOutBox(0, 9, layout, dtype))) == filtered
 
 
 # With publisher and snapshot slots; over a bad network: tests/net/protocol/test_faulty_network.py
@@ -349,63 +351,69 @@ def test_r144_without_synchronisation_the_learner_learns_and_the_worker_keeps_it
     publisher.filters[DEFAULT_POLICY_ID].restore(
         {"n": np.array(2), "mean": np.zeros(2), "m2": np.ones(2)}
     )
-    own = MeanStdFilter(SHAPE)
-    slot = SnapshotSlot({}, {DEFAULT_POLICY_ID: own}, "a", synchronize_filters=False)
+    observation_filter = MeanStdFilter(SHAPE)
+    slot = SnapshotSlot({}, {DEFAULT_POLICY_ID: observation_filter}, "a", synchronize_filters=False)
     slot.offer(publisher.next_snapshot({}, {}))
     slot.between_steps()
-    assert own.count == 2, "it starts from the known statistics"
+    assert observation_filter.count == 2, "it starts from the known statistics"
     for number in (1, 2, 3):
-        own(np.full((4, 2), float(number)))
-        publisher.merge_deltas("a", number, {DEFAULT_POLICY_ID: own.take_delta(number)})
-        publisher.merge_deltas("b", number, {DEFAULT_POLICY_ID: own.as_serializable().state()})
+        observation_filter(np.full((4, 2), float(number)))
+        publisher.merge_deltas(
+            "a", number, {DEFAULT_POLICY_ID: observation_filter.take_delta(number)}
+        )
+        publisher.merge_deltas(
+            "b", number, {DEFAULT_POLICY_ID: observation_filter.as_serializable().state()}
+        )
         slot.offer(publisher.next_snapshot({}, {}))
         slot.between_steps()
-        assert own.count == 2 + 4 * number
-    assert publisher.filters[DEFAULT_POLICY_ID].count > own.count
+        assert observation_filter.count == 2 + 4 * number
+    assert publisher.filters[DEFAULT_POLICY_ID].count > observation_filter.count
 
 
 def test_r147_saving_loses_no_pending_delta():
-    own, learner = MeanStdFilter(SHAPE), MeanStdFilter(SHAPE)
+    observation_filter, learner = MeanStdFilter(SHAPE), MeanStdFilter(SHAPE)
     data = np.arange(12.0).reshape(6, 2)
-    own(data[:2])
-    sent = own.take_delta(1)
-    own(data[2:])
-    saved = own.as_serializable()
+    observation_filter(data[:2])
+    sent = observation_filter.take_delta(1)
+    observation_filter(data[2:])
+    saved = observation_filter.as_serializable()
     saved.clear_buffer()
     assert saved.count == 6
     learner.merge_delta(sent)
-    learner.merge_delta(own.take_delta(2))
+    learner.merge_delta(observation_filter.take_delta(2))
     assert_saw(learner.state(), data)
 
 
 @pytest.mark.parametrize("name", ["NoFilter", "MeanStdFilter", "ConcurrentMeanStdFilter"])
 def test_deltas_that_are_acknowledged_are_forgotten_without_a_new_state(name):
-    own = make_filter(name, SHAPE)
+    observation_filter = make_filter(name, SHAPE)
     for number in (1, 2, 3):
-        own(np.full((1, 2), float(number)))
-        own.take_delta(number)
-    own.acknowledge(2)
+        observation_filter(np.full((1, 2), float(number)))
+        observation_filter.take_delta(number)
+    observation_filter.acknowledge(2)
     if name == "NoFilter":
-        assert own.state() == {}
+        assert observation_filter.state() == {}
         return
-    assert list(own._in_flight) == [3]
-    assert own.count == 3
-    own.adopt({"n": np.array(0), "mean": np.zeros(2), "m2": np.zeros(2)}, 2)
-    assert_saw(own.state(), [[3.0, 3.0]])
+    assert list(observation_filter._in_flight) == [3]
+    assert observation_filter.count == 3
+    observation_filter.adopt({"n": np.array(0), "mean": np.zeros(2), "m2": np.zeros(2)}, 2)
+    assert_saw(observation_filter.state(), [[3.0, 3.0]])
 
 
 def test_r142_an_old_published_version_is_ignored():
     publisher = Publisher({DEFAULT_POLICY_ID: MeanStdFilter(SHAPE)})
     publisher.join("a")
-    own = MeanStdFilter(SHAPE)
-    slot = SnapshotSlot({}, {DEFAULT_POLICY_ID: own}, "a", synchronize_filters=True)
-    seen, snapshots = np.arange(8.0).reshape(4, 2), []
-    for number, part in enumerate((seen[:2], seen[2:]), 1):
-        own(part)
-        publisher.merge_deltas("a", number, {DEFAULT_POLICY_ID: own.take_delta(number)})
+    observation_filter = MeanStdFilter(SHAPE)
+    slot = SnapshotSlot({}, {DEFAULT_POLICY_ID: observation_filter}, "a", synchronize_filters=True)
+    samples, snapshots = np.arange(8.0).reshape(4, 2), []
+    for number, part in enumerate((samples[:2], samples[2:]), 1):
+        observation_filter(part)
+        publisher.merge_deltas(
+            "a", number, {DEFAULT_POLICY_ID: observation_filter.take_delta(number)}
+        )
         snapshots.append(publisher.next_snapshot({}, {}))
     for snapshot in (snapshots[1], snapshots[1], snapshots[0]):
         slot.offer(snapshot)
         slot.between_steps()
         assert slot.version == snapshots[1].version
-        assert_saw(own.state(), seen)
+        assert_saw(observation_filter.state(), samples)

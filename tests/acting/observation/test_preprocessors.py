@@ -87,12 +87,12 @@ def test_any_space_flattens_as_in_gymnasium(space, rows, seed):
     preprocessor = preprocessor_for(space)
     out = preprocessor.transform_rows(observations)
     assert (out.shape, out.dtype) == ((rows, *preprocessor.shape), preprocessor.dtype)
-    wanted = [gymnasium.spaces.flatten(space, one) for one in observations]
-    np.testing.assert_allclose(out.reshape(rows, -1), wanted, rtol=1e-6)
-    told = preprocessor.observation_space
-    assert isinstance(told, spaces.Box)
-    assert (told.shape, told.dtype) == (preprocessor.shape, preprocessor.dtype)
-    assert all(map(told.contains, out))
+    expected = [gymnasium.spaces.flatten(space, obs) for obs in observations]
+    np.testing.assert_allclose(out.reshape(rows, -1), expected, rtol=1e-6)
+    input_space = preprocessor.observation_space
+    assert isinstance(input_space, spaces.Box)
+    assert (input_space.shape, input_space.dtype) == (preprocessor.shape, preprocessor.dtype)
+    assert all(map(input_space.contains, out))
     # the same as a batch, in the form of vector environments
     batch = gymnasium.vector.utils.concatenate(
         space, observations, gymnasium.vector.utils.create_empty_array(space, rows)
@@ -238,13 +238,13 @@ def test_the_policys_space_is_that_of_a_custom_preprocessors_output(kind, space)
     preprocessor = make_preprocessor(space, custom_preprocessor=kind)
     space.seed(0)
     out = preprocessor.transform_rows([space.sample() for _ in range(3)])
-    told = preprocessor.observation_space
-    assert (told.shape, told.dtype) == (preprocessor.shape, preprocessor.dtype)
+    input_space = preprocessor.observation_space
+    assert (input_space.shape, input_space.dtype) == (preprocessor.shape, preprocessor.dtype)
     assert not preprocessor.is_identity
-    if told.dtype == np.float32:
-        assert (told.low == -np.inf).all(), "bounds of the input say nothing of other values"
-        assert (told.high == np.inf).all()
-        assert all(told.contains(row) for row in out)
+    if input_space.dtype == np.float32:
+        assert (input_space.low == -np.inf).all(), "bounds of the input say nothing of other values"
+        assert (input_space.high == np.inf).all()
+        assert all(input_space.contains(row) for row in out)
 
 
 def test_a_custom_preprocessor_with_a_wrong_output_shape_is_reported():
@@ -304,9 +304,9 @@ def test_an_action_mask_precedes_the_model_input_of_the_rest(inner):
         obs, plain.transform_rows([one["observation"] for one in observations])
     )
     np.testing.assert_array_equal(mask, [one["action_mask"] for one in observations])
-    told = preprocessor.observation_space
-    assert layout_of(told) == layout
-    assert all(told.contains(row) for row in out)
+    input_space = preprocessor.observation_space
+    assert layout_of(input_space) == layout
+    assert all(input_space.contains(row) for row in out)
     batch = gymnasium.vector.utils.concatenate(
         space, observations, gymnasium.vector.utils.create_empty_array(space, 5)
     )

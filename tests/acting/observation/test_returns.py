@@ -31,13 +31,13 @@ def test_statistic_and_scaled_steps_agree_with_gymnasiums_wrapper() -> None:
     rewards, scaled, env = played(400)
     statistics = ReturnFilter(), ReturnFilter()
     by_step, by_fragment = (RewardScaler(statistic, GAMMA) for statistic in statistics)
-    own = [
+    by_hand = [
         by_step.scale_envs(reward[None, None], np.zeros((1, 1), np.bool_))[0, 0]
         for reward in rewards
     ]
     # the wrapper begins with a deviation of 1 that weighs as much as a ten-thousandth of a step
-    np.testing.assert_allclose(own[100:], scaled[100:], rtol=1e-5)
-    np.testing.assert_allclose(own[10:], np.clip(scaled, -10, 10)[10:], rtol=1e-3)
+    np.testing.assert_allclose(by_hand[100:], scaled[100:], rtol=1e-5)
+    np.testing.assert_allclose(by_hand[10:], np.clip(scaled, -10, 10)[10:], rtol=1e-3)
     for part in np.split(rewards, [70, 160]):
         last = by_fragment.scale_envs(part[:, None], np.zeros((len(part), 1), np.bool_))
     np.testing.assert_allclose(
@@ -95,7 +95,7 @@ def test_trajectories_have_the_same_returns_as_environments_in_lockstep() -> Non
     of_envs, of_trajectories = RewardScaler(in_lockstep, GAMMA), RewardScaler(one_by_one, GAMMA)
     for first in range(0, 40, 10):
         rows = slice(first, first + 10)
-        wanted = of_envs.scale_envs(rewards[rows], dones[rows])
+        expected = of_envs.scale_envs(rewards[rows], dones[rows])
         pieces, ends, is_over, keys = [], [], [], []
         for env in range(3):
             begins = [0, *np.flatnonzero(dones[rows, env]) + 1]
@@ -106,10 +106,10 @@ def test_trajectories_have_the_same_returns_as_environments_in_lockstep() -> Non
                 ends.append(end - begin)
                 is_over.append(dones[rows, env][end - 1])
                 keys.append((dones[: first + begin, env].sum(), env))
-        found = of_trajectories.scale_trajectories(
+        result = of_trajectories.scale_trajectories(
             np.concatenate(pieces), np.cumsum(ends), np.array(is_over), keys
         )
-        np.testing.assert_allclose(found.reshape(3, 10).T, wanted, rtol=1e-6)
+        np.testing.assert_allclose(result.reshape(3, 10).T, expected, rtol=1e-6)
     np.testing.assert_allclose(in_lockstep.state()["m2"], one_by_one.state()["m2"])
 
 
