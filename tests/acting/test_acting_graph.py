@@ -229,13 +229,13 @@ def test_a_weight_may_have_the_name_of_the_key_for_files(network, weights_are_in
     old, name = "policy/head/kernel", "policy/location/k"
     model = network.model()
     model.graph.node[0].input[1] = next(
-        one for one in model.graph.initializer if one.name == old
+        tensor for tensor in model.graph.initializer if tensor.name == old
     ).name = name
     spec = dataclasses.replace(
         network.spec,
         weights=tuple(
-            dataclasses.replace(one, name=name) if one.name == old else one
-            for one in network.spec.weights
+            dataclasses.replace(described, name=name) if described.name == old else described
+            for described in network.spec.weights
         ),
     )
     weights = network.weights()
@@ -292,17 +292,17 @@ def test_an_exported_graph_returns_the_same_numbers_as_plain_onnx_runtime(path):
     prev = feed.get("prev_actions")
     options = ort.SessionOptions()
     options.add_external_initializers(
-        [*weights], [ort.OrtValue.ortvalue_from_numpy(one) for one in weights.values()]
+        [*weights], [ort.OrtValue.ortvalue_from_numpy(array) for array in weights.values()]
     )
     session = ort.InferenceSession(path.read_bytes(), options, providers=["CPUExecutionProvider"])
     spec = ActingSpec(
         feed["obs"].shape[1:],
         feed["obs"].dtype.name,
-        tuple(one.shape[1:] for one in states),
+        tuple(state.shape[1:] for state in states),
         2,
         "categorical",
         {},
-        tuple(ArraySpec(name, one.shape, one.dtype.name) for name, one in weights.items()),
+        tuple(ArraySpec(name, array.shape, array.dtype.name) for name, array in weights.items()),
         None if prev is None else ArraySpec("prev_actions", prev.shape[1:], prev.dtype.name),
     )
     acting = ActingGraph(path.read_bytes(), spec)

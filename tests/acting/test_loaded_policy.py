@@ -478,11 +478,11 @@ def test_where_another_users_run_listens_and_writes_is_left_out_and_shown(
         os.chown(file, 123_456, -1)
     check = ActingState.from_checkpoint
 
-    def swapped(found: Checkpoint) -> ActingState:
+    def swapped(read: Checkpoint) -> ActingState:
         if not path.is_symlink():
             path.rename(tmp_path / "former")
             path.symlink_to(replacement / path.name)
-        return check(found)
+        return check(read)
 
     with monkeypatch.context() as swap:
         swap.setattr(ActingState, "from_checkpoint", swapped)

@@ -45,7 +45,7 @@ def test_shape_and_dtype_of_model_inputs(space, shape, dtype, identity):
     )
     assert (out.shape, out.dtype) == ((7, *shape), dtype)
     if not isinstance(space, spaces.Box):
-        expected = [gymnasium.spaces.flatten(space, np.asarray(one)) for one in obs]
+        expected = [gymnasium.spaces.flatten(space, np.asarray(row)) for row in obs]
         np.testing.assert_array_equal(out.reshape(7, -1), expected)
     else:
         np.testing.assert_array_equal(out.reshape(obs.shape), obs.astype(dtype))
@@ -301,9 +301,9 @@ def test_an_action_mask_precedes_the_model_input_of_the_rest(inner):
     out = preprocessor.transform_rows(observations)
     obs, mask = layout.split(out)
     np.testing.assert_array_equal(
-        obs, plain.transform_rows([one["observation"] for one in observations])
+        obs, plain.transform_rows([row["observation"] for row in observations])
     )
-    np.testing.assert_array_equal(mask, [one["action_mask"] for one in observations])
+    np.testing.assert_array_equal(mask, [row["action_mask"] for row in observations])
     input_space = preprocessor.observation_space
     assert layout_of(input_space) == layout
     assert all(input_space.contains(row) for row in out)
@@ -312,7 +312,7 @@ def test_an_action_mask_precedes_the_model_input_of_the_rest(inner):
     )
     np.testing.assert_array_equal(preprocessor.transform(batch), out)
     if inner is not PIXELS and inner is not NESTED:
-        flat = [gymnasium.spaces.flatten(space, one) for one in observations]
+        flat = [gymnasium.spaces.flatten(space, row) for row in observations]
         np.testing.assert_array_equal(out, flat, "as Gymnasium flattens the two")
 
 
