@@ -248,7 +248,6 @@ _WEIGHT_DTYPES = {
 }
 """ONNX's numbers of dtypes."""
 _PREV_DTYPES = {"float32": 1, "int64": 7}
-_ORT_ERRORS = 3  # log severity
 _LOOPS_WITHIN_S = 20.0
 """Time limit of the first run of a graph with loops, for one row of zeros."""
 _FORMAT = 1
@@ -630,7 +629,7 @@ class ActingGraph:
         options.intra_op_num_threads = self._threads
         options.inter_op_num_threads = 1
         options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
-        options.log_severity_level = _ORT_ERRORS
+        options.log_severity_level = 3  # errors
         # an arena takes a megabyte, again with each set of weights: it fragments the heap and makes
         # no run faster
         options.enable_cpu_mem_arena = False
