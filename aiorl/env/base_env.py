@@ -80,19 +80,29 @@ class Poll(NamedTuple):
     off_policy_actions: MultiEnvDict
     faults: Mapping[Any, EnvError] = {}
 
+    @classmethod
+    def empty(cls) -> Poll:
+        """Return a poll without results, to add them to."""
+        return cls(
+            obs={},
+            rewards={},
+            terminateds={},
+            truncateds={},
+            infos={},
+            off_policy_actions={},
+        )
+
     @property
     def dones(self) -> MultiEnvDict:
         """Flags that are true if an agent is terminated or truncated."""
-        return {
-            env_id: {
-                agent_id: (
-                    bool(self.terminateds[env_id].get(agent_id))
-                    or bool(self.truncateds[env_id].get(agent_id))
-                )
-                for agent_id in {**self.terminateds[env_id], **self.truncateds[env_id]}
+        dones: MultiEnvDict = {}
+        for env_id, terminateds in self.terminateds.items():
+            truncateds = self.truncateds[env_id]
+            dones[env_id] = {
+                agent_id: bool(terminateds.get(agent_id)) or bool(truncateds.get(agent_id))
+                for agent_id in {**terminateds, **truncateds}
             }
-            for env_id in self.terminateds
-        }
+        return dones
 
 
 def as_poll(result: Any) -> Poll:
@@ -109,19 +119,23 @@ def as_poll(result: Any) -> Poll:
         return result
     is_whole = isinstance(result, tuple) and len(result) in (5, 6)
     if not is_whole or not all(isinstance(part, Mapping) for part in result):
-        given = (
-            f"({', '.join(type(part).__name__ for part in result)})"
-            if is_whole
-            else f"{result!r:.200}"
-        )
+        form = f"{result!r:.200}"
+        if is_whole:
+            form = f"({', '.join(type(part).__name__ for part in result)})"
         raise EnvContractError(
-            "BaseEnv", f"poll returned {given}, expected a Poll or a tuple of five dicts", step=-1
+            "BaseEnv", f"poll returned {form}, expected a Poll or a tuple of five dicts", step=-1
         )
     if len(result) == 6:
         return Poll(*result)
     obs, rewards, dones, infos, off_policy_actions = result
-    truncateds = {env_id: dict.fromkeys(flags, False) for env_id, flags in dones.items()}
-    return Poll(obs, rewards, dones, truncateds, infos, off_policy_actions)
+    return Poll(
+        obs=obs,
+        rewards=rewards,
+        terminateds=dones,
+        truncateds={env_id: dict.fromkeys(flags, False) for env_id, flags in dones.items()},
+        infos=infos,
+        off_policy_actions=off_policy_actions,
+    )
 
 
 class BaseEnv(ABC):
@@ -194,9 +208,8 @@ class BaseEnv(ABC):
         return []
 
     def take_finished_games(self) -> list[FinishedGame] | None:
-        """Return the real games that ended since the last call;
-
-        None unless every environment counts them.
+        """Return the real games that ended since the last call; None unless every environment
+        counts them.
         """
         return None
 
@@ -262,8 +275,12 @@ def already_ended(env_id: str, index: int, step: int) -> EnvContractError:
         index: index of the copy.
         step: number of steps of its episode; -1 if unknown.
     """
-    message = "it got actions after its episode had ended; call try_reset first"
-    return EnvContractError(env_id, message, vector_index=index, step=step)
+    return EnvContractError(
+        env_id,
+        "it got actions after its episode had ended; call try_reset first",
+        vector_index=index,
+        step=step,
+    )
 
 
 def opening_poll(obs: MultiEnvDict) -> Poll:
@@ -273,18 +290,19 @@ def opening_poll(obs: MultiEnvDict) -> Poll:
         for env_id, agents in obs.items()
     }
     return Poll(
-        obs,
-        {env_id: dict.fromkeys(agents) for env_id, agents in obs.items()},
-        flags,
-        {env_id: dict(by_agent) for env_id, by_agent in flags.items()},
-        {env_id: {agent_id: {} for agent_id in agents} for env_id, agents in obs.items()},
-        {},
+        obs=obs,
+        rewards={env_id: dict.fromkeys(agents) for env_id, agents in obs.items()},
+        terminateds=flags,
+        truncateds={env_id: dict(by_agent) for env_id, by_agent in flags.items()},
+        infos={env_id: {agent_id: {} for agent_id in agents} for env_id, agents in obs.items()},
+        off_policy_actions={},
     )
 
 
 def add_step(
     poll: Poll,
     index: Any,
+    *,
     obs: Any,
     reward: float,
     terminated: bool,
@@ -317,18 +335,18 @@ def checked_horizon(horizon: int | None, limit: int | None) -> int | None:
     """
     if not horizon:
         return limit
-    if horizon < 0 or (limit is not None and horizon > limit):
-        raise ConfigError(
-            (
-                f"horizon is {horizon}, but the environment ends its episodes after {limit} steps."
-                if horizon > 0
-                else f"horizon is {horizon}, expected a number of steps > 0."
-            ),
-            key="horizon",
-            value=horizon,
-            hint="Set a smaller horizon, or leave it out to use the environment's own limit.",
-        )
-    return horizon
+    if horizon < 0:
+        fault = "expected a number of steps > 0."
+    elif limit is not None and horizon > limit:
+        fault = f"but the environment ends its episodes after {limit} steps."
+    else:
+        return horizon
+    raise ConfigError(
+        f"horizon is {horizon}, {fault}",
+        key="horizon",
+        value=horizon,
+        hint="Set a smaller horizon, or leave it out to use the environment's own limit.",
+    )
 
 
 class TrainingDisabled(Exception):
@@ -459,9 +477,8 @@ class LockstepEnv(ABC):
         """Release all resources; can be called more than once."""
 
     def take_finished_games(self) -> list[FinishedGame] | None:
-        """Return the real games that ended since the last call;
-
-        None unless every copy counts them.
+        """Return the real games that ended since the last call; None unless every copy counts
+        them.
         """
         return None
 

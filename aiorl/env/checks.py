@@ -392,7 +392,9 @@ def check_flags(flags: Iterable[Any], env_id: str, index: int, step: int) -> Non
             raise EnvContractError(env_id, message, vector_index=index, step=step)
 
 
-def raise_env_fault(env_id: str, doing: str, error: Exception, index: int, step: int) -> NoReturn:
+def raise_env_fault(
+    env_id: str, doing: str, error: Exception, *, index: int, step: int
+) -> NoReturn:
     """Raise an EnvError, with traceback, for an exception from the environment's own code.
 
     Raises:
@@ -401,9 +403,13 @@ def raise_env_fault(env_id: str, doing: str, error: Exception, index: int, step:
     """
     if isinstance(error, EnvError | SamplerDied):
         raise error
-    text = "".join(traceback.format_exception(error))
-    message = f"{doing} raised {described(error)}"
-    raise EnvError(env_id, message, vector_index=index, step=step, traceback_text=text) from error
+    raise EnvError(
+        env_id,
+        f"{doing} raised {described(error)}",
+        vector_index=index,
+        step=step,
+        traceback_text="".join(traceback.format_exception(error)),
+    ) from error
 
 
 def _converts(array: NDArray[Any], dtype: np.dtype[Any]) -> bool:

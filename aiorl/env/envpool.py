@@ -220,7 +220,7 @@ class AsyncEnvPoolEnv(BaseEnv):
         try:
             obs, rewards, terminateds, truncateds, infos = self._pool.made.recv()
         except Exception as error:
-            raise_env_fault(self._env_id, "recv", error, 0, -1)
+            raise_env_fault(self._env_id, "recv", error, index=0, step=-1)
         ids = infos["env_id"].tolist()
         obs = np.array(self._check.check_batch_shape(self._pool.seen(obs), len(ids)))
         self._check.check_values(obs, lambda row: self._steps[ids[row]], ids.__getitem__)
@@ -238,11 +238,11 @@ class AsyncEnvPoolEnv(BaseEnv):
             add_step(
                 poll,
                 index,
-                obs[row],
-                reward,
-                bool(terminateds[row]),
-                bool(truncateds[row]),
-                rows[row],
+                obs=obs[row],
+                reward=reward,
+                terminated=bool(terminateds[row]),
+                truncated=bool(truncateds[row]),
+                info=rows[row],
             )
         self._fresh.difference_update(ids)
         return poll

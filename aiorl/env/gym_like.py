@@ -46,7 +46,8 @@ def check_gym_like(env: Any, env_id: str) -> None:
             " its module, such as 'pettingzoo:classic.rps_v2', or return"
             " aiorl.env.pettingzoo.ParallelEnv(env) or AECEnv(env)"
         )
-    if lacking := [name for name in _INTERFACE if not hasattr(env, name)]:
+    lacking = [name for name in _INTERFACE if not hasattr(env, name)]
+    if lacking:
         raise UnsupportedEnvError(
             f"environment {env_id!r} made a {type(env).__name__}, which has no {', '.join(lacking)}"
         )
@@ -59,10 +60,9 @@ def check_seedable(env: Any, env_id: str) -> None:
     Raises:
         ConfigError: the environment cannot be seeded.
     """
-    inner = env.unwrapped if isinstance(env, gymnasium.Wrapper) else env
-    seeded = (
-        env if isinstance(inner, gymnasium.Env) else inner
-    )  # wrappers around AsGymnasium take any seed
+    inner: Any = env.unwrapped if isinstance(env, gymnasium.Wrapper) else env
+    # Wrappers around AsGymnasium take any seed, so the environment inside must take it.
+    seeded = env if isinstance(inner, gymnasium.Env) else inner
     if not _reset_takes_seed(seeded) and not _has_seed_method(seeded):
         raise ConfigError(
             f"a seed is set, but environment {env_id!r} ({type(seeded).__name__}) cannot be seeded:"
@@ -71,8 +71,15 @@ def check_seedable(env: Any, env_id: str) -> None:
         )
 
 
-def seed_env(env: Any, seed: int) -> dict[str, int]:
-    """Seed an environment and return the keyword arguments for its next ``reset``."""
+def seed_env(env: Any, seed: int | None) -> dict[str, int]:
+    """Seed an environment and return the keyword arguments for its next ``reset``.
+
+    Args:
+        env: an environment that can be seeded.
+        seed: the seed; None leaves the environment as it is.
+    """
+    if seed is None:
+        return {}
     if _reset_takes_seed(env):
         return {"seed": seed}
     env.seed(seed)
@@ -99,22 +106,17 @@ def reset_env(env: Any, keywords: Mapping[str, int] | None = None) -> tuple[Any,
         env: any environment.
         keywords: result of ``seed_env``; None for none.
     """
-    result = env.reset(**keywords) if keywords else env.reset()
-    if (
-        isinstance(result, tuple)
-        and len(result) == 2
-        and (result[1] is None or isinstance(result[1], dict))
-    ):
+    result = env.reset(**(keywords or {}))
+    is_pair = isinstance(result, tuple) and len(result) == 2
+    has_info = is_pair and (result[1] is None or isinstance(result[1], dict))
+    if has_info and not isinstance(env, gymnasium.Env):
         # An old environment's observation may itself be such a pair.
-        space = (
-            None
-            if isinstance(env, gymnasium.Env)
-            else gymnasium_space(getattr(env, "observation_space", None))
-        )
-        old_pair = isinstance(space, gymnasium.spaces.Tuple)
-        if not (old_pair and space is not None and space.contains(result)):
-            return result[0], result[1] or {}
-    return result, {}
+        space = gymnasium_space(getattr(env, "observation_space", None))
+        has_info = not (isinstance(space, gymnasium.spaces.Tuple) and space.contains(result))
+    if not has_info:
+        return result, {}
+    obs, info = result
+    return obs, info or {}
 
 
 def to_five_values(result: Any) -> StepResult:
@@ -131,16 +133,18 @@ def to_five_values(result: Any) -> StepResult:
     if len(result) == 5:
         obs, reward, terminated, truncated, info = result
         return obs, reward, terminated, truncated, info
-    obs, reward, done, info = result
-    if isinstance(done, str | bytes):
-        raise ValueError(f"step returned {done!r:.50} as done, expected True or False")
-    cut = bool(done) and bool((info or {}).get("TimeLimit.truncated", False))
-    return obs, reward, bool(done) and not cut, cut, info
+    obs, reward, is_over, info = result
+    if isinstance(is_over, str | bytes):
+        raise ValueError(f"step returned {is_over!r:.50} as done, expected True or False")
+    truncated = bool(is_over) and bool((info or {}).get("TimeLimit.truncated", False))
+    terminated = bool(is_over) and not truncated
+    return obs, reward, terminated, truncated, info
 
 
 def close_env(env: Any) -> None:
     """Close an environment if it has a ``close`` method."""
-    if callable(close := getattr(env, "close", None)):
+    close = getattr(env, "close", None)
+    if callable(close):
         close()
 
 
@@ -158,7 +162,7 @@ def _reset_takes_seed(env: Any) -> bool:
         return False
     if "seed" in parameters:
         return True
-    passes_on = any(found.kind is found.VAR_KEYWORD for found in parameters.values())
+    passes_on = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     if passes_on and is_of_gym(env):
         layers = layers_of(env)
         return len(layers) > 1 and _reset_takes_seed(layers[1])
@@ -201,16 +205,14 @@ def _is_wrapper(env: Any) -> bool:
 
 
 def episode_limit(env: Any) -> int | None:
-    """Return the number of steps after which the environment truncates an episode;
-
-    None if unknown.
+    """Return the number of steps after which the environment truncates an episode; None if
+    unknown.
     """
     for layer in layers_of(env):
         limit = getattr(getattr(layer, "spec", None), "max_episode_steps", None)
         if limit is None and any(base.__name__ == "TimeLimit" for base in type(layer).__mro__):
-            limit = getattr(
-                layer, "_max_episode_steps", None
-            )  # the wrapper has no public name for it
+            # The wrapper has no public name for it.
+            limit = getattr(layer, "_max_episode_steps", None)
         if limit is not None:
             return int(limit) if isinstance(limit, Integral) else None
     return None
@@ -233,12 +235,11 @@ class AsGymnasium(gymnasium.Env[Any, Any]):
         self._renders_by_mode = _renders_by_mode(env)
         if self._renders_by_mode:
             modes = self.metadata.get("render_modes") or self.metadata.get("render.modes") or ()
-            frequency = self.metadata.get("render_fps") or self.metadata.get(
-                "video.frames_per_second"
-            )
-            self.metadata |= {"render_modes": list(modes)} | (
-                {"render_fps": frequency} if frequency else {}
-            )
+            self.metadata["render_modes"] = list(modes)
+            old_frequency = self.metadata.get("video.frames_per_second")
+            frequency = self.metadata.get("render_fps") or old_frequency
+            if frequency:
+                self.metadata["render_fps"] = frequency
             self.render_mode = _PICTURE if _PICTURE in modes else None
         spec = getattr(env, "spec", None)
         if spec is not None and not isinstance(spec, EnvSpec):
@@ -257,7 +258,7 @@ class AsGymnasium(gymnasium.Env[Any, Any]):
         """Begin an episode; options are ignored, since environments of other dialects do not take
         them.
         """
-        obs, info = reset_env(self.env, None if seed is None else seed_env(self.env, seed))
+        obs, info = reset_env(self.env, seed_env(self.env, seed))
         return obs, dict(info)
 
     def step(self, action: Any) -> StepResult:
@@ -289,7 +290,9 @@ def picture_of(env: Any) -> Any:
     """Return an environment's picture; before gym 0.26, ``render`` opened a window unless it was
     given the mode.
     """
-    return env.render(mode=_PICTURE) if _renders_by_mode(env) else env.render()
+    if _renders_by_mode(env):
+        return env.render(mode=_PICTURE)
+    return env.render()
 
 
 def _renders_by_mode(env: Any) -> bool:
@@ -302,6 +305,7 @@ def _renders_by_mode(env: Any) -> bool:
 
 
 _PLAIN = (int, float, bool, str)
+"""Types of values that `copied` need not be called for; infos consist of them mostly."""
 
 
 def copied(value: Any) -> Any:
@@ -319,6 +323,9 @@ def copied(value: Any) -> Any:
     return value
 
 
+_NEW_GAME = FinishedGame(reward=0.0, length=0)
+
+
 class RealGames(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Wrapper that counts reward and length of whole games, independent of how episodes are cut
     outside.
@@ -328,26 +335,22 @@ class RealGames(gymnasium.Wrapper[Any, Any, Any, Any]):
         """Wrap an environment; no games are counted yet."""
         super().__init__(env)
         self._finished: list[FinishedGame] = []
-        self._reward = 0.0
-        self._length = 0
+        self._game = _NEW_GAME
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
         """Begin a game and forget an unfinished one."""
-        self._reward = 0.0
-        self._length = 0
+        self._game = _NEW_GAME
         return self.env.reset(seed=seed, options=options)
 
     def step(self, action: Any) -> StepResult:
         """Step once and count a game that ends."""
         obs, reward, terminated, truncated, info = self.env.step(action)
-        self._reward += float(reward)
-        self._length += 1
+        self._game = FinishedGame(self._game.reward + float(reward), self._game.length + 1)
         if terminated or truncated:
-            self._finished.append(FinishedGame(self._reward, self._length))
-            self._reward = 0.0
-            self._length = 0
+            self._finished.append(self._game)
+            self._game = _NEW_GAME
         return obs, float(reward), terminated, truncated, info
 
     def take_finished(self) -> list[FinishedGame]:
@@ -359,8 +362,10 @@ class RealGames(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 def game_counters(envs: Sequence[Any]) -> list[RealGames] | None:
     """Return the RealGames wrapper of each environment; None unless all have one."""
-    found = [counter for env in envs if (counter := _find_counter(env)) is not None]
-    return found if found and len(found) == len(envs) else None
+    counters = [counter for counter in map(_find_counter, envs) if counter is not None]
+    if not counters or len(counters) < len(envs):
+        return None
+    return counters
 
 
 def finished_games(counters: Sequence[RealGames] | None) -> list[FinishedGame] | None:
@@ -368,16 +373,10 @@ def finished_games(counters: Sequence[RealGames] | None) -> list[FinishedGame] |
 
     None if that is None.
     """
-    return (
-        None
-        if counters is None
-        else [game for counter in counters for game in counter.take_finished()]
-    )
+    if counters is None:
+        return None
+    return [game for counter in counters for game in counter.take_finished()]
 
 
 def _find_counter(env: Any) -> RealGames | None:
-    while not isinstance(env, RealGames):
-        if not isinstance(env, gymnasium.Wrapper):
-            return None
-        env = env.env
-    return env
+    return next((layer for layer in layers_of(env) if isinstance(layer, RealGames)), None)

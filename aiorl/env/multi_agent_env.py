@@ -103,12 +103,12 @@ class MultiAgentCopy:
         self._step = 0
         self._is_over = False
         try:
-            keywords = {} if self._seed is None else seed_env(self.env, self._seed)
-            result = self.env.reset(**keywords)
+            result = self.env.reset(**seed_env(self.env, self._seed))
         except Exception as error:
-            raise_env_fault(self._env_id, "reset", error, self._index, 0)
+            raise_env_fault(self._env_id, "reset", error, index=self._index, step=0)
         self._seed = None
-        obs = result[0] if isinstance(result, tuple) and len(result) == 2 else result
+        has_infos = isinstance(result, tuple) and len(result) == 2
+        obs = result[0] if has_infos else result
         if not isinstance(obs, Mapping):
             raise self._broken(
                 f"reset returned {type(obs).__name__}, expected observations by agent"
@@ -127,41 +127,37 @@ class MultiAgentCopy:
         try:
             result = self.env.step(actions)
         except Exception as error:
-            raise_env_fault(self._env_id, "step", error, self._index, self._step)
+            raise_env_fault(self._env_id, "step", error, index=self._index, step=self._step)
         if type(result) is not tuple or len(result) != 5:
             result = self._as_five(result)
         obs, rewards, terminateds, truncateds, infos = result
-        if (
-            not type(obs)
+        are_dicts = (
+            type(obs)
             is type(rewards)
             is type(terminateds)
             is type(truncateds)
             is type(infos)
             is dict
-        ):
+        )
+        if not are_dicts:
             self._as_five(result)  # they may be other mappings
-        if ALL_AGENTS not in terminateds or ALL_AGENTS not in truncateds:
-            name, flags = (
-                ("truncateds", truncateds)
-                if ALL_AGENTS in terminateds
-                else ("terminateds", terminateds)
-            )
-            raise self._broken(f"{name} have no key {ALL_AGENTS!r}; got {_keys(flags)}")
-        if ALL_AGENTS in obs or ALL_AGENTS in rewards:
-            name = "observations" if ALL_AGENTS in obs else "rewards"
-            raise self._broken(f"{name} have the key {ALL_AGENTS!r}, which only flags can have")
+        for name, flags in (("terminateds", terminateds), ("truncateds", truncateds)):
+            if ALL_AGENTS not in flags:
+                raise self._broken(f"{name} have no key {ALL_AGENTS!r}; got {_keys(flags)}")
+        for name, by_agent in (("observations", obs), ("rewards", rewards)):
+            if ALL_AGENTS in by_agent:
+                raise self._broken(f"{name} have the key {ALL_AGENTS!r}, which only flags can have")
         if infos and not infos.keys() <= obs.keys():
             unobserved = [agent_id for agent_id in infos if agent_id not in obs]
             raise self._broken(
                 f"there are infos of agents that were not observed: {_keys(unobserved)}"
             )
-        checked = as_rewards(rewards, self._env_id, self._index, self._step)
+        rewards = as_rewards(rewards, self._env_id, self._index, self._step)
         if any(terminateds.values()) or any(truncateds.values()):
-            check_flags(
-                (*terminateds.values(), *truncateds.values()), self._env_id, self._index, self._step
-            )
+            flags = (*terminateds.values(), *truncateds.values())
+            check_flags(flags, self._env_id, self._index, self._step)
             self._is_over = bool(terminateds[ALL_AGENTS] or truncateds[ALL_AGENTS])
-        return obs, checked, terminateds, truncateds, infos
+        return obs, rewards, terminateds, truncateds, infos
 
     def _as_five(self, result: Any) -> tuple[Any, ...]:
         """Convert a step's result that is not a tuple of five dicts: other mappings, or the old
@@ -193,9 +189,9 @@ class MultiAgentBaseEnv(SteppedBaseEnv):
             seed: the worker's seed; copy ``v`` is seeded with ``seed + SEED_STRIDE * v`` before its
                 first episode.
         """
-        seeds: list[int | None] = (
-            list(env_seeds(seed, len(envs))) if seed is not None else [None] * len(envs)
-        )
+        seeds: Sequence[int | None] = [None] * len(envs)
+        if seed is not None:
+            seeds = env_seeds(seed, len(envs))
         self.num_envs = len(envs)
         self.observation_space = gymnasium_space(getattr(envs[0], "observation_space", None))
         self.action_space = gymnasium_space(getattr(envs[0], "action_space", None))
@@ -211,7 +207,7 @@ class MultiAgentBaseEnv(SteppedBaseEnv):
     def send_actions(self, action_dict: Mapping[Any, Mapping[Any, Any]]) -> None:
         """Step the environments that have actions; see BaseEnv."""
         if self._stepped is None:
-            self._stepped = Poll({}, {}, {}, {}, {}, {})
+            self._stepped = Poll.empty()
         obs, rewards, terminateds, truncateds, infos, *_ = self._stepped
         for index, actions in action_dict.items():
             obs[index], rewards[index], terminateds[index], truncateds[index], infos[index] = (
@@ -239,18 +235,16 @@ def _split_dones(dones: Mapping[Any, Any], infos: Mapping[Any, Any]) -> tuple[Ag
     of the infos.
     """
     cut = {agent_id for agent_id, info in infos.items() if (info or {}).get("TimeLimit.truncated")}
-    ended = [agent_id for agent_id, done in dones.items() if done and agent_id != ALL_AGENTS]
-    all_cut = (
-        bool(dones.get(ALL_AGENTS))
-        and bool(cut)
-        and all(agent_id in cut for agent_id in ended or infos)
-    )
     truncateds = {
-        agent_id: bool(done) and (all_cut if agent_id == ALL_AGENTS else agent_id in cut)
-        for agent_id, done in dones.items()
+        agent_id: bool(is_over) and agent_id in cut for agent_id, is_over in dones.items()
     }
+    if dones.get(ALL_AGENTS):
+        ended = [agent_id for agent_id, is_over in dones.items() if is_over]
+        ended.remove(ALL_AGENTS)
+        # The end is a truncation if it is one for all agents that end, or for all if none is named.
+        truncateds[ALL_AGENTS] = bool(cut) and all(agent_id in cut for agent_id in ended or infos)
     terminateds = {
-        agent_id: bool(done) and not truncateds[agent_id] for agent_id, done in dones.items()
+        agent_id: bool(is_over) and not truncateds[agent_id] for agent_id, is_over in dones.items()
     }
     return terminateds, truncateds
 

@@ -65,7 +65,7 @@ class NativeVectorEnv(LockstepEnv):
         except ValueError as error:
             raise UnsupportedEnvError(
                 f"vector environment {env_id!r} has metadata['autoreset_mode'] = {mode!r}; expected"
-                f" one of {[known.name for known in AutoresetMode]}"
+                f" one of {[member.name for member in AutoresetMode]}"
                 " (gymnasium.vector.AutoresetMode). Use vectorize: serial instead."
             ) from error
         self.env_id = env_id
@@ -97,8 +97,9 @@ class NativeVectorEnv(LockstepEnv):
         return obs
 
     def _reset_all(self, seeds: Sequence[int] | None) -> Any:
-        obs, _ = self._env.reset(seed=int(seeds[0])) if seeds else self._env.reset()
-        return obs
+        if seeds:
+            return self._env.reset(seed=int(seeds[0]))[0]
+        return self._env.reset()[0]
 
     def step(self, actions: NDArray[Any]) -> VectorStep:
         """Step all copies; see LockstepEnv."""
@@ -173,16 +174,20 @@ class NativeVectorEnv(LockstepEnv):
             and terminateds.dtype is truncateds.dtype is _FLAG
         ):
             return rewards, terminateds, truncateds  # a fast path for the usual case, on every step
-        arrays = (np.asarray(rewards), np.asarray(terminateds), np.asarray(truncateds))
+        arrays = [np.asarray(values) for values in (rewards, terminateds, truncateds)]
         for name, array in zip(("rewards", "terminations", "truncations"), arrays, strict=True):
             if array.shape != shape:
                 hint = hint_for_vector(array, self.num_envs) if name == "rewards" else ""
-                message = f"{name} have shape {array.shape}, expected {shape}{hint}"
-                raise EnvError(self.env_id, message, step=self._step_of(0))
+                raise EnvError(
+                    self.env_id,
+                    f"{name} have shape {array.shape}, expected {shape}{hint}",
+                    step=self._step_of(0),
+                )
+        rewards, terminateds, truncateds = arrays
         return (
-            arrays[0],
-            arrays[1].astype(np.bool_, copy=False),
-            arrays[2].astype(np.bool_, copy=False),
+            rewards,
+            terminateds.astype(np.bool_, copy=False),
+            truncateds.astype(np.bool_, copy=False),
         )
 
     def _step_of(self, index: int) -> int:
@@ -193,18 +198,20 @@ class NativeVectorEnv(LockstepEnv):
         is one.
         """
         self._processes.have_failed = True
+        dead = None
         # After an error in its environment, a process ends, too, but not before it has reported the
         # error.
-        dead = (
-            self._processes.dead(wait_s=_EXIT_WAIT_S)
-            if isinstance(error, EOFError | OSError)
-            else None
-        )
+        if isinstance(error, EOFError | OSError):
+            dead = self._processes.dead(wait_s=_EXIT_WAIT_S)
         if dead is None:
-            raise_env_fault(self.env_id, doing, error, index, step)
+            raise_env_fault(self.env_id, doing, error, index=index, step=step)
         index, status = dead
-        message = f"{doing} failed, because its process has ended with status {status}"
-        raise EnvError(self.env_id, message, vector_index=index, step=step) from error
+        raise EnvError(
+            self.env_id,
+            f"{doing} failed, because its process has ended with status {status}",
+            vector_index=index,
+            step=step,
+        ) from error
 
     def close(self) -> None:
         """Close the vector environment; processes that do not end by themselves within 5 s are
@@ -284,9 +291,8 @@ class _Processes:
     def _ask_to_close(self) -> None:
         """Ask the processes that are left to close their environments, and give them some time."""
         for pipe in self._inner.parent_pipes:
-            with contextlib.suppress(
-                OSError, AttributeError
-            ):  # None is the pipe of a copy that failed
+            # None is the pipe of a copy that failed.
+            with contextlib.suppress(OSError, AttributeError):
                 pipe.send(("close", None))
         until = time.monotonic() + _CLOSE_WAIT_S
         for process in self._processes:
@@ -340,26 +346,30 @@ class LockstepBaseEnv(SteppedBaseEnv):
                 self._actions[index] = by_agent[DEFAULT_AGENT_ID]
         step = self.lockstep_env.step(self._actions)
         ended = step.terminateds | step.truncateds
-        finals = (
-            {}
-            if step.final_index is None or step.final_obs is None
-            else dict(zip(step.final_index.tolist(), step.final_obs, strict=True))
-        )
+        finals: dict[int, NDArray[Any]] = {}
+        if step.final_index is not None and step.final_obs is not None:
+            finals = dict(zip(step.final_index.tolist(), step.final_obs, strict=True))
         obs = np.array(step.obs)
         self._first_obs = {index: obs[index] for index in finals}
-        fresh = set() if step.valid is None else set(np.flatnonzero(~step.valid).tolist())
+        fresh: set[int] = set()
+        if step.valid is not None:
+            fresh = set(np.flatnonzero(~step.valid).tolist())
         self._resetting = set(np.flatnonzero(ended).tolist()) - finals.keys()
         rewards = step.rewards.tolist()
         terminateds = step.terminateds.tolist()
         truncateds = step.truncateds.tolist()
-        infos = step_infos(step, self.num_envs) if step.infos else None
+        infos = step_infos(step, self.num_envs)
         poll = opening_poll({index: {DEFAULT_AGENT_ID: obs[index]} for index in fresh})
         for index in range(self.num_envs):
             if index not in fresh:
-                info = {} if infos is None else infos[index]
-                ob = finals.get(index, obs[index])
                 add_step(
-                    poll, index, ob, rewards[index], terminateds[index], truncateds[index], info
+                    poll,
+                    index,
+                    obs=finals.get(index, obs[index]),
+                    reward=rewards[index],
+                    terminated=terminateds[index],
+                    truncated=truncateds[index],
+                    info=infos[index],
                 )
         self._stepped = poll
 

@@ -136,7 +136,9 @@ class EnvCreator:
         except AiorlError:
             raise
         except Exception as error:
-            raise_env_fault(self.env_id, "its constructor", error, context.vector_index, -1)
+            raise_env_fault(
+                self.env_id, "its constructor", error, index=context.vector_index, step=-1
+            )
 
     @property
     def gym_spec(self) -> EnvSpec | None:

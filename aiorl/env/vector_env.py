@@ -157,34 +157,28 @@ class VectorBaseEnv(SteppedBaseEnv):
             ) from error
         result = self._guarded("vector_step", self.vector_env.vector_step, actions)
         if not isinstance(result, tuple | list) or len(result) not in (4, 5):
-            given = (
-                f"{len(result)} values" if isinstance(result, tuple | list) else f"{result!r:.200}"
+            form = f"{result!r:.200}"
+            if isinstance(result, tuple | list):
+                form = f"{len(result)} values"
+            raise EnvContractError(
+                self._env_id,
+                f"vector_step returned {form}, expected 5 sequences (or 4)",
+                step=_UNKNOWN_STEP,
             )
-            message = f"vector_step returned {given}, expected 5 sequences (or 4)"
-            raise EnvContractError(self._env_id, message, step=_UNKNOWN_STEP)
-        for name, values in zip(_NAMES if len(result) == 5 else _OLD_NAMES, result, strict=True):
+        names = _NAMES if len(result) == 5 else _OLD_NAMES
+        for name, values in zip(names, result, strict=True):
             self._check_length(name, values)
         if len(result) == 4:
-            obs, rewards, dones, infos = result
-            five = [
-                to_five_values((None, None, done, info))
-                for done, info in zip(dones, infos, strict=True)
-            ]
-            result = (
-                obs,
-                rewards,
-                [values[2] for values in five],
-                [values[3] for values in five],
-                infos,
-            )
+            rows = [to_five_values(row) for row in zip(*result, strict=True)]
+            result = tuple(zip(*rows, strict=True))
         obs, rewards, terminateds, truncateds, infos = result
         self._stepped = Poll(
-            {index: {agent: value} for index, value in enumerate(obs)},
-            {index: {agent: value} for index, value in enumerate(rewards)},
-            self._by_env(terminateds),
-            self._by_env(truncateds),
-            {index: {agent: info} for index, info in compress(enumerate(infos), infos)},
-            {},
+            obs={index: {agent: value} for index, value in enumerate(obs)},
+            rewards={index: {agent: value} for index, value in enumerate(rewards)},
+            terminateds=self._by_env(terminateds),
+            truncateds=self._by_env(truncateds),
+            infos={index: {agent: info} for index, info in compress(enumerate(infos), infos)},
+            off_policy_actions={},
         )
 
     def try_reset(self, env_id: Any) -> dict[Any, Any]:
@@ -214,7 +208,7 @@ class VectorBaseEnv(SteppedBaseEnv):
         try:
             return function(*arguments)
         except Exception as error:
-            raise_env_fault(self._env_id, doing, error, 0, _UNKNOWN_STEP)
+            raise_env_fault(self._env_id, doing, error, index=0, step=_UNKNOWN_STEP)
 
     def _by_env(self, flags: Sequence[Any]) -> dict[Any, dict[Any, Any]]:
         by_env = dict.fromkeys(range(self.num_envs), _GOES_ON)
@@ -225,14 +219,16 @@ class VectorBaseEnv(SteppedBaseEnv):
         return by_env
 
     def _check_length(self, name: str, values: Any) -> None:
+        # The first test is for speed: most values are lists, and the others take longer.
         is_sequence = type(values) is list or (
             hasattr(values, "__len__") and not isinstance(values, Mapping)
         )
         if not is_sequence or len(values) != self.num_envs:
-            message = (
-                f"it returned {values!r:.200} as {name}, expected a sequence of {self.num_envs}"
+            raise EnvContractError(
+                self._env_id,
+                f"it returned {values!r:.200} as {name}, expected a sequence of {self.num_envs}",
+                step=_UNKNOWN_STEP,
             )
-            raise EnvContractError(self._env_id, message, step=_UNKNOWN_STEP)
 
     def _are_infos(self, value: Any) -> bool:
         return (
@@ -242,15 +238,65 @@ class VectorBaseEnv(SteppedBaseEnv):
         )
 
 
+class StepResults:
+    """Results of the last step of N copies, apart from their observations; each step fills the same
+    arrays.
+
+    Attributes:
+        rewards: [N] float64.
+        terminateds: [N] bool, ended in a terminal state.
+        truncateds: [N] bool, cut by a time limit or horizon.
+        infos: info of each copy; a copy without one has an empty dict.
+        training_disabled: True once an info had a false ``training_enabled``.
+    """
+
+    def __init__(self, num_envs: int) -> None:
+        """Begin without rewards, ends and infos."""
+        self.rewards = np.zeros(num_envs, np.float64)
+        self.terminateds = np.zeros(num_envs, np.bool_)
+        self.truncateds = np.zeros(num_envs, np.bool_)
+        self.infos: list[Any] = [{}] * num_envs
+        self.training_disabled = False
+        self._is_dirty = False
+
+    def clear(self) -> None:
+        """Remove the flags and infos of the last step; most steps have none."""
+        if self._is_dirty:
+            self.terminateds.fill(False)
+            self.truncateds.fill(False)
+            self.infos = [{}] * len(self.infos)
+            self._is_dirty = False
+
+    def set_flags(self, index: int, terminated: bool, truncated: bool) -> None:
+        """Store the flags of a copy whose episode ended."""
+        self.terminateds[index] = terminated
+        self.truncateds[index] = truncated
+        self._is_dirty = True
+
+    def set_info(self, index: int, info: Mapping[str, Any]) -> None:
+        """Store the info of a copy."""
+        self.infos[index] = info
+        self._is_dirty = True
+        if "training_enabled" in info and not info["training_enabled"]:
+            self.training_disabled = True
+
+    def truncate(self, cut: NDArray[np.bool_]) -> None:
+        """Truncate the episodes of some copies.
+
+        Args:
+            cut: [N] True for each of them.
+        """
+        self.truncateds |= cut
+        self._is_dirty = True
+
+
 class Copies(VectorEnv):
     """N gym-like environments and the results of their last step.
 
     Attributes:
         env_id: name for messages.
         envs: the environments, including their wrappers.
-        rewards: [N] float64 of the last step.
-        terminateds, truncateds: [N] bool of the last step.
-        infos: infos of the last step; a copy without one has an empty dict.
+        results: results of the last step.
         can_begin: True if some copies can step before the actions of the others are known, see
             ``begin``.
         senders: if ``can_begin``, objects with a method ``send`` that begins a copy's step unless
@@ -292,16 +338,11 @@ class Copies(VectorEnv):
             self.seed(seed)
         self.nested = NestedCheck(env_id, self.observation_space)
         self.check = self.nested.leaf
-        self.rewards = np.zeros(len(envs), np.float64)
-        self.terminateds = np.zeros(len(envs), np.bool_)
-        self.truncateds = np.zeros(len(envs), np.bool_)
-        self.infos: list[Any] = [{}] * len(envs)
-        self.training_disabled = False
+        self.results = StepResults(len(envs))
         self.step_count = 0
         self.started_at = np.zeros(len(envs), np.int64)
         self._steps = [env.step for env in envs]
         self._games = game_counters(envs)
-        self._is_dirty = False
 
     def seed(self, seed: int) -> None:
         """Seed the copies as in the constructor; call it before their next episodes."""
@@ -323,13 +364,12 @@ class Copies(VectorEnv):
             EnvError: the environment raised, or its observation does not fit its space.
         """
         self.started_at[index] = self.step_count
-        seed = self.seeds[index]
         env = self.envs[index]
         try:
-            obs, _ = reset_env(env, None if seed is None else seed_env(env, seed))
+            obs, _ = reset_env(env, seed_env(env, self.seeds[index]))
             obs = self.nested.coerce(obs, index, 0)
         except Exception as error:
-            raise_env_fault(self.env_id, "reset", error, index, 0)
+            raise_env_fault(self.env_id, "reset", error, index=index, step=0)
         self.seeds[index] = None
         return obs
 
@@ -342,15 +382,14 @@ class Copies(VectorEnv):
             rows[index] = self.first_obs(index)
 
     def begin(self, copies: slice, actions: Iterable[Any]) -> None:
-        """Begin the step of some copies, if ``can_begin``;
-
-        ``step_into`` gets all actions and waits for the results.
+        """Begin the step of some copies, if ``can_begin``; ``step_into`` gets all actions and waits
+        for the results.
         """
         for sender, action in zip(self.senders[copies], actions, strict=True):
             sender.send(action)
 
     def step_into(self, rows: MutableSequence[Any] | NDArray[Any], actions: Iterable[Any]) -> bool:
-        """Step every copy; write the observations to ``rows`` and the rest to the attributes.
+        """Step every copy; write the observations to ``rows`` and the rest to ``results``.
 
         Returns:
             True if an episode ended.
@@ -358,18 +397,17 @@ class Copies(VectorEnv):
         Raises:
             EnvError: an environment raised, or returned a value that does not fit.
         """
-        if self._is_dirty:
-            self.terminateds.fill(False)
-            self.truncateds.fill(False)
-            self.infos = [{}] * len(self.envs)
-            self._is_dirty = False
+        results = self.results
+        results.clear()
         if self.can_begin:
             actions = list(actions)
             self.begin(slice(None), actions)
         self.step_count += 1
-        rewards = self.rewards
+        # Local names, because the loop runs once for each environment step of a worker.
+        rewards = results.rewards
         check = self.check
-        shape, dtype = (check.shape, check.dtype) if check is not None else (None, None)
+        shape = getattr(check, "shape", None)
+        dtype = getattr(check, "dtype", None)
         index = 0
         ended = False
         try:
@@ -380,8 +418,7 @@ class Copies(VectorEnv):
                 except (TypeError, ValueError):
                     obs, reward, terminated, truncated, info = to_five_values(returned)
                 if type(obs) is not np.ndarray or obs.shape != shape or obs.dtype is not dtype:
-                    kind = check if check is not None else self.nested
-                    obs = kind.coerce(obs, index, self.step_of(index))
+                    obs = (check or self.nested).coerce(obs, index, self.step_of(index))
                 rows[index] = obs
                 # An array would convert "1" to 1 and None to NaN.
                 if type(reward) is not float and not isinstance(reward, _NUMBERS):
@@ -389,22 +426,16 @@ class Copies(VectorEnv):
                 rewards[index] = reward
                 if terminated or truncated:
                     check_flags((terminated, truncated), self.env_id, index, self.step_of(index))
-                    self.terminateds[index] = terminated
-                    self.truncateds[index] = truncated
-                    ended = self._is_dirty = True
+                    results.set_flags(index, terminated, truncated)
+                    ended = True
                 if info:
-                    self.infos[index] = info
-                    self._is_dirty = True
-                    if "training_enabled" in info and not info["training_enabled"]:
-                        self.training_disabled = True
+                    results.set_info(index, info)
         except Exception as error:
-            raise_env_fault(self.env_id, "step", error, index, self.step_of(index))
+            raise_env_fault(self.env_id, "step", error, index=index, step=self.step_of(index))
         if not math.isfinite(sum(rewards.tolist())):  # large values can also overflow
             check_rewards(self.env_id, rewards, self.step_of)
         if check is not None:
-            assert isinstance(rows, np.ndarray), (
-                "observations that are arrays need rows in an array"
-            )
+            assert isinstance(rows, np.ndarray), "observations as arrays need rows in an array"
             check.check_values(rows, self.step_of)
         return ended
 
@@ -420,12 +451,13 @@ class Copies(VectorEnv):
         """See VectorEnv and ``step_into``."""
         rows = self.new_rows()  # those of the previous step may still be in use
         self.step_into(rows, actions)
+        results = self.results
         return (
             list(rows),
-            self.rewards.tolist(),
-            self.terminateds.tolist(),
-            self.truncateds.tolist(),
-            self.infos,
+            results.rewards.tolist(),
+            results.terminateds.tolist(),
+            results.truncateds.tolist(),
+            results.infos,
         )
 
     def in_lockstep(self, horizon: int | None = None) -> LockstepEnv | None:
@@ -439,11 +471,6 @@ class Copies(VectorEnv):
     def get_unwrapped(self) -> Sequence[Any]:
         """Return the copies, including their wrappers."""
         return list(self.envs)
-
-    def cut(self, cut: NDArray[np.bool_]) -> None:
-        """Truncate the episodes of some copies."""
-        self.truncateds |= cut
-        self._is_dirty = True
 
     def step_of(self, index: int) -> int:
         """Return the number of steps of a copy's episode so far."""
@@ -493,12 +520,16 @@ class SerialEnv(LockstepEnv):
         self.max_episode_steps = episode_limit(copies.envs[0])
         self.limit_episodes(horizon)
         self._first_cut = _NEVER  # before this step, no episode reaches max_episode_steps
-        # the rows of other spaces are what `sample` returns: NumPy integers or arrays
-        self._has_scalar_actions = (
-            isinstance(self.action_space, spaces.Box) and self.action_space.shape == ()
-        )
+        # The rows of other spaces have the form that `sample` returns: NumPy integers or arrays.
+        space = self.action_space
+        self._has_scalar_actions = isinstance(space, spaces.Box) and space.shape == ()
         self._obs: NDArray[Any] = copies.new_rows()
-        self._result = VectorStep(self._obs, copies.rewards, copies.terminateds, copies.truncateds)
+        self._result = VectorStep(
+            obs=self._obs,
+            rewards=copies.results.rewards,
+            terminateds=copies.results.terminateds,
+            truncateds=copies.results.truncateds,
+        )
 
     def reset(self, seeds: Sequence[int] | None = None) -> NDArray[Any]:
         """Begin new episodes and return their first observations; see LockstepEnv."""
@@ -519,20 +550,22 @@ class SerialEnv(LockstepEnv):
         result = self._result
         copies = self._copies
         obs_rows = self._obs
-        result.final_index = result.final_obs = None
-        ended = copies.step_into(
-            obs_rows, rows_of(self.action_space, actions) if self._has_scalar_actions else actions
-        )
-        if copies.training_disabled:
+        result.final_index = None
+        result.final_obs = None
+        action_rows: Iterable[Any] = actions
+        if self._has_scalar_actions:
+            action_rows = rows_of(self.action_space, actions)
+        ended = copies.step_into(obs_rows, action_rows)
+        if copies.results.training_disabled:
             raise TrainingDisabled(self.env_id)
         if copies.step_count >= self._first_cut:
             ended |= self._cut_at_limit(self.max_episode_steps or _NEVER)
         if ended:
-            done = np.flatnonzero(copies.terminateds | copies.truncateds)
-            report("infos", copies.infos[done[0]])
-            result.final_index = done
-            result.final_obs = obs_rows[done]
-            copies.begin_episodes(obs_rows, done.tolist())
+            indices = np.flatnonzero(result.terminateds | result.truncateds)
+            report("infos", copies.results.infos[indices[0]])
+            result.final_index = indices
+            result.final_obs = obs_rows[indices]
+            copies.begin_episodes(obs_rows, indices.tolist())
         return result
 
     def _cut_at_limit(self, limit: int) -> bool:
@@ -540,12 +573,11 @@ class SerialEnv(LockstepEnv):
         another one can.
         """
         copies = self._copies
-        ended = copies.terminateds | copies.truncateds
+        ended = self._result.terminateds | self._result.truncateds
         cut = (copies.step_count - copies.started_at >= limit) & ~ended
-        copies.cut(cut)
-        self._first_cut = (
-            int(np.where(ended | cut, copies.step_count, copies.started_at).min()) + limit
-        )
+        copies.results.truncate(cut)
+        next_start = np.where(ended | cut, copies.step_count, copies.started_at)
+        self._first_cut = int(next_start.min()) + limit
         return bool(cut.any())
 
     def take_finished_games(self) -> list[FinishedGame] | None:

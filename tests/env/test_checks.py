@@ -155,7 +155,7 @@ def test_an_exception_without_text_is_reported_with_the_failing_line():
     except AssertionError as error:
         caught = AssertionError().with_traceback(error.__traceback__)
     with pytest.raises(EnvError) as reported:
-        raise_env_fault("env", "step", caught, 1, 7)
+        raise_env_fault("env", "step", caught, index=1, step=7)
     message = reported.value.message
     assert "AssertionError" in message
     assert "assert len(values) == 3" in message
@@ -165,7 +165,7 @@ def test_an_exception_without_text_is_reported_with_the_failing_line():
 
 def test_an_exception_with_text_is_reported_with_its_text():
     with pytest.raises(EnvError) as reported:
-        raise_env_fault("env", "step", KeyError("speed"), 1, 7)
+        raise_env_fault("env", "step", KeyError("speed"), index=1, step=7)
     assert reported.value.message == "step raised KeyError: 'speed'"
     assert described(ValueError()) == "ValueError"
 
