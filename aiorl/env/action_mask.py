@@ -14,6 +14,7 @@ import numpy as np
 from gymnasium import spaces
 
 from aiorl.data.obs_layout import ACTION_MASK, MaskLayout
+from aiorl.env.gym_like import ResetResult
 from aiorl.env.registry import EnvContext, resolve_env
 
 
@@ -60,13 +61,14 @@ class MaskFromInfo(gymnasium.Wrapper[Any, Any, Any, Any]):
         """Wrap an environment, given as an object, or by name (see `registry`) and the settings to
         make it with.
         """
-        super().__init__(resolve_env(env)(EnvContext(settings)) if isinstance(env, str) else env)
+        inner = resolve_env(env)(EnvContext(settings)) if isinstance(env, str) else env
+        super().__init__(inner)
         self._mask = InfoMask(self.env.observation_space, self.env.action_space)
         self.observation_space = self._mask.space
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
+    ) -> ResetResult:
         """See gymnasium.Env."""
         obs, info = self.env.reset(seed=seed, options=options)
         return self._mask(obs, info), info

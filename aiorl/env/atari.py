@@ -15,7 +15,6 @@ for random numbers.
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import sys
 from collections.abc import Mapping
@@ -29,7 +28,7 @@ from gymnasium.wrappers import AtariPreprocessing, OrderEnforcing
 from numpy.typing import NDArray
 
 from aiorl.data.obs_layout import LaidOutBox, ObsLayout
-from aiorl.env.gym_like import RealGames
+from aiorl.env.gym_like import RealGames, ResetResult
 from aiorl.env.vector_env import Copies
 from aiorl.errors import ConfigError
 from aiorl.process.imports import needed_by
@@ -76,13 +75,12 @@ def wrap_deepmind(
         )
     skip = _FRAME_SKIP if getattr(env.unwrapped, "_frameskip", 1) == 1 else 1
     with needed_by("DeepMind's Atari preprocessing", "OpenCV", "atari", key="preprocessor_pref"):
-        importlib.import_module("cv2").setNumThreads(
-            1
-        )  # a frame is too small to share; a worker has one core
-    game = UndrawnFrames(env) if skip > 1 and _is_bare_game(env) else env
-    return wrap_lives(
-        AtariPreprocessing(game, noop_max=noop_max, frame_skip=skip, screen_size=dim), framestack
-    )
+        # A frame is too small to share between threads, and a worker has one core.
+        importlib.import_module("cv2").setNumThreads(1)
+    if skip > 1 and _is_bare_game(env):
+        env = UndrawnFrames(env)
+    game = AtariPreprocessing(env, noop_max=noop_max, frame_skip=skip, screen_size=dim)
+    return wrap_lives(game, framestack)
 
 
 def wrap_lives(env: gymnasium.Env[Any, Any], framestack: bool = True) -> gymnasium.Env[Any, Any]:
@@ -144,9 +142,8 @@ class UndrawnFrames(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 class EpisodicLife(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Wrapper that ends an episode with each life;
-
-    ``reset`` continues the game while lives are left.
+    """Wrapper that ends an episode with each life; ``reset`` continues the game while lives are
+    left.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
@@ -157,7 +154,7 @@ class EpisodicLife(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
+    ) -> ResetResult:
         """Begin a game or continue with the next life; a seed always begins a game."""
         if self._is_over or seed is not None:
             obs, info = self.env.reset(seed=seed, options=options)
@@ -189,7 +186,7 @@ class FireAtReset(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
+    ) -> ResetResult:
         """Begin an episode and press FIRE."""
         self.env.reset(seed=seed, options=options)
         obs, _, terminated, truncated, info = self.env.step(1)
@@ -212,7 +209,7 @@ class StackFrames(gymnasium.ObservationWrapper[Any, Any, Any]):
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
+    ) -> ResetResult:
         """Begin an episode."""
         frame, info = self.env.reset(seed=seed, options=options)
         self._stack = np.repeat(frame[..., None], self._stack.shape[-1], axis=-1)
@@ -241,17 +238,14 @@ def why_not_atari_vector(settings: Mapping[str, Any]) -> str | None:
         settings: keyword arguments of ale-py's environment; frameskip is 1 if the preprocessing
             skips frames.
     """
-    if (
-        importlib.util.find_spec("ale_py") is None
-        or importlib.util.find_spec("ale_py.vector_env") is None
-    ):
+    has_ale = importlib.util.find_spec("ale_py") is not None
+    if not has_ale or importlib.util.find_spec("ale_py.vector_env") is None:
         return "the installed ale-py has no vector environment"
     for name, value in settings.items():
         if name == "frameskip" and value != 1:
             return f"frameskip is {value!r}"
-        if name not in _KNOWN | {"frameskip"} and not (
-            value is None or value is False or value == "rgb"
-        ):
+        is_default = value is None or value is False or value == "rgb"
+        if name not in _KNOWN | {"frameskip"} and not is_default:
             return f"it does not know the setting {name}: {value!r}"
     return None
 
@@ -301,7 +295,7 @@ class PreprocessedGame(gymnasium.Env[Any, Any]):
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
+    ) -> ResetResult:
         """Begin a game."""
         super().reset(seed=seed)
         seeds = None if seed is None else np.array([seed & _MAX_SEED])
@@ -372,6 +366,5 @@ class AtariCopies(Copies):
         self.senders = [PreprocessedGame(settings, dim, noop_max) for _ in range(num_envs)]
         for game in self.senders:
             game.spec = spec
-        super().__init__(
-            [wrap_lives(game, framestack) for game in self.senders], env_id=env_id, seed=seed
-        )
+        envs = [wrap_lives(game, framestack) for game in self.senders]
+        super().__init__(envs, env_id=env_id, seed=seed)

@@ -30,6 +30,9 @@ from numpy.typing import NDArray
 from aiorl.data.columns import DEFAULT_AGENT_ID
 from aiorl.errors import ConfigError, EnvContractError, EnvError
 
+ByAgent = Mapping[Any, Any]
+"""Agent id -> value."""
+
 MultiEnvDict = dict[Any, dict[Any, Any]]
 """Environment id -> agent id -> value."""
 
@@ -158,7 +161,7 @@ class BaseEnv(ABC):
         """
 
     @abstractmethod
-    def send_actions(self, action_dict: Mapping[Any, Mapping[Any, Any]]) -> None:
+    def send_actions(self, action_dict: Mapping[Any, ByAgent]) -> None:
         """Send actions to the environments.
 
         Args:

@@ -100,8 +100,11 @@ class ObservationCheck:
                 f"observation of type {type(obs).__name__} is not an array", index, step
             ) from error
         if array.dtype.kind not in NUMBER_KINDS:
-            message = f"observation is {described_value(obs)}, expected numbers of shape {shape}"
-            raise self._bad(message, index, step)
+            raise self._bad(
+                f"observation is {described_value(obs)}, expected numbers of shape {shape}",
+                index,
+                step,
+            )
         if array.shape != shape:
             raise self._bad(f"observation has shape {array.shape}, expected {shape}", index, step)
         if array.dtype != self.dtype and not _converts(array, self.dtype):
@@ -111,14 +114,17 @@ class ObservationCheck:
         return array
 
     def check_values(
-        self, obs: NDArray[Any], step_of: StepOf, index_of: StepOf | None = None
+        self,
+        obs: NDArray[Any],
+        step_of: StepOf,
+        index_of: Callable[[int], int] = lambda row: row,
     ) -> None:
         """Raise an error if a value is not finite or lies outside a discrete space.
 
         Args:
             obs: [M, ...] observations.
             step_of: maps a row to the step of that copy in its episode.
-            index_of: maps a row to a vector index; None if rows are the copies in order.
+            index_of: maps a row to a vector index; by default, rows are the copies in order.
 
         Raises:
             BadObservationError: a value is bad; the error names the first such row.
@@ -138,8 +144,7 @@ class ObservationCheck:
         else:
             return
         row = int(np.flatnonzero(~good.reshape(len(obs), -1).all(axis=1))[0])
-        index = index_of(row) if index_of is not None else row
-        raise self._bad(f"observation {what}: {_short(obs[row])}", index, step_of(row))
+        raise self._bad(f"observation {what}: {_short(obs[row])}", index_of(row), step_of(row))
 
     def _look_at_bounds(
         self,
@@ -147,7 +152,7 @@ class ObservationCheck:
         high: NDArray[Any],
         obs: NDArray[Any],
         step_of: StepOf,
-        index_of: StepOf | None,
+        index_of: Callable[[int], int],
     ) -> None:
         """Warn once about an observation outside its Box.
 
@@ -166,7 +171,7 @@ class ObservationCheck:
             "environment %r, copy %d, step %d: an observation is outside the bounds of its Box; it"
             " is used unchanged: %s. Further ones are not reported.",
             self.env_id,
-            row if index_of is None else index_of(row),
+            index_of(row),
             step_of(row),
             _short(obs[row]),
         )
@@ -183,7 +188,11 @@ class NestedCheck:
     """
 
     def __init__(
-        self, env_id: str, space: spaces.Space[Any], *, may_have_more: bool = True
+        self,
+        env_id: str,
+        space: spaces.Space[Any],
+        *,
+        may_have_more: bool = True,
     ) -> None:
         """Derive the checks from a space; spaces of a kind without arrays are not checked.
 
@@ -197,7 +206,7 @@ class NestedCheck:
         self.leaf: ObservationCheck | None = None
         self._kind: type[dict[Any, Any]] | type[tuple[Any, ...]] | None = None
         self._may_have_more = may_have_more
-        self._names_more = may_have_more
+        self._warns_of_more = may_have_more
         parts: Iterable[tuple[Any, spaces.Space[Any]]] = ()
         if isinstance(space, spaces.Dict):
             self._kind = dict
@@ -219,19 +228,19 @@ class NestedCheck:
                 contains a bad value.
         """
         if self.leaf is not None:
-            given = self.leaf.coerce(obs, index, step)
-            self.leaf.check_values(given[None], lambda row: step, lambda row: index)
-            if given.dtype == self.leaf.dtype:
-                return given
+            array = self.leaf.coerce(obs, index, step)
+            self.leaf.check_values(array[None], lambda row: step, lambda row: index)
+            if array.dtype == self.leaf.dtype:
+                return array
             with np.errstate(over="ignore"):
-                array = given.astype(self.leaf.dtype)
-            if array.dtype.kind == "f" and not all_finite(array):
+                converted = array.astype(self.leaf.dtype)
+            if converted.dtype.kind == "f" and not all_finite(converted):
                 raise self._bad(
-                    f"observation has numbers too large for {array.dtype}: {_short(given)}",
+                    f"observation has numbers too large for {converted.dtype}: {_short(array)}",
                     index,
                     step,
                 )
-            return array
+            return converted
         if self._kind is dict:
             is_whole = isinstance(obs, Mapping) and obs.keys() >= self._parts.keys()
             if not is_whole or (len(obs) > len(self._parts) and not self._may_have_more):
@@ -239,8 +248,8 @@ class NestedCheck:
                 raise self._bad(
                     f"observation has {got}, expected the keys {list(self._parts)}", index, step
                 )
-            if self._names_more and len(obs) > len(self._parts):
-                self._name_more(obs, index, step)
+            if self._warns_of_more and len(obs) > len(self._parts):
+                self._warn_of_more(obs, index, step)
             return {key: part.coerce(obs[key], index, step) for key, part in self._parts.items()}
         if self._kind is tuple:
             if not isinstance(obs, tuple | list) or len(obs) != len(self._parts):
@@ -256,9 +265,9 @@ class NestedCheck:
             )
         return obs
 
-    def _name_more(self, obs: Mapping[Any, Any], index: int, step: int) -> None:
-        self._names_more = False
-        more = sorted(map(str, obs.keys() - self._parts.keys()))
+    def _warn_of_more(self, obs: Mapping[Any, Any], index: int, step: int) -> None:
+        self._warns_of_more = False
+        undeclared = sorted(map(str, obs.keys() - self._parts.keys()))
         logger.warning(
             "environment %r, copy %d, step %d: an observation has the keys %s, which its Dict space"
             " does not have; policies do not get them. Declare them in the space, or leave them"
@@ -266,7 +275,7 @@ class NestedCheck:
             self._env_id,
             index,
             step,
-            shortened(repr(more), 200),
+            shortened(repr(undeclared), 200),
         )
 
     def _bad(self, message: str, index: int, step: int) -> BadObservationError:
@@ -313,14 +322,20 @@ def as_reward(reward: Any, env_id: str, index: int, step: int) -> float:
             raise TypeError("text is not a number, even if it looks like one")
         number = float(reward)
     except (TypeError, ValueError) as error:
-        message = (
+        raise BadRewardError(
+            env_id,
             f"reward is {reward!r} ({type(reward).__name__}), expected a"
-            f" number{hint_for_vector(reward)}"
-        )
-        raise BadRewardError(env_id, message, vector_index=index, step=step) from error
+            f" number{hint_for_vector(reward)}",
+            vector_index=index,
+            step=step,
+        ) from error
     if not math.isfinite(number):
-        message = f"reward is {number}, expected a finite number"
-        raise BadRewardError(env_id, message, vector_index=index, step=step)
+        raise BadRewardError(
+            env_id,
+            f"reward is {number}, expected a finite number",
+            vector_index=index,
+            step=step,
+        )
     return number
 
 
@@ -346,7 +361,10 @@ def hint_for_vector(reward: Any, num_envs: int = 0) -> str:
 
 
 def as_rewards(
-    rewards: Mapping[Any, Any], env_id: str, index: int, step: int
+    rewards: Mapping[Any, Any],
+    env_id: str,
+    index: int,
+    step: int,
 ) -> Mapping[Any, float]:
     """Return the rewards by agent as floats; None counts as 0.0.
 
@@ -376,8 +394,12 @@ def check_rewards(env_id: str, rewards: NDArray[Any], step_of: StepOf) -> None:
     if all_finite(rewards):
         return
     index = int(np.flatnonzero(~np.isfinite(rewards))[0])
-    message = f"reward is {rewards[index]}, expected a finite number"
-    raise BadRewardError(env_id, message, vector_index=index, step=step_of(index))
+    raise BadRewardError(
+        env_id,
+        f"reward is {rewards[index]}, expected a finite number",
+        vector_index=index,
+        step=step_of(index),
+    )
 
 
 def check_flags(flags: Iterable[Any], env_id: str, index: int, step: int) -> None:
@@ -388,12 +410,21 @@ def check_flags(flags: Iterable[Any], env_id: str, index: int, step: int) -> Non
     """
     for flag in flags:
         if isinstance(flag, str | bytes):
-            message = f"terminated and truncated must be True or False, not text: {flag!r:.50}"
-            raise EnvContractError(env_id, message, vector_index=index, step=step)
+            raise EnvContractError(
+                env_id,
+                f"terminated and truncated must be True or False, not text: {flag!r:.50}",
+                vector_index=index,
+                step=step,
+            )
 
 
 def raise_env_fault(
-    env_id: str, doing: str, error: Exception, *, index: int, step: int
+    env_id: str,
+    doing: str,
+    error: Exception,
+    *,
+    index: int,
+    step: int,
 ) -> NoReturn:
     """Raise an EnvError, with traceback, for an exception from the environment's own code.
 
@@ -413,13 +444,14 @@ def raise_env_fault(
 
 
 def _converts(array: NDArray[Any], dtype: np.dtype[Any]) -> bool:
-    if np.can_cast(array.dtype, dtype, "same_kind") or (
-        array.dtype.kind in "iub" and dtype.kind == "f"
-    ):
+    """Return True if an array can have another dtype without losing more than precision."""
+    if np.can_cast(array.dtype, dtype, "same_kind"):
         return True
-    if array.dtype.kind in "iub" and dtype.kind in "iub":
-        return bool(np.array_equal(array.astype(dtype), array))
-    return False
+    if array.dtype.kind not in "iub":
+        return False
+    if dtype.kind == "f":
+        return True
+    return dtype.kind in "iub" and bool(np.array_equal(array.astype(dtype), array))
 
 
 def _bounds_of(space: spaces.Space[Any]) -> tuple[NDArray[Any], NDArray[Any]] | None:
@@ -432,8 +464,12 @@ def _bounds_of(space: spaces.Space[Any]) -> tuple[NDArray[Any], NDArray[Any]] | 
     high = space.high.astype(np.float64)
     if space.dtype.kind in "iu":
         limits = np.iinfo(space.dtype)
-        return None if (low <= limits.min).all() and (high >= limits.max).all() else (low, high)
-    return low - 1e-5 * np.maximum(1.0, np.abs(low)), high + 1e-5 * np.maximum(1.0, np.abs(high))
+        if (low <= limits.min).all() and (high >= limits.max).all():
+            return None
+        return low, high
+    tolerance_below = 1e-5 * np.maximum(1.0, np.abs(low))
+    tolerance_above = 1e-5 * np.maximum(1.0, np.abs(high))
+    return low - tolerance_below, high + tolerance_above
 
 
 def _short(value: ArrayLike) -> str:

@@ -82,9 +82,8 @@ class EnvMaker:
         if isinstance(env, LockstepEnv):
             env.limit_episodes(plan.horizon)
         self.is_deepmind = kind_of(env, self.env_id).is_single and wrapping.wraps_atari(env)
-        if (
-            plan.vectorize == "remote"
-        ):  # only its spaces are needed; the copy in a child process is the monitored one
+        if plan.vectorize == "remote":
+            # Only its spaces are needed; the copy in a child process is the monitored one.
             wrapping = dataclasses.replace(wrapping, monitor_path=None)
         return wrapping.wrap(env, self.context)
 
@@ -192,10 +191,10 @@ def _gymnasium_obstacle(spec: EnvSpec, plan: EnvPlan) -> str | None:
     if spec.additional_wrappers:
         return "its wrappers only work on single environments"
     try:
-        made_by = loaded_entry(spec.vector_entry_point)
+        vector_type = loaded_entry(spec.vector_entry_point)
     except ImportError as error:
         return f"its vectorised form needs {error.name or error}, which is not installed"
-    parameters = inspect.signature(made_by).parameters
+    parameters = inspect.signature(vector_type).parameters
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return None
     unknown = sorted(set(plan.env_config) - set(parameters))
@@ -272,7 +271,7 @@ def _check_distinct(copies: Sequence[Any], env_id: str) -> None:
 
 
 def _close_after_error(env: Any) -> None:
-    """Close a copy; an error is only logged."""
+    """Close a copy; an error is only logged, because the one that came first is raised."""
     try:
         close_env(env)
     except Exception:

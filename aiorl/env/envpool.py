@@ -21,7 +21,15 @@ from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
 from aiorl.data.columns import DEFAULT_AGENT_ID
-from aiorl.env.base_env import ASYNC_RESET_RETURN, BaseEnv, Poll, add_step, env_seeds, opening_poll
+from aiorl.env.base_env import (
+    ASYNC_RESET_RETURN,
+    BaseEnv,
+    ByAgent,
+    Poll,
+    add_step,
+    env_seeds,
+    opening_poll,
+)
 from aiorl.env.checks import ObservationCheck, as_reward, raise_env_fault
 from aiorl.env.native_vector_env import NativeVectorEnv, split_infos
 from aiorl.env.registry import EnvContext, unknown_env
@@ -45,31 +53,33 @@ def envpool_creator(name: str) -> Callable[[EnvContext], EnvPoolEnv | AsyncEnvPo
         warnings.simplefilter("ignore")
         module = importlib.import_module("envpool")
     task = name.removeprefix("envpool:")
-    known = module.list_all_envs()
-    if task not in known:
-        otherwise = "envpool.list_all_envs() lists the tasks."
+    tasks = module.list_all_envs()
+    if task not in tasks:
         raise unknown_env(
-            name, f": EnvPool has no task {task!r}", wanted=task, known=known, otherwise=otherwise
+            name,
+            f": EnvPool has no task {task!r}",
+            part=task,
+            valid=tasks,
+            otherwise="envpool.list_all_envs() lists the tasks.",
         )
 
     def create(context: EnvContext) -> EnvPoolEnv | AsyncEnvPoolEnv:
         settings = dict(context)
         is_async = settings.pop("async", False)
+        least = context.num_envs
+        hint = "Set env_config.async: true as well, or leave batch_size out."
         if is_async:
             settings.setdefault("batch_size", max(1, context.num_envs // 2))
+            least = 1
+            hint = ""
         size = settings.get("batch_size", context.num_envs)
-        least = 1 if is_async else context.num_envs
         if not least <= size <= context.num_envs:
             raise ConfigError(
                 f"batch_size is {size!r}, expected {least} to {context.num_envs}, the number of"
                 " environments.",
                 key="env_config.batch_size",
                 value=size,
-                hint=(
-                    ""
-                    if is_async
-                    else "Set env_config.async: true as well, or leave batch_size out."
-                ),
+                hint=hint,
             )
         pool = _Pool(module, task, context.num_envs, settings)
         return AsyncEnvPoolEnv(pool, name) if is_async else EnvPoolEnv(pool, name)
@@ -85,7 +95,11 @@ class _Pool:
     metadata: Mapping[str, Any] = {"autoreset_mode": AutoresetMode.NEXT_STEP}
 
     def __init__(
-        self, module: ModuleType, task: str, num_envs: int, settings: Mapping[str, Any]
+        self,
+        module: ModuleType,
+        task: str,
+        num_envs: int,
+        settings: Mapping[str, Any],
     ) -> None:
         self._module = module
         self._task = task
@@ -111,17 +125,17 @@ class _Pool:
 
     def _checked_config(self) -> dict[str, Any]:
         """Return all settings of the task with their values."""
-        known: dict[str, Any] = self._module.make_spec(self._task).config._asdict()
+        defaults: dict[str, Any] = self._module.make_spec(self._task).config._asdict()
         for name, value in self.settings.items():
-            if name not in known or name in ("seed", "env_seed"):
-                hint = "Give the run a seed." if "seed" in name else nearest(name, known).strip()
+            if name not in defaults or name in ("seed", "env_seed"):
+                hint = "Give the run a seed." if "seed" in name else nearest(name, defaults).strip()
                 raise ConfigError(
                     f"EnvPool's {self._task} has no setting {name!r} that you can set.",
                     key=f"env_config.{name}",
                     value=value,
                     hint=hint,
                 )
-        config = {**known, **self.settings}
+        config = {**defaults, **self.settings}
         if config["max_num_players"] > 1:
             raise ConfigError(
                 f"EnvPool's {self._task} has several players, which is not supported.", key="env"
@@ -136,10 +150,8 @@ class _Pool:
             warnings.simplefilter("ignore")
             settings = {**self.settings, "seed": [seed & _MAX_SEED for seed in seeds]}
             self.made = self._module.make_gymnasium(self._task, **settings)
-            _ = (
-                self.made.observation_space,
-                self.made.action_space,
-            )  # first reads make the spaces and warn
+            # The first reads make the spaces and warn.
+            _ = (self.made.observation_space, self.made.action_space)
         return self.made
 
     @property
@@ -147,14 +159,14 @@ class _Pool:
         """EnvPool's object, once it is made."""
         return [] if self.made is None else [self.made]
 
-    def seen(self, obs: Any) -> Any:
+    def laid_out(self, obs: Any) -> Any:
         """Return observations in the layout of the space."""
         return np.moveaxis(obs, 1, -1) if self.is_picture else obs
 
     def step(self, actions: NDArray[Any]) -> tuple[Any, ...]:
         """Step every copy."""
         obs, *rest = self.made.step(actions)
-        return self.seen(obs), *rest
+        return self.laid_out(obs), *rest
 
     def close(self) -> None:
         """Stop the pool's threads."""
@@ -185,7 +197,7 @@ class EnvPoolEnv(NativeVectorEnv):
             self._pool.close()
             self._pool.make(seeds)
         obs, _ = self._pool.made.reset()
-        return self._pool.seen(obs)
+        return self._pool.laid_out(obs)
 
     @property
     def unwrapped(self) -> list[Any]:
@@ -222,11 +234,10 @@ class AsyncEnvPoolEnv(BaseEnv):
         except Exception as error:
             raise_env_fault(self._env_id, "recv", error, index=0, step=-1)
         ids = infos["env_id"].tolist()
-        obs = np.array(self._check.check_batch_shape(self._pool.seen(obs), len(ids)))
+        obs = np.array(self._check.check_batch_shape(self._pool.laid_out(obs), len(ids)))
         self._check.check_values(obs, lambda row: self._steps[ids[row]], ids.__getitem__)
-        rows = split_infos(
-            {name: info for name, info in infos.items() if name != "players"}, len(ids)
-        )
+        infos.pop("players", None)  # it belongs to players, not to copies
+        rows = split_infos(infos, len(ids))
         opening = [(index, row) for row, index in enumerate(ids) if index in self._fresh]
         poll = opening_poll({index: {DEFAULT_AGENT_ID: obs[row]} for index, row in opening})
         for row, index in enumerate(ids):
@@ -247,7 +258,7 @@ class AsyncEnvPoolEnv(BaseEnv):
         self._fresh.difference_update(ids)
         return poll
 
-    def send_actions(self, action_dict: Mapping[Any, Mapping[Any, Any]]) -> None:
+    def send_actions(self, action_dict: Mapping[Any, ByAgent]) -> None:
         """Start the step of each copy that has an action, without waiting for it."""
         ids = [index for index, by_agent in action_dict.items() if DEFAULT_AGENT_ID in by_agent]
         if not ids:
@@ -257,9 +268,8 @@ class AsyncEnvPoolEnv(BaseEnv):
 
     def try_reset(self, env_id: Any) -> str:
         """Begin a new episode in one copy; its first observation arrives with a later poll."""
-        self._pool.made._reset(
-            np.array([env_id], np.int32)
-        )  # the public reset would wait for the observation
+        # The public reset would wait for the observation.
+        self._pool.made._reset(np.array([env_id], np.int32))
         self._fresh.add(env_id)
         return ASYNC_RESET_RETURN
 

@@ -20,7 +20,7 @@ from gymnasium import spaces
 from aiorl.data.actions import ActionLayout
 from aiorl.data.columns import DEFAULT_AGENT_ID
 from aiorl.data.gym_spaces import gymnasium_space
-from aiorl.env.base_env import ALL_AGENTS, MAX_GONE_AGENTS, BaseEnv, Poll
+from aiorl.env.base_env import ALL_AGENTS, MAX_GONE_AGENTS, BaseEnv, ByAgent, Poll
 from aiorl.env.checks import NestedCheck, action_fault, as_rewards
 from aiorl.env.gym_like import copied
 from aiorl.errors import (
@@ -56,7 +56,10 @@ class _ClientDriven:
     idle_timeout_s: float | None = None
 
     def __init__(
-        self, action_space: Any, observation_space: Any, max_concurrent: int = 100
+        self,
+        action_space: Any,
+        observation_space: Any,
+        max_concurrent: int = 100,
     ) -> None:
         """Store the spaces.
 
@@ -89,8 +92,11 @@ class _ClientDriven:
             ConfigError: it was already started, for example by another worker.
         """
         if self._thread.ident is not None:
-            said = f"this {type(self).__name__} is already in use by another worker."
-            raise ConfigError(said, key="env", hint="Have its creator make a new one on each call.")
+            raise ConfigError(
+                f"this {type(self).__name__} is already in use by another worker.",
+                key="env",
+                hint="Have its creator make a new one on each call.",
+            )
         self._thread.start()
 
     def is_alive(self) -> bool:
@@ -146,13 +152,22 @@ class _ClientDriven:
         self._episodes.cut(episode_id)
 
     def _ask(
-        self, episode_id: Any, obs: Mapping[Any, Any], taken: Mapping[Any, Any] | None = None
-    ) -> Mapping[Any, Any]:
-        self._check(episode_id, obs, taken)
-        return self._episodes.ask(episode_id, obs, taken, self.action_timeout_s)
+        self,
+        episode_id: Any,
+        obs: ByAgent,
+        actions: ByAgent | None = None,
+    ) -> ByAgent:
+        """Publish observations, with the actions taken for some of them, and wait for the policy's
+        actions.
+        """
+        self._check(episode_id, obs, actions)
+        return self._episodes.ask(episode_id, obs, actions, self.action_timeout_s)
 
     def _check(
-        self, episode_id: Any, obs: Mapping[Any, Any], actions: Mapping[Any, Any] | None = None
+        self,
+        episode_id: Any,
+        obs: ByAgent,
+        actions: ByAgent | None = None,
     ) -> None:
         """Check a client's arguments in the client's own thread, so that no other episode is
         disturbed.
@@ -191,7 +206,8 @@ class _ClientDriven:
                 continue
             if key not in self._layouts:
                 self._layouts[key] = ActionLayout(space)
-            if fault := action_fault(self._layouts[key], action):
+            fault = action_fault(self._layouts[key], action)
+            if fault:
                 self._refuse(episode_id, fault, agent_id)
 
     def _log(self, episode_id: Any, rewards: Any, infos: Any, dones: Any) -> None:
@@ -202,9 +218,15 @@ class _ClientDriven:
                 self._refuse(episode_id, f"info is {info!r:.200}, expected a dict", agent_id)
         self._episodes.add_rewards(episode_id, rewards, infos, dones)
 
-    def _check_agents(self, episode_id: Any, what: str, by_agent: Any, known: Any) -> None:
+    def _check_agents(self, episode_id: Any, what: str, by_agent: Any, space: Any) -> None:
         """Refuse an argument that is not a dict by agent, and unknown agents if there are spaces by
         agent.
+
+        Args:
+            episode_id: the episode, for messages.
+            what: name of the argument, for messages.
+            by_agent: the argument.
+            space: common space of all agents, or a dict by agent id.
         """
         if not isinstance(by_agent, Mapping):
             self._refuse(
@@ -212,14 +234,15 @@ class _ClientDriven:
             )
         if ALL_AGENTS in by_agent:
             self._refuse(episode_id, f"{what} have the key {ALL_AGENTS!r}, which is not an agent")
-        if _by_agent(known) and (
-            unknown := [agent_id for agent_id in by_agent if agent_id not in known]
-        ):
-            agents = ", ".join(map(repr, known))
-            self._refuse(
-                episode_id,
-                f"{what} are of agent {unknown[0]!r}, but there are only spaces for: {agents}",
-            )
+        if not _is_by_agent(space):
+            return
+        for agent_id in by_agent:
+            if agent_id not in space:
+                agents = ", ".join(map(repr, space))
+                self._refuse(
+                    episode_id,
+                    f"{what} are of agent {agent_id!r}, but there are only spaces for: {agents}",
+                )
 
     def _refuse(self, episode_id: Any, message: str, agent_id: Any = DEFAULT_AGENT_ID) -> NoReturn:
         step = self._episodes.length_of(episode_id)
@@ -288,7 +311,10 @@ class ExternalEnv(_ClientDriven):
         self._ask(episode_id, {DEFAULT_AGENT_ID: observation}, {DEFAULT_AGENT_ID: action})
 
     def log_returns(
-        self, episode_id: Any, reward: float, info: dict[str, Any] | None = None
+        self,
+        episode_id: Any,
+        reward: float,
+        info: dict[str, Any] | None = None,
     ) -> None:
         """Add to the reward of the last action.
 
@@ -327,7 +353,10 @@ class ExternalMultiAgentEnv(_ClientDriven):
     """
 
     def __init__(
-        self, action_space: Any, observation_space: Any, max_concurrent: int = 100
+        self,
+        action_space: Any,
+        observation_space: Any,
+        max_concurrent: int = 100,
     ) -> None:
         """Store the spaces.
 
@@ -340,7 +369,7 @@ class ExternalMultiAgentEnv(_ClientDriven):
             ConfigError: both are dicts, but with different agents.
         """
         super().__init__(action_space, observation_space, max_concurrent)
-        if _by_agent(self.action_space) and _by_agent(self.observation_space):
+        if _is_by_agent(self.action_space) and _is_by_agent(self.observation_space):
             unpaired = sorted(map(str, set(self.action_space) ^ set(self.observation_space)))
             if unpaired:
                 raise ConfigError(
@@ -348,7 +377,7 @@ class ExternalMultiAgentEnv(_ClientDriven):
                     f" {unpaired}."
                 )
 
-    def get_action(self, episode_id: Any, observation_dict: Mapping[Any, Any]) -> dict[Any, Any]:
+    def get_action(self, episode_id: Any, observation_dict: ByAgent) -> dict[Any, Any]:
         """Return the policies' actions by agent.
 
         Args:
@@ -367,7 +396,10 @@ class ExternalMultiAgentEnv(_ClientDriven):
         return dict(self._ask(episode_id, observation_dict))
 
     def log_action(
-        self, episode_id: Any, observation_dict: Mapping[Any, Any], action_dict: Mapping[Any, Any]
+        self,
+        episode_id: Any,
+        observation_dict: ByAgent,
+        action_dict: ByAgent,
     ) -> None:
         """Report actions that were taken, regardless of the policies.
 
@@ -419,11 +451,17 @@ class ExternalMultiAgentEnv(_ClientDriven):
                     episode_id,
                     f"{ALL_AGENTS!r} is done; call end_episode, which ends the episode for all",
                 )
-            dones = {agent_id: done for agent_id, done in dones.items() if agent_id != ALL_AGENTS}
+            dones = {
+                agent_id: is_done for agent_id, is_done in dones.items() if agent_id != ALL_AGENTS
+            }
         self._log(episode_id, reward_dict, info_dict or {}, dones)
 
     def end_episode(
-        self, episode_id: Any, observation_dict: Mapping[Any, Any], *, truncated: bool = False
+        self,
+        episode_id: Any,
+        observation_dict: ByAgent,
+        *,
+        truncated: bool = False,
     ) -> None:
         """End an episode with the final observations of the agents still alive.
 
@@ -443,7 +481,10 @@ class ExternalMultiAgentEnv(_ClientDriven):
         self._episodes.end(episode_id, observation_dict, is_cut=truncated)
 
     def leave_agents_to_sampler(
-        self, *, observations_rewritten: bool, no_done_at_end: bool
+        self,
+        *,
+        observations_rewritten: bool,
+        no_done_at_end: bool,
     ) -> None:
         """Relax the rules for agents to suit a worker's settings; the worker calls it before the
         thread starts.
@@ -497,7 +538,7 @@ class ExternalBaseEnv(BaseEnv):
             raise SamplerDied(f"run() of {type(env).__name__} has ended, or it was stopped")
         return poll
 
-    def send_actions(self, action_dict: Mapping[Any, Mapping[Any, Any]]) -> None:
+    def send_actions(self, action_dict: Mapping[Any, ByAgent]) -> None:
         """Answer the waiting clients; episodes that have ended are ignored."""
         self.env._episodes.answer(action_dict)
 
@@ -524,26 +565,26 @@ def _whose(episode_id: Any, agent_id: Any) -> str:
     return f"episode {episode_id!r}{agent}"
 
 
-def _space_of(agent_id: Any, given: Any) -> tuple[Any, Any]:
-    """Return an agent's key and space in a dict of spaces;
-
-    None and the common space if there is no dict.
+def _space_of(agent_id: Any, space: Any) -> tuple[Any, Any]:
+    """Return an agent's key and space in a dict of spaces; None and the common space if there is no
+    dict.
     """
-    return (agent_id, given[agent_id]) if _by_agent(given) else (None, given)
+    return (agent_id, space[agent_id]) if _is_by_agent(space) else (None, space)
 
 
 def _check_hashable(episode_id: Any) -> None:
     try:
         hash(episode_id)
     except TypeError as error:
-        message = (
+        raise EnvContractError(
+            "external",
             f"the episode id {shortened(repr(episode_id), 200)} is not hashable; use a string or a"
-            " number"
-        )
-        raise EnvContractError("external", message, step=-1) from error
+            " number",
+            step=-1,
+        ) from error
 
 
-def _by_agent(space: Any) -> bool:
+def _is_by_agent(space: Any) -> bool:
     return isinstance(space, Mapping) and not isinstance(space, spaces.Space)
 
 
@@ -584,7 +625,7 @@ class _Episode:
     polled: int = -1
     waiting_for: int = -1
     answered: int = -1
-    actions: Mapping[Any, Any] = field(default_factory=dict)
+    actions: ByAgent = field(default_factory=dict)
     rewards: dict[Any, float] = field(default_factory=dict)
     dones: dict[Any, bool] = field(default_factory=dict)
     infos: dict[Any, dict[str, Any]] = field(default_factory=dict)
@@ -593,12 +634,13 @@ class _Episode:
     gone: dict[Any, None] = field(default_factory=dict)
 
     def publish(
-        self, obs: Mapping[Any, Any], off_policy: Mapping[Any, Any] | None = None, **end: bool
+        self,
+        obs: ByAgent,
+        off_policy: ByAgent | None = None,
+        **end: bool,
     ) -> int:
         """Copy the arguments for the next poll; return the number of this publication."""
-        self.pending = _Published(
-            copied(obs), None if off_policy is None else copied(off_policy), **end
-        )
+        self.pending = _Published(copied(obs), copied(off_policy), **end)
         self.published += 1
         return self.published - 1
 
@@ -611,7 +653,7 @@ class _Episode:
             for info in infos.values():
                 info["training_enabled"] = False
         dones = {agent_id: self.dones.pop(agent_id, False) for agent_id in obs}
-        done = {agent_id for agent_id in obs if dones[agent_id]}
+        done_agents = [agent_id for agent_id in obs if dones[agent_id]]
         dones[ALL_AGENTS] = is_last
         poll.obs[episode_id] = obs
         poll.rewards[episode_id] = {**dict.fromkeys(obs, 0.0), **self.rewards}
@@ -620,10 +662,12 @@ class _Episode:
         poll.infos[episode_id] = infos
         if off_policy is not None:
             poll.off_policy_actions[episode_id] = off_policy
-        self.pending, self.rewards, self.polled = None, {}, self.published - 1
+        self.pending = None
+        self.rewards = {}
+        self.polled = self.published - 1
         self.acted |= self.live.keys() & obs.keys()
         self.live |= obs
-        for agent_id in done:
+        for agent_id in done_agents:
             self.gone[agent_id] = None
             self.acted.discard(agent_id)
             self.infos.pop(agent_id, None)
@@ -641,9 +685,8 @@ class EpisodeTable:
         ends_need_obs: True if the end of an episode requires an observation of every live agent.
 
     Invariants: ``active`` episodes are unfinished. ``closing`` ones have ended, but some of their
-        publications have not
-    been polled. ``ended`` remembers ids. An active id is in no other table; an id in both others
-    timed out.
+    publications have not been polled. ``ended`` remembers ids. An active id is in no other table;
+    an id in both others timed out.
     """
 
     def __init__(self, max_concurrent: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -716,7 +759,7 @@ class EpisodeTable:
             episode.infos.update(
                 (agent_id, copied(info)) for agent_id, info in infos.items() if info
             )
-            episode.dones.update((agent_id, bool(done)) for agent_id, done in dones.items())
+            episode.dones.update((agent_id, bool(flag)) for agent_id, flag in dones.items())
 
     def length_of(self, episode_id: Hashable) -> int:
         """Return the number of publications of an episode so far.
@@ -733,10 +776,10 @@ class EpisodeTable:
     def ask(
         self,
         episode_id: Hashable,
-        obs: Mapping[Any, Any],
-        off_policy_actions: Mapping[Any, Any] | None,
+        obs: ByAgent,
+        off_policy_actions: ByAgent | None,
         timeout_s: float,
-    ) -> Mapping[Any, Any]:
+    ) -> ByAgent:
         """Publish observations and wait for the policy's actions.
 
         Raises:
@@ -750,16 +793,15 @@ class EpisodeTable:
         with self._changed:
             episode = self._get(episode_id)
             self._check_agents(episode_id, episode, obs)
-            number = episode.waiting_for = episode.publish(obs, off_policy_actions)
+            number = episode.publish(obs, off_policy_actions)
+            episode.waiting_for = number
             try:
                 self._changed.notify_all()
                 deadline = time.monotonic() + timeout_s
                 while episode.answered != number:
                     self._check_polled()
-                    if (
-                        not self._changed.wait(deadline - time.monotonic())
-                        and episode.answered != number
-                    ):
+                    was_notified = self._changed.wait(deadline - time.monotonic())
+                    if not was_notified and episode.answered != number:
                         episode.pending = None
                         raise EpisodeTimeout(episode_id, timeout_s)
                 return episode.actions
@@ -767,7 +809,7 @@ class EpisodeTable:
                 episode.waiting_for = -1
                 episode.heard_at = self._clock()
 
-    def end(self, episode_id: Hashable, obs: Mapping[Any, Any], *, is_cut: bool = False) -> None:
+    def end(self, episode_id: Hashable, obs: ByAgent, *, is_cut: bool = False) -> None:
         """Publish the final observations and close the episode, without waiting; `is_cut` makes it
         a truncated one.
 
@@ -787,7 +829,8 @@ class EpisodeTable:
     def cut(self, episode_id: Hashable) -> None:
         """Close an episode as truncated after its last observations; unknown ones are ignored."""
         with self._changed:
-            if (episode := self._active.pop(episode_id, None)) is None:
+            episode = self._active.pop(episode_id, None)
+            if episode is None:
                 return
             self._ended[episode_id] = True
             episode.answered = episode.waiting_for  # its client waits in vain
@@ -805,7 +848,7 @@ class EpisodeTable:
             idle_timeout_s: close episodes after this many seconds of silence from their client;
                 None = never.
         """
-        poll = Poll({}, {}, {}, {}, {}, {})
+        poll = Poll.empty()
         with self._changed:
             while True:
                 if idle_timeout_s is not None:
@@ -816,18 +859,15 @@ class EpisodeTable:
                 if poll.obs or self._stopped or not is_alive():
                     break
                 self._changed.wait(0.1)
-            for episode_id in poll.obs:
-                if (
-                    poll.terminateds[episode_id][ALL_AGENTS]
-                    or poll.truncateds[episode_id][ALL_AGENTS]
-                ):
+            for episode_id, dones in poll.dones.items():
+                if dones[ALL_AGENTS]:
                     del self._closing[episode_id]
                     self._ended.setdefault(episode_id, False)
             while len(self._ended) > _REMEMBERED:
                 del self._ended[next(iter(self._ended))]
         return poll
 
-    def answer(self, actions: Mapping[Hashable, Mapping[Any, Any]]) -> None:
+    def answer(self, actions: Mapping[Hashable, ByAgent]) -> None:
         """Give each episode the actions for its last polled publication; ended ones are ignored."""
         with self._changed:
             for episode_id, by_agent in actions.items():
@@ -854,8 +894,9 @@ class EpisodeTable:
         if episode is None:
             if self._ended.get(episode_id):
                 raise EpisodeTimeout(episode_id, None)
-            known = episode_id in self._closing or episode_id in self._ended
-            raise ClosedEpisodeError(episode_id, "already completed" if known else "unknown")
+            if episode_id in self._closing or episode_id in self._ended:
+                raise ClosedEpisodeError(episode_id, "already completed")
+            raise ClosedEpisodeError(episode_id, "unknown")
         episode.heard_at = self._clock()
         return episode
 
@@ -864,31 +905,32 @@ class EpisodeTable:
             raise SamplerDied("the sampler of this external environment has stopped")
 
     def _check_agents(
-        self, episode_id: Hashable, episode: _Episode, obs: Mapping[Any, Any], *, last: bool = False
+        self,
+        episode_id: Hashable,
+        episode: _Episode,
+        obs: ByAgent,
+        *,
+        last: bool = False,
     ) -> None:
         """Raise an error if another thread drives the episode or the observations break a rule of
         the sampler.
         """
         if episode.waiting_for >= 0:
             raise ClosedEpisodeError(episode_id, "driven by two threads at the same time")
-        back = (
-            []
-            if self.done_agents_return
-            else [agent_id for agent_id in obs if agent_id in episode.gone]
-        )
-        if back:
-            message = f"agent {back[0]!r} was done and is observed again in the same episode"
-            raise EnvContractError(str(episode_id), message, step=episode.published)
-        if last and self.ends_need_obs and episode.training_enabled:
-            missing = [
-                agent_id
-                for agent_id in episode.live
-                if agent_id in episode.acted and agent_id not in obs
-            ]
-            if missing:
+        for agent_id in obs:
+            if agent_id in episode.gone and not self.done_agents_return:
                 raise EnvContractError(
                     str(episode_id),
-                    f"the episode cannot end: agent {missing[0]!r} is not done and has no final"
+                    f"agent {agent_id!r} was done and is observed again in the same episode",
+                    step=episode.published,
+                )
+        if not last or not self.ends_need_obs or not episode.training_enabled:
+            return
+        for agent_id in episode.live:
+            if agent_id in episode.acted and agent_id not in obs:
+                raise EnvContractError(
+                    str(episode_id),
+                    f"the episode cannot end: agent {agent_id!r} is not done and has no final"
                     " observation. Pass end_episode the last observations of all live agents, or"
                     " set no_done_at_end",
                     step=episode.published,

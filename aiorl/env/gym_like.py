@@ -26,7 +26,11 @@ logger = logging.getLogger(__name__)
 _PICTURE = "rgb_array"
 _INTERFACE = ("reset", "step", "observation_space", "action_space")
 
+ResetResult = tuple[Any, dict[str, Any]]
+"""Observation and info."""
+
 StepResult = tuple[Any, Any, Any, Any, Any]
+"""Observation, reward, terminated, truncated and info."""
 
 
 def is_gym_like(env: Any) -> bool:
@@ -99,7 +103,7 @@ def seed_env_now(env: Any, env_id: str, seed: int) -> None:
         env.reset(seed=seed)
 
 
-def reset_env(env: Any, keywords: Mapping[str, int] | None = None) -> tuple[Any, dict[str, Any]]:
+def reset_env(env: Any, keywords: Mapping[str, int] | None = None) -> ResetResult:
     """Begin an episode and return its observation and info, for either form of ``reset``.
 
     Args:
@@ -254,7 +258,7 @@ class AsGymnasium(gymnasium.Env[Any, Any]):
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
+    ) -> ResetResult:
         """Begin an episode; options are ignored, since environments of other dialects do not take
         them.
         """
@@ -290,9 +294,7 @@ def picture_of(env: Any) -> Any:
     """Return an environment's picture; before gym 0.26, ``render`` opened a window unless it was
     given the mode.
     """
-    if _renders_by_mode(env):
-        return env.render(mode=_PICTURE)
-    return env.render()
+    return env.render(mode=_PICTURE) if _renders_by_mode(env) else env.render()
 
 
 def _renders_by_mode(env: Any) -> bool:
@@ -339,7 +341,7 @@ class RealGames(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
+    ) -> ResetResult:
         """Begin a game and forget an unfinished one."""
         self._game = _NEW_GAME
         return self.env.reset(seed=seed, options=options)

@@ -219,19 +219,20 @@ def facts_of(env: Any, env_id: str) -> EnvFacts:
         UnsupportedEnvError: the environment is of no kind that can be driven.
     """
     kind = kind_of(env, env_id)
+    # The spaces of one copy, not those of all.
     prefix = "single_" if isinstance(env, gymnasium.vector.VectorEnv) else ""
-    found: dict[str, Any] = {"observation_space": None, "action_space": None}
+    facts: dict[str, Any] = {"observation_space": None, "action_space": None}
     odd: dict[str, Any] = {}
-    for name in tuple(found):
+    for name in ("observation_space", "action_space"):
         space = gymnasium_space(getattr(env, f"{prefix}{name}", None))
         if isinstance(space, spaces.Space):
-            found[name] = space
+            facts[name] = space
         elif space is not None and not isinstance(space, Mapping) and not callable(space):
             odd[name] = space
         by_agent = gymnasium_space(getattr(env, f"{name}s", None)) or space
         if isinstance(by_agent, Mapping) and not isinstance(by_agent, spaces.Space) and by_agent:
-            found[f"{name}s"] = by_agent
-            known = list(by_agent.values())
-            if found[name] is None and all(other == known[0] for other in known):
-                found[name] = known[0]
-    return EnvFacts(kind, **found, odd_spaces=odd)
+            facts[f"{name}s"] = by_agent
+            first, *rest = by_agent.values()
+            if facts[name] is None and all(space_of_agent == first for space_of_agent in rest):
+                facts[name] = first
+    return EnvFacts(kind, **facts, odd_spaces=odd)

@@ -9,15 +9,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from aiorl.data.gym_spaces import gymnasium_space
-from aiorl.env.base_env import ALL_AGENTS, Poll, SteppedBaseEnv, already_ended, env_seeds
+from aiorl.env.base_env import ALL_AGENTS, ByAgent, Poll, SteppedBaseEnv, already_ended, env_seeds
 from aiorl.env.checks import as_rewards, check_flags, raise_env_fault
 from aiorl.env.gym_like import check_seedable, close_all, seed_env
 from aiorl.errors import EnvContractError
 
 AgentDict = dict[Any, Any]
-AgentResults = tuple[
-    Mapping[Any, Any], Mapping[Any, Any], Mapping[Any, Any], Mapping[Any, Any], AgentDict
-]
+AgentResults = tuple[ByAgent, ByAgent, ByAgent, ByAgent, AgentDict]
 """Observations, rewards, terminateds, truncateds and infos by agent id, checked. Infos may be left
 out."""
 
@@ -39,8 +37,8 @@ class MultiAgentEnv(ABC):
 
     observation_space: Any = None
     action_space: Any = None
-    observation_spaces: Mapping[Any, Any] | None = None
-    action_spaces: Mapping[Any, Any] | None = None
+    observation_spaces: ByAgent | None = None
+    action_spaces: ByAgent | None = None
 
     @abstractmethod
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
@@ -115,7 +113,7 @@ class MultiAgentCopy:
             )
         return dict(obs)
 
-    def step(self, actions: Mapping[Any, Any]) -> AgentResults:
+    def step(self, actions: ByAgent) -> AgentResults:
         """Step once, see MultiAgentEnv. Samplers check the observations and their agents.
 
         Raises:
@@ -179,7 +177,11 @@ class MultiAgentBaseEnv(SteppedBaseEnv):
     """Copies of a MultiAgentEnv as a BaseEnv; a poll returns the copies that got actions."""
 
     def __init__(
-        self, envs: Sequence[Any], *, env_id: str = "environment", seed: int | None = None
+        self,
+        envs: Sequence[Any],
+        *,
+        env_id: str = "environment",
+        seed: int | None = None,
     ) -> None:
         """Take over the copies; they are closed with this object.
 
@@ -204,7 +206,7 @@ class MultiAgentBaseEnv(SteppedBaseEnv):
     def _reset_all(self) -> dict[Any, AgentDict]:
         return {index: copy.reset() for index, copy in enumerate(self._copies)}
 
-    def send_actions(self, action_dict: Mapping[Any, Mapping[Any, Any]]) -> None:
+    def send_actions(self, action_dict: Mapping[Any, ByAgent]) -> None:
         """Step the environments that have actions; see BaseEnv."""
         if self._stepped is None:
             self._stepped = Poll.empty()
@@ -230,7 +232,7 @@ class MultiAgentBaseEnv(SteppedBaseEnv):
             close_all([copy.env for copy in self._copies])
 
 
-def _split_dones(dones: Mapping[Any, Any], infos: Mapping[Any, Any]) -> tuple[AgentDict, AgentDict]:
+def _split_dones(dones: ByAgent, infos: ByAgent) -> tuple[AgentDict, AgentDict]:
     """Split the old form's dones into terminated and truncated flags, using ``TimeLimit.truncated``
     of the infos.
     """

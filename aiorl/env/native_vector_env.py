@@ -24,8 +24,10 @@ from aiorl.data.columns import DEFAULT_AGENT_ID
 from aiorl.data.gym_spaces import gymnasium_space
 from aiorl.env.base_env import (
     ASYNC_RESET_RETURN,
+    ByAgent,
     FinishedGame,
     LockstepEnv,
+    MultiEnvDict,
     SteppedBaseEnv,
     VectorStep,
     add_step,
@@ -97,9 +99,8 @@ class NativeVectorEnv(LockstepEnv):
         return obs
 
     def _reset_all(self, seeds: Sequence[int] | None) -> Any:
-        if seeds:
-            return self._env.reset(seed=int(seeds[0]))[0]
-        return self._env.reset()[0]
+        obs, _ = self._env.reset(seed=int(seeds[0])) if seeds else self._env.reset()
+        return obs
 
     def step(self, actions: NDArray[Any]) -> VectorStep:
         """Step all copies; see LockstepEnv."""
@@ -132,7 +133,10 @@ class NativeVectorEnv(LockstepEnv):
         return result
 
     def _add_finals(
-        self, result: VectorStep, index: NDArray[np.int64], infos: dict[str, Any]
+        self,
+        result: VectorStep,
+        index: NDArray[np.int64],
+        infos: dict[str, Any],
     ) -> None:
         if self._mode is AutoresetMode.SAME_STEP:
             finals = infos.get("final_obs")
@@ -165,7 +169,10 @@ class NativeVectorEnv(LockstepEnv):
         result.final_obs = final_obs
 
     def _checked_flags(
-        self, rewards: Any, terminateds: Any, truncateds: Any
+        self,
+        rewards: Any,
+        terminateds: Any,
+        truncateds: Any,
     ) -> tuple[NDArray[Any], NDArray[np.bool_], NDArray[np.bool_]]:
         shape = (self.num_envs,)
         if (
@@ -333,13 +340,13 @@ class LockstepBaseEnv(SteppedBaseEnv):
         self._first_obs: dict[int, Any] = {}
         self._resetting: set[int] = set()
 
-    def _reset_all(self) -> dict[Any, dict[Any, Any]]:
+    def _reset_all(self) -> MultiEnvDict:
         return {
             index: {DEFAULT_AGENT_ID: row}
             for index, row in enumerate(np.array(self.lockstep_env.reset()))
         }
 
-    def send_actions(self, action_dict: Mapping[Any, Mapping[Any, Any]]) -> None:
+    def send_actions(self, action_dict: Mapping[Any, ByAgent]) -> None:
         """Step all copies; see BaseEnv."""
         for index, by_agent in action_dict.items():
             if DEFAULT_AGENT_ID in by_agent:
@@ -351,9 +358,7 @@ class LockstepBaseEnv(SteppedBaseEnv):
             finals = dict(zip(step.final_index.tolist(), step.final_obs, strict=True))
         obs = np.array(step.obs)
         self._first_obs = {index: obs[index] for index in finals}
-        fresh: set[int] = set()
-        if step.valid is not None:
-            fresh = set(np.flatnonzero(~step.valid).tolist())
+        fresh = set() if step.valid is None else set(np.flatnonzero(~step.valid).tolist())
         self._resetting = set(np.flatnonzero(ended).tolist()) - finals.keys()
         rewards = step.rewards.tolist()
         terminateds = step.terminateds.tolist()

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from aiorl.config.code import import_for
 from aiorl.data.gym_spaces import gymnasium_space, is_of_gym
-from aiorl.env.gym_like import layers_of
+from aiorl.env.gym_like import ResetResult, StepResult, layers_of
 from aiorl.errors import EnvContractError, UnknownEnvError, nearest
 from aiorl.process.imports import needed_by
 
@@ -43,12 +43,17 @@ def old_gym_creator(name: str) -> Callable[[Mapping[str, Any]], Any]:
     if module_name:
         import_for(f"environment {name!r}:", module_name, key="env", value=name)
     registry = gym.envs.registry
-    known = list(getattr(registry, "env_specs", registry))  # gym 0.21 has an object with a dict
-    if gym_id not in known:
-        hint = (
-            nearest(gym_id, known).strip() or "Use the id of an environment of the old gym package."
+    ids = list(getattr(registry, "env_specs", registry))  # gym 0.21 has an object with a dict
+    if gym_id not in ids:
+        raise UnknownEnvError(
+            f"unknown environment {name!r}.",
+            key="env",
+            value=name,
+            hint=(
+                nearest(gym_id, ids).strip()
+                or "Use the id of an environment of the old gym package."
+            ),
         )
-        raise UnknownEnvError(f"unknown environment {name!r}.", key="env", value=name, hint=hint)
     has_checker = "disable_env_checker" in inspect.signature(gym.make).parameters
     options = {"disable_env_checker": True} if has_checker else {}
 
@@ -64,9 +69,8 @@ def _gym(name: str) -> ModuleType:
     with (
         needed_by(f"environment {name!r}", "the old gym package", "gym", key="env", value=name),
         warnings.catch_warnings(),
-        contextlib.redirect_stderr(
-            io.StringIO()
-        ),  # the import prints a notice and warns about NumPy
+        # The import prints a notice and warns about NumPy.
+        contextlib.redirect_stderr(io.StringIO()),
     ):
         warnings.simplefilter("ignore")
         return importlib.import_module("gym")
@@ -112,9 +116,7 @@ class OldVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self.observation_space = gymnasium_space(original.observation_space)
         self.action_space = gymnasium_space(original.action_space)
 
-    def reset(
-        self, *, seed: Any = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> ResetResult:
         """Begin new episodes; options are ignored."""
         keywords: dict[str, Any] = {}
         if seed is not None:
@@ -123,10 +125,11 @@ class OldVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             else:
                 self.original.seed(seed)
         result = self.original.reset(**keywords)
-        is_new_form = isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)
-        return (result[0] if is_new_form else result), {}
+        if isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict):
+            result = result[0]
+        return result, {}
 
-    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+    def step(self, actions: Any) -> StepResult:
         """Step all copies."""
         result = self.original.step(actions)
         if len(result) == 4:

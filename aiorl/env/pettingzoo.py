@@ -21,12 +21,11 @@ from gymnasium import spaces
 from aiorl.data.gym_spaces import gymnasium_space
 from aiorl.data.obs_layout import ACTION_MASK, is_masked
 from aiorl.env.action_mask import InfoMask
-from aiorl.env.base_env import ALL_AGENTS
-from aiorl.env.multi_agent_env import MultiAgentEnv
+from aiorl.env.base_env import ALL_AGENTS, ByAgent
+from aiorl.env.multi_agent_env import AgentDict, MultiAgentEnv
 from aiorl.errors import ConfigError, UnknownEnvError
 from aiorl.process.imports import needed_by
 
-AgentDict = dict[Any, Any]
 Results = tuple[AgentDict, AgentDict, AgentDict, AgentDict, AgentDict]
 
 
@@ -39,9 +38,11 @@ def pettingzoo_creator(name: str) -> Callable[[Mapping[str, Any]], MultiAgentEnv
         ConfigError: pettingzoo is not installed, or the import of the module fails.
     """
     module = _module(name, name.removeprefix("pettingzoo:"))
-    if callable(parallel := getattr(module, "parallel_env", None)):
+    parallel = getattr(module, "parallel_env", None)
+    if callable(parallel):
         return lambda config: ParallelEnv(parallel(**config))
-    if callable(turn_based := getattr(module, "env", None)):
+    turn_based = getattr(module, "env", None)
+    if callable(turn_based):
         return lambda config: AECEnv(turn_based(**config))
     raise UnknownEnvError(
         f"environment {name!r}: module {module.__name__!r} has neither parallel_env nor env.",
@@ -62,10 +63,9 @@ def _module(name: str, path: str) -> ModuleType:
                 warnings.simplefilter("ignore", DeprecationWarning)
                 return importlib.import_module(candidate)
         except Exception as error:
-            if isinstance(error, ModuleNotFoundError) and f"{candidate}.".startswith(
-                f"{error.name}."
-            ):
-                continue
+            missing = error.name if isinstance(error, ModuleNotFoundError) else None
+            if missing and f"{candidate}.".startswith(f"{missing}."):
+                continue  # the module itself is missing, not one that it imports
             raise ConfigError(
                 f"environment {name!r}: importing {candidate!r} failed: {error}.", key="env"
             ) from error
@@ -110,13 +110,18 @@ class _PettingZooEnv(MultiAgentEnv):
         """
         if all(isinstance(space, spaces.Box) for space in (self.action_spaces or {}).values()):
             return False
-        begun = self.env.reset()
-        infos = begun[1] if isinstance(begun, tuple) else getattr(self.env, "infos", {})
+        result = self.env.reset()
+        infos = result[1] if isinstance(result, tuple) else getattr(self.env, "infos", {})
         return any(ACTION_MASK in (info or {}) for info in infos.values())
 
-    def _shown(self, agent: Any, obs: Any, info: Mapping[str, Any] | None) -> Any:
-        mask = self._masks.get(agent)
-        return obs if mask is None else mask(obs, info or {})
+    def _with_mask(self, agent: Any, obs: Any, info: Mapping[str, Any] | None) -> Any:
+        """Return an observation, with the mask of its info if the agent has masks."""
+        if agent not in self._masks:
+            return obs
+        return self._masks[agent](obs, info or {})
+
+    def _with_masks(self, obs: ByAgent, infos: ByAgent) -> AgentDict:
+        return {agent: self._with_mask(agent, obs[agent], infos.get(agent)) for agent in obs}
 
 
 class ParallelEnv(_PettingZooEnv):
@@ -125,20 +130,17 @@ class ParallelEnv(_PettingZooEnv):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         """See `MultiAgentEnv.reset`."""
         obs, infos = self.env.reset(seed=seed, options=options)
-        return {
-            agent: self._shown(agent, own, infos.get(agent)) for agent, own in obs.items()
-        }, infos
+        return self._with_masks(obs, infos), infos
 
     def step(self, action_dict: AgentDict) -> Results:
         """See `MultiAgentEnv.step`."""
         obs, rewards, terminateds, truncateds, infos = self.env.step(action_dict)
         # Some environments keep listing agents that have been cut off.
-        over = all(terminateds.get(agent) or truncateds.get(agent) for agent in self.env.agents)
-        shown = {agent: self._shown(agent, own, infos.get(agent)) for agent, own in obs.items()}
+        is_over = all(terminateds.get(agent) or truncateds.get(agent) for agent in self.env.agents)
         return (
-            shown,
+            self._with_masks(obs, infos),
             rewards,
-            *_with_all(terminateds, truncateds, over),
+            *_with_all(terminateds, truncateds, is_over),
             {agent: infos.get(agent, {}) for agent in obs},
         )
 
@@ -162,17 +164,14 @@ class AECEnv(_PettingZooEnv):
         return self._next_turn()
 
     def _next_turn(self) -> Results:
-        obs: AgentDict = {}
-        rewards: AgentDict = {}
-        terminateds: AgentDict = {}
-        truncateds: AgentDict = {}
-        infos: AgentDict = {}
+        results: Results = ({}, {}, {}, {}, {})
+        obs, rewards, terminateds, truncateds, infos = results
         while self.env.agents:
             agent = self.env.agent_selection
             obs[agent], rewards[agent], terminateds[agent], truncateds[agent], infos[agent] = (
                 self.env.last()
             )
-            obs[agent] = self._shown(agent, obs[agent], infos[agent])
+            obs[agent] = self._with_mask(agent, obs[agent], infos[agent])
             if not (terminateds[agent] or truncateds[agent]):
                 break
             self.env.step(None)  # removes an agent that is out
@@ -180,16 +179,17 @@ class AECEnv(_PettingZooEnv):
 
 
 def _with_all(
-    terminateds: AgentDict, truncateds: AgentDict, over: bool
+    terminateds: AgentDict, truncateds: AgentDict, is_over: bool
 ) -> tuple[AgentDict, AgentDict]:
     """Return the flags with ALL_AGENTS: the end is a truncation if an agent was cut off rather than
     terminated.
     """
-    cut = over and any(truncateds[agent] and not terminateds[agent] for agent in truncateds)
-    return {**terminateds, ALL_AGENTS: over and not cut}, {**truncateds, ALL_AGENTS: cut}
+    is_cut = is_over and any(truncateds[agent] and not terminateds[agent] for agent in truncateds)
+    return {**terminateds, ALL_AGENTS: is_over and not is_cut}, {**truncateds, ALL_AGENTS: is_cut}
 
 
-def _shared(spaces: Mapping[Any, Any]) -> Any:
+def _shared(spaces: ByAgent) -> Any:
     """Return the common space of all agents, or None if they differ."""
-    different = list(spaces.values())
-    return different[0] if different and all(space == different[0] for space in different) else None
+    for first in spaces.values():
+        return first if all(space == first for space in spaces.values()) else None
+    return None

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import importlib.util
 import inspect
 import os
@@ -59,6 +58,8 @@ _SOURCES = {
 the environments."""
 
 _FOUND = 10
+"""Exit status of the process in `_who_registers` if Gymnasium has the id, one more if the module
+has; Python's own statuses are lower."""
 _registered: dict[str, Callable[[EnvContext], Any]] = {}
 
 
@@ -104,8 +105,8 @@ class EnvContext(dict[str, Any]):
             env_config: config of the copy.
             **place: attributes of the copy, such as ``vector_index=1``.
         """
-        given = {name: value for name, value in place.items() if value is not None}
-        return EnvContext(self if env_config is None else env_config, **{**vars(self), **given})
+        changes = {name: value for name, value in place.items() if value is not None}
+        return EnvContext(self if env_config is None else env_config, **{**vars(self), **changes})
 
 
 class EnvCreator:
@@ -117,7 +118,11 @@ class EnvCreator:
     """
 
     def __init__(
-        self, env_id: str, create: Callable[[EnvContext], Any], *, gym_id: str | None = None
+        self,
+        env_id: str,
+        create: Callable[[EnvContext], Any],
+        *,
+        gym_id: str | None = None,
     ) -> None:
         """Store the name and the function that makes the environment."""
         self.env_id = env_id
@@ -161,11 +166,12 @@ def register_env(name: str, creator: Callable[[EnvContext], Any]) -> None:
         ConfigError: the name is not a string or is empty, or the creator cannot be called.
     """
     if not name or not isinstance(name, str) or not callable(creator):
-        message = (
+        raise ConfigError(
             f"environment {name!r} by {creator!r}: expected a name, which is a string, and a"
-            " function."
+            " function.",
+            key="env",
+            value=name,
         )
-        raise ConfigError(message, key="env", value=name)
     _registered[name] = creator
 
 
@@ -183,23 +189,25 @@ def name_elsewhere(env: str | type[Any] | Callable[[EnvContext], Any]) -> str:
     module = ""
     if name in _registered:
         creator = _registered[name]
-        if (path := import_path_of(creator)) is not None:
+        path = import_path_of(creator)
+        if path is not None:
             return path
         if "<locals>" not in getattr(creator, "__qualname__", "<locals>"):
             module = creator.__module__
     elif name in gymnasium.registry and not is_atari_id(name):
         entry = gymnasium.registry[name].entry_point
-        module = (
-            entry.partition(":")[0] if isinstance(entry, str) else getattr(entry, "__module__", "")
-        )
+        module = getattr(entry, "__module__", "")
+        if isinstance(entry, str):
+            module = entry.partition(":")[0]
         script = main_module_name()
-        by = "" if module in ("__main__", script) else _who_registers(name, module)
-        if by == "gymnasium":
+        registrar = "" if module in ("__main__", script) else _who_registers(name, module)
+        if registrar == "gymnasium":
             return name
-        module = by or script or module
+        module = registrar or script or module
     elif not is_local(name):
         return name
-    module = main_module_name() or "" if module == "__main__" else module
+    if module == "__main__":
+        module = main_module_name() or ""
     if not module:
         raise not_importable("env", name)
     return f"{module}:{name}"
@@ -225,11 +233,13 @@ for status, module in enumerate(["gymnasium", {module!r}]):
     if {gym_id!r} in sys.modules["gymnasium"].registry:
         sys.exit(status + {_FOUND})
 """
-    command = [sys.executable, "-P", "-c", code]
-    found = subprocess.run(
-        command, env={**os.environ, **python_path()}, stdin=subprocess.DEVNULL, capture_output=True
+    process = subprocess.run(
+        [sys.executable, "-P", "-c", code],
+        env={**os.environ, **python_path()},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
     )
-    return {_FOUND: "gymnasium", _FOUND + 1: module}.get(found.returncode, "")
+    return {_FOUND: "gymnasium", _FOUND + 1: module}.get(process.returncode, "")
 
 
 def resolve_env(env: str | type[Any] | Callable[[EnvContext], Any]) -> EnvCreator:
@@ -264,19 +274,28 @@ def resolve_env(env: str | type[Any] | Callable[[EnvContext], Any]) -> EnvCreato
 
 
 def unknown_env(
-    name: str, what: str = "", *, wanted: str, known: Iterable[str], otherwise: str = ""
+    name: str,
+    what: str = "",
+    *,
+    part: str,
+    valid: Iterable[str],
+    otherwise: str = "",
 ) -> UnknownEnvError:
     """Return the error for an unknown name.
 
     Args:
         name: the name given.
         what: the fault, as text to follow the name.
-        wanted: the part of the name that was looked up.
-        known: the valid names; the hint suggests the most similar ones.
+        part: the part of the name that was looked up.
+        valid: the valid names; the hint suggests the most similar ones.
         otherwise: hint if no valid name is similar.
     """
-    hint = nearest(wanted, known).strip() or otherwise
-    return UnknownEnvError(f"unknown environment {name!r}{what}.", key="env", value=name, hint=hint)
+    return UnknownEnvError(
+        f"unknown environment {name!r}{what}.",
+        key="env",
+        value=name,
+        hint=nearest(part, valid).strip() or otherwise,
+    )
 
 
 def loaded_entry(entry: object) -> Callable[..., Any]:
@@ -296,17 +315,19 @@ def _gymnasium_id(name: str, gym_id: str) -> EnvCreator:
             _import_atari(name)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore"
-            )  # Gymnasium warns about newer versions, but this one is wanted
+            # Gymnasium warns about newer versions, but the config names this one.
+            warnings.simplefilter("ignore")
             spec = gymnasium.spec(gym_id)
     except gymnasium.error.Error as error:
-        otherwise = (
-            "Use a Gymnasium id, 'package.module:Name', or 'module:name' for a name that the module"
-            " passes to register_env."
-        )
-        known = [*_registered, *gymnasium.registry]
-        raise unknown_env(name, wanted=gym_id, known=known, otherwise=otherwise) from error
+        raise unknown_env(
+            name,
+            part=gym_id,
+            valid=[*_registered, *gymnasium.registry],
+            otherwise=(
+                "Use a Gymnasium id, 'package.module:Name', or 'module:name' for a name that the"
+                " module passes to register_env."
+            ),
+        ) from error
 
     _check_version(name, spec)
 
@@ -321,13 +342,13 @@ def _gymnasium_id(name: str, gym_id: str) -> EnvCreator:
             if re.search("unexpected keyword argument|missing .* required", str(error)):
                 # Arguments of gymnasium.make itself are not settings of the environment's
                 # constructor.
-                own = inspect.signature(gymnasium.make).parameters
-                given = {
+                make_parameters = inspect.signature(gymnasium.make).parameters
+                settings = {
                     key: value
                     for key, value in {**spec.kwargs, **context}.items()
-                    if key not in own
+                    if key not in make_parameters
                 }
-                _check_settings(loaded_entry(spec.entry_point), EnvContext(given))
+                _check_settings(loaded_entry(spec.entry_point), EnvContext(settings))
             raise
 
     return EnvCreator(name, create, gym_id=gym_id)
@@ -339,12 +360,15 @@ def _check_version(name: str, spec: EnvSpec) -> None:
     Raises:
         UnknownEnvError: the version is old; the hint names the newest one.
     """
-    made_by = getattr(spec.entry_point, "__name__", "")
-    if not made_by.startswith("_raise"):  # a placeholder of Gymnasium that raises when it is called
+    entry_name = getattr(spec.entry_point, "__name__", "")
+    # Gymnasium has a placeholder in place of an old version, which raises when it is called.
+    if not entry_name.startswith("_raise"):
         return
-    kind = (spec.namespace, spec.name)
-    same = [other for other in gymnasium.registry.values() if (other.namespace, other.name) == kind]
-    newest = max(same, key=lambda other: other.version or 0)
+    full_name = (spec.namespace, spec.name)
+    versions = [
+        other for other in gymnasium.registry.values() if (other.namespace, other.name) == full_name
+    ]
+    newest = max(versions, key=lambda version: version.version or 0)
     raise UnknownEnvError(
         f"environment {name!r} is an old version that Gymnasium no longer has.",
         key="env",
@@ -365,16 +389,14 @@ def _import_atari(name: str) -> None:
     with needed_by(f"environment {name!r}", "the Atari emulator", "atari", key="env", value=name):
         ale_py = importlib.import_module("ale_py")
     gymnasium.register_envs(ale_py)
-    ale_py.ALEInterface.setLoggerMode(
-        ale_py.LoggerMode.Error
-    )  # it prints a banner for each environment
+    # Otherwise it prints a banner for each environment.
+    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
 
 
 def _by_path(name: str) -> EnvCreator:
     module_name, _, attribute = name.partition(":")
-    if not all(part.isidentifier() for part in module_name.split(".")) or module_name.endswith(
-        ".py"
-    ):
+    is_module_name = all(part.isidentifier() for part in module_name.split("."))
+    if not is_module_name or module_name.endswith(".py"):
         raise UnknownEnvError(
             f"environment {name!r}: {module_name!r} is not a module name; expected the form"
             " 'package.module:Name'.",
@@ -388,32 +410,36 @@ def _by_path(name: str) -> EnvCreator:
     try:
         module = import_for(f"environment {name!r}:", module_name, key="env", value=name)
     except ConfigError as error:
-        missing = error.__cause__.name if isinstance(error.__cause__, ModuleNotFoundError) else None
-        if missing is None or not f"{module_name}.".startswith(f"{missing}."):
+        cause = error.__cause__
+        if not isinstance(cause, ModuleNotFoundError) or cause.name is None:
             raise
+        if not f"{module_name}.".startswith(f"{cause.name}."):
+            raise  # a module that this one imports is missing
         raise UnknownEnvError(
-            f"environment {name!r}: there is no module {missing!r} to import.",
+            f"environment {name!r}: there is no module {cause.name!r} to import.",
             key="env",
             value=name,
             hint=error.hint,
-        ) from error.__cause__
-    found: Any = module
+        ) from cause
+    creator: Any = module
     for part in attribute.split("."):
-        found = getattr(found, part, None)
-        if found is None:
+        creator = getattr(creator, part, None)
+        if creator is None:
             break
-    if callable(found):
-        return EnvCreator(name, _caller_of(found))
+    if callable(creator):
+        return EnvCreator(name, _caller_of(creator))
     if attribute in _registered:
         return EnvCreator(name, _registered[attribute])
     if attribute in gymnasium.registry:
         return _gymnasium_id(name, attribute)
-    what = (
+    public_names = [key for key in vars(module) if not key.startswith("_")]
+    raise unknown_env(
+        name,
         f": module {module_name!r} has no {attribute!r}, which is also neither a name given to"
-        " register_env nor a Gymnasium id"
+        " register_env nor a Gymnasium id",
+        part=attribute,
+        valid=[*_registered, *public_names],
     )
-    known = [*_registered, *(key for key in vars(module) if not key.startswith("_"))]
-    raise unknown_env(name, what, wanted=attribute, known=known)
 
 
 def _caller_of(creator: Callable[..., Any]) -> Callable[[EnvContext], Any]:
@@ -424,10 +450,7 @@ def _caller_of(creator: Callable[..., Any]) -> Callable[[EnvContext], Any]:
         parameters = list(inspect.signature(creator).parameters.values())
     except (TypeError, ValueError):
         return creator
-    takes_context = bool(parameters) and (
-        not inspect.isclass(creator) or parameters[0].name in _CONTEXT_PARAMETERS
-    )
-    if takes_context:
+    if parameters and (not inspect.isclass(creator) or parameters[0].name in _CONTEXT_PARAMETERS):
         return creator
 
     def create(context: EnvContext) -> Any:
@@ -450,23 +473,26 @@ def _check_settings(made_by: Callable[..., Any], context: EnvContext) -> None:
         return
     name = getattr(made_by, "__name__", repr(made_by))
     by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    named = [parameter for parameter in parameters if parameter.kind in by_name]
-    needed = [one.name for one in named if one.default is one.empty and one.name not in context]
-    if needed:
+    is_required = {
+        parameter.name: parameter.default is parameter.empty
+        for parameter in parameters
+        if parameter.kind in by_name
+    }
+    lacking = [key for key in is_required if is_required[key] and key not in context]
+    if lacking:
         raise ConfigError(
-            f"{name} needs {', '.join(needed)}, which env_config lacks.",
-            key=f"env_config.{needed[0]}",
-            hint=f"Set it: --env-config.{needed[0].replace('_', '-')} VALUE",
+            f"{name} needs {', '.join(lacking)}, which env_config lacks.",
+            key=f"env_config.{lacking[0]}",
+            hint=f"Set it: --env-config.{lacking[0].replace('_', '-')} VALUE",
         )
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return
-    known = [parameter.name for parameter in named]
-    unknown = [key for key in context if key not in known]
+    unknown = [key for key in context if key not in is_required]
     if unknown:
         raise ConfigError(
             f"{name} has no setting {unknown[0]!r}; its constructor takes:"
-            f" {', '.join(known) or 'none'}.",
+            f" {', '.join(is_required) or 'none'}.",
             key=f"env_config.{unknown[0]}",
             value=context[unknown[0]],
-            hint=nearest(unknown[0], known).strip(),
+            hint=nearest(unknown[0], is_required).strip(),
         )

@@ -106,15 +106,15 @@ def _serve(connection: socket.socket) -> None:
     wrapping = Wrapping(**settings["wrapping"])
     config = wrapping.env_config(creator, settings["env_config"])
     context = EnvContext(config, settings["worker_index"], settings["vector_index"], remote=True)
-    made = wrapping.wrap(creator(context), context)
-    check_can_be_remote(made, creator.env_id)
-    of_kind = kind_of(made, creator.env_id)
-    env = of_kind.to_base_env([made], creator.env_id, settings["seed"])
+    copy = wrapping.wrap(creator(context), context)
+    check_can_be_remote(copy, creator.env_id)
+    kind_of_env = kind_of(copy, creator.env_id)
+    env = kind_of_env.to_base_env([copy], creator.env_id, settings["seed"])
     ready = {
-        "has_one_agent": of_kind.is_single,
+        "has_one_agent": kind_of_env.is_single,
         "observation_space": _space_as_data(env.observation_space),
         "action_space": _space_as_data(env.action_space),
-        "max_episode_steps": episode_limit(made),
+        "max_episode_steps": episode_limit(copy),
         "counts_games": env.take_finished_games() is not None,
     }
     send_frame(connection, READY, json.dumps(ready).encode())
@@ -122,11 +122,11 @@ def _serve(connection: socket.socket) -> None:
         is_started = False
         while True:
             kind, payload = receive_frame(connection)
-            given = unpack(payload)
+            seed_or_actions = unpack(payload)
             if kind == STEP:
-                env.send_actions({0: given})
-            elif given is not None:
-                env.vector_env.seeds = [given]  # type: ignore[attr-defined]  # only single-agent ones get a seed
+                env.send_actions({0: seed_or_actions})
+            elif seed_or_actions is not None:
+                env.vector_env.seeds = [seed_or_actions]  # type: ignore[attr-defined]  # only single-agent ones get a seed
             if kind == RESET and is_started:
                 obs: Any = env.try_reset(0)  # kinds that can be remote reset immediately
                 poll = opening_poll({0: obs})
@@ -167,11 +167,9 @@ def _send_error(connection: socket.socket, error: Exception) -> None:
     if isinstance(error, ConfigError):
         facts |= {"config": True, "key": error.key, "hint": error.hint}
     else:
-        text = (
-            error.traceback_text
-            if isinstance(error, EnvError)
-            else "".join(traceback.format_exception(error))
-        )
+        text = "".join(traceback.format_exception(error))
+        if isinstance(error, EnvError):
+            text = error.traceback_text
         facts |= {"config": False, "step": getattr(error, "step", 0), "traceback": text}
     with contextlib.suppress(OSError):  # the parent may have hung up already
         send_frame(connection, ERROR, json.dumps(facts).encode())

@@ -35,10 +35,12 @@ from aiorl.env.base_env import (
     ASYNC_RESET_RETURN,
     SEED_STRIDE,
     BaseEnv,
+    ByAgent,
     FinishedGame,
     LockstepEnv,
     Poll,
 )
+from aiorl.env.gym_like import ResetResult
 from aiorl.env.registry import name_elsewhere
 from aiorl.env.vector_env import Copies
 from aiorl.env.wrapping import EnvPlan
@@ -66,7 +68,7 @@ class RemoteEnv(BaseEnv):
         max_episode_steps: length at which the environments truncate episodes; None if there is no
             known limit.
         dropped_infos: number of entries of info dicts that could not be sent.
-        restarts: number of processes replaced so far.
+        processes: processes of the environments.
     """
 
     def __init__(self, plan: EnvPlan, *, timeout_s: float = 600.0) -> None:
@@ -83,28 +85,22 @@ class RemoteEnv(BaseEnv):
         """
         self.num_envs = plan.num_envs
         self.dropped_infos = 0
-        self.restarts = 0
-        self._plan = plan
-        self._timeout_s = timeout_s
-        self.env_id = self._env_id = name_elsewhere(plan.env)
-        self._selector = selectors.DefaultSelector()
-        self._copies: list[ChildProcess] = []
+        self.env_id = name_elsewhere(plan.env)
+        self._env_id = self.env_id  # for messages of the base class
+        self._wait_s = plan.remote_wait_ms / 1000.0
         self._games: list[FinishedGame] = []
-        self._started = self._is_interrupted = False
+        self._is_started = False
+        self.processes = ChildProcesses(self.env_id, plan, timeout_s)
         # This ends the children when this object is garbage collected.
-        self._end = weakref.finalize(self, _end, self._selector, self._copies)
+        self._end = weakref.finalize(self, self.processes.end)
         self._end.atexit = False
         try:
-            for index in range(plan.num_envs):
-                self._copies.append(self._start_copy(index))
-            ready = [json.loads(copy.receive()) for copy in self._copies]
+            ready = self.processes.start_all()
         except BaseException:
             self.stop()
             raise
-        for copy in self._copies:
-            copy.is_starting = copy.is_busy = False
         self._has_one_agent: bool = ready[0]["has_one_agent"]
-        self._counts_games = bool(ready) and all(facts["counts_games"] for facts in ready)
+        self._counts_games = all(facts["counts_games"] for facts in ready)
         self.max_episode_steps: int | None = ready[0]["max_episode_steps"]
         self.observation_space = _space(ready[0]["observation_space"])
         self.action_space = _space(ready[0]["action_space"])
@@ -112,7 +108,12 @@ class RemoteEnv(BaseEnv):
     @property
     def pids(self) -> list[int]:
         """Process ids of the children."""
-        return [copy.process.pid for copy in self._copies]
+        return [copy.process.pid for copy in self.processes.copies]
+
+    @property
+    def restarts(self) -> int:
+        """Number of processes replaced so far."""
+        return self.processes.restarts
 
     def poll(self) -> Poll:
         """Return the results of the environments that are ready, at least one, in order; the first
@@ -122,45 +123,46 @@ class RemoteEnv(BaseEnv):
             EnvError: an environment failed and must not be restarted.
             SamplerDied: ``interrupt`` was called.
         """
-        if not self._started:
-            self._started = True
+        if not self._is_started:
+            self._is_started = True
             for index in range(self.num_envs):
                 self.try_reset(index)
-        if not any(copy.is_busy for copy in self._copies):
+        if not self.processes.busy:
             raise EnvContractError(
                 self.env_id, "it was polled, but no environment has anything to do"
             )
         faults: dict[Any, EnvError] = {}
-        poll = Poll({}, {}, {}, {}, {}, {}, faults)
+        poll = Poll.empty()._replace(faults=faults)
         gather_until = math.inf
         while True:
             now = time.monotonic()
+            busy = self.processes.busy
             if poll.obs or faults:
-                gather_until = min(gather_until, now + self._plan.remote_wait_ms / 1000.0)
-                if gather_until <= now or not any(copy.is_busy for copy in self._copies):
+                gather_until = min(gather_until, now + self._wait_s)
+                if gather_until <= now or not busy:
                     return Poll(*(dict(sorted(part.items())) for part in poll))
-            due = min(gather_until, *(copy.answer_due for copy in self._copies if copy.is_busy))
-            for key, _ in self._selector.select(max(0.0, due - now)):
-                self._take(key.data, poll, faults)
+            due = min(gather_until, *(copy.answer_due for copy in busy))
+            for copy in self.processes.wait_for_answers(due - now):
+                self._take(copy, poll, faults)
             self._find_overdue(faults)
 
-    def send_actions(self, action_dict: Mapping[Any, Mapping[Any, Any]]) -> None:
+    def send_actions(self, action_dict: Mapping[Any, ByAgent]) -> None:
         """Start the step of each environment that has actions, without waiting for it."""
         for index, actions in action_dict.items():
-            self._copies[index].send(wire.STEP, pack(dict(actions)))
+            self.processes.copies[index].send(wire.STEP, pack(dict(actions)))
 
     def try_reset(self, env_id: Any) -> str:
         """Begin a new episode in one environment; its first observation arrives with a later
         poll.
         """
-        self._copies[env_id].send(wire.RESET, pack(None))
+        self.processes.copies[env_id].send(wire.RESET, pack(None))
         return ASYNC_RESET_RETURN
 
     def in_lockstep(self, horizon: int | None = None) -> LockstepEnv | None:
         """See `BaseEnv.in_lockstep`; each copy is reset as soon as its episode ends."""
-        return (
-            _RemoteCopies(self, self._copies).in_lockstep(horizon) if self._has_one_agent else None
-        )
+        if not self._has_one_agent:
+            return None
+        return _RemoteCopies(self, self.processes.copies).in_lockstep(horizon)
 
     def take_finished_games(self) -> list[FinishedGame] | None:
         """See `BaseEnv.take_finished_games`."""
@@ -172,30 +174,11 @@ class RemoteEnv(BaseEnv):
 
     def interrupt(self) -> None:
         """See `BaseEnv.interrupt`."""
-        self._is_interrupted = True
-        for copy in self._copies:
-            copy.interrupt()
+        self.processes.interrupt()
 
     def stop(self) -> None:
         """End the children; those that do not end within 2 s are killed."""
         self._end()
-
-    def _start_copy(self, index: int, incarnation: int = 0) -> ChildProcess:
-        plan = self._plan
-        refuse_objects(plan.env_config, "env_config")
-        refuse_objects(list(plan.wrapping.users), "wrappers")
-        settings = {
-            "env": self.env_id,
-            "env_config": without_objects(dict(plan.env_config), has_members=False),
-            "worker_index": plan.worker_index,
-            "vector_index": index,
-            "wrapping": without_objects(asdict(plan.wrapping), has_members=False),
-            # The replacement of a process must not play the same episodes again.
-            "seed": None if plan.seed is None else plan.seed + SEED_STRIDE * index + incarnation,
-        }
-        copy = ChildProcess(self.env_id, index, settings, self._timeout_s)
-        self._selector.register(copy.connection, selectors.EVENT_READ, copy)
-        return copy
 
     def _take(self, copy: ChildProcess, poll: Poll, faults: dict[Any, EnvError]) -> None:
         """Take in the next frame of a child."""
@@ -208,10 +191,11 @@ class RemoteEnv(BaseEnv):
                 return
             columns = self.result(copy)
         except EnvError as error:
-            self._replace(copy, error, faults)
+            self.processes.replace(copy, error)
+            faults[index] = error
             return
-        for of_poll, value in zip(poll[:5], columns, strict=True):
-            of_poll[index] = value
+        for by_env, value in zip(poll[:5], columns, strict=True):
+            by_env[index] = value
 
     def result(self, copy: ChildProcess) -> list[Any]:
         """Wait for a child's observations, rewards, terminateds, truncateds and infos by agent.
@@ -233,34 +217,11 @@ class RemoteEnv(BaseEnv):
 
     def _find_overdue(self, faults: dict[Any, EnvError]) -> None:
         now = time.monotonic()
-        for copy in list(self._copies):
-            if copy.is_busy and copy.answer_due < now:
-                self._replace(
-                    copy, copy.fault(f"did not answer within {self._timeout_s:g} s"), faults
-                )
-
-    def _replace(self, copy: ChildProcess, error: EnvError, faults: dict[Any, EnvError]) -> None:
-        """Start a new process for a copy that failed, or raise the error if restarts are used
-        up.
-        """
-        now = time.monotonic()
-        while copy.failed_at and copy.failed_at[0] < now - _HOUR_S:
-            copy.failed_at.popleft()
-        if len(copy.failed_at) >= self._plan.max_restarts_per_hour:
-            raise error
-        faults[copy.index] = error
-        self._selector.unregister(copy.connection)
-        copy.hang_up()
-        copy.process.kill()
-        copy.process.wait()
-        self.restarts += 1
-        logger.warning("restarting an environment (%d restarts so far): %s", self.restarts, error)
-        fresh = self._start_copy(copy.index, self.restarts)
-        fresh.failed_at = copy.failed_at
-        fresh.failed_at.append(now)
-        self._copies[copy.index] = fresh
-        if self._is_interrupted:  # meanwhile
-            fresh.interrupt()
+        for copy in self.processes.busy:
+            if copy.answer_due < now:
+                error = copy.overdue()
+                self.processes.replace(copy, error)
+                faults[copy.index] = error
 
 
 class _RemoteEnvironment:
@@ -285,7 +246,7 @@ class _RemoteEnvironment:
         if not self._copy.is_busy:
             self._copy.send(wire.RESET, pack(seed))
 
-    def reset(self, *, seed: int | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None) -> ResetResult:
         """Wait for the first observation of an episode."""
         self.begin_episode(seed)
         return self._remote.result(self._copy)[0][DEFAULT_AGENT_ID], {}
@@ -326,18 +287,127 @@ class _RemoteCopies(Copies):
         self._remote.stop()
 
 
-def _end(selector: selectors.BaseSelector, copies: Sequence[ChildProcess]) -> None:
-    selector.close()
-    for copy in copies:
+class ChildProcesses:
+    """Child processes of a RemoteEnv, one for each copy; some that fail are replaced.
+
+    Attributes:
+        copies: the processes, in the order of the copies.
+        restarts: number of processes replaced so far.
+    """
+
+    def __init__(self, env_id: str, plan: EnvPlan, timeout_s: float) -> None:
+        """Prepare without starting any.
+
+        Args:
+            env_id: name of the environment in other processes.
+            plan: description of the environments.
+            timeout_s: longest wait for one answer of a child, seconds.
+        """
+        self.copies: list[ChildProcess] = []
+        self.restarts = 0
+        self._env_id = env_id
+        self._plan = plan
+        self._timeout_s = timeout_s
+        self._selector = selectors.DefaultSelector()
+        self._is_interrupted = False
+
+    @property
+    def busy(self) -> list[ChildProcess]:
+        """The processes that owe an answer."""
+        return [copy for copy in self.copies if copy.is_busy]
+
+    def start_all(self) -> list[dict[str, Any]]:
+        """Start all processes; return the facts that each reports once it has made its environment.
+
+        Raises:
+            ConfigError: the settings cannot be sent, or a child refused them.
+            EnvError: a child reported a fault, died, or did not answer in time.
+        """
+        for index in range(self._plan.num_envs):
+            self.copies.append(self._start(index))
+        ready = [json.loads(copy.receive()) for copy in self.copies]
+        for copy in self.copies:
+            copy.is_starting = False
+            copy.is_busy = False
+        return ready
+
+    def _start(self, index: int) -> ChildProcess:
+        plan = self._plan
+        refuse_objects(plan.env_config, "env_config")
+        refuse_objects(list(plan.wrapping.users), "wrappers")
+        seed = plan.seed
+        if seed is not None:
+            # The replacement of a process must not play the same episodes again.
+            seed += SEED_STRIDE * index + self.restarts
+        settings = {
+            "env": self._env_id,
+            "env_config": without_objects(dict(plan.env_config), has_members=False),
+            "worker_index": plan.worker_index,
+            "vector_index": index,
+            "wrapping": without_objects(asdict(plan.wrapping), has_members=False),
+            "seed": seed,
+        }
+        copy = ChildProcess(self._env_id, index, settings, self._timeout_s)
+        self._selector.register(copy.connection, selectors.EVENT_READ, copy)
+        return copy
+
+    def wait_for_answers(self, timeout_s: float) -> list[ChildProcess]:
+        """Return the processes from which a frame can be read.
+
+        Args:
+            timeout_s: longest wait for one of them, seconds; less than 0 does not wait.
+        """
+        return [key.data for key, _ in self._selector.select(max(0.0, timeout_s))]
+
+    def replace(self, copy: ChildProcess, error: EnvError) -> None:
+        """Start a new process for a copy that failed, or raise the error if restarts are used up.
+
+        Args:
+            copy: its process.
+            error: its failure.
+
+        Raises:
+            EnvError: the given one; as many processes of this copy failed within the last hour as
+                the plan allows.
+        """
+        now = time.monotonic()
+        while copy.failed_at and copy.failed_at[0] < now - _HOUR_S:
+            copy.failed_at.popleft()
+        if len(copy.failed_at) >= self._plan.max_restarts_per_hour:
+            raise error
+        self._selector.unregister(copy.connection)
         copy.hang_up()
-    for copy in copies:
-        copy.wait()
+        copy.process.kill()
+        copy.process.wait()
+        self.restarts += 1
+        logger.warning("restarting an environment (%d restarts so far): %s", self.restarts, error)
+        fresh = self._start(copy.index)
+        fresh.failed_at = copy.failed_at
+        fresh.failed_at.append(now)
+        self.copies[copy.index] = fresh
+        if self._is_interrupted:  # meanwhile
+            fresh.interrupt()
+
+    def interrupt(self) -> None:
+        """Make all waits for answers raise SamplerDied; any thread can call this."""
+        self._is_interrupted = True
+        for copy in self.copies:
+            copy.interrupt()
+
+    def end(self) -> None:
+        """End the processes; kill those that do not end within 2 s."""
+        self._selector.close()
+        for copy in self.copies:
+            copy.hang_up()
+        for copy in self.copies:
+            copy.wait()
 
 
 def _space(data: dict[str, Any] | None) -> Any:
     return None if data is None else space_from_dict(data)
 
 
+_CONFIG_ERRORS = {UnknownEnvError.__name__: UnknownEnvError}
 _ENV_ERRORS = {
     error.__name__: error
     for error in (EnvError, BadObservationError, BadRewardError, EnvContractError)
@@ -361,7 +431,11 @@ class ChildProcess:
     """
 
     def __init__(
-        self, env_id: str, index: int, settings: Mapping[str, Any], timeout_s: float
+        self,
+        env_id: str,
+        index: int,
+        settings: Mapping[str, Any],
+        timeout_s: float,
     ) -> None:
         """Start the process and send it its settings; it answers with READY.
 
@@ -412,7 +486,10 @@ class ChildProcess:
         """Send one frame, which requires an answer; ``receive`` reports a child that is gone."""
         self.is_busy = True
         self.answer_due = time.monotonic() + self._timeout_s
-        self.steps = 0 if kind == wire.RESET else self.steps + (kind == wire.STEP)
+        if kind == wire.RESET:
+            self.steps = 0
+        elif kind == wire.STEP:
+            self.steps += 1
         with contextlib.suppress(OSError):
             wire.send_frame(self.connection, kind, payload)
 
@@ -427,32 +504,37 @@ class ChildProcess:
         try:
             kind, payload = wire.receive_frame(self.connection)
         except TimeoutError as error:
-            raise self.fault(f"did not answer within {self._timeout_s:g} s") from error
+            raise self.overdue() from error
         except (EOFError, OSError) as error:
             if self._is_interrupted:
                 raise SamplerDied(
                     "the wait for environments in other processes was interrupted"
                 ) from error
             self.wait()
-            message = (
+            raise self.fault(
                 f"its process (pid {self.process.pid}) died: exit status {self.process.returncode}"
-            )
-            raise self.fault(message) from error
+            ) from error
         if kind == wire.ERROR:
-            raise self._told(json.loads(payload))
+            raise self._reported_error(json.loads(payload))
         return payload
 
-    def _told(self, facts: dict[str, Any]) -> Exception:
+    def _reported_error(self, facts: dict[str, Any]) -> Exception:
         """Return the error that the child reported."""
         if facts["config"]:
-            kind = UnknownEnvError if facts["kind"] == UnknownEnvError.__name__ else ConfigError
-            return kind(facts["message"], key=facts["key"], hint=facts["hint"])
-        place = {
-            "vector_index": self.index,
-            "step": facts["step"],
-            "traceback_text": facts["traceback"],
-        }
-        return _ENV_ERRORS.get(facts["kind"], EnvError)(self.env_id, facts["message"], **place)
+            config_error = _CONFIG_ERRORS.get(facts["kind"], ConfigError)
+            return config_error(facts["message"], key=facts["key"], hint=facts["hint"])
+        env_error = _ENV_ERRORS.get(facts["kind"], EnvError)
+        return env_error(
+            self.env_id,
+            facts["message"],
+            vector_index=self.index,
+            step=facts["step"],
+            traceback_text=facts["traceback"],
+        )
+
+    def overdue(self) -> EnvError:
+        """Return the error for an answer that did not come in time."""
+        return self.fault(f"did not answer within {self._timeout_s:g} s")
 
     def fault(self, message: str) -> EnvError:
         """Return an error of this copy, at its step."""

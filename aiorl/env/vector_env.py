@@ -25,8 +25,10 @@ from aiorl.data.columns import DEFAULT_AGENT_ID
 from aiorl.data.gym_spaces import gymnasium_space
 from aiorl.env.base_env import (
     ALL_AGENTS,
+    ByAgent,
     FinishedGame,
     LockstepEnv,
+    MultiEnvDict,
     Poll,
     SteppedBaseEnv,
     TrainingDisabled,
@@ -131,14 +133,14 @@ class VectorBaseEnv(SteppedBaseEnv):
         self._ended: set[int] = set()
         self._games = game_counters(vector_env.get_unwrapped())
 
-    def _reset_all(self) -> dict[Any, dict[Any, Any]]:
+    def _reset_all(self) -> MultiEnvDict:
         obs = self._guarded("vector_reset", self.vector_env.vector_reset)
         if isinstance(obs, tuple) and len(obs) == 2 and self._are_infos(obs[1]):
             obs = obs[0]
         self._check_length("observations", obs)
         return {index: {DEFAULT_AGENT_ID: value} for index, value in enumerate(obs)}
 
-    def send_actions(self, action_dict: Mapping[Any, Mapping[Any, Any]]) -> None:
+    def send_actions(self, action_dict: Mapping[Any, ByAgent]) -> None:
         """Step all environments; see BaseEnv.
 
         Raises:
@@ -210,7 +212,7 @@ class VectorBaseEnv(SteppedBaseEnv):
         except Exception as error:
             raise_env_fault(self._env_id, doing, error, index=0, step=_UNKNOWN_STEP)
 
-    def _by_env(self, flags: Sequence[Any]) -> dict[Any, dict[Any, Any]]:
+    def _by_env(self, flags: Sequence[Any]) -> MultiEnvDict:
         by_env = dict.fromkeys(range(self.num_envs), _GOES_ON)
         for index, flag in compress(enumerate(flags), flags):
             check_flags((flag,), self._env_id, index, _UNKNOWN_STEP)
@@ -310,7 +312,11 @@ class Copies(VectorEnv):
     senders: Sequence[Any] = ()
 
     def __init__(
-        self, envs: Sequence[Any], *, env_id: str = "environment", seed: int | None = None
+        self,
+        envs: Sequence[Any],
+        *,
+        env_id: str = "environment",
+        seed: int | None = None,
     ) -> None:
         """Take over the copies; they are closed with this object.
 

@@ -31,10 +31,8 @@ from aiorl.errors import ConfigError
 from aiorl.process.imports import install_command
 
 if TYPE_CHECKING:
-    from aiorl.config.worker import (
-        WorkerConfig,
-    )  # processes of environments do not need its imports
-
+    # Processes of environments do not need its imports.
+    from aiorl.config.worker import WorkerConfig
 
 logger = logging.getLogger(__name__)
 
@@ -120,11 +118,13 @@ class Wrapping:
         if self.monitor_path is None or "render_mode" in config or creator.gym_spec is None:
             return config
         try:
-            made_by = loaded_entry(creator.gym_spec.entry_point)
+            env_type = loaded_entry(creator.gym_spec.entry_point)
         except ImportError:  # a better error follows when the environment is made
             return config
-        modes = getattr(made_by, "metadata", {}).get("render_modes", ())
-        return {**config, "render_mode": "rgb_array"} if "rgb_array" in modes else config
+        modes = getattr(env_type, "metadata", {}).get("render_modes", ())
+        if "rgb_array" in modes:
+            config["render_mode"] = "rgb_array"
+        return config
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,14 +190,14 @@ def _wrapped(env: Any, wrapper: str | Mapping[str, Any], key: str) -> Any:
     is_as_it_is = isinstance(env, gymnasium.Env) or (is_of_gym(make) and is_of_gym(env))
     single = env if is_as_it_is else AsGymnasium(env)
     what = f"{key} {path!r} around {type(single.unwrapped).__name__}"
-    made = named_failures(make, what, key)(single, **_as_declared(make, kwargs))
-    if not isinstance(made, gymnasium.Env) and not (is_of_gym(made) and is_single(made)):
+    wrapped = named_failures(make, what, key)(single, **_as_declared(make, kwargs))
+    if not isinstance(wrapped, gymnasium.Env) and not (is_of_gym(wrapped) and is_single(wrapped)):
         raise ConfigError(
-            f"{key} {path!r} returned a {type(made).__name__}, expected a gymnasium.Env.",
+            f"{key} {path!r} returned a {type(wrapped).__name__}, expected a gymnasium.Env.",
             key=key,
             value=wrapper,
         )
-    return made
+    return wrapped
 
 
 def _as_declared(wrapper: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -225,6 +225,7 @@ def _as_declared(wrapper: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _tuples(value: Any) -> Any:
+    """Return tuples for lists, however nested."""
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
@@ -249,11 +250,10 @@ def monitor_env(env: gymnasium.Env[Any, Any], folder: Path) -> gymnasium.Env[Any
     else:
         # Each start gets its own folder: Gymnasium numbers from 0 again and warns about existing
         # folders.
-        taken = [int(found.name.split("-")[1]) for found in folder.glob("videos-*")]
+        numbers = [int(earlier.name.split("-")[1]) for earlier in folder.glob("videos-*")]
+        videos = folder / f"videos-{max(numbers, default=0) + 1}"
         try:
-            env = RecordVideo(
-                env, str(folder / f"videos-{max(taken, default=0) + 1}"), name_prefix="video"
-            )
+            env = RecordVideo(env, str(videos), name_prefix="video")
         except gymnasium.error.DependencyNotInstalled:
             logger.warning(
                 "no videos are recorded: moviepy is missing; %s", install_command("video")

@@ -232,7 +232,7 @@ def test_a_child_that_does_not_answer_in_time_is_a_fault(make_remote, sleepy):
     )
     base.poll()
     base.send_actions({0: {AGENT: 0}})
-    base._copies[0].answer_due = time.monotonic() + 0.2
+    base.processes.copies[0].answer_due = time.monotonic() + 0.2
     poll = base.poll()
     assert list(poll.faults) == [0]
     assert base.poll().obs[0][AGENT].tolist() == [0, 0, 0]
