@@ -1,30 +1,39 @@
 """Exceptions that aiorl raises on purpose, grouped by cause.
 
-    AiorlError ├── ConfigError(ValueError)                a setting that is wrong or cannot be
-    applied │   ├── UnknownEnvError                    no environment of that name │   ├──
-    UnknownAlgorithmError              no algorithm of that name │   └── SecurityError
-    keys missing, unreadable or readable by others; an open bind ├── UnsupportedEnvError(ValueError)
-    an object that does not work as an environment │   └── UnsupportedSpaceError              a
-    space without a preprocessor or an action distribution ├── UnknownPolicyError(KeyError,
-    ValueError) ├── BatchError(ValueError)                 columns that do not match ├──
-    DataError(ValueError)                  stored experience that cannot be read or written ├──
-    EndOfData(EOFError)                    all passes over stored experience have been read ├──
-    PolicyError(ValueError)                weights or a graph that do not fit the policy │   └──
-    ExportError                        a model without an acting graph ├── EnvError(RuntimeError)
-    failure in an environment's own code │   ├── BadObservationError(ValueError) │   ├──
-    BadRewardError(ValueError) │   └── EnvContractError(ValueError)       a broken rule of the
-    interface, such as a missing '__all__' flag ├── ClosedEpisodeError(ValueError)         an
-    external episode that is unknown, still running or over ├── EpisodeTimeout(TimeoutError, Empty)
-    an external episode without an action or a client ├── SamplerDied(RuntimeError) ├──
-    SampleTimeout(TimeoutError, queue.Empty) ├── CheckpointError                        a checkpoint
-    that cannot be written, read or used here ├── TrainingDiverged(RuntimeError)         updates
-    stay non-finite ├── MemoryQuotaError(MemoryError)          a process that takes more memory than
-    a setting allows ├── ProtocolError │   ├── LocalProtocolError                 broken on our side
-    │   └── RemoteProtocolError                broken by the peer │       ├── MessageTooBig │
-    ├── BadFrame │       └── VersionMismatch ├── EvaluationError(RuntimeError)          an
-    evaluation during training failed ├── EndpointClosed                         closed on our side
-    ├── WorkerError(RuntimeError)              a worker failed; carries its traceback └──
-    InternalError                          a bug in aiorl
+    AiorlError
+    ├── ConfigError(ValueError)             a setting that is wrong or cannot be applied
+    │   ├── UnknownEnvError                 no environment of that name
+    │   ├── UnknownAlgorithmError           no algorithm of that name
+    │   └── SecurityError                   keys missing, unreadable or open; an open bind
+    ├── UnsupportedEnvError(ValueError)     an object that does not work as an environment
+    │   └── UnsupportedSpaceError           a space without a preprocessor or an action distribution
+    ├── UnknownPolicyError(KeyError, ValueError)
+    ├── BatchError(ValueError)              columns that do not match
+    ├── DataError(ValueError)               stored experience that cannot be read or written
+    ├── EndOfData(EOFError)                 all passes over stored experience have been read
+    ├── PolicyError(ValueError)             weights or a graph that do not fit the policy
+    │   └── ExportError                     a model without an acting graph
+    ├── EnvError(RuntimeError)              failure in an environment's own code
+    │   ├── BadObservationError(ValueError)
+    │   ├── BadRewardError(ValueError)
+    │   └── EnvContractError(ValueError)    a broken rule, such as a missing '__all__' flag
+    ├── ClosedEpisodeError(ValueError)      an external episode that is unknown, still running or over
+    ├── EpisodeTimeout(TimeoutError, Empty) an external episode without an action or a client
+    ├── SamplerDied(RuntimeError)
+    ├── SampleTimeout(TimeoutError, Empty)
+    ├── CheckpointError                     a checkpoint that cannot be written, read or used here
+    ├── EvaluationError(RuntimeError)       an evaluation during training failed
+    ├── TrainingDiverged(RuntimeError)      updates stay non-finite
+    ├── MemoryQuotaError(MemoryError)       a process that takes more memory than a setting allows
+    ├── ProtocolError
+    │   ├── LocalProtocolError              broken on our side
+    │   └── RemoteProtocolError             broken by the peer
+    │       ├── MessageTooBig
+    │       ├── BadFrame
+    │       └── VersionMismatch
+    ├── EndpointClosed                      closed on our side
+    ├── WorkerError(RuntimeError)           a worker failed; carries its traceback
+    └── InternalError                       a bug in aiorl
 
 The facts are attributes, and ``__str__`` makes the sentence. Most classes also derive from a
 built-in exception, so that code that does not know aiorl can catch the type it expects.
@@ -40,19 +49,19 @@ from collections.abc import Iterable
 _LEAST_LIKENESS = 0.75  # less similar names usually mean something else
 
 
-def nearest(name: str, known: Iterable[str], *, count: int = 3) -> str:
-    """Return a hint such as ``" Did you mean 'lr'?"``, or ``""`` if no known name is similar
+def nearest(name: str, valid: Iterable[str], *, count: int = 3) -> str:
+    """Return a hint such as ``" Did you mean 'lr'?"``, or ``""`` if no valid name is similar
     enough.
 
     The dashes in front of options are ignored.
     """
-    bare = {option.lstrip("-"): option for option in known}
+    by_bare_name = {option.lstrip("-"): option for option in valid}
     matches = difflib.get_close_matches(
-        name.lstrip("-"), list(bare), n=count, cutoff=_LEAST_LIKENESS
+        name.lstrip("-"), list(by_bare_name), n=count, cutoff=_LEAST_LIKENESS
     )
     if not matches:
         return ""
-    return " Did you mean " + " or ".join(repr(bare[match]) for match in matches) + "?"
+    return f" Did you mean {' or '.join(repr(by_bare_name[match]) for match in matches)}?"
 
 
 def described(error: BaseException) -> str:
@@ -69,11 +78,8 @@ def described(error: BaseException) -> str:
     if not frames:
         return kind
     last = frames[-1]
-    return (
-        f"{kind} at {last.filename}:{last.lineno}, in {last.name}: {last.line or ''}".removesuffix(
-            ": "
-        )
-    )
+    place = f"{kind} at {last.filename}:{last.lineno}, in {last.name}"
+    return f"{place}: {last.line}" if last.line else place
 
 
 class AiorlError(Exception):
@@ -201,7 +207,9 @@ class DataError(AiorlError, ValueError):
 
     def __str__(self) -> str:
         where = ", ".join(part for part in (self.path, self.place) if part)
-        return f"{where}: {self.reason}" if where else self.reason
+        if not where:
+            return self.reason
+        return f"{where}: {self.reason}"
 
 
 class EndOfData(AiorlError, EOFError):
@@ -391,7 +399,9 @@ class RemoteProtocolError(ProtocolError):
         self.field = field
 
     def __str__(self) -> str:
-        return f"{self.field}: {self.message}" if self.field else self.message
+        if not self.field:
+            return self.message
+        return f"{self.field}: {self.message}"
 
 
 class MessageTooBig(RemoteProtocolError):
