@@ -43,7 +43,9 @@ def is_utf8(text: str) -> bool:
 
 def shortened(text: str, max_chars: int) -> str:
     """Return a text of bounded length; "..." replaces the part cut off."""
-    return text if len(text) <= max_chars else text[: max_chars - len(_CUT)] + _CUT
+    if len(text) <= max_chars:
+        return text
+    return text[: max_chars - len(_CUT)] + _CUT
 
 
 def one_line(text: str, max_chars: int) -> str:
@@ -54,7 +56,13 @@ def one_line(text: str, max_chars: int) -> str:
     text = shortened(text, max_chars)
     if text.isprintable():
         return text
-    return "".join(char if char.isprintable() else " " if char.isspace() else "?" for char in text)
+    return "".join(map(_printable, text))
+
+
+def _printable(char: str) -> str:
+    if char.isprintable():
+        return char
+    return " " if char.isspace() else "?"
 
 
 def many_lines(text: str, max_chars: int, *, keep_end: bool = False) -> str:
@@ -74,9 +82,8 @@ def many_lines(text: str, max_chars: int, *, keep_end: bool = False) -> str:
     if keep_end and len(text) > max_chars:
         text = _CUT + text[-(max_chars - len(_CUT)) :]
     text = shortened(text, max_chars)
-    if text.replace(
-        "\n", ""
-    ).isprintable():  # the whole text in one call: reports can be long and many
+    # The whole text in one call, because reports can be long and many.
+    if text.replace("\n", "").isprintable():
         return text.rstrip("\n")
     return "\n".join(one_line(line, max_chars) for line in text.splitlines()).rstrip("\n")
 
@@ -92,7 +99,9 @@ def return_text(mean: float) -> str:
     """Return a mean return with one decimal, or with three digits if it is small, like goals such
     as 0.95.
     """
-    return f"{mean:,.1f}" if abs(mean) >= 10 else f"{mean:.3g}"
+    if abs(mean) >= 10:
+        return f"{mean:,.1f}"
+    return f"{mean:.3g}"
 
 
 def without_numbers(text: str) -> str:
@@ -114,5 +123,7 @@ def agent_text(agent_id: object) -> str:
 def _without_numpy(agent_id: object) -> object:
     if type(agent_id) is tuple:
         return tuple(map(_without_numpy, agent_id))
-    item = getattr(agent_id, "item", None) if type(agent_id).__module__ == "numpy" else None
-    return agent_id if item is None else item()
+    # By the module's name, because nothing here imports NumPy.
+    if type(agent_id).__module__ == "numpy" and hasattr(agent_id, "item"):
+        return agent_id.item()
+    return agent_id
