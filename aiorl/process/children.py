@@ -98,7 +98,8 @@ class Restarts:
             has_worked: False if the parent knows that it has done no useful work.
         """
         by_signal = status < 0 or status > 128
-        if has_worked and lived_s > (_HEALTHY_BEFORE_A_SIGNAL_S if by_signal else _HEALTHY_S):
+        healthy_s = _HEALTHY_BEFORE_A_SIGNAL_S if by_signal else _HEALTHY_S
+        if has_worked and lived_s > healthy_s:
             self.in_a_row = 0
         if status in (RUN_IS_OVER, HOPELESS, WRONG_USAGE) or self.in_a_row >= self._max_restarts:
             return None
@@ -285,7 +286,7 @@ class Children:
         """
         self._command = command
         self._on_event = on_event
-        self._log_path = log_path
+        self._log_path = log_path or (lambda slot: None)
         self._environment = environment or {}
         self._has_worked = has_worked
         self._pass_fds = pass_fds
@@ -335,7 +336,8 @@ class Children:
         """Take note of children that have ended, and restart them when due."""
         for slot, child in self._children.items():
             if child.process is not None:
-                if (status := child.process.poll()) is None:
+                status = child.process.poll()
+                if status is None:
                     continue
                 assert child.process.stdin is not None
                 child.process.stdin.close()
@@ -349,7 +351,8 @@ class Children:
         """Kill a running but useless child; it is restarted like any child that a signal has
         ended.
         """
-        if process := self._running().get(slot):
+        process = self._running().get(slot)
+        if process is not None:
             self._on_event(ChildKilled(slot))
             process.kill()
 
@@ -373,21 +376,22 @@ class Children:
     def _start(self, slot: int, child: _Child) -> None:
         child.began = time.monotonic()
         child.due = None
-        path = self._log_path(slot) if self._log_path else None
-        is_silent = (
-            child.restarts.in_a_row and child.status != FAILED
-        )  # otherwise it has reported its failure
-        ended = {FORMER_END: status_text(child.status)} if is_silent else {}
+        variables = {**os.environ, **self._environment}
+        # A child that failed has reported that itself.
+        if child.restarts.in_a_row and child.status != FAILED:
+            variables[FORMER_END] = status_text(child.status)
+        path = self._log_path(slot)
         with contextlib.ExitStack() as stack:
+            output = None
             if path is not None:
                 path.parent.mkdir(parents=True, exist_ok=True)  # it may have been removed meanwhile
-            output = stack.enter_context(path.open("ab")) if path else None
+                output = stack.enter_context(path.open("ab"))
             child.process = start_process(
                 self._command(slot),
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
-                env={**os.environ, **self._environment, **ended},
+                env=variables,
                 start_new_session=True,
                 pass_fds=self._pass_fds,
             )
@@ -406,8 +410,12 @@ class Children:
             child.due = time.monotonic() + _TRY_AGAIN_S
             if not child.is_lacking:
                 child.is_lacking = True
-                text = "worker process %d cannot be started for now (%s); trying again every %g s"
-                logger.warning(text, slot, error.strerror, _TRY_AGAIN_S)
+                logger.warning(
+                    "worker process %d cannot be started for now (%s); trying again every %g s",
+                    slot,
+                    error.strerror,
+                    _TRY_AGAIN_S,
+                )
 
     def _plan_restart(self, slot: int, child: _Child) -> None:
         if self._is_stopping or child.status == RUN_IS_OVER:
@@ -442,10 +450,10 @@ def end_with_parent(*, life: int, grace_s: float = 0.0) -> None:
 
     number = signal.SIGKILL
     if grace_s:
-        fitting = [each for each in (_SOON, _LATER) if each is not None and each > grace_s]
-        if not fitting:
+        later = [signum for signum in (_SOON, _LATER) if signum is not None and signum > grace_s]
+        if not later:
             return
-        number = fitting[0]
+        number = later[0]
     libc = ctypes.CDLL(None)
     if grace_s:
         # A handler of Python's would wait for the lock. The C library's `alarm` can be the handler
@@ -457,9 +465,8 @@ def end_with_parent(*, life: int, grace_s: float = 0.0) -> None:
     libc.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(number), 0, 0, 0)
     poll = select.poll()
     poll.register(life, select.POLLHUP)
-    if any(
-        events & select.POLLHUP for _, events in poll.poll(0)
-    ):  # the parent was gone before the kernel knew
+    # The parent may have gone before the kernel knew which signal to send.
+    if any(events & select.POLLHUP for _, events in poll.poll(0)):
         os.kill(os.getpid(), number)
 
 
@@ -479,8 +486,8 @@ def watch_parent(
     """
 
     def wait_for_end() -> None:
-        # a separate reader: when Python shuts down, a daemon thread must not hold the lock of
-        # sys.stdin
+        # A separate reader, because a daemon thread must not hold the lock of sys.stdin when Python
+        # shuts down.
         with open(sys.stdin.fileno(), encoding="utf-8", errors="replace", closefd=False) as lines:
             for line in lines:
                 on_line(line)

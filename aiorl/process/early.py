@@ -38,14 +38,12 @@ def _open_closed_streams() -> None:
             os.fstat(descriptor)  # a library has opened a file there meanwhile
             opened = os.open(os.devnull, os.O_RDWR)
         except OSError:
-            opened = os.open(
-                os.devnull, os.O_RDWR
-            )  # gets the lowest free number, which is this one
+            # It gets the lowest free number, which is this one.
+            opened = os.open(os.devnull, os.O_RDWR)
             os.set_inheritable(opened, True)
         mode = "r" if name == "stdin" else "w"
-        setattr(
-            sys, name, os.fdopen(opened, mode, encoding="utf-8", errors="replace", closefd=False)
-        )
+        stream = os.fdopen(opened, mode, encoding="utf-8", errors="replace", closefd=False)
+        setattr(sys, name, stream)
 
 
 def has_loaded() -> None:
@@ -60,10 +58,13 @@ def is_command() -> bool:
     """Return True if this process runs one of aiorl's modules or its script, not a program of a
     user's.
     """
+    if sys.argv and os.path.basename(sys.argv[0]) == "aiorl":
+        return True
     words = sys.orig_argv
-    is_script = os.path.basename(sys.argv[0] if sys.argv else "") == "aiorl"
-    after = words[words.index("-m") + 1 :] if "-m" in words else []
-    return is_script or (bool(after) and after[0].partition(".")[0] == "aiorl")
+    if "-m" not in words[:-1]:
+        return False
+    module = words[words.index("-m") + 1]
+    return module.partition(".")[0] == "aiorl"
 
 
 def _end(number: int, frame: object) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import importlib
 import importlib.util
 import os
 import re
@@ -52,10 +51,13 @@ def want_packages(
     Raises:
         ConfigError: packages are missing.
     """
-    if absent := missing(modules):
-        said = f"{by} needs {', '.join(absent)}, which is not installed here."
+    absent = missing(modules)
+    if absent:
         raise ConfigError(
-            said, key=key, value=value, hint=f"Install it with: {install_command(extra)}"
+            f"{by} needs {', '.join(absent)}, which is not installed here.",
+            key=key,
+            value=value,
+            hint=f"Install it with: {install_command(extra)}",
         )
 
 
@@ -76,13 +78,16 @@ def needed_by(by: str, what: str, extra: str, *, key: str, value: object = None)
     try:
         yield
     except ImportError as error:
-        hint = f"Install it with: {install_command(extra)}"
         raise ConfigError(
-            f"{by} needs {what}: {error}.", key=key, value=value, hint=hint
+            f"{by} needs {what}: {error}.",
+            key=key,
+            value=value,
+            hint=f"Install it with: {install_command(extra)}",
         ) from error
 
 
 _found_last: set[str] = set()
+"""Directories that `find_modules_here` has added to the path."""
 
 
 def find_modules_here() -> None:
@@ -90,10 +95,10 @@ def find_modules_here() -> None:
     Python's own.
     """
     with contextlib.suppress(OSError):  # the directory is gone
-        here = os.getcwd()
-        if here not in sys.path:
-            sys.path.append(here)
-            _found_last.add(here)
+        directory = os.getcwd()
+        if directory not in sys.path:
+            sys.path.append(directory)
+            _found_last.add(directory)
 
 
 def child_python(module: str) -> list[str]:
@@ -111,26 +116,26 @@ def python_path() -> dict[str, str]:
     Python's own folders and those of installed packages, since that process may in turn start a
     Python of another version.
     """
-    standard = sysconfig.get_path("stdlib")
-    installed = [
+    of_python = [
         *sysconfig.get_paths().values(),
         *site.getsitepackages(),
         site.getusersitepackages(),
+        os.path.join(sysconfig.get_path("stdlib"), "lib-dynload"),
     ]
-    known = {*map(os.path.realpath, (*installed, os.path.join(standard, "lib-dynload")))}
+    left_out = set(map(os.path.realpath, of_python))
     archive = f"python{sys.version_info.major}{sys.version_info.minor}.zip"
-    own = [
+    places = [
         place
         for place in sys.path
-        if place and os.path.realpath(place) not in known and os.path.basename(place) != archive
-        if place not in _found_last
-        or place != os.getcwd()  # a child adds it by itself, in last place, too
+        if place and os.path.realpath(place) not in left_out and os.path.basename(place) != archive
     ]
-    said = os.environ.get("PYTHONPATH", "").split(
-        os.pathsep
-    )  # including additions since this Python was started
-    places = dict.fromkeys([*own, *filter(None, said)])
-    return {"PYTHONPATH": os.pathsep.join(places)} if places else {}
+    # A child adds the current directory by itself, in last place, too.
+    places = [place for place in places if place not in _found_last or place != os.getcwd()]
+    # The variable may have changed since this Python was started.
+    places += filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    if not places:
+        return {}
+    return {"PYTHONPATH": os.pathsep.join(dict.fromkeys(places))}
 
 
 NO_MEMORY = (
@@ -192,7 +197,7 @@ def load_tensorflow(*, threads: int | None = None) -> None:
             raise ConfigError(NO_MEMORY, key="memory") from error
     if threads is not None:
         tensorflow.config.threading.set_intra_op_parallelism_threads(threads)
-        # one inter-op thread can hang on nested functions (tensorflow#38969)
+        # One inter-op thread can hang on nested functions (tensorflow#38969).
         tensorflow.config.threading.set_inter_op_parallelism_threads(max(2, threads))
 
 

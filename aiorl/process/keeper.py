@@ -56,7 +56,7 @@ class Keeper:
             log_path: slot -> file to which its output is appended; None uses this process's output.
         """
         self._children = Children(
-            command, slots, max_restarts=max_restarts, on_event=self._tell, log_path=log_path
+            command, slots, max_restarts=max_restarts, on_event=self._log_event, log_path=log_path
         )
         self._is_single = len(slots) == 1
         self._leave_s = leave_s
@@ -70,35 +70,35 @@ class Keeper:
         Takes over this process's signals; call it once, in the main thread.
 
         Returns:
-            The exit status: 0 the run is over, 1 every child failed, 2 wrong usage or no child
-                could ever succeed, 128
-            plus the number of the signal that ended the children.
+            The exit status: 0 the run is over; 1 every child failed; 2 wrong usage, or no child
+            could ever succeed; 128 plus the number of the signal that ended the children.
 
         Raises:
             OSError: the program could not be started.
         """
-        wake, wakes = os.pipe()
-        for end in (wake, wakes):
+        # A signal that comes just before `select` would not end it; Python writes to this pipe then.
+        reader, writer = os.pipe()
+        for end in (reader, writer):
             os.set_blocking(end, False)
-        signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
+        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         for number in (*stop_signals(), signal.SIGCHLD):
             signal.signal(number, self._note_signal)
         self._children.start()
         while True:
             now = time.monotonic()
-            self._heed_signals(now)
+            self._obey_signals(now)
             self._children.look()
             if self._children.is_over:
                 return self._end_status()
-            select.select([wake], [], [], self._wait_s(now))
+            select.select([reader], [], [], self._wait_s(now))
             with contextlib.suppress(BlockingIOError):
-                os.read(wake, 4096)
+                os.read(reader, 4096)
 
     def _note_signal(self, number: int, frame: object) -> None:
         if number != signal.SIGCHLD:
             self._signals.append(number)
 
-    def _heed_signals(self, now: float) -> None:
+    def _obey_signals(self, now: float) -> None:
         """Ask the children to leave at the first signal; kill them at a later one or when their
         time is over.
         """
@@ -108,9 +108,8 @@ class Keeper:
                 self._stopped_at = now
                 self._status = status_after(number)
                 self._children.stop(signal.SIGTERM)
-            elif (
-                now - self._stopped_at > _TWICE_S
-            ):  # `timeout` sends a signal to a process and again to its group
+            # `timeout` sends a signal to a process and again to its group.
+            elif now - self._stopped_at > _TWICE_S:
                 self._status = status_after(number)
                 self._children.stop(signal.SIGKILL)
         if self._stopped_at is not None and now - self._stopped_at >= self._leave_s:
@@ -122,14 +121,12 @@ class Keeper:
         due = self._children.next_start
         return None if due is None else max(0.0, due - now)
 
-    def _tell(self, event: ChildEvent) -> None:
-        name = (
-            "worker process"
-            if self._is_single
-            else f"worker process {event.slot}"
-            if event.slot
-            else "relay"
-        )
+    def _log_event(self, event: ChildEvent) -> None:
+        name = "relay"
+        if self._is_single:
+            name = "worker process"
+        elif event.slot:
+            name = f"worker process {event.slot}"
         if isinstance(event, ChildStarted) and not self._is_single:
             logger.info("%s runs (pid %d)", name, event.pid)
         log_end(name, event)

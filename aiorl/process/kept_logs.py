@@ -52,10 +52,10 @@ def rotate(path: Path, max_bytes: int) -> bool:
     try:
         with path.open("rb") as old, aside.open("xb") as new:
             old.seek(size - max_bytes)
-            left = max_bytes - len(old.readline(_CHUNK))  # start at the beginning of a line
-            while left > 0 and (chunk := old.read(min(left, _CHUNK))):
+            num_bytes = max_bytes - len(old.readline(_CHUNK))  # start at the beginning of a line
+            while num_bytes > 0 and (chunk := old.read(min(num_bytes, _CHUNK))):
                 new.write(chunk)
-                left -= len(chunk)
+                num_bytes -= len(chunk)
     except OSError:
         aside.unlink(missing_ok=True)
     os.truncate(path, 0)
@@ -74,9 +74,8 @@ class KeptSmall:
                 twice that, plus the data written between two checks.
             look_s: seconds between two checks.
         """
-        self._paths = [
-            path.absolute() for path in logs
-        ]  # valid even if the working directory changes
+        # They stay valid if the working directory changes.
+        self._paths = [path.absolute() for path in logs]
         self._max_bytes = max_bytes
         self._is_over = threading.Event()
         self._thread = threading.Thread(
@@ -131,7 +130,7 @@ def own_logs(directory: Path, count: int) -> list[Path]:
             os.close(descriptor)
             continue
         except OSError:
-            pass  # a file system without locks
+            pass  # a file system without locks: several processes may share the log
         _held.append(descriptor)
         logs.append(path)
     return logs

@@ -54,13 +54,13 @@ class LogOnce:
         if self._disabled:
             return False
         last = self._logged.get(key)
-        if last is None:
-            self._logged[key] = self._clock()
-            return True
-        if self._periodic and (now := self._clock()) - last >= PERIOD_S:
-            self._logged[key] = now
-            return True
-        return False
+        if last is not None and not self._periodic:
+            return False
+        now = self._clock()
+        if last is not None and now - last < PERIOD_S:
+            return False
+        self._logged[key] = now
+        return True
 
     def set_up(self, worker_index: int, log_level: str | None) -> None:
         """Set the mode for a worker: workers 0 and 1 report, periodically at DEBUG; all others are
@@ -72,7 +72,8 @@ class LogOnce:
     def reset(self) -> None:
         """Return to the initial state, with each message allowed once."""
         self._logged.clear()
-        self._disabled = self._periodic = False
+        self._disabled = False
+        self._periodic = False
 
 
 log_once = LogOnce()
@@ -84,9 +85,8 @@ def report(stage: str, *values: Any) -> None:
     then.
     """
     if log_once(stage):
-        logger.info(
-            _STAGES[stage], *(summarize(value() if callable(value) else value) for value in values)
-        )
+        data = [value() if callable(value) else value for value in values]
+        logger.info(_STAGES[stage], *map(summarize, data))
 
 
 def warn_of_long_episode(rows: int, env_id: Any, env_steps: int) -> None:
@@ -98,12 +98,12 @@ def warn_of_long_episode(rows: int, env_id: Any, env_steps: int) -> None:
         env_steps: env steps that the rows come from.
     """
     if log_once("large_batch_warning"):
-        waiting = (
-            f"More than {rows} rows of environment {env_id!r} wait for their episode's end"
-            f" ({env_steps} env steps)."
-        )
         logger.warning(
-            "%s If its episodes never end, set horizon, the number of steps that ends one.", waiting
+            "More than %s rows of environment %r wait for their episode's end (%s env steps). If"
+            " its episodes never end, set horizon, the number of steps that ends one.",
+            rows,
+            env_id,
+            env_steps,
         )
 
 
@@ -119,19 +119,16 @@ def summarize(value: Any, *, depth: int = 4, width: int = 4) -> str:
             f"{key!r}: {summarize(item, depth=depth - 1)}"
             for key, item in list(value.items())[:width]
         ]
-        return (
-            "{" + ", ".join(parts) + (f", ... {entries} entries" if entries > width else "") + "}"
-        )
+        if entries > width:
+            parts.append(f"... {entries} entries")
+        return f"{{{', '.join(parts)}}}"
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
         if depth == 0:
             return f"[{len(value)} items]"
         parts = [summarize(item, depth=depth - 1) for item in value[:width]]
-        return (
-            "["
-            + ", ".join(parts)
-            + (f", ... {len(value)} items" if len(value) > width else "")
-            + "]"
-        )
+        if len(value) > width:
+            parts.append(f"... {len(value)} items")
+        return f"[{', '.join(parts)}]"
     return shortened(repr(value), 200)
 
 
@@ -163,8 +160,8 @@ class EventRates:
         self._per_kind = per_kind
         self._window_s = window_s
         self._ends = float("-inf")
-        self._told: Counter[str] = Counter()
-        self._told_of: Counter[tuple[object, ...]] = Counter()
+        self._reported: Counter[str] = Counter()
+        self._reported_from: Counter[tuple[object, ...]] = Counter()
         self._left_out: Counter[str] = Counter()
 
     def allow(
@@ -188,16 +185,19 @@ class EventRates:
         most = self._per_source if at_most is None else at_most
         if now >= self._ends:
             self._ends = now + self._window_s
-            self._told.clear()
-            self._told_of.clear()
-        is_known = what is not None and self._told_of[kind, "what", what] > 0
-        if is_known or self._told[kind] >= self._per_kind or self._told_of[kind, source] >= most:
+            self._reported.clear()
+            self._reported_from.clear()
+        is_repeated = what is not None and self._reported_from[kind, "what", what] > 0
+        is_over_limit = (
+            self._reported[kind] >= self._per_kind or self._reported_from[kind, source] >= most
+        )
+        if is_repeated or is_over_limit:
             self._left_out[kind] += 1
             return False
-        self._told[kind] += 1
-        self._told_of[kind, source] += 1
+        self._reported[kind] += 1
+        self._reported_from[kind, source] += 1
         if what is not None:
-            self._told_of[kind, "what", what] = 1
+            self._reported_from[kind, "what", what] = 1
         return True
 
     def take_left_out(self, now: float) -> dict[str, int]:

@@ -33,9 +33,9 @@ def usable_cores(root: Path = Path("/")) -> int:
     Args:
         root: root of the file system; tests use their own.
     """
-    cores = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
-    )
+    cores = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):  # not on macOS
+        cores = len(os.sched_getaffinity(0))
     for group in _groups(root, "cpu"):
         times = _text(group / "cpu.max").split() or [
             _text(group / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")
@@ -50,7 +50,8 @@ def spare_cores() -> int:
     one.
     """
     together = os.environ.get(WORKERS_TOGETHER, "")
-    return max(0, usable_cores() - (int(together) if together.isdecimal() else 1))
+    num_workers = int(together) if together.isdecimal() else 1
+    return max(0, usable_cores() - num_workers)
 
 
 _START_TIME = 19
@@ -80,9 +81,8 @@ def age_s() -> float:
 
 
 def is_still_at(descriptor: int | None, path: Path) -> bool:
-    """Return True if a path leads to this open file;
-
-    False for None, and if the file was removed or replaced.
+    """Return True if a path leads to this open file; False for None, and if the file was removed or
+    replaced.
     """
     if descriptor is None:
         return False
@@ -109,10 +109,10 @@ def heap_bytes() -> int:
     descriptor is left.
     """
     try:
-        taken = psutil.Process().memory_info()
+        memory = psutil.Process().memory_info()
     except (OSError, psutil.Error):
         return 0
-    return int(taken.rss - getattr(taken, "shared", 0))
+    return int(memory.rss - getattr(memory, "shared", 0))
 
 
 def check_heap(max_bytes: int, key: str) -> None:
@@ -125,9 +125,11 @@ def check_heap(max_bytes: int, key: str) -> None:
     Raises:
         MemoryQuotaError: it has taken more.
     """
-    taken = heap_bytes() if max_bytes else 0
-    if taken > max_bytes:
-        raise MemoryQuotaError(key, max_bytes, taken)
+    if not max_bytes:
+        return
+    num_bytes = heap_bytes()
+    if num_bytes > max_bytes:
+        raise MemoryQuotaError(key, max_bytes, num_bytes)
 
 
 async def keep_within(max_bytes: int, key: str) -> None:
@@ -144,7 +146,7 @@ def available_bytes(root: Path = Path("/")) -> int:
     Args:
         root: root of the file system; tests use their own.
     """
-    return min([int(psutil.virtual_memory().available), *_left_in_groups(root)])
+    return min([int(psutil.virtual_memory().available), *_available_in_groups(root)])
 
 
 def _groups(root: Path, controller: str) -> Iterator[Path]:
@@ -160,20 +162,19 @@ def _groups(root: Path, controller: str) -> Iterator[Path]:
             yield from (place for place in (group, *group.parents) if place.is_relative_to(top))
 
 
-def _left_in_groups(root: Path) -> list[int]:
+def _available_in_groups(root: Path) -> list[int]:
     """Return the bytes left in this process's control groups and their parents, for those with
     limits.
     """
-    left: list[int] = []
+    available: list[int] = []
     for group in _groups(root, "memory"):
         for limit, usage, inactive in _MEMORY_FILES:
             most = _text(group / limit).strip()
             used = _text(group / usage).strip()
             if most.isdecimal() and used.isdecimal():
-                left.append(
-                    max(0, int(most) - int(used) + _reclaimable(group / "memory.stat", inactive))
-                )
-    return left
+                reclaimable = _reclaimable(group / "memory.stat", inactive)
+                available.append(max(0, int(most) - int(used) + reclaimable))
+    return available
 
 
 def _reclaimable(stat: Path, name: str) -> int:
@@ -199,11 +200,10 @@ _NUM_TOOLS = 6  # number of tool ids in sys.monitoring
 
 def is_looked_into() -> bool:
     """Return True while a debugger or a profiler is active."""
+    if sys.gettrace() is not None or sys.getprofile() is not None:
+        return True
     monitoring = getattr(sys, "monitoring", None)  # since Python 3.12
-    tools = (
-        [] if monitoring is None else [monitoring.get_tool(number) for number in range(_NUM_TOOLS)]
-    )
-    return sys.gettrace() is not None or sys.getprofile() is not None or any(tools)
+    return monitoring is not None and any(map(monitoring.get_tool, range(_NUM_TOOLS)))
 
 
 def on_debugger(make_way: Callable[[], None]) -> None:
@@ -216,12 +216,12 @@ def on_debugger(make_way: Callable[[], None]) -> None:
     if is_looked_into():
         make_way()
         return
-    has_come = False
+    is_called = False
 
     def look(event: str, arguments: object) -> None:
-        nonlocal has_come
-        if event in _EVENTS and not has_come:
-            has_come = True
+        nonlocal is_called
+        if event in _EVENTS and not is_called:
+            is_called = True
             make_way()
 
     sys.addaudithook(look)
@@ -258,22 +258,21 @@ def _end(error: BaseException) -> NoReturn:
     Nothing is flushed, since another thread of the parent may have held a stream's lock.
     """
     status = 1
-    said = ""
+    text = ""
     if not isinstance(error, SystemExit):
-        said = "".join(traceback.format_exception(error))
+        text = "".join(traceback.format_exception(error))
     elif isinstance(error.code, int | None):
         status = (error.code or 0) & 0xFF
     else:
-        said = f"{error.code}\n"
+        text = f"{error.code}\n"
     try:
-        os.write(2, said.encode(errors="replace"))
+        os.write(2, text.encode(errors="replace"))
     finally:
         os._exit(status)
 
 
 def _skip_exit_handlers() -> None:
     program = ctypes.CDLL(None)
-    if hasattr(
-        program, "on_exit"
-    ):  # glibc: calls the last one registered first, with the exit status
+    # glibc calls the function registered last first, with the exit status.
+    if hasattr(program, "on_exit"):
         program.on_exit(program._exit, None)

@@ -97,21 +97,21 @@ def on_stop_signals_for_loop_of_another_thread(
     import socket
 
     handle = _first_and_second(stop)
-    heard, tells = socket.socketpair()
-    for end in (heard, tells):
+    reader, writer = socket.socketpair()
+    for end in (reader, writer):
         end.setblocking(False)
 
     def interrupt(number: int, frame: object) -> None:
         break_off()
 
-    def hear() -> None:
-        for number in heard.recv(64):
+    def handle_all() -> None:
+        for number in reader.recv(64):
             if signal.getsignal(number) is interrupt:
                 handle(number)
 
-    loop.call_soon_threadsafe(loop.add_reader, heard, hear)
-    signal.set_wakeup_fd(tells.fileno(), warn_on_full_buffer=False)
-    tells.detach()  # open until the process ends
+    loop.call_soon_threadsafe(loop.add_reader, reader, handle_all)
+    signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+    writer.detach()  # open until the process ends
     for number in stop_signals():
         signal.signal(number, interrupt)
 
@@ -139,7 +139,6 @@ def _name(number: int) -> str:
 
 def log_to_stderr(level: str | None) -> None:
     """Send the log of a program without a display to `sys.stderr`, from this level of aiorl's on;
-
     None for INFO.
     """
     logging.basicConfig(

@@ -60,5 +60,5 @@ def _tidy(path: Path, temporary: Path, old: Path) -> None:
     """Remove leftovers; if the old directory was moved aside but not replaced, move it back."""
     if old.exists() and not path.exists():
         old.rename(path)
-    for left in (temporary, old):
-        shutil.rmtree(left, ignore_errors=True)
+    for leftover in (temporary, old):
+        shutil.rmtree(leftover, ignore_errors=True)

@@ -13,12 +13,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
+import itertools
 import os
 import re
 import subprocess
 import tarfile
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
@@ -82,10 +83,11 @@ class Shipment(NamedTuple):
         if not self.left_out:
             return ""
         names = ", ".join(one_line(str(path), 200) for path in self.left_out[:_MAX_NAMED])
-        others = ", ..." if len(self.left_out) > _MAX_NAMED else ""
+        if len(self.left_out) > _MAX_NAMED:
+            names += ", ..."
         return (
             f"{len(self.left_out)} files are not sent, because they may hold secrets or lie"
-            f" elsewhere: {names}{others} (--include FILE sends one)"
+            f" elsewhere: {names} (--include FILE sends one)"
         )
 
 
@@ -111,12 +113,11 @@ def look_through(directory: Path, include: Sequence[str] = ()) -> Shipment:
         "--others",
         "--exclude-standard",
     ]
-    names = [directory]
-    with contextlib.suppress(
-        OSError, subprocess.CalledProcessError
-    ):  # no Git, or none of its directories
-        done = subprocess.run(command, capture_output=True, check=True)
-        names = [directory / name for name in os.fsdecode(done.stdout).split("\0") if name]
+    places = [directory]
+    # Without Git, or outside of its directories, all files are looked at.
+    with contextlib.suppress(OSError, subprocess.CalledProcessError):
+        listing = subprocess.run(command, capture_output=True, check=True).stdout
+        places = [directory / name for name in os.fsdecode(listing).split("\0") if name]
     root = directory.resolve()
 
     @functools.cache
@@ -125,23 +126,25 @@ def look_through(directory: Path, include: Sequence[str] = ()) -> Shipment:
 
     files: set[Path] = set()
     unsafe: set[Path] = set()
-    within = (path for name in names for path in (name.rglob("*") if name.is_dir() else [name]))
-    for path in within:
+    # Git lists a repository inside this one as a directory.
+    for path in itertools.chain.from_iterable(map(_files_below, places)):
         at = path.relative_to(directory)
         if not path.is_file() or any(is_left_out(directory / folder) for folder in at.parents[:-1]):
             continue
-        (files if _is_safe(path, at, root) else unsafe).add(at)
+        if _is_safe(path, at, root):
+            files.add(at)
+        else:
+            unsafe.add(at)
     for pattern in include:
-        named = {*_matching(directory, pattern)}
-        if not named:
-            hint = f"Give a path relative to {directory}, or a pattern such as 'certs/*.pem'."
+        matches = {*_matching(directory, pattern)}
+        if not matches:
             raise ConfigError(
                 f"--include {pattern!r:.200} matches no file:",
                 key="include",
                 value=pattern,
-                hint=hint,
+                hint=f"Give a path relative to {directory}, or a pattern such as 'certs/*.pem'.",
             )
-        files |= named
+        files |= matches
     return Shipment(sorted(files), sorted(unsafe - files))
 
 
@@ -150,6 +153,10 @@ def shipped(directory: Path, include: Sequence[str] = ()) -> list[Path]:
     `look_through`.
     """
     return look_through(directory, include).files
+
+
+def _files_below(place: Path) -> Iterable[Path]:
+    return place.rglob("*") if place.is_dir() else [place]
 
 
 def _matching(directory: Path, pattern: str) -> Iterator[Path]:
@@ -174,9 +181,8 @@ def _is_safe(path: Path, at: Path, root: Path) -> bool:
             head = file.read(_HEAD_BYTES)
     except (OSError, ValueError, RuntimeError):  # elsewhere, unreadable, or links in a circle
         return False
-    return (
-        not _is_secret(at, root) and not _is_secret(target, root) and not _PRIVATE_KEY.match(head)
-    )
+    has_secret_name = _is_secret(at, root) or _is_secret(target, root)
+    return not has_secret_name and not _PRIVATE_KEY.match(head)
 
 
 def _is_secret(at: Path, root: Path) -> bool:
@@ -213,25 +219,29 @@ def code_archive(code: Path, max_mb: int = _MAX_MB, include: Sequence[str] = ())
             inside = [name for name in wheel.namelist() if name[-1] != "/"]
             return archive({f"code/{name}": wheel.read(name) for name in inside})
     if not code.is_dir():
-        hint = "give the directory of your environment's modules, or a wheel."
         raise ConfigError(
-            f"--code {code} is neither a directory nor a .whl file:", key="code", hint=hint
+            f"--code {code} is neither a directory nor a .whl file:",
+            key="code",
+            hint="give the directory of your environment's modules, or a wheel.",
         )
     if code in (Path.home(), Path("/")):
-        hint = "change to the directory of your code, or give --code DIR."
         raise ConfigError(
-            f"{code} is a home directory, which is not sent to hosts:", key="code", hint=hint
+            f"{code} is a home directory, which is not sent to hosts:",
+            key="code",
+            hint="change to the directory of your code, or give --code DIR.",
         )
     sizes = {path: (code / path).stat().st_size for path in shipped(code, include)}
-    if (total := sum(sizes.values())) > max_mb << 20:
+    total = sum(sizes.values())
+    if total > max_mb << 20:
         largest = sorted(sizes, key=sizes.__getitem__, reverse=True)[:3]
         names = ", ".join(f"{path} ({sizes[path] >> 20} MB)" for path in largest)
-        said = (
+        raise ConfigError(
             f"{code} has {total >> 20} MB to send to hosts, more than {max_mb} MB; the largest are"
-            f" {names}."
+            f" {names}.",
+            key="code",
+            value=str(code),
+            hint="List data in .gitignore, or give --code DIR with the code alone.",
         )
-        hint = "List data in .gitignore, or give --code DIR with the code alone."
-        raise ConfigError(said, key="code", value=str(code), hint=hint)
     return archive({f"code/{path.as_posix()}": code / path for path in sizes})
 
 
@@ -241,8 +251,9 @@ def archive(files: Mapping[str, Path | bytes]) -> bytes:
     with tarfile.open(fileobj=packed, mode="w:gz", compresslevel=1) as tar:
         for name, source in files.items():
             content = source.read_bytes() if isinstance(source, Path) else source
+            is_executable = isinstance(source, Path) and os.access(source, os.X_OK)
             info = tarfile.TarInfo(name)
             info.size = len(content)
-            info.mode = 0o700 if isinstance(source, Path) and os.access(source, os.X_OK) else 0o600
+            info.mode = 0o700 if is_executable else 0o600
             tar.addfile(info, io.BytesIO(content))
     return packed.getvalue()

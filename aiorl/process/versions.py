@@ -28,8 +28,8 @@ def versions() -> dict[str, str]:
     """Return the versions by name, "" for a package that is not installed; aiorl may run from its
     sources.
     """
-    found = {"python": platform.python_version(), **dict.fromkeys(("aiorl", *NEEDED), "")}
+    installed = {"python": platform.python_version(), **dict.fromkeys(("aiorl", *NEEDED), "")}
     for name in ("aiorl", *NEEDED):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
+            installed[name] = importlib.metadata.version(name)
+    return installed
