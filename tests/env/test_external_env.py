@@ -511,7 +511,7 @@ def test_r154_a_late_answer_is_not_used_for_the_next_question():
     assert isinstance(late(), EpisodeTimeout)
     assert issubclass(EpisodeTimeout, queue.Empty)  # as RLlib's timeouts are
     waiting = asked(table, "e", {"x": 2})
-    while not table._active["e"].pending:
+    while table.length_of("e") < 2:
         threading.Event().wait(0.001)
     table.answer({"e": {"x": "for 1"}})
     assert table._active["e"].answered == 0
@@ -633,12 +633,16 @@ def test_a_client_that_waits_for_an_action_is_not_silent():
 
 def test_a_limited_number_of_ended_episode_ids_is_remembered(monkeypatch):
     monkeypatch.setattr("aiorl.env.external_env._REMEMBERED", 3)
-    table = EpisodeTable(1)
+    table = EpisodeTable(3)
     for number in range(6):
         table.start(str(number), True)
         table.end(str(number), {"x": 0})
         table.take(never, None)
-    assert list(table._ended) == ["3", "4", "5"]
+    for episode_id in ("3", "4", "5"):
+        with pytest.raises(ClosedEpisodeError):
+            table.start(episode_id, True)
+    for episode_id in ("0", "1", "2"):
+        table.start(episode_id, True)
 
 
 class EpisodeLives(RuleBasedStateMachine):

@@ -27,8 +27,9 @@ def _clean_registry(monkeypatch):
 
 def test_a_gymnasium_id_makes_the_environment_with_its_config():
     env = resolve_env("CartPole-v1")(EnvContext({"sutton_barto_reward": True}))
-    assert env.unwrapped._sutton_barto_reward is True
     assert episode_limit(env) == 500
+    env.reset(seed=0)
+    assert env.step(0)[1] == 0.0, "each step but the last has a reward of 1 without the setting"
     env.close()
 
 
@@ -47,7 +48,9 @@ def test_a_class_whose_first_parameter_is_called_config_and_a_function_get_the_c
     context = EnvContext({"a": 1}, worker_index=3, vector_index=2)
     assert resolve_env(Rllib)(context).context is context
     assert resolve_env(lambda given: given)(context) is context
-    assert resolve_env(CountingEnv)(EnvContext({"length": 9}))._length == 9
+    env = resolve_env(CountingEnv)(EnvContext({"length": 9}))
+    env.reset()
+    assert [env.step(0)[2] for _ in range(9)] == [False] * 8 + [True]
 
 
 def test_registered_names_come_first_and_can_be_replaced():

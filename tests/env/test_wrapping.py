@@ -95,7 +95,9 @@ def test_r23_a_game_that_is_not_preprocessed_keeps_its_own_frame_skip(obs_type):
     pong, wrapping = resolve_env("ALE/Pong-v5"), Wrapping(deepmind=True)
     config = wrapping.env_config(pong, {"obs_type": obs_type})
     game = pong(EnvContext(config))
-    assert game.unwrapped._frameskip == 4
+    _, info = game.reset()
+    *_, info_of_step = game.step(0)
+    assert info_of_step["episode_frame_number"] - info["episode_frame_number"] == 4
     assert wrapping.wrap(game, EnvContext(config)) is game
     assert wrapping.env_config(pong, {"obs_type": "rgb"}) == {"obs_type": "rgb", "frameskip": 1}
     game.close()
