@@ -95,6 +95,16 @@ class Poll(NamedTuple):
             off_policy_actions={},
         )
 
+    def add(self, env_id: Any, results: Sequence[Any]) -> None:
+        """Add the results of one environment.
+
+        Args:
+            env_id: id of the environment.
+            results: observations, rewards, terminateds, truncateds and infos by agent.
+        """
+        for by_env, by_agent in zip(self[:5], results, strict=True):
+            by_env[env_id] = by_agent
+
     @property
     def dones(self) -> MultiEnvDict:
         """Flags that are true if an agent is terminated or truncated."""

@@ -143,7 +143,7 @@ class ObservationCheck:
             what = f"is outside {self._low} to {self._high}"
         else:
             return
-        row = int(np.flatnonzero(~good.reshape(len(obs), -1).all(axis=1))[0])
+        row = _first_row(~good)
         raise self._bad(f"observation {what}: {_short(obs[row])}", index_of(row), step_of(row))
 
     def _look_at_bounds(
@@ -166,7 +166,7 @@ class ObservationCheck:
         if not outside.any():
             return
         self._bounds = None
-        row = int(np.flatnonzero(outside.reshape(len(obs), -1).any(axis=1))[0])
+        row = _first_row(outside)
         logger.warning(
             "environment %r, copy %d, step %d: an observation is outside the bounds of its Box; it"
             " is used unchanged: %s. Further ones are not reported.",
@@ -204,7 +204,7 @@ class NestedCheck:
         """
         self._env_id = env_id
         self.leaf: ObservationCheck | None = None
-        self._kind: type[dict[Any, Any]] | type[tuple[Any, ...]] | None = None
+        self._kind: type[Any] | None = None
         self._may_have_more = may_have_more
         self._warns_of_more = may_have_more
         parts: Iterable[tuple[Any, spaces.Space[Any]]] = ()
@@ -393,7 +393,7 @@ def check_rewards(env_id: str, rewards: NDArray[Any], step_of: StepOf) -> None:
     """
     if all_finite(rewards):
         return
-    index = int(np.flatnonzero(~np.isfinite(rewards))[0])
+    index = _first_row(~np.isfinite(rewards))
     raise BadRewardError(
         env_id,
         f"reward is {rewards[index]}, expected a finite number",
@@ -470,6 +470,11 @@ def _bounds_of(space: spaces.Space[Any]) -> tuple[NDArray[Any], NDArray[Any]] | 
     tolerance_below = 1e-5 * np.maximum(1.0, np.abs(low))
     tolerance_above = 1e-5 * np.maximum(1.0, np.abs(high))
     return low - tolerance_below, high + tolerance_above
+
+
+def _first_row(flags: NDArray[np.bool_]) -> int:
+    """Return the index of the first row [M, ...] with a true flag."""
+    return int(flags.reshape(len(flags), -1).any(axis=1).argmax())
 
 
 def _short(value: ArrayLike) -> str:

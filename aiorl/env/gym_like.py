@@ -38,6 +38,11 @@ def is_gym_like(env: Any) -> bool:
     return all(hasattr(env, name) for name in _INTERFACE)
 
 
+def is_pair(result: Any) -> bool:
+    """Return True for a tuple of two values, as ``reset`` returns since gym 0.26."""
+    return isinstance(result, tuple) and len(result) == 2
+
+
 def check_gym_like(env: Any, env_id: str) -> None:
     """Raise an error if an environment is not gym-like.
 
@@ -111,8 +116,7 @@ def reset_env(env: Any, keywords: Mapping[str, int] | None = None) -> ResetResul
         keywords: result of ``seed_env``; None for none.
     """
     result = env.reset(**(keywords or {}))
-    is_pair = isinstance(result, tuple) and len(result) == 2
-    has_info = is_pair and (result[1] is None or isinstance(result[1], dict))
+    has_info = is_pair(result) and (result[1] is None or isinstance(result[1], dict))
     if has_info and not isinstance(env, gymnasium.Env):
         # An old environment's observation may itself be such a pair.
         space = gymnasium_space(getattr(env, "observation_space", None))
@@ -271,9 +275,8 @@ class AsGymnasium(gymnasium.Env[Any, Any]):
         return obs, reward, terminated, truncated, dict(info or {})
 
     def render(self) -> Any:
-        """Return the environment's picture;
-
-        None, with a warning, if one that takes a mode fails to make it.
+        """Return the environment's picture; None, with a warning, if one that takes a mode fails to
+        make it.
         """
         if not self._renders_by_mode:
             return self.env.render()
@@ -371,9 +374,8 @@ def game_counters(envs: Sequence[Any]) -> list[RealGames] | None:
 
 
 def finished_games(counters: Sequence[RealGames] | None) -> list[FinishedGame] | None:
-    """Return the games that ended since the last call, from the result of ``game_counters``;
-
-    None if that is None.
+    """Return the games that ended since the last call, from the result of ``game_counters``; None
+    if that is None.
     """
     if counters is None:
         return None

@@ -11,7 +11,7 @@ from typing import Any
 from aiorl.data.gym_spaces import gymnasium_space
 from aiorl.env.base_env import ALL_AGENTS, ByAgent, Poll, SteppedBaseEnv, already_ended, env_seeds
 from aiorl.env.checks import as_rewards, check_flags, raise_env_fault
-from aiorl.env.gym_like import check_seedable, close_all, seed_env
+from aiorl.env.gym_like import check_seedable, close_all, is_pair, seed_env
 from aiorl.errors import EnvContractError
 
 AgentDict = dict[Any, Any]
@@ -105,8 +105,7 @@ class MultiAgentCopy:
         except Exception as error:
             raise_env_fault(self._env_id, "reset", error, index=self._index, step=0)
         self._seed = None
-        has_infos = isinstance(result, tuple) and len(result) == 2
-        obs = result[0] if has_infos else result
+        obs = result[0] if is_pair(result) else result
         if not isinstance(obs, Mapping):
             raise self._broken(
                 f"reset returned {type(obs).__name__}, expected observations by agent"
@@ -210,11 +209,8 @@ class MultiAgentBaseEnv(SteppedBaseEnv):
         """Step the environments that have actions; see BaseEnv."""
         if self._stepped is None:
             self._stepped = Poll.empty()
-        obs, rewards, terminateds, truncateds, infos, *_ = self._stepped
         for index, actions in action_dict.items():
-            obs[index], rewards[index], terminateds[index], truncateds[index], infos[index] = (
-                self._copies[index].step(actions)
-            )
+            self._stepped.add(index, self._copies[index].step(actions))
 
     def try_reset(self, env_id: Any) -> AgentDict:
         """Reset one environment immediately."""

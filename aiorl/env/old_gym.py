@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from aiorl.config.code import import_for
 from aiorl.data.gym_spaces import gymnasium_space, is_of_gym
-from aiorl.env.gym_like import ResetResult, StepResult, layers_of
+from aiorl.env.gym_like import ResetResult, StepResult, is_pair, layers_of
 from aiorl.errors import EnvContractError, UnknownEnvError, nearest
 from aiorl.process.imports import needed_by
 
@@ -125,7 +125,7 @@ class OldVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             else:
                 self.original.seed(seed)
         result = self.original.reset(**keywords)
-        if isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict):
+        if is_pair(result) and isinstance(result[1], dict):
             result = result[0]
         return result, {}
 

@@ -168,9 +168,8 @@ class AECEnv(_PettingZooEnv):
         obs, rewards, terminateds, truncateds, infos = results
         while self.env.agents:
             agent = self.env.agent_selection
-            obs[agent], rewards[agent], terminateds[agent], truncateds[agent], infos[agent] = (
-                self.env.last()
-            )
+            for by_agent, value in zip(results, self.env.last(), strict=True):
+                by_agent[agent] = value
             obs[agent] = self._with_mask(agent, obs[agent], infos[agent])
             if not (terminateds[agent] or truncateds[agent]):
                 break

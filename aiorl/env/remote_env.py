@@ -182,20 +182,16 @@ class RemoteEnv(BaseEnv):
 
     def _take(self, copy: ChildProcess, poll: Poll, faults: dict[Any, EnvError]) -> None:
         """Take in the next frame of a child."""
-        index = copy.index
         try:
             if copy.is_starting:
                 copy.receive()
                 copy.is_starting = False
                 copy.send(wire.RESET, pack(None))
                 return
-            columns = self.result(copy)
+            poll.add(copy.index, self.result(copy))
         except EnvError as error:
             self.processes.replace(copy, error)
-            faults[index] = error
-            return
-        for by_env, value in zip(poll[:5], columns, strict=True):
-            by_env[index] = value
+            faults[copy.index] = error
 
     def result(self, copy: ChildProcess) -> list[Any]:
         """Wait for a child's observations, rewards, terminateds, truncateds and infos by agent.

@@ -46,6 +46,7 @@ from aiorl.env.gym_like import (
     finished_games,
     game_counters,
     innermost,
+    is_pair,
     reset_env,
     seed_env,
     to_five_values,
@@ -135,7 +136,7 @@ class VectorBaseEnv(SteppedBaseEnv):
 
     def _reset_all(self) -> MultiEnvDict:
         obs = self._guarded("vector_reset", self.vector_env.vector_reset)
-        if isinstance(obs, tuple) and len(obs) == 2 and self._are_infos(obs[1]):
+        if is_pair(obs) and self._are_infos(obs[1]):
             obs = obs[0]
         self._check_length("observations", obs)
         return {index: {DEFAULT_AGENT_ID: value} for index, value in enumerate(obs)}
