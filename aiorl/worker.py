@@ -244,7 +244,7 @@ async def _work(args: WorkerArgs) -> int:
     from aiorl.net.transport.system import share_one_heap
     from aiorl.process.children import watch_parent
     from aiorl.process.program import on_stop_signals
-    from aiorl.process.tasks import tell_of_stray_errors
+    from aiorl.process.tasks import report_stray_errors
     from aiorl.run.worker.service import make_service
 
     share_one_heap()
@@ -253,7 +253,7 @@ async def _work(args: WorkerArgs) -> int:
         os.environ.get(FORMER_END, "") if args.slot is None else ""
     )  # a learner knows how its own end
     loop = asyncio.get_running_loop()
-    tell_of_stray_errors(service.fail)
+    report_stray_errors(service.fail)
     if args.exit_with_parent:
         reason = "the process that started this worker is gone"
         watch_parent(lambda: loop.call_soon_threadsafe(service.stop, reason))

@@ -107,7 +107,7 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
     return loop
 
 
-def tell_of_stray_errors(fail: Callable[[BaseException], None]) -> None:
+def report_stray_errors(fail: Callable[[BaseException], None]) -> None:
     """Call ``fail`` with errors of the running loop's callbacks, after logging them.
 
     A callback has no caller to report to. Without this, the program would continue as if nothing

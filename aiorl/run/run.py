@@ -16,7 +16,7 @@ from typing import Any
 from aiorl.acting.run_dir import RunDirectory
 from aiorl.config.schema import CommonConfig
 from aiorl.errors import CheckpointError
-from aiorl.process.tasks import Tasks, end_in_time, tell_of_stray_errors
+from aiorl.process.tasks import Tasks, end_in_time, report_stray_errors
 from aiorl.run.build import LearningPlan
 from aiorl.run.evaluations import BEST, Evaluations
 from aiorl.run.local_source import LocalSource, is_of_debugger
@@ -131,7 +131,7 @@ class Run:
             training = self.training = self._make_training()
             for name, address in self._files.ports.ways.items():
                 self._display.way(name, address, time.monotonic())
-            tell_of_stray_errors(self._fail)
+            report_stray_errors(self._fail)
             tasks.start(self._tick(training), "display")
             tasks.start(training.source.overview.keep(training), "account")
             await training.start()

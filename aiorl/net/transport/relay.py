@@ -43,7 +43,7 @@ from aiorl.net.transport.sockets import (
 from aiorl.net.transport.zmq_worker import Channel, ZmqWorkerEndpoint
 from aiorl.process.children import FAILED, HOPELESS, RELAY, STOPPED, watch_parent
 from aiorl.process.program import log_to_stderr
-from aiorl.process.tasks import new_event_loop, tell_of_stray_errors
+from aiorl.process.tasks import new_event_loop, report_stray_errors
 
 logger = logging.getLogger(__name__)
 
@@ -254,7 +254,7 @@ async def run_relay(relay: Relay) -> None:
         if not ended.done():
             ended.set_result(error)
 
-    tell_of_stray_errors(end)
+    report_stray_errors(end)
     watch_parent(lambda: loop.call_soon_threadsafe(end))
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)

@@ -39,7 +39,7 @@ from aiorl.learning.tf_runtime import prepare_environment
 from aiorl.net.protocol.learner_session import LearnerSession
 from aiorl.net.wire.messages import Snapshot
 from aiorl.process.replaced_file import replaced
-from aiorl.process.tasks import tell_of_stray_errors
+from aiorl.process.tasks import report_stray_errors
 from aiorl.run.build import plan_learning
 from aiorl.run.evaluation import Evaluation, evaluate
 from aiorl.run.evaluations import Evaluations, manner_of
@@ -597,7 +597,7 @@ class AlgorithmTrainer(Trainer):
             ],
             stands_still=True,
         )
-        tell_of_stray_errors(training.fail)
+        report_stray_errors(training.fail)
         try:
             await training.start()
             await training.ready()
