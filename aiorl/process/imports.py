@@ -36,7 +36,7 @@ def missing(modules: Iterable[str]) -> list[str]:
     return [name for name in modules if importlib.util.find_spec(name) is None]
 
 
-def want_packages(
+def require_packages(
     by: str, modules: Iterable[str], extra: str, *, key: str, value: object = None
 ) -> None:
     """Check that packages are installed, without importing any.

@@ -41,7 +41,7 @@ from aiorl.errors import CheckpointError, ConfigError
 from aiorl.learning.algorithms.algorithm import Algorithm, LeasePlan, Observations
 from aiorl.learning.algorithms.registry import algorithm_class
 from aiorl.learning.tf_runtime import configure_tensorflow, import_tensorflow
-from aiorl.process.imports import want_packages
+from aiorl.process.imports import require_packages
 from aiorl.run.policy_group import PolicyGroup
 from aiorl.run.policy_plan import (
     PlannedPolicy,
@@ -91,7 +91,7 @@ def plan_learning(config: CommonConfig) -> LearningPlan:
         UnsupportedSpaceError: no preprocessor supports the observations.
         EnvError: the environment's constructor failed.
     """
-    want_packages("training", _NEEDED, "learner", key="algo", value=config.algo)
+    require_packages("training", _NEEDED, "learner", key="algo", value=config.algo)
     begins_with = None
     if config.init_from is not None and config.resume is None:
         try:

@@ -21,7 +21,7 @@ from aiorl.config.addresses import is_loopback
 from aiorl.config.command_line import Parser, at_least
 from aiorl.config.files import open_regular, whose_else
 from aiorl.errors import ConfigError, SecurityError
-from aiorl.process.imports import want_packages
+from aiorl.process.imports import require_packages
 from aiorl.process.kept_logs import MAX_BYTES
 from aiorl.text import one_line
 from aiorl.web.app import MAX_BODY_BYTES, Refusal, Request
@@ -44,7 +44,9 @@ def want_web(by: str) -> None:
     Raises:
         ConfigError: packages are missing.
     """
-    want_packages(by, ("uvicorn", "httptools", "websockets", "prometheus_client"), "serve", key="")
+    require_packages(
+        by, ("uvicorn", "httptools", "websockets", "prometheus_client"), "serve", key=""
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,9 @@ def test_a_missing_package_is_reported_with_the_feature_that_needs_it() -> None:
 
 def test_missing_packages_are_found_without_an_import() -> None:
     with pytest.raises(ConfigError, match="no_such_module_here"):
-        imports.want_packages("it", ["this", "no_such_module_here", "json"], "offline", key="input")
+        imports.require_packages(
+            "it", ["this", "no_such_module_here", "json"], "offline", key="input"
+        )
 
 
 def test_another_python_finds_the_modules_next_to_a_script(

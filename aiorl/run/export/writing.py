@@ -24,7 +24,7 @@ from aiorl.config.schema import CommonConfig
 from aiorl.data.spaces import space_to_dict
 from aiorl.errors import ConfigError, ExportError, nearest
 from aiorl.learning.tf_runtime import import_tensorflow
-from aiorl.process.imports import want_packages
+from aiorl.process.imports import require_packages
 from aiorl.process.replaced_file import replaced_directory
 from aiorl.run.export.check import ROWS, TOLERANCE, Compared, Runner, check_against_policy
 from aiorl.run.export.form import PolicyForm
@@ -177,7 +177,7 @@ def _checked(formats: Iterable[str]) -> list[str]:
                 value=name,
                 hint=nearest(str(name), FORMATS).strip(),
             )
-        want_packages(
+        require_packages(
             f"the format {name}", FORMATS[name].packages, "learner", key="formats", value=name
         )
     return wanted

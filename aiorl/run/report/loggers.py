@@ -30,7 +30,7 @@ import orjson
 from aiorl.config.code import check_takes, import_object, named_failures
 from aiorl.config.files import open_regular
 from aiorl.errors import ConfigError, nearest
-from aiorl.process.imports import missing, want_packages
+from aiorl.process.imports import missing, require_packages
 from aiorl.process.replaced_file import replaced
 
 _log = logging.getLogger(__name__)
@@ -371,7 +371,7 @@ def check_loggers(paths: Sequence[str]) -> list[Callable[[Path, dict[str, Any]],
     for number, path in enumerate(paths):
         key = f"loggers[{number}]"
         if path in _NAMED:
-            want_packages(f"the logger {path}", [path], "tracking", key=key, value=path)
+            require_packages(f"the logger {path}", [path], "tracking", key=key, value=path)
         elif ":" not in path:
             raise ConfigError(
                 f"{key} is {path!r}, expected {', '.join(_NAMED)} or the import path of a logger, "
