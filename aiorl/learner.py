@@ -55,7 +55,7 @@ from aiorl.errors import (
 from aiorl.learning.algorithms.algorithm import want_stored_experience
 from aiorl.learning.algorithms.registry import config_class
 from aiorl.process.imports import prepare_import
-from aiorl.process.machine import is_looked_into, on_debugger
+from aiorl.process.machine import is_debugged, on_debugger
 from aiorl.process.program import CTRL_C, keep_output_from_failing
 
 if TYPE_CHECKING:
@@ -519,7 +519,7 @@ def command() -> None:
     end_at_once_on_stop_signals("aiorl")  # until the run handles them
     keep_output_from_failing()
     status = main()
-    if is_looked_into():  # a profiler still has to write its results
+    if is_debugged():  # a profiler still has to write its results
         sys.exit(status)
     _end_process(status)
 

@@ -198,7 +198,7 @@ _EVENTS = ("builtins.breakpoint", "sys.settrace")
 _NUM_TOOLS = 6  # number of tool ids in sys.monitoring
 
 
-def is_looked_into() -> bool:
+def is_debugged() -> bool:
     """Return True while a debugger or a profiler is active."""
     if sys.gettrace() is not None or sys.getprofile() is not None:
         return True
@@ -213,7 +213,7 @@ def on_debugger(make_way: Callable[[], None]) -> None:
     This installs an audit hook, which stays for the life of the process: for programs, not for
     libraries.
     """
-    if is_looked_into():
+    if is_debugged():
         make_way()
         return
     is_called = False

@@ -149,12 +149,12 @@ def test_without_descriptors_no_process_is_ended_for_memory_that_cannot_be_measu
 
 CODE = """
 import sys
-from aiorl.process.machine import is_looked_into, on_debugger
+from aiorl.process.machine import is_debugged, on_debugger
 {before}
 on_debugger(lambda: print("make way"))
 print("begun")
 {after}
-print(is_looked_into())
+print(is_debugged())
 """
 
 
