@@ -501,7 +501,7 @@ def _log_to(logs: Sequence[Path], early: _EarlyLog, max_bytes: int) -> None:
 
     Keeps that file and the logs of local workers small from now on.
     """
-    from aiorl.process.kept_logs import KeptSmall
+    from aiorl.process.kept_logs import LogRotation
     from aiorl.run.report.log_files import LogFile
 
     handler = LogFile(logs[0])
@@ -511,7 +511,7 @@ def _log_to(logs: Sequence[Path], early: _EarlyLog, max_bytes: int) -> None:
     early.setTarget(handler)
     early.flush()
     early.close()
-    KeptSmall(logs, max_bytes)
+    LogRotation(logs, max_bytes)
 
 
 def command() -> None:

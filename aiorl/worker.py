@@ -191,7 +191,7 @@ def _level(text: str) -> str:
 
 def _keep_workers(words: list[str]) -> int:
     from aiorl.process.keeper import Keeper
-    from aiorl.process.kept_logs import MAX_BYTES, KeptSmall, own_logs
+    from aiorl.process.kept_logs import MAX_BYTES, LogRotation, own_logs
 
     args = parse_worker_args(words)
     log_to_stderr(args.log_level)
@@ -205,7 +205,7 @@ def _keep_workers(words: list[str]) -> int:
     try:
         logs = [] if args.log_dir is None else own_logs(args.log_dir, args.num_workers)
         if logs:
-            KeptSmall(logs, MAX_BYTES)
+            LogRotation(logs, MAX_BYTES)
         return Keeper(
             lambda slot: worker if slot else relay,
             slots,

@@ -62,7 +62,7 @@ def rotate(path: Path, max_bytes: int) -> bool:
     return True
 
 
-class KeptSmall:
+class LogRotation:
     """Watcher that rotates logs when they have grown, until it is closed or the process ends."""
 
     def __init__(self, logs: Sequence[Path], max_bytes: int, *, look_s: float = _LOOK_S) -> None:

@@ -12,7 +12,7 @@ from typing import Self
 
 from aiorl.acting.run_dir import RunDirectory
 from aiorl.config.schema import CommonConfig
-from aiorl.process.kept_logs import KeptSmall
+from aiorl.process.kept_logs import LogRotation
 
 logger = logging.getLogger(__name__)
 
@@ -102,7 +102,7 @@ class RunLog:
         self._file.setLevel(config.log_level.replace("WARN", "WARNING"))
         _use(self._file.level, is_open=True)
         _logger.addHandler(self._file)
-        self._kept = KeptSmall(directory.logs(config.num_workers), config.log_max_bytes)
+        self._kept = LogRotation(directory.logs(config.num_workers), config.log_max_bytes)
 
     def close(self) -> None:
         """Close the files."""
