@@ -159,10 +159,10 @@ class UnknownPolicyError(AiorlError, KeyError, ValueError):
         known: the ids that exist, sorted.
     """
 
-    def __init__(self, policy_id: object, known: Iterable[str]) -> None:
+    def __init__(self, policy_id: object, policy_ids: Iterable[str]) -> None:
         super().__init__(policy_id)
         self.policy_id = policy_id
-        self.known = tuple(sorted(known))
+        self.known = tuple(sorted(policy_ids))
 
     def __str__(self) -> str:
         return (
