@@ -59,7 +59,8 @@ _NAMES = ("observations", "rewards", "terminateds", "truncateds", "infos")
 _OLD_NAMES = ("observations", "rewards", "dones", "infos")
 _NEVER = sys.maxsize
 _NUMBERS = (float, int, np.floating, np.integer)
-_GOES_ON, _HAS_ENDED = ({DEFAULT_AGENT_ID: flag, ALL_AGENTS: flag} for flag in (False, True))
+_GOES_ON = {DEFAULT_AGENT_ID: False, ALL_AGENTS: False}
+_HAS_ENDED = {DEFAULT_AGENT_ID: True, ALL_AGENTS: True}
 """Flags of a single-agent environment, shared by all polls."""
 
 
@@ -251,6 +252,7 @@ class StepResults:
         truncateds: [N] bool, cut by a time limit or horizon.
         infos: info of each copy; a copy without one has an empty dict.
         training_disabled: True once an info had a false ``training_enabled``.
+        is_dirty: True if there are flags or infos to clear.
     """
 
     def __init__(self, num_envs: int) -> None:
@@ -260,28 +262,15 @@ class StepResults:
         self.truncateds = np.zeros(num_envs, np.bool_)
         self.infos: list[Any] = [{}] * num_envs
         self.training_disabled = False
-        self._is_dirty = False
+        self.is_dirty = False
 
     def clear(self) -> None:
         """Remove the flags and infos of the last step; most steps have none."""
-        if self._is_dirty:
+        if self.is_dirty:
             self.terminateds.fill(False)
             self.truncateds.fill(False)
             self.infos = [{}] * len(self.infos)
-            self._is_dirty = False
-
-    def set_flags(self, index: int, terminated: bool, truncated: bool) -> None:
-        """Store the flags of a copy whose episode ended."""
-        self.terminateds[index] = terminated
-        self.truncateds[index] = truncated
-        self._is_dirty = True
-
-    def set_info(self, index: int, info: Mapping[str, Any]) -> None:
-        """Store the info of a copy."""
-        self.infos[index] = info
-        self._is_dirty = True
-        if "training_enabled" in info and not info["training_enabled"]:
-            self.training_disabled = True
+            self.is_dirty = False
 
     def truncate(self, cut: NDArray[np.bool_]) -> None:
         """Truncate the episodes of some copies.
@@ -290,7 +279,7 @@ class StepResults:
             cut: [N] True for each of them.
         """
         self.truncateds |= cut
-        self._is_dirty = True
+        self.is_dirty = True
 
 
 class Copies(VectorEnv):
@@ -433,10 +422,15 @@ class Copies(VectorEnv):
                 rewards[index] = reward
                 if terminated or truncated:
                     check_flags((terminated, truncated), self.env_id, index, self.step_of(index))
-                    results.set_flags(index, terminated, truncated)
+                    results.terminateds[index] = terminated
+                    results.truncateds[index] = truncated
+                    results.is_dirty = True
                     ended = True
                 if info:
-                    results.set_info(index, info)
+                    results.infos[index] = info
+                    results.is_dirty = True
+                    if "training_enabled" in info and not info["training_enabled"]:
+                        results.training_disabled = True
         except Exception as error:
             raise_env_fault(self.env_id, "step", error, index=index, step=self.step_of(index))
         if not math.isfinite(sum(rewards.tolist())):  # large values can also overflow

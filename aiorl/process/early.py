@@ -34,12 +34,10 @@ def _open_closed_streams() -> None:
     for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is not None:
             continue
-        try:
-            os.fstat(descriptor)  # a library has opened a file there meanwhile
-            opened = os.open(os.devnull, os.O_RDWR)
-        except OSError:
-            # It gets the lowest free number, which is this one.
-            opened = os.open(os.devnull, os.O_RDWR)
+        # It gets the lowest free number: this one, unless a library has opened a file there
+        # meanwhile.
+        opened = os.open(os.devnull, os.O_RDWR)
+        if opened == descriptor:
             os.set_inheritable(opened, True)
         mode = "r" if name == "stdin" else "w"
         stream = os.fdopen(opened, mode, encoding="utf-8", errors="replace", closefd=False)

@@ -76,7 +76,8 @@ class Keeper:
         Raises:
             OSError: the program could not be started.
         """
-        # A signal that comes just before `select` would not end it; Python writes to this pipe then.
+        # Python writes to this pipe at each signal; one that comes just before `select` would not
+        # end it otherwise.
         reader, writer = os.pipe()
         for end in (reader, writer):
             os.set_blocking(end, False)
