@@ -159,7 +159,7 @@ class EpisodicLife(gymnasium.Wrapper[Any, Any, Any, Any]):
         if self._is_over or seed is not None:
             obs, info = self.env.reset(seed=seed, options=options)
         else:
-            obs, _, terminated, truncated, info = self.env.step(0)
+            obs, _, terminated, truncated, info = self.env.step(0)  # a no-op
             if terminated or truncated:
                 obs, info = self.env.reset(options=options)
         self._is_over = False

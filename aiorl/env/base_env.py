@@ -269,7 +269,7 @@ class SteppedBaseEnv(BaseEnv):
         """
         if not self._is_started:
             first = opening_poll(self._reset_all())
-            self._is_started = True
+            self._is_started = True  # only now: after a failure, the next poll resets all again
             return first
         poll = self._stepped
         self._stepped = None

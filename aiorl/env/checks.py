@@ -156,8 +156,8 @@ class ObservationCheck:
     ) -> None:
         """Warn once about an observation outside its Box.
 
-        Only one batch in 17 is checked, to save time. If copies are checked one by one, all of them
-        get their turn.
+        Only one batch in 17 is checked, to save time. This is a prime number, so that all copies get
+        their turn if they are checked one by one.
         """
         self._num_checked += 1
         if self._num_checked % 17 != 1:

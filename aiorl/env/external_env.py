@@ -858,6 +858,7 @@ class EpisodeTable:
                         episode.add_to(poll, episode_id)
                 if poll.obs or self._stopped or not is_alive():
                     break
+                # Nothing announces a client's silence, so it is looked for ten times a second.
                 self._changed.wait(0.1)
             for episode_id, dones in poll.dones.items():
                 if dones[ALL_AGENTS]:

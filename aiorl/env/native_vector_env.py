@@ -89,7 +89,7 @@ class NativeVectorEnv(LockstepEnv):
         try:
             obs = self._reset_all(self.first_seeds if seeds is None else seeds)
         except Exception as error:
-            self._raise_fault("reset", error, 0, 0)
+            self._raise_fault("reset", error, index=0, step=0)
         self.first_seeds = None
         self._started_at.fill(self._step_count)
         self._ended = np.zeros(self.num_envs, np.bool_)
@@ -110,11 +110,13 @@ class NativeVectorEnv(LockstepEnv):
         try:
             obs, rewards, terminateds, truncateds, infos = self._env.step(actions)
         except Exception as error:
-            self._raise_fault("step", error, 0, int(self._step_count - self._started_at.min()))
+            longest = int(self._step_count - self._started_at.min())
+            self._raise_fault("step", error, index=0, step=longest)
         obs = self._check.check_batch_shape(obs, self.num_envs)
         rewards, terminateds, truncateds = self._checked_flags(rewards, terminateds, truncateds)
         valid: NDArray[np.bool_] | None = None
         if self._mode is AutoresetMode.NEXT_STEP and self._any_ended:
+            # For copies that ended in the last step, this one was only the reset.
             valid = ~self._ended
             rewards = rewards.copy()
             rewards[self._ended] = 0
@@ -126,47 +128,53 @@ class NativeVectorEnv(LockstepEnv):
         ended = terminateds | truncateds
         self._any_ended = bool(np.count_nonzero(ended))
         self._ended = ended
-        result = VectorStep(obs, rewards, terminateds, truncateds, valid=valid, infos=infos)
+        result = VectorStep(
+            obs=obs,
+            rewards=rewards,
+            terminateds=terminateds,
+            truncateds=truncateds,
+            valid=valid,
+            infos=infos,
+        )
         if self._any_ended and self._mode is not AutoresetMode.NEXT_STEP:
-            self._add_finals(result, np.flatnonzero(ended), infos)
+            self._add_finals(result, np.flatnonzero(ended))
             self._started_at[ended] = self._step_count
         return result
 
-    def _add_finals(
-        self,
-        result: VectorStep,
-        index: NDArray[np.int64],
-        infos: dict[str, Any],
-    ) -> None:
+    def _add_finals(self, result: VectorStep, ended: NDArray[np.int64]) -> None:
+        """Add the last observations of the copies that ended, and see that these are reset."""
+        result.final_index = ended
         if self._mode is AutoresetMode.SAME_STEP:
-            finals = infos.get("final_obs")
-            if finals is None:
-                raise EnvError(
-                    self.env_id,
-                    "resets in the same step, but has no infos['final_obs']",
-                    vector_index=int(index[0]),
-                    step=self._step_of(int(index[0])),
-                )
-            rows = [
-                self._check.coerce(finals[row], row, self._step_of(row)) for row in index.tolist()
-            ]
-            final_obs = np.stack(rows).astype(self._check.dtype, copy=False)
-            self._check.check_values(
-                final_obs, lambda row: self._step_of(int(index[row])), lambda row: int(index[row])
+            result.final_obs = self._final_obs(result.infos or {}, ended.tolist())
+            return
+        # The mode DISABLED: copies are reset on request.
+        result.final_obs = result.obs[ended]
+        try:
+            fresh, _ = self._env.reset(options={"reset_mask": self._ended.copy()})
+        except Exception as error:
+            self._raise_fault("reset", error, index=int(ended[0]), step=0)
+        fresh = self._check.check_batch_shape(fresh, self.num_envs)
+        obs = result.obs.copy()
+        obs[ended] = fresh[ended]
+        self._check.check_values(obs, self._step_of)
+        result.obs = obs
+
+    def _final_obs(self, infos: Mapping[str, Any], ended: list[int]) -> NDArray[Any]:
+        """Return the last observations [K, ...] of copies that the step itself has reset."""
+        finals = infos.get("final_obs")
+        if finals is None:
+            raise EnvError(
+                self.env_id,
+                "resets in the same step, but has no infos['final_obs']",
+                vector_index=ended[0],
+                step=self._step_of(ended[0]),
             )
-        else:
-            final_obs = result.obs[index]
-            try:
-                fresh, _ = self._env.reset(options={"reset_mask": self._ended.copy()})
-            except Exception as error:
-                self._raise_fault("reset", error, int(index[0]), 0)
-            fresh = self._check.check_batch_shape(fresh, self.num_envs)
-            obs = result.obs.copy()
-            obs[index] = fresh[index]
-            self._check.check_values(obs, self._step_of)
-            result.obs = obs
-        result.final_index = index
-        result.final_obs = final_obs
+        rows = [self._check.coerce(finals[copy], copy, self._step_of(copy)) for copy in ended]
+        final_obs = np.stack(rows).astype(self._check.dtype, copy=False)
+        self._check.check_values(
+            final_obs, lambda row: self._step_of(ended[row]), lambda row: ended[row]
+        )
+        return final_obs
 
     def _checked_flags(
         self,
@@ -180,7 +188,7 @@ class NativeVectorEnv(LockstepEnv):
             and rewards.shape == terminateds.shape == truncateds.shape == shape
             and terminateds.dtype is truncateds.dtype is _FLAG
         ):
-            return rewards, terminateds, truncateds  # a fast path for the usual case, on every step
+            return rewards, terminateds, truncateds  # the usual case, on every step
         arrays = [np.asarray(values) for values in (rewards, terminateds, truncateds)]
         for name, array in zip(("rewards", "terminations", "truncations"), arrays, strict=True):
             if array.shape != shape:
@@ -200,7 +208,7 @@ class NativeVectorEnv(LockstepEnv):
     def _step_of(self, index: int) -> int:
         return int(self._step_count - self._started_at[index])
 
-    def _raise_fault(self, doing: str, error: Exception, index: int, step: int) -> NoReturn:
+    def _raise_fault(self, doing: str, error: Exception, *, index: int, step: int) -> NoReturn:
         """Raise the error for a failed call, which names the copy whose process has ended, if there
         is one.
         """
