@@ -241,7 +241,7 @@ class _Child:
         due: time of the next start, by the monotonic clock; None if no start is planned.
         began: time when the last process was started.
         status: exit status of the last process.
-        is_lacking: True if the last start failed for a temporary lack of resources, which has been
+        lacks_resources: True if the last start failed for a temporary lack of resources, which has been
             logged.
     """
 
@@ -251,7 +251,7 @@ class _Child:
         self.due: float | None = None
         self.began = 0.0
         self.status = 0
-        self.is_lacking = False
+        self.lacks_resources = False
 
 
 class Children:
@@ -395,7 +395,7 @@ class Children:
                 start_new_session=True,
                 pass_fds=self._pass_fds,
             )
-        child.is_lacking = False
+        child.lacks_resources = False
         self._on_event(ChildStarted(slot, child.process.pid))
 
     def _start_again(self, slot: int, child: _Child) -> None:
@@ -408,8 +408,8 @@ class Children:
                 self._plan_restart(slot, child)
                 return
             child.due = time.monotonic() + _TRY_AGAIN_S
-            if not child.is_lacking:
-                child.is_lacking = True
+            if not child.lacks_resources:
+                child.lacks_resources = True
                 logger.warning(
                     "worker process %d cannot be started for now (%s); trying again every %g s",
                     slot,

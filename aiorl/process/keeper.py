@@ -26,11 +26,9 @@ from aiorl.process.children import (
     ChildStarted,
     log_end,
 )
-from aiorl.process.program import status_after, stop_signals
+from aiorl.process.program import REPEATED_S, status_after, stop_signals
 
 logger = logging.getLogger(__name__)
-
-_TWICE_S = 0.5
 
 
 class Keeper:
@@ -109,8 +107,7 @@ class Keeper:
                 self._stopped_at = now
                 self._status = status_after(number)
                 self._children.stop(signal.SIGTERM)
-            # `timeout` sends a signal to a process and again to its group.
-            elif now - self._stopped_at > _TWICE_S:
+            elif now - self._stopped_at > REPEATED_S:
                 self._status = status_after(number)
                 self._children.stop(signal.SIGKILL)
         if self._stopped_at is not None and now - self._stopped_at >= self._leave_s:

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     import asyncio
 
 
-_TWICE_S = 0.5
+REPEATED_S = 0.5
+"""Seconds in which a second stop signal is a repetition of the first: `timeout` and some supervisors
+send one to a process and again to its group."""
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 CTRL_C = "Ctrl-C"
 """Name of the signal that ends a run for good; after the others, it can continue."""
@@ -68,8 +70,7 @@ def raise_open_file_limit() -> None:
 def on_stop_signals(stop: Callable[[str], None]) -> None:
     """Call ``stop`` with the name of the first stop signal; call this on the running loop.
 
-    ``timeout`` and some supervisors send a signal to the process and again to its group. A second
-    signal therefore counts only half a second after the first.
+    A second signal counts only after `REPEATED_S`.
     """
     import asyncio
 
@@ -127,7 +128,7 @@ def _first_and_second(stop: Callable[[str], None]) -> Callable[[int], None]:
         if first is None:
             first = time.monotonic()
             stop(_name(number))
-        elif time.monotonic() - first > _TWICE_S:
+        elif time.monotonic() - first > REPEATED_S:
             os._exit(status_after(number))
 
     return handle
