@@ -129,10 +129,10 @@ def test_frames_are_stacked_as_channels_oldest_first():
     assert env.observation_space == spaces.Box(0, 255, (4, 4, 4), np.uint8)
     first = env.reset()[0]
     assert first[0, 0].tolist() == [0, 0, 0, 0]
-    shown = [env.step(0)[0] for _ in range(5)]
-    assert shown[1][0, 0].tolist() == [0, 0, 1, 2]
-    assert shown[4][0, 0].tolist() == [2, 3, 4, 5]
-    assert shown[4].flags.c_contiguous
+    stacks = [env.step(0)[0] for _ in range(5)]
+    assert stacks[1][0, 0].tolist() == [0, 0, 1, 2]
+    assert stacks[4][0, 0].tolist() == [2, 3, 4, 5]
+    assert stacks[4].flags.c_contiguous
     assert first[0, 0].tolist() == [0, 0, 0, 0]
 
 

@@ -114,15 +114,15 @@ def test_spaces_without_arrays_are_not_checked():
 def test_an_observation_that_is_no_number_is_named_with_its_type(obs, value, is_nested):
     box = spaces.Box(-1.0, 1.0, (3,))
     space = spaces.Dict({"inner": spaces.Tuple([box])}) if is_nested else box
-    given = {"inner": (obs,)} if is_nested else obs
+    nested = {"inner": (obs,)} if is_nested else obs
     with pytest.raises(BadObservationError) as caught:
-        NestedCheck("Lake", space).coerce(given, 2, 5)
+        NestedCheck("Lake", space).coerce(nested, 2, 5)
     assert (caught.value.env_id, caught.value.vector_index, caught.value.step) == ("Lake", 2, 5)
     assert value in str(caught.value)
     assert type(obs).__name__ in str(caught.value)
     preprocessor = preprocessor_for(space)
     with pytest.raises(BatchError, match=re.escape(value)):
-        preprocessor.transform_rows([given])
+        preprocessor.transform_rows([nested])
 
 
 def test_keys_that_a_dict_space_does_not_have_are_named_once(caplog):

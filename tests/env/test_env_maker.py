@@ -116,27 +116,27 @@ def test_r161_every_kind_of_environment_becomes_a_base_env():
     }
     for kind, envs in kinds.items():
         for env in envs:
-            made = to_base_env(env)
-            assert isinstance(made, kind)
-            assert to_base_env(made) is made
-            made.stop()
+            base = to_base_env(env)
+            assert isinstance(base, kind)
+            assert to_base_env(base) is base
+            base.stop()
 
 
 @pytest.mark.parametrize(
     ("make", "kind"), [(CountingEnv, VectorBaseEnv), (CountingMultiAgentEnv, MultiAgentBaseEnv)]
 )
 def test_r20_r162_other_copies_are_made_with_their_index_and_the_first_is_the_given_one(make, kind):
-    made = []
+    copies = []
 
     def make_env(index):
-        made.append((index, make()))
-        return made[-1][1]
+        copies.append((index, make()))
+        return copies[-1][1]
 
     first = make()
     base = to_base_env(first, make_env, 3)
     assert isinstance(base, kind)
-    assert [index for index, _ in made] == [1, 2]
-    assert list(base.get_unwrapped()) == [first, *(env for _, env in made)]
+    assert [index for index, _ in copies] == [1, 2]
+    assert list(base.get_unwrapped()) == [first, *(env for _, env in copies)]
     assert len(base.poll().obs) == 3
 
 

@@ -226,20 +226,20 @@ def test_r160_the_multi_agent_form_adds_rewards_by_agent_and_fills_in_missing_on
 
 
 def test_r160_spaces_by_agent_must_have_the_same_agents():
-    one, other = {"a": spaces.Discrete(2)}, {"b": spaces.Discrete(2)}
-    ExternalMultiAgentEnv(one, dict(one))
-    ExternalMultiAgentEnv(one, spaces.Dict(other))
+    space_of_a, space_of_b = {"a": spaces.Discrete(2)}, {"b": spaces.Discrete(2)}
+    ExternalMultiAgentEnv(space_of_a, dict(space_of_a))
+    ExternalMultiAgentEnv(space_of_a, spaces.Dict(space_of_b))
     with pytest.raises(ConfigError):
-        ExternalMultiAgentEnv(one, other)
+        ExternalMultiAgentEnv(space_of_a, space_of_b)
 
 
 @pytest.mark.parametrize("reward", [float("nan"), float("inf"), "much"])
 def test_a_clients_bad_reward_is_its_own_error_and_adds_nothing(reward):
     env, single = MultiDriven(lambda env: None), Driven(lambda env: None)
-    for one, given in ((env, {"a": 1.0, "b": reward}), (single, reward)):
-        one.start_episode("e")
+    for external, rewards in ((env, {"a": 1.0, "b": reward}), (single, reward)):
+        external.start_episode("e")
         with pytest.raises(BadRewardError):
-            one.log_returns("e", given)
+            external.log_returns("e", rewards)
     env.end_episode("e", {"a": 1, "b": 1})
     assert left(env).rewards["e"] == {"a": 0.0, "b": 0.0}
     with pytest.raises(EnvContractError, match="'text'"):
@@ -415,7 +415,7 @@ def test_after_the_end_no_episode_can_be_started():
 
 
 class AlwaysZero(Policy):
-    def compute_actions(self, obs_batch, state_batches=(), **more):
+    def compute_actions(self, obs_batch, state_batches=(), **rest):
         return np.zeros(len(obs_batch), np.int64), [], {}
 
 
@@ -435,7 +435,7 @@ def multi_agent_worker(drive, **settings):
     "settings",
     [
         {"no_done_at_end": True},
-        {"observation_fn": lambda agent_obs, **more: {"a": agent_obs.get("a", 5)}},
+        {"observation_fn": lambda agent_obs, **rest: {"a": agent_obs.get("a", 5)}},
     ],
 )
 def test_r134_a_client_need_not_give_what_the_sampler_does_not_require(settings):

@@ -191,20 +191,20 @@ def test_infos_of_every_copy_come_with_its_observations_including_final_ones(mod
     copies = [functools.partial(Counting, 2, index=0), functools.partial(Counting, 3, index=1)]
     base = to_base_env(SyncVectorEnv(copies, autoreset_mode=mode))
     poll = base.poll()
-    seen = 0
+    num_infos = 0
     for _ in range(20):
         for index, by_agent in poll.obs.items():
             episode, step, _ = by_agent[AGENT].astype(int).tolist()
-            said = {} if step in (0, 2) else {"n": [episode, step]}
-            assert poll.infos[index] == {AGENT: said}
-            seen += bool(said)
+            info = {} if step in (0, 2) else {"n": [episode, step]}
+            assert poll.infos[index] == {AGENT: info}
+            num_infos += bool(info)
         acting = [index for index in poll.obs if not poll.dones[index][ALL_AGENTS]]
         acting += [
             i for i in poll.obs if i not in acting and base.try_reset(i) != ASYNC_RESET_RETURN
         ]
         base.send_actions({index: {AGENT: 0} for index in acting})
         poll = base.poll()
-    assert seen > 15
+    assert num_infos > 15
 
 
 # Gymnasium expects all values of a key to have one type: that of the first copy that has it.
@@ -244,9 +244,15 @@ def test_entries_without_a_mask_have_one_value_per_copy_or_one_for_all():
         "three": [1, 2, 3],
         4: "n",
     }
-    one, other = split_infos(infos, 2)
-    assert (one["r"], one["pair"], one["x"], one["three"], one[4]) == (1.5, "a", 7, [1, 2, 3], "n")
-    assert (other["r"], other["pair"], other["x"], other["three"], other[4]) == (
+    first, second = split_infos(infos, 2)
+    assert (first["r"], first["pair"], first["x"], first["three"], first[4]) == (
+        1.5,
+        "a",
+        7,
+        [1, 2, 3],
+        "n",
+    )
+    assert (second["r"], second["pair"], second["x"], second["three"], second[4]) == (
         2.5,
         "b",
         7,
@@ -254,7 +260,7 @@ def test_entries_without_a_mask_have_one_value_per_copy_or_one_for_all():
         "n",
     )
     infos["m"][:] = 0.0
-    assert one["m"].tolist() == [1.0, 1.0, 1.0], "the environment may overwrite its arrays"
+    assert first["m"].tolist() == [1.0, 1.0, 1.0], "the environment may overwrite its arrays"
     episode = {"episode": {"l": np.array([3, 4])}, "_episode": np.array([False, True])}
     assert split_infos(episode, 2) == [{}, {"episode": {"l": 4}}]
 
@@ -288,14 +294,14 @@ def test_the_copy_whose_step_must_not_be_trained_on_is_found_and_a_reset_does_no
     copies = [lambda: Telling(2, 0, [place]), lambda: Telling(3, 1, [place])]
     env = NativeVectorEnv(SyncVectorEnv(copies, autoreset_mode=mode), env_id="telling")
     obs = env.reset().copy()
-    found = []
+    faults = []
     for _ in range(16):
         step = env.step(np.zeros(2, np.int64))
         for index in training_disabled(step, 2):
             episode, at, _ = obs[index].astype(int).tolist()
-            found.append((index, episode, at + 1))
+            faults.append((index, episode, at + 1))
         obs = step.obs.copy()
-    assert found == [place]
+    assert faults == [place]
 
 
 MAIN = os.getpid()

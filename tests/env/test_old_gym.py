@@ -25,7 +25,7 @@ def _of_a_process(folder: Path | None = None) -> dict[str, object]:
     ones.
     """
     path = os.pathsep.join(str(place) for place in (folder, ROOT) if place is not None)
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "tests.support.old_gym_cases"],
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
@@ -33,8 +33,8 @@ def _of_a_process(folder: Path | None = None) -> dict[str, object]:
         timeout=120,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    results: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
+    assert process.returncode == 0, process.stderr
+    results: dict[str, object] = json.loads(process.stdout.splitlines()[-1])
     return results
 
 
@@ -70,10 +70,10 @@ def test_a_discrete_space_keeps_its_first_value(version):
         "import gym; from aiorl.data.gym_spaces import *;"
         " print(gymnasium_space(gym.spaces.Discrete(3, start=5)))"
     )
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
-    assert done.stdout.strip() == "Discrete(3, start=5)"
+    assert process.stdout.strip() == "Discrete(3, start=5)"
 
 
 def test_a_time_limit_truncates_and_the_seed_reaches_the_environment(results):
@@ -140,11 +140,11 @@ def test_refusals_name_the_value_at_fault(results):
 
 
 def test_wrappers_of_gym_and_of_gymnasium_and_the_monitor_surround_an_environment(results):
-    found = results["wrappers"]
-    assert found["rewards"] == [5, 5, 5], "(2 + 8) * 2 / 2 / 2"
-    assert found["stats"] == 15
-    assert found["picture"] == [16, 16, 3]
-    assert found["kinds"] == GYMNASIUM
+    wrapped = results["wrappers"]
+    assert wrapped["rewards"] == [5, 5, 5], "(2 + 8) * 2 / 2 / 2"
+    assert wrapped["stats"] == 15
+    assert wrapped["picture"] == [16, 16, 3]
+    assert wrapped["kinds"] == GYMNASIUM
 
 
 def test_a_vector_environment_keeps_the_last_observations_of_its_copies(results, version):

@@ -174,7 +174,7 @@ def test_a_mask_in_the_infos_of_a_turn_based_environment_moves_into_its_observat
     assert obs["o"]["action_mask"].tolist() == [0, 1, 1]
     env.step({"o": 1})
     obs, *_ = env.step({"x": 1})
-    assert {agent: own["action_mask"].tolist() for agent, own in obs.items()} == {
+    assert {agent: obs_of_agent["action_mask"].tolist() for agent, obs_of_agent in obs.items()} == {
         "o": [1] * 3,
         "x": [1] * 3,
     }

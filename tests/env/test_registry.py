@@ -47,7 +47,7 @@ def test_a_class_whose_first_parameter_is_called_config_and_a_function_get_the_c
 
     context = EnvContext({"a": 1}, worker_index=3, vector_index=2)
     assert resolve_env(Rllib)(context).context is context
-    assert resolve_env(lambda given: given)(context) is context
+    assert resolve_env(lambda context: context)(context) is context
     env = resolve_env(CountingEnv)(EnvContext({"length": 9}))
     env.reset()
     assert [env.step(0)[2] for _ in range(9)] == [False] * 8 + [True]
@@ -126,10 +126,10 @@ def test_games_with_unusual_ids_are_found_and_preprocessed_like_the_others():
         " is_atari_id('CartPole-v1')\nassert Wrapping(deepmind=True).env_config(creator, {}) =="
         " {'frameskip': 1}\ncreator(EnvContext({'frameskip': 1})).close()"
     )
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
     )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert (process.returncode, process.stdout, process.stderr) == (0, "", "")
 
 
 def test_old_gym_time_limit_truncates():
@@ -176,12 +176,12 @@ def test_a_type_error_in_the_constructors_own_code_is_not_reported_as_a_wrong_se
 
 def test_r55_each_context_has_its_own_dicts_and_lists_and_shares_other_objects():
     shared = object()
-    given = {"a": {"b": [{"c": 1}]}, "d": shared}
-    context = EnvContext(given)
+    config = {"a": {"b": [{"c": 1}]}, "d": shared}
+    context = EnvContext(config)
     other = context.copy_with_overrides(vector_index=1)
     other["a"]["b"][0]["c"] = 2
     other["a"]["b"].append(3)
-    assert given == context == {"a": {"b": [{"c": 1}]}, "d": shared}
+    assert config == context == {"a": {"b": [{"c": 1}]}, "d": shared}
     assert other["d"] is shared
 
 

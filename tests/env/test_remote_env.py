@@ -97,14 +97,14 @@ def sleepy(tmp_path, monkeypatch):
 
 @pytest.fixture
 def make_remote():
-    made = []
+    remotes = []
 
     def make(env, num_envs=1, **plan) -> RemoteEnv:
-        made.append(RemoteEnv(EnvPlan(env=env, num_envs=num_envs, **plan)))
-        return made[-1]
+        remotes.append(RemoteEnv(EnvPlan(env=env, num_envs=num_envs, **plan)))
+        return remotes[-1]
 
     yield make
-    for env in made:
+    for env in remotes:
         env.stop()
 
 
@@ -117,16 +117,16 @@ def poll_all(base: RemoteEnv) -> dict:
 
 
 def test_r122_the_first_poll_opens_episodes_and_resets_come_by_later_polls(make_remote):
-    def shown(poll):
+    def first_copy(poll):
         return poll.obs[0][AGENT].tolist(), poll.rewards[0][AGENT], poll.terminateds[0][ALL_AGENTS]
 
     base = make_remote(COUNTING, env_config={"length": 2})
-    assert shown(base.poll()) == ([0, 0, 0], None, False)
+    assert first_copy(base.poll()) == ([0, 0, 0], None, False)
     for step in (1, 2):
         base.send_actions({0: {AGENT: np.int64(1)}})
-        assert shown(base.poll()) == ([0, step, 0], step, step == 2)
+        assert first_copy(base.poll()) == ([0, step, 0], step, step == 2)
     assert base.try_reset(0) == ASYNC_RESET_RETURN
-    assert shown(base.poll()) == ([1, 0, 0], None, False)
+    assert first_copy(base.poll()) == ([1, 0, 0], None, False)
     assert base.observation_space == CountingEnv().observation_space
     assert base.get_unwrapped() == []
     assert base.take_finished_games() is None
@@ -250,10 +250,10 @@ def test_lockstep_copies_in_processes_give_the_same_results_as_copies_in_turn():
         actions = np.stack([serial.action_space.sample() for _ in range(2)])
         if number % 2:
             remote.begin(slice(1), actions[:1])
-        one, other = remote.step(actions), serial.step(actions)
+        ours, theirs = remote.step(actions), serial.step(actions)
         for field in ("obs", "rewards", "terminateds", "truncateds", "final_index", "final_obs"):
-            np.testing.assert_array_equal(getattr(one, field), getattr(other, field))
-        ends += one.final_index is not None
+            np.testing.assert_array_equal(getattr(ours, field), getattr(theirs, field))
+        ends += ours.final_index is not None
     assert ends
     remote.close()
     remote.close()
@@ -376,7 +376,7 @@ def test_a_process_for_one_environment_does_not_import_configs_or_policies():
         "import aiorl.env.remote_child, sys; print({'pydantic', 'onnxruntime', 'zmq'} &"
         " set(sys.modules))"
     )
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
-    assert done.stdout.strip() == "set()"
+    assert process.stdout.strip() == "set()"

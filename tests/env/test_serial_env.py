@@ -163,20 +163,20 @@ def test_text_is_refused_as_a_flag(at):
 class ShowsEnv(gymnasium.Env):
     """Environment that returns the given observation, regardless of its space."""
 
-    def __init__(self, space, *shown):
+    def __init__(self, space, *obs):
         self.observation_space = space
         self.action_space = spaces.Discrete(2)
-        self.shown = list(shown)
+        self.obs = list(obs)
 
     def reset(self, *, seed=None, options=None):
-        return self.shown.pop(0), {}
+        return self.obs.pop(0), {}
 
     def step(self, action):
-        return self.shown.pop(0), 0.0, False, False, {}
+        return self.obs.pop(0), 0.0, False, False, {}
 
 
 @pytest.mark.parametrize(
-    ("space", "shown"),
+    ("space", "obs"),
     [
         (spaces.Discrete(3), 2),
         (spaces.Discrete(3, start=5), np.int64(6)),
@@ -188,14 +188,14 @@ class ShowsEnv(gymnasium.Env):
         (spaces.Box(0, 255, (2, 2), np.uint8), np.full((2, 2), 255)),
     ],
 )
-def test_values_that_convert_safely_are_accepted(space, shown):
-    env = serial(ShowsEnv(space, shown, shown))
-    np.testing.assert_array_equal(env.reset()[0], np.asarray(shown))
-    np.testing.assert_array_equal(env.step(NO_ACTION[:1]).obs[0], np.asarray(shown))
+def test_values_that_convert_safely_are_accepted(space, obs):
+    env = serial(ShowsEnv(space, obs, obs))
+    np.testing.assert_array_equal(env.reset()[0], np.asarray(obs))
+    np.testing.assert_array_equal(env.step(NO_ACTION[:1]).obs[0], np.asarray(obs))
 
 
 @pytest.mark.parametrize(
-    ("space", "shown"),
+    ("space", "obs"),
     [
         (spaces.Discrete(3), 3),
         (spaces.Discrete(3), 1.5),
@@ -209,6 +209,6 @@ def test_values_that_convert_safely_are_accepted(space, shown):
         (spaces.Box(-1, 1, (2,), np.float32), np.zeros((1, 2), np.float32)),
     ],
 )
-def test_values_outside_the_space_are_refused(space, shown):
+def test_values_outside_the_space_are_refused(space, obs):
     with pytest.raises(BadObservationError):
-        serial(ShowsEnv(space, shown)).reset()
+        serial(ShowsEnv(space, obs)).reset()

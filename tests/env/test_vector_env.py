@@ -51,11 +51,11 @@ def test_observations_are_kept_although_the_environment_reuses_its_array():
             return self.array, *rest
 
     base = copies(Reusing())
-    shown = [base.poll().obs[0][AGENT]]
+    observed = [base.poll().obs[0][AGENT]]
     for _ in range(2):
         base.send_actions(act(0))
-        shown.append(base.poll().obs[0][AGENT])
-    assert [int(obs[1]) for obs in shown] == [0, 1, 2]
+        observed.append(base.poll().obs[0][AGENT])
+    assert [int(obs[1]) for obs in observed] == [0, 1, 2]
 
 
 def test_polling_twice_or_leaving_out_an_action_is_an_error():
@@ -74,8 +74,8 @@ def test_polling_twice_or_leaving_out_an_action_is_an_error():
 class Unready(CountingEnv):
     """Environment whose first resets fail."""
 
-    def __init__(self, failures, **more):
-        super().__init__(**more)
+    def __init__(self, failures, **options):
+        super().__init__(**options)
         self.failures = failures
         self.tried = []
 

@@ -296,14 +296,14 @@ def test_a_gymnasium_environments_mask_is_taken_from_its_info():
     env = MaskFromInfo(gymnasium.make("Taxi-v4"))
     plain = gymnasium.make("Taxi-v4")
     assert is_masked(env.observation_space)
-    (obs, info), (wanted, _) = env.reset(seed=3), plain.reset(seed=3)
+    (obs, info), (plain_obs, _) = env.reset(seed=3), plain.reset(seed=3)
     for _ in range(20):
         assert env.observation_space.contains(obs)
-        assert obs["observation"] == wanted
+        assert obs["observation"] == plain_obs
         np.testing.assert_array_equal(obs["action_mask"], info["action_mask"])
         action = int(np.flatnonzero(obs["action_mask"])[0])
         obs, reward, terminated, truncated, info = env.step(action)
-        wanted, *same, _ = plain.step(action)
+        plain_obs, *same, _ = plain.step(action)
         assert [reward, terminated, truncated] == same
 
 

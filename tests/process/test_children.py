@@ -116,15 +116,15 @@ class Watched:
 
 @pytest.fixture
 def watch() -> Iterator[Callable[..., Watched]]:
-    made: list[Watched] = []
+    started: list[Watched] = []
 
     def make(*args: Any, **options: Any) -> Watched:
-        made.append(Watched(*args, **options))
-        made[-1].children.start()
-        return made[-1]
+        started.append(Watched(*args, **options))
+        started[-1].children.start()
+        return started[-1]
 
     yield make
-    for watched in made:
+    for watched in started:
         watched.children.stop(signal.SIGKILL)
         watched.until()
 
@@ -189,8 +189,8 @@ def test_a_start_without_resources_is_tried_again_until_it_succeeds(
     monkeypatch.setattr(subprocess, "Popen", lacking)
     with caplog.at_level(logging.WARNING, "aiorl"):
         assert watched.until() == [ChildStarted, ChildRestarting, ChildStarted, ChildGaveUp]
-    (said,) = caplog.messages
-    assert os.strerror(errno.EMFILE) in said
+    (message,) = caplog.messages
+    assert os.strerror(errno.EMFILE) in message
 
 
 def test_after_stop_no_child_is_restarted(watch: Callable[..., Watched]) -> None:

@@ -33,10 +33,10 @@ SCRIPT = "import sys; sys.argv[0] = '/usr/bin/aiorl'; from aiorl.__main__ import
 
 def started(place: Path, at: str, number: int, *words: str) -> subprocess.CompletedProcess[str]:
     (place / "sitecustomize.py").write_text(INTERRUPT)
-    own = {"PYTHONPATH": str(place), "INTERRUPT_AT": at, "SIGNAL": str(int(number))}
+    variables = {"PYTHONPATH": str(place), "INTERRUPT_AT": at, "SIGNAL": str(int(number))}
     return subprocess.run(
         [sys.executable, *words],
-        env={**os.environ, **own},
+        env={**os.environ, **variables},
         cwd=place,
         capture_output=True,
         text=True,
@@ -55,10 +55,10 @@ def started(place: Path, at: str, number: int, *words: str) -> subprocess.Comple
 def test_ctrl_c_while_a_command_loads_gives_one_line(
     tmp_path: Path, words: list[str], at: str
 ) -> None:
-    done = started(tmp_path, at, signal.SIGINT, *words, "nowhere")
-    assert done.returncode == 130, done.stderr
-    assert done.stderr.count("\n") == 1
-    assert "Ctrl-C" in done.stderr
+    process = started(tmp_path, at, signal.SIGINT, *words, "nowhere")
+    assert process.returncode == 130, process.stderr
+    assert process.stderr.count("\n") == 1
+    assert "Ctrl-C" in process.stderr
 
 
 @pytest.mark.parametrize("at", ["aiorl.config.layers", "pydantic"])
@@ -68,9 +68,9 @@ def test_ctrl_c_while_a_command_loads_gives_one_line(
 def test_signals_before_a_run_begins_give_at_most_one_line(
     tmp_path: Path, at: str, number: int, status: set[int]
 ) -> None:
-    done = started(tmp_path, at, number, "-m", "aiorl", "train", "--env", "CartPole-v1")
-    assert done.returncode in status, done.stderr
-    assert done.stderr.count("\n") <= 1
+    process = started(tmp_path, at, number, "-m", "aiorl", "train", "--env", "CartPole-v1")
+    assert process.returncode in status, process.stderr
+    assert process.stderr.count("\n") <= 1
     assert not (tmp_path / "runs").exists()
 
 
@@ -78,10 +78,10 @@ def test_programs_of_users_are_left_alone() -> None:
     code = (
         "import signal, aiorl; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
     )
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
-    assert done.stdout == "True\n"
+    assert process.stdout == "True\n"
     assert not is_command()
 
 
@@ -100,16 +100,16 @@ COMMANDS = [
 def test_commands_work_without_standard_streams(tmp_path: Path, closed: str) -> None:
     for words, status in COMMANDS:
         command = f"exec {shlex.quote(sys.executable)} -m {words} {closed}"
-        done = subprocess.run(
+        process = subprocess.run(
             ["sh", "-c", command], cwd=tmp_path, check=False, timeout=60, stdin=subprocess.DEVNULL
         )
-        assert done.returncode == status, words
+        assert process.returncode == status, words
 
 
 def test_nothing_else_gets_the_numbers_of_closed_streams() -> None:
     code = "import sys; sys.orig_argv = ['python', '-m', 'aiorl']; import aiorl, os; "
     code += "file = open(os.devnull); print('dropped'); sys.exit(file.fileno())"
-    done = subprocess.run(
+    process = subprocess.run(
         ["sh", "-c", f'exec {sys.executable} -c "{code}" <&- >&- 2>&-'], check=False, timeout=60
     )
-    assert done.returncode > 2
+    assert process.returncode > 2

@@ -52,10 +52,10 @@ def test_another_python_finds_the_modules_next_to_a_script(
     (tmp_path / "neighbour.py").write_text("FOUND = 5\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     command = [sys.executable, "-c", "import neighbour, numpy; print(neighbour.FOUND)"]
-    found = subprocess.run(
+    process = subprocess.run(
         command, env={**os.environ, **python_path()}, cwd="/", capture_output=True, text=True
     )
-    assert found.stdout == "5\n", found.stderr
+    assert process.stdout == "5\n", process.stderr
 
 
 def test_a_child_finds_modules_of_the_current_directory_after_pythons_own(tmp_path: Path) -> None:
@@ -74,8 +74,8 @@ def test_a_child_finds_modules_of_the_current_directory_after_pythons_own(tmp_pa
         f" {child!r}], env={{**os.environ, **python_path()}}, check=True)"
     )
     command = [sys.executable, "-P", "-c", script]
-    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert found.stdout == "5 False\n", found.stderr
+    process = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert process.stdout == "5 False\n", process.stderr
 
 
 def test_folders_of_this_python_are_not_passed_to_others(tmp_path: Path) -> None:
@@ -85,10 +85,10 @@ def test_folders_of_this_python_are_not_passed_to_others(tmp_path: Path) -> None
         "from aiorl.process.imports import python_path; print(python_path().get('PYTHONPATH', ''))"
     )
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    found = subprocess.run(
+    process = subprocess.run(
         [sys.executable, script], env=environment, capture_output=True, text=True, check=True
     )
-    places = found.stdout.strip().split(os.pathsep)
+    places = process.stdout.strip().split(os.pathsep)
     assert places[0] == str(tmp_path)
     assert not [
         place
@@ -116,7 +116,7 @@ def test_too_little_address_space_for_tensorflow_is_one_sentence_before_any_file
         f"import resource; resource.setrlimit(resource.RLIMIT_AS, ({gigabytes}_000_000_000,) * 2)\n"
     )
     code += "import sys; from aiorl.learner import main; sys.exit(main(['--env', 'CartPole-v1']))"
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code],
         cwd=tmp_path,
         capture_output=True,
@@ -124,7 +124,7 @@ def test_too_little_address_space_for_tensorflow_is_one_sentence_before_any_file
         timeout=60,
         check=False,
     )
-    assert done.returncode == 2
-    assert "ulimit -v" in done.stderr
-    assert "Traceback" not in done.stderr
+    assert process.returncode == 2
+    assert "ulimit -v" in process.stderr
+    assert "Traceback" not in process.stderr
     assert list(tmp_path.iterdir()) == []

@@ -66,10 +66,10 @@ def keep() -> Iterator[Callable[..., Kept]]:
         return started[-1]
 
     yield start
-    for kept in started:
-        kept.process.kill()
-        kept.process.wait(10)
-        kept.output.close()
+    for keeper in started:
+        keeper.process.kill()
+        keeper.process.wait(10)
+        keeper.output.close()
 
 
 @pytest.mark.parametrize(
@@ -89,31 +89,31 @@ say("child")
 while True:
     signal.pause()
 """
-    kept = keep(leaves, 2)
+    keeper = keep(leaves, 2)
     for _ in range(4):  # lines of both children and their parent
-        kept.output.readline()
-    kept.process.send_signal(number)
-    status, lines = kept.end()
+        keeper.output.readline()
+    keeper.process.send_signal(number)
+    status, lines = keeper.end()
     assert status == ends_with
     assert lines == ["goodbye 15", "goodbye 15"]
 
 
 def test_children_that_do_not_leave_are_killed(keep: Callable[..., Kept]) -> None:
     ignores = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {WAITS}"
-    kept = keep(ignores, leave_s=0.2)
-    child = kept.child()
-    kept.process.send_signal(signal.SIGTERM)
-    assert kept.end() == (143, [])
+    keeper = keep(ignores, leave_s=0.2)
+    child = keeper.child()
+    keeper.process.send_signal(signal.SIGTERM)
+    assert keeper.end() == (143, [])
     assert not psutil.pid_exists(child)
 
 
 def test_children_see_the_end_of_their_input_when_the_parent_is_killed(
     keep: Callable[..., Kept],
 ) -> None:
-    kept = keep()
-    kept.child()
-    kept.process.kill()
-    assert kept.end() == (-signal.SIGKILL, ["orphan"])
+    keeper = keep()
+    keeper.child()
+    keeper.process.kill()
+    assert keeper.end() == (-signal.SIGKILL, ["orphan"])
 
 
 @pytest.mark.parametrize(
@@ -123,8 +123,8 @@ def test_children_see_the_end_of_their_input_when_the_parent_is_killed(
 def test_the_status_decides_how_often_a_child_is_started(
     keep: Callable[..., Kept], status: int, ends_with: int, starts: int
 ) -> None:
-    kept = keep(f"{SAY}; say('child'); os._exit({status})", max_restarts=1)
-    ended_with, lines = kept.end()
+    keeper = keep(f"{SAY}; say('child'); os._exit({status})", max_restarts=1)
+    ended_with, lines = keeper.end()
     assert ended_with == ends_with
     assert lines.count("child") == starts
     assert sum("0.2 s" in line for line in lines) == starts - 1
@@ -142,12 +142,12 @@ except FileExistsError:
     {WAITS}
 os._exit(1)
 """
-    kept = keep(one_fails, 2, max_restarts=0)
+    keeper = keep(one_fails, 2, max_restarts=0)
     waited_for = {"child ", " 0 "}  # the second one is given up after 0 restarts
     while waited_for:  # in any order
-        line = kept.output.readline()
+        line = keeper.output.readline()
         assert line
         waited_for = {text for text in waited_for if text not in line}
-    assert kept.process.poll() is None
-    kept.process.send_signal(signal.SIGINT)
-    assert kept.end()[0] == 130
+    assert keeper.process.poll() is None
+    keeper.process.send_signal(signal.SIGINT)
+    assert keeper.end()[0] == 130

@@ -23,10 +23,10 @@ TICK_S = 0.02
 def test_a_process_is_no_older_than_its_parent_has_seen_it() -> None:
     """H4: by wall-clock time, it could be a second more."""
     began = time.monotonic()
-    told = subprocess.run(
+    age = subprocess.run(
         [sys.executable, "-c", TELL], stdout=subprocess.PIPE, text=True, check=True
     ).stdout
-    assert 0 <= float(told) <= time.monotonic() - began + TICK_S
+    assert 0 <= float(age) <= time.monotonic() - began + TICK_S
 
 
 @pytest.fixture(autouse=True)
@@ -158,7 +158,7 @@ print(is_debugged())
 """
 
 
-def said(before: str = "", after: str = "") -> list[str]:
+def lines_of(before: str = "", after: str = "") -> list[str]:
     code = CODE.format(before=before, after=after)
     options = {
         "input": "p 6 * 7\nc\nc\n",
@@ -171,7 +171,7 @@ def said(before: str = "", after: str = "") -> list[str]:
 
 
 def test_the_terminal_is_released_once_before_a_debugger_prompts() -> None:
-    lines = said(after="breakpoint()\nbreakpoint()")
+    lines = lines_of(after="breakpoint()\nbreakpoint()")
     assert lines[:2] == ["begun", "make way"]
     assert lines.count("make way") == 1
     assert "(Pdb) 42" in lines
@@ -179,13 +179,13 @@ def test_the_terminal_is_released_once_before_a_debugger_prompts() -> None:
 
 @pytest.mark.parametrize(("how", "line"), [("settrace", 0), ("setprofile", 0)])
 def test_an_active_debugger_or_profiler_is_detected(how: str, line: int) -> None:
-    lines = said(before=f"sys.{how}(lambda *arguments: None)")
+    lines = lines_of(before=f"sys.{how}(lambda *arguments: None)")
     assert lines[line] == "make way"
     assert lines[-1] == "True"
 
 
 def test_without_a_debugger_nothing_is_done() -> None:
-    assert said() == ["begun", "False"]
+    assert lines_of() == ["begun", "False"]
 
 
 PROGRAM = """
@@ -217,9 +217,9 @@ print([executor.submit(keep_children_out, fork, leave).result() for leave in lea
 
 
 def test_a_forked_child_ends_with_its_own_status_whichever_thread_forked_it() -> None:
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=100, check=True
     )
-    assert done.stdout == "[7, 0, 1, 1] 7\n"
-    assert "why\n" in done.stderr
-    assert "ZeroDivisionError" in done.stderr
+    assert process.stdout == "[7, 0, 1, 1] 7\n"
+    assert "why\n" in process.stderr
+    assert "ZeroDivisionError" in process.stderr

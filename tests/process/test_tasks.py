@@ -83,9 +83,9 @@ def test_close_does_not_wait_for_a_task_that_will_not_end(caplog: pytest.LogCapt
 def test_a_step_that_is_done_first_keeps_its_result_or_error() -> None:
     async def main() -> None:
         other: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        done = await first_of(asyncio.sleep(0, "result"), other)
-        assert done is not None
-        assert done.result() == "result"
+        task = await first_of(asyncio.sleep(0, "result"), other)
+        assert task is not None
+        assert task.result() == "result"
         failed = await first_of(fails(), other)
         assert failed is not None
         with pytest.raises(ValueError, match="on purpose"):
@@ -115,11 +115,11 @@ def test_a_step_is_cancelled_when_the_other_is_done_first() -> None:
 
 def test_tasks_are_started_by_owners_only() -> None:
     """A task without an owner dies in silence."""
-    found = set()
+    owners = set()
     for path in SOURCES.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Attribute | ast.Name):
                 name = node.attr if isinstance(node, ast.Attribute) else node.id
                 if name in STARTS_TASKS:
-                    found.add(path.relative_to(SOURCES).as_posix())
-    assert found == OWNERS
+                    owners.add(path.relative_to(SOURCES).as_posix())
+    assert owners == OWNERS
