@@ -258,14 +258,23 @@ class PreprocessedGame(gymnasium.Env[Any, Any]):
 
     is_preprocessed = True
 
-    def __init__(self, settings: Mapping[str, Any], dim: int, noop_max: int = 30) -> None:
+    def __init__(
+        self,
+        settings: Mapping[str, Any],
+        dim: int,
+        noop_max: int = 30,
+        *,
+        spec: EnvSpec | None = None,
+    ) -> None:
         """Load the game.
 
         Args:
             settings: see ``why_not_atari_vector``.
             dim: side of the frames, pixels.
             noop_max: most no-ops at the start of a game; 0 for none.
+            spec: Gymnasium's registry entry of the game.
         """
+        self.spec = spec
         vector_env = importlib.import_module("ale_py.vector_env")
         self._vector: Any = vector_env.AtariVectorEnv(
             num_envs=1,
@@ -363,8 +372,8 @@ class AtariCopies(Copies):
             noop_max: most no-ops at the start of a game; 0 for none.
             seed: see Copies.
         """
-        self.senders = [PreprocessedGame(settings, dim, noop_max) for _ in range(num_envs)]
-        for game in self.senders:
-            game.spec = spec
+        self.senders = [
+            PreprocessedGame(settings, dim, noop_max, spec=spec) for _ in range(num_envs)
+        ]
         envs = [wrap_lives(game, framestack) for game in self.senders]
         super().__init__(envs, env_id=env_id, seed=seed)

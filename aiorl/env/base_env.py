@@ -324,11 +324,14 @@ def add_step(
 ) -> None:
     """Add the step of a single-agent environment to a poll."""
     agent = DEFAULT_AGENT_ID
-    poll.obs[index] = {agent: obs}
-    poll.rewards[index] = {agent: reward}
-    poll.terminateds[index] = {agent: terminated, ALL_AGENTS: terminated}
-    poll.truncateds[index] = {agent: truncated, ALL_AGENTS: truncated}
-    poll.infos[index] = {agent: info}
+    results = (
+        {agent: obs},
+        {agent: reward},
+        {agent: terminated, ALL_AGENTS: terminated},
+        {agent: truncated, ALL_AGENTS: truncated},
+        {agent: info},
+    )
+    poll.add(index, results)
 
 
 SEED_STRIDE = 1_000_000

@@ -655,11 +655,9 @@ class _Episode:
         dones = {agent_id: self.dones.pop(agent_id, False) for agent_id in obs}
         done_agents = [agent_id for agent_id in obs if dones[agent_id]]
         dones[ALL_AGENTS] = is_last
-        poll.obs[episode_id] = obs
-        poll.rewards[episode_id] = {**dict.fromkeys(obs, 0.0), **self.rewards}
-        poll.terminateds[episode_id] = dones
-        poll.truncateds[episode_id] = {key: is_cut and not flag for key, flag in dones.items()}
-        poll.infos[episode_id] = infos
+        rewards = {**dict.fromkeys(obs, 0.0), **self.rewards}
+        truncateds = {key: is_cut and not flag for key, flag in dones.items()}
+        poll.add(episode_id, (obs, rewards, dones, truncateds, infos))
         if off_policy is not None:
             poll.off_policy_actions[episode_id] = off_policy
         self.pending = None
