@@ -29,7 +29,7 @@ from aiorl.compat.saved_state import SavedState, dump_state, load_state
 from aiorl.config.worker import WorkerConfig
 from aiorl.data.arrays import Batch, compressed
 from aiorl.data.columns import DEFAULT_POLICY_ID
-from aiorl.env.wrapping import EnvSource
+from aiorl.env.registry import EnvSource
 from aiorl.errors import ConfigError
 from aiorl.offline.io import InputCreator, OutputCreator, noop_output, sampler_input
 from aiorl.sampling.callbacks import DefaultCallbacks

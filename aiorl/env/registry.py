@@ -109,6 +109,10 @@ class EnvContext(dict[str, Any]):
         return EnvContext(self if env_config is None else env_config, **{**vars(self), **changes})
 
 
+EnvSource = str | type[Any] | Callable[[EnvContext], Any]
+"""Name of an environment, or a class or function that makes it."""
+
+
 class EnvCreator:
     """Function that makes copies of one environment.
 
@@ -175,7 +179,7 @@ def register_env(name: str, creator: Callable[[EnvContext], Any]) -> None:
     _registered[name] = creator
 
 
-def name_elsewhere(env: str | type[Any] | Callable[[EnvContext], Any]) -> str:
+def name_elsewhere(env: EnvSource) -> str:
     """Return the name by which other processes make the same environment.
 
     A name registered in this process becomes the import path of its creator, or ``module:name``
@@ -242,7 +246,7 @@ for status, module in enumerate(["gymnasium", {module!r}]):
     return {_FOUND: "gymnasium", _FOUND + 1: module}.get(process.returncode, "")
 
 
-def resolve_env(env: str | type[Any] | Callable[[EnvContext], Any]) -> EnvCreator:
+def resolve_env(env: EnvSource) -> EnvCreator:
     """Return the function that makes copies of the named environment.
 
     Args:

@@ -12,7 +12,7 @@ import inspect
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -26,7 +26,7 @@ from aiorl.data.gym_spaces import is_of_gym
 from aiorl.env.atari import is_atari, wrap_deepmind
 from aiorl.env.gym_like import AsGymnasium
 from aiorl.env.kinds import is_single, kind_of
-from aiorl.env.registry import EnvContext, EnvCreator, is_atari_id, loaded_entry
+from aiorl.env.registry import EnvContext, EnvCreator, EnvSource, is_atari_id, loaded_entry
 from aiorl.errors import ConfigError
 from aiorl.process.imports import install_command
 
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from aiorl.config.worker import WorkerConfig
 
 logger = logging.getLogger(__name__)
-
-EnvSource = str | type[Any] | Callable[[EnvContext], Any]
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,8 @@ from aiorl.acting.preprocessors import Preprocessor
 from aiorl.config.worker import WorkerConfig
 from aiorl.data.fragment import SamplePlan
 from aiorl.env.env_maker import to_base_env
-from aiorl.env.wrapping import EnvSource, Wrapping
+from aiorl.env.registry import EnvSource
+from aiorl.env.wrapping import Wrapping
 from aiorl.errors import ConfigError, SamplerDied
 from aiorl.offline.io import InputCreator, OutputCreator, noop_output, sampler_input
 from aiorl.sampling.callbacks import DefaultCallbacks
