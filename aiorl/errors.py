@@ -160,6 +160,7 @@ class UnknownPolicyError(AiorlError, KeyError, ValueError):
     """
 
     def __init__(self, policy_id: object, policy_ids: Iterable[str]) -> None:
+        """Take the id given, and `policy_ids`, those that exist."""
         super().__init__(policy_id)
         self.policy_id = policy_id
         self.known = tuple(sorted(policy_ids))

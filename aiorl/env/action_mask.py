@@ -14,7 +14,7 @@ import numpy as np
 from gymnasium import spaces
 
 from aiorl.data.obs_layout import ACTION_MASK, MaskLayout
-from aiorl.env.gym_like import ResetResult
+from aiorl.env.gym_like import GymnasiumEnv, ResetResult, StepResult
 from aiorl.env.registry import EnvContext, resolve_env
 
 
@@ -57,7 +57,7 @@ class MaskFromInfo(gymnasium.Wrapper[Any, Any, Any, Any]):
     In a config: ``env: aiorl.env.action_mask:MaskFromInfo`` with ``env_config: {env: Taxi-v4}``.
     """
 
-    def __init__(self, env: gymnasium.Env[Any, Any] | str, **settings: Any) -> None:
+    def __init__(self, env: GymnasiumEnv | str, **settings: Any) -> None:
         """Wrap an environment, given as an object, or by name (see `registry`) and the settings to
         make it with.
         """
@@ -73,7 +73,7 @@ class MaskFromInfo(gymnasium.Wrapper[Any, Any, Any, Any]):
         obs, info = self.env.reset(seed=seed, options=options)
         return self._mask(obs, info), info
 
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+    def step(self, action: Any) -> StepResult:
         """See gymnasium.Env."""
         obs, reward, terminated, truncated, info = self.env.step(action)
         return self._mask(obs, info), reward, terminated, truncated, info

@@ -28,7 +28,7 @@ from gymnasium.wrappers import AtariPreprocessing, OrderEnforcing
 from numpy.typing import NDArray
 
 from aiorl.data.obs_layout import LaidOutBox, ObsLayout
-from aiorl.env.gym_like import RealGames, ResetResult
+from aiorl.env.gym_like import GymnasiumEnv, RealGames, ResetResult
 from aiorl.env.vector_env import Copies
 from aiorl.errors import ConfigError
 from aiorl.process.imports import needed_by
@@ -52,8 +52,8 @@ def is_atari(env: Any) -> bool:
 
 
 def wrap_deepmind(
-    env: gymnasium.Env[Any, Any], dim: int = 84, framestack: bool = True, *, noop_max: int = 30
-) -> gymnasium.Env[Any, Any]:
+    env: GymnasiumEnv, dim: int = 84, framestack: bool = True, *, noop_max: int = 30
+) -> GymnasiumEnv:
     """Wrap an Atari game in the DeepMind preprocessing.
 
     Args:
@@ -83,7 +83,7 @@ def wrap_deepmind(
     return wrap_lives(game, framestack)
 
 
-def wrap_lives(env: gymnasium.Env[Any, Any], framestack: bool = True) -> gymnasium.Env[Any, Any]:
+def wrap_lives(env: GymnasiumEnv, framestack: bool = True) -> GymnasiumEnv:
     """Wrap a game with grey frames [H, W]: one episode per life, FIRE pressed at its start, frames
     stacked.
     """
@@ -94,7 +94,7 @@ def wrap_lives(env: gymnasium.Env[Any, Any], framestack: bool = True) -> gymnasi
     return StackFrames(env, _STACK if framestack else 1)
 
 
-def _is_bare_game(env: gymnasium.Env[Any, Any]) -> bool:
+def _is_bare_game(env: GymnasiumEnv) -> bool:
     """Return True for ale-py's own environment without a wrapper that changes a step."""
     game: Any = env.env if isinstance(env, OrderEnforcing) else env
     ale_env = sys.modules.get("ale_py.env")  # not imported just for this check
@@ -114,7 +114,7 @@ class UndrawnFrames(gymnasium.Wrapper[Any, Any, Any, Any]):
     observations.
     """
 
-    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+    def __init__(self, env: GymnasiumEnv) -> None:
         """Wrap a game that draws each frame."""
         super().__init__(env)
         game: Any = env.unwrapped
@@ -146,7 +146,7 @@ class EpisodicLife(gymnasium.Wrapper[Any, Any, Any, Any]):
     left.
     """
 
-    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+    def __init__(self, env: GymnasiumEnv) -> None:
         """Wrap a game; the first ``reset`` begins it."""
         super().__init__(env)
         self._lives = 0
@@ -200,7 +200,7 @@ class StackFrames(gymnasium.ObservationWrapper[Any, Any, Any]):
     the first frame.
     """
 
-    def __init__(self, env: gymnasium.Env[Any, Any], count: int) -> None:
+    def __init__(self, env: GymnasiumEnv, count: int) -> None:
         """Stack ``count`` frames of shape [H, W]."""
         super().__init__(env)
         shape = (*(env.observation_space.shape or ()), count)

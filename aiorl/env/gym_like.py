@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 _PICTURE = "rgb_array"
 _INTERFACE = ("reset", "step", "observation_space", "action_space")
 
+GymnasiumEnv = gymnasium.Env[Any, Any]
+
 ResetResult = tuple[Any, dict[str, Any]]
 """Observation and info."""
 
@@ -336,7 +338,7 @@ class RealGames(gymnasium.Wrapper[Any, Any, Any, Any]):
     outside.
     """
 
-    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+    def __init__(self, env: GymnasiumEnv) -> None:
         """Wrap an environment; no games are counted yet."""
         super().__init__(env)
         self._finished: list[FinishedGame] = []

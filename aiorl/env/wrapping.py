@@ -24,7 +24,7 @@ from gymnasium.wrappers import RecordEpisodeStatistics, RecordVideo
 from aiorl.config.code import check_objects, import_object, named_failures
 from aiorl.data.gym_spaces import is_of_gym
 from aiorl.env.atari import is_atari, wrap_deepmind
-from aiorl.env.gym_like import AsGymnasium
+from aiorl.env.gym_like import AsGymnasium, GymnasiumEnv, StepResult
 from aiorl.env.kinds import is_single, kind_of
 from aiorl.env.registry import EnvContext, EnvCreator, EnvSource, is_atari_id, loaded_entry
 from aiorl.errors import ConfigError
@@ -230,7 +230,7 @@ def _tuples(value: Any) -> Any:
 STATS_FILE = "episodes.jsonl"
 
 
-def monitor_env(env: gymnasium.Env[Any, Any], folder: Path) -> gymnasium.Env[Any, Any]:
+def monitor_env(env: GymnasiumEnv, folder: Path) -> GymnasiumEnv:
     """Record an environment's episodes in a folder.
 
     Videos require an environment that renders images (``render_mode: rgb_array``) and moviepy
@@ -269,7 +269,7 @@ class StatsFile(gymnasium.Wrapper[Any, Any, Any, Any]):
         super().__init__(env)
         self._file = path.open("a", encoding="utf-8", buffering=1)
 
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+    def step(self, action: Any) -> StepResult:
         """Step once and record an episode's end."""
         obs, reward, terminated, truncated, info = self.env.step(action)
         if terminated or truncated:
