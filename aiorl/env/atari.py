@@ -52,7 +52,11 @@ def is_atari(env: Any) -> bool:
 
 
 def wrap_deepmind(
-    env: GymnasiumEnv, dim: int = 84, framestack: bool = True, *, noop_max: int = 30
+    env: GymnasiumEnv,
+    dim: int = 84,
+    framestack: bool = True,
+    *,
+    noop_max: int = 30,
 ) -> GymnasiumEnv:
     """Wrap an Atari game in the DeepMind preprocessing.
 

@@ -136,7 +136,9 @@ def as_poll(result: Any) -> Poll:
         if is_whole:
             form = f"({', '.join(type(part).__name__ for part in result)})"
         raise EnvContractError(
-            "BaseEnv", f"poll returned {form}, expected a Poll or a tuple of five dicts", step=-1
+            "BaseEnv",
+            f"poll returned {form}, expected a Poll or a tuple of five dicts",
+            step=-1,
         )
     if len(result) == 6:
         return Poll(*result)

@@ -57,7 +57,10 @@ class EnvMaker:
         config = plan.wrapping.env_config(self.creator, plan.env_config)
         is_remote = plan.vectorize == "remote"
         self.context = EnvContext(
-            config, plan.worker_index, remote=is_remote, num_envs=plan.num_envs
+            config,
+            plan.worker_index,
+            remote=is_remote,
+            num_envs=plan.num_envs,
         )
         self.is_deepmind = False
 
@@ -180,7 +183,10 @@ class EnvMaker:
             # Gymnasium warns about missing metadata; aiorl raises an error with a better message.
             warnings.filterwarnings("ignore", message=".*AutoresetMode.*")
             env = gymnasium.make_vec(
-                spec, plan.num_envs, vectorization_mode="vector_entry_point", **settings
+                spec,
+                plan.num_envs,
+                vectorization_mode="vector_entry_point",
+                **settings,
             )
         return NativeVectorEnv(env, env_id=self.env_id, max_episode_steps=length)
 

@@ -184,7 +184,9 @@ class EnvPoolEnv(NativeVectorEnv):
         """Take over a pool that has not been made yet."""
         self._pool = pool
         super().__init__(
-            pool, env_id=env_id, max_episode_steps=int(pool.config["max_episode_steps"])
+            pool,
+            env_id=env_id,
+            max_episode_steps=int(pool.config["max_episode_steps"]),
         )
 
     def limit_episodes(self, horizon: int | None) -> None:

@@ -247,7 +247,9 @@ class _ClientDriven:
     def _refuse(self, episode_id: Any, message: str, agent_id: Any = DEFAULT_AGENT_ID) -> NoReturn:
         step = self._episodes.length_of(episode_id)
         raise EnvContractError(
-            type(self).__name__, f"{_whose(episode_id, agent_id)}: {message}", step=step
+            type(self).__name__,
+            f"{_whose(episode_id, agent_id)}: {message}",
+            step=step,
         )
 
     def _run(self) -> None:

@@ -83,7 +83,10 @@ KINDS = (
         **_HOLDS,
     ),
     EnvKind(
-        "a LockstepEnv", LockstepEnv, lambda envs, env_id, seed: LockstepBaseEnv(envs[0]), **_HOLDS
+        "a LockstepEnv",
+        LockstepEnv,
+        lambda envs, env_id, seed: LockstepBaseEnv(envs[0]),
+        **_HOLDS,
     ),
     EnvKind(
         "a VectorEnv",

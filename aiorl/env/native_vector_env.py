@@ -172,7 +172,9 @@ class NativeVectorEnv(LockstepEnv):
         rows = [self._check.coerce(finals[copy], copy, self._step_of(copy)) for copy in ended]
         final_obs = np.stack(rows).astype(self._check.dtype, copy=False)
         self._check.check_values(
-            final_obs, lambda row: self._step_of(ended[row]), lambda row: ended[row]
+            final_obs,
+            lambda row: self._step_of(ended[row]),
+            lambda row: ended[row],
         )
         return final_obs
 

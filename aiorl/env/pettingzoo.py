@@ -53,7 +53,11 @@ def pettingzoo_creator(name: str) -> Callable[[Mapping[str, Any]], MultiAgentEnv
 
 def _module(name: str, path: str) -> ModuleType:
     with needed_by(
-        f"environment {name!r}", "the pettingzoo package", "pettingzoo", key="env", value=name
+        f"environment {name!r}",
+        "the pettingzoo package",
+        "pettingzoo",
+        key="env",
+        value=name,
     ):
         importlib.import_module("pettingzoo")
     for candidate in (f"pettingzoo.{path}", path):

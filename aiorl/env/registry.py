@@ -146,7 +146,11 @@ class EnvCreator:
             raise
         except Exception as error:
             raise_env_fault(
-                self.env_id, "its constructor", error, index=context.vector_index, step=-1
+                self.env_id,
+                "its constructor",
+                error,
+                index=context.vector_index,
+                step=-1,
             )
 
     @property
