@@ -67,7 +67,10 @@ class MaskFromInfo(gymnasium.Wrapper[Any, Any, Any, Any]):
         self.observation_space = self._mask.space
 
     def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+        self,
+        *,
+        seed: int | None = None,
+        options: dict[str, Any] | None = None,
     ) -> ResetResult:
         """See gymnasium.Env."""
         obs, info = self.env.reset(seed=seed, options=options)

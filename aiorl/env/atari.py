@@ -157,7 +157,10 @@ class EpisodicLife(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._is_over = True
 
     def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+        self,
+        *,
+        seed: int | None = None,
+        options: dict[str, Any] | None = None,
     ) -> ResetResult:
         """Begin a game or continue with the next life; a seed always begins a game."""
         if self._is_over or seed is not None:
@@ -189,7 +192,10 @@ class FireAtReset(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Wrapper that presses FIRE after each reset, for games that wait for it."""
 
     def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+        self,
+        *,
+        seed: int | None = None,
+        options: dict[str, Any] | None = None,
     ) -> ResetResult:
         """Begin an episode and press FIRE."""
         self.env.reset(seed=seed, options=options)
@@ -212,7 +218,10 @@ class StackFrames(gymnasium.ObservationWrapper[Any, Any, Any]):
         self._stack: Pixels = np.zeros(shape, np.uint8)
 
     def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+        self,
+        *,
+        seed: int | None = None,
+        options: dict[str, Any] | None = None,
     ) -> ResetResult:
         """Begin an episode."""
         frame, info = self.env.reset(seed=seed, options=options)
@@ -307,7 +316,10 @@ class PreprocessedGame(gymnasium.Env[Any, Any]):
         return [action.name for action in self._vector.ale.get_action_set()]
 
     def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+        self,
+        *,
+        seed: int | None = None,
+        options: dict[str, Any] | None = None,
     ) -> ResetResult:
         """Begin a game."""
         super().reset(seed=seed)

@@ -263,7 +263,10 @@ class AsGymnasium(gymnasium.Env[Any, Any]):
         return self.env
 
     def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+        self,
+        *,
+        seed: int | None = None,
+        options: dict[str, Any] | None = None,
     ) -> ResetResult:
         """Begin an episode; options are ignored, since environments of other dialects do not take
         them.
@@ -345,7 +348,10 @@ class RealGames(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._game = _NEW_GAME
 
     def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+        self,
+        *,
+        seed: int | None = None,
+        options: dict[str, Any] | None = None,
     ) -> ResetResult:
         """Begin a game and forget an unfinished one."""
         self._game = _NEW_GAME

@@ -41,7 +41,12 @@ class MultiAgentEnv(ABC):
     action_spaces: ByAgent | None = None
 
     @abstractmethod
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+    def reset(
+        self,
+        *,
+        seed: int | None = None,
+        options: dict[str, Any] | None = None,
+    ) -> Any:
         """Begin an episode.
 
         Args:

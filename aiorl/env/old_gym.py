@@ -22,7 +22,6 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode
-from numpy.typing import NDArray
 
 from aiorl.config.code import import_for
 from aiorl.data.gym_spaces import gymnasium_space, is_of_gym
@@ -142,12 +141,11 @@ class OldVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self.original.close(**kwargs)
 
 
-def _with_flags(
-    obs: Any, rewards: Any, dones: Any, infos: Any
-) -> tuple[Any, Any, NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
+def _with_flags(obs: Any, rewards: Any, dones: Any, infos: Any) -> StepResult:
     """Return the five values of a step in the form of gym 0.21, which has an info for each copy."""
     ended = np.asarray(dones, np.bool_)
-    cut = ended & np.array([bool(info.get("TimeLimit.truncated")) for info in infos])
+    are_cut = [bool(info.get("TimeLimit.truncated")) for info in infos]
+    cut = ended & np.array(are_cut)
     finals = np.full(len(ended), None, np.object_)
     final_infos: list[Mapping[str, Any]] = [{}] * len(ended)
     for index in np.flatnonzero(ended).tolist():

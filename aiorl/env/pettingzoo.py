@@ -131,7 +131,12 @@ class _PettingZooEnv(MultiAgentEnv):
 class ParallelEnv(_PettingZooEnv):
     """Parallel environment: all agents act at the same time."""
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+    def reset(
+        self,
+        *,
+        seed: int | None = None,
+        options: dict[str, Any] | None = None,
+    ) -> Any:
         """See `MultiAgentEnv.reset`."""
         obs, infos = self.env.reset(seed=seed, options=options)
         return self._with_masks(obs, infos), infos
@@ -156,7 +161,12 @@ class AECEnv(_PettingZooEnv):
     An agent's reward is the sum since its last turn.
     """
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+    def reset(
+        self,
+        *,
+        seed: int | None = None,
+        options: dict[str, Any] | None = None,
+    ) -> Any:
         """Begin an episode and show the first agent."""
         self.env.reset(seed=seed, options=options)
         obs, _, _, _, infos = self._next_turn()
