@@ -15,7 +15,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-import aiorl.config
+from aiorl.config import registry
 from aiorl.learning.algorithms import ALGORITHMS
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from aiorl.compat.rollout_worker import EvaluatorInterface as EvaluatorInterface
     from aiorl.compat.rollout_worker import RolloutWorker as RolloutWorker
     from aiorl.config import with_base_config as with_base_config
+    from aiorl.config.built_trainer import BuiltTrainer
     from aiorl.config.schema import CommonConfig
     from aiorl.config.schema import with_common_config as with_common_config
     from aiorl.data.columns import DEFAULT_AGENT_ID as DEFAULT_AGENT_ID
@@ -133,7 +134,7 @@ for _algo, _kind in ALGORITHMS.items():
 __all__ = sorted({*_HOME, "__version__"} - {"TFPolicy"})
 
 
-def _build_trainer(config: CommonConfig) -> AlgorithmTrainer:
+def _build_trainer(config: CommonConfig) -> BuiltTrainer:
     from aiorl.run.trainer import trainer_class
 
     return trainer_class(config.algo)(config)
@@ -145,8 +146,7 @@ def _translate_old_keys(values: Mapping[str, Any]) -> dict[str, Any]:
     return translate_old_keys(values)
 
 
-aiorl.config.build_trainer = _build_trainer
-aiorl.config.translate_old_keys = _translate_old_keys
+registry.register(build_trainer=_build_trainer, translate_old_keys=_translate_old_keys)
 
 
 def __getattr__(

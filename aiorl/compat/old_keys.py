@@ -1,7 +1,7 @@
 """Config keys of RLlib and of older versions: renamed, ignored, or refused with advice.
 
-`OLD_KEYS` lists all of them; none is a key of a config class. `aiorl/__init__.py` passes
-`translate_old_keys` to `aiorl.config`.
+`OLD_KEYS` lists all of them; none is a key of a config class. `aiorl/__init__.py` registers
+`translate_old_keys` for `aiorl.config`.
 """
 
 from __future__ import annotations

@@ -1,20 +1,46 @@
 """Settings, and how to merge them.
 
-The order is defaults < preset < YAML file < command line. The first two functions come from
-packages above this one; the top of the package sets them.
+The order is defaults < preset < YAML file < command line.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, MutableMapping
 from types import MappingProxyType
-from typing import Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
-build_trainer: Callable[[Any], Any]
-"""Function that returns a trainer for a config."""
+if TYPE_CHECKING:
+    from aiorl.config.built_trainer import BuiltTrainer
+    from aiorl.config.schema import CommonConfig
 
-translate_old_keys: Callable[[Mapping[str, Any]], dict[str, Any]]
-"""Function that renames or drops old keys, or raises ConfigError; see `aiorl.compat.old_keys`."""
+
+class Registry:
+    """Functions that configs call, and that packages above this one have.
+
+    `aiorl/__init__.py` registers them, which runs first whatever part of aiorl a program imports.
+
+    Attributes:
+        build_trainer: returns a trainer for a config.
+        translate_old_keys: renames or drops old keys, or raises ConfigError; see
+            `aiorl.compat.old_keys`.
+    """
+
+    build_trainer: Callable[[CommonConfig], BuiltTrainer]
+    translate_old_keys: Callable[[Mapping[str, Any]], dict[str, Any]]
+
+    def register(
+        self,
+        *,
+        build_trainer: Callable[[CommonConfig], BuiltTrainer],
+        translate_old_keys: Callable[[Mapping[str, Any]], dict[str, Any]],
+    ) -> None:
+        """Provide the functions; see the attributes."""
+        self.build_trainer = build_trainer
+        self.translate_old_keys = translate_old_keys
+
+
+registry = Registry()
+"""Functions of packages above this one."""
 
 
 def with_base_config(base: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:

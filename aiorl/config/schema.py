@@ -26,8 +26,15 @@ from pydantic import (
     field_validator,
 )
 
-import aiorl.config
-from aiorl.config import copied, deep_update, is_group, to_plain, with_base_config, without_emptied
+from aiorl.config import (
+    copied,
+    deep_update,
+    is_group,
+    registry,
+    to_plain,
+    with_base_config,
+    without_emptied,
+)
 from aiorl.config.addresses import dialable, is_open_bind
 from aiorl.config.code import (
     code_named_in,
@@ -80,7 +87,7 @@ from aiorl.errors import ConfigError
 from aiorl.text import return_text
 
 if TYPE_CHECKING:
-    from aiorl.run.trainer import AlgorithmTrainer
+    from aiorl.config.built_trainer import BuiltTrainer
 
 _log = logging.getLogger(__name__)
 
@@ -675,14 +682,13 @@ class CommonConfig(WorkerConfig):
         """
         (sys.stdout if file is None else file).write(render_effective(self))
 
-    def build(self) -> AlgorithmTrainer:
+    def build(self) -> BuiltTrainer:
         """Return a trainer with this config, which takes some seconds.
 
         Raises:
             AiorlError: the trainer can't be made; see `Trainer`.
         """
-        trainer: AlgorithmTrainer = aiorl.config.build_trainer(self)
-        return trainer
+        return registry.build_trainer(self)
 
     @property
     def is_alone(self) -> bool:
@@ -877,7 +883,7 @@ def _in_new_names(kind: type[CommonConfig], layer: Layer, allow_unknown: bool) -
     """
     with located([layer]):
         check_values(layer.values)
-        values = aiorl.config.translate_old_keys(layer.values)
+        values = registry.translate_old_keys(layer.values)
         if allow_unknown:
             values = {name: value for name, value in values.items() if name in kind.model_fields}
         check_known(kind, values)
