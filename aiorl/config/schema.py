@@ -9,9 +9,8 @@ started.
 from __future__ import annotations
 
 import logging
-import math
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -84,7 +83,6 @@ from aiorl.config.worker import (
     check_evaluation_keys,
 )
 from aiorl.errors import ConfigError
-from aiorl.text import return_text
 
 if TYPE_CHECKING:
     from aiorl.config.built_trainer import BuiltTrainer
@@ -921,49 +919,3 @@ def _check_algo(algo: object, kind: type[CommonConfig]) -> None:
             value=algo,
             hint="Use the config class of that algorithm, or leave algo out.",
         )
-
-
-class StopFigures(NamedTuple):
-    """Progress of a training, for its stop criteria.
-
-    Attributes:
-        mean_return: mean return of the last 100 episodes; NaN before 100 have ended.
-        env_steps: env steps trained on in all.
-        evaluation_return: mean return of the newest evaluation; NaN before the first.
-        took_s: seconds since the start.
-        iterations: iterations since the start.
-    """
-
-    mean_return: float = math.nan
-    env_steps: int = 0
-    evaluation_return: float = math.nan
-    took_s: float = 0.0
-    iterations: int = 0
-
-
-STOP_CRITERIA: dict[str, Callable[[float, StopFigures], str | None]] = {
-    "stop_return": lambda goal, now: (  # allow for rounding
-        f"Solved: mean return {return_text(now.mean_return)} over the last 100 episodes."
-        if now.mean_return >= goal - 1e-6 * max(1.0, abs(goal))
-        else None
-    ),
-    "stop_evaluation_return": lambda goal, now: (
-        f"Done: an evaluation gave a mean return of {return_text(now.evaluation_return)}."
-        if now.evaluation_return >= goal
-        else None
-    ),
-    "stop_timesteps": lambda most, now: (
-        f"Done: {now.env_steps:,} env steps were trained on." if now.env_steps >= most else None
-    ),
-    "stop_time_s": lambda most, now: (
-        f"Done: {most:g} s have passed." if now.took_s >= most else None
-    ),
-    "stop_iterations": lambda most, now: (
-        f"Done: {now.iterations:,} iterations have ended." if now.iterations >= most else None
-    ),
-}
-"""Stop criterion -> function of its value and the progress, which returns why the training ends, or
-None to continue.
-
-All but ``stop_iterations``, which only `Trainer.iterate` has, are keys of the configuration.
-"""

@@ -3,20 +3,79 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from numbers import Real
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from aiorl.acting.run_dir import RunDirectory
 from aiorl.config.layers import without_secrets
-from aiorl.config.schema import STOP_CRITERIA, CommonConfig, StopFigures
+from aiorl.config.schema import CommonConfig
 from aiorl.errors import ConfigError, nearest
 from aiorl.run.evaluations import Evaluations
 from aiorl.run.report.loggers import BackgroundLogger, Loggers, make_loggers, open_loggers
 from aiorl.run.restoring import RunState
 from aiorl.run.training import Observer, Training
+from aiorl.text import return_text
 from aiorl.web.child import Ports
+
+
+class StopFigures(NamedTuple):
+    """Progress of a training, for its stop criteria.
+
+    Attributes:
+        mean_return: mean return of the last 100 episodes; NaN before 100 have ended.
+        env_steps: env steps trained on in all.
+        evaluation_return: mean return of the newest evaluation; NaN before the first.
+        took_s: seconds since the start.
+        iterations: iterations since the start.
+    """
+
+    mean_return: float = math.nan
+    env_steps: int = 0
+    evaluation_return: float = math.nan
+    took_s: float = 0.0
+    iterations: int = 0
+
+
+def _return_reached(goal: float, now: StopFigures) -> str | None:
+    rounding = 1e-6 * max(1.0, abs(goal))
+    if now.mean_return >= goal - rounding:
+        return f"Solved: mean return {return_text(now.mean_return)} over the last 100 episodes."
+    return None
+
+
+def _evaluation_return_reached(goal: float, now: StopFigures) -> str | None:
+    if now.evaluation_return >= goal:
+        return f"Done: an evaluation gave a mean return of {return_text(now.evaluation_return)}."
+    return None
+
+
+def _steps_reached(most: float, now: StopFigures) -> str | None:
+    return f"Done: {now.env_steps:,} env steps were trained on." if now.env_steps >= most else None
+
+
+def _time_reached(most: float, now: StopFigures) -> str | None:
+    return f"Done: {most:g} s have passed." if now.took_s >= most else None
+
+
+def _iterations_reached(most: float, now: StopFigures) -> str | None:
+    return f"Done: {now.iterations:,} iterations have ended." if now.iterations >= most else None
+
+
+STOP_CRITERIA: dict[str, Callable[[float, StopFigures], str | None]] = {
+    "stop_return": _return_reached,
+    "stop_evaluation_return": _evaluation_return_reached,
+    "stop_timesteps": _steps_reached,
+    "stop_time_s": _time_reached,
+    "stop_iterations": _iterations_reached,
+}
+"""Stop criterion -> function of its value and the progress, which returns why the training ends, or
+None to continue.
+
+All but ``stop_iterations``, which only `Trainer.iterate` has, are keys of the configuration.
+"""
 
 
 class StopCriteria(dict[str, float]):

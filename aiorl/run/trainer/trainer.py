@@ -34,11 +34,11 @@ from aiorl.config.layers import (
     restore_withheld,
 )
 from aiorl.config.rllib_file import no_attribute
-from aiorl.config.schema import CommonConfig, StopFigures
+from aiorl.config.schema import CommonConfig
 from aiorl.env.registry import EnvCreator, name_elsewhere, resolve_env
 from aiorl.errors import CheckpointError, ConfigError, EndOfData, WorkerError
 from aiorl.run.local_workers import HINT
-from aiorl.run.observers import RunFiles, StopCriteria
+from aiorl.run.observers import RunFiles, StopCriteria, StopFigures
 from aiorl.run.report.console import shown_on_a_line
 from aiorl.run.report.figures import Headline
 from aiorl.run.report.log_files import RunLog

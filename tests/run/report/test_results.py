@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aiorl.config.schema import CommonConfig, StopFigures
+from aiorl.config.schema import CommonConfig
 from aiorl.data.metrics import EpisodeColumns
-from aiorl.run.observers import StopCriteria
+from aiorl.run.observers import StopCriteria, StopFigures
 from aiorl.run.report.loggers import to_json
 from aiorl.run.report.results import Progress, Results
 
