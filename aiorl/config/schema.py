@@ -9,7 +9,6 @@ started.
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import partial
@@ -56,7 +55,6 @@ from aiorl.config.key import (
     fact_of,
     key,
     plain_error,
-    refuse,
 )
 from aiorl.config.layers import (
     AUTO,
@@ -92,6 +90,8 @@ _log = logging.getLogger(__name__)
 _MOST_DERIVED = 2**20
 """Largest size that is derived from others; a user who wants a larger one has to set it."""
 _SIZE_UNITS = ("env steps", "steps", "environments", "processes")
+_KEYS_OF_OBJECTS = ("env_config", "wrappers", "evaluation_config")
+"""Keys whose values can be any objects of this process."""
 
 Sizes = PositiveInt | tuple[PositiveInt, PositiveInt]
 """Size of both sides of an image, or of each side."""
@@ -175,28 +175,26 @@ class ModelConfig(WorkerModelConfig):
         Raises:
             ConfigError: a value must change; the error names its key.
         """
-        refuse(
-            self,
-            (
-                self.use_lstm and self.use_gru,
-                "use_gru",
+        if self.use_lstm and self.use_gru:
+            raise ConfigError(
                 "model.use_lstm and model.use_gru can't both be true.",
-                "",
-            ),
-            (
-                self.lstm_use_prev_action_reward and not self.is_recurrent,
-                "lstm_use_prev_action_reward",
+                key="model.use_gru",
+                value=self.use_gru,
+            )
+        if self.lstm_use_prev_action_reward and not self.is_recurrent:
+            raise ConfigError(
                 "model.lstm_use_prev_action_reward needs a recurrent cell.",
-                "Set model.use_lstm or model.use_gru.",
-            ),
-            (
-                bool(self.initial_log_std) and not self.free_log_std,
-                "initial_log_std",
+                key="model.lstm_use_prev_action_reward",
+                value=self.lstm_use_prev_action_reward,
+                hint="Set model.use_lstm or model.use_gru.",
+            )
+        if self.initial_log_std and not self.free_log_std:
+            raise ConfigError(
                 "model.initial_log_std is for deviations that are free weights.",
-                "Set model.free_log_std.",
-            ),
-            prefix="model.",
-        )
+                key="model.initial_log_std",
+                value=self.initial_log_std,
+                hint="Set model.free_log_std.",
+            )
 
 
 class SDESettings(NamedTuple):
@@ -407,7 +405,9 @@ class CommonConfig(WorkerConfig):
     rewards to follow."""
 
     _origins: Origins = PrivateAttr(default_factory=Origins)
-    _held: list[object] = PrivateAttr(default_factory=list)  # objects that only this process knows
+    _local_objects: list[object] = PrivateAttr(default_factory=list)
+    """Objects of this program that the config names. They have names only as long as something holds
+    them."""
 
     def __init__(self, *values: Any, **settings: Any) -> None:
         """Deep-update the algorithm's defaults by `settings` (a sub-dict merges), and check the
@@ -500,34 +500,29 @@ class CommonConfig(WorkerConfig):
         Raises:
             ConfigError: as in `from_mapping`.
         """
-        objects = {
-            name: copied(getattr(self, name))
-            for name in ("env_config", "wrappers", "evaluation_config")
-        }
-        own = self._origins.as_layer({**self.to_dict(), **objects})
+        objects = {name: copied(getattr(self, name)) for name in _KEYS_OF_OBJECTS}
+        this_config = self._origins.as_layer({**self.to_dict(), **objects})
         layers = list(map(Layer, changes))
-        given = merged(layers)
-        if "preset" in given or self.preset == AUTO:
-            own = replace(own, values=self.users_values(), is_record=False)
-        return type(self).from_layers([own, *layers])
+        if self.preset == AUTO or "preset" in merged(layers):
+            this_config = replace(this_config, values=self.users_values(), is_record=False)
+        return type(self).from_layers([this_config, *layers])
 
     def _put_together(self, layers: Sequence[Layer], *, allow_unknown: bool = False) -> None:
-        """Set the values that the layers give, on top of the defaults."""
-        kind = type(self)
-        keys = set(kind.model_fields)
-        algo = kind.model_fields["algo"].default
-        layers = [_in_new_names(kind, layer, allow_unknown) for layer in layers]
+        """Set the values of the layers, on top of the defaults."""
+        config_class = type(self)
+        keys = set(config_class.model_fields)
+        layers = [_in_new_names(config_class, layer, allow_unknown) for layer in layers]
         with located(layers):
-            layers = without_overruled(
-                with_preset(layers, str(named(merged(layers).get("algo")) or algo), keys), keys
-            )
-            defaults = kind().to_dict()
+            algo = named(merged(layers).get("algo")) or config_class.model_fields["algo"].default
+            layers = without_overruled(with_preset(layers, str(algo), keys), keys)
+            defaults = config_class().to_dict()
             values = deep_update(defaults, without_emptied(merged(layers), defaults))
             if any(layer.is_file for layer in layers):
                 restore_withheld(values)
-            self._take(values)
-            sizes = self.derived_sizes(Origins.of(layers).users_keys())
-            self._check_derived(sizes, Origins.of(layers).users_keys())
+            self._set_all(values)
+            users_keys = Origins.of(layers).users_keys()
+            sizes = self.derived_sizes(users_keys)
+            self._check_derived(sizes, users_keys)
             if sizes:
                 changes = [
                     f"{name} is {size:,} instead of {getattr(self, name):,}"
@@ -535,42 +530,50 @@ class CommonConfig(WorkerConfig):
                 ]
                 _log.warning("to fit the settings, %s", ", ".join(changes))
                 layers = [*layers, Layer(sizes, DERIVED)]
-                self._take({**values, **sizes})
-            self._hold_objects()
+                self._set_all({**values, **sizes})
+            self._keep_local_objects()
             self._origins = Origins.of(layers)
-            self.model_fields_set.intersection_update(self._origins.users_keys())
+            self.model_fields_set.intersection_update(users_keys)
             check_extras(self)
             self.check()
 
-    def _hold_objects(self) -> None:
-        """Keep the objects that only this process knows, and refuse them if another process needs
-        them.
+    def _keep_local_objects(self) -> None:
+        """Keep the objects that only this process knows.
+
+        Raises:
+            ConfigError: another process needs one of them.
         """
-        has_children = bool(self.remote_worker_envs) or self.vectorize == "remote"
+        has_env_processes = self.remote_worker_envs or self.vectorize == "remote"
         is_one_process = self.is_alone and not self.evaluation_num_workers
-        if has_children or not is_one_process:
-            for name in ("env_config", "wrappers", "evaluation_config"):
+        if has_env_processes or not is_one_process:
+            for name in _KEYS_OF_OBJECTS:
                 vars(self)[name] = with_values_of_members(getattr(self, name))  # a config is frozen
-        found = {
+        local_code = {
             name: text for name, text in code_named_in(self.to_dict()).items() if is_local(text)
         }
-        self._held = [import_object(text, key=name) for name, text in found.items()]
-        if has_children:
+        self._local_objects = [import_object(text, key=name) for name, text in local_code.items()]
+        if has_env_processes:
             refuse_objects(self.env_config, "env_config")
             refuse_objects(self.wrappers, "wrappers")
-        if is_one_process:
-            return
-        values = self.model_dump(include={"gradients"})  # replay algorithms have no such key
-        stays_here = values.get("gradients", "learner") == "learner"
-        for name, text in found.items():
-            if name.startswith("evaluation_config.env_config.") and not self.evaluation_interval:
-                continue  # for the trainer's own evaluate(), which plays in this process
-            if not name.startswith("loggers[") and not (
-                stays_here and name.endswith(".custom_model")
-            ):
-                raise not_importable(name, text)
+        if not is_one_process:
+            self._refuse_needed_elsewhere(local_code)
 
-    def _take(self, values: Mapping[str, Any]) -> None:
+    def _refuse_needed_elsewhere(self, local_code: Mapping[str, str]) -> None:
+        """Refuse code that other processes need: all but that of loggers, of networks if workers
+        compute no gradients, and of the environments of the trainer's own `evaluate`.
+        """
+        values = self.model_dump(include={"gradients"})  # replay algorithms have no such key
+        learner_alone_has_networks = values.get("gradients", "learner") == "learner"
+        for name, text in local_code.items():
+            if name.startswith("loggers["):
+                continue
+            if name.endswith(".custom_model") and learner_alone_has_networks:
+                continue
+            if name.startswith("evaluation_config.env_config.") and not self.evaluation_interval:
+                continue
+            raise not_importable(name, text)
+
+    def _set_all(self, values: Mapping[str, Any]) -> None:
         """Set the values of all keys, without checking them against each other."""
         try:
             super().__init__(**values)
@@ -595,17 +598,14 @@ class CommonConfig(WorkerConfig):
         for name, size in sizes.items():
             if size <= max(_MOST_DERIVED, getattr(self, name)):
                 continue
-            fields = {
-                key: type(self).model_fields[key]
-                for key in users_keys
-                if key in type(self).model_fields
-            }
             counts = {
-                key: getattr(self, key)
-                for key, field in fields.items()
-                if fact_of(field, "unit") in _SIZE_UNITS and fact_of(field, "group") != "Run"
+                key: getattr(self, key) or 0
+                for key, field in type(self).model_fields.items()
+                if key in users_keys
+                and fact_of(field, "unit") in _SIZE_UNITS
+                and fact_of(field, "group") != "Run"
             }
-            largest = max(counts, key=lambda key: counts[key] or 0, default=name)
+            largest = max(counts, key=counts.__getitem__, default=name)
             value = counts.get(largest, size)
             raise ConfigError(
                 f"{largest} {value:,} needs a {name} of {size:,} instead of"
@@ -656,7 +656,9 @@ class CommonConfig(WorkerConfig):
         Raises:
             ConfigError: a key differs from its default.
         """
-        for name in () if applies else names:
+        if applies:
+            return
+        for name in names:
             if not self.is_default(name):
                 raise ConfigError(
                     f"{name} is for {needed}.", key=name, value=getattr(self, name), hint=hint
@@ -678,7 +680,7 @@ class CommonConfig(WorkerConfig):
         Args:
             file: stream to print to; None is standard output.
         """
-        (sys.stdout if file is None else file).write(render_effective(self))
+        print(render_effective(self), end="", file=file)
 
     def build(self) -> BuiltTrainer:
         """Return a trainer with this config, which takes some seconds.
@@ -706,60 +708,7 @@ class CommonConfig(WorkerConfig):
         Raises:
             ConfigError: a value must change; the error names its key.
         """
-        timeout_s = self.transport.heartbeat_timeout_s
-        beat_s = self.transport.heartbeat_interval_s
-        has_epochs = self.input_epochs is not None
-        refuse(
-            self,
-            (
-                self.exploration is not None and self.state_dependent_noise is not None,
-                "exploration",
-                "exploration replaces use_sde, which is another way to explore.",
-                "Leave out one of the two.",
-            ),
-            (
-                self.num_gpus > 1 and bool(self.num_gpus % 1),
-                "num_gpus",
-                (
-                    f"num_gpus is {self.num_gpus:g}, expected a whole number of GPUs, or a fraction"
-                    " of one."
-                ),
-                "",
-            ),
-            (
-                self.sample_async and self.observation_filter == "MeanStdFilter",
-                "observation_filter",
-                "sample_async needs a filter that several threads can use, not MeanStdFilter.",
-                "Set observation_filter: ConcurrentMeanStdFilter.",
-            ),
-            (
-                timeout_s <= 2 * beat_s,
-                "transport.heartbeat_timeout_s",
-                (
-                    f"transport.heartbeat_timeout_s is {timeout_s:g}, so one late beat would"
-                    " exceed it."
-                ),
-                f"Set more than twice heartbeat_interval_s, which is {beat_s:g}.",
-            ),
-            (
-                has_epochs and (self.input == "sampler" or isinstance(self.input, dict)),
-                "input_epochs",
-                "input_epochs is for stored experience alone: samples and mixtures have no end.",
-                "Leave it out, or let input name files.",
-            ),
-            (
-                has_epochs and not self.num_workers and not self.is_alone,
-                "num_workers",
-                "input_epochs needs a number of workers, which share the stored experience.",
-                "Set num_workers, or leave bind out to read it in this process.",
-            ),
-            (
-                self.stop_evaluation_return is not None and not self.evaluation_interval,
-                "stop_evaluation_return",
-                "stop_evaluation_return needs evaluations.",
-                "Set evaluation_interval: 10, say.",
-            ),
-        )
+        self._check_combinations()
         self.model.check()
         self.refuse_unless(
             self.is_offline or self.input != "sampler",
@@ -775,13 +724,78 @@ class CommonConfig(WorkerConfig):
             hint="Leave it out, or let input name files.",
         )
         for name, field in type(self).model_fields.items():
-            if needed := fact_of(field, "needs"):
+            needed = fact_of(field, "needs")
+            if needed:
                 hint = f"Set {needed}, or leave it out."
                 self.refuse_unless(bool(getattr(self, needed)), (name,), needed, hint=hint)
-        try:
-            check_evaluation_keys(
-                {name: of for name, of in self.evaluation_config.items() if name != "explore"}
+        self._check_evaluation_config()
+        is_open_bind(self.bind, has_keys=self.keys is not None, insecure=self.insecure)
+        dialable(self.bind, self.advertise)
+
+    def _check_combinations(self) -> None:
+        if self.exploration is not None and self.state_dependent_noise is not None:
+            raise ConfigError(
+                "exploration replaces use_sde, which is another way to explore.",
+                key="exploration",
+                value=self.exploration,
+                hint="Leave out one of the two.",
             )
+        if self.num_gpus > 1 and self.num_gpus % 1:
+            raise ConfigError(
+                f"num_gpus is {self.num_gpus:g}, expected a whole number of GPUs, or a fraction of"
+                " one.",
+                key="num_gpus",
+                value=self.num_gpus,
+            )
+        if self.sample_async and self.observation_filter == "MeanStdFilter":
+            raise ConfigError(
+                "sample_async needs a filter that several threads can use, not MeanStdFilter.",
+                key="observation_filter",
+                value=self.observation_filter,
+                hint="Set observation_filter: ConcurrentMeanStdFilter.",
+            )
+        timeout_s = self.transport.heartbeat_timeout_s
+        interval_s = self.transport.heartbeat_interval_s
+        if timeout_s <= 2 * interval_s:
+            raise ConfigError(
+                f"transport.heartbeat_timeout_s is {timeout_s:g}, so one late beat would exceed"
+                " it.",
+                key="transport.heartbeat_timeout_s",
+                value=timeout_s,
+                hint=f"Set more than twice heartbeat_interval_s, which is {interval_s:g}.",
+            )
+        if self.input_epochs is not None:
+            self._check_epochs()
+        if self.stop_evaluation_return is not None and not self.evaluation_interval:
+            raise ConfigError(
+                "stop_evaluation_return needs evaluations.",
+                key="stop_evaluation_return",
+                value=self.stop_evaluation_return,
+                hint="Set evaluation_interval: 10, say.",
+            )
+
+    def _check_epochs(self) -> None:
+        if self.input == "sampler" or isinstance(self.input, dict):
+            raise ConfigError(
+                "input_epochs is for stored experience alone: samples and mixtures have no end.",
+                key="input_epochs",
+                value=self.input_epochs,
+                hint="Leave it out, or let input name files.",
+            )
+        if not self.num_workers and not self.is_alone:
+            raise ConfigError(
+                "input_epochs needs a number of workers, which share the stored experience.",
+                key="num_workers",
+                value=self.num_workers,
+                hint="Set num_workers, or leave bind out to read it in this process.",
+            )
+
+    def _check_evaluation_config(self) -> None:
+        worker_keys = {
+            name: value for name, value in self.evaluation_config.items() if name != "explore"
+        }
+        try:
+            check_evaluation_keys(worker_keys)
         except ConfigError as error:
             raise ConfigError(
                 f"evaluation_config: {error.message}",
@@ -789,8 +803,6 @@ class CommonConfig(WorkerConfig):
                 value=self.evaluation_config,
                 hint=error.hint or "It takes keys of workers, and explore.",
             ) from error
-        is_open_bind(self.bind, has_keys=self.keys is not None, insecure=self.insecure)
-        dialable(self.bind, self.advertise)
 
     @property
     def state_dependent_noise(self) -> SDESettings | None:
@@ -814,10 +826,10 @@ class CommonConfig(WorkerConfig):
         """Return the steps of a training sequence; with complete episodes, the least possible
         number.
         """
-        whole = (
-            self.batch_mode == "complete_episodes"
-        )  # their fragments hold one long row of episodes
-        return self.rollout_fragment_length * (self.num_envs_per_worker if whole else 1)
+        if self.is_truncating:
+            return self.rollout_fragment_length
+        # a fragment of complete episodes holds one long row of them
+        return self.rollout_fragment_length * self.num_envs_per_worker
 
     @field_validator("env", mode="before")
     @classmethod
@@ -841,20 +853,16 @@ class CommonConfig(WorkerConfig):
     def _with_names_of_code(cls, changes: object) -> object:
         if not is_group(changes):
             return changes
-        values = {
-            name: plain_code(value)
-            for name, value in changes.items()
-            if name not in ("env_config", "wrappers")
-        }
-        if "env_config" in changes:
-            values["env_config"] = with_objects(changes["env_config"])
-        if "wrappers" in changes:
-            wrappers = changes["wrappers"]
-            values["wrappers"] = (
-                list(map(plain_wrapper, wrappers))
-                if isinstance(wrappers, list | tuple)
-                else wrappers
-            )
+        values: dict[str, Any] = {}
+        for name, value in changes.items():
+            if name == "env_config":
+                values[name] = with_objects(value)
+            elif name == "wrappers" and isinstance(value, list | tuple):
+                values[name] = list(map(plain_wrapper, value))
+            elif name == "wrappers":
+                values[name] = value
+            else:
+                values[name] = plain_code(value)
         return values
 
     @field_serializer("evaluation_config")
@@ -885,14 +893,11 @@ def _in_new_names(kind: type[CommonConfig], layer: Layer, allow_unknown: bool) -
         if allow_unknown:
             values = {name: value for name, value in values.items() if name in kind.model_fields}
         check_known(kind, values)
-        group = values.get("multiagent")
-        if is_group(group) and is_group(
-            group.get("policy_mapping_fn")
-        ):  # layers merge by the names of agents
-            values["multiagent"] = {
-                **group,
-                "policy_mapping_fn": _agents_as_text(group["policy_mapping_fn"]),
-            }
+        multiagent = values.get("multiagent")
+        if is_group(multiagent) and is_group(multiagent.get("policy_mapping_fn")):
+            # layers merge by the names of agents
+            mapping = _agents_as_text(multiagent["policy_mapping_fn"])
+            values["multiagent"] = {**multiagent, "policy_mapping_fn": mapping}
     return replace(layer, values=values)
 
 
@@ -911,10 +916,12 @@ def _agents_as_text(mapping: Mapping[Any, Any]) -> Any:
 
 def _check_algo(algo: object, kind: type[CommonConfig]) -> None:
     """Raise ConfigError if settings for one algorithm name another."""
-    own = kind.model_fields["algo"].default
-    if kind is not CommonConfig and algo is not None and str(named(algo)).lower() != own.lower():
+    if kind is CommonConfig or algo is None:
+        return
+    expected = kind.model_fields["algo"].default
+    if str(named(algo)).lower() != expected.lower():
         raise ConfigError(
-            f"algo can't be {algo} in {kind.__name__}, which is for {own}.",
+            f"algo can't be {algo} in {kind.__name__}, which is for {expected}.",
             key="algo",
             value=algo,
             hint="Use the config class of that algorithm, or leave algo out.",
