@@ -10,6 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from aiorl.errors import AiorlError, ConfigError, UnknownPolicyError, nearest
@@ -24,6 +25,7 @@ _WORDINGS = (
 )
 """Messages of argparse -> our messages."""
 _COMMAND = re.compile(r"python -m aiorl\.([a-z]+)\b(?!\.)")
+_TRAIN = re.compile(r"python -m aiorl\.learner\b(?!\.)")
 
 
 class Parser(argparse.ArgumentParser):
@@ -57,24 +59,27 @@ class Parser(argparse.ArgumentParser):
             if word.startswith("--")
         ]
 
-    def parse(self, words: Sequence[str]) -> dict[str, Any]:
+    def parse(self, words: Sequence[str] | None = None) -> dict[str, Any]:
         """Return name -> value of the options given.
+
+        Args:
+            words: the command's arguments; None takes those of the process.
 
         Raises:
             SystemExit: with status 0 after --help, and 2 after one sentence about wrong usage.
         """
-        words = spelt(words)
+        words = spelt(sys.argv[1:] if words is None else words)
         if {"-h", "--help"} & set(words):
             words = ["--help"]  # ignore all other words
-        found, others = self.parse_known_args(words)
-        if others:
-            name = others[0].partition("=")[0]
+        options, unknown_words = self.parse_known_args(words)
+        if unknown_words:
+            word = unknown_words[0]
+            name = word.partition("=")[0]
             if not name.startswith("--") or name == "--":
-                self.error(
-                    f"{others[0]!r} is neither an option nor its value. {self.hints.get(name, '')}".rstrip()
-                )
+                hint = self.hints.get(name, "")
+                self.error(f"{word!r} is neither an option nor its value. {hint}".rstrip())
             self.error(f"There is no option {name}.{nearest(name, self.options())}")
-        return vars(found)
+        return vars(options)
 
     def error(self, message: str) -> NoReturn:
         """Report an error, and exit with status 2."""
@@ -89,27 +94,27 @@ def as_typed(text: str) -> str:
     """Write `aiorl train` for `python -m aiorl.learner`, and so on, unless the user started one of
     aiorl's modules.
     """
-    if os.path.abspath(sys.argv[0]).startswith(os.path.dirname(os.path.dirname(__file__)) + os.sep):
+    package = os.path.dirname(os.path.dirname(__file__))
+    if os.path.abspath(sys.argv[0]).startswith(package + os.sep):
         return text
-    return _COMMAND.sub(
-        lambda found: f"aiorl {'train' if found[1] == 'learner' else found[1]}", text
-    )
+    return _COMMAND.sub(r"aiorl \1", _TRAIN.sub("aiorl train", text))
 
 
 def spelt(words: Sequence[str]) -> list[str]:
     """Return the words with options spelled as declared, and values that begin with - joined to
     their options.
     """
-    made: list[str] = []
+    spelt_words: list[str] = []
     for word in words:
         name, equals, value = word.partition("=")
+        last = spelt_words[-1] if spelt_words else ""
         if name.startswith("--"):
-            made.append(name.replace("_", "-") + equals + value)
-        elif name.startswith("-") and word != "-h" and made and re.fullmatch("--[^=]+", made[-1]):
-            made[-1] += f"={word}"
+            spelt_words.append(name.replace("_", "-") + equals + value)
+        elif name.startswith("-") and word != "-h" and re.fullmatch("--[^=]+", last):
+            spelt_words[-1] += f"={word}"
         else:
-            made.append(word)
-    return made
+            spelt_words.append(word)
+    return spelt_words
 
 
 def at_least(least: int) -> Callable[[str], int]:
@@ -123,6 +128,16 @@ def at_least(least: int) -> Callable[[str], int]:
         return int(text)
 
     return read
+
+
+def check_directory_of(file: Path, option: str) -> None:
+    """Refuse a file to write whose directory does not exist.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    if not file.absolute().parent.is_dir():
+        raise ConfigError(f"{option} is {str(file)!r}, but its directory does not exist.")
 
 
 def usage_error(prog: str, sentence: str) -> NoReturn:

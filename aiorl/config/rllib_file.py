@@ -199,12 +199,12 @@ def other_names() -> dict[str, Any]:
     return parse_yaml(Path(_FILE), content)[0]
 
 
-def _main(argv: list[str]) -> None:
+def _main() -> None:
     parser = Parser(
         _PROG, "FILE", "Prints an experiment file of rllib train with aiorl's keys.", ""
     )
     parser.add_argument("file", type=Path)
-    path: Path = parser.parse(argv)["file"]
+    path: Path = parser.parse()["file"]
     values, lines = read_yaml(path)
     if not is_rllib_file(values):
         raise ConfigError(
@@ -216,4 +216,4 @@ def _main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(exit_status(lambda: _main(sys.argv[1:])))
+    raise SystemExit(exit_status(_main))
