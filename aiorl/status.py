@@ -46,6 +46,8 @@ Examples:
 """
 _WAIT_S = 10.0
 _ASK_AGAIN_S = 1.0
+_UNTIL_CONNECTED_S = 0.05
+"""Pause between two looks whether the connection is there."""
 SILENT_S = 20.0
 """Age of an account from which its learner counts as silent; it writes one every few seconds."""
 _MAX_LOGS = 4096
@@ -85,24 +87,32 @@ def status_of_run(directory: Path) -> dict[str, Any]:
         The account, with its age ``silent_s`` and ``is_alive`` (None if unknown); ``result`` is the
         newest one.
     """
-    account: dict[str, Any] = {}
-    with contextlib.suppress(
-        OSError, ValueError
-    ):  # it has just begun, or is a copy of its results alone
-        account["run_id"] = run_facts(directory)["run_id"]
-        found = _object_in(part_of(directory, STATUS_FILE, 0, 2 * MAX_BYTES)[0])
-        account = found if found.get("run_id") == account["run_id"] else account
-    last = max((changed for _, _, changed in signature(directory, *FILES)), default=0) / 1e9
-    account["silent_s"] = max(0.0, time.time() - last)
+    account = _account_in(directory)
+    changed_ns = [time_ns for _, _, time_ns in signature(directory, *FILES)]
+    silent_s = max(0.0, time.time() - max(changed_ns, default=0) / 1e9)
     has_ended = Part(account).part("learner").text("end") != ""
-    account["is_alive"] = False if has_ended else _is_alive(directory, account["silent_s"])
+    account["silent_s"] = silent_s
+    account["is_alive"] = not has_ended and _is_alive(directory, silent_s)
     account["run_dir"] = str(directory.absolute())
     account["learner_words"] = _words(directory, "log.txt")
     newest = last_line(directory, JSONL_FILE, _RESULT_BYTES)
     account["result"] = _object_in(newest.encode()) or account.get("result")
     logs = [name for name in names_inside(directory, "logs") if name.endswith(".txt")]
-    names = sorted(logs, key=lambda name: (len(name), name))
-    account["logs"] = {name: _words(directory, f"logs/{name}") for name in names[:_MAX_LOGS]}
+    logs.sort(key=lambda name: (len(name), name))  # worker-10 after worker-9
+    account["logs"] = {name: _words(directory, f"logs/{name}") for name in logs[:_MAX_LOGS]}
+    return account
+
+
+def _account_in(directory: Path) -> dict[str, Any]:
+    """Return the account that the learner wrote; that of another run in the directory is left out."""
+    try:
+        run_id = run_facts(directory)["run_id"]
+    except (OSError, ValueError):  # it has just begun, or is a copy of its results alone
+        return {}
+    content, _ = part_of(directory, STATUS_FILE, 0, 2 * MAX_BYTES)
+    account = _object_in(content)
+    if account.get("run_id") != run_id:
+        return {"run_id": run_id}
     return account
 
 
@@ -110,27 +120,31 @@ def _is_alive(directory: Path, silent_s: float) -> bool | None:
     owner = lock_owner(directory)
     if owner is not None and owner["host"] == socket.gethostname():
         return psutil.pid_exists(owner["pid"])
-    return True if silent_s < SILENT_S else None
+    # on another host: it can be between two accounts, but also gone
+    if silent_s < SILENT_S:
+        return True
+    return None
 
 
 def _object_in(content: bytes) -> dict[str, Any]:
     """Return the object that a JSON text holds, {} if there is none."""
-    with contextlib.suppress(ValueError):
-        if isinstance(found := parse_json(content, is_strict=False), dict):
-            return found
-    return {}
+    try:
+        value = parse_json(content, is_strict=False)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 def signature(directory: Path, *names: str) -> tuple[tuple[int, int, int], ...]:
     """Return inode, size and time of the last change in ns of the files that exist; other contents
     have others.
     """
-    found = []
+    signatures = []
     for name in names:
         with contextlib.suppress(OSError):
             stat = (directory / name).lstat()
-            found.append((stat.st_ino, stat.st_size, stat.st_mtime_ns))
-    return tuple(found)
+            signatures.append((stat.st_ino, stat.st_size, stat.st_mtime_ns))
+    return tuple(signatures)
 
 
 def part_of(directory: Path, name: str, start: int, max_bytes: int) -> tuple[bytes, int]:
@@ -146,7 +160,9 @@ def part_of(directory: Path, name: str, start: int, max_bytes: int) -> tuple[byt
     try:
         with open_inside(directory, name) as file:
             size = os.fstat(file.fileno()).st_size
-            file.seek(start if start >= 0 else max(0, size + start))
+            if start < 0:
+                start = max(0, size + start)
+            file.seek(start)
             return file.read(max_bytes), size
     except OSError:
         return b"", 0
@@ -155,7 +171,8 @@ def part_of(directory: Path, name: str, start: int, max_bytes: int) -> tuple[byt
 def last_line(directory: Path, name: str, tail_bytes: int = 16 << 10) -> str:
     """Return the last whole line of a file that is not empty, "" if there is none."""
     tail, _ = part_of(directory, name, -tail_bytes, tail_bytes)
-    return tail.rpartition(b"\n")[0].rstrip().rpartition(b"\n")[2].decode(errors="replace")
+    whole_lines = tail.rpartition(b"\n")[0].rstrip()
+    return whole_lines.rpartition(b"\n")[2].decode(errors="replace")
 
 
 def _words(directory: Path, name: str) -> str:
@@ -185,36 +202,40 @@ async def status_of_learner(
     from aiorl.net.wire.messages import Refused, Status, StatusRequest
 
     answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-    reason = ["it did not answer"]
+    reason = "it did not answer"
 
-    def hear(frames: list[memoryview]) -> None:
+    def on_message(frames: list[memoryview]) -> None:
+        nonlocal reason
         try:
             message = decode(frames)
         except RemoteProtocolError as error:
-            reason.append(f"its answer was not understood: {error}")
+            reason = f"its answer was not understood: {error}"
             return
         if isinstance(message, Status) and isinstance(message.account, dict) and not answer.done():
             answer.set_result(message.account)
         elif isinstance(message, Refused):
-            reason.append(f"it refused: {message.reason}; is its version of aiorl older?")
+            reason = f"it refused: {message.reason}; is its version of aiorl older?"
 
-    def note(event: Event) -> None:
+    def on_event(event: Event) -> None:
+        nonlocal reason
         if event.kind is not EventKind.CONNECTED:
-            reason.append(event.reason)
+            reason = event.reason
 
     endpoint = ZmqWorkerEndpoint(places, keys=None if keys is None else load_worker_keys(keys))
-    endpoint.on_message = hear
-    endpoint.on_event = note
+    endpoint.on_message = on_message
+    endpoint.on_event = on_event
     endpoint.start()
     try:
         async with asyncio.timeout(wait_s):
             while not answer.done():
+                pause_s = _UNTIL_CONNECTED_S
                 if endpoint.connected:
                     endpoint.send(encode(StatusRequest(DEFAULT_LIMITS.max_header_bytes // 2)))
-                await asyncio.wait([answer], timeout=_ASK_AGAIN_S if endpoint.connected else 0.05)
+                    pause_s = _ASK_AGAIN_S
+                await asyncio.wait([answer], timeout=pause_s)
     except TimeoutError:
-        said = f"the learner at {endpoint.address} gave no account in {wait_s:g} s: {reason[-1]}"
-        raise AiorlError(one_line(said, 1000)) from None
+        problem = f"the learner at {endpoint.address} gave no account in {wait_s:g} s: {reason}"
+        raise AiorlError(one_line(problem, 1000)) from None
     finally:
         await endpoint.close()
     return {**answer.result(), "silent_s": 0.0, "is_alive": True}
@@ -225,9 +246,9 @@ async def status_of_learner(
 
 
 def _is_number(value: Any) -> bool:
-    return (
-        isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e18
-    )  # no NaN or infinity
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return abs(value) < 1e18  # no NaN or infinity
 
 
 class Part:
@@ -243,57 +264,48 @@ class Part:
     def part(self, name: str) -> Part:
         return Part(self.value.get(name))
 
+    def _list(self, name: str) -> list[Any]:
+        items = self.value.get(name)
+        return items if isinstance(items, list) else []
+
     def parts(self, name: str) -> list[Part]:
-        found = self.value.get(name)
-        return [Part(each) for each in found] if isinstance(found, list) else []
+        return [Part(item) for item in self._list(name)]
 
     def texts(self, name: str) -> list[str]:
-        found = self.value.get(name)
-        return (
-            [one_line(each, 100) for each in found if isinstance(each, str)]
-            if isinstance(found, list)
-            else []
-        )
+        return [one_line(item, 100) for item in self._list(name) if isinstance(item, str)]
 
     def items(self) -> Iterator[tuple[str, str]]:
         return ((one_line(str(name), 64), self.text(name)) for name in self.value)
 
     def number(self, name: str) -> float | None:
-        found = self.value.get(name)
-        return found if _is_number(found) else None
+        value = self.value.get(name)
+        return value if _is_number(value) else None
 
     def numbers(self, name: str) -> list[float]:
-        found = self.value.get(name)
-        return [*filter(_is_number, found)] if isinstance(found, list) else []
+        return [*filter(_is_number, self._list(name))]
 
     def text(self, name: str, most: int = _MAX_WORDS) -> str:
         """Return a text or a number as one printable line, "" for anything else."""
-        found = self.value.get(name)
+        value = self.value.get(name)
+        if isinstance(value, str):
+            return one_line(value, most)
         number = self.number(name)
-        if number is not None:
-            return (
-                f"{number:,.0f}" if abs(number) >= 10 or number == int(number) else f"{number:.2g}"
-            )
-        return one_line(found, most) if isinstance(found, str) else ""
+        if number is None:
+            return ""
+        is_whole = abs(number) >= 10 or number == int(number)
+        return f"{number:,.0f}" if is_whole else f"{number:.2g}"
 
 
 def shown(account: dict[str, Any]) -> str:
     """Return an account as text for people."""
     whole = Part(account)
-    learner = Part(account).part("learner")
+    learner = whole.part("learner")
     result = whole.part("result")
-    silent_s = max(0.0, whole.number("silent_s") or 0.0)
-    state = learner.text("state") or "nothing is known of its state"
-    if learner.text("end"):
-        state = f"ended {_ago(silent_s)}: {learner.text('end')}"
-    elif account.get("is_alive") is False or silent_s >= SILENT_S:
-        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(max(0.0, time.time() - silent_s)))
-        state = "its process is gone" if account.get("is_alive") is False else state
-        state += f"; silent since {since}, for {_span(silent_s)}"
+    mean_return = result.number("episode_reward_mean_last_100")
     dialable = ", ".join(learner.texts("addresses")[:4])
     facts = {
         "run": f"{whole.text('run_id')} in {whole.text('run_dir', 4000)}",
-        "state": state,
+        "state": _state(whole),
         "learner": (
             f"{learner.text('host') or '-'} (pid {learner.text('pid').replace(',', '') or '-'})"
             f" {dialable}"
@@ -307,11 +319,7 @@ def shown(account: dict[str, Any]) -> str:
             f" {result.text('trained_steps_per_s') or '-'} trained env steps/s"
         ),
         "lag": ", ".join(f"{name} {value}" for name, value in whole.part("policy_lag").items()),
-        "return": (
-            ""
-            if (mean := result.number("episode_reward_mean_last_100")) is None
-            else return_text(mean)
-        ),
+        "return": "" if mean_return is None else return_text(mean_return),
         "workers": (
             f"{whole.text('num_workers') or 0}, and {whole.text('num_gone') or 0} that are gone"
         ),
@@ -331,10 +339,27 @@ def shown(account: dict[str, Any]) -> str:
     logs = [[name, words] for name, words in whole.part("logs").items()]
     if workers:
         lines += ["", *_table([[*_COLUMNS], *workers])]
-    for title, rows in ("gone:", gone), ("logs:", logs):
-        if rows:
-            lines += ["", title, *_table(rows)]
+    if gone:
+        lines += ["", "gone:", *_table(gone)]
+    if logs:
+        lines += ["", "logs:", *_table(logs)]
     return "\n".join(lines) + "\n"
+
+
+def _state(account: Part) -> str:
+    learner = account.part("learner")
+    silent_s = max(0.0, account.number("silent_s") or 0.0)
+    end = learner.text("end")
+    if end:
+        return f"ended {_ago(silent_s)}: {end}"
+    state = learner.text("state") or "nothing is known of its state"
+    if account.value.get("is_alive") is False:
+        state = "its process is gone"
+    elif silent_s < SILENT_S:
+        return state
+    last_s = max(0.0, time.time() - silent_s)
+    since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(last_s))
+    return f"{state}; silent since {since}, for {_span(silent_s)}"
 
 
 def _row(part: Part) -> list[str]:
@@ -393,19 +418,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="CURVE keys of a worker, to ask a learner with keys.",
     )
     parser.add_argument("--json", action="store_true", help="Print the whole account as JSON.")
-    found = parser.parse(sys.argv[1:] if argv is None else argv)
-    target: str | None = found.get("target")
+    options = parser.parse(argv)
+    target: str | None = options.get("target")
     if not target:
         usage_error(_PROG, "Name a run directory, or the address of a learner.")
     logging.getLogger("aiorl").addHandler(logging.NullHandler())  # the error says it all
 
-    def do() -> None:
-        account = _account_at(target, found.get("keys"))
-        sys.stdout.write(
-            json.dumps(to_json(account), indent=1) + "\n" if found.get("json") else shown(account)
-        )
+    def show() -> None:
+        account = _account_at(target, options.get("keys"))
+        if options.get("json"):
+            sys.stdout.write(json.dumps(to_json(account), indent=1) + "\n")
+        else:
+            sys.stdout.write(shown(account))
 
-    return exit_status(do, interrupted="ended by Ctrl-C")
+    return exit_status(show, interrupted="ended by Ctrl-C")
 
 
 if __name__ == "__main__":
