@@ -5,12 +5,12 @@ an environment.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from aiorl.acting.acting_state import LoadedPolicy, load_policy
-from aiorl.config.command_line import Parser, at_least, exit_status
+from aiorl.config.command_line import Parser, at_least, check_directory_of, exit_status
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import BatchError, DataError
 from aiorl.offline.estimators import behaviour_log_likelihoods
@@ -38,45 +38,45 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: the command's arguments; None takes those of the process.
     """
-    given = _parser().parse(sys.argv[1:] if argv is None else argv)
-    file = given.pop("json", None)
-    if file is not None and not file.absolute().parent.is_dir():
-        sys.stderr.write(f"aiorl: --json is {str(file)!r}, but its directory does not exist.\n")
-        return 2
-    return exit_status(lambda: _estimate(given, file))
+    options = _parser().parse(argv)
+    return exit_status(lambda: _estimate(options))
 
 
-def _estimate(given: dict[str, Any], file: Path | None) -> None:
-    policy = load_policy(given["checkpoint"], given.get("policy"))
-    share = given.get("hold_out")
+def _estimate(options: Mapping[str, Any]) -> None:
+    file: Path | None = options.get("json")
+    if file is not None:
+        check_directory_of(file, "--json")
+    policy = load_policy(options["checkpoint"], options.get("policy"))
+    share = options.get("hold_out")
     stored = StoredEpisodes(
-        given["data"],
+        options["data"],
         hold_out=None if share is None else HoldOut(share, "held_out"),
-        max_corrupt=given.get("max_corrupt", MAX_CORRUPT),
+        max_corrupt=options.get("max_corrupt", MAX_CORRUPT),
     )
     guess = UnitGuess(policy.action_space, warns=False)
-    restore_or_look = (
-        UnitActions(policy.action_space).restore if given.get(NORMALIZED) else guess.look
-    )
+    restore_or_look = guess.look
+    if options.get(NORMALIZED):
+        restore_or_look = UnitActions(policy.action_space).restore
+    is_raw = options.get("raw_observations", False)
     # raw observations are converted by the policy's preprocessor
-    observation_space = None if given.get("raw_observations") else policy.policy.observation_space
+    observation_space = None if is_raw else policy.policy.observation_space
     fitter = RowFitter(observation_space, policy.action_space)
 
     def take_in(episode: SampleBatch) -> None:
         fitter.fit(episode)
         restore_or_look(episode)
 
-    methods = given.get("methods", tuple(METHODS))
+    methods = options.get("methods", tuple(METHODS))
     judgement = judge(
         policy.policy,
         _checked(policy, stored, take_in, has_ratios=not WITH_RATIOS.isdisjoint(methods)),
         methods=methods,
-        gamma=given.get("gamma", policy.gamma),
-        clip=given.get("clip"),
-        num_resamples=given.get("bootstrap", 1000),
-        seed=given.get("seed", 0),
-        cut_is_end=given.get("cut_is_end", False),
-        observe=policy.observe if given.get("raw_observations") else None,
+        gamma=options.get("gamma", policy.gamma),
+        clip=options.get("clip"),
+        num_resamples=options.get("bootstrap", 1000),
+        seed=options.get("seed", 0),
+        cut_is_end=options.get("cut_is_end", False),
+        observe=policy.observe if is_raw else None,
     )
     if guess.seem_scaled:
         sys.stderr.write(
@@ -84,7 +84,7 @@ def _estimate(given: dict[str, Any], file: Path | None) -> None:
             f" {policy.action_space}: if they are scaled, as RLlib stores them, pass"
             " --actions-in-input-normalized\n"
         )
-    sys.stdout.write(_table(judgement) + _summary(judgement, policy, stored, given))
+    sys.stdout.write(_table(judgement) + _summary(judgement, policy, stored, is_raw=is_raw))
     if file is not None:
         about = {
             "checkpoint": str(policy.path),
@@ -120,32 +120,31 @@ def _checked(
 def _table(judgement: Judgement) -> str:
     size = judgement.effective_sample_size
     rows = [("estimator", "estimate", "95 % interval", "V_prev", "gain", "effective sample size")]
-    for name, found in judgement.estimates.items():
+    for name, estimate in judgement.estimates.items():
+        interval = "-"
+        if estimate.interval is not None:
+            interval = "{:,.4g} to {:,.4g}".format(*estimate.interval)
         has_ratios = name in WITH_RATIOS and size is not None
-        interval = "-" if found.interval is None else "{:,.4g} to {:,.4g}".format(*found.interval)
         rows.append(
             (
                 name,
-                f"{found.value:,.4g}",
+                f"{estimate.value:,.4g}",
                 interval,
                 f"{judgement.v_prev:,.4g}",
-                f"{found.gain:,.4g}",
+                f"{estimate.gain:,.4g}",
                 f"{size:,.1f}" if has_ratios else "-",
             )
         )
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
-    for first, *others in rows:
-        cells = [
-            first.ljust(widths[0]),
-            *(cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)),
-        ]
-        lines.append("   ".join(cells))
+    for name, *numbers in rows:
+        cells = [number.rjust(width) for number, width in zip(numbers, widths[1:], strict=True)]
+        lines.append("   ".join([name.ljust(widths[0]), *cells]))
     return "\n".join(lines) + "\n"
 
 
 def _summary(
-    judgement: Judgement, policy: LoadedPolicy, stored: StoredEpisodes, given: dict[str, Any]
+    judgement: Judgement, policy: LoadedPolicy, stored: StoredEpisodes, *, is_raw: bool
 ) -> str:
     lines = [
         "",
@@ -174,7 +173,7 @@ def _summary(
             "the interval of dm covers only the spread of first observations, not the error of its"
             " fitted Q"
         )
-    if policy.is_filtered and not given.get("raw_observations"):
+    if policy.is_filtered and not is_raw:
         lines.append(
             "observations are assumed to be stored filtered, as aiorl does; pass --raw-observations"
             " if they are not"

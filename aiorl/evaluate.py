@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from aiorl.config.command_line import Parser, at_least, exit_status
+from aiorl.config.command_line import Parser, at_least, check_directory_of, exit_status
 from aiorl.process.replaced_file import write_json
 from aiorl.run.evaluation import Evaluation, evaluate
 
@@ -45,15 +45,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: the command's arguments; None takes those of the process.
     """
-    given = _parser().parse(sys.argv[1:] if argv is None else argv)
-    file = given.pop("json", None)
-    if file is not None and not file.absolute().parent.is_dir():
-        sys.stderr.write(f"aiorl: --json is {str(file)!r}, but its directory does not exist.\n")
-        return 2
-    return exit_status(lambda: _evaluate(given, file))
+    options = _parser().parse(argv)
+    return exit_status(lambda: _evaluate(options))
 
 
-def _evaluate(given: dict[str, Any], file: Path | None) -> None:
+def _evaluate(options: dict[str, Any]) -> None:
     number = 0
 
     def show(episode: Any) -> None:
@@ -68,14 +64,18 @@ def _evaluate(given: dict[str, Any], file: Path | None) -> None:
             sys.stdout.write("...\n")
         sys.stdout.flush()
 
-    config = {"horizon": given.pop("horizon")} if "horizon" in given else None
-    result = evaluate(given.pop("path"), **given, config=config, on_episode=show)
+    file: Path | None = options.pop("json", None)
+    if file is not None:
+        check_directory_of(file, "--json")
+    config = {"horizon": options.pop("horizon")} if "horizon" in options else None
+    result = evaluate(options.pop("path"), **options, config=config, on_episode=show)
     sys.stdout.write(_summary(result))
     if file is not None:
         write_json(file, result.to_dict())
 
 
 def _summary(result: Evaluation) -> str:
+    manner = "actions drawn" if result.explore else "most likely actions"
     lines = [
         "",
         (
@@ -83,20 +83,24 @@ def _summary(result: Evaluation) -> str:
             f" {len(result.returns)} episodes; {min(result.returns):,.2f} to"
             f" {max(result.returns):,.2f})"
         ),
+        *_means("metric", result.custom_metrics),
+        *_means("return of", result.policy_returns),
         (
-            f"{result.algo} on {result.env} after {result.env_steps:,} env steps, "
-            f"{'actions drawn' if result.explore else 'most likely actions'}, seed {result.seed}"
+            f"{result.algo} on {result.env} after {result.env_steps:,} env steps, {manner}, seed"
+            f" {result.seed}"
         ),
         result.checkpoint,
     ]
-    for what, values in (("return of", result.policy_returns), ("metric", result.custom_metrics)):
-        lines[2:2] = [
-            f"{what} {name}: {sum(own) / len(own):,.4g} (mean of {len(own)})"
-            for name, own in values.items()
-        ]
     if result.video is not None:
         lines.append(f"video of the first episodes: {result.video}")
     return "\n".join(lines) + "\n"
+
+
+def _means(what: str, values_by_name: Mapping[str, Sequence[float]]) -> list[str]:
+    return [
+        f"{what} {name}: {sum(values) / len(values):,.4g} (mean of {len(values)})"
+        for name, values in values_by_name.items()
+    ]
 
 
 def _parser() -> Parser:
@@ -133,11 +137,11 @@ def _parser() -> Parser:
             "taking the most likely ones"
         ),
     )
-    shown = parser.add_mutually_exclusive_group()
-    shown.add_argument(
+    pictures = parser.add_mutually_exclusive_group()
+    pictures.add_argument(
         "--video", type=Path, metavar="FILE.mp4", help="record a video of the first three episodes"
     )
-    shown.add_argument("--render", choices=("human",), help="show the environment in a window")
+    pictures.add_argument("--render", choices=("human",), help="show the environment in a window")
     parser.add_argument(
         "--json", type=Path, metavar="FILE", help="write each episode's return to a file, too"
     )

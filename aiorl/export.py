@@ -27,16 +27,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: the command's arguments; None takes those of the process.
     """
-    given = _parser().parse(sys.argv[1:] if argv is None else argv)
-    return exit_status(lambda: _export(given))
+    options = _parser().parse(argv)
+    return exit_status(lambda: _export(options))
 
 
-def _export(given: Mapping[str, Any]) -> None:
+def _export(options: Mapping[str, Any]) -> None:
     written = export_policy(
-        given["path"],
-        given.get("out", "exported"),
-        given.get("formats", ("onnx",)),
-        policy_id=given.get("policy"),
+        options["path"],
+        options.get("out", "exported"),
+        options.get("formats", ("onnx",)),
+        policy_id=options.get("policy"),
     )
     for name, path in written.items():
         sys.stdout.write(f"{name:12}{path}\n")

@@ -81,7 +81,7 @@ def plot_experiments(
         with replaced(path) as temporary:
             figure.savefig(temporary)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} can't be drawn: {error}.", key="out", value=str(path)) from error
+        raise _not_drawn(path, error) from error
 
 
 def draw_experiments(experiments: Sequence[Experiment], *, goal: float | None = None) -> Figure:
@@ -100,10 +100,11 @@ def draw_experiments(experiments: Sequence[Experiment], *, goal: float | None = 
     from matplotlib.figure import Figure
 
     rng = np.random.default_rng(_SEED)
-    envs = list(dict.fromkeys(one.env for one in experiments))
-    names = list(dict.fromkeys(one.name for one in experiments))
+    envs = list(dict.fromkeys(experiment.env for experiment in experiments))
+    names = _names_of(experiments)
     labels = {name: fill(_with_runs(name, experiments), _LEGEND_WIDTH) for name in names}
-    columns = max(1, min(len(names), 4, _LEGEND_WIDTH // (8 + max(map(len, labels.values())))))
+    label_width = 8 + max(map(len, labels.values()))
+    columns = max(1, min(len(names), 4, _LEGEND_WIDTH // label_width))
     lines = sum(label.count("\n") + 1 for label in labels.values()) / columns + 1
     figure = Figure(
         figsize=(_WIDTH, _PANEL_HEIGHT * len(envs) + _LEGEND_LINE * (lines + 1)),
@@ -112,25 +113,26 @@ def draw_experiments(experiments: Sequence[Experiment], *, goal: float | None = 
     )
     figure.set_layout_engine("constrained", w_pad=_PAD, h_pad=_PAD)
     handles: dict[str, Artist] = {}
-    for (left, right), env in zip(
-        figure.subplots(len(envs), 2, sharey="row", squeeze=False), envs, strict=True
-    ):
-        own = [one for one in experiments if one.env == env]
-        factor, unit = time_unit(max(float(run.seconds[-1]) for one in own for run in one.runs))
-        for one in own:
-            colour = f"C{names.index(one.name)}"
-            handles[labels[one.name]] = _draw(left, band_of(one.runs, by="steps", rng=rng), colour)
-            _draw(right, band_of(one.runs, by="seconds", rng=rng), colour, factor)
-        for axes, what in ((left, "env steps"), (right, f"training time in {unit}")):
+    panels = figure.subplots(len(envs), 2, sharey="row", squeeze=False)
+    for (over_steps, over_time), env in zip(panels, envs, strict=True):
+        in_env = [experiment for experiment in experiments if experiment.env == env]
+        longest_s = max(run.seconds[-1] for experiment in in_env for run in experiment.runs)
+        factor, unit = time_unit(float(longest_s))
+        for experiment in in_env:
+            colour = f"C{names.index(experiment.name)}"
+            steps_band = band_of(experiment.runs, by="steps", rng=rng)
+            time_band = band_of(experiment.runs, by="seconds", rng=rng)
+            handles[labels[experiment.name]] = _draw(over_steps, steps_band, colour)
+            _draw(over_time, time_band, colour, factor)
+        for axes, what in ((over_steps, "env steps"), (over_time, f"training time in {unit}")):
             if goal is not None:
                 line = axes.axhline(goal, color=INK, linewidth=1.0, linestyle=(0, (2, 3)))
                 handles[f"goal {goal:g}"] = line
             finish_axes(axes, what)
             axes.set_xlim(left=0)
-        left.set_title(
-            one_line(env, _LEGEND_WIDTH // 2), loc="left", fontsize=12, fontweight="bold", color=INK
-        )
-        left.set_ylabel("mean episode return", color=INK)
+        title = one_line(env, _LEGEND_WIDTH // 2)
+        over_steps.set_title(title, loc="left", fontsize=12, fontweight="bold", color=INK)
+        over_steps.set_ylabel("mean episode return", color=INK)
     figure.legend(
         handles.values(),
         handles.keys(),
@@ -175,39 +177,43 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="TEXT",
         help="name of a curve; once for each curve, in the same order",
     )
-    given = parser.parse(sys.argv[1:] if argv is None else argv)
-    return exit_status(lambda: _plot(given))
+    options = parser.parse(argv)
+    return exit_status(lambda: _plot(options))
 
 
-def _plot(given: Mapping[str, Any]) -> None:
+def _plot(options: Mapping[str, Any]) -> None:
     curves = []
-    for directory in find_runs(given["runs"]):
+    for directory in find_runs(options["runs"]):
         try:
             curves.append(RunCurve.read(directory))
         except ConfigError as error:
             sys.stderr.write(f"aiorl: left out: {error}\n")
     if not curves:
         raise ConfigError("There are no results to draw.", key="run")
-    experiments = _labelled(group_runs(curves), given.get("label", []))
+    experiments = _labelled(group_runs(curves), options.get("label", []))
     try:
-        path = _drawn(experiments, given.get("out"), given.get("goal"))
+        path = _drawn(experiments, options.get("out"), options.get("goal"))
     except ImportError as error:
         raise ImportError(
             f"pictures need matplotlib ({error}): {install_command('learner')}"
         ) from error
-    for one in experiments:
-        last = np.array([run.returns[-1] for run in one.runs])
+    for experiment in experiments:
+        last = np.array([run.returns[-1] for run in experiment.runs])
         sys.stdout.write(
-            f"{one.name} on {one.env}: {_runs(len(last))}, at the end"
+            f"{experiment.name} on {experiment.env}: {_runs(len(last))}, at the end"
             f" {float(interquartile_mean(last)):,.1f} (interquartile mean; {last.min():,.1f} to"
             f" {last.max():,.1f})\n"
         )
     sys.stdout.write(f"{path}\n")
 
 
+def _names_of(experiments: Sequence[Experiment]) -> list[str]:
+    return list(dict.fromkeys(experiment.name for experiment in experiments))
+
+
 def _labelled(experiments: list[Experiment], labels: Sequence[str]) -> list[Experiment]:
     """Return the experiments with the names that the user gives their curves."""
-    names = list(dict.fromkeys(one.name for one in experiments))
+    names = _names_of(experiments)
     if labels and len(labels) != len(names):
         raise ConfigError(
             f"--label is given {len(labels)} times, but there are {len(names)} curves:"
@@ -216,44 +222,49 @@ def _labelled(experiments: list[Experiment], labels: Sequence[str]) -> list[Expe
             value=list(labels),
             hint="Give one label per curve, in this order.",
         )
-    named = dict(zip(names, labels or names, strict=True))
-    return [replace(one, name=named[one.name]) for one in experiments]
+    label_of = dict(zip(names, labels or names, strict=True))
+    return [replace(experiment, name=label_of[experiment.name]) for experiment in experiments]
 
 
 def _drawn(experiments: Sequence[Experiment], out: Path | None, goal: float | None) -> Path:
     """Draw the picture and return its path; for a single run, it shows the range of returns."""
-    if len(experiments) == len(experiments[0].runs) == 1:
-        (one,), (run,) = experiments, experiments[0].runs
-        path = out or run.path / PLOT_FILE
-        title = f"{one.name} on {one.env}"
-        wanted = run.config.get("stop_return") if goal is None else goal
-        try:
-            plot_learning_curve(run.path, title=title, stop_return=wanted, path=path)
-        except (OSError, ValueError) as error:
-            raise ConfigError(
-                f"{path} can't be drawn: {error}.", key="out", value=str(path)
-            ) from error
+    experiment = experiments[0]
+    if len(experiments) > 1 or len(experiment.runs) > 1:
+        path = out or Path("curves.png")
+        plot_experiments(experiments, path, goal=goal)
         return path
-    path = out or Path("curves.png")
-    plot_experiments(experiments, path, goal=goal)
+    run = experiment.runs[0]
+    path = out or run.path / PLOT_FILE
+    title = f"{experiment.name} on {experiment.env}"
+    if goal is None:
+        goal = run.config.get("stop_return")
+    try:
+        plot_learning_curve(run.path, title=title, stop_return=goal, path=path)
+    except (OSError, ValueError) as error:
+        raise _not_drawn(path, error) from error
     return path
+
+
+def _not_drawn(path: Path, error: Exception) -> ConfigError:
+    return ConfigError(f"{path} can't be drawn: {error}.", key="out", value=str(path))
 
 
 def _draw(axes: Axes, band: Band, colour: str, factor: float = 1.0) -> Artist:
     """Draw a curve with its band, in units of ``factor`` steps or seconds, and return its artist
     for the legend.
     """
-    whole = band.num_runs == band.num_runs.max()
+    has_all_runs = band.num_runs == band.num_runs.max()
     at = band.at / factor
     axes.fill_between(at, band.low, band.high, color=colour, alpha=0.18, linewidth=0)
     axes.plot(at, band.mean, color=colour, linewidth=1.4, linestyle=(0, (4, 2)))
-    (line,) = axes.plot(at, np.where(whole, band.mean, np.nan), color=colour, linewidth=2.2)
+    mean = np.where(has_all_runs, band.mean, np.nan)
+    (line,) = axes.plot(at, mean, color=colour, linewidth=2.2)
     return line
 
 
 def _with_runs(name: str, experiments: Sequence[Experiment]) -> str:
     """Return a curve's name, with its number of runs if all environments have the same number."""
-    counts = {len(one.runs) for one in experiments if one.name == name}
+    counts = {len(experiment.runs) for experiment in experiments if experiment.name == name}
     return f"{name} ({_runs(*counts)})" if len(counts) == 1 else name
 
 
