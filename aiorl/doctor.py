@@ -94,31 +94,30 @@ class Finding(NamedTuple):
 
 
 def _software() -> Finding:
-    where = Path(__file__).parent
     text = (
-        f"aiorl {__version__} in {where}, Python {platform.python_version()}, protocol"
-        f" {PROTOCOL_VERSION}"
+        f"aiorl {__version__} in {Path(__file__).parent}, Python {platform.python_version()},"
+        f" protocol {PROTOCOL_VERSION}"
     )
     return Finding(OK, "software", text)
 
 
 def _packages() -> Finding:
     lines = (Path(__file__).parent / "constraints.txt").read_text("utf-8").split()
-    here = versions()
+    installed = versions()
     tested = dict(line.split("==") for line in lines)
-    missing = [name for name in NEEDED if not here.get(name, "")]
-    others = [
+    missing = [name for name in NEEDED if not installed.get(name, "")]
+    untested = [
         f"{name} {version} (tested: {tested[name]})"
-        for name, version in here.items()
+        for name, version in installed.items()
         if name in tested and version.split(".")[0] != tested[name].split(".")[0]
     ]
     if missing:
         return Finding(
             FAIL, "packages", f"missing: {', '.join(missing)}", f"pip install {' '.join(missing)}"
         )
-    if others:
+    if untested:
         return Finding(
-            WARN, "packages", ", ".join(others), "install with `-c aiorl/constraints.txt`"
+            WARN, "packages", ", ".join(untested), "install with `-c aiorl/constraints.txt`"
         )
     if importlib.util.find_spec("tensorflow") is None:
         return Finding(
@@ -143,16 +142,15 @@ def _cores() -> Finding:
 
 def _files() -> Finding:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    limit = sys.maxsize if hard == resource.RLIM_INFINITY else hard
-    text = "no limit" if limit == sys.maxsize else f"up to {limit} open files"
-    level = FAIL if limit < _MIN_FILES else WARN if limit < _GOOD_FILES else OK
-    if level == OK:
+    if hard == resource.RLIM_INFINITY:
+        return Finding(OK, "files", "no limit")
+    text = f"up to {hard} open files"
+    if hard >= _GOOD_FILES:
         return Finding(OK, "files", text)
-    said = f"{text}: a learner takes at most about {max(1, limit // 4)} workers"
     return Finding(
-        level,
+        FAIL if hard < _MIN_FILES else WARN,
         "files",
-        said,
+        f"{text}: a learner takes at most about {max(1, hard // 4)} workers",
         f"raise the hard limit: `ulimit -Hn {4 * _GOOD_FILES}` as root, or limits.conf",
     )
 
@@ -168,35 +166,44 @@ def _room() -> Finding:
             FAIL, "room", f"no temporary file can be written: {error.strerror or error}", remedy
         )
     text = f"{free / 2**30:.1f} GiB free in {folder}"
-    return Finding(OK, "room", text) if free >= _GOOD_FREE else Finding(WARN, "room", text, remedy)
+    if free < _GOOD_FREE:
+        return Finding(WARN, "room", text, remedy)
+    return Finding(OK, "room", text)
 
 
 def _name() -> Finding:
     name = socket.gethostname()
-    own = [split_address(address)[0] for address in dialable("tcp://0.0.0.0:1")[:-1]]
-    others = f"other hosts dial {', '.join(own) or 'no address'}"
+    # the last one is the name itself
+    interfaces = [split_address(address)[0] for address in dialable("tcp://0.0.0.0:1")[:-1]]
+    from_elsewhere = f"other hosts dial {', '.join(interfaces) or 'no address'}"
     try:
-        found = sorted({str(each[4][0]) for each in socket.getaddrinfo(name, None, socket.AF_INET)})
+        infos = socket.getaddrinfo(name, None, socket.AF_INET)
     except OSError as error:
-        remedy = f"for a learner here: --advertise {own[0] if own else 'ADDRESS'}"
-        return Finding(WARN, "name", f"{name} has no address ({error.strerror}); {others}", remedy)
-    return Finding(OK, "name", f"{name} is {', '.join(found)} here; {others}")
+        text = f"{name} has no address ({error.strerror}); {from_elsewhere}"
+        address = interfaces[0] if interfaces else "ADDRESS"
+        return Finding(WARN, "name", text, f"for a learner here: --advertise {address}")
+    return Finding(OK, "name", f"{name} is {_hosts_in(infos)} here; {from_elsewhere}")
+
+
+def _hosts_in(infos: Sequence[tuple[Any, ...]]) -> str:
+    """Return the addresses among the answers of `socket.getaddrinfo`, sorted."""
+    return ", ".join(sorted({str(address[0]) for *_, address in infos}))
 
 
 def _ports() -> Finding:
-    taken = []
+    in_use = []
     for port in (_PORT, _PORT + 1):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind(("0.0.0.0", port))
             except OSError:
-                taken.append(str(port))
-    if taken:
+                in_use.append(str(port))
+    if in_use:
         return Finding(
             WARN,
             "ports",
-            f"{' and '.join(taken)} in use",
+            f"{' and '.join(in_use)} in use",
             "for another learner here: --bind with another port",
         )
     return Finding(OK, "ports", f"{_PORT} and {_PORT + 1} are free for a learner here")
@@ -204,10 +211,12 @@ def _ports() -> Finding:
 
 def _clock() -> Finding:
     now = time.strftime("%Y-%m-%d %H:%M:%S %Z")
+    state = None
     with contextlib.suppress(OSError, AttributeError):  # another system
-        if ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(512)) == _NOT_SYNCHRONIZED:
-            remedy = "run chrony or systemd-timesyncd; only times in logs depend on it"
-            return Finding(WARN, "clock", f"{now}; nothing seems to keep it right", remedy)
+        state = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(512))
+    if state == _NOT_SYNCHRONIZED:
+        remedy = "run chrony or systemd-timesyncd; only times in logs depend on it"
+        return Finding(WARN, "clock", f"{now}; nothing seems to keep it right", remedy)
     return Finding(OK, "clock", now)
 
 
@@ -215,10 +224,10 @@ def _gpu_names() -> list[str]:
     """Return the names of this host's NVIDIA GPUs."""
     try:
         command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+        result = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
     except (OSError, subprocess.SubprocessError):
         return []
-    return done.stdout.splitlines()
+    return result.stdout.splitlines()
 
 
 def _gpus() -> Iterator[Finding]:
@@ -230,7 +239,7 @@ def _gpus() -> Iterator[Finding]:
         return
     text = ", ".join(one_line(name, 100) for name in names)
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             [*child_python("aiorl.learning.gpu_check"), _GPU_DEVICE],
             capture_output=True,
             text=True,
@@ -244,23 +253,21 @@ def _gpus() -> Iterator[Finding]:
             FAIL, "gpu", f"{text}: no convolution was compiled in {_COMPILE_S:g} s", "set xla: off"
         )
         return
-    if done.returncode == _NO_GPU:
+    if result.returncode == _NO_GPU:
         yield Finding(
             WARN, "gpu", f"{text}, but TensorFlow sees no GPU", "pip install 'aiorl[learner-gpu]'"
         )
-    elif done.returncode != 0:
-        lines = [line for line in done.stderr.splitlines() if line.strip()] or [
-            f"status {done.returncode}"
-        ]
-        error = next(
-            (line for line in lines if "Error" in line and "errors_impl" in line), lines[-1]
-        )
-        cudnn = (
-            f"with cuDNN {_cudnn_version()}, a convolution does not compile with XLA:"
-            f" {one_line(error, 300)}"
-        )
+    elif result.returncode != 0:
+        lines = [line for line in result.stderr.splitlines() if line.strip()]
+        last = lines[-1] if lines else f"status {result.returncode}"
+        errors = [line for line in lines if "Error" in line and "errors_impl" in line]
+        error = errors[0] if errors else last
         yield Finding(
-            FAIL, "gpu", f"{text}: {cudnn}", f"pip install '{_GOOD_CUDNN}', or set xla: off"
+            FAIL,
+            "gpu",
+            f"{text}: with cuDNN {_cudnn_version()}, a convolution does not compile with XLA:"
+            f" {one_line(error, 300)}",
+            f"pip install '{_GOOD_CUDNN}', or set xla: off",
         )
     else:
         yield Finding(OK, "gpu", f"{text}; a convolution compiles with XLA")
@@ -280,16 +287,17 @@ def _cudnn_version() -> str:
 
 def _keys(path: Path) -> Finding:
     """Check permissions and contents, and that the keys in one directory belong together."""
-    said = []
+    learner = worker = None
+    learner_file = path / "learner.key_secret"
+    owners = []
     try:
-        learner = load_learner_keys(path) if (path / "learner.key_secret").exists() else None
-        has_worker = path.is_file() or any(
-            each.name != "learner.key_secret" for each in path.glob("*.key_secret")
-        )
-        worker = load_worker_keys(path) if has_worker or learner is None else None
+        if learner_file.exists():
+            learner = load_learner_keys(path)
+        if learner is None or set(path.glob("*.key_secret")) - {learner_file}:
+            worker = load_worker_keys(path)
         if learner is not None:
             admitted = AdmittedKeys(learner.admitted).refresh()
-            said.append(f"a learner that admits {', '.join(admitted.values()) or 'no one'}")
+            owners.append(f"a learner that admits {', '.join(admitted.values()) or 'no one'}")
             if worker is not None and worker.public_key not in admitted:
                 remedy = f"cp {worker.public_key_file} {path / ADMITTED}"
                 return Finding(FAIL, "keys", f"{worker.public_key_file} is not admitted", remedy)
@@ -299,10 +307,10 @@ def _keys(path: Path) -> Finding:
                     FAIL, "keys", f"{path}/learner.key belongs to another learner", remedy
                 )
         if worker is not None:
-            said.append("a worker")
+            owners.append("a worker")
     except SecurityError as error:
         return Finding(FAIL, "keys", error.message, error.hint)
-    return Finding(OK, "keys", f"{path} has those of {' and '.join(said)}")
+    return Finding(OK, "keys", f"{path} has those of {' and '.join(owners)}")
 
 
 def _way(places: Sequence[str], keys: Path | None) -> Iterator[Finding]:
@@ -316,16 +324,14 @@ def _way(places: Sequence[str], keys: Path | None) -> Iterator[Finding]:
         return
     host, port = split_address(address)
     try:
-        found = sorted(
-            {str(each[4][0]) for each in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
-        )
+        infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as error:
         text = f"{host} has no address here: {error.strerror or error}"
         yield Finding(
             FAIL, "address", text, f"give an IP address, or add {host} to DNS or /etc/hosts"
         )
         return
-    yield Finding(OK, "address", f"{address}, {', '.join(found)}")
+    yield Finding(OK, "address", f"{address}, {_hosts_in(infos)}")
     dialled = [_dial(host, number) for number in (port, port + 1)]
     yield from dialled
     if all(finding.level == OK for finding in dialled):
@@ -347,9 +353,8 @@ def _dial(host: str, port: int) -> Finding:
     except OSError as error:
         remedy = "start the learner, with --bind tcp://0.0.0.0:PORT for other hosts"
         return Finding(FAIL, "port", f"{host} port {port}: {error.strerror or error}", remedy)
-    return Finding(
-        OK, "port", f"{host} port {port} answers in {1000 * (time.monotonic() - began):.1f} ms"
-    )
+    took_ms = 1000 * (time.monotonic() - began)
+    return Finding(OK, "port", f"{host} port {port} answers in {took_ms:.1f} ms")
 
 
 def _learner(address: str, keys: Path | None) -> Iterator[Finding]:
@@ -371,32 +376,40 @@ def _learner(address: str, keys: Path | None) -> Iterator[Finding]:
         f"it answers{accepts}, speaks protocol {PROTOCOL_VERSION}, run {_text(account, 'run_id')}"
     )
     yield Finding(OK, "learner", text)
-    theirs = account.get("learner")
-    theirs = theirs if isinstance(theirs, dict) else {}
-    there = theirs.get("versions")
-    if isinstance(there, dict):
-        here = {name: version for name, version in versions().items() if version != there.get(name)}
-        others = ", ".join(
-            f"{name} {version} here, {_text(there, name)} there" for name, version in here.items()
-        )
-        remedy = "install the same versions on both sides"
-        yield (
-            Finding(WARN, "versions", others, remedy)
-            if here
-            else Finding(OK, "versions", "the same there")
-        )
-    module, colon, _ = _text(theirs, "env").partition(":")
+    learner = account.get("learner")
+    if not isinstance(learner, dict):
+        learner = {}
+    learner_versions = learner.get("versions")
+    if isinstance(learner_versions, dict):
+        yield _same_versions(learner_versions)
+    module, colon, _ = _text(learner, "env").partition(":")
     if colon and re.fullmatch(r"[\w.]+", module):
         yield _code(module)
-    if isinstance(now := account.get("time"), float):
-        late_s = time.time() - now
-        said = f"{abs(late_s):.1f} s {'ahead of' if late_s > 0 else 'behind'} the learner's"
-        remedy = "run chrony or systemd-timesyncd on both hosts; only times in logs depend on it"
-        yield (
-            Finding(WARN, "clocks", said, remedy)
-            if abs(late_s) > _APART_S
-            else Finding(OK, "clocks", said)
-        )
+    learner_time = account.get("time")
+    if isinstance(learner_time, float):
+        yield _same_time(learner_time)
+
+
+def _same_versions(learner_versions: dict[str, Any]) -> Finding:
+    differences = [
+        f"{name} {version} here, {_text(learner_versions, name)} there"
+        for name, version in versions().items()
+        if version != learner_versions.get(name)
+    ]
+    if not differences:
+        return Finding(OK, "versions", "the same there")
+    remedy = "install the same versions on both sides"
+    return Finding(WARN, "versions", ", ".join(differences), remedy)
+
+
+def _same_time(learner_time: float) -> Finding:
+    ahead_s = time.time() - learner_time
+    direction = "ahead of" if ahead_s > 0 else "behind"
+    text = f"{abs(ahead_s):.1f} s {direction} the learner's"
+    if abs(ahead_s) <= _APART_S:
+        return Finding(OK, "clocks", text)
+    remedy = "run chrony or systemd-timesyncd on both hosts; only times in logs depend on it"
+    return Finding(WARN, "clocks", text, remedy)
 
 
 def _text(facts: dict[str, Any], name: str) -> str:
@@ -426,8 +439,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the command's arguments; None takes those of the process.
     """
     parser = Parser("python -m aiorl.doctor", "[ADDRESS] [options]", _ABOUT, _EXAMPLES)
-    add = parser.add_argument
-    add(
+    parser.add_argument(
         "address",
         metavar="ADDRESS",
         nargs="?",
@@ -435,17 +447,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         default=None,
         help="The learner: tcp://HOST:PORT, run:DIR or @FILE.",
     )
-    add("--keys", metavar="DIR", type=Path, help="Keys of this host, which are checked too.")
-    add(
+    parser.add_argument(
+        "--keys", metavar="DIR", type=Path, help="Keys of this host, which are checked too."
+    )
+    parser.add_argument(
         "--json",
         action="store_true",
         help="Print a JSON list of objects with level, check, text and remedy.",
     )
     logging.getLogger("aiorl").addHandler(logging.NullHandler())  # the findings say it
-    found = parser.parse(sys.argv[1:] if argv is None else argv)
-    return exit_status(
-        lambda: _report(found.get("address") or [], found.get("keys"), is_json="json" in found)
-    )
+    options = parser.parse(argv)
+    places = options.get("address") or []
+    return exit_status(lambda: _report(places, options.get("keys"), is_json="json" in options))
 
 
 def _places(text: str) -> list[str]:
@@ -469,10 +482,11 @@ def _report(places: Sequence[str], keys: Path | None, *, is_json: bool) -> int:
     findings = []
     for finding in _findings(places, keys):
         findings.append(finding)
-        if not is_json:
-            remedy = f" -> {finding.remedy}" if finding.remedy else ""
-            sys.stdout.write(f"{finding.level:5}{finding.check:10}{finding.text}{remedy}\n")
-            sys.stdout.flush()
+        if is_json:
+            continue
+        remedy = f" -> {finding.remedy}" if finding.remedy else ""
+        sys.stdout.write(f"{finding.level:5}{finding.check:10}{finding.text}{remedy}\n")
+        sys.stdout.flush()
     if is_json:
         sys.stdout.write(json.dumps([finding._asdict() for finding in findings], indent=1) + "\n")
     return int(any(finding.level == FAIL for finding in findings))
