@@ -85,9 +85,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-os.environ.setdefault(
-    "TF_CPP_MIN_LOG_LEVEL", "3"
-)  # read by TensorFlow on import: log only fatal errors
+# TensorFlow reads it on import: log only fatal errors
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 _HOMES = {
     "aiorl.acting.exploration": "Exploration",
@@ -149,9 +148,8 @@ def _translate_old_keys(values: Mapping[str, Any]) -> dict[str, Any]:
 registry.register(build_trainer=_build_trainer, translate_old_keys=_translate_old_keys)
 
 
-def __getattr__(
-    name: str,
-) -> Any:  # Any: type checkers know the algorithms' trainers only from this function
+# Any, because type checkers know the algorithms' trainers only from this function
+def __getattr__(name: str) -> Any:
     if name in _HOME:
         return getattr(importlib.import_module(_HOME[name]), name)
     raise _missing(name, sys._getframe(1))
@@ -163,12 +161,15 @@ def _missing(name: str, caller: FrameType) -> Exception:
 
     from aiorl.config.rllib_file import attribute_hint
 
-    said = f"module 'aiorl' has no attribute {name!r}"
+    message = f"module 'aiorl' has no attribute {name!r}"
     hint = attribute_hint("aiorl", name)
-    if hint and dis.opname[caller.f_code.co_code[caller.f_lasti]] == "IMPORT_FROM":
+    if not hint:
+        return AttributeError(message, name=name)
+    message = f"{message}. {hint}"
+    if dis.opname[caller.f_code.co_code[caller.f_lasti]] == "IMPORT_FROM":
         # `from aiorl import NAME` would drop the text of an AttributeError
-        return ImportError(f"{said}. {hint}", name=__name__)
-    return AttributeError(f"{said}. {hint}" if hint else said, name=name)
+        return ImportError(message, name=__name__)
+    return AttributeError(message, name=name)
 
 
 def __dir__() -> list[str]:

@@ -90,7 +90,9 @@ class PolicyClient(contextlib.AbstractContextManager["PolicyClient"]):
             ConnectionError: the server can't be reached.
             RequestRefused: the token is wrong, or the server has no run to join.
         """
-        self._url = ("ws" + url[4:] if url.startswith("http") else url).rstrip("/") + "/ws"
+        if url.startswith("http"):
+            url = f"ws{url.removeprefix('http')}"  # https becomes wss
+        self._url = f"{url.rstrip('/')}/ws"
         self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         self._timeout_s = timeout_s
         self._tls = tls
@@ -189,7 +191,8 @@ class PolicyClient(contextlib.AbstractContextManager["PolicyClient"]):
         if self._local is not None:
             self._local.close()
             self._threads.shutdown(wait=False)
-        if (socket := self._socket) is not None:
+        socket = self._socket  # the reading thread sets it to None
+        if socket is not None:
             socket.close()
 
     def __exit__(self, *error: object) -> None:

@@ -76,27 +76,12 @@ def make_keys(directory: Path, workers: tuple[str, ...] = ("worker",)) -> list[P
             )
     workers = tuple(dict.fromkeys(workers))
     admitted = directory / ADMITTED
-    taken = [
-        path
-        for name in workers
-        for path in (
-            directory / f"{name}.key_secret",
-            directory / f"{name}.key",
-            admitted / f"{name}.key",
-        )
-        if path.exists()
-    ]
-    if taken:
-        raise ConfigError(
-            f"{taken[0]} already exists and is not overwritten:",
-            key="directory",
-            value=str(directory),
-            hint=(
-                "choose another directory, add a key with another name by --workers NAME, or delete"
-                " the old key."
-            ),
-        )
-    made: list[Path] = []
+    for name in workers:
+        public_file = f"{name}.key"
+        _refuse_existing(directory / f"{name}.key_secret", directory)
+        _refuse_existing(directory / public_file, directory)
+        _refuse_existing(admitted / public_file, directory)
+    files: list[Path] = []
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         admitted.mkdir(mode=0o755, exist_ok=True)
@@ -105,12 +90,11 @@ def make_keys(directory: Path, workers: tuple[str, ...] = ("worker",)) -> list[P
             read_secret_key(learner)
             read_public_key(learner.with_suffix(".key"))
         else:
-            made += _write_pair(directory, "learner")
+            files += _write_pair(directory, "learner")
         for name in workers:
-            made += _write_pair(directory, name)
-            made.append(
-                _write(admitted / f"{name}.key", (directory / f"{name}.key").read_text(), 0o644)
-            )
+            files += _write_pair(directory, name)
+            public_key = (directory / f"{name}.key").read_text()
+            files.append(_write(admitted / f"{name}.key", public_key, 0o644))
     except OSError as error:
         raise SecurityError(
             f"cannot write keys to {directory} ({error.strerror}: {error.filename}):",
@@ -118,7 +102,20 @@ def make_keys(directory: Path, workers: tuple[str, ...] = ("worker",)) -> list[P
             value=str(directory),
             hint="check that you own it and that the disk has space.",
         ) from error
-    return made
+    return files
+
+
+def _refuse_existing(file: Path, directory: Path) -> None:
+    if file.exists():
+        raise ConfigError(
+            f"{file} already exists and is not overwritten:",
+            key="directory",
+            value=str(directory),
+            hint=(
+                "choose another directory, add a key with another name by --workers NAME, or delete"
+                " the old key."
+            ),
+        )
 
 
 def _write_pair(directory: Path, name: str) -> list[Path]:
@@ -142,29 +139,36 @@ def _write(path: Path, text: str, mode: int) -> Path:
     return path
 
 
-def _next_steps(directory: Path, workers: tuple[str, ...], made: list[Path]) -> str:
-    files = "\n".join(f"  {path}" for path in made)
-    copies = "\n".join(
+def _next_steps(directory: Path, workers: tuple[str, ...], files: list[Path]) -> str:
+    lines = ["Made:", *(f"  {path}" for path in files)]
+    quoted = shlex.quote(str(directory))
+    address = dialable("tcp://0.0.0.0:5557")[0]
+    copies = [
         f"  {directory / name}.key_secret and {directory / 'learner.key'} to the hosts of {name!r}"
         for name in workers
-    )
-    shown = shlex.quote(str(directory))
-    address = dialable("tcp://0.0.0.0:5557")[0]
-    return (
-        f"Made:\n{files}\n\nCopy, for example with scp -p, into {shown} on each host (files ending"
-        f" in key_secret keep mode 0600):\n{copies}\n\nStart the learner:\n  python -m"
-        f" aiorl.learner --env CartPole-v1 --bind tcp://0.0.0.0:5557 --keys {shown}\nStart workers"
-        f" on another host:\n  python -m aiorl.worker --connect {address} --keys {shown}\nThe"
-        f" public keys in {directory / ADMITTED} may connect. Add or delete files there at any"
-        " time; changes\ntake effect without a restart.\n"
-    )
+    ]
+    lines += [
+        "",
+        f"Copy, for example with scp -p, into {quoted} on each host (files ending in key_secret"
+        " keep mode 0600):",
+        *copies,
+        "",
+        "Start the learner:",
+        f"  python -m aiorl.learner --env CartPole-v1 --bind tcp://0.0.0.0:5557 --keys {quoted}",
+        "Start workers on another host:",
+        f"  python -m aiorl.worker --connect {address} --keys {quoted}",
+        f"The public keys in {directory / ADMITTED} may connect. Add or delete files there at any"
+        " time; changes",
+        "take effect without a restart.",
+    ]
+    return "\n".join(lines) + "\n"
 
 
-def parse_key_args(arguments: Sequence[str]) -> tuple[Path, tuple[str, ...]]:
+def parse_key_args(arguments: Sequence[str] | None) -> tuple[Path, tuple[str, ...]]:
     """Return the directory and the names of the workers' keys from a command line.
 
     Args:
-        arguments: the words of the command line.
+        arguments: the words of the command line; None takes those of the process.
 
     Raises:
         SystemExit: with status 0 after --help, or with status 2 after a message about wrong usage.
@@ -185,8 +189,8 @@ def parse_key_args(arguments: Sequence[str]) -> tuple[Path, tuple[str, ...]]:
             "Names of the worker keys to make; letters, digits, '.', '_' and '-'. (default: worker)"
         ),
     )
-    found = parser.parse(arguments)
-    return found["directory"].expanduser().absolute(), tuple(found["workers"])
+    options = parser.parse(arguments)
+    return options["directory"].expanduser().absolute(), tuple(options["workers"])
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -195,13 +199,13 @@ def main(arguments: list[str] | None = None) -> int:
     Args:
         arguments: the command's arguments; None takes those of the process.
     """
-    directory, workers = parse_key_args(sys.argv[1:] if arguments is None else arguments)
+    directory, workers = parse_key_args(arguments)
     try:
-        made = make_keys(directory, workers)
+        files = make_keys(directory, workers)
     except AiorlError as error:
         sys.stderr.write(f"aiorl.keys: {error}\n")
         return 1
-    sys.stdout.write(as_typed(_next_steps(directory, workers, made)))
+    sys.stdout.write(as_typed(_next_steps(directory, workers, files)))
     return 0
 
 

@@ -7,6 +7,7 @@ import gc
 import sys
 from collections.abc import Sequence
 from contextlib import closing, nullcontext
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -91,38 +92,40 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--log-level", choices=("DEBUG", "INFO", "WARNING"), help="Level of the log (INFO)."
     )
     add_web_options(parser, port=8000)
-    given = parser.parse(_with_follow_at_the_end(sys.argv[1:] if argv is None else argv))
-    log_to_stderr(given.pop("log_level", None))
-    return exit_status(lambda: _serve(given), interrupted="ended by Ctrl-C")
+    options = parser.parse(_with_follow_at_the_end(sys.argv[1:] if argv is None else argv))
+    log_to_stderr(options.pop("log_level", None))
+    return exit_status(lambda: _serve(options), interrupted="ended by Ctrl-C")
 
 
 def _with_follow_at_the_end(words: Sequence[str]) -> list[str]:
     """Return the words of a command line with `--follow` where no path can be taken for its
     value.
     """
-    others: list[str] = []
+    before_follow: list[str] = []
     follow: list[str] = []
-    for index, word in enumerate(words):
+    for previous, word in pairwise(["", *words]):
         if word == "--follow":
             follow = ["--follow=newest"]
-        elif word in _FOLLOWED and index and words[index - 1] == "--follow":
+        elif word in _FOLLOWED and previous == "--follow":
             follow = [f"--follow={word}"]
         else:
-            others.append(word)
-    return [*others, *follow]
+            before_follow.append(word)
+    return [*before_follow, *follow]
 
 
-def _serve(given: dict[str, Any]) -> None:
+def _serve(options: dict[str, Any]) -> None:
     from aiorl.web.access import web_options
 
-    options = web_options(given, "aiorl serve")
-    directory = given.pop("record", None)
+    web = web_options(options, "aiorl serve")
+    directory = options.pop("record", None)
     from aiorl.serving.models import Models
     from aiorl.serving.service import Service
     from aiorl.web.server import serve
 
-    limits = {name: given.pop(name) for name in ("max_sessions", "session_ttl_s") if name in given}
-    models = Models(given.pop("paths"), **given)
+    limits = {
+        name: options.pop(name) for name in ("max_sessions", "session_ttl_s") if name in options
+    }
+    models = Models(options.pop("paths"), **options)
     recorder = None
     if directory is not None:
         from aiorl.serving.record import Recorder
@@ -131,18 +134,18 @@ def _serve(given: dict[str, Any]) -> None:
     service = Service(models, recorder=recorder, **limits)
     gc.freeze()  # loaded objects stay, and the garbage collector takes 35 ms to look at them
 
-    def said(url: str) -> str:
-        each = [
-            f"{one.name} {' and '.join(arm.name for arm in one.arms)} ({one.env})"
-            for one in models.values()
+    def announcement(url: str) -> str:
+        names = [
+            f"{model.name} {' and '.join(arm.name for arm in model.arms)} ({model.env})"
+            for model in models.values()
         ]
-        names = ", ".join(each) or f"{models.waiting}, when it has a checkpoint,"
-        return f"Serving {names} at {url} (Ctrl-C ends)."
+        served = ", ".join(names) or f"{models.waiting}, when it has a checkpoint,"
+        return f"Serving {served} at {url} (Ctrl-C ends)."
 
     async def run() -> None:
         tasks = Tasks(lambda error: None)  # which it has logged
         tasks.start(models.follow(), "follow")
-        await serve(service.app, options, said)
+        await serve(service.app, web, announcement)
 
     with (
         closing(recorder) if recorder else nullcontext(),

@@ -39,9 +39,8 @@ class WandB:
     def __init__(self, run_dir: Path, config: dict[str, Any]) -> None:
         import wandb
 
-        project = re.sub(
-            r"[/\\#?%:]", "-", f"{config['algo']}-{config['env']}"
-        )  # characters that W&B refuses
+        # W&B refuses these characters
+        project = re.sub(r"[/\\#?%:]", "-", f"{config['algo']}-{config['env']}")
         self._run = wandb.init(
             project=project[:_MAX_PROJECT], name=run_dir.name, dir=run_dir, config=config
         )
@@ -69,13 +68,13 @@ class MLflow:
     def __init__(self, run_dir: Path, config: dict[str, Any]) -> None:
         import mlflow
 
-        uri = None if mlflow.is_tracking_uri_set() else (run_dir / "mlflow").as_uri()
-        if uri is not None:
+        uri = None
+        if not mlflow.is_tracking_uri_set():
+            uri = (run_dir / "mlflow").as_uri()
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         self._entities = mlflow.entities
-        self._client = client = mlflow.MlflowClient(
-            uri
-        )  # runs of other trainers in this process have their own
+        # runs of other trainers in this process have clients of their own
+        self._client = client = mlflow.MlflowClient(uri)
         name = f"{config['algo']} on {config['env']}"
         experiment = client.get_experiment_by_name(name)
         number = client.create_experiment(name) if experiment is None else experiment.experiment_id
