@@ -37,6 +37,7 @@ logger = logging.getLogger("aiorl.worker")
 
 _PARENTED = "--exit-with-parent"
 _END_WITHIN_S = 5.0
+_RELAY_SLOT = 0
 _ABOUT = (
     "Samples for a learner. A worker can join at any time, and waits while the learner is away."
 )
@@ -69,7 +70,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the command's arguments; None takes those of the process.
     """
     words = list(sys.argv[1:] if argv is None else argv)
-    return _run_worker(words) if _PARENTED in words else _keep_workers(words)
+    if _PARENTED in words:
+        return _run_worker(words)
+    return _keep_workers(words)
 
 
 # The command line
@@ -115,8 +118,7 @@ def parse_worker_args(argv: Sequence[str]) -> WorkerArgs:
     parser = Parser(
         "python -m aiorl.worker", "--connect tcp://HOST:PORT [options]", _ABOUT, _EXAMPLES
     )
-    add = parser.add_argument
-    add(
+    parser.add_argument(
         "--connect",
         metavar="ADDRESS",
         type=_places,
@@ -126,19 +128,19 @@ def parse_worker_args(argv: Sequence[str]) -> WorkerArgs:
             " up there at each try. Several, separated by commas, are tried in turn."
         ),
     )
-    add(
+    parser.add_argument(
         "--num-workers",
         metavar="N",
         type=at_least(1),
         help=f"Worker processes on this host. (default: {defaults['num_workers']})",
     )
-    add(
+    parser.add_argument(
         "--keys",
         metavar="DIR",
         type=Path,
         help="CURVE keys, as python -m aiorl.keys DIR makes them.",
     )
-    add(
+    parser.add_argument(
         "--max-worker-restarts",
         metavar="N",
         type=at_least(0),
@@ -147,13 +149,13 @@ def parse_worker_args(argv: Sequence[str]) -> WorkerArgs:
             f" {DEFAULT_MAX_RESTARTS})"
         ),
     )
-    add(
+    parser.add_argument(
         "--log-level",
         metavar="|".join(_LEVELS),
         type=_level,
         help="Level of the log. (default: the learner's)",
     )
-    add(
+    parser.add_argument(
         "--log-dir",
         metavar="DIR",
         type=Path,
@@ -163,13 +165,13 @@ def parse_worker_args(argv: Sequence[str]) -> WorkerArgs:
         ),
     )
     # options of workers that are started by the learner
-    add("--slot", type=at_least(0), help=argparse.SUPPRESS)
-    add("--worker-id", help=argparse.SUPPRESS)
-    add("--exit-with-parent", action="store_true", help=argparse.SUPPRESS)
-    found = parser.parse(argv)
-    if "connect" not in found:
+    parser.add_argument("--slot", type=at_least(0), help=argparse.SUPPRESS)
+    parser.add_argument("--worker-id", help=argparse.SUPPRESS)
+    parser.add_argument("--exit-with-parent", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse(argv)
+    if "connect" not in options:
         parser.error("Set the learner's address: --connect tcp://HOST:PORT")
-    return WorkerArgs(**found)
+    return WorkerArgs(**options)
 
 
 def _places(text: str) -> list[str]:
@@ -195,23 +197,29 @@ def _keep_workers(words: list[str]) -> int:
 
     args = parse_worker_args(words)
     log_to_stderr(args.log_level)
-    slots = range(
-        0 if args.num_workers > 1 else 1, args.num_workers + 1
-    )  # 0: the relay, which should be there first
-    name = f"relay-{os.urandom(6).hex()}" if 0 in slots else ""
-    os.environ.update({**python_path(), WORKERS_TOGETHER: str(args.num_workers), RELAY: name})
+    slots = range(1, args.num_workers + 1)
+    relay_name = ""
+    if args.num_workers > 1:
+        slots = range(_RELAY_SLOT, args.num_workers + 1)  # the relay should be there first
+        relay_name = f"relay-{os.urandom(6).hex()}"
+    os.environ.update({**python_path(), WORKERS_TOGETHER: str(args.num_workers), RELAY: relay_name})
     worker = [*child_python("aiorl.worker"), *words, _PARENTED]
     relay = [*child_python("aiorl.net.transport.relay"), str(args.keys or ""), args.log_level or ""]
+    logs: list[Path] = []
+
+    def command_of(slot: int) -> list[str]:
+        return relay if slot == _RELAY_SLOT else worker
+
+    def log_of(slot: int) -> Path | None:
+        if not logs or slot == _RELAY_SLOT:
+            return None
+        return logs[slot - 1]
+
     try:
-        logs = [] if args.log_dir is None else own_logs(args.log_dir, args.num_workers)
-        if logs:
+        if args.log_dir is not None:
+            logs += own_logs(args.log_dir, args.num_workers)
             LogRotation(logs, MAX_BYTES)
-        return Keeper(
-            lambda slot: worker if slot else relay,
-            slots,
-            args.max_worker_restarts,
-            log_path=lambda slot: logs[slot - 1] if logs and slot else None,
-        ).run()
+        return Keeper(command_of, slots, args.max_worker_restarts, log_path=log_of).run()
     except OSError as error:
         logger.error("a worker process could not be started: %s", error)
         return FAILED
@@ -249,9 +257,8 @@ async def _work(args: WorkerArgs) -> int:
 
     share_one_heap()
     service = make_service(args.connect, args.keys, args.worker_id, args.slot or 0)
-    service.former_end = (
-        os.environ.get(FORMER_END, "") if args.slot is None else ""
-    )  # a learner knows how its own end
+    if args.slot is None:  # a learner knows how the workers that it started have ended
+        service.former_end = os.environ.get(FORMER_END, "")
     loop = asyncio.get_running_loop()
     report_stray_errors(service.fail)
     if args.exit_with_parent:
@@ -261,11 +268,10 @@ async def _work(args: WorkerArgs) -> int:
     logger.info("worker %d connects to the learner at %s", os.getpid(), ", ".join(args.connect))
     outcome = await service.run()
     logger.log(logging.INFO if outcome.ok else logging.ERROR, "%s", outcome.reason)
-    at_last = threading.Timer(
-        _END_WITHIN_S, os._exit, (outcome.status,)
-    )  # closing the loop waits for threads
-    at_last.daemon = True
-    at_last.start()
+    # closing the loop waits for threads, perhaps forever
+    end_process = threading.Timer(_END_WITHIN_S, os._exit, (outcome.status,))
+    end_process.daemon = True
+    end_process.start()
     return outcome.status
 
 
