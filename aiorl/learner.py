@@ -59,6 +59,8 @@ from aiorl.process.machine import is_debugged, on_debugger
 from aiorl.process.program import CTRL_C, keep_output_from_failing
 
 if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
+
     from aiorl.acting.run_dir import RunDirectory
     from aiorl.run.build import LearningPlan
     from aiorl.run.run import Run
@@ -207,13 +209,13 @@ def parse_learner_args(
     Raises:
         SystemExit: with status 0 after --help, or 2 after one sentence about wrong usage.
     """
-    found = _parser(_class_to_explain(argv, config_class_of), argv).parse(argv)
-    pairs: list[str] = found.pop("set", [])
-    asked = {
-        name: found.pop(name, False)
+    options = _parser(_class_to_explain(argv, config_class_of), argv).parse(argv)
+    pairs: list[str] = options.pop("set", [])
+    requests = {
+        name: options.pop(name, False)
         for name in ("print_config", "show_config", "help_config", "help_presets")
     }
-    args = LearnerArgs({}, {}, found.pop("config", None), **asked)
+    args = LearnerArgs({}, {}, options.pop("config", None), **requests)
     for pair in pairs:
         name, equals, text = pair.partition("=")
         if not equals or not name:
@@ -222,9 +224,11 @@ def parse_learner_args(
     texts = {
         name for name, declared in all_keys(CommonConfig) if expected(declared.annotation) in _TEXT
     }
-    for name, text in found.items():
-        is_said = text is True or (name in texts and text != "null")
-        _set(args, name, text if is_said else parse_value(text), _flag(name))
+    for name, value in options.items():
+        is_final = value is True or (name in texts and value != "null")
+        if not is_final:
+            value = parse_value(value)
+        _set(args, name, value, _flag(name))
     return args
 
 
@@ -276,25 +280,18 @@ def _parser(config_class: type[CommonConfig], argv: Sequence[str]) -> Parser:
     checks later.
     """
     parser = Parser(_PROG, "--env ID [options]", _ABOUT, _EXAMPLES)
-    said = meanings(config_class) if {"-h", "--help"} & set(argv) else {}
+    meaning_of = {}
+    if {"-h", "--help"} & set(argv):  # reading the meanings takes time
+        meaning_of = meanings(config_class)
     for title, names in _SHOWN.items():
         group = parser.add_argument_group(title)
         for name, metavar in names.items():
-            declared = config_class.model_fields[name]
-            text = said.get(name, "").replace("%", "%%")
-            default = default_text(declared)
-            if not metavar:
+            text = meaning_of.get(name, "").replace("%", "%%")
+            if metavar:
+                text += _notes(config_class.model_fields[name])
+                group.add_argument(_flag(name), metavar=metavar, help=text)
+            else:
                 group.add_argument(_flag(name), action="store_true", help=text)
-                continue
-            notes = "; ".join(
-                filter(
-                    None,
-                    [fact_of(declared, "unit"), "" if default == "null" else f"default: {default}"],
-                )
-            )
-            group.add_argument(
-                _flag(name), metavar=metavar, help=f"{text} ({notes})" if notes else text
-            )
     group = parser.add_argument_group("settings")
     group.add_argument(
         "--config", metavar="FILE", type=Path, help="YAML file of config keys; options override it."
@@ -327,6 +324,16 @@ def _parser(config_class: type[CommonConfig], argv: Sequence[str]) -> Parser:
     return parser
 
 
+def _notes(declared: FieldInfo) -> str:
+    """Return the unit and the default of a key in brackets, if it has any."""
+    default = default_text(declared)
+    notes = [fact_of(declared, "unit")]
+    if default != "null":
+        notes.append(f"default: {default}")
+    text = "; ".join(filter(None, notes))
+    return f" ({text})" if text else ""
+
+
 def _class_to_explain(argv: Sequence[str], config_class_of: ConfigClassOf) -> type[CommonConfig]:
     """Return the config class of the algorithm named in `argv`; unknown algorithms raise an error
     later.
@@ -348,31 +355,25 @@ def _set(args: LearnerArgs, dotted: str, value: Any, typed: str) -> None:
         if not isinstance(below, dict):
             usage_error(_PROG, f"{typed} and {_flag(group)} cannot both be given.")
         inner = below
-    inner.update(
-        deep_update(inner, {last: value})
-    )  # a group merges with the keys of it that were set before
+    # a group merges with the keys of it that were set before
+    inner.update(deep_update(inner, {last: value}))
 
 
 def _as_typed(error: ConfigError, args: LearnerArgs, config_class: type[CommonConfig]) -> str:
     """Return the error's message, with options in place of keys that were typed as options."""
+    text = str(error)
     typed = args.typed.get(error.key)
     if typed is None or typed.startswith("--set "):
-        return str(error)
-    if error.message == f"There is no key {error.key}.":
-        if key_hint(error.key, {}):
-            hint = re.sub(
-                rf"^{CALLED}([\w.]*\w)", lambda found: CALLED + _flag(found[1]), error.hint
-            )
-            return f"There is no option {typed}. {hint}"
-        known = [_flag(name) for name, _ in all_keys(config_class)] + _parser(
-            config_class, []
-        ).options()
-        return (
-            f"There is no option {typed}.{nearest(typed, dict.fromkeys(known), count=1)}".rstrip()
-        )
-    return (
-        str(error).replace(error.key, typed, 1) if str(error).startswith(error.key) else str(error)
-    )
+        return text
+    if error.message != f"There is no key {error.key}.":
+        return typed + text.removeprefix(error.key) if text.startswith(error.key) else text
+    if key_hint(error.key, {}):
+        hint = re.sub(rf"^{CALLED}([\w.]*\w)", lambda key: CALLED + _flag(key[1]), error.hint)
+        return f"There is no option {typed}. {hint}"
+    options = [_flag(name) for name, _ in all_keys(config_class)]
+    options += _parser(config_class, []).options()
+    hint = nearest(typed, dict.fromkeys(options), count=1)
+    return f"There is no option {typed}.{hint}"
 
 
 def _flag(key: str) -> str:
@@ -450,15 +451,13 @@ def _train(config: CommonConfig, directory: RunDirectory, plan: LearningPlan | N
     run = Run(config, directory, plan=plan, here=loop)
 
     def make_way() -> None:
-        with contextlib.suppress(
-            InternalError
-        ):  # called on the loop itself: nothing is drawn meanwhile
+        # raised on the loop itself, where nothing is drawn meanwhile
+        with contextlib.suppress(InternalError):
             loop.do(run.make_way)
 
     def end_without(status: int) -> None:
-        if not is_back.wait(
-            _BACK_WITHIN_S
-        ):  # an environment or an update that cannot be interrupted
+        # this thread can be in an environment or an update, which cannot be interrupted
+        if not is_back.wait(_BACK_WITHIN_S):
             _end_process(status)
 
     async def train() -> int:
@@ -485,10 +484,12 @@ async def _status_of(run: Run, directory: RunDirectory) -> int:
         outcome = await run.run()
     except Exception as error:
         logger.exception("the run failed")
-        said = str(error) if isinstance(error, AiorlError) else f"unexpected {described(error)}"
-        where = "" if run.is_misconfigured else f"(the traceback is in {log})\n"
-        sys.stderr.write(f"aiorl: {said}\n{where}")
-        return 2 if run.is_misconfigured else 1
+        text = str(error) if isinstance(error, AiorlError) else f"unexpected {described(error)}"
+        sys.stderr.write(f"aiorl: {text}\n")
+        if run.is_misconfigured:
+            return 2
+        sys.stderr.write(f"(the traceback is in {log})\n")
+        return 1
     run.show(run.summary(outcome))
     if not outcome.ok:
         return 1
