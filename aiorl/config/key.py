@@ -20,9 +20,9 @@ import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
-from itertools import groupby, pairwise
+from itertools import pairwise
 from operator import attrgetter
-from typing import Annotated, Any, Literal, SupportsIndex, cast
+from typing import Annotated, Any, Literal, SupportsIndex, TypeGuard, cast
 
 from pydantic import BaseModel, Field, ValidationError
 from pydantic.fields import FieldInfo
@@ -149,8 +149,9 @@ def by_group(keys: Iterable[tuple[str, FieldInfo]]) -> list[tuple[str, FieldInfo
     keys.
     """
     keys = list(keys)
-    order = list(dict.fromkeys((*_GROUPS, *(fact_of(field, "group") for _, field in keys))))
-    return sorted(keys, key=lambda named: order.index(fact_of(named[1], "group")))
+    groups = [fact_of(field, "group") for _, field in keys]
+    order = list(dict.fromkeys([*_GROUPS, *groups]))
+    return sorted(keys, key=lambda item: order.index(fact_of(item[1], "group")))
 
 
 def all_keys(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
@@ -166,9 +167,11 @@ def all_keys(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Fi
 def sub_model(field: FieldInfo) -> type[BaseModel] | None:
     """Return the config class of a group of keys, or None for a plain value."""
     annotation = field.annotation
-    return (
-        annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
-    )
+    return annotation if _is_model(annotation) else None
+
+
+def _is_model(annotation: Any) -> TypeGuard[type[BaseModel]]:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
 
 
 # Keys in plain words
@@ -179,46 +182,48 @@ def meanings(model: type[BaseModel], prefix: str = "") -> dict[str, str]:
     """Return dotted name -> meaning of every key and group; "" if the source of the class is not
     available.
     """
-    below: dict[str, str] = {}
+    docstrings: dict[str, str] = {}
     for kind in reversed(model.__mro__):
-        below |= _docstrings(kind)
-    found: dict[str, str] = {}
+        docstrings |= _docstrings(kind)
+    meaning_of: dict[str, str] = {}
     for name, field in model.model_fields.items():
-        found[f"{prefix}{name}"] = field.description or below.get(name, "")
-        if (inner := sub_model(field)) is not None:
-            found |= meanings(inner, f"{prefix}{name}.")
-    return found
+        meaning_of[f"{prefix}{name}"] = field.description or docstrings.get(name, "")
+        inner = sub_model(field)
+        if inner is not None:
+            meaning_of |= meanings(inner, f"{prefix}{name}.")
+    return meaning_of
 
 
 @functools.cache
 def _docstrings(kind: type) -> dict[str, str]:
     """Return attribute -> the docstring below it in the source of a class."""
     try:
-        (own,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
     except (OSError, TypeError, ValueError, SyntaxError):  # defined at a prompt, or built in
         return {}
-    return {
-        field.target.id: " ".join(text.split())
-        for field, below in pairwise(getattr(own, "body", ()))
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
-        if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
-        if isinstance(text := below.value.value, str)
-    }
+    docstrings = {}
+    for field, below in pairwise(getattr(definition, "body", ())):
+        match field, below:
+            case (
+                ast.AnnAssign(target=ast.Name(id=name)),
+                ast.Expr(value=ast.Constant(value=str(text))),
+            ):
+                docstrings[name] = " ".join(text.split())
+    return docstrings
 
 
 def render_keys(model: type[BaseModel]) -> str:
     """Return each key with its default, and its meaning below, for `--help-config`."""
-    said = meanings(model)
+    meaning_of = meanings(model)
     lines: list[str] = []
-    for group, keys in groupby(
-        by_group(all_keys(model)), key=lambda named: fact_of(named[1], "group")
-    ):
-        lines += ["", group.upper()]
-        for name, field in keys:
-            lines += [
-                f"  {name}: {default_text(field)}",
-                f"      {said[name]} ({kind_text(field)})",
-            ]
+    last_group = ""
+    for name, field in by_group(all_keys(model)):
+        group = fact_of(field, "group")
+        if group != last_group:
+            lines += ["", group.upper()]
+            last_group = group
+        lines.append(f"  {name}: {default_text(field)}")
+        lines.append(f"      {meaning_of[name]} ({kind_text(field)})")
     return "\n".join(lines[1:]) + "\n"
 
 
@@ -287,14 +292,16 @@ def _alternatives(annotation: Any) -> list[str]:
     if origin in (typing.Union, types.UnionType):
         return list(dict.fromkeys(text for kind in inner for text in _alternatives(kind)))
     if origin in (list, tuple):
-        *others, last = (
-            "lists" if text.startswith("a list") else _PLURALS.get(text, text)
-            for text in _alternatives(inner[0])
-        )
-        return [f"a list of {', '.join(others)} or {last}" if others else f"a list of {last}"]
-    if origin is dict or (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+        *plurals, last = map(_plural, _alternatives(inner[0]))
+        items = f"{', '.join(plurals)} or {last}" if plurals else last
+        return [f"a list of {items}"]
+    if origin is dict or _is_model(annotation):
         return ["a mapping"]
     return [_WORDS.get(annotation, "a value")]
+
+
+def _plural(text: str) -> str:
+    return "lists" if text.startswith("a list") else _PLURALS.get(text, text)
 
 
 # Refusing unknown keys and wrong values
@@ -358,19 +365,20 @@ def check_known(model: type[BaseModel], values: Mapping[str, Any], prefix: str =
         ConfigError: a key is unknown; the hint offers the nearest names.
     """
     for name, value in values.items():
+        dotted = f"{prefix}{name}"
         field = model.model_fields.get(name)
         if field is None:
-            raise _unknown(
-                f"{prefix}{name}", model.model_fields, _other_name(f"{prefix}{name}", model)
-            )
-        if (not prefix and name in _OPEN) or not isinstance(value, Mapping):
+            raise _unknown(dotted, model.model_fields, _other_name(dotted, model))
+        if dotted in _OPEN or not isinstance(value, Mapping):
             continue
-        if (inner := sub_model(field)) is not None:
-            check_known(inner, value, f"{prefix}{name}.")
+        inner = sub_model(field)
+        if inner is not None:
+            check_known(inner, value, f"{dotted}.")
             continue
-        known = field.get_default(call_default_factory=True)
-        if isinstance(known, Mapping) and (others := [sub for sub in value if sub not in known]):
-            raise _unknown(f"{prefix}{name}.{others[0]}", known)
+        default = field.get_default(call_default_factory=True)
+        for inner_name in value if isinstance(default, Mapping) else ():
+            if inner_name not in default:
+                raise _unknown(f"{dotted}.{inner_name}", default)
 
 
 def check_values(values: object, name: str = "") -> None:
@@ -406,8 +414,9 @@ def check_values(values: object, name: str = "") -> None:
         )
     if isinstance(values, list | tuple):
         values = dict(enumerate(values))
-    for key, value in values.items() if is_group(values) else ():
-        check_values(value, f"{name}.{key}" if name else str(key))
+    if is_group(values):
+        for key, value in values.items():
+            check_values(value, f"{name}.{key}" if name else str(key))
 
 
 def check_extras(config: Any) -> None:
@@ -417,26 +426,20 @@ def check_extras(config: Any) -> None:
     Raises:
         ConfigError: a key is unknown; the hint offers the nearest names.
     """
-    for extra in config.model.model_extra if config.model.custom_model is None else ():
-        hint = _other_name(f"model.{extra}", type(config)) or nearest(
-            extra, type(config.model).model_fields, count=2
-        )
-        raise _unknown(
-            f"model.{extra}",
-            (),
-            hint or "Only a custom model (model.custom_model) can have keys of its own.",
-        )
-    for number, extra in enumerate(config.multiagent.model_extra):
-        if number == _MAX_WARNINGS:
-            _log.warning(
-                "aiorl ignores %d more keys of multiagent",
-                len(config.multiagent.model_extra) - number,
-            )
-            break
+    if config.model.custom_model is None:
+        for extra in config.model.model_extra:
+            hint = _other_name(f"model.{extra}", type(config))
+            hint = hint or nearest(extra, type(config.model).model_fields, count=2)
+            hint = hint or "Only a custom model (model.custom_model) can have keys of its own."
+            raise _unknown(f"model.{extra}", (), hint)
+    extras = list(config.multiagent.model_extra)
+    for extra in extras[:_MAX_WARNINGS]:
         dotted = f"multiagent.{extra}"
-        known = type(config.multiagent).model_fields
-        hint = _other_name(dotted, type(config)) or nearest(extra, known, count=1).strip()
+        hint = _other_name(dotted, type(config))
+        hint = hint or nearest(extra, type(config.multiagent).model_fields, count=1).strip()
         _log.warning("%s", f"aiorl has no key {dotted} and ignores it. {hint}".rstrip())
+    if len(extras) > _MAX_WARNINGS:
+        _log.warning("aiorl ignores %d more keys of multiagent", len(extras) - _MAX_WARNINGS)
 
 
 def plain_error(model: type[BaseModel], error: ValidationError, prefix: str = "") -> ConfigError:
@@ -448,40 +451,39 @@ def plain_error(model: type[BaseModel], error: ValidationError, prefix: str = ""
     names, annotation = _locate(model, first["loc"])
     dotted = prefix + ".".join(names)
     value = first["input"]
-    shown = shortened(repr(value), 80)
     hint = ""
     if str(first["type"]).endswith(_TYPE_FAULTS):
-        wanted = expected(annotation)
-        said = f" must be {wanted}"
-        hint = (
-            _as_meant(value, wanted)
-            or nearest(str(value), re.split(" or | of |, ", wanted)).strip()
-        )
+        kind = expected(annotation)
+        fault = f" must be {kind}"
+        hint = _as_meant(value, kind) or nearest(str(value), re.split(" or | of |, ", kind)).strip()
     else:
-        said = re.sub("^(Input|Tuple) should", "must", first["msg"].removeprefix("Value error, "))
-        said = f" {said}" if said.startswith("must") else f": {said}"
-    return ConfigError(f"{dotted}{said}, not {shown}.", key=dotted, value=value, hint=hint)
+        rule = first["msg"].removeprefix("Value error, ")
+        rule = re.sub("^(Input|Tuple) should", "must", rule)
+        fault = f" {rule}" if rule.startswith("must") else f": {rule}"
+    message = f"{dotted}{fault}, not {shortened(repr(value), 80)}."
+    return ConfigError(message, key=dotted, value=value, hint=hint)
 
 
-def _as_meant(value: object, wanted: str) -> str:
+def _as_meant(value: object, kind: str) -> str:
     """Return the right form of a list, or of a time in seconds, that is text in another form; ""
     otherwise.
+
+    `kind` is the result of `expected` for the key's type.
     """
     if not isinstance(value, str):
         return ""
-    if "list of" in wanted and "," in value:
-        return (
-            "Write it as"
-            f" [{', '.join(part.strip() for part in value.strip('()').split(',') if part.strip())}]."
-        )
+    if "list of" in kind and "," in value:
+        parts = (part.strip() for part in value.strip("()").split(","))
+        return f"Write it as [{', '.join(filter(None, parts))}]."
     time = re.fullmatch(r"(\d+(?:\.\d+)?) ?(s|min|m|h|d)", value)
-    if time is not None and "number" in wanted:
+    if time is not None and "number" in kind:
         return f"In seconds it is {float(time[1]) * _SECONDS[time[2]]:g}."
     return ""
 
 
-def _unknown(dotted: str, known: Iterable[str], hint: str = "") -> ConfigError:
-    hint = hint.strip() or nearest(dotted.rpartition(".")[2], known, count=2).strip() or _ALL_KEYS
+def _unknown(dotted: str, existing: Iterable[str], hint: str = "") -> ConfigError:
+    name = dotted.rpartition(".")[2]
+    hint = hint.strip() or nearest(name, existing, count=2).strip() or _ALL_KEYS
     return ConfigError(f"There is no key {dotted}.", key=dotted, hint=hint)
 
 
@@ -501,10 +503,11 @@ def _locate(model: type[BaseModel], loc: tuple[int | str, ...]) -> tuple[list[st
     annotation: Any = None
     inner: type[BaseModel] | None = model
     for part in loc:
-        field = inner.model_fields.get(str(part)) if inner is not None else None
-        if field is None:
+        name = str(part)
+        if inner is None or name not in inner.model_fields:
             break
-        names.append(str(part))
+        field = inner.model_fields[name]
+        names.append(name)
         annotation = field.annotation
         inner = sub_model(field)
     return names or [str(part) for part in loc], annotation
