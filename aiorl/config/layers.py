@@ -142,8 +142,8 @@ def _layer_of(path: Path, content: bytes) -> Layer:
     if is_rllib_file(values):
         values, lines, left_out = convert(values, lines)
         _log.warning("%s is an experiment file of rllib train, and its keys are converted", path)
-        for name, why in itertools.islice(left_out.items(), _MAX_WARNINGS):
-            _log.warning("%s is left out. %s", name, why)
+        for name, reason in itertools.islice(left_out.items(), _MAX_WARNINGS):
+            _log.warning("%s is left out. %s", name, reason)
         if len(left_out) > _MAX_WARNINGS:
             _log.warning("%d more keys of %s are left out", len(left_out) - _MAX_WARNINGS, path)
     origins = {key: f"{path}, line {line}" for key, line in lines.items()}
@@ -163,17 +163,14 @@ def without_overruled(layers: Sequence[Layer], keys: Set[str]) -> list[Layer]:
         layers: layers of one config.
         keys: all keys of the config.
     """
-    kept: list[Layer] = []
+    remaining: list[Layer] = []
     overruled: set[str] = set()
     for layer in reversed(layers):
-        kept.append(
-            replace(
-                layer,
-                values={name: layer.values[name] for name in layer.values if name not in overruled},
-            )
-        )
-        overruled |= {f"{name}{_SCHEDULE}" for name in layer.values} & keys - layer.values.keys()
-    return kept[::-1]
+        values = {name: value for name, value in layer.values.items() if name not in overruled}
+        remaining.append(replace(layer, values=values))
+        schedules = {f"{name}{_SCHEDULE}" for name in layer.values} & keys
+        overruled |= schedules - layer.values.keys()  # a layer can set both
+    return remaining[::-1]
 
 
 @contextlib.contextmanager
@@ -184,11 +181,12 @@ def located(layers: Sequence[Layer]) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        layer = next(
-            (layer for layer in reversed(layers) if error.key in dict(_items(layer.values))), None
-        )
-        if layer is not None and layer.is_file:
-            error.message = f"{layer.origin_of(error.key)}: {error.message}"
+        for layer in reversed(layers):
+            if error.key not in dict(_items(layer.values)):
+                continue
+            if layer.is_file:
+                error.message = f"{layer.origin_of(error.key)}: {error.message}"
+            break
         raise
 
 
@@ -205,23 +203,20 @@ class Origins:
     @classmethod
     def of(cls, layers: Sequence[Layer]) -> Origins:
         """Return the origins of values merged from layers, later ones on top."""
-        found: dict[str, str] = {}
+        of_keys: dict[str, str] = {}
         groups: set[str] = set()
         for layer in layers:
             for key, value in _items(layer.values):
                 if is_group(value):
                     groups.add(key)
-                    found.pop(key, None)
+                    of_keys.pop(key, None)
                     continue
                 if key in groups:  # the value replaces a mapping
                     groups.remove(key)
-                    found = {
-                        name: origin
-                        for name, origin in found.items()
-                        if not name.startswith(f"{key}.")
-                    }
-                found[key] = layer.origin_of(key)
-        return cls(found)
+                    for name in [name for name in of_keys if name.startswith(f"{key}.")]:
+                        del of_keys[name]
+                of_keys[key] = layer.origin_of(key)
+        return cls(of_keys)
 
     def origin_of(self, key: str, *, has_default: bool = False) -> str:
         """Return the origin of a dotted key's value, or several if its parts come from several
@@ -231,9 +226,11 @@ class Origins:
             key: dotted key.
             has_default: the value is a mapping, and parts that are not set keep their defaults.
         """
-        parts = self._parts(key)
+        origins = self._parts(key)
         is_mixed = has_default and key not in self.of_keys
-        return ", ".join(dict.fromkeys([DEFAULT, *parts] if is_mixed or not parts else parts))
+        if is_mixed or not origins:
+            origins = [DEFAULT, *origins]
+        return ", ".join(dict.fromkeys(origins))
 
     def users_keys(self) -> set[str]:
         """Return the top-level keys that a user sets, in full or in part."""
@@ -245,18 +242,19 @@ class Origins:
         """Return the values that a user sets, and those without an origin that differ from their
         defaults.
         """
-        kept: dict[str, Any] = {}
+        users_values: dict[str, Any] = {}
         for name, value in values.items():
             default = defaults.get(name)
             if is_group(value) and is_group(default):
-                if below := self.users_values(value, default, f"{prefix}{name}."):
-                    kept[name] = below
+                inner = self.users_values(value, default, f"{prefix}{name}.")
+                if inner:
+                    users_values[name] = inner
                 continue
             origins = self._parts(f"{prefix}{name}")
-            is_known = any(origin == DERIVED or origin.startswith(PRESET) for origin in origins)
-            if any(map(_is_users, origins)) or (value != default and not is_known):
-                kept[name] = value
-        return kept
+            is_ours = any(origin == DERIVED or origin.startswith(PRESET) for origin in origins)
+            if any(map(_is_users, origins)) or (value != default and not is_ours):
+                users_values[name] = value
+        return users_values
 
     def _parts(self, key: str) -> list[str]:
         return [
@@ -319,12 +317,11 @@ class Preset:
 
     def layer(self) -> Layer:
         """Return the settings, including the environment if they are for only one."""
-        own = (
-            {}
-            if len(self.envs) > 1 or not set("*?[").isdisjoint(self.envs[0])
-            else {"env": self.envs[0]}
-        )
-        return Layer({**self.settings, **own}, f"{PRESET}{self.name}")
+        values = dict(self.settings)
+        is_pattern = not set("*?[").isdisjoint(self.envs[0])
+        if len(self.envs) == 1 and not is_pattern:
+            values["env"] = self.envs[0]
+        return Layer(values, f"{PRESET}{self.name}")
 
 
 def preset_names() -> list[str]:
@@ -374,7 +371,8 @@ def find_preset(algo: str, env: str) -> Preset | None:
     """
     presets = (named_preset(name) for name in preset_names() if name.startswith(f"{algo}-"))
     fitting = [preset for preset in presets if preset.suits(env)]
-    return next((preset for preset in fitting if env in preset.envs), next(iter(fitting), None))
+    fitting.sort(key=lambda preset: env not in preset.envs)
+    return fitting[0] if fitting else None
 
 
 def algo_of(layers: Sequence[Layer]) -> str:
@@ -404,40 +402,41 @@ def with_preset(layers: Sequence[Layer], algo: str, keys: Set[str]) -> list[Laye
     Raises:
         ConfigError: there is no such preset, or it is for another algorithm.
     """
-    values = merged(layers)
     name = _name_in(layers, keys)
-    env = values.get("env")
+    env = merged(layers).get("env")
     if name is None or (name == AUTO and env is None):
         return list(layers)
-    found = find_preset(algo.lower(), str(env)) if name == AUTO else named_preset(name)
-    if found is None:
+    if name == AUTO:
+        return _with_best_preset(layers, algo, str(env))
+    preset = named_preset(name)
+    if preset.algo != algo.lower():
+        raise ConfigError(
+            f"preset {name} is for {preset.algo}, not for {algo}.",
+            key="preset",
+            value=name,
+            hint=(
+                f"Set algo: {preset.algo}, or choose another preset: `aiorl train --help-presets`."
+            ),
+        )
+    if env is not None and not preset.suits(str(env)):
+        _log.warning(
+            "preset %s is made for %s, not for %s", preset.name, " and ".join(preset.envs), env
+        )
+    _warn_if_overruled(preset, layers)
+    return [preset.layer(), *layers]
+
+
+def _with_best_preset(layers: Sequence[Layer], algo: str, env: str) -> list[Layer]:
+    asking = next(layer for layer in reversed(layers) if "preset" in layer.values)
+    origin = f"{asking.origin_of('preset')} ({AUTO})"
+    preset = find_preset(algo.lower(), env)
+    if preset is None:
         _log.warning(
             "there is no preset for %s in %s, so the defaults of the algorithm are used", algo, env
         )
-    elif found.algo != algo.lower():
-        raise ConfigError(
-            f"preset {name} is for {found.algo}, not for {algo}.",
-            key="preset",
-            value=name,
-            hint=f"Set algo: {found.algo}, or choose another preset: `aiorl train --help-presets`.",
-        )
-    elif env is not None and not found.suits(str(env)):
-        _log.warning(
-            "preset %s is made for %s, not for %s", found.name, " and ".join(found.envs), env
-        )
-    if found is not None:
-        _warn_if_overruled(found, layers)
-    below = [] if found is None else [found.layer()]
-    if name != AUTO:
-        return [*below, *layers]
-    origin = next(
-        layer.origin_of("preset") for layer in reversed(layers) if "preset" in layer.values
-    )
-    return [
-        *below,
-        *layers,
-        Layer({"preset": None if found is None else found.name}, f"{origin} ({AUTO})"),
-    ]
+        return [*layers, Layer({"preset": None}, origin)]
+    _warn_if_overruled(preset, layers)
+    return [preset.layer(), *layers, Layer({"preset": preset.name}, origin)]
 
 
 def _name_in(layers: Sequence[Layer], keys: Set[str] | None = None) -> str | None:
@@ -457,12 +456,10 @@ def _warn_if_overruled(preset: Preset, layers: Sequence[Layer]) -> None:
     settings = {name: value for name, value in preset.settings.items() if name != "algo"}
     names = dict(_items(settings)).keys()
     for layer in layers:
-        is_users = layer.is_file and not layer.is_record
-        if (
-            is_users
-            and names <= dict(_items(layer.values)).keys()
-            and deep_update(layer.values, settings) != layer.values
-        ):
+        if not layer.is_file or layer.is_record:
+            continue
+        sets_all = names <= dict(_items(layer.values)).keys()
+        if sets_all and deep_update(layer.values, settings) != layer.values:
             _log.warning(
                 "preset %s has no effect, because %s sets all of its keys and takes precedence:"
                 " remove the preset's keys from the file, or give env and preset without the file",
@@ -479,14 +476,12 @@ def without_secrets(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return a config's values, with the values of environment variables that look like secrets
     withheld.
     """
-    shown = {
-        group: {
-            name: WITHHELD if _SECRET.search(name) else text for name, text in values[group].items()
-        }
-        for group in _ENVIRONS
-        if group in values
-    }
-    return {**values, **shown}
+    public = dict(values)
+    for group in _ENVIRONS:
+        if group in values:
+            secrets = dict.fromkeys(filter(_SECRET.search, values[group]), WITHHELD)
+            public[group] = {**values[group], **secrets}
+    return public
 
 
 def restore_withheld(values: dict[str, Any]) -> None:
@@ -500,14 +495,16 @@ def restore_withheld(values: dict[str, Any]) -> None:
         if not isinstance(variables, dict):
             continue
         for name, text in variables.items():
-            if text == WITHHELD and name not in os.environ:
+            if text != WITHHELD:
+                continue
+            if name not in os.environ:
                 raise ConfigError(
                     f"{group}.{name} was withheld when this config was saved, and {name} is not set"
                     " here.",
                     key=f"{group}.{name}",
                     hint=f"Set the environment variable {name}.",
                 )
-            variables[name] = os.environ[name] if text == WITHHELD else text
+            variables[name] = os.environ[name]
 
 
 # Configs of other users
@@ -528,27 +525,26 @@ def without_place(
     Returns:
         The other values, and those left out that are not defaults, by dotted key.
     """
-    kept: dict[str, Any] = {}
+    remaining: dict[str, Any] = {}
     left_out: dict[str, Any] = {}
     fields = config_class.model_fields
     places = {name for name, field in fields.items() if decides_place(field)}
     for name, value in values.items():
-        if name not in fields:
-            kept[name] = value
-        elif name in places:
+        if name in places:
             if value != fields[name].get_default(call_default_factory=True):
                 left_out[name] = value
-        elif (
-            fact_of(fields[name], "needs") not in places
-        ):  # those of a key that is left out go with it
-            kept[name] = value
-    changes = kept.get("evaluation_config")
+            continue
+        # keys that have no effect without one that is left out go with it
+        if name not in fields or fact_of(fields[name], "needs") not in places:
+            remaining[name] = value
+    changes = remaining.get("evaluation_config")
     if isinstance(changes, Mapping):
         left_out |= {
             f"evaluation_config.{name}": changes[name] for name in changes if name in places
         }
-        kept["evaluation_config"] = {name: changes[name] for name in changes if name not in places}
-    return kept, left_out
+        allowed = {name: value for name, value in changes.items() if name not in places}
+        remaining["evaluation_config"] = allowed
+    return remaining, left_out
 
 
 def _of_this_user(
@@ -557,12 +553,12 @@ def _of_this_user(
     """Return a layer without the values that only this user or root sets, if its file belongs to
     others.
     """
-    others = strangers(layer.owners)
-    if not others:
+    owners = strangers(layer.owners)
+    if not owners:
         return layer
     values, left_out = without_place(layer.values, config_class)
     if left_out:
-        warn(left_out_text(others, left_out))
+        warn(left_out_text(owners, left_out))
     return replace(layer, values=values)
 
 
@@ -609,39 +605,30 @@ def load_config(
         ConfigError: a setting is wrong; the error names file and line if a file is at fault.
     """
     on_top = [Layer(settings or {}), Layer(overrides or {})]
-    wanted = merged(on_top)
+    changes = merged(on_top)
     layers: list[Layer] = []
-    resume = wanted.get("resume")
-    fixed: dict[str, str] = {}
+    resume = None if changes.get("resume") is None else str(changes["resume"])
+    algo = ""
     if resume is not None:
-        refuse_keys_of_new_runs(wanted, str(resume), "leave out --resume")
-        layers.append(_resumed(Path(str(resume))))
-        fixed = {"run_dir": str(resume), "algo": algo_of(layers)}
+        refuse_keys_of_new_runs(changes, resume, "leave out --resume")
+        layers.append(_resumed(Path(resume)))
+        algo = algo_of(layers)
     if file is not None:
         layers.append(file_layer(file))
-    if fixed:
-        layers.append(Layer({"run_dir": fixed["run_dir"]}))
+    if resume is not None:  # over the file, which can name another one
+        layers.append(Layer({"run_dir": resume}))
     layers += on_top
     values = merged(layers)
     owners: dict[int, Path] = {}
     for layer in reversed(layers):
         owners.update(layer.owners)
     with located(layers):
-        for name, own in fixed.items():
-            value = own if values.get(name) is None else values[name]
-            if os.path.normpath(str(value)) != os.path.normpath(own):
-                raise ConfigError(
-                    f"{name} can't be {value} here: the run in {resume} continues with {name}"
-                    f" {own}.",
-                    key=name,
-                    value=value,
-                    hint=(
-                        f"Leave {_option(name)} out, or begin a new run like it: --config "
-                        f"{Path(str(resume)) / CONFIG_FILE} {_option(name)} {value}"
-                    ),
-                )
-        if said := foreign_code(other_users(owners), values):
-            warn(said)
+        if resume is not None:
+            _check_fixed(values, "run_dir", resume, resume)
+            _check_fixed(values, "algo", algo, resume)
+        warning = foreign_code(other_users(owners), values)
+        if warning:
+            warn(warning)
         config_class = config_class_of(algo_of(layers))
     layers = [_of_this_user(layer, config_class, warn) for layer in layers]
     config = config_class.from_layers(layers)
@@ -649,6 +636,33 @@ def load_config(
         if config.env is None:
             raise ConfigError("There is no environment to train in.", key="env", hint=env_hint)
     return config
+
+
+def _check_fixed(values: Mapping[str, Any], name: str, fixed: str, resume: str) -> None:
+    """Refuse another value for a key that a resumed run keeps.
+
+    Args:
+        values: merged settings, nested like the config.
+        name: name of the key.
+        fixed: value that the run has.
+        resume: directory of the run.
+
+    Raises:
+        ConfigError: the settings have another one.
+    """
+    value = values.get(name)
+    if value is None or os.path.normpath(str(value)) == os.path.normpath(fixed):
+        return
+    option = f"--{name.replace('_', '-')}"
+    raise ConfigError(
+        f"{name} can't be {value} here: the run in {resume} continues with {name} {fixed}.",
+        key=name,
+        value=value,
+        hint=(
+            f"Leave {option} out, or begin a new run like it: --config"
+            f" {Path(resume) / CONFIG_FILE} {option} {value}"
+        ),
+    )
 
 
 def dump_yaml(config: CommonConfig) -> str:
@@ -665,23 +679,24 @@ def render_effective(config: CommonConfig) -> str:
     withheld.
     """
     rows = _effective(config)
-    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
-    return "".join(
-        f"{name:{widths[0]}}  {origin:{widths[1]}}  {text}\n" for name, origin, text in rows
-    )
+    names, origins, _ = zip(*rows, strict=True)
+    name_width = max(map(len, names))
+    origin_width = max(map(len, origins))
+    lines = [f"{name:{name_width}}  {origin:{origin_width}}  {text}" for name, origin, text in rows]
+    return "\n".join(lines) + "\n"
 
 
 def _effective(config: CommonConfig) -> list[tuple[str, str, str]]:
     """Return name, origin and value of each key; secrets are withheld."""
     values = without_secrets(config.to_dict())
-    keys = [name for name, _ in by_group(all_keys(type(config)))]
+    names = [name for name, _ in by_group(all_keys(type(config)))]
     for group in ("model", "multiagent"):  # they can have more keys, which only the user knows
-        keys += [name for inner in values[group] if (name := f"{group}.{inner}") not in keys]
-    found = (functools.reduce(dict.__getitem__, name.split("."), values) for name in keys)
-    return [
-        (name, config.origin_of(name), as_written(value))
-        for name, value in zip(keys, found, strict=True)
-    ]
+        names += [f"{group}.{name}" for name in values[group]]
+    rows = []
+    for name in dict.fromkeys(names):
+        value = functools.reduce(dict.__getitem__, name.split("."), values)
+        rows.append((name, config.origin_of(name), as_written(value)))
+    return rows
 
 
 def save_config(config: CommonConfig, run_dir: Path) -> Path:
@@ -693,31 +708,40 @@ def save_config(config: CommonConfig, run_dir: Path) -> Path:
     """
     path = run_dir / CONFIG_FILE
     temporary = run_dir / f"{CONFIG_FILE}.tmp"
+    text = dump_yaml(config.model_copy(update={"resume": None}))
     try:
-        former = (
-            dict(NOTED.findall(path.read_text("utf-8"))) if config.resume and path.exists() else {}
-        )
-        record = f"{Path(str(config.resume)) / CONFIG_FILE}, line " if former else "\n"
-        rows = (
-            (name, former.get(name, DEFAULT) if record in said else said)
-            for name, said, _ in _effective(config)
-        )
         notes = [
-            f"#   {name}: {one_line(said, 300)}\n"
-            for name, said in rows
-            if said != DEFAULT and name != "resume"
+            f"#   {name}: {one_line(origin, 300)}\n"
+            for name, origin in _origins_to_save(config, path).items()
+            if origin != DEFAULT and name != "resume"
         ]
-        text = [
-            dump_yaml(config.model_copy(update={"resume": None})),
-            "\n# Origins of values that are not defaults:\n",
-        ]
-        temporary.write_text("".join([*text, *notes]), encoding="utf-8")
+        notes.insert(0, "\n# Origins of values that are not defaults:\n")
+        temporary.write_text("".join([text, *notes]), encoding="utf-8")
         os.replace(temporary, path)
     except OSError as error:
         raise ConfigError(
             f"{path} can't be written: {error.strerror}.", key="run_dir", value=str(run_dir)
         ) from error
     return path
+
+
+def _origins_to_save(config: CommonConfig, path: Path) -> dict[str, str]:
+    """Return key -> origin, as it is written to the file at `path`.
+
+    Values that a resumed run has from this file keep the origins that are noted in it, because its
+    lines are overwritten.
+    """
+    origins = {name: origin for name, origin, _ in _effective(config)}
+    if not config.resume or not path.exists():
+        return origins
+    noted = dict(NOTED.findall(path.read_text("utf-8")))
+    if not noted:
+        return origins
+    line_of_run = f"{Path(config.resume) / CONFIG_FILE}, line "
+    return {
+        name: noted.get(name, DEFAULT) if line_of_run in origin else origin
+        for name, origin in origins.items()
+    }
 
 
 def _resumed(run_dir: Path) -> Layer:
@@ -738,7 +762,3 @@ def _resumed(run_dir: Path) -> Layer:
         ) from error
     layer = _layer_of(path, content)
     return replace(layer, values=with_former_defaults(layer.values), is_record=True, owners=owners)
-
-
-def _option(key: str) -> str:
-    return f"--{key.replace('_', '-')}"
