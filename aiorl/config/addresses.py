@@ -51,20 +51,21 @@ def split_address(address: str, *, key: str = "address") -> tuple[str, int]:
     Raises:
         ConfigError: the address has another form (also a ValueError).
     """
-    found = _ADDRESS.fullmatch(address)
-    in_brackets, name, port = found.groups() if found else (None, None, "")
-    if not found or int(port) > MAX_PORT or (in_brackets is not None and not _is_ipv6(in_brackets)):
-        raise ConfigError(
-            f"{key} must look like tcp://HOST:PORT, such as tcp://127.0.0.1:5557, not"
-            f" {address!r:.200}.",
-            key=key,
-            value=address,
-            hint=(
-                f"PORT goes up to {MAX_PORT}, because the next one is used as well. An IPv6 address"
-                " needs brackets: tcp://[::1]:5557."
-            ),
-        )
-    return str(in_brackets or name), int(port)
+    match = _ADDRESS.fullmatch(address)
+    if match is not None:
+        in_brackets, name, port = match.groups()
+        is_host = in_brackets is None or _is_ipv6(in_brackets)
+        if is_host and int(port) <= MAX_PORT:
+            return in_brackets or name, int(port)
+    raise ConfigError(
+        f"{key} must look like tcp://HOST:PORT, such as tcp://127.0.0.1:5557, not {address!r:.200}.",
+        key=key,
+        value=address,
+        hint=(
+            f"PORT goes up to {MAX_PORT}, because the next one is used as well. An IPv6 address"
+            " needs brackets: tcp://[::1]:5557."
+        ),
+    )
 
 
 def host_and_port(value: int | str, *, key: str) -> tuple[str, int]:
@@ -76,8 +77,11 @@ def host_and_port(value: int | str, *, key: str) -> tuple[str, int]:
     """
     host, _, port = str(value).rpartition(":")
     if not port.isdecimal() or int(port) > MAX_PORT + 1:
-        said = f"{key} must be PORT or HOST:PORT, such as 8265 or 0.0.0.0:8265, not {value!r:.200}."
-        raise ConfigError(said, key=key, value=value)
+        raise ConfigError(
+            f"{key} must be PORT or HOST:PORT, such as 8265 or 0.0.0.0:8265, not {value!r:.200}.",
+            key=key,
+            value=value,
+        )
     return host.removeprefix("[").removesuffix("]") or "127.0.0.1", int(port)
 
 
@@ -95,11 +99,12 @@ def is_loopback(host: str) -> bool:
     if host.lower() == "localhost":
         return True
     try:
-        found = ipaddress.ip_address(host)
+        address = ipaddress.ip_address(host)
     except ValueError:
         return False
-    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
-    return (mapped or found).is_loopback
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        return address.ipv4_mapped.is_loopback
+    return address.is_loopback
 
 
 def is_open_bind(address: str, *, has_keys: bool, insecure: bool) -> bool:
@@ -148,7 +153,9 @@ def reachable_from_here(address: str) -> str:
     to all interfaces.
     """
     host, port = split_address(address)
-    return url("::1" if host == "::" else "127.0.0.1", port) if host in _WILDCARDS else address
+    if host not in _WILDCARDS:
+        return address
+    return url("::1" if host == "::" else "127.0.0.1", port)
 
 
 def dialable(address: str, advertise: str | None = None) -> list[str]:
@@ -163,49 +170,54 @@ def dialable(address: str, advertise: str | None = None) -> list[str]:
         ConfigError: an address of the user's is malformed, or stands for all interfaces.
     """
     host, port = split_address(address)
+    if advertise is None and host not in _WILDCARDS:
+        return [address]
     if advertise is None:
-        return [url(each, port) for each in _own_hosts(host)] if host in _WILDCARDS else [address]
-    found = []
+        return [url(local_host, port) for local_host in _hosts_here(host)]
+    addresses = []
     for text in filter(None, map(str.strip, advertise.split(","))):
-        host, its_port = split_address(
-            text if "://" in text else f"tcp://{text}:{port}", key="advertise"
+        has_port = "://" in text
+        host, advertised_port = split_address(
+            text if has_port else f"tcp://{text}:{port}", key="advertise"
         )
-        if host in _WILDCARDS or (its_port == 0 and "://" in text):
-            said = (
+        if host in _WILDCARDS or (has_port and advertised_port == 0):
+            raise ConfigError(
                 f"advertise {text!r:.200} can't be dialled: give a host that others can reach, and"
-                " its port."
+                " its port.",
+                key="advertise",
+                value=advertise,
             )
-            raise ConfigError(said, key="advertise", value=advertise)
-        found.append(url(host, its_port))
-    if not found:
+        addresses.append(url(host, advertised_port))
+    if not addresses:
         raise ConfigError(
             "advertise names no address: leave it out, or give HOST.",
             key="advertise",
             value=advertise,
         )
-    return found
+    return addresses
 
 
-def _own_hosts(wildcard: str) -> list[str]:
+def _hosts_here(wildcard: str) -> list[str]:
     """Return this host's addresses, that of the default route first, then its name."""
     import socket
 
     import psutil
 
-    families = (socket.AF_INET, socket.AF_INET6) if wildcard == "::" else (socket.AF_INET,)
-    hosts: dict[str, None] = {}
-    for family, far in zip(families, ("192.0.2.1", "2001:db8::1"), strict=False):
+    # addresses that documentation uses: nothing is sent to them, but the kernel chooses a route
+    far_hosts = {socket.AF_INET: "192.0.2.1"}
+    if wildcard == "::":
+        far_hosts[socket.AF_INET6] = "2001:db8::1"
+    hosts = []
+    for family, far_host in far_hosts.items():
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            if probe.connect_ex((far, 9)) == 0:  # sends nothing; the kernel chooses the route
-                hosts[probe.getsockname()[0]] = None
+            if probe.connect_ex((far_host, 9)) == 0:
+                hosts.append(probe.getsockname()[0])
     stats = psutil.net_if_stats()
     for name, addresses in psutil.net_if_addrs().items():
         if name in stats and stats[name].isup and not name.startswith(_OF_CONTAINERS):
-            hosts.update(
-                dict.fromkeys(each.address for each in addresses if each.family in families)
-            )
-    found = [host for host in hosts if "%" not in host and not _is_of_link(host)]
-    return [*found, socket.gethostname()]
+            hosts += [address.address for address in addresses if address.family in far_hosts]
+    reachable = [host for host in dict.fromkeys(hosts) if "%" not in host and not _is_of_link(host)]
+    return [*reachable, socket.gethostname()]
 
 
 def _is_of_link(host: str) -> bool:
@@ -224,19 +236,21 @@ def places_of(text: str) -> list[str]:
     Raises:
         ConfigError: a place has another form.
     """
-    places = []
-    for place in re.split(r",\s*(?=tcp:|run:|@|ipc:)", text.strip(", ")):
-        kind = next(
-            (kind for kind in ("run:", "@") if place.startswith(kind) and place != kind), ""
+    return [_place(place) for place in re.split(r",\s*(?=tcp:|run:|@|ipc:)", text.strip(", "))]
+
+
+def _place(text: str) -> str:
+    for kind in ("run:", "@"):
+        if text.startswith(kind) and text != kind:
+            return f"{kind}{Path(text.removeprefix(kind)).expanduser().absolute()}"
+    if text.startswith("ipc://"):
+        return text
+    _, port = split_address(text, key="--connect")
+    if port == 0:
+        raise ConfigError(
+            f"--connect needs the learner's port, not 0, in {text!r:.200}.", key="--connect"
         )
-        if kind:
-            place = f"{kind}{Path(place.removeprefix(kind)).expanduser().absolute()}"
-        elif not place.startswith("ipc://") and split_address(place, key="--connect")[1] == 0:
-            raise ConfigError(
-                f"--connect needs the learner's port, not 0, in {place!r:.200}.", key="--connect"
-            )
-        places.append(place)
-    return places
+    return text
 
 
 def run_facts(directory: Path) -> dict[str, Any]:
@@ -269,7 +283,9 @@ def run_facts_and_owners(directory: Path) -> tuple[dict[str, Any], dict[int, Pat
     if not isinstance(run_id, str) or not re.fullmatch(r"[0-9A-Za-z_-]{1,64}", run_id):
         raise ValueError(f"{run_id!r:.100} is not a run id")
     addresses = facts.get("addresses", [first])
-    for address in [first, *(addresses if isinstance(addresses, list) else [addresses])]:
+    if not isinstance(addresses, list):
+        addresses = [addresses]
+    for address in [first, *addresses]:
         if not isinstance(address, str) or not address.isprintable():
             raise ValueError(f"{address!r:.100} is not an address")
         split_address(address)
@@ -289,15 +305,14 @@ def _addresses_in(place: str) -> list[str]:
     from aiorl.config.files import read_regular
 
     if place.startswith("run:"):
-        found = run_facts(Path(place.removeprefix("run:")))["addresses"]
+        addresses = run_facts(Path(place.removeprefix("run:")))["addresses"]
     elif place.startswith("@"):
-        text = read_regular(
-            Path(place.removeprefix("@")), max_bytes=_MAX_BYTES, follow=True
-        ).decode()
-        found = text.replace(",", " ").split()[:_MAX_ADDRESSES]
+        file = Path(place.removeprefix("@"))
+        text = read_regular(file, max_bytes=_MAX_BYTES, follow=True).decode()
+        addresses = text.replace(",", " ").split()[:_MAX_ADDRESSES]
     else:
         return [place]
-    parts = {address: split_address(address) for address in found}
+    parts = {address: split_address(address) for address in addresses}
     return [address for address, (host, port) in parts.items() if port and host not in _WILDCARDS]
 
 
@@ -323,13 +338,12 @@ class Addresses:
         """Return the address to try: the one that worked last if it is still valid, else the next;
         "" for none yet.
         """
-        found = self._look() or [self._tried]
-        if not (self._is_good and self._tried in found):
-            self._tried = (
-                found[(found.index(self._tried) + 1) % len(found)]
-                if self._tried in found
-                else found[0]
-            )
+        addresses = self._look() or [self._tried]
+        if self._tried not in addresses:
+            self._tried = addresses[0]
+        elif not self._is_good:
+            next_index = addresses.index(self._tried) + 1
+            self._tried = addresses[next_index % len(addresses)]
         self._is_good = False
         self.current = self._tried or self.current
         return self._tried
@@ -343,16 +357,15 @@ class Addresses:
         return any(address != self._tried for address in self._look())
 
     def _look(self) -> list[str]:
-        found: dict[str, None] = {}
+        addresses = []
         problems = []
         for place in self._places:
             try:
-                found.update(dict.fromkeys(_addresses_in(place)))
+                addresses += _addresses_in(place)
             except (FileNotFoundError, NotADirectoryError):
                 problems.append(f"{place} does not exist yet")
             except (OSError, ValueError) as error:
-                problems.append(
-                    f"{place} can't be used: {getattr(error, 'strerror', None) or error}"
-                )
+                reason = getattr(error, "strerror", None) or error
+                problems.append(f"{place} can't be used: {reason}")
         self.problem = "; ".join(problems)
-        return [*found]
+        return list(dict.fromkeys(addresses))
