@@ -95,7 +95,9 @@ def parse_value(text: str) -> Any:
         value, _ = _load(text)
     except yaml.YAMLError:
         return text
-    return text if value is None and text.strip() not in ("null", "~", "Null", "NULL") else value
+    if value is None and text.strip() not in ("null", "~", "Null", "NULL"):  # nothing, or a comment
+        return text
+    return value
 
 
 def dump_mapping(values: Mapping[str, Any]) -> str:
@@ -167,7 +169,7 @@ def _load(text: str) -> tuple[Any, dict[str, int]]:
         node = loader.get_single_node()
         if node is None:
             return None, {}
-        _check_nodes(node, "", lines, iter(range(_MAX_NODES)))
+        _check_nodes(node, prefix="", lines=lines, budget=iter(range(_MAX_NODES)))
         return loader.construct_document(node), lines
     except RecursionError:
         raise yaml.YAMLError("it is nested too deeply") from None
@@ -177,61 +179,62 @@ def _load(text: str) -> tuple[Any, dict[str, int]]:
 
 
 def _check_nodes(
-    node: yaml.Node, prefix: str, lines: dict[str, int], budget: Iterator[int], depth: int = 1
+    node: yaml.Node, *, prefix: str, lines: dict[str, int], budget: Iterator[int], depth: int = 1
 ) -> None:
     """Record the lines of keys; refuse repeated keys, deep nesting, and too many values after
     aliases are expanded.
+
+    Each value takes one number from `budget`.
     """
     if depth > _MAX_DEPTH:
-        raise yaml.composer.ComposerError(None, None, "it is nested too deeply", node.start_mark)
+        raise _fault("it is nested too deeply", node)
     if next(budget, None) is None:
-        raise yaml.composer.ComposerError(
-            None, None, f"it holds more than {_MAX_NODES:,} values", node.start_mark
-        )
-    if (
-        node.tag == "tag:yaml.org,2002:int" and len(node.value) > _MAX_DIGITS
-    ):  # in hex, Python would read any number
-        raise yaml.composer.ComposerError(
-            None, None, "a number has too many digits", node.start_mark
-        )
+        raise _fault(f"it holds more than {_MAX_NODES:,} values", node)
+    is_int = node.tag == "tag:yaml.org,2002:int"
+    if is_int and len(node.value) > _MAX_DIGITS:  # in hex, Python would read any number
+        raise _fault("a number has too many digits", node)
     if isinstance(node, yaml.SequenceNode):
         for inner in node.value:
-            _check_nodes(inner, "", {}, budget, depth + 1)
-    seen: set[str] = set()
-    for name, value in node.value if isinstance(node, yaml.MappingNode) else ():
+            _check_nodes(inner, prefix="", lines={}, budget=budget, depth=depth + 1)
+    if not isinstance(node, yaml.MappingNode):
+        return
+    names: set[str] = set()
+    for name, value in node.value:
         if not isinstance(name, yaml.ScalarNode):
-            raise yaml.constructor.ConstructorError(
-                None, None, "a key must be one plain word", name.start_mark
-            )
-        if name.value in seen and name.tag != "tag:yaml.org,2002:merge":
-            raise yaml.constructor.ConstructorError(
-                None, None, f"{name.value} is set twice", name.start_mark
-            )
-        seen.add(name.value)
-        lines[f"{prefix}{name.value}"] = name.start_mark.line + 1
-        _check_nodes(value, f"{prefix}{name.value}.", lines, budget, depth + 1)
+            raise _fault("a key must be one plain word", name)
+        if name.value in names and name.tag != "tag:yaml.org,2002:merge":
+            raise _fault(f"{name.value} is set twice", name)
+        names.add(name.value)
+        dotted = f"{prefix}{name.value}"
+        lines[dotted] = name.start_mark.line + 1
+        _check_nodes(value, prefix=f"{dotted}.", lines=lines, budget=budget, depth=depth + 1)
+
+
+def _fault(problem: str, node: yaml.Node) -> yaml.MarkedYAMLError:
+    return yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
 
 
 # Files of other users
 # --------------------------------------------------------------------------------------------------
 
 
-def whose_else(found: os.stat_result) -> str:
+def whose_else(status: os.stat_result) -> str:
     """Return why a file or directory is not private to this user, in plain words; "" if it is."""
-    if found.st_uid != os.geteuid():
-        return f"belongs to user {found.st_uid}"
-    mode = stat.S_IMODE(found.st_mode)
+    if status.st_uid != os.geteuid():
+        return f"belongs to user {status.st_uid}"
+    mode = stat.S_IMODE(status.st_mode)
     return f"can be read or written by others (mode {mode:04o})" if mode & 0o077 else ""
 
 
-def others_may_write(found: os.stat_result) -> bool:
+def others_may_write(status: os.stat_result) -> bool:
     """Return whether users other than the owner can change a file, or replace files in a
     directory.
     """
-    mode = found.st_mode
-    is_sticky = stat.S_ISDIR(mode) and mode & stat.S_ISVTX
-    by_group = mode & 0o020 and not _is_group_of_one(found.st_gid, found.st_uid)
-    return bool((mode & 0o002 or by_group) and not is_sticky)
+    mode = status.st_mode
+    if stat.S_ISDIR(mode) and mode & stat.S_ISVTX:  # only a file's owner can replace it
+        return False
+    by_group = mode & 0o020 and not _is_group_of_one(status.st_gid, status.st_uid)
+    return bool(mode & 0o002 or by_group)
 
 
 def _is_group_of_one(group: int, user: int) -> bool:
@@ -239,13 +242,12 @@ def _is_group_of_one(group: int, user: int) -> bool:
     group by default.
     """
     try:
-        own = pwd.getpwuid(user)
-        found = grp.getgrgid(group)
+        account = pwd.getpwuid(user)
+        entry = grp.getgrgid(group)
     except KeyError:
         return False
-    return (
-        own.pw_gid == group and found.gr_name == own.pw_name and set(found.gr_mem) <= {own.pw_name}
-    )
+    is_namesake = account.pw_gid == group and entry.gr_name == account.pw_name
+    return is_namesake and set(entry.gr_mem) <= {account.pw_name}
 
 
 def user_name(user: int) -> str:
@@ -294,35 +296,32 @@ def read_with_owners(path: Path, *, max_bytes: int) -> tuple[bytes, dict[int, Pa
         os.close(directory)
 
 
-def check_own(path: Path, found: os.stat_result) -> None:
+def check_own(path: Path, status: os.stat_result) -> None:
     """Refuse a file or directory that someone other than this user and root can have written or put
     there.
 
     Args:
         path: its path, for the message.
-        found: its facts, best those of an open descriptor.
+        status: its facts, best those of an open descriptor.
 
     Raises:
         OSError: it belongs to someone else, others can write to it, or a file has a second name (a
             hard link).
     """
-    if found.st_uid not in (0, os.geteuid()):
-        reason = (
-            f"it belongs to user {user_name(found.st_uid)}, not to you, so nothing in it is"
-            " acted on"
-        )
-        raise OSError(errno.EPERM, reason, str(path))
-    if others_may_write(found):
-        mode = stat.S_IMODE(found.st_mode)
+    reason = ""
+    if status.st_uid not in (0, os.geteuid()):
+        owner = user_name(status.st_uid)
+        reason = f"it belongs to user {owner}, not to you, so nothing in it is acted on"
+    elif others_may_write(status):
+        mode = stat.S_IMODE(status.st_mode)
         reason = (
             f"others can write to it (mode {mode:04o}): check its contents, then run "
             f"`chmod go-w {shlex.quote(str(path))}`"
         )
+    elif stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
+        reason = "it has a second name (a hard link), so it may belong elsewhere"
+    if reason:
         raise OSError(errno.EPERM, reason, str(path))
-    if stat.S_ISREG(found.st_mode) and found.st_nlink > 1:
-        raise OSError(
-            errno.EPERM, "it has a second name (a hard link), so it may belong elsewhere", str(path)
-        )
 
 
 def check_own_directory(path: Path) -> None:
@@ -332,10 +331,10 @@ def check_own_directory(path: Path) -> None:
     Raises:
         OSError: see `check_own`; or it is missing, or no directory.
     """
-    found = path.stat()
-    if not stat.S_ISDIR(found.st_mode):
+    status = path.stat()
+    if not stat.S_ISDIR(status.st_mode):
         raise OSError(errno.ENOTDIR, "it is not a directory", str(path))
-    check_own(path, found)
+    check_own(path, status)
 
 
 def read_own(path: Path, *, max_bytes: int) -> bytes:
@@ -378,10 +377,11 @@ def _content(file: BufferedReader, path: Path, max_bytes: int) -> bytes:
             errno.EFBIG, f"it has {size:,} bytes, more than the limit of {max_bytes:,}", str(path)
         )
     check_written(file.fileno(), path)
-    if size > _SMALL_BYTES and 2 * size > (left := available_bytes()):
-        raise OSError(
-            errno.ENOMEM, f"it has {size:,} bytes, and {left:,} bytes of memory are left", str(path)
-        )
+    if size > _SMALL_BYTES:  # finding out how much memory there is takes time
+        free = available_bytes()
+        if 2 * size > free:
+            reason = f"it has {size:,} bytes, and {free:,} bytes of memory are left"
+            raise OSError(errno.ENOMEM, reason, str(path))
     return file.read(size)
 
 
@@ -399,14 +399,20 @@ def open_regular(
     Raises:
         OSError: it is missing, unreadable or not regular; the reason is in plain words.
     """
+    flags = os.O_RDONLY | os.O_NONBLOCK
+    if not follow:
+        flags |= os.O_NOFOLLOW
     try:
-        descriptor = os.open(
-            path, os.O_RDONLY | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW), dir_fd=directory
-        )
+        descriptor = os.open(path, flags, dir_fd=directory)
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise OSError(errno.ELOOP, "it is a symbolic link", str(path)) from error
         raise
+    return _reader_of(descriptor, path)
+
+
+def _reader_of(descriptor: int, path: str | Path) -> BufferedReader:
+    """Return a reader of an open file, or close it and raise OSError if it is not regular."""
     try:
         check_regular(descriptor, path)
         return open(descriptor, "rb")
@@ -429,30 +435,23 @@ def open_inside(directory: Path, name: str) -> BufferedReader:
     *folders, last = Path(name).parts
     if ".." in (*folders, last) or Path(name).is_absolute():
         raise OSError(errno.EPERM, "it leads out of the directory", name)
-    held = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    path = directory / name
+    outer = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         for folder in folders:
-            inner = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=held)
-            os.close(held)
-            held = inner
-        descriptor = os.open(last, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW, dir_fd=held)
+            inner = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=outer)
+            os.close(outer)
+            outer = inner
+        descriptor = os.open(last, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW, dir_fd=outer)
     except OSError as error:
-        if error.errno in (
-            errno.ELOOP,
-            errno.ENOTDIR,
-        ):  # ENOTDIR for a link in place of a directory
-            raise OSError(
-                errno.ELOOP, "a part of its path is a symbolic link", str(directory / name)
-            ) from error
+        # a link in place of a directory is ENOTDIR
+        if error.errno in (errno.ELOOP, errno.ENOTDIR):
+            reason = "a part of its path is a symbolic link"
+            raise OSError(errno.ELOOP, reason, str(path)) from error
         raise
     finally:
-        os.close(held)
-    try:
-        check_regular(descriptor, directory / name)
-        return open(descriptor, "rb")
-    except BaseException:
-        os.close(descriptor)
-        raise
+        os.close(outer)
+    return _reader_of(descriptor, path)
 
 
 def names_inside(directory: Path, folder: str = ".") -> list[str]:
@@ -485,24 +484,23 @@ def check_written(descriptor: int, path: str | Path) -> None:
     reader's memory.
     """
     size = os.fstat(descriptor).st_size
-    at = holes = 0
+    holes = 0
+    hole = 0  # where the next one begins; it can be empty
     with contextlib.suppress(OSError):  # the file system doesn't report holes
-        while at < size:
+        while hole < size:
             try:
-                data = os.lseek(descriptor, at, os.SEEK_DATA)
+                data = os.lseek(descriptor, hole, os.SEEK_DATA)
             except OSError as error:
                 if error.errno != errno.ENXIO:
                     raise
-                data = size  # only a hole is left
-            holes += data - at
-            at = os.lseek(descriptor, data, os.SEEK_HOLE) if data < size else size
+                holes += size - hole  # up to the end
+                break
+            holes += data - hole
+            hole = os.lseek(descriptor, data, os.SEEK_HOLE)
     os.lseek(descriptor, 0, os.SEEK_SET)
     if holes > _SMALL_BYTES + _MAX_HOLES * (size - holes):
-        raise OSError(
-            errno.EFBIG,
-            f"{holes:,} of its {size:,} bytes are holes that were never written",
-            str(path),
-        )
+        reason = f"{holes:,} of its {size:,} bytes are holes that were never written"
+        raise OSError(errno.EFBIG, reason, str(path))
 
 
 def parse_json(content: bytes, *, is_strict: bool = True) -> Any:  # Any: JSON can hold any value
@@ -517,13 +515,13 @@ def parse_json(content: bytes, *, is_strict: bool = True) -> Any:  # Any: JSON c
     """
     if parsed_bytes(content) > _MAX_PARSED_BYTES:
         raise ValueError("it holds too many values")
-    strict: dict[str, Any] = {
-        "parse_constant": _refuse,
-        "parse_float": _finite,
-        "object_pairs_hook": _unique,
-    }
+    hooks: dict[str, Any] = {}
+    if is_strict:
+        hooks["parse_constant"] = _refuse
+        hooks["parse_float"] = _finite
+        hooks["object_pairs_hook"] = _unique
     try:
-        value = json.loads(content.decode("utf-8"), **(strict if is_strict else {}))
+        value = json.loads(content.decode("utf-8"), **hooks)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     check_depth(value, _MAX_DEPTH)
@@ -543,14 +541,15 @@ def check_depth(value: object, most: int) -> None:
     """Raise ValueError if dicts, lists and tuples are nested too deeply."""
     level = [value]
     for _ in range(most):
-        level = [
-            inner
-            for outer in level
-            if isinstance(outer, dict | list | tuple)
-            for inner in (outer.values() if isinstance(outer, dict) else outer)
-        ]
-        if not level:
+        inner_level: list[object] = []
+        for outer in level:
+            if isinstance(outer, dict):
+                inner_level += outer.values()
+            elif isinstance(outer, list | tuple):
+                inner_level += outer
+        if not inner_level:
             return
+        level = inner_level
     raise ValueError("it is nested too deeply")
 
 
@@ -566,7 +565,7 @@ def _finite(text: str) -> float:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    values = dict(pairs)
+    if len(values) != len(pairs):
         raise ValueError("a name occurs twice in one object")
-    return found
+    return values
