@@ -144,12 +144,12 @@ def without_defaults_of(config: Mapping[str, Any], changes: Mapping[str, Any]) -
     entries = _entries(config)
     if not any(isinstance(entry, Mapping) and "defaults" in entry for entry in entries.values()):
         return dict(config)
-    new = _entries(changes)
-    kept = {
-        policy_id: _without_defaults_of(entry, new.get(policy_id), changes)
+    new_entries = _entries(changes)
+    policies = {
+        policy_id: _without_defaults_of(entry, new_entries.get(policy_id), changes)
         for policy_id, entry in entries.items()
     }
-    return {**config, "multiagent": {**config["multiagent"], "policies": kept}}
+    return {**config, "multiagent": {**config["multiagent"], "policies": policies}}
 
 
 FORMER_DEFAULTS: Mapping[str, Any] = MappingProxyType(
@@ -188,6 +188,7 @@ def _completed(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _entries(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return policy id -> entry of `multiagent.policies`; empty if there is no such mapping."""
     group = config.get("multiagent")
     entries = group.get("policies") if isinstance(group, Mapping) else None
     return entries if isinstance(entries, Mapping) else {}
@@ -200,20 +201,22 @@ def _without_defaults_of(entry: Any, new: Any, changes: Mapping[str, Any]) -> An
     """
     if not (isinstance(entry, Mapping) and isinstance(entry.get("defaults"), Mapping)):
         return entry
-    name = new.get("class", entry.get("class")) if isinstance(new, Mapping) else entry.get("class")
-    if str(name).lower() != str(entry.get("class")).lower():
+    old_class = entry.get("class")
+    new_class = new.get("class", old_class) if isinstance(new, Mapping) else old_class
+    if str(new_class).lower() != str(old_class).lower():
         return {**entry, "defaults": None}
     return {**entry, "defaults": _without(entry["defaults"], changes)}
 
 
-def _without(values: Mapping[str, Any], named: Mapping[str, Any]) -> dict[str, Any]:
-    kept: dict[str, Any] = {}
+def _without(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values that `changes` do not set."""
+    remaining: dict[str, Any] = {}
     for name, value in values.items():
-        if name not in named:
-            kept[name] = value
-        elif isinstance(value, Mapping) and isinstance(named[name], Mapping):
-            kept[name] = _without(value, named[name])
-    return kept
+        if name not in changes:
+            remaining[name] = value
+        elif isinstance(value, Mapping) and isinstance(changes[name], Mapping):
+            remaining[name] = _without(value, changes[name])
+    return remaining
 
 
 def to_plain(value: Any) -> Any:

@@ -90,14 +90,11 @@ def plain_code(value: Any) -> Any:
     """Return settings with all classes, functions and spaces in them as plain data, at any
     depth.
     """
-    if _is_space(value):
-        from aiorl.data.spaces import (
-            space_to_dict,
-        )  # loads Gymnasium, which the space has loaded already
+    if _is_space(value):  # before mappings and sequences, as a Dict or Tuple space is one
+        # loads Gymnasium, which the space has loaded already
+        from aiorl.data.spaces import space_to_dict
 
-        return space_to_dict(
-            value
-        )  # before mappings and sequences, as a Dict or Tuple space is one
+        return space_to_dict(value)
     if isinstance(value, Mapping):
         return {name: plain_code(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -137,11 +134,8 @@ def without_objects(value: Any, *, has_members: bool = True) -> Any:
     is_member = has_members and isinstance(value, enum.Enum)
     if value is None or (isinstance(value, _SCALARS) and not is_member):
         return _plain(value)
-    if (
-        type(value).__module__ == "numpy"
-        and getattr(value, "shape", None) == ()
-        and value.dtype.kind in "biuf"
-    ):
+    is_numpy_scalar = type(value).__module__ == "numpy" and getattr(value, "shape", None) == ()
+    if is_numpy_scalar and value.dtype.kind in "biuf":
         return value.item()
     name = _local_name(value)
     return _named_for_good(value) if name is value else name
@@ -228,15 +222,13 @@ def import_path_of(thing: object) -> str | None:
     name = getattr(thing, "__qualname__", None)
     if not isinstance(module, str) or not isinstance(name, str):
         return None
-    place = main_module_name() if module == "__main__" else module
-    found: Any = sys.modules.get(module)
+    importable: Any = sys.modules.get(module)
     for part in name.split("."):
-        found = getattr(found, part, None)
-    return (
-        f"{place}:{name}"
-        if place and (found is thing or (inspect.ismethod(thing) and found == thing))
-        else None
-    )
+        importable = getattr(importable, part, None)
+    # each access to a class method makes another, equal object
+    is_importable = importable is thing or (inspect.ismethod(thing) and importable == thing)
+    place = main_module_name() if module == "__main__" else module
+    return f"{place}:{name}" if place and is_importable else None
 
 
 def main_module_name() -> str | None:
@@ -253,12 +245,9 @@ def main_module_name() -> str | None:
     if not name.isidentifier():
         return None
     with contextlib.suppress(ImportError, ValueError, OSError):
-        found = importlib.util.find_spec(name)
-        if (
-            found is not None
-            and found.origin is not None
-            and os.path.samefile(found.origin, str(file))
-        ):
+        importable = importlib.util.find_spec(name)
+        origin = None if importable is None else importable.origin
+        if origin is not None and os.path.samefile(origin, str(file)):
             return name
     return None
 
@@ -294,15 +283,15 @@ def import_for(what: str, name: str, *, key: str, value: str) -> ModuleType:
         return import_module(name)
     except Exception as error:
         # a user's module can raise anything
-        said = f"{error!r:.500}"
+        reason = f"{error!r:.500}"
         hint = ""
         if isinstance(error, ConfigError):
-            said = error.message.removesuffix(".")
+            reason = error.message.removesuffix(".")
             hint = error.hint
         elif isinstance(error, ImportError):
             hint = "Is it installed, or its folder on PYTHONPATH?"
         raise ConfigError(
-            f"{what} importing {name!r} failed: {said}.", key=key, value=value, hint=hint
+            f"{what} importing {name!r} failed: {reason}.", key=key, value=value, hint=hint
         ) from error
 
 
@@ -313,7 +302,8 @@ def refuse_in_import(what: str) -> None:
     Raises:
         ConfigError: such an import is running.
     """
-    if module := _importing.get():
+    module = _importing.get()
+    if module:
         raise ConfigError(
             f"{module!r} {what} while it is imported for its definitions.",
             hint=(
@@ -324,35 +314,28 @@ def refuse_in_import(what: str) -> None:
 
 def not_importable(key: str, value: str) -> ConfigError:
     """Return the error for an object that other processes need but only this one knows."""
-    if _OF_ENVIRONMENTS.fullmatch(key):
-        made = "makes the environment (env: module:make)"
-        if "wrappers[" in key:
-            made = "adds the wrapper (wrappers: [module:add])"
-        return ConfigError(
-            f"{key} is {value.removeprefix(_LOCAL).partition('#')[0]!r}, an object that other"
-            " processes can't get.",
-            key=key,
-            value=value,
-            hint=(
-                f"Name a file, or a function that has the object and {made}; or keep everything in"
-                " this process (num_workers: 0)."
-            ),
-        )
-    place = (
-        "of a module, or of the script that you run"
-        if main_module_name()
-        else "of a module, a .py file"
-    )
     name = value.removeprefix(_LOCAL).partition("#")[0]
-    return ConfigError(
-        f"{key} is {name!r}, which only this process knows: other processes can't import it.",
-        key=key,
-        value=value,
-        hint=(
+    if _OF_ENVIRONMENTS.fullmatch(key):
+        message = f"{key} is {name!r}, an object that other processes can't get."
+        purpose = "makes the environment (env: module:make)"
+        if "wrappers[" in key:
+            purpose = "adds the wrapper (wrappers: [module:add])"
+        hint = (
+            f"Name a file, or a function that has the object and {purpose}; or keep everything in"
+            " this process (num_workers: 0)."
+        )
+    else:
+        message = (
+            f"{key} is {name!r}, which only this process knows: other processes can't import it."
+        )
+        place = "of a module, a .py file"
+        if main_module_name():
+            place = "of a module, or of the script that you run"
+        hint = (
             f"Define it by def or class at the top level {place}; or sample in this process with"
             " num_workers: 0."
-        ),
-    )
+        )
+    return ConfigError(message, key=key, value=value, hint=hint)
 
 
 def import_object(path: str, *, key: str) -> Any:
@@ -373,20 +356,18 @@ def import_object(path: str, *, key: str) -> Any:
         raise ConfigError(
             f"{key} is {path!r}, expected 'package.module:Name'.", key=key, value=path
         )
-    found: Any = import_for(f"{key} is {path!r}, but", module_name, key=key, value=path)
+    owner: Any = import_for(f"{key} is {path!r}, but", module_name, key=key, value=path)
     for part in name.split("."):
-        if not hasattr(found, part):
-            hint = nearest(
-                part, [known for known in vars(found) if not known.startswith("_")]
-            ).strip()
+        if not hasattr(owner, part):
+            public_names = [attribute for attribute in vars(owner) if not attribute.startswith("_")]
             raise ConfigError(
                 f"{key} is {path!r}, but {module_name!r} has no {name!r}.",
                 key=key,
                 value=path,
-                hint=hint,
+                hint=nearest(part, public_names).strip(),
             )
-        found = getattr(found, part)
-    return found
+        owner = getattr(owner, part)
+    return owner
 
 
 def _local_name(thing: Any) -> Any:
@@ -396,18 +377,18 @@ def _local_name(thing: Any) -> Any:
     qualified = getattr(thing, "__qualname__", None)
     if not isinstance(qualified, str):  # an object can have any attributes
         qualified = type(thing).__qualname__
-    numbered = _numbered(_LOCAL + qualified.rpartition(".")[2].strip("<>"))
     with contextlib.suppress(TypeError):  # not every object allows weak references
-        free = (name for name in numbered if name not in _for_good)
-        return next(name for name in free if _local.setdefault(name, thing) is thing)
+        for name in _numbered(_LOCAL + qualified.rpartition(".")[2].strip("<>")):
+            if name not in _for_good and _local.setdefault(name, thing) is thing:
+                return name
     return thing
 
 
 def _named_for_good(thing: Any) -> str:
     """Name an object without weak references, which is held from then on."""
-    known = next((name for name, other in _for_good.items() if other is thing), None)
-    if known is not None:
-        return known
+    for name, named_thing in _for_good.items():
+        if named_thing is thing:
+            return name
     names = _numbered(_LOCAL + type(thing).__qualname__.rpartition(".")[2])
     name = next(name for name in names if name not in _local and name not in _for_good)
     _for_good[name] = thing
@@ -419,15 +400,13 @@ def _numbered(text: str) -> Iterator[str]:
 
 
 def _local_object(path: str, key: str) -> Any:
-    found = _local.get(path, _for_good.get(path))
-    if found is not None:
-        return found
-    hint = (
-        f"Set {key.partition('.')[0]} again, or use 'module:name' for something that can be"
-        " imported."
-    )
+    thing = _local.get(path, _for_good.get(path))
+    if thing is not None:
+        return thing
+    group = key.partition(".")[0]
+    hint = f"Set {group} again, or use 'module:name' for something that can be imported."
     if _OF_ENVIRONMENTS.fullmatch(key):
-        group = key.partition(".")[0].partition("[")[0]
+        group = group.partition("[")[0]
         hint = f"Set {key} again, for example with Trainer.restore(path, {group}=...)."
     raise ConfigError(
         f"{key} is {path!r}, an object that existed only in the program that set it.",
@@ -449,35 +428,35 @@ def code_named_in(config: Mapping[str, Any]) -> dict[str, str]:
     return {name: text for name, text in _texts(values, "") if ":" in text}
 
 
-def foreign_code(others: Mapping[int, Path], *configs: Mapping[str, Any]) -> str:
+def foreign_code(owners: Mapping[int, Path], *configs: Mapping[str, Any]) -> str:
     """Return a warning about a config that another user wrote, to show before anything in it is
     imported.
 
     Args:
-        others: other users to whom its files and directories belong, as
+        owners: other users to whom its files and directories belong, as
             `aiorl.config.files.other_users` returns them.
         configs: its values, checked or not; a text in several of them is shown once.
 
     Returns:
         Lines of printable text; "" if there are no others, or if no code is named.
     """
-    if not others:
+    if not owners:
         return ""
     lines: dict[str, str] = {}
     for values in configs:
         for name, text in code_named_in(values).items():
-            lines.setdefault(text, f"  {_shown(name)}: {text!r}")
+            lines.setdefault(text, f"  {_printable(name)}: {text!r}")
     if not lines:
         return ""
-    title = f"warning: {_whose(others)}. Its config names code that takes effect with your rights:"
+    title = f"warning: {_whose(owners)}. Its config names code that takes effect with your rights:"
     return "\n".join([title, *lines.values()])
 
 
-def left_out_text(others: Mapping[int, Path], left_out: Mapping[str, Any]) -> str:
+def left_out_text(owners: Mapping[int, Path], left_out: Mapping[str, Any]) -> str:
     """Return a warning that says which values of another user's config do not take effect.
 
     Args:
-        others: owners of its files and directories, as `aiorl.config.files.strangers` returns them.
+        owners: owners of its files and directories, as `aiorl.config.files.strangers` returns them.
         left_out: dotted key -> value.
 
     Returns:
@@ -486,16 +465,15 @@ def left_out_text(others: Mapping[int, Path], left_out: Mapping[str, Any]) -> st
     if not left_out:
         return ""
     title = (
-        f"warning: {_whose(others)}. These values are left out; set those that you want yourself:"
+        f"warning: {_whose(owners)}. These values are left out; set those that you want yourself:"
     )
-    return "\n".join(
-        [title, *(f"  {_shown(name)}: {value!r:.300}" for name, value in left_out.items())]
-    )
+    lines = [f"  {_printable(name)}: {value!r:.300}" for name, value in left_out.items()]
+    return "\n".join([title, *lines])
 
 
-def _whose(others: Mapping[int, Path]) -> str:
+def _whose(owners: Mapping[int, Path]) -> str:
     parts = " and ".join(
-        f"{_shown(str(path))} belongs to {_user(uid)}" for uid, path in others.items()
+        f"{_printable(str(path))} belongs to {_user(uid)}" for uid, path in owners.items()
     )
     return f"{parts}, not to you"
 
@@ -511,7 +489,7 @@ def _texts(value: object, dotted: str) -> Iterator[tuple[str, str]]:
             yield from _texts(inner, f"{dotted}[{number}]")
 
 
-def _shown(name: str) -> str:
+def _printable(name: str) -> str:
     return name if name.isprintable() else repr(name)
 
 
@@ -548,9 +526,11 @@ def check_takes(
     try:
         signature.bind(*args, **kwargs)
     except TypeError as error:
-        given = [f"{len(args)} positional"] * bool(args) + list(kwargs)
+        arguments = list(kwargs)
+        if args:
+            arguments.insert(0, f"{len(args)} positional")
         raise ConfigError(
-            f"{what} can't be called with {', '.join(given)}: {error}.",
+            f"{what} can't be called with {', '.join(arguments)}: {error}.",
             key=key,
             hint=f"Its signature is {signature}.",
         ) from error

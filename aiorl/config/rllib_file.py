@@ -77,46 +77,42 @@ def convert(values: Mapping[str, Any], lines: Mapping[str, int]) -> Converted:
             hint="Keep one of them in the file.",
         )
     title, experiment = next(iter(values.items()))
-    made = Converted({}, {}, {})
+    converted = Converted({}, {}, {})
     for name, path, value in _settings(experiment):
-        ours, why = from_rllib(name)
-        if ours is None:
-            made.left_out[name] = why
+        key, difference = from_rllib(name)
+        if key is None:
+            converted.left_out[name] = difference
             continue
-        *groups, last = ours.split(".")
-        inner = made.settings
+        if name == "run":
+            value = str(value).lower()
+        *groups, last = key.split(".")
+        inner = converted.settings
         for group in groups:
             inner = inner.setdefault(group, {})
-        inner[last] = str(value).lower() if name == "run" else value
-        made.lines[ours] = lines.get(f"{title}.{path}", 1)
-    return made
+        inner[last] = value
+        converted.lines[key] = lines.get(f"{title}.{path}", 1)
+    return converted
 
 
 def _settings(experiment: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
     """Yield the name, the dotted place and the value of each setting."""
     config = experiment.get("config") or {}
-    parts = [
-        ("", {name: value for name, value in experiment.items() if name != "config"}),
-        ("config.", config),
-    ]
-    for prefix, values in parts:
-        for name, value in values.items():
-            if (
-                name == "exploration_config"
-                and isinstance(value, Mapping)
-                and not _EPSILONS.keys().isdisjoint(value)
-            ):
-                first, last, steps = (value.get(key, default) for key, default in _EPSILONS.items())
-                yield "epsilon_schedule", f"{prefix}{name}", [[0, first], [steps, last]]
-            elif name in _GROUPS and isinstance(value, Mapping):
-                if "Prioritized" in str(value.get("type")):
-                    yield "prioritized_replay", f"{prefix}{name}.type", True
-                yield from (
-                    (f"{name}.{inner}", f"{prefix}{name}.{inner}", of)
-                    for inner, of in value.items()
-                )
-            elif value != "auto":  # in aiorl a missing key means auto
-                yield name, f"{prefix}{name}", value
+    settings = [(name, name, value) for name, value in experiment.items() if name != "config"]
+    settings += [(f"config.{name}", name, value) for name, value in config.items()]
+    for path, name, value in settings:
+        is_group = isinstance(value, Mapping)
+        if is_group and name == "exploration_config" and not _EPSILONS.keys().isdisjoint(value):
+            epsilons = {**_EPSILONS, **value}
+            first = [0, epsilons["initial_epsilon"]]
+            last = [epsilons["epsilon_timesteps"], epsilons["final_epsilon"]]
+            yield "epsilon_schedule", path, [first, last]
+        elif is_group and name in _GROUPS:
+            if "Prioritized" in str(value.get("type")):
+                yield "prioritized_replay", f"{path}.type", True
+            for inner_name, inner_value in value.items():
+                yield f"{name}.{inner_name}", f"{path}.{inner_name}", inner_value
+        elif value != "auto":  # in aiorl a missing key means auto
+            yield name, path, value
 
 
 # Names of other libraries
@@ -140,13 +136,13 @@ def key_hint(name: str, units: Mapping[str, str]) -> str:
     """
     texts: list[str] = []
     for answers in _answers(name) or _answers(name.rpartition(".")[2]):
-        ours = next((key for key in answers if key in units), None)
-        if ours is not None:
-            unit = f" ({units[ours]})" if units[ours] else ""
-            return f"{CALLED}{ours}{unit}. {answers[ours] or ''}".strip()
-        others = " and ".join(key for key in answers if key != NONE)
-        texts.append(answers.get(NONE) or f"It is {others} in other algorithms.")
-    return next(iter(texts), "")
+        for key, difference in answers.items():
+            if key in units:
+                unit = f" ({units[key]})" if units[key] else ""
+                return f"{CALLED}{key}{unit}. {difference or ''}".strip()
+        elsewhere = " and ".join(key for key in answers if key != NONE)
+        texts.append(answers.get(NONE) or f"It is {elsewhere} in other algorithms.")
+    return texts[0] if texts else ""
 
 
 def attribute_hint(of: str, name: str) -> str:
@@ -158,29 +154,37 @@ def attribute_hint(of: str, name: str) -> str:
     """
     if name.startswith("_"):
         return ""
-    found = (names[of].get(name, "") for names in other_names()["python"].values())
-    return next(filter(None, found), "")
+    hints = (names[of].get(name, "") for names in other_names()["python"].values())
+    return next(filter(None, hints), "")
 
 
 def no_attribute(of: str, owner: object, name: str) -> AttributeError:
     """Return the error for an attribute that an object lacks, with a hint if another library has
     it.
     """
-    said = f"{type(owner).__name__!r} object has no attribute {name!r}"
+    message = f"{type(owner).__name__!r} object has no attribute {name!r}"
     hint = attribute_hint(of, name)
-    return AttributeError(f"{said}. {hint}" if hint else said, name=name, obj=owner)
+    if hint:
+        message = f"{message}. {hint}"
+    return AttributeError(message, name=name, obj=owner)
 
 
 def from_rllib(name: str) -> tuple[str | None, str]:
     """Return aiorl's key for a key of RLlib if both mean exactly the same; otherwise None and the
     difference.
     """
-    is_ours = name.partition(".")[0] in ("model", "multiagent", name)
-    entry = other_names()["rllib"].get(name, {name: ""} if is_ours else "It has no counterpart.")
+    names = other_names()["rllib"]
+    if name not in names:
+        # the config checks a name that RLlib doesn't have either
+        is_ours = name.partition(".")[0] in ("model", "multiagent", name)
+        return (name, "") if is_ours else (None, "It has no counterpart.")
+    entry = names[name]
     if isinstance(entry, str):
         return None, entry.removesuffix(" Leave it out.")
-    ours = next(iter(entry))
-    return (None, f"The key here is {ours}. {entry[ours]}") if entry[ours] else (ours, "")
+    key, difference = next(iter(entry.items()))
+    if difference:
+        return None, f"The key here is {key}. {difference}"
+    return key, ""
 
 
 def _answers(name: str) -> list[dict[str, str | None]]:
@@ -210,9 +214,9 @@ def _main() -> None:
         raise ConfigError(
             f"{path} is not an experiment file of rllib train: no experiment in it has the key run."
         )
-    made = convert(values, lines)
-    comments = [f"# {name} is left out. {why}\n" for name, why in made.left_out.items()]
-    sys.stdout.write("".join(comments) + dump_mapping(made.settings))
+    settings, _, left_out = convert(values, lines)
+    comments = [f"# {name} is left out. {reason}\n" for name, reason in left_out.items()]
+    sys.stdout.write("".join(comments) + dump_mapping(settings))
 
 
 if __name__ == "__main__":

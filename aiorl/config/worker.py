@@ -160,7 +160,7 @@ class WorkerConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=False)
 
     @classmethod
-    def __pydantic_init_subclass__(cls, **others: Any) -> None:
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
         """Show the keys in Python's `help`."""
         show_keys_in_help(cls)
 
@@ -424,9 +424,11 @@ class WorkerPart(WorkerConfig):
         Raises:
             ConfigError: the config names no environment.
         """
-        own = {"policies": policies or {DEFAULT_POLICY_ID: PolicyPart()}, "log_dir": log_dir}
         values = config.model_dump(include=set(WorkerConfig.model_fields))
-        return cls.from_dict(values | config.worker_overrides() | own)
+        values |= config.worker_overrides()
+        values["policies"] = policies or {DEFAULT_POLICY_ID: PolicyPart()}
+        values["log_dir"] = log_dir
+        return cls.from_dict(values)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
