@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from aiorl.config.built_trainer import BuiltTrainer
     from aiorl.config.schema import CommonConfig
 
+Settings = Mapping[str, Any]
+"""Values by the names of keys, nested like the config; checked or not."""
+
 
 class Registry:
     """Functions that configs call, and that packages above this one have.
@@ -26,13 +29,13 @@ class Registry:
     """
 
     build_trainer: Callable[[CommonConfig], BuiltTrainer]
-    translate_old_keys: Callable[[Mapping[str, Any]], dict[str, Any]]
+    translate_old_keys: Callable[[Settings], dict[str, Any]]
 
     def register(
         self,
         *,
         build_trainer: Callable[[CommonConfig], BuiltTrainer],
-        translate_old_keys: Callable[[Mapping[str, Any]], dict[str, Any]],
+        translate_old_keys: Callable[[Settings], dict[str, Any]],
     ) -> None:
         """Provide the functions; see the attributes."""
         self.build_trainer = build_trainer
@@ -74,7 +77,7 @@ def copied(value: Any) -> Any:
     return value
 
 
-def deep_update(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+def deep_update(base: Settings, changes: Settings) -> dict[str, Any]:
     """Return a deep copy of `base` with `changes` merged in: a dict merges into a dict, anything
     else replaces.
     """
@@ -88,7 +91,7 @@ def deep_update(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str
     return merged
 
 
-def put_on_top(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+def put_on_top(base: Settings, changes: Settings) -> dict[str, Any]:
     """Return a config's values with `changes` merged in. All settings are merged by this function,
     wherever they enter.
 
@@ -116,7 +119,7 @@ def _class_name(kind: Any) -> str:
     return str(getattr(kind, "__qualname__", kind)).rpartition(":")[2]
 
 
-def without_emptied(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+def without_emptied(values: Settings, defaults: Settings) -> dict[str, Any]:
     """Return a config's values without the groups that are null: they have their defaults again.
 
     Args:
@@ -130,7 +133,7 @@ def without_emptied(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> d
     }
 
 
-def without_defaults_of(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+def without_defaults_of(config: Settings, changes: Settings) -> dict[str, Any]:
     """Return a config's values without the policies' defaults that `changes` replace.
 
     In a run's config, a policy with another algorithm has all its settings as ``defaults`` of its
@@ -159,7 +162,7 @@ FORMER_DEFAULTS: Mapping[str, Any] = MappingProxyType(
 with them."""
 
 
-def with_former_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
+def with_former_defaults(config: Settings) -> dict[str, Any]:
     """Return the whole config of a run, completed by `FORMER_DEFAULTS` if an earlier version wrote
     it.
 
@@ -173,7 +176,7 @@ def with_former_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
     return completed
 
 
-def _completed(values: Mapping[str, Any]) -> dict[str, Any]:
+def _completed(values: Settings) -> dict[str, Any]:
     completed: dict[str, Any] = copied(values)
     for name, value in FORMER_DEFAULTS.items():
         *groups, key = name.split(".")
@@ -187,14 +190,14 @@ def _completed(values: Mapping[str, Any]) -> dict[str, Any]:
     return completed
 
 
-def _entries(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def _entries(config: Settings) -> Settings:
     """Return policy id -> entry of `multiagent.policies`; empty if there is no such mapping."""
     group = config.get("multiagent")
     entries = group.get("policies") if isinstance(group, Mapping) else None
     return entries if isinstance(entries, Mapping) else {}
 
 
-def _without_defaults_of(entry: Any, new: Any, changes: Mapping[str, Any]) -> Any:
+def _without_defaults_of(entry: Any, new: Any, changes: Settings) -> Any:
     """Return a policy's entry without the defaults that `changes` set;
 
     `new` will be put on top of the entry.
@@ -208,7 +211,7 @@ def _without_defaults_of(entry: Any, new: Any, changes: Mapping[str, Any]) -> An
     return {**entry, "defaults": _without(entry["defaults"], changes)}
 
 
-def _without(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+def _without(values: Settings, changes: Settings) -> dict[str, Any]:
     """Return the values that `changes` do not set."""
     remaining: dict[str, Any] = {}
     for name, value in values.items():

@@ -21,7 +21,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aiorl.config import deep_update, is_group, put_on_top, with_former_defaults
+from aiorl.config import Settings, deep_update, is_group, put_on_top, with_former_defaults
 from aiorl.config.code import foreign_code, left_out_text, named
 from aiorl.config.files import (
     MAX_BYTES,
@@ -92,7 +92,7 @@ class Layer:
             without a file.
     """
 
-    values: Mapping[str, Any]
+    values: Settings
     origin: str = _ARGUMENT
     origins: Mapping[str, str] = field(default_factory=dict)
     is_file: bool = False
@@ -104,7 +104,7 @@ class Layer:
         return self.origins.get(key, self.origin)
 
 
-def refuse_keys_of_new_runs(changes: Mapping[str, Any], run: str, instead: str) -> None:
+def refuse_keys_of_new_runs(changes: Settings, run: str, instead: str) -> None:
     """Refuse changes of a run's config that only a new run can have.
 
     Args:
@@ -237,7 +237,7 @@ class Origins:
         return {key.partition(".")[0] for key, origin in self.of_keys.items() if _is_users(origin)}
 
     def users_values(
-        self, values: Mapping[str, Any], defaults: Mapping[str, Any], prefix: str = ""
+        self, values: Settings, defaults: Settings, prefix: str = ""
     ) -> dict[str, Any]:
         """Return the values that a user sets, and those without an origin that differ from their
         defaults.
@@ -263,12 +263,12 @@ class Origins:
             if name == key or name.startswith(f"{key}.")
         ]
 
-    def as_layer(self, values: Mapping[str, Any]) -> Layer:
+    def as_layer(self, values: Settings) -> Layer:
         """Return all of a config's values with their origins, as a record."""
         return Layer(values, DEFAULT, self.of_keys, is_record=True)
 
 
-def _items(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _items(values: Settings, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield each dotted key and its value; the keys inside a mapping follow it."""
     for name, value in values.items():
         yield f"{prefix}{name}", value
@@ -472,7 +472,7 @@ def _warn_if_overruled(preset: Preset, layers: Sequence[Layer]) -> None:
 # --------------------------------------------------------------------------------------------------
 
 
-def without_secrets(values: Mapping[str, Any]) -> dict[str, Any]:
+def without_secrets(values: Settings) -> dict[str, Any]:
     """Return a config's values, with the values of environment variables that look like secrets
     withheld.
     """
@@ -512,7 +512,7 @@ def restore_withheld(values: dict[str, Any]) -> None:
 
 
 def without_place(
-    values: Mapping[str, Any], config_class: type[CommonConfig]
+    values: Settings, config_class: type[CommonConfig]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Leave out where a run listens, whom it admits, and what it opens and writes: see `place` of
     `key`.
@@ -580,8 +580,8 @@ def load_config(
     config_class_of: ConfigClassOf,
     *,
     file: Path | None = None,
-    settings: Mapping[str, Any] | None = None,
-    overrides: Mapping[str, Any] | None = None,
+    settings: Settings | None = None,
+    overrides: Settings | None = None,
     warn: Callable[[str], None] = _log.warning,
     env_hint: str = "Give one: --env CartPole-v1",
 ) -> CommonConfig:
@@ -638,7 +638,7 @@ def load_config(
     return config
 
 
-def _check_fixed(values: Mapping[str, Any], name: str, fixed: str, resume: str) -> None:
+def _check_fixed(values: Settings, name: str, fixed: str, resume: str) -> None:
     """Refuse another value for a key that a resumed run keeps.
 
     Args:
