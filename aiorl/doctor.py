@@ -230,7 +230,7 @@ def _gpu_names() -> list[str]:
     return result.stdout.splitlines()
 
 
-def _gpus() -> Iterator[Finding]:
+def check_gpus() -> Iterator[Finding]:
     """Compile a small convolution with XLA where there are a GPU and TensorFlow, as updates with
     images do.
     """
@@ -384,7 +384,7 @@ def _learner(address: str, keys: Path | None) -> Iterator[Finding]:
         yield _same_versions(learner_versions)
     module, colon, _ = _text(learner, "env").partition(":")
     if colon and re.fullmatch(r"[\w.]+", module):
-        yield _code(module)
+        yield check_code(module)
     learner_time = account.get("time")
     if isinstance(learner_time, float):
         yield _same_time(learner_time)
@@ -417,7 +417,8 @@ def _text(facts: dict[str, Any], name: str) -> str:
     return one_line(str(facts.get(name, "none")), 100)
 
 
-def _code(module: str) -> Finding:
+def check_code(module: str) -> Finding:
+    """Check that a worker here can import the module of an environment."""
     remedy = f"start workers in the directory that has {module}, or set PYTHONPATH"
     with contextlib.suppress(ImportError, ValueError):
         if importlib.util.find_spec(module) is not None:
@@ -471,7 +472,7 @@ def _places(text: str) -> list[str]:
 def _findings(places: Sequence[str], keys: Path | None) -> Iterator[Finding]:
     for check in (_software, _packages, _cores, _files, _room, _name, _ports, _clock):
         yield check()
-    yield from _gpus()
+    yield from check_gpus()
     if keys is not None:
         yield _keys(keys)
     if places:

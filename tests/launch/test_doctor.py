@@ -77,11 +77,11 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_gpu_that_tensorflow_does_not_see_and_one_that_compiles_are_told(
     gpu: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (unseen,) = doctor._gpus()
+    (unseen,) = doctor.check_gpus()
     assert (unseen.level, unseen.check) == ("warn", "gpu")
     assert "learner-gpu" in unseen.remedy
     monkeypatch.setattr(doctor, "_GPU_DEVICE", "CPU")
-    (seen,) = doctor._gpus()
+    (seen,) = doctor.check_gpus()
     assert seen.level == "ok"
     assert "NVIDIA H1" in seen.text
 
@@ -103,7 +103,7 @@ def test_a_gpu_on_which_no_convolution_compiles_is_a_failure_that_names_cudnn(
     gpu: None, monkeypatch: pytest.MonkeyPatch, code: str, part: str
 ) -> None:
     monkeypatch.setattr(doctor, "child_python", lambda module: [sys.executable, "-c", code])
-    (finding,) = doctor._gpus()
+    (finding,) = doctor.check_gpus()
     assert finding.level == "fail"
     assert "cuDNN" in finding.text
     assert part in finding.text
@@ -113,7 +113,7 @@ def test_a_gpu_on_which_no_convolution_compiles_is_a_failure_that_names_cudnn(
 def test_without_a_gpu_nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "child_python", lambda module: ["/nowhere"])
     monkeypatch.setenv("PATH", "/nowhere")
-    assert not [*doctor._gpus()]
+    assert not [*doctor.check_gpus()]
 
 
 def test_keys_are_checked_for_permissions_and_for_a_match(
@@ -140,8 +140,12 @@ def test_code_of_the_environment_is_looked_for_without_running_it(
 ) -> None:
     (tmp_path / "worlds_of_mine.py").write_text("raise SystemExit")
     monkeypatch.syspath_prepend(tmp_path)
-    assert doctor._code("worlds_of_mine").level == "ok"
-    assert doctor._code("worlds_of_yours").level == doctor._code("worlds.of.yours").level == "fail"
+    assert doctor.check_code("worlds_of_mine").level == "ok"
+    assert (
+        doctor.check_code("worlds_of_yours").level
+        == doctor.check_code("worlds.of.yours").level
+        == "fail"
+    )
 
 
 def test_an_address_without_a_learner_is_explained(
