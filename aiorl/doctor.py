@@ -6,7 +6,6 @@ Nothing is changed, and no worker joins.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import ctypes
@@ -29,9 +28,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from aiorl import __version__
-from aiorl.config.addresses import Addresses, dialable, places_of, split_address
-from aiorl.config.command_line import Parser, exit_status
-from aiorl.errors import AiorlError, ConfigError, SecurityError
+from aiorl.config.addresses import Addresses, dialable, split_address
+from aiorl.config.command_line import Parser, exit_status, learner_places
+from aiorl.errors import AiorlError, SecurityError
 from aiorl.net.transport.security import ADMITTED, AdmittedKeys, load_learner_keys, load_worker_keys
 from aiorl.net.wire.messages import PROTOCOL_VERSION
 from aiorl.process.imports import child_python, find_modules_here, python_path
@@ -444,7 +443,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "address",
         metavar="ADDRESS",
         nargs="?",
-        type=_places,
+        type=learner_places,
         default=None,
         help="The learner: tcp://HOST:PORT, run:DIR or @FILE.",
     )
@@ -460,13 +459,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse(argv)
     places = options.get("address") or []
     return exit_status(lambda: _report(places, options.get("keys"), is_json="json" in options))
-
-
-def _places(text: str) -> list[str]:
-    try:
-        return places_of(text)
-    except ConfigError as error:
-        raise argparse.ArgumentTypeError(str(error).removeprefix("--connect ")) from error
 
 
 def _findings(places: Sequence[str], keys: Path | None) -> Iterator[Finding]:

@@ -17,8 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from aiorl.config.addresses import places_of
-from aiorl.config.command_line import Parser, at_least
+from aiorl.config.command_line import Parser, at_least, learner_places
 from aiorl.errors import AiorlError, ConfigError
 from aiorl.process.children import (
     DEFAULT_MAX_RESTARTS,
@@ -121,7 +120,7 @@ def parse_worker_args(argv: Sequence[str]) -> WorkerArgs:
     parser.add_argument(
         "--connect",
         metavar="ADDRESS",
-        type=_places,
+        type=learner_places,
         action="extend",
         help=(
             "The learner's address, which it shows when it starts; or run:DIR or @FILE, to look it"
@@ -174,13 +173,6 @@ def parse_worker_args(argv: Sequence[str]) -> WorkerArgs:
     return WorkerArgs(**options)
 
 
-def _places(text: str) -> list[str]:
-    try:
-        return places_of(text)
-    except ConfigError as error:
-        raise argparse.ArgumentTypeError(str(error).removeprefix("--connect ")) from error
-
-
 def _level(text: str) -> str:
     if text.upper() not in _LEVELS:
         raise argparse.ArgumentTypeError(f"must be {' or '.join(_LEVELS)}, not {text!r}.")
@@ -207,9 +199,6 @@ def _keep_workers(words: list[str]) -> int:
     relay = [*child_python("aiorl.net.transport.relay"), str(args.keys or ""), args.log_level or ""]
     logs: list[Path] = []
 
-    def command_of(slot: int) -> list[str]:
-        return relay if slot == _RELAY_SLOT else worker
-
     def log_of(slot: int) -> Path | None:
         if not logs or slot == _RELAY_SLOT:
             return None
@@ -219,7 +208,12 @@ def _keep_workers(words: list[str]) -> int:
         if args.log_dir is not None:
             logs += own_logs(args.log_dir, args.num_workers)
             LogRotation(logs, MAX_BYTES)
-        return Keeper(command_of, slots, args.max_worker_restarts, log_path=log_of).run()
+        return Keeper(
+            lambda slot: relay if slot == _RELAY_SLOT else worker,
+            slots,
+            args.max_worker_restarts,
+            log_path=log_of,
+        ).run()
     except OSError as error:
         logger.error("a worker process could not be started: %s", error)
         return FAILED

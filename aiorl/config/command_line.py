@@ -130,6 +130,16 @@ def at_least(least: int) -> Callable[[str], int]:
     return read
 
 
+def learner_places(text: str) -> list[str]:
+    """Read the places of a learner, as `aiorl.config.addresses.places_of` returns them."""
+    from aiorl.config.addresses import places_of  # few commands need it
+
+    try:
+        return places_of(text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error).removeprefix("--connect ")) from error
+
+
 def check_directory_of(file: Path, option: str) -> None:
     """Refuse a file to write whose directory does not exist.
 
