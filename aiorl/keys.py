@@ -77,10 +77,13 @@ def make_keys(directory: Path, workers: tuple[str, ...] = ("worker",)) -> list[P
     workers = tuple(dict.fromkeys(workers))
     admitted = directory / ADMITTED
     for name in workers:
-        public_file = f"{name}.key"
-        _refuse_existing(directory / f"{name}.key_secret", directory)
-        _refuse_existing(directory / public_file, directory)
-        _refuse_existing(admitted / public_file, directory)
+        for file in (
+            directory / f"{name}.key_secret",
+            directory / f"{name}.key",
+            admitted / f"{name}.key",
+        ):
+            if file.exists():
+                raise _exists_already(file, directory)
     files: list[Path] = []
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -105,17 +108,16 @@ def make_keys(directory: Path, workers: tuple[str, ...] = ("worker",)) -> list[P
     return files
 
 
-def _refuse_existing(file: Path, directory: Path) -> None:
-    if file.exists():
-        raise ConfigError(
-            f"{file} already exists and is not overwritten:",
-            key="directory",
-            value=str(directory),
-            hint=(
-                "choose another directory, add a key with another name by --workers NAME, or delete"
-                " the old key."
-            ),
-        )
+def _exists_already(file: Path, directory: Path) -> ConfigError:
+    return ConfigError(
+        f"{file} already exists and is not overwritten:",
+        key="directory",
+        value=str(directory),
+        hint=(
+            "choose another directory, add a key with another name by --workers NAME, or delete"
+            " the old key."
+        ),
+    )
 
 
 def _write_pair(directory: Path, name: str) -> list[Path]:

@@ -129,8 +129,9 @@ def without_objects(value: Any, *, has_members: bool = True) -> Any:
             for name, inner in value.items()
         }
     if isinstance(value, list | tuple) and not _is_space(value):
-        items = [without_objects(inner, has_members=has_members) for inner in value]
-        return tuple(items) if type(value) is tuple else items
+        return _sequence_like(
+            value, [without_objects(inner, has_members=has_members) for inner in value]
+        )
     is_member = has_members and isinstance(value, enum.Enum)
     if value is None or (isinstance(value, _SCALARS) and not is_member):
         return _plain(value)
@@ -162,9 +163,13 @@ def with_values_of_members(value: Any) -> Any:
     if has_plain_keys(value):
         return {name: with_values_of_members(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple) and not _is_space(value):
-        items = [with_values_of_members(inner) for inner in value]
-        return tuple(items) if type(value) is tuple else items
+        return _sequence_like(value, [with_values_of_members(inner) for inner in value])
     return _plain(value) if isinstance(value, enum.Enum) else value
+
+
+def _sequence_like(value: list[Any] | tuple[Any, ...], items: list[Any]) -> Any:
+    """Return the items as a tuple if `value` is one; named tuples become lists."""
+    return tuple(items) if type(value) is tuple else items
 
 
 def _plain(value: Any) -> Any:
@@ -246,8 +251,9 @@ def main_module_name() -> str | None:
         return None
     with contextlib.suppress(ImportError, ValueError, OSError):
         importable = importlib.util.find_spec(name)
-        origin = None if importable is None else importable.origin
-        if origin is not None and os.path.samefile(origin, str(file)):
+        if importable is None or importable.origin is None:
+            return None
+        if os.path.samefile(importable.origin, str(file)):
             return name
     return None
 

@@ -515,13 +515,13 @@ def parse_json(content: bytes, *, is_strict: bool = True) -> Any:  # Any: JSON c
     """
     if parsed_bytes(content) > _MAX_PARSED_BYTES:
         raise ValueError("it holds too many values")
-    hooks: dict[str, Any] = {}
-    if is_strict:
-        hooks["parse_constant"] = _refuse
-        hooks["parse_float"] = _finite
-        hooks["object_pairs_hook"] = _unique
+    strict_hooks: dict[str, Any] = {
+        "parse_constant": _refuse,
+        "parse_float": _finite,
+        "object_pairs_hook": _unique,
+    }
     try:
-        value = json.loads(content.decode("utf-8"), **hooks)
+        value = json.loads(content.decode("utf-8"), **(strict_hooks if is_strict else {}))
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     check_depth(value, _MAX_DEPTH)

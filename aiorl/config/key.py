@@ -376,7 +376,9 @@ def check_known(model: type[BaseModel], values: Mapping[str, Any], prefix: str =
             check_known(inner, value, f"{dotted}.")
             continue
         default = field.get_default(call_default_factory=True)
-        for inner_name in value if isinstance(default, Mapping) else ():
+        if not isinstance(default, Mapping):
+            continue
+        for inner_name in value:
             if inner_name not in default:
                 raise _unknown(f"{dotted}.{inner_name}", default)
 
@@ -459,7 +461,9 @@ def plain_error(model: type[BaseModel], error: ValidationError, prefix: str = ""
     else:
         rule = first["msg"].removeprefix("Value error, ")
         rule = re.sub("^(Input|Tuple) should", "must", rule)
-        fault = f" {rule}" if rule.startswith("must") else f": {rule}"
+        fault = f": {rule}"
+        if rule.startswith("must"):
+            fault = f" {rule}"
     message = f"{dotted}{fault}, not {shortened(repr(value), 80)}."
     return ConfigError(message, key=dotted, value=value, hint=hint)
 

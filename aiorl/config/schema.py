@@ -565,13 +565,16 @@ class CommonConfig(WorkerConfig):
         values = self.model_dump(include={"gradients"})  # replay algorithms have no such key
         learner_alone_has_networks = values.get("gradients", "learner") == "learner"
         for name, text in local_code.items():
-            if name.startswith("loggers["):
-                continue
-            if name.endswith(".custom_model") and learner_alone_has_networks:
-                continue
-            if name.startswith("evaluation_config.env_config.") and not self.evaluation_interval:
-                continue
-            raise not_importable(name, text)
+            is_logger = name.startswith("loggers[")
+            is_network = name.endswith(".custom_model")
+            is_of_evaluations = name.startswith("evaluation_config.env_config.")
+            stays_here = (
+                is_logger
+                or (is_network and learner_alone_has_networks)
+                or (is_of_evaluations and not self.evaluation_interval)
+            )
+            if not stays_here:
+                raise not_importable(name, text)
 
     def _set_all(self, values: Mapping[str, Any]) -> None:
         """Set the values of all keys, without checking them against each other."""
