@@ -533,7 +533,7 @@ class CommonConfig(WorkerConfig):
                 self._set_all({**values, **sizes})
             self._keep_local_objects()
             self._origins = Origins.of(layers)
-            self.model_fields_set.intersection_update(users_keys)
+            self.model_fields_set.intersection_update(self._origins.users_keys())
             check_extras(self)
             self.check()
 
