@@ -66,10 +66,10 @@ def commands_of(name: str) -> Iterator[str]:
 
 
 def words_of(command: str) -> list[str]:
-    found = _PROGRAM.match(command)
-    if found:
-        module = "learner" if found[1] == "train" else found[1]
-        command = f"python -m aiorl.{module}{command[found.end() :]}"
+    match = _PROGRAM.match(command)
+    if match:
+        module = "learner" if match[1] == "train" else match[1]
+        command = f"python -m aiorl.{module}{command[match.end() :]}"
     for placeholder, value in _PLACEHOLDERS.items():
         command = f"{command} ".replace(placeholder, value).strip()
     return shlex.split(_REDIRECTION.sub("", command), comments=True)
@@ -90,10 +90,10 @@ def test_every_relative_link_has_a_target(name: str) -> None:
         if re.match(r"[a-z]+:", target):
             continue
         path, _, anchor = target.partition("#")
-        found = (ROOT / name).parent / path if path else ROOT / name
-        assert found.exists(), f"{name}: {target}"
+        file = (ROOT / name).parent / path if path else ROOT / name
+        assert file.exists(), f"{name}: {target}"
         if anchor:
-            headings = re.findall(r"^#+ (.*)$", found.read_text(encoding="utf-8"), re.MULTILINE)
+            headings = re.findall(r"^#+ (.*)$", file.read_text(encoding="utf-8"), re.MULTILINE)
             assert anchor in {
                 re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings
             }
@@ -103,9 +103,9 @@ def test_every_relative_link_has_a_target(name: str) -> None:
 def test_every_make_target_named_exists(name: str) -> None:
     targets = set(re.findall(r"^([a-z-]+):", text_of("Makefile"), re.MULTILINE))
     for command in commands_of(name):
-        found = _MAKE.match(command)
-        if found:
-            assert found[1] in targets, f"{name}: {command}"
+        match = _MAKE.match(command)
+        if match:
+            assert match[1] in targets, f"{name}: {command}"
 
 
 def test_make_help_lists_the_first_commands_of_the_readme() -> None:
@@ -165,13 +165,13 @@ def test_every_file_named_exists(name: str) -> None:
 
 
 def test_every_key_named_in_the_documentation_exists() -> None:
-    known: set[str] = set()
+    keys: set[str] = set()
     for algo in ("ppo", "impala"):
         fields = config_class(algo).model_fields
-        known |= fields.keys()
+        keys |= fields.keys()
         for group in ("model", "transport", "multiagent"):
             annotation = fields[group].annotation
-            known |= {f"{group}.{key}" for key in annotation.model_fields}
+            keys |= {f"{group}.{key}" for key in annotation.model_fields}
     for name in NAMES:
         if (
             "migration" in name or name == "CHANGELOG.md"
@@ -179,14 +179,14 @@ def test_every_key_named_in_the_documentation_exists() -> None:
             continue
         for code in _INLINE.findall(_FENCE.sub("", text_of(name))):
             if re.fullmatch(r"(?:model|transport|multiagent)\.[a-z_]+", code):
-                assert code in known, f"{name}: {code}"
+                assert code in keys, f"{name}: {code}"
 
 
 def test_the_protocol_page_has_every_message_with_every_field() -> None:
     rows = {
-        found[1]: line
+        match[1]: line
         for line in text_of("docs/protocol.md").splitlines()
-        if (found := re.match(r"\| `([a-z_]+)` \| `", line))
+        if (match := re.match(r"\| `([a-z_]+)` \| `", line))
     }
     assert rows.keys() == MESSAGE_TYPES.keys()
     for kind in MESSAGE_TYPES.values():
@@ -211,9 +211,9 @@ def test_every_attack_on_its_page_names_tests_that_exist() -> None:
     ]
     assert len(rows) > 30
     for row in rows:
-        named = re.findall(r"`([\w/]+\.py)::(test_\w+)`", row.split(" | ")[-1])
-        assert named, f"no test: {row}"
-        for module, test in named:
+        tests = re.findall(r"`([\w/]+\.py)::(test_\w+)`", row.split(" | ")[-1])
+        assert tests, f"no test: {row}"
+        for module, test in tests:
             assert f"def {test}(" in text_of(f"tests/{module}"), f"{module}::{test}"
 
 
@@ -232,16 +232,16 @@ def test_pages_are_short(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_block_names_its_language(name: str) -> None:
-    for found in re.findall(r"^ *```(\w+(?: file)?)?", text_of(name), re.MULTILINE)[::2]:
-        assert found in LANGUAGES, f"{name}: {found!r}"
+    for language in re.findall(r"^ *```(\w+(?: file)?)?", text_of(name), re.MULTILINE)[::2]:
+        assert language in LANGUAGES, f"{name}: {language!r}"
 
 
 def test_the_reference_has_all_public_names() -> None:
     """Each name of `aiorl` and `aiorl.algorithms` is on a page of docs/api/."""
     text = "\n".join(page.read_text("utf-8") for page in (ROOT / "docs/api").glob("*.md"))
     for module in (aiorl, aiorl.algorithms):
-        named = re.findall(rf"<!-- api {re.escape(module.__name__)}: (.*) -->", text)
-        listed = {name for names in named for name in names.split()} | set(
+        lists = re.findall(rf"<!-- api {re.escape(module.__name__)}: (.*) -->", text)
+        listed = {name for names in lists for name in names.split()} | set(
             re.findall(r"\| `(\w+)`", text)
         )
         assert {*module.__all__} - listed - {"__version__", "columns"} == set()

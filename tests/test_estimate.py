@@ -58,24 +58,24 @@ def test_the_command_prints_a_table_and_writes_its_results(
         main([str(run), str(tmp_path / "data"), "--bootstrap", "50", "--json", str(found_file)])
         == 0
     )
-    shown = capsys.readouterr().out
-    found = json.loads(found_file.read_text())
+    output = capsys.readouterr().out
+    result = json.loads(found_file.read_text())
     returns = [float((0.9 ** np.arange(episode.count)).sum()) for episode in episodes]
-    assert found["V_prev"] == pytest.approx(np.mean(returns))
-    assert (found["gamma"], found["num_episodes"], found["rows_left_out"]) == (0.9, 12, 3), (
+    assert result["V_prev"] == pytest.approx(np.mean(returns))
+    assert (result["gamma"], result["num_episodes"], result["rows_left_out"]) == (0.9, 12, 3), (
         "the run's own discount"
     )
-    assert list(found["estimates"]) == ["is", "wis", "pdis", "dm", "dr"]
+    assert list(result["estimates"]) == ["is", "wis", "pdis", "dm", "dr"]
     for name in ("is", "wis", "pdis"):
-        estimate = found["estimates"][name]
+        estimate = result["estimates"][name]
         assert estimate["episodes"] == pytest.approx(returns, rel=1e-4), "the policy is the same"
         assert estimate["V_gain_est"] == pytest.approx(1.0, rel=1e-4)
         assert estimate["interval"][0] < estimate["V_est"] < estimate["interval"][1]
-    assert found["effective_sample_size"] == pytest.approx(12, rel=1e-3)
-    table = [line.split() for line in shown.splitlines()]
+    assert result["effective_sample_size"] == pytest.approx(12, rel=1e-3)
+    table = [line.split() for line in output.splitlines()]
     assert table[0][:2] == ["estimator", "estimate"]
-    assert [line[0] for line in table[1:6]] == list(found["estimates"])
-    assert f"{found['estimates']['wis']['V_est']:,.4g}" in table[2]
+    assert [line[0] for line in table[1:6]] == list(result["estimates"])
+    assert f"{result['estimates']['wis']['V_est']:,.4g}" in table[2]
 
 
 def test_it_judges_on_the_episodes_that_training_did_not_see(
@@ -109,7 +109,7 @@ def test_methods_discount_clip_and_seed_take_effect(
     run: Path, episodes: list[SampleBatch], tmp_path: Path
 ) -> None:
     data = str(write(tmp_path / "a.jsonl", episodes))
-    told = [
+    options = [
         str(run),
         data,
         *[
@@ -127,12 +127,17 @@ def test_methods_discount_clip_and_seed_take_effect(
     ]
     files = [tmp_path / f"{number}.json" for number in range(2)]
     for file in files:
-        assert main([*told, "--json", str(file), "--cut-is-end", "--raw-observations"]) == 0
-    one, other = (json.loads(file.read_text()) for file in files)
-    assert one == other
-    assert set(one["estimates"]) == {"pdis", "dr"}
-    assert (one["gamma"], one["clip"], one["seed"], one["clipped_episodes"]) == (0.5, 0.5, 4, 12)
-    assert one["estimates"]["pdis"]["V_gain_est"] == pytest.approx(0.5, rel=1e-4), (
+        assert main([*options, "--json", str(file), "--cut-is-end", "--raw-observations"]) == 0
+    first, second = (json.loads(file.read_text()) for file in files)
+    assert first == second
+    assert set(first["estimates"]) == {"pdis", "dr"}
+    assert (first["gamma"], first["clip"], first["seed"], first["clipped_episodes"]) == (
+        0.5,
+        0.5,
+        4,
+        12,
+    )
+    assert first["estimates"]["pdis"]["V_gain_est"] == pytest.approx(0.5, rel=1e-4), (
         "each ratio is the bound"
     )
 
@@ -143,7 +148,7 @@ def test_an_error_takes_one_sentence(
     bad = episodes[3].copy()
     bad["action_logp"][2] = 0.7
     data = str(write(tmp_path / "bad.json", [episodes[0], bad]))
-    for words, status, said in (
+    for words, status, message in (
         ([data], 1, "'action_logp'"),
         ([str(tmp_path / "none*.json")], 2, "none*.json"),
         ([data, "--policy", "other", "--methods", "dm"], 2, "other"),
@@ -152,7 +157,7 @@ def test_an_error_takes_one_sentence(
         ([data, "--clip", "0"], 2, "0.0"),
     ):
         assert main([str(run), *words]) == status
-        assert said in capsys.readouterr().err
+        assert message in capsys.readouterr().err
     for words in (["--bootstrap", "x"], ["--gamma", "x"]):
         with pytest.raises(SystemExit, match="2"):
             main([str(run), data, *words])
@@ -199,14 +204,14 @@ def test_scaled_stored_actions_are_converted_to_those_of_the_environment(
         )
         for rows in plain
     ]
-    found = []
-    for name, batches, more in (
+    estimates = []
+    for name, batches, options in (
         ("a", plain, []),
         ("b", scaled, ["--actions-in-input-normalized"]),
         ("b", scaled, []),
     ):
         data, out = (
-            write(tmp_path / name / f"{name}{len(more)}.json", batches),
+            write(tmp_path / name / f"{name}{len(options)}.json", batches),
             tmp_path / "found.json",
         )
         words = [
@@ -219,10 +224,10 @@ def test_scaled_stored_actions_are_converted_to_those_of_the_environment(
             "--json",
             str(out),
         ]
-        assert main([*words, *more]) == 0
-        found.append(json.loads(out.read_text())["estimates"]["is"]["V_est"])
+        assert main([*words, *options]) == 0
+        estimates.append(json.loads(out.read_text())["estimates"]["is"]["V_est"])
         assert ("--actions-in-input-normalized" in capsys.readouterr().err) == (
-            name == "b" and not more
+            name == "b" and not options
         )
-    assert found[0] == pytest.approx(found[1], rel=1e-3, abs=0)
-    assert found[0] != pytest.approx(found[2], rel=1e-3, abs=0)
+    assert estimates[0] == pytest.approx(estimates[1], rel=1e-3, abs=0)
+    assert estimates[0] != pytest.approx(estimates[2], rel=1e-3, abs=0)

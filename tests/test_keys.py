@@ -17,8 +17,8 @@ def _mode(path):
 
 def test_it_makes_both_pairs_and_admits_the_worker_with_private_files_at_0600(tmp_path):
     directory = tmp_path / "new" / "keys"
-    made = make_keys(directory)
-    assert sorted(path.relative_to(directory).as_posix() for path in made) == [
+    files = make_keys(directory)
+    assert sorted(path.relative_to(directory).as_posix() for path in files) == [
         "admitted/worker.key",
         "learner.key",
         "learner.key_secret",
@@ -26,12 +26,12 @@ def test_it_makes_both_pairs_and_admits_the_worker_with_private_files_at_0600(tm
         "worker.key_secret",
     ]
     assert _mode(directory) == 0o700
-    for path in made:
+    for path in files:
         assert _mode(path) == (0o600 if path.suffix == ".key_secret" else 0o644)
     learner, worker = load_learner_keys(directory), load_worker_keys(directory)
     assert worker.learner_key == learner.public_key
     assert read_public_key(learner.admitted / "worker.key") == worker.public_key
-    for path in made:
+    for path in files:
         if path.suffix == ".key":
             assert "secret-key" not in path.read_text()
 
@@ -39,9 +39,9 @@ def test_it_makes_both_pairs_and_admits_the_worker_with_private_files_at_0600(tm
 def test_a_second_run_adds_workers_and_keeps_the_learners_key(tmp_path):
     make_keys(tmp_path)
     before = (tmp_path / "learner.key_secret").read_bytes()
-    made = make_keys(tmp_path, ("host1", "host2"))
+    files = make_keys(tmp_path, ("host1", "host2"))
     assert (tmp_path / "learner.key_secret").read_bytes() == before
-    assert {path.name for path in made} == {
+    assert {path.name for path in files} == {
         "host1.key",
         "host1.key_secret",
         "host2.key",
@@ -80,8 +80,8 @@ def test_a_directory_that_cannot_be_made_takes_one_sentence(tmp_path, capsys):
 
 def test_the_output_says_what_to_copy_and_what_to_type_next(tmp_path, capsys):
     assert main([str(tmp_path / "keys"), "--workers", "host1"]) == 0
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     for part in ("host1.key_secret", "learner.key", "aiorl train", "aiorl worker", "admitted"):
-        assert part in said
+        assert part in output
     secret = (tmp_path / "keys" / "host1.key_secret").read_text().split('secret-key = "')[1][:40]
-    assert secret not in said
+    assert secret not in output

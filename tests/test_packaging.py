@@ -19,11 +19,11 @@ EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 
 def extras_of(name: str) -> set[str]:
     """Return an extra and the extras that it includes."""
-    found = {name}
+    extras = {name}
     for requirement in EXTRAS[name]:
-        if own := re.match(r"aiorl\[([\w,-]+)\]", requirement):
-            found |= {inner for extra in own[1].split(",") for inner in extras_of(extra)}
-    return found
+        if match := re.match(r"aiorl\[([\w,-]+)\]", requirement):
+            extras |= {inner for extra in match[1].split(",") for inner in extras_of(extra)}
+    return extras
 
 
 @pytest.fixture(scope="module")
@@ -53,16 +53,16 @@ def test_extras_that_messages_and_pages_name_exist() -> None:
         for path in [*pages, *(ROOT / "aiorl").rglob("*.py")]
         if path.is_file()
     ]
-    named = {
+    extras = {
         extra
         for text in texts
-        for found in re.findall(
+        for group in re.findall(
             r"""(?:install_command\(["'](\w+)|(?:'\.|aiorl|/src)\[([\w,-]+)\])""", text
         )
-        for extra in "".join(found).split(",")
+        for extra in "".join(group).split(",")
     }
-    assert len(named) > 5
-    assert named <= EXTRAS.keys()
+    assert len(extras) > 5
+    assert extras <= EXTRAS.keys()
 
 
 def test_the_first_run_installs_what_training_needs_and_no_more() -> None:
@@ -78,15 +78,15 @@ def test_the_versions_tested_together_are_in_the_package_and_within_the_bounds()
         for line in (ROOT / "aiorl/constraints.txt").read_text("utf-8").splitlines()
         if line
     )
-    wanted = [*PROJECT["dependencies"], *itertools.chain.from_iterable(EXTRAS.values())]
-    bounded = [re.match(r"([\w-]+)>=[\d.]+,<(\d+)$", requirement) for requirement in wanted]
-    found = {
+    requirements = [*PROJECT["dependencies"], *itertools.chain.from_iterable(EXTRAS.values())]
+    bounded = [re.match(r"([\w-]+)>=[\d.]+,<(\d+)$", requirement) for requirement in requirements]
+    bounds = {
         bound[1]: int(pinned[bound[1]].partition(".")[0]) < int(bound[2])
         for bound in bounded
         if bound
     }
-    assert found.keys() >= {"numpy", "gymnasium", "keras", "protobuf"}
-    assert all(found.values()), found
+    assert bounds.keys() >= {"numpy", "gymnasium", "keras", "protobuf"}
+    assert all(bounds.values()), bounds
 
 
 @pytest.mark.parametrize(

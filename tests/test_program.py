@@ -23,8 +23,8 @@ def said(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str
         status = program.main(words)
     except SystemExit as ended:
         status = int(str(ended.code))
-    shown = capsys.readouterr()
-    return status, shown.out, shown.err
+    output = capsys.readouterr()
+    return status, output.out, output.err
 
 
 def test_help_lists_every_command_and_no_command_is_wrong_usage(
@@ -100,8 +100,8 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_mistake_in_a_command_takes_one_sentence(
     capsys: pytest.CaptureFixture[str], saved: Path, words: str, status: int, says: str
 ) -> None:
-    found, _, error = said(capsys, *words.replace("RUN", str(saved)).split())
-    assert (found, error.count("\n") <= 2) == (status, True)
+    exit_status, _, error = said(capsys, *words.replace("RUN", str(saved)).split())
+    assert (exit_status, error.count("\n") <= 2) == (status, True)
     assert says in error
 
 
@@ -144,10 +144,10 @@ def run(*words: object, cwd: Path, code: str = "") -> subprocess.CompletedProces
 
 
 def test_help_loads_no_library(tmp_path: Path) -> None:
-    done = run(sys.executable, "-X", "importtime", "-m", "aiorl", "--help", cwd=tmp_path)
-    assert done.returncode == 0
+    result = run(sys.executable, "-X", "importtime", "-m", "aiorl", "--help", cwd=tmp_path)
+    assert result.returncode == 0
     loaded = {
-        line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()
+        line.rpartition("|")[2].strip().partition(".")[0] for line in result.stderr.splitlines()
     }
     assert "aiorl" in loaded
     assert not loaded & {"numpy", "zmq", "yaml", "pydantic", "gymnasium", "tensorflow", "asyncio"}
@@ -157,10 +157,10 @@ def test_the_console_script_finds_modules_in_the_current_directory(
     script: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "here.py").write_text("raise RuntimeError('found here')\n")
-    done = run(script, "train", "--env", "here:Env", "--run-dir", "run", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "found here" in done.stderr
-    assert "`aiorl train --help`" in done.stderr
+    result = run(script, "train", "--env", "here:Env", "--run-dir", "run", cwd=tmp_path)
+    assert result.returncode == 2
+    assert "found here" in result.stderr
+    assert "`aiorl train --help`" in result.stderr
     assert not (tmp_path / "run").exists()
 
 

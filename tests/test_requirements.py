@@ -64,11 +64,11 @@ class TestGroup:
         """R10"""
 '''
     )
-    one = ["tests/test_it.py::test_one"]
+    test_ids = ["tests/test_it.py::test_one"]
     assert cited_requirements(tests) == {
-        5: one,
-        6: one,
-        7: one,
+        5: test_ids,
+        6: test_ids,
+        7: test_ids,
         10: ["tests/test_it.py::TestGroup::test_two"],
     }
 

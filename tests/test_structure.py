@@ -77,10 +77,10 @@ def test_import_aiorl_loads_few_modules() -> None:
         "import sys, aiorl; print([m for m in ('numpy', 'gymnasium', 'zmq', 'tensorflow') if m in"
         " sys.modules])"
     )
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30
     )
-    assert done.stdout.strip() == "[]"
+    assert result.stdout.strip() == "[]"
 
 
 def test_configs_are_made_without_tensorflow() -> None:
@@ -93,13 +93,13 @@ def test_configs_are_made_without_tensorflow() -> None:
 
 def test_import_aiorl_silences_tensorflow_unless_the_user_configures_it() -> None:
     code = "import os, aiorl; print(os.environ['TF_CPP_MIN_LOG_LEVEL'])"
-    for given, found in ((None, "3"), ("0", "0")):
+    for setting, effective in ((None, "3"), ("0", "0")):
         env = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
-        env |= {} if given is None else {"TF_CPP_MIN_LOG_LEVEL": given}
-        done = subprocess.run(
+        env |= {} if setting is None else {"TF_CPP_MIN_LOG_LEVEL": setting}
+        result = subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env
         )
-        assert done.stdout.strip() == found
+        assert result.stdout.strip() == effective
 
 
 def test_there_are_no_import_cycles(imports: dict[str, set[str]]) -> None:
@@ -118,7 +118,8 @@ def test_an_algorithm_uses_few_files_of_learning(
     behind, todo = set[str](), [f"aiorl.learning.algorithms.{algo}"]
     while todo:
         behind.add(module := todo.pop())
-        todo += [found for found in imports[module] - behind if found.startswith("aiorl.learning.")]
+        imported = imports[module] - behind
+        todo += [name for name in imported if name.startswith("aiorl.learning.")]
     assert len(behind) <= most, sorted(behind)
 
 

@@ -33,10 +33,10 @@ def test_mlflow_keeps_the_settings_and_each_number_over_env_steps(tmp_path: Path
     settings = {**CONFIG, **{f"key_{number}": number for number in range(120)}}
     with (
         closing(make_loggers(["mlflow"], tmp_path / "one", settings)) as loggers,
-        closing(make_loggers(["mlflow"], tmp_path / "two", CONFIG)) as others,
+        closing(make_loggers(["mlflow"], tmp_path / "two", CONFIG)) as second,
     ):
         loggers.write(RESULT)
-        others.write(RESULT)
+        second.write(RESULT)
         loggers.write({**RESULT, "timesteps_total": 200, "episode_reward_mean": 4.0})
     (loss,) = tmp_path.glob("one/mlflow/*/*/metrics/info/loss")
     (mean,) = tmp_path.glob("one/mlflow/*/*/metrics/episode_reward_mean")
@@ -81,10 +81,10 @@ def test_wandb_projects_have_names_that_it_takes(
     env: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wandb = pytest.importorskip("wandb")
-    named: list[str] = []
-    monkeypatch.setattr(wandb, "init", lambda project, **rest: named.append(project))
+    projects: list[str] = []
+    monkeypatch.setattr(wandb, "init", lambda project, **rest: projects.append(project))
     WandB(tmp_path, {"algo": "my_code:Algo", "env": env})
-    (project,) = named
+    (project,) = projects
     assert wandb.Settings(project=project).project == project, "it would be refused"
     assert project.startswith(f"my_code-Algo-{env[:1]}")
 

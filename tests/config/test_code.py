@@ -72,8 +72,8 @@ def test_importable_objects_are_named_by_their_paths(monkeypatch):
 
 def test_a_local_object_has_a_name_as_long_as_it_is_referenced(monkeypatch):
     monkeypatch.setattr("aiorl.config.code._local", WeakValueDictionary())
-    own = [lambda: 1, lambda: 2, partial(int, 3), Local(), Local().method]
-    names = [named(thing) for thing in own]
+    things = [lambda: 1, lambda: 2, partial(int, 3), Local(), Local().method]
+    names = [named(thing) for thing in things]
     assert names == [
         "this-program:lambda",
         "this-program:lambda#2",
@@ -82,9 +82,9 @@ def test_a_local_object_has_a_name_as_long_as_it_is_referenced(monkeypatch):
         "this-program:method",
     ]
     assert all(map(is_import_path, names))
-    for name, thing in zip(names, own, strict=True):
+    for name, thing in zip(names, things, strict=True):
         assert import_object(name, key="k") is thing
-    del own, thing
+    del things, thing
     gc.collect()
     with pytest.raises(ConfigError) as caught:
         import_object(names[0], key="callbacks")
@@ -97,8 +97,8 @@ def test_plain_data_do_not_change_and_code_and_spaces_in_them_become_plain():
     space = spaces.Discrete(3)
     described = plain_code(space)
     assert described["n"] == 3
-    given = {"a": (None, space, {"custom_model": CountingEnv})}
-    assert plain_code(given) == {
+    policies = {"a": (None, space, {"custom_model": CountingEnv})}
+    assert plain_code(policies) == {
         "a": [None, described, {"custom_model": "aiorl.testing.envs:CountingEnv"}]
     }
 
@@ -128,11 +128,11 @@ def test_a_policy_takes_each_kind_of_space_in_each_form_of_its_entry(space):
     ]
     for form in forms:
         for below in ({}, {"policies": {"a": {"observation_space": spaces.Dict({"z": PARTS[1]})}}}):
-            own = config(multiagent=below).updated({"multiagent": {"policies": {"a": form}}})
-            entry = own.multiagent.policies["a"]
-            found = entry["observation_space"] if isinstance(entry, dict) else entry[1]
-            assert space_from_dict(found) == space
-            assert config_class("ppo").from_mapping(own.to_dict()) == own
+            settings = config(multiagent=below).updated({"multiagent": {"policies": {"a": form}}})
+            entry = settings.multiagent.policies["a"]
+            space_values = entry["observation_space"] if isinstance(entry, dict) else entry[1]
+            assert space_from_dict(space_values) == space
+            assert config_class("ppo").from_mapping(settings.to_dict()) == settings
 
 
 def test_a_class_of_spaces_is_a_class():
@@ -211,15 +211,15 @@ def test_objects_are_used_as_they_are_in_one_process_and_refused_by_key_if_other
         "evaluation_config": {"env_config": {"it": thing}, "wrappers": [wrapper]},
     }
     first = config(num_workers=0, **settings)
-    for own in (
+    for made_config in (
         first,
         first.updated({"lr": 0.5}),
         config_class("ppo").from_mapping(first.to_dict()),
     ):
-        assert own.env_config["data"]["it"] is thing
-        assert own.wrappers[0]["kwargs"]["deep"][0]["it"] is thing
-        assert own.evaluation_config["env_config"]["it"] is thing
-        assert own.evaluation_config["wrappers"][0]["kwargs"]["deep"][0]["it"] is thing
+        assert made_config.env_config["data"]["it"] is thing
+        assert made_config.wrappers[0]["kwargs"]["deep"][0]["it"] is thing
+        assert made_config.evaluation_config["env_config"]["it"] is thing
+        assert made_config.evaluation_config["wrappers"][0]["kwargs"]["deep"][0]["it"] is thing
     plain = yaml.safe_load(dump_yaml(first))
     assert plain["env_config"]["data"]["it"].startswith("this-program:")
     keys = {
@@ -228,9 +228,9 @@ def test_objects_are_used_as_they_are_in_one_process_and_refused_by_key_if_other
         "evaluation_config": "evaluation_config.env_config.it",
     }
     for group, key in keys.items():
-        for others in ({"num_workers": 1}, {"num_workers": 0, "evaluation_num_workers": 1}):
+        for processes in ({"num_workers": 1}, {"num_workers": 0, "evaluation_num_workers": 1}):
             with pytest.raises(ConfigError) as caught:
-                config(**{group: settings[group]}, evaluation_interval=1, **others)
+                config(**{group: settings[group]}, evaluation_interval=1, **processes)
             assert caught.value.key == key
         if group != "evaluation_config":
             with pytest.raises(ConfigError) as caught:
@@ -241,9 +241,15 @@ def test_objects_are_used_as_they_are_in_one_process_and_refused_by_key_if_other
 def test_plain_arguments_stay_plain_and_numbers_of_numpy_become_numbers():
     plain = {"a": [1, {"b": None}], "c": 1.5, "d": True, "e": "module:name", "f": {0: "x"}}
     numbers = {"one": np.int64(1), "half": np.float32(0.5), "yes": np.True_, "zero": np.array(0)}
-    own = config(num_workers=2, env_config={**plain, **numbers})
-    assert own.to_dict()["env_config"] == {**plain, "one": 1, "half": 0.5, "yes": True, "zero": 0}
-    assert type(own.to_dict()["env_config"]["one"]) is int
+    made_config = config(num_workers=2, env_config={**plain, **numbers})
+    assert made_config.to_dict()["env_config"] == {
+        **plain,
+        "one": 1,
+        "half": 0.5,
+        "yes": True,
+        "zero": 0,
+    }
+    assert type(made_config.to_dict()["env_config"]["one"]) is int
     assert config(num_workers=0, env_config={"shape": (1, 2)}).updated({"lr": 0.5}).env_config == {
         "shape": (1, 2)
     }
@@ -277,18 +283,20 @@ def test_kinds_of_texts_numbers_and_tuples_are_plain_data_for_other_processes(
         "wrappers": [wrapper],
         "evaluation_config": {"env_config": {"it": value}},
     }
-    for others in ({"num_workers": 1}, {"evaluation_num_workers": 1}, {"vectorize": "remote"}):
-        own = config(**{"num_workers": 0, "evaluation_interval": 1, **settings, **others})
-        values = WorkerPart.of(own).to_dict()
+    for processes in ({"num_workers": 1}, {"evaluation_num_workers": 1}, {"vectorize": "remote"}):
+        made_config = config(
+            **{"num_workers": 0, "evaluation_interval": 1, **settings, **processes}
+        )
+        values = WorkerPart.of(made_config).to_dict()
         groups = (
             values["env_config"],
             values["wrappers"][0]["kwargs"],
-            own.to_dict()["evaluation_config"]["env_config"],
+            made_config.to_dict()["evaluation_config"]["env_config"],
         )
         for group in groups:
             assert group["it"] == plain
             assert exact_types(group["it"]) == exact_types(plain)
-        again = yaml.safe_load(dump_yaml(own))["env_config"]["it"]
+        again = yaml.safe_load(dump_yaml(made_config))["env_config"]["it"]
         assert (again, exact_types(again)) == (plain, exact_types(plain))
 
 
@@ -301,15 +309,15 @@ def exact_types(value: Any) -> Any:
 
 @pytest.mark.parametrize("member", [Level.EASY, Mode.FAST])
 def test_the_same_process_gets_the_members_of_enumerations_themselves(member: enum.Enum) -> None:
-    own = config(num_workers=0, env_config={"it": member})
-    assert WorkerPart.of(own).env_config["it"] is member
-    assert own.updated({"lr": 0.5}).env_config["it"] is member
+    made_config = config(num_workers=0, env_config={"it": member})
+    assert WorkerPart.of(made_config).env_config["it"] is member
+    assert made_config.updated({"lr": 0.5}).env_config["it"] is member
 
 
 def test_a_member_in_another_key_of_evaluations_is_its_text() -> None:
-    own = config(num_workers=0, evaluation_config={"observation_filter": Filter.NONE})
-    assert own.to_dict()["evaluation_config"] == {"observation_filter": "NoFilter"}
-    assert type(own.to_dict()["evaluation_config"]["observation_filter"]) is str
+    made_config = config(num_workers=0, evaluation_config={"observation_filter": Filter.NONE})
+    assert made_config.to_dict()["evaluation_config"] == {"observation_filter": "NoFilter"}
+    assert type(made_config.to_dict()["evaluation_config"]["observation_filter"]) is str
 
 
 def test_a_run_that_was_given_objects_is_resumed_with_new_ones_and_names_missing_ones(
@@ -405,17 +413,17 @@ def test_configs_of_other_users_are_reported_with_their_owner_and_in_printable_t
 ) -> None:
     (tmp_path / "theirs.yaml").write_text("env: m:E\n")
     save_config(config(env="m:E"), tmp_path)
-    told: list[str] = []
-    load_config(config_class, overrides={"resume": str(tmp_path)}, warn=told.append)
-    assert told == []  # the user's own
+    warnings: list[str] = []
+    load_config(config_class, overrides={"resume": str(tmp_path)}, warn=warnings.append)
+    assert warnings == []  # the user's own
     monkeypatch.setattr(os, "getuid", lambda: 123_456)
     values = {"env": "m:E", "callbacks": "x:\x1b[31m", "env_config": {"\x1b]0;": "a:b"}}
     text = foreign_code({0: tmp_path}, values)
     assert "  env: 'm:E'" in text.splitlines()
     assert text.replace("\n", "").isprintable()
-    load_config(config_class, file=tmp_path / "theirs.yaml", warn=told.append)
-    assert str(tmp_path / "theirs.yaml") in told[0]
-    assert "  env: 'm:E'" in told[0]
+    load_config(config_class, file=tmp_path / "theirs.yaml", warn=warnings.append)
+    assert str(tmp_path / "theirs.yaml") in warnings[0]
+    assert "  env: 'm:E'" in warnings[0]
 
 
 MAIN = """
@@ -434,15 +442,15 @@ def test_the_warning_comes_before_the_first_import(tmp_path: Path) -> None:
         yaml.safe_dump({"env": "CartPole-v1", "algo": "their_module:Theirs"})
     )
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", MAIN, str(tmp_path)],
         capture_output=True,
         text=True,
         env=environment,
         check=False,
     )
-    lines = done.stderr.splitlines()
-    assert done.returncode == 2, done.stderr
+    lines = result.stderr.splitlines()
+    assert result.returncode == 2, result.stderr
     assert lines.index("  algo: 'their_module:Theirs'") < lines.index("imported")
 
 
@@ -452,7 +460,7 @@ def test_the_warning_comes_before_the_first_import(tmp_path: Path) -> None:
 
 def test_a_function_that_accepts_the_arguments_passes() -> None:
     check_takes(lambda agent_id: "a", "f", "key", "an agent")
-    check_takes(lambda *, episode, **more: None, "f", "key", episode=None, worker=None)
+    check_takes(lambda *, episode, **kwargs: None, "f", "key", episode=None, worker=None)
     check_takes(max, "f", "key", 1)  # has no signature
 
 

@@ -126,7 +126,7 @@ def test_every_key_is_an_option_and_can_be_set(argv: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("argv", "named"),
+    ("argv", "option"),
     [
         (["--num-worker", "3"], "'--num-workers'"),
         (["--print-confg"], "'--print-config'"),
@@ -151,29 +151,29 @@ def test_every_key_is_an_option_and_can_be_set(argv: list[str]) -> None:
     ],
 )
 def test_wrong_usage_ends_with_status_2_and_one_sentence(
-    argv: list[str], named: str, capsys: pytest.CaptureFixture[str]
+    argv: list[str], option: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as caught:
         learner(*argv)
     assert caught.value.code == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    sentence, advice = said.err.splitlines()
-    assert named in sentence
+    output = capsys.readouterr()
+    assert output.out == ""
+    sentence, advice = output.err.splitlines()
+    assert option in sentence
     assert "`aiorl train --help`" in advice
 
 
 @pytest.mark.parametrize(
-    ("algo", "option", "here"),
+    ("algo", "option", "spelling"),
     [("appo", "--gae-lambda", "--lambda"), ("dqn", "--buffer-size", "--replay-capacity")],
 )
 def test_options_are_those_of_the_algorithm_in_a_file(
-    algo: str, option: str, here: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    algo: str, option: str, spelling: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "mine.yaml").write_text(f"algo: {algo}\n")
     with pytest.raises(SystemExit):
         configure_learner(["--config", str(tmp_path / "mine.yaml"), option, "9"], config_class)
-    assert here in capsys.readouterr().err
+    assert spelling in capsys.readouterr().err
 
 
 def test_a_value_can_begin_with_a_minus() -> None:
@@ -236,18 +236,18 @@ def test_a_printed_config_loads_again_and_origins_are_shown(
 ) -> None:
     file = tmp_path / "printed.yaml"
     file.write_text(printed(capsys, "--env", "CartPole-v1", "--lr", "0.2", "--print-config"))
-    given = configure_learner(["--env", "CartPole-v1", "--lr", "0.2"], config_class)
-    assert configure_learner(["--config", str(file)], config_class) == given
-    said = printed(capsys, "--env", "CartPole-v1", "--gamma", "0.5", "--show-config")
-    assert re.search(r"^gamma +argument +0.5$", said, re.MULTILINE)
+    from_options = configure_learner(["--env", "CartPole-v1", "--lr", "0.2"], config_class)
+    assert configure_learner(["--config", str(file)], config_class) == from_options
+    text = printed(capsys, "--env", "CartPole-v1", "--gamma", "0.5", "--show-config")
+    assert re.search(r"^gamma +argument +0.5$", text, re.MULTILINE)
 
 
 def test_the_keys_of_an_algorithm_and_the_presets_are_explained(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert "kl_coeff: " in printed(capsys, "--algo", "ppo", "--help-config")
-    said = printed(capsys, "--help-presets")
-    assert re.search(r"^ppo-cartpole: CartPole-v1\n.*\n.*rl-baselines3-zoo", said, re.MULTILINE)
+    text = printed(capsys, "--help-presets")
+    assert re.search(r"^ppo-cartpole: CartPole-v1\n.*\n.*rl-baselines3-zoo", text, re.MULTILINE)
     assert configure_learner(["--preset", "impala-cartpole"], config_class).algo == "impala"
 
 
@@ -287,7 +287,7 @@ def test_a_worker_needs_only_an_address_and_a_local_worker_gets_more() -> None:
 
 
 @pytest.mark.parametrize(
-    ("argv", "named"),
+    ("argv", "option"),
     [
         ([], "--connect tcp://HOST:PORT"),
         (["--connect", "host:1"], "tcp://HOST:PORT"),
@@ -299,12 +299,12 @@ def test_a_worker_needs_only_an_address_and_a_local_worker_gets_more() -> None:
     ],
 )
 def test_wrong_usage_of_a_worker_ends_with_status_2(
-    argv: list[str], named: str, capsys: pytest.CaptureFixture[str]
+    argv: list[str], option: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as caught:
         parse_worker_args(argv)
     assert caught.value.code == 2
-    assert named in capsys.readouterr().err
+    assert option in capsys.readouterr().err
 
 
 def test_the_module_imports_almost_nothing() -> None:
@@ -337,9 +337,9 @@ def test_an_error_prints_one_sentence_and_its_status_shows_the_cause(
 
     assert exit_status(do) == status
     assert exit_status(lambda: status) == status
-    shown = capsys.readouterr().err
-    assert says in shown
-    assert shown.count("\n") == (status > 0)
+    message = capsys.readouterr().err
+    assert says in message
+    assert message.count("\n") == (status > 0)
 
 
 ADDRESSES = {  # address -> host, port, and True if only this machine can reach it

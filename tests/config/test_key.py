@@ -98,10 +98,10 @@ def test_no_key_is_declared_in_two_places_of_the_config() -> None:
                 "multiagent",
                 "env",
             ):  # groups are narrower for workers; env is always set there
-                own = [
+                defining = [
                     kind for kind in config.__mro__ if name in vars(kind).get("__annotations__", {})
                 ]
-                assert len(own) == 1, name
+                assert len(defining) == 1, name
 
 
 def test_a_new_sampler_setting_touches_one_file(tmp_path: Path) -> None:
@@ -113,9 +113,9 @@ def test_a_new_sampler_setting_touches_one_file(tmp_path: Path) -> None:
     )
     file = tmp_path / "aiorl" / "config" / "worker.py"
     text = file.read_text(encoding="utf-8")
-    more = '    brand_new: int = _sampling(3, ge=0)\n    """Something new."""\n'
+    new_key = '    brand_new: int = _sampling(3, ge=0)\n    """Something new."""\n'
     file.write_text(
-        text.replace("    soft_horizon: bool = ", f"{more}    soft_horizon: bool = ", 1),
+        text.replace("    soft_horizon: bool = ", f"{new_key}    soft_horizon: bool = ", 1),
         encoding="utf-8",
     )
     code = """
@@ -135,7 +135,7 @@ assert "| `brand_new` | `3` | a whole number | W | Something new. |" in config_p
 configure_learner(["--env", "E", "--brand-new", "-1"], config_class)
 """
     places = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT / 'tests' / 'support'}"}
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", code],
         env=places,
         cwd=tmp_path,
@@ -144,14 +144,20 @@ configure_learner(["--env", "E", "--brand-new", "-1"], config_class)
         timeout=60,
         check=False,
     )
-    assert done.returncode == 2, done.stderr
-    assert "--brand-new" in done.stderr
+    assert result.returncode == 2, result.stderr
+    assert "--brand-new" in result.stderr
 
 
 def test_the_keywords_of_a_rollout_worker_take_the_declared_defaults() -> None:
     parameters = inspect.signature(RolloutWorker).parameters
-    others = {"rollout_fragment_length", "callbacks", "env_config", "log_level", "input_evaluation"}
-    shared = set(parameters) & set(WorkerConfig.model_fields) - others
+    different = {
+        "rollout_fragment_length",
+        "callbacks",
+        "env_config",
+        "log_level",
+        "input_evaluation",
+    }
+    shared = set(parameters) & set(WorkerConfig.model_fields) - different
     assert len(shared) >= 12
     for name in shared:
         assert parameters[name].default == getattr(WorkerConfig(), name), name

@@ -57,16 +57,16 @@ def paths(tree: object, prefix: tuple[str, ...] = ()) -> dict[tuple[str, ...], o
 def test_a_deep_update_merges_dicts_and_replaces_all_else(base: dict, changes: dict) -> None:
     kept_base, kept_changes = deepcopy(base), deepcopy(changes)
     merged = deep_update(base, changes)
-    found = paths(merged)
+    leaf_of = paths(merged)
     for path, leaf in paths(changes).items():
         if leaf != {}:
-            assert found[path] == leaf
+            assert leaf_of[path] == leaf
     for path, leaf in paths(base).items():
         overruled = any(
             path[: len(other)] == other or other[: len(path)] == path for other in paths(changes)
         )
         if not overruled:
-            assert found[path] == leaf
+            assert leaf_of[path] == leaf
     assert (base, changes) == (kept_base, kept_changes)
 
 
@@ -91,14 +91,14 @@ def test_a_key_on_top_replaces_defaults_of_policies_but_not_their_own_values() -
         "defaults": {"lr": 3, "gamma": 4, "model": {"x": 5, "y": 6}},
     }
     base = config_with(entry)
-    kept = deepcopy(base)
+    before = deepcopy(base)
     merged = put_on_top(base, {"lr": 7, "gamma": 8, "model": {"y": 9}})
     assert merged["multiagent"]["policies"] == {
         "a": {**entry, "defaults": {"model": {"x": 5}}},
         "b": None,
     }
     assert (merged["lr"], merged["gamma"], merged["model"]) == (7, 8, {"y": 9})
-    assert base == kept
+    assert base == before
 
 
 @pytest.mark.parametrize(
@@ -348,7 +348,7 @@ GROUPS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.parametrize("group", GROUPS)
 def test_a_group_merges_into_the_one_below_it_by_every_way_in(tmp_path: Path, group: str) -> None:
     below, changes = GROUPS[group]
-    wanted = deep_update(PPOConfig(env="E", **{group: below}).to_dict()[group], changes)
+    expected = deep_update(PPOConfig(env="E", **{group: below}).to_dict()[group], changes)
     first = PPOConfig(env="E", run_dir=str(tmp_path), **{group: below})
     save_config(first, tmp_path)
     file = tmp_path / CONFIG_FILE
@@ -366,7 +366,7 @@ def test_a_group_merges_into_the_one_below_it_by_every_way_in(tmp_path: Path, gr
         ),
     }
     assert {way: config.to_dict()[group] for way, config in ways.items()} == dict.fromkeys(
-        ways, wanted
+        ways, expected
     )
 
 

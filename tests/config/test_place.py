@@ -80,9 +80,9 @@ def test_a_resumed_run_of_another_user_does_not_say_where_it_listens_and_writes(
     run_of(tmp_path, STRANGER if whose == "file" else 0)
     if whose == "directory":
         os.chown(tmp_path, STRANGER, -1)
-    told: list[str] = []
+    warnings: list[str] = []
     config = load_config(
-        config_class, overrides={"resume": str(tmp_path), "web": 8265}, warn=told.append
+        config_class, overrides={"resume": str(tmp_path), "web": 8265}, warn=warnings.append
     )
     defaults = CommonConfig()
     for name in PLACE - {"run_dir", "resume", "web"}:
@@ -90,7 +90,7 @@ def test_a_resumed_run_of_another_user_does_not_say_where_it_listens_and_writes(
     assert (config.web, config.run_dir, config.gamma) == (8265, str(tmp_path), 0.5)
     assert config.evaluation_config == {"horizon": 7}
     assert config.output_max_file_size == defaults.output_max_file_size
-    text = told[-1]
+    text = warnings[-1]
     assert str(STRANGER) in text
     left_out = THEIRS.keys() & PLACE
     assert all(f"\n  {name}: {THEIRS[name]!r}" in text for name in left_out)
@@ -105,12 +105,12 @@ def test_a_run_of_root_continues_as_it_was_and_its_code_is_shown(
     content = {**THEIRS, "env": "m:E"}
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(content))
     monkeypatch.setattr(os, "getuid", lambda: 54321)
-    told: list[str] = []
-    config = load_config(config_class, overrides={"resume": str(tmp_path)}, warn=told.append)
+    warnings: list[str] = []
+    config = load_config(config_class, overrides={"resume": str(tmp_path)}, warn=warnings.append)
     for name in ("bind", "output", "monitor", "keys", "web", "client_port"):
         assert getattr(config, name) == THEIRS[name], name
-    assert len(told) == 1
-    assert "  env: 'm:E'" in told[0].splitlines()
+    assert len(warnings) == 1
+    assert "  env: 'm:E'" in warnings[0].splitlines()
 
 
 def swap_when_parsed(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,11 +137,11 @@ def test_a_file_that_is_replaced_after_it_was_read_still_belongs_to_its_writer(
     place = run_of(tmp_path / "theirs", STRANGER)
     run_of(tmp_path / "mine", 0)
     swap_when_parsed(place, monkeypatch)
-    told: list[str] = []
+    warnings: list[str] = []
     if way == "resume":
-        config = load_config(config_class, overrides={"resume": str(place)}, warn=told.append)
+        config = load_config(config_class, overrides={"resume": str(place)}, warn=warnings.append)
     elif way == "file":
-        config = load_config(config_class, file=place / "config.yaml", warn=told.append)
+        config = load_config(config_class, file=place / "config.yaml", warn=warnings.append)
     else:
         config = config_class("ppo").from_file(place / "config.yaml")
     assert place.is_symlink()
@@ -150,9 +150,9 @@ def test_a_file_that_is_replaced_after_it_was_read_still_belongs_to_its_writer(
 
 def test_ones_own_run_continues_as_it_was(tmp_path: Path) -> None:
     run_of(tmp_path, os.getuid())
-    told: list[str] = []
-    config = load_config(config_class, overrides={"resume": str(tmp_path)}, warn=told.append)
-    assert told == []
+    warnings: list[str] = []
+    config = load_config(config_class, overrides={"resume": str(tmp_path)}, warn=warnings.append)
+    assert warnings == []
     assert (config.bind, config.output, config.monitor) == (THEIRS["bind"], THEIRS["output"], True)
 
 
@@ -163,8 +163,10 @@ def test_a_config_file_says_it_only_if_it_is_the_users_or_the_administrators(
 ) -> None:
     file = run_of(tmp_path, owner) / "config.yaml"
     monkeypatch.setattr(os, "getuid", lambda: 54321)
-    told: list[str] = []
-    config = load_config(config_class, file=file, overrides={"output": "mine"}, warn=told.append)
+    warnings: list[str] = []
+    config = load_config(
+        config_class, file=file, overrides={"output": "mine"}, warn=warnings.append
+    )
     assert (config.bind == THEIRS["bind"]) == listens
     assert (config.gamma, config.output) == (0.5, "mine")
     from_file = config_class("ppo").from_file(file)

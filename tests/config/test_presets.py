@@ -36,20 +36,20 @@ WANTED = (
 
 
 def leaves(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for name, value in values.items():
         inner = (
             leaves(value, f"{prefix}{name}.")
             if isinstance(value, dict)
             else {f"{prefix}{name}": value}
         )
-        found.update(inner)
-    return found
+        flat.update(inner)
+    return flat
 
 
 def test_there_is_a_preset_for_each_of_the_usual_environments() -> None:
-    found = [(algo, find_preset(algo, env)) for algo in ("ppo", "impala") for env in WANTED]
-    assert all(preset is not None and preset.algo == algo for algo, preset in found)
+    presets = [(algo, find_preset(algo, env)) for algo in ("ppo", "impala") for env in WANTED]
+    assert all(preset is not None and preset.algo == algo for algo, preset in presets)
     names = {
         env: preset.name
         for env in ("ALE/Pong-v5", "ALE/Breakout-v5")
@@ -117,8 +117,8 @@ def test_auto_waits_for_the_environment_and_uses_the_defaults_without_a_preset(
     later = config.updated({"env": "CartPole-v1"})
     assert (later.preset, later.gamma) == ("ppo-cartpole", 0.98)
     assert PPOConfig(env="mine:Env", preset="auto") == PPOConfig(env="mine:Env")
-    (said,) = caplog.messages
-    assert {"ppo", "mine:Env"} <= set(said.replace(",", "").split())
+    (warning,) = caplog.messages
+    assert {"ppo", "mine:Env"} <= set(warning.replace(",", "").split())
 
 
 def test_an_unknown_preset_is_an_error_with_the_nearest_names(tmp_path: Path) -> None:
@@ -156,9 +156,9 @@ def test_a_warning_says_that_a_complete_file_leaves_nothing_to_a_preset(
             config_class, file=file, overrides={"env": "Acrobot-v1", "preset": name}
         )
         assert (config.preset, config.gamma) == ("ppo-acrobot", PPOConfig().gamma)
-        (said,) = caplog.messages
-        assert "ppo-acrobot" in said
-        assert str(file) in said
+        (warning,) = caplog.messages
+        assert "ppo-acrobot" in warning
+        assert str(file) in warning
 
 
 def test_there_is_no_warning_if_a_preset_has_an_effect_or_equals_the_file(

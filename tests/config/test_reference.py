@@ -66,29 +66,29 @@ def test_the_text_form_shows_an_algorithms_own_keys_and_headings_once() -> None:
 def test_a_foreign_key_is_refused_with_the_hint_in_its_line(name: str) -> None:
     for row in rows(name, "keys"):
         old = row[0].strip("`")
-        here = re.findall(r"`([^`]+)`", row[1])
-        assert all(any(one in keys for keys in KEYS.values()) for one in here), old
+        names = re.findall(r"`([^`]+)`", row[1])
+        assert all(any(word in keys for keys in KEYS.values()) for word in names), old
         if old.partition(".")[0] in ("stop", "replay_buffer_config", "multiagent") and "." in old:
             continue  # tested below and with experiment files
         group, _, last = old.rpartition(".")
         for kind in KINDS:
             if old in KEYS[kind]:  # listed for its different meaning
-                assert old in here or not here or here[0] not in KEYS[kind], old
+                assert old in names or not names or names[0] not in KEYS[kind], old
                 continue
             with pytest.raises(ConfigError) as caught:
                 kind.from_mapping({group: {last: 1}} if group else {old: 1})
             assert "'?" not in str(caught.value)
-            ours = next((one for one in here if one in KEYS[kind]), None)
+            ours = next((word for word in names if word in KEYS[kind]), None)
             assert (ours or "") in caught.value.hint or old == "model.max_seq_len"
             assert caught.value.hint, old
 
 
 def test_keys_of_groups_are_converted_or_explained() -> None:
     for row in rows("migration_rllib.md", "keys"):
-        old, here = row[0].strip("`"), re.findall(r"`([^`]+)`", row[1])
+        old, names = row[0].strip("`"), re.findall(r"`([^`]+)`", row[1])
         if "." in old:
             ours, why = from_rllib(old)
-            assert ours in here if ours else why, old
+            assert ours in names if ours else why, old
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -121,9 +121,9 @@ def test_a_config_takes_keywords_only_and_says_so() -> None:
 
 @pytest.mark.parametrize("name", PAGES)
 def test_the_first_code_of_a_page_runs_and_the_rest_is_python(name: str) -> None:
-    first, *others = re.findall(r"^```python\n(.*?)^```", page(name), re.MULTILINE | re.DOTALL)
+    first, *examples = re.findall(r"^```python\n(.*?)^```", page(name), re.MULTILINE | re.DOTALL)
     exec(compile(first, name, "exec"), {})
-    for code in others:
+    for code in examples:
         compile(code, name, "exec")
 
 
@@ -137,8 +137,8 @@ def test_the_page_on_rllib_has_the_real_defaults() -> None:
 
 
 def test_help_of_a_config_class_shows_each_key_with_its_default_and_meaning() -> None:
-    shown = pydoc.render_doc(aiorl.PPOConfig, renderer=pydoc.plaintext)
+    help_text = pydoc.render_doc(aiorl.PPOConfig, renderer=pydoc.plaintext)
     for name, field in all_keys(aiorl.PPOConfig):
-        assert f"{name}: {default_text(field)}" in shown
-    assert meanings(aiorl.PPOConfig)["gamma"] in shown
-    assert "FieldInfo" not in shown.splitlines()[3]  # the signature
+        assert f"{name}: {default_text(field)}" in help_text
+    assert meanings(aiorl.PPOConfig)["gamma"] in help_text
+    assert "FieldInfo" not in help_text.splitlines()[3]  # the signature

@@ -103,8 +103,8 @@ def test_a_command_prints_the_converted_file(
     with pytest.raises(SystemExit) as ended:
         runpy.run_module("aiorl.config.rllib_file", run_name="__main__")
     assert ended.value.code == 0
-    said = capsys.readouterr().out
-    assert "# framework " in said
-    (tmp_path / "made.yaml").write_text(said)
-    made = load_config(config_class, file=tmp_path / "made.yaml")
-    assert made == load_config(config_class, file=tmp_path / "dqn.yaml")
+    output = capsys.readouterr().out
+    assert "# framework " in output
+    (tmp_path / "made.yaml").write_text(output)
+    config = load_config(config_class, file=tmp_path / "made.yaml")
+    assert config == load_config(config_class, file=tmp_path / "dqn.yaml")

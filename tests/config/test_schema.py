@@ -67,7 +67,7 @@ def test_r166_every_key_of_the_specification_is_there_with_its_default() -> None
 
 
 @pytest.mark.parametrize(
-    ("values", "named", "offered"),
+    ("values", "key_at_fault", "offered"),
     [
         ({"num_worker": 3}, "num_worker", "num_workers"),
         (
@@ -80,12 +80,12 @@ def test_r166_every_key_of_the_specification_is_there_with_its_default() -> None
     ],
 )
 def test_r167_an_unknown_key_or_sub_key_is_refused_by_name(
-    values: dict, named: str, offered: str
+    values: dict, key_at_fault: str, offered: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
         CommonConfig.from_mapping(values)
-    assert caught.value.key == named
-    assert named in str(caught.value)
+    assert caught.value.key == key_at_fault
+    assert key_at_fault in str(caught.value)
     assert offered in str(caught.value)
 
 
@@ -93,8 +93,8 @@ def test_r167_any_key_is_allowed_below_the_free_sub_dicts() -> None:
     for free in ("tf_session_args", "env_config", "optimizer", "multiagent"):
         config = CommonConfig.from_mapping({free: {"mine": {"deep": [1, {"er": 2}]}}})
         assert config.to_dict()[free]["mine"] == {"deep": [1, {"er": 2}]}
-    own = CommonConfig(model={"custom_model": "mine:make", "width": 64})
-    assert own.to_dict()["model"]["width"] == 64
+    config = CommonConfig(model={"custom_model": "mine:make", "width": 64})
+    assert config.to_dict()["model"]["width"] == 64
     assert CommonConfig.from_mapping({"mine": 3, "lr": 0.5}, allow_unknown=True).lr == 0.5
 
 
@@ -213,8 +213,8 @@ def test_a_config_from_keywords_equals_one_from_a_mapping(caplog: pytest.LogCapt
     assert config == OtherConfig.from_mapping({**values, "rollout_fragment_length": 50})
     assert config.model_fields_set == {*values, "rollout_fragment_length"}
     assert config.updated({"lr": 0.5}).model_fields_set == {*config.model_fields_set, "lr"}
-    (said,) = caplog.messages
-    assert {"sample_batch_size", "rollout_fragment_length"} <= set(said.split())
+    (warning,) = caplog.messages
+    assert {"sample_batch_size", "rollout_fragment_length"} <= set(warning.split())
 
 
 def test_a_file_is_read_and_keywords_win_over_it(tmp_path: Path) -> None:
@@ -251,8 +251,8 @@ def test_r172_an_environment_is_an_id_or_a_class_and_anything_else_is_refused() 
 
 def test_r185_least_lengths_of_an_iteration_reach_neither_workers_nor_updates() -> None:
     long, short = (
-        PPOConfig(env="E", seed=1, **more)
-        for more in ({"min_iter_time_s": 3, "timesteps_per_iteration": 9}, {})
+        PPOConfig(env="E", seed=1, **lengths)
+        for lengths in ({"min_iter_time_s": 3, "timesteps_per_iteration": 9}, {})
     )
     assert (long.min_iter_time_s, long.timesteps_per_iteration) == (3, 9)
     assert WorkerPart.of(long) == WorkerPart.of(short)
@@ -331,9 +331,12 @@ def test_local_objects_are_only_allowed_with_num_workers_0(
     config = PPOConfig(num_workers=0, **settings)
     assert config.updated({"lr": 1.0}).to_dict() == {**config.to_dict(), "lr": 1.0}
     assert PPOConfig.from_mapping(config.to_dict()) == config
-    for others in ({}, {"num_workers": 0, "evaluation_num_workers": 1, "evaluation_interval": 1}):
+    for processes in (
+        {},
+        {"num_workers": 0, "evaluation_num_workers": 1, "evaluation_interval": 1},
+    ):
         with pytest.raises(ConfigError) as caught:
-            PPOConfig(**settings, **others)
+            PPOConfig(**settings, **processes)
         assert caught.value.key == key
 
 
