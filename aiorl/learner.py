@@ -39,8 +39,8 @@ from aiorl.config.layers import (
     dump_yaml,
     load_config,
     render_effective,
-    render_presets,
 )
+from aiorl.config.presets import render_presets
 from aiorl.config.rllib_file import CALLED, key_hint
 from aiorl.config.schema import CommonConfig
 from aiorl.errors import (

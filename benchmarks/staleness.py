@@ -73,7 +73,7 @@ class StaleRow:
 
 def measured(algo: str, lag: int, seed: int, env_steps: int = ENV_STEPS) -> StaleRow:
     """Train one seed in this process."""
-    from aiorl.config.layers import named_preset
+    from aiorl.config.presets import named_preset
     from aiorl.data.columns import DEFAULT_POLICY_ID
     from aiorl.learning.algorithms.registry import config_class
     from aiorl.run.build import build_learning

@@ -124,7 +124,7 @@ def _play_pong(directory: Path) -> float:
 
 
 def _config(preset: str, env_id: str) -> Any:
-    from aiorl.config.layers import named_preset
+    from aiorl.config.presets import named_preset
     from aiorl.learning.algorithms.registry import config_class
 
     return config_class("ppo").from_mapping(

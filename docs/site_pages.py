@@ -167,7 +167,7 @@ def _keys(algo: str) -> str:
 
 def _presets(algo: str) -> str:
     """Return the list of an algorithm's presets."""
-    from aiorl.config.layers import named_preset, preset_names
+    from aiorl.config.presets import named_preset, preset_names
 
     presets = [
         preset for preset in map(named_preset, preset_names()) if preset.settings["algo"] == algo

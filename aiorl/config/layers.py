@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.resources
 import itertools
 import logging
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,8 +31,9 @@ from aiorl.config.files import (
     strangers,
 )
 from aiorl.config.key import all_keys, as_written, by_group, decides_place, fact_of
+from aiorl.config.presets import Preset, find_preset, named_preset
 from aiorl.config.rllib_file import convert, is_rllib_file
-from aiorl.errors import ConfigError, nearest
+from aiorl.errors import ConfigError
 from aiorl.text import one_line
 
 if TYPE_CHECKING:
@@ -65,7 +64,6 @@ NOTED = re.compile(r"(?m)^#   (\S+): (.+)$")
 """Origin of a value in a saved config: the key, and the origin. Those of defaults are not noted."""
 _ARGUMENT = "argument"
 _SCHEDULE = "_schedule"
-_PRESETS = importlib.resources.files("aiorl") / "presets"
 _SECRET = re.compile(r"token|secret|passw|credential|api_?key|access_?key|private", re.IGNORECASE)
 _ENVIRONS = ("extra_python_environs_for_driver", "extra_python_environs_for_worker")
 _MAX_WARNINGS = 50
@@ -280,99 +278,8 @@ def _is_users(origin: str) -> bool:
     return origin not in (DEFAULT, DERIVED) and not origin.startswith(PRESET)
 
 
-# Presets
+# Layers on top of a preset
 # --------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Preset:
-    """Settings with a name.
-
-    Attributes:
-        name: name of the file, ALGORITHM-ENVIRONMENT.
-        envs: names of its environments, or patterns of names such as ``ALE/*-v5``.
-        result: return that the settings reach, published or measured here.
-        source: origin of the settings.
-        settings: values, nested like the config and including `algo`.
-    """
-
-    name: str
-    envs: tuple[str, ...]
-    result: str
-    source: str
-    settings: dict[str, Any]
-
-    @property
-    def algo(self) -> str:
-        """Algorithm of the settings."""
-        return str(self.settings["algo"])
-
-    def suits(self, env: str) -> bool:
-        """Return whether the settings are for an environment with this name."""
-        return any(fnmatchcase(env, pattern) for pattern in self.envs)
-
-    def lines(self) -> list[str]:
-        """Return the settings as lines of YAML."""
-        return [f"{name}: {as_written(value)}" for name, value in self.settings.items()]
-
-    def layer(self) -> Layer:
-        """Return the settings, including the environment if they are for only one."""
-        values = dict(self.settings)
-        is_pattern = not set("*?[").isdisjoint(self.envs[0])
-        if len(self.envs) == 1 and not is_pattern:
-            values["env"] = self.envs[0]
-        return Layer(values, f"{PRESET}{self.name}")
-
-
-def preset_names() -> list[str]:
-    """Return the names of all presets."""
-    return sorted(
-        entry.name.removesuffix(".yaml")
-        for entry in _PRESETS.iterdir()
-        if entry.name.endswith(".yaml")
-    )
-
-
-def render_presets() -> str:
-    """Return each preset with its environments, result and settings, for `--help-presets`."""
-    paragraphs = []
-    for preset in map(named_preset, preset_names()):
-        lines = [
-            f"{preset.name}: {', '.join(preset.envs)}",
-            f"  Result: {preset.result}",
-            f"  From: {preset.source}",
-        ]
-        paragraphs.append("\n".join(lines + [f"      {line}" for line in preset.lines()]) + "\n")
-    return "\n".join(paragraphs)
-
-
-@functools.cache
-def named_preset(name: str) -> Preset:
-    """Return the preset with a name.
-
-    Raises:
-        ConfigError: there is none; the error offers the nearest names.
-    """
-    if name not in preset_names():
-        raise ConfigError(
-            f"There is no preset {name!r}.{nearest(name, preset_names())}",
-            key="preset",
-            value=name,
-            hint="`aiorl train --help-presets` lists all of them.",
-        )
-    file = f"{name}.yaml"
-    values, _ = parse_yaml(Path(file), (_PRESETS / file).read_bytes())
-    return Preset(name, **{**values, "envs": tuple(values["envs"])})
-
-
-def find_preset(algo: str, env: str) -> Preset | None:
-    """Return the preset for an algorithm in an environment; its exact name takes precedence over
-    patterns.
-    """
-    presets = (named_preset(name) for name in preset_names() if name.startswith(f"{algo}-"))
-    fitting = [preset for preset in presets if preset.suits(env)]
-    fitting.sort(key=lambda preset: env not in preset.envs)
-    return fitting[0] if fitting else None
 
 
 def algo_of(layers: Sequence[Layer]) -> str:
@@ -423,7 +330,7 @@ def with_preset(layers: Sequence[Layer], algo: str, keys: Set[str]) -> list[Laye
             "preset %s is made for %s, not for %s", preset.name, " and ".join(preset.envs), env
         )
     _warn_if_overruled(preset, layers)
-    return [preset.layer(), *layers]
+    return [_layer_of_preset(preset), *layers]
 
 
 def _with_best_preset(layers: Sequence[Layer], algo: str, env: str) -> list[Layer]:
@@ -436,7 +343,11 @@ def _with_best_preset(layers: Sequence[Layer], algo: str, env: str) -> list[Laye
         )
         return [*layers, Layer({"preset": None}, origin)]
     _warn_if_overruled(preset, layers)
-    return [preset.layer(), *layers, Layer({"preset": preset.name}, origin)]
+    return [_layer_of_preset(preset), *layers, Layer({"preset": preset.name}, origin)]
+
+
+def _layer_of_preset(preset: Preset) -> Layer:
+    return Layer(preset.values(), f"{PRESET}{preset.name}")
 
 
 def _name_in(layers: Sequence[Layer], keys: Set[str] | None = None) -> str | None:

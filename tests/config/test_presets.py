@@ -11,12 +11,10 @@ import pytest
 from aiorl.config.files import parse_value
 from aiorl.config.layers import (
     dump_yaml,
-    find_preset,
     load_config,
-    named_preset,
-    preset_names,
     save_config,
 )
+from aiorl.config.presets import find_preset, named_preset, preset_names
 from aiorl.env.registry import EnvContext, resolve_env
 from aiorl.errors import ConfigError
 from aiorl.learning.algorithms.ppo import PPOConfig

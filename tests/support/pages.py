@@ -13,7 +13,7 @@ from itertools import groupby
 from pathlib import Path
 
 from aiorl.config.key import all_keys, by_group, default_text, fact_of, kind_text, meanings
-from aiorl.config.layers import named_preset, preset_names
+from aiorl.config.presets import named_preset, preset_names
 from aiorl.config.rllib_file import NONE, other_names
 from aiorl.config.schema import CommonConfig
 from aiorl.learning.algorithms.registry import ALGORITHMS, config_class
