@@ -20,7 +20,7 @@ Settings = Mapping[str, Any]
 class Registry:
     """Functions that configs call, and that packages above this one have.
 
-    `aiorl/__init__.py` registers them, which runs first whatever part of aiorl a program imports.
+    `aiorl/__init__.py` registers them; it runs first, whatever part of aiorl a program imports.
 
     Attributes:
         build_trainer: returns a trainer for a config.
