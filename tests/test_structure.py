@@ -23,9 +23,11 @@ import aiorl
 from aiorl import errors
 from aiorl.acting.policy import Policy
 from aiorl.compat.rollout_worker import RolloutWorker
+from aiorl.config.built_trainer import BuiltTrainer
 from aiorl.data.columns import ColumnSpec
 from aiorl.errors import AiorlError
 from aiorl.learning.algorithms.batch_buffers import BatchBuffers
+from aiorl.run.trainer import AlgorithmTrainer
 from aiorl.sampling.callbacks import DefaultCallbacks
 from aiorl.testing.envs import CountingEnv
 
@@ -100,6 +102,12 @@ def test_import_aiorl_silences_tensorflow_unless_the_user_configures_it() -> Non
             [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env
         )
         assert result.stdout.strip() == effective
+
+
+def test_the_type_of_a_built_trainer_has_all_that_trainers_do() -> None:
+    trainers = {name for name in dir(AlgorithmTrainer) if not name.startswith("_")}
+    of_classes = {"default_resource_request", "resource_help", "with_common_config"}
+    assert trainers - of_classes <= set(dir(BuiltTrainer))
 
 
 def test_there_are_no_import_cycles(imports: dict[str, set[str]]) -> None:
