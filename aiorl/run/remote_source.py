@@ -25,7 +25,7 @@ from aiorl.config.addresses import dialable
 from aiorl.errors import ConfigError, InternalError, LocalProtocolError, RemoteProtocolError
 from aiorl.net.protocol import events as ev
 from aiorl.net.protocol.learner_session import BROADCAST, LearnerSession, LearnerSettings
-from aiorl.net.transport.endpoint import Buffer, EndpointLimits, Event, EventKind
+from aiorl.net.transport.endpoint import Buffer, EndpointLimits, Event, EventKind, LearnerEndpoint
 from aiorl.net.transport.security import load_learner_keys
 from aiorl.net.transport.system import give_back_regularly
 from aiorl.net.transport.zmq_learner import ZmqLearnerEndpoint
@@ -125,7 +125,7 @@ class RemoteSource(Source):
         if config.memory:
             self._tasks.start(keep_within(config.memory, "memory"), "memory quota")
 
-    def _listen(self) -> ZmqLearnerEndpoint:
+    def _listen(self) -> LearnerEndpoint:
         """Listen at the config's address, on the port used before a resume if any will do and it is
         free.
         """
@@ -151,7 +151,7 @@ class RemoteSource(Source):
                 return endpoint
         raise InternalError("there is no address to listen on")
 
-    def endpoint_at(self, bind: str) -> ZmqLearnerEndpoint:
+    def endpoint_at(self, bind: str) -> LearnerEndpoint:
         """Make an endpoint that listens at an address, with the config's keys and limits.
 
         Raises:

@@ -43,7 +43,7 @@ class RecordingNetwork(MemoryNetwork):
         super().__init__()
         self.messages: list[tuple[str, list[str]]] = []
 
-    def _carry(
+    def carry(
         self,
         direction: Direction,
         peer: bytes,
@@ -53,7 +53,7 @@ class RecordingNetwork(MemoryNetwork):
         self.messages.append(
             (direction.value, [base64.b64encode(bytes(frame)).decode() for frame in frames])
         )
-        super()._carry(direction, peer, frames, deliver)
+        super().carry(direction, peer, frames, deliver)
 
 
 async def talk() -> list[tuple[str, list[str]]]:

@@ -38,6 +38,7 @@ from aiorl.learning.algorithms.algorithm import (
 )
 from aiorl.net.protocol.ledger import Ledger
 from aiorl.net.protocol.worker_session import WorkerSession, WorkerSettings
+from aiorl.net.transport.endpoint import LearnerEndpoint, WorkerEndpoint
 from aiorl.net.transport.zmq_learner import ZmqLearnerEndpoint
 from aiorl.net.wire.encoding import encode
 from aiorl.net.wire.messages import DownMessage
@@ -139,9 +140,10 @@ def fake_learning(
 class MemorySource(RemoteSource):
     """Source that listens in memory, or at an address chosen by a test."""
 
-    def endpoint_at(self, bind: str) -> Any:
+    def endpoint_at(self, bind: str) -> LearnerEndpoint:
         training: Any = self._training
-        return training.network.learner()
+        endpoint: LearnerEndpoint = training.network.learner()
+        return endpoint
 
 
 class InProcess:
@@ -175,7 +177,7 @@ class InProcess:
         self._numbers = itertools.count(1)
         self.workers: list[WorkerService] = []
         self.sessions: list[WorkerSession] = []
-        self._endpoints: list[Any] = []
+        self._endpoints: list[WorkerEndpoint] = []
         self.outcomes: list[asyncio.Task[WorkerOutcome]] = []
         self.counters, self.ledger, self.results = (
             Counters(),

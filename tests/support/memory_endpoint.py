@@ -1,5 +1,5 @@
 """Both endpoints in one process, for tests: without sockets, on the loop's clock, with faults on
-demand.
+demand (see `LearnerEndpoint` and `WorkerEndpoint`).
 
     network = MemoryNetwork()
     learner, worker = network.learner(), network.worker()
@@ -52,8 +52,9 @@ class MemoryNetwork:
         return MemoryLearnerEndpoint(self)
 
     def worker(self, *, queue_messages: int = 64, user_id: str = "") -> MemoryWorkerEndpoint:
-        """Make a worker's endpoint; ``send`` blocks when ``queue_messages`` are on their way."""
-        worker = MemoryWorkerEndpoint(self, queue_messages, user_id)
+        """Make a worker's endpoint; ``send`` refuses when ``queue_messages`` are on their way."""
+        name = f"memory-worker-{len(self._workers)}"
+        worker = MemoryWorkerEndpoint(self, name, queue_messages, user_id)
         self._workers.append(worker)
         return worker
 
@@ -61,29 +62,38 @@ class MemoryNetwork:
         """End every connection; messages on their way are lost."""
         self._up = False
         for worker in self._workers:
-            worker._disconnect("the network was cut")
+            worker.disconnect("the network was cut")
 
     def mend(self) -> None:
         """Allow connections again."""
         self._up = True
-        self._join()
+        self.connect_waiting()
 
-    def _attach(self, learner: MemoryLearnerEndpoint | None) -> None:
+    # For the endpoints
+    # ----------------------------------------------------------------------------------------------
+
+    def attach(self, learner: MemoryLearnerEndpoint | None) -> None:
+        """Set the learner that workers connect to; None ends all connections."""
         self._learner = learner
         if learner is None:
             for worker in self._workers:
-                worker._disconnect("the learner closed")
-        self._join()
+                worker.disconnect("the learner closed")
+        self.connect_waiting()
 
-    def _join(self) -> None:
+    def detach(self, worker: MemoryWorkerEndpoint) -> None:
+        """Forget a worker that has closed."""
+        self._workers.remove(worker)
+
+    def connect_waiting(self) -> None:
+        """Connect all workers without a connection, if that is possible now."""
         if not self._up or self._learner is None:
             return
         for worker in self._workers:
-            if worker._is_waiting():
+            if worker.is_waiting:
                 self._lives += 1
-                worker._connect(self._learner, b"memory-%d" % self._lives)
+                worker.connect(self._learner, b"memory-%d" % self._lives)
 
-    def _carry(
+    def carry(
         self,
         direction: Direction,
         peer: bytes,
@@ -102,7 +112,7 @@ class MemoryNetwork:
             else:
                 loop.call_soon(deliver, copies)
 
-    async def _deliver_all(self) -> None:
+    async def deliver_all(self) -> None:
         """Wait until everything on its way has arrived."""
         late_s = max(self._due.values(), default=0.0) - asyncio.get_running_loop().time()
         await asyncio.sleep(late_s + 0.005 if late_s > 0 else 0)
@@ -116,6 +126,7 @@ class MemoryLearnerEndpoint:
             lambda peer, frames, user_id: None
         )
         self.on_event: Callable[[Event], None] = lambda event: None
+        self.is_registered: Callable[[bytes], bool] = lambda peer: True
         self._network = network
         self._peers: dict[bytes, MemoryWorkerEndpoint] = {}
         self._stats = EndpointStats()
@@ -131,43 +142,44 @@ class MemoryLearnerEndpoint:
     def start(self) -> None:
         """Begin to receive; workers already started connect now."""
         self._open = True
-        self._network._attach(self)
+        self._network.attach(self)
 
     def send(self, peer: bytes, frames: Sequence[Buffer]) -> bool:
-        """See `ZmqLearnerEndpoint.send`."""
+        """See `LearnerEndpoint.send`."""
         self._check_open()
         worker = self._peers.get(peer)
         if worker is None:
             return False
         self._stats.bytes_out += total_bytes(frames)
-        self._network._carry(
-            Direction.DOWN, peer, frames, lambda copies: worker._deliver(peer, copies)
+        self._network.carry(
+            Direction.DOWN, peer, frames, lambda copies: worker.deliver(peer, copies)
         )
         return True
 
     def broadcast(self, frames: Sequence[Buffer]) -> None:
-        """See `ZmqLearnerEndpoint.broadcast`; each worker's copy has its own faults."""
+        """See `LearnerEndpoint.broadcast`; each worker's copy has its own faults."""
         self._check_open()
         self._stats.bytes_out += total_bytes(frames)
         for peer, worker in list(self._peers.items()):
-            self._network._carry(
+            self._network.carry(
                 Direction.BROADCAST, peer, frames, self._to_subscriber(peer, worker)
             )
 
     def drop(self, peer: bytes, reason: str) -> None:
-        """See `ZmqLearnerEndpoint.drop`; the worker connects again as a new peer."""
+        """See `LearnerEndpoint.drop`; the worker connects again as a new peer."""
         worker = self._peers.get(peer)
         if worker is not None:
             self._stats.dropped += 1
             self.on_event(Event(EventKind.DROPPED, reason, peer, worker.name))
-            worker._disconnect("the learner cut us off")
-            asyncio.get_running_loop().call_soon(self._network._join)
+            worker.disconnect("the learner cut us off")
+            asyncio.get_running_loop().call_soon(self._network.connect_waiting)
 
     def has_unsent(self, peer: bytes) -> bool:
+        """See `LearnerEndpoint.has_unsent`; sending takes no memory here."""
         return False
 
     def host_of(self, peer: bytes) -> str:
-        """See `ZmqLearnerEndpoint.host_of`; all are on one host."""
+        """See `LearnerEndpoint.host_of`; all are on one host."""
         return "memory"
 
     def stats(self) -> EndpointStats:
@@ -177,26 +189,29 @@ class MemoryLearnerEndpoint:
     async def close(self, *, flush_s: float = 0.5) -> None:
         """Deliver due messages, then end every connection."""
         if self._open:
-            await self._network._deliver_all()
+            await self._network.deliver_all()
             self._open = False
-            self._network._attach(None)
+            self._network.attach(None)
 
     def _to_subscriber(
         self, peer: bytes, worker: MemoryWorkerEndpoint
     ) -> Callable[[list[memoryview]], None]:
-        return lambda copies: worker._deliver_broadcast(peer, copies)
+        return lambda copies: worker.deliver_broadcast(peer, copies)
 
-    def _deliver(self, peer: bytes, frames: list[memoryview]) -> None:
+    def deliver(self, peer: bytes, frames: list[memoryview]) -> None:
+        """Deliver a message of a worker, unless its connection has ended."""
         worker = self._peers.get(peer)
         if worker is not None and self._open:
             self._stats.bytes_in += total_bytes(frames)
             self.on_message(peer, frames, worker.user_id)
 
-    def _add(self, peer: bytes, worker: MemoryWorkerEndpoint) -> None:
+    def add(self, peer: bytes, worker: MemoryWorkerEndpoint) -> None:
+        """Begin a connection."""
         self._peers[peer] = worker
         self.on_event(Event(EventKind.CONNECTED, peer=peer, address=worker.name))
 
-    def _remove(self, peer: bytes, reason: str) -> None:
+    def remove(self, peer: bytes, reason: str) -> None:
+        """End a connection."""
         worker = self._peers.pop(peer, None)
         if worker is not None and self._open:
             self.on_event(Event(EventKind.DISCONNECTED, reason, peer, worker.name))
@@ -211,12 +226,14 @@ class MemoryWorkerEndpoint:
 
     is_local = False
 
-    def __init__(self, network: MemoryNetwork, queue_messages: int, user_id: str) -> None:
+    def __init__(
+        self, network: MemoryNetwork, name: str, queue_messages: int, user_id: str
+    ) -> None:
         self.on_message: Callable[[list[memoryview]], None] = lambda frames: None
         self.on_broadcast: Callable[[list[memoryview]], None] = lambda frames: None
         self.on_event: Callable[[Event], None] = lambda event: None
         self.user_id = user_id
-        self.name = f"memory-worker-{len(network._workers)}"
+        self.name = name
         self._network = network
         self._queue_messages = queue_messages
         self._queued = 0
@@ -227,6 +244,11 @@ class MemoryWorkerEndpoint:
         self._closed = False
 
     @property
+    def address(self) -> str:
+        """Address for messages to users only."""
+        return "tcp://memory:1"
+
+    @property
     def connected(self) -> bool:
         """True while there is a learner."""
         return self._learner is not None
@@ -234,10 +256,10 @@ class MemoryWorkerEndpoint:
     def start(self) -> None:
         """Connect as soon as there is a learner."""
         self._open = True
-        self._network._join()
+        self._network.connect_waiting()
 
     def send(self, frames: Sequence[Buffer]) -> bool:
-        """See `ZmqWorkerEndpoint.send`."""
+        """See `WorkerEndpoint.send`."""
         self._check_open()
         learner, peer = self._learner, self._peer
         if learner is None or self._queued >= self._queue_messages:
@@ -246,13 +268,13 @@ class MemoryWorkerEndpoint:
         if self._queued >= self._queue_messages:
             self._writable.clear()
         asyncio.get_running_loop().call_soon(self._release, peer)
-        self._network._carry(
-            Direction.UP, peer, frames, lambda copies: learner._deliver(peer, copies)
+        self._network.carry(
+            Direction.UP, peer, frames, lambda copies: learner.deliver(peer, copies)
         )
         return True
 
     async def wait_writable(self) -> None:
-        """See `ZmqWorkerEndpoint.wait_writable`."""
+        """See `WorkerEndpoint.wait_writable`."""
         self._check_open()
         await self._writable.wait()
         self._check_open()
@@ -260,30 +282,34 @@ class MemoryWorkerEndpoint:
     async def close(self, *, flush_s: float = 0.5) -> None:
         """Deliver due messages, then end the connection."""
         if self._open and not self._closed:
-            await self._network._deliver_all()
-            self._disconnect("the worker closed")
-            self._network._workers.remove(self)
+            await self._network.deliver_all()
+            self.disconnect("the worker closed")
+            self._network.detach(self)
         self._open, self._closed = False, True
         self._writable.set()
 
-    def _is_waiting(self) -> bool:
+    @property
+    def is_waiting(self) -> bool:
+        """True if it wants a connection and has none."""
         return self._open and self._learner is None
 
-    def _connect(self, learner: MemoryLearnerEndpoint, peer: bytes) -> None:
+    def connect(self, learner: MemoryLearnerEndpoint, peer: bytes) -> None:
+        """Begin a connection, under a new peer id."""
         self._learner, self._peer = learner, peer
         self._queued = 0
         self._writable.set()
-        learner._add(peer, self)
+        learner.add(peer, self)
         asyncio.get_running_loop().call_soon(
             self._tell, peer, Event(EventKind.CONNECTED, address=learner.address)
         )
 
-    def _disconnect(self, reason: str) -> None:
+    def disconnect(self, reason: str) -> None:
+        """End the connection, if there is one."""
         learner, self._learner = self._learner, None
         if learner is None:
             return
         self._writable.clear()
-        learner._remove(self._peer, reason)
+        learner.remove(self._peer, reason)
         if self._open:
             self.on_event(Event(EventKind.DISCONNECTED, reason, address=learner.address))
 
@@ -296,11 +322,13 @@ class MemoryWorkerEndpoint:
             self._queued -= 1
             self._writable.set()
 
-    def _deliver(self, peer: bytes, frames: list[memoryview]) -> None:
+    def deliver(self, peer: bytes, frames: list[memoryview]) -> None:
+        """Deliver a message of the learner, unless its connection has ended."""
         if peer == self._peer and self._learner is not None:
             self.on_message(frames)
 
-    def _deliver_broadcast(self, peer: bytes, frames: list[memoryview]) -> None:
+    def deliver_broadcast(self, peer: bytes, frames: list[memoryview]) -> None:
+        """Deliver a broadcast of the learner, unless its connection has ended."""
         if peer == self._peer and self._learner is not None:
             self.on_broadcast(frames)
 

@@ -1,29 +1,23 @@
 """Contract of both endpoints: frames in, frames out, and plain descriptions of the connection.
 
-The two endpoints (`zmq_learner`, `zmq_worker`) run on the asyncio loop and call callbacks; neither
-knows the meaning of the frames. Their users set the callbacks before ``start``.
+An endpoint runs on the asyncio loop and calls callbacks; it does not know the meaning of the
+frames. `zmq_learner` and `zmq_worker` have those over ZeroMQ. Users set the callbacks before
+``start``.
 
 - A callback can keep its frames: they are memoryviews that stay valid as long as they are
   referenced. They can be read-only.
 - Frames passed to ``send`` or ``broadcast`` belong to the endpoint. Large ones are not copied, so
   their memory must not change afterwards.
-- ``send`` never blocks, and never drops a message silently. A worker's returns False if the message
-  was not accepted: try again after ``wait_writable``. The learner's reports the end of the peer as
-  an event.
-- A worker's ``CONNECTED`` follows when both channels are up and the subscription is in force. From
-  the moment the learner reads the worker's next message, all broadcasts reach the worker, unless it
-  is too slow for them.
 - On both sides, a connection ends after ``dead_after_s`` of silence; a worker then connects again.
   Users must therefore send more often than that over both channels; sessions send heartbeats.
-- After ``DISCONNECTED``, no message of the old connection is delivered. Send all unacknowledged
-  messages again after the next ``CONNECTED``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Self, TypeAlias
+from typing import TYPE_CHECKING, Protocol, Self, TypeAlias
 
 if TYPE_CHECKING:
     from aiorl.config.worker import TransportConfig
@@ -152,3 +146,162 @@ class EndpointStats:
     rejected: int = 0
     refused: int = 0
     dropped: int = 0
+
+
+class LearnerEndpoint(Protocol):
+    """The learner's side: addressed messages in both directions, and broadcasts to all workers.
+
+    Attributes:
+        on_message: called with (peer, frames, user_id); ``user_id`` is the public key that the peer
+            proved (Z85), "" without keys. Reply with ``send``, to this peer.
+        on_event: called with each `Event`. After DISCONNECTED or SILENT, forget the peer: it never
+            comes back; its worker connects again as a new peer.
+        is_registered: peer -> True if it is a registered worker; asked when a message is sent to
+            it. Until then it may send only small messages, and few of those sent to it wait if it
+            does not read them.
+    """
+
+    on_message: Callable[[bytes, list[memoryview], str], None]
+    on_event: Callable[[Event], None]
+    is_registered: Callable[[bytes], bool]
+
+    @property
+    def address(self) -> str:
+        """Address that workers connect to; valid after `start`."""
+        ...
+
+    @property
+    def local_address(self) -> str:
+        """Address for workers that the learner itself starts; valid after `start`."""
+        ...
+
+    def start(self) -> None:
+        """Begin to listen and to receive; call this on the running loop.
+
+        Raises:
+            ConfigError: when it cannot listen at its address; make another endpoint to try another
+                address.
+            SecurityError: when there is no place for sockets that only this user's workers can
+                reach.
+        """
+        ...
+
+    def send(self, peer: bytes, frames: Sequence[Buffer]) -> bool:
+        """Send one message to a peer, or queue it while its connection is busy; never waits.
+
+        A message is never dropped silently: a peer that does not read its messages is cut off,
+        which an event reports.
+
+        Returns:
+            False if that peer is not connected or no longer connected: do not try again.
+
+        Raises:
+            EndpointClosed: after `close`.
+        """
+        ...
+
+    def broadcast(self, frames: Sequence[Buffer]) -> None:
+        """Send one message to every worker with a subscription in force; never waits.
+
+        A worker that is too slow misses it. Number your broadcasts, and answer a worker that asks
+        for what it has missed with ``send``.
+
+        Raises:
+            EndpointClosed: after `close`.
+        """
+        ...
+
+    def drop(self, peer: bytes, reason: str) -> None:
+        """Cut a peer off: ignore all further messages, and give those already sent to it half a
+        second to leave.
+
+        Send it the reason first, if it should know. DROPPED and then the end of its connection are
+        reported.
+        """
+        ...
+
+    def has_unsent(self, peer: bytes) -> bool:
+        """Return whether our memory still holds a large message to a peer, or a message that waits
+        for it; if so, send it no other large one yet.
+        """
+        ...
+
+    def host_of(self, peer: bytes) -> str:
+        """Return the address of the host of a peer, without the port, or "" if unknown."""
+        ...
+
+    def stats(self) -> EndpointStats:
+        """Return the current counters."""
+        ...
+
+    async def close(self, *, flush_s: float = 0.5) -> None:
+        """Give goodbyes up to ``flush_s`` seconds to leave, then free everything, which takes at
+        most 2 s more. Further calls do nothing.
+        """
+        ...
+
+
+class WorkerEndpoint(Protocol):
+    """A worker's side, which connects, and reconnects, by itself.
+
+    Attributes:
+        on_message: called with the frames of a message addressed to this worker.
+        on_broadcast: called with the frames of a broadcast, in sending order.
+        on_event: called with each `Event`. CONNECTED follows when both channels are up and the
+            subscription is in force: say hello then. From the moment the learner reads the worker's
+            next message, all broadcasts reach the worker, unless it is too slow for them. After
+            DISCONNECTED, no message of the old connection is delivered: send all unacknowledged
+            messages again after the next CONNECTED.
+    """
+
+    on_message: Callable[[list[memoryview]], None]
+    on_broadcast: Callable[[list[memoryview]], None]
+    on_event: Callable[[Event], None]
+
+    @property
+    def address(self) -> str:
+        """Address of the learner that was tried last."""
+        ...
+
+    @property
+    def connected(self) -> bool:
+        """True if both channels are up."""
+        ...
+
+    @property
+    def is_local(self) -> bool:
+        """True if messages stay on this host, so that compressing them would take more time than it
+        saves.
+        """
+        ...
+
+    def start(self) -> None:
+        """Begin to connect; call this on the running loop."""
+        ...
+
+    def send(self, frames: Sequence[Buffer]) -> bool:
+        """Send one message, or queue it while the connection is busy; never waits.
+
+        Returns:
+            False if it was not accepted: not connected, or the queue is full. Keep it, and try again
+            after `wait_writable`.
+
+        Raises:
+            EndpointClosed: after `close`.
+        """
+        ...
+
+    async def wait_writable(self) -> None:
+        """Wait until the endpoint is connected and its queue is empty. A cancelled call leaves
+        nothing behind.
+
+        Raises:
+            EndpointClosed: when the endpoint is closed meanwhile.
+        """
+        ...
+
+    async def close(self, *, flush_s: float = 0.5) -> None:
+        """Give goodbyes up to ``flush_s`` seconds to leave, then free everything, which takes at
+        most 2 s more. Further calls do nothing.
+        """
+        ...

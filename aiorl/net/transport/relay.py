@@ -29,7 +29,7 @@ import zmq
 
 from aiorl.config.addresses import split_address
 from aiorl.errors import AiorlError, ConfigError, SecurityError
-from aiorl.net.transport.endpoint import Buffer, EndpointLimits, Event
+from aiorl.net.transport.endpoint import Buffer, EndpointLimits, Event, WorkerEndpoint
 from aiorl.net.transport.local import bind_local, forget_local, urls_of
 from aiorl.net.transport.security import WorkerKeys, load_worker_keys
 from aiorl.net.transport.sockets import (
@@ -230,12 +230,12 @@ class RelayedEndpoint(ZmqWorkerEndpoint):
         return sockets
 
 
-def worker_endpoint(connect: Sequence[str], keys: WorkerKeys | None) -> ZmqWorkerEndpoint:
+def worker_endpoint(connect: Sequence[str], keys: WorkerKeys | None) -> WorkerEndpoint:
     """Make the endpoint of a worker, which uses a relay if its parent has started one."""
-    name = os.environ.get(RELAY)
-    return (
-        RelayedEndpoint(connect, name, keys=keys) if name else ZmqWorkerEndpoint(connect, keys=keys)
-    )
+    relay = os.environ.get(RELAY)
+    if relay:
+        return RelayedEndpoint(connect, relay, keys=keys)
+    return ZmqWorkerEndpoint(connect, keys=keys)
 
 
 async def run_relay(relay: Relay) -> None:

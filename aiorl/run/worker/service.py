@@ -47,11 +47,10 @@ from aiorl.net.protocol.worker_session import (
     WorkerSettings,
     WorkerState,
 )
-from aiorl.net.transport.endpoint import Buffer, Event, EventKind
+from aiorl.net.transport.endpoint import Buffer, Event, EventKind, WorkerEndpoint
 from aiorl.net.transport.relay import worker_endpoint
 from aiorl.net.transport.security import load_worker_keys
 from aiorl.net.transport.system import give_back_regularly
-from aiorl.net.transport.zmq_worker import ZmqWorkerEndpoint
 from aiorl.net.wire.decoding import decode
 from aiorl.net.wire.encoding import encode
 from aiorl.net.wire.format import DEFAULT_LIMITS, limits_of
@@ -167,7 +166,7 @@ class WorkerService:
             none.
     """
 
-    def __init__(self, endpoint: ZmqWorkerEndpoint, session: WorkerSession) -> None:
+    def __init__(self, endpoint: WorkerEndpoint, session: WorkerSession) -> None:
         """Prepare with an endpoint that has not been started and a new session."""
         self.former_end = ""
         self._endpoint = endpoint

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from aiorl.net.transport.endpoint import Event, EventKind
+from aiorl.net.transport.endpoint import Event, EventKind, LearnerEndpoint, WorkerEndpoint
 from aiorl.net.transport.zmq_learner import ZmqLearnerEndpoint
 from aiorl.net.transport.zmq_worker import ZmqWorkerEndpoint
 
@@ -86,14 +86,15 @@ class Stage:
         keywords.setdefault(
             "insecure", "keys" not in keywords
         )  # tests speak plain ZeroMQ to the endpoint
-        side = Side(ZmqLearnerEndpoint(bind, **keywords))
-        side.endpoint.start()
-        self.sides.append(side)
-        return side
+        return self.started(ZmqLearnerEndpoint(bind, **keywords))
 
     def worker(self, address: str, **keywords: Any) -> Side:
-        side = Side(ZmqWorkerEndpoint(address, **keywords))
-        side.endpoint.start()
+        return self.started(ZmqWorkerEndpoint(address, **keywords))
+
+    def started(self, endpoint: LearnerEndpoint | WorkerEndpoint) -> Side:
+        """Start an endpoint whose events and messages are recorded."""
+        side = Side(endpoint)
+        endpoint.start()
         self.sides.append(side)
         return side
 
