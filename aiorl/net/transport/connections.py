@@ -24,6 +24,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import zmq
 
@@ -301,12 +302,24 @@ class ConnectionTable:
         return connection.received if received is None else received
 
 
-def wire_overhead(*, curve: bool) -> tuple[int, int, int]:
-    """Return the largest frame with a short header, and the overhead in bytes of a short and of a
-    long frame.
+class FrameOverhead(NamedTuple):
+    """Bytes of a frame on the wire in addition to its content.
+
+    Attributes:
+        max_short: content of the largest frame with a short header.
+        short: overhead of such a frame.
+        long: overhead of a larger frame.
     """
-    box = 33 if curve else 0  # name of the command, nonce, authentication and flags
-    return 255 - box, 2 + box, 9 + box
+
+    max_short: int
+    short: int
+    long: int
+
+    @classmethod
+    def of(cls, *, curve: bool) -> FrameOverhead:
+        """Return the overhead with or without encryption."""
+        box = 33 if curve else 0  # name of the command, nonce, authentication and flags
+        return cls(max_short=255 - box, short=2 + box, long=9 + box)
 
 
 class BacklogGuard:

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol, Self, TypeAlias
 
+from aiorl.errors import EndpointClosed
+
 if TYPE_CHECKING:
     from aiorl.config.worker import TransportConfig
 
@@ -148,6 +150,35 @@ class EndpointStats:
     dropped: int = 0
 
 
+@dataclass(slots=True)
+class Lifetime:
+    """State of an endpoint: not started, open or closed.
+
+    Attributes:
+        is_started: True from ``start`` on.
+        is_closed: True from ``close`` on.
+    """
+
+    is_started: bool = False
+    is_closed: bool = False
+
+    @property
+    def is_open(self) -> bool:
+        """True between the two."""
+        return self.is_started and not self.is_closed
+
+    def check_open(self) -> None:
+        """Check that the endpoint can be used.
+
+        Raises:
+            EndpointClosed: when it is closed, or was not started.
+        """
+        if self.is_closed:
+            raise EndpointClosed("the endpoint is closed")
+        if not self.is_started:
+            raise EndpointClosed("the endpoint was not started")
+
+
 class LearnerEndpoint(Protocol):
     """The learner's side: addressed messages in both directions, and broadcasts to all workers.
 
@@ -168,12 +199,10 @@ class LearnerEndpoint(Protocol):
     @property
     def address(self) -> str:
         """Address that workers connect to; valid after `start`."""
-        ...
 
     @property
     def local_address(self) -> str:
         """Address for workers that the learner itself starts; valid after `start`."""
-        ...
 
     def start(self) -> None:
         """Begin to listen and to receive; call this on the running loop.
@@ -184,7 +213,6 @@ class LearnerEndpoint(Protocol):
             SecurityError: when there is no place for sockets that only this user's workers can
                 reach.
         """
-        ...
 
     def send(self, peer: bytes, frames: Sequence[Buffer]) -> bool:
         """Send one message to a peer, or queue it while its connection is busy; never waits.
@@ -198,7 +226,6 @@ class LearnerEndpoint(Protocol):
         Raises:
             EndpointClosed: after `close`.
         """
-        ...
 
     def broadcast(self, frames: Sequence[Buffer]) -> None:
         """Send one message to every worker with a subscription in force; never waits.
@@ -209,7 +236,6 @@ class LearnerEndpoint(Protocol):
         Raises:
             EndpointClosed: after `close`.
         """
-        ...
 
     def drop(self, peer: bytes, reason: str) -> None:
         """Cut a peer off: ignore all further messages, and give those already sent to it half a
@@ -218,27 +244,22 @@ class LearnerEndpoint(Protocol):
         Send it the reason first, if it should know. DROPPED and then the end of its connection are
         reported.
         """
-        ...
 
     def has_unsent(self, peer: bytes) -> bool:
         """Return whether our memory still holds a large message to a peer, or a message that waits
         for it; if so, send it no other large one yet.
         """
-        ...
 
     def host_of(self, peer: bytes) -> str:
         """Return the address of the host of a peer, without the port, or "" if unknown."""
-        ...
 
     def stats(self) -> EndpointStats:
         """Return the current counters."""
-        ...
 
     async def close(self, *, flush_s: float = 0.5) -> None:
         """Give goodbyes up to ``flush_s`` seconds to leave, then free everything, which takes at
         most 2 s more. Further calls do nothing.
         """
-        ...
 
 
 class WorkerEndpoint(Protocol):
@@ -261,23 +282,19 @@ class WorkerEndpoint(Protocol):
     @property
     def address(self) -> str:
         """Address of the learner that was tried last."""
-        ...
 
     @property
     def connected(self) -> bool:
         """True if both channels are up."""
-        ...
 
     @property
     def is_local(self) -> bool:
         """True if messages stay on this host, so that compressing them would take more time than it
         saves.
         """
-        ...
 
     def start(self) -> None:
         """Begin to connect; call this on the running loop."""
-        ...
 
     def send(self, frames: Sequence[Buffer]) -> bool:
         """Send one message, or queue it while the connection is busy; never waits.
@@ -289,7 +306,6 @@ class WorkerEndpoint(Protocol):
         Raises:
             EndpointClosed: after `close`.
         """
-        ...
 
     async def wait_writable(self) -> None:
         """Wait until the endpoint is connected and its queue is empty. A cancelled call leaves
@@ -298,10 +314,8 @@ class WorkerEndpoint(Protocol):
         Raises:
             EndpointClosed: when the endpoint is closed meanwhile.
         """
-        ...
 
     async def close(self, *, flush_s: float = 0.5) -> None:
         """Give goodbyes up to ``flush_s`` seconds to leave, then free everything, which takes at
         most 2 s more. Further calls do nothing.
         """
-        ...

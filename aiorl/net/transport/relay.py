@@ -147,7 +147,7 @@ class _Source(ZmqWorkerEndpoint):
 
     def hurry(self) -> None:
         """Connect now if the next try is due later, because a worker is trying as well."""
-        if not self._channels:
+        if not self._link.channels:
             self._again(0.0)
 
 
@@ -175,14 +175,14 @@ class RelayedEndpoint(ZmqWorkerEndpoint):
     ) -> None:
         super().__init__(connect, keys=keys, limits=limits)
         self._relay = relay
-        self._relayed: Channel | None = (
-            None  # a subscription to the relay that has not taken the place of our own
-        )
+        # a subscription to the relay that has not taken the place of our own
+        self._relayed: Channel | None = None
 
     @property
     def is_relayed(self) -> bool:
         """True if broadcasts come through the relay alone."""
-        return len(self._channels) == 2 and bool(self._channels[-1].topic)
+        channels = self._link.channels
+        return len(channels) == 2 and bool(channels[-1].topic)
 
     def _open_channels(self, undo: contextlib.ExitStack) -> tuple[Channel, ...]:
         channels = super()._open_channels(undo)
@@ -190,10 +190,10 @@ class RelayedEndpoint(ZmqWorkerEndpoint):
             try:
                 url, _ = urls_of(bind_local((), self._relay))
             except SecurityError as error:
-                self._log_once(str(error))
+                self._reasons.log_once(str(error))
             else:
-                topic = f"{self._urls[0]} ".encode()
-                self._relayed = self._open(undo, url, zmq.SUB, self._receive_broadcast, topic)
+                topic = f"{self._link.urls[0]} ".encode()
+                self._relayed = self._open(undo, url, zmq.SUB, self._receive_broadcast, topic=topic)
         return channels
 
     def _receive_broadcast(self, channel: Channel) -> None:
@@ -206,20 +206,21 @@ class RelayedEndpoint(ZmqWorkerEndpoint):
 
     def _tick(self) -> None:
         super()._tick()
+        link = self._link
         relayed = self._relayed
         if relayed is not None:
             relayed.pump.look()
-            if relayed.ready and self._connected and not self._ending:
+            if relayed.ready and link.is_usable:
                 relayed.shook_hands = True
-                self._channels, self._relayed = (*self._channels, relayed), None
+                link.channels = (*link.channels, relayed)
+                self._relayed = None
                 logger.info("weights come through the relay of this host")
-        elif (
-            len(self._channels) > 2 and not self._ending
-        ):  # by now, nothing is on its way over our own any more
-            first, own, last = self._channels
-            self._channels = (first, last)
-            self._give_up(own)
-            own.socket.close(0)
+        elif len(link.channels) > 2 and not link.is_ending:
+            # by now, nothing is on its way over our own subscription any more
+            messages, subscription, relayed = link.channels
+            link.channels = (messages, relayed)
+            self._give_up(subscription)
+            subscription.socket.close(0)
 
     def _give_up_channels(self) -> list[zmq.Socket[bytes]]:
         sockets = super()._give_up_channels()

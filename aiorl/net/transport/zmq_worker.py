@@ -22,17 +22,17 @@ from socket import getaddrinfo
 import zmq
 
 from aiorl.config.addresses import Addresses, is_loopback, split_address, url
-from aiorl.errors import EndpointClosed, SecurityError
+from aiorl.errors import SecurityError
 from aiorl.net.transport.connections import (
     CAN_TELL_BYTES,
     MAX_GROWTH_BYTES,
     BacklogGuard,
     Connection,
     ConnectionTable,
+    FrameOverhead,
     bytes_received,
-    wire_overhead,
 )
-from aiorl.net.transport.endpoint import Buffer, EndpointLimits, Event, EventKind
+from aiorl.net.transport.endpoint import Buffer, EndpointLimits, Event, EventKind, Lifetime
 from aiorl.net.transport.local import find_local, urls_of
 from aiorl.net.transport.security import NO_HANDSHAKE, WorkerKeys, present, reason_seen_by_worker
 from aiorl.net.transport.sockets import (
@@ -47,6 +47,7 @@ from aiorl.net.transport.sockets import (
     term,
 )
 from aiorl.net.transport.system import keep_message_buffers
+from aiorl.net.transport.timers import Timers
 
 logger = logging.getLogger(__name__)
 
@@ -59,11 +60,11 @@ _SETTLE_S = 0.1
 _RETRY_S = 0.02
 _PATIENCE_S = 2.0
 _ROUTING_ID_BYTES = 16
-_MAX_SHORT, _OVERHEAD, _LONG_OVERHEAD = wire_overhead(curve=False)
+_MAX_SHORT, _OVERHEAD, _LONG_OVERHEAD = FrameOverhead.of(curve=False)
 
 
 class ZmqWorkerEndpoint:
-    """Endpoint of a worker, which connects, and reconnects, by itself.
+    """Endpoint of a worker (see `WorkerEndpoint`).
 
     Args:
         connect: "tcp://HOST:PORT" of the learner, with broadcasts on PORT + 1; or "ipc://PATH",
@@ -90,57 +91,42 @@ class ZmqWorkerEndpoint:
         self.on_message: Callable[[list[memoryview]], None] = lambda frames: None
         self.on_broadcast: Callable[[list[memoryview]], None] = lambda frames: None
         self.on_event: Callable[[Event], None] = lambda event: None
-        self._addresses = Addresses([connect] if isinstance(connect, str) else connect)
-        self._path = ""
-        self._host = ""
-        self._port = 0
-        self._keys = keys
-        self._urls = ("", "")
         self._limits = limits or EndpointLimits()
-        self._channels: tuple[Channel, ...] = ()
-        self._open_connections = (
-            ConnectionTable()
-        )  # those over TCP without keys, which anyone may have answered
-        self._guard: BacklogGuard | None = None
-        self._connected = False
-        self._ending = False
-        self._since = 0.0
-        self._listened = 0.0
-        self._pause_s = self._limits.retry_s
-        self._last_reason = ""
-        self._said: set[str] = set()  # warnings since the last connection
+        self._reasons = _Reasons()
+        self._search = _Search(connect, keys, self._limits, self._reasons)
+        self._link = _Link()
+        self._unproven = _UnprovenConnections(self._limits, self._reasons)
         self._queue = SendQueue(self._limits.queue_messages, self._limits.queue_bytes)
         self._writable = asyncio.Event()
-        self._timers: dict[str, asyncio.TimerHandle] = {}
         self._lookup: asyncio.Future[object] | None = None
-        self._started = False
-        self._closed = False
+        self._lifetime = Lifetime()
 
     @property
     def address(self) -> str:
         """Address of the learner that was tried last."""
-        return self._addresses.current
+        return self._search.address
 
     @property
     def connected(self) -> bool:
         """True if both channels are up."""
-        return self._connected
+        return self._link.is_connected
 
     @property
     def is_local(self) -> bool:
         """True if messages pass through Unix sockets, which takes less time than compressing
         them.
         """
-        return self._urls[0].startswith("ipc:")
+        return self._link.urls[0].startswith("ipc:")
 
     def start(self) -> None:
         """Begin to connect; call this on the running loop."""
         keep_message_buffers(max_kept_bytes=_KEPT_BYTES)
         self._loop = asyncio.get_running_loop()
+        self._timers = Timers()
         self._context = make_context()
-        self._started = True
+        self._lifetime.is_started = True
         self._connect()
-        self._set_timer("tick", self._limits.tick_s, self._tick)
+        self._timers.restart("tick", self._limits.tick_s, self._tick)
 
     def send(self, frames: Sequence[Buffer]) -> bool:
         """Send one message, or queue it while the connection is busy.
@@ -151,8 +137,8 @@ class ZmqWorkerEndpoint:
         Raises:
             EndpointClosed: after `close`.
         """
-        self._check_open()
-        if not self._connected or self._ending:
+        self._lifetime.check_open()
+        if not self._link.is_usable:
             return False
         if not self._queue and self._try_send(frames):
             return True
@@ -165,41 +151,38 @@ class ZmqWorkerEndpoint:
         Raises:
             EndpointClosed: when the endpoint is closed meanwhile.
         """
-        self._check_open()
-        while not (self._connected and not self._ending and not self._queue):
+        self._lifetime.check_open()
+        while self._queue or not self._link.is_usable:
             self._writable.clear()
             await self._writable.wait()
-            self._check_open()
+            self._lifetime.check_open()
 
     async def close(self, *, flush_s: float = 0.5) -> None:
         """Give goodbyes up to ``flush_s`` seconds to leave, then free everything, which takes at
         most 2 s more.
         """
-        if self._closed or not self._started:
-            self._closed = True
+        if not self._lifetime.is_open:
+            self._lifetime.is_closed = True
             return
         until = self._loop.time() + flush_s
-        while self._queue and self._connected and self._loop.time() < until:
+        while self._queue and self._link.is_connected and self._loop.time() < until:
             self._flush()
             await asyncio.sleep(_RETRY_S)
-        self._closed = True
-        for timer in self._timers.values():
-            timer.cancel()
+        self._lifetime.is_closed = True
+        self._timers.close()
         if self._lookup is not None:
             self._lookup.cancel()
-        was_connected = self._connected
+        linger_s = max(0.0, until - self._loop.time()) if self._link.is_connected else 0.0
         sockets = self._give_up_channels()
-        if self._guard is not None:
-            self._guard.close()
+        self._unproven.close()
         self._writable.set()
-        await term(
-            self._context, sockets, max(0.0, until - self._loop.time()) if was_connected else 0.0
-        )
+        await term(self._context, sockets, linger_s)
 
-    # --- sending
+    # Sending
+    # ----------------------------------------------------------------------------------------------
 
     def _try_send(self, frames: Sequence[Buffer]) -> bool:
-        channel = self._channels[0]
+        channel = self._link.channels[0]
         for _ in range(_TRIES):
             try:
                 send_frames(channel.socket, frames)
@@ -216,19 +199,19 @@ class ZmqWorkerEndpoint:
         return False
 
     def _flush(self) -> None:
-        if not self._connected or self._ending:
+        if not self._link.is_usable:
             return
         self._queue.flush(self._try_send)
         if not self._queue:
             self._writable.set()
 
-    # --- receiving
+    # Receiving
+    # ----------------------------------------------------------------------------------------------
 
     def _receive_message(self, channel: Channel) -> None:
         frames = channel.receive()
-        if (
-            frames and self._connected and (len(frames) > 1 or frames[0].nbytes)
-        ):  # else only a sign of life
+        is_sign_of_life = len(frames) == 1 and not frames[0].nbytes
+        if frames and self._link.is_connected and not is_sign_of_life:
             self.on_message(frames)
 
     def _receive_broadcast(self, channel: Channel) -> None:
@@ -238,36 +221,35 @@ class ZmqWorkerEndpoint:
         if not channel.ready:  # our subscription is in force
             channel.ready = True
             self._on_progress()
-        if frames and self._connected:
+        if frames and self._link.is_connected:
             self.on_broadcast(frames)
 
-    # --- connections
+    # Connections
+    # ----------------------------------------------------------------------------------------------
 
     def _connect(self) -> None:
-        self._ending = False
-        self._since = self._loop.time()
-        address = self._addresses.next()
-        if not address:
-            self._wait_for(
-                f"{self._addresses.problem or f'{self.address} names no address yet'}.",
-                kind="no address",
-            )
+        link = self._link
+        link.is_ending = False
+        link.since = self._loop.time()
+        if not self._search.move_on():
+            problem = self._search.problem or f"{self.address} names no address yet"
+            self._wait_for(f"{problem}.", kind="no address")
             self._again(self._limits.retry_s)
             return
-        self._path = address.removeprefix("ipc://") if address.startswith("ipc://") else ""
-        self._host, self._port = (
-            ("localhost", 0) if self._path else split_address(address, key="connect")
-        )
-        self._urls = self._find()
+        link.urls = self._find()
         try:
             with contextlib.ExitStack() as undo:
-                self._channels = self._open_channels(undo)
+                link.channels = self._open_channels(undo)
                 undo.pop_all()
         except (zmq.ZMQError, OSError) as error:
             self._wait_for(
                 f"cannot open a connection to {self.address}: {error.strerror}.", kind="cannot open"
             )
-            self._again(self._next_pause())
+            self._again(self._search.next_pause())
+
+    def _find(self) -> tuple[str, str]:
+        """Return the addresses of the learner's sockets; "" for one that is not needed."""
+        return self._search.find()
 
     def _open_channels(self, undo: contextlib.ExitStack) -> tuple[Channel, ...]:
         """Open a socket for each address, which begins to connect;
@@ -276,7 +258,9 @@ class ZmqWorkerEndpoint:
         """
         kinds = ((zmq.DEALER, self._receive_message), (zmq.SUB, self._receive_broadcast))
         return tuple(
-            self._open(undo, url, *kind) for url, kind in zip(self._urls, kinds, strict=True) if url
+            self._open(undo, url, kind, receive)
+            for url, (kind, receive) in zip(self._link.urls, kinds, strict=True)
+            if url
         )
 
     def _open(
@@ -287,7 +271,7 @@ class ZmqWorkerEndpoint:
         receive: Callable[[Channel], None],
         topic: bytes = b"",
     ) -> Channel:
-        socket = make_socket(self._context, kind, self._limits, ipv6=":" in self._host)
+        socket = make_socket(self._context, kind, self._limits, ipv6=":" in self._search.host)
         undo.callback(socket.close, 0)
         if kind == zmq.SUB:
             socket.rcvhwm = self._limits.broadcast_messages
@@ -298,7 +282,7 @@ class ZmqWorkerEndpoint:
             # because we send only while connected.
             socket.routing_id = b"w" + secrets.token_bytes(_ROUTING_ID_BYTES)
         channel = Channel(url, socket, self._limits, topic)
-        present(socket, None if url.startswith("ipc:") else self._keys)
+        present(socket, None if url.startswith("ipc:") else self._search.keys)
         channel.monitor = SocketMonitor(socket, partial(self._on_monitor, channel))
         undo.callback(channel.monitor.close)
         per_turn = self._limits.messages_per_turn
@@ -310,15 +294,17 @@ class ZmqWorkerEndpoint:
         return channel
 
     def _on_monitor(self, channel: Channel, event: int, value: int) -> None:
-        if self._ending or channel not in self._channels:
+        link = self._link
+        if link.is_ending or channel not in link.channels:
             return
         if event == zmq.EVENT_CONNECTED:
             channel.tcp_since = self._loop.time()
             channel.fd = value
-            self._bound_unread(channel)
+            if self._search.keys is None and channel.url.startswith("tcp:"):
+                self._unproven.add(channel)
         elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             channel.shook_hands = True
-            if channel.url == self._urls[0]:
+            if channel.url == link.urls[0]:
                 channel.ready = True
                 channel.introduce()
                 self._on_progress()
@@ -329,76 +315,33 @@ class ZmqWorkerEndpoint:
         ):
             is_late = self._loop.time() - channel.tcp_since > _LATE * self._limits.handshake_s
             self._on_refused(
-                channel, reason_seen_by_worker(event, value, self._keys, is_late=is_late)
+                channel, reason_seen_by_worker(event, value, self._search.keys, is_late=is_late)
             )
         elif event == zmq.EVENT_DISCONNECTED:
             self._on_ended(channel)
-        elif event == zmq.EVENT_CLOSED and not self._connected:
+        elif event == zmq.EVENT_CLOSED and not link.is_connected:
             kind = f"nothing answers at {self.address}"
             self._wait_for(
                 f"nothing answers at {channel.url}: is the learner running there?", kind=kind
             )
-            if self._find() != self._urls:  # a learner has appeared, or a different one
+            if self._find() != link.urls:  # a learner has appeared, or a different one
                 self._move_on(_RETRY_S)
-            elif self._addresses.has_others():
+            elif self._search.has_others:
                 self._move_on(self._limits.retry_s)
-
-    def _bound_unread(self, channel: Channel) -> None:
-        """Bound what a connection can make us hold if the other side has proved nothing.
-
-        libzmq bounds the number of whole messages that wait, but not the frames of an unfinished
-        one.
-        """
-        if self._keys is not None or not channel.url.startswith("tcp:") or not CAN_TELL_BYTES:
-            return
-        channel.connection = self._open_connections.accept(channel.fd)
-        channel.connection.is_admitted = True  # weights may be large
-        if self._guard is None:
-            self._guard = BacklogGuard(
-                self._open_connections,
-                self._limits,
-                self._on_flood,
-                port=None,
-                max_bytes=self._limits.max_unread_bytes,
-                max_growth_bytes=MAX_GROWTH_BYTES,
-            )
-
-    def _on_flood(self, connection: Connection, reason: str) -> None:
-        """Log that a connection was cut off; its end is reported next."""
-        self._log_once(
-            f"the connection to {connection.address} was cut off: {reason}", kind="flood"
-        )
 
     def _move_on(self, pause_s: float) -> None:
         """Give up a connection that is not made yet, and try the next address."""
-        self._ending = True
+        self._link.is_ending = True
         self._loop.call_soon(self._close_refused)
         self._again(pause_s)
 
-    def _find(self) -> tuple[str, str]:
-        """Return the addresses of the learner: this user's Unix sockets for its port if there are
-        any, else TCP.
-        """
-        if self._path:
-            return urls_of(self._path)
-        if self._keys is None and is_loopback(self._host):
-            try:
-                path = find_local(self._port)
-            except SecurityError as error:
-                self._log_once(str(error))
-            else:
-                if path is not None:
-                    return urls_of(path)
-        return url(self._host, self._port), url(self._host, self._port + 1)
-
     def _on_progress(self) -> None:
-        if self._connected or not all(channel.ready for channel in self._channels):
+        link = self._link
+        if link.is_connected or not all(channel.ready for channel in link.channels):
             return
-        self._connected = True
-        self._addresses.confirm()
-        self._pause_s = self._limits.retry_s
-        self._last_reason = ""
-        self._said.clear()
+        link.is_connected = True
+        self._search.confirm()
+        self._reasons.clear()
         logger.info("connected to %s", self.address)
         self.on_event(
             Event(EventKind.CONNECTED, f"connected to {self.address}", address=self.address)
@@ -410,18 +353,17 @@ class ZmqWorkerEndpoint:
         """Deliver all messages that arrived before an accepted connection ended, then report its
         end.
         """
-        self._ending = True
-        self._set_timer("ended", _SETTLE_S, lambda: self._report_ended(channel))
+        self._link.is_ending = True
+        self._timers.restart("ended", _SETTLE_S, lambda: self._report_ended(channel))
 
     def _report_ended(self, channel: Channel) -> None:
-        if self._closed:
+        link = self._link
+        for open_channel in link.channels:
+            open_channel.pump.drain()
+        if not link.channels:  # a callback closed us
             return
-        for each in self._channels:
-            each.pump.drain()
-        if not self._channels:  # a callback closed us
-            return
-        was_connected = self._connected
-        self._connected = False
+        was_connected = link.is_connected
+        link.is_connected = False
         for socket in self._give_up_channels():
             socket.close(0)
         if was_connected:
@@ -434,31 +376,26 @@ class ZmqWorkerEndpoint:
             self.on_event(Event(EventKind.DISCONNECTED, reason, address=self.address))
             self._again(_RETRY_S)
         else:
-            self._again(self._next_pause())
+            self._again(self._search.next_pause())
 
     def _on_refused(self, channel: Channel, reason: str) -> None:
-        self._move_on(self._next_pause())
-        self._log_once(f"{channel.url}: {reason}; trying again")
+        self._move_on(self._search.next_pause())
+        self._reasons.log_once(f"{channel.url}: {reason}; trying again")
         self.on_event(Event(EventKind.REFUSED, reason, address=channel.url))
 
     def _close_refused(self) -> None:
-        if not self._closed and self._ending:
+        if self._link.is_ending and not self._lifetime.is_closed:
             for socket in self._give_up_channels():
                 socket.close(0)
 
     def _again(self, pause_s: float) -> None:
-        if not self._closed:
-            self._set_timer("again", pause_s, self._connect)
-
-    def _next_pause(self) -> float:
-        pause_s = self._pause_s
-        self._pause_s = min(2 * pause_s, self._limits.max_retry_s)
-        return pause_s * random.uniform(0.75, 1.25)
+        self._timers.restart("again", pause_s, self._connect)
 
     def _give_up_channels(self) -> list[zmq.Socket[bytes]]:
-        channels = self._channels
-        self._channels = ()
-        self._connected = False
+        """Stop using all sockets, and return them to be closed."""
+        channels = self._link.channels
+        self._link.channels = ()
+        self._link.is_connected = False
         self._queue.clear()
         for channel in channels:
             self._give_up(channel)
@@ -466,85 +403,267 @@ class ZmqWorkerEndpoint:
 
     def _give_up(self, channel: Channel) -> None:
         channel.close()
-        if channel.connection is not None:
-            self._open_connections.forget(channel.connection)
+        self._unproven.remove(channel)
 
-    # --- upkeep
+    # Upkeep
+    # ----------------------------------------------------------------------------------------------
 
     def _tick(self) -> None:
-        self._set_timer("tick", self._limits.tick_s, self._tick)
-        for channel in self._channels:
+        self._timers.restart("tick", self._limits.tick_s, self._tick)
+        link = self._link
+        for channel in link.channels:
             channel.pump.look()
             channel.monitor.pump.look()
         self._flush()
-        if self._ending or not self._channels:
+        if link.is_ending or not link.channels:
             return
+        self._end_silent()
+        if not (link.is_ending or link.is_connected):
+            self._look_at_attempt(self._loop.time())
+
+    def _end_silent(self) -> None:
+        """End the connection if a channel has been silent for too long.
+
+        Time in which we stood still ourselves does not count as silence.
+        """
+        limits = self._limits
+        link = self._link
         now = self._loop.time()
-        # time in which we stood still ourselves does not count as silence
-        elapsed_s = min(now - self._listened, 2 * self._limits.tick_s)
-        self._listened = now
-        for channel in self._channels:
+        elapsed_s = min(now - link.listened, 2 * limits.tick_s)
+        link.listened = now
+        for channel in link.channels:
             if channel.shook_hands:
                 channel.listen(elapsed_s)
-            if channel.silent_s > self._limits.dead_after_s:
+            if channel.silent_s > limits.dead_after_s:
                 self._on_ended(channel)
                 return
-        if self._connected:
-            return
-        waiting = [each for each in self._channels if not each.shook_hands]
-        # libzmq itself waits forever if the other side speaks another protocol
-        if late := [each for each in waiting if now - each.tcp_since > self._limits.handshake_s]:
-            self._on_refused(late[0], NO_HANDSHAKE)
-            return
-        is_quiet = any(channel.tcp_since == math.inf for channel in self._channels)
-        patience_s = max(_PATIENCE_S, min(self._pause_s, 2 * _PATIENCE_S))
-        if is_quiet and now - self._since > patience_s and self._addresses.has_others():
-            self._wait_for(f"no answer from {self.address}.", kind=f"no answer from {self.address}")
-            self._next_pause()  # over a slow link, each round takes longer
+
+    def _look_at_attempt(self, now: float) -> None:
+        """Give up a connection that takes too long, or report why nothing happens."""
+        link = self._link
+        for channel in link.channels:
+            # libzmq itself waits forever if the other side speaks another protocol
+            if not channel.shook_hands and now - channel.tcp_since > self._limits.handshake_s:
+                self._on_refused(channel, NO_HANDSHAKE)
+                return
+        is_quiet = any(channel.tcp_since == math.inf for channel in link.channels)
+        patience_s = max(_PATIENCE_S, min(self._search.pause_s, 2 * _PATIENCE_S))
+        if is_quiet and now - link.since > patience_s and self._search.has_others:
+            reason = f"no answer from {self.address}."
+            self._wait_for(reason, kind=reason)
+            self._search.next_pause()  # over a slow link, each round takes longer
             self._move_on(_RETRY_S)
             return
-        if now - self._since > _PATIENCE_S and not self._last_reason and self._lookup is None:
-            self._lookup = self._loop.run_in_executor(None, getaddrinfo, self._host, self._port)
+        is_unexplained = not self._reasons.newest and self._lookup is None
+        if now - link.since > _PATIENCE_S and is_unexplained:
+            self._lookup = self._loop.run_in_executor(
+                None, getaddrinfo, self._search.host, self._search.port
+            )
             self._lookup.add_done_callback(self._explain_wait)
 
     def _explain_wait(self, lookup: asyncio.Future[object]) -> None:
         """Report why nothing happens; libzmq doesn't say that it can't find a host name."""
         self._lookup = None
-        if not lookup.cancelled() and (error := lookup.exception()):
-            self._wait_for(f"the host name {self._host!r} can't be found ({error}).")
-        else:
-            names = " and ".join(channel.url for channel in self._channels if not channel.ready)
-            self._wait_for(
-                f"no answer from {names} yet: is the learner running there, are both ports open"
-                " to us?"
-            )
+        error = None if lookup.cancelled() else lookup.exception()
+        if error is not None:
+            self._wait_for(f"the host name {self._search.host!r} can't be found ({error}).")
+            return
+        names = " and ".join(channel.url for channel in self._link.channels if not channel.ready)
+        self._wait_for(
+            f"no answer from {names} yet: is the learner running there, are both ports open to us?"
+        )
 
     def _wait_for(self, reason: str, kind: str = "") -> None:
         """Report why there is no connection; reasons of one kind, for example for both ports, are
         logged once.
         """
-        if self._closed or self._connected or reason == self._last_reason:
+        is_over = self._lifetime.is_closed or self._link.is_connected
+        if is_over or reason == self._reasons.newest:
             return
-        self._log_once(f"{reason} Still trying.", kind)
-        self._last_reason = reason
+        self._reasons.log_once(f"{reason} Still trying.", kind)
+        self._reasons.newest = reason
         self.on_event(Event(EventKind.WAITING, reason, address=self.address))
 
-    def _log_once(self, reason: str, kind: str = "") -> None:
-        if (kind or reason) not in self._said:
-            self._said.add(kind or reason)
+
+class _Reasons:
+    """Reasons why there is no connection, or not yet, or a worse one; logged once each.
+
+    Attributes:
+        newest: the newest one reported to the endpoint's user, "" for none.
+    """
+
+    def __init__(self) -> None:
+        self.newest = ""
+        self._logged: set[str] = set()
+
+    def log_once(self, reason: str, kind: str = "") -> None:
+        """Log a reason, unless one of its kind was logged since the last connection."""
+        if (kind or reason) not in self._logged:
+            self._logged.add(kind or reason)
             logger.warning("%s", reason)
 
-    def _set_timer(self, name: str, after_s: float, call: Callable[[], None]) -> None:
-        old = self._timers.pop(name, None)
-        if old is not None:
-            old.cancel()
-        self._timers[name] = self._loop.call_later(after_s, call)
+    def clear(self) -> None:
+        """Forget all reasons, because there is a connection."""
+        self.newest = ""
+        self._logged.clear()
 
-    def _check_open(self) -> None:
-        if self._closed or not self._started:
-            raise EndpointClosed(
-                "the endpoint is closed" if self._closed else "the endpoint was not started"
+
+class _Search:
+    """Search for the learner: the place to try, and the pause before the next attempt.
+
+    Args:
+        connect: its places, as for `ZmqWorkerEndpoint`.
+        keys: the worker's keys; without keys, Unix sockets are used if there are any.
+        limits: bounds of the pauses.
+        reasons: reasons to log.
+
+    Attributes:
+        keys: the worker's keys.
+        host: host of the current place.
+        port: port of the current place, 0 for a file.
+        pause_s: pause before the next attempt, seconds.
+    """
+
+    def __init__(
+        self,
+        connect: str | Sequence[str],
+        keys: WorkerKeys | None,
+        limits: EndpointLimits,
+        reasons: _Reasons,
+    ) -> None:
+        self.keys = keys
+        self.host = ""
+        self.port = 0
+        self.pause_s = limits.retry_s
+        self._addresses = Addresses([connect] if isinstance(connect, str) else connect)
+        self._path = ""
+        self._limits = limits
+        self._reasons = reasons
+
+    @property
+    def address(self) -> str:
+        """Address of the current place."""
+        return self._addresses.current
+
+    @property
+    def problem(self) -> str:
+        """Reason why there is no place to try, "" if unknown."""
+        return self._addresses.problem
+
+    @property
+    def has_others(self) -> bool:
+        """True if there are other places to try."""
+        return self._addresses.has_others()
+
+    def confirm(self) -> None:
+        """Record that the learner is at the current place."""
+        self._addresses.confirm()
+        self.pause_s = self._limits.retry_s
+
+    def move_on(self) -> bool:
+        """Move on to the place to try next; return False if there is none."""
+        address = self._addresses.next()
+        if address.startswith("ipc://"):
+            self._path = address.removeprefix("ipc://")
+            self.host = "localhost"
+            self.port = 0
+        elif address:
+            self._path = ""
+            self.host, self.port = split_address(address, key="connect")
+        return bool(address)
+
+    def find(self) -> tuple[str, str]:
+        """Return the addresses of the learner: this user's Unix sockets for its port if there are
+        any, else TCP.
+        """
+        if self._path:
+            return urls_of(self._path)
+        if self.keys is None and is_loopback(self.host):
+            try:
+                path = find_local(self.port)
+            except SecurityError as error:
+                self._reasons.log_once(str(error))
+            else:
+                if path is not None:
+                    return urls_of(path)
+        return url(self.host, self.port), url(self.host, self.port + 1)
+
+    def next_pause(self) -> float:
+        """Return the pause before the next attempt, and double the one after it."""
+        pause_s = self.pause_s
+        self.pause_s = min(2 * pause_s, self._limits.max_retry_s)
+        return pause_s * random.uniform(0.75, 1.25)
+
+
+@dataclass(slots=True, eq=False)
+class _Link:
+    """The current pair of sockets.
+
+    Attributes:
+        urls: addresses that they connect to.
+        channels: the sockets; none between two attempts.
+        is_connected: True once both are usable.
+        is_ending: True if they are about to be given up.
+        since: time at which the attempt to connect began.
+        listened: time of the last check for silence.
+    """
+
+    urls: tuple[str, str] = ("", "")
+    channels: tuple[Channel, ...] = ()
+    is_connected: bool = False
+    is_ending: bool = False
+    since: float = 0.0
+    listened: float = 0.0
+
+    @property
+    def is_usable(self) -> bool:
+        """True if messages can be sent."""
+        return self.is_connected and not self.is_ending
+
+
+class _UnprovenConnections:
+    """Connections to a learner that has proved nothing, and the bound of what it can make us hold.
+
+    libzmq bounds the number of whole messages that wait, but not the frames of an unfinished one.
+    """
+
+    def __init__(self, limits: EndpointLimits, reasons: _Reasons) -> None:
+        self._limits = limits
+        self._reasons = reasons
+        self._table = ConnectionTable()
+        self._guard: BacklogGuard | None = None
+
+    def add(self, channel: Channel) -> None:
+        """Bound the unread data of a channel's new connection."""
+        if not CAN_TELL_BYTES:
+            return
+        channel.connection = self._table.accept(channel.fd)
+        channel.connection.is_admitted = True  # weights may be large
+        if self._guard is None:
+            self._guard = BacklogGuard(
+                self._table,
+                self._limits,
+                self._on_flood,
+                port=None,
+                max_bytes=self._limits.max_unread_bytes,
+                max_growth_bytes=MAX_GROWTH_BYTES,
             )
+
+    def remove(self, channel: Channel) -> None:
+        """Forget the connection of a channel that is given up."""
+        if channel.connection is not None:
+            self._table.forget(channel.connection)
+
+    def close(self) -> None:
+        """End the check."""
+        if self._guard is not None:
+            self._guard.close()
+
+    def _on_flood(self, connection: Connection, reason: str) -> None:
+        """Log that a connection was cut off; its end is reported next."""
+        self._reasons.log_once(
+            f"the connection to {connection.address} was cut off: {reason}", kind="flood"
+        )
 
 
 @dataclass(slots=True, eq=False)

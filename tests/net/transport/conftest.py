@@ -4,21 +4,70 @@ import asyncio
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import uvloop
+import zmq
 
+from aiorl.net.transport import messenger, zmq_worker
 from aiorl.net.transport.endpoint import Event, EventKind, LearnerEndpoint, WorkerEndpoint
+from aiorl.net.transport.sockets import SocketPump
 from aiorl.net.transport.zmq_learner import ZmqLearnerEndpoint
 from aiorl.net.transport.zmq_worker import ZmqWorkerEndpoint
 
 
+class PausablePump(SocketPump):
+    """Pump of a socket that a test can stop from being read.
+
+    Attributes:
+        is_paused: True while it is not read.
+        kind: type of the socket, for example zmq.DEALER.
+    """
+
+    made: ClassVar[list[PausablePump]] = []
+    """All pumps of a test, in order."""
+
+    def __init__(
+        self, socket: zmq.Socket[bytes], receive: Callable[[], None], **options: Any
+    ) -> None:
+        self.is_paused = False
+        self.kind = int(socket.getsockopt(zmq.TYPE))
+
+        def receive_unless_paused() -> None:
+            if self.is_paused:
+                raise zmq.Again
+            receive()
+
+        super().__init__(socket, receive_unless_paused, **options)
+        self.made.append(self)
+
+    def schedule(self) -> None:
+        if not self.is_paused:
+            super().schedule()
+
+    @property
+    def is_open(self) -> bool:
+        return not self._closed
+
+    def pause(self) -> None:
+        self.is_paused = True
+
+    def resume(self) -> None:
+        self.is_paused = False
+        self.schedule()
+
+
 class Side:
-    """Records all events and messages of an endpoint, and lets a test wait for them."""
+    """Records all events and messages of an endpoint, and lets a test wait for them.
+
+    Attributes:
+        pumps: pumps of its first sockets, from their start on.
+    """
 
     def __init__(self, endpoint: Any) -> None:
         self.endpoint = endpoint
+        self.pumps: list[PausablePump] = []
         self.messages: list[Any] = []
         self.broadcasts: list[list[bytes]] = []
         self.events: list[Event] = []
@@ -53,6 +102,11 @@ class Side:
     @property
     def port(self) -> int:
         return int(self.endpoint.address.rpartition(":")[2])
+
+    def pump(self, kind: int) -> PausablePump:
+        """Return the pump of the socket of this type."""
+        (pump,) = (pump for pump in self.pumps if pump.kind == kind)
+        return pump
 
     async def send(self, frames: list[bytes]) -> None:
         while not self.endpoint.send(frames):
@@ -94,7 +148,9 @@ class Stage:
     def started(self, endpoint: LearnerEndpoint | WorkerEndpoint) -> Side:
         """Start an endpoint whose events and messages are recorded."""
         side = Side(endpoint)
+        num_pumps = len(PausablePump.made)
         endpoint.start()
+        side.pumps = PausablePump.made[num_pumps:]
         self.sides.append(side)
         return side
 
@@ -124,6 +180,10 @@ class Stage:
         assert (worker.messages[-1], worker.broadcasts[-1]) == ([b"welcome"], [b"news"])
         return peer, user_id
 
+    def num_open(self, kind: int) -> int:
+        """Return the number of sockets of this type that are in use."""
+        return sum(pump.is_open for pump in PausablePump.made if pump.kind == kind)
+
     async def eventually(self, condition: Callable[[], Any], timeout_s: float = 10.0) -> None:
         """Wait for a condition that no event reports."""
         loop = asyncio.get_running_loop()
@@ -152,6 +212,14 @@ def place(
         monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
         monkeypatch.setattr("tempfile.tempdir", runtime)
         yield Path(runtime) / "aiorl"
+
+
+@pytest.fixture(autouse=True)
+def pausable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let tests stop an endpoint from reading its messages."""
+    monkeypatch.setattr(PausablePump, "made", [])
+    for module in (messenger, zmq_worker):
+        monkeypatch.setattr(module, "SocketPump", PausablePump)
 
 
 @pytest.fixture

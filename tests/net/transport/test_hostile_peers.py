@@ -29,7 +29,18 @@ limits, open_files, slow_s = json.loads(sys.argv[1]), int(sys.argv[2]), float(sy
 if open_files:
     resource.setrlimit(resource.RLIMIT_NOFILE, (open_files, open_files))
 from aiorl.net.transport.endpoint import EndpointLimits
+from aiorl.net.transport import zmq_learner
 from aiorl.net.transport.zmq_learner import ZmqLearnerEndpoint
+
+find_max_peers = zmq_learner.peers_per_port
+max_peers = 0
+
+def peers_per_port(configured):
+    global max_peers
+    max_peers = find_max_peers(configured)
+    return max_peers
+
+zmq_learner.peers_per_port = peers_per_port
 
 def tell(**what):
     print(json.dumps(what), flush=True)
@@ -69,7 +80,7 @@ async def main():
     endpoint.on_message = on_message
     endpoint.on_event = lambda event: tell(event=event.kind, reason=event.reason, address=event.address)
     endpoint.start()
-    tell(port=int(endpoint.address.rpartition(":")[2]), max_peers=endpoint._max_peers)
+    tell(port=int(endpoint.address.rpartition(":")[2]), max_peers=max_peers)
     async def flood():
         while not done.is_set():
             endpoint.broadcast([bytes(50_000)])

@@ -26,9 +26,11 @@ from hypothesis import strategies as st
 from aiorl.config.addresses import dialable, reachable_from_here, split_address
 from aiorl.errors import SecurityError
 from aiorl.keys import make_keys
+from aiorl.net.transport import admission
 from aiorl.net.transport.endpoint import EndpointLimits, EventKind
 from aiorl.net.transport.security import (
     AdmittedKeys,
+    Authenticator,
     load_learner_keys,
     load_worker_keys,
     read_public_key,
@@ -339,10 +341,17 @@ async def test_a_key_that_is_not_admitted_is_refused_with_the_reason_on_both_sid
 
 
 async def test_a_learner_that_answers_a_handshake_too_late_is_not_taken_for_one_with_other_keys(
-    stage, keys
+    stage, keys, monkeypatch
 ):
+    class SilentAuthenticator(Authenticator):
+        """It answers as little as while its loop stands still."""
+
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            self.pump.close()
+
+    monkeypatch.setattr(admission, "Authenticator", SilentAuthenticator)
     learner = stage.learner(keys=load_learner_keys(keys), limits=FAST)
-    learner.endpoint._authenticator.pump.close()  # as while its loop stands still
     worker = stage.worker(learner.endpoint.address, keys=load_worker_keys(keys), limits=FAST)
     reason = (await worker.until_event(EventKind.REFUSED)).reason
     assert "in time" in reason
@@ -425,11 +434,15 @@ async def test_a_connection_that_was_silent_when_its_key_was_withdrawn_is_cut_of
 
 
 @pytest.mark.parametrize("kind", [zmq.DEALER, zmq.SUB], ids=["samples", "broadcast"])
-async def test_a_first_message_is_judged_by_the_keys_admitted_when_it_comes(stage, keys, kind):
+async def test_a_first_message_is_judged_by_the_keys_admitted_when_it_comes(
+    stage, keys, kind, monkeypatch
+):
+    admitted = AdmittedKeys(keys / "admitted")
+    monkeypatch.setattr(admission, "AdmittedKeys", lambda directory: admitted)
     learner = stage.learner(keys=load_learner_keys(keys), limits=replace(FAST, tick_s=30.0))
     async with _silent(stage, learner, keys, kind) as client:
         (keys / "admitted" / "other.key").unlink()
-        learner.endpoint._admitted.refresh()  # as by another client's handshake
+        admitted.refresh()  # as by another client's handshake
         client.subscribe(b"") if kind == zmq.SUB else client.send(b"hello")
         await learner.until_event(EventKind.DROPPED)
         await learner.until_event(EventKind.REFUSED)

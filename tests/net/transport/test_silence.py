@@ -7,9 +7,12 @@ import contextlib
 import socket
 import struct
 
+import psutil
 from zmtp import GREETING, RawPeer, ready
 
+from aiorl.net.transport import learner_sockets, zmq_worker
 from aiorl.net.transport.endpoint import EndpointLimits, EventKind
+from aiorl.net.transport.sockets import make_socket
 
 QUICK = EndpointLimits(
     dead_after_s=0.3, tick_s=0.03, retry_s=0.05, max_retry_s=0.1, handshake_s=0.2
@@ -52,9 +55,7 @@ async def test_connections_that_stay_silent_after_the_handshake_are_cut_off_on_b
     for port, kind in ((learner.port, "DEALER"), (learner.port + 1, "SUB")):
         with await asyncio.to_thread(RawPeer, port, kind) as peer:
             assert await asyncio.to_thread(peer.receive) == []
-    await stage.eventually(
-        lambda: len(learner.endpoint._peers) + len(learner.endpoint._subscribers) == 0
-    )
+    await stage.eventually(lambda: not any(len(port.table) for port in learner.endpoint._ports))
 
 
 async def test_a_message_that_takes_long_to_arrive_is_no_silence(stage):
@@ -69,11 +70,13 @@ async def test_a_message_that_takes_long_to_arrive_is_no_silence(stage):
 
 
 async def test_the_kernel_gives_up_connections_to_a_host_that_has_vanished(stage):
-    learner, worker = await stage.pair(limits=EndpointLimits(dead_after_s=6))
-    descriptors = [
-        connection.fd for connection in (*learner.endpoint._peers, *learner.endpoint._subscribers)
+    learner, _ = await stage.pair(limits=EndpointLimits(dead_after_s=6))
+    ports = (learner.port, learner.port + 1)
+    connections = [
+        connection for connection in psutil.Process().net_connections("tcp") if connection.raddr
     ]
-    worker_fds = [channel.fd for channel in worker.endpoint._channels]
+    descriptors = [each.fd for each in connections if each.laddr.port in ports]
+    worker_fds = [each.fd for each in connections if each.raddr.port in ports]
     assert len(descriptors) == len(worker_fds) == 2
     for fd, after_s in [(fd, 6) for fd in descriptors] + [(fd, 10) for fd in worker_fds]:
         with contextlib.closing(socket.socket(fileno=fd)) as borrowed:
@@ -88,14 +91,20 @@ async def test_the_kernel_gives_up_connections_to_a_host_that_has_vanished(stage
                 borrowed.detach()
 
 
-async def test_no_endpoint_sends_heartbeats_of_zeromq(stage):
+async def test_no_endpoint_sends_heartbeats_of_zeromq(stage, monkeypatch):
     """libzmq 4.3.5 aborts the process when one is due on a connection that broke while its queue
     was full.
     """
-    learner, worker = await stage.pair()
-    sockets = [learner.endpoint._router, learner.endpoint._xpub]
-    sockets += [channel.socket for channel in worker.endpoint._channels]
-    assert [each.heartbeat_ivl for each in sockets] == [0] * 4
+    sockets = []
+
+    def make_recorded(*arguments, **options):
+        sockets.append(make_socket(*arguments, **options))
+        return sockets[-1]
+
+    for module in (learner_sockets, zmq_worker):
+        monkeypatch.setattr(module, "make_socket", make_recorded)
+    await stage.pair()
+    assert [socket.heartbeat_ivl for socket in sockets] == [0] * 4
 
 
 async def test_greeting_alone_is_not_enough_to_stay(stage):

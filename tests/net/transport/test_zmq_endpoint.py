@@ -18,7 +18,7 @@ from zmtp import RawPeer, frame
 
 from aiorl.config.worker import TransportConfig
 from aiorl.errors import ConfigError, EndpointClosed
-from aiorl.net.transport import zmq_learner, zmq_worker
+from aiorl.net.transport import learner_sockets, zmq_worker
 from aiorl.net.transport.endpoint import EndpointLimits, EventKind
 
 FAST = EndpointLimits(tick_s=0.1, retry_s=0.1, max_retry_s=0.2, handshake_s=0.5)
@@ -149,15 +149,12 @@ async def test_a_broadcast_made_right_after_the_hello_is_never_missed(stage):
 
 async def test_a_slow_subscriber_misses_broadcasts_and_hears_later_ones(stage):
     learner, worker = await stage.pair(limits=EndpointLimits(broadcast_messages=2))
-    sub = worker.endpoint._channels[1]
-    sub.pump.close()  # it stops reading
+    worker.pump(zmq.SUB).pause()
     for index in range(60):
         learner.endpoint.broadcast([b"%d" % index, bytes(2_000_000)])
         await asyncio.sleep(0)
-    from aiorl.net.transport.sockets import SocketPump
-
     await asyncio.sleep(0.1)
-    sub.pump = SocketPump(sub.socket, lambda: worker.endpoint._receive_broadcast(sub))
+    worker.pump(zmq.SUB).resume()
     await asyncio.sleep(0.3)
     learner.endpoint.broadcast([b"last"])
     await worker.until(lambda: worker.broadcasts and worker.broadcasts[-1] == [b"last"])
@@ -167,11 +164,11 @@ async def test_a_slow_subscriber_misses_broadcasts_and_hears_later_ones(stage):
 async def test_where_bytes_cannot_be_counted_a_worker_is_held_back_and_loses_nothing(
     stage, monkeypatch
 ):
-    monkeypatch.setattr(zmq_learner, "CAN_TELL_BYTES", False)
+    monkeypatch.setattr(learner_sockets, "CAN_TELL_BYTES", False)
     limits = EndpointLimits(receive_messages=2, send_messages=2, queue_messages=3)
     learner = stage.learner(limits=limits)
     worker = await stage.joined(learner.endpoint.address, limits=limits)
-    learner.endpoint._pump.close()  # it stops reading
+    learner.pump(zmq.ROUTER).pause()
     taken = refused = 0
     while (
         taken < 1000 and refused < 20
@@ -186,11 +183,7 @@ async def test_where_bytes_cannot_be_counted_a_worker_is_held_back_and_loses_not
     waiting = asyncio.create_task(worker.endpoint.wait_writable())
     await asyncio.sleep(0.05)
     assert not waiting.done()
-    from aiorl.net.transport.sockets import SocketPump
-
-    learner.endpoint._pump = SocketPump(
-        learner.endpoint._router, learner.endpoint._receive, after_turn=learner.endpoint._flush
-    )
+    learner.pump(zmq.ROUTER).resume()
     async with asyncio.timeout(5):
         await waiting
     await learner.until(lambda: len(learner.messages) == taken)
@@ -207,7 +200,7 @@ async def test_a_worker_that_does_not_read_is_cut_off_once_its_queue_is_full_and
     deaf = await stage.joined(learner.endpoint.address, limits=limits)
     other = await stage.joined(learner.endpoint.address)
     peer, _ = await stage.exchange(learner, deaf)
-    deaf.endpoint._channels[0].pump.close()
+    deaf.pump(zmq.DEALER).pause()
     for _ in range(1000):
         if not learner.endpoint.send(peer, [bytes(1_000_000)]):
             break
@@ -227,7 +220,7 @@ async def test_a_large_message_counts_as_unsent_until_it_has_left_or_its_receive
     learner.endpoint.send(peer, [bytes(4_000_000)])
     await worker.until(lambda: len(worker.messages) == 2)
     await stage.eventually(lambda: not learner.endpoint.has_unsent(peer))
-    worker.endpoint._channels[0].pump.close()  # it reads no more
+    worker.pump(zmq.DEALER).pause()
     sent = 0
     while not learner.endpoint.has_unsent(peer) or sent < 32:  # more than kernel and ZeroMQ buffer
         learner.endpoint.send(peer, [bytes(4_000_000)])
@@ -249,7 +242,7 @@ async def test_of_many_that_do_not_read_those_with_the_most_waiting_are_cut_off_
     for _ in range(3):
         worker = await stage.joined(learner.endpoint.address, limits=few)
         peers.append((await stage.exchange(learner, worker))[0])
-        worker.endpoint._channels[0].pump.close()
+        worker.pump(zmq.DEALER).pause()
     large, larger, reads_little = peers
     for number in range(300):
         learner.endpoint.send(larger, [bytes(1_000_000)])
@@ -257,7 +250,7 @@ async def test_of_many_that_do_not_read_those_with_the_most_waiting_are_cut_off_
             learner.endpoint.send(large, [bytes(1_000_000)])
         if number % 50 == 0:
             learner.endpoint.send(reads_little, [bytes(1000)])
-        assert learner.endpoint._queues.num_bytes <= 20_000_000
+        assert learner.endpoint._messenger.queues.num_bytes <= 20_000_000
         if any(event.kind is EventKind.DROPPED for event in learner.events):
             break
         await asyncio.sleep(0.002)
@@ -318,9 +311,9 @@ async def test_a_worker_that_starts_first_says_what_it_waits_for_and_joins_when_
 
 
 @pytest.mark.parametrize("host", ["no-such-host.invalid", "no..host", "x" * 64 + ".invalid"])
-async def test_a_worker_whose_host_name_cannot_be_found_says_so(stage, host):
+async def test_a_worker_whose_host_name_cannot_be_found_says_so(stage, host, monkeypatch):
+    monkeypatch.setattr(zmq_worker, "_PATIENCE_S", 0.0)
     worker = stage.worker(f"tcp://{host}:5557", limits=FAST)
-    worker.endpoint._since -= 10
     waiting = await worker.until_event(EventKind.WAITING)
     assert repr(host) in waiting.reason
 
@@ -347,7 +340,7 @@ async def test_a_worker_out_of_descriptors_lets_go_of_what_it_has_and_tries_agai
     worker = stage.worker(learner.endpoint.address, limits=EndpointLimits(retry_s=0.01))
     assert os.strerror(errno.EMFILE) in (await worker.until_event(EventKind.WAITING)).reason
     await worker.until_event(EventKind.CONNECTED)
-    assert len(worker.endpoint._channels) == 2
+    assert (stage.num_open(zmq.DEALER), stage.num_open(zmq.SUB)) == (1, 1)
     await stage.exchange(learner, worker)
 
 
@@ -398,7 +391,7 @@ async def test_close_is_quick_frees_every_descriptor_and_thread_and_may_be_calle
 
 async def test_close_is_bounded_even_when_the_other_side_has_stopped_reading(stage):
     learner, worker = await stage.pair()
-    learner.endpoint._pump.close()
+    learner.pump(zmq.ROUTER).pause()
     await stage.eventually(lambda: not worker.endpoint.send([bytes(1_000_000)]))
     async with asyncio.timeout(10):
         await worker.endpoint.close(flush_s=0.3)
@@ -546,10 +539,9 @@ async def test_honest_messages_of_any_total_size_are_not_taken_for_one_that_neve
 async def test_a_peer_that_floods_with_small_messages_does_not_keep_others_from_being_served(stage):
     learner, worker = await stage.pair()
     junk = []
+    record = learner.endpoint.on_message
     learner.endpoint.on_message = lambda peer, frames, user_id: (
-        junk.append(peer)
-        if bytes(frames[0]) == b"junk"
-        else learner._on_message(peer, frames, user_id)
+        junk.append(peer) if bytes(frames[0]) == b"junk" else record(peer, frames, user_id)
     )
 
     def flood():
