@@ -180,14 +180,14 @@ def _name(connection: socket.socket) -> str:
 
 def _open_sockets() -> set[int]:
     """Return the descriptors of this process's sockets; none if the system does not list them."""
-    found: set[int] = set()
+    sockets: set[int] = set()
     with contextlib.suppress(OSError):  # there is no /proc, or no descriptor left to read it with
         for fd in map(int, os.listdir("/proc/self/fd")):
             # no duplicate of a file: closing one would release this process's locks on it
             with contextlib.suppress(OSError):  # closed meanwhile
                 if stat.S_ISSOCK(os.fstat(fd).st_mode):
-                    found.add(fd)
-    return found
+                    sockets.add(fd)
+    return sockets
 
 
 def _local_port(connection: socket.socket) -> int:
@@ -322,6 +322,52 @@ class FrameOverhead(NamedTuple):
         return cls(max_short=255 - box, short=2 + box, long=9 + box)
 
 
+class _Bounds(NamedTuple):
+    """Most unread bytes of one admitted connection, of one stranger, and of all connections."""
+
+    admitted: int
+    stranger: int
+    total: int
+
+
+class _Growth:
+    """Growth of this process that unread data explains.
+
+    Args:
+        max_bytes: growth that needs no reason.
+
+    Attributes:
+        max_bytes: growth that needs no reason.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self._resident: int | None = None  # at the last look
+        self._grown: dict[Connection, int] = {}
+
+    def look(self, arrived: dict[Connection, int]) -> int:
+        """Return the growth by the data of all connections whose unread bytes pile up, 0 if
+        unknown.
+
+        Args:
+            arrived: bytes that have arrived since the last look, of each of these connections; all
+                others are forgotten.
+        """
+        before = self._resident
+        self._resident = resident_bytes()
+        if before is None or self._resident is None:
+            return 0
+        # other parts of this process grow, too: only as much counts as the new data can have taken
+        all_arrived = sum(arrived.values())
+        growth = min(max(0, self._resident - before), _MOST_PER_BYTE * all_arrived)
+        self._grown = {
+            connection: self._grown.get(connection, 0)
+            + (growth * num_bytes // all_arrived if all_arrived else 0)
+            for connection, num_bytes in arrived.items()
+        }
+        return sum(self._grown.values())
+
+
 class BacklogGuard:
     """Thread that cuts off connections with too many unread bytes.
 
@@ -379,23 +425,23 @@ class BacklogGuard:
         max_bytes: int | None = None,
         max_growth_bytes: int | None = None,
     ) -> None:
+        if max_bytes is None:
+            max_bytes = 2 * limits.max_message_bytes
         self.cut_unseen: dict[int, str] = {}
-        self._emptied = False
-        self._is_loop_busy = False
+        self._table = table
+        self._bounds = _Bounds(
+            admitted=max_bytes,
+            stranger=min(max_bytes, _STRANGER_BYTES),
+            total=max(limits.max_unread_bytes, max_bytes),
+        )
+        self._on_cut = on_cut
         self._port = port
+        self._growth = None if max_growth_bytes is None else _Growth(max_growth_bytes)
+        self._loop = asyncio.get_running_loop()
+        self._is_loop_busy = False
+        self._emptied = False
         self._left_behind = 0
         self._has_ended = False  # a connection, since the last check
-        self._table = table
-        self._max_bytes = 2 * limits.max_message_bytes if max_bytes is None else max_bytes
-        self._max_of_stranger = min(self._max_bytes, _STRANGER_BYTES)
-        self._max_total_bytes = max(limits.max_unread_bytes, self._max_bytes)
-        self._on_cut = on_cut
-        self._loop = asyncio.get_running_loop()
-        self._max_growth_bytes = max_growth_bytes
-        self._resident: int | None = None  # at the last check
-        self._grown: dict[
-            Connection, int
-        ] = {}  # growth that the unread data explains, where it piles up
         self._unread: dict[Connection, int] = {}
         self._cut: set[Connection] = set()
         self._stop = threading.Event()
@@ -407,7 +453,7 @@ class BacklogGuard:
         """True if ended connections may have left too much unread data for a new one to be
         accepted.
         """
-        return self._left_behind > self._max_total_bytes
+        return self._left_behind > self._bounds.total
 
     def emptied(self) -> None:
         """Record that everything received so far has been read."""
@@ -450,9 +496,8 @@ class BacklogGuard:
             if num_calm < _LOOKS_WHILE_CALM:
                 continue
             num_calm = 0
-            before = (
-                time.thread_time()
-            )  # CPU time: on a busy machine, other threads can delay this one for seconds
+            # CPU time: on a busy machine, other threads can delay this one for seconds
+            before = time.thread_time()
             self._look()
             pause_s = max(_LOOK_S, (time.thread_time() - before) / _SHARE)
 
@@ -461,28 +506,29 @@ class BacklogGuard:
         self._has_ended = False
         if self._is_loop_busy:
             if self._port is not None:
-                self._cut_unknown({each.fd for each in connections}, self._port)
+                self._cut_unknown({connection.fd for connection in connections}, self._port)
         else:
             self._is_loop_busy = True
             self._call(self._loop_turned)
         self._cut.intersection_update(connections)
+        bounds = self._bounds
         unread: dict[Connection, int] = {}
         for connection in connections:
             if connection in self._cut:
                 continue
-            taken = connection.taken_bytes  # read before the received bytes, which only grow
-            num_bytes = self._table.look(connection) - taken
-            if num_bytes > (self._max_bytes if connection.is_admitted else self._max_of_stranger):
+            taken_bytes = connection.taken_bytes  # read before the received bytes, which only grow
+            num_bytes = self._table.look(connection) - taken_bytes
+            if num_bytes > (bounds.admitted if connection.is_admitted else bounds.stranger):
                 self._end(connection, f"{num_bytes} bytes")
             else:
                 unread[connection] = num_bytes
         before = self._unread
         self._unread = unread
-        strangers = [each for each in unread if not each.is_admitted]
-        self._keep_within(strangers, min(_MAX_COST_OF_STRANGERS, self._max_total_bytes))
-        self._keep_within(list(unread), self._max_total_bytes)
-        if self._max_growth_bytes is not None:
-            self._keep_from_growing(before, self._max_growth_bytes)
+        strangers = [connection for connection in unread if not connection.is_admitted]
+        self._keep_within(strangers, min(_MAX_COST_OF_STRANGERS, bounds.total))
+        self._keep_within(list(unread), bounds.total)
+        if self._growth is not None:
+            self._keep_from_growing(before, self._growth)
 
     def _cost(self, connection: Connection, num_bytes: int) -> int:
         """Return the memory that a connection's unread bytes may take here."""
@@ -493,9 +539,9 @@ class BacklogGuard:
         bound.
         """
         costs = {
-            each: self._cost(each, self._unread[each])
-            for each in connections
-            if each not in self._cut
+            connection: self._cost(connection, self._unread[connection])
+            for connection in connections
+            if connection not in self._cut
         }
         total = sum(costs.values())
         if total <= max_cost:
@@ -506,13 +552,13 @@ class BacklogGuard:
             if total <= max_cost:
                 return
 
-    def _keep_from_growing(self, before: dict[Connection, int], max_growth_bytes: int) -> None:
+    def _keep_from_growing(self, before: dict[Connection, int], growth: _Growth) -> None:
         """Cut off the admitted connection with the most unread bytes if they take many times their
         size.
 
         Args:
             before: unread bytes at the last check.
-            max_growth_bytes: growth of this process that needs no reason.
+            growth: growth of this process so far.
         """
         piled_up = {
             connection: num_bytes
@@ -522,26 +568,15 @@ class BacklogGuard:
             and num_bytes > _FEW_BYTES
             and num_bytes >= before.get(connection, 0)  # otherwise a message was read
         }
-        last = self._resident
-        self._resident = resident_bytes()
-        if last is None or self._resident is None:
-            return
-        # other parts of this process grow, too: only as much counts as the new data can have taken
         arrived = {
             connection: num_bytes - before.get(connection, 0)
             for connection, num_bytes in piled_up.items()
         }
-        all_arrived = sum(arrived.values())
-        grown = min(max(0, self._resident - last), _MOST_PER_BYTE * all_arrived)
-        self._grown = {
-            each: self._grown.get(each, 0) + (grown * new // all_arrived if all_arrived else 0)
-            for each, new in arrived.items()
-        }
-        growth = sum(self._grown.values())
-        if growth > max(max_growth_bytes, _EXPENSIVE * sum(piled_up.values())):
+        grown = growth.look(arrived)
+        if grown > max(growth.max_bytes, _EXPENSIVE * sum(piled_up.values())):
             largest = max(piled_up, key=piled_up.__getitem__)
             self._end(
-                largest, f"{piled_up[largest]} bytes, for which this process has grown by {growth}"
+                largest, f"{piled_up[largest]} bytes, for which this process has grown by {grown}"
             )
 
     def _end(self, connection: Connection, what: str) -> None:
@@ -549,16 +584,16 @@ class BacklogGuard:
             self._cut.add(connection)
             self._call(self._on_cut, connection, _UNREAD.format(what))
 
-    def _cut_unknown(self, known: set[int], port: int) -> None:
+    def _cut_unknown(self, seen_fds: set[int], port: int) -> None:
         """Cut connections that the loop has not seen yet and that exceed the bound of a
         stranger.
         """
-        for fd in _open_sockets() - known:
+        for fd in _open_sockets() - seen_fds:
             with _borrow(fd) as borrowed:
                 if borrowed is None or _local_port(borrowed) != port:
                     continue
                 num_bytes = bytes_received(borrowed.fileno()) or 0
-                if num_bytes > self._max_of_stranger and fd not in self._table.by_fd:
+                if num_bytes > self._bounds.stranger and fd not in self._table.by_fd:
                     self.cut_unseen[fd] = _UNREAD.format(f"{num_bytes} bytes")
                     _shut_down(borrowed, reset=True)
 
@@ -659,7 +694,8 @@ class ListeningPort:
     def _on_monitor(self, event: int, value: int) -> None:
         if event == zmq.EVENT_ACCEPTED:
             connection = self.table.accept(value)
-            if self.guard is not None and (reason := self.guard.cut_unseen.pop(value, "")):
+            reason = "" if self.guard is None else self.guard.cut_unseen.pop(value, "")
+            if reason:
                 self.overflow(connection, reason)
             elif len(self.table) > self.max_connections:
                 self.cut(connection, f"there are {self.max_connections} connections already")

@@ -55,10 +55,9 @@ def bind_local(sockets: Sequence[zmq.Socket[bytes]], name: int | str) -> Path:
             with _own_directory(place):
                 if len(os.fsencode(f"{path}{_SUFFIXES[-1]}")) > _MAX_PATH_BYTES:
                     raise _unusable(place, "has too long a path")
-                for each, url in reversed(
-                    [*zip(sockets, urls_of(path), strict=False)]
-                ):  # workers look for the first
-                    each.bind(url)
+                # workers look for the first, so it comes last
+                for listener, url in reversed([*zip(sockets, urls_of(path), strict=False)]):
+                    listener.bind(url)
         except (OSError, SecurityError, zmq.ZMQError) as error:
             problems.append(str(error))
         else:
@@ -145,7 +144,8 @@ def _own_directory(place: Path) -> Iterator[int]:
     except OSError as error:
         raise _unusable(place, f"cannot be opened ({error.strerror})") from error
     try:
-        if fault := whose_else(os.fstat(directory)):
+        fault = whose_else(os.fstat(directory))
+        if fault:
             raise _unusable(place, fault)
         above = os.stat("..", dir_fd=directory)
         if above.st_uid not in (0, os.geteuid()) or others_may_write(above):

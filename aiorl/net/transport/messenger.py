@@ -177,16 +177,16 @@ class Messenger:
         max_short, overhead, long_overhead = self._overhead
         frames: list[memoryview] = []
         num_bytes = wire_bytes = 0
-        more = id_frame.more
-        while more:
+        has_more = id_frame.more
+        while has_more:
             frame = socket.recv(zmq.DONTWAIT, copy=False)
             size = len(frame)
             num_bytes += size
             wire_bytes += size + (overhead if size <= max_short else long_overhead)
             frames.append(keep(frame))
-            more = frame.more
+            has_more = frame.more
             if len(frames) > limits.max_frames or num_bytes > limits.max_message_bytes:
-                self._discarding = more
+                self._discarding = has_more
                 self._stats.rejected += 1
                 if connection is not None:
                     reason = (

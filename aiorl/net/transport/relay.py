@@ -198,9 +198,8 @@ class RelayedEndpoint(ZmqWorkerEndpoint):
 
     def _receive_broadcast(self, channel: Channel) -> None:
         if channel is self._relayed:
-            channel.ready |= bool(
-                channel.receive()
-            )  # for now, everything comes over our own subscription
+            # for now, everything comes over our own subscription
+            channel.ready |= bool(channel.receive())
         else:
             super()._receive_broadcast(channel)
 
@@ -261,7 +260,8 @@ async def run_relay(relay: Relay) -> None:
         signal.signal(number, signal.SIG_IGN)
     relay.start()
     try:
-        if (error := await ended) is not None:
+        error = await ended
+        if error is not None:
             raise error
     finally:
         await relay.close()

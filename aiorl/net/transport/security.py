@@ -151,10 +151,10 @@ def read_secret_key(path: Path) -> tuple[bytes, bytes]:
         SecurityError: when the file is missing, unreadable, malformed or readable by anyone but its
             owner.
     """
-    found = _parse(_read(path, private=True), path)
-    if "secret-key" not in found:
+    secret_key = _parse(_read(path, private=True), path).get("secret-key")
+    if secret_key is None:
         raise _malformed(path, "secret")
-    return bytes(zmq.curve_public(found["secret-key"])), found["secret-key"]
+    return bytes(zmq.curve_public(secret_key)), secret_key
 
 
 def _unusable(path: Path, why: str, hint: str) -> SecurityError:
@@ -183,9 +183,8 @@ class AdmittedKeys:
         self._clock = clock
         self._looked = -_LOOK_EVERY_S
         self._readable = True
-        self._files: dict[
-            str, tuple[object, bytes | None]
-        ] = {}  # file name -> stamp that detects changes, key
+        # file name -> stamp that detects changes, key
+        self._files: dict[str, tuple[object, bytes | None]] = {}
         self._names: Mapping[bytes, str] = {}
         self.refresh()
 
@@ -214,9 +213,8 @@ class AdmittedKeys:
         """Return the name of a key (Z85), or None if not admitted, from a state at most 0.2 s
         old.
         """
-        if (
-            self._clock() - self._looked >= _LOOK_EVERY_S
-        ):  # frequent handshakes must not keep us reading directories
+        # frequent handshakes must not keep us reading directories
+        if self._clock() - self._looked >= _LOOK_EVERY_S:
             self.refresh()
         return self._names.get(public_key)
 
@@ -243,24 +241,24 @@ class AdmittedKeys:
                 logger.warning("no further keys are admitted: %s", error)
             self._readable = False
             return {
-                name: known for name, known in self._files.items() if (directory / name).exists()
+                name: entry for name, entry in self._files.items() if (directory / name).exists()
             }
         self._readable = True
         return files
 
     def _look_at(self, entry: os.DirEntry[str]) -> tuple[object, bytes | None]:
-        known = self._files.get(entry.name, (None, None))
+        before = self._files.get(entry.name, (None, None))
         try:
-            found = entry.stat()
+            status = entry.stat()
         except FileNotFoundError:  # deleted meanwhile, or a dangling link
             return None, None
         except OSError:
-            return known
-        stamp = (found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino)
-        if stamp == known[0]:
-            return known
+            return before
+        stamp = (status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino)
+        if stamp == before[0]:
+            return before
         try:
-            _check_owner_and_mode(Path(entry.path), found, self._owners)
+            _check_owner_and_mode(Path(entry.path), status, self._owners)
             return stamp, read_public_key(Path(entry.path))
         except SecurityError as error:
             logger.warning("left out of the admitted keys: %s", error)
@@ -298,10 +296,10 @@ def _trusted_owners(directory: Path) -> frozenset[int]:
     return frozenset({0, user, owner})
 
 
-def _check_owner_and_mode(path: Path, found: os.stat_result, owners: Collection[int]) -> None:
-    mode = stat.S_IMODE(found.st_mode)
-    facts = f"owner {user_name(found.st_uid)}, mode {mode:04o}"
-    if found.st_uid not in owners:
+def _check_owner_and_mode(path: Path, status: os.stat_result, owners: Collection[int]) -> None:
+    mode = stat.S_IMODE(status.st_mode)
+    facts = f"owner {user_name(status.st_uid)}, mode {mode:04o}"
+    if status.st_uid not in owners:
         hint = (
             f"run `sudo chown -R {user_name(os.geteuid())} {path}` if it should be yours, or use"
             " your own keys."
@@ -309,7 +307,7 @@ def _check_owner_and_mode(path: Path, found: os.stat_result, owners: Collection[
         raise _unusable(
             path, f" belongs to someone else ({facts}), who could put other keys there:", hint
         )
-    if others_may_write(found):
+    if others_may_write(status):
         hint = f"run `chmod go-w {path}`; first check its contents."
         raise _unusable(
             path, f" can be written by others ({facts}), who could put other keys there:", hint
@@ -320,29 +318,28 @@ def _own_secret_file(directory: Path) -> Path:
     preferred = directory / "worker.key_secret"
     if preferred.exists():
         return preferred
-    found = sorted(
+    files = sorted(
         path for path in directory.glob("*.key_secret") if path.name != "learner.key_secret"
     )
-    if not found:
+    if not files:
         hint = "copy one there from where you ran `aiorl keys`, along with learner.key."
         raise _unusable(directory, " holds no worker's private key (NAME.key_secret):", hint)
-    if len(found) > 1:
-        names = ", ".join(path.name for path in found)
-        hint = f"name the one to use, for example --keys {found[0]}."
+    if len(files) > 1:
+        names = ", ".join(path.name for path in files)
+        hint = f"name the one to use, for example --keys {files[0]}."
         raise _unusable(directory, f" holds several private keys ({names}):", hint)
-    return found[0]
+    return files[0]
 
 
 def _read(path: Path, *, private: bool = False) -> str:
-    flags = (
-        os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
-    )  # non-blocking: opening a pipe would wait for a writer
+    # non-blocking: opening a pipe would wait for a writer
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         with open(os.open(path, flags), "rb") as file:
-            found = os.fstat(file.fileno())
-            if not stat.S_ISREG(found.st_mode) or found.st_size > _MAX_KEY_FILE_BYTES:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode) or status.st_size > _MAX_KEY_FILE_BYTES:
                 raise _malformed(path, "ZeroMQ")
-            mode = stat.S_IMODE(found.st_mode)
+            mode = stat.S_IMODE(status.st_mode)
             if private and mode & 0o077:
                 hint = f"run `chmod 600 {path}`; make new keys if others could have read it."
                 raise _unusable(path, f" can be read or written by others (mode {mode:04o}):", hint)
@@ -358,18 +355,18 @@ def _read(path: Path, *, private: bool = False) -> str:
 
 
 def _parse(text: str, path: Path) -> dict[str, bytes]:
-    found: dict[str, bytes] = {}
+    keys: dict[str, bytes] = {}
     for line in text.splitlines():
         line = line.strip()
         name, equals, value = line.partition("=")
         name = name.strip()
         value = value.strip()
         if equals and name in ("public-key", "secret-key") and value[:1] == value[-1:] == '"':
-            found[name] = _check_key(value[1:-1], path)
+            keys[name] = _check_key(value[1:-1], path)
     bare = text.strip()
-    if not found and len(bare) == 40:
+    if not keys and len(bare) == 40:
         return {"public-key": _check_key(bare, path)}
-    return found
+    return keys
 
 
 def _check_key(text: str, path: Path) -> bytes:
@@ -418,9 +415,8 @@ class Authenticator:
         self._socket.close(0)
 
     def _receive(self) -> None:
-        frames = self._socket.recv_multipart(
-            zmq.DONTWAIT
-        )  # from libzmq: no one else can reach an inproc address
+        # from libzmq: no one else can reach an inproc address
+        frames = self._socket.recv_multipart(zmq.DONTWAIT)
         asker, _, _, request_id, domain, address, _identity, mechanism, *credentials = frames
         user_id, reason = self._judge(domain, mechanism, credentials)
         status = b"400" if reason else b"200"

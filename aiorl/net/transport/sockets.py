@@ -437,8 +437,8 @@ def bind_pair(first: zmq.Socket[bytes], second: zmq.Socket[bytes], host: str, po
     """
     if not port:
         port, reserved = reserve_pair("", 0)
-        for each in reserved:
-            each.close()
+        for placeholder in reserved:
+            placeholder.close()
     for bound, number in ((first, port), (second, port + 1)):
         address = url(host, number)
         try:
@@ -461,12 +461,12 @@ def reserve_pair(host: str, port: int) -> tuple[int, list[socket.socket]]:
         reserved = [socket.socket() for _ in range(2)]
         number = port
         try:
-            for each in reserved:
-                each.bind((host, number))
-                number = each.getsockname()[1] + 1
+            for placeholder in reserved:
+                placeholder.bind((host, number))
+                number = placeholder.getsockname()[1] + 1
         except (OSError, OverflowError) as error:
-            for each in reserved:
-                each.close()
+            for placeholder in reserved:
+                placeholder.close()
             if not tries_left:
                 raise _cannot_bind(url(host, number), error) from error
         else:
@@ -488,9 +488,9 @@ async def term(
     This takes at most ``linger_s`` + 2 s. If it is cancelled, the context is freed in the
     background.
     """
-    for each in sockets:
-        if not each.closed:
-            each.close(int(linger_s * 1000))
+    for open_socket in sockets:
+        if not open_socket.closed:
+            open_socket.close(int(linger_s * 1000))
     loop = asyncio.get_running_loop()
     freed = asyncio.Event()
 

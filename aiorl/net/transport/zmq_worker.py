@@ -724,11 +724,11 @@ class Channel:
         """
         frames: list[memoryview] = []
         num_bytes = 0
-        more = True
+        has_more = True
         limits = self.limits
-        while more:
+        while has_more:
             frame = self.socket.recv(zmq.DONTWAIT, copy=False)
-            more = frame.more
+            has_more = frame.more
             size = len(frame)
             num_bytes += size
             if self.connection is not None:
