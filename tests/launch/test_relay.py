@@ -124,7 +124,7 @@ class Host:
         """Send what keeps live connections from counting as silent."""
         while True:
             self.learner.broadcast([BEAT])
-            for peer in list(self.learner._peers.by_peer):
+            for peer in list(self.learner._messenger.port.table.by_peer):
                 self.learner.send(peer, [BEAT])
             await asyncio.sleep(0.2)
 

@@ -113,23 +113,13 @@ class LearnerSession:
         self._roster = Roster(self.settings.max_workers)
         self._peers: Newest[bytes, Peer] = Newest(MAX_REMEMBERED)
         self._line = Line()
-        self._registrations = Allowance(
-            _REGISTRATIONS_AT_ONCE, _REGISTRATIONS_PER_S, at_first=_REGISTRATIONS_AT_FIRST
-        )
-        self._accounts = Allowance(_ACCOUNTS_AT_ONCE, _ACCOUNTS_PER_S)
-        self._calls: dict[int, Worker] = {}  # unanswered ones; only we add any
-        self._next_call = 1
-        self._config: Mapping[str, Any] | None = None
-        self._graphs: Mapping[str, PolicyGraph] = {}
-        self._snapshot: m.Snapshot | None = None
+        self._rates = _Rates()
+        self._calls = _Calls()
+        self._start_data = _StartData()
         self._goodbye: m.Bye | None = None
-        self._messages: list[tuple[Target, m.DownMessage]] = []
+        self._outbox = _Outbox()
         self._events: list[ev.LearnerEvent] = []
-        self._ack_due: dict[Worker, None] = {}  # in order of their fragments
-        self._given: set[bytes] = set()  # peers that get a snapshot with one of the messages above
-        self._now = 0.0
-        self._last_tick: float | None = None
-        self._last_beat = float("-inf")
+        self._clock = _Clock()
 
     # Commands
     # ----------------------------------------------------------------------------------------------
@@ -140,9 +130,9 @@ class LearnerSession:
         """Admit workers, including waiting ones, and send them this data once there is a snapshot
         as well.
         """
-        self._now = now
-        self._config = config
-        self._graphs = graphs
+        self._clock.now = now
+        self._start_data.config = config
+        self._start_data.graphs = graphs
         self._admit_waiting()
 
     def publish(self, snapshot: m.Snapshot, now: float) -> None:
@@ -151,14 +141,15 @@ class LearnerSession:
         Raises:
             LocalProtocolError: when its version is not above the previous one.
         """
-        self._now = now
+        self._clock.now = now
         if snapshot.version <= self.version:
             raise LocalProtocolError(
                 f"snapshot {snapshot.version} after {self.version}: versions must increase"
             )
-        self._snapshot = dataclasses.replace(snapshot, learner_incarnation=self.learner_incarnation)
+        snapshot = dataclasses.replace(snapshot, learner_incarnation=self.learner_incarnation)
+        self._start_data.snapshot = snapshot
         if self._roster.by_slot:
-            self._say(BROADCAST, self._snapshot)
+            self._say(BROADCAST, snapshot)
         self._admit_waiting()
 
     def deal(self, version: int, fragments: int) -> None:
@@ -167,7 +158,7 @@ class LearnerSession:
 
         The share of a lost worker goes to the others, or is held until one joins.
         """
-        self._send_grants(self.leases.deal(version, fragments, self._now))
+        self._send_grants(self.leases.deal(version, fragments, self._clock.now))
 
     def deal_again(self, fragments: int) -> None:
         """Lease ``fragments`` of the current deal again, because those received could not be
@@ -181,7 +172,7 @@ class LearnerSession:
 
         ``waiting`` fragments are queued or in use.
         """
-        self._send_grants(self.leases.stream(waiting, min_version, self._now))
+        self._send_grants(self.leases.stream(waiting, min_version, self._clock.now))
 
     def call(self, slot: int, method: str, args: Mapping[str, m.Plain]) -> int:
         """Ask a worker to run a method; return the id of the CallReplied that follows unless the
@@ -195,9 +186,7 @@ class LearnerSession:
         worker = self._roster.by_slot.get(slot)
         if worker is None:
             raise LocalProtocolError(f"no worker in slot {slot}; live slots: {self.slots}")
-        call_id = self._next_call
-        self._next_call += 1
-        self._calls[call_id] = worker
+        call_id = self._calls.open(worker)
         self._say_to(worker, m.Call(call_id, method, args))
         return call_id
 
@@ -205,7 +194,7 @@ class LearnerSession:
         """Count a worker as lost that is known to be gone, without waiting for its heartbeats to
         stop.
         """
-        self._now = now
+        self._clock.now = now
         worker = self._roster.by_slot.get(slot)
         if worker is not None:
             self._bury(worker, reason)
@@ -234,7 +223,8 @@ class LearnerSession:
     @property
     def version(self) -> int:
         """Version of the newest snapshot, -1 for none."""
-        return -1 if self._snapshot is None else self._snapshot.version
+        snapshot = self._start_data.snapshot
+        return -1 if snapshot is None else snapshot.version
 
     @property
     def slots(self) -> list[int]:
@@ -271,16 +261,7 @@ class LearnerSession:
         """Return the messages to send, in order, with one acknowledgement per worker, and clear the
         list.
         """
-        messages = self._messages
-        self._messages = []
-        messages += [
-            (worker.peer, m.Ack(worker.last_seq))
-            for worker in self._ack_due
-            if worker.peer is not None
-        ]
-        self._ack_due.clear()
-        self._given.clear()
-        return messages
+        return self._outbox.drain()
 
     def events(self) -> list[ev.LearnerEvent]:
         """Return the events so far, in order, and clear the list."""
@@ -323,11 +304,13 @@ class LearnerSession:
                 return
         match message:
             case m.Hello():
-                self._hello(Waiting(peer, message, key, key or host, now), has_unsent)
+                self._hello(
+                    Waiting(peer, message, key=key, source=key or host, since=now), has_unsent
+                )
             case m.StatusRequest(max_bytes):
-                if not self._peer(peer).hellos.take(self._now):
+                if not self._peer(peer).hellos.take(self._clock.now):
                     self._violated(peer, "asked for the status too often")
-                elif self._accounts.take(self._now):  # otherwise it asks again
+                elif self._rates.accounts.take(self._clock.now):  # otherwise it asks again
                     self._events.append(ev.StatusRequested(peer, max_bytes))
             case _ if worker is None:
                 self._stranger(peer, 0)
@@ -339,7 +322,7 @@ class LearnerSession:
                 if is_sound and is_through and self.leases.retire(worker.slot):
                     self._redeal()
             case m.SnapshotRequest(have_version):
-                snapshot = self._snapshot
+                snapshot = self._start_data.snapshot
                 if (
                     snapshot is not None
                     and have_version < snapshot.version
@@ -350,13 +333,18 @@ class LearnerSession:
                 if not fatal and not self._needless(worker, "failures", _FAILURE_COST):
                     return
                 self._events.append(
-                    ev.WorkerFailed(worker.slot, kind, text, traceback, worker.host_elsewhere)
+                    ev.WorkerFailed(
+                        slot=worker.slot,
+                        kind=kind,
+                        message=text,
+                        traceback=traceback,
+                        host=worker.host_elsewhere,
+                    )
                 )
                 if fatal:
                     self._bury(worker, f"failed: {one_line(text, _MAX_REASON)}", notify=False)
             case m.Reply(call_id, ok, result):
-                if self._calls.get(call_id) is worker:
-                    del self._calls[call_id]
+                if self._calls.answer(call_id, worker):
                     self._events.append(ev.CallReplied(worker.slot, call_id, ok, result))
                 else:
                     self._needless(worker, "unsolicited replies")
@@ -396,12 +384,11 @@ class LearnerSession:
         """Let time pass: count silent workers as lost, and send heartbeats if due."""
         transport = self.settings.transport
         self._note_time(now)
-        self._last_tick = now
+        self._clock.last_tick = now
         for worker in list(self._roster.by_slot.values()):
             patience_s = transport.heartbeat_timeout_s
-            if (
-                worker.state == m.BUILDING and not worker.hung_up
-            ):  # building can block the whole worker process
+            # building can block the whole worker process
+            if worker.state == m.BUILDING and not worker.hung_up:
                 patience_s = max(patience_s, transport.build_timeout_s)
             if now - worker.last_heard > patience_s:
                 self._bury(worker, "heartbeats stopped")
@@ -411,8 +398,8 @@ class LearnerSession:
         self._admit_waiting()
         self._events += self.leases.take_overdue(transport.lease_timeout_s, now)
         self._redeal()
-        if now - self._last_beat >= transport.heartbeat_interval_s:
-            self._last_beat = now
+        if now - self._clock.last_beat >= transport.heartbeat_interval_s:
+            self._clock.last_beat = now
             beat = m.LearnerBeat(self.learner_incarnation, self.version)
             self._say(BROADCAST, beat)
             for worker in self._roster.by_slot.values():
@@ -424,15 +411,15 @@ class LearnerSession:
         """Update the clock, and extend all deadlines by any time in which we stood still
         ourselves.
         """
-        self._now = now
-        stood_still = 0.0 if self._last_tick is None else now - self._last_tick
+        clock = self._clock
+        clock.now = now
+        stood_still = 0.0 if clock.last_tick is None else now - clock.last_tick
         if stood_still <= self.settings.transport.heartbeat_timeout_s / 2:
             return
-        self._last_tick = now
+        clock.last_tick = now
         self.leases.forgive(stood_still)
-        for (
-            worker
-        ) in self._roster.by_slot.values():  # first process the messages that arrived meanwhile
+        # first process the messages that arrived meanwhile
+        for worker in self._roster.by_slot.values():
             worker.last_heard += stood_still
 
     # Registration
@@ -446,21 +433,21 @@ class LearnerSession:
             self._say(peer, self._goodbye)
             return
         before = self._line.get(peer)
+        # the Hellos of several minutes of an ended one may arrive together, and cost no snapshot
         is_new = not (
             hello.incarnation in self._roster.by_incarnation
-            or self._has_ended(
-                hello
-            )  # its Hellos of several minutes may arrive together, and cost no snapshot
+            or self._has_ended(hello)
             or (before is not None and before.hello.incarnation == hello.incarnation)
         )
-        if not self._peer(peer).hellos.take(self._now, _NEW_COST if is_new else 1.0):
+        if not self._peer(peer).hellos.take(self._clock.now, _NEW_COST if is_new else 1.0):
             self._violated(peer, "said hello too often")
             return
-        wrong = self._refusal(hello)
-        if wrong is not None:
-            self._reject(peer, wrong)
+        refusal = self._refusal(hello)
+        if refusal is not None:
+            self._reject(peer, refusal)
             return
-        if self._is_settled(waiting, has_unsent) or has_unsent or peer in self._given:
+        is_settled = self._is_settled(waiting, has_unsent)
+        if is_settled or has_unsent or peer in self._outbox.given_snapshot:
             return  # if a snapshot is still unsent, the worker says Hello again
         self._admit_waiting()
         if before is not None or len(self._line) < self.settings.max_workers:
@@ -513,7 +500,7 @@ class LearnerSession:
                     self._bury(former, "its worker came back as another incarnation", notify=False)
                 self._roster.bind(worker, peer)
                 self._settled_in(peer)
-            worker.last_heard = self._now
+            worker.last_heard = self._clock.now
             if self._may_give(peer, has_unsent):  # otherwise it says Hello again
                 self._welcome(worker)
                 for lease in self.leases.outstanding_leases(worker.slot):
@@ -524,14 +511,11 @@ class LearnerSession:
         """Register waiting workers once configuration and snapshot exist, as fast as the rate limit
         allows.
         """
-        if not self._line or self._config is None or self._snapshot is None:
+        data = self._start_data
+        if not self._line or data.config is None or data.snapshot is None:
             return
-        trees = (self._snapshot.weights, self._snapshot.filters)
-        num_bytes = sum(
-            array.nbytes for tree in trees for arrays in tree.values() for array in arrays.values()
-        )
-        cost = min(_REGISTRATIONS_AT_ONCE, 1.0 + num_bytes / _SNAPSHOT_UNIT)
-        while self._line and self._registrations.take(self._now, cost):
+        cost = min(_REGISTRATIONS_AT_ONCE, 1.0 + _num_bytes(data.snapshot) / _SNAPSHOT_UNIT)
+        while self._line and self._rates.registrations.take(self._clock.now, cost):
             waiting = self._line.pop()
             if not self._peer(waiting.peer).is_dropped and not self._is_settled(waiting):
                 self._admit(waiting)
@@ -551,33 +535,39 @@ class LearnerSession:
             reason = f"all {self.settings.max_workers} slots are taken"
             self._say(peer, m.Refused(reason, True, m.RefusalCode.FULL, hello.incarnation))
             return
-        worker = self._roster.add(slot, hello, peer, waiting.key, self._now)
+        worker = self._roster.add(slot, hello, peer=peer, key=waiting.key, now=self._clock.now)
         self._settled_in(peer)
         self.ledger.open(worker.incarnation)
         self.leases.join(slot)
         self._events.append(
-            ev.WorkerJoined(slot, worker.incarnation, worker.host, worker.pid, worker.local)
+            ev.WorkerJoined(
+                slot=slot,
+                incarnation=worker.incarnation,
+                host=worker.host,
+                pid=worker.pid,
+                local=worker.local,
+            )
         )
         self._welcome(worker)
         self._redeal()
 
     def _welcome(self, worker: Worker) -> None:
         """Send a worker all data it needs to sample."""
-        config = self._config
-        snapshot = self._snapshot
+        config = self._start_data.config
+        snapshot = self._start_data.snapshot
         if config is None or snapshot is None:
             return
         life = config.get("life", 0) + self._roster.lives[worker.slot]
         welcome = m.Welcome(
-            worker.slot,
-            self.settings.num_workers,
-            self.run_id,
-            self.learner_incarnation,
-            {**config, "life": life} if life else config,
-            self._graphs,
-            snapshot,
-            worker.incarnation,
-            worker.last_seq,
+            slot=worker.slot,
+            num_workers=self.settings.num_workers,
+            run_id=self.run_id,
+            learner_incarnation=self.learner_incarnation,
+            config={**config, "life": life} if life else config,
+            graphs=self._start_data.graphs,
+            snapshot=snapshot,
+            incarnation=worker.incarnation,
+            acked_seq=worker.last_seq,
         )
         self._give(worker, welcome)
 
@@ -585,13 +575,13 @@ class LearnerSession:
         """Return whether a peer can get a snapshot now: not too often, nor before the last one has
         left us.
         """
-        is_soon = self._now - self._peer(peer).gave_snapshot < _SNAPSHOT_AGAIN_S
-        return not (is_soon or has_unsent or peer in self._given)
+        is_soon = self._clock.now - self._peer(peer).gave_snapshot < _SNAPSHOT_AGAIN_S
+        return not (is_soon or has_unsent or peer in self._outbox.given_snapshot)
 
     def _give(self, worker: Worker, message: m.Welcome | m.Snapshot) -> None:
         if worker.peer is not None:
-            self._peer(worker.peer).gave_snapshot = self._now
-            self._given.add(worker.peer)
+            self._peer(worker.peer).gave_snapshot = self._clock.now
+            self._outbox.given_snapshot.add(worker.peer)
             self._say_to(worker, message)
 
     # Registered workers
@@ -610,20 +600,22 @@ class LearnerSession:
             )
             return
         if not samples.first_version <= samples.last_version <= self.version:
-            wrong = (
+            fault = (
                 f"a fragment of policy versions {samples.first_version} to {samples.last_version}, "
                 f"but the newest is {self.version}"
             )
         else:
-            wrong = self.leases.use(worker.slot, samples.lease_id, samples.first_version, self._now)
-        if wrong:
-            self._worker_violated(worker, f"sent {wrong}")
+            fault = self.leases.use(
+                worker.slot, samples.lease_id, samples.first_version, self._clock.now
+            )
+        if fault:
+            self._worker_violated(worker, f"sent {fault}")
         elif self._report(worker, samples):
             worker.last_seq = samples.seq
-            self._ack_due.setdefault(worker)
+            self._outbox.ack_due.setdefault(worker)
             self._events.append(ev.SamplesAccepted(worker.slot, worker.incarnation, samples))
 
-    def _report(self, worker: Worker, said: m.Samples | m.Beat | m.Leaving) -> bool:
+    def _report(self, worker: Worker, message: m.Samples | m.Beat | m.Leaving) -> bool:
         """Enter the worker's count of sampled steps, within its leases plus the one fragment that
         has just arrived.
 
@@ -633,10 +625,12 @@ class LearnerSession:
         most = (self.leases.outstanding(worker.slot) + 1) * MAX_FRAGMENT_STEPS
         try:
             self.ledger.report(
-                worker.incarnation, said.sampled_total - said.abandoned_total, max_in_flight=most
+                worker.incarnation,
+                message.sampled_total - message.abandoned_total,
+                max_in_flight=most,
             )
-            if isinstance(said, m.Samples):
-                self.ledger.receive(worker.incarnation, said.env_steps)
+            if isinstance(message, m.Samples):
+                self.ledger.receive(worker.incarnation, message.env_steps)
         except RemoteProtocolError as error:
             self._worker_violated(worker, f"sent counts that do not add up: {error}")
             return False
@@ -646,7 +640,7 @@ class LearnerSession:
         """Count a needless message; return False if there were too many, for which the worker is
         lost.
         """
-        if worker.needless.take(self._now, cost):
+        if worker.needless.take(self._clock.now, cost):
             return True
         self._worker_violated(worker, f"sent too many {kind}")
         return False
@@ -655,14 +649,14 @@ class LearnerSession:
     # ----------------------------------------------------------------------------------------------
 
     def _say(self, target: Target, message: m.DownMessage) -> None:
-        self._messages.append((target, message))
+        self._outbox.messages.append((target, message))
 
     def _say_to(self, worker: Worker, message: m.DownMessage) -> None:
         """Queue a message for a worker; a worker without a connection gets all that matters when it
         comes back.
         """
         if worker.peer is not None:
-            self._messages.append((worker.peer, message))
+            self._outbox.messages.append((worker.peer, message))
 
     def _send_grants(self, grants: Iterable[Grant]) -> None:
         for slot, lease in grants:
@@ -670,7 +664,7 @@ class LearnerSession:
 
     def _redeal(self) -> None:
         """Lease the held fragments to the live workers."""
-        self._send_grants(self.leases.redeal(self._now))
+        self._send_grants(self.leases.redeal(self._clock.now))
 
     def _refuse_ended(self, peer: bytes, incarnation: str) -> None:
         reason = "this incarnation has ended and its samples count as lost; come back as a new one"
@@ -694,14 +688,18 @@ class LearnerSession:
             if notify:
                 self._refuse_ended(peer, worker.incarnation)
         self._roster.bury(worker)
-        self._ack_due.pop(worker, None)
-        self._calls = {
-            call_id: asked for call_id, asked in self._calls.items() if asked is not worker
-        }
+        self._outbox.ack_due.pop(worker, None)
+        self._calls.forget(worker)
         lost = self.ledger.close(worker.incarnation, reason.partition(":")[0])
         self.leases.drop_slot(worker.slot)
         self._events.append(
-            ev.WorkerLost(worker.slot, worker.incarnation, reason, lost, worker.host_elsewhere)
+            ev.WorkerLost(
+                slot=worker.slot,
+                incarnation=worker.incarnation,
+                reason=reason,
+                lost_env_steps=lost,
+                host=worker.host_elsewhere,
+            )
         )
         self._redeal()
 
@@ -732,14 +730,15 @@ class LearnerSession:
     # ----------------------------------------------------------------------------------------------
 
     def _peer(self, peer: bytes) -> Peer:
-        known = self._peers[peer] = self._peers.get(peer) or Peer()
-        return known
+        memory = self._peers.get(peer) or Peer()
+        self._peers[peer] = memory
+        return memory
 
     def _settled_in(self, peer: bytes) -> None:
         """Forget earlier messages of a peer that a worker uses now."""
-        known = self._peer(peer)
-        known.num_strange = 0
-        known.ended = ""
+        memory = self._peer(peer)
+        memory.num_strange = 0
+        memory.ended = ""
 
     def _is_dropped(self, peer: bytes) -> bool:
         """Return whether messages of a peer are ignored; a peer that keeps sending is remembered
@@ -749,16 +748,107 @@ class LearnerSession:
 
     def _stranger(self, peer: bytes, num_bytes: int) -> None:
         """Answer a message that is no Hello and came over a connection without a live worker."""
-        known = self._peer(peer)
-        known.num_strange += 1
-        if known.ended and known.num_strange <= _ENDED_GRACE:
+        memory = self._peer(peer)
+        memory.num_strange += 1
+        if memory.ended and memory.num_strange <= _ENDED_GRACE:
             # it may not know of its end yet, and have many messages in flight
-            self._refuse_ended(peer, known.ended)
+            self._refuse_ended(peer, memory.ended)
         elif num_bytes > MAX_STRANGER_BYTES:
             self._violated(peer, f"sent {num_bytes} bytes before saying hello")
-        elif known.num_strange > self.settings.hello_grace:
+        elif memory.num_strange > self.settings.hello_grace:
             self._violated(peer, "kept sending without saying hello")
         else:
             self._say(
                 peer, m.Refused("you spoke before saying hello", True, m.RefusalCode.HELLO_FIRST)
             )
+
+
+class _Outbox:
+    """Messages to send.
+
+    Attributes:
+        messages: recipients and messages, in order.
+        ack_due: workers that get an acknowledgement, as keys in order of their fragments.
+        given_snapshot: peers that get a snapshot with one of the messages.
+    """
+
+    def __init__(self) -> None:
+        self.messages: list[tuple[Target, m.DownMessage]] = []
+        self.ack_due: dict[Worker, None] = {}
+        self.given_snapshot: set[bytes] = set()
+
+    def drain(self) -> list[tuple[Target, m.DownMessage]]:
+        """Return the messages with one acknowledgement per worker, and clear everything."""
+        messages = self.messages
+        self.messages = []
+        messages += [
+            (worker.peer, m.Ack(worker.last_seq))
+            for worker in self.ack_due
+            if worker.peer is not None
+        ]
+        self.ack_due.clear()
+        self.given_snapshot.clear()
+        return messages
+
+
+class _Calls:
+    """Calls without an answer; only the learner adds any."""
+
+    def __init__(self) -> None:
+        self._next_id = 1
+        self._workers: dict[int, Worker] = {}
+
+    def open(self, worker: Worker) -> int:
+        """Return the id of a new call to a worker."""
+        call_id = self._next_id
+        self._next_id += 1
+        self._workers[call_id] = worker
+        return call_id
+
+    def answer(self, call_id: int, worker: Worker) -> bool:
+        """Close a call; return False if that worker has no such call."""
+        if self._workers.get(call_id) is not worker:
+            return False
+        del self._workers[call_id]
+        return True
+
+    def forget(self, lost: Worker) -> None:
+        """Forget the calls to a lost worker."""
+        self._workers = {
+            call_id: worker for call_id, worker in self._workers.items() if worker is not lost
+        }
+
+
+@dataclass(slots=True)
+class _StartData:
+    """All that a worker needs to sample; it comes bit by bit."""
+
+    config: Mapping[str, Any] | None = None
+    graphs: Mapping[str, PolicyGraph] = field(default_factory=dict)
+    snapshot: m.Snapshot | None = None
+
+
+@dataclass(slots=True)
+class _Clock:
+    """Times of the session: of its newest input, tick and heartbeat."""
+
+    now: float = 0.0
+    last_tick: float | None = None
+    last_beat: float = float("-inf")
+
+
+class _Rates:
+    """Limits of costly answers, over all connections."""
+
+    def __init__(self) -> None:
+        self.registrations = Allowance(
+            _REGISTRATIONS_AT_ONCE, _REGISTRATIONS_PER_S, at_first=_REGISTRATIONS_AT_FIRST
+        )
+        self.accounts = Allowance(_ACCOUNTS_AT_ONCE, _ACCOUNTS_PER_S)
+
+
+def _num_bytes(snapshot: m.Snapshot) -> int:
+    trees = (snapshot.weights, snapshot.filters)
+    return sum(
+        array.nbytes for tree in trees for arrays in tree.values() for array in arrays.values()
+    )

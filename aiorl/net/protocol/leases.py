@@ -158,7 +158,15 @@ class LeaseBook:
         holder = self._holders[slot]
         if not holder.owed:
             holder.since = now
-        lease = _Open(slot, self._next_id, fragments, fragments, min_version, min_version, deal)
+        lease = _Open(
+            slot=slot,
+            lease_id=self._next_id,
+            total=fragments,
+            left=fragments,
+            min_version=min_version,
+            oldest_min_version=min_version,
+            deal=deal,
+        )
         holder.leases[self._next_id] = lease
         self._next_id += 1
         return lease.grant()
@@ -227,23 +235,25 @@ class LeaseBook:
             for slot, holder in self._holders.items()
             if now - holder.since > timeout_s and not holder.is_overdue and holder.owed
         ]
-        taken: list[LeaseOverdue] = []
-        live = (each for each in self._holders.values() if not each.is_overdue)
-        slow = nlargest(len(late) + 1, live, key=lambda each: each.fragment_s)[::-1] if late else []
+        overdue: list[LeaseOverdue] = []
+        if not late:
+            return overdue
+        live = (holder for holder in self._holders.values() if not holder.is_overdue)
+        slow = nlargest(len(late) + 1, live, key=lambda holder: holder.fragment_s)[::-1]
         for slot, holder in late:
             waited_s = now - holder.since
             while slow[-1].is_overdue:
                 slow.pop()
-            others = (each for each in reversed(slow) if each is not holder and not each.is_overdue)
-            slowest_s = next(others, _Holder()).fragment_s
-            if (
-                waited_s > _PATIENCE * slowest_s
-                if slowest_s >= 0
-                else self._may_pass_over(waited_s, timeout_s)
-            ):
-                taken.append(LeaseOverdue(slot, holder.owed, waited_s))
+            rest = (peer for peer in reversed(slow) if peer is not holder and not peer.is_overdue)
+            slowest_s = next(rest, _Holder()).fragment_s
+            if slowest_s >= 0:
+                is_overdue = waited_s > _PATIENCE * slowest_s
+            else:
+                is_overdue = self._may_pass_over(waited_s, timeout_s)
+            if is_overdue:
+                overdue.append(LeaseOverdue(slot, holder.owed, waited_s))
                 self.retire(slot)
-        return taken
+        return overdue
 
     def retire(self, slot: int) -> bool:
         """Stop waiting for the fragments a worker owes, which can still arrive; return False if we
@@ -254,8 +264,9 @@ class LeaseBook:
             return False
         holder.is_overdue = True
         for lease in holder.leases.values():
-            self.held += lease.left * lease.deal
-            lease.deal = False
+            if lease.deal:
+                self.held += lease.left
+                lease.deal = False
         if self.pacing is not None:
             self.pacing.write_off(slot)
         return True
@@ -289,7 +300,7 @@ class LeaseBook:
 
 
 @dataclass(slots=True)
-class _Held:
+class _Usage:
     lease: Lease
     begun: int = 0
     open: int = 0
@@ -299,39 +310,42 @@ class WorkerLeases:
     """A worker's leases: the fragments that it can begin now, and those that it has begun."""
 
     def __init__(self) -> None:
-        self._leases: dict[int, _Held] = {}
+        self._leases: dict[int, _Usage] = {}
 
     def add(self, lease: Lease) -> bool:
         """Add or raise a lease; return False if the message contains nothing new."""
-        held = self._leases.get(lease.lease_id)
-        if held is None:
+        usage = self._leases.get(lease.lease_id)
+        if usage is None:
             self._forget_exhausted()
-            self._leases[lease.lease_id] = _Held(lease)
+            self._leases[lease.lease_id] = _Usage(lease)
             return True
-        if lease.fragments <= held.lease.fragments and lease.min_version <= held.lease.min_version:
+        if (
+            lease.fragments <= usage.lease.fragments
+            and lease.min_version <= usage.lease.min_version
+        ):
             return False
-        fragments = max(lease.fragments, held.lease.fragments)
-        held.lease = Lease(
-            lease.lease_id, fragments, max(lease.min_version, held.lease.min_version)
+        fragments = max(lease.fragments, usage.lease.fragments)
+        usage.lease = Lease(
+            lease.lease_id, fragments, max(lease.min_version, usage.lease.min_version)
         )
         return True
 
     def available(self, version: int) -> int:
         """Return the number of fragments that can begin with a policy of this version."""
         return sum(
-            held.lease.fragments - held.begun
-            for held in self._leases.values()
-            if held.lease.min_version <= version
+            usage.lease.fragments - usage.begun
+            for usage in self._leases.values()
+            if usage.lease.min_version <= version
         )
 
     def begin(self, version: int) -> int | None:
         """Begin a fragment under the oldest lease that allows it; return the lease id, or None if
         none does.
         """
-        for lease_id, held in self._leases.items():
-            if held.begun < held.lease.fragments and held.lease.min_version <= version:
-                held.begun += 1
-                held.open += 1
+        for lease_id, usage in self._leases.items():
+            if usage.begun < usage.lease.fragments and usage.lease.min_version <= version:
+                usage.begun += 1
+                usage.open += 1
                 return lease_id
         return None
 
@@ -339,10 +353,10 @@ class WorkerLeases:
         """End a fragment that was begun; return False if it does not belong to a lease still
         held.
         """
-        held = self._leases.get(lease_id)
-        if held is None or not held.open:
+        usage = self._leases.get(lease_id)
+        if usage is None or not usage.open:
             return False
-        held.open -= 1
+        usage.open -= 1
         return True
 
     def give_back(self, lease_id: int) -> bool:
@@ -358,9 +372,9 @@ class WorkerLeases:
         """Return the lowest version that would allow a fragment, or None if no lease is left."""
         return min(
             (
-                held.lease.min_version
-                for held in self._leases.values()
-                if held.begun < held.lease.fragments
+                usage.lease.min_version
+                for usage in self._leases.values()
+                if usage.begun < usage.lease.fragments
             ),
             default=None,
         )
@@ -368,7 +382,7 @@ class WorkerLeases:
     @property
     def begun(self) -> int:
         """Fragments begun and not finished."""
-        return sum(held.open for held in self._leases.values())
+        return sum(usage.open for usage in self._leases.values())
 
     def clear(self) -> None:
         """Forget every lease."""
@@ -377,8 +391,8 @@ class WorkerLeases:
     def _forget_exhausted(self) -> None:
         if len(self._leases) < _KEPT_EXHAUSTED:
             return
-        for lease_id, held in list(self._leases.items()):
-            if held.begun >= held.lease.fragments and not held.open:
+        for lease_id, usage in list(self._leases.items()):
+            if usage.begun >= usage.lease.fragments and not usage.open:
                 del self._leases[lease_id]
             if len(self._leases) < _KEPT_EXHAUSTED:
                 return

@@ -109,9 +109,17 @@ class Roster:
 
     def add(self, slot: int, hello: Hello, peer: bytes, key: str | None, now: float) -> Worker:
         """Register an incarnation."""
-        is_local = self.reserved.get(slot) == hello.worker_id
-        names = (hello.incarnation, hello.worker_id, hello.host, hello.pid)
-        worker = Worker(slot, *names, is_local, key, peer, now)
+        worker = Worker(
+            slot=slot,
+            incarnation=hello.incarnation,
+            worker_id=hello.worker_id,
+            host=hello.host,
+            pid=hello.pid,
+            local=self.reserved.get(slot) == hello.worker_id,
+            key=key,
+            peer=peer,
+            last_heard=now,
+        )
         self.by_slot[slot] = self.by_process[hello.worker_id] = worker
         self.by_peer[peer] = self.by_incarnation[hello.incarnation] = worker
         return worker
@@ -182,9 +190,8 @@ class Line:
 
     def __init__(self) -> None:
         self._waiting: dict[bytes, Waiting] = {}
-        self._turns: OrderedDict[str, OrderedDict[bytes, None]] = (
-            OrderedDict()
-        )  # their peers by source, next one first
+        # their peers by source, next one first
+        self._turns: OrderedDict[str, OrderedDict[bytes, None]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._waiting)
