@@ -96,26 +96,16 @@ class WorkerSession:
         self._make_incarnation = make_incarnation
         self._leases = WorkerLeases()
         self._fragments = _SentFragments(settings)
-        self._is_linked = False
-        self._link_words = "no connection yet"
-        self._is_greeting = (
-            True  # a Hello is due or unanswered; until then nothing else may be sent
-        )
-        self._hello_wait_s = _FIRST_HELLO_WAIT_S
-        self._next_hello = self._last_hello = float("-inf")
+        self._link = _Link()
+        self._greeting = _Greeting()
         self._refusal = ""  # the learner's reason for refusing us
         self._is_learner_unready = False
-        self._learners_version = -1
-        self._snapshot_wait_s = _SNAPSHOT_WAIT_S
-        self._behind_since: float | None = None
+        self._catching_up = _CatchingUp()
         self._out: list[m.UpMessage] = []
         self._events: list[ev.WorkerEvent] = []
-        self._last_heard = float("-inf")
-        self._last_tick: float | None = None
-        self._last_beat = float("-inf")
+        self._heartbeat = _Heartbeat()
+        self._silence = _Silence()
         self._former_slot = 0
-        self._in_env_s = 0.0
-        self._doing = ""
 
     # Connection
     # ----------------------------------------------------------------------------------------------
@@ -126,7 +116,7 @@ class WorkerSession:
         """
         if self.state is WorkerState.ENDED:
             return
-        self._is_linked = True
+        self._link.is_up = True
         self._greet(now)
         self._say_hello(now)
 
@@ -134,8 +124,8 @@ class WorkerSession:
         """Note the loss of the connection; sampling continues within the leases until the learner
         counts as silent.
         """
-        self._is_linked = False
-        self._link_words = reason or "the connection broke"
+        self._link.is_up = False
+        self._link.reason = reason or "the connection broke"
         self._greet(now)
 
     def receive(self, message: m.Message, now: float) -> None:
@@ -146,9 +136,10 @@ class WorkerSession:
         """
         if self.state is WorkerState.ENDED:
             return
-        self._last_heard = now
+        self._silence.last_heard = now
         if self.state is WorkerState.PAUSED:
-            self._hurry(now)
+            # the learner is alive: do not wait for the backoff
+            self._greeting.hurry(now)
         match message:
             case m.Welcome():
                 self._welcomed(message, now)
@@ -159,7 +150,7 @@ class WorkerSession:
             case m.LearnerBeat():
                 self._learner_beat(message, now)
             case m.Ack() | m.Lease() | m.Snapshot() | m.Call() if (
-                not self.slot or self._is_greeting
+                not self.slot or self._greeting.is_due
             ):
                 pass
             case m.Ack():
@@ -203,35 +194,27 @@ class WorkerSession:
         silent learner.
         """
         transport = self.settings.transport
-        stood_still = 0.0 if self._last_tick is None else now - self._last_tick
-        self._last_tick = now
+        silence = self._silence
+        stood_still = silence.tick(now)
         if self.state is WorkerState.ENDED:
             return
         if self.state is WorkerState.REGISTERED and stood_still > transport.heartbeat_timeout_s / 2:
             # the pause was ours: first process the messages that arrived meanwhile
-            self._last_heard = min(now, self._last_heard + stood_still)
-        if (
-            self.state is WorkerState.REGISTERED
-            and now - self._last_heard > transport.heartbeat_timeout_s
-        ):
+            silence.last_heard = min(now, silence.last_heard + stood_still)
+        silent_s = now - silence.last_heard
+        if self.state is WorkerState.REGISTERED and silent_s > transport.heartbeat_timeout_s:
             self.state = WorkerState.PAUSED
             self._greet(now)
-            self._events.append(
-                ev.LearnerLost(f"the learner has been silent for {now - self._last_heard:.0f} s")
-            )
-        if self._is_linked and self._is_greeting and now >= self._next_hello:
+            self._events.append(ev.LearnerLost(f"the learner has been silent for {silent_s:.0f} s"))
+        greeting = self._greeting
+        if self._link.is_up and greeting.is_due and now >= greeting.next_hello:
             self._say_hello(now)
         if not self._may_speak():
             return
-        if now - self._last_beat >= transport.heartbeat_interval_s:
+        if now - self._heartbeat.last_sent >= transport.heartbeat_interval_s:
             self._say(self.beat(), now)
-        needed = self._leases.version_needed()
-        if max(self._learners_version, -1 if needed is None else needed) <= self.version:
-            self._behind_since = None
-        elif self._behind_since is None:
-            self._behind_since = now
-        elif now - self._behind_since >= self._snapshot_wait_s:
-            self._ask_snapshot(now)
+        if self._catching_up.must_ask(self.version, self._leases.version_needed(), now):
+            self._say(m.SnapshotRequest(self.version), now)
 
     # Sampling
     # ----------------------------------------------------------------------------------------------
@@ -278,12 +261,12 @@ class WorkerSession:
         """Set the activity for the next heartbeat, which is sent immediately if the learner acts on
         it.
         """
-        if state != self._doing and not {m.BUILDING, m.OUT_OF_DATA}.isdisjoint(
-            (state, self._doing)
-        ):
-            self._last_beat = float("-inf")
-        self._doing = state
-        self._in_env_s = in_env_s
+        heartbeat = self._heartbeat
+        acted_on = {m.BUILDING, m.OUT_OF_DATA}
+        if state != heartbeat.activity and not acted_on.isdisjoint((state, heartbeat.activity)):
+            heartbeat.send_soon()
+        heartbeat.activity = state
+        heartbeat.in_env_s = in_env_s
 
     @property
     def sampled_total(self) -> int:
@@ -325,8 +308,9 @@ class WorkerSession:
 
     def beat(self) -> m.Beat:
         """Return the current heartbeat."""
-        state = self._doing or ("sampling" if self._leases.begun else "waiting")
-        return m.Beat(self.sampled_total, state, self._in_env_s)
+        heartbeat = self._heartbeat
+        state = heartbeat.activity or ("sampling" if self._leases.begun else "waiting")
+        return m.Beat(self.sampled_total, state, heartbeat.in_env_s)
 
     def messages_to_send(self) -> list[m.UpMessage]:
         """Return the messages to send, in order, and clear the list.
@@ -350,13 +334,11 @@ class WorkerSession:
             return f"ended: {self._refusal}" if self._refusal else "ended"
         if self.state is not WorkerState.REGISTERED:
             return self._waiting_text(now)
-        if not self._is_linked:
-            doing = (
-                "finishing leased fragments"
-                if self._leases.begun
-                else "waiting for it to come back"
-            )
-            return f"the connection is gone ({self._link_words}): {doing}"
+        if not self._link.is_up:
+            activity = "waiting for it to come back"
+            if self._leases.begun:
+                activity = "finishing leased fragments"
+            return f"the connection is gone ({self._link.reason}): {activity}"
         needed = self._leases.version_needed()
         if self._fragments.is_full(self._leases.begun):
             return f"waiting for the learner to acknowledge {self.num_unacked} fragments"
@@ -372,20 +354,19 @@ class WorkerSession:
     # ----------------------------------------------------------------------------------------------
 
     def _waiting_text(self, now: float) -> str:
-        if not self._is_linked:
-            return f"cannot reach the learner: {self._link_words}; trying again"
-        every = f"trying again every {self._hello_wait_s:g} s"
+        if not self._link.is_up:
+            return f"cannot reach the learner: {self._link.reason}; trying again"
+        every = f"trying again every {self._greeting.wait_s:g} s"
         if self.state is WorkerState.PAUSED:
-            return f"learner silent for {now - self._last_heard:.0f} s: {every}"
+            return f"learner silent for {now - self._silence.last_heard:.0f} s: {every}"
         if self._refusal:
             return f"the learner says: {self._refusal}; {every}"
-        return (
-            f"waiting for the learner to {'get ready' if self._is_learner_unready else 'answer'};"
-            f" {every}"
-        )
+        step = "get ready" if self._is_learner_unready else "answer"
+        return f"waiting for the learner to {step}; {every}"
 
     def _may_speak(self) -> bool:
-        return self._is_linked and not self._is_greeting and self.state is WorkerState.REGISTERED
+        is_greeted = self._link.is_up and not self._greeting.is_due
+        return is_greeted and self.state is WorkerState.REGISTERED
 
     def _may_begin(self) -> bool:
         return self.state is WorkerState.REGISTERED and not self._fragments.is_full(
@@ -395,37 +376,26 @@ class WorkerSession:
     def _say(self, message: m.UpMessage, now: float) -> None:
         self._out.append(message)
         if isinstance(message, (m.Beat, m.Samples)):
-            self._last_beat = now
+            self._heartbeat.last_sent = now
 
     def _greet(self, now: float) -> None:
         """Send only Hello from now on, until the learner answers."""
-        self._is_greeting = True
-        self._hello_wait_s = min(_FIRST_HELLO_WAIT_S, self.settings.transport.reconnect_max_s)
-        self._next_hello = now
+        self._greeting.restart(now, self.settings.transport.reconnect_max_s)
         self._out.clear()
-
-    def _hurry(self, now: float) -> None:
-        """Say Hello at the next tick instead of waiting for the backoff, because the learner is
-        alive.
-        """
-        if now - self._last_hello >= _HELLO_AGAIN_S:
-            self._next_hello = now
 
     def _say_hello(self, now: float) -> None:
         settings = self.settings
-        self._last_hello = now
-        self._next_hello = now + self._hello_wait_s
-        self._hello_wait_s = min(2 * self._hello_wait_s, settings.transport.reconnect_max_s)
+        self._greeting.sent(now, settings.transport.reconnect_max_s)
         self._out = [
             m.Hello(
-                m.PROTOCOL_VERSION,
-                "",
-                settings.worker_id,
-                self.incarnation,
-                self.slot or self._former_slot or settings.slot_hint,
-                settings.host,
-                settings.pid,
-                self.learner_incarnation,
+                protocol=m.PROTOCOL_VERSION,
+                run_id="",
+                worker_id=settings.worker_id,
+                incarnation=self.incarnation,
+                slot_hint=self.slot or self._former_slot or settings.slot_hint,
+                host=settings.host,
+                pid=settings.pid,
+                learner_incarnation=self.learner_incarnation,
             )
         ]
 
@@ -438,7 +408,8 @@ class WorkerSession:
         first = not self.slot
         was_paused = self.state is WorkerState.PAUSED
         self.state = WorkerState.REGISTERED
-        self._is_greeting = self._is_learner_unready = False
+        self._greeting.is_due = False
+        self._is_learner_unready = False
         self._refusal = ""
         self.slot = welcome.slot
         self.learner_incarnation = welcome.learner_incarnation
@@ -450,15 +421,13 @@ class WorkerSession:
             if was_paused:
                 self._events.append(ev.LearnerBack())
         self._acked(m.Ack(welcome.acked_seq, resend=True), now)
-        self._last_beat = float(
-            "-inf"
-        )  # beat at the next tick: the totals may have been lost on the way
+        self._heartbeat.send_soon()  # the totals may have been lost on the way
 
     def _refused(self, refusal: m.Refused, now: float) -> None:
         if refusal.incarnation and refusal.incarnation != self.incarnation:
             return
         if refusal.code == m.RefusalCode.HELLO_FIRST:
-            if now - self._last_hello >= _HELLO_AGAIN_S:
+            if self._greeting.may_repeat(now):
                 self._greet(now)
                 self._say_hello(now)
             return
@@ -479,7 +448,8 @@ class WorkerSession:
             self._events.append(ev.Shutdown(bye.reason, final=False))
             self._reincarnate(f"the learner said goodbye: {bye.reason}", now)
             self._refusal = bye.reason
-            self._next_hello = now + self._hello_wait_s  # the learner is about to leave
+            # the learner is about to leave
+            self._greeting.next_hello = now + self._greeting.wait_s
 
     def _learner_beat(self, beat: m.LearnerBeat, now: float) -> None:
         if not self.slot:
@@ -487,7 +457,7 @@ class WorkerSession:
         elif beat.learner_incarnation != self.learner_incarnation:
             self._reincarnate("the learner was restarted", now)
         else:
-            self._learners_version = max(self._learners_version, beat.version)
+            self._catching_up.announced(beat.version)
 
     def _reincarnate(self, reason: str, now: float) -> None:
         """Start over as a new incarnation; the learner counts the old one as lost, or is another
@@ -502,11 +472,11 @@ class WorkerSession:
         self._refusal = ""
         self._leases.clear()
         self._fragments.reset()
-        self._in_env_s = 0.0
-        self._doing = ""
+        self._heartbeat.in_env_s = 0.0
+        self._heartbeat.activity = ""
         self._events.append(ev.Reincarnated(reason))
         self._greet(now)
-        if self._is_linked:
+        if self._link.is_up:
             self._say_hello(now)
 
     def _acked(self, ack: m.Ack, now: float) -> None:
@@ -519,22 +489,137 @@ class WorkerSession:
         """Begin with a snapshot of this version; a newer one may be in flight, so wait a second
         before asking.
         """
-        self.version = self._learners_version = version
-        self._snapshot_wait_s = _SNAPSHOT_WAIT_S
-        self._behind_since = None
+        self.version = version
+        self._catching_up.learners_version = version
+        self._catching_up.reset()
 
     def _take_snapshot(self, snapshot: m.Snapshot) -> None:
-        self._learners_version = max(self._learners_version, snapshot.version)
+        self._catching_up.announced(snapshot.version)
         if snapshot.version > self.version:
             self.version = snapshot.version
-            self._snapshot_wait_s = _SNAPSHOT_WAIT_S
-            self._behind_since = None
+            self._catching_up.reset()
             self._events.append(ev.SnapshotReceived(snapshot))
 
-    def _ask_snapshot(self, now: float) -> None:
-        self._say(m.SnapshotRequest(self.version), now)
-        self._behind_since = now
-        self._snapshot_wait_s = min(2 * self._snapshot_wait_s, _MAX_SNAPSHOT_WAIT_S)
+
+@dataclass(slots=True)
+class _Link:
+    """The connection, and in plain words why there is none."""
+
+    is_up: bool = False
+    reason: str = "no connection yet"
+
+
+@dataclass(slots=True)
+class _Greeting:
+    """Hellos and the pauses between them.
+
+    Attributes:
+        is_due: True if a Hello is due or unanswered; until then nothing else may be sent.
+        wait_s: pause after the next Hello, seconds.
+        next_hello: time from which on the next one may be sent.
+        last_hello: time of the last one.
+    """
+
+    is_due: bool = True
+    wait_s: float = _FIRST_HELLO_WAIT_S
+    next_hello: float = float("-inf")
+    last_hello: float = float("-inf")
+
+    def restart(self, now: float, max_wait_s: float) -> None:
+        """Begin again, with a Hello now."""
+        self.is_due = True
+        self.wait_s = min(_FIRST_HELLO_WAIT_S, max_wait_s)
+        self.next_hello = now
+
+    def sent(self, now: float, max_wait_s: float) -> None:
+        """Record a Hello, and double the pause after the one that follows."""
+        self.last_hello = now
+        self.next_hello = now + self.wait_s
+        self.wait_s = min(2 * self.wait_s, max_wait_s)
+
+    def may_repeat(self, now: float) -> bool:
+        """Return whether the last Hello is long enough ago for another."""
+        return now - self.last_hello >= _HELLO_AGAIN_S
+
+    def hurry(self, now: float) -> None:
+        """Say Hello at the next tick instead of waiting for the backoff."""
+        if self.may_repeat(now):
+            self.next_hello = now
+
+
+@dataclass(slots=True)
+class _CatchingUp:
+    """Requests for a snapshot that this worker has missed.
+
+    Attributes:
+        learners_version: newest version the learner is known to have.
+        wait_s: time for which this worker may be behind before it asks, seconds.
+        since: time since which it is behind, or of its last request; None if it is not behind.
+    """
+
+    learners_version: int = -1
+    wait_s: float = _SNAPSHOT_WAIT_S
+    since: float | None = None
+
+    def announced(self, version: int) -> None:
+        """Note a version that the learner has."""
+        self.learners_version = max(self.learners_version, version)
+
+    def reset(self) -> None:
+        """Wait a second before asking, because a newer snapshot may be in flight."""
+        self.wait_s = _SNAPSHOT_WAIT_S
+        self.since = None
+
+    def must_ask(self, version: int, needed: int | None, now: float) -> bool:
+        """Return whether to ask for a snapshot now; if so, the next pause is twice as long.
+
+        Args:
+            version: the worker's version.
+            needed: version that a lease requires, None if there is no lease.
+            now: the time in seconds.
+        """
+        if max(self.learners_version, -1 if needed is None else needed) <= version:
+            self.since = None
+        elif self.since is None:
+            self.since = now
+        elif now - self.since >= self.wait_s:
+            self.since = now
+            self.wait_s = min(2 * self.wait_s, _MAX_SNAPSHOT_WAIT_S)
+            return True
+        return False
+
+
+@dataclass(slots=True)
+class _Heartbeat:
+    """What the next heartbeat says, and when the learner last heard our totals.
+
+    Attributes:
+        activity: activity to report, "" for sampling or waiting.
+        in_env_s: duration of the running environment call, seconds.
+        last_sent: time of the last message with the totals.
+    """
+
+    activity: str = ""
+    in_env_s: float = 0.0
+    last_sent: float = float("-inf")
+
+    def send_soon(self) -> None:
+        """Make a heartbeat due at the next tick."""
+        self.last_sent = float("-inf")
+
+
+@dataclass(slots=True)
+class _Silence:
+    """How long the learner has been silent, and how long we stood still ourselves."""
+
+    last_heard: float = float("-inf")
+    last_tick: float | None = None
+
+    def tick(self, now: float) -> float:
+        """Return the seconds since the last tick, 0 for the first."""
+        elapsed_s = 0.0 if self.last_tick is None else now - self.last_tick
+        self.last_tick = now
+        return elapsed_s
 
 
 class _SentFragments:
@@ -568,9 +653,11 @@ class _SentFragments:
         are acknowledged.
         """
         settings = self._settings
-        held = len(self._unacked) + begun
-        expected = self._bytes + (begun + 1) * self._newest_bytes
-        return held >= settings.max_unacked or (held > 0 and expected > settings.max_unacked_bytes)
+        num_fragments = len(self._unacked) + begun
+        if num_fragments >= settings.max_unacked:
+            return True
+        expected_bytes = self._bytes + (begun + 1) * self._newest_bytes
+        return num_fragments > 0 and expected_bytes > settings.max_unacked_bytes
 
     def add(self, samples: m.Samples) -> m.Samples:
         """Keep a finished fragment, and return the message to send, with its number and the
