@@ -127,30 +127,25 @@ class Pacing:
         largest: int | None = None,
     ) -> None:
         self._batch = fragments_per_batch
-        self._max_lag = max_policy_lag
-        self._reach = float(max_policy_lag or 0)
         self.per_worker = per_worker
-        self.largest = (
-            _UNBOUNDED if max_policy_lag is None else (max_policy_lag + 1) * fragments_per_batch
-        )
+        self.largest = _UNBOUNDED
+        if max_policy_lag is not None:
+            self.largest = (max_policy_lag + 1) * fragments_per_batch
         if largest is not None:
             self.largest = min(self.largest, max(largest, fragments_per_batch))
-        self._step = self._reach * _STEP * min(1.0, _MANY / self.largest)
+        self._reach = _Reach(max_policy_lag, self.largest)
         self.budget = min(_FIRST_BATCHES * fragments_per_batch, self.largest)
         self.outstanding = 0
         self._paces: dict[int, _Pace] = {}
         self._ready: list[_Turn] = []
         self._trials: list[_Turn] = []
         self._num_turns = 0
-        self._level_s = (
-            0.0  # ``share_s`` of the worker that was leased a fragment last, except for trials
-        )
+        # ``share_s`` of the worker that was leased a fragment last, except for trials
+        self._level_s = 0.0
         self._num_on_trial = 0  # workers that owe a trial
-        self._update_s = 0.0
-        self._last_update = float("-inf")
+        self._updates = _Updates()
         self._looked = float("-inf")
-        self._held_back = False
-        self._num_arrived = self._num_stale = self._num_at_change = 0
+        self._num_at_change = 0  # fragments that had arrived when the budget was last changed
 
     # Workers
     # ----------------------------------------------------------------------------------------------
@@ -186,14 +181,11 @@ class Pacing:
         took_s = max(0.0, now - max(begun, pace.last_arrival))
         pace.last_arrival = now
         pace.num_brought += 1
-        self._num_arrived += 1
-        if self._max_lag:
-            self._reach = min(self._max_lag, self._reach + _MAX_STALE * self._step)
+        self._reach.arrived()
         pace.was_trial = self._end_trial(pace)
         if pace.was_trial or pace.mean_s < 0:
-            pace.needs_trial = (
-                pace.num_brought < 2
-            )  # the first one, in which environments were built, says little
+            # the first one, in which environments were built, says little
+            pace.needs_trial = pace.num_brought < 2
             pace.mean_s = took_s
             pace.deviation_s = took_s / 4
         else:
@@ -206,19 +198,20 @@ class Pacing:
 
     def outdated(self, slot: int) -> None:
         """Record that a fragment was discarded because the policy had outrun it."""
-        self._num_stale += 1
+        self._reach.num_stale += 1
         pace = self._paces.get(slot)
-        if pace is not None and not pace.was_trial and self._max_lag:
-            self._reach = max(_LEAST_REACH * self._max_lag, self._reach - self._step)
+        if pace is not None and not pace.was_trial and self._reach.max_lag:
+            self._reach.shorten()
             self._change(min(self.budget, self._largest_now()))
 
     def slow_workers(self) -> list[SlowWorker]:
         """Return the workers left out because the policy outruns their fragments."""
-        each_s = self._update_s or float("inf")
-        left_out = [
-            pace for pace in self._paces.values() if pace.needs_trial and pace.num_brought > 1
+        update_s = self._updates.mean_s or float("inf")
+        return [
+            SlowWorker(slot=pace.slot, fragment_s=pace.mean_s, updates=pace.mean_s / update_s)
+            for pace in self._paces.values()
+            if pace.needs_trial and pace.num_brought > 1
         ]
-        return [SlowWorker(pace.slot, pace.mean_s, pace.mean_s / each_s) for pace in left_out]
 
     # The learner
     # ----------------------------------------------------------------------------------------------
@@ -231,15 +224,13 @@ class Pacing:
             queued: fragments that wait for a later batch.
             now: the time in seconds.
         """
-        took_s = now - self._last_update
-        is_first = self._last_update == float("-inf")
-        self._last_update = now
-        was_held_back = self._held_back
-        self._held_back = False
-        if is_first:
+        updates = self._updates
+        was_held_back = updates.held_back
+        updates.held_back = False
+        took_s = updates.ended(now)
+        if took_s is None:
             return
-        self._update_s += (_UPDATE_SMOOTHING if self._update_s else 1.0) * (took_s - self._update_s)
-        if self._num_arrived - self._num_at_change < self.outstanding:
+        if self._reach.num_arrived - self._num_at_change < self.outstanding:
             return  # the effect of the previous change does not show yet
         if waited_s > _STARVED * took_s:
             if was_held_back:
@@ -251,12 +242,12 @@ class Pacing:
         budget = min(max(budget, 2 * self._batch), self._largest_now())
         if budget != self.budget:
             self.budget = budget
-            self._num_at_change = self._num_arrived
+            self._num_at_change = self._reach.num_arrived
 
     def _largest_now(self) -> int:
-        if not self._max_lag:
+        if not self._reach.max_lag:
             return self.largest
-        return min(self.largest, int((self._reach + 1) * self._batch))
+        return min(self.largest, int((self._reach.versions + 1) * self._batch))
 
     # Leases
     # ----------------------------------------------------------------------------------------------
@@ -271,26 +262,27 @@ class Pacing:
         """
         if now - self._looked >= _LOOK_AGAIN_S:
             self._looked = now
-            for pace in self._paces.values():
-                if pace.needs_trial and pace.num_brought > 1 and self._keeps_up(pace, waiting, now):
-                    pace.needs_trial = False
-                    self._line_up(pace)
+            for candidate in self._paces.values():
+                is_left_out = candidate.needs_trial and candidate.num_brought > 1
+                if is_left_out and self._keeps_up(candidate, waiting, now):
+                    candidate.needs_trial = False
+                    self._line_up(candidate)
         chosen: list[int] = []
         while self.budget - waiting - self.outstanding > 0:
-            next_one = self._whose_turn(waiting, now)
-            if next_one is None:
+            pace = self._whose_turn(waiting, now)
+            if pace is None:
                 return chosen
-            chosen.append(next_one.slot)
-            next_one.owed += 1
+            chosen.append(pace.slot)
+            pace.owed += 1
             self.outstanding += 1
-            next_one.share_s += max(0.0, next_one.mean_s)
-            if next_one.needs_trial:
-                next_one.owes_trial = True
+            pace.share_s += max(0.0, pace.mean_s)
+            if pace.needs_trial:
+                pace.owes_trial = True
                 self._num_on_trial += 1
             else:
-                self._level_s = next_one.share_s
-                self._line_up(next_one)
-        self._held_back = True
+                self._level_s = pace.share_s
+                self._line_up(pace)
+        self._updates.held_back = True
         return chosen
 
     def check_valid(self) -> None:
@@ -312,18 +304,14 @@ class Pacing:
 
     def _whose_turn(self, waiting: int, now: float) -> _Pace | None:
         """Return the worker that is next, or None if no worker may owe another fragment."""
-        are_trials_first = self._num_on_trial < max(1, self.budget // 2)
-        for line in (
-            (self._trials, self._ready) if are_trials_first else (self._ready, self._trials)
-        ):
+        lines = (self._ready, self._trials)
+        if self._num_on_trial < max(1, self.budget // 2):
+            lines = (self._trials, self._ready)
+        for line in lines:
             while line:
                 first, _, turn, pace = line[0]
-                if (
-                    turn == pace.turn
-                    and line is self._trials
-                    and first
-                    and not self._may_try_again(waiting)
-                ):
+                has_failed = line is self._trials and first > 0
+                if turn == pace.turn and has_failed and not self._may_try_again(waiting):
                     break
                 heapq.heappop(line)
                 if turn != pace.turn:
@@ -339,19 +327,24 @@ class Pacing:
     def _line_up(self, pace: _Pace) -> None:
         """Put a worker in line if it may owe another fragment."""
         pace.turn = 0
-        line = self._trials if pace.needs_trial else self._ready
-        if len(line) > _MAX_LINE + 4 * len(
-            self._paces
-        ):  # most entries are stale: newer ones replace them
+        if pace.needs_trial:
+            line = self._trials
+            max_owed = 1
+            first = pace.num_failed
+            share_s = 0.0
+        else:
+            line = self._ready
+            max_owed = self.per_worker
+            first = pace.owed
+            share_s = pace.share_s
+        # most entries of a long line are stale: newer ones replace them
+        if len(line) > _MAX_LINE + 4 * len(self._paces):
             line[:] = [entry for entry in line if entry[2] == entry[3].turn]
             heapq.heapify(line)
-        if pace.owed < (1 if pace.needs_trial else self.per_worker):
+        if pace.owed < max_owed:
             self._num_turns += 1
             pace.turn = self._num_turns
-            first = pace.num_failed if pace.needs_trial else pace.owed
-            heapq.heappush(
-                line, (first, 0.0 if pace.needs_trial else pace.share_s, pace.turn, pace)
-            )
+            heapq.heappush(line, (first, share_s, pace.turn, pace))
 
     def _end_trial(self, pace: _Pace) -> bool:
         """Clear the worker's trial; return whether it owed one."""
@@ -362,20 +355,81 @@ class Pacing:
 
     def _may_try_again(self, waiting: int) -> bool:
         """Return whether a worker that has failed a trial can have another."""
-        if self._max_lag is None or self.outstanding + waiting < self._batch:
+        reach = self._reach
+        if reach.max_lag is None or self.outstanding + waiting < self._batch:
             return True
-        return self._num_stale <= self._batch + _MAX_STALE * self._num_arrived
+        return reach.num_stale <= self._batch + _MAX_STALE * reach.num_arrived
 
     def _keeps_up(self, pace: _Pace, waiting: int, now: float) -> bool:
         """Return whether a fragment begun now would still be young enough when its turn comes."""
-        if self._max_lag is None or not self._update_s:
+        reach = self._reach
+        updates = self._updates
+        if reach.max_lag is None or not updates.mean_s:
             return True
-        each_s = max(self._update_s, now - self._last_update)
+        update_s = max(updates.mean_s, now - updates.newest)
+        # a fast worker's long queue is the budget's concern
+        if pace.mean_s <= update_s:
+            return True
         # Today's queue says little about the queue at arrival: the learner's hands alone may be
         # full by then.
-        lag = (pace.mean_s + _MARGIN * pace.deviation_s) / each_s + min(
-            waiting / self._batch, _IN_HAND
-        )
-        return (
-            lag <= self._reach or pace.mean_s <= each_s
-        )  # a fast worker's long queue is the budget's concern
+        lag_in_queue = min(waiting / self._batch, _IN_HAND)
+        lag = (pace.mean_s + _MARGIN * pace.deviation_s) / update_s + lag_in_queue
+        return lag <= reach.versions
+
+
+class _Reach:
+    """Reach of a run, and the fragments by which it is set (see the module).
+
+    Args:
+        max_lag: L, or None if samples may be of any age.
+        largest: bound of the budget.
+
+    Attributes:
+        max_lag: L, or None.
+        versions: R, 0 if L is None.
+        num_arrived: fragments that have arrived.
+        num_stale: those of them that arrived too old.
+    """
+
+    def __init__(self, max_lag: int | None, largest: int) -> None:
+        self.max_lag = max_lag
+        self.versions = float(max_lag or 0)
+        self.num_arrived = 0
+        self.num_stale = 0
+        self._step = self.versions * _STEP * min(1.0, _MANY / largest)
+
+    def arrived(self) -> None:
+        """Count a fragment."""
+        self.num_arrived += 1
+        if self.max_lag:
+            self.versions = min(self.max_lag, self.versions + _MAX_STALE * self._step)
+
+    def shorten(self) -> None:
+        """Lower the reach by a step; there must be an L."""
+        least = _LEAST_REACH * (self.max_lag or 0)
+        self.versions = max(least, self.versions - self._step)
+
+
+@dataclass(slots=True)
+class _Updates:
+    """Pace of the learner's updates.
+
+    Attributes:
+        mean_s: mean seconds from one update to the next, 0 while unknown.
+        newest: time of the newest one.
+        held_back: True if the budget held workers back since then.
+    """
+
+    mean_s: float = 0.0
+    newest: float = float("-inf")
+    held_back: bool = False
+
+    def ended(self, now: float) -> float | None:
+        """Record an update; return the seconds since the one before, None for the first."""
+        took_s = now - self.newest
+        is_first = self.newest == float("-inf")
+        self.newest = now
+        if is_first:
+            return None
+        self.mean_s += (_UPDATE_SMOOTHING if self.mean_s else 1.0) * (took_s - self.mean_s)
+        return took_s

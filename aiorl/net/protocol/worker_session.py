@@ -591,7 +591,7 @@ class _CatchingUp:
 
 @dataclass(slots=True)
 class _Heartbeat:
-    """What the next heartbeat says, and when the learner last heard our totals.
+    """Content of the next heartbeat, and the time since which the learner lacks our totals.
 
     Attributes:
         activity: activity to report, "" for sampling or waiting.
@@ -610,7 +610,7 @@ class _Heartbeat:
 
 @dataclass(slots=True)
 class _Silence:
-    """How long the learner has been silent, and how long we stood still ourselves."""
+    """Times of the learner's last message and of our last tick."""
 
     last_heard: float = float("-inf")
     last_tick: float | None = None
