@@ -45,7 +45,7 @@ class _Open:
     slot: int
     lease_id: int
     total: int
-    left: int
+    remaining: int
     min_version: int
     oldest_min_version: int
     deal: bool
@@ -76,7 +76,7 @@ class _Holder:
     @property
     def owed(self) -> int:
         """Fragments leased to this worker and not received yet."""
-        return sum(lease.left for lease in self.leases.values())
+        return sum(lease.remaining for lease in self.leases.values())
 
 
 class LeaseBook:
@@ -162,7 +162,7 @@ class LeaseBook:
             slot=slot,
             lease_id=self._next_id,
             total=fragments,
-            left=fragments,
+            remaining=fragments,
             min_version=min_version,
             oldest_min_version=min_version,
             deal=deal,
@@ -194,7 +194,7 @@ class LeaseBook:
         if not holder.owed:
             holder.since = now
         lease.total += fragments
-        lease.left += fragments
+        lease.remaining += fragments
         lease.min_version = max(lease.min_version, min_version)
         return lease.grant()
 
@@ -204,21 +204,21 @@ class LeaseBook:
         """
         holder = self._holders[slot]
         lease = holder.leases.get(lease_id)
-        if lease is None or lease.left <= 0:
+        if lease is None or lease.remaining <= 0:
             return f"a fragment outside of its leases (lease {lease_id})"
         if first_version < lease.oldest_min_version:
             return (
                 f"a fragment of policy version {first_version} under a lease for"
                 f" {lease.oldest_min_version} or newer"
             )
-        lease.left -= 1
+        lease.remaining -= 1
         is_streamed = lease is holder.stream
         if self.pacing is not None and is_streamed:
             self.pacing.arrived(slot, holder.since, now)
         holder.fragment_s = now - holder.since
         holder.since = now
         holder.is_overdue = False
-        if not lease.left and not is_streamed:
+        if not lease.remaining and not is_streamed:
             del holder.leases[lease_id]
         return ""
 
@@ -265,7 +265,7 @@ class LeaseBook:
         holder.is_overdue = True
         for lease in holder.leases.values():
             if lease.deal:
-                self.held += lease.left
+                self.held += lease.remaining
                 lease.deal = False
         if self.pacing is not None:
             self.pacing.write_off(slot)
@@ -278,14 +278,16 @@ class LeaseBook:
 
     def outstanding_leases(self, slot: int) -> list[Lease]:
         """Return the leases of a slot that have fragments left, to repeat after a reconnect."""
-        return [lease.grant().lease for lease in self._holders[slot].leases.values() if lease.left]
+        return [
+            lease.grant().lease for lease in self._holders[slot].leases.values() if lease.remaining
+        ]
 
     def drop_slot(self, slot: int) -> int:
         """End all leases of a lost worker, hold its part of the current deal, and return the
         fragments it owed.
         """
         holder = self._holders.pop(slot)
-        self.held += sum(lease.left for lease in holder.leases.values() if lease.deal)
+        self.held += sum(lease.remaining for lease in holder.leases.values() if lease.deal)
         if self.pacing is not None:
             self.pacing.leave(slot)
         return holder.owed

@@ -103,9 +103,8 @@ def clear_local(port: int) -> None:
             socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe,
             contextlib.suppress(OSError),
         ):
-            if (
-                probe.connect_ex(str(place / str(port))) == errno.EPROTOTYPE
-            ):  # a stream socket is listening there
+            # for a datagram, this is the answer of a stream socket that is listening
+            if probe.connect_ex(str(place / str(port))) == errno.EPROTOTYPE:
                 raise ConfigError(
                     f"port {port} is in use by one of your learners;",
                     key="bind",

@@ -156,9 +156,8 @@ def compress_stacks(array: AnyArray) -> bytes | None:
         return None
     is_whole = np.ones((steps, envs), np.bool_)
     same = np.empty((envs, rows.shape[2] - 1), np.bool_)
-    packed = np.empty(
-        rows.size, np.uint8
-    )  # larger than ever needed, but untouched pages cost nothing
+    # larger than ever needed, but untouched pages cost nothing
+    packed = np.empty(rows.size, np.uint8)
     frames = packed[: steps * envs * height * width].reshape(-1, height * width)
     newest_before = rows[0, :, count - 1 :: count].copy()
     num_frames = 0

@@ -232,22 +232,22 @@ def _parse_layout(kind_name: str, layout_bytes: bytes, limits: Limits) -> _Layou
         what = one_line(f"{type(error).__name__}: {error}", 120)
         raise BadFrame(f"not a layout: {what}", field="layout") from error
     trees: list[ArrayTree] = [MESSAGE_TYPES[kind_name].arrays]
-    seen: list[set[str]] = [set()]
+    names_at: list[set[str]] = [set()]
     for parent, key in nodes:
-        below = _below(trees, seen, parent, key)
+        below = _below(trees, names_at, parent, key)
         if below is ARRAY:
             raise BadFrame("a map stands where an array belongs", field=key)
         trees.append(below)
-        seen.append(set())
+        names_at.append(set())
     checked = []
     for node, name, code in columns:
-        if _below(trees, seen, node, name) is not ARRAY:
+        if _below(trees, names_at, node, name) is not ARRAY:
             raise BadFrame("an array stands where a map of arrays belongs", field=name)
         dtype = DTYPES.get(code) if type(code) is str else None
         if dtype is None:
             raise BadFrame(f"dtype {reprlib.repr(code)} is not allowed", field=name)
         checked.append((node, name, dtype, dtype.itemsize))
-    for tree, names in zip(trees, seen, strict=True):
+    for tree, names in zip(trees, names_at, strict=True):
         for key in tree or ():
             if key != "*" and key not in names:
                 raise BadFrame(f"missing in {kind_name}", field=key)
@@ -257,7 +257,9 @@ def _parse_layout(kind_name: str, layout_bytes: bytes, limits: Limits) -> _Layou
 _cached_layout = functools.lru_cache(maxsize=_CACHED_LAYOUTS)(_parse_layout)
 
 
-def _below(trees: list[ArrayTree], seen: list[set[str]], node: object, key: object) -> ArrayTree:
+def _below(
+    trees: list[ArrayTree], names_at: list[set[str]], node: object, key: object
+) -> ArrayTree:
     if type(node) is not int or not 0 <= node < len(trees) or type(key) is not str:
         raise BadFrame(f"no such place: {reprlib.repr(node)}, {reprlib.repr(key)}", field="layout")
     if not is_label(key):
@@ -268,9 +270,9 @@ def _below(trees: list[ArrayTree], seen: list[set[str]], node: object, key: obje
     tree = trees[node]
     if tree is ARRAY or (key not in tree and "*" not in tree):
         raise BadFrame("no such field", field=key[:60])
-    if key in seen[node]:
+    if key in names_at[node]:
         raise BadFrame("stands there twice", field=key[:60])
-    seen[node].add(key)
+    names_at[node].add(key)
     return tree[key] if key in tree else tree["*"]
 
 
@@ -280,12 +282,10 @@ def _places_of(layout: _Layout, storage: bytes, shapes: list[Any], limits: Limit
     """
     packed = b""
     if len(shapes) <= _CACHED_COLUMNS:
-        with contextlib.suppress(
-            TypeError, ValueError
-        ):  # then they are no shapes, which `_find_places` reports
-            packed = msgpack.packb(
-                shapes
-            )  # unlike a comparison, distinguishes 2 from 2.0 and 1 from True
+        # with such an error they are no shapes, which `_find_places` reports
+        with contextlib.suppress(TypeError, ValueError):
+            # unlike a comparison, it distinguishes 2 from 2.0 and 1 from True
+            packed = msgpack.packb(shapes)
     if 0 < len(packed) <= _CACHED_SHAPE_BYTES:
         return _cached_places(layout, storage, packed, limits)
     return _find_places(layout, storage, shapes, limits)
@@ -369,9 +369,11 @@ def _read_arrays(frames: Sequence[Buffer], layout: _Layout, places: _Places) -> 
         raise BadFrame(f"{len(frames)} frames instead of {places.num_frames}", field="frames")
     views = [*map(_view, frames)]
     for number, due in places.sizes:
-        there = views[number].nbytes
-        if there != due:
-            raise BadFrame(f"a frame of {there} bytes instead of {due}", field=f"frame {number}")
+        num_bytes = views[number].nbytes
+        if num_bytes != due:
+            raise BadFrame(
+                f"a frame of {num_bytes} bytes instead of {due}", field=f"frame {number}"
+            )
     root: dict[str, Any] = {}
     nodes = [root]
     for parent, key in layout.nodes:

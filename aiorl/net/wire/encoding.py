@@ -55,9 +55,8 @@ class _DenseColumns:
     """
 
     def __init__(self) -> None:
-        self._pauses: dict[
-            tuple[object, ...], tuple[int, int]
-        ] = {}  # column -> messages left, length of the pause
+        # column -> messages left, length of the pause
+        self._pauses: dict[tuple[object, ...], tuple[int, int]] = {}
 
     def is_worth_a_try(self, column: tuple[object, ...]) -> bool:
         """Return False while a column pauses; counts this message."""
@@ -361,9 +360,8 @@ def _contiguous(array: m.AnyArray) -> m.AnyArray:
 def _address(array: m.AnyArray) -> int:
     """Return the address of an array's first byte; the array must not be empty."""
     if array.flags.writeable:
-        return addressof(
-            c_char.from_buffer(array.data)
-        )  # several times faster than the array interface
+        # several times faster than the array interface
+        return addressof(c_char.from_buffer(array.data))
     address: int = array.__array_interface__["data"][0]
     return address
 

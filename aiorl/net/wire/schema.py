@@ -176,9 +176,8 @@ def _check_snapshot(field: str, value: Any, limits: Limits) -> None:
 
 
 def _show(value: object) -> str:
-    text = reprlib.repr(
-        value
-    )  # limited depth: a peer's lists may be nested more deeply than Python can recurse
+    # limited depth: a peer's lists may be nested more deeply than Python can recurse
+    text = reprlib.repr(value)
     if isinstance(value, (dict, list, str, bytes)):
         text = f"{type(value).__name__} {text}"
     return text if len(text) <= 60 else text[:57] + "..."

@@ -303,7 +303,7 @@ class FaultyNetwork(RuleBasedStateMachine):
     def learner_deals(self, fragments: int) -> None:
         book = self.learner.leases
         is_dealt = any(
-            lease.deal and lease.left
+            lease.deal and lease.remaining
             for each in book._holders.values()
             for lease in each.leases.values()
         )

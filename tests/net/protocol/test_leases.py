@@ -195,7 +195,7 @@ def test_a_deal_is_exactly_one_train_batch_whatever_workers_do(
         open_leases = [
             lease for holder in book._holders.values() for lease in holder.leases.values()
         ]
-        assert book.held + sum(lease.left for lease in open_leases if lease.deal) == num_left
+        assert book.held + sum(lease.remaining for lease in open_leases if lease.deal) == num_left
         assert not book.held or not live
 
 
