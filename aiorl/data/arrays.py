@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from aiorl.data.columns import DEFAULT_POLICY_ID
+from aiorl.data.columns import DEFAULT_POLICY_ID, Array, Columns
 from aiorl.data.sample_batch import MultiAgentBatch, SampleBatch
 from aiorl.text import shortened
 
 Batch = SampleBatch | MultiAgentBatch
+Floats = NDArray[np.float64]
 
 NUMBER_KINDS = frozenset("biuf")
 """Kinds of NumPy's dtypes that are numbers: truth values, integers and floats."""
@@ -46,21 +47,22 @@ def concat_batches(batches: Sequence[Batch]) -> Batch:
     plain = [batch for batch in batches if isinstance(batch, SampleBatch)]
     if len(plain) == len(batches):
         return SampleBatch.concat(plain)
-    return MultiAgentBatch.concat(
-        [
-            MultiAgentBatch({DEFAULT_POLICY_ID: batch}, batch.env_steps)
-            if isinstance(batch, SampleBatch)
-            else batch
-            for batch in batches
-        ]
-    )
+    return MultiAgentBatch.concat(list(map(_as_multi_agent, batches)))
+
+
+def _as_multi_agent(batch: Batch) -> MultiAgentBatch:
+    if isinstance(batch, MultiAgentBatch):
+        return batch
+    return MultiAgentBatch({DEFAULT_POLICY_ID: batch}, batch.env_steps)
 
 
 def columns_of(batch: Batch) -> Mapping[str, Any]:
     """Return the columns of a plain batch by name, or each policy's columns of a multi-agent batch
     by policy id.
     """
-    return batch if isinstance(batch, SampleBatch) else batch.policy_batches
+    if isinstance(batch, MultiAgentBatch):
+        return batch.policy_batches
+    return batch
 
 
 def compressed(batch: Batch, *, is_bulk: bool) -> Batch:
@@ -70,16 +72,16 @@ def compressed(batch: Batch, *, is_bulk: bool) -> Batch:
         packed = batch.slice(0, batch.count)
         packed.env_steps = batch.env_steps
     else:
-        parts = {
+        views = {
             policy_id: rows.slice(0, rows.count) for policy_id, rows in batch.policy_batches.items()
         }
-        packed = MultiAgentBatch(parts, batch.count)
+        packed = MultiAgentBatch(views, batch.count)
     packed.compress("bulk" if is_bulk else "rows")
     return packed
 
 
-def discounted_sums(deltas: NDArray[np.float64], decay: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return A_t = deltas_t + decay_t A_{t+1} for the columns of [T, N];
+def discounted_sums(deltas: Floats, decay: Floats) -> Floats:
+    """Return A_t = deltas_t + decay_t A_{t+1} for the columns of [T, N].
 
     `deltas` may be overwritten.
     """
@@ -88,7 +90,12 @@ def discounted_sums(deltas: NDArray[np.float64], decay: NDArray[np.float64]) -> 
         # for Python's own floats, a loop is several times faster than for arrays of length 1
         running = 0.0
         sums = []
-        for delta, factor in zip(deltas[::-1, 0].tolist(), decay[::-1, 0].tolist(), strict=True):
+        backwards = zip(
+            deltas[::-1, 0].tolist(),
+            decay[::-1, 0].tolist(),
+            strict=True,
+        )
+        for delta, factor in backwards:
             running = delta + factor * running
             sums.append(running)
         return np.array(sums[::-1]).reshape(steps, 1)
@@ -105,31 +112,28 @@ _FEW = 16
 """Number of values up to which Python checks them faster than NumPy."""
 
 
-def all_finite(numbers: NDArray[Any]) -> bool:
+def all_finite(numbers: Array) -> bool:
     """Return whether all floats of an array are finite."""
     size = numbers.size
     if size <= _FEW and numbers.itemsize <= 8 and math.isfinite(sum(numbers.ravel().tolist())):
         return True  # otherwise there is a NaN or an infinity, or the sum has overflowed
-    return int(np.count_nonzero(np.isfinite(numbers))) == size
+    num_finite = int(np.count_nonzero(np.isfinite(numbers)))
+    return num_finite == size
 
 
-def first_not_finite(columns: Mapping[str, NDArray[Any]]) -> str:
+def first_not_finite(columns: Columns) -> str:
     """Return the first column of floats with a NaN or an infinity; "" if there is none."""
-    return next(
-        (
-            name
-            for name, array in columns.items()
-            if array.dtype.kind == "f" and not all_finite(array)
-        ),
-        "",
-    )
+    for name, array in columns.items():
+        if array.dtype.kind == "f" and not all_finite(array):
+            return name
+    return ""
 
 
 ALIGN_BYTES = 8
 """Each array starts at a multiple of this, counted from the first byte of the first array."""
 
 
-def allocate_together(specs: Sequence[tuple[tuple[int, ...], DTypeLike]]) -> list[NDArray[Any]]:
+def allocate_together(specs: Sequence[tuple[tuple[int, ...], DTypeLike]]) -> list[Array]:
     """Return uninitialised C-contiguous arrays in one allocation, in this order, with zeros between
     them.
 

@@ -110,6 +110,10 @@ def state_out(index: int) -> str:
 
 Array = NDArray[Any]
 """Column of any dtype and shape."""
+Columns = Mapping[str, Array]
+"""Columns, or other arrays of a fragment or batch, by name."""
+Bools = NDArray[np.bool_]
+"""Flags of any shape."""
 Dtype = Literal["float32", "int32", "uint8"]
 """Dtype of a column in an update."""
 Piece = tuple[str, int, Array]
@@ -143,16 +147,24 @@ class ColumnSpec:
     def check(self, array: Array, leading: tuple[int, ...]) -> None:
         """Raise BatchError unless an array ``[*leading, *shape]`` can be used for this column."""
         if array.shape != (*leading, *self.shape):
-            raise BatchError(self.name, f"shape {(*leading, *self.shape)}", array.shape)
+            raise BatchError(
+                self.name,
+                f"shape {(*leading, *self.shape)}",
+                array.shape,
+            )
         if not self._converts(array.dtype):
-            raise BatchError(self.name, f"a dtype that fits {self.dtype}", array.dtype)
+            raise BatchError(
+                self.name,
+                f"a dtype that fits {self.dtype}",
+                array.dtype,
+            )
 
-    def _converts(self, given: np.dtype[Any]) -> bool:
+    def _converts(self, dtype: np.dtype[Any]) -> bool:
         if self.dtype == "float32":
-            return given.kind in "fb"
+            return dtype.kind in "fb"
         if self.dtype == "int32":
-            return given.kind in "iu"
-        return given == np.uint8
+            return dtype.kind in "iu"
+        return dtype == np.uint8
 
 
 GRADIENT_OF = "gradient/"
@@ -169,33 +181,30 @@ there was none."""
 _MAX_ROWS = 1 << 24
 
 
-def is_gradient(columns: Mapping[str, NDArray[Any]]) -> bool:
+def is_gradient(columns: Columns) -> bool:
     """Return whether the columns are those of a gradient, not of rows."""
     return NUM_ROWS in columns
 
 
-def num_rows(columns: Mapping[str, NDArray[Any]]) -> int:
+def num_rows(columns: Columns) -> int:
     """Return the number of transitions in a gradient.
 
     Raises:
         BatchError: it is not from 1 to 2**24.
     """
-    found = columns.get(NUM_ROWS)
-    if (
-        found is None
-        or found.shape != (1,)
-        or found.dtype != np.int32
-        or not 1 <= found[0] <= _MAX_ROWS
-    ):
+    rows = columns.get(NUM_ROWS)
+    is_number = rows is not None and rows.shape == (1,) and rows.dtype == np.int32
+    if rows is None or not is_number or not 1 <= rows[0] <= _MAX_ROWS:
+        description = "none" if rows is None else f"{rows!r:.100}"
         raise BatchError(
             NUM_ROWS,
             f"int32 [1], from 1 to {_MAX_ROWS}",
-            "none" if found is None else f"{found!r:.100}",
+            description,
         )
-    return int(found[0])
+    return int(rows[0])
 
 
-def gradients_in(columns: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[np.float32]]:
+def gradients_in(columns: Columns) -> dict[str, NDArray[np.float32]]:
     """Return weight name -> its gradient."""
     return {
         name.removeprefix(GRADIENT_OF): array

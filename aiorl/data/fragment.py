@@ -13,11 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aiorl.data import columns as c
 from aiorl.data.arrays import all_finite
-from aiorl.data.columns import BOOTSTRAP_VALUES, ColumnSpec, is_of_sequences
+from aiorl.data.columns import Array, Bools, Columns, ColumnSpec
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import BatchError
 
@@ -64,25 +63,22 @@ class SamplePlan:
     @property
     def of_rows(self) -> tuple[str, ...]:
         """Columns with an entry for each row."""
-        return tuple(name for name in self.columns if not is_of_sequences(name))
+        return tuple(name for name in self.columns if not c.is_of_sequences(name))
 
     @property
     def of_sequences(self) -> tuple[str, ...]:
         """Columns with an entry for each environment or sequence."""
-        return tuple(filter(is_of_sequences, self.columns))
+        return tuple(filter(c.is_of_sequences, self.columns))
 
     def policy_settings(self) -> dict[str, Any]:
         """Return the plan's settings for the acting policy, see `GraphPolicy`."""
         return {
             "postprocess": self.postprocess,
             "postprocess_params": dict(self.postprocess_params),
-            "bootstrap_values": BOOTSTRAP_VALUES in self.columns,
+            "bootstrap_values": c.BOOTSTRAP_VALUES in self.columns,
             "raw_obs": self.raw_obs,
             "return_discount": self.return_discount,
         }
-
-
-Array = NDArray[Any]
 
 
 class Fragment:
@@ -97,7 +93,9 @@ class Fragment:
     __slots__ = ("columns", "extras")
 
     def __init__(
-        self, columns: Mapping[str, Array], extras: Mapping[str, Array] | None = None
+        self,
+        columns: Columns,
+        extras: Columns | None = None,
     ) -> None:
         """Store the arrays without copying them.
 
@@ -108,32 +106,41 @@ class Fragment:
         Raises:
             BatchError: there are no columns, or their leading ``[T, N]`` dimensions differ.
         """
-        self.columns: dict[str, Array] = dict(columns)
-        self.extras: dict[str, Array] = dict(extras or {})
+        self.columns = dict(columns)
+        self.extras = dict(extras or {})
         if not self.columns:
             raise BatchError("fragment", "at least one column", "none")
-        shape: tuple[int, ...] | None = None
+        leading = self._any_column.shape[:2]
         for name, column in self.columns.items():
-            if shape is None:
-                shape = column.shape[:2]
-            if column.ndim < 2 or column.shape[:2] != shape:
-                raise BatchError(name, f"leading dimensions {shape}", f"shape {column.shape}")
+            if column.ndim < 2 or column.shape[:2] != leading:
+                raise BatchError(
+                    name,
+                    f"leading dimensions {leading}",
+                    f"shape {column.shape}",
+                )
+
+    @property
+    def _any_column(self) -> Array:
+        """Column for the dimensions that all have."""
+        return next(iter(self.columns.values()))
 
     @property
     def length(self) -> int:
         """Number of steps T."""
-        return int(next(iter(self.columns.values())).shape[0])
+        return int(self._any_column.shape[0])
 
     @property
     def num_envs(self) -> int:
         """Number of environments N."""
-        return int(next(iter(self.columns.values())).shape[1])
+        return int(self._any_column.shape[1])
 
     @property
     def env_steps(self) -> int:
         """Number of transitions: rows that are not ``valid == False``."""
         valid = self.columns.get(c.VALID)
-        return self.length * self.num_envs if valid is None else int(np.count_nonzero(valid))
+        if valid is None:
+            return self.length * self.num_envs
+        return int(np.count_nonzero(valid))
 
     def new_obs(self) -> Array:
         """Return the observation after each row, ``[T, N, ...]``; see `new_obs`."""
@@ -153,15 +160,15 @@ class Fragment:
             columns[c.DONES] = columns[c.TERMINATEDS] | columns[c.TRUNCATEDS]
         rows = {name: _env_major(column) for name, column in columns.items()}
         if valid is not None:
-            keep = _env_major(valid)
-            rows = {name: column[keep] for name, column in rows.items()}
+            is_transition = _env_major(valid)
+            rows = {name: column[is_transition] for name, column in rows.items()}
         return SampleBatch(rows)
 
     def __repr__(self) -> str:
         return f"Fragment(T={self.length}, N={self.num_envs}, columns={sorted(self.columns)})"
 
 
-def new_obs(arrays: Mapping[str, Array]) -> Array:
+def new_obs(arrays: Columns) -> Array:
     """Return the observation after each row of a fragment, ``[T, N, ...]``, in whatever form it is
     stored.
 
@@ -174,13 +181,16 @@ def new_obs(arrays: Mapping[str, Array]) -> Array:
     if c.NEW_OBS in arrays:
         return arrays[c.NEW_OBS]
     check_new_obs(arrays)
-    following = np.concatenate([arrays[c.OBS][1:], arrays[c.LAST_OBS][None]])
+    obs = arrays[c.OBS]
+    last_obs = arrays[c.LAST_OBS]
+    following = np.concatenate([obs[1:], last_obs[None]])
     if c.FINAL_INDEX in arrays:
-        following[tuple(arrays[c.FINAL_INDEX].T)] = arrays[c.FINAL_OBS]
+        steps_and_envs = tuple(arrays[c.FINAL_INDEX].T)
+        following[steps_and_envs] = arrays[c.FINAL_OBS]
     return following
 
 
-def check_new_obs(arrays: Mapping[str, Array]) -> None:
+def check_new_obs(arrays: Columns) -> None:
     """Raise if `new_obs` can't be rebuilt from a fragment's arrays.
 
     Raises:
@@ -188,30 +198,58 @@ def check_new_obs(arrays: Mapping[str, Array]) -> None:
     """
     obs = arrays.get(c.OBS)
     if obs is None or c.LAST_OBS not in arrays:
-        raise BatchError(
-            c.NEW_OBS, f"itself, or {c.OBS!r} and {c.LAST_OBS!r}, in the fragment", sorted(arrays)
-        )
-    wanted = [(c.LAST_OBS, obs.shape[1:], obs.dtype)]
+        expected = f"itself, or {c.OBS!r} and {c.LAST_OBS!r}, in the fragment"
+        raise BatchError(c.NEW_OBS, expected, sorted(arrays))
+    obs_shape = obs.shape[2:]
+    _check_array(arrays, c.LAST_OBS, obs.shape[1:], obs.dtype)
     index = arrays.get(c.FINAL_INDEX)
-    if index is not None or c.FINAL_OBS in arrays:
-        rows = len(index) if index is not None and index.ndim else 0
-        wanted += [
-            (c.FINAL_INDEX, (rows, 2), np.dtype(np.int32)),
-            (c.FINAL_OBS, (rows, *obs.shape[2:]), obs.dtype),
-        ]
-    for name, shape, dtype in wanted:
-        found = arrays.get(name)
-        if found is None or found.shape != shape or found.dtype != dtype:
-            raise BatchError(
-                name,
-                f"{dtype} {shape}",
-                "none" if found is None else f"{found.dtype} {found.shape}",
-            )
-    if index is None:
+    if index is None and c.FINAL_OBS not in arrays:
         return
-    if ((index < 0) | (index >= obs.shape[:2])).any():
-        raise BatchError(c.FINAL_INDEX, f"rows of [{obs.shape[0]}, {obs.shape[1]}, ...]", "others")
-    if len(np.unique(np.ravel_multi_index(tuple(index.T), obs.shape[:2]))) != len(index):
+    rows = len(index) if index is not None and index.ndim else 0
+    _check_array(
+        arrays,
+        c.FINAL_INDEX,
+        (rows, 2),
+        np.dtype(np.int32),
+    )
+    _check_array(
+        arrays,
+        c.FINAL_OBS,
+        (rows, *obs_shape),
+        obs.dtype,
+    )
+    _check_index(arrays[c.FINAL_INDEX], obs.shape[:2])
+
+
+def _check_array(
+    arrays: Columns,
+    name: str,
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+) -> None:
+    """Raise BatchError unless the array of a name has this shape and dtype."""
+    array = arrays.get(name)
+    if array is None:
+        raise BatchError(name, f"{dtype} {shape}", "none")
+    if array.shape != shape or array.dtype != dtype:
+        raise BatchError(
+            name,
+            f"{dtype} {shape}",
+            f"{array.dtype} {array.shape}",
+        )
+
+
+def _check_index(index: Array, leading: tuple[int, ...]) -> None:
+    """Raise BatchError unless an index [K, 2] names rows of [T, N], none of them twice."""
+    steps, envs = leading
+    if ((index < 0) | (index >= leading)).any():
+        raise BatchError(
+            c.FINAL_INDEX,
+            f"rows of [{steps}, {envs}, ...]",
+            "others",
+        )
+    rows = np.ravel_multi_index(tuple(index.T), leading)
+    if len(np.unique(rows)) != len(index):
         raise BatchError(c.FINAL_INDEX, "each row once", "some twice")
 
 
@@ -220,8 +258,11 @@ def _env_major(column: Array) -> Array:
 
 
 def goes_on(
-    before: NDArray[Any], after: NDArray[Any], count: int, scratch: NDArray[np.bool_] | None = None
-) -> NDArray[np.bool_]:
+    before: Array,
+    after: Array,
+    count: int,
+    scratch: Bools | None = None,
+) -> Bools:
     """Return whether each stack of frames continues the stack before it: all frames but the oldest
     repeated, [N].
 
@@ -236,12 +277,15 @@ def goes_on(
     # by a byte. Comparisons at a pixel's newest frame compare two different pixels and are ignored.
     same = np.equal(before[:, 1:], after[:, :-1], out=scratch)
     same[:, count - 1 :: count] = True
-    is_next: NDArray[np.bool_] = np.logical_and.reduce(same, axis=1)
+    is_next: Bools = np.logical_and.reduce(same, axis=1)
     return is_next
 
 
 def check_fragment(
-    columns: Iterable[ColumnSpec], arrays: Mapping[str, Array], *, is_finite: bool = True
+    columns: Iterable[ColumnSpec],
+    arrays: Columns,
+    *,
+    is_finite: bool = True,
 ) -> tuple[int, int]:
     """Refuse a fragment whose rows can't be used. Safe in any thread.
 
@@ -259,44 +303,65 @@ def check_fragment(
             refused.
     """
     columns = [column for column in columns if column.name != c.VALID]
-    first = next((arrays[column.name] for column in columns if column.name in arrays), None)
+    first = next(
+        (arrays[column.name] for column in columns if column.name in arrays),
+        None,
+    )
     if first is None or first.ndim < 2 or not all(first.shape[:2]):
-        found = "none" if first is None else f"shape {first.shape}"
-        raise BatchError(columns[0].name, "a column [T, N, ...] of at least one row", found)
-    shape = first.shape[:2]
+        description = "none" if first is None else f"shape {first.shape}"
+        raise BatchError(
+            columns[0].name,
+            "a column [T, N, ...] of at least one row",
+            description,
+        )
+    leading = first.shape[:2]
     for column in columns:
-        parts = [column]
-        if column.name == c.NEW_OBS and c.NEW_OBS not in arrays:
-            check_new_obs(arrays)  # it is rebuilt when it is needed
-            names = [name for name in (c.OBS, c.LAST_OBS, c.FINAL_OBS) if name in arrays]
-            parts = [ColumnSpec(name, column.shape, column.dtype) for name in names]
-            column = parts[0]
-        if column.name not in arrays:
-            raise BatchError(column.name, "in every fragment", f"only {sorted(arrays)!r:.500}")
-        column.check(arrays[column.name], shape[1:] if c.is_of_sequences(column.name) else shape)
+        sources = _sources_of(column, arrays)
+        name = sources[0].name
+        if name not in arrays:
+            raise BatchError(
+                name,
+                "in every fragment",
+                f"only {sorted(arrays)!r:.500}",
+            )
+        has_sequences = c.is_of_sequences(name)
+        sources[0].check(arrays[name], leading[1:] if has_sequences else leading)
         if is_finite:
-            for part in parts:
-                check_numbers(part, arrays[part.name])
+            for source in sources:
+                check_numbers(source, arrays[source.name])
     valid = arrays.get(c.VALID)
-    if valid is not None and (valid.shape != shape or valid.dtype != np.bool_):
-        raise BatchError(c.VALID, f"bool {shape}", f"{valid.dtype} {valid.shape}")
+    if valid is not None and (valid.shape != leading or valid.dtype != np.bool_):
+        raise BatchError(
+            c.VALID,
+            f"bool {leading}",
+            f"{valid.dtype} {valid.shape}",
+        )
     if c.N_STEPS in arrays:
-        check_n_steps(arrays[c.N_STEPS], shape)
-    return shape[0], shape[1]
+        check_n_steps(arrays[c.N_STEPS], leading)
+    return leading[0], leading[1]
 
 
-def refuse_others(arrays: Mapping[str, Array], names: Iterable[str]) -> None:
+def _sources_of(column: ColumnSpec, arrays: Columns) -> list[ColumnSpec]:
+    """Return the columns of the fragment that hold a column: itself, or what new_obs is made of."""
+    if column.name != c.NEW_OBS or c.NEW_OBS in arrays:
+        return [column]
+    check_new_obs(arrays)
+    names = [name for name in (c.OBS, c.LAST_OBS, c.FINAL_OBS) if name in arrays]
+    return [ColumnSpec(name, column.shape, column.dtype) for name in names]
+
+
+def refuse_others(arrays: Columns, names: Iterable[str]) -> None:
     """Refuse a fragment with other columns than these and those that mark the valid rows and the
     next observations.
 
     Raises:
         BatchError: there are other columns.
     """
-    known = {*names, c.VALID, c.LAST_OBS, c.FINAL_INDEX, c.FINAL_OBS}
-    if unknown := sorted(arrays.keys() - known):
-        raise BatchError(
-            "batches", f"no other columns than {', '.join(sorted(known))}", f"{unknown[0]!r:.100}"
-        )
+    allowed = {*names, c.VALID, c.LAST_OBS, c.FINAL_INDEX, c.FINAL_OBS}
+    unknown = sorted(arrays.keys() - allowed)
+    if unknown:
+        expected = f"no other columns than {', '.join(sorted(allowed))}"
+        raise BatchError("batches", expected, f"{unknown[0]!r:.100}")
 
 
 def check_numbers(column: ColumnSpec, array: Array) -> None:
@@ -307,13 +372,28 @@ def check_numbers(column: ColumnSpec, array: Array) -> None:
     """
     if array.dtype.kind == "f":
         if not all_finite(array):
-            raise BatchError(column.name, "finite numbers", "a NaN or an infinity")
-        if array.dtype.itemsize > 4 and (np.abs(array) > np.finfo(np.float32).max).any():
-            raise BatchError(column.name, "numbers of float32", "larger ones")
+            raise BatchError(
+                column.name,
+                "finite numbers",
+                "a NaN or an infinity",
+            )
+        is_wide = array.dtype.itemsize > 4
+        if is_wide and (np.abs(array) > np.finfo(np.float32).max).any():
+            raise BatchError(
+                column.name,
+                "numbers of float32",
+                "larger ones",
+            )
     elif column.dtype == "int32" and array.size and array.dtype != np.int32:
         bounds = np.iinfo(np.int32)
-        if array.min() < bounds.min or array.max() > bounds.max:
-            raise BatchError(column.name, "numbers of int32", f"{array.min()} to {array.max()}")
+        smallest = array.min()
+        largest = array.max()
+        if smallest < bounds.min or largest > bounds.max:
+            raise BatchError(
+                column.name,
+                "numbers of int32",
+                f"{smallest} to {largest}",
+            )
 
 
 def check_n_steps(steps: Array, shape: tuple[int, ...]) -> None:
@@ -321,11 +401,16 @@ def check_n_steps(steps: Array, shape: tuple[int, ...]) -> None:
     fragment.
     """
     if steps.shape != shape or steps.dtype.kind not in "iu":
-        raise BatchError(c.N_STEPS, f"integers {shape}", f"{steps.dtype} {steps.shape}")
-    most = np.arange(shape[0], 0, -1)[:, None]
-    if ((steps < 1) | (steps > most)).any():
         raise BatchError(
             c.N_STEPS,
-            "steps that end within the fragment",
+            f"integers {shape}",
+            f"{steps.dtype} {steps.shape}",
+        )
+    most = np.arange(shape[0], 0, -1)[:, None]
+    if ((steps < 1) | (steps > most)).any():
+        expected = "steps that end within the fragment"
+        raise BatchError(
+            c.N_STEPS,
+            expected,
             f"{steps.min()} to {steps.max()} of {shape}",
         )

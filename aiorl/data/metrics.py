@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from aiorl.data.columns import DEFAULT_POLICY_ID
+from aiorl.data.columns import DEFAULT_POLICY_ID, Array, Columns
 from aiorl.process.log_once import log_once
 from aiorl.text import one_line
 
@@ -25,6 +25,9 @@ MAX_HIST = 1000
 """Largest number of values of one history that are sent and shown: the newest ones."""
 
 _KINDS = ("policy_reward", "custom", "hist", "estimate")
+
+Floats = NDArray[np.float64]
+FloatsByName = Mapping[str, Floats]
 
 
 class RolloutMetrics(NamedTuple):
@@ -54,11 +57,11 @@ class EpisodeColumns:
     """
 
     lengths: NDArray[np.int32]
-    rewards: NDArray[np.float64]
-    policy_rewards: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
-    custom: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
-    hist: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
-    estimates: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+    rewards: Floats
+    policy_rewards: FloatsByName = field(default_factory=dict)
+    custom: FloatsByName = field(default_factory=dict)
+    hist: FloatsByName = field(default_factory=dict)
+    estimates: FloatsByName = field(default_factory=dict)
 
     @classmethod
     def empty(cls) -> EpisodeColumns:
@@ -87,38 +90,44 @@ class EpisodeColumns:
                 series.add(f"custom/{name}", [value])
             for name, values in episode.hist_data.items():
                 series.add(f"hist/{name}", values, newest=MAX_HIST)
-        for estimator, found in estimates:
-            for name, value in found.items():
+        for estimator, estimates_by_name in estimates:
+            for name, value in estimates_by_name.items():
                 series.add(f"estimate/{estimator}/{name}", [value])
         lengths = np.array([episode.episode_length for episode in metrics], np.int32)
         rewards = np.array([episode.episode_reward for episode in metrics], np.float64)
         return cls.from_arrays({"lengths": lengths, "rewards": rewards, **series.to_arrays()})
 
-    def to_arrays(self) -> dict[str, NDArray[Any]]:
+    def to_arrays(self) -> dict[str, Array]:
         """Return a flat mapping of arrays for the wire; names in a mapping begin with its kind and
         "/".
         """
-        arrays: dict[str, NDArray[Any]] = {"lengths": self.lengths, "rewards": self.rewards}
-        for kind, series in zip(_KINDS, self._series(), strict=True):
-            arrays.update({f"{kind}/{name}": values for name, values in series.items()})
+        arrays: dict[str, Array] = {"lengths": self.lengths, "rewards": self.rewards}
+        all_series = (self.policy_rewards, self.custom, self.hist, self.estimates)
+        for kind, series in zip(_KINDS, all_series, strict=True):
+            for name, values in series.items():
+                arrays[f"{kind}/{name}"] = values
         return arrays
 
-    def _series(self) -> tuple[Mapping[str, NDArray[np.float64]], ...]:
-        return self.policy_rewards, self.custom, self.hist, self.estimates
-
     @classmethod
-    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> EpisodeColumns:
+    def from_arrays(cls, arrays: Columns) -> EpisodeColumns:
         """Read the result of ``to_arrays``; unknown entries are ignored.
 
         Raises:
             KeyError: there are no lengths or rewards.
         """
-        by_kind: dict[str, dict[str, NDArray[Any]]] = {kind: {} for kind in _KINDS}
+        by_kind: dict[str, dict[str, Array]] = {kind: {} for kind in _KINDS}
         for name, values in arrays.items():
             kind, _, rest = name.partition("/")
             if rest and kind in by_kind:
                 by_kind[kind][rest] = values
-        return cls(arrays["lengths"], arrays["rewards"], *(by_kind[kind] for kind in _KINDS))
+        return cls(
+            lengths=arrays["lengths"],
+            rewards=arrays["rewards"],
+            policy_rewards=by_kind["policy_reward"],
+            custom=by_kind["custom"],
+            hist=by_kind["hist"],
+            estimates=by_kind["estimate"],
+        )
 
 
 class _Series:
@@ -127,19 +136,25 @@ class _Series:
     def __init__(self) -> None:
         self._values: dict[str, list[float]] = {}
 
-    def add(self, name: str, values: Iterable[Any], *, newest: int = 0) -> None:
+    def add(
+        self,
+        name: str,
+        values: Iterable[Any],
+        *,
+        newest: int = 0,
+    ) -> None:
         """Add values to a name, and keep only the ``newest`` of all its values, 0 for all."""
         name = one_line(name[:MAX_NAME], MAX_NAME)
         if not isinstance(values, Iterable) or getattr(values, "ndim", 1) == 0:
             values = [values]  # a single number instead of several
-        if name in self._values or len(self._values) < MAX_NAMES:
-            numbers = (_number(name, value) for value in values)
-            own = self._values.setdefault(name, [])
-            own.extend(number for number in numbers if math.isfinite(number))
-            if newest:
-                del own[:-newest]
+        if name not in self._values and len(self._values) >= MAX_NAMES:
+            return
+        numbers = self._values.setdefault(name, [])
+        numbers.extend(filter(math.isfinite, (_number(name, value) for value in values)))
+        if newest:
+            del numbers[:-newest]
 
-    def to_arrays(self) -> dict[str, NDArray[np.float64]]:
+    def to_arrays(self) -> dict[str, Floats]:
         return {
             name: np.array(values, np.float64) for name, values in self._values.items() if values
         }
@@ -151,14 +166,12 @@ def _number(name: str, value: Any) -> float:
         return float(value)
     except (TypeError, ValueError, OverflowError):
         if log_once(f"no number: {name}"):
-            kind, _, own_name = name.partition("/")
-            what = "custom metric" if kind == "custom" else "entry of hist_data"
-            text = repr(value)[:100]
+            kind, _, name_of_metric = name.partition("/")
             logger.warning(
                 "%s %r is left out: it is %s (%s), expected a number",
-                what,
-                own_name,
-                text,
+                "custom metric" if kind == "custom" else "entry of hist_data",
+                name_of_metric,
+                repr(value)[:100],
                 type(value).__name__,
             )
         return math.nan
@@ -176,7 +189,8 @@ class PerfStats:
     def add(self, totals: Mapping[str, float]) -> None:
         """Add totals by the names of the attributes; missing ones are 0."""
         for name in self.__slots__:
-            setattr(self, name, getattr(self, name) + totals.get(name, 0.0))
+            total = getattr(self, name) + totals.get(name, 0.0)
+            setattr(self, name, total)
 
     def get(self) -> dict[str, float]:
         """Return means per iteration in milliseconds; 0.0 before the first iteration."""
