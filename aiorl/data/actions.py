@@ -10,9 +10,9 @@ can't hold a whole number exactly.
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,9 +23,33 @@ from aiorl.data.spaces import KINDS
 from aiorl.errors import BatchError, UnsupportedSpaceError
 
 Array = NDArray[Any]
+Space = spaces.Space[Any]
+Dtype = np.dtype[Any]
+Path = tuple[str | int, ...]
 
 _EXACT_IN_FLOAT32 = 1 << 24
 _FLOAT32_STEPS = 4 * np.finfo(np.float32).eps
+_WHOLE_KINDS = "iub"
+"""Kinds of NumPy's dtypes that are whole numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Component:
+    """Place of a component in a row of the column.
+
+    Attributes:
+        space: space of the component.
+        shape: shape of one of its actions.
+        size: numbers of one of its actions.
+        place: its numbers in a flat row.
+        is_whole: True if its actions are whole numbers.
+    """
+
+    space: Space
+    shape: tuple[int, ...]
+    size: int
+    place: slice
+    is_whole: bool
 
 
 class ActionLayout:
@@ -39,7 +63,7 @@ class ActionLayout:
         dtype: dtype of the column.
     """
 
-    def __init__(self, space: spaces.Space[Any]) -> None:
+    def __init__(self, space: Space) -> None:
         """Lay out a space.
 
         Raises:
@@ -47,23 +71,19 @@ class ActionLayout:
                 or a Tuple or Dict has no components.
         """
         self.space = space
-        self.is_nested = isinstance(space, spaces.Tuple | spaces.Dict)
+        self.is_nested = _is_nested(space)
         self.leaves = tuple(leaf_spaces(space))
-        self._sizes = [math.prod(leaf.shape or ()) for leaf in self.leaves]
-        self.shape: tuple[int, ...] = (
-            (sum(self._sizes),) if self.is_nested else tuple(space.shape or ())
-        )
-        self.dtype: np.dtype[Any] = (
-            _common_dtype(self.leaves) if self.is_nested else np.dtype(space.dtype)
-        )
-        edges = np.cumsum([0, *self._sizes]).tolist()
-        self._slices = [slice(start, end) for start, end in itertools.pairwise(edges)]
+        self._components = _components(self.leaves)
+        self.shape: tuple[int, ...] = tuple(space.shape or ())
+        self.dtype = _common_dtype(self.leaves) if self.is_nested else np.dtype(space.dtype)
+        # A column of floats could hold fractions for these components.
+        self._checked: list[_Component] = []
+        if self.is_nested:
+            self.shape = (sum(part.size for part in self._components),)
+            if self.dtype.kind == "f":
+                self._checked = [part for part in self._components if part.is_whole]
         self._bounds = self._column_bounds()
-        boxes = [leaf for leaf in self.leaves if isinstance(leaf, spaces.Box)]
-        self._num_bounded = sum(int((box.bounded_below | box.bounded_above).sum()) for box in boxes)
-        self._rounded = (
-            self.is_nested and self.dtype.kind == "f" and any(map(_is_whole, self.leaves))
-        )
+        self._num_bounded = sum(map(_count_bounded, self.leaves))
 
     @property
     def is_bounded(self) -> bool:
@@ -89,34 +109,39 @@ class ActionLayout:
             BatchError: the batches don't fit the space, or fractions are given for whole numbers.
         """
         if self.is_nested and not isinstance(actions, np.ndarray):
-            if _is_row_wise(self.space, actions):
-                raise BatchError(
-                    "actions",
-                    "one array per component, of all rows",
-                    f"rows: {_described(actions)}",
-                )
-            batches = list(_leaf_values(self.space, actions))
-            rows = len(batches[0])
-            for batch, leaf in zip(batches, self.leaves, strict=True):
-                if np.shape(batch) != (rows, *(leaf.shape or ())):
-                    raise BatchError(
-                        "actions", f"{rows} rows of {leaf}", f"shape {np.shape(batch)}"
-                    )
-            column = self.zeros(rows)
-            for batch, leaf, part in zip(batches, self.leaves, self._slices, strict=True):
-                column[:, part] = _cast(batch, leaf).reshape(rows, part.stop - part.start)
-            return column
+            return self._joined(actions)
         column = np.asarray(actions)
-        if column.shape[1:] != self.shape or not column.ndim:
+        if column.ndim == 0 or column.shape[1:] != self.shape:
             raise BatchError(
-                "actions", f"shape (N, {', '.join(map(str, self.shape))})", column.shape
+                "actions",
+                f"shape (N, {', '.join(map(str, self.shape))})",
+                column.shape,
             )
         if column.dtype != self.dtype:
             column = _cast(column, self.space, self.dtype)
-        if self._rounded:
-            for leaf, part in zip(self.leaves, self._slices, strict=True):
-                if _is_whole(leaf):
-                    _cast(column[:, part], leaf)
+        for part in self._checked:
+            _cast(column[:, part.place], part.space)
+        return column
+
+    def _joined(self, actions: Any) -> Array:
+        """Return the column of one batch for each component, nested like the space."""
+        if _is_row_wise(self.space, actions):
+            raise BatchError(
+                "actions",
+                "one array per component, of all rows",
+                f"rows: {_described(actions)}",
+            )
+        batches = list(_leaf_values(self.space, actions))
+        rows = len(batches[0])
+        column = self.zeros(rows)
+        for batch, part in zip(batches, self._components, strict=True):
+            if np.shape(batch) != (rows, *part.shape):
+                raise BatchError(
+                    "actions",
+                    f"{rows} rows of {part.space}",
+                    f"shape {np.shape(batch)}",
+                )
+            column[:, part.place] = _cast(batch, part.space).reshape(rows, part.size)
         return column
 
     def to_row(self, action: Any) -> Array:
@@ -126,17 +151,11 @@ class ActionLayout:
             BatchError: it doesn't fit the space.
         """
         if not self.is_nested:
-            row = np.asarray(action)
-            if row.shape != self.shape:
-                raise BatchError("actions", f"an action of {self.space}", f"shape {row.shape}")
-            return _cast(row, self.space)
+            return _cast_action(action, self.space, self.shape)
         row = self.zeros()
-        for value, leaf, part in zip(
-            _leaf_values(self.space, action), self.leaves, self._slices, strict=True
-        ):
-            if np.shape(value) != (leaf.shape or ()):
-                raise BatchError("actions", f"an action of {leaf}", f"shape {np.shape(value)}")
-            row[part] = _cast(value, leaf).ravel()
+        values = _leaf_values(self.space, action)
+        for value, part in zip(values, self._components, strict=True):
+            row[part.place] = _cast_action(value, part.space, part.shape).ravel()
         return row
 
     def clip(self, column: Array) -> Array:
@@ -150,7 +169,8 @@ class ActionLayout:
         """
         if self._bounds is None:
             return column
-        clipped: Array = np.clip(column, *self._bounds)
+        low, high = self._bounds
+        clipped: Array = np.clip(column, low, high)
         return clipped
 
     def before_clipping(self, actions: Array, chosen: Array) -> Array:
@@ -164,8 +184,8 @@ class ActionLayout:
             The chosen numbers where the others are what `clip` makes of them, but for rounding to
             float32; elsewhere another action was taken.
         """
-        is_clipped = np.abs(actions - self.clip(chosen)) <= self.rounding
-        before: Array = np.where(is_clipped, chosen, actions)
+        difference = np.abs(actions - self.clip(chosen))
+        before: Array = np.where(difference <= self.rounding, chosen, actions)
         return before
 
     @functools.cached_property
@@ -175,10 +195,10 @@ class ActionLayout:
         """
         if self._bounds is None:
             return np.zeros(self.shape, np.float32)
-        bounds = [np.asarray(bound, np.float64) for bound in self._bounds]
-        sizes = [np.where(np.isfinite(bound), np.abs(bound), 0.0) for bound in bounds]
-        rounding: Array = (_FLOAT32_STEPS * np.maximum(*sizes)).astype(np.float32)
-        return rounding
+        bounds = np.abs(np.asarray(self._bounds, np.float64))
+        bounds[np.isinf(bounds)] = 0.0
+        largest: Array = bounds.max(axis=0)
+        return (_FLOAT32_STEPS * largest).astype(np.float32)
 
     def count_clipped(self, column: Array) -> tuple[int, int]:
         """Count the numbers that `clip` changes.
@@ -193,7 +213,7 @@ class ActionLayout:
             return 0, 0
         low, high = self._bounds
         is_outside = (column < low) | (column > high)
-        rows = column.size // math.prod(self.shape) if column.size else 0
+        rows = column.size // max(math.prod(self.shape), 1)
         return int(np.count_nonzero(is_outside)), rows * self._num_bounded
 
     def to_env(self, column: Array) -> list[Any]:
@@ -201,13 +221,13 @@ class ActionLayout:
 
         Returns:
             N actions of the kind that ``space.sample()`` has: NumPy integers for Discrete, separate
-                arrays for other
-            simple spaces, tuples for Tuple, and dicts in the order of the space for Dict.
+            arrays for other simple spaces, tuples for Tuple, and dicts in the order of the space
+            for Dict.
         """
         if not self.is_nested:
             return rows_of(self.space, column.astype(self.dtype))
-        parts = iter(self._slices)
-        return _regrouped(self.space, column, parts)
+        leaf_rows = map(rows_of, self.leaves, self.split(column))
+        return _regrouped(self.space, leaf_rows)
 
     def to_components(self, column: Array) -> Any:
         """Return one batch ``[N, ...]`` for each component, nested like the space; `to_column` is
@@ -222,29 +242,35 @@ class ActionLayout:
         """Return for each of `leaves` a batch ``[N, *leaf.shape]`` in the leaf's own dtype."""
         if not self.is_nested:
             return [column]
-        return [
-            _leaf_batch(leaf, column[:, part])
-            for leaf, part in zip(self.leaves, self._slices, strict=True)
-        ]
+        return [_component_batch(part, column[:, part.place]) for part in self._components]
 
     def _column_bounds(self) -> tuple[Array, Array] | None:
+        """Return the lowest and the highest action in column form; None without bounds."""
         if isinstance(self.space, spaces.Box):
-            is_bounded = (self.space.bounded_below | self.space.bounded_above).any()
-            return (self.space.low, self.space.high) if is_bounded else None
-        if not self.is_nested or not any(isinstance(leaf, spaces.Box) for leaf in self.leaves):
+            if not _count_bounded(self.space):
+                return None
+            return self.space.low, self.space.high
+        if not any(isinstance(leaf, spaces.Box) for leaf in self.leaves):
             return None
-        info: Any = np.iinfo(self.dtype) if self.dtype.kind == "i" else None
-        low = np.full(self.shape, -np.inf if info is None else info.min, self.dtype)
-        high = np.full(self.shape, np.inf if info is None else info.max, self.dtype)
-        for leaf, part in zip(self.leaves, self._slices, strict=True):
-            if isinstance(leaf, spaces.Box):
-                low[part], high[part] = leaf.low.ravel(), leaf.high.ravel()
+        lowest: float = -np.inf
+        highest: float = np.inf
+        if self.dtype.kind == "i":
+            limits: Any = np.iinfo(self.dtype)
+            lowest = limits.min
+            highest = limits.max
+        low = np.full(self.shape, lowest, self.dtype)
+        high = np.full(self.shape, highest, self.dtype)
+        for part in self._components:
+            if isinstance(part.space, spaces.Box):
+                low[part.place] = part.space.low.ravel()
+                high[part.place] = part.space.high.ravel()
         return low, high
 
 
 def leaves_of(
-    space: spaces.Space[Any], path: tuple[str | int, ...] = ()
-) -> Iterator[tuple[tuple[str | int, ...], spaces.Space[Any]]]:
+    space: Space,
+    path: Path = (),
+) -> Iterator[tuple[Path, Space]]:
     """Yield the components of a space that are arrays, depth first, each as its path and its space.
 
     Raises:
@@ -253,119 +279,204 @@ def leaves_of(
     match space:
         case spaces.Box() | spaces.Discrete() | spaces.MultiBinary() | spaces.MultiDiscrete():
             yield path, space
-        case spaces.Tuple() | spaces.Dict() if len(space.spaces):
-            named = (
-                space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
-            )
-            for name, part in named:
+        case spaces.Tuple() if space.spaces:
+            for index, part in enumerate(space.spaces):
+                yield from leaves_of(part, (*path, index))
+        case spaces.Dict() if space.spaces:
+            for name, part in space.spaces.items():
                 yield from leaves_of(part, (*path, name))
         case _:
             raise UnsupportedSpaceError("action space", space, KINDS)
 
 
-def leaf_spaces(space: spaces.Space[Any]) -> Iterator[spaces.Space[Any]]:
+def leaf_spaces(space: Space) -> Iterator[Space]:
     """Yield the spaces of `leaves_of`."""
     return (leaf for _, leaf in leaves_of(space))
 
 
-def _is_whole(leaf: spaces.Space[Any]) -> bool:
+def _components(leaves: Sequence[Space]) -> list[_Component]:
+    """Return the components with these spaces, one after the other in a row."""
+    components = []
+    start = 0
+    for leaf in leaves:
+        shape = leaf.shape or ()
+        size = math.prod(shape)
+        component = _Component(
+            space=leaf,
+            shape=shape,
+            size=size,
+            place=slice(start, start + size),
+            is_whole=_is_whole(leaf),
+        )
+        components.append(component)
+        start += size
+    return components
+
+
+def _is_nested(space: Space) -> bool:
+    return isinstance(space, spaces.Tuple | spaces.Dict)
+
+
+def _is_whole(leaf: Space) -> bool:
     """Return whether a component's actions are whole numbers."""
-    return np.dtype(leaf.dtype).kind in "iub"
+    return np.dtype(leaf.dtype).kind in _WHOLE_KINDS
 
 
-def _cast(values: Any, space: spaces.Space[Any], dtype: np.dtype[Any] | None = None) -> Array:
+def _count_bounded(leaf: Space) -> int:
+    """Return how many numbers of a component's actions have a bound."""
+    if not isinstance(leaf, spaces.Box):
+        return 0
+    return int(np.count_nonzero(leaf.bounded_below | leaf.bounded_above))
+
+
+def _cast_action(
+    action: Any,
+    space: Space,
+    shape: tuple[int, ...],
+) -> Array:
+    """Return an action of a simple space in its dtype, after checking the shape."""
+    array = np.asarray(action)
+    if array.shape != shape:
+        raise BatchError(
+            "actions",
+            f"an action of {space}",
+            f"shape {array.shape}",
+        )
+    return _cast(array, space)
+
+
+def _cast(
+    values: Any,
+    space: Space,
+    dtype: Dtype | None = None,
+) -> Array:
     """Convert numbers to a space's dtype, or to the one given, without changing whole numbers.
 
     Raises:
         BatchError: the dtype cannot represent them, such as 0.7 or NaN in a space of whole numbers.
     """
-    given = np.asarray(values)
-    dtype = np.dtype(space.dtype) if dtype is None else dtype
-    if given.dtype == dtype:
-        return given
-    expected = (
-        f"{'whole numbers' if dtype.kind in 'iub' else 'numbers'} that {dtype} can hold, for"
-        f" {space}"
-    )
-    if given.dtype.kind not in "biufO":
-        raise BatchError("actions", expected, f"{given.dtype}: {given.ravel()[:3]}")
+    numbers = np.asarray(values)
+    if dtype is None:
+        dtype = np.dtype(space.dtype)
+    if numbers.dtype == dtype:
+        return numbers
+    if numbers.dtype.kind not in "biufO":
+        raise _misfit(
+            space,
+            dtype,
+            f"{numbers.dtype}: {numbers.ravel()[:3]}",
+        )
     try:
+        # A NaN as a whole number would be a warning; the comparison below refuses it.
         with np.errstate(invalid="ignore"):
-            cast = given.astype(dtype)
+            cast = numbers.astype(dtype)
     except (TypeError, ValueError, OverflowError) as error:
-        raise BatchError("actions", expected, f"{given.ravel()[:3]}") from error
-    if dtype.kind in "iub" and (is_lost := cast != given).any():
-        raise BatchError("actions", expected, given[is_lost].ravel()[0])
+        raise _misfit(space, dtype, f"{numbers.ravel()[:3]}") from error
+    if dtype.kind in _WHOLE_KINDS:
+        is_lost = cast != numbers
+        if is_lost.any():
+            raise _misfit(space, dtype, numbers[is_lost].ravel()[0])
     return cast
 
 
-def _common_dtype(leaves: Sequence[spaces.Space[Any]]) -> np.dtype[Any]:
-    if all(map(_is_whole, leaves)):
+def _misfit(
+    space: Space,
+    dtype: Dtype,
+    numbers: object,
+) -> BatchError:
+    """Return the error for numbers that a dtype cannot represent."""
+    kind = "whole numbers" if dtype.kind in _WHOLE_KINDS else "numbers"
+    return BatchError(
+        "actions",
+        f"{kind} that {dtype} can hold, for {space}",
+        numbers,
+    )
+
+
+def _common_dtype(leaves: Sequence[Space]) -> Dtype:
+    """Return the dtype of a column that holds these components."""
+    whole = [leaf for leaf in leaves if _is_whole(leaf)]
+    if len(whole) == len(leaves):
         return np.dtype(np.int64)
-    is_exact = all(_largest(leaf) <= _EXACT_IN_FLOAT32 for leaf in leaves if _is_whole(leaf))
-    is_double = any(np.dtype(leaf.dtype) == np.float64 for leaf in leaves)
-    return np.dtype(np.float32 if is_exact and not is_double else np.float64)
+    if any(leaf.dtype == np.float64 for leaf in leaves):
+        return np.dtype(np.float64)
+    if any(_largest(leaf) > _EXACT_IN_FLOAT32 for leaf in whole):
+        return np.dtype(np.float64)
+    return np.dtype(np.float32)
 
 
-def _largest(leaf: spaces.Space[Any]) -> int:
-    """Return the largest absolute value of a component's actions."""
+def _largest(leaf: Space) -> int:
+    """Return the largest absolute value of a component's whole numbers."""
     match leaf:
         case spaces.Discrete():
-            return max(abs(int(leaf.start)), abs(int(leaf.start) + int(leaf.n) - 1))
+            first = int(leaf.start)
+            last = first + int(leaf.n) - 1
+            return max(abs(first), abs(last))
         case spaces.MultiDiscrete():
-            return int(max(np.abs(leaf.start).max(), np.abs(leaf.start + leaf.nvec - 1).max()))
+            first = np.abs(leaf.start).max()
+            last = np.abs(leaf.start + leaf.nvec - 1).max()
+            return int(max(first, last))
         case spaces.Box():
             return max(abs(int(leaf.low.min())), abs(int(leaf.high.max())))
     return 1
 
 
-def _leaf_values(space: spaces.Space[Any], value: Any) -> Iterator[Any]:
+def _leaf_values(space: Space, value: Any) -> Iterator[Any]:
     """Yield the parts of a nested value, depth first in the order of the space."""
     if isinstance(space, spaces.Tuple):
         if not isinstance(value, Sequence) or len(value) != len(space.spaces):
-            raise BatchError("actions", f"{len(space.spaces)} components", _described(value))
-        for part, inner in zip(space.spaces, value, strict=True):
-            yield from _leaf_values(part, inner)
+            raise BatchError(
+                "actions",
+                f"{len(space.spaces)} components",
+                _described(value),
+            )
+        for part, component in zip(space.spaces, value, strict=True):
+            yield from _leaf_values(part, component)
     elif isinstance(space, spaces.Dict):
         if not isinstance(value, Mapping) or value.keys() != space.spaces.keys():
-            raise BatchError("actions", f"the components {list(space.spaces)}", _described(value))
+            raise BatchError(
+                "actions",
+                f"the components {list(space.spaces)}",
+                _described(value),
+            )
         for name, part in space.spaces.items():
             yield from _leaf_values(part, value[name])
     else:
         yield value
 
 
-def _is_row_wise(space: spaces.Space[Any], actions: Any) -> bool:
+def _is_row_wise(space: Space, actions: Any) -> bool:
     """Return whether a sequence for a Tuple has the components of each row, not the rows of each
     component.
     """
-    if isinstance(space, spaces.Tuple) and isinstance(actions, Sequence):
-        rows = tuple | list if isinstance(actions, list) else tuple
-        return any(
-            (
-                _is_row_wise(part, batch)
-                if isinstance(part, spaces.Tuple | spaces.Dict)
-                else isinstance(batch, rows)
-            )
-            for part, batch in zip(space.spaces, actions, strict=False)
-        )
     if isinstance(space, spaces.Dict) and isinstance(actions, Mapping):
         return any(_is_row_wise(part, actions.get(name)) for name, part in space.spaces.items())
+    if not isinstance(space, spaces.Tuple) or not isinstance(actions, Sequence):
+        return False
+    # In a tuple of batches a list is the batch of a component; in a list it is a row.
+    row_types = (tuple, list) if isinstance(actions, list) else (tuple,)
+    for part, batch in zip(space.spaces, actions, strict=False):
+        if _is_row_wise(part, batch):
+            return True
+        if not _is_nested(part) and isinstance(batch, row_types):
+            return True
     return False
 
 
 def _described(value: Any) -> str:
-    return f"{sorted(value)!r:.200}" if isinstance(value, Mapping) else f"{value!r:.200}"
+    text = repr(sorted(value) if isinstance(value, Mapping) else value)
+    return text[:200]
 
 
-def _leaf_batch(leaf: spaces.Space[Any], columns: Array) -> Array:
-    dtype = np.dtype(leaf.dtype)
-    if dtype.kind in "iub" and columns.dtype.kind == "f":
-        columns = np.rint(columns)
-    return columns.astype(dtype).reshape(len(columns), *(leaf.shape or ()))
+def _component_batch(part: _Component, numbers: Array) -> Array:
+    """Return a component's numbers [N, size] as a batch of its own shape and dtype."""
+    if part.is_whole and numbers.dtype.kind == "f":
+        numbers = np.rint(numbers)
+    batch = numbers.astype(part.space.dtype)
+    return batch.reshape(len(batch), *part.shape)
 
 
-def nested(space: spaces.Space[Any], parts: Iterator[Any]) -> Any:
+def nested(space: Space, parts: Iterator[Any]) -> Any:
     """Return a value that is nested like a space, made of its parts, depth first."""
     if isinstance(space, spaces.Tuple):
         return tuple(nested(part, parts) for part in space.spaces)
@@ -374,7 +485,7 @@ def nested(space: spaces.Space[Any], parts: Iterator[Any]) -> Any:
     return next(parts)
 
 
-def rows_of(leaf: spaces.Space[Any], batch: Array) -> list[Any]:
+def rows_of(leaf: Space, batch: Array) -> list[Any]:
     """Return the actions of a batch ``[N, *leaf.shape]`` of a simple space as its ``sample()`` has
     them.
 
@@ -385,11 +496,13 @@ def rows_of(leaf: spaces.Space[Any], batch: Array) -> list[Any]:
     return list(batch)
 
 
-def _regrouped(space: spaces.Space[Any], column: Array, parts: Iterator[slice]) -> list[Any]:
+def _regrouped(space: Space, leaf_rows: Iterator[list[Any]]) -> list[Any]:
+    """Return N actions that are nested like a space, made of the N rows of each leaf."""
     if isinstance(space, spaces.Tuple):
-        components = [_regrouped(part, column, parts) for part in space.spaces]
+        components = [_regrouped(part, leaf_rows) for part in space.spaces]
         return list(zip(*components, strict=True))
     if isinstance(space, spaces.Dict):
-        named = {name: _regrouped(part, column, parts) for name, part in space.spaces.items()}
-        return [dict(zip(named, row, strict=True)) for row in zip(*named.values(), strict=True)]
-    return rows_of(space, _leaf_batch(space, column[:, next(parts)]))
+        by_name = {name: _regrouped(part, leaf_rows) for name, part in space.spaces.items()}
+        rows = zip(*by_name.values(), strict=True)
+        return [dict(zip(by_name, row, strict=True)) for row in rows]
+    return next(leaf_rows)

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
+Space = spaces.Space[Any]
+
 _PACKAGE = "gym"
 _KIND_OF_FIELDS = {
     ("low", "high", "shape", "dtype"): "Box",
@@ -51,7 +53,7 @@ def is_of_gym(thing: Any) -> bool:
     return any(_is_in_gym(base) for base in kind.__mro__)
 
 
-class OtherSpace(spaces.Space[Any]):
+class OtherSpace(Space):
     """Space of gym of a kind without a counterpart; it samples and checks as the original.
 
     Attributes:
@@ -60,10 +62,17 @@ class OtherSpace(spaces.Space[Any]):
 
     def __init__(self, original: Any) -> None:
         """Take over a space of gym."""
-        super().__init__(getattr(original, "shape", None), getattr(original, "dtype", None))
+        super().__init__(
+            getattr(original, "shape", None),
+            getattr(original, "dtype", None),
+        )
         self.original = original
 
-    def sample(self, mask: Any | None = None, probability: Any | None = None) -> Any:
+    def sample(
+        self,
+        mask: Any | None = None,
+        probability: Any | None = None,
+    ) -> Any:
         """Return a random value of the original."""
         return self.original.sample()
 
@@ -93,20 +102,25 @@ def _kind_of(space: Any) -> str | None:
 
 
 def _box(space: Any) -> spaces.Box:
-    return spaces.Box(space.low, space.high, space.shape, np.dtype(space.dtype).type)
+    dtype = np.dtype(space.dtype).type
+    return spaces.Box(space.low, space.high, space.shape, dtype)
 
 
 def _discrete(space: Any) -> spaces.Discrete:
-    return spaces.Discrete(int(space.n), start=int(getattr(space, "start", 0)))
+    start = int(getattr(space, "start", 0))
+    return spaces.Discrete(int(space.n), start=start)
 
 
 def _multi_binary(space: Any) -> spaces.MultiBinary:
     size = space.n
-    return spaces.MultiBinary(int(size) if np.ndim(size) == 0 else [int(length) for length in size])
+    if np.ndim(size) == 0:
+        return spaces.MultiBinary(int(size))
+    return spaces.MultiBinary([int(length) for length in size])
 
 
 def _multi_discrete(space: Any) -> spaces.MultiDiscrete:
-    return spaces.MultiDiscrete(np.asarray(space.nvec), dtype=np.dtype(space.dtype).type)
+    dtype = np.dtype(space.dtype).type
+    return spaces.MultiDiscrete(np.asarray(space.nvec), dtype=dtype)
 
 
 def _tuple(space: Any) -> spaces.Tuple[Any]:
@@ -115,12 +129,13 @@ def _tuple(space: Any) -> spaces.Tuple[Any]:
 
 def _dict(space: Any) -> spaces.Dict:
     # A plain dict would be sorted by key.
-    return spaces.Dict(
-        OrderedDict((key, gymnasium_space(part)) for key, part in space.spaces.items())
-    )
+    parts: OrderedDict[str, Space] = OrderedDict()
+    for key, part in space.spaces.items():
+        parts[key] = gymnasium_space(part)
+    return spaces.Dict(parts)
 
 
-_CONVERSIONS: Mapping[str, Callable[[Any], spaces.Space[Any]]] = {
+_CONVERSIONS: Mapping[str, Callable[[Any], Space]] = {
     "Box": _box,
     "Discrete": _discrete,
     "MultiBinary": _multi_binary,

@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 from aiorl.data.gym_spaces import gymnasium_space
 from aiorl.errors import ConfigError, UnsupportedSpaceError
 
+Space = spaces.Space[Any]
+
 # A space from a socket or a file can claim any size, and its bounds are arrays of that size.
 MAX_SPACE_ELEMENTS = 1 << 24
 """Limit of the numbers in a value of a space, over all its parts."""
@@ -45,7 +47,7 @@ KINDS = (*SIMPLE_KINDS, "Tuple", "Dict")
 """All kinds of spaces that aiorl supports."""
 
 
-def space_to_dict(space: spaces.Space[Any]) -> dict[str, Any]:
+def space_to_dict(space: Space) -> dict[str, Any]:
     """Return a space, of Gymnasium or of the old gym package, as strings, numbers and lists.
 
     Raises:
@@ -93,7 +95,7 @@ def space_to_dict(space: spaces.Space[Any]) -> dict[str, Any]:
             raise UnsupportedSpaceError("space", space, KINDS)
 
 
-def space_from_dict(data: Mapping[str, Any]) -> spaces.Space[Any]:
+def space_from_dict(data: Mapping[str, Any]) -> Space:
     """Return the space of a description by `space_to_dict`.
 
     Raises:
@@ -105,17 +107,17 @@ def space_from_dict(data: Mapping[str, Any]) -> spaces.Space[Any]:
 def with_sorted_keys(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the description of a space with the parts of every Dict in alphabetical order."""
     if data.get("kind") == "Dict":
-        parts = sorted(
-            ((str(key), with_sorted_keys(part)) for key, part in data["spaces"]),
-            key=lambda pair: pair[0],
-        )
-        return {**data, "spaces": [list(pair) for pair in parts]}
+        parts = [[str(key), with_sorted_keys(part)] for key, part in data["spaces"]]
+        return {**data, "spaces": sorted(parts, key=lambda pair: str(pair[0]))}
     if data.get("kind") == "Tuple":
         return {**data, "spaces": [with_sorted_keys(part) for part in data["spaces"]]}
     return dict(data)
 
 
-def differ_in_order_only(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
+def differ_in_order_only(
+    first: Mapping[str, Any],
+    second: Mapping[str, Any],
+) -> bool:
     """Return True if two descriptions list the same parts of Dicts in different orders."""
     return first != second and with_sorted_keys(first) == with_sorted_keys(second)
 
@@ -138,22 +140,25 @@ class _Room:
     """Elements left for the parts of a space."""
 
     def __init__(self) -> None:
-        self._left = MAX_SPACE_ELEMENTS
+        self._elements = MAX_SPACE_ELEMENTS
 
     def shape(self, data: object) -> tuple[int, ...]:
         """Return the shape of a part, and count its elements."""
         if not isinstance(data, Sequence) or isinstance(data, str | bytes):
             raise _damaged("shape", data)
         shape = tuple(_integer(size) for size in data)
-        self._left -= math.prod(
-            max(size, 1) for size in shape
-        )  # with a side of 0, the other sides still count
-        if len(shape) > _MAX_DEPTH or any(size < 0 for size in shape) or self._left < 0:
+        # With a side of 0, the other sides still count.
+        self._elements -= math.prod(max(size, 1) for size in shape)
+        if len(shape) > _MAX_DEPTH or any(size < 0 for size in shape) or self._elements < 0:
             raise _damaged("shape", shape)
         return shape
 
 
-def _space_from_dict(data: object, depth: int, room: _Room) -> spaces.Space[Any]:
+def _space_from_dict(
+    data: object,
+    depth: int,
+    room: _Room,
+) -> Space:
     if depth > _MAX_DEPTH:
         raise _damaged("nested deeper than", _MAX_DEPTH)
     if not isinstance(data, Mapping):
@@ -164,35 +169,33 @@ def _space_from_dict(data: object, depth: int, room: _Room) -> spaces.Space[Any]
             case "Box":
                 shape = room.shape(data["shape"])
                 dtype = _dtype(data["dtype"])
-                low, high = (_bound_from_data(data[side], shape, dtype) for side in ("low", "high"))
+                low = _bound_from_data(data["low"], shape, dtype)
+                high = _bound_from_data(data["high"], shape, dtype)
                 return spaces.Box(low, high, shape, dtype.type)
             case "Discrete":
                 dtype = _dtype(data.get("dtype", "int64"))
-                return spaces.Discrete(
-                    _integer(data["n"]), start=_integer(data["start"]), dtype=dtype.type
-                )
+                size = _integer(data["n"])
+                first = _integer(data["start"])
+                return spaces.Discrete(size, start=first, dtype=dtype.type)
             case "MultiBinary":
-                n = data["n"]
-                return spaces.MultiBinary(
-                    room.shape([n])[0] if isinstance(n, int) else room.shape(n)
-                )
+                if isinstance(data["n"], int):
+                    return spaces.MultiBinary(room.shape([data["n"]])[0])
+                return spaces.MultiBinary(room.shape(data["n"]))
             case "MultiDiscrete":
                 dtype = _dtype(data["dtype"])
                 nvec = np.asarray(data["nvec"], dtype=dtype)
                 start = np.asarray(data["start"], dtype=dtype)
                 return spaces.MultiDiscrete(nvec, dtype=dtype.type, start=start)
             case "Tuple":
-                return spaces.Tuple(
-                    [_space_from_dict(part, depth + 1, room) for part in data["spaces"]]
-                )
+                parts = [_space_from_dict(part, depth + 1, room) for part in data["spaces"]]
+                return spaces.Tuple(parts)
             case "Dict":
-                # a mapping would be sorted by Gymnasium
-                return spaces.Dict(
-                    [
-                        (str(key), _space_from_dict(part, depth + 1, room))
-                        for key, part in data["spaces"]
-                    ]
-                )
+                # Gymnasium would sort a mapping.
+                pairs = [
+                    (str(key), _space_from_dict(part, depth + 1, room))
+                    for key, part in data["spaces"]
+                ]
+                return spaces.Dict(pairs)
     except ConfigError:
         raise
     except (AssertionError, KeyError, OverflowError, TypeError, ValueError) as error:
@@ -201,11 +204,11 @@ def _space_from_dict(data: object, depth: int, room: _Room) -> spaces.Space[Any]
 
 
 def _damaged(what: str, value: object) -> ConfigError:
-    shown = (
-        value if isinstance(value, str) else show(value)
-    )  # str(value) could be nested too deeply or too long
+    # str(value) could be nested too deeply or too long
+    text = value if isinstance(value, str) else show(value)
     return ConfigError(
-        f"the description of a space cannot be read: {what} {shown:.200}.", value=value
+        f"the description of a space cannot be read: {what} {text:.200}.",
+        value=value,
     )
 
 
@@ -221,12 +224,19 @@ def _dtype(data: object) -> np.dtype[Any]:
     return np.dtype(str(data))
 
 
-def _bound_from_data(data: object, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+def _bound_from_data(
+    data: object,
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+) -> NDArray[Any]:
     with np.errstate(over="ignore"):  # numbers too large for float32 become infinite
-        numbers = np.asarray(
-            [float(value) if isinstance(value, str) else value for value in data]
-            if isinstance(data, list | tuple)
-            else (float(data) if isinstance(data, str) else data),
-            dtype=dtype,
-        )
+        numbers = np.asarray(_numbers_from_data(data), dtype)
     return np.full(shape, numbers) if numbers.ndim == 0 else numbers.reshape(shape)
+
+
+def _numbers_from_data(data: object) -> Any:
+    if isinstance(data, str):
+        return float(data)
+    if isinstance(data, list | tuple):
+        return [float(value) if isinstance(value, str) else value for value in data]
+    return data
