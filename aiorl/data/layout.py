@@ -16,23 +16,26 @@ zeros; a trajectory that was cut is the last of its sequence.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aiorl.data import columns as c
+from aiorl.data.columns import Array, Bools, Columns
 from aiorl.data.fragment import SamplePlan
 from aiorl.errors import BatchError
 
-Array = NDArray[Any]
+Indices = NDArray[np.int64]
 
 _STATE = "state_in_"
 
 
 def laid_out(
-    rows: Mapping[str, Array], plan: SamplePlan, sequence_length: int | None
+    rows: Columns,
+    plan: SamplePlan,
+    sequence_length: int | None,
 ) -> dict[str, Array]:
     """Return the arrays to learn from: single rows or sequences of a length, with rewards scaled by
     the plan.
@@ -55,7 +58,9 @@ def laid_out(
         if sequence_length is None
         else to_sequences(rows, plan, sequence_length)
     )
-    return with_scaled_rewards(columns) if replaces else columns
+    if replaces:
+        return with_scaled_rewards(columns)
+    return columns
 
 
 def with_scaled_rewards(columns: dict[str, Array]) -> dict[str, Array]:
@@ -65,7 +70,7 @@ def with_scaled_rewards(columns: dict[str, Array]) -> dict[str, Array]:
     return columns
 
 
-def to_rows(batch: Mapping[str, Array], plan: SamplePlan) -> dict[str, Array]:
+def to_rows(batch: Columns, plan: SamplePlan) -> dict[str, Array]:
     """Return single rows: the plan's columns as [B, 1, ...].
 
     Args:
@@ -75,10 +80,14 @@ def to_rows(batch: Mapping[str, Array], plan: SamplePlan) -> dict[str, Array]:
     Raises:
         BatchError: one of these columns is missing, or holds objects.
     """
-    return {name: column[:, None] for name, column in _wanted(batch, plan.of_rows).items()}
+    return {name: column[:, None] for name, column in _numbers(batch, plan.of_rows).items()}
 
 
-def to_sequences(batch: Mapping[str, Array], plan: SamplePlan, length: int) -> dict[str, Array]:
+def to_sequences(
+    batch: Columns,
+    plan: SamplePlan,
+    length: int,
+) -> dict[str, Array]:
     """Return the rows as sequences, as few as possible without changing the order of rows.
 
     Args:
@@ -99,51 +108,71 @@ def to_sequences(batch: Mapping[str, Array], plan: SamplePlan, length: int) -> d
     """
     if length < 1:
         raise BatchError("sequence_length", "at least 1", length)
-    wanted = _wanted(batch, plan.of_rows)
-    state_names = [name for name in plan.of_sequences if name != c.LAST_OBS]
-    # every state of the rows decides where a trajectory can begin, whether or not it is sent
-    states = _wanted(batch, [*state_names, *(name for name in batch if name.startswith(_STATE))])
+    columns = _numbers(batch, plan.of_rows)
+    plan_states = [name for name in plan.of_sequences if name != c.LAST_OBS]
+    # Every state of the rows decides where a trajectory can begin, whether or not it is sent.
+    batch_states = [name for name in batch if name.startswith(_STATE)]
+    states = _numbers(batch, [*plan_states, *batch_states])
     rows = _sequence_rows(batch, states, length)
     is_valid = rows >= 0
-    filled = np.where(is_valid, rows, 0)
+    row_or_first = np.where(is_valid, rows, 0)
     arrays: dict[str, Array] = {c.VALID: is_valid}
-    for name, column in wanted.items():
-        arrays[name] = column[filled]
+    for name, column in columns.items():
+        arrays[name] = column[row_or_first]
         arrays[name][~is_valid] = 0
-    for name in state_names:
-        arrays[name] = states[name][rows[0]]
-        if plan.state_every:
-            at = rows[:: plan.state_every].T
-            arrays[name] = np.where((at >= 0)[..., None], states[name][at], np.float32(0.0))
+    for name in plan_states:
+        arrays[name] = _states_before(states[name], rows, plan.state_every)
     if c.LAST_OBS in plan.of_sequences:
-        last = rows[is_valid.sum(0) - 1, np.arange(rows.shape[1])]
-        arrays[c.LAST_OBS] = _wanted(batch, [c.NEW_OBS])[c.NEW_OBS][last]
+        last_steps = is_valid.sum(0) - 1
+        last_rows = rows[last_steps, np.arange(rows.shape[1])]
+        new_obs = _numbers(batch, [c.NEW_OBS])[c.NEW_OBS]
+        arrays[c.LAST_OBS] = new_obs[last_rows]
     return arrays
 
 
+def _states_before(
+    states: Array,
+    rows: Indices,
+    state_every: int,
+) -> Array:
+    """Return the states before the sequences' first rows, or before every ``state_every``-th."""
+    if not state_every:
+        first_states: Array = states[rows[0]]
+        return first_states
+    chosen = rows[::state_every].T
+    has_row = (chosen >= 0)[..., None]
+    chosen_states: Array = np.where(has_row, states[chosen], np.float32(0.0))
+    return chosen_states
+
+
 def _sequence_rows(
-    batch: Mapping[str, Array], states: Mapping[str, Array], length: int
-) -> NDArray[np.int64]:
+    batch: Columns,
+    states: Columns,
+    length: int,
+) -> Indices:
     """Return the row at each place of the sequences, [L, S]; -1 where there is none."""
     names = (c.EPS_ID, c.AGENT_INDEX, c.TERMINATEDS, c.TRUNCATEDS)
-    eps_id, agent_index, terminateds, truncateds = _wanted(batch, names).values()
+    eps_id, agent_index, terminateds, truncateds = _numbers(batch, names).values()
     ended = terminateds | truncateds
-    num_rows = len(eps_id)
-    begins = np.ones(num_rows, np.bool_)
-    begins[1:] = (eps_id[1:] != eps_id[:-1]) | (agent_index[1:] != agent_index[:-1])
+    begins = np.ones(len(eps_id), np.bool_)
+    begins[1:] = _differs(eps_id) | _differs(agent_index)
     begins[_behind_gaps(batch, begins)] = True
     starts = np.flatnonzero(begins)
+    stops = np.append(starts[1:], len(eps_id))
     may_follow = np.ones(len(starts), np.bool_)
     for state in states.values():
-        may_follow &= ~state[starts].reshape(len(starts), -1).any(1)
+        may_follow &= ~_any_of_row(state[starts] != 0)
 
     sequences: list[list[tuple[int, int]]] = []
-    room_left: list[
-        tuple[int, int]
-    ] = []  # sequences that end with an episode, with the number of free places
-    for start, stop, follows in zip(
-        starts.tolist(), [*starts[1:].tolist(), num_rows], may_follow.tolist(), strict=True
-    ):
+    # Sequences that end with an episode, with the number of free places.
+    room_left: list[tuple[int, int]] = []
+    trajectories = zip(
+        starts.tolist(),
+        stops.tolist(),
+        may_follow.tolist(),
+        strict=True,
+    )
+    for start, stop, follows in trajectories:
         first = start
         index, room = room_left.pop() if follows and room_left else (-1, 0)
         while first < stop:
@@ -151,23 +180,21 @@ def _sequence_rows(
                 index = len(sequences)
                 room = length
                 sequences.append([])
-            taken = min(room, stop - first)
-            sequences[index].append((first, first + taken))
-            first += taken
-            room -= taken
+            end = min(first + room, stop)
+            sequences[index].append((first, end))
+            room -= end - first
+            first = end
         if room and ended[stop - 1]:
             room_left.append((index, room))
 
     rows = np.full((length, len(sequences)), -1, np.int64)
     for index, pieces in enumerate(sequences):
-        place = 0
-        for first, stop in pieces:
-            rows[place : place + stop - first, index] = np.arange(first, stop)
-            place += stop - first
+        sequence = np.concatenate([np.arange(first, end) for first, end in pieces])
+        rows[: len(sequence), index] = sequence
     return rows
 
 
-def _behind_gaps(batch: Mapping[str, Array], begins: NDArray[np.bool_]) -> NDArray[np.int64]:
+def _behind_gaps(batch: Columns, begins: Bools) -> Indices:
     """Return rows within a run that do not start where the previous row ended.
 
     Time alone is not enough: an agent that is not observed at every step has rows that span several
@@ -175,29 +202,46 @@ def _behind_gaps(batch: Mapping[str, Array], begins: NDArray[np.bool_]) -> NDArr
     """
     if c.T not in batch:
         return np.zeros(0, np.int64)
-    t = np.asarray(batch[c.T])
-    rows = np.flatnonzero((t[1:] - t[:-1] != 1) & ~begins[1:]) + 1
+    is_jump = np.diff(batch[c.T]) != 1
+    rows = np.flatnonzero(is_jump & ~begins[1:]) + 1
     if not len(rows):
         return rows
-    follows = np.ones(len(rows), np.bool_)
+    has_gap = np.zeros(len(rows), np.bool_)
     for before, after in ((c.NEW_OBS, c.OBS), *_state_pairs(batch)):
         if before in batch and after in batch:
             ends = np.asarray(batch[before])[rows - 1]
             starts = np.asarray(batch[after])[rows]
-            follows &= (ends == starts).reshape(len(rows), -1).all(1)
-    return rows[~follows]
+            has_gap |= _any_of_row(ends != starts)
+    return rows[has_gap]
 
 
-def _state_pairs(batch: Mapping[str, Array]) -> list[tuple[str, str]]:
+def _differs(column: Array) -> Bools:
+    """Return for all rows but the first whether they differ from the row before."""
+    is_other: Bools = column[1:] != column[:-1]
+    return is_other
+
+
+def _any_of_row(flags: Any) -> Bools:
+    """Return for each row of [B, ...] whether any of its flags is set."""
+    is_any: Bools = flags.reshape(len(flags), -1).any(1)
+    return is_any
+
+
+def _state_pairs(batch: Columns) -> list[tuple[str, str]]:
     return [(name.replace(_STATE, "state_out_"), name) for name in batch if name.startswith(_STATE)]
 
 
-def _wanted(batch: Mapping[str, Array], names: Collection[str]) -> dict[str, Array]:
+def _numbers(batch: Columns, names: Collection[str]) -> dict[str, Array]:
+    """Return these columns of a batch.
+
+    Raises:
+        BatchError: one is missing, or holds objects.
+    """
     columns: dict[str, Array] = {}
     for name in names:
         if name not in batch:
             raise BatchError(name, "the column to exist", sorted(batch))
-        column = columns[name] = np.asarray(batch[name])
-        if column.dtype.hasobject:
+        columns[name] = np.asarray(batch[name])
+        if columns[name].dtype.hasobject:
             raise BatchError(name, "numbers", "objects")
     return columns
