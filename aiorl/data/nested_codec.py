@@ -24,6 +24,9 @@ _DTYPE = re.compile(r"[<>|][biuf][0-9]{1,2}")
 _MAX_TUPLES = 32
 """Limit of tuples within tuples: reading each takes tens of kilobytes of the C stack."""
 _PLAIN: tuple[type[Any], ...] = (int, float, str, bytes, list, dict)
+_UNSENDABLE = (TypeError, ValueError, OverflowError)
+
+Data = bytes | bytearray | memoryview
 
 
 def pack(value: Any) -> bytes:
@@ -43,22 +46,23 @@ def pack_infos(infos: Mapping[Any, Mapping[str, Any]]) -> tuple[bytes, int]:
     """
     try:
         return pack(infos), 0
-    except (TypeError, ValueError, OverflowError):
-        kept: dict[Any, dict[str, Any]] = {}
-        dropped = 0
-        for agent_id, info in infos.items():
-            kept[agent_id] = {}
-            for key, value in info.items():
-                try:
-                    pack({key: value})
-                except (TypeError, ValueError, OverflowError):
-                    dropped += 1
-                else:
-                    kept[agent_id][key] = value
-        return pack(kept), dropped
+    except _UNSENDABLE:
+        pass
+    sendable: dict[Any, dict[str, Any]] = {}
+    num_dropped = 0
+    for agent_id, info in infos.items():
+        sendable[agent_id] = {}
+        for key, value in info.items():
+            try:
+                pack({key: value})
+            except _UNSENDABLE:
+                num_dropped += 1
+            else:
+                sendable[agent_id][key] = value
+    return pack(sendable), num_dropped
 
 
-def unpack(data: bytes | bytearray | memoryview) -> Any:
+def unpack(data: Data) -> Any:
     """Decode the bytes of ``pack``; arrays do not share the memory of ``data``.
 
     Raises:
@@ -76,37 +80,46 @@ def _packed(value: Any, tuples: int) -> bytes:
     if tuples > _MAX_TUPLES:
         raise ValueError(f"more than {_MAX_TUPLES} tuples within each other")
     packed: bytes = msgpack.packb(
-        value, default=lambda inner: _to_extension(inner, tuples), strict_types=True
+        value,
+        default=functools.partial(_to_extension, tuples=tuples),
+        strict_types=True,
     )
     return packed
 
 
-def _unpacked(data: bytes | bytearray | memoryview, tuples: int) -> Any:
+def _unpacked(data: Data, tuples: int) -> Any:
     if tuples > _MAX_TUPLES:
         raise BadFrame(f"more than {_MAX_TUPLES} tuples within each other")
-    hook = functools.partial(_from_extension, tuples=tuples)
-    return msgpack.unpackb(data, ext_hook=hook, strict_map_key=False)
+    return msgpack.unpackb(
+        data,
+        ext_hook=functools.partial(_from_extension, tuples=tuples),
+        strict_map_key=False,
+    )
 
 
 def _to_extension(value: Any, tuples: int) -> Any:
     if isinstance(value, np.ndarray | np.generic):
         if value.dtype.kind not in _KINDS:
             raise TypeError(f"arrays of {value.dtype} cannot be sent")
-        little = np.asarray(value, value.dtype.newbyteorder("<"))
-        head: bytes = msgpack.packb([little.dtype.str, list(little.shape)])
+        array = np.asarray(value, value.dtype.newbyteorder("<"))
+        head: bytes = msgpack.packb([array.dtype.str, list(array.shape)])
         code = _ARRAY if isinstance(value, np.ndarray) else _NUMBER
-        return msgpack.ExtType(code, head + little.tobytes())
+        return msgpack.ExtType(code, head + array.tobytes())
     if isinstance(value, tuple):
         return msgpack.ExtType(_TUPLE, _packed(list(value), tuples + 1))
-    # Subclasses of the plain types, such as IntEnum or EnvContext (strict_types passes them to this
-    # function).
+    # strict_types passes subclasses of the plain types, such as IntEnum or EnvContext, to this
+    # function.
     for kind in _PLAIN:
         if isinstance(value, kind):
             return kind(value)
     raise TypeError(f"a {type(value).__name__} cannot be sent to another process")
 
 
-def _from_extension(code: int, data: bytes, tuples: int) -> Any:
+def _from_extension(
+    code: int,
+    data: bytes,
+    tuples: int,
+) -> Any:
     if code == _TUPLE:
         items = _unpacked(data, tuples + 1)
         if type(items) is not list:
@@ -120,5 +133,6 @@ def _from_extension(code: int, data: bytes, tuples: int) -> Any:
     if not isinstance(name, str) or not _DTYPE.fullmatch(name):
         raise BadFrame(f"arrays of {name!r:.50} are not accepted")
     dtype = np.dtype(name)
-    array = np.frombuffer(data, dtype, offset=unpacker.tell()).reshape(shape).copy()
+    numbers = np.frombuffer(data, dtype, offset=unpacker.tell())
+    array = numbers.reshape(shape).copy()
     return array if code == _ARRAY else array[()]

@@ -15,18 +15,18 @@ from collections.abc import (
     MutableMapping,
     Sequence,
 )
-from typing import Any, Literal, TypeGuard, overload
+from typing import Any, Literal, TypeAlias, TypeGuard, overload
 
 import lz4.block
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from aiorl.data import columns as c
-from aiorl.data.columns import DEFAULT_POLICY_ID, NEW_OBS, OBS
+from aiorl.data.columns import DEFAULT_POLICY_ID, EPS_ID, NEW_OBS, OBS, Array
 from aiorl.errors import BatchError
 
-Array = NDArray[Any]
 RowSlice = slice
+CompressionMode = Literal["rows", "bulk"]
+StoredColumn: TypeAlias = "Array | PackedColumn"
 
 
 class SampleBatch(MutableMapping[str, Array]):
@@ -43,20 +43,24 @@ class SampleBatch(MutableMapping[str, Array]):
             each.
     """
 
-    def __init__(self, columns: Mapping[str, ArrayLike] | None = None, **more: ArrayLike) -> None:
+    def __init__(
+        self,
+        columns: Mapping[str, ArrayLike] | None = None,
+        **named_columns: ArrayLike,
+    ) -> None:
         """Store the columns without copying arrays.
 
         Args:
             columns: name -> column ``[B, ...]``, of any dtype.
-            **more: further columns ``[B, ...]``, by name.
+            **named_columns: further columns ``[B, ...]``, by name.
 
         Raises:
             BatchError: columns have different lengths, or a column is a scalar.
         """
-        self._columns: dict[str, Array | PackedColumn] = {}
+        self._columns: dict[str, StoredColumn] = {}
         self.count = 0
         self._env_steps: int | None = None
-        for name, column in {**(columns or {}), **more}.items():
+        for name, column in {**(columns or {}), **named_columns}.items():
             self[name] = np.asarray(column)
 
     @overload
@@ -66,15 +70,25 @@ class SampleBatch(MutableMapping[str, Array]):
     def __getitem__(self, name: RowSlice) -> SampleBatch: ...
 
     def __getitem__(self, name: str | RowSlice) -> Array | SampleBatch:
-        return self.take(name) if isinstance(name, slice) else _array(self._columns[name])
+        if isinstance(name, slice):
+            return self.take(name)
+        return _array(self._columns[name])
 
     def __setitem__(self, name: str, column: ArrayLike) -> None:
         array = np.asarray(column)
         if array.ndim == 0:
-            raise BatchError(name, "an array with one row per step", "a scalar")
-        others = len(self._columns) > (name in self._columns)
-        if others and len(array) != self.count:
-            raise BatchError(name, f"{self.count} rows", f"{len(array)} rows")
+            raise BatchError(
+                name,
+                "an array with one row per step",
+                "a scalar",
+            )
+        num_others = len(self._columns) - (name in self._columns)
+        if num_others and len(array) != self.count:
+            raise BatchError(
+                name,
+                f"{self.count} rows",
+                f"{len(array)} rows",
+            )
         self._columns[name] = array
         self.count = len(array)
 
@@ -104,7 +118,9 @@ class SampleBatch(MutableMapping[str, Array]):
 
     @property
     def env_steps(self) -> int:  # noqa: D102 (the class describes it)
-        return self.count if self._env_steps is None else self._env_steps
+        if self._env_steps is None:
+            return self.count
+        return self._env_steps
 
     @env_steps.setter
     def env_steps(self, steps: int) -> None:
@@ -128,8 +144,8 @@ class SampleBatch(MutableMapping[str, Array]):
 
     def compress(
         self,
-        mode: Literal["rows", "bulk"] = "rows",
-        columns: Collection[str] = (c.OBS, c.NEW_OBS),
+        mode: CompressionMode = "rows",
+        columns: Collection[str] = (OBS, NEW_OBS),
         *,
         bulk: bool = False,
     ) -> None:
@@ -170,47 +186,37 @@ class SampleBatch(MutableMapping[str, Array]):
         Raises:
             BatchError: batches have different columns.
         """
-        joined = SampleBatch._stacked([batch for batch in batches if batch._columns])
+        joined = SampleBatch._of(_joined_columns([batch._columns for batch in batches]))
         if any(batch._env_steps is not None for batch in batches):
             joined._env_steps = sum(batch.env_steps for batch in batches)
         return joined
 
     @staticmethod
-    def _stacked(filled: Sequence[SampleBatch]) -> SampleBatch:
-        if not filled:
-            return SampleBatch()
-        names = list(filled[0])
-        for batch in filled[1:]:
-            if set(batch) != set(names):
-                odd = sorted(set(batch) ^ set(names))
-                raise BatchError(odd[0], f"columns {sorted(names)} in every batch", sorted(batch))
-        return SampleBatch._of(
-            {name: _joined([batch._columns[name] for batch in filled]) for name in names}
-        )
-
-    @staticmethod
-    def _of(columns: dict[str, Array | PackedColumn]) -> SampleBatch:
+    def _of(columns: dict[str, StoredColumn]) -> SampleBatch:
         """Return a batch of columns known to be of equal length."""
         batch = SampleBatch()
         batch._columns = columns
-        batch.count = len(next(iter(columns.values()))) if columns else 0
+        batch.count = len(next(iter(columns.values()), ()))
         return batch
 
     def slice(self, start: int, end: int) -> SampleBatch:
         """Return the rows from ``start`` up to but not including ``end``, as views."""
         return self.take(slice(start, end))
 
-    def take(self, index: NDArray[Any] | RowSlice) -> SampleBatch:
+    def take(self, index: Array | RowSlice) -> SampleBatch:
         """Return a selection of the rows.
 
         Args:
             index: integer positions ``[K]`` or a boolean mask ``[B]``, which copy rows; or a slice,
                 which makes views.
         """
-        columns = self._columns.items()
-        return SampleBatch._of(
-            {n: col.take(index) if _is_by_row(col) else _array(col)[index] for n, col in columns}
-        )
+        rows: dict[str, StoredColumn] = {}
+        for name, column in self._columns.items():
+            if _is_by_row(column):
+                rows[name] = column.take(index)
+            else:
+                rows[name] = _array(column)[index]
+        return SampleBatch._of(rows)
 
     def shuffled(self, rng: np.random.Generator) -> SampleBatch:
         """Return the same rows in a random order, which ``rng`` determines."""
@@ -236,25 +242,25 @@ class SampleBatch(MutableMapping[str, Array]):
         Raises:
             BatchError: there is no ``eps_id`` column.
         """
-        if c.EPS_ID not in self:
-            raise BatchError(c.EPS_ID, "the column to exist", sorted(self))
-        episode_ids = self[c.EPS_ID]
+        if EPS_ID not in self:
+            raise BatchError(EPS_ID, "the column to exist", sorted(self))
+        episode_ids = self[EPS_ID]
         if not self.count:
             return []
         cuts = np.flatnonzero(episode_ids[1:] != episode_ids[:-1]) + 1
         edges = [0, *cuts.tolist(), self.count]
-        columns = (
-            self._columns.items()
-        )  # columns compressed in bulk are decompressed once for all cuts
-        whole = SampleBatch._of({n: col if _is_by_row(col) else _array(col) for n, col in columns})
+        # Columns compressed in bulk are decompressed once for all cuts.
+        whole = self.take(slice(None))
         return [whole.slice(start, end) for start, end in itertools.pairwise(edges)]
 
     def copy(self) -> SampleBatch:
         """Return a batch with its own copy of every column."""
-        columns = self._columns.items()
-        copied = SampleBatch._of(
-            {name: col if isinstance(col, PackedColumn) else col.copy() for name, col in columns}
-        )
+        # The blocks of a compressed column never change, so both batches can have them.
+        columns = {
+            name: column if isinstance(column, PackedColumn) else column.copy()
+            for name, column in self._columns.items()
+        }
+        copied = SampleBatch._of(columns)
         copied._env_steps = self._env_steps
         return copied
 
@@ -262,25 +268,52 @@ class SampleBatch(MutableMapping[str, Array]):
         return f"SampleBatch({self.count} rows: {', '.join(self._columns)})"
 
 
-def _is_by_row(column: Array | PackedColumn) -> TypeGuard[PackedColumn]:
+def _is_by_row(column: StoredColumn) -> TypeGuard[PackedColumn]:
     return isinstance(column, PackedColumn) and column.by_row
 
 
-def _array(column: Array | PackedColumn) -> Array:
-    return column.unpack() if isinstance(column, PackedColumn) else column
+def _array(column: StoredColumn) -> Array:
+    if isinstance(column, PackedColumn):
+        return column.unpack()
+    return column
 
 
-def _joined(columns: Sequence[Array | PackedColumn]) -> Array | PackedColumn:
-    packed = [column for column in columns if isinstance(column, PackedColumn)]
-    kinds = {(column.by_row, column.dtype, column.shape[1:]) for column in packed}
-    if len(packed) == len(columns) and len(kinds) == 1 and packed[0].by_row:
-        shape = sum(map(len, packed)), *packed[0].shape[1:]
-        blobs = itertools.chain.from_iterable(column.blobs for column in packed)
-        return PackedColumn(packed[0].dtype, shape, blobs, by_row=True)
-    return np.concatenate([_array(column) for column in columns])
+def _joined_columns(batches: Sequence[Mapping[str, StoredColumn]]) -> dict[str, StoredColumn]:
+    """Return the rows of all batches that have columns.
+
+    Raises:
+        BatchError: batches have different columns.
+    """
+    filled = [columns for columns in batches if columns]
+    if not filled:
+        return {}
+    first = filled[0]
+    for columns in filled[1:]:
+        differing = sorted(columns.keys() ^ first.keys())
+        if differing:
+            expected = f"columns {sorted(first)} in every batch"
+            raise BatchError(differing[0], expected, sorted(columns))
+    return {name: _joined([columns[name] for columns in filled]) for name in first}
 
 
-_BLOCK_BYTES = 1 << 26  # LZ4 allows blocks of about 2 GB; smaller ones limit the memory of a step
+def _joined(columns: Sequence[StoredColumn]) -> StoredColumn:
+    packed = [column for column in columns if _is_by_row(column)]
+    kinds = {(column.dtype, column.shape[1:]) for column in packed}
+    if len(packed) < len(columns) or len(kinds) > 1:
+        return np.concatenate([_array(column) for column in columns])
+    dtype, row_shape = kinds.pop()
+    num_rows = sum(map(len, packed))
+    blobs = itertools.chain.from_iterable(column.blobs for column in packed)
+    return PackedColumn(
+        dtype,
+        (num_rows, *row_shape),
+        blobs,
+        by_row=True,
+    )
+
+
+# LZ4 allows blocks of about 2 GB; smaller ones limit the memory of a step.
+_BLOCK_BYTES = 1 << 26
 
 
 class PackedColumn:
@@ -297,7 +330,12 @@ class PackedColumn:
     __slots__ = ("blobs", "by_row", "dtype", "shape")
 
     def __init__(
-        self, dtype: np.dtype[Any], shape: tuple[int, ...], blobs: Iterable[bytes], *, by_row: bool
+        self,
+        dtype: np.dtype[Any],
+        shape: tuple[int, ...],
+        blobs: Iterable[bytes],
+        *,
+        by_row: bool,
     ) -> None:
         """Store the compressed form.
 
@@ -315,11 +353,13 @@ class PackedColumn:
     @classmethod
     def pack(cls, column: Array, *, by_row: bool) -> PackedColumn:
         """Compress ``[B, ...]``."""
-        made = cls(column.dtype, column.shape, (), by_row=by_row)
+        packed = cls(column.dtype, column.shape, (), by_row=by_row)
         raw = _bytes_of(np.ascontiguousarray(column))
-        blobs = (raw[start:end] for start, end in made._extents(len(raw)))
-        made.blobs = tuple(lz4.block.compress(blob, store_size=False) for blob in blobs)
-        return made
+        packed.blobs = tuple(
+            lz4.block.compress(raw[start:end], store_size=False)
+            for start, end in packed._extents(len(raw))
+        )
+        return packed
 
     @property
     def nbytes(self) -> int:
@@ -342,17 +382,21 @@ class PackedColumn:
         compressed.
         """
         positions = np.arange(len(self))[index]
-        blobs = [self.blobs[at] for at in positions] if self.blobs else []
-        return PackedColumn(self.dtype, (len(positions), *self.shape[1:]), blobs, by_row=True)
+        # An array without bytes has no blocks.
+        blobs = [self.blobs[row] for row in positions] if self.blobs else []
+        shape = (len(positions), *self.shape[1:])
+        return PackedColumn(self.dtype, shape, blobs, by_row=True)
 
     def _extents(self, size: int) -> list[tuple[int, int]]:
         """Return the first and last byte of each block of an array with a number of bytes."""
         step = size // len(self) if self.by_row and size else _BLOCK_BYTES
-        return [(at, min(at + step, size)) for at in range(0, size, step)]
+        return [(start, min(start + step, size)) for start in range(0, size, step)]
 
 
 def _bytes_of(array: Array) -> memoryview:
-    return array.reshape(-1).view(np.uint8).data if array.size else memoryview(b"")
+    if not array.size:
+        return memoryview(b"")
+    return array.reshape(-1).view(np.uint8).data
 
 
 class MultiAgentBatch:
@@ -363,7 +407,11 @@ class MultiAgentBatch:
         count: number of environment steps (not rows).
     """
 
-    def __init__(self, policy_batches: Mapping[str, SampleBatch], count: int) -> None:
+    def __init__(
+        self,
+        policy_batches: Mapping[str, SampleBatch],
+        count: int,
+    ) -> None:
         """Store the batches without copying them.
 
         Args:
@@ -395,7 +443,7 @@ class MultiAgentBatch:
 
     def compress(
         self,
-        mode: Literal["rows", "bulk"] = "rows",
+        mode: CompressionMode = "rows",
         columns: Collection[str] = (OBS, NEW_OBS),
         *,
         bulk: bool = False,
@@ -430,7 +478,8 @@ class MultiAgentBatch:
 
     @staticmethod
     def wrap_as_needed(
-        policy_batches: Mapping[str, SampleBatch], count: int
+        policy_batches: Mapping[str, SampleBatch],
+        count: int,
     ) -> SampleBatch | MultiAgentBatch:
         """Return a plain batch, with ``env_steps`` set, for at most the default policy; otherwise a
         MultiAgentBatch.
