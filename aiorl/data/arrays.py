@@ -65,6 +65,15 @@ def columns_of(batch: Batch) -> Mapping[str, Any]:
     return batch
 
 
+def rows_by_policy(batch: Batch) -> Mapping[str, SampleBatch]:
+    """Return policy id -> its rows, [B, ...] each; those of a plain batch are of the default
+    policy.
+    """
+    if isinstance(batch, MultiAgentBatch):
+        return batch.policy_batches
+    return {DEFAULT_POLICY_ID: batch}
+
+
 def compressed(batch: Batch, *, is_bulk: bool) -> Batch:
     """Return a copy of a batch with compressed observations; the original does not change."""
     packed: Batch

@@ -7,12 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from gymnasium import spaces
-from numpy.typing import NDArray
 
 from aiorl.data import columns as c
-from aiorl.data.arrays import Batch
-from aiorl.data.columns import DEFAULT_POLICY_ID
+from aiorl.data.actions import Space
+from aiorl.data.arrays import rows_by_policy
+from aiorl.data.columns import DEFAULT_POLICY_ID, Array
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import DataError
 from aiorl.offline.column_names import missing_columns
@@ -22,7 +21,8 @@ from aiorl.offline.registry import format_of, stored_batches
 from aiorl.offline.sound_rows import ORIGIN, origins
 from aiorl.offline.unit_actions import NORMALIZED, seem_scaled
 
-Array = NDArray[Any]
+Form = dict[str, tuple[np.dtype[Any], tuple[int, ...]]]
+"""Dtype and shape of a row of each column."""
 
 _SHOWN_ERRORS = 20
 _NOT_THE_NEXT_STEP = "t is not that of the previous row plus 1"
@@ -51,13 +51,11 @@ class _Column:
             self.dtype += f" or {name}"
         if column.shape[1:] != self.shape:
             self.shape = None
-        if column.dtype.kind in "biuf":
-            finite = column[np.isfinite(column)] if column.dtype.kind == "f" else column
-            if finite.size:
-                self.low, self.high = (
-                    min(self.low, float(finite.min())),
-                    max(self.high, float(finite.max())),
-                )
+        if column.dtype.kind == "f":
+            column = column[np.isfinite(column)]
+        if column.dtype.kind in "biuf" and column.size:
+            self.low = min(self.low, float(column.min()))
+            self.high = max(self.high, float(column.max()))
 
     @property
     def is_seen(self) -> bool:
@@ -67,26 +65,21 @@ class _Column:
     @property
     def space(self) -> str:
         """Space of the values, as far as they show it."""
-        shape = "rows that differ" if self.shape is None else f"{self.shape}"
-        if (
-            self.shape == ()
-            and self.dtype.startswith(("int", "uint"))
-            and self.is_seen
-            and self.low >= 0
-        ):
+        is_whole = self.dtype.startswith(("int", "uint"))
+        if self.shape == () and is_whole and self.is_seen and self.low >= 0:
             return f"Discrete({int(self.high) + 1}), as far as seen"
-        return f"Box of {shape} {self.dtype}" + (
-            f", seen {self.low:.4g} to {self.high:.4g}" if self.is_seen else ""
-        )
+        shape = "rows that differ" if self.shape is None else self.shape
+        text = f"Box of {shape} {self.dtype}"
+        if self.is_seen:
+            text += f", seen {self.low:.4g} to {self.high:.4g}"
+        return text
 
     def __str__(self) -> str:
-        return self.dtype + (
-            " of differing shapes"
-            if self.shape is None
-            else f"{[*self.shape]}"
-            if self.shape
-            else ""
-        )
+        if self.shape is None:
+            return f"{self.dtype} of differing shapes"
+        if not self.shape:
+            return self.dtype
+        return f"{self.dtype}{[*self.shape]}"
 
 
 @dataclass(slots=True)
@@ -123,29 +116,23 @@ class _Policy:
                 self.returns.append(float(part[c.REWARDS].sum(dtype=np.float64)))
                 self.lengths.append(part.count)
             else:
-                agent = int(part[c.AGENT_INDEX][0]) if c.AGENT_INDEX in part else 0
-                self.cut.add((agent, int(part[c.EPS_ID][0])))
+                agents = part.get(c.AGENT_INDEX, (0,))
+                self.cut.add((int(agents[0]), int(part[c.EPS_ID][0])))
 
-    def facts(self, space: spaces.Space[Any] | None) -> Iterator[tuple[str, str]]:
+    def facts(self, space: Space | None) -> Iterator[tuple[str, str]]:
         """Yield a label and a fact for each line of `inspect_file`."""
-        taken = self.columns.get(c.ACTIONS)
-        for label, column in (("observations", self.columns.get(c.OBS)), ("actions", taken)):
-            if column is not None:
-                yield label, column.space
+        obs = self.columns.get(c.OBS)
+        actions = self.columns.get(c.ACTIONS)
+        if obs is not None:
+            yield "observations", obs.space
+        if actions is not None:
+            yield "actions", actions.space
         if space is not None:
             yield "of the env", f"{space}"
-            if taken and taken.is_seen and seem_scaled(space, taken.low, taken.high):
-                yield (
-                    "",
-                    f"actions seem to be scaled to [-1, 1], as RLlib stores them: set {NORMALIZED}",
-                )
-        whole = f"{len(self.returns):,} ended"
-        if self.cut:
-            whole += f", {len(self.cut):,} without all of their rows in the file"
-        yield (
-            "episodes",
-            whole if c.EPS_ID in self.columns else "unknown: there is no column eps_id",
-        )
+            if actions and actions.is_seen and seem_scaled(space, actions.low, actions.high):
+                advice = f"set {NORMALIZED}"
+                yield "", f"actions seem to be scaled to [-1, 1], as RLlib stores them: {advice}"
+        yield "episodes", self._episodes()
         if self.returns:
             yield "returns", _spread(self.returns)
             yield "lengths", _spread(self.lengths)
@@ -154,16 +141,23 @@ class _Policy:
         for name, consequence in missing_columns(self.columns):
             yield "missing", f"{name}: {consequence}"
 
+    def _episodes(self) -> str:
+        if c.EPS_ID not in self.columns:
+            return "unknown: there is no column eps_id"
+        text = f"{len(self.returns):,} ended"
+        if self.cut:
+            text += f", {len(self.cut):,} without all of their rows in the file"
+        return text
+
     def _probabilities(self) -> str:
-        for name in (ACTION_PROB, c.ACTION_LOGP):
-            found = self.columns.get(name)
-            if found is not None and found.is_seen:
-                ends = (
-                    [found.low, found.high]
-                    if name == ACTION_PROB
-                    else np.exp(np.minimum([found.low, found.high], 700))
-                )
-                return f"of the actions taken {ends[0]:.3g} to {ends[1]:.3g}"
+        prob = self.columns.get(ACTION_PROB)
+        if prob is not None and prob.is_seen:
+            return f"of the actions taken {prob.low:.3g} to {prob.high:.3g}"
+        logp = self.columns.get(c.ACTION_LOGP)
+        if logp is not None and logp.is_seen:
+            # densities of continuous actions can be too large for a float
+            low, high = np.exp(np.minimum([logp.low, logp.high], 700))
+            return f"of the actions taken {low:.3g} to {high:.3g}"
         return "none recorded; importance sampling needs action_prob or action_logp"
 
 
@@ -171,17 +165,14 @@ def _spread(values: Sequence[float]) -> str:
     return f"{np.mean(values):,.4g} on average, {min(values):,.4g} to {max(values):,.4g}"
 
 
-def count_of(number: int, one: str, many: str) -> str:
+def count_of(number: int, singular: str, plural: str) -> str:
     """Return a number and its noun, singular or plural."""
-    return f"1 {one}" if number == 1 else f"{number:,} {many}"
+    if number == 1:
+        return f"1 {singular}"
+    return f"{number:,} {plural}"
 
 
-def policy_batches(batch: Batch) -> Mapping[str, SampleBatch]:
-    """Return rows by policy id, for a plain batch under the default id."""
-    return {DEFAULT_POLICY_ID: batch} if isinstance(batch, SampleBatch) else batch.policy_batches
-
-
-def inspect_file(path: str, space: spaces.Space[Any] | None = None) -> tuple[list[str], bool]:
+def inspect_file(path: str, space: Space | None = None) -> tuple[list[str], bool]:
     """Read a whole file once; return lines that describe it, and whether all of it could be read.
 
     Args:
@@ -199,21 +190,20 @@ def inspect_file(path: str, space: spaces.Space[Any] | None = None) -> tuple[lis
         if isinstance(stored, DataError):
             errors.append(str(stored) if len(errors) < _SHOWN_ERRORS else "")
             continue
-        for policy_id, rows in policy_batches(stored.batch).items():
+        for policy_id, rows in rows_by_policy(stored.batch).items():
             numbers, _ = origins(rows.pop(ORIGIN))
             batches.update(np.unique(numbers).tolist())
             policies.setdefault(policy_id, _Policy()).add(rows)
-    total = sum(policy.rows for policy in policies.values())
-    lines = [
-        f"{path}: {format_of(path).name}, {count_of(len(batches), 'batch', 'batches')}, {total:,}"
-        " rows"
-    ]
+    num_batches = count_of(len(batches), "batch", "batches")
+    num_rows = sum(policy.rows for policy in policies.values())
+    lines = [f"{path}: {format_of(path).name}, {num_batches}, {num_rows:,} rows"]
     for policy_id, policy in policies.items():
         if policy_id != DEFAULT_POLICY_ID:
             lines.append(f"  policy {policy_id}: {policy.rows:,} rows")
         lines += [f"  {label:{_LABEL}}{fact}" for label, fact in policy.facts(space)]
     if errors:
-        lines.append(f"  {'unreadable':{_LABEL}}{count_of(len(errors), 'place', 'places')}:")
+        num_places = count_of(len(errors), "place", "places")
+        lines.append(f"  {'unreadable':{_LABEL}}{num_places}:")
         lines += [f"    {error}" for error in errors[:_SHOWN_ERRORS]]
         if len(errors) > _SHOWN_ERRORS:
             lines.append(f"    and {len(errors) - _SHOWN_ERRORS:,} more")
@@ -227,7 +217,7 @@ def validate_file(path: str) -> Iterator[str]:
         DataError: its format is unknown.
         ConfigError: a package for its format is missing.
     """
-    first: dict[str, tuple[str, dict[str, tuple[np.dtype[Any], tuple[int, ...]]]]] = {}
+    first: dict[str, tuple[str, Form]] = {}
     places: dict[int, str] = {}
     reported: set[str] = set()
     for stored in stored_batches(path, keeps_origins=True):
@@ -235,7 +225,7 @@ def validate_file(path: str) -> Iterator[str]:
             reported.add(stored.place)
             yield str(stored)
             continue
-        for policy_id, rows in policy_batches(stored.batch).items():
+        for policy_id, rows in rows_by_policy(stored.batch).items():
             numbers, row_numbers = origins(rows.pop(ORIGIN))
             places[int(numbers[0])] = stored.place
             where = f"{path}, {_place(stored.place, policy_id)}"
@@ -246,9 +236,9 @@ def validate_file(path: str) -> Iterator[str]:
             for fault in _differences(form, expected, place):
                 yield f"{where}: {fault}"
             for is_wrong, fault in _checks(rows):
-                wrong = np.sort(row_numbers[is_wrong])
+                wrong = np.sort(row_numbers[is_wrong]) + 1
                 if len(wrong):
-                    yield f"{where}, row {int(wrong[0]) + 1}: {fault}{_and_more(len(wrong))}"
+                    yield f"{where}, row {wrong[0]}: {fault}{_and_more(len(wrong))}"
     yield from _validate_episodes(path, places, reported)
 
 
@@ -265,26 +255,25 @@ def _validate_episodes(path: str, places: Mapping[int, str], reported: set[str])
             if stored.place not in reported:
                 yield str(stored)
             continue
-        for policy_id, rows in policy_batches(stored.batch).items():
+        for policy_id, rows in rows_by_policy(stored.batch).items():
             numbers, row_numbers = origins(rows.pop(ORIGIN))
             if c.EPS_ID not in rows:
                 continue
             for is_wrong, fault in _step_checks(rows):
-                # the row before may be missing only because it can't be used
-                wrong = [
-                    at
-                    for at in np.flatnonzero(is_wrong)
-                    if _row(places[int(numbers[at])], policy_id, int(row_numbers[at]) - 1)
-                    not in reported
-                ]
+                wrong = []
+                for batch, row in zip(numbers[is_wrong], row_numbers[is_wrong], strict=True):
+                    place = places[int(batch)]
+                    # the row before may be missing only because it can't be used
+                    if _row(place, policy_id, row - 1) not in reported:
+                        wrong.append(_row(place, policy_id, row))
                 if wrong:
-                    at = wrong[0]
-                    where = _row(places[int(numbers[at])], policy_id, int(row_numbers[at]))
-                    yield f"{path}, {where}: {fault}{_and_more(len(wrong))}"
+                    yield f"{path}, {wrong[0]}: {fault}{_and_more(len(wrong))}"
 
 
 def _place(place: str, policy_id: str) -> str:
-    return place if policy_id == DEFAULT_POLICY_ID else f"{place}, policy {policy_id!r}"
+    if policy_id == DEFAULT_POLICY_ID:
+        return place
+    return f"{place}, policy {policy_id!r}"
 
 
 def _row(place: str, policy_id: str, row: int) -> str:
@@ -296,41 +285,39 @@ def _and_more(count: int) -> str:
     return f" (and {count - 1:,} more rows)" if count > 1 else ""
 
 
-def _differences(form: Mapping[str, Any], expected: Mapping[str, Any], first: str) -> Iterator[str]:
+def _differences(form: Form, expected: Form, first: str) -> Iterator[str]:
     for name in sorted(form.keys() | expected.keys()):
         if form.get(name) != expected.get(name):
-            here, there = (
-                f"rows of {found[1]} {found[0]}" if (found := of.get(name)) else "missing"
-                for of in (form, expected)
-            )
-            yield f"column {name!r} is {here}, in {first} {there}"
+            rows = _described(form, name)
+            yield f"column {name!r} is {rows}, in {first} {_described(expected, name)}"
+
+
+def _described(form: Form, name: str) -> str:
+    if name not in form:
+        return "missing"
+    dtype, shape = form[name]
+    return f"rows of {shape} {dtype}"
 
 
 def _checks(rows: SampleBatch) -> Iterator[tuple[Array, str]]:
-    is_discrete = (
-        c.ACTIONS in rows and rows[c.ACTIONS].dtype.kind in "iu"
-    )  # other actions can have densities
+    """Check each row by itself, and the rows of each episode that are next to each other."""
+    # other actions can have densities
+    is_discrete = c.ACTIONS in rows and rows[c.ACTIONS].dtype.kind in "iu"
     if ACTION_PROB in rows and _is_numbers(rows[ACTION_PROB]):
         prob = rows[ACTION_PROB]
-        fits: Array = (prob > 0) & (
-            (prob <= np.exp(ROUNDING)) if is_discrete else np.isfinite(prob)
-        )
-        yield (
-            ~fits,
-            (
-                "action_prob is not in (0, 1]"
-                if is_discrete
-                else "action_prob is not above 0 and finite"
-            ),
-        )
+        is_positive: Array = prob > 0
+        if is_discrete:
+            is_probability = is_positive & (prob <= np.exp(ROUNDING))
+            yield ~is_probability, "action_prob is not in (0, 1]"
+        else:
+            is_density = is_positive & np.isfinite(prob)
+            yield ~is_density, "action_prob is not above 0 and finite"
     if c.ACTION_LOGP in rows and _is_numbers(rows[c.ACTION_LOGP]):
         logp = rows[c.ACTION_LOGP]
         yield ~np.isfinite(logp), "action_logp is not finite"
         if is_discrete:
-            yield (
-                logp > ROUNDING,
-                "action_logp is above 0, which is impossible for a discrete action",
-            )
+            fault = "action_logp is above 0, which is impossible for a discrete action"
+            yield logp > ROUNDING, fault
     if {c.DONES, c.TERMINATEDS, c.TRUNCATEDS} <= rows.keys():
         ends = rows[c.TERMINATEDS] | rows[c.TRUNCATEDS]
         yield rows[c.DONES] != ends, "dones is not terminateds or truncateds"
@@ -342,24 +329,23 @@ def _restart_checks(rows: SampleBatch) -> Iterator[tuple[Array, str]]:
     """Check that no episode ends or begins between rows of the same episode and agent in a
     batch.
     """
-    goes_on = _goes_on(rows)
-    falls = np.zeros(len(goes_on), np.bool_)
+    continues = _continues(rows)
+    falls = np.zeros(len(continues), np.bool_)
     if c.T in rows:
         t = rows[c.T]
-        falls = goes_on & (t[1:] <= t[:-1])
+        falls = continues & (t[1:] <= t[:-1])
         # without repeated steps, the rows can be of one episode whose other steps are in other
         # batches
-        runs = np.append(0, np.cumsum(~goes_on))
+        runs = np.append(0, np.cumsum(~continues))
         for run in np.unique(runs[1:][falls]):
             start, end = np.searchsorted(runs, [run, run + 1])
             if len(np.unique(t[start:end])) == end - start:
-                goes_on[start : end - 1] &= ~falls[start : end - 1]
-                falls[start : end - 1] = False
+                pairs = slice(start, end - 1)
+                continues[pairs] &= ~falls[pairs]
+                falls[pairs] = False
     if c.DONES in rows:
-        yield (
-            np.append(goes_on & rows[c.DONES][:-1], False),
-            "the episode is done here, but continues in the next row",
-        )
+        is_end = np.append(continues & rows[c.DONES][:-1], False)
+        yield is_end, "the episode is done here, but continues in the next row"
     if c.T in rows:
         yield np.append(False, falls), _NOT_THE_NEXT_STEP
 
@@ -368,26 +354,29 @@ def _step_checks(rows: SampleBatch) -> Iterator[tuple[Array, str]]:
     """Check the steps from each row to the next of the same episode and agent, all of whose rows
     are together.
     """
-    goes_on = _goes_on(rows)
+    continues = _continues(rows)
     if c.T in rows:
-        steps = rows[c.T].astype(np.int64)
-        yield np.append(False, goes_on & (steps[1:] > steps[:-1] + 1)), _NOT_THE_NEXT_STEP
-        goes_on &= steps[1:] == steps[:-1] + 1
+        differences = np.diff(rows[c.T].astype(np.int64))
+        yield np.append(False, continues & (differences > 1)), _NOT_THE_NEXT_STEP
+        continues &= differences == 1
     if c.OBS in rows and c.NEW_OBS in rows and rows[c.OBS].shape == rows[c.NEW_OBS].shape:
         following = rows[c.NEW_OBS][:-1]
         obs = rows[c.OBS][1:]
         same = _in_all(following == obs)
         if following.dtype.kind == "f" and not same.all():
-            same = _in_all(np.isclose(following, obs, rtol=1e-4, atol=1e-5, equal_nan=True))
-        yield np.append(False, goes_on & ~same), "obs is not new_obs of the previous row"
+            is_close = np.isclose(following, obs, rtol=1e-4, atol=1e-5, equal_nan=True)
+            same = _in_all(is_close)
+        yield np.append(False, continues & ~same), "obs is not new_obs of the previous row"
 
 
-def _goes_on(rows: SampleBatch) -> Array:
+def _continues(rows: SampleBatch) -> Array:
     """Return for each row except the last whether the next one is of the same episode and agent."""
-    goes_on: Array = rows[c.EPS_ID][1:] == rows[c.EPS_ID][:-1]
+    episodes = rows[c.EPS_ID]
+    continues: Array = episodes[1:] == episodes[:-1]
     if c.AGENT_INDEX in rows:
-        goes_on &= rows[c.AGENT_INDEX][1:] == rows[c.AGENT_INDEX][:-1]
-    return goes_on
+        agents = rows[c.AGENT_INDEX]
+        continues &= agents[1:] == agents[:-1]
+    return continues
 
 
 def _in_all(flags: Array) -> Array:

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from aiorl.data.arrays import Batch, concat_batches
+from aiorl.data.arrays import Batch, concat_batches, rows_by_policy
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.data.sample_batch import MultiAgentBatch, SampleBatch
 from aiorl.errors import ConfigError
@@ -59,13 +59,13 @@ def with_common_columns(batches: Sequence[Batch]) -> list[Batch]:
     """
     names: dict[str, set[str]] = {}
     for batch in batches:
-        for policy_id, rows in _by_policy(batch).items():
+        for policy_id, rows in rows_by_policy(batch).items():
             names[policy_id] = names.get(policy_id, set(rows)) & set(rows)
     narrowed: list[Batch] = []
     for batch in batches:
         policies = {
             policy_id: SampleBatch({name: rows[name] for name in rows if name in names[policy_id]})
-            for policy_id, rows in _by_policy(batch).items()
+            for policy_id, rows in rows_by_policy(batch).items()
         }
         if isinstance(batch, SampleBatch):
             rows = policies[DEFAULT_POLICY_ID]
@@ -74,10 +74,6 @@ def with_common_columns(batches: Sequence[Batch]) -> list[Batch]:
         else:
             narrowed.append(MultiAgentBatch(policies, batch.count))
     return narrowed
-
-
-def _by_policy(batch: Batch) -> Mapping[str, SampleBatch]:
-    return {DEFAULT_POLICY_ID: batch} if isinstance(batch, SampleBatch) else batch.policy_batches
 
 
 class SamplerInput(InputReader):

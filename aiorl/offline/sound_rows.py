@@ -9,13 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aiorl.data import columns as c
-from aiorl.data.arrays import Batch
+from aiorl.data.arrays import Batch, rows_by_policy
+from aiorl.data.columns import Bools
 from aiorl.data.sample_batch import MultiAgentBatch, SampleBatch
 from aiorl.errors import DataError
 from aiorl.offline.formats import Stored
 from aiorl.offline.stored_columns import FLAGS, WHOLE_NUMBERS, complete
 
-Bools = NDArray[np.bool_]
+Positions = NDArray[np.int64]
 
 FINITE = (c.OBS, c.NEW_OBS, c.ACTIONS, c.REWARDS)
 """Columns whose numbers must be finite, because algorithms learn from them."""
@@ -30,11 +31,12 @@ _ROWS_OF_BATCH = 1 << 32
 
 def with_origins(batch: Batch, number: int) -> None:
     """Add the column ORIGIN to the batch with a number."""
-    for rows in [batch] if isinstance(batch, SampleBatch) else batch.policy_batches.values():
-        rows[ORIGIN] = number * _ROWS_OF_BATCH + np.arange(rows.count, dtype=np.int64)
+    for rows in rows_by_policy(batch).values():
+        row_numbers = np.arange(rows.count, dtype=np.int64)
+        rows[ORIGIN] = number * _ROWS_OF_BATCH + row_numbers
 
 
-def origins(column: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def origins(column: Positions) -> tuple[Positions, Positions]:
     """Return the batch and the row, both from 0, of each value [B] of ORIGIN."""
     return column // _ROWS_OF_BATCH, column % _ROWS_OF_BATCH
 
@@ -100,9 +102,9 @@ def _faults(rows: SampleBatch) -> Iterator[tuple[Bools, str]]:
             continue
         column = rows[name]
         # policies take float32, in which larger numbers are infinite
-        is_finite = (
-            np.isfinite(column) if column.dtype.itemsize <= 4 else np.abs(column) <= _LARGEST
-        )
+        is_finite = np.isfinite(column)
+        if column.dtype.itemsize > 4:
+            is_finite = np.abs(column) <= _LARGEST
         is_bad: Bools = np.asarray(~is_finite.reshape(rows.count, -1).all(axis=1))
         if name == c.NEW_OBS and is_bad.any():
             is_bad = _without_successor(rows, is_bad)
@@ -113,24 +115,26 @@ def _without_successor(rows: SampleBatch, is_bad: Bools) -> Bools:
     """Replace observations after terminal states that are not finite; return the flags of the other
     rows.
     """
-    if c.TERMINATEDS not in rows or c.OBS not in rows or rows[c.OBS].shape != rows[c.NEW_OBS].shape:
+    if c.TERMINATEDS not in rows or c.OBS not in rows:
         return is_bad
-    has_no_effect = is_bad & rows[c.TERMINATEDS].astype(np.bool_)
-    if not has_no_effect.any():
-        return is_bad
+    obs = rows[c.OBS]
     new_obs = rows[c.NEW_OBS].copy()
-    new_obs[has_no_effect] = rows[c.OBS][has_no_effect]
+    has_no_effect = is_bad & rows[c.TERMINATEDS].astype(np.bool_)
+    if obs.shape != new_obs.shape or not has_no_effect.any():
+        return is_bad
+    new_obs[has_no_effect] = obs[has_no_effect]
     rows[c.NEW_OBS] = new_obs
     return is_bad & ~has_no_effect
 
 
-def _cut_before_gaps(rows: SampleBatch, positions: NDArray[np.int64]) -> None:
+def _cut_before_gaps(rows: SampleBatch, positions: Positions) -> None:
     """Without ``t``, mark the rows before those left out as truncated, so that no row joins what it
     does not follow.
     """
     if c.T in rows or c.TRUNCATEDS not in rows or c.TERMINATEDS not in rows:
         return
-    is_before_gap = np.append(positions[1:] != positions[:-1] + 1, False)
-    is_before_gap &= ~rows[c.TERMINATEDS]
-    rows[c.TRUNCATEDS] = rows[c.TRUNCATEDS] | is_before_gap
-    rows[c.DONES] = rows[c.TERMINATEDS] | rows[c.TRUNCATEDS]
+    terminateds = rows[c.TERMINATEDS]
+    is_before_gap = np.append(np.diff(positions) != 1, False)
+    truncateds = rows[c.TRUNCATEDS] | (is_before_gap & ~terminateds)
+    rows[c.TRUNCATEDS] = truncateds
+    rows[c.DONES] = terminateds | truncateds

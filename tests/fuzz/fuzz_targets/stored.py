@@ -14,10 +14,11 @@ from typing import Any
 import lz4.frame
 import numpy as np
 
+from aiorl.data.arrays import rows_by_policy
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import DataError
 from aiorl.offline.formats import Stored
-from aiorl.offline.inspection import inspect_file, policy_batches, validate_file
+from aiorl.offline.inspection import inspect_file, validate_file
 from aiorl.offline.json_lines import JsonLines
 from aiorl.offline.pickled_array import read_pickled_array
 from fuzz_targets.folder import Rewritten, make_folder
@@ -129,7 +130,7 @@ def _read_line(line: bytes) -> None:
             title = inspect_file(str(PATH))[0][0]
             assert ", 1 " in title or ", 0 " in title, title  # rows without numbers are left out
             assert all(fault.isprintable() for fault in validate_file(str(PATH)))
-            for rows in policy_batches(stored.batch).values():
+            for rows in rows_by_policy(stored.batch).values():
                 _check(rows)
         else:
             assert str(stored).isprintable()
