@@ -18,15 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aiorl.data import columns as c
-from aiorl.data.arrays import Batch
-from aiorl.data.columns import DEFAULT_POLICY_ID
+from aiorl.data.arrays import Batch, rows_by_policy
+from aiorl.data.columns import Bools
 from aiorl.data.sample_batch import MultiAgentBatch, SampleBatch
 from aiorl.errors import DataError
 from aiorl.offline.formats import Stored
 
 logger = logging.getLogger(__name__)
 
-Array = NDArray[Any]
 Positions = NDArray[np.int64]
 _Key = tuple[str, int, int]
 """Policy id, episode number and agent index; both numbers are 0 if the rows don't have them."""
@@ -46,17 +45,14 @@ def trajectories(batch: SampleBatch) -> Iterator[SampleBatch]:
     """
     if not batch.count:
         return
-    ends = ended(batch)
-    changes = _changes(batch)
-    breaks = changes | ends[:-1]
+    breaks = _changes(batch) | ended(batch)[:-1]
     if c.T in batch:
-        t = batch[c.T].astype(np.int64)
-        breaks |= t[1:] != t[:-1] + 1
+        breaks |= np.diff(batch[c.T].astype(np.int64)) != 1
     for start, end in _extents(breaks, batch.count):
         yield batch.slice(start, end)
 
 
-def ended(rows: SampleBatch) -> NDArray[np.bool_]:
+def ended(rows: SampleBatch) -> Bools:
     """Return for each row whether its episode ends with it; False if there are no such columns."""
     ends = np.zeros(rows.count, np.bool_)
     for name in _FLAGS:
@@ -85,13 +81,28 @@ def episode_order(rows: SampleBatch) -> Positions | None:
     numbers = _episode_numbers(rows)
     order: Positions = np.argsort(numbers, kind="stable")
     if c.T in rows:
-        of = numbers[order]
+        sorted_numbers = numbers[order]
         t = rows[c.T][order]
-        is_unsorted = (of[1:] == of[:-1]) & (t[1:] <= t[:-1])
-        for number in np.unique(of[1:][is_unsorted]):
-            start, end = np.searchsorted(of, [number, number + 1])
+        is_same_episode = sorted_numbers[1:] == sorted_numbers[:-1]
+        is_unsorted = is_same_episode & (t[1:] <= t[:-1])
+        for number in np.unique(sorted_numbers[1:][is_unsorted]):
+            start, end = np.searchsorted(sorted_numbers, [number, number + 1])
             order[start:end] = _by_step(rows, order[start:end])
-    return None if (order[1:] > order[:-1]).all() else order
+    if (order[1:] > order[:-1]).all():
+        return None
+    return order
+
+
+def rows_in_order(rows: SampleBatch) -> SampleBatch:
+    """Return rows [B] in the order of `episode_order`.
+
+    Raises:
+        DataError: rows of different episodes can't be distinguished.
+    """
+    order = episode_order(rows)
+    if order is None:
+        return rows
+    return rows.take(order)
 
 
 def _refuse_equal_steps(rows: SampleBatch) -> None:
@@ -101,9 +112,10 @@ def _refuse_equal_steps(rows: SampleBatch) -> None:
     if c.T not in rows:
         return
     t = rows[c.T]
-    same = np.flatnonzero((t[1:] == t[:-1]) & (t[1:] != 0))
-    if len(same):
-        row = int(same[0]) + 1
+    is_repeated = (t[1:] == t[:-1]) & (t[1:] != 0)
+    repeated = np.flatnonzero(is_repeated)
+    if len(repeated):
+        row = int(repeated[0]) + 1
         raise DataError(
             f"rows {row} and {row + 1} both have t {t[row]}, so they are of different episodes, and"
             " without eps_id it is unknown which rows belong together. Add a column eps_id"
@@ -149,17 +161,19 @@ def _by_step(rows: SampleBatch, positions: Positions) -> Positions:
     if could_start_again and not len(repeated) and ended(rows)[positions[starts - 1]].all():
         return positions
     if len(repeated):
-        first, second = (int(positions[by_t[at]]) + 1 for at in (repeated[0], repeated[0] + 1))
+        index = repeated[0]
+        first = int(positions[by_t[index]]) + 1
+        second = int(positions[by_t[index + 1]]) + 1
         name = f"eps_id {rows[c.EPS_ID][positions[0]]}" if c.EPS_ID in rows else "one agent"
         raise DataError(
-            f"rows {first} and {second} both are step {in_order[repeated[0]]} of {name}, between"
+            f"rows {first} and {second} both are step {in_order[index]} of {name}, between"
             " other steps. If they are of different episodes, give each its own eps_id; otherwise"
             " remove one of them"
         )
     return positions[by_t]
 
 
-def _changes(rows: SampleBatch) -> NDArray[np.bool_]:
+def _changes(rows: SampleBatch) -> Bools:
     """Return for each row but the last whether the next one is of another episode or agent."""
     changes = np.zeros(max(0, rows.count - 1), np.bool_)
     for name in (c.EPS_ID, c.AGENT_INDEX):
@@ -169,7 +183,7 @@ def _changes(rows: SampleBatch) -> NDArray[np.bool_]:
     return changes
 
 
-def _extents(breaks: NDArray[np.bool_], count: int) -> Iterator[tuple[int, int]]:
+def _extents(breaks: Bools, count: int) -> Iterator[tuple[int, int]]:
     """Yield the first row of each run, and the row after its last one."""
     edges = [0, *(np.flatnonzero(breaks) + 1).tolist(), count]
     return itertools.pairwise(edges)
@@ -198,8 +212,11 @@ class _OpenEpisode:
         """Add rows."""
         if c.T in part:
             first, last = _steps(part)
-            self.first_step = min(self.first_step, first) if self.parts else first
-            self.last_step = max(self.last_step, last) if self.parts else last
+            if self.parts:
+                first = min(self.first_step, first)
+                last = max(self.last_step, last)
+            self.first_step = first
+            self.last_step = last
             if self.steps is not None:
                 self.steps.update(part[c.T].tolist())
         self.count += part.count
@@ -215,9 +232,9 @@ class _OpenEpisode:
         if first > self.last_step or last < self.first_step:
             return False
         if self.steps is None:
-            self.steps = set(
-                itertools.chain.from_iterable(mine[c.T].tolist() for mine in self.parts)
-            )
+            self.steps = set()
+            for earlier in self.parts:
+                self.steps.update(earlier[c.T].tolist())
         return not self.steps.isdisjoint(part[c.T].tolist())
 
     def is_whole(self) -> bool:
@@ -276,13 +293,10 @@ class EpisodeJoiner:
                 batch is left out.
         """
         batch = stored.batch
-        policies = (
-            {DEFAULT_POLICY_ID: batch} if isinstance(batch, SampleBatch) else batch.policy_batches
-        )
-        in_order: dict[str, SampleBatch] = {}
-        for policy_id, rows in policies.items():
-            order = episode_order(rows)
-            in_order[policy_id] = rows if order is None else rows.take(order)
+        # All are ordered before any is added, because an error leaves the batch out.
+        in_order = {
+            policy_id: rows_in_order(rows) for policy_id, rows in rows_by_policy(batch).items()
+        }
         self._is_multi_agent |= isinstance(batch, MultiAgentBatch)
         self._num_rows += batch.total()
         self._env_steps += batch.env_steps
@@ -293,49 +307,55 @@ class EpisodeJoiner:
         if self._bytes > MAX_OPEN_BYTES:
             self._cut_open(released, stored.place)
         self.has_held_rows |= was_open or bool(self._open)
-        made = self._batch(released)
-        if made is None:
+        complete = self._batch(released)
+        if complete is None:
             return None
         # the place is part of a piece's number, which must change with the rows
-        return Stored(f"joined {stored.place}" if self.has_held_rows else stored.place, made)
+        place = f"joined {stored.place}" if self.has_held_rows else stored.place
+        return Stored(place, complete)
 
     def finish(self) -> Stored | None:
         """Return the rows of the episodes that have not ended; None if there are none."""
         released: dict[str, list[SampleBatch]] = {}
         self._release_open(released)
-        made = self._batch(released)
-        return None if made is None else Stored("episodes cut by the end of the file", made)
+        rest = self._batch(released)
+        if rest is None:
+            return None
+        return Stored("episodes cut by the end of the file", rest)
 
     def _add_rows(self, policy_id: str, rows: SampleBatch) -> list[SampleBatch]:
         """Return whole episodes, in the order in which they stand in the batch."""
         if not rows.count:
             return []
-        extents = np.array(list(_extents(_changes(rows), rows.count)))
-        starts = extents[:, 0]
-        lasts = extents[:, 1] - 1
-        zeros = np.zeros(len(starts), np.int64)
-        episodes = rows[c.EPS_ID][starts] if c.EPS_ID in rows else zeros
-        agents = rows[c.AGENT_INDEX][starts] if c.AGENT_INDEX in rows else zeros
-        is_whole = _whole_runs(rows, starts, lasts)
-        keys: list[_Key] = [
-            (policy_id, int(episode), int(agent))
-            for episode, agent in zip(episodes, agents, strict=True)
-        ]
+        runs = list(_extents(_changes(rows), rows.count))
+        starts, stops = np.array(runs).T
+        zeros = np.zeros(rows.count, np.int64)
+        episodes = rows.get(c.EPS_ID, zeros)
+        agents = rows.get(c.AGENT_INDEX, zeros)
+        is_whole = _whole_runs(rows, starts, stops - 1)
         released: list[SampleBatch] = []
-        start = 0
-        for at, key in enumerate(keys):
-            if is_whole[at] and key not in self._open:
+        # Whole episodes are released with their neighbours, as one slice.
+        num_released = 0
+        for (start, stop), is_complete in zip(runs, is_whole, strict=True):
+            key = (policy_id, int(episodes[start]), int(agents[start]))
+            if is_complete and key not in self._open:
                 continue
-            if starts[at] > start:
-                released.append(rows.slice(start, int(starts[at])))
-            start = int(lasts[at]) + 1
-            for part in _instances(rows.slice(int(starts[at]), start)):
-                released += self._add_part(key, part, is_last=at == len(keys) - 1)
-        if start < rows.count:
-            released.append(rows.slice(start, rows.count))
+            if start > num_released:
+                released.append(rows.slice(num_released, start))
+            num_released = stop
+            for part in _instances(rows.slice(start, stop)):
+                released += self._add_part(key, part, is_last=stop == rows.count)
+        if num_released < rows.count:
+            released.append(rows.slice(num_released, rows.count))
         return released
 
-    def _add_part(self, key: _Key, part: SampleBatch, *, is_last: bool) -> list[SampleBatch]:
+    def _add_part(
+        self,
+        key: _Key,
+        part: SampleBatch,
+        *,
+        is_last: bool,
+    ) -> list[SampleBatch]:
         """Add consecutive rows of an episode; return the complete parts."""
         released: list[SampleBatch] = []
         if key in self._open and not self._continues(key, part):
@@ -352,7 +372,8 @@ class EpisodeJoiner:
             is_over = not has_flags or bool(ended(part)[-1])
         elif has_flags:
             is_over = episode.is_whole()
-        else:  # only the last episode of a batch can continue
+        else:
+            # only the last episode of a batch can continue
             is_over = not is_last
         if is_over:
             released.append(self._release(key))
@@ -442,15 +463,16 @@ class EpisodeJoiner:
 
 def _concat(parts: list[SampleBatch]) -> SampleBatch:
     """Return the rows of parts, with only the columns that all of them have."""
-    names = set(parts[0])
-    for part in parts[1:]:
-        names &= set(part)
-    if any(set(part) != names for part in parts):
-        parts = [
-            SampleBatch({name: column for name, column in part.items() if name in names})
-            for part in parts
-        ]
-    return parts[0] if len(parts) == 1 else SampleBatch.concat(parts)
+    if len(parts) == 1:
+        return parts[0]
+    names = set.intersection(*map(set, parts))
+    if any(len(part.keys()) != len(names) for part in parts):
+        narrowed = []
+        for part in parts:
+            columns = {name: column for name, column in part.items() if name in names}
+            narrowed.append(SampleBatch(columns))
+        parts = narrowed
+    return SampleBatch.concat(parts)
 
 
 def _form(rows: SampleBatch) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
@@ -466,21 +488,22 @@ def _instances(run: SampleBatch) -> Iterator[SampleBatch]:
         breaks = t[1:] <= t[:-1]
     elif c.T in run:
         t = run[c.T].astype(np.int64)
-        breaks = (t[1:] != t[:-1] + 1) | ended(run)[:-1]
+        breaks = (np.diff(t) != 1) | ended(run)[:-1]
     else:
         breaks = ended(run)[:-1]
     for start, end in _extents(breaks, run.count):
         yield run.slice(start, end)
 
 
-def _whole_runs(rows: SampleBatch, starts: Positions, lasts: Positions) -> NDArray[np.bool_]:
+def _whole_runs(rows: SampleBatch, starts: Positions, lasts: Positions) -> Bools:
     """Return for each run of rows of the same name whether it consists of whole episodes."""
     ends = ended(rows)
     is_whole = ends[lasts]
     if c.T not in rows:
         return is_whole
     t = rows[c.T].astype(np.int64)
-    follows = (t[1:] == t[:-1] + 1) | (ends[:-1] & (t[1:] == 0))
+    starts_again = ends[:-1] & (t[1:] == 0)
+    follows = (np.diff(t) == 1) | starts_again
     is_wrong = np.append(t[:1] != 0, ~follows)
     is_wrong[starts] = t[starts] != 0
     is_whole &= ~np.logical_or.reduceat(is_wrong, starts)
@@ -497,6 +520,6 @@ def _follows(before: SampleBatch, after: SampleBatch) -> bool:
         return False
     if c.NEW_OBS not in before or c.OBS not in after:
         return True
-    return bool(
-        np.allclose(before[c.NEW_OBS][-1], after[c.OBS][0], rtol=1e-4, atol=1e-5, equal_nan=True)
-    )
+    end = before[c.NEW_OBS][-1]
+    start = after[c.OBS][0]
+    return bool(np.allclose(end, start, rtol=1e-4, atol=1e-5, equal_nan=True))

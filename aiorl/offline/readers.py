@@ -22,8 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aiorl.data import columns as c
-from aiorl.data.arrays import Batch
-from aiorl.data.columns import DEFAULT_POLICY_ID
+from aiorl.data.arrays import Batch, rows_by_policy
 from aiorl.data.sample_batch import MultiAgentBatch, SampleBatch
 from aiorl.errors import AiorlError, BatchError, ConfigError, DataError, EndOfData
 from aiorl.offline.episodes import trajectories
@@ -60,7 +59,7 @@ class EpisodeAssembler:
         """
         if not isinstance(batch, SampleBatch):
             raise BatchError("policy_batches", "a single-agent batch", "a MultiAgentBatch")
-        for part in trajectories(batch) if batch.count else ():
+        for part in trajectories(batch):
             yield from self._add_part(part)
 
     def finish(self) -> None:
@@ -69,13 +68,15 @@ class EpisodeAssembler:
             self._drop(key)
 
     def _add_part(self, part: SampleBatch) -> Iterator[SampleBatch]:
-        key = int(part[c.EPS_ID][0]) if c.EPS_ID in part else 0
+        key = int(part.get(c.EPS_ID, (0,))[0])
         if c.T in part:
-            before = self._open.get(key)
-            expected = int(before[-1][c.T][-1]) + 1 if before else 0
-            if int(part[c.T][0]) != expected:
+            step = int(part[c.T][0])
+            next_step = 0
+            if key in self._open:
+                next_step = int(self._open[key][-1][c.T][-1]) + 1
+            if step != next_step:
                 self._drop(key)
-                if part[c.T][0] != 0:
+                if step != 0:
                     self.num_left_out += part.count
                     return
         self._open.setdefault(key, []).append(part)
@@ -121,23 +122,27 @@ class HoldOut:
 
     def of(self, batch: Batch, path: str, place: str) -> Batch | None:
         """Return the rows of a batch that belong to the part; None if there are none."""
-        kept = map_policies(batch, lambda policy_id, rows: self._rows(rows, path, place))
-        if isinstance(kept, MultiAgentBatch):
-            share = kept.total() / max(1, batch.total())
-            return MultiAgentBatch(kept.policy_batches, round(batch.count * share))
-        return kept
+        part = map_policies(batch, lambda policy_id, rows: self._rows(rows, path, place))
+        if isinstance(part, MultiAgentBatch):
+            share = part.total() / max(1, batch.total())
+            return MultiAgentBatch(part.policy_batches, round(batch.count * share))
+        return part
 
     def _rows(self, batch: SampleBatch, path: str, place: str) -> SampleBatch | None:
         seed = zlib.crc32(file_name(path).encode())
         if c.EPS_ID in batch:
             numbers = batch[c.EPS_ID].astype(np.uint64)
-        else:  # without known episodes, batches are kept whole
+        else:
+            # without known episodes, batches are not divided
             numbers = np.full(batch.count, zlib.crc32(place.encode()), np.uint64)
-        is_held_out = _uniform(numbers ^ np.uint64(seed << 32)) < self.fraction
-        wanted = is_held_out if self.part == "held_out" else ~is_held_out
-        if wanted.all():
+        is_in_part = _uniform(numbers ^ np.uint64(seed << 32)) < self.fraction
+        if self.part == "train":
+            is_in_part = ~is_in_part
+        if is_in_part.all():
             return batch
-        return batch.take(np.flatnonzero(wanted)) if wanted.any() else None
+        if not is_in_part.any():
+            return None
+        return batch.take(np.flatnonzero(is_in_part))
 
 
 def _uniform(numbers: NDArray[np.uint64]) -> NDArray[np.float64]:
@@ -237,24 +242,27 @@ class FileReader(InputReader):
             ConfigError: a source names no file (also a ValueError).
             DataError: the format of a file is unknown (also a ValueError).
         """
-        self._options = options = options or ReaderOptions()
-        self._all_files = self.files = find_sources(sources)
-        self._share = share = options.share or WHOLE
+        options = options or ReaderOptions()
+        share = options.share or WHOLE
+        self._options = options
+        self._share = share
+        self._all_files = find_sources(sources)
+        self.files = self._all_files
         if len(self.files) >= share.of:
             self.files = self.files[share.index :: share.of]
             self._share = WHOLE
-        self.num_passes = self.num_rows = self.piece = 0
+        self.num_passes = 0
+        self.num_rows = 0
+        self.piece = 0
         self.path = ""
         self._fit = fit
         self._aligned: set[str] = set()
         self._steps = StepsLeftOut()
         self.unreadable: dict[tuple[str, str], str] = {}
-        self._rng = np.random.default_rng(
-            None if options.seed is None else [options.seed, share.index]
-        )
-        self._ended_by: AiorlError = EndOfData(
-            f"all passes over {len(self.files)} files have been read"
-        )
+        seed = None if options.seed is None else [options.seed, share.index]
+        self._rng = np.random.default_rng(seed)
+        end = f"all passes over {len(self.files)} files have been read"
+        self._ended_by: AiorlError = EndOfData(end)
         self._is_closed = False
         self._batches = self._read()
 
@@ -296,9 +304,13 @@ class FileReader(InputReader):
             for path in files:
                 self.path = path
                 joins = self._options.joins_episodes or self._options.hold_out is not None
-                for stored in stored_batches(
-                    path, self._share, joins_episodes=joins, aligned=self._aligned
-                ):
+                batches = stored_batches(
+                    path,
+                    self._share,
+                    joins_episodes=joins,
+                    aligned=self._aligned,
+                )
+                for stored in batches:
                     if isinstance(stored, DataError):
                         self._note(stored)
                         continue
@@ -309,7 +321,7 @@ class FileReader(InputReader):
                         yield batch
             self.num_passes += 1
             if is_empty:
-                self._go_on_after_nothing(len(files))
+                self._widen_share(len(files))
 
     def _fit_rows(self, stored: Stored, path: str) -> None:
         """Give rows the form that their policies take.
@@ -319,17 +331,13 @@ class FileReader(InputReader):
         """
         if self._fit is None:
             return
-        batch = stored.batch
-        policies = (
-            {DEFAULT_POLICY_ID: batch} if isinstance(batch, SampleBatch) else batch.policy_batches
-        )
-        for policy_id, rows in policies.items():
+        for policy_id, rows in rows_by_policy(stored.batch).items():
             try:
                 self._fit(policy_id, rows)
             except DataError as error:
                 raise placed(error, path, stored.place) from error
 
-    def _go_on_after_nothing(self, num_files: int) -> None:
+    def _widen_share(self, num_files: int) -> None:
         """Raise if there is nothing to read; otherwise change the share so that the next pass finds
         batches.
         """
@@ -337,31 +345,31 @@ class FileReader(InputReader):
             raise DataError(
                 f"nothing could be read of {num_files} files; the first: {self._first_error}"
             )
-        if self._options.epochs is None:
-            if self._share == WHOLE and self.files == self._all_files:
-                raise DataError(
-                    f"there is nothing to be read in {num_files} files", path=self.files[0]
-                )
-            logger.warning("There are more workers than stored batches: this one reads all of them")
-            self.files = self._all_files
-            self._share = WHOLE
+        if self._options.epochs is not None:
+            return
+        if self._share == WHOLE and self.files == self._all_files:
+            raise DataError(
+                f"there is nothing to be read in {num_files} files",
+                path=self.files[0],
+            )
+        logger.warning("There are more workers than stored batches: this one reads all of them")
+        self.files = self._all_files
+        self._share = WHOLE
 
     def _pieces(self, stored: Stored, path: str) -> Iterator[Batch]:
         options = self._options
         batch: Batch | None = stored.batch
         if options.hold_out is not None:
             batch = options.hold_out.of(stored.batch, path, stored.place)
-        if options.adds_new_obs and batch is not None:  # before episodes are cut into batches
-            batch = map_policies(
-                batch, lambda policy_id, rows: self._steps.with_new_obs(rows, path)
-            )
-        parts: Iterator[Batch] = iter([] if batch is None else [batch])
-        if (
-            options.batch_rows is not None
-            and isinstance(batch, SampleBatch)
-            and batch.count > options.batch_rows
-        ):
-            parts = _cut(batch, options.batch_rows, whole_episodes=options.whole_episodes)
+        # before episodes are cut into batches
+        if options.adds_new_obs and batch is not None:
+            batch = map_policies(batch, lambda _, rows: self._steps.with_new_obs(rows, path))
+        if batch is None:
+            return
+        parts: Iterator[Batch] = iter([batch])
+        most = options.batch_rows
+        if most is not None and isinstance(batch, SampleBatch) and batch.count > most:
+            parts = _cut(batch, most, whole_episodes=options.whole_episodes)
         start = 0
         for part in parts:
             self.piece = _piece_number(path, stored.place, start)
@@ -371,9 +379,8 @@ class FileReader(InputReader):
     def _note(self, error: DataError) -> None:
         if (error.path, error.place) in self.unreadable:
             return
-        self.unreadable[error.path, error.place] = str(
-            error
-        )  # a traceback would keep the data in memory
+        # the error itself has a traceback, which would keep the data in memory
+        self.unreadable[error.path, error.place] = str(error)
         count = len(self.unreadable)
         most = self._options.max_corrupt
         if count <= _MAX_LOGGED:
@@ -395,17 +402,16 @@ def _cut(batch: SampleBatch, rows: int, *, whole_episodes: bool) -> Iterator[Sam
     """
     start = 0
     count = batch.count
-    episodes = batch.get(c.EPS_ID)
-    ends = (
-        None
-        if episodes is None
-        else np.append(np.flatnonzero(episodes[1:] != episodes[:-1]) + 1, count)
-    )
+    ends = np.arange(1, count + 1)
+    if c.EPS_ID in batch:
+        episodes = batch[c.EPS_ID]
+        is_end = episodes[1:] != episodes[:-1]
+        ends = np.append(np.flatnonzero(is_end) + 1, count)
     while start < count:
         end = min(start + rows, count)
-        if ends is not None:
-            episode_end = int(ends[np.searchsorted(ends, end)])
-            end = episode_end if whole_episodes or episode_end - start <= 2 * rows else end
+        episode_end = int(ends[np.searchsorted(ends, end)])
+        if whole_episodes or episode_end - start <= 2 * rows:
+            end = episode_end
         yield batch.slice(start, end)
         start = end
 
@@ -480,9 +486,9 @@ class PreparedReader(InputReader):
             batch, is_stored, piece = self._drawn() if self._size else self._read()
             if not is_stored or self._postprocess is None:
                 return batch
-            made = map_policies(batch, functools.partial(self._made, piece))
-            if made is not None:
-                return made
+            prepared = map_policies(batch, functools.partial(self._postprocessed, piece))
+            if prepared is not None:
+                return prepared
         raise DataError(
             f"{_MAX_EMPTY} stored batches, one after the other, have no {c.NEW_OBS!r} and no second"
             " row to take it from"
@@ -502,31 +508,36 @@ class PreparedReader(InputReader):
                 self._is_ending = True
         if not self._buffer:
             raise EndOfData("all batches have been read")
-        at = int(self._rng.integers(len(self._buffer)))
-        self._buffer[at], self._buffer[-1] = self._buffer[-1], self._buffer[at]
-        return self._buffer.pop()
+        index = int(self._rng.integers(len(self._buffer)))
+        drawn = self._buffer[index]
+        # the last one takes its place
+        self._buffer[index] = self._buffer[-1]
+        del self._buffer[-1]
+        return drawn
 
     def _read(self) -> tuple[Batch, bool, int | None]:
         """Return the next batch, whether it was stored, and the number of its piece if that is
         known.
         """
-        which = self._furthest_behind() if self.mixes_sources else 0
-        reader = self._readers[which]
+        number = self._furthest_behind() if self.mixes_sources else 0
+        reader = self._readers[number]
         batch = reader.next()
         # a user's reader can return anything; the caller refuses wrong objects
         is_batch = isinstance(batch, SampleBatch | MultiAgentBatch)
         if is_batch:
-            self._num_steps[which] += batch.env_steps
+            self._num_steps[number] += batch.env_steps
         is_stored = is_batch and not isinstance(reader, SamplerInput)
         if is_stored and self._take_in is not None:
             batch = map_policies(batch, self._taken_in) or batch
-        return batch, is_stored, None if self.mixes_sources else getattr(reader, "piece", None)
+        piece = None if self.mixes_sources else getattr(reader, "piece", None)
+        return batch, is_stored, piece
 
     def _furthest_behind(self) -> int:
         """Return the number of the reader whose env steps are furthest behind its share; its
         batches can be large.
         """
-        return int(np.argmax(self._weights * (1.0 + self._num_steps.sum()) - self._num_steps))
+        due = self._weights * (1.0 + self._num_steps.sum())
+        return int(np.argmax(due - self._num_steps))
 
     def _taken_in(self, policy_id: str, rows: SampleBatch) -> SampleBatch:
         rows = rows.slice(0, rows.count)  # a reader can return the same batch again
@@ -534,18 +545,22 @@ class PreparedReader(InputReader):
         self._take_in(policy_id, rows)
         return rows
 
-    def _made(self, piece: int | None, policy_id: str, rows: SampleBatch) -> SampleBatch | None:
+    def _postprocessed(
+        self,
+        piece: int | None,
+        policy_id: str,
+        rows: SampleBatch,
+    ) -> SampleBatch | None:
         """Return the postprocessed rows of a policy; None if none are left."""
         assert self._postprocess is not None
         whole = self._steps.with_new_obs(rows, "")
         if whole is None:
             return None
-        made = SampleBatch.concat(
-            [self._postprocess(policy_id, part) for part in trajectories(whole)]
-        )
+        parts = [self._postprocess(policy_id, part) for part in trajectories(whole)]
+        joined = SampleBatch.concat(parts)
         if piece is not None:
-            made[c.PIECE] = np.full(made.count, piece, np.int64)
-        return made
+            joined[c.PIECE] = np.full(joined.count, piece, np.int64)
+        return joined
 
 
 _ENOUGH_ROWS = 32
@@ -582,11 +597,8 @@ class StepsLeftOut:
         num_left_out = rows.count - sum(part.count for part in whole)
         self._num_rows += rows.count
         self._num_left_out += num_left_out
-        if (
-            num_left_out
-            and self._num_rows >= _ENOUGH_ROWS
-            and 2 * self._num_left_out > self._num_rows
-        ):
+        are_enough = self._num_rows >= _ENOUGH_ROWS
+        if num_left_out and are_enough and 2 * self._num_left_out > self._num_rows:
             raise DataError(
                 f"{self._num_left_out:,} of {self._num_rows:,} rows have no {c.NEW_OBS!r}, and no"
                 " row of the next step of their episode to take it from; the first here is"
@@ -594,7 +606,9 @@ class StepsLeftOut:
                 " are all of them in one file, and does t count up by 1?",
                 path=path,
             )
-        return SampleBatch.concat(whole) if whole else None
+        if not whole:
+            return None
+        return SampleBatch.concat(whole)
 
 
 def _name_of_first_left_out(rows: SampleBatch) -> str:
@@ -603,7 +617,9 @@ def _name_of_first_left_out(rows: SampleBatch) -> str:
         row = start + part.count - 1
         if not part[c.TERMINATEDS][-1]:
             names = [f"{name} {rows[name][row]}" for name in (c.EPS_ID, c.T) if name in rows]
-            return f"row {row + 1}" + (f" ({', '.join(names)})" if names else "")
+            if not names:
+                return f"row {row + 1}"
+            return f"row {row + 1} ({', '.join(names)})"
         start += part.count
     return "unknown"
 
@@ -611,16 +627,15 @@ def _name_of_first_left_out(rows: SampleBatch) -> str:
 def _with_new_obs(part: SampleBatch) -> SampleBatch:
     """Return rows of one episode, each with the observation that followed it."""
     obs = part[c.OBS]
-    terminated = part[c.TERMINATEDS].astype(bool)
-    whole = part if terminated[-1] else part.slice(0, part.count - 1)
+    if part[c.TERMINATEDS][-1]:
+        # after a terminal state it has no effect
+        part[c.NEW_OBS] = np.concatenate([obs[1:], obs[-1:]])
+        return part
+    whole = part.slice(0, part.count - 1)
     if whole.count:
-        following = np.concatenate([obs[1:], obs[-1:]])[
-            : whole.count
-        ]  # after a terminal state it has no effect
-        whole[c.NEW_OBS] = following
-        if (
-            whole is not part and c.TRUNCATEDS in whole
-        ):  # no row says any longer that the episode ends here
+        whole[c.NEW_OBS] = obs[1:].copy()
+        # no row says any longer that the episode ends here
+        if c.TRUNCATEDS in whole:
             truncateds = whole[c.TRUNCATEDS].copy()
             truncateds[-1] = True
             whole[c.TRUNCATEDS] = truncateds
@@ -676,7 +691,8 @@ class StoredEpisodes:
             reader = FileReader(path, self._options)
             for batch in reader:
                 try:
-                    yield from ((path, episode) for episode in assembler.add(batch))
+                    for episode in assembler.add(batch):
+                        yield path, episode
                 except BatchError as error:
                     raise DataError(str(error), path=path) from error
             assembler.finish()

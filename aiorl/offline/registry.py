@@ -7,7 +7,7 @@ from collections.abc import Generator, Sequence
 
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import ConfigError, DataError, nearest
-from aiorl.offline.episodes import EpisodeJoiner, episode_order
+from aiorl.offline.episodes import EpisodeJoiner, rows_in_order
 from aiorl.offline.files import find_files, suffix_of, without_compression
 from aiorl.offline.formats import WHOLE, Format, Share, Stored, map_policies, placed
 from aiorl.offline.json_lines import JsonLines, RllibJson
@@ -15,12 +15,11 @@ from aiorl.offline.minari_data import PREFIX, MinariDataset
 from aiorl.offline.parquet import Parquet
 from aiorl.offline.sound_rows import sound_rows, with_origins
 
-FORMATS: dict[str, Format] = {
-    found.name: found for found in (JsonLines(), RllibJson(), Parquet(), MinariDataset())
-}
+_FORMATS: tuple[Format, ...] = (JsonLines(), RllibJson(), Parquet(), MinariDataset())
+FORMATS = {form.name: form for form in _FORMATS}
 """All formats by name."""
 
-SUFFIXES = frozenset(suffix for found in FORMATS.values() for suffix in found.suffixes)
+SUFFIXES = frozenset(suffix for form in _FORMATS for suffix in form.suffixes)
 """Suffixes of files of experience, without that of a compression."""
 
 MAX_UNREADABLE = 100_000
@@ -36,13 +35,14 @@ def format_of(path: str) -> Format:
     if path.startswith(PREFIX):
         return FORMATS["minari"]
     suffix = suffix_of(path)
-    for found in FORMATS.values():
-        if suffix in found.suffixes:
-            if without_compression(path) != path and not found.can_be_wrapped:
+    for form in _FORMATS:
+        if suffix in form.suffixes:
+            if without_compression(path) != path and not form.can_be_wrapped:
                 raise DataError(
-                    f"a {found.name} file compresses by itself; decompress it first", path=path
+                    f"a {form.name} file compresses by itself; decompress it first",
+                    path=path,
                 )
-            return found
+            return form
     raise DataError(
         f"no format has files that end in {suffix!r}; known are {', '.join(sorted(SUFFIXES))}, JSON"
         " also with .gz or .lz4 at the end, and minari:NAME",
@@ -57,9 +57,10 @@ def format_named(name: str) -> Format:
         ConfigError: it does not exist.
     """
     if name not in FORMATS:
-        hint = f"There are {', '.join(FORMATS)}."
         raise ConfigError(
-            f"There is no format {name!r}.{nearest(name, FORMATS)}", value=name, hint=hint
+            f"There is no format {name!r}.{nearest(name, FORMATS)}",
+            value=name,
+            hint=f"There are {', '.join(FORMATS)}.",
         )
     return FORMATS[name]
 
@@ -71,8 +72,10 @@ def find_sources(sources: str | Sequence[str]) -> list[str]:
         ConfigError: one of them names no file (also a ValueError).
         DataError: the format of a file is unknown (also a ValueError).
     """
-    found: dict[str, None] = {}
-    for source in [sources] if isinstance(sources, str) else sources:
+    if isinstance(sources, str):
+        sources = [sources]
+    files: list[str] = []
+    for source in sources:
         paths = [source] if source.startswith(PREFIX) else find_files(source, SUFFIXES)
         if not paths:
             raise ConfigError(
@@ -86,8 +89,8 @@ def find_sources(sources: str | Sequence[str]) -> list[str]:
             )
         for path in paths:
             format_of(path)
-            found[path] = None
-    return list(found)
+            files.append(path)
+    return list(dict.fromkeys(files))
 
 
 def stored_batches(
@@ -115,8 +118,9 @@ def stored_batches(
     Raises:
         ConfigError: a package for the format is missing.
     """
-    joiner = EpisodeJoiner(path) if joins_episodes and path not in (aligned or ()) else None
-    number = made_number = -1
+    is_aligned = aligned is not None and path in aligned
+    joiner = EpisodeJoiner(path) if joins_episodes and not is_aligned else None
+    num_batches = -1
     # to join episodes, each reader with a share reads the whole file
     for number, stored in enumerate(_read(path, WHOLE if joiner else share)):
         if isinstance(stored, DataError):
@@ -126,31 +130,39 @@ def stored_batches(
         if keeps_origins:
             with_origins(stored.batch, number)
         for sound in sound_rows(stored, path):
-            made: Stored | DataError | None = sound
-            if isinstance(sound, Stored):
-                try:
-                    made = joiner.add(sound) if joiner else _with_rows_in_order(sound)
-                except DataError as error:
-                    made = placed(error, path, stored.place)
-            if made is None:
+            result = _in_order(sound, joiner, path, stored.place)
+            if result is None:
                 continue
-            made_number += 1
-            if joiner is None or share.has(made_number):
-                yield made
+            num_batches += 1
+            if joiner is None or share.has(num_batches):
+                yield result
     if joiner is not None:
         rest = joiner.finish()
-        if rest is not None and share.has(made_number + 1):
+        if rest is not None and share.has(num_batches + 1):
             yield rest
         if aligned is not None and not joiner.has_held_rows:
             aligned.add(path)
 
 
-def _with_rows_in_order(stored: Stored) -> Stored:
-    def in_order(policy_id: str, rows: SampleBatch) -> SampleBatch:
-        order = episode_order(rows)
-        return rows if order is None else rows.take(order)
+def _in_order(
+    sound: Stored | DataError,
+    joiner: EpisodeJoiner | None,
+    path: str,
+    place: str,
+) -> Stored | DataError | None:
+    """Return a batch with its rows in order, or what the joiner has of it; errors as they are."""
+    if isinstance(sound, DataError):
+        return sound
+    try:
+        if joiner is not None:
+            return joiner.add(sound)
+        return _with_rows_in_order(sound)
+    except DataError as error:
+        return placed(error, path, place)
 
-    batch = map_policies(stored.batch, in_order)
+
+def _with_rows_in_order(stored: Stored) -> Stored:
+    batch = map_policies(stored.batch, lambda policy_id, rows: rows_in_order(rows))
     assert batch is not None, "no rows are left out"
     if batch.env_steps != stored.batch.env_steps and isinstance(batch, SampleBatch):
         batch.env_steps = stored.batch.env_steps
@@ -161,8 +173,8 @@ def _read(path: str, share: Share) -> Generator[Stored | DataError, None, None]:
     """Yield what a format yields, and the errors that it raises; end after too many errors."""
     num_errors = 0
     try:
-        with contextlib.closing(format_of(path).read(path, share)) as found:
-            for stored in found:
+        with contextlib.closing(format_of(path).read(path, share)) as batches:
+            for stored in batches:
                 yield stored
                 if isinstance(stored, DataError):
                     num_errors += 1
