@@ -323,7 +323,11 @@ class EpisodeJoiner:
             return None
         return Stored("episodes cut by the end of the file", rest)
 
-    def _add_rows(self, policy_id: str, rows: SampleBatch) -> list[SampleBatch]:
+    def _add_rows(
+        self,
+        policy_id: str,
+        rows: SampleBatch,
+    ) -> list[SampleBatch]:
         """Return whole episodes, in the order in which they stand in the batch."""
         if not rows.count:
             return []
@@ -428,7 +432,11 @@ class EpisodeJoiner:
         for key in list(self._open):
             released.setdefault(key[0], []).append(self._release(key))
 
-    def _cut_open(self, released: dict[str, list[SampleBatch]], place: str) -> None:
+    def _cut_open(
+        self,
+        released: dict[str, list[SampleBatch]],
+        place: str,
+    ) -> None:
         """Release all open episodes, and remember where they were cut."""
         if not self._last_steps_cut:
             logger.warning(
@@ -495,7 +503,11 @@ def _instances(run: SampleBatch) -> Iterator[SampleBatch]:
         yield run.slice(start, end)
 
 
-def _whole_runs(rows: SampleBatch, starts: Positions, lasts: Positions) -> Bools:
+def _whole_runs(
+    rows: SampleBatch,
+    starts: Positions,
+    lasts: Positions,
+) -> Bools:
     """Return for each run of rows of the same name whether it consists of whole episodes."""
     ends = ended(rows)
     is_whole = ends[lasts]

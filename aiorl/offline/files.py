@@ -72,7 +72,10 @@ def find_files(source: str, suffixes: Collection[str]) -> list[str]:
         return _find_remote(source, suffixes)
     path = os.path.expanduser(source)
     if os.path.isdir(path):
-        return _of_formats([entry.path for entry in os.scandir(path) if entry.is_file()], suffixes)
+        return _of_formats(
+            [entry.path for entry in os.scandir(path) if entry.is_file()],
+            suffixes,
+        )
     if os.path.exists(path) or not _MAGIC.search(path):
         return [path] if os.path.exists(path) else []
     return sorted(found for found in glob.glob(path, recursive=True) if os.path.isfile(found))
@@ -99,11 +102,16 @@ def _find_remote(source: str, suffixes: Collection[str]) -> list[str]:
             else one_line(f"{type(error).__name__}: {error}", 300)
         )
         raise ConfigError(
-            f"{source!r} can't be opened: {reason}.", key="input", value=source
+            f"{source!r} can't be opened: {reason}.",
+            key="input",
+            value=source,
         ) from error
 
 
-def _of_formats(paths: Sequence[str], suffixes: Collection[str]) -> list[str]:
+def _of_formats(
+    paths: Sequence[str],
+    suffixes: Collection[str],
+) -> list[str]:
     return sorted(
         path
         for path in paths

@@ -165,14 +165,21 @@ def _spread(values: Sequence[float]) -> str:
     return f"{np.mean(values):,.4g} on average, {min(values):,.4g} to {max(values):,.4g}"
 
 
-def count_of(number: int, singular: str, plural: str) -> str:
+def count_of(
+    number: int,
+    singular: str,
+    plural: str,
+) -> str:
     """Return a number and its noun, singular or plural."""
     if number == 1:
         return f"1 {singular}"
     return f"{number:,} {plural}"
 
 
-def inspect_file(path: str, space: Space | None = None) -> tuple[list[str], bool]:
+def inspect_file(
+    path: str,
+    space: Space | None = None,
+) -> tuple[list[str], bool]:
     """Read a whole file once; return lines that describe it, and whether all of it could be read.
 
     Args:
@@ -242,7 +249,11 @@ def validate_file(path: str) -> Iterator[str]:
     yield from _validate_episodes(path, places, reported)
 
 
-def _validate_episodes(path: str, places: Mapping[int, str], reported: set[str]) -> Iterator[str]:
+def _validate_episodes(
+    path: str,
+    places: Mapping[int, str],
+    reported: set[str],
+) -> Iterator[str]:
     """Yield the faults from row to row of each episode, whose rows can be anywhere in the file.
 
     Args:
@@ -276,7 +287,11 @@ def _place(place: str, policy_id: str) -> str:
     return f"{place}, policy {policy_id!r}"
 
 
-def _row(place: str, policy_id: str, row: int) -> str:
+def _row(
+    place: str,
+    policy_id: str,
+    row: int,
+) -> str:
     """Return the place of a row, which counts from 0 here and from 1 in the text."""
     return f"{_place(place, policy_id)}, row {row + 1}"
 
@@ -285,7 +300,11 @@ def _and_more(count: int) -> str:
     return f" (and {count - 1:,} more rows)" if count > 1 else ""
 
 
-def _differences(form: Form, expected: Form, first: str) -> Iterator[str]:
+def _differences(
+    form: Form,
+    expected: Form,
+    first: str,
+) -> Iterator[str]:
     for name in sorted(form.keys() | expected.keys()):
         if form.get(name) != expected.get(name):
             rows = _described(form, name)
@@ -364,7 +383,13 @@ def _step_checks(rows: SampleBatch) -> Iterator[tuple[Array, str]]:
         obs = rows[c.OBS][1:]
         same = _in_all(following == obs)
         if following.dtype.kind == "f" and not same.all():
-            is_close = np.isclose(following, obs, rtol=1e-4, atol=1e-5, equal_nan=True)
+            is_close = np.isclose(
+                following,
+                obs,
+                rtol=1e-4,
+                atol=1e-5,
+                equal_nan=True,
+            )
             same = _in_all(is_close)
         yield np.append(False, continues & ~same), "obs is not new_obs of the previous row"
 

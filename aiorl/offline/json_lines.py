@@ -99,7 +99,11 @@ class JsonLines(Format):
     about = "JSON lines with dtypes (our own; RLlib's are read too)"
     can_be_wrapped = True
 
-    def read(self, path: str, share: Share = WHOLE) -> Generator[Stored | DataError, None, None]:
+    def read(
+        self,
+        path: str,
+        share: Share = WHOLE,
+    ) -> Generator[Stored | DataError, None, None]:
         """See `Format.read`.
 
         If the last line has no newline and is not JSON, its error says that it is cut short, as by
@@ -121,7 +125,11 @@ class JsonLines(Format):
         """See `Format.create`."""
         return _JsonFile(path, self, options.compress_columns)
 
-    def line(self, batch: Batch, compress: frozenset[str]) -> dict[str, Any]:
+    def line(
+        self,
+        batch: Batch,
+        compress: frozenset[str],
+    ) -> dict[str, Any]:
         """Return a batch as one JSON object, with some columns compressed."""
         head = {"aiorl": VERSION, "env_steps": batch.env_steps}
         if isinstance(batch, SampleBatch):
@@ -140,7 +148,11 @@ class RllibJson(JsonLines):
     suffixes = ()
     about = "JSON lines as RLlib writes and reads them (written with plain columns)"
 
-    def line(self, batch: Batch, compress: frozenset[str]) -> dict[str, Any]:
+    def line(
+        self,
+        batch: Batch,
+        compress: frozenset[str],
+    ) -> dict[str, Any]:
         """See `JsonLines.line`."""
         if isinstance(batch, SampleBatch):
             return {"type": "SampleBatch", **jsonable(batch)}
@@ -294,7 +306,8 @@ def _own_batch(line: Mapping[str, Any]) -> Batch:
     if "columns" not in line:
         policies = check_policies(line.get("policies"))
         return MultiAgentBatch(
-            {name: read_batch(columns, _column, room) for name, columns in policies.items()}, count
+            {name: read_batch(columns, _column, room) for name, columns in policies.items()},
+            count,
         )
     batch = read_batch(line["columns"], _column, room)
     if count != batch.count:
@@ -364,11 +377,19 @@ def _column(column: object, room: Room) -> Array:
         case {"dtype": str() as dtype, "shape": list() as shape, "lz4": str() as text} if (
             dtype in DTYPES
         ):
-            return from_bytes(_unpacked(text, room.left), DTYPES[dtype].newbyteorder("<"), shape)
+            return from_bytes(
+                _unpacked(text, room.left),
+                DTYPES[dtype].newbyteorder("<"),
+                shape,
+            )
         case {"dtype": str() as dtype, "shape": list() as shape, "base64": str() as text} if (
             dtype in DTYPES
         ):
-            return from_bytes(_base64(text), DTYPES[dtype].newbyteorder("<"), shape)
+            return from_bytes(
+                _base64(text),
+                DTYPES[dtype].newbyteorder("<"),
+                shape,
+            )
     raise DataError("it has no known dtype with rows, lz4 or base64")
 
 
@@ -431,7 +452,12 @@ def _unpacked(text: str, max_bytes: int) -> bytes:
 class _JsonFile(BatchFile):
     """File of lines, each written in one call, so that a crash damages only the last one."""
 
-    def __init__(self, path: str, form: JsonLines, compress: frozenset[str]) -> None:
+    def __init__(
+        self,
+        path: str,
+        form: JsonLines,
+        compress: frozenset[str],
+    ) -> None:
         """Create the file."""
         self._form = form
         self._compress = compress
@@ -489,7 +515,11 @@ def encoded(value: object, options: int = 0) -> bytes:
         DataError: it contains objects that JSON can't represent.
     """
     try:
-        return orjson.dumps(value, default=_to_list, option=_OPTIONS | options)
+        return orjson.dumps(
+            value,
+            default=_to_list,
+            option=_OPTIONS | options,
+        )
     except orjson.JSONEncodeError as error:
         raise DataError(f"a batch can't be written as JSON: {one_line(str(error), 200)}") from error
 
@@ -505,7 +535,10 @@ def _to_list(value: object) -> object:
     raise TypeError(f"a {type(value).__name__} can't be written as JSON")
 
 
-def _described(batch: SampleBatch, compress: frozenset[str]) -> dict[str, Any]:
+def _described(
+    batch: SampleBatch,
+    compress: frozenset[str],
+) -> dict[str, Any]:
     return {
         name: _described_column(column, name in compress)
         for name, column in jsonable(batch).items()

@@ -61,7 +61,11 @@ class MinariDataset(Format):
     suffixes = ()
     about = "a dataset of Minari, named minari:NAME"
 
-    def read(self, path: str, share: Share = WHOLE) -> Generator[Stored | DataError, None, None]:
+    def read(
+        self,
+        path: str,
+        share: Share = WHOLE,
+    ) -> Generator[Stored | DataError, None, None]:
         """See `Format.read`; a batch is an episode."""
         with needed_by("Minari's datasets", "the minari package", EXTRA, key="input"):
             import h5py
@@ -101,7 +105,8 @@ def _spaces(path: Path) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
             or the dataset's format is not HDF5.
     """
     metadata = parse_json(
-        read_regular(path, max_bytes=_MAX_METADATA_BYTES, follow=True), is_strict=False
+        read_regular(path, max_bytes=_MAX_METADATA_BYTES, follow=True),
+        is_strict=False,
     )
     if (
         not isinstance(metadata, dict)
@@ -244,7 +249,9 @@ class _Episodes:
     """Function from an episode of Minari to a batch."""
 
     def __init__(
-        self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]
+        self,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
     ) -> None:
         """Set the dataset's spaces."""
         self._observation_space = observation_space
@@ -417,6 +424,16 @@ def _action_space(episodes: list[SampleBatch]) -> spaces.Space[Any]:
 
 def _box(rows: Array) -> spaces.Box:
     if rows.dtype.kind == "f":
-        return spaces.Box(-np.inf, np.inf, rows.shape[1:], rows.dtype.type)
+        return spaces.Box(
+            -np.inf,
+            np.inf,
+            rows.shape[1:],
+            rows.dtype.type,
+        )
     limits = np.iinfo(rows.dtype if rows.dtype.kind in "iu" else np.uint8)
-    return spaces.Box(limits.min, limits.max, rows.shape[1:], rows.dtype.type)
+    return spaces.Box(
+        limits.min,
+        limits.max,
+        rows.shape[1:],
+        rows.dtype.type,
+    )

@@ -89,7 +89,11 @@ def read_row_groups(file: IO[bytes]) -> list[tuple[int, list[_Fields]]]:
     ]
 
 
-def decoded_bytes(file: IO[bytes], chunk: _Fields, column: Any) -> int:
+def decoded_bytes(
+    file: IO[bytes],
+    chunk: _Fields,
+    column: Any,
+) -> int:
     """Return an upper bound of the decoded size of a row group's column in bytes.
 
     Args:
@@ -131,7 +135,11 @@ def decoded_bytes(file: IO[bytes], chunk: _Fields, column: Any) -> int:
     return total
 
 
-def _number(fields: _Fields, number: int, kind: int) -> int:
+def _number(
+    fields: _Fields,
+    number: int,
+    kind: int,
+) -> int:
     found = fields.get((number, kind), -1)
     if found < 0:
         raise DataError(_DAMAGED)
@@ -238,7 +246,11 @@ class Parquet(Format):
     suffixes = (".parquet", ".pq")
     about = "Parquet, the fastest to read"
 
-    def read(self, path: str, share: Share = WHOLE) -> Generator[Stored | DataError, None, None]:
+    def read(
+        self,
+        path: str,
+        share: Share = WHOLE,
+    ) -> Generator[Stored | DataError, None, None]:
         """See `Format.read`; a batch is a row group."""
         with needed_by("Parquet", "pyarrow", EXTRA, key="input"):
             import pyarrow as pa
@@ -410,7 +422,10 @@ def _episode_numbers(array: Any) -> Array:
 
     NaN where there is none.
     """
-    numbers = np.append(episode_numbers(array.dictionary.to_pylist()).astype(np.float64), np.nan)
+    numbers = np.append(
+        episode_numbers(array.dictionary.to_pylist()).astype(np.float64),
+        np.nan,
+    )
     places = array.indices.fill_null(len(numbers) - 1).to_numpy(zero_copy_only=False)
     return np.asarray(numbers[places])
 
@@ -427,7 +442,9 @@ def _with_missing(array: Any) -> Array:
     present = _flat(array.drop_null(), can_be_missing=True)
     present = present.reshape(int(is_present.sum()), -1)
     column = np.full(
-        (len(array), present.shape[1]), np.nan, np.result_type(present.dtype, np.float32)
+        (len(array), present.shape[1]),
+        np.nan,
+        np.result_type(present.dtype, np.float32),
     )
     column[is_present] = present
     return column if pa.types.is_nested(array.type) else column[:, 0]
@@ -447,7 +464,10 @@ def _flat(array: Any, *, can_be_missing: bool) -> Array:
         if pa.types.is_fixed_size_binary(kind):
             width = kind.byte_width
             return np.frombuffer(
-                array.buffers()[1], np.uint8, len(array) * width, array.offset * width
+                array.buffers()[1],
+                np.uint8,
+                len(array) * width,
+                array.offset * width,
             )
         if not pa.types.is_nested(kind):
             found: Array = array.to_numpy(zero_copy_only=False)
@@ -562,7 +582,8 @@ class _ParquetFile(BatchFile):
         import pyarrow.parquet as pq
 
         fields, arrays = zip(
-            *[_to_arrow(name, column) for name, column in jsonable(rows).items()], strict=True
+            *[_to_arrow(name, column) for name, column in jsonable(rows).items()],
+            strict=True,
         )
         schema = pa.schema(fields)
         if self._writer is None:
@@ -579,7 +600,10 @@ class _ParquetFile(BatchFile):
                     field.name for field in fields if pa.types.is_primitive(field.type)
                 ],
             )
-        self._writer.write_table(pa.table(list(arrays), schema=schema), row_group_size=rows.count)
+        self._writer.write_table(
+            pa.table(list(arrays), schema=schema),
+            row_group_size=rows.count,
+        )
 
 
 def _last_start(rows: SampleBatch) -> int:
@@ -605,7 +629,9 @@ def _to_arrow(name: str, column: Any) -> tuple[Any, Any]:
     if column.dtype == np.float16 or size > _MAX_LIST:
         width = size * column.dtype.itemsize
         values = pa.FixedSizeBinaryArray.from_buffers(
-            pa.binary(width), len(column), [None, pa.py_buffer(column)]
+            pa.binary(width),
+            len(column),
+            [None, pa.py_buffer(column)],
         )
         return _field(name, values.type, note), values
     values = pa.array(column.reshape(-1))
@@ -614,7 +640,16 @@ def _to_arrow(name: str, column: Any) -> tuple[Any, Any]:
     return _field(name, values.type, note), values
 
 
-def _field(name: str, kind: Any, note: dict[str, Sequence[int] | str]) -> Any:
+def _field(
+    name: str,
+    kind: Any,
+    note: dict[str, Sequence[int] | str],
+) -> Any:
     import pyarrow as pa
 
-    return pa.field(name, kind, nullable=False, metadata={_KEY: json.dumps(note)})
+    return pa.field(
+        name,
+        kind,
+        nullable=False,
+        metadata={_KEY: json.dumps(note)},
+    )

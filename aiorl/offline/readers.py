@@ -58,7 +58,11 @@ class EpisodeAssembler:
                 ValueError).
         """
         if not isinstance(batch, SampleBatch):
-            raise BatchError("policy_batches", "a single-agent batch", "a MultiAgentBatch")
+            raise BatchError(
+                "policy_batches",
+                "a single-agent batch",
+                "a MultiAgentBatch",
+            )
         for part in trajectories(batch):
             yield from self._add_part(part)
 
@@ -117,10 +121,16 @@ class HoldOut:
         """
         if not 0.0 < self.fraction < 1.0:
             raise ConfigError(
-                f"A hold-out split of {self.fraction} leaves one part empty.", hint="Give 0.1, say."
+                f"A hold-out split of {self.fraction} leaves one part empty.",
+                hint="Give 0.1, say.",
             )
 
-    def of(self, batch: Batch, path: str, place: str) -> Batch | None:
+    def of(
+        self,
+        batch: Batch,
+        path: str,
+        place: str,
+    ) -> Batch | None:
         """Return the rows of a batch that belong to the part; None if there are none."""
         part = map_policies(batch, lambda policy_id, rows: self._rows(rows, path, place))
         if isinstance(part, MultiAgentBatch):
@@ -128,7 +138,12 @@ class HoldOut:
             return MultiAgentBatch(part.policy_batches, round(batch.count * share))
         return part
 
-    def _rows(self, batch: SampleBatch, path: str, place: str) -> SampleBatch | None:
+    def _rows(
+        self,
+        batch: SampleBatch,
+        path: str,
+        place: str,
+    ) -> SampleBatch | None:
         seed = zlib.crc32(file_name(path).encode())
         if c.EPS_ID in batch:
             numbers = batch[c.EPS_ID].astype(np.uint64)
@@ -196,11 +211,14 @@ class ReaderOptions:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ConfigError(
-                    f"{name} is {value}; it must be at least {least}.", key=name, value=value
+                    f"{name} is {value}; it must be at least {least}.",
+                    key=name,
+                    value=value,
                 )
         if self.share is not None and not 0 <= self.share.index < self.share.of:
             raise ConfigError(
-                f"There is no share {self.share.index} of {self.share.of}.", key="share"
+                f"There is no share {self.share.index} of {self.share.of}.",
+                key="share",
             )
 
 
@@ -396,7 +414,12 @@ class FileReader(InputReader):
         return next(iter(self.unreadable.values()))
 
 
-def _cut(batch: SampleBatch, rows: int, *, whole_episodes: bool) -> Iterator[SampleBatch]:
+def _cut(
+    batch: SampleBatch,
+    rows: int,
+    *,
+    whole_episodes: bool,
+) -> Iterator[SampleBatch]:
     """Cut a batch after the episode that reaches the number of rows, or within it if it is much
     longer.
     """
@@ -416,7 +439,11 @@ def _cut(batch: SampleBatch, rows: int, *, whole_episodes: bool) -> Iterator[Sam
         start = end
 
 
-def _piece_number(path: str, place: str, start: int) -> int:
+def _piece_number(
+    path: str,
+    place: str,
+    start: int,
+) -> int:
     """Return a number above 0 that fits into int64; two pieces have the same one with probability
     2^-63.
     """
@@ -580,7 +607,11 @@ class StepsLeftOut:
         self._num_rows = 0
         self._num_left_out = 0
 
-    def with_new_obs(self, rows: SampleBatch, path: str) -> SampleBatch | None:
+    def with_new_obs(
+        self,
+        rows: SampleBatch,
+        path: str,
+    ) -> SampleBatch | None:
         """Return rows, each with the observation that followed it; None if there are none.
 
         Args:

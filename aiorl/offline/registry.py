@@ -169,7 +169,10 @@ def _with_rows_in_order(stored: Stored) -> Stored:
     return Stored(stored.place, batch)
 
 
-def _read(path: str, share: Share) -> Generator[Stored | DataError, None, None]:
+def _read(
+    path: str,
+    share: Share,
+) -> Generator[Stored | DataError, None, None]:
     """Yield what a format yields, and the errors that it raises; end after too many errors."""
     num_errors = 0
     try:
@@ -180,7 +183,8 @@ def _read(path: str, share: Share) -> Generator[Stored | DataError, None, None]:
                     num_errors += 1
                     if num_errors == MAX_UNREADABLE:
                         raise DataError(
-                            f"reading ends after {num_errors:,} unreadable places", path=path
+                            f"reading ends after {num_errors:,} unreadable places",
+                            path=path,
                         )
     except DataError as error:
         yield error

@@ -68,7 +68,11 @@ def sound_rows(stored: Stored, path: str) -> Iterator[Stored | DataError]:
         yield Stored(stored.place, MultiAgentBatch(policies, env_steps))
 
 
-def _sound(rows: SampleBatch, place: str, path: str) -> Any:
+def _sound(
+    rows: SampleBatch,
+    place: str,
+    path: str,
+) -> Any:
     """Yield errors, and return the rows that can be used; None if there are none."""
     reasons: dict[int, str] = {}
     for is_bad, reason in _faults(rows):

@@ -58,7 +58,11 @@ class Room:
             raise DataError(f"a batch of more than {MAX_BATCH_BYTES:,} bytes; write smaller ones")
 
 
-def read_batch(columns: object, read: Callable[[Any, Room], Array], room: Room) -> SampleBatch:
+def read_batch(
+    columns: object,
+    read: Callable[[Any, Room], Array],
+    room: Room,
+) -> SampleBatch:
     """Return a batch of stored columns, read one by one.
 
     Args:
@@ -210,7 +214,10 @@ def _are_numbers(rows: list[list[Any]]) -> bool:
 
 
 def from_bytes(
-    raw: object, dtype: np.dtype[Any], shape: Sequence[object], order: Literal["C", "F"] = "C"
+    raw: object,
+    dtype: np.dtype[Any],
+    shape: Sequence[object],
+    order: Literal["C", "F"] = "C",
 ) -> Array:
     """Return bytes as an array [*shape] in native byte order, which can share their memory.
 
@@ -226,7 +233,10 @@ def from_bytes(
         raise DataError(f"the number of bytes is not {size:,}, as its shape needs")
     array: Array = np.frombuffer(raw, dtype) if raw else np.empty(0, dtype)
     check_booleans(array)
-    return array.astype(dtype.newbyteorder("="), copy=False).reshape(sizes, order=order)
+    return array.astype(dtype.newbyteorder("="), copy=False).reshape(
+        sizes,
+        order=order,
+    )
 
 
 def check_booleans(array: Array) -> None:
@@ -243,7 +253,10 @@ def episode_numbers(names: Sequence[object]) -> Array:
     """
     numbers = {name: _number_of(name) for name in set(names)}
     has_missing = None in numbers
-    return np.array([numbers[name] for name in names], np.float64 if has_missing else np.int64)
+    return np.array(
+        [numbers[name] for name in names],
+        np.float64 if has_missing else np.int64,
+    )
 
 
 def _number_of(name: object) -> float:
@@ -251,7 +264,10 @@ def _number_of(name: object) -> float:
         return math.nan
     if not isinstance(name, str):
         raise DataError(f"text next to a {type(name).__name__} as names of episodes")
-    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=6).digest(), "big")
+    return int.from_bytes(
+        hashlib.blake2b(name.encode(), digest_size=6).digest(),
+        "big",
+    )
 
 
 def object_column(values: Sequence[object]) -> Array:

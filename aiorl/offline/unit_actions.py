@@ -68,7 +68,12 @@ class UnitActions:
 class UnitGuess:
     """Guess from stored rows whether their actions are scaled."""
 
-    def __init__(self, space: spaces.Space[Any] | None, *, warns: bool = True) -> None:
+    def __init__(
+        self,
+        space: spaces.Space[Any] | None,
+        *,
+        warns: bool = True,
+    ) -> None:
         """Set the action space.
 
         Args:
@@ -105,7 +110,11 @@ class UnitGuess:
             )
 
 
-def seem_scaled(space: spaces.Space[Any] | None, low: float, high: float) -> bool:
+def seem_scaled(
+    space: spaces.Space[Any] | None,
+    low: float,
+    high: float,
+) -> bool:
     """Return whether a space extends beyond [-1, 1], but actions from `low` to `high` don't."""
     if not _is_bounded(space):
         return False

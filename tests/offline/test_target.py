@@ -74,7 +74,7 @@ def test_look_at_equals_stepping_through_each_episode_with_the_policys_states(ki
                     episode["rewards"][row : row + 1],
                 )
     np.testing.assert_allclose(look.dist_inputs, expected, rtol=1e-5)
-    np.testing.assert_allclose(look.known, known, rtol=1e-5)
+    np.testing.assert_allclose(look.inputs, known, rtol=1e-5)
     actions = np.concatenate([episode["actions"] for episode in stored])
     np.testing.assert_allclose(
         look.logp, policy.distribution.logp(np.array(expected)[look.steps], actions)
@@ -167,7 +167,7 @@ def test_features_of_state_dependent_noise_are_not_part_of_the_result(state_shap
     for episode in stored:
         episode["actions"] = episode["obs"]
     look = look_at(GraphPolicy(LeaningWithShares(), spec), stored, need_ends=True)
-    np.testing.assert_array_equal(look.dist_inputs, Leaning().run(look.known[:, :2])[0])
+    np.testing.assert_array_equal(look.dist_inputs, Leaning().run(look.inputs[:, :2])[0])
 
 
 def test_frames_stored_as_other_numbers_are_refused_if_values_would_change():

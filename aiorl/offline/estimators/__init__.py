@@ -35,13 +35,15 @@ from numpy.typing import NDArray
 from aiorl.acting.graph_policy import GraphPolicy
 from aiorl.acting.policy import Policy
 from aiorl.data import columns as c
-from aiorl.data.actions import ActionLayout, leaf_spaces
+from aiorl.data.actions import ActionLayout, Space, leaf_spaces
 from aiorl.data.arrays import Batch
-from aiorl.data.sample_batch import SampleBatch
+from aiorl.data.columns import Array, Bools
+from aiorl.data.sample_batch import MultiAgentBatch, SampleBatch
 from aiorl.errors import BatchError, ConfigError, PolicyError
 from aiorl.offline.io import IOContext
 
 F64 = NDArray[np.float64]
+Indices = NDArray[np.int64]
 ACTION_PROB = "action_prob"
 """The old policy's probability of the action taken; ``action_logp`` can replace it."""
 _MAX_ROWS_NAMED = 5
@@ -57,12 +59,12 @@ class ActionLikelihoods(Protocol):
 
     def compute_log_likelihoods(
         self,
-        actions: NDArray[Any],
-        obs: NDArray[Any],
-        state_batches: list[NDArray[Any]],
-        prev_action_batch: NDArray[Any] | None,
-        prev_reward_batch: NDArray[Any] | None,
-    ) -> NDArray[Any]:
+        actions: Array,
+        obs: Array,
+        state_batches: list[Array],
+        prev_action_batch: Array | None,
+        prev_reward_batch: Array | None,
+    ) -> Array:
         """Return log-probabilities [B] of actions [B, ...] at observations [B, ...]."""
 
 
@@ -79,16 +81,26 @@ def action_log_likelihoods(policy: Policy, batch: SampleBatch) -> F64:
     obs = batch[c.OBS]
     prev_actions = batch.get(c.PREV_ACTIONS)
     prev_rewards = batch.get(c.PREV_REWARDS)
-    states: list[NDArray[Any]] = []
+    states: list[Array] = []
     while c.state_in(len(states)) in batch:
         states.append(batch[c.state_in(len(states))])
     if isinstance(policy, ActionLikelihoods):
-        logp = policy.compute_log_likelihoods(actions, obs, states, prev_actions, prev_rewards)
+        logp = policy.compute_log_likelihoods(
+            actions,
+            obs,
+            states,
+            prev_actions,
+            prev_rewards,
+        )
     elif isinstance(policy, GraphPolicy):
         actions = check_actions(batch, policy.layout)
         # the columns of compute_actions describe the distribution; the actions chosen don't matter
         _, _, columns = policy.compute_actions(
-            obs, states, prev_actions, prev_rewards, explore=False
+            obs,
+            states,
+            prev_actions,
+            prev_rewards,
+            explore=False,
         )
         logp = policy.distribution.logp(columns[c.ACTION_DIST_INPUTS], actions)
     else:
@@ -100,7 +112,7 @@ def action_log_likelihoods(policy: Policy, batch: SampleBatch) -> F64:
     return np.asarray(logp, np.float64)
 
 
-def check_actions(batch: SampleBatch, layout: ActionLayout) -> NDArray[Any]:
+def check_actions(batch: SampleBatch, layout: ActionLayout) -> Array:
     """Return the actions of a batch, in column form.
 
     Raises:
@@ -115,7 +127,7 @@ def check_actions(batch: SampleBatch, layout: ActionLayout) -> NDArray[Any]:
     return actions
 
 
-def _range_of(leaf: spaces.Space[Any]) -> tuple[Any, Any]:
+def _range_of(leaf: Space) -> tuple[Any, Any]:
     """Return the range of each component; a Box allows any finite number, because its actions are
     not clipped yet.
     """
@@ -129,7 +141,10 @@ def _range_of(leaf: spaces.Space[Any]) -> tuple[Any, Any]:
     return -np.finfo(np.float64).max, np.finfo(np.float64).max
 
 
-def behaviour_log_likelihoods(batch: SampleBatch, action_space: spaces.Space[Any]) -> F64:
+def behaviour_log_likelihoods(
+    batch: SampleBatch,
+    action_space: Space,
+) -> F64:
     """Return log-probabilities [B] of the actions under the policy that took them; densities if
     they are continuous.
 
@@ -149,52 +164,77 @@ def behaviour_log_likelihoods(batch: SampleBatch, action_space: spaces.Space[Any
     is_density = any(isinstance(leaf, spaces.Box) for leaf in leaf_spaces(action_space))
     logp = np.zeros(batch.count)
     if has_prob:
-        prob = _numbers(batch, ACTION_PROB)
-        limit = np.inf if is_density else np.exp(ROUNDING)
-        expected = "finite densities above 0" if is_density else "probabilities in (0, 1]"
-        _refuse(batch, ACTION_PROB, ~((prob > 0.0) & (prob <= limit) & np.isfinite(prob)), expected)
-        logp = np.log(prob)
+        logp = np.log(_checked_probabilities(batch, is_density=is_density))
     if has_logp:
-        stored = _numbers(batch, c.ACTION_LOGP)
-        expected = (
-            "finite logarithms of densities"
-            if is_density
-            else "finite logarithms of probabilities, at most 0"
-        )
-        _refuse(
-            batch,
-            c.ACTION_LOGP,
-            ~(np.isfinite(stored) & (is_density | (stored <= ROUNDING))),
-            expected,
-        )
+        stored_logp = _checked_logarithms(batch, is_density=is_density)
         if has_prob:
+            differs = np.abs(stored_logp - logp) > _MAX_DISAGREEMENT
             expected = f"the logarithm of {ACTION_PROB!r}, which is stored too"
-            _refuse(batch, c.ACTION_LOGP, np.abs(stored - logp) > _MAX_DISAGREEMENT, expected)
-        logp = stored
-    return logp if is_density else np.minimum(logp, 0.0)
+            _refuse(batch, c.ACTION_LOGP, differs, expected)
+        logp = stored_logp
+    if not is_density:
+        logp = np.minimum(logp, 0.0)
+    return logp
+
+
+def _checked_probabilities(batch: SampleBatch, *, is_density: bool) -> F64:
+    prob = _numbers(batch, ACTION_PROB)
+    limit = np.exp(ROUNDING)
+    expected = "probabilities in (0, 1]"
+    if is_density:
+        limit = np.inf
+        expected = "finite densities above 0"
+    is_possible = (prob > 0.0) & (prob <= limit) & np.isfinite(prob)
+    _refuse(batch, ACTION_PROB, ~is_possible, expected)
+    return prob
+
+
+def _checked_logarithms(batch: SampleBatch, *, is_density: bool) -> F64:
+    logp = _numbers(batch, c.ACTION_LOGP)
+    is_possible = np.isfinite(logp)
+    expected = "finite logarithms of densities"
+    if not is_density:
+        is_possible &= logp <= ROUNDING
+        expected = "finite logarithms of probabilities, at most 0"
+    _refuse(batch, c.ACTION_LOGP, ~is_possible, expected)
+    return logp
 
 
 def _numbers(batch: SampleBatch, name: str) -> F64:
     column = batch[name]
     if column.dtype.kind not in "fiub" or column.ndim != 1:
-        raise BatchError(name, "one number for each row", f"{column.dtype} {list(column.shape)}")
+        raise BatchError(
+            name,
+            "one number for each row",
+            f"{column.dtype} {list(column.shape)}",
+        )
     return column.astype(np.float64)
 
 
-def _refuse(batch: SampleBatch, name: str, is_wrong: NDArray[np.bool_], expected: str) -> None:
+def _refuse(
+    batch: SampleBatch,
+    name: str,
+    is_wrong: Bools,
+    expected: str,
+) -> None:
     """Raise BatchError naming the first wrong rows, if there are any."""
     rows = np.flatnonzero(is_wrong)
     if not len(rows):
         return
     values = batch[name]
-    shown = [f"row {row}: {_text(values[row])}" for row in rows[:_MAX_ROWS_NAMED].tolist()]
-    more = f" and {len(rows) - len(shown)} more" if len(rows) > len(shown) else ""
-    episode = f" of episode {batch[c.EPS_ID][rows[0]]}" if c.EPS_ID in batch else ""
-    raise BatchError(name, expected, f"{', '.join(shown)}{more}{episode}")
+    first_rows = rows[:_MAX_ROWS_NAMED].tolist()
+    text = ", ".join(f"row {row}: {_text(values[row])}" for row in first_rows)
+    if len(rows) > len(first_rows):
+        text += f" and {len(rows) - len(first_rows)} more"
+    if c.EPS_ID in batch:
+        text += f" of episode {batch[c.EPS_ID][rows[0]]}"
+    raise BatchError(name, expected, text)
 
 
 def _text(value: Any) -> str:
-    return f"{value:.6g}" if np.ndim(value) == 0 else f"{np.asarray(value).tolist()!r:.60}"
+    if np.ndim(value) == 0:
+        return f"{value:.6g}"
+    return f"{np.asarray(value).tolist()!r:.60}"
 
 
 LARGEST_LOG_RATIO = 500.0
@@ -216,13 +256,19 @@ class Trajectories:
         discounts: [R], ``gamma ** steps``.
     """
 
-    def __init__(self, rewards: F64, lengths: NDArray[np.int64], gamma: float) -> None:
+    def __init__(
+        self,
+        rewards: F64,
+        lengths: Indices,
+        gamma: float,
+    ) -> None:
         """Compute starts, steps and discounts."""
         self.rewards = rewards
         self.lengths = lengths
         self.gamma = gamma
-        self.starts: NDArray[np.int64] = np.cumsum(lengths) - lengths
-        self.steps: NDArray[np.int64] = np.arange(len(rewards)) - np.repeat(self.starts, lengths)
+        self.starts: Indices = np.cumsum(lengths) - lengths
+        start_of_row = np.repeat(self.starts, lengths)
+        self.steps: Indices = np.arange(len(rewards)) - start_of_row
         self.discounts: F64 = np.power(gamma, self.steps, dtype=np.float64)
 
     def __len__(self) -> int:
@@ -271,7 +317,13 @@ class Ratios:
         is_clipped: [R], True if p_t was above the limit.
     """
 
-    def __init__(self, of: Trajectories, log_ratios: F64, *, clip: float | None = None) -> None:
+    def __init__(
+        self,
+        of: Trajectories,
+        log_ratios: F64,
+        *,
+        clip: float | None = None,
+    ) -> None:
         """Multiply the ratios of each episode.
 
         Args:
@@ -283,10 +335,13 @@ class Ratios:
         self.of = of
         sums = np.empty(len(log_ratios))
         for start, length in zip(of.starts.tolist(), of.lengths.tolist(), strict=True):
-            np.cumsum(log_ratios[start : start + length], out=sums[start : start + length])
-        bound = LARGEST_LOG_RATIO if clip is None else min(math.log(clip), LARGEST_LOG_RATIO)
+            rows = slice(start, start + length)
+            np.cumsum(log_ratios[rows], out=sums[rows])
+        bound = LARGEST_LOG_RATIO
+        if clip is not None:
+            bound = min(math.log(clip), LARGEST_LOG_RATIO)
         # a ratio of exactly the limit is not clipped, whatever its rounding
-        self.is_clipped: NDArray[np.bool_] = sums > bound + 1e-9
+        self.is_clipped: Bools = sums > bound + 1e-9
         self.ratios: F64 = np.exp(np.minimum(sums, bound))
 
     @property
@@ -326,18 +381,23 @@ class Ratios:
         """Return [R]: ``p_t / w_t``; 0 if all ratios of the step are 0."""
         of = self.of
         longest = int(of.lengths.max())
-        means = np.bincount(of.steps, self.ratios, longest)
-        means += np.cumsum(np.bincount(of.lengths, self.last, longest + 1))[
-            :longest
-        ]  # episodes that ended before
-        at_row = means[of.steps] / len(of)
-        return np.divide(self.ratios, at_row, out=np.zeros(len(at_row)), where=at_row > 0.0)
+        sums = np.bincount(of.steps, self.ratios, longest)
+        # episodes that ended before
+        last_ratios = np.bincount(of.lengths, self.last, longest + 1)
+        sums += np.cumsum(last_ratios)[:longest]
+        means = sums[of.steps] / len(of)
+        return _quotients(self.ratios, means)
 
     def weighted(self) -> F64:
         """Return values [E] by weighted importance sampling."""
         return self.of.totals(self.weights() * self.of.rewards)
 
-    def doubly_robust(self, q: F64, v: F64, v_next: F64) -> F64:
+    def doubly_robust(
+        self,
+        q: F64,
+        v: F64,
+        v_next: F64,
+    ) -> F64:
         """Return values [E] by the doubly robust estimator.
 
         Args:
@@ -346,7 +406,8 @@ class Ratios:
             v_next: [R], its value of the next observation; 0 if the episode terminated.
         """
         of = self.of
-        values: F64 = v[of.starts] + of.totals(self.ratios * (of.rewards + of.gamma * v_next - q))
+        errors = of.rewards + of.gamma * v_next - q
+        values: F64 = v[of.starts] + of.totals(self.ratios * errors)
         return values
 
     def bootstrap_weighted(self, num_resamples: int, seed: int) -> F64:
@@ -357,22 +418,37 @@ class Ratios:
         width = max(1, _BLOCK // len(of))
         estimates = []
         for counts in _resamples(len(of), num_resamples, seed):
-            found = np.zeros(len(counts))
+            values = np.zeros(len(counts))
             for begin in range(0, longest, width):
                 steps = np.arange(begin, min(begin + width, longest))
+                # an episode that ended before counts with its last ratio, and without a gain
+                is_step = steps < of.lengths[:, None]
                 rows = of.starts[:, None] + np.minimum(steps, of.lengths[:, None] - 1)
-                above = counts @ np.where(steps < of.lengths[:, None], gains[rows], 0.0)
-                below = counts @ self.ratios[rows]
-                found += np.divide(above, below, out=np.zeros_like(above), where=below > 0.0).sum(1)
-            estimates.append(found)
+                sums_of_gains = counts @ np.where(is_step, gains[rows], 0.0)
+                sums_of_ratios = counts @ self.ratios[rows]
+                values += _quotients(sums_of_gains, sums_of_ratios).sum(1)
+            estimates.append(values)
         return np.concatenate(estimates)
 
 
-def bootstrap_means(values: F64, num_resamples: int, seed: int) -> F64:
-    """Return [num_resamples] means of values [E] drawn with replacement."""
-    return np.concatenate(
-        [counts @ values / len(values) for counts in _resamples(len(values), num_resamples, seed)]
+def _quotients(numerators: F64, denominators: F64) -> F64:
+    """Return quotients of any shape; 0 where the denominator is 0."""
+    return np.divide(
+        numerators,
+        denominators,
+        out=np.zeros_like(numerators),
+        where=denominators > 0.0,
     )
+
+
+def bootstrap_means(
+    values: F64,
+    num_resamples: int,
+    seed: int,
+) -> F64:
+    """Return [num_resamples] means of values [E] drawn with replacement."""
+    resamples = _resamples(len(values), num_resamples, seed)
+    return np.concatenate([counts @ values / len(values) for counts in resamples])
 
 
 def interval_of(estimates: F64) -> tuple[float, float]:
@@ -382,7 +458,11 @@ def interval_of(estimates: F64) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def _resamples(num_episodes: int, num_resamples: int, seed: int) -> Iterator[F64]:
+def _resamples(
+    num_episodes: int,
+    num_resamples: int,
+    seed: int,
+) -> Iterator[F64]:
     """Yield the number of times each episode is in each resample, [n, E] per block; equal for equal
     seeds.
     """
@@ -391,12 +471,10 @@ def _resamples(num_episodes: int, num_resamples: int, seed: int) -> Iterator[F64
     for begin in range(0, num_resamples, at_once):
         count = min(at_once, num_resamples - begin)
         drawn = rng.integers(num_episodes, size=(count, num_episodes))
+        # each resample has numbers of its own, so that one call counts all of them
         drawn += np.arange(count)[:, None] * num_episodes
-        yield (
-            np.bincount(drawn.ravel(), minlength=count * num_episodes)
-            .reshape(count, num_episodes)
-            .astype(np.float64)
-        )
+        counts = np.bincount(drawn.ravel(), minlength=count * num_episodes)
+        yield counts.reshape(count, num_episodes).astype(np.float64)
 
 
 _DEFAULT_GAMMA = 0.99
@@ -473,21 +551,23 @@ class OffPolicyEstimator(ABC):
                 "a single-agent batch for off-policy estimation",
                 "a MultiAgentBatch",
             )
-        if episode.count:
-            old = behaviour_log_likelihoods(episode, self.policy.action_space)
-            log_ratios = action_log_likelihoods(self.policy, episode) - old
-            rewards = np.asarray(episode[c.REWARDS], np.float64)
-            # limited, so that their sums stay finite
-            weights = self._weights(np.exp(np.minimum(np.cumsum(log_ratios), LARGEST_LOG_RATIO)))
-            discounted = self.gamma ** np.arange(len(rewards)) * rewards
-            old_return = float(discounted.sum())
-            new_return = float((weights * discounted).sum())
-            metrics = {
-                "V_prev": old_return,
-                f"V_step_{self.name.upper()}": new_return,
-                "V_gain_est": new_return / max(SMALLEST_RETURN, old_return),
-            }
-            self._estimates.append(OffPolicyEstimate(self.name, metrics))
+        if not episode.count:
+            return
+        old_logp = behaviour_log_likelihoods(episode, self.policy.action_space)
+        log_ratios = action_log_likelihoods(self.policy, episode) - old_logp
+        rewards = np.asarray(episode[c.REWARDS], np.float64)
+        # limited, so that their sums stay finite
+        log_products = np.minimum(np.cumsum(log_ratios), LARGEST_LOG_RATIO)
+        weights = self._weights(np.exp(log_products))
+        discounted = self.gamma ** np.arange(len(rewards)) * rewards
+        old_return = float(discounted.sum())
+        new_return = float((weights * discounted).sum())
+        metrics = {
+            "V_prev": old_return,
+            f"V_step_{self.name.upper()}": new_return,
+            "V_gain_est": new_return / max(SMALLEST_RETURN, old_return),
+        }
+        self._estimates.append(OffPolicyEstimate(self.name, metrics))
 
     def get_metrics(self) -> list[OffPolicyEstimate]:
         """Return the estimates since the last call."""
@@ -529,7 +609,7 @@ class WeightedImportanceSamplingEstimator(OffPolicyEstimator):
         self._counts[:length] += 1.0
         means = self._sums[:length] / self._counts[:length]
         # if a mean is 0, all its ratios are 0
-        return np.divide(ratios, means, out=np.zeros(length), where=means > 0.0)
+        return _quotients(ratios, means)
 
 
 ESTIMATORS: dict[str, type[OffPolicyEstimator]] = {
@@ -541,4 +621,6 @@ ESTIMATORS: dict[str, type[OffPolicyEstimator]] = {
 
 def episode_parts(batch: Batch) -> list[Batch]:
     """Return one part for each episode of a plain batch; a multi-agent batch is returned whole."""
-    return list(batch.split_by_episode()) if isinstance(batch, SampleBatch) else [batch]
+    if isinstance(batch, MultiAgentBatch):
+        return [batch]
+    return list(batch.split_by_episode())

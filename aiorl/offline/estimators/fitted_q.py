@@ -35,10 +35,13 @@ from aiorl.acting.distributions import Categorical
 from aiorl.acting.graph_policy import GraphPolicy
 from aiorl.acting.policy import Policy
 from aiorl.data import columns as c
+from aiorl.data.columns import Array, Bools
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import BatchError, ConfigError, PolicyError
 from aiorl.offline.estimators import (
+    F64,
     ActionLikelihoods,
+    Indices,
     Trajectories,
     action_log_likelihoods,
     check_actions,
@@ -46,9 +49,7 @@ from aiorl.offline.estimators import (
 
 logger = logging.getLogger(__name__)
 
-Array = NDArray[Any]
 F32 = NDArray[np.float32]
-F64 = NDArray[np.float64]
 _LOOKED_AT_ONCE = 4096
 _MAX_WAVES = 256
 _ROWS_PER_WAVE = 16
@@ -82,15 +83,15 @@ class Look(NamedTuple):
         steps: [R], the rows of [R + E] that are steps.
         logp: [R], log-probability of the action taken.
         actions: [R, ...], the actions, in column form.
-        known: float32 [R + E, D], the policy's inputs: observations, flat, and recurrent states.
+        inputs: float32 [R + E, D], the policy's inputs: observations, flat, and recurrent states.
         dist_inputs: [R + E, P], inputs of its action distribution.
     """
 
     policy: GraphPolicy
-    steps: NDArray[np.int64]
+    steps: Indices
     logp: F64
     actions: Array
-    known: F32
+    inputs: F32
     dist_inputs: F32
 
 
@@ -99,7 +100,9 @@ Observe = Callable[[Sequence[Any]], Array]
 
 
 def log_likelihoods(
-    policy: Policy, episodes: Sequence[SampleBatch], observe: Observe | None = None
+    policy: Policy,
+    episodes: Sequence[SampleBatch],
+    observe: Observe | None = None,
 ) -> F64:
     """Return log-probabilities [R] of the actions taken; the arguments are those of `look_at`.
 
@@ -109,9 +112,8 @@ def log_likelihoods(
     """
     if isinstance(policy, GraphPolicy) and not isinstance(policy, ActionLikelihoods):
         return look_at(policy, episodes, observe, need_ends=False).logp
-    return _finite(
-        np.concatenate([action_log_likelihoods(policy, episode) for episode in episodes])
-    )
+    logp = [action_log_likelihoods(policy, episode) for episode in episodes]
+    return _finite(np.concatenate(logp))
 
 
 def look_at(
@@ -142,9 +144,10 @@ def look_at(
             f"{type(policy).__name__} has no known action distribution, which dm and dr need; use"
             " is, wis, pdis"
         )
-    obs = np.concatenate(
-        [part for episode in episodes for part in _inputs(policy, episode, observe, need_ends)]
-    )
+    obs_parts: list[Array] = []
+    for episode in episodes:
+        obs_parts += _inputs(policy, episode, observe, need_ends)
+    obs = np.concatenate(obs_parts)
     by_episode = [check_actions(episode, policy.layout) for episode in episodes]
     actions = np.concatenate(by_episode)
     lengths = np.array([episode.count for episode in episodes])
@@ -154,16 +157,26 @@ def look_at(
         rewards = [np.asarray(episode[c.REWARDS], np.float32) for episode in episodes]
         prev = _behind_zeros(by_episode), _behind_zeros(rewards)
     dist_inputs, states = _evaluated(policy, obs, lengths, prev)
-    logp = np.asarray(policy.distribution.logp(dist_inputs[steps], actions), np.float64)
-    known = [
-        obs.reshape(len(obs), -1).astype(np.float32),
-        *(state.reshape(len(obs), -1) for state in states),
-    ]
-    return Look(policy, steps, _finite(logp), actions, np.concatenate(known, axis=1), dist_inputs)
+    logp = np.asarray(
+        policy.distribution.logp(dist_inputs[steps], actions),
+        np.float64,
+    )
+    inputs = [array.reshape(len(obs), -1) for array in (obs.astype(np.float32), *states)]
+    return Look(
+        policy=policy,
+        steps=steps,
+        logp=_finite(logp),
+        actions=actions,
+        inputs=np.concatenate(inputs, axis=1),
+        dist_inputs=dist_inputs,
+    )
 
 
 def _inputs(
-    policy: GraphPolicy, episode: SampleBatch, observe: Observe | None, need_end: bool
+    policy: GraphPolicy,
+    episode: SampleBatch,
+    observe: Observe | None,
+    need_end: bool,
 ) -> tuple[Array, Array]:
     """Return an episode's observations as network inputs, and the observation [1, ...] after its
     last step.
@@ -182,28 +195,42 @@ def _inputs(
 
 
 def _network_inputs(
-    policy: GraphPolicy, episode: SampleBatch, stored: Array, observe: Observe | None
+    policy: GraphPolicy,
+    episode: SampleBatch,
+    stored: Array,
+    observe: Observe | None,
 ) -> Array:
     spec = policy.spec
     obs = stored if observe is None else observe(list(stored))
     if obs.shape[1:] != spec.obs_shape:
-        hint = (
-            ""
-            if observe
-            else "; observations in the form of the environment must be preprocessed first"
-        )
+        hint = ""
+        if observe is None:
+            hint = "; observations in the form of the environment must be preprocessed first"
         raise BatchError(
             c.OBS,
             f"observations of shape {spec.obs_shape}, as the policy expects them",
             f"{obs.shape[1:]}{hint}",
         )
     cast: Array = obs.astype(spec.obs_dtype, copy=False)
-    is_lost = spec.obs_dtype == "uint8" and obs.dtype != np.uint8 and not np.array_equal(cast, obs)
-    if is_lost or not (cast.dtype.kind != "f" or np.isfinite(cast).all()):
-        episode_id = f" in episode {episode[c.EPS_ID][0]}" if c.EPS_ID in episode else ""
-        expected = "whole numbers from 0 to 255" if is_lost else "finite numbers"
-        raise BatchError(c.OBS, expected, f"others{episode_id}")
+    if spec.obs_dtype == "uint8" and obs.dtype != np.uint8 and not np.array_equal(cast, obs):
+        raise BatchError(
+            c.OBS,
+            "whole numbers from 0 to 255",
+            f"others{_in_episode(episode)}",
+        )
+    if cast.dtype.kind == "f" and not np.isfinite(cast).all():
+        raise BatchError(
+            c.OBS,
+            "finite numbers",
+            f"others{_in_episode(episode)}",
+        )
     return cast
+
+
+def _in_episode(episode: SampleBatch) -> str:
+    if c.EPS_ID not in episode:
+        return ""
+    return f" in episode {episode[c.EPS_ID][0]}"
 
 
 def has_terminated(episode: SampleBatch) -> bool:
@@ -217,7 +244,7 @@ def has_terminated(episode: SampleBatch) -> bool:
     return False
 
 
-def steps_of(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+def steps_of(lengths: Indices) -> Indices:
     """Return the rows of [R + E] that are steps of episodes with the given lengths [E]."""
     return np.arange(lengths.sum()) + np.repeat(np.arange(len(lengths)), lengths)
 
@@ -226,25 +253,33 @@ def _behind_zeros(by_episode: Sequence[Array]) -> Array:
     """Return [R + E, ...]: in each row the value of the previous step of the same episode; 0 at the
     starts.
     """
-    return np.concatenate(
-        [part for column in by_episode for part in (np.zeros_like(column[:1]), column)]
-    )
+    parts: list[Array] = []
+    for column in by_episode:
+        parts += (np.zeros_like(column[:1]), column)
+    return np.concatenate(parts)
 
 
 def _evaluated(
-    policy: GraphPolicy, obs: Array, lengths: NDArray[np.int64], prev: tuple[Array, Array] | None
+    policy: GraphPolicy,
+    obs: Array,
+    lengths: Indices,
+    prev: tuple[Array, Array] | None,
 ) -> tuple[F32, list[F32]]:
     """Return the network's outputs for each row, and the states before each row."""
-    dist_inputs = np.empty((len(obs), policy.spec.num_dist_inputs), np.float32)
+    num_dist_inputs = policy.spec.num_dist_inputs
+    dist_inputs = np.empty((len(obs), num_dist_inputs), np.float32)
     states = policy.initial_state(len(obs))
 
     def evaluate(rows: Any, state: list[F32]) -> list[F32]:
         for whole, component in zip(states, state, strict=True):
             whole[rows] = component
-        before = None if prev is None else (prev[0][rows], prev[1][rows])
-        outputs, _, following = policy.graph.run(obs[rows], state, before)
-        dist_inputs[rows] = outputs[:, : policy.spec.num_dist_inputs]
-        return following
+        prev_of_rows = None
+        if prev is not None:
+            actions, rewards = prev
+            prev_of_rows = (actions[rows], rewards[rows])
+        outputs, _, next_state = policy.graph.run(obs[rows], state, prev_of_rows)
+        dist_inputs[rows] = outputs[:, :num_dist_inputs]
+        return next_state
 
     if not policy.is_recurrent:
         for begin in range(0, len(obs), _LOOKED_AT_ONCE):
@@ -254,9 +289,9 @@ def _evaluated(
     running = np.arange(len(lengths))
     state = policy.initial_state(len(lengths))
     for step in range(int(lengths.max()) + 1):  # all episodes in parallel
-        goes_on = lengths[running] >= step
-        running = running[goes_on]
-        state = [component[goes_on] for component in state]
+        has_step = lengths[running] >= step
+        running = running[has_step]
+        state = [component[has_step] for component in state]
         state = evaluate(starts[running] + step, state)
     return dist_inputs, states
 
@@ -280,18 +315,24 @@ class _Waves:
     def __init__(self, first: F32, rng: np.random.Generator) -> None:
         self._mean = first.mean(0)
         std = first.std(0)
-        self._scale = np.where(std > 1e-6, 1.0 / np.maximum(std, 1e-6), 1.0).astype(np.float32)
+        scale = 1.0 / np.maximum(std, 1e-6)
+        # numbers that are constant are not scaled
+        self._scale = np.where(std > 1e-6, scale, 1.0).astype(np.float32)
         size = first.shape[1]
         num_waves = max(16, min(_MAX_WAVES, len(first) // _ROWS_PER_WAVE))
         widths = np.resize(np.array(_WIDTHS), num_waves) * math.sqrt(max(1, size))
-        self._frequencies = (rng.standard_normal((size, num_waves)) / widths).astype(np.float32)
+        frequencies = rng.standard_normal((size, num_waves)) / widths
+        self._frequencies = frequencies.astype(np.float32)
         self._phases = rng.uniform(0.0, 2.0 * math.pi, num_waves).astype(np.float32)
         self._has_plain = size <= _MAX_PLAIN
 
     def __call__(self, numbers: F32) -> F64:
-        near = np.clip((numbers - self._mean) * self._scale, -_FARTHEST, _FARTHEST)
+        standardised = (numbers - self._mean) * self._scale
+        near = np.clip(standardised, -_FARTHEST, _FARTHEST)
         waves = np.cos(near @ self._frequencies + self._phases)
-        parts = [np.ones((len(near), 1), np.float32), waves, *([near] if self._has_plain else [])]
+        parts = [np.ones((len(near), 1), np.float32), waves]
+        if self._has_plain:
+            parts.append(near)
         # in float32, sums of products over many rows are too inexact for iterations to converge
         return np.concatenate(parts, axis=1, dtype=np.float64)
 
@@ -302,41 +343,44 @@ class QRows:
 
     Attributes:
         of: the episodes.
-        taken: [R + E, d], features of observation and action together; equal to ``expected`` if
+        action_features: [R + E, d], features of observation and action together; equal to ``expected`` if
             actions have their own weights.
         choices: [R], the action's number; 0 if actions have no weights of their own.
-        expected: [R + E, d], ``taken`` averaged over the new policy's actions, or features of
+        expected: [R + E, d], ``action_features`` averaged over the new policy's actions, or features of
             observations alone.
         probabilities: [R + E, A], the new policy's; ones [R + E, 1] if actions have no weights of
             their own.
-        goes_on: bool [E], True if the observation after the last step has a value.
+        has_next_value: bool [E], True if the observation after the last step has a value.
     """
 
     of: Trajectories
-    taken: F64
-    choices: NDArray[np.int64]
+    action_features: F64
+    choices: Indices
     expected: F64
     probabilities: F64
-    goes_on: NDArray[np.bool_]
+    has_next_value: Bools
 
-    def of_episodes(self, index: NDArray[np.int64]) -> QRows:
+    def of_episodes(self, index: Indices) -> QRows:
         """Return the rows of some episodes, given in increasing order."""
         is_in = np.zeros(len(self.of), bool)
         is_in[index] = True
         steps = np.repeat(is_in, self.of.lengths)
         rows = np.repeat(is_in, self.of.lengths + 1)
         expected = self.expected[rows]
+        action_features = expected
+        if self.action_features is not self.expected:
+            action_features = self.action_features[rows]
         return QRows(
-            Trajectories(self.of.rewards[steps], self.of.lengths[index], self.of.gamma),
-            expected if self.taken is self.expected else self.taken[rows],
-            self.choices[steps],
-            expected,
-            self.probabilities[rows],
-            self.goes_on[index],
+            of=Trajectories(self.of.rewards[steps], self.of.lengths[index], self.of.gamma),
+            action_features=action_features,
+            choices=self.choices[steps],
+            expected=expected,
+            probabilities=self.probabilities[rows],
+            has_next_value=self.has_next_value[index],
         )
 
     @property
-    def steps(self) -> NDArray[np.int64]:
+    def steps(self) -> Indices:
         """Rows [R] that are steps."""
         return steps_of(self.of.lengths)
 
@@ -344,7 +388,8 @@ class QRows:
     def discounts(self) -> F64:
         """Discounts [R] of the value after each step; 0 if that has no value."""
         discounts = np.full(len(self.choices), self.of.gamma)
-        discounts[self.of.starts + self.of.lengths - 1] *= self.goes_on
+        last_steps = self.of.starts + self.of.lengths - 1
+        discounts[last_steps] *= self.has_next_value
         return discounts
 
 
@@ -355,54 +400,61 @@ class FeatureBank:
         """Start empty, with the seed of the features and of the sampled actions."""
         self._rng = np.random.default_rng(seed)
         self._waves: _Waves | None = None
-        self._taken: list[F64] = []
+        self._action_features: list[F64] = []
         self._parts: list[tuple[Array, Array, Array]] = []
 
     def add(self, look: Look) -> None:
         """Add the evaluation of some episodes; the first ones determine the features."""
         distribution = look.policy.distribution
-        num_rows = len(look.known)
+        num_rows = len(look.inputs)
         if isinstance(distribution, Categorical):
-            choices = look.actions.astype(np.int64) - int(
-                getattr(look.policy.action_space, "start", 0)
-            )
-            expected = self._features(look.known, look.steps)
+            first_action = int(getattr(look.policy.action_space, "start", 0))
+            choices = look.actions.astype(np.int64) - first_action
+            expected = self._features(look.inputs, look.steps)
             probabilities = distribution.probabilities(look.dist_inputs)
         else:
-            drawn = [distribution.sample(look.dist_inputs, self._rng) for _ in range(_NUM_DRAWS)]
+            draws = [distribution.sample(look.dist_inputs, self._rng) for _ in range(_NUM_DRAWS)]
+            # the rows at the ends of episodes have no action
             actions = np.zeros((num_rows, *look.actions.shape[1:]), look.actions.dtype)
             actions[look.steps] = look.actions
-            self._taken.append(self._features(_joined(look.known, actions), look.steps))
-            expected = np.mean(
-                [self._features(_joined(look.known, found), look.steps) for found in drawn], axis=0
-            )
+            self._action_features.append(self._features(_joined(look.inputs, actions), look.steps))
+            features = [self._features(_joined(look.inputs, draw), look.steps) for draw in draws]
+            expected = np.mean(features, axis=0)
             choices = np.zeros(len(look.steps), np.int64)
             probabilities = np.ones((num_rows, 1))
         self._parts.append((choices, expected, probabilities))
 
-    def rows(self, of: Trajectories, goes_on: NDArray[np.bool_]) -> QRows:
+    def rows(self, of: Trajectories, has_next_value: Bools) -> QRows:
         """Return the rows of all episodes.
 
         Args:
             of: the episodes, in the order of `add`.
-            goes_on: [E], True if the observation after the last step has a value.
+            has_next_value: [E], True if the observation after the last step has a value.
         """
-        choices, expected, probabilities = (
-            np.concatenate(parts) for parts in zip(*self._parts, strict=True)
+        choices, expected, probabilities = map(np.concatenate, zip(*self._parts, strict=True))
+        action_features = expected
+        if self._action_features:
+            action_features = np.concatenate(self._action_features)
+        return QRows(
+            of=of,
+            action_features=action_features,
+            choices=choices,
+            expected=expected,
+            probabilities=probabilities,
+            has_next_value=has_next_value,
         )
-        taken = np.concatenate(self._taken) if self._taken else expected
-        return QRows(of, taken, choices, expected, probabilities, goes_on)
 
-    def _features(self, numbers: F32, steps: NDArray[np.int64]) -> F64:
+    def _features(self, numbers: F32, steps: Indices) -> F64:
         self._waves = self._waves or _Waves(numbers[steps], self._rng)
-        parts = range(0, len(numbers), _ROWS_AT_ONCE)
+        starts = range(0, len(numbers), _ROWS_AT_ONCE)
         return np.concatenate(
-            [self._waves(numbers[begin : begin + _ROWS_AT_ONCE]) for begin in parts]
+            [self._waves(numbers[start : start + _ROWS_AT_ONCE]) for start in starts]
         )
 
 
-def _joined(known: F32, actions: Array) -> F32:
-    return np.concatenate([known, actions.reshape(len(actions), -1).astype(np.float32)], axis=1)
+def _joined(inputs: F32, actions: Array) -> F32:
+    flat_actions = actions.reshape(len(actions), -1).astype(np.float32)
+    return np.concatenate([inputs, flat_actions], axis=1)
 
 
 class FittedQ:
@@ -422,7 +474,7 @@ class FittedQ:
             ConfigError: values are infinite, because there is no discount and a cut is not an end.
         """
         gamma = rows.of.gamma
-        if gamma >= 1.0 and rows.goes_on.any():
+        if gamma >= 1.0 and rows.has_next_value.any():
             raise ConfigError(
                 "without a discount, the value after a time limit is not finite.",
                 key="gamma",
@@ -430,15 +482,16 @@ class FittedQ:
                 hint="Give a gamma below 1, or count a cut as an end (--cut-is-end).",
             )
         longest = int(rows.of.lengths.max())
-        horizon = float(longest) if gamma >= 1.0 else 1.0 / (1.0 - gamma)
+        if gamma >= 1.0:
+            horizon = float(longest)
+            max_iterations = longest + 1
+        else:
+            horizon = 1.0 / (1.0 - gamma)
+            reach = math.log(_SMALLEST_DISCOUNT) / math.log(max(gamma, 1e-3))
+            max_iterations = math.ceil(reach)
         self._low = min(0.0, float(rows.of.rewards.min())) * horizon
         self._high = max(0.0, float(rows.of.rewards.max())) * horizon
-        limit = (
-            longest + 1
-            if gamma >= 1.0
-            else math.ceil(math.log(_SMALLEST_DISCOUNT) / math.log(max(gamma, 1e-3)))
-        )
-        self._fit(rows, min(_MAX_ITERATIONS, limit))
+        self._fit(rows, min(_MAX_ITERATIONS, max_iterations))
 
     def values(self, rows: QRows) -> tuple[F64, F64, F64]:
         """Return Q of the actions taken, V of the observations and V of the next ones (0 after an
@@ -446,15 +499,16 @@ class FittedQ:
         """
         v = self._expected(rows)
         steps = rows.steps
-        q = (rows.taken @ self._weights)[steps, rows.choices]
-        return self._bounded(q), v[steps], np.where(rows.discounts > 0.0, v[steps + 1], 0.0)
+        q = (rows.action_features @ self._weights)[steps, rows.choices]
+        v_next = np.where(rows.discounts > 0.0, v[steps + 1], 0.0)
+        return self._bounded(q), v[steps], v_next
 
     def _fit(self, rows: QRows, max_iterations: int) -> None:
         num_actions = rows.probabilities.shape[1]
         steps = rows.steps
         discounts = rows.discounts
         of_action = [np.flatnonzero(rows.choices == action) for action in range(num_actions)]
-        inverses = [_inverse(rows.taken, steps[own]) for own in of_action]
+        inverses = [_inverse(rows.action_features, steps[chosen]) for chosen in of_action]
         self._weights = self._fixed_point(rows, of_action, inverses)
         v_next = self._expected(rows)[steps + 1]
         by_action = np.zeros((len(rows.expected), num_actions))
@@ -463,71 +517,80 @@ class FittedQ:
         while self.num_iterations < max_iterations and not self.has_converged:
             targets = rows.of.rewards + discounts * v_next
             by_action[steps, rows.choices] = targets
-            moments = rows.taken.T @ by_action
+            moments = rows.action_features.T @ by_action
             for action, inverse in enumerate(inverses):
                 self._weights[:, action] = inverse @ moments[:, action]
-            before = v_next
+            previous = v_next
             v_next = self._expected(rows)[steps + 1]
             self.num_iterations += 1
-            change = np.abs((v_next - before) * discounts).max()
-            self.has_converged = bool(change <= _TOLERANCE * max(1e-8, np.abs(v_next).max()))
-        missed = self.values(rows)[0] - targets
-        self.error = float(np.sqrt(np.mean(missed * missed)))
+            change = np.abs((v_next - previous) * discounts).max()
+            largest = max(1e-8, np.abs(v_next).max())
+            self.has_converged = bool(change <= _TOLERANCE * largest)
+        q, _, _ = self.values(rows)
+        errors = q - targets
+        self.error = float(np.sqrt(np.mean(errors * errors)))
         if not self.has_converged:
             logger.warning(
-                "fitted Q evaluation has not converged after %d iterations", self.num_iterations
+                "fitted Q evaluation has not converged after %d iterations",
+                self.num_iterations,
             )
 
     def _fixed_point(
-        self, rows: QRows, of_action: Sequence[NDArray[np.int64]], inverses: Sequence[F64]
+        self,
+        rows: QRows,
+        of_action: Sequence[Indices],
+        inverses: Sequence[F64],
     ) -> F64:
         """Return weights [d, A] that a regression of unbounded targets keeps; zeros if they can't
         be computed.
         """
-        size = rows.taken.shape[1]
+        size = rows.action_features.shape[1]
         num_actions = len(of_action)
         zeros = np.zeros((size, num_actions))
-        if size * num_actions > _MAX_SOLVED:
+        num_weights = size * num_actions
+        if num_weights > _MAX_SOLVED:
             return zeros
         steps = rows.steps
         discounts = rows.discounts
-        step = np.eye(size * num_actions)
-        first = np.zeros(size * num_actions)
-        for action, own in enumerate(of_action):
-            block = slice(action * size, (action + 1) * size)
-            taken = rows.taken[steps[own]]
-            following = steps[own] + 1
-            first[block] = inverses[action] @ (rows.of.rewards[own] @ taken)
-            next_features = rows.expected[following]
-            for other in range(num_actions):
-                share = discounts[own] * rows.probabilities[following, other]
-                moved = taken.T @ (next_features * share[:, None])
-                step[block, other * size : (other + 1) * size] -= inverses[action] @ moved
+        # the weights w of all actions solve matrix @ w = constants
+        matrix = np.eye(num_weights)
+        constants = np.zeros(num_weights)
+        blocks = [slice(start, start + size) for start in range(0, num_weights, size)]
+        for action, chosen in enumerate(of_action):
+            features = rows.action_features[steps[chosen]]
+            next_rows = steps[chosen] + 1
+            next_features = rows.expected[next_rows]
+            rewards = rows.of.rewards[chosen] @ features
+            constants[blocks[action]] = inverses[action] @ rewards
+            for next_action in range(num_actions):
+                weights = discounts[chosen] * rows.probabilities[next_rows, next_action]
+                moments = features.T @ (next_features * weights[:, None])
+                block = (blocks[action], blocks[next_action])
+                matrix[block] -= inverses[action] @ moments
         try:
-            solved = np.linalg.solve(step, first)
+            solution = np.linalg.solve(matrix, constants)
         except np.linalg.LinAlgError:
             return zeros
-        return (
-            np.ascontiguousarray(solved.reshape(num_actions, size).T)
-            if np.isfinite(solved).all()
-            else zeros
-        )
+        if not np.isfinite(solution).all():
+            return zeros
+        return np.ascontiguousarray(solution.reshape(num_actions, size).T)
 
     def _expected(self, rows: QRows) -> F64:
         """Return V [R + E]."""
-        v: F64 = (rows.probabilities * self._bounded(rows.expected @ self._weights)).sum(axis=1)
+        q = self._bounded(rows.expected @ self._weights)
+        v: F64 = (rows.probabilities * q).sum(axis=1)
         return v
 
     def _bounded(self, values: Array) -> F64:
         return np.clip(values, self._low, self._high)
 
 
-def _inverse(features: F64, rows: NDArray[np.int64]) -> F64:
+def _inverse(features: F64, rows: Indices) -> F64:
     """Return the inverse [d, d] of the features' second moments over some rows, with a ridge."""
     size = features.shape[1]
     moments = np.zeros((size, size))
-    for begin in range(0, len(rows), _ROWS_AT_ONCE):
-        part = features[rows[begin : begin + _ROWS_AT_ONCE]]
+    for start in range(0, len(rows), _ROWS_AT_ONCE):
+        part = features[rows[start : start + _ROWS_AT_ONCE]]
         moments += part.T @ part
     ridge = _RIDGE * max(1.0, float(np.trace(moments)) / size)
     inverse: F64 = np.linalg.inv(moments + ridge * np.eye(size))

@@ -110,30 +110,29 @@ class Judgement:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the judgement as JSON data."""
-        plain = ("gamma", "clip", "seed", "num_episodes", "num_rows", "effective_sample_size")
-        found: dict[str, Any] = {name: getattr(self, name) for name in plain}
-        found |= {"V_prev": self.v_prev, "V_prev_interval": self.v_prev_interval}
-        found |= {
-            "clipped_episodes": self.num_clipped_episodes,
-            "clipped_ratios": self.num_clipped_ratios,
-        }
-        found["estimates"] = {
+        names = ("gamma", "clip", "seed", "num_episodes", "num_rows", "effective_sample_size")
+        data: dict[str, Any] = {name: getattr(self, name) for name in names}
+        data["V_prev"] = self.v_prev
+        data["V_prev_interval"] = self.v_prev_interval
+        data["clipped_episodes"] = self.num_clipped_episodes
+        data["clipped_ratios"] = self.num_clipped_ratios
+        data["estimates"] = {
             name: {
-                "V_est": x.value,
-                "interval": x.interval,
-                "V_gain_est": x.gain,
-                "episodes": x.values.tolist(),
+                "V_est": estimate.value,
+                "interval": estimate.interval,
+                "V_gain_est": estimate.gain,
+                "episodes": estimate.values.tolist(),
             }
-            for name, x in self.estimates.items()
+            for name, estimate in self.estimates.items()
         }
-        if (fitted := self.fitted_q) is not None:
-            found["fitted_q"] = {
-                "iterations": fitted.num_iterations,
-                "has_converged": fitted.has_converged,
-                "error": fitted.error,
+        if self.fitted_q is not None:
+            data["fitted_q"] = {
+                "iterations": self.fitted_q.num_iterations,
+                "has_converged": self.fitted_q.has_converged,
+                "error": self.fitted_q.error,
                 "is_cross_fitted": self.is_cross_fitted,
             }
-        return found
+        return data
 
 
 def judge(
@@ -180,48 +179,71 @@ def judge(
     rewards = []
     lengths = []
     log_ratios = [np.zeros(0)]
-    goes_on = []
+    has_next_value = []
     for chunk in _chunks(episodes):
         for episode in chunk:
             rewards.append(_rewards(episode))
             lengths.append(episode.count)
-            goes_on.append(not (cut_is_end or has_terminated(episode)))
-        # check the stored columns first, because they can be wrong
-        old = (
-            [behaviour_log_likelihoods(episode, policy.action_space) for episode in chunk]
-            if wants_ratios
-            else []
-        )
+            has_next_value.append(not (cut_is_end or has_terminated(episode)))
+        old_logp: list[F64] = []
+        if wants_ratios:
+            # check the stored columns first, because they can be wrong
+            old_logp = [behaviour_log_likelihoods(part, policy.action_space) for part in chunk]
         if wants_q:
             look = look_at(policy, chunk, observe, need_ends=not cut_is_end)
             bank.add(look)
         if wants_ratios:
-            new = look.logp if wants_q else log_likelihoods(policy, chunk, observe)
-            log_ratios.append(new - np.concatenate(old))
+            new_logp = look.logp if wants_q else log_likelihoods(policy, chunk, observe)
+            log_ratios.append(new_logp - np.concatenate(old_logp))
     if not lengths:
         raise ConfigError(
-            "there is no whole episode in the data.", hint="Episodes end with a row that is done."
+            "there is no whole episode in the data.",
+            hint="Episodes end with a row that is done.",
         )
-    of = Trajectories(np.concatenate(rewards), np.array(lengths), gamma)
-    ratios = Ratios(of, np.concatenate(log_ratios), clip=clip) if wants_ratios else None
-    rows = bank.rows(of, np.array(goes_on)) if wants_q else None
-    folds = _folds(len(of), seed) if rows is not None and "dr" in methods else []
-    fitted = FittedQ(rows) if rows is not None and ("dm" in methods or not folds) else None
-    values = _values(of, ratios, rows, folds, fitted)
+    of = Trajectories(
+        np.concatenate(rewards),
+        np.array(lengths),
+        gamma,
+    )
+    ratios: Ratios | None = None
+    rows: QRows | None = None
+    fitted: FittedQ | None = None
+    folds: list[NDArray[np.int64]] = []
+    if wants_ratios:
+        ratios = Ratios(of, np.concatenate(log_ratios), clip=clip)
+    if wants_q:
+        rows = bank.rows(of, np.array(has_next_value))
+        if "dr" in methods:
+            folds = _folds(len(of), seed)
+        # ``dr`` needs a Q of all episodes only if there are too few of them for folds
+        if "dm" in methods or not folds:
+            fitted = FittedQ(rows)
+    values = _values(
+        of=of,
+        ratios=ratios,
+        rows=rows,
+        folds=folds,
+        fitted=fitted,
+    )
 
-    def interval(name: str, own: F64) -> tuple[float, float] | None:
-        if num_resamples == 0 or len(own) < 2:
+    def interval(name: str, per_episode: F64) -> tuple[float, float] | None:
+        if num_resamples == 0 or len(per_episode) < 2:
             return None
         if name == "wis" and ratios is not None:
             return interval_of(ratios.bootstrap_weighted(num_resamples, seed))
-        return interval_of(bootstrap_means(own, num_resamples, seed))
+        return interval_of(bootstrap_means(per_episode, num_resamples, seed))
 
     v_prev = float(of.returns.mean())
     estimates = {}
-    for name in (name for name in METHODS if name in methods):
-        value = float(values[name].mean())
-        gain = value / max(SMALLEST_RETURN, v_prev)
-        estimates[name] = Estimate(value, interval(name, values[name]), gain, values[name])
+    for name in METHODS:
+        if name in methods:
+            value = float(values[name].mean())
+            estimates[name] = Estimate(
+                value=value,
+                interval=interval(name, values[name]),
+                gain=value / max(SMALLEST_RETURN, v_prev),
+                values=values[name],
+            )
     return Judgement(
         gamma=gamma,
         clip=clip,
@@ -263,12 +285,15 @@ def _folds(num_episodes: int, seed: int) -> list[NDArray[np.int64]]:
     """Return two random halves of the episodes, or none if there are too few episodes."""
     if num_episodes < 4:
         return []
+    half = num_episodes // 2
     drawn = np.random.default_rng([seed, 1]).permutation(num_episodes)
-    return [np.sort(drawn[: num_episodes // 2]), np.sort(drawn[num_episodes // 2 :])]
+    return [np.sort(drawn[:half]), np.sort(drawn[half:])]
 
 
 def _cross_fitted(
-    rows: QRows, folds: Sequence[NDArray[np.int64]], fitted: FittedQ | None
+    rows: QRows,
+    folds: Sequence[NDArray[np.int64]],
+    fitted: FittedQ | None,
 ) -> tuple[F64, F64, F64]:
     """Return Q, V and V after each step, [R] each, for each half of the episodes with the Q of the
     other half.
@@ -277,42 +302,54 @@ def _cross_fitted(
         assert fitted is not None  # without folds it is always fitted
         return fitted.values(rows)
     values = np.zeros((3, len(rows.choices)))
-    for own, others in (folds, folds[::-1]):
-        is_own = np.zeros(len(rows.of), bool)
-        is_own[own] = True
-        values[:, np.repeat(is_own, rows.of.lengths)] = FittedQ(rows.of_episodes(others)).values(
-            rows.of_episodes(own)
-        )
+    for evaluated, trained_on in (folds, folds[::-1]):
+        is_evaluated = np.zeros(len(rows.of), bool)
+        is_evaluated[evaluated] = True
+        fitted_to_rest = FittedQ(rows.of_episodes(trained_on))
+        steps = np.repeat(is_evaluated, rows.of.lengths)
+        values[:, steps] = fitted_to_rest.values(rows.of_episodes(evaluated))
     return values[0], values[1], values[2]
 
 
-def _check(methods: Collection[str], gamma: float, clip: float | None, num_resamples: int) -> None:
-    known = ", ".join(METHODS)
-    strange = [name for name in methods if name not in METHODS]
-    for is_wrong, text, key, value in (
-        (not methods, f"no estimator is given; known: {known}.", "methods", list(methods)),
-        (
-            not 0.0 <= gamma <= 1.0,
+def _check(
+    methods: Collection[str],
+    gamma: float,
+    clip: float | None,
+    num_resamples: int,
+) -> None:
+    """Raise ConfigError for the first argument of `judge` that is invalid."""
+    all_methods = ", ".join(METHODS)
+    if not methods:
+        raise ConfigError(
+            f"no estimator is given; known: {all_methods}.",
+            key="methods",
+            value=list(methods),
+        )
+    if not 0.0 <= gamma <= 1.0:
+        raise ConfigError(
             f"gamma is {gamma}, expected a number from 0 to 1.",
-            "gamma",
-            gamma,
-        ),
-        (clip is not None and not clip > 0.0, f"clip is {clip}, expected above 0.", "clip", clip),
-        (
-            num_resamples < 0,
+            key="gamma",
+            value=gamma,
+        )
+    if clip is not None and not clip > 0.0:
+        raise ConfigError(
+            f"clip is {clip}, expected above 0.",
+            key="clip",
+            value=clip,
+        )
+    if num_resamples < 0:
+        raise ConfigError(
             f"{num_resamples} resamples, expected 0 or more.",
-            "bootstrap",
-            num_resamples,
-        ),
-        (
-            bool(strange),
-            f"there is no estimator {strange[:1]}; known: {known}.",
-            "methods",
-            strange,
-        ),
-    ):
-        if is_wrong:
-            raise ConfigError(text, key=key, value=value)
+            key="bootstrap",
+            value=num_resamples,
+        )
+    unknown = [name for name in methods if name not in METHODS]
+    if unknown:
+        raise ConfigError(
+            f"there is no estimator {unknown[:1]}; known: {all_methods}.",
+            key="methods",
+            value=unknown,
+        )
 
 
 def _chunks(episodes: Iterable[Batch]) -> Iterator[list[SampleBatch]]:
@@ -341,6 +378,8 @@ def _rewards(episode: SampleBatch) -> F64:
     rewards = np.asarray(episode[c.REWARDS], np.float64)
     if rewards.ndim != 1 or not np.isfinite(rewards).all():
         raise BatchError(
-            c.REWARDS, "a finite number for each row", f"{rewards.shape}: {rewards.ravel()[:5]}"
+            c.REWARDS,
+            "a finite number for each row",
+            f"{rewards.shape}: {rewards.ravel()[:5]}",
         )
     return rewards
