@@ -42,9 +42,10 @@ def with_known_names(columns: Mapping[str, V]) -> dict[str, V]:
     names = other_columns()
     renamed: dict[str, V] = {}
     for name, column in columns.items():
-        ours = names.get(name, name)
-        is_free = ours not in columns and ours not in renamed
-        renamed[ours if is_free else name] = column
+        new_name = names.get(name, name)
+        if new_name in columns or new_name in renamed:
+            new_name = name
+        renamed[new_name] = column
     return renamed
 
 
@@ -55,7 +56,7 @@ def missing_columns(names: Collection[str]) -> Iterator[tuple[str, str]]:
     Args:
         names: names of the columns in a file.
     """
-    others = sorted(set(names) - set(_NEEDED))
+    unneeded = sorted(set(names) - set(_NEEDED))
     for name, consequence in _NEEDED.items():
         if name not in names:
-            yield name, consequence + "." + nearest(name, others)
+            yield name, consequence + "." + nearest(name, unneeded)

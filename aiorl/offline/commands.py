@@ -41,12 +41,14 @@ from aiorl.offline.unit_actions import NORMALIZED, UnitActions, action_space_of
 from aiorl.offline.writers import COMPRESSED
 from aiorl.text import one_line
 
+Options = dict[str, Any]
+"""Options given on the command line, by name."""
 _Change = Callable[[str, str, SampleBatch], SampleBatch]
 """Function of a path, a policy id and the policy's rows in that file; returns the rows to write."""
 
 _PROG = "python -m aiorl.data"
 _MAX_SHOWN = 600
-_FORMATS = "\n".join(f"  {name:9} {found.about}" for name, found in FORMATS.items())
+_FORMATS = "\n".join(f"  {name:9} {form.about}" for name, form in FORMATS.items())
 _FILES = f"""
 A FILE is a path, a directory, a pattern in quotes, a URI such as s3://bucket/data, or minari:NAME. The suffix gives the
 format; JSON lines can also end in .gz or .lz4:
@@ -72,7 +74,7 @@ class _Command(NamedTuple):
         examples: end of its own help.
     """
 
-    do: Callable[[list[str], dict[str, Any]], int]
+    do: Callable[[list[str], Options], int]
     about: str
     examples: str
 
@@ -87,20 +89,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] in ("-h", "--help"):
         commands = "".join(f"  {name:9} {command.about}\n" for name, command in _COMMANDS.items())
+        usage = f"usage: {_PROG} COMMAND FILE... [options]"
         about = "Inspect, check, convert and merge files of stored experience."
-        sys.stdout.write(
-            as_typed(
-                f"usage: {_PROG} COMMAND FILE..."
-                f" [options]\n\n{about}\n\ncommands:\n{commands}{_FILES}"
-            )
-        )
+        sys.stdout.write(as_typed(f"{usage}\n\n{about}\n\ncommands:\n{commands}{_FILES}"))
         return 0 if words else 2
     name = words[0]
     if name not in _COMMANDS:
         usage_error(_PROG, f"There is no command {name!r}.{nearest(name, _COMMANDS)}")
-    given = _parser(name).parse(words[1:])
+    options = _parser(name).parse(words[1:])
     return exit_status(
-        lambda: _COMMANDS[name].do(find_sources(given["files"]), given),
+        lambda: _COMMANDS[name].do(find_sources(options["files"]), options),
         interrupted="ended by Ctrl-C",
     )
 
@@ -121,9 +119,9 @@ def _parser(name: str) -> Parser:
             help="faults to show for each file (20); all are counted",
         )
     if writes:
-        what = "the new file, or minari:NAME" + (
-            "; a directory for several files" if name == "convert" else ""
-        )
+        what = "the new file, or minari:NAME"
+        if name == "convert":
+            what += "; a directory for several files"
         parser.add_argument("--out", required=True, metavar="PATH", help=what)
         parser.add_argument(
             "--to",
@@ -154,20 +152,21 @@ def _parser(name: str) -> Parser:
     return parser
 
 
-def _inspect(files: list[str], given: dict[str, Any]) -> int:
+def _inspect(files: list[str], options: Options) -> int:
     status = 0
-    space = action_space_of(given["env"]) if "env" in given else None
+    space = action_space_of(options["env"]) if "env" in options else None
     for path in files:
         lines, is_whole = inspect_file(path, space)
         for line in lines:
             _say(line)
-        status = status if is_whole else 1
+        if not is_whole:
+            status = 1
     return status
 
 
-def _validate(files: list[str], given: dict[str, Any]) -> int:
-    most: int = int(given.get("max_shown", 20))
-    faults_of_all = 0
+def _validate(files: list[str], options: Options) -> int:
+    most: int = int(options.get("max_shown", 20))
+    num_faults = 0
     for path in files:
         faults = 0
         for fault in validate_file(path):
@@ -176,43 +175,50 @@ def _validate(files: list[str], given: dict[str, Any]) -> int:
                 _say(fault)
         if faults > most:
             _say(f"{path}: and {count_of(faults - most, 'fault', 'faults')} more")
-        faults_of_all += faults
+        num_faults += faults
     checked = count_of(len(files), "file", "files")
-    _say(
-        f"{checked} checked:"
-        f" {count_of(faults_of_all, 'fault', 'faults') if faults_of_all else 'all fits'}"
-    )
-    return 1 if faults_of_all else 0
+    if not num_faults:
+        _say(f"{checked} checked: all fits")
+        return 0
+    _say(f"{checked} checked: {count_of(num_faults, 'fault', 'faults')}")
+    return 1
 
 
 def _say(line: str) -> None:
     sys.stdout.write(f"{one_line(line, _MAX_SHOWN)}\n")
 
 
-def _convert(files: list[str], given: dict[str, Any]) -> int:
-    change = _kept
-    if given.get(NORMALIZED):
-        if "env" not in given:
+def _convert(files: list[str], options: Options) -> int:
+    change = _unchanged
+    if options.get(NORMALIZED):
+        if "env" not in options:
             raise ConfigError(
                 f"{NORMALIZED} needs the action space.",
                 key="env",
                 value=None,
                 hint="Give --env ID.",
             )
-        change = functools.partial(_restored, UnitActions(action_space_of(given["env"])))
-    targets = _targets(files, given["out"], given.get("to"))
-    return max(
-        [_write([source], target, found, given, change) for source, target, found in targets]
-    )
+        change = functools.partial(_restored, UnitActions(action_space_of(options["env"])))
+    status = 0
+    for source, target, form in _targets(files, options["out"], options.get("to")):
+        status |= _write([source], target, form=form, options=options, change=change)
+    return status
 
 
-def _merge(files: list[str], given: dict[str, Any]) -> int:
-    out = given["out"]
-    name = given.get("to")
-    return _write(files, out, format_named(name) if name else format_of(out), given, _renumbering())
+def _merge(files: list[str], options: Options) -> int:
+    out = options["out"]
+    form = _format_for(out, options.get("to"))
+    return _write(files, out, form=form, options=options, change=_renumbering())
 
 
-def _kept(path: str, policy_id: str, rows: SampleBatch) -> SampleBatch:
+def _format_for(out: str, format_name: str | None) -> Format:
+    """Return the format of a file to write: the one named, or that of its path."""
+    if format_name:
+        return format_named(format_name)
+    return format_of(out)
+
+
+def _unchanged(path: str, policy_id: str, rows: SampleBatch) -> SampleBatch:
     return rows
 
 
@@ -225,13 +231,12 @@ def _renumbering() -> _Change:
     """Return a function that numbers episodes again, so that episodes of different files stay
     apart.
     """
-    new: dict[tuple[str, int], int] = collections.defaultdict(itertools.count().__next__)
+    new_numbers: dict[tuple[str, int], int] = collections.defaultdict(itertools.count().__next__)
 
     def renumbered(path: str, policy_id: str, rows: SampleBatch) -> SampleBatch:
         if c.EPS_ID in rows:
-            rows[c.EPS_ID] = np.array(
-                [new[path, number] for number in rows[c.EPS_ID].tolist()], np.int64
-            )
+            numbers = [new_numbers[path, number] for number in rows[c.EPS_ID].tolist()]
+            rows[c.EPS_ID] = np.array(numbers, np.int64)
         return rows
 
     return renumbered
@@ -249,42 +254,42 @@ def _targets(
                 value=out,
                 hint="Give a directory, or merge them into one file with `aiorl data merge`.",
             )
-        yield files[0], out, format_named(format_name) if format_name else format_of(out)
+        yield files[0], out, _format_for(out, format_name)
         return
-    found = format_named(format_name or "json")
-    if found.name == "minari":
+    form = format_named(format_name or "json")
+    if form.name == "minari":
         raise ConfigError(
             "Minari's datasets have names:",
             key="out",
             value=out,
             hint=f"give --out {PREFIX}NAME-v0.",
         )
-    suffix = found.suffixes[0] if found.suffixes else ".json"
-    names = [
-        os.path.splitext(without_compression(file_name(path.removeprefix(PREFIX))))[0] + suffix
-        for path in files
-    ]
-    if double := {name for name in names if names.count(name) > 1}:
+    suffix = form.suffixes[0] if form.suffixes else ".json"
+    names = []
+    for path in files:
+        name = without_compression(file_name(path.removeprefix(PREFIX)))
+        names.append(os.path.splitext(name)[0] + suffix)
+    repeated = sorted(name for name in names if names.count(name) > 1)
+    if repeated:
         raise ConfigError(
-            f"Several files would become {sorted(double)[0]!r}.",
+            f"Several files would become {repeated[0]!r}.",
             key="out",
             value=out,
             hint="Convert them one by one.",
         )
     make_directory(out)
     for path, name in zip(files, names, strict=True):
-        yield path, in_directory(out, name), found
+        yield path, in_directory(out, name), form
 
 
 @contextlib.contextmanager
-def _created(found: Format, path: str, options: WriteOptions) -> Iterator[BatchFile]:
+def _created(form: Format, path: str, options: WriteOptions) -> Iterator[BatchFile]:
     """Create a file, and remove it if the block fails."""
     try:
-        file = found.create(path, options)
+        file = form.create(path, options)
     except FileExistsError as error:
-        raise DataError(
-            str(error) if path.startswith(PREFIX) else "the file already exists", path=path
-        ) from error
+        reason = str(error) if path.startswith(PREFIX) else "the file already exists"
+        raise DataError(reason, path=path) from error
     try:
         yield file
         file.close()
@@ -296,24 +301,30 @@ def _created(found: Format, path: str, options: WriteOptions) -> Iterator[BatchF
 
 
 def _write(
-    files: Sequence[str], target: str, found: Format, given: dict[str, Any], change: _Change
+    files: Sequence[str],
+    target: str,
+    *,
+    form: Format,
+    options: Options,
+    change: _Change,
 ) -> int:
     """Write files as one new file, changed; return 1 if unreadable places were reported and left
     out, else 0.
     """
-    names = given.get("compress", ",".join(COMPRESSED))
-    num_rows = status = 0
-    with _created(
-        found, target, WriteOptions(frozenset(names.split(",")) - {"", "none"}, given.get("env"))
-    ) as file:
+    names = options.get("compress", ",".join(COMPRESSED)).split(",")
+    write_options = WriteOptions(frozenset(names) - {"", "none"}, options.get("env"))
+    num_rows = 0
+    status = 0
+    with _created(form, target, write_options) as file:
         for path in files:
+            change_rows = functools.partial(change, path)
             for stored in stored_batches(path):
                 if isinstance(stored, DataError):
                     sys.stderr.write(f"aiorl: left out: {one_line(str(stored), _MAX_SHOWN)}\n")
                     status = 1
-                elif (
-                    batch := map_policies(stored.batch, functools.partial(change, path))
-                ) is not None:
+                    continue
+                batch = map_policies(stored.batch, change_rows)
+                if batch is not None:
                     file.write(batch)
                     num_rows += batch.total()
     _say(f"{target}: {num_rows:,} rows")

@@ -35,11 +35,9 @@ def is_uri(path: str) -> bool:
 
 def without_compression(path: str) -> str:
     """Return a path without the suffix of a compression."""
-    return (
-        path.removesuffix(".gz").removesuffix(".lz4")
-        if path.lower().endswith(COMPRESSIONS)
-        else path
-    )
+    if not path.lower().endswith(COMPRESSIONS):
+        return path
+    return path.removesuffix(".gz").removesuffix(".lz4")
 
 
 def suffix_of(path: str) -> str:
@@ -54,7 +52,9 @@ def file_name(path: str) -> str:
 
 def in_directory(directory: str, name: str) -> str:
     """Return the path of a name in a directory, which can be a URI."""
-    return f"{directory.rstrip('/')}/{name}" if is_uri(directory) else os.path.join(directory, name)
+    if is_uri(directory):
+        return f"{directory.rstrip('/')}/{name}"
+    return os.path.join(directory, name)
 
 
 def find_files(source: str, suffixes: Collection[str]) -> list[str]:
@@ -72,13 +72,12 @@ def find_files(source: str, suffixes: Collection[str]) -> list[str]:
         return _find_remote(source, suffixes)
     path = os.path.expanduser(source)
     if os.path.isdir(path):
-        return _of_formats(
-            [entry.path for entry in os.scandir(path) if entry.is_file()],
-            suffixes,
-        )
-    if os.path.exists(path) or not _MAGIC.search(path):
-        return [path] if os.path.exists(path) else []
-    return sorted(found for found in glob.glob(path, recursive=True) if os.path.isfile(found))
+        return _of_formats([entry.path for entry in os.scandir(path) if entry.is_file()], suffixes)
+    if os.path.exists(path):
+        return [path]
+    if not _MAGIC.search(path):
+        return []
+    return sorted(filter(os.path.isfile, glob.glob(path, recursive=True)))
 
 
 def _find_remote(source: str, suffixes: Collection[str]) -> list[str]:
@@ -86,21 +85,18 @@ def _find_remote(source: str, suffixes: Collection[str]) -> list[str]:
         fs, path = _filesystem(source)
         with _its_own_errors(source):
             if fs.isdir(path):
-                found = [
-                    entry["name"] for entry in fs.ls(path, detail=True) if entry["type"] == "file"
-                ]
-                found = _of_formats(found, suffixes)
+                entries = fs.ls(path, detail=True)
+                names = [entry["name"] for entry in entries if entry["type"] == "file"]
+                names = _of_formats(names, suffixes)
             elif _MAGIC.search(path):
-                found = sorted(fs.glob(path))
+                names = sorted(fs.glob(path))
             else:
-                found = [path] if fs.exists(path) else []
-            return [str(fs.unstrip_protocol(name)) for name in found]
+                names = [path] if fs.exists(path) else []
+            return [str(fs.unstrip_protocol(name)) for name in names]
     except (DataError, OSError) as error:
-        reason = (
-            error.reason
-            if isinstance(error, DataError)
-            else one_line(f"{type(error).__name__}: {error}", 300)
-        )
+        reason = one_line(f"{type(error).__name__}: {error}", 300)
+        if isinstance(error, DataError):
+            reason = error.reason
         raise ConfigError(
             f"{source!r} can't be opened: {reason}.",
             key="input",
@@ -108,10 +104,7 @@ def _find_remote(source: str, suffixes: Collection[str]) -> list[str]:
         ) from error
 
 
-def _of_formats(
-    paths: Sequence[str],
-    suffixes: Collection[str],
-) -> list[str]:
+def _of_formats(paths: Sequence[str], suffixes: Collection[str]) -> list[str]:
     return sorted(
         path
         for path in paths
@@ -171,7 +164,8 @@ def open_plain(path: str) -> IO[bytes]:
     if not is_uri(path):
         return open_regular(path, follow=True)
     fs, name = _filesystem(path)
-    if "file" in ([fs.protocol] if isinstance(fs.protocol, str) else fs.protocol):
+    protocols = [fs.protocol] if isinstance(fs.protocol, str) else fs.protocol
+    if "file" in protocols:
         return open_regular(name, follow=True)
     with _its_own_errors(path):
         opened: IO[bytes] = fs.open(name, "rb")
@@ -229,4 +223,6 @@ def packed(path: str, plain: IO[bytes]) -> Any:
     """
     if path.lower().endswith(".gz"):
         return gzip.GzipFile(fileobj=plain, mode="wb", compresslevel=1)
-    return lz4.frame.open(plain, "wb") if path.lower().endswith(".lz4") else plain
+    if path.lower().endswith(".lz4"):
+        return lz4.frame.open(plain, "wb")
+    return plain

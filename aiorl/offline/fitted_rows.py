@@ -30,9 +30,7 @@ class RowFitter:
     """
 
     def __init__(
-        self,
-        observation_space: spaces.Space[Any] | None,
-        action_space: spaces.Space[Any] | None,
+        self, observation_space: spaces.Space[Any] | None, action_space: spaces.Space[Any] | None
     ) -> None:
         """Set the spaces.
 
@@ -61,10 +59,7 @@ class RowFitter:
         for name in (c.OBS, c.NEW_OBS):
             if space is not None and name in rows:
                 rows[name] = _converted(
-                    name,
-                    rows[name],
-                    tuple(space.shape or ()),
-                    np.dtype(space.dtype),
+                    name, rows[name], tuple(space.shape or ()), np.dtype(space.dtype)
                 )
         layout = self._actions
         for name in (c.ACTIONS, c.PREV_ACTIONS):
@@ -77,29 +72,22 @@ class RowFitter:
                 rows[name] = rows[name].astype(np.float32)
 
 
-def _converted(
-    name: str,
-    column: Array,
-    shape: tuple[int, ...],
-    dtype: np.dtype[Any],
-) -> Array:
+def _converted(name: str, column: Array, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     """Return a column [B, ...] in the dtype of a space, and in its shape if only axes of length 1
     differ.
 
     Raises:
         DataError: whole numbers are wanted, and there are others.
     """
-    rows = column.shape[1:]
-    if rows != shape and [size for size in rows if size != 1] == [
-        size for size in shape if size != 1
-    ]:
+    row_shape = column.shape[1:]
+    if row_shape != shape and _without_ones(row_shape) == _without_ones(shape):
         column = column.reshape(len(column), *shape)
     if column.shape[1:] != shape or column.dtype == dtype or column.dtype.kind not in "biuf":
         return column
     with np.errstate(all="ignore"):  # what doesn't fit is found below
         converted = column.astype(dtype)
     if dtype.kind in "iu" and not np.array_equal(converted, column):
-        row = _first_difference(converted, column)
+        row = int(_rows_with_any(converted != column)[0])
         raise DataError(
             f"{name} of row {row + 1} has {column[row].reshape(-1)[:4].tolist()}, but the policy"
             f" takes whole numbers ({dtype})"
@@ -107,9 +95,13 @@ def _converted(
     return converted
 
 
-def _first_difference(one: Array, other: Array) -> int:
-    differs = (one != other).reshape(len(one), -1).any(axis=1)
-    return int(np.flatnonzero(differs)[0])
+def _without_ones(shape: tuple[int, ...]) -> list[int]:
+    return [size for size in shape if size != 1]
+
+
+def _rows_with_any(flags: Array) -> Array:
+    """Return the rows of [B, ...] with a flag that is set."""
+    return np.flatnonzero(flags.reshape(len(flags), -1).any(axis=1))
 
 
 def _check_discrete(space: spaces.Space[Any], rows: SampleBatch) -> None:
@@ -119,19 +111,16 @@ def _check_discrete(space: spaces.Space[Any], rows: SampleBatch) -> None:
         DataError: there is one.
     """
     actions = rows[c.ACTIONS]
+    if actions.shape[1:] != space.shape:
+        return
     if isinstance(space, spaces.Discrete):
-        first = np.asarray(space.start)
         number = np.asarray(space.n)
     elif isinstance(space, spaces.MultiDiscrete):
-        first = np.asarray(space.start)
         number = np.asarray(space.nvec)
     else:
         return
-    if actions.shape[1:] != space.shape:
-        return
-    is_wrong = (
-        ((actions < first) | (actions - first >= number)).reshape(len(actions), -1).any(axis=1)
-    )
-    if is_wrong.any():
-        row = int(np.flatnonzero(is_wrong)[0])
+    first = np.asarray(space.start)
+    wrong_rows = _rows_with_any((actions < first) | (actions - first >= number))
+    if len(wrong_rows):
+        row = int(wrong_rows[0])
         raise DataError(f"the action {actions[row].tolist()} of row {row + 1} is none of {space}")

@@ -48,11 +48,8 @@ class Stored:
 
 def placed(error: Exception, path: str, place: str = "") -> DataError:
     """Return an error of reading as a DataError that names the file and the place in it."""
-    return DataError(
-        error.reason if isinstance(error, DataError) else one_line(str(error), 200),
-        path=path,
-        place=place,
-    )
+    reason = error.reason if isinstance(error, DataError) else one_line(str(error), 200)
+    return DataError(reason, path=path, place=place)
 
 
 def map_policies(
@@ -70,9 +67,14 @@ def map_policies(
     """
     if isinstance(batch, SampleBatch):
         return make(DEFAULT_POLICY_ID, batch)
-    made = {policy_id: make(policy_id, rows) for policy_id, rows in batch.policy_batches.items()}
-    kept = {policy_id: rows for policy_id, rows in made.items() if rows is not None}
-    return MultiAgentBatch(kept, batch.count) if kept else None
+    policies: dict[str, SampleBatch] = {}
+    for policy_id, rows in batch.policy_batches.items():
+        new_rows = make(policy_id, rows)
+        if new_rows is not None:
+            policies[policy_id] = new_rows
+    if not policies:
+        return None
+    return MultiAgentBatch(policies, batch.count)
 
 
 @dataclass(frozen=True, slots=True)

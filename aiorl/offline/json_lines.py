@@ -44,11 +44,11 @@ from typing import Any
 import lz4.frame
 import numpy as np
 import orjson
-from numpy.typing import NDArray
 
 from aiorl.config.files import parsed_bytes
 from aiorl.data import columns as c
 from aiorl.data.arrays import Batch
+from aiorl.data.columns import Array
 from aiorl.data.sample_batch import MultiAgentBatch, SampleBatch
 from aiorl.errors import DataError
 from aiorl.offline.column_names import with_known_names
@@ -71,7 +71,8 @@ from aiorl.process.log_once import log_once
 from aiorl.text import one_line
 
 logger = logging.getLogger(__name__)
-Array = NDArray[Any]
+Line = bytes | Mapping[str, Any]
+"""Line of a file, as it is or parsed."""
 VERSION = 1
 MAX_LINE_BYTES = 1 << 28
 _LARGE_LINE = 1 << 24
@@ -83,7 +84,8 @@ more."""
 _MAX_FIRST_ROW = 1 << 20
 _BLOCK_BYTES = 1 << 18
 _SPACES = re.compile(rb"\s*")
-_MAX_EXPANSION = 255  # bytes that one byte of an LZ4 block can stand for, at most
+_MAX_EXPANSION = 255
+"""Bytes that one byte of an LZ4 block can stand for, at most."""
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
 _NOT_IN_JSON = (b"NaN", b"Infinity")  # Python's json writes these words, which are not JSON
 _OBJECTS = "json"
@@ -99,11 +101,7 @@ class JsonLines(Format):
     about = "JSON lines with dtypes (our own; RLlib's are read too)"
     can_be_wrapped = True
 
-    def read(
-        self,
-        path: str,
-        share: Share = WHOLE,
-    ) -> Generator[Stored | DataError, None, None]:
+    def read(self, path: str, share: Share = WHOLE) -> Generator[Stored | DataError, None, None]:
         """See `Format.read`.
 
         If the last line has no newline and is not JSON, its error says that it is cut short, as by
@@ -112,12 +110,8 @@ class JsonLines(Format):
         for number, (place, lines) in enumerate(_groups(path)):
             if share.has(number):
                 try:
-                    yield Stored(
-                        place,
-                        _batch(
-                            [_parsed(line) if isinstance(line, bytes) else line for line in lines]
-                        ),
-                    )
+                    parsed = [_parsed(line) if isinstance(line, bytes) else line for line in lines]
+                    yield Stored(place, _batch(parsed))
                 except DataError as error:
                     yield placed(error, path, place)
 
@@ -125,20 +119,18 @@ class JsonLines(Format):
         """See `Format.create`."""
         return _JsonFile(path, self, options.compress_columns)
 
-    def line(
-        self,
-        batch: Batch,
-        compress: frozenset[str],
-    ) -> dict[str, Any]:
+    def line(self, batch: Batch, compress: frozenset[str]) -> dict[str, Any]:
         """Return a batch as one JSON object, with some columns compressed."""
-        head = {"aiorl": VERSION, "env_steps": batch.env_steps}
+        line: dict[str, Any] = {"aiorl": VERSION, "env_steps": batch.env_steps}
         if isinstance(batch, SampleBatch):
-            return {**head, "columns": _described(batch, compress)}
-        parts = batch.policy_batches.items()
-        return {
-            **head,
-            "policies": {name: _described(rows, compress) for name, rows in parts if rows.count},
-        }
+            line["columns"] = _described(batch, compress)
+        else:
+            line["policies"] = {
+                policy_id: _described(rows, compress)
+                for policy_id, rows in batch.policy_batches.items()
+                if rows.count
+            }
+        return line
 
 
 class RllibJson(JsonLines):
@@ -148,11 +140,7 @@ class RllibJson(JsonLines):
     suffixes = ()
     about = "JSON lines as RLlib writes and reads them (written with plain columns)"
 
-    def line(
-        self,
-        batch: Batch,
-        compress: frozenset[str],
-    ) -> dict[str, Any]:
+    def line(self, batch: Batch, compress: frozenset[str]) -> dict[str, Any]:
         """See `JsonLines.line`."""
         if isinstance(batch, SampleBatch):
             return {"type": "SampleBatch", **jsonable(batch)}
@@ -167,13 +155,13 @@ class RllibJson(JsonLines):
 # --- lines ---
 
 
-def _groups(path: str) -> Iterator[tuple[str, list[bytes | Mapping[str, Any]]]]:
+def _groups(path: str) -> Iterator[tuple[str, list[Line]]]:
     """Yield the lines of each batch, parsed or raw, and the place of the first.
 
     If the first line of the file is a row, consecutive rows of an episode form a batch; otherwise
     each line does.
     """
-    group: list[bytes | Mapping[str, Any]] = []
+    group: list[Line] = []
     first = ""
     episode = object()
     num_bytes = 0
@@ -184,21 +172,22 @@ def _groups(path: str) -> Iterator[tuple[str, list[bytes | Mapping[str, Any]]]]:
         if not has_rows:
             yield place, [line]
             continue
-        row: bytes | Mapping[str, Any]
+        row: Line
         try:
             row = with_known_names(_parsed(line))
-            of = row.get(c.EPS_ID)
+            row_episode = row.get(c.EPS_ID)
         except DataError:
             # a batch of its own, which raises the error
             row = line
-            of = object()
+            row_episode = object()
         num_bytes += len(line)
-        if group and (of != episode or len(group) == _MAX_ROWS or num_bytes > _MAX_ROWS_BYTES):
+        is_full = len(group) == _MAX_ROWS or num_bytes > _MAX_ROWS_BYTES
+        if group and (is_full or row_episode != episode):
             yield first, group
             group = []
         if not group:
             first = place
-            episode = of
+            episode = row_episode
             num_bytes = len(line)
         group.append(row)
     if group:
@@ -221,7 +210,8 @@ def _lines(path: str) -> Iterator[tuple[str, bytes]]:
         while block := read(_BLOCK_BYTES):
             at = 0
             while at < len(block):
-                if not parts:  # a small compressed file can have millions of empty lines
+                if not parts:
+                    # a small compressed file can have millions of empty lines
                     spaces = _SPACES.match(block, at)
                     assert spaces is not None, "it matches no space, too"
                     number += block.count(b"\n", at, spaces.end())
@@ -248,12 +238,12 @@ def _lines(path: str) -> Iterator[tuple[str, bytes]]:
 def _is_row(line: bytes) -> bool:
     if len(line) > _MAX_FIRST_ROW or b'"aiorl"' in line or b'"type"' in line:
         return False
-    with contextlib.suppress(DataError):
+    try:
         row = with_known_names(_parsed(line))
-        return (
-            c.OBS in row and c.ACTIONS in row and isinstance(row.get(c.REWARDS), int | float | None)
-        )
-    return False
+    except DataError:
+        return False
+    has_columns = c.OBS in row and c.ACTIONS in row
+    return has_columns and isinstance(row.get(c.REWARDS), int | float | None)
 
 
 def _parsed(line: bytes) -> Mapping[str, Any]:
@@ -266,18 +256,18 @@ def _parsed(line: bytes) -> Mapping[str, Any]:
         raise DataError("the values of the line take too much memory; write smaller batches")
     try:
         try:
-            found = orjson.loads(line)
+            values = orjson.loads(line)
         except orjson.JSONDecodeError:
             if not any(word in line for word in _NOT_IN_JSON):
                 raise
-            found = json.loads(line)
+            values = json.loads(line)
     except (ValueError, RecursionError) as error:
         if not line.endswith(b"\n"):
             raise DataError("the last line is cut short, as by a writer that was killed") from error
         raise DataError(f"not JSON: {one_line(str(error), 120)}") from error
-    if not isinstance(found, dict):
+    if not isinstance(values, dict):
         raise DataError("a line must be a JSON object with the columns of a batch")
-    return found
+    return values
 
 
 # --- batches ---
@@ -290,10 +280,10 @@ def _batch(lines: list[Mapping[str, Any]]) -> Batch:
         return _own_batch(line)
     if "type" in line or line.keys() == {"value"}:
         return _rllib_batch(line)
-    named = with_known_names(line)
-    if {c.OBS, c.ACTIONS, c.REWARDS} <= named.keys():
-        if isinstance(named[c.REWARDS], list):
-            return _rllib_rows(named, Room())
+    columns = with_known_names(line)
+    if {c.OBS, c.ACTIONS, c.REWARDS} <= columns.keys():
+        if isinstance(columns[c.REWARDS], list):
+            return _rllib_rows(columns, Room())
         return _batch_of_rows(lines)
     raise DataError("it has neither 'aiorl' nor RLlib's 'type', so it is not a stored batch")
 
@@ -304,11 +294,11 @@ def _own_batch(line: Mapping[str, Any]) -> Batch:
     count = _count(line.get("env_steps"))
     room = Room()
     if "columns" not in line:
-        policies = check_policies(line.get("policies"))
-        return MultiAgentBatch(
-            {name: read_batch(columns, _column, room) for name, columns in policies.items()},
-            count,
-        )
+        policies = {
+            policy_id: read_batch(columns, _column, room)
+            for policy_id, columns in check_policies(line.get("policies")).items()
+        }
+        return MultiAgentBatch(policies, count)
     batch = read_batch(line["columns"], _column, room)
     if count != batch.count:
         batch.env_steps = count
@@ -322,22 +312,23 @@ def _rllib_batch(line: Mapping[str, Any]) -> Batch:
         return _rllib_rows(line, Room())
     if line.get("type") != "MultiAgentBatch":
         raise DataError("its type is neither SampleBatch nor MultiAgentBatch")
-    policies = check_policies(line.get("policy_batches"))
     room = Room()
-    return MultiAgentBatch(
-        {name: _rllib_rows(rows, room) for name, rows in policies.items()},
-        _count(line.get("count")),
-    )
+    policies = {
+        policy_id: _rllib_rows(rows, room)
+        for policy_id, rows in check_policies(line.get("policy_batches")).items()
+    }
+    return MultiAgentBatch(policies, _count(line.get("count")))
 
 
 def _rllib_rows(rows: Any, room: Room) -> SampleBatch:
-    if isinstance(rows, dict):  # type and count can be columns as well
-        rows = {
-            name: x
-            for name, x in rows.items()
-            if name not in ("type", "count") or isinstance(x, list)
+    if isinstance(rows, dict):
+        # type and count can be columns as well
+        columns = {
+            name: column
+            for name, column in rows.items()
+            if name not in ("type", "count") or isinstance(column, list)
         }
-        rows = with_known_names(rows)
+        rows = with_known_names(columns)
         names = rows.get(c.EPS_ID)
         if isinstance(names, list) and any(isinstance(name, str) for name in names):
             rows[c.EPS_ID] = episode_numbers(names).tolist()
@@ -377,19 +368,11 @@ def _column(column: object, room: Room) -> Array:
         case {"dtype": str() as dtype, "shape": list() as shape, "lz4": str() as text} if (
             dtype in DTYPES
         ):
-            return from_bytes(
-                _unpacked(text, room.left),
-                DTYPES[dtype].newbyteorder("<"),
-                shape,
-            )
+            return from_bytes(_unpacked(text, room.left), DTYPES[dtype].newbyteorder("<"), shape)
         case {"dtype": str() as dtype, "shape": list() as shape, "base64": str() as text} if (
             dtype in DTYPES
         ):
-            return from_bytes(
-                _base64(text),
-                DTYPES[dtype].newbyteorder("<"),
-                shape,
-            )
+            return from_bytes(_base64(text), DTYPES[dtype].newbyteorder("<"), shape)
     raise DataError("it has no known dtype with rows, lz4 or base64")
 
 
@@ -397,21 +380,25 @@ def _rllib_column(column: object, room: Room) -> Array:
     """Return a column of one of RLlib's lines; null becomes NaN, lists of mappings are kept."""
     if isinstance(column, str):
         return read_pickled_array(_unpacked(column, room.left))
-    if isinstance(column, list) and column and isinstance(column[0], str):  # each row on its own
-        rows: list[Array] = []
-        left = room.left
-        for text in column:
-            if not isinstance(text, str):
-                raise DataError("compressed and uncompressed rows in one column")
-            rows.append(read_pickled_array(_unpacked(text, left)))
-            left -= rows[-1].nbytes
-        try:
-            return np.stack(rows)
-        except ValueError as error:
-            raise DataError("rows that differ in shape") from error
+    if isinstance(column, list) and column and isinstance(column[0], str):
+        return _rows_of_texts(column, room.left)
     if isinstance(column, list) and column and isinstance(column[0], dict):
         return object_column(column)
     return numbers_of(column)
+
+
+def _rows_of_texts(texts: list[Any], max_bytes: int) -> Array:
+    """Return a column of which each row was compressed on its own."""
+    rows: list[Array] = []
+    for text in texts:
+        if not isinstance(text, str):
+            raise DataError("compressed and uncompressed rows in one column")
+        rows.append(read_pickled_array(_unpacked(text, max_bytes)))
+        max_bytes -= rows[-1].nbytes
+    try:
+        return np.stack(rows)
+    except ValueError as error:
+        raise DataError("rows that differ in shape") from error
 
 
 def _base64(text: str) -> bytes:
@@ -432,9 +419,9 @@ def _unpacked(text: str, max_bytes: int) -> bytes:
     try:
         size = int(lz4.frame.get_frame_info(frame)["content_size"])
         unpacker = lz4.frame.LZ4FrameDecompressor()
-        raw: bytes = (
-            b"" if size > most else unpacker.decompress(frame, max_length=(size or most) + 1)
-        )
+        raw = b""
+        if size <= most:
+            raw = unpacker.decompress(frame, max_length=(size or most) + 1)
     except (RuntimeError, EOFError, ValueError) as error:
         raise DataError(f"damaged compressed data ({error})") from error
     if size > most:
@@ -452,12 +439,7 @@ def _unpacked(text: str, max_bytes: int) -> bytes:
 class _JsonFile(BatchFile):
     """File of lines, each written in one call, so that a crash damages only the last one."""
 
-    def __init__(
-        self,
-        path: str,
-        form: JsonLines,
-        compress: frozenset[str],
-    ) -> None:
+    def __init__(self, path: str, form: JsonLines, compress: frozenset[str]) -> None:
         """Create the file."""
         self._form = form
         self._compress = compress
@@ -488,11 +470,8 @@ def jsonable(batch: SampleBatch) -> dict[str, Any]:
     """Return columns that orjson can write; columns of other objects are left out, which is logged
     once.
     """
-    return {
-        name: column
-        for name, value in batch.items()
-        if (column := _writable(name, value)) is not None
-    }
+    columns = {name: _writable(name, column) for name, column in batch.items()}
+    return {name: column for name, column in columns.items() if column is not None}
 
 
 def _writable(name: str, column: Array) -> Any:
@@ -515,11 +494,7 @@ def encoded(value: object, options: int = 0) -> bytes:
         DataError: it contains objects that JSON can't represent.
     """
     try:
-        return orjson.dumps(
-            value,
-            default=_to_list,
-            option=_OPTIONS | options,
-        )
+        return orjson.dumps(value, default=_to_list, option=_OPTIONS | options)
     except orjson.JSONEncodeError as error:
         raise DataError(f"a batch can't be written as JSON: {one_line(str(error), 200)}") from error
 
@@ -535,10 +510,7 @@ def _to_list(value: object) -> object:
     raise TypeError(f"a {type(value).__name__} can't be written as JSON")
 
 
-def _described(
-    batch: SampleBatch,
-    compress: frozenset[str],
-) -> dict[str, Any]:
+def _described(batch: SampleBatch, compress: frozenset[str]) -> dict[str, Any]:
     return {
         name: _described_column(column, name in compress)
         for name, column in jsonable(batch).items()
@@ -559,7 +531,9 @@ def _described_column(column: Any, is_compressed: bool) -> dict[str, Any]:
     if is_json and not is_compressed:
         return {"dtype": dtype, "rows": column}
     raw = column.astype(column.dtype.newbyteorder("<"), copy=False).tobytes()
-    packed = binascii.b2a_base64(
-        lz4.frame.compress(raw) if is_compressed else raw, newline=False
-    ).decode()
-    return {"dtype": dtype, "shape": [*column.shape], "lz4" if is_compressed else "base64": packed}
+    encoding = "base64"
+    if is_compressed:
+        raw = lz4.frame.compress(raw)
+        encoding = "lz4"
+    text = binascii.b2a_base64(raw, newline=False).decode()
+    return {"dtype": dtype, "shape": [*column.shape], encoding: text}

@@ -18,13 +18,13 @@ from typing import Any
 
 import numpy as np
 from gymnasium import spaces
-from numpy.typing import NDArray
 
 from aiorl.acting.preprocessors import preprocessor_for
 from aiorl.config.files import open_regular, parse_json, read_regular
 from aiorl.data import columns as c
-from aiorl.data.actions import ActionLayout
+from aiorl.data.actions import ActionLayout, Space
 from aiorl.data.arrays import Batch
+from aiorl.data.columns import Array
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.data.spaces import space_from_dict
 from aiorl.errors import AiorlError, DataError
@@ -33,8 +33,6 @@ from aiorl.offline.formats import WHOLE, BatchFile, Format, Share, Stored, Write
 from aiorl.offline.stored_columns import NUMBER_KINDS, Room, to_batch
 from aiorl.process.imports import needed_by
 from aiorl.text import one_line
-
-Array = NDArray[Any]
 
 PREFIX = "minari:"
 _FILE = "main_data.hdf5"
@@ -61,11 +59,7 @@ class MinariDataset(Format):
     suffixes = ()
     about = "a dataset of Minari, named minari:NAME"
 
-    def read(
-        self,
-        path: str,
-        share: Share = WHOLE,
-    ) -> Generator[Stored | DataError, None, None]:
+    def read(self, path: str, share: Share = WHOLE) -> Generator[Stored | DataError, None, None]:
         """See `Format.read`; a batch is an episode."""
         with needed_by("Minari's datasets", "the minari package", EXTRA, key="input"):
             import h5py
@@ -97,7 +91,7 @@ class MinariDataset(Format):
         return _MinariFile(path.removeprefix(PREFIX), options.env)
 
 
-def _spaces(path: Path) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
+def _spaces(path: Path) -> tuple[Space, Space]:
     """Return the observation and action spaces in a dataset's metadata.
 
     Raises:
@@ -105,8 +99,7 @@ def _spaces(path: Path) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
             or the dataset's format is not HDF5.
     """
     metadata = parse_json(
-        read_regular(path, max_bytes=_MAX_METADATA_BYTES, follow=True),
-        is_strict=False,
+        read_regular(path, max_bytes=_MAX_METADATA_BYTES, follow=True), is_strict=False
     )
     if (
         not isinstance(metadata, dict)
@@ -120,12 +113,12 @@ def _spaces(path: Path) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
         raise DataError(
             f"its data are {metadata['data_format']!r:.50}; only Minari's format 'hdf5' can be read"
         )
-    own = [
-        parse_json(str(metadata[name]).encode(), is_strict=False)
-        for name in ("observation_space", "action_space")
-    ]
-    observation_space, action_space = (space_from_dict(_described(space)) for space in own)
-    return observation_space, action_space
+    observation_space = parse_json(str(metadata["observation_space"]).encode(), is_strict=False)
+    action_space = parse_json(str(metadata["action_space"]).encode(), is_strict=False)
+    return (
+        space_from_dict(_described(observation_space)),
+        space_from_dict(_described(action_space)),
+    )
 
 
 def _described(space: Any) -> dict[str, Any]:
@@ -158,101 +151,104 @@ class _Group:
         """Return one of its datasets."""
         return self._numbers(self._entry(name))
 
-    def values(self, name: str, space: spaces.Space[Any]) -> Any:
+    def values(self, name: str, space: Space) -> Any:
         """Return values of a space, one for each row: arrays, in dicts and tuples like those of the
         space.
         """
         if isinstance(space, spaces.Dict):
             return {key: self.values(f"{name}/{key}", part) for key, part in space.spaces.items()}
         if isinstance(space, spaces.Tuple):
-            return tuple(
-                self.values(f"{name}/_index_{number}", part)
-                for number, part in enumerate(space.spaces)
-            )
-        found = self._entry(name)
-        is_picture = space.dtype == np.uint8 and len(space.shape or ()) in (2, 3)
-        if is_picture and getattr(found, "shape", ())[1:] != space.shape:
-            return self._pictures(found, space.shape or ())
-        return self._numbers(found)
+            names = (f"{name}/_index_{number}" for number in range(len(space.spaces)))
+            return tuple(map(self.values, names, space.spaces))
+        dataset = self._entry(name)
+        shape = space.shape or ()
+        is_picture = space.dtype == np.uint8 and len(shape) in (2, 3)
+        if is_picture and getattr(dataset, "shape", ())[1:] != shape:
+            return self._pictures(dataset, shape)
+        return self._numbers(dataset)
 
     def _entry(self, name: str) -> Any:
         import h5py
 
-        found = self._file
+        entry = self._file
         for part in f"{self._name}/{name}".split("/"):
-            if not isinstance(found, h5py.Group) or not isinstance(
-                found.get(part, getlink=True), h5py.HardLink
-            ):
+            is_here = isinstance(entry, h5py.Group) and isinstance(
+                entry.get(part, getlink=True), h5py.HardLink
+            )
+            if not is_here:
                 raise DataError(f"{one_line(name, 80)!r} is missing, or a link to another place")
-            found = found[part]
-        return found
+            entry = entry[part]
+        return entry
 
-    def _numbers(self, found: Any) -> Array:
-        self._check(found)
-        if found.dtype.kind not in NUMBER_KINDS:
-            raise DataError(f"values of {one_line(str(found.dtype), 80)}, which are not numbers")
-        self.room.take(found.nbytes)
-        array: Array = found[()]
+    def _numbers(self, dataset: Any) -> Array:
+        self._check(dataset)
+        if dataset.dtype.kind not in NUMBER_KINDS:
+            raise DataError(f"values of {one_line(str(dataset.dtype), 80)}, which are not numbers")
+        self.room.take(dataset.nbytes)
+        array: Array = dataset[()]
         return array
 
-    def _pictures(self, found: Any, shape: tuple[int, ...]) -> Array:
+    def _pictures(self, dataset: Any, shape: tuple[int, ...]) -> Array:
         """Return pictures [N, *shape] from JPEG files, each a row of bytes."""
         from PIL import Image
 
-        self._check(found)
-        count = len(found)
+        self._check(dataset)
+        count = len(dataset)
+        height, width = shape[:2]
         bands = shape[2] if len(shape) == 3 else 1
         self.room.take(count * math.prod(shape))
-        self.room.take(self._bytes_of_rows(found))
-        made = np.empty((count, *shape), np.uint8)
-        for at in range(count):
-            content = np.asarray(found[at])
+        self.room.take(self._bytes_of_rows(dataset))
+        pictures = np.empty((count, *shape), np.uint8)
+        for row in range(count):
+            content = np.asarray(dataset[row])
             if content.dtype != np.uint8:
                 raise DataError(
                     f"pictures of {one_line(str(content.dtype), 80)}, which are not bytes"
                 )
             with Image.open(io.BytesIO(content.tobytes()), formats=["JPEG"]) as picture:
-                if (*picture.size[::-1], len(picture.getbands())) != (*shape[:2], bands):
+                if picture.size != (width, height) or len(picture.getbands()) != bands:
                     raise DataError(f"pictures that are not of shape {shape}")
-                made[at] = np.asarray(picture).reshape(shape)
-        return made
+                pictures[row] = np.asarray(picture).reshape(shape)
+        return pictures
 
-    def _bytes_of_rows(self, found: Any) -> int:
+    def _bytes_of_rows(self, dataset: Any) -> int:
         """Return the bytes that variable-length rows claim;
 
         HDF5 would allocate them before it reads them.
         """
         import h5py
 
-        if h5py.check_vlen_dtype(found.dtype) is None:
-            return int(found.nbytes)
-        if found.chunks is None or found.id.get_create_plist().get_nfilters():
+        if h5py.check_vlen_dtype(dataset.dtype) is None:
+            return int(dataset.nbytes)
+        if dataset.chunks is None or dataset.id.get_create_plist().get_nfilters():
             raise DataError("variable-length rows that are not in plain chunks")
-        chunks = [found.id.get_chunk_info(number) for number in range(found.id.get_num_chunks())]
-        raw = b"".join(found.id.read_direct_chunk(chunk.chunk_offset)[1] for chunk in chunks)
-        if len(raw) != len(chunks) * math.prod(found.chunks) * _ROW_OF_ANY_LENGTH.itemsize:
+        chunks = []
+        for number in range(dataset.id.get_num_chunks()):
+            chunk = dataset.id.get_chunk_info(number)
+            _, content = dataset.id.read_direct_chunk(chunk.chunk_offset)
+            chunks.append(content)
+        rows = b"".join(chunks)
+        num_rows = len(chunks) * math.prod(dataset.chunks)
+        if len(rows) != num_rows * _ROW_OF_ANY_LENGTH.itemsize:
             raise DataError("variable-length rows in an unknown layout")
-        return int(np.frombuffer(raw, _ROW_OF_ANY_LENGTH)["length"].sum(dtype=np.int64))
+        lengths = np.frombuffer(rows, _ROW_OF_ANY_LENGTH)["length"]
+        return int(lengths.sum(dtype=np.int64))
 
-    def _check(self, found: Any) -> None:
+    def _check(self, dataset: Any) -> None:
         import h5py
 
-        if not isinstance(found, h5py.Dataset) or not found.shape:
+        if not isinstance(dataset, h5py.Dataset) or not dataset.shape:
             raise DataError("a group or a single value instead of rows")
-        if found.external or found.is_virtual:
+        if dataset.external or dataset.is_virtual:
             raise DataError("values that are in another file, which is not read")
-        if math.prod(found.chunks or ()) * found.dtype.itemsize > self.room.left:
+        if math.prod(dataset.chunks or ()) * dataset.dtype.itemsize > self.room.left:
             raise DataError("a chunk with more bytes than a batch can have")
 
 
 class _Episodes:
     """Function from an episode of Minari to a batch."""
 
-    def __init__(
-        self,
-        observation_space: spaces.Space[Any],
-        action_space: spaces.Space[Any],
-    ) -> None:
+    def __init__(self, observation_space: Space, action_space: Space) -> None:
         """Set the dataset's spaces."""
         self._observation_space = observation_space
         self._action_space = action_space
@@ -262,38 +258,37 @@ class _Episodes:
 
     def __call__(self, number: int, episode: _Group) -> SampleBatch:
         rewards = np.asarray(episode.numbers("rewards"), np.float32)
-        observations = self._observations(episode, len(rewards) + 1)
-        terminateds, truncateds = (
-            np.asarray(episode.numbers(name), bool) for name in ("terminations", "truncations")
-        )
+        count = len(rewards)
+        observations = self._observations(episode, count + 1)
+        terminateds = np.asarray(episode.numbers("terminations"), bool)
+        truncateds = np.asarray(episode.numbers("truncations"), bool)
         actions = episode.values("actions", self._action_space)
+        if self._actions.is_nested:
+            actions = self._actions.to_column(actions)
         return to_batch(
             {
                 c.OBS: observations[:-1],
                 c.NEW_OBS: observations[1:],
-                c.ACTIONS: np.asarray(
-                    self._actions.to_column(actions) if self._actions.is_nested else actions
-                ),
+                c.ACTIONS: np.asarray(actions),
                 c.REWARDS: rewards,
                 c.TERMINATEDS: terminateds,
                 c.TRUNCATEDS: truncateds,
                 c.DONES: terminateds | truncateds,
-                c.EPS_ID: np.full(len(rewards), number, np.int64),
-                c.T: np.arange(len(rewards), dtype=np.int32),
+                c.EPS_ID: np.full(count, number, np.int64),
+                c.T: np.arange(count, dtype=np.int32),
             }
         )
 
     def _observations(self, episode: _Group, count: int) -> Array:
-        found = episode.values("observations", self._observation_space)
-        if self._preprocessor is None:
-            observations = np.asarray(found)
+        values = episode.values("observations", self._observation_space)
+        preprocessor = self._preprocessor
+        if preprocessor is None:
+            observations = np.asarray(values)
         else:
-            episode.room.take(
-                count * math.prod(self._preprocessor.shape) * self._preprocessor.dtype.itemsize
-            )
-            observations = self._preprocessor.transform_rows(
-                [_row(found, at) for at in range(count)]
-            )
+            row_bytes = math.prod(preprocessor.shape) * preprocessor.dtype.itemsize
+            episode.room.take(count * row_bytes)
+            rows = [_row(values, index) for index in range(count)]
+            observations = preprocessor.transform_rows(rows)
         if len(observations) != count:
             raise DataError(
                 f"{len(observations)} observations for {count - 1} steps; there must be one more"
@@ -301,10 +296,13 @@ class _Episodes:
         return observations
 
 
-def _row(found: Any, at: int) -> Any:
-    if isinstance(found, dict):
-        return {name: _row(part, at) for name, part in found.items()}
-    return tuple(_row(part, at) for part in found) if isinstance(found, tuple) else found[at]
+def _row(values: Any, index: int) -> Any:
+    """Return one value of a space from the arrays of all values."""
+    if isinstance(values, dict):
+        return {name: _row(part, index) for name, part in values.items()}
+    if isinstance(values, tuple):
+        return tuple(_row(part, index) for part in values)
+    return values[index]
 
 
 class _MinariFile(BatchFile):
@@ -400,10 +398,8 @@ class _MinariFile(BatchFile):
     def _buffer(self, episode: SampleBatch) -> Any:
         from minari.data_collector import EpisodeBuffer
 
-        terminateds = episode[c.TERMINATEDS] if c.TERMINATEDS in episode else episode[c.DONES]
-        truncateds = np.array(
-            episode[c.TRUNCATEDS] if c.TRUNCATEDS in episode else np.zeros(episode.count, bool)
-        )
+        terminateds = episode.get(c.TERMINATEDS, episode[c.DONES])
+        truncateds = np.array(episode.get(c.TRUNCATEDS, np.zeros(episode.count, bool)))
         truncateds[-1] = truncateds[-1] or not terminateds[-1]
         return EpisodeBuffer(
             observations=np.concatenate([episode[c.OBS], episode[c.NEW_OBS][-1:]]),
@@ -415,7 +411,7 @@ class _MinariFile(BatchFile):
         )
 
 
-def _action_space(episodes: list[SampleBatch]) -> spaces.Space[Any]:
+def _action_space(episodes: list[SampleBatch]) -> Space:
     actions = episodes[0][c.ACTIONS]
     if actions.ndim == 1 and actions.dtype.kind in "iu":
         return spaces.Discrete(int(max(episode[c.ACTIONS].max() for episode in episodes)) + 1)
@@ -424,16 +420,6 @@ def _action_space(episodes: list[SampleBatch]) -> spaces.Space[Any]:
 
 def _box(rows: Array) -> spaces.Box:
     if rows.dtype.kind == "f":
-        return spaces.Box(
-            -np.inf,
-            np.inf,
-            rows.shape[1:],
-            rows.dtype.type,
-        )
+        return spaces.Box(-np.inf, np.inf, rows.shape[1:], rows.dtype.type)
     limits = np.iinfo(rows.dtype if rows.dtype.kind in "iu" else np.uint8)
-    return spaces.Box(
-        limits.min,
-        limits.max,
-        rows.shape[1:],
-        rows.dtype.type,
-    )
+    return spaces.Box(limits.min, limits.max, rows.shape[1:], rows.dtype.type)

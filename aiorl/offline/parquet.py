@@ -22,11 +22,11 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 import orjson
-from numpy.typing import NDArray
 
 from aiorl.config.files import parsed_bytes
 from aiorl.data import columns as c
 from aiorl.data.arrays import Batch
+from aiorl.data.columns import Array
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import DataError
 from aiorl.offline.column_names import with_known_names
@@ -82,18 +82,16 @@ def read_row_groups(file: IO[bytes]) -> list[tuple[int, list[_Fields]]]:
     if length > min(size - 8, _MAX_FOOTER_BYTES):
         raise DataError(f"a footer of {length:,} bytes")
     file.seek(size - 8 - length)
-    groups = _structs(_Compact(io.BytesIO(file.read(length))).struct(), 4)
-    return [
-        (_number(group, 3, _I64), [chunk.get((3, _STRUCT), {}) for chunk in _structs(group, 1)])
-        for group in groups
-    ]
+    footer = _Compact(io.BytesIO(file.read(length))).struct()
+    groups = []
+    for group in _structs(footer, 4):
+        num_rows = _number(group, 3, _I64)
+        chunks = [chunk.get((3, _STRUCT), {}) for chunk in _structs(group, 1)]
+        groups.append((num_rows, chunks))
+    return groups
 
 
-def decoded_bytes(
-    file: IO[bytes],
-    chunk: _Fields,
-    column: Any,
-) -> int:
+def decoded_bytes(file: IO[bytes], chunk: _Fields, column: Any) -> int:
     """Return an upper bound of the decoded size of a row group's column in bytes.
 
     Args:
@@ -104,12 +102,11 @@ def decoded_bytes(
     Raises:
         DataError: the header of a page can't be read.
     """
-    width = (
-        column.length
-        if column.physical_type == "FIXED_LEN_BYTE_ARRAY"
-        else _WIDTHS.get(column.physical_type, 8)
-    )
-    width += 4 * max(0, column.max_repetition_level - 1)  # offsets of the lists within a row
+    width = _WIDTHS.get(column.physical_type, 8)
+    if column.physical_type == "FIXED_LEN_BYTE_ARRAY":
+        width = column.length
+    # offsets of the lists within a row
+    width += 4 * max(0, column.max_repetition_level - 1)
     at = _number(chunk, 9, _I64)
     first = chunk.get((11, _I64), 0)
     if 0 < first < at:
@@ -125,32 +122,28 @@ def decoded_bytes(
             for kind in _PAGES
             if (kind, _STRUCT) in header
         }
-        total += max(_number(header, 2, _I32), width * sum(counts.values()))
-        num_values += sum(counts.values()) - counts.get(_DICTIONARY, 0)
+        num_in_page = sum(counts.values())
+        total += max(_number(header, 2, _I32), width * num_in_page)
+        num_values += num_in_page - counts.get(_DICTIONARY, 0)
         at = file.tell() + _number(header, 3, _I32)
-    if num_values < _number(
-        chunk, 5, _I64
-    ):  # a reader would look for the other pages after the last one
+    # a reader would look for the other pages after the last one
+    if num_values < _number(chunk, 5, _I64):
         raise DataError("a column without all of its pages")
     return total
 
 
-def _number(
-    fields: _Fields,
-    number: int,
-    kind: int,
-) -> int:
-    found = fields.get((number, kind), -1)
-    if found < 0:
+def _number(fields: _Fields, number: int, kind: int) -> int:
+    value = fields.get((number, kind), -1)
+    if value < 0:
         raise DataError(_DAMAGED)
-    return int(found)
+    return int(value)
 
 
 def _structs(fields: _Fields, number: int) -> list[_Fields]:
-    found: list[_Fields] = fields.get((number, _LIST), [])
-    if not all(isinstance(item, dict) for item in found):
+    items: list[_Fields] = fields.get((number, _LIST), [])
+    if not all(isinstance(item, dict) for item in items):
         raise DataError(_DAMAGED)
-    return found
+    return items
 
 
 class _Compact:
@@ -169,16 +162,17 @@ class _Compact:
             DataError: the struct is ambiguous or has no end.
         """
         fields: _Fields = {}
-        seen: set[int] = set()
+        numbers: set[int] = set()
         number = 0
         while head := self._byte():
-            number = number + (head >> 4) if head >> 4 else self._integer()
-            if (
-                number in seen or not 0 < number <= _MAX_NUMBER
-            ):  # other readers take numbers modulo 2^16
+            step = head >> 4
+            kind = head & 15
+            number = number + step if step else self._integer()
+            # other readers take numbers modulo 2^16
+            if number in numbers or not 0 < number <= _MAX_NUMBER:
                 raise DataError(_DAMAGED)
-            seen.add(number)
-            fields[number, head & 15] = self._value(head & 15, depth)
+            numbers.add(number)
+            fields[number, kind] = self._value(kind, depth)
         return fields
 
     def _value(self, kind: int, depth: int) -> Any:
@@ -196,9 +190,8 @@ class _Compact:
                 return self.struct(depth + 1)
             case 3 | 7 | 8:  # one byte, eight bytes, or a length and its bytes
                 size = {3: 1, 7: 8}.get(kind) or self._varint()
-                if (
-                    size <= _MAX_FOOTER_BYTES and len(self._file.read(size)) == size
-                ):  # a seek could pass the end
+                # a seek could pass the end
+                if size <= _MAX_FOOTER_BYTES and len(self._file.read(size)) == size:
                     return None
         raise DataError(_DAMAGED)
 
@@ -208,7 +201,9 @@ class _Compact:
         size = head >> 4
         if size == 15:
             size = self._varint()
-        return [self._value(3 if kind in (1, 2) else kind, depth) for _ in range(size)]
+        if kind in (1, 2):
+            kind = 3  # in a list, true and false have a byte each
+        return [self._value(kind, depth) for _ in range(size)]
 
     def _byte(self) -> int:
         byte = self._file.read(1)
@@ -217,18 +212,19 @@ class _Compact:
         return byte[0]
 
     def _varint(self) -> int:
-        value = shift = 0
-        while (byte := self._byte()) & 128 and shift < 63:
+        value = 0
+        for shift in range(0, 63, 7):
+            byte = self._byte()
             value |= (byte & 127) << shift
-            shift += 7
-        return value | byte << shift
+            if not byte & 128:
+                return value
+        return value | self._byte() << 63
 
     def _integer(self) -> int:
         value = self._varint()
         return value >> 1 ^ -(value & 1)
 
 
-Array = NDArray[Any]
 _KEY = b"aiorl"
 _OBJECTS = "json"
 _MAX_LIST = 64
@@ -246,11 +242,7 @@ class Parquet(Format):
     suffixes = (".parquet", ".pq")
     about = "Parquet, the fastest to read"
 
-    def read(
-        self,
-        path: str,
-        share: Share = WHOLE,
-    ) -> Generator[Stored | DataError, None, None]:
+    def read(self, path: str, share: Share = WHOLE) -> Generator[Stored | DataError, None, None]:
         """See `Format.read`; a batch is a row group."""
         with needed_by("Parquet", "pyarrow", EXTRA, key="input"):
             import pyarrow as pa
@@ -263,15 +255,12 @@ class Parquet(Format):
                 leaves = [plainly.schema.column(at) for at in range(len(plainly.schema.names))]
                 groups = read_row_groups(plain)
                 texts = [column.name for column in columns if column.is_objects or column.is_text]
+                # pyarrow's own schema and Parquet's can name different columns
                 if not {leaf.path for leaf in leaves}.issuperset(texts):
-                    raise DataError(
-                        _DAMAGED
-                    )  # pyarrow's own schema and Parquet's name different columns
-                file = (
-                    pq.ParquetFile(plain, metadata=plainly.metadata, read_dictionary=texts)
-                    if texts
-                    else plainly
-                )
+                    raise DataError(_DAMAGED)
+                file = plainly
+                if texts:
+                    file = pq.ParquetFile(plain, metadata=plainly.metadata, read_dictionary=texts)
             except faults as error:
                 kind = "" if isinstance(error, DataError) else "not a readable Parquet file: "
                 raise DataError(kind + placed(error, path).reason, path=path) from error
@@ -279,18 +268,17 @@ class Parquet(Format):
                 if share.has(number):
                     place = f"row group {number + 1}"
                     try:
-                        needed = sum(
-                            decoded_bytes(plain, *pair) for pair in zip(chunks, leaves, strict=True)
-                        )
-                        if (
-                            max(num_rows * sum(column.row_bytes for column in columns), needed)
-                            > MAX_BATCH_BYTES
-                        ):
+                        num_bytes = num_rows * sum(column.row_bytes for column in columns)
+                        decoded = 0
+                        for chunk, leaf in zip(chunks, leaves, strict=True):
+                            decoded += decoded_bytes(plain, chunk, leaf)
+                        if max(num_bytes, decoded) > MAX_BATCH_BYTES:
                             raise DataError(
                                 f"{num_rows:,} rows take too much memory; write smaller row groups"
                             )
                         table = file.read_row_group(number, use_threads=False)
-                        stored = {x.name: (x, table.column(at)) for at, x in enumerate(columns)}
+                        pairs = zip(columns, table.columns, strict=True)
+                        stored = {column.name: (column, values) for column, values in pairs}
                         yield Stored(place, read_batch(stored, _read_column, Room()))
                     except faults as error:
                         yield placed(error, path, place)
@@ -320,7 +308,8 @@ class _Column(NamedTuple):
     @property
     def row_bytes(self) -> int:
         """Bytes of a row, as far as known."""
-        return (self.dtype.itemsize if self.dtype else _UNKNOWN_BYTES) * math.prod(self.shape or ())
+        item_bytes = self.dtype.itemsize if self.dtype else _UNKNOWN_BYTES
+        return item_bytes * math.prod(self.shape or ())
 
     @classmethod
     def of(cls, field: Any) -> _Column:
@@ -331,48 +320,43 @@ class _Column(NamedTuple):
         """
         import pyarrow as pa
 
-        noted = (field.metadata or {}).get(_KEY)
+        note = (field.metadata or {}).get(_KEY)
+        name = one_line(field.name, _MAX_NAME)
+        column = cls(name) if note is None else cls._of_note(name, note)
         kind = field.type
-        made = cls(one_line(field.name, _MAX_NAME))
-        if noted is not None:
-            try:
-                found = json.loads(noted)
-                dtype = found["dtype"]
-                shape = found.get("shape", [])
-                made = cls(
-                    made.name,
-                    None if dtype == _OBJECTS else np.dtype(dtype),
-                    tuple(shape),
-                    dtype == _OBJECTS,
-                )
-            except (ValueError, TypeError, KeyError, RecursionError) as error:
-                raise DataError(f"the metadata of column {made.name!r} are damaged") from error
-            sizes_are_right = (
-                all(type(size) is int and 0 < size < 2**31 for size in shape)
-                and len(shape) < MAX_DIMS
-            )
-            if not sizes_are_right or (
-                made.dtype is not None and made.dtype.kind not in NUMBER_KINDS
-            ):
-                raise DataError(
-                    f"the metadata of column {made.name!r} do not describe a column of numbers"
-                )
-        if made.is_objects:
+        if column.is_objects:
             fits = pa.types.is_string(kind)
-        elif with_known_names({made.name: None}).keys() == {c.EPS_ID} and noted is None:
+        elif note is None and with_known_names({name: None}).keys() == {c.EPS_ID}:
             is_text = bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
-            made = made._replace(is_text=is_text)
+            column = column._replace(is_text=is_text)
             fits = is_text or _is_numeric(kind)
         else:
-            fits = (made.dtype is not None and pa.types.is_fixed_size_binary(kind)) or _is_numeric(
-                kind
-            )
+            is_bytes = column.dtype is not None and pa.types.is_fixed_size_binary(kind)
+            fits = is_bytes or _is_numeric(kind)
         if not fits:
             text = one_line(str(kind), 100)
-            raise DataError(
-                f"column {made.name!r} is of type {text}, which is not a column of numbers"
-            )
-        return made
+            raise DataError(f"column {name!r} is of type {text}, which is not a column of numbers")
+        return column
+
+    @classmethod
+    def _of_note(cls, name: str, note: bytes) -> _Column:
+        """Return the facts that a file of aiorl notes about a column.
+
+        Raises:
+            DataError: they are damaged.
+        """
+        try:
+            facts = json.loads(note)
+            is_objects = facts["dtype"] == _OBJECTS
+            dtype = None if is_objects else np.dtype(facts["dtype"])
+            shape = tuple(facts.get("shape", []))
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise DataError(f"the metadata of column {name!r} are damaged") from error
+        are_sizes = all(type(size) is int and 0 < size < 2**31 for size in shape)
+        are_numbers = dtype is None or dtype.kind in NUMBER_KINDS
+        if not are_sizes or not are_numbers or len(shape) >= MAX_DIMS:
+            raise DataError(f"the metadata of column {name!r} do not describe a column of numbers")
+        return cls(name=name, dtype=dtype, shape=shape, is_objects=is_objects)
 
 
 def _read_column(stored: tuple[_Column, Any], room: Room) -> Array:
@@ -393,9 +377,8 @@ def _read_column(stored: tuple[_Column, Any], room: Room) -> Array:
             raise DataError("no text, or rows without text")
         texts = array.dictionary.to_pylist()
         numbers = array.indices.to_numpy()
-        room.take(
-            int(np.asarray([parsed_bytes(text.encode()) for text in texts] or [0])[numbers].sum())
-        )
+        text_bytes = np.asarray([parsed_bytes(text.encode()) for text in texts] or [0])
+        room.take(int(text_bytes[numbers].sum()))
         try:
             return object_column([orjson.loads(texts[number]) for number in numbers])
         except orjson.JSONDecodeError as error:
@@ -409,8 +392,11 @@ def _read_column(stored: tuple[_Column, Any], room: Room) -> Array:
     if shape is None:
         return flat.reshape(rows, -1) if pa.types.is_nested(kind) else flat
     if dtype is not None and flat.dtype != dtype:
-        with np.errstate(all="ignore"):  # another program's numbers can exceed the dtype
-            flat = flat.view(dtype) if pa.types.is_fixed_size_binary(kind) else flat.astype(dtype)
+        if pa.types.is_fixed_size_binary(kind):
+            flat = flat.view(dtype)
+        else:
+            with np.errstate(all="ignore"):  # another program's numbers can exceed the dtype
+                flat = flat.astype(dtype)
     check_booleans(flat)
     if flat.size != rows * math.prod(shape):
         raise DataError(f"{flat.size:,} numbers, not {rows:,} rows of {shape}")
@@ -422,10 +408,7 @@ def _episode_numbers(array: Any) -> Array:
 
     NaN where there is none.
     """
-    numbers = np.append(
-        episode_numbers(array.dictionary.to_pylist()).astype(np.float64),
-        np.nan,
-    )
+    numbers = np.append(episode_numbers(array.dictionary.to_pylist()).astype(np.float64), np.nan)
     places = array.indices.fill_null(len(numbers) - 1).to_numpy(zero_copy_only=False)
     return np.asarray(numbers[places])
 
@@ -442,9 +425,7 @@ def _with_missing(array: Any) -> Array:
     present = _flat(array.drop_null(), can_be_missing=True)
     present = present.reshape(int(is_present.sum()), -1)
     column = np.full(
-        (len(array), present.shape[1]),
-        np.nan,
-        np.result_type(present.dtype, np.float32),
+        (len(array), present.shape[1]), np.nan, np.result_type(present.dtype, np.float32)
     )
     column[is_present] = present
     return column if pa.types.is_nested(array.type) else column[:, 0]
@@ -464,14 +445,11 @@ def _flat(array: Any, *, can_be_missing: bool) -> Array:
         if pa.types.is_fixed_size_binary(kind):
             width = kind.byte_width
             return np.frombuffer(
-                array.buffers()[1],
-                np.uint8,
-                len(array) * width,
-                array.offset * width,
+                array.buffers()[1], np.uint8, len(array) * width, array.offset * width
             )
         if not pa.types.is_nested(kind):
-            found: Array = array.to_numpy(zero_copy_only=False)
-            return found
+            numbers: Array = array.to_numpy(zero_copy_only=False)
+            return numbers
         if not pa.types.is_fixed_size_list(kind):
             lengths = np.diff(array.offsets.to_numpy())
             if len(lengths) and (lengths != lengths[0]).any():
@@ -487,15 +465,11 @@ def _is_numeric(kind: Any) -> bool:
     import pyarrow as pa
 
     for _ in range(MAX_DIMS):
-        if (
-            pa.types.is_list(kind)
-            or pa.types.is_large_list(kind)
-            or pa.types.is_fixed_size_list(kind)
-        ):
+        is_variable = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+        if is_variable or pa.types.is_fixed_size_list(kind):
             kind = kind.value_type
-    return bool(
-        pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
-    )
+    is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind)
+    return bool(is_number or pa.types.is_boolean(kind))
 
 
 class _ParquetFile(BatchFile):
@@ -527,13 +501,12 @@ class _ParquetFile(BatchFile):
             )
         form = {name: (column.dtype, column.shape[1:]) for name, column in batch.items()}
         self._form = self._form or form
-        if odd := sorted(
-            name
-            for name in form.keys() | self._form.keys()
-            if form.get(name) != self._form.get(name)
-        ):
+        names = sorted(form.keys() | self._form.keys())
+        differing = [name for name in names if form.get(name) != self._form.get(name)]
+        if differing:
             raise DataError(
-                f"the batches of a file must have the same columns, shapes and dtypes; {odd[0]!r}"
+                "the batches of a file must have the same columns, shapes and dtypes;"
+                f" {differing[0]!r}"
                 " differs",
                 path=self._path,
             )
@@ -581,10 +554,8 @@ class _ParquetFile(BatchFile):
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        fields, arrays = zip(
-            *[_to_arrow(name, column) for name, column in jsonable(rows).items()],
-            strict=True,
-        )
+        pairs = [_to_arrow(name, column) for name, column in jsonable(rows).items()]
+        fields, arrays = zip(*pairs, strict=True)
         schema = pa.schema(fields)
         if self._writer is None:
             if self._written != self._path:
@@ -600,10 +571,7 @@ class _ParquetFile(BatchFile):
                     field.name for field in fields if pa.types.is_primitive(field.type)
                 ],
             )
-        self._writer.write_table(
-            pa.table(list(arrays), schema=schema),
-            row_group_size=rows.count,
-        )
+        self._writer.write_table(pa.table(list(arrays), schema=schema), row_group_size=rows.count)
 
 
 def _last_start(rows: SampleBatch) -> int:
@@ -612,7 +580,9 @@ def _last_start(rows: SampleBatch) -> int:
     """
     episodes = rows.get(c.EPS_ID, np.zeros(0))
     starts = np.flatnonzero(episodes[1:] != episodes[:-1])
-    return int(starts[-1]) + 1 if len(starts) else rows.count
+    if not len(starts):
+        return rows.count
+    return int(starts[-1]) + 1
 
 
 def _to_arrow(name: str, column: Any) -> tuple[Any, Any]:
@@ -629,9 +599,7 @@ def _to_arrow(name: str, column: Any) -> tuple[Any, Any]:
     if column.dtype == np.float16 or size > _MAX_LIST:
         width = size * column.dtype.itemsize
         values = pa.FixedSizeBinaryArray.from_buffers(
-            pa.binary(width),
-            len(column),
-            [None, pa.py_buffer(column)],
+            pa.binary(width), len(column), [None, pa.py_buffer(column)]
         )
         return _field(name, values.type, note), values
     values = pa.array(column.reshape(-1))
@@ -640,16 +608,7 @@ def _to_arrow(name: str, column: Any) -> tuple[Any, Any]:
     return _field(name, values.type, note), values
 
 
-def _field(
-    name: str,
-    kind: Any,
-    note: dict[str, Sequence[int] | str],
-) -> Any:
+def _field(name: str, kind: Any, note: dict[str, Sequence[int] | str]) -> Any:
     import pyarrow as pa
 
-    return pa.field(
-        name,
-        kind,
-        nullable=False,
-        metadata={_KEY: json.dumps(note)},
-    )
+    return pa.field(name, kind, nullable=False, metadata={_KEY: json.dumps(note)})

@@ -164,14 +164,14 @@ class _Unpickler(pickle.Unpickler):
         return lambda *arguments: _built(name, arguments)
 
 
-def _array(made: object) -> NDArray[Any]:
-    match made:
+def _array(built: object) -> NDArray[Any]:
+    match built:
         case _Array(parts=(data, _Dtype() as dtype, tuple() as shape, "C" | "F" as order)):
-            code = (
-                np.dtype(dtype.code) if dtype.order in "=|" else np.dtype(dtype.order + dtype.code)
-            )
+            code = dtype.code
+            if dtype.order not in "=|":
+                code = dtype.order + dtype.code
             raw = data.encode("latin1") if isinstance(data, str) else data
-            return from_bytes(raw, code, shape, "F" if order == "F" else "C")
+            return from_bytes(raw, np.dtype(code), shape, "F" if order == "F" else "C")
     raise _refused("something that is not an array")
 
 

@@ -111,14 +111,12 @@ def input_creator(source: Input, settings: InputSettings | None = None) -> Input
             adds_new_obs=settings.postprocess_inputs,
         )
         fit = _fitting(context)
-        readers = [
-            (
-                context.default_sampler_input()
-                if name == SAMPLER
-                else FileReader(name, options, fit=fit)
-            )
-            for name in files
-        ]
+        readers: list[InputReader] = []
+        for name in files:
+            if name == SAMPLER:
+                readers.append(context.default_sampler_input())
+            else:
+                readers.append(FileReader(name, options, fit=fit))
         return _prepared(readers, context, settings, weights)
 
     return create
@@ -228,11 +226,10 @@ def _taking_in(
         for name in (c.OBS, c.NEW_OBS):
             if name in rows:
                 rows[name] = np.asarray(rows[name], np.float32)
-        own = context.worker.filters[policy_id]
-        if (
-            c.OBS in rows and rows[c.OBS].shape[1:] == own.shape
-        ):  # the user of the rows reports another shape
-            own.learn(rows[c.OBS])
+        obs_filter = context.worker.filters[policy_id]
+        # the user of the rows reports another shape
+        if c.OBS in rows and rows[c.OBS].shape[1:] == obs_filter.shape:
+            obs_filter.learn(rows[c.OBS])
 
     return take_in if scales or raw else None
 
@@ -250,10 +247,8 @@ def _postprocessing(context: IOContext) -> Callable[[str, SampleBatch], SampleBa
                 key="postprocess_inputs",
             )
         _name_episode(part, episodes)
-        if (
-            isinstance(policy, GraphPolicy)
-            and policy.config.get("postprocess") in NEED_ACTION_VALUES
-        ):
+        is_graph = isinstance(policy, GraphPolicy)
+        if is_graph and policy.config.get("postprocess") in NEED_ACTION_VALUES:
             # they would be those of the policy that played, not the values of actions that
             # priorities need
             for name in (c.ACTION_DIST_INPUTS, c.VF_PREDS):
@@ -262,10 +257,10 @@ def _postprocessing(context: IOContext) -> Callable[[str, SampleBatch], SampleBa
         if limit and c.REWARDS in part:
             part[c.REWARDS] = np.clip(part[c.REWARDS], -limit, limit)
         with worker.sampler.paused():  # two threads must not evaluate policies at the same time
-            if isinstance(policy, GraphPolicy) and policy.is_recurrent:
+            if is_graph and policy.is_recurrent:
                 policy.add_recurrent_columns(part)
-            made: SampleBatch = policy.postprocess_trajectory(part)
-        return made
+            processed: SampleBatch = policy.postprocess_trajectory(part)
+        return processed
 
     return postprocess
 
@@ -335,10 +330,9 @@ def configured_input(settings: WorkerConfig, share: Share) -> InputCreator:
         share=share,
     )
     if isinstance(source, str) and is_import_path(source):
-        own = _users("input", source, InputReader, "next")
-        return lambda context: _prepared(
-            [own(context)], context, replace(options, shuffle_buffer_size=0)
-        )
+        create_reader = _users("input", source, InputReader, "next")
+        unshuffled = replace(options, shuffle_buffer_size=0)
+        return lambda context: _prepared([create_reader(context)], context, unshuffled)
     return input_creator(source, options)
 
 
@@ -373,15 +367,16 @@ def _users(key: str, path: str, kind: type[Any], method: str) -> Callable[[IOCon
     check_takes(function, what, key, None)
 
     def create(context: IOContext) -> Any:
-        made = function(context)
-        if not isinstance(made, kind):
+        result = function(context)
+        if not isinstance(result, kind):
             raise ConfigError(
-                f"{what} returned a {type(made).__name__}, expected an aiorl.{kind.__name__}.",
+                f"{what} returned a {type(result).__name__}, expected an aiorl.{kind.__name__}.",
                 key=key,
                 value=path,
             )
+        named_method = named_failures(getattr(result, method), f"{what}: {method}", key)
         with contextlib.suppress(AttributeError):  # it may have __slots__
-            setattr(made, method, named_failures(getattr(made, method), f"{what}: {method}", key))
-        return made
+            setattr(result, method, named_method)
+        return result
 
     return named_failures(create, what, key)

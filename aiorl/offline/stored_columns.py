@@ -9,16 +9,14 @@ from itertools import chain
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aiorl.config.files import check_depth
 from aiorl.data import columns as c
+from aiorl.data.columns import Array
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import BatchError, DataError
 from aiorl.offline.column_names import with_known_names
 from aiorl.text import is_label, one_line
-
-Array = NDArray[Any]
 
 MAX_BATCH_BYTES = 1 << 30
 """Limit of the bytes in one stored batch, over the columns of all its policies."""
@@ -58,11 +56,7 @@ class Room:
             raise DataError(f"a batch of more than {MAX_BATCH_BYTES:,} bytes; write smaller ones")
 
 
-def read_batch(
-    columns: object,
-    read: Callable[[Any, Room], Array],
-    room: Room,
-) -> SampleBatch:
+def read_batch(columns: object, read: Callable[[Any, Room], Array], room: Room) -> SampleBatch:
     """Return a batch of stored columns, read one by one.
 
     Args:
@@ -76,14 +70,14 @@ def read_batch(
     """
     if not isinstance(columns, dict):
         raise DataError("columns must be an object from names to columns")
-    made: dict[str, Array] = {}
+    arrays: dict[str, Array] = {}
     for name, stored in columns.items():
         try:
-            made[name] = read(stored, room)
-            room.take(made[name].nbytes)
+            arrays[name] = read(stored, room)
+            room.take(arrays[name].nbytes)
         except DataError as error:
             raise DataError(f"column {one_line(name, 200)!r}: {error.reason}") from error
-    return to_batch(made)
+    return to_batch(arrays)
 
 
 def to_batch(columns: Mapping[str, Array]) -> SampleBatch:
@@ -101,15 +95,14 @@ def to_batch(columns: Mapping[str, Array]) -> SampleBatch:
     for name in columns:
         if not name or not is_label(name):
             raise DataError(f"a column is called {one_line(name, 80)!r}, which is not a valid name")
-    try:
+    writable = with_known_names(columns)
+    for name, column in writable.items():
         # arrays in a file's buffer are read-only, but callbacks and postprocessing can write to a
         # batch
-        batch = SampleBatch(
-            {
-                name: x if x.flags.writeable else x.copy()
-                for name, x in with_known_names(columns).items()
-            }
-        )
+        if not column.flags.writeable:
+            writable[name] = column.copy()
+    try:
+        batch = SampleBatch(writable)
     except BatchError as error:
         raise DataError(str(error)) from error
     if not batch.count:
@@ -164,26 +157,34 @@ def numbers_of(rows: object, dtype: np.dtype[Any] | None = None) -> Array:
     if not isinstance(rows, list):
         raise DataError(f"a {type(rows).__name__}, not a list with a value for each row")
     try:
-        found = _array_of(_without_null_rows(rows))
-        to = dtype or (np.dtype(np.float32) if found.dtype in (np.float64, object) else found.dtype)
+        numbers = _array_of(_without_null_rows(rows))
+        target = dtype or _stored_dtype(numbers.dtype)
         with np.errstate(all="ignore"):  # numbers too large for float32 become infinite
-            made = found.astype(to, copy=False)
+            converted = numbers.astype(target, copy=False)
     except (ValueError, TypeError, OverflowError) as error:
         raise DataError(
             f"rows that differ in shape or are not numbers ({one_line(str(error), 100)})"
         ) from error
-    is_whole = made is found or to.kind == "f" or np.array_equal(made, found)
-    if dtype is not None and (found.dtype == object or not is_whole):
+    is_exact = converted is numbers or target.kind == "f" or np.array_equal(converted, numbers)
+    if dtype is not None and (numbers.dtype == object or not is_exact):
         raise DataError(f"numbers that don't fit {dtype}")
-    return made
+    return converted
+
+
+def _stored_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the dtype in which numbers without one are stored; objects are numbers and nulls."""
+    if dtype in (np.float64, object):
+        return np.dtype(np.float32)
+    return dtype
 
 
 def _without_null_rows(rows: list[Any]) -> list[Any]:
     """Return rows of which those that are null next to lists of numbers are lists of null."""
     if None not in rows or not any(isinstance(row, list) for row in rows):
         return rows
-    pattern = _nulls_like(next(row for row in rows if isinstance(row, list)))
-    return [pattern if row is None else row for row in rows]
+    first_list = next(row for row in rows if isinstance(row, list))
+    nulls = _nulls_like(first_list)
+    return [nulls if row is None else row for row in rows]
 
 
 def _nulls_like(row: Any, depth: int = 0) -> Any:
@@ -205,19 +206,15 @@ def _array_of(rows: list[Any]) -> Array:
 
 def _are_numbers(rows: list[list[Any]]) -> bool:
     try:
-        sum(
-            chain.from_iterable(rows)
-        )  # adding up takes a quarter of the time of checking each value
+        # adding up takes a quarter of the time of checking each value
+        sum(chain.from_iterable(rows))
     except (TypeError, OverflowError):
         return set(map(type, chain.from_iterable(rows))) <= _NUMBERS
     return True
 
 
 def from_bytes(
-    raw: object,
-    dtype: np.dtype[Any],
-    shape: Sequence[object],
-    order: Literal["C", "F"] = "C",
+    raw: object, dtype: np.dtype[Any], shape: Sequence[object], order: Literal["C", "F"] = "C"
 ) -> Array:
     """Return bytes as an array [*shape] in native byte order, which can share their memory.
 
@@ -226,17 +223,16 @@ def from_bytes(
             0 and 1.
     """
     sizes = [size for size in shape if type(size) is int and 0 <= size <= _MAX_SIZE]
-    if len(sizes) != len(shape) or len(shape) > MAX_DIMS or math.prod(filter(None, sizes)) > 2**48:
+    are_sizes = len(sizes) == len(shape) <= MAX_DIMS
+    if not are_sizes or math.prod(filter(None, sizes)) > 2**48:
         raise DataError("an impossible shape")
     size = math.prod(sizes) * dtype.itemsize
     if not isinstance(raw, bytes | bytearray) or len(raw) != size:
         raise DataError(f"the number of bytes is not {size:,}, as its shape needs")
     array: Array = np.frombuffer(raw, dtype) if raw else np.empty(0, dtype)
     check_booleans(array)
-    return array.astype(dtype.newbyteorder("="), copy=False).reshape(
-        sizes,
-        order=order,
-    )
+    native = array.astype(dtype.newbyteorder("="), copy=False)
+    return native.reshape(sizes, order=order)
 
 
 def check_booleans(array: Array) -> None:
@@ -252,11 +248,8 @@ def episode_numbers(names: Sequence[object]) -> Array:
         DataError: a name is not text.
     """
     numbers = {name: _number_of(name) for name in set(names)}
-    has_missing = None in numbers
-    return np.array(
-        [numbers[name] for name in names],
-        np.float64 if has_missing else np.int64,
-    )
+    dtype = np.float64 if None in numbers else np.int64
+    return np.array([numbers[name] for name in names], dtype)
 
 
 def _number_of(name: object) -> float:
@@ -264,10 +257,7 @@ def _number_of(name: object) -> float:
         return math.nan
     if not isinstance(name, str):
         raise DataError(f"text next to a {type(name).__name__} as names of episodes")
-    return int.from_bytes(
-        hashlib.blake2b(name.encode(), digest_size=6).digest(),
-        "big",
-    )
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=6).digest(), "big")
 
 
 def object_column(values: Sequence[object]) -> Array:
@@ -291,10 +281,8 @@ def _check_known(batch: SampleBatch) -> None:
         if name in batch and batch[name].dtype == object:
             raise DataError(f"column {name!r} does not hold numbers")
     if c.REWARDS in batch and batch[c.REWARDS].ndim != 1:
-        raise DataError(
-            f"column {c.REWARDS!r} has rows of shape {batch[c.REWARDS].shape[1:]}, not a number"
-            " each"
-        )
+        shape = batch[c.REWARDS].shape[1:]
+        raise DataError(f"column {c.REWARDS!r} has rows of shape {shape}, not a number each")
     for name in WHOLE_NUMBERS:
         if name in batch:
             batch[name] = _whole_numbers(name, batch[name])
@@ -313,8 +301,9 @@ def _whole_numbers(name: str, column: Array) -> Array:
         present = column[~is_missing]
         # a column without any value is none; larger floats are not exact: several numbers become
         # one
-        exact = 2**53 if column.dtype == np.float64 else 2**24
-        if present.size and (abs(present) < exact).all() and (present == np.floor(present)).all():
+        limit = 2**53 if column.dtype == np.float64 else 2**24
+        is_whole = (abs(present) < limit) & (present == np.floor(present))
+        if present.size and is_whole.all():
             return column if is_missing.any() else column.astype(np.int64)
     raise DataError(f"column {name!r} does not hold a whole number for each row")
 
@@ -326,18 +315,22 @@ def _add_flags(batch: SampleBatch) -> None:
         batch[name] = _flags(name, batch[name])
     if any(batch[name].dtype != np.bool_ for name in names):
         return
-    if c.TERMINATEDS in batch and c.TRUNCATEDS in batch:
-        if c.DONES not in batch:
-            batch[c.DONES] = batch[c.TERMINATEDS] | batch[c.TRUNCATEDS]
-    elif c.DONES in batch and c.TERMINATEDS not in batch and c.TRUNCATEDS not in batch:
-        batch[c.TERMINATEDS] = batch[c.DONES].copy()
-        batch[c.TRUNCATEDS] = np.zeros(batch.count, bool)
-    elif c.TERMINATEDS in batch:
-        dones = batch.get(c.DONES, batch[c.TERMINATEDS])
-        batch[c.TRUNCATEDS] = dones & ~batch[c.TERMINATEDS]
+    dones = batch.get(c.DONES)
+    terminateds = batch.get(c.TERMINATEDS)
+    truncateds = batch.get(c.TRUNCATEDS)
+    if terminateds is not None and truncateds is not None:
+        if dones is None:
+            batch[c.DONES] = terminateds | truncateds
+    elif terminateds is not None:
+        if dones is None:
+            dones = terminateds
+        batch[c.TRUNCATEDS] = dones & ~terminateds
         batch[c.DONES] = dones.copy()
-    elif c.TRUNCATEDS in batch and c.DONES in batch:
-        batch[c.TERMINATEDS] = batch[c.DONES] & ~batch[c.TRUNCATEDS]
+    elif truncateds is not None and dones is not None:
+        batch[c.TERMINATEDS] = dones & ~truncateds
+    elif dones is not None:
+        batch[c.TERMINATEDS] = dones.copy()
+        batch[c.TRUNCATEDS] = np.zeros(batch.count, bool)
 
 
 def _flags(name: str, column: Array) -> Array:

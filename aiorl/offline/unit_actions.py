@@ -15,6 +15,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from aiorl.data import columns as c
+from aiorl.data.actions import Space
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.env.registry import EnvContext, resolve_env
 from aiorl.errors import ConfigError
@@ -32,7 +33,7 @@ _log = logging.getLogger(__name__)
 class UnitActions:
     """Conversion of stored rows from scaled actions to actions of the environment."""
 
-    def __init__(self, space: spaces.Space[Any] | None) -> None:
+    def __init__(self, space: Space | None) -> None:
         """Set the action space.
 
         Raises:
@@ -58,22 +59,20 @@ class UnitActions:
         for name in (c.ACTIONS, c.PREV_ACTIONS):
             if name in rows:
                 unit = np.clip(np.asarray(rows[name], np.float64), -1.0, 1.0)
-                rows[name] = (self._low + (unit + 1.0) * self._half).astype(self._dtype)
+                actions = self._low + (unit + 1.0) * self._half
+                rows[name] = actions.astype(self._dtype)
         if c.ACTION_LOGP in rows:
-            rows[c.ACTION_LOGP] = (rows[c.ACTION_LOGP] - self._log_half).astype(np.float32)
+            logp = rows[c.ACTION_LOGP] - self._log_half
+            rows[c.ACTION_LOGP] = logp.astype(np.float32)
         if ACTION_PROB in rows:
-            rows[ACTION_PROB] = (rows[ACTION_PROB] * np.exp(-self._log_half)).astype(np.float32)
+            density = rows[ACTION_PROB] * np.exp(-self._log_half)
+            rows[ACTION_PROB] = density.astype(np.float32)
 
 
 class UnitGuess:
     """Guess from stored rows whether their actions are scaled."""
 
-    def __init__(
-        self,
-        space: spaces.Space[Any] | None,
-        *,
-        warns: bool = True,
-    ) -> None:
+    def __init__(self, space: Space | None, *, warns: bool = True) -> None:
         """Set the action space.
 
         Args:
@@ -110,27 +109,25 @@ class UnitGuess:
             )
 
 
-def seem_scaled(
-    space: spaces.Space[Any] | None,
-    low: float,
-    high: float,
-) -> bool:
+def seem_scaled(space: Space | None, low: float, high: float) -> bool:
     """Return whether a space extends beyond [-1, 1], but actions from `low` to `high` don't."""
     if not _is_bounded(space):
         return False
     assert isinstance(space, spaces.Box)
-    return bool(low >= -1.0 and high <= 1.0 and ((space.low < -1.0) | (space.high > 1.0)).any())
+    is_wider = (space.low < -1.0) | (space.high > 1.0)
+    return bool(low >= -1.0 and high <= 1.0 and is_wider.any())
 
 
-def action_space_of(env: str) -> spaces.Space[Any] | None:
+def action_space_of(env: str) -> Space | None:
     """Return the action space of an environment by its name; None if it has none.
 
     Raises:
         ConfigError: the environment does not exist (also a ValueError).
     """
-    with contextlib.closing(resolve_env(env)(EnvContext({}, worker_index=0))) as made:
-        return getattr(made, "action_space", None)
+    create = resolve_env(env)
+    with contextlib.closing(create(EnvContext({}, worker_index=0))) as environment:
+        return getattr(environment, "action_space", None)
 
 
-def _is_bounded(space: spaces.Space[Any] | None) -> bool:
+def _is_bounded(space: Space | None) -> bool:
     return isinstance(space, spaces.Box) and space.dtype.kind == "f" and space.is_bounded()
