@@ -12,7 +12,6 @@ import itertools
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +22,7 @@ from aiorl.data.columns import Bools
 from aiorl.data.sample_batch import MultiAgentBatch, SampleBatch
 from aiorl.errors import DataError
 from aiorl.offline.formats import Stored
+from aiorl.offline.stored_columns import FLAGS, form_of
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +33,6 @@ _Key = tuple[str, int, int]
 MAX_OPEN_BYTES = 1 << 28
 """Memory for rows of episodes that have not ended yet, in one file. Beyond it, these episodes are
 cut."""
-_FLAGS = (c.DONES, c.TERMINATEDS, c.TRUNCATEDS)
 _PART_BYTES = 1 << 10
 """Memory of a part of an episode besides its rows, about."""
 _MAX_PARTS = 32
@@ -55,7 +54,7 @@ def trajectories(batch: SampleBatch) -> Iterator[SampleBatch]:
 def ended(rows: SampleBatch) -> Bools:
     """Return for each row whether its episode ends with it; False if there are no such columns."""
     ends = np.zeros(rows.count, np.bool_)
-    for name in _FLAGS:
+    for name in FLAGS:
         if name in rows:
             ends |= rows[name].astype(np.bool_)
     return ends
@@ -100,9 +99,7 @@ def rows_in_order(rows: SampleBatch) -> SampleBatch:
         DataError: rows of different episodes can't be distinguished.
     """
     order = episode_order(rows)
-    if order is None:
-        return rows
-    return rows.take(order)
+    return rows if order is None else rows.take(order)
 
 
 def _refuse_equal_steps(rows: SampleBatch) -> None:
@@ -371,7 +368,7 @@ class EpisodeJoiner:
         # a copy, because a view would keep the whole batch in memory
         episode.add(part.copy())
         self._bytes += episode.nbytes - before
-        has_flags = any(name in part for name in _FLAGS)
+        has_flags = any(name in part for name in FLAGS)
         if c.EPS_ID not in part:
             is_over = not has_flags or bool(ended(part)[-1])
         elif has_flags:
@@ -392,7 +389,7 @@ class EpisodeJoiner:
         """
         episode = self._open[key]
         last = episode.parts[-1]
-        if _form(last) != _form(part):
+        if form_of(last) != form_of(part):
             return False
         if c.EPS_ID not in part:
             return _follows(last, part)
@@ -481,10 +478,6 @@ def _concat(parts: list[SampleBatch]) -> SampleBatch:
             narrowed.append(SampleBatch(columns))
         parts = narrowed
     return SampleBatch.concat(parts)
-
-
-def _form(rows: SampleBatch) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
-    return {name: (column.dtype, column.shape[1:]) for name, column in rows.items()}
 
 
 def _instances(run: SampleBatch) -> Iterator[SampleBatch]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -19,10 +18,8 @@ from aiorl.offline.episodes import ended, trajectories
 from aiorl.offline.estimators import ACTION_PROB, ROUNDING
 from aiorl.offline.registry import format_of, stored_batches
 from aiorl.offline.sound_rows import ORIGIN, origins
+from aiorl.offline.stored_columns import Form, form_of
 from aiorl.offline.unit_actions import NORMALIZED, seem_scaled
-
-Form = dict[str, tuple[np.dtype[Any], tuple[int, ...]]]
-"""Dtype and shape of a row of each column."""
 
 _SHOWN_ERRORS = 20
 _NOT_THE_NEXT_STEP = "t is not that of the previous row plus 1"
@@ -171,9 +168,7 @@ def count_of(
     plural: str,
 ) -> str:
     """Return a number and its noun, singular or plural."""
-    if number == 1:
-        return f"1 {singular}"
-    return f"{number:,} {plural}"
+    return f"1 {singular}" if number == 1 else f"{number:,} {plural}"
 
 
 def inspect_file(
@@ -236,7 +231,7 @@ def validate_file(path: str) -> Iterator[str]:
             numbers, row_numbers = origins(rows.pop(ORIGIN))
             places[int(numbers[0])] = stored.place
             where = f"{path}, {_place(stored.place, policy_id)}"
-            form = {name: (column.dtype, column.shape[1:]) for name, column in rows.items()}
+            form = form_of(rows)
             if policy_id not in first and c.OBS not in rows:
                 yield f"{where}: column 'obs' is missing: {dict(missing_columns(rows))[c.OBS]}"
             place, expected = first.setdefault(policy_id, (stored.place, form))
@@ -282,9 +277,7 @@ def _validate_episodes(
 
 
 def _place(place: str, policy_id: str) -> str:
-    if policy_id == DEFAULT_POLICY_ID:
-        return place
-    return f"{place}, policy {policy_id!r}"
+    return place if policy_id == DEFAULT_POLICY_ID else f"{place}, policy {policy_id!r}"
 
 
 def _row(

@@ -38,9 +38,11 @@ from aiorl.offline.stored_columns import (
     MAX_BATCH_BYTES,
     MAX_DIMS,
     NUMBER_KINDS,
+    Form,
     Room,
     check_booleans,
     episode_numbers,
+    form_of,
     object_column,
     read_batch,
 )
@@ -487,7 +489,7 @@ class _ParquetFile(BatchFile):
             self._written = os.path.join(folder, f".{name}.part")
         self._sink: Any = None
         self._writer: Any = None
-        self._form: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {}
+        self._form: Form = {}
         self._waiting: list[SampleBatch] = []
         self._num_rows = self._num_bytes = 0
 
@@ -499,7 +501,7 @@ class _ParquetFile(BatchFile):
                 " JSON lines",
                 path=self._path,
             )
-        form = {name: (column.dtype, column.shape[1:]) for name, column in batch.items()}
+        form = form_of(batch)
         self._form = self._form or form
         names = sorted(form.keys() | self._form.keys())
         differing = [name for name in names if form.get(name) != self._form.get(name)]
@@ -580,9 +582,7 @@ def _last_start(rows: SampleBatch) -> int:
     """
     episodes = rows.get(c.EPS_ID, np.zeros(0))
     starts = np.flatnonzero(episodes[1:] != episodes[:-1])
-    if not len(starts):
-        return rows.count
-    return int(starts[-1]) + 1
+    return int(starts[-1]) + 1 if len(starts) else rows.count
 
 
 def _to_arrow(name: str, column: Any) -> tuple[Any, Any]:

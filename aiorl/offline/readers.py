@@ -25,11 +25,12 @@ from aiorl.data import columns as c
 from aiorl.data.arrays import Batch, rows_by_policy
 from aiorl.data.sample_batch import MultiAgentBatch, SampleBatch
 from aiorl.errors import AiorlError, BatchError, ConfigError, DataError, EndOfData
-from aiorl.offline.episodes import trajectories
+from aiorl.offline.episodes import ended, trajectories
 from aiorl.offline.files import file_name
 from aiorl.offline.formats import WHOLE, Share, Stored, map_policies, placed
 from aiorl.offline.io import InputReader, SamplerInput
 from aiorl.offline.registry import find_sources, stored_batches
+from aiorl.offline.stored_columns import FLAGS
 
 logger = logging.getLogger(__name__)
 
@@ -84,16 +85,12 @@ class EpisodeAssembler:
                     self.num_left_out += part.count
                     return
         self._open.setdefault(key, []).append(part)
-        if _is_over(part):
+        has_flags = any(name in part for name in FLAGS)
+        if not has_flags or ended(part)[-1]:
             yield SampleBatch.concat(self._open.pop(key))
 
     def _drop(self, key: int) -> None:
         self.num_left_out += sum(part.count for part in self._open.pop(key, []))
-
-
-def _is_over(part: SampleBatch) -> bool:
-    flags = [name for name in (c.DONES, c.TERMINATEDS, c.TRUNCATEDS) if name in part]
-    return not flags or any(bool(part[name][-1]) for name in flags)
 
 
 MAX_CORRUPT = 100
@@ -155,9 +152,7 @@ class HoldOut:
             is_in_part = ~is_in_part
         if is_in_part.all():
             return batch
-        if not is_in_part.any():
-            return None
-        return batch.take(np.flatnonzero(is_in_part))
+        return batch.take(np.flatnonzero(is_in_part)) if is_in_part.any() else None
 
 
 def _uniform(numbers: NDArray[np.uint64]) -> NDArray[np.float64]:
@@ -637,9 +632,7 @@ class StepsLeftOut:
                 " are all of them in one file, and does t count up by 1?",
                 path=path,
             )
-        if not whole:
-            return None
-        return SampleBatch.concat(whole)
+        return SampleBatch.concat(whole) if whole else None
 
 
 def _name_of_first_left_out(rows: SampleBatch) -> str:

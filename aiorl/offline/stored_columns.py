@@ -296,16 +296,33 @@ def _whole_numbers(name: str, column: Array) -> Array:
     """
     if column.ndim == 1 and column.dtype.kind in "iu":
         return column
-    if column.ndim == 1 and column.dtype.kind == "f":
-        is_missing = np.isnan(column)
-        present = column[~is_missing]
-        # a column without any value is none; larger floats are not exact: several numbers become
-        # one
-        limit = 2**53 if column.dtype == np.float64 else 2**24
-        is_whole = (abs(present) < limit) & (present == np.floor(present))
-        if present.size and is_whole.all():
-            return column if is_missing.any() else column.astype(np.int64)
-    raise DataError(f"column {name!r} does not hold a whole number for each row")
+    # larger floats are not exact: several numbers become one
+    limit = 2**53 if column.dtype == np.float64 else 2**24
+    fits = _converted(
+        column,
+        np.int64,
+        lambda numbers: (abs(numbers) < limit) & (numbers == np.floor(numbers)),
+    )
+    if fits is None:
+        raise DataError(f"column {name!r} does not hold a whole number for each row")
+    return fits
+
+
+def _converted(
+    column: Array,
+    dtype: type[np.generic],
+    is_valid: Callable[[Array], Array],
+) -> Array | None:
+    """Return floats [N] in a dtype, or as they are if one is missing; None if one is invalid, or
+    all are missing.
+    """
+    if column.ndim != 1 or column.dtype.kind != "f":
+        return None
+    is_missing = np.isnan(column)
+    present = column[~is_missing]
+    if not present.size or not is_valid(present).all():
+        return None
+    return column if is_missing.any() else column.astype(dtype)
 
 
 def _add_flags(batch: SampleBatch) -> None:
@@ -341,9 +358,16 @@ def _flags(name: str, column: Array) -> Array:
     """
     if column.ndim == 1 and column.dtype.kind in "biu":
         return column.astype(bool, copy=False)
-    if column.ndim == 1 and column.dtype.kind == "f":
-        is_missing = np.isnan(column)
-        present = column[~is_missing]
-        if present.size and np.isin(present, (0.0, 1.0)).all():
-            return column if is_missing.any() else column.astype(bool)
-    raise DataError(f"column {name!r} does not hold flags")
+    fits = _converted(column, np.bool_, lambda numbers: np.isin(numbers, (0.0, 1.0)))
+    if fits is None:
+        raise DataError(f"column {name!r} does not hold flags")
+    return fits
+
+
+Form = dict[str, tuple[np.dtype[Any], tuple[int, ...]]]
+"""Dtype and shape of a row of each column."""
+
+
+def form_of(rows: SampleBatch) -> Form:
+    """Return the dtype of each column of rows [B, ...], and the shape of a row in it."""
+    return {name: (column.dtype, column.shape[1:]) for name, column in rows.items()}

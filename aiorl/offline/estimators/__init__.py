@@ -38,7 +38,7 @@ from aiorl.data import columns as c
 from aiorl.data.actions import ActionLayout, Space, leaf_spaces
 from aiorl.data.arrays import Batch
 from aiorl.data.columns import Array, Bools
-from aiorl.data.sample_batch import MultiAgentBatch, SampleBatch
+from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import BatchError, ConfigError, PolicyError
 from aiorl.offline.io import IOContext
 
@@ -172,9 +172,7 @@ def behaviour_log_likelihoods(
             expected = f"the logarithm of {ACTION_PROB!r}, which is stored too"
             _refuse(batch, c.ACTION_LOGP, differs, expected)
         logp = stored_logp
-    if not is_density:
-        logp = np.minimum(logp, 0.0)
-    return logp
+    return logp if is_density else np.minimum(logp, 0.0)
 
 
 def _checked_probabilities(batch: SampleBatch, *, is_density: bool) -> F64:
@@ -232,9 +230,7 @@ def _refuse(
 
 
 def _text(value: Any) -> str:
-    if np.ndim(value) == 0:
-        return f"{value:.6g}"
-    return f"{np.asarray(value).tolist()!r:.60}"
+    return f"{value:.6g}" if np.ndim(value) == 0 else f"{np.asarray(value).tolist()!r:.60}"
 
 
 LARGEST_LOG_RATIO = 500.0
@@ -545,12 +541,7 @@ class OffPolicyEstimator(ABC):
                 missing or impossible; the message names the rows (a ValueError).
             PolicyError: the policy does not compute probabilities of actions.
         """
-        if not isinstance(episode, SampleBatch):
-            raise BatchError(
-                "policy_batches",
-                "a single-agent batch for off-policy estimation",
-                "a MultiAgentBatch",
-            )
+        episode = single_agent(episode)
         if not episode.count:
             return
         old_logp = behaviour_log_likelihoods(episode, self.policy.action_space)
@@ -619,8 +610,21 @@ ESTIMATORS: dict[str, type[OffPolicyEstimator]] = {
 """Estimators by their names in ``input_evaluation``."""
 
 
+def single_agent(batch: Batch) -> SampleBatch:
+    """Return a batch of rows [T, ...] unchanged, which must be of one agent.
+
+    Raises:
+        BatchError: it is multi-agent.
+    """
+    if isinstance(batch, SampleBatch):
+        return batch
+    raise BatchError(
+        "policy_batches",
+        "a single-agent batch for off-policy estimation",
+        "a MultiAgentBatch",
+    )
+
+
 def episode_parts(batch: Batch) -> list[Batch]:
     """Return one part for each episode of a plain batch; a multi-agent batch is returned whole."""
-    if isinstance(batch, MultiAgentBatch):
-        return [batch]
-    return list(batch.split_by_episode())
+    return list(batch.split_by_episode()) if isinstance(batch, SampleBatch) else [batch]

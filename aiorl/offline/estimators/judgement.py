@@ -25,6 +25,7 @@ from aiorl.offline.estimators import (
     behaviour_log_likelihoods,
     bootstrap_means,
     interval_of,
+    single_agent,
 )
 from aiorl.offline.estimators.fitted_q import (
     FeatureBank,
@@ -356,13 +357,7 @@ def _chunks(episodes: Iterable[Batch]) -> Iterator[list[SampleBatch]]:
     """Yield a few episodes at a time."""
     chunk: list[SampleBatch] = []
     num_rows = 0
-    for episode in episodes:
-        if not isinstance(episode, SampleBatch):
-            raise BatchError(
-                "policy_batches",
-                "a single-agent batch for off-policy estimation",
-                "a MultiAgentBatch",
-            )
+    for episode in map(single_agent, episodes):
         if episode.count:
             chunk.append(episode)
             num_rows += episode.count
