@@ -60,7 +60,7 @@ def check_sequences(batch: SampleBatch, arrays: dict[str, Any], length: int) -> 
     """Check row by row what training relies on."""
     valid = arrays[c.VALID]
     assert valid.shape[0] == length
-    seen = []
+    rows_seen = []
     for s in range(valid.shape[1]):
         count = int(valid[:, s].sum())
         assert count > 0
@@ -68,7 +68,7 @@ def check_sequences(batch: SampleBatch, arrays: dict[str, Any], length: int) -> 
         state = arrays[STATE][s, 0] if STATE in arrays else None
         for row in range(count):
             obs = arrays[c.OBS][row, s].tolist()
-            seen.append(tuple(obs))
+            rows_seen.append(tuple(obs))
             ended = arrays[c.TERMINATEDS][row, s] or arrays[c.TRUNCATEDS][row, s]
             if state is not None:
                 assert state == arrays[c.T][row, s], "training has the state of acting"
@@ -80,7 +80,7 @@ def check_sequences(batch: SampleBatch, arrays: dict[str, Any], length: int) -> 
                 assert arrays[c.OBS][row + 1, s].tolist() == follower, "rows follow each other"
         for name in (c.OBS, c.T, c.TERMINATEDS, c.TRUNCATEDS):
             assert not arrays[name][count:, s].any(), "padding is zero"
-    assert sorted(seen) == sorted(map(tuple, batch[c.OBS].tolist())), "each row once"
+    assert sorted(rows_seen) == sorted(map(tuple, batch[c.OBS].tolist())), "each row once"
 
 
 @given(batches(), st.integers(1, 12))

@@ -88,12 +88,12 @@ def test_rewards_custom_metrics_and_histories_are_columns_by_name_and_are_read_b
 
 def test_estimates_are_sent_with_episodes_by_estimator_and_metric() -> None:
     """SPEC 11: off_policy_estimator; values that are not finite numbers are left out."""
-    found = [
+    by_estimator = [
         ("is", {"V_prev": 1.0, "V_step_IS": 2.0}),
         ("wis", {"V_prev": 1.0}),
         ("is", {"V_prev": np.inf}),
     ]
-    arrays = EpisodeColumns.of([], found).to_arrays()
+    arrays = EpisodeColumns.of([], by_estimator).to_arrays()
     assert {name: array.tolist() for name, array in arrays.items()} == {
         "lengths": [],
         "rewards": [],
@@ -129,11 +129,11 @@ def test_a_custom_metric_that_is_not_a_number_causes_one_warning(
     with caplog.at_level(logging.WARNING, "aiorl"):
         EpisodeColumns.of(metrics)
         EpisodeColumns.of(metrics)
-    told = [record.getMessage() for record in caplog.records]
-    assert len(told) == 2
-    assert "'colour'" in told[0]
-    assert "'red'" in told[0]
-    assert "'steps'" in told[1]
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == 2
+    assert "'colour'" in messages[0]
+    assert "'red'" in messages[0]
+    assert "'steps'" in messages[1]
 
 
 def test_wrong_series_and_too_large_numbers_are_left_out_and_the_others_stay() -> None:

@@ -36,20 +36,20 @@ values = st.recursive(
 )
 
 
-def same(one, other) -> bool:
-    if type(one) is not type(other):
+def same(first, other) -> bool:
+    if type(first) is not type(other):
         return False
-    if isinstance(one, np.ndarray):
+    if isinstance(first, np.ndarray):
         return (
-            one.dtype == other.dtype
-            and one.shape == other.shape
-            and one.tobytes() == other.tobytes()
+            first.dtype == other.dtype
+            and first.shape == other.shape
+            and first.tobytes() == other.tobytes()
         )
-    if isinstance(one, dict):
-        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(same, one, other))
-    return one == other or (one != one and other != other)
+    if isinstance(first, dict):
+        return list(first) == list(other) and all(same(first[key], other[key]) for key in first)
+    if isinstance(first, list | tuple):
+        return len(first) == len(other) and all(map(same, first, other))
+    return first == other or (first != first and other != other)
 
 
 @given(values)

@@ -166,8 +166,8 @@ def test_r65_only_observations_are_compressed_and_every_operation_works_on_them(
         for name in theirs:
             np.testing.assert_array_equal(mine[name], theirs[name])
             np.testing.assert_array_equal(dict(mine.items())[name], theirs[name])
-    for kept in (batch.slice(0, 2), SampleBatch.concat([batch, batch])):
-        assert kept.packed == ({"obs", "new_obs"} if mode == "rows" else set())
+    for selected in (batch.slice(0, 2), SampleBatch.concat([batch, batch])):
+        assert selected.packed == ({"obs", "new_obs"} if mode == "rows" else set())
     batch.decompress()
     assert batch.packed == frozenset()
 
@@ -251,12 +251,11 @@ def test_r131_a_plain_batch_of_several_agents_has_their_env_steps() -> None:
 def test_bulk_can_be_given_by_its_name_in_rllib() -> None:
     batches = MultiAgentBatch({"a": make_batch(4)}, 4)
     batches.compress(bulk=True)
-    one = make_batch(4)
-    one.compress(bulk=True)
-    for own in (one, batches["a"]):
-        column = own._columns["obs"]
-        assert isinstance(column, PackedColumn)
-        assert not column.by_row
+    single = make_batch(4)
+    single.compress(bulk=True)
+    for compressed in (single, batches["a"]):
+        assert compressed.packed == {"obs"}
+        assert not compressed.slice(0, 2).packed, "rows of a block are picked by decompression"
 
 
 def test_a_multi_agent_batch_is_read_by_policy() -> None:

@@ -111,12 +111,14 @@ def test_endless_nesting_is_refused():
 def parts_in_order(space):
     """Return the spaces within a space, depth first, each with its path."""
     if isinstance(space, spaces.Dict):
-        named = space.spaces.items()
+        subspaces = space.spaces.items()
     elif isinstance(space, spaces.Tuple):
-        named = enumerate(space.spaces)
+        subspaces = enumerate(space.spaces)
     else:
         return [((), space)]
-    return [((name, *path), leaf) for name, part in named for path, leaf in parts_in_order(part)]
+    return [
+        ((name, *path), leaf) for name, part in subspaces for path, leaf in parts_in_order(part)
+    ]
 
 
 any_dicts = st.recursive(

@@ -99,9 +99,9 @@ def test_inspect_names_missing_columns_and_similar_ones(tmp_path: Any, capsys: A
     columns = {"obss": OBS.tolist(), "actions": STEPS.tolist(), "rewardz": np.ones(20).tolist()}
     path = write_as(tmp_path / "a", "parquet", columns)
     assert main(["inspect", path]) == 0
-    told = capsys.readouterr().out.split("missing", 1)[1]
+    output = capsys.readouterr().out.split("missing", 1)[1]
     assert all(
-        name in told for name in ("obs: ", "'obss'", "rewards: ", "'rewardz'", "terminateds: ")
+        name in output for name in ("obs: ", "'obss'", "rewards: ", "'rewardz'", "terminateds: ")
     )
     assert main(["validate", path]) == 1
     assert "'obss'" in capsys.readouterr().out

@@ -189,8 +189,8 @@ def test_convert_goes_through_every_format_and_back_and_runs_as_a_module(tmp_pat
         path = new
     assert_equal_batches(read_once(path)[0], batch)
     words = [sys.executable, "-m", "aiorl.data", "validate", str(path)]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout[:2], done.stderr) == (0, "1 ", "")
+    completed = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (completed.returncode, completed.stdout[:2], completed.stderr) == (0, "1 ", "")
 
 
 def test_convert_writes_a_directory_of_several_files(tmp_path, run):
@@ -280,7 +280,7 @@ def test_unreadable_places_are_left_out_and_no_file_is_overwritten_or_left_incom
     assert "'action_logp'" in err
     empty = write(tmp_path / "empty.json", SampleBatch(obs=np.ones((1, 0), np.float32)))
     assert run(command, empty, "--out", tmp_path / "b.parquet")[0] == 1
-    assert {found.name for found in tmp_path.iterdir()} == {"a.json", "empty.json"}
+    assert {entry.name for entry in tmp_path.iterdir()} == {"a.json", "empty.json"}
     path.write_bytes(before + b"{}\n")
     status, out, err = run(command, path, "--out", tmp_path / "b.json")
     assert (status, out.startswith(f"{tmp_path}/b.json: 16 ")) == (1, True)

@@ -80,16 +80,16 @@ def steps_of(path: str, **options: Any) -> list[list[tuple[float, ...]]]:
     """Return the observations of each trajectory that training gets, with the ones that follow
     them.
     """
-    found = []
+    loaded = []
     for batch in FileReader(path, ReaderOptions(**{**TRAINING, **options})):
         for part in trajectories(batch):
-            found.append(
+            loaded.append(
                 [
                     (*obs, *new_obs)
                     for obs, new_obs in zip(part["obs"], part["new_obs"], strict=True)
                 ]
             )
-    return found
+    return loaded
 
 
 @pytest.mark.parametrize("form", ["parquet", "aiorl", "rllib", "rows"])
@@ -107,24 +107,24 @@ def test_r241_training_inspection_validation_and_estimators_find_the_same_episod
         [[e, t] for t in range(10)] for e in range(4)
     ]
     assert main(["inspect", path]) == 0
-    told = capsys.readouterr().out
-    assert "4 ended\n" in told
-    assert "10 on average, 10 to 10" in told
+    output = capsys.readouterr().out
+    assert "4 ended\n" in output
+    assert "10 on average, 10 to 10" in output
     assert main(["validate", path]) == 0
 
 
 def test_workers_that_share_a_file_get_each_episode_once(tmp_path: Any) -> None:
     rows = rows_of()
     path = write_as(tmp_path / "a", rows.take(orders(rows)["by time"]), 7, "parquet")
-    found = [steps for index in range(3) for steps in steps_of(path, share=Share(index, 3))]
-    assert sorted(steps[0][0] for steps in found) == [0, 1, 2, 3]
-    assert sum(map(len, found)) == 40
+    loaded = [steps for index in range(3) for steps in steps_of(path, share=Share(index, 3))]
+    assert sorted(steps[0][0] for steps in loaded) == [0, 1, 2, 3]
+    assert sum(map(len, loaded)) == 40
 
 
 def test_steps_cut_into_batches_keep_the_observations_that_follow_them(tmp_path: Any) -> None:
     path = write_as(tmp_path / "a", rows_of(2, 30), 60, "parquet")
-    found = [step for steps in steps_of(path, batch_rows=8) for step in steps]
-    assert sorted(found) == [(e, t, e, min(t + 1, 29)) for e in range(2) for t in range(30)]
+    loaded = [step for steps in steps_of(path, batch_rows=8) for step in steps]
+    assert sorted(loaded) == [(e, t, e, min(t + 1, 29)) for e in range(2) for t in range(30)]
 
 
 def test_agents_of_an_episode_are_kept_apart_in_batches_of_several_policies(tmp_path: Any) -> None:
@@ -136,14 +136,14 @@ def test_agents_of_an_episode_are_kept_apart_in_batches_of_several_policies(tmp_
     path = str(write(tmp_path / "a.json", *[MultiAgentBatch({"p": part}, 3) for part in parts]))
     batches = list(FileReader(path, ReaderOptions(**TRAINING)))
     assert sum(batch.count for batch in batches) == 12, "env steps; each has a row of both agents"
-    found = [part for batch in batches for part in trajectories(batch.policy_batches["p"])]
-    assert sorted((int(part["eps_id"][0]), int(part["agent_index"][0])) for part in found) == [
+    loaded = [part for batch in batches for part in trajectories(batch.policy_batches["p"])]
+    assert sorted((int(part["eps_id"][0]), int(part["agent_index"][0])) for part in loaded) == [
         (7, 0),
         (7, 1),
         (8, 0),
         (8, 1),
     ]
-    assert {tuple(part["t"]) for part in found} == {tuple(range(6))}
+    assert {tuple(part["t"]) for part in loaded} == {tuple(range(6))}
 
 
 def test_a_number_can_name_several_episodes_one_after_the_other(tmp_path: Any) -> None:
@@ -161,9 +161,9 @@ def test_a_number_for_several_episodes_that_alternate_is_refused_with_its_rows(
     path = write_as(tmp_path / "a", rows.take(orders(rows)["by time"]), batch_rows, "parquet")
     assert main(["validate", path]) == 1
     assert main(["inspect", path]) == 1
-    told = capsys.readouterr().out
-    assert f"{path}, row group 1: " in told
-    assert "eps_id" in told
+    output = capsys.readouterr().out
+    assert f"{path}, row group 1: " in output
+    assert "eps_id" in output
     with pytest.raises(DataError) as caught:
         steps_of(path)
     assert path in str(caught.value)
@@ -211,13 +211,13 @@ def test_beyond_a_bound_of_memory_open_episodes_are_cut_with_a_warning(
     rows = rows_of(4, 50)
     path = write_as(tmp_path / "a", rows.take(orders(rows)["by time"]), 20, "parquet")
     monkeypatch.setattr(episodes, "MAX_OPEN_BYTES", 1 << 15)
-    found = steps_of(path)
+    loaded = steps_of(path)
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert path in caplog.text
-    assert 4 < len(found) < 40
+    assert 4 < len(loaded) < 40
     assert all(
         [step[1] for step in steps] == list(range(int(steps[0][1]), int(steps[-1][1]) + 1))
-        for steps in found
+        for steps in loaded
     )
 
 
@@ -226,7 +226,7 @@ def test_beyond_the_bound_steps_in_reverse_are_refused(tmp_path: Any, monkeypatc
     path = write_as(tmp_path / "a", rows.take(orders(rows)["reversed by time"]), 20, "parquet")
     monkeypatch.setattr(episodes, "MAX_OPEN_BYTES", 1 << 15)
     errors = [
-        found for found in stored_batches(path, joins_episodes=True) if isinstance(found, DataError)
+        item for item in stored_batches(path, joins_episodes=True) if isinstance(item, DataError)
     ]
     assert {error.path for error in errors} == {path}
     assert errors[0].place.startswith("row group ")
@@ -241,12 +241,10 @@ def test_files_of_a_sampler_keep_their_batches_if_no_episode_is_in_several(tmp_p
     path = str(write(tmp_path / "a.json", cartpole_rows(3, 5), cartpole_rows(2, 5, first=3)))
     joined, stored = (list(stored_batches(path, joins_episodes=joins)) for joins in (True, False))
     assert (
-        [found.place for found in joined]
-        == [found.place for found in stored]
-        == ["line 1", "line 2"]
+        [item.place for item in joined] == [item.place for item in stored] == ["line 1", "line 2"]
     )
-    for one, other in zip(joined, stored, strict=True):
-        np.testing.assert_array_equal(one.batch["obs"], other.batch["obs"])
+    for actual, other in zip(joined, stored, strict=True):
+        np.testing.assert_array_equal(actual.batch["obs"], other.batch["obs"])
 
 
 def test_truncated_episodes_without_numbers_and_next_observations_stay_apart() -> None:

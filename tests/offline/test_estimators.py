@@ -172,5 +172,5 @@ def test_weights_among_episodes_that_reached_a_step_ignore_how_long_policies_las
     for _ in range(200):
         for batch in batches:
             estimator.process(batch)
-    found = [estimate.metrics["V_step_WIS"] for estimate in estimator.get_metrics()]
-    assert np.mean(found[-100:]) == pytest.approx(1.5, abs=0.01)
+    values = [estimate.metrics["V_step_WIS"] for estimate in estimator.get_metrics()]
+    assert np.mean(values[-100:]) == pytest.approx(1.5, abs=0.01)

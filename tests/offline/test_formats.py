@@ -54,9 +54,9 @@ def test_batches_from_files_can_be_changed_in_place(tmp_path, suffix):
         new_obs=np.zeros((15, 4), np.float32),
     )
     write(tmp_path / f"a{suffix}", batch, compress_columns=frozenset({"obs"}))
-    (found,), _ = read(tmp_path / f"a{suffix}")
-    for name in found:
-        found[name][0] = found[name][1]
+    (loaded,), _ = read(tmp_path / f"a{suffix}")
+    for name in loaded:
+        loaded[name][0] = loaded[name][1]
 
 
 @pytest.mark.parametrize("suffix", [".json", ".parquet"])
@@ -71,11 +71,11 @@ def test_nan_infinities_objects_and_views_read_back_equal(tmp_path, suffix):
         infos=infos,
     )
     write(tmp_path / f"a{suffix}", batch)
-    (found,), _ = read(tmp_path / f"a{suffix}")
-    np.testing.assert_array_equal(found["obs"], batch["obs"])
-    assert found["rewards"].tolist() == [0, 2, 4, 6]
-    assert found["big"].tolist() == [0, 1, 2, 3]
-    assert found["infos"].tolist() == infos.tolist()
+    (loaded,), _ = read(tmp_path / f"a{suffix}")
+    np.testing.assert_array_equal(loaded["obs"], batch["obs"])
+    assert loaded["rewards"].tolist() == [0, 2, 4, 6]
+    assert loaded["big"].tolist() == [0, 1, 2, 3]
+    assert loaded["infos"].tolist() == infos.tolist()
 
 
 def test_infos_that_are_not_json_are_left_out_but_numpy_is_written(tmp_path, caplog):
@@ -86,9 +86,9 @@ def test_infos_that_are_not_json_are_left_out_but_numpy_is_written(tmp_path, cap
     write(
         tmp_path / "a.json", SampleBatch(rewards=np.ones(1, np.float32), infos=infos, others=worse)
     )
-    (found,), _ = read(tmp_path / "a.json")
-    assert found["infos"][0] == {"array": [1, 0], "number": 1.5}
-    assert "others" not in found
+    (loaded,), _ = read(tmp_path / "a.json")
+    assert loaded["infos"][0] == {"array": [1, 0], "number": 1.5}
+    assert "others" not in loaded
 
 
 SHAPES = hnp.array_shapes(min_dims=0, max_dims=2).map(lambda shape: (3, *shape))
@@ -110,8 +110,8 @@ def test_any_columns_read_back_equal(tmp_path_factory, columns, is_compressed):
     for suffix in (".json", ".parquet"):
         path = tmp_path_factory.mktemp("any") / f"a{suffix}"
         write(path, batch, compress_columns=frozenset(batch if is_compressed else ()))
-        (found,), _ = read(path)
-        assert_equal_batches(found, batch)
+        (loaded,), _ = read(path)
+        assert_equal_batches(loaded, batch)
 
 
 def test_batches_of_several_policies_read_back_equal(tmp_path):
@@ -122,8 +122,8 @@ def test_batches_of_several_policies_read_back_equal(tmp_path):
     )
     plain.env_steps = 99
     write(tmp_path / "a.json", batch, plain)
-    (found, other), _ = read(tmp_path / "a.json")
-    assert_equal_batches(found, batch)
+    (loaded, other), _ = read(tmp_path / "a.json")
+    assert_equal_batches(loaded, batch)
     assert other.env_steps == 99, "whatever the number of rows"
     with pytest.raises(DataError):
         write(tmp_path / "a.parquet", batch)
@@ -151,7 +151,7 @@ ROW = {
 }
 
 
-def rllib_line(count=3, **more):
+def rllib_line(count=3, **extra_columns):
     columns = {name: [value] * count for name, value in ROW.items()}
     columns |= {
         "obs": [[0.5] * 4] * count,
@@ -164,7 +164,7 @@ def rllib_line(count=3, **more):
         "weights": [1.0] * count,
         "infos": [{}] * count,
         **columns,
-        **more,
+        **extra_columns,
     }
 
 
@@ -179,15 +179,15 @@ def lines(path, *objects):
 
 def test_rllibs_plain_columns_are_read(tmp_path):
     """R187, and O3 of offline data."""
-    (found,), errors = read(lines(tmp_path / "a.json", rllib_line()))
+    (loaded,), errors = read(lines(tmp_path / "a.json", rllib_line()))
     assert errors == []
-    assert found["obs"].dtype == np.float32
-    assert found["obs"].shape == (3, 4)
-    assert found["actions"].tolist() == [1, 1, 1]
-    assert found["dones"].tolist() == found["terminateds"].tolist() == [False, False, True]
-    assert not found["truncateds"].any()
-    assert found["infos"].tolist() == [{}, {}, {}]
-    assert found["action_prob"].tolist() == [0.5] * 3
+    assert loaded["obs"].dtype == np.float32
+    assert loaded["obs"].shape == (3, 4)
+    assert loaded["actions"].tolist() == [1, 1, 1]
+    assert loaded["dones"].tolist() == loaded["terminateds"].tolist() == [False, False, True]
+    assert not loaded["truncateds"].any()
+    assert loaded["infos"].tolist() == [{}, {}, {}]
+    assert loaded["action_prob"].tolist() == [0.5] * 3
 
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
@@ -195,12 +195,12 @@ def test_rllibs_compressed_columns_are_read(tmp_path, protocol):
     """R187, and O3 of offline data."""
     obs = np.random.default_rng(0).normal(size=(3, 4)).astype("f4")
     rows = [packed(row, protocol) for row in obs]
-    (found,), errors = read(
+    (loaded,), errors = read(
         lines(tmp_path / "a.json", rllib_line(obs=packed(obs, protocol), new_obs=rows))
     )
     assert errors == []
-    np.testing.assert_array_equal(found["obs"], obs)
-    np.testing.assert_array_equal(found["new_obs"], obs)
+    np.testing.assert_array_equal(loaded["obs"], obs)
+    np.testing.assert_array_equal(loaded["new_obs"], obs)
     old = b64encode(lz4.frame.compress(b"\xff\xff\xff\xffarrow")).decode()
     _, (error,) = read(lines(tmp_path / "b.json", rllib_line(obs=old)))
     assert "output_compress_columns: []" in str(error), "the remedy for an old form"
@@ -216,24 +216,24 @@ def test_rllibs_other_lines_are_read(tmp_path):
     newer = rllib_line(terminateds=[False, True, False], truncateds=[False, False, True])
     del newer["dones"]
     nan = rllib_line(rewards=[1.0, float("nan"), None])
-    found, errors = read(lines(tmp_path / "a.json", several, {"value": rllib_line()}, newer, nan))
+    loaded, errors = read(lines(tmp_path / "a.json", several, {"value": rllib_line()}, newer, nan))
     assert errors == []
-    assert found[0].count == 5
-    assert {name: rows.count for name, rows in found[0].policy_batches.items()} == {"a": 2, "b": 4}
-    assert found[1].count == 3
-    assert found[2]["dones"].tolist() == [False, True, True]
-    assert np.isnan(found[3]["rewards"]).tolist() == [False, True, True]
+    assert loaded[0].count == 5
+    assert {name: rows.count for name, rows in loaded[0].policy_batches.items()} == {"a": 2, "b": 4}
+    assert loaded[1].count == 3
+    assert loaded[2]["dones"].tolist() == [False, True, True]
+    assert np.isnan(loaded[3]["rewards"]).tolist() == [False, True, True]
 
 
 def test_numbers_that_float32_cannot_hold_are_infinite(tmp_path):
     """Found by fuzzing: the reader let a warning of NumPy through."""
-    found, _ = read(
+    loaded, _ = read(
         lines(
             tmp_path / "a.json", rllib_line(rewards=[1e300, -1e300, 1.0]), column(rows=[1e300, 1.0])
         )
     )
-    assert found[0]["rewards"].tolist() == [np.inf, -np.inf, 1.0]
-    assert found[1]["x"].tolist() == [np.inf, 1.0]
+    assert loaded[0]["rewards"].tolist() == [np.inf, -np.inf, 1.0]
+    assert loaded[1]["x"].tolist() == [np.inf, 1.0]
 
 
 def test_rllibs_lines_are_written_plain_and_read_back(tmp_path):
@@ -334,8 +334,8 @@ BAD = [
 @pytest.mark.parametrize("line", BAD, ids=range(len(BAD)))
 def test_a_line_that_is_not_a_batch_is_named_and_the_next_one_read(tmp_path, line):
     path = lines(tmp_path / "a.json", GOOD, line, GOOD)
-    found, (error,) = read(path)
-    assert len(found) == 2
+    loaded, (error,) = read(path)
+    assert len(loaded) == 2
     assert str(error).startswith(f"{path}, line 2: ")
     assert str(error).isprintable()
     assert len(error.reason) < 500
@@ -348,8 +348,8 @@ def test_a_line_that_is_not_json_is_named_and_the_next_one_read(tmp_path, text):
     path = tmp_path / "a.json"
     good = json.dumps(GOOD).encode()
     path.write_bytes(good + b"\n\n" + text + b"\n" + good)
-    found, (error,) = read(path)
-    assert len(found) == 2
+    loaded, (error,) = read(path)
+    assert len(loaded) == 2
     assert error.place == "line 3"
 
 
@@ -363,8 +363,8 @@ def test_compressed_data_with_a_false_or_large_size_are_refused_before_memory_is
     bad = [column(shape=[1 << 22], lz4=text) for text in texts] + [
         rllib_line(obs=text) for text in texts
     ]
-    found, errors = read(lines(tmp_path / "a.json", *bad))
-    assert found == []
+    loaded, errors = read(lines(tmp_path / "a.json", *bad))
+    assert loaded == []
     assert len(errors) == 4
 
 
@@ -385,11 +385,11 @@ LONG = "x" * 1_000_000
 def test_text_among_numbers_is_refused_before_rows_are_padded_to_it(tmp_path, line):
     tracemalloc.start()
     try:
-        found, (_,) = read(lines(tmp_path / "a.json", line))
+        loaded, (_,) = read(lines(tmp_path / "a.json", line))
         most = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert found == []
+    assert loaded == []
     assert most < 50_000_000
 
 
@@ -407,8 +407,8 @@ def test_the_policies_of_a_batch_share_its_memory_limit(tmp_path, monkeypatch, i
         rows = {"x": {"dtype": "int64", "rows": [1] * 100}}
         return {"aiorl": 1, "env_steps": 1, "policies": dict.fromkeys(names, rows)}
 
-    found, (error,) = read(lines(tmp_path / "a.json", line("a"), line("ab")))
-    assert len(found) == 1
+    loaded, (error,) = read(lines(tmp_path / "a.json", line("a"), line("ab")))
+    assert len(loaded) == 1
     assert "1,000" in str(error)
 
 
@@ -416,8 +416,8 @@ def test_a_line_with_values_that_take_too_much_memory_is_refused(tmp_path, monke
     monkeypatch.setattr(json_lines, "_LARGE_LINE", 1000)
     monkeypatch.setattr(json_lines, "_MAX_PARSED_BYTES", 100_000)
     path = lines(tmp_path / "a.json", column(rows=[[]] * 2000), column(rows=[1.0] * 2000))
-    found, (error,) = read(path)
-    assert len(found) == 1
+    loaded, (error,) = read(path)
+    assert len(loaded) == 1
     assert error.place == "line 1"
 
 
@@ -442,8 +442,8 @@ def test_a_torn_last_line_is_reported(tmp_path):
     write(tmp_path / "a.json", cartpole_rows(), cartpole_rows())
     whole = (tmp_path / "a.json").read_bytes()
     (tmp_path / "a.json").write_bytes(whole[:-100])
-    (found,), (error,) = read(tmp_path / "a.json")
-    assert found.count == 15
+    (loaded,), (error,) = read(tmp_path / "a.json")
+    assert loaded.count == 15
     assert error.place == "line 2"
     (tmp_path / "a.json").write_bytes(whole[:-1])
     assert len(read(tmp_path / "a.json")[0]) == 2
@@ -496,13 +496,13 @@ def test_parquet_of_other_programs_is_read(tmp_path):
         rewards=pa.array([1.0, None], pa.float32()),
         dones=[False, True],
     )
-    (found,), errors = read(path)
+    (loaded,), errors = read(path)
     assert errors == []
-    assert found["obs"].tolist() == [[1, 2], [3, 4]]
-    assert found["fixed"].tolist() == [[1, 2], [3, 4]]
-    assert found["actions"].tolist() == [0, 1]
-    assert np.isnan(found["rewards"][1])
-    assert found["terminateds"].tolist() == [False, True]
+    assert loaded["obs"].tolist() == [[1, 2], [3, 4]]
+    assert loaded["fixed"].tolist() == [[1, 2], [3, 4]]
+    assert loaded["actions"].tolist() == [0, 1]
+    assert np.isnan(loaded["rewards"][1])
+    assert loaded["terminateds"].tolist() == [False, True]
 
 
 FLOAT, TEXT = {"dtype": "float32", "shape": []}, {"dtype": "json", "shape": []}
@@ -538,10 +538,10 @@ def test_parquet_without_columns_of_numbers_or_with_false_metadata_is_refused(
 ):
     path = parquet_of(tmp_path / "a.parquet", note, x=values)
     try:
-        found, errors = read(path)
+        loaded, errors = read(path)
     except DataError as error:
-        found, errors = [], [error]
-    assert found == []
+        loaded, errors = [], [error]
+    assert loaded == []
     assert "'x'" in str(errors[0])
 
 
@@ -551,8 +551,8 @@ def test_lists_with_repeated_values_count_with_their_decoded_size(tmp_path, monk
     write(tmp_path / "b.parquet", *[cartpole_rows(first=3 * number) for number in range(200)])
     monkeypatch.setattr("aiorl.offline.parquet.MAX_BATCH_BYTES", 100_000)
     for name in ("a.parquet", "b.parquet"):
-        found, (error,) = read(tmp_path / name)
-        assert (found, error.place) == ([], "row group 1")
+        loaded, (error,) = read(tmp_path / name)
+        assert (loaded, error.place) == ([], "row group 1")
 
 
 def test_a_footer_with_too_few_values_is_not_trusted(tmp_path, monkeypatch):
@@ -564,16 +564,16 @@ def test_a_footer_with_too_few_values_is_not_trusted(tmp_path, monkeypatch):
     start = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
     path.write_bytes(content[:start] + content[start:].replace(true, false))
     monkeypatch.setattr("aiorl.offline.parquet.MAX_BATCH_BYTES", 30_000)
-    found, (error,) = read(path)
-    assert (found, error.place) == ([], "row group 1")
+    loaded, (error,) = read(path)
+    assert (loaded, error.place) == ([], "row group 1")
 
 
 def test_a_long_text_in_all_rows_counts_for_each_row(tmp_path, monkeypatch):
     parquet_of(tmp_path / "a.parquet", TEXT, infos=[json.dumps({"note": "x" * 10_000})] * 1000)
     assert len(read(tmp_path / "a.parquet")[0]) == 1
     monkeypatch.setattr(stored_columns, "MAX_BATCH_BYTES", 5_000_000)
-    found, (error,) = read(tmp_path / "a.parquet")
-    assert found == []
+    loaded, (error,) = read(tmp_path / "a.parquet")
+    assert loaded == []
     assert "5,000,000" in str(error)
 
 
@@ -584,10 +584,10 @@ def test_row_groups_end_where_episodes_do(tmp_path, monkeypatch):
         for at in range(0, 140, 9):
             file.write(batch.slice(at, at + 9))
         assert not (tmp_path / "a.parquet").exists(), "before it is complete"
-    found, _ = read(tmp_path / "a.parquet")
-    assert len(found) > 3
-    assert all(rows["dones"][-1] and rows["t"][0] == 0 for rows in found)
-    assert_equal_batches(SampleBatch.concat(found), batch)
+    loaded, _ = read(tmp_path / "a.parquet")
+    assert len(loaded) > 3
+    assert all(rows["dones"][-1] and rows["t"][0] == 0 for rows in loaded)
+    assert_equal_batches(SampleBatch.concat(loaded), batch)
 
 
 def test_parquet_reads_the_file_that_was_checked(tmp_path, monkeypatch):
@@ -620,10 +620,10 @@ def test_readers_and_formats_import_neither_pickle_nor_arrow():
     """Workers import little; Arrow and Minari are only imported for their files."""
     late = {"pyarrow", "minari", "fsspec", "tensorflow"}
     code = f"import sys, aiorl.offline.sources; print(sorted({late} & set(sys.modules)))"
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ
     )
-    assert done.stdout.strip() == "[]"
+    assert completed.stdout.strip() == "[]"
 
 
 def test_without_the_extra_the_message_says_what_to_install(tmp_path, monkeypatch):
@@ -649,22 +649,22 @@ def test_empty_lines_are_counted_however_many_there_are(tmp_path):
         + "\n" * 300_000
         + line
     )
-    found = list(format_of(str(path)).read(str(path)))
-    assert [stored.place for stored in found] == [
+    loaded = list(format_of(str(path)).read(str(path)))
+    assert [stored.place for stored in loaded] == [
         "line 300001",
         "line 400002",
         "line 400004",
         "line 700005",
     ]
-    assert [isinstance(stored, DataError) for stored in found] == [False, False, True, False]
+    assert [isinstance(stored, DataError) for stored in loaded] == [False, False, True, False]
 
 
 def test_a_file_with_nothing_but_unreadable_places_is_not_read_to_its_end(tmp_path, monkeypatch):
     monkeypatch.setattr("aiorl.offline.registry.MAX_UNREADABLE", 50)
     (tmp_path / "a.json.gz").write_bytes(gzip.compress(b"x\n" * 200))
-    found = list(stored_batches(str(tmp_path / "a.json.gz")))
-    assert len(found) == 51
-    assert found[-1].place == ""
+    loaded = list(stored_batches(str(tmp_path / "a.json.gz")))
+    assert len(loaded) == 51
+    assert loaded[-1].place == ""
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".json"])

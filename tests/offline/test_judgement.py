@@ -37,23 +37,24 @@ class Coin(Policy):
 def test_estimates_equal_the_sum_over_all_trajectories_within_three_standard_errors():
     """O2: 10 data sets of 300 episodes."""
     rng = np.random.default_rng(1)
-    found = [
+    judgements = [
         judge(table_policy(NEW), play(OLD, 300, rng), gamma=0.8, num_resamples=0, seed=number)
         for number in range(10)
     ]
     truth = float(true_value(NEW, GAMMA))
     assert abs(truth - float(true_value(OLD, GAMMA))) > 0.3, "the policies have different returns"
     for name in METHODS:
-        values = np.array([judgement.estimates[name].value for judgement in found])
+        values = np.array([judgement.estimates[name].value for judgement in judgements])
         error = values.std(ddof=1) / np.sqrt(len(values))
         assert abs(values.mean() - truth) < 3 * error, name
         assert error < 0.15, name
-    v_prev = np.array([judgement.v_prev for judgement in found])
+    v_prev = np.array([judgement.v_prev for judgement in judgements])
     assert abs(v_prev.mean() - float(true_value(OLD, GAMMA))) < 3 * v_prev.std(ddof=1) / np.sqrt(
         len(v_prev)
     )
     spread = {
-        name: np.std([judgement.estimates[name].value for judgement in found]) for name in METHODS
+        name: np.std([judgement.estimates[name].value for judgement in judgements])
+        for name in METHODS
     }
     assert spread["dr"] < spread["pdis"] < spread["is"], "each reduces the variance further"
 
@@ -64,10 +65,12 @@ def test_with_an_exact_q_the_spread_of_doubly_robust_is_that_of_the_world():
     q = true_q(NEW, GAMMA)
     states = np.concatenate([episode["obs"].argmax(1) for episode in episodes])
     actions, rewards, logp = (
-        np.concatenate([one[name] for one in episodes])
+        np.concatenate([episode[name] for episode in episodes])
         for name in ("actions", "rewards", "action_logp")
     )
-    of = Trajectories(rewards.astype(np.float64), np.array([one.count for one in episodes]), 0.8)
+    of = Trajectories(
+        rewards.astype(np.float64), np.array([episode.count for episode in episodes]), 0.8
+    )
     new = np.log(
         [float(NEW[s] if a == 0 else 1 - NEW[s]) for s, a in zip(states, actions, strict=True)]
     )
@@ -97,18 +100,18 @@ def test_a_fitted_q_is_exact_if_states_can_be_distinguished():
 
 def test_equal_seeds_give_equal_numbers_and_intervals_contain_the_truth():
     episodes = play(OLD, 300, np.random.default_rng(6))
-    one, same, other = (
+    first, same, other = (
         judge(table_policy(NEW), episodes, gamma=0.8, num_resamples=200, seed=seed)
         for seed in (1, 1, 2)
     )
-    assert one.to_dict() == same.to_dict()
-    assert one.to_dict() != other.to_dict()
+    assert first.to_dict() == same.to_dict()
+    assert first.to_dict() != other.to_dict()
     truth = float(true_value(NEW, GAMMA))
     for name in ("is", "wis", "pdis", "dr"):
-        low, high = one.estimates[name].interval
+        low, high = first.estimates[name].interval
         assert low < truth < high, name
-        assert low < one.estimates[name].value < high, name
-    assert one.v_prev_interval[0] < one.v_prev < one.v_prev_interval[1]
+        assert low < first.estimates[name].value < high, name
+    assert first.v_prev_interval[0] < first.v_prev < first.v_prev_interval[1]
 
 
 def test_impossible_and_missing_probabilities_are_refused_with_their_rows():
@@ -143,8 +146,8 @@ def test_actions_and_observations_of_other_spaces_are_refused():
 
 def test_invalid_arguments_are_refused():
     policy, episodes = table_policy(NEW), play(OLD, 3, np.random.default_rng(2))
-    given = {"methods": [["magic"], []], "gamma": [1.5], "clip": [0.0], "num_resamples": [-1]}
-    for name, value in ((name, value) for name, values in given.items() for value in values):
+    invalid = {"methods": [["magic"], []], "gamma": [1.5], "clip": [0.0], "num_resamples": [-1]}
+    for name, value in ((name, value) for name, values in invalid.items() for value in values):
         with pytest.raises(ConfigError) as caught:
             judge(policy, episodes, **{name: value})
         assert caught.value.key == {"num_resamples": "bootstrap"}.get(name, name)
@@ -200,8 +203,8 @@ def test_a_users_own_policy_is_judged_by_its_likelihoods_but_not_by_a_model():
         action_prob=np.array([0.25, 0.5]),
         dones=np.array([False, True]),
     )
-    found = judge(Coin(), [episode], methods=["is", "pdis"], gamma=0.5)
-    assert found.estimates["pdis"].value == pytest.approx(4.0)
-    assert found.estimates["is"].value == pytest.approx(3.0)
+    judgement = judge(Coin(), [episode], methods=["is", "pdis"], gamma=0.5)
+    assert judgement.estimates["pdis"].value == pytest.approx(4.0)
+    assert judgement.estimates["is"].value == pytest.approx(3.0)
     with pytest.raises(PolicyError, match="Coin"):
         judge(Coin(), [episode], methods=["dm"])

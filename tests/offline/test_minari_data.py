@@ -34,12 +34,12 @@ def read(name, share=WHOLE):
 def test_a_written_dataset_reads_back_with_its_episodes():
     batch = cartpole_rows(3, 5)
     write("minari:cartpole/mine-v0", batch.slice(0, 7), batch.slice(7, 15))
-    found = read("minari:cartpole/mine-v0")
-    assert [rows.count for rows in found] == [5, 5, 5]
-    joined = SampleBatch.concat(found)
+    loaded = read("minari:cartpole/mine-v0")
+    assert [rows.count for rows in loaded] == [5, 5, 5]
+    joined = SampleBatch.concat(loaded)
     for name in ("obs", "actions", "rewards", "terminateds", "truncateds", "dones", "t"):
         np.testing.assert_array_equal(joined[name], batch[name], err_msg=name)
-    assert found[0]["new_obs"][-1].tolist() == [9.0] * 4
+    assert loaded[0]["new_obs"][-1].tolist() == [9.0] * 4
     dataset = minari.load_dataset("cartpole/mine-v0")
     assert isinstance(dataset.action_space, gym.spaces.Discrete)
     assert dataset.observation_space.shape == (4,)
@@ -266,7 +266,7 @@ def test_pixels_survive_the_round_trip():
     batch = cartpole_rows(1, 5)
     batch["obs"], batch["new_obs"] = obs[:-1], obs[1:]
     write("minari:a-v0", batch)
-    (found,) = read("minari:a-v0")
+    (loaded,) = read("minari:a-v0")
     batch["eps_id"] = np.zeros(5, np.int64)
     del batch["action_logp"]
-    assert_equal_batches(found, batch)
+    assert_equal_batches(loaded, batch)

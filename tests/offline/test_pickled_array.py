@@ -49,9 +49,9 @@ def test_every_form_of_a_pickled_array_is_read(name, protocol, of_numpy_1):
         data = as_numpy_1(data)
         assert b"numpy.core" in data
         assert b"_core" not in data
-    found = read_pickled_array(data)
-    np.testing.assert_array_equal(found, ARRAYS[name])
-    assert found.dtype == ARRAYS[name].dtype.newbyteorder("=")
+    unpickled = read_pickled_array(data)
+    np.testing.assert_array_equal(unpickled, ARRAYS[name])
+    assert unpickled.dtype == ARRAYS[name].dtype.newbyteorder("=")
 
 
 class Calls:

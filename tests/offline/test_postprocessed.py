@@ -35,7 +35,7 @@ def stored(*without: str) -> SampleBatch:
             np.repeat(100.0 * number + np.arange(length)[:, None], 2, axis=1),
         )
         is_last = steps == length - 1
-        made = {
+        rows_by_name = {
             c.OBS: obs.astype(np.float32),
             c.NEW_OBS: obs.astype(np.float32) + 1,
             c.EPS_ID: np.full(length, number),
@@ -45,7 +45,7 @@ def stored(*without: str) -> SampleBatch:
             c.ACTIONS: np.zeros(length, np.int64),
             c.REWARDS: np.ones(length, np.float32),
         }
-        for name, array in made.items():
+        for name, array in rows_by_name.items():
             columns.setdefault(name, []).append(array)
     return SampleBatch(
         {name: np.concatenate(parts) for name, parts in columns.items() if name not in without}
@@ -83,7 +83,7 @@ def test_the_next_observation_is_right_at_each_end_of_an_episode(
     batch = PreparedReader([Given(stored(*without))], postprocess=postprocessing(n)).next()
     assert isinstance(batch, SampleBatch)
     following = n_step_new_obs({name: column[:, None] for name, column in batch.items()})[:, 0, 0]
-    found = {
+    results = {
         int(obs): (float(new_obs), float(returned), float(discount))
         for obs, new_obs, returned, discount in zip(
             batch[c.OBS][:, 0], following, batch[c.N_STEP_RETURNS], batch[c.DISCOUNTS], strict=True
@@ -96,13 +96,13 @@ def test_the_next_observation_is_right_at_each_end_of_an_episode(
     }
     if c.NEW_OBS in without:
         del rows[102], rows[204]
-    assert found.keys() == rows.keys()
+    assert results.keys() == rows.keys()
     for obs, (number, at) in rows.items():
-        known = LENGTHS[number] - (c.NEW_OBS in without and number > 0)
-        steps = min(n, known - at)
-        new_obs, returned, discount = found[obs]
+        num_known = LENGTHS[number] - (c.NEW_OBS in without and number > 0)
+        steps = min(n, num_known - at)
+        new_obs, returned, discount = results[obs]
         assert returned == sum(0.5**i for i in range(steps))
-        if number == 0 and at + steps == known:
+        if number == 0 and at + steps == num_known:
             assert discount == 0.0, "a terminal state has no successor"
         else:
             assert (discount, new_obs) == (0.5**steps, obs + steps)
@@ -118,10 +118,12 @@ def test_rows_of_several_policies_are_postprocessed_by_their_own_policy() -> Non
     several = MultiAgentBatch(
         {"a": stored(), "b": stored(c.NEW_OBS).slice(0, 4), "c": stored(c.NEW_OBS).slice(4, 5)}, 12
     )
-    made = PreparedReader([Given(several)], postprocess=postprocess).next()
-    assert isinstance(made, MultiAgentBatch)
-    assert made.count == 12
-    assert {name: (rows.count, {*rows["by"]}) for name, rows in made.policy_batches.items()} == {
+    rows_by_name = PreparedReader([Given(several)], postprocess=postprocess).next()
+    assert isinstance(rows_by_name, MultiAgentBatch)
+    assert rows_by_name.count == 12
+    assert {
+        name: (rows.count, {*rows["by"]}) for name, rows in rows_by_name.policy_batches.items()
+    } == {
         "a": (12, {"a"}),
         "b": (4, {"b"}),  # c has one row, whose next observation is unknown
     }
@@ -147,13 +149,13 @@ def pieces_of(path: Path, **options: Any) -> list[tuple[int, list[float]]]:
         [FileReader(str(path), ReaderOptions(batch_rows=3, **options))],
         postprocess=lambda policy_id, part: part,
     )
-    found = []
+    results = []
     for _ in range(2 * 9):
         batch = reader.next()
         assert isinstance(batch, SampleBatch)
         (number,) = set(batch[c.PIECE].tolist())
-        found.append((number, batch[c.OBS][:, 0].tolist()))
-    return found
+        results.append((number, batch[c.OBS][:, 0].tolist()))
+    return results
 
 
 def test_a_piece_has_the_same_number_in_each_pass_and_for_each_reader(tmp_path: Path) -> None:
@@ -163,10 +165,10 @@ def test_a_piece_has_the_same_number_in_each_pass_and_for_each_reader(tmp_path: 
         writer.close()
     source = [str(path) for path in sorted(tmp_path.iterdir())]
     first, second = (dict() for _ in range(2))
-    for seed, found in ((1, first), (2, second)):
+    for seed, results in ((1, first), (2, second)):
         for path in source:
             for number, rows in pieces_of(Path(path), seed=seed):
-                assert found.setdefault(number, rows) == rows
+                assert results.setdefault(number, rows) == rows
     assert first == second
     assert len(first) == 9, "three episodes of each of three files"
     assert all(0 < number < 2**63 for number in first)

@@ -18,9 +18,9 @@ def of(rewards, lengths, gamma=0.5):
     return Trajectories(np.array(rewards, np.float64), np.array(lengths), gamma)
 
 
-def two_episodes(**more):
+def two_episodes(**options):
     """Return three steps with ratios 2, 1/4, 3 (so p = 2, 1/2, 3/2), then one with ratio 4 (O2)."""
-    return Ratios(of([1.0, 4.0, 8.0, 3.0], [3, 1]), np.log([2.0, 0.25, 3.0, 4.0]), **more)
+    return Ratios(of([1.0, 4.0, 8.0, 3.0], [3, 1]), np.log([2.0, 0.25, 3.0, 4.0]), **options)
 
 
 def test_ordinary_and_per_decision_values_match_hand_worked_numbers():
@@ -43,8 +43,8 @@ def test_a_weighted_value_counts_episodes_that_have_ended_with_their_last_ratio(
 def test_doubly_robust_values_match_hand_worked_numbers():
     """O2: terms r + g V' - Q of 1+.5*2-1, 4+.5*4-3, 8-5 and 3-2, on V = 6 and 7."""
     q, v, v_next = np.array([1.0, 3, 5, 2]), np.array([6.0, 2, 4, 7]), np.array([2.0, 4, 0, 0])
-    found = two_episodes().doubly_robust(q, v, v_next)
-    assert found == pytest.approx([6 + 2 * 1 + 0.5 * 0.5 * 3 + 0.25 * 1.5 * 3, 7 + 4 * 1], **EXACT)
+    values = two_episodes().doubly_robust(q, v, v_next)
+    assert values == pytest.approx([6 + 2 * 1 + 0.5 * 0.5 * 3 + 0.25 * 1.5 * 3, 7 + 4 * 1], **EXACT)
 
 
 def test_the_effective_sample_size_is_kishs_and_clipped_ratios_are_counted():
@@ -77,12 +77,14 @@ lengths = st.lists(st.integers(1, 5), min_size=1, max_size=8)
 
 @st.composite
 def ratios(draw, clip=None):
-    own = draw(lengths)
+    episode_lengths = draw(lengths)
     numbers = st.floats(-3, 3)
-    rows = sum(own)
+    rows = sum(episode_lengths)
     rewards = draw(st.lists(numbers, min_size=rows, max_size=rows))
     logs = draw(st.lists(numbers, min_size=rows, max_size=rows))
-    return Ratios(of(rewards, own, draw(st.floats(0.1, 1.0))), np.array(logs), clip=clip)
+    return Ratios(
+        of(rewards, episode_lengths, draw(st.floats(0.1, 1.0))), np.array(logs), clip=clip
+    )
 
 
 @given(ratios())
@@ -95,14 +97,14 @@ def test_an_equal_policy_has_the_return_of_the_episodes(drawn):
 
 @given(ratios())
 def test_weights_of_a_step_and_of_finished_episodes_add_up_to_the_number_of_episodes(drawn):
-    own, weights = drawn.of, drawn.weights()
-    for step in range(int(own.lengths.max())):
-        at = own.steps == step
+    played, weights = drawn.of, drawn.weights()
+    for step in range(int(played.lengths.max())):
+        at = played.steps == step
         if not at.any():
             continue
         mean = (drawn.ratios[at] / weights[at])[0]
-        ended = drawn.last[own.lengths <= step].sum() / mean
-        assert weights[at].sum() + ended == pytest.approx(len(own))
+        ended = drawn.last[played.lengths <= step].sum() / mean
+        assert weights[at].sum() + ended == pytest.approx(len(played))
 
 
 @given(ratios())
@@ -117,33 +119,46 @@ def test_without_a_model_doubly_robust_is_per_decision_and_the_sample_size_is_bo
 @given(ratios())
 def test_an_exact_model_of_a_deterministic_world_leaves_no_variance(drawn):
     """Q is the reward plus the next value, so the terms weighted by ratios are 0."""
-    own = drawn.of
-    v = np.zeros(len(own.rewards))
-    for start, length in zip(own.starts, own.lengths, strict=True):
+    played = drawn.of
+    v = np.zeros(len(played.rewards))
+    for start, length in zip(played.starts, played.lengths, strict=True):
         for row in reversed(range(start, start + length)):
-            v[row] = own.rewards[row] + (
-                own.gamma * v[row + 1] if row + 1 < start + length else 0.0
+            v[row] = played.rewards[row] + (
+                played.gamma * v[row + 1] if row + 1 < start + length else 0.0
             )
-    v_next = np.where(np.append(own.steps[1:], 0) > 0, np.append(v[1:], 0.0), 0.0)
-    np.testing.assert_allclose(drawn.doubly_robust(v, v, v_next), own.returns, atol=1e-9)
+    v_next = np.where(np.append(played.steps[1:], 0) > 0, np.append(v[1:], 0.0), 0.0)
+    np.testing.assert_allclose(drawn.doubly_robust(v, v, v_next), played.returns, atol=1e-9)
 
 
 def test_a_bootstrap_equals_a_plain_loop_and_repeats_for_a_seed(monkeypatch):
     rng = np.random.default_rng(4)
-    own = rng.integers(1, 6, 40)
-    found = Ratios(of(rng.normal(1, 1, own.sum()), own, 0.9), rng.normal(0, 0.3, own.sum()))
+    episode_lengths = rng.integers(1, 6, 40)
+    sampled = Ratios(
+        of(rng.normal(1, 1, episode_lengths.sum()), episode_lengths, 0.9),
+        rng.normal(0, 0.3, episode_lengths.sum()),
+    )
     monkeypatch.setattr(
         "aiorl.offline.estimators._BLOCK", 120
     )  # so that tables have several blocks
-    estimates = found.bootstrap_weighted(300, 7)
-    np.testing.assert_array_equal(estimates, found.bootstrap_weighted(300, 7))
-    assert not np.array_equal(estimates, found.bootstrap_weighted(300, 8))
+    estimates = sampled.bootstrap_weighted(300, 7)
+    np.testing.assert_array_equal(estimates, sampled.bootstrap_weighted(300, 7))
+    assert not np.array_equal(estimates, sampled.bootstrap_weighted(300, 8))
     drawn, at_once, plain = np.random.default_rng(7), 3, []
     for _ in range(300 // at_once):
         for picked in drawn.integers(40, size=(at_once, 40)):
-            rows = [np.arange(found.of.starts[i], found.of.starts[i] + own[i]) for i in picked]
-            log = np.concatenate([np.diff(np.log(found.ratios[one]), prepend=0.0) for one in rows])
-            part = Ratios(of(found.of.rewards[np.concatenate(rows)], own[picked], 0.9), log)
+            rows = [
+                np.arange(sampled.of.starts[i], sampled.of.starts[i] + episode_lengths[i])
+                for i in picked
+            ]
+            log = np.concatenate(
+                [
+                    np.diff(np.log(sampled.ratios[rows_of_episode]), prepend=0.0)
+                    for rows_of_episode in rows
+                ]
+            )
+            part = Ratios(
+                of(sampled.of.rewards[np.concatenate(rows)], episode_lengths[picked], 0.9), log
+            )
             plain.append(part.weighted().mean())
     np.testing.assert_allclose(estimates, plain, rtol=1e-9)
 

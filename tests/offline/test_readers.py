@@ -59,9 +59,9 @@ def test_a_directory_and_patterns_name_their_files(folder):
 
 def test_a_list_of_sources_names_each_file_once(folder):
     """R187."""
-    found = find_sources([f"{folder}/*.json", str(folder / "2.parquet"), str(folder)])
-    assert len(found) == 6
-    assert [os.path.basename(path) for path in found[:3]] == ["0.json", "3.json", "2.parquet"]
+    loaded = find_sources([f"{folder}/*.json", str(folder / "2.parquet"), str(folder)])
+    assert len(loaded) == 6
+    assert [os.path.basename(path) for path in loaded[:3]] == ["0.json", "3.json", "2.parquet"]
 
 
 @pytest.mark.parametrize("name", ["nothing", "*.json", "a.json"])
@@ -89,7 +89,7 @@ def test_any_error_of_a_protocols_package_is_an_input_error(tmp_path, uri):
     class Raises(fsspec.AbstractFileSystem):
         protocol = "raises"
 
-        def info(self, path, **more):
+        def info(self, path, **arguments):
             raise AttributeError("\x1b[2J no token")
 
     fsspec.register_implementation("raises", Raises, clobber=True)
@@ -231,9 +231,9 @@ def test_large_stored_batches_are_cut_between_episodes_or_in_long_ones(tmp_path,
     batch = SampleBatch.concat([*episodes(1, 2, 3, 4), *episodes(5, length=100), *episodes(6)])
     write(tmp_path / "a.parquet", batch)
     reader = FileReader(str(tmp_path), ReaderOptions(epochs=1, batch_rows=7, whole_episodes=whole))
-    found = list(reader)
-    assert [part.count for part in found][: len(sizes)] == sizes
-    np.testing.assert_array_equal(SampleBatch.concat(found)["obs"], batch["obs"])
+    loaded = list(reader)
+    assert [part.count for part in loaded][: len(sizes)] == sizes
+    np.testing.assert_array_equal(SampleBatch.concat(loaded)["obs"], batch["obs"])
 
 
 def corrupt(path, *places):
@@ -292,9 +292,9 @@ def test_a_file_that_vanishes_costs_only_its_own_rows(folder, caplog):
         if int(first["eps_id"][0]) // 3 != int(os.path.basename(path)[0])
     )
     os.unlink(gone)
-    left = ids(reader)
+    rest = ids(reader)
     lost = int(os.path.basename(gone)[0])
-    assert set(range(18)) - set(left) <= {3 * lost, 3 * lost + 1, 3 * lost + 2} | set(ids([first]))
+    assert set(range(18)) - set(rest) <= {3 * lost, 3 * lost + 1, 3 * lost + 2} | set(ids([first]))
     assert list(reader.unreadable) == [(gone, "")]
     assert gone in caplog.text
 
@@ -364,12 +364,12 @@ def test_the_shuffle_buffer_is_filled_first_and_returns_random_batches():
     assert source.given == 0
     first = number(reader.next())
     assert source.given == 50
-    seen = [first] + [number(reader.next()) for _ in range(449)]
+    drawn_numbers = [first] + [number(reader.next()) for _ in range(449)]
     assert source.given == 499
-    assert len(set(seen)) == 450
-    assert seen != sorted(seen)
-    assert all(value <= index + 50 for index, value in enumerate(seen))
-    assert max(abs(value - index) for index, value in enumerate(seen)) > 50
+    assert len(set(drawn_numbers)) == 450
+    assert drawn_numbers != sorted(drawn_numbers)
+    assert all(value <= index + 50 for index, value in enumerate(drawn_numbers))
+    assert max(abs(value - index) for index, value in enumerate(drawn_numbers)) > 50
 
 
 def test_at_the_end_of_a_finite_input_the_shuffle_buffer_is_emptied():
@@ -399,19 +399,19 @@ def test_a_mixture_reads_by_probability():
     """R187."""
     readers = [Counting(name=index) for index in range(3)]
     mixed = PreparedReader(readers, [0.2, 0.5, 0.3], seed=[1])
-    seen = np.bincount([int(mixed.next()["name"][0]) for _ in range(4000)]) / 4000
-    assert np.abs(seen - [0.2, 0.5, 0.3]).max() < 0.03
+    drawn_numbers = np.bincount([int(mixed.next()["name"][0]) for _ in range(4000)]) / 4000
+    assert np.abs(drawn_numbers - [0.2, 0.5, 0.3]).max() < 0.03
     mixed.close()
     assert all(reader.is_closed for reader in readers)
 
 
-def part(eps_id, start, end, *, done=False):
+def part(eps_id, start, end, *, is_done=False):
     steps = np.arange(start, end)
     return SampleBatch(
         obs=100.0 * eps_id + steps,
         t=steps,
         eps_id=np.full(len(steps), eps_id),
-        dones=(steps == end - 1) & done,
+        dones=(steps == end - 1) & is_done,
     )
 
 
@@ -422,9 +422,9 @@ def joined(assembler, *batches):
 def test_parts_of_interleaved_episodes_are_assembled_when_they_end():
     assembler = EpisodeAssembler()
     first = SampleBatch.concat([part(1, 0, 3), part(2, 0, 2)])
-    second = SampleBatch.concat([part(1, 3, 5, done=True), part(2, 2, 4)])
+    second = SampleBatch.concat([part(1, 3, 5, is_done=True), part(2, 2, 4)])
     third = SampleBatch.concat(
-        [part(3, 0, 2, done=True), part(2, 4, 5, done=True), part(3, 0, 1, done=True)]
+        [part(3, 0, 2, is_done=True), part(2, 4, 5, is_done=True), part(3, 0, 1, is_done=True)]
     )
     assert joined(assembler, first) == []
     assert joined(assembler, second) == [[100, 101, 102, 103, 104]]
@@ -435,11 +435,11 @@ def test_parts_of_interleaved_episodes_are_assembled_when_they_end():
 
 def test_episodes_without_beginning_or_end_are_left_out_and_counted():
     assembler = EpisodeAssembler()
-    assert joined(assembler, part(1, 2, 5, done=True)) == [], "its beginning is missing"
-    assert joined(assembler, part(2, 0, 2), part(2, 3, 6, done=True)) == [], (
+    assert joined(assembler, part(1, 2, 5, is_done=True)) == [], "its beginning is missing"
+    assert joined(assembler, part(2, 0, 2), part(2, 3, 6, is_done=True)) == [], (
         "a part in between is missing"
     )
-    assert joined(assembler, part(4, 0, 2), part(4, 0, 3, done=True)) == [[400, 401, 402]], (
+    assert joined(assembler, part(4, 0, 2), part(4, 0, 3, is_done=True)) == [[400, 401, 402]], (
         "of another worker"
     )
     assert joined(assembler, part(5, 0, 4)) == []

@@ -11,7 +11,7 @@ from aiorl.offline.formats import Share
 from aiorl.offline.registry import format_of
 
 
-def row(episode, t, **more):
+def row(episode, t, **columns):
     return {
         "eps_id": episode,
         "agent_id": "0",
@@ -23,7 +23,7 @@ def row(episode, t, **more):
         "truncateds": False,
         "infos": {},
         "t": t,
-        **more,
+        **columns,
     }
 
 
@@ -34,9 +34,9 @@ def read(path, lines, share=None):
 
 def test_rows_of_an_episode_become_a_batch(tmp_path):
     lines = [row(episode, t) for episode in ("ab12", "cd34", "ab12") for t in range(3)]
-    found = read(tmp_path / "rows.jsonl", lines)
-    assert [stored.place for stored in found] == ["line 1", "line 4", "line 7"]
-    first, second, third = (stored.batch for stored in found)
+    loaded = read(tmp_path / "rows.jsonl", lines)
+    assert [stored.place for stored in loaded] == ["line 1", "line 4", "line 7"]
+    first, second, third = (stored.batch for stored in loaded)
     np.testing.assert_array_equal(first["obs"], np.array([[0, 1], [1, 1], [2, 1]], np.float32))
     assert (first["actions"].tolist(), first["actions"].dtype.kind) == ([0, 1, 0], "i")
     assert first["terminateds"].tolist() == [False, False, True]
@@ -52,10 +52,10 @@ def test_rows_of_an_episode_become_a_batch(tmp_path):
 
 def test_rows_that_do_not_fit_are_named_and_the_others_are_read(tmp_path):
     lines = [row(1, 0), row(1, 1, obs=[1.0]), row(2, 0), {"eps_id": 3, "obs": [0.0, 1.0]}]
-    found = read(tmp_path / "rows.json", lines)
-    assert isinstance(found[0], DataError)
-    assert found[0].place == "line 1"
-    assert [getattr(stored, "place", None) for stored in found[1:]] == ["line 3", "line 4"]
+    loaded = read(tmp_path / "rows.json", lines)
+    assert isinstance(loaded[0], DataError)
+    assert loaded[0].place == "line 1"
+    assert [getattr(stored, "place", None) for stored in loaded[1:]] == ["line 3", "line 4"]
 
 
 def test_a_damaged_line_is_reported_by_one_of_the_readers_that_share_a_file(tmp_path):
@@ -71,8 +71,10 @@ def test_a_damaged_line_is_reported_by_one_of_the_readers_that_share_a_file(tmp_
         )
     )
     path = str(tmp_path / "rows.jsonl")
-    found = [stored for index in range(3) for stored in format_of(path).read(path, Share(index, 3))]
-    assert sorted(error.place for error in found if isinstance(error, DataError)) == [
+    loaded = [
+        stored for index in range(3) for stored in format_of(path).read(path, Share(index, 3))
+    ]
+    assert sorted(error.place for error in loaded if isinstance(error, DataError)) == [
         "line 2",
         "line 5",
     ]

@@ -87,11 +87,11 @@ def test_a_row_without_a_number_is_named_counted_and_left_out(
     place = {"parquet": "row group 1, row 7", "rllib": "line 1, row 7", "rows": "line "}[form]
     for command in ("inspect", "validate"):
         assert main([command, path]) == 1
-        told = capsys.readouterr().out
-        assert f"{path}, {place}" in told
-        assert name in told
+        output = capsys.readouterr().out
+        assert f"{path}, {place}" in output
+        assert name in output
         assert (
-            "nan" not in told.replace(path, "").lower().split("not finite")[0]
+            "nan" not in output.replace(path, "").lower().split("not finite")[0]
             or command == "validate"
         )
 
@@ -104,16 +104,16 @@ def test_the_rows_around_one_that_is_left_out_are_not_joined(tmp_path: Any) -> N
             del columns[name]
         pq.write_table(pa.table(columns), tmp_path / f"{number}.parquet")
         options = ReaderOptions(**ONCE, adds_new_obs=True)
-        found = [
+        faults = [
             part
             for batch in FileReader(str(tmp_path / f"{number}.parquet"), options)
             for part in trajectories(batch)
         ]
         obs = np.asarray(columns["obs"], np.float32)
-        assert sum(part.count for part in found) == 5 + 0 + 3 + 5, (
+        assert sum(part.count for part in faults) == 5 + 0 + 3 + 5, (
             "row 6 lacks the observation that followed it"
         )
-        for part in found:
+        for part in faults:
             start = int(np.flatnonzero((obs == part["obs"][0]).all(axis=1))[0])
             np.testing.assert_array_equal(part["new_obs"][:-1], obs[start + 1 : start + part.count])
 

@@ -34,9 +34,11 @@ __all__ = ["fresh_logging"]
 def make_worker():
     with contextlib.ExitStack() as stack:
 
-        def make(policy=RandomPolicy, **more):
-            more = {"rollout_fragment_length": 10, "policy_config": {"seed": 0}} | more
-            return stack.enter_context(RolloutWorker(lambda context: CountingEnv(), policy, **more))
+        def make(policy=RandomPolicy, **options):
+            options = {"rollout_fragment_length": 10, "policy_config": {"seed": 0}} | options
+            return stack.enter_context(
+                RolloutWorker(lambda context: CountingEnv(), policy, **options)
+            )
 
         yield make
 
@@ -134,8 +136,8 @@ def test_a_worker_reads_the_batches_that_another_wrote(tmp_path, make_worker):
     with contextlib.suppress(EndOfData):
         while True:
             read.append(reader.sample())
-    for found, batch in zip(read, written, strict=True):
-        assert_equal_batches(found, batch)
+    for loaded, batch in zip(read, written, strict=True):
+        assert_equal_batches(loaded, batch)
 
 
 def test_the_last_rows_of_a_pass_are_a_shorter_batch(tmp_path, make_worker):
@@ -177,14 +179,14 @@ def test_workers_share_the_files_by_their_slots(tmp_path, make_worker):
     for number in range(6):
         write(tmp_path / f"{number}.json", cartpole_rows(1, 5, first=number))
     settings = InputSettings(epochs=1)
-    seen = []
+    values = []
     for index in (1, 2, 3):
         worker = make_worker(
             worker_index=index, num_workers=3, input_creator=input_creator(str(tmp_path), settings)
         )
         assert len(worker.input_reader.files) == 2
-        seen += [int(batch["eps_id"][0]) for batch in worker.input_reader]
-    assert sorted(seen) == list(range(6))
+        values += [int(batch["eps_id"][0]) for batch in worker.input_reader]
+    assert sorted(values) == list(range(6))
     local = make_worker(
         worker_index=0, num_workers=3, input_creator=input_creator(str(tmp_path), settings)
     )
@@ -231,11 +233,11 @@ def test_only_stored_rows_of_a_mixture_are_postprocessed(tmp_path, make_worker):
     worker = make_worker(Postprocessing)
     settings = InputSettings(postprocess_inputs=True, seed=0)
     mixed = input_creator({"sampler": 0.5, path: 0.5}, settings)(worker.io_context)
-    seen = {
+    values = {
         (len(batch["obs"][0]), tuple(batch["advantages"])[:1])
         for batch in (mixed.next() for _ in range(40))
     }
-    assert seen == {(3, (0.0,)), (4, (0.0,))}
+    assert values == {(3, (0.0,)), (4, (0.0,))}
 
 
 class TakesRaw(RandomPolicy):
@@ -277,9 +279,11 @@ def test_stored_rows_of_a_policy_that_the_worker_lacks_are_refused(tmp_path, mak
         worker.sample()
 
 
-@pytest.mark.parametrize(("limit", "found"), [(None, 3.0), (False, 3.0), (True, 1.0), (2.0, 2.0)])
+@pytest.mark.parametrize(
+    ("limit", "expected"), [(None, 3.0), (False, 3.0), (True, 1.0), (2.0, 2.0)]
+)
 def test_rewards_are_clipped_before_stored_rows_are_postprocessed(
-    limit, found, tmp_path, make_worker
+    limit, expected, tmp_path, make_worker
 ):
     """As for rewards of environments."""
     rows = cartpole_rows(2, 5)
@@ -288,7 +292,7 @@ def test_rewards_are_clipped_before_stored_rows_are_postprocessed(
         write(str(tmp_path / "a.json"), rows), InputSettings(postprocess_inputs=True)
     )
     worker = make_worker(Postprocessing, input_creator=source, clip_rewards=limit)
-    assert set(worker.sample()["rewards"].tolist()) == {-found}
+    assert set(worker.sample()["rewards"].tolist()) == {-expected}
 
 
 def test_only_files_are_shuffled_not_samplers_or_functions(tmp_path, make_worker):
@@ -316,7 +320,7 @@ def test_with_simulation_learning_gets_stored_rows_and_metrics_come_from_the_env
     while len(metrics) < 5:
         assert worker.sample()["obs"].shape[1] == 4
         metrics += worker.get_metrics()
-    assert {found.episode_reward for found in metrics} == {15.0}
+    assert {expected.episode_reward for expected in metrics} == {15.0}
     with pytest.raises(ConfigError, match="simulation"):
         make_worker(input_creator=input_creator("sampler"), input_evaluation=["simulation"])
 

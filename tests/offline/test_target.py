@@ -28,11 +28,11 @@ def make_policy(**kind):
 
 
 def episodes(rng, lengths=(4, 1, 7, 4)):
-    made = []
+    played = []
     for number, length in enumerate(lengths):
         obs = rng.normal(size=(length + 1, 2)).astype(np.float32)
         ends = np.arange(length) == length - 1
-        made.append(
+        played.append(
             SampleBatch(
                 obs=obs[:-1],
                 new_obs=obs[1:],
@@ -45,7 +45,7 @@ def episodes(rng, lengths=(4, 1, 7, 4)):
                 dones=ends,
             )
         )
-    return made
+    return played
 
 
 @pytest.mark.parametrize(
@@ -59,13 +59,13 @@ def episodes(rng, lengths=(4, 1, 7, 4)):
 def test_look_at_equals_stepping_through_each_episode_with_the_policys_states(kind):
     policy, stored = make_policy(**kind), episodes(np.random.default_rng(1))
     look = look_at(policy, stored, need_ends=True)
-    known, expected = [], []
+    network_inputs, expected = [], []
     for episode in stored:
         state = policy.initial_state(1)
         action, reward = np.zeros(1, np.int64), np.zeros(1, np.float32)
         for row in range(episode.count + 1):
             obs = episode["obs"][row : row + 1] if row < episode.count else episode["new_obs"][-1:]
-            known.append(np.concatenate([obs[0], state[0][0] if state else []]))
+            network_inputs.append(np.concatenate([obs[0], state[0][0] if state else []]))
             _, state, columns = policy.compute_actions(obs, state, action, reward, explore=False)
             expected.append(columns["action_dist_inputs"][0])
             if row < episode.count:
@@ -74,7 +74,7 @@ def test_look_at_equals_stepping_through_each_episode_with_the_policys_states(ki
                     episode["rewards"][row : row + 1],
                 )
     np.testing.assert_allclose(look.dist_inputs, expected, rtol=1e-5)
-    np.testing.assert_allclose(look.inputs, known, rtol=1e-5)
+    np.testing.assert_allclose(look.inputs, network_inputs, rtol=1e-5)
     actions = np.concatenate([episode["actions"] for episode in stored])
     np.testing.assert_allclose(
         look.logp, policy.distribution.logp(np.array(expected)[look.steps], actions)
@@ -140,13 +140,13 @@ def test_a_continuous_policy_is_also_judged_by_its_model():
         )
         for row in range(3000)
     ]
-    found = judge(policy, stored, num_resamples=200)
+    estimate = judge(policy, stored, num_resamples=200)
     truth = -(1 / 12 + np.exp(-2.0))
     for name in ("is", "wis", "pdis", "dr"):
-        low, high = found.estimates[name].interval
+        low, high = estimate.estimates[name].interval
         assert low - 0.02 < truth < high + 0.02, name
-    assert found.estimates["dm"].value == pytest.approx(truth, abs=0.02)
-    assert found.v_prev == pytest.approx(-4 / 3, abs=0.1)
+    assert estimate.estimates["dm"].value == pytest.approx(truth, abs=0.02)
+    assert estimate.v_prev == pytest.approx(-4 / 3, abs=0.1)
 
 
 class LeaningWithShares(Leaning):

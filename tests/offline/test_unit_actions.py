@@ -102,9 +102,9 @@ def test_actions_of_an_unbounded_space_cannot_be_scaled_back(tmp_path):
 def test_commands_show_the_action_space_and_scale_actions_back(tmp_path, capsys):
     path = stored(tmp_path / "a.json", [[-0.977], [0.9755]])
     assert main(["inspect", path, "--env", "Pendulum-v1"]) == 0
-    told = capsys.readouterr().out
-    assert "Box(-2.0, 2.0, (1,), float32)" in told
-    assert "actions_in_input_normalized" in told
+    output = capsys.readouterr().out
+    assert "Box(-2.0, 2.0, (1,), float32)" in output
+    assert "actions_in_input_normalized" in output
     out = str(tmp_path / "b.json")
     assert (
         main(

@@ -9,6 +9,8 @@ from stored_rows import assert_equal_batches, cartpole_rows, read_once
 
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import ConfigError
+from aiorl.offline import json_lines
+from aiorl.offline.files import packed
 from aiorl.offline.writers import FileWriter
 
 
@@ -66,20 +68,27 @@ def test_after_a_failed_write_a_new_file_is_started(tmp_path, monkeypatch):
     """A disk that was full for a while leaves a torn line at the end of one file, and no lines
     after it.
     """
-    writer = FileWriter(str(tmp_path))
-    writer.write(cartpole_rows(first=0))
-    file = writer._file._file
+    is_full = False
 
-    class Full:
+    class File:
+        def __init__(self, path, plain):
+            self._file = packed(path, plain)
+            self.flush = self._file.flush
+            self.close = self._file.close
+
         def write(self, data):
-            file.write(bytes(data[:100]))
+            if not is_full:
+                return self._file.write(data)
+            self._file.write(bytes(data[:100]))
             raise OSError(errno.ENOSPC, "No space left on device")
 
-        flush, close = file.flush, file.close
-
-    writer._file._file = Full()
+    monkeypatch.setattr(json_lines, "packed", File)
+    writer = FileWriter(str(tmp_path))
+    writer.write(cartpole_rows(first=0))
+    is_full = True
     with pytest.raises(OSError, match="No space"):
         writer.write(cartpole_rows(first=3))
+    is_full = False
     writer.write(cartpole_rows(first=6))
     writer.close()
     assert len(list(tmp_path.iterdir())) == 2
