@@ -87,9 +87,7 @@ def episode_order(rows: SampleBatch) -> Positions | None:
         for number in np.unique(sorted_numbers[1:][is_unsorted]):
             start, end = np.searchsorted(sorted_numbers, [number, number + 1])
             order[start:end] = _by_step(rows, order[start:end])
-    if (order[1:] > order[:-1]).all():
-        return None
-    return order
+    return None if (order[1:] > order[:-1]).all() else order
 
 
 def rows_in_order(rows: SampleBatch) -> SampleBatch:
@@ -316,9 +314,7 @@ class EpisodeJoiner:
         released: dict[str, list[SampleBatch]] = {}
         self._release_open(released)
         rest = self._batch(released)
-        if rest is None:
-            return None
-        return Stored("episodes cut by the end of the file", rest)
+        return None if rest is None else Stored("episodes cut by the end of the file", rest)
 
     def _add_rows(
         self,

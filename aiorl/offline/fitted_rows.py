@@ -30,7 +30,9 @@ class RowFitter:
     """
 
     def __init__(
-        self, observation_space: spaces.Space[Any] | None, action_space: spaces.Space[Any] | None
+        self,
+        observation_space: spaces.Space[Any] | None,
+        action_space: spaces.Space[Any] | None,
     ) -> None:
         """Set the spaces.
 
@@ -59,7 +61,10 @@ class RowFitter:
         for name in (c.OBS, c.NEW_OBS):
             if space is not None and name in rows:
                 rows[name] = _converted(
-                    name, rows[name], tuple(space.shape or ()), np.dtype(space.dtype)
+                    name,
+                    rows[name],
+                    tuple(space.shape or ()),
+                    np.dtype(space.dtype),
                 )
         layout = self._actions
         for name in (c.ACTIONS, c.PREV_ACTIONS):
@@ -72,7 +77,12 @@ class RowFitter:
                 rows[name] = rows[name].astype(np.float32)
 
 
-def _converted(name: str, column: Array, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+def _converted(
+    name: str,
+    column: Array,
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+) -> Array:
     """Return a column [B, ...] in the dtype of a space, and in its shape if only axes of length 1
     differ.
 

@@ -67,14 +67,9 @@ def map_policies(
     """
     if isinstance(batch, SampleBatch):
         return make(DEFAULT_POLICY_ID, batch)
-    policies: dict[str, SampleBatch] = {}
-    for policy_id, rows in batch.policy_batches.items():
-        new_rows = make(policy_id, rows)
-        if new_rows is not None:
-            policies[policy_id] = new_rows
-    if not policies:
-        return None
-    return MultiAgentBatch(policies, batch.count)
+    results = {policy_id: make(policy_id, rows) for policy_id, rows in batch.policy_batches.items()}
+    policies = {policy_id: rows for policy_id, rows in results.items() if rows is not None}
+    return MultiAgentBatch(policies, batch.count) if policies else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -531,9 +531,7 @@ def _described_column(column: Any, is_compressed: bool) -> dict[str, Any]:
     if is_json and not is_compressed:
         return {"dtype": dtype, "rows": column}
     raw = column.astype(column.dtype.newbyteorder("<"), copy=False).tobytes()
-    encoding = "base64"
     if is_compressed:
         raw = lz4.frame.compress(raw)
-        encoding = "lz4"
     text = binascii.b2a_base64(raw, newline=False).decode()
-    return {"dtype": dtype, "shape": [*column.shape], encoding: text}
+    return {"dtype": dtype, "shape": [*column.shape], "lz4" if is_compressed else "base64": text}

@@ -93,7 +93,11 @@ def read_row_groups(file: IO[bytes]) -> list[tuple[int, list[_Fields]]]:
     return groups
 
 
-def decoded_bytes(file: IO[bytes], chunk: _Fields, column: Any) -> int:
+def decoded_bytes(
+    file: IO[bytes],
+    chunk: _Fields,
+    column: Any,
+) -> int:
     """Return an upper bound of the decoded size of a row group's column in bytes.
 
     Args:
@@ -134,7 +138,11 @@ def decoded_bytes(file: IO[bytes], chunk: _Fields, column: Any) -> int:
     return total
 
 
-def _number(fields: _Fields, number: int, kind: int) -> int:
+def _number(
+    fields: _Fields,
+    number: int,
+    kind: int,
+) -> int:
     value = fields.get((number, kind), -1)
     if value < 0:
         raise DataError(_DAMAGED)
@@ -244,7 +252,11 @@ class Parquet(Format):
     suffixes = (".parquet", ".pq")
     about = "Parquet, the fastest to read"
 
-    def read(self, path: str, share: Share = WHOLE) -> Generator[Stored | DataError, None, None]:
+    def read(
+        self,
+        path: str,
+        share: Share = WHOLE,
+    ) -> Generator[Stored | DataError, None, None]:
         """See `Format.read`; a batch is a row group."""
         with needed_by("Parquet", "pyarrow", EXTRA, key="input"):
             import pyarrow as pa
@@ -262,7 +274,11 @@ class Parquet(Format):
                     raise DataError(_DAMAGED)
                 file = plainly
                 if texts:
-                    file = pq.ParquetFile(plain, metadata=plainly.metadata, read_dictionary=texts)
+                    file = pq.ParquetFile(
+                        plain,
+                        metadata=plainly.metadata,
+                        read_dictionary=texts,
+                    )
             except faults as error:
                 kind = "" if isinstance(error, DataError) else "not a readable Parquet file: "
                 raise DataError(kind + placed(error, path).reason, path=path) from error
@@ -358,7 +374,12 @@ class _Column(NamedTuple):
         are_numbers = dtype is None or dtype.kind in NUMBER_KINDS
         if not are_sizes or not are_numbers or len(shape) >= MAX_DIMS:
             raise DataError(f"the metadata of column {name!r} do not describe a column of numbers")
-        return cls(name=name, dtype=dtype, shape=shape, is_objects=is_objects)
+        return cls(
+            name=name,
+            dtype=dtype,
+            shape=shape,
+            is_objects=is_objects,
+        )
 
 
 def _read_column(stored: tuple[_Column, Any], room: Room) -> Array:
@@ -410,7 +431,10 @@ def _episode_numbers(array: Any) -> Array:
 
     NaN where there is none.
     """
-    numbers = np.append(episode_numbers(array.dictionary.to_pylist()).astype(np.float64), np.nan)
+    numbers = np.append(
+        episode_numbers(array.dictionary.to_pylist()).astype(np.float64),
+        np.nan,
+    )
     places = array.indices.fill_null(len(numbers) - 1).to_numpy(zero_copy_only=False)
     return np.asarray(numbers[places])
 
@@ -427,7 +451,9 @@ def _with_missing(array: Any) -> Array:
     present = _flat(array.drop_null(), can_be_missing=True)
     present = present.reshape(int(is_present.sum()), -1)
     column = np.full(
-        (len(array), present.shape[1]), np.nan, np.result_type(present.dtype, np.float32)
+        (len(array), present.shape[1]),
+        np.nan,
+        np.result_type(present.dtype, np.float32),
     )
     column[is_present] = present
     return column if pa.types.is_nested(array.type) else column[:, 0]
@@ -447,7 +473,10 @@ def _flat(array: Any, *, can_be_missing: bool) -> Array:
         if pa.types.is_fixed_size_binary(kind):
             width = kind.byte_width
             return np.frombuffer(
-                array.buffers()[1], np.uint8, len(array) * width, array.offset * width
+                array.buffers()[1],
+                np.uint8,
+                len(array) * width,
+                array.offset * width,
             )
         if not pa.types.is_nested(kind):
             numbers: Array = array.to_numpy(zero_copy_only=False)
@@ -573,7 +602,10 @@ class _ParquetFile(BatchFile):
                     field.name for field in fields if pa.types.is_primitive(field.type)
                 ],
             )
-        self._writer.write_table(pa.table(list(arrays), schema=schema), row_group_size=rows.count)
+        self._writer.write_table(
+            pa.table(list(arrays), schema=schema),
+            row_group_size=rows.count,
+        )
 
 
 def _last_start(rows: SampleBatch) -> int:
@@ -599,7 +631,9 @@ def _to_arrow(name: str, column: Any) -> tuple[Any, Any]:
     if column.dtype == np.float16 or size > _MAX_LIST:
         width = size * column.dtype.itemsize
         values = pa.FixedSizeBinaryArray.from_buffers(
-            pa.binary(width), len(column), [None, pa.py_buffer(column)]
+            pa.binary(width),
+            len(column),
+            [None, pa.py_buffer(column)],
         )
         return _field(name, values.type, note), values
     values = pa.array(column.reshape(-1))
@@ -608,7 +642,16 @@ def _to_arrow(name: str, column: Any) -> tuple[Any, Any]:
     return _field(name, values.type, note), values
 
 
-def _field(name: str, kind: Any, note: dict[str, Sequence[int] | str]) -> Any:
+def _field(
+    name: str,
+    kind: Any,
+    note: dict[str, Sequence[int] | str],
+) -> Any:
     import pyarrow as pa
 
-    return pa.field(name, kind, nullable=False, metadata={_KEY: json.dumps(note)})
+    return pa.field(
+        name,
+        kind,
+        nullable=False,
+        metadata={_KEY: json.dumps(note)},
+    )

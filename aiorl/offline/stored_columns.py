@@ -56,7 +56,11 @@ class Room:
             raise DataError(f"a batch of more than {MAX_BATCH_BYTES:,} bytes; write smaller ones")
 
 
-def read_batch(columns: object, read: Callable[[Any, Room], Array], room: Room) -> SampleBatch:
+def read_batch(
+    columns: object,
+    read: Callable[[Any, Room], Array],
+    room: Room,
+) -> SampleBatch:
     """Return a batch of stored columns, read one by one.
 
     Args:
@@ -214,7 +218,10 @@ def _are_numbers(rows: list[list[Any]]) -> bool:
 
 
 def from_bytes(
-    raw: object, dtype: np.dtype[Any], shape: Sequence[object], order: Literal["C", "F"] = "C"
+    raw: object,
+    dtype: np.dtype[Any],
+    shape: Sequence[object],
+    order: Literal["C", "F"] = "C",
 ) -> Array:
     """Return bytes as an array [*shape] in native byte order, which can share their memory.
 
@@ -257,7 +264,10 @@ def _number_of(name: object) -> float:
         return math.nan
     if not isinstance(name, str):
         raise DataError(f"text next to a {type(name).__name__} as names of episodes")
-    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=6).digest(), "big")
+    return int.from_bytes(
+        hashlib.blake2b(name.encode(), digest_size=6).digest(),
+        "big",
+    )
 
 
 def object_column(values: Sequence[object]) -> Array:
@@ -358,7 +368,11 @@ def _flags(name: str, column: Array) -> Array:
     """
     if column.ndim == 1 and column.dtype.kind in "biu":
         return column.astype(bool, copy=False)
-    fits = _converted(column, np.bool_, lambda numbers: np.isin(numbers, (0.0, 1.0)))
+    fits = _converted(
+        column,
+        np.bool_,
+        lambda numbers: np.isin(numbers, (0.0, 1.0)),
+    )
     if fits is None:
         raise DataError(f"column {name!r} does not hold flags")
     return fits

@@ -59,11 +59,9 @@ class UnitActions:
         for name in (c.ACTIONS, c.PREV_ACTIONS):
             if name in rows:
                 unit = np.clip(np.asarray(rows[name], np.float64), -1.0, 1.0)
-                actions = self._low + (unit + 1.0) * self._half
-                rows[name] = actions.astype(self._dtype)
+                rows[name] = (self._low + (unit + 1.0) * self._half).astype(self._dtype)
         if c.ACTION_LOGP in rows:
-            logp = rows[c.ACTION_LOGP] - self._log_half
-            rows[c.ACTION_LOGP] = logp.astype(np.float32)
+            rows[c.ACTION_LOGP] = (rows[c.ACTION_LOGP] - self._log_half).astype(np.float32)
         if ACTION_PROB in rows:
             density = rows[ACTION_PROB] * np.exp(-self._log_half)
             rows[ACTION_PROB] = density.astype(np.float32)
@@ -109,7 +107,11 @@ class UnitGuess:
             )
 
 
-def seem_scaled(space: Space | None, low: float, high: float) -> bool:
+def seem_scaled(
+    space: Space | None,
+    low: float,
+    high: float,
+) -> bool:
     """Return whether a space extends beyond [-1, 1], but actions from `low` to `high` don't."""
     if not _is_bounded(space):
         return False

@@ -228,9 +228,7 @@ def _network_inputs(
 
 
 def _in_episode(episode: SampleBatch) -> str:
-    if c.EPS_ID not in episode:
-        return ""
-    return f" in episode {episode[c.EPS_ID][0]}"
+    return f" in episode {episode[c.EPS_ID][0]}" if c.EPS_ID in episode else ""
 
 
 def has_terminated(episode: SampleBatch) -> bool:
