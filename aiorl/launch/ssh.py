@@ -36,8 +36,8 @@ from aiorl.errors import AiorlError, ConfigError
 from aiorl.launch import ssh_host
 from aiorl.launch.job import CORES, Job, Verb, check_printable, saved
 from aiorl.launch.logs import lines_of, printable, show_ends
+from aiorl.launch.shipment import archive, code_archive, look_through
 from aiorl.process.imports import child_python, python_path
-from aiorl.process.shipped import archive, code_archive, look_through
 from aiorl.text import one_line
 
 ABOUT = "Trains with workers on hosts that ssh can log in to, where the current directory is sent."

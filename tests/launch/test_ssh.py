@@ -29,8 +29,8 @@ from processes import SMALL, Started, wait_until
 from aiorl.errors import ConfigError
 from aiorl.launch import ssh_host
 from aiorl.launch.job import checked
+from aiorl.launch.shipment import code_archive, shipped
 from aiorl.launch.ssh import Host, Launch, parse_hosts
-from aiorl.process.shipped import code_archive, shipped
 
 SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
 ENV = '''

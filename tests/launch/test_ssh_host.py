@@ -19,7 +19,7 @@ import pytest
 from processes import wait_until
 
 from aiorl.launch import ssh_host
-from aiorl.process.shipped import archive
+from aiorl.launch.shipment import archive
 
 SLEEPS = "import os, time; print('begun', os.getpid(), flush=True); time.sleep(600)"
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from aiorl.errors import ConfigError
-from aiorl.process.shipped import code_archive, look_through, shipped
+from aiorl.launch.shipment import code_archive, look_through, shipped
 
 KEY = b"-----BEGIN OPENSSH PRIVATE KEY-----\n"
 SECRETS = [
