@@ -25,7 +25,7 @@ from aiorl.data.spaces import space_to_dict
 from aiorl.env.registry import EnvContext, resolve_env
 from aiorl.net.wire import messages as m
 from aiorl.net.wire.encoding import encode
-from aiorl.web.child import Ports
+from aiorl.web.ports import Ports
 from benchmarks.attacker import GREETING_OF_DEALER
 from benchmarks.measure import run_command
 from benchmarks.result import Figure
@@ -137,7 +137,7 @@ def memory_of_client_port() -> list[Figure]:
                 (gate,) = (
                     child
                     for child in psutil.Process().children()
-                    if "aiorl.web.child" in child.cmdline()
+                    if "aiorl.web.ports" in child.cmdline()
                 )
                 grown = _grown(int(url.rpartition(":")[2]), gate.pid, [attack])
         finally:

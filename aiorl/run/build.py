@@ -52,7 +52,7 @@ from aiorl.run.policy_plan import (
 )
 from aiorl.run.report.loggers import check_loggers
 from aiorl.sampling.callbacks import DefaultCallbacks
-from aiorl.web.child import check_ports
+from aiorl.web.ports import check_ports
 
 logger = logging.getLogger(__name__)
 

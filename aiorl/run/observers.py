@@ -18,7 +18,7 @@ from aiorl.run.report.loggers import BackgroundLogger, Loggers, make_loggers, op
 from aiorl.run.restoring import RunState
 from aiorl.run.training import Observer, Training
 from aiorl.text import return_text
-from aiorl.web.child import Ports
+from aiorl.web.ports import Ports
 
 
 class StopFigures(NamedTuple):

@@ -51,8 +51,8 @@ from aiorl.web.app import (
     refusal_of,
 )
 from aiorl.web.budget import Budget, Share
-from aiorl.web.child import CLIENT_SECRET
-from aiorl.web.talk import add_talk, packed, unpacked
+from aiorl.web.messages import add_message_routes, packed, unpacked
+from aiorl.web.ports import CLIENT_SECRET
 
 logger = logging.getLogger(__name__)
 
@@ -409,7 +409,9 @@ class Gate(App):
         metrics.gauge("aiorl_client_port_unanswered_bytes", about, lambda: self._mail.num_bytes)
         self.on_answer.append(metrics.note)
         handlers: dict[str, Asked] = {do: partial(self._ask, do) for do in ("act", "end", "close")}
-        add_talk(self, handlers | {"open": self._open, "join": self._join}, metrics.note_message)
+        add_message_routes(
+            self, handlers | {"open": self._open, "join": self._join}, metrics.note_message
+        )
         self.add("GET", "/metrics", metrics.answer)
         self.add("GET", "/live", always({"live": True}), is_open=True)
         self.add("GET", "/ready", self._ready, is_open=True)

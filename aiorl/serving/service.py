@@ -28,7 +28,7 @@ from aiorl.web.app import (
     json_response,
     parse_json,
 )
-from aiorl.web.talk import add_talk
+from aiorl.web.messages import add_message_routes
 
 if TYPE_CHECKING:
     from aiorl.serving.record import Recorder
@@ -93,7 +93,7 @@ class Service:
             "end": self.end,
             "close": self.close,
         }
-        add_talk(app, handlers, metrics.note_message)
+        add_message_routes(app, handlers, metrics.note_message)
         extensions = ["binary_tensor_data", "sequence"]
         app.add(
             "GET",

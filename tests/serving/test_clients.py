@@ -37,7 +37,7 @@ from aiorl.env.base_env import ALL_AGENTS
 from aiorl.env.external_env import ExternalBaseEnv
 from aiorl.env.registry import EnvContext, resolve_env
 from aiorl.errors import ConfigError, SamplerDied
-from aiorl.web.child import Ports
+from aiorl.web.ports import Ports
 
 BOX, ACTIONS = spaces.Box(-1.0, 1.0, (2,), np.float32), spaces.Discrete(3)
 ROOT = Path(__file__).parents[2]

@@ -34,7 +34,7 @@ from aiorl.launch.job import Job
 from aiorl.learning.algorithms.registry import config_class
 from aiorl.status import part_of
 from aiorl.watch.reading import Run, Runs, config_text, curves, experiments, log_entries
-from aiorl.web.child import Ports
+from aiorl.web.ports import Ports
 
 MARKUP = "<img src=x onerror=alert(1)>"
 LOG = f"""2026-11-27 07:47:01,150 INFO aiorl.run.build: the seed of this run is 7

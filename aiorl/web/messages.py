@@ -1,4 +1,4 @@
-"""Talks: requests and answers on a WebSocket, many under way at a time.
+"""Requests and answers as messages of a WebSocket, many under way at a time.
 
 Each message is a request: an object with ``do``, the name of a handler ("act" if it is missing);
 ``id``, a number or a text that its answer repeats; and the handler's own keys. A binary message is
@@ -42,10 +42,10 @@ _MAX_ID = 200
 _EXACT = 1 << 53  # as float64
 
 
-def add_talk(
+def add_message_routes(
     app: App, handlers: Mapping[str, Asked], note: Note = lambda do, status, seconds: None
 ) -> None:
-    """Add the routes by which clients talk to handlers, over HTTP and at the WebSocket /ws; see the
+    """Add the routes by which clients reach handlers, over HTTP and at the WebSocket /ws; see the
     module.
 
     Args:
@@ -57,10 +57,12 @@ def add_talk(
     app.add_asked("POST", "/sessions", handlers["open"], 201)
     app.add_asked("POST", "/sessions/{session}/end", handlers["end"])
     app.add_asked("DELETE", "/sessions/{session}", handlers["close"])
-    app.add("WEBSOCKET", "/ws", lambda socket: _Talk(socket, handlers, note).run())
+    app.add("WEBSOCKET", "/ws", lambda socket: _Conversation(socket, handlers, note).run())
 
 
-class _Talk:
+class _Conversation:
+    """Requests of one WebSocket, and their answers."""
+
     def __init__(self, socket: WebSocket, handlers: Mapping[str, Asked], note: Note) -> None:
         self._socket = socket
         self._handlers = handlers
@@ -71,7 +73,7 @@ class _Talk:
 
     async def run(self) -> None:
         while (message := await self._socket.receive()) is not None:
-            self._take(message)
+            self._answer(message)
             await self._until(MAX_UNDER_WAY - 1)
             await self._socket.drain()
         if self._socket.is_ending:
@@ -82,18 +84,19 @@ class _Talk:
             self._is_answered.clear()
             await self._is_answered.wait()
 
-    def _take(self, message: bytes | str) -> None:
-        known: dict[str, Any] = {"id": None, "do": "", "began": time.perf_counter()}
+    def _answer(self, message: bytes | str) -> None:
+        # what is known of the request so far; also an answer to one that can't be read needs it
+        header: dict[str, Any] = {"id": None, "do": "", "began": time.perf_counter()}
 
         def answer() -> dict[str, Any] | Reply:
-            said = parse_json(message) if isinstance(message, str) else unpacked(message)
-            if not isinstance(said, dict):
+            body = parse_json(message) if isinstance(message, str) else unpacked(message)
+            if not isinstance(body, dict):
                 raise Refusal(
                     400,
                     "A message must be an object, such as {'id': 1, 'observation': [0.1, 0.2]}.",
                 )
-            id = said.pop("id", None)
-            do = said.pop("do", "act")
+            id = body.pop("id", None)
+            do = body.pop("do", "act")
             if not isinstance(id, int | float | str | None) or len(str(id)) > _MAX_ID:
                 raise Refusal(
                     400, f"'id' must be a number, or a text of at most {_MAX_ID} characters."
@@ -102,36 +105,34 @@ class _Talk:
                 raise Refusal(
                     400, f"'id' {id!r} may have lost digits. Send a number of this size as a text."
                 )
-            known["id"] = id
+            header["id"] = id
             if not isinstance(do, str) or do not in self._handlers:
                 raise Refusal(
                     400, f"'do' can't be {shown(do)}; there are {', '.join(self._handlers)}."
                 )
-            known["do"] = do
-            return self._handlers[do](said)
+            header["do"] = do
+            return self._handlers[do](body)
 
         self._num_under_way += 1
-        form = (
-            packed
-            if isinstance(message, bytes)
-            else lambda answer: json_response(answer).body.decode()
-        )
-        reply_of(answer).add_done_callback(partial(self._give, form, known))
+        encode = packed if isinstance(message, bytes) else _json_text
+        reply_of(answer).add_done_callback(partial(self._queue, encode, header))
 
-    def _give(
-        self, form: Callable[[dict[str, Any]], bytes | str], known: dict[str, Any], reply: Reply
+    def _queue(
+        self, encode: Callable[[dict[str, Any]], bytes | str], header: dict[str, Any], reply: Reply
     ) -> None:
+        """Queue an answer for the end of this turn of the event loop."""
         try:
-            found = reply.result()
-            written = form({"id": known["id"], **found})
+            answer = reply.result()
+            message = encode({"id": header["id"], **answer})
         except Exception as error:
             refusal = refusal_of(error)
-            found = {"status": refusal.status, "error": refusal.sentence}
-            written = form({"id": known["id"], **found})
+            answer = {"status": refusal.status, "error": refusal.sentence}
+            message = encode({"id": header["id"], **answer})
         if not self._answers:  # all answers of a turn are sent together
             asyncio.get_running_loop().call_soon(self._send)
-        self._answers.append(written)
-        self._note(known["do"], str(found.get("status", 200)), time.perf_counter() - known["began"])
+        self._answers.append(message)
+        seconds = time.perf_counter() - header["began"]
+        self._note(header["do"], str(answer.get("status", 200)), seconds)
 
     def _send(self) -> None:
         answers = self._answers
@@ -143,8 +144,12 @@ class _Talk:
 
 def packed(answer: Mapping[str, Any]) -> bytes:
     """Return a message in msgpack."""
-    found: bytes = msgpack.packb(answer, default=_plain)
-    return found
+    message: bytes = msgpack.packb(answer, default=_plain)
+    return message
+
+
+def _json_text(answer: Mapping[str, Any]) -> str:
+    return json_response(answer).body.decode()
 
 
 def _plain(value: Any) -> Any:
@@ -164,9 +169,7 @@ def unpacked(message: bytes) -> Any:
     """
     try:
         return msgpack.unpackb(message, ext_hook=_refuse_extension, max_ext_len=0)  # nor timestamps
-    except (
-        Exception
-    ) as error:  # its own errors, ValueError and others, for anything that is no msgpack
+    except Exception as error:  # msgpack's errors, ValueError and others: any fault of the message
         raise Refusal(400, f"The message is not valid msgpack: {error}.") from None
 
 

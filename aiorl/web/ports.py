@@ -1,8 +1,9 @@
 """Ports that other processes serve for this one: the page of a run, and the port for its clients.
 
-    check_ports(8265, None, has_clients=False)     # before a run begins: the ConfigError names the
-    key ports = Ports() ports.open(run_dir, 8265, None, None)          # requests can be sent at
-    once ports.close()
+    check_ports(8265, None, has_clients=False)  # before a run begins: the ConfigError names the key
+    ports = Ports()
+    ports.open(run_dir, 8265, None, None)  # requests can be sent at once
+    ports.close()
 
 This process listens and hands the sockets to its children, so nothing can take a port in between. A
 child serves the app of the run directory. It ends with this process, however that ends. A child
@@ -33,12 +34,8 @@ from aiorl.web.access import WebOptions, listen, token_in, url_of, want_web
 CLIENT_SECRET = "client.secret"
 """File of a run directory with the secret that lets its workers in at the port for clients."""
 _SERVERS = {
-    "page": (
-        "web",
-        "aiorl.watch.app:make_app",
-        "web.token",
-        10,
-    ),  # the learner needs its processor more
+    # the learner needs the processor more than the page
+    "page": ("web", "aiorl.watch.app:make_app", "web.token", 10),
     "clients": ("client_port", "aiorl.serving.external:Gate", "client.token", 0),
 }
 """Port -> its setting, the function that makes its app, the file of its token, and the niceness of
@@ -68,15 +65,17 @@ def check_ports(page: int | str | None, clients: int | str | None, *, has_client
             it names the key.
     """
     if has_clients != (clients is not None):
-        said = "client_port and an environment that clients play need each other."
         raise ConfigError(
-            said, key="client_port", value=clients, hint="Set env: external and client_port: 9900."
+            "client_port and an environment that clients play need each other.",
+            key="client_port",
+            value=clients,
+            hint="Set env: external and client_port: 9900.",
         )
-    with ExitStack() as held:  # both until the end, because they could be the same
+    with ExitStack() as listeners:  # both until the end, because they could be the same
         for key, value in (("web", page), ("client_port", clients)):
             if value is not None:
                 want_web(f"{key} {value}")
-                held.enter_context(listen(_options(key, value, Path()), key=key))
+                listeners.enter_context(listen(_options(key, value, Path()), key=key))
 
 
 class Ports:
@@ -117,12 +116,11 @@ class Ports:
         if page is not None:
             self._open("page", page, run_dir)
         if clients is not None:
-            secret = token_in(
-                run_dir / CLIENT_SECRET
-            ).decode()  # made before the other process reads it
+            # made before the other process reads it
+            secret = token_in(run_dir / CLIENT_SECRET).decode()
             host, port = self._open("clients", clients, run_dir)
-            found = dialable(url(host, port), None if is_loopback(host) else advertise)
-            addresses = [url(split_address(each)[0], port) for each in found]
+            listening = dialable(url(host, port), None if is_loopback(host) else advertise)
+            addresses = [url(split_address(address)[0], port) for address in listening]
             self.gate = {"gate": {"addresses": addresses, "secret": secret}}
 
     def close(self) -> None:
@@ -142,7 +140,7 @@ class Ports:
         number = listener.fileno()
         token_file = str(options.token_file)
         command = [
-            *child_python("aiorl.web.child"),
+            *child_python("aiorl.web.ports"),
             make_app,
             str(run_dir),
             options.host,
@@ -163,12 +161,14 @@ class Ports:
         )
         child.start()
         self._threads.append(
-            threading.Thread(target=self._keep, args=(child, listener), name="port", daemon=True)
+            threading.Thread(
+                target=self._supervise, args=(child, listener), name="port", daemon=True
+            )
         )
         self._threads[-1].start()
         return options.host, listener.getsockname()[1]
 
-    def _keep(self, child: Children, listener: socket.socket) -> None:
+    def _supervise(self, child: Children, listener: socket.socket) -> None:
         """Look after a process until the port is closed, or the process has failed too often."""
         with listener:
             while not (child.is_over or self._is_over.wait(_LOOK_S)):
