@@ -21,10 +21,10 @@ from prometheus_client import Counter
 
 from aiorl.acting.actor import Actor
 from aiorl.data import columns as c
-from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import ConfigError
 from aiorl.offline.writers import FileWriter
 from aiorl.serving.batching import FAULTS, Answer, Job
+from aiorl.serving.episode import Episode
 from aiorl.serving.sessions import Session
 from aiorl.web.app import Refusal
 
@@ -33,7 +33,6 @@ logger = logging.getLogger(__name__)
 MAX_BYTES = 1 << 30
 MAX_EPISODE_BYTES = 64 << 20
 """Memory of all episodes that are not written yet, and of one of them."""
-_ROW_BYTES = 500  # of the objects around the arrays
 _PAUSE_S = 30.0
 
 
@@ -153,62 +152,3 @@ class Recorder:
             self._paused_until = time.monotonic() + _PAUSE_S
             return "failed"
         return "written"
-
-
-class Episode:
-    """Rows of an episode.
-
-    Attributes:
-        policy: name of its policy.
-        num_bytes: their memory.
-    """
-
-    def __init__(self, recorder: Recorder, policy: str) -> None:
-        """Begin without rows."""
-        self.policy = policy
-        self.num_bytes = 0
-        self._recorder = recorder
-        self._rows: list[tuple[NDArray[Any], NDArray[Any], float, float]] = []
-
-    def add(self, obs: NDArray[Any], action: NDArray[Any], reward: float, logp: float) -> None:
-        """Add a row: the policy's input [...], the action [...], the reward before it, and the
-        log-probability.
-        """
-        self._rows.append((obs, action, reward, logp))
-        size = obs.nbytes + action.nbytes + _ROW_BYTES
-        self.num_bytes += size
-        self._recorder.num_bytes += size
-
-    def end(self, fate: str) -> None:
-        """Count it, and give its memory back."""
-        self._recorder.episodes.labels(self.policy, fate).inc()
-        self._recorder.num_bytes -= self.num_bytes
-
-    def batch(
-        self, number: int, last: NDArray[Any], reward: float, is_truncated: bool
-    ) -> SampleBatch:
-        """Return its rows [B, ...];
-
-        `number` is for ``eps_id``, `last` is the input [...] after the last row.
-        """
-        observations, actions, rewards, logp = zip(*self._rows, strict=True)
-        size = len(actions)
-        obs = np.stack([*observations, last])
-        is_last = np.arange(size) == size - 1
-        batch = SampleBatch(
-            {
-                c.T: np.arange(size, dtype=np.int32),
-                c.EPS_ID: np.full(size, number),
-                c.AGENT_INDEX: np.zeros(size, int),
-                c.OBS: obs[:-1],
-                c.NEW_OBS: obs[1:],
-                c.ACTIONS: np.stack(actions),
-                c.REWARDS: np.array([*rewards[1:], reward], np.float32),
-                c.DONES: is_last,
-                c.TERMINATEDS: is_last & (not is_truncated),
-                c.TRUNCATEDS: is_last & is_truncated,
-            }
-        )
-        if np.isfinite(logp).all():
-            batch[c.ACTION_LOGP] = np.array(logp, np.float32)
-        return batch

@@ -8,14 +8,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from reprlib import repr as shown
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
+from aiorl.serving.episode import Episode
 from aiorl.web.app import Refusal
-
-if TYPE_CHECKING:
-    from aiorl.serving.record import Episode
 
 
 class Memory(NamedTuple):

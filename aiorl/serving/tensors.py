@@ -7,7 +7,7 @@ import math
 import operator
 from collections.abc import Mapping
 from reprlib import repr as shown
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from gymnasium import spaces
@@ -17,9 +17,6 @@ from aiorl.data.actions import leaves_of, nested
 from aiorl.serving.batching import MAX_ROWS, OUTPUTS, Answer
 from aiorl.serving.values import given_array, is_shape, unpacked_array
 from aiorl.web.app import Refusal, Response, json_response, parse_json
-
-if TYPE_CHECKING:
-    from aiorl.serving.models import Model
 
 Array = NDArray[Any]
 
@@ -59,6 +56,22 @@ def tensors_of(name: str, space: spaces.Space[Any]) -> dict[str, Tensor]:
     return found
 
 
+class TensorModel(Protocol):
+    """Model that answers to tensors.
+
+    Attributes:
+        name: its name.
+        observation_space: space of its observations, as the environment gives them.
+        inputs: arrays of an observation, by their names as tensors.
+        outputs: arrays of an action, and further outputs.
+    """
+
+    name: str
+    observation_space: spaces.Space[Any]
+    inputs: dict[str, Tensor]
+    outputs: dict[str, Tensor]
+
+
 class Call:
     """Request to a model.
 
@@ -67,7 +80,7 @@ class Call:
         parameters: its parameters.
     """
 
-    def __init__(self, model: Model, body: bytes, header_bytes: str) -> None:
+    def __init__(self, model: TensorModel, body: bytes, header_bytes: str) -> None:
         """Read a request.
 
         Args:
