@@ -77,10 +77,7 @@ class Job:
     answer: Reply = field(default_factory=Reply)
 
     def memory(self, blank: Memory) -> Memory:
-        """Return the policy's memory before the rows;
-
-        `blank` is the memory at an episode's start.
-        """
+        """Return the policy's memory before the rows; `blank` is that at an episode's start."""
         if self.session is None or self.is_start or self.session.memory is None:
             return blank
         return self.session.memory._replace(reward=self.reward)
@@ -105,9 +102,8 @@ class Version:
         self.env_steps = env_steps
         self.count_rows: Callable[[int], object] = lambda rows: None
         self._pending: list[Job] = []
-        self._context = (
-            contextvars.copy_context()
-        )  # numbers too large for float32 become infinite, which is refused
+        self._context = contextvars.copy_context()
+        # numbers too large for float32 become infinite, which is refused
         self._context.run(np.seterr, over="ignore")
         self._has_memory = bool(actor.initial_state) or actor.looks_back
         self._blank = Memory(actor.initial_memory, actor.layout.to_env(actor.layout.zeros(1))[0])
@@ -130,49 +126,54 @@ class Version:
         if len(pending) == 1:
             self._answer(pending, pending[0].explore)
             return
-        now: dict[bool, list[Job]] = {}
+        batches: dict[bool, list[Job]] = {}
         busy: set[Session | None] = set()
         rows = 0
         for job in pending:
             rows += len(job.observations)
             # the second request of a session needs the memory after the first one
-            if job.session in busy or (rows > MAX_ROWS and now):
+            if job.session in busy or (rows > MAX_ROWS and batches):
                 self.submit(job)
             else:
-                now.setdefault(job.explore, []).append(job)
+                batches.setdefault(job.explore, []).append(job)
             if job.session is not None:
                 busy.add(job.session)
-        for explore, jobs in now.items():
+        for explore, jobs in batches.items():
             self._answer(jobs, explore)
 
     def _answer(self, jobs: Sequence[Job], explore: bool) -> None:
         """Answer jobs by one evaluation; if that fails, look for the fault in either half."""
         try:
-            found, states, columns = self._evaluate(jobs, explore)
+            actions, states, columns = self._evaluate(jobs, explore)
         except Exception as error:
-            if (middle := len(jobs) // 2) > 0:
+            middle = len(jobs) // 2
+            if middle > 0:
                 self._answer(jobs[:middle], explore)
                 self._answer(jobs[middle:], explore)
-            else:
-                fault = Refusal(400, f"The observation can't be used: {error}")
-                jobs[0].answer.set_result(fault if isinstance(error, FAULTS) else error)
+                return
+            if isinstance(error, FAULTS):
+                error = Refusal(400, f"The observation can't be used: {error}")
+            jobs[0].answer.set_result(error)
             return
-        asyncio.get_running_loop().call_soon(self.count_rows, len(found))  # after the answers
+        asyncio.get_running_loop().call_soon(self.count_rows, len(actions))  # after the answers
         start = 0
         for job in jobs:
-            rows = slice(start, start := start + len(job.observations))
-            actions = found[rows] if job.action is None else [job.action]
-            if (session := job.session) is not None:
+            stop = start + len(job.observations)
+            rows = slice(start, stop)
+            start = stop
+            job_actions = actions[rows] if job.action is None else [job.action]
+            session = job.session
+            if session is not None:
                 if job.is_start:
                     session.restart()
                 memory = [state[rows.start].copy() for state in states]
                 if job.action is not None:
                     memory = self.actor.memory_with_action(memory, job.action)
-                session.memory = Memory(memory, actions[0])
+                session.memory = Memory(memory, job_actions[0])
                 session.steps += 1
                 session.total += job.reward
             try:
-                answer = job.finish(Answer(actions, self.name, columns, rows))
+                answer = job.finish(Answer(job_actions, self.name, columns, rows))
             except Exception as error:
                 answer = error
             job.answer.set_result(answer)

@@ -35,7 +35,7 @@ from aiorl.env.external_env import ExternalMultiAgentEnv
 from aiorl.env.registry import EnvContext
 from aiorl.errors import AiorlError, ClosedEpisodeError, ConfigError, EpisodeTimeout, SamplerDied
 from aiorl.serving.sessions import Session, Sessions
-from aiorl.serving.values import check_keys, flag, given_value, number
+from aiorl.serving.values import check_keys, flag, number, parse_value
 from aiorl.web.access import token_in, token_of
 from aiorl.web.app import (
     App,
@@ -56,7 +56,8 @@ from aiorl.web.ports import CLIENT_SECRET
 
 logger = logging.getLogger(__name__)
 
-Answer = dict[str, Any]
+Fields = dict[str, Any]
+"""Request or answer, by the names of its parts."""
 
 _RETRY_S = 1.0
 _MAX_SESSIONS = 10_000
@@ -97,11 +98,10 @@ class ClientEnv(ExternalMultiAgentEnv):
         Raises:
             ConfigError: a space is missing, or a setting can't be used.
         """
-        self._most = _setting(config, "max_concurrent", int, 100)
-        action_space, observation_space = (
-            _setting(config, f"{of}_space", _spaces) for of in ("action", "observation")
-        )
-        super().__init__(action_space, observation_space, self._most)
+        self._max_concurrent = _setting(config, "max_concurrent", int, 100)
+        action_space = _setting(config, "action_space", _spaces)
+        observation_space = _setting(config, "observation_space", _spaces)
+        super().__init__(action_space, observation_space, self._max_concurrent)
         self.idle_timeout_s = _setting(config, "idle_timeout_s", float, 300.0)
         self.is_by_agent = not isinstance(observation_space, spaces.Space)
         self._gate: Mapping[str, Any] = config.get("gate") or {}
@@ -128,7 +128,7 @@ class ClientEnv(ExternalMultiAgentEnv):
         dial = partial(
             connect, additional_headers=headers, compression=None, max_size=None, proxy=None
         )
-        with ThreadPoolExecutor(self._most, "client") as threads:
+        with ThreadPoolExecutor(self._max_concurrent, "client") as threads:
             while not self._is_over.is_set():
                 try:
                     with dial(f"ws{addresses.next().removeprefix('tcp')}/workers") as self._link:
@@ -152,36 +152,36 @@ class ClientEnv(ExternalMultiAgentEnv):
             self._link.close()
 
     def step(
-        self, episode_id: str, obs: dict[str, Any], taken: dict[str, Any] | None
+        self, episode_id: str, obs: dict[str, Any], client_actions: dict[str, Any] | None
     ) -> dict[str, Any]:
         """Return the actions for observations by agent: those that the client took, and the
         policies' for others.
         """
-        return {**self._ask(episode_id, obs, taken), **(taken or {})}
+        return {**self._ask(episode_id, obs, client_actions), **(client_actions or {})}
 
     def _reply(self, link: ClientConnection, message: bytes) -> None:
-        asked = unpacked(message)
-        answer = self.answer(asked["do"], asked["session"], asked["said"])
-        with suppress(OSError, WebSocketException):  # clients know from the gate
-            link.send(packed({"session": asked["session"], "answer": answer}))
+        request = unpacked(message)
+        answer = self.answer(request["do"], request["session"], request["said"])
+        with suppress(OSError, WebSocketException):  # the gate tells clients of the loss
+            link.send(packed({"session": request["session"], "answer": answer}))
 
-    def answer(self, do: str, name: str, said: Mapping[str, Any]) -> Answer:
+    def answer(self, do: str, name: str, body: Mapping[str, Any]) -> Fields:
         """Return the answer to a request of a session, with ``status`` and ``error`` if it is
         refused.
 
         Args:
             do: "open", "act", "end" or "close".
             name: the session.
-            said: the other keys of the request.
+            body: the other keys of the request.
         """
         try:
             if do == "open":
-                self._sessions[name] = _Session(self, flag(said, "train", True))
+                self._sessions[name] = _Session(self, flag(body, "train", True))
                 return {"session": name}
             if do == "close":
                 return self._sessions.pop(name).drop()
             session = self._sessions[name]
-            return {"act": session.act, "end": session.end}[do](said)
+            return {"act": session.act, "end": session.end}[do](body)
         except (ClosedEpisodeError, EpisodeTimeout, SamplerDied, KeyError) as error:
             refusal = Refusal(
                 410, f"The session or its episode is gone: {error}. Open a new session."
@@ -210,89 +210,90 @@ class _Session:
         self._steps = 0
         self._total = 0.0
 
-    def act(self, said: Mapping[str, Any]) -> dict[str, Any]:
-        check_keys(said, _OF_ACT)
-        obs = self._values(said, "observation")
-        taken = self._values(said, "action") if "action" in said else None
-        if flag(said, "start"):
+    def act(self, body: Mapping[str, Any]) -> Fields:
+        check_keys(body, _OF_ACT)
+        obs = self._values(body, "observation")
+        client_actions = self._values(body, "action") if "action" in body else None
+        if flag(body, "start"):
             self.drop()
         if self._episode is None:
             self._episode = self._env.start_episode(training_enabled=self._is_trained_on)
-        actions = self._publish(said, self._env.step, obs, taken)
+        actions = self._publish(body, self._env.step, obs, client_actions)
         self._steps += 1
         return {"action": actions if self._env.is_by_agent else actions[DEFAULT_AGENT_ID]}
 
-    def end(self, said: Mapping[str, Any]) -> dict[str, Any]:
-        check_keys(said, _OF_END)
+    def end(self, body: Mapping[str, Any]) -> Fields:
+        check_keys(body, _OF_END)
         if not self._steps:
             raise Refusal(400, "The session has no step to end: 'act' begins an episode.")
-        obs = self._values(said, "observation")
-        is_truncated = flag(said, "truncated")
-        self._publish(said, self._env.end_episode, obs, truncated=is_truncated)
+        obs = self._values(body, "observation")
+        is_truncated = flag(body, "truncated")
+        self._publish(body, self._env.end_episode, obs, truncated=is_truncated)
         return self.drop()
 
-    def drop(self) -> dict[str, Any]:
+    def drop(self) -> Fields:
         """Give up the episode unless it has ended, and return its steps and the sum of its
         rewards.
         """
-        found = {"steps": self._steps, "reward": self._total}
+        totals = {"steps": self._steps, "reward": self._total}
         self._env.drop_episode(self._episode)
         self._episode = None
         self._steps = 0
         self._total = 0.0
-        return found
+        return totals
 
     def _publish(
-        self, said: Mapping[str, Any], publish: Callable[..., Any], *args: Any, **keys: Any
+        self, body: Mapping[str, Any], publish: Callable[..., Any], *args: Any, **keys: Any
     ) -> Any:
         """Report rewards, infos and done agents, then publish observations; a refused request adds
         no reward.
         """
-        if "dones" in said and not self._env.is_by_agent:
+        if "dones" in body and not self._env.is_by_agent:
             raise Refusal(400, "'dones' is for several agents; 'end' ends the episode.")
-        infos = self._by_agent(said, "info")
-        dones = said.get("dones")
+        infos = self._by_agent(body, "info")
+        dones = body.get("dones")
         if _is_deep(infos, _MAX_DEPTH):
             raise Refusal(400, f"'info' is nested in more than {_MAX_DEPTH} levels.")
-        given = (
-            self._by_agent(said, "reward", 0.0) if self._steps else {}
-        )  # a reward belongs to an action
-        rewards = {agent: number(one, "reward") for agent, one in given.items()}
+        rewards: dict[str, float] = {}
+        if self._steps:  # a reward belongs to an action
+            for agent, reward in self._by_agent(body, "reward", 0.0).items():
+                rewards[agent] = number(reward, "reward")
         self._env.log_returns(self._episode, rewards, infos, dones)
         try:
-            found = publish(self._episode, *args, **keys)
+            actions = publish(self._episode, *args, **keys)
         except ValueError:
             self._env.log_returns(
                 self._episode, {agent: -reward for agent, reward in rewards.items()}
             )
             raise
         self._total += sum(rewards.values())
-        return found
+        return actions
 
-    def _values(self, said: Mapping[str, Any], key: str) -> dict[str, Any]:
+    def _values(self, body: Mapping[str, Any], key: str) -> dict[str, Any]:
         """Return the observations or the actions of a request by agent; those of unknown agents are
         not read.
         """
-        if key not in said:
+        if key not in body:
             raise Refusal(400, f"The request needs {key!r}.")
-        given = self._by_agent(said, key)
+        values = dict(self._by_agent(body, key))
         space = getattr(self._env, f"{key}_space")
-        known = dict.fromkeys(given, space) if isinstance(space, spaces.Space) else space
-        return {
-            who: given_value(known[who], one, key) if who in known else one
-            for who, one in given.items()
-        }
+        for agent, value in values.items():
+            if isinstance(space, spaces.Space):
+                values[agent] = parse_value(space, value, key)
+            elif agent in space:
+                values[agent] = parse_value(space[agent], value, key)
+        return values
 
     def _by_agent(
-        self, said: Mapping[str, Any], key: str, default: Any = None
+        self, body: Mapping[str, Any], key: str, default: Any = None
     ) -> Mapping[str, Any]:
         """Return a part of a request by agent."""
-        given = said.get(key, default)
+        part = body.get(key, default)
         if not self._env.is_by_agent:
-            return {DEFAULT_AGENT_ID: given}
-        if not isinstance(given or {}, Mapping):
+            return {DEFAULT_AGENT_ID: part}
+        if not isinstance(part or {}, Mapping):
             raise Refusal(400, f"{key!r} must be an object, agent -> {key}.")
-        return given or {}
+        return part or {}
 
 
 def _setting(config: EnvContext, key: str, read: Callable[[Any], Any], default: Any = None) -> Any:
@@ -300,33 +301,35 @@ def _setting(config: EnvContext, key: str, read: Callable[[Any], Any], default: 
     try:
         return read(config.get(key, default))
     except (TypeError, ValueError) as error:
-        hint = "A space looks like {kind: Discrete, n: 2, start: 0}; docs/clients.md has all kinds."
         raise ConfigError(
-            f"env_config.{key} can't be used: {error}", key=f"env_config.{key}", hint=hint
+            f"env_config.{key} can't be used: {error}",
+            key=f"env_config.{key}",
+            hint=(
+                "A space looks like {kind: Discrete, n: 2, start: 0}; docs/clients.md has all"
+                " kinds."
+            ),
         ) from error
 
 
-def _spaces(given: Any) -> Any:
+def _spaces(setting: Any) -> Any:
     """Return the space of a description, or the spaces by agent of a mapping of them; spaces are
     their own.
     """
-    space = gymnasium_space(given)
+    space = gymnasium_space(setting)
     if isinstance(space, spaces.Space):
         return space
     if isinstance(space, Mapping) and space and "kind" not in space:
-        return {str(agent): _spaces(one) for agent, one in space.items()}
+        return {str(agent): _spaces(part) for agent, part in space.items()}
     return space_from_dict(space)
 
 
 def _is_deep(value: Any, levels: int) -> bool:
-    inner = (
-        value.values()
-        if isinstance(value, Mapping)
-        else value
-        if isinstance(value, list | tuple)
-        else ()
-    )
-    return levels < 0 or any(_is_deep(one, levels - 1) for one in inner)
+    """Return True if values are nested in more than so many levels."""
+    if levels < 0:
+        return True
+    if isinstance(value, Mapping):
+        return any(_is_deep(part, levels - 1) for part in value.values())
+    return isinstance(value, list | tuple) and any(_is_deep(part, levels - 1) for part in value)
 
 
 # The gate
@@ -346,12 +349,12 @@ class _Link:
         self._socket = socket
         self._share = Share(mail)
 
-    def ask(self, do: str, session: str, said: Answer) -> Reply:
+    def ask(self, do: str, session: str, body: Fields) -> Reply:
         if session in self.waiting:
             raise Refusal(
                 409, "The last request of this session is still under way. Wait for its answer."
             )
-        message = packed({"session": session, "do": do, "said": said})
+        message = packed({"session": session, "do": do, "said": body})
         num_bytes = len(message) + _MAIL_ITEM_BYTES
         unanswered = self._share.num_bytes + num_bytes
         # this is also what the queue of the worker holds
@@ -362,21 +365,20 @@ class _Link:
         self._socket.write([message])
         return answer
 
-    def take(self, message: bytes | str) -> None:
-        said = msgpack.unpackb(message, object_hook=_array)
-        waiting, num_bytes = self.waiting.pop(said["session"])
+    def receive(self, message: bytes | str) -> None:
+        fields = msgpack.unpackb(message, object_hook=_array)
+        reply, num_bytes = self.waiting.pop(fields["session"])
         self._share.hold(self._share.num_bytes - num_bytes)
-        answer = said["answer"]
+        answer = fields["answer"]
         if "error" in answer:
-            waiting.set_result(Refusal(answer["status"], answer["error"]))
-        else:
-            waiting.set_result(answer)
+            answer = Refusal(answer["status"], answer["error"])
+        reply.set_result(answer)
 
     def lose(self) -> None:
         """Answer what waits for a worker that is gone."""
         self._share.hold(0)
-        for waiting, _ in self.waiting.values():
-            waiting.set_result(Refusal(410, _GONE))
+        for reply, _ in self.waiting.values():
+            reply.set_result(Refusal(410, _GONE))
 
 
 class Gate(App):
@@ -386,9 +388,8 @@ class Gate(App):
 
     def __init__(self, run_dir: Path) -> None:
         """Wait for workers that have the secret in a file of the run directory."""
-        from aiorl.serving.request_metrics import (
-            RequestMetrics,
-        )  # whose packages workers do without
+        # imported here, because workers do without its packages
+        from aiorl.serving.request_metrics import RequestMetrics
 
         super().__init__()
         self._secret = token_in(run_dir / CLIENT_SECRET)
@@ -429,7 +430,7 @@ class Gate(App):
         self._links[number] = link
         try:
             while (message := await socket.receive()) is not None:
-                link.take(message)
+                link.receive(message)
                 await socket.drain()
         finally:
             del self._links[number]
@@ -437,40 +438,41 @@ class Gate(App):
 
     def _forget(self, session: Session) -> None:
         self._metrics.note_expiry(session)
-        if (link := self._links.get(session.arm)) is not None:
-            with suppress(
-                Refusal
-            ):  # its last request is still under way; the environment gives it up by itself
+        link = self._links.get(session.arm)
+        if link is not None:
+            # refused if its last request is still under way; the environment gives it up by itself
+            with suppress(Refusal):
                 link.ask("close", session.id, {})
 
     # Requests of clients
     # ----------------------------------------------------------------------------------------------
 
-    def _open(self, said: Answer) -> Reply:
-        check_keys(said, {"train"})
-        flag(said, "train", True)
+    def _open(self, body: Fields) -> Reply:
+        check_keys(body, {"train"})
+        flag(body, "train", True)
         if not self._links:
             raise Refusal(503, "No worker is ready yet. Try again in a second.")
         load = Counter(session.arm for session in self._sessions)
-        number = min(self._links, key=lambda each: load[each])
+        number = min(self._links, key=load.__getitem__)
         session = self._sessions.open("", number)
         try:
-            return self._links[number].ask("open", session.id, said)
+            return self._links[number].ask("open", session.id, body)
         except Refusal:
             self._sessions.close(session.id)
             raise
 
-    def _ask(self, do: str, said: Answer) -> Reply:
-        session = self._sessions.find(said.pop("session", None))
-        if (link := self._links.get(session.arm)) is None:
+    def _ask(self, do: str, body: Fields) -> Reply:
+        session = self._sessions.find(body.pop("session", None))
+        link = self._links.get(session.arm)
+        if link is None:
             self._sessions.close(session.id)
             raise Refusal(410, _GONE)
-        answer = link.ask(do, session.id, said)
+        answer = link.ask(do, session.id, body)
         if do == "close":
             self._sessions.close(session.id)
         return answer
 
-    def _join(self, said: Answer) -> Answer:
+    def _join(self, body: Fields) -> Fields:
         """Return the learner's addresses, for a client that is a worker itself."""
         try:
             return {"addresses": run_facts(self._run_dir)["addresses"]}
@@ -481,7 +483,7 @@ class Gate(App):
         return json_response({"ready": bool(self._links)}, status=200 if self._links else 503)
 
 
-def _array(value: Answer) -> Any:
+def _array(value: Fields) -> Any:
     if value.keys() != {"data", "dtype", "shape"}:
         return value
     return np.frombuffer(value["data"], np.dtype(value["dtype"]).newbyteorder("<")).reshape(

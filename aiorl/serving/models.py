@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 _FOLDERS = {"newest": "checkpoints", "best": "best"}
 """Checkpoints of a run that replace older ones, and their folder."""
-_LOOK_S = 0.5
+_POLL_S = 0.5
 _DESCRIPTION = "policy.json"
 _MAX_DESCRIPTION = 16 << 20
 _MAX_GRAPH = 2 << 30
@@ -62,10 +62,8 @@ class Model:
         self.arms: list[Version] = []
         self.observation_space = first.actor.observation_space
         self.action_space = first.actor.layout.space
-        self.inputs, self.outputs = (
-            tensors_of("obs", self.observation_space),
-            tensors_of("action", self.action_space),
-        )
+        self.inputs = tensors_of("obs", self.observation_space)
+        self.outputs = tensors_of("action", self.action_space)
         self.outputs |= {name: Tensor(name, (), np.dtype(np.float32)) for name in OUTPUTS}
         self.state_shapes = [state.shape for state in first.actor.initial_memory]
 
@@ -92,15 +90,18 @@ class Model:
         Raises:
             PolicyError: it can't be a version of this model.
         """
-        given = version.actor
-        for what, found, known in (
-            ("observation space", given.observation_space, self.observation_space),
-            ("action space", given.layout.space, self.action_space),
-            ("recurrent state", [state.shape for state in given.initial_memory], self.state_shapes),
+        actor = version.actor
+        for what, actual, expected in (
+            ("observation space", actor.observation_space, self.observation_space),
+            ("action space", actor.layout.space, self.action_space),
+            ("recurrent state", [state.shape for state in actor.initial_memory], self.state_shapes),
         ):
-            if found != known:
-                raise PolicyError(f"its {what} is {found}, that of model {self.name!r} is {known}")
-        version.name += f".{index}" if index else ""
+            if actual != expected:
+                raise PolicyError(
+                    f"its {what} is {actual}, that of model {self.name!r} is {expected}"
+                )
+        if index:
+            version.name += f".{index}"
         if index == len(self.arms):
             self.arms.append(version)
             return None
@@ -163,11 +164,9 @@ class Models(dict[str, Model]):
         self.waiting: Path | None = self._sources[0].path
         for source in self._sources:
             if not source.folders:
-                self._take(source, load(source.path))
-            elif (
-                self.waiting == source.path
-            ):  # the first of them, so that arms get the order of targets
-                self._take(source, source.newer())
+                self._serve(source, load(source.path))
+            elif self.waiting == source.path:  # one by one: arms get the order of targets
+                self._serve(source, source.newer())
 
     async def follow(self) -> None:
         """Serve newer checkpoints of followed runs in place of older ones; without such runs,
@@ -175,28 +174,32 @@ class Models(dict[str, Model]):
         """
         while any(source.folders for source in self._sources):
             for source in self._sources:
-                if source.folders and (found := await asyncio.to_thread(source.newer)):
+                versions = []
+                if source.folders:
+                    versions = await asyncio.to_thread(source.newer)
+                if versions:
                     try:
-                        self._take(source, found)
-                        logger.info("version %s of %s is served", found[0].name, source.path)
+                        self._serve(source, versions)
+                        logger.info("version %s of %s is served", versions[0].name, source.path)
                     except AiorlError as error:
                         logger.warning(
                             "version %s of %s can't be served: %s",
-                            found[0].name,
+                            versions[0].name,
                             source.path,
                             error,
                         )
                 if not source.arms:
                     break
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_S)
 
-    def _take(self, source: _Source, versions: Sequence[Version]) -> None:
+    def _serve(self, source: _Source, versions: Sequence[Version]) -> None:
         for version in versions:
             policy_id = version.actor.policy_id
             model, index = source.arms.get(policy_id) or self._arm_for(
                 source, version, is_only=len(versions) == 1
             )
-            if (old := model.put(index, version)) is not None:
+            old = model.put(index, version)
+            if old is not None:
                 self.rows.remove(model.name, old.name)
                 self.swaps.labels(model.name).inc()
             version.count_rows = self.rows.labels(model.name, version.name).observe
@@ -211,12 +214,15 @@ class Models(dict[str, Model]):
         model = self.setdefault(name, Model(name, version, self._share))
         index = len(model.arms)
         if index and not 0.0 < index * self._share < 1.0:
-            said = f"There is no share of the requests to policy {name!r} left for {source.path}."
-            hint = (
-                f"Give names, such as first={source.path}; or versions of one policy a --share"
-                f" below {1 / index:g}."
+            raise ConfigError(
+                f"There is no share of the requests to policy {name!r} left for {source.path}.",
+                key="share",
+                value=self._share,
+                hint=(
+                    f"Give names, such as first={source.path}; or versions of one policy a --share"
+                    f" below {1 / index:g}."
+                ),
             )
-            raise ConfigError(said, key="share", value=self._share, hint=hint)
         return model, index
 
 
@@ -244,12 +250,12 @@ class _Source:
         self.name = name if is_named else ""
         self.path = Path(path if is_named else target).expanduser()
         self.arms: dict[str, tuple[Model, int]] = {}
-        is_fixed = (
-            not follow or _export_in(self.path) is not None or (self.path / "meta.json").exists()
-        )
-        self.folders = [] if is_fixed else [self.path / _FOLDERS[follow], self.path]
+        is_run = _export_in(self.path) is None and not (self.path / "meta.json").exists()
+        self.folders: list[Path] = []
+        if follow and is_run:
+            self.folders = [self.path / _FOLDERS[follow], self.path]
         self._load = load
-        self._seen: object = None
+        self._last_look: object = None
 
     def newer(self) -> list[Version]:
         """Return the policies of the newest checkpoint; [] if it is the one of the last look, or
@@ -258,20 +264,15 @@ class _Source:
         try:
             path = next(filter(None, map(list_checkpoints, self.folders)))[-1]
             stats = [file.stat() for file in sorted(path.iterdir())]
-        except (
-            StopIteration,
-            CheckpointError,
-            OSError,
-        ):  # there is none, or it is being replaced now
+        except (StopIteration, CheckpointError, OSError):
+            return []  # there is none, or it is being replaced now
+        look = (path, [(stat.st_ino, stat.st_size, stat.st_mtime_ns) for stat in stats])
+        if self._last_look == look:
             return []
-        seen = self._seen
-        self._seen = (path, [(stat.st_ino, stat.st_size, stat.st_mtime_ns) for stat in stats])
-        if self._seen == seen:
-            return []
+        self._last_look = look
         try:
-            return self._load(
-                path if self.arms else path.parent
-            )  # an older one is better than none
+            # a run's newest usable checkpoint at first: an older one is better than none
+            return self._load(path if self.arms else path.parent)
         except Exception as error:  # whatever a damaged file leads to
             logger.warning("%s; it is not served", error)
             return []
@@ -279,35 +280,42 @@ class _Source:
 
 def _load(path: Path, *, threads: int, seed: int | None) -> list[Version]:
     """Return the policies of a run, checkpoint or export; see `Models` for errors."""
-    if (directory := _export_in(path)) is not None:
+    directory = _export_in(path)
+    if directory is not None:
         return [_load_export(directory, threads=threads, seed=seed)]
     run = SavedRun.open(path)
-    known = run.acting.part.policies
-    env = run.acting.part.env
-    number = run.checkpoint.number
-    own = [policy_id for policy_id in known if policy_id in run.acting.graphs]
-    if not own:
+    policy_ids = [name for name in run.acting.part.policies if name in run.acting.graphs]
+    if not policy_ids:
         raise PolicyError(f"{run.checkpoint.path} has no network of a learner that could be served")
-    if len(own) < len(known):
+    without_graph = {*run.acting.part.policies} - {*policy_ids}
+    if without_graph:
         logger.warning(
-            "policies %s are of classes of your own, so they are not served",
-            sorted({*known} - {*own}),
+            "policies %s are of classes of your own, so they are not served", sorted(without_graph)
         )
     return [
-        Version(number, run.actor(name, threads=threads, seed=seed), env, run.env_steps)
-        for name in own
+        Version(
+            number=run.checkpoint.number,
+            actor=run.actor(policy_id, threads=threads, seed=seed),
+            env=run.acting.part.env,
+            env_steps=run.env_steps,
+        )
+        for policy_id in policy_ids
     ]
 
 
 def _export_in(path: Path) -> Path | None:
-    """Return the directory of an ONNX export; the path is that, its parent or its file.
+    """Return the directory of an ONNX export, None if there is no export.
 
-    None if there is no export.
+    Args:
+        path: the directory, its parent or its file.
     """
-    candidates = path, path / "onnx", path.parent if path.suffix == ".onnx" else path
-    return next(
-        (directory for directory in candidates if (directory / _DESCRIPTION).is_file()), None
-    )
+    candidates = [path, path / "onnx"]
+    if path.suffix == ".onnx":
+        candidates.append(path.parent)
+    for directory in candidates:
+        if (directory / _DESCRIPTION).is_file():
+            return directory
+    return None
 
 
 def _load_export(directory: Path, *, threads: int, seed: int | None) -> Version:
@@ -315,23 +323,25 @@ def _load_export(directory: Path, *, threads: int, seed: int | None) -> Version:
     inside.
     """
     try:
-        said = parse_json(read_regular(directory / _DESCRIPTION, max_bytes=_MAX_DESCRIPTION))
-        if said["format"] != "onnx":
-            raise PolicyError(f"it is an export to {said['format']}; only ONNX can be served")
+        export = parse_json(read_regular(directory / _DESCRIPTION, max_bytes=_MAX_DESCRIPTION))
+        if export["format"] != "onnx":
+            raise PolicyError(f"it is an export to {export['format']}; only ONNX can be served")
         graph = read_regular(directory / "policy.onnx", max_bytes=_MAX_GRAPH)
-        described = said["observation_space"]
-        described_actions = said["action_space"]
-        if said.get(KEEPS_ORDER) is not True:
-            described = sampled_observation_space(described, was_rebuilt=False)
-            described_actions = sampled_action_space(described_actions)
-        space = space_from_dict(described)
-        action_space = space_from_dict(described_actions)
-        preprocessor = make_preprocessor(space, action_space=action_space)
-        if type(preprocessor).__name__ != said["preprocessor"]["name"]:
-            raise PolicyError(f"its preprocessor {said['preprocessor']['name']} is the user's own")
+        obs_description = export["observation_space"]
+        action_description = export["action_space"]
+        if export.get(KEEPS_ORDER) is not True:
+            obs_description = sampled_observation_space(obs_description, was_rebuilt=False)
+            action_description = sampled_action_space(action_description)
+        preprocessor = make_preprocessor(
+            space_from_dict(obs_description), action_space=space_from_dict(action_description)
+        )
+        if type(preprocessor).__name__ != export["preprocessor"]["name"]:
+            raise PolicyError(
+                f"its preprocessor {export['preprocessor']['name']} is the user's own"
+            )
         shapes = {
-            one["name"]: (one["shape"][1:], one["dtype"])
-            for one in (*said["inputs"], *said["outputs"])
+            tensor["name"]: (tensor["shape"][1:], tensor["dtype"])
+            for tensor in (*export["inputs"], *export["outputs"])
         }
         spec = ActingSpec.from_dict(
             {
@@ -342,8 +352,8 @@ def _load_export(directory: Path, *, threads: int, seed: int | None) -> Version:
                     shape for name, (shape, _) in shapes.items() if name.startswith("state_in_")
                 ],
                 "num_dist_inputs": shapes["dist_inputs"][0][0],
-                "distribution": said["distribution"],
-                "action_space": described_actions,
+                "distribution": export["distribution"],
+                "action_space": action_description,
                 "weights": [],
                 "prev_action": shapes.get("prev_actions"),
             }
@@ -356,16 +366,15 @@ def _load_export(directory: Path, *, threads: int, seed: int | None) -> Version:
             observation_space=preprocessor.observation_space,
         )
         policy.set_weights({})
-        clips = said["clip_actions"] is True
         actor = Actor(
-            str(said["policy_id"]),
+            str(export["policy_id"]),
             policy,
             preprocessor,
             NoFilter(),
-            clip_actions=clips,
-            carries_action=said.get(CARRIES_ACTION) is True,
+            clip_actions=export["clip_actions"] is True,
+            carries_action=export.get(CARRIES_ACTION) is True,
         )
-        number = int(str(said["checkpoint"]).rpartition("-")[2] or 0)
-        return Version(number, actor, str(said["env"]), int(said["env_steps"]))
+        number = int(str(export["checkpoint"]).rpartition("-")[2] or 0)
+        return Version(number, actor, str(export["env"]), int(export["env_steps"]))
     except Exception as error:  # whatever a damaged file leads to
         raise CheckpointError(directory, f"its export can't be used: {error!s:.300}") from error

@@ -10,6 +10,7 @@ import secrets
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
@@ -69,9 +70,8 @@ class Recorder:
         self.num_bytes = 0
         self._paused_until = 0.0
         self._writers: dict[tuple[str, bool], FileWriter] = {}
-        self._ids = itertools.count(
-            secrets.randbits(48)
-        )  # files of several servers can be read together
+        # random, so that files of several servers can be read together
+        self._ids = itertools.count(secrets.randbits(48))
         self._thread = ThreadPoolExecutor(1, "record")
 
     def step(self, actor: Actor, job: Job, finish: Callable[[Answer], Any], answer: Answer) -> Any:
@@ -82,12 +82,13 @@ class Recorder:
         if session.steps == 1:
             session.episode = Episode(self, session.model)
         if session.episode is not None:
-            row = (
-                answer.columns[c.ACTIONS][answer.rows][0]
-                if job.action is None
-                else actor.layout.to_row(job.action)
-            )
-            logp = answer.output("logp")[0] if job.explore and job.action is None else np.nan
+            logp = np.nan
+            if job.action is not None:
+                row = actor.layout.to_row(job.action)
+            else:
+                row = answer.columns[c.ACTIONS][answer.rows][0]
+                if job.explore:
+                    logp = answer.output("logp")[0]
             obs = answer.columns[c.OBS][answer.rows][0]  # as the policy got it
             session.episode.add(np.array(obs), np.array(row), job.reward, logp)
             if session.episode.num_bytes > MAX_EPISODE_BYTES or self.num_bytes > MAX_BYTES:
@@ -109,18 +110,17 @@ class Recorder:
         Raises:
             Refusal: the observation can't be used.
         """
-        if (episode := session.episode) is None:
+        episode = session.episode
+        if episode is None:
             return
         try:
             last = actor.observe([obs], update=False)[0]
         except FAULTS as fault:
             raise Refusal(400, f"The observation can't be used: {fault}") from None
         session.episode = None
-        loop = asyncio.get_running_loop()
-        written = loop.run_in_executor(
-            self._thread, self._write, episode, last, reward, is_truncated
-        )
-        written.add_done_callback(lambda done: episode.end(done.result()))
+        write = partial(self._write, episode, last, reward, is_truncated)
+        fate = asyncio.get_running_loop().run_in_executor(self._thread, write)
+        fate.add_done_callback(lambda future: episode.end(future.result()))
 
     def close(self) -> None:
         """Write the episodes that have ended."""
@@ -135,14 +135,15 @@ class Recorder:
             return "failed"
         try:
             batch = episode.batch(next(self._ids), last, reward, is_truncated)
-            key = episode.policy, c.ACTION_LOGP in batch
+            has_logp = c.ACTION_LOGP in batch
+            key = episode.policy, has_logp
             if key in self._writers and self._writers[key].is_lost():
                 with contextlib.suppress(OSError):
                     self._writers.pop(key).close()
                 raise FileNotFoundError("the files of the episodes so far were removed")
             if key not in self._writers:
                 directory = self._directory / quote(episode.policy, safe="").replace("..", "%2E%2E")
-                self._writers[key] = FileWriter(str(directory), worker_index=int(not key[1]))
+                self._writers[key] = FileWriter(str(directory), worker_index=int(not has_logp))
             self._writers[key].write(batch)
         except Exception:  # serving has to continue
             logger.exception(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 from importlib.resources import files
-from reprlib import repr as shown
+from reprlib import repr as short_repr
 from typing import TYPE_CHECKING, Any
 
 from aiorl.data import columns as c
@@ -16,7 +16,7 @@ from aiorl.serving.models import Model, Models
 from aiorl.serving.request_metrics import RequestMetrics
 from aiorl.serving.sessions import Session, Sessions
 from aiorl.serving.tensors import BINARY_HEADER, Call
-from aiorl.serving.values import check_keys, flag, given_value, number
+from aiorl.serving.values import check_keys, flag, number, parse_value
 from aiorl.web.app import (
     App,
     Asked,
@@ -73,12 +73,10 @@ class Service:
         self.models = models
         self._recorder = recorder
         metrics = RequestMetrics()
-        for known in (
-            models.rows,
-            models.swaps,
-            *(() if recorder is None else (recorder.episodes,)),
-        ):
-            metrics.registry.register(known)
+        metrics.registry.register(models.rows)
+        metrics.registry.register(models.swaps)
+        if recorder is not None:
+            metrics.registry.register(recorder.episodes)
         self.sessions = Sessions(max_sessions, session_ttl_s, metrics.note_expiry)
         metrics.count_sessions(self.sessions)
         app = self.app = App()
@@ -110,39 +108,42 @@ class Service:
     # /act
     # ----------------------------------------------------------------------------------------------
 
-    def act(self, said: Mapping[str, Any]) -> Reply:
+    def act(self, body: Mapping[str, Any]) -> Reply:
         """Return the answer to a request to /act.
 
         Raises:
             Refusal: it can't be answered.
         """
-        check_keys(said, _KEYS)
-        session = None if said.get("session") is None else self.sessions.find(said["session"])
-        model = self._model_of(said.get("policy") if session is None else session.model)
-        if said.get("policy") not in (None, model.name):
+        check_keys(body, _KEYS)
+        session = None if body.get("session") is None else self.sessions.find(body["session"])
+        model = self._model_of(body.get("policy") if session is None else session.model)
+        if body.get("policy") not in (None, model.name):
             raise Refusal(
-                400, f"The session is one of policy {model.name!r}, not of {shown(said['policy'])}."
+                400,
+                f"The session is one of policy {model.name!r}, not of"
+                f" {short_repr(body['policy'])}.",
             )
-        is_single = "observation" in said
-        if is_single == ("observations" in said):
+        is_single = "observation" in body
+        if is_single == ("observations" in body):
             raise Refusal(400, "Send either 'observation', or 'observations', a list of them.")
-        job = _job(
-            model, [said["observation"]] if is_single else said["observations"], said, session
-        )
-        wanted = [name for name in OUTPUTS if name in said and flag(said, name)]
-        job.with_logp = "logp" in wanted
+        observations = [body["observation"]] if is_single else body["observations"]
+        job = _job_of(model, observations, body, session)
+        outputs = [name for name in OUTPUTS if name in body and flag(body, name)]
+        job.with_logp = "logp" in outputs
 
-        def described(answer: Answer) -> dict[str, Any]:
-            found: dict[str, Any] = (
-                {"action": answer.actions[0]} if is_single else {"actions": answer.actions}
-            )
-            for name in wanted:
-                output = answer.output(name)
-                found[name] = output[0] if is_single else output
-            found["version"] = answer.version
-            return found
+        def client_answer(answer: Answer) -> dict[str, Any]:
+            fields = dict[str, Any]()
+            if is_single:
+                fields["action"] = answer.actions[0]
+            else:
+                fields["actions"] = answer.actions
+            for name in outputs:
+                values = answer.output(name)
+                fields[name] = values[0] if is_single else values
+            fields["version"] = answer.version
+            return fields
 
-        job.finish = described
+        job.finish = client_answer
         return self._submit(model, job)
 
     def _submit(self, model: Model, job: Job, arm: int | None = None) -> Reply:
@@ -162,65 +163,68 @@ class Service:
         if not isinstance(name, str) or name not in self.models:
             if self.models.waiting is not None:
                 raise Refusal(503, f"{self.models.waiting} has no checkpoint yet. Try again later.")
-            known = ", ".join(self.models)
-            raise Refusal(404, f"There is no policy {shown(name)}; there are {known:.300}.")
+            names = ", ".join(self.models)
+            raise Refusal(404, f"There is no policy {short_repr(name)}; there are {names:.300}.")
         return self.models[name]
 
     # Sessions
     # ----------------------------------------------------------------------------------------------
 
-    def open(self, said: Mapping[str, Any]) -> dict[str, Any]:
+    def open(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """Open a session, and return its description.
 
         Raises:
             Refusal: there is no such policy, or there are too many sessions.
         """
-        check_keys(said, {"policy", "train"})
-        model = self._model_of(said.get("policy"))
-        session = self.sessions.open(model.name, model.pick(), train=flag(said, "train", True))
+        check_keys(body, {"policy", "train"})
+        model = self._model_of(body.get("policy"))
+        session = self.sessions.open(model.name, model.pick(), train=flag(body, "train", True))
         return {"session": session.id, "policy": model.name, "ttl_s": self.sessions.ttl_s}
 
-    def end(self, said: Mapping[str, Any]) -> dict[str, Any]:
+    def end(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """End the episode of a session, and return its steps and the sum of its rewards.
 
         Raises:
             Refusal: there is no such session, or a value can't be used.
         """
-        check_keys(said, {"session", "reward", "observation", "truncated", "info"})
-        session = self.sessions.find(said.get("session"))
+        check_keys(body, {"session", "reward", "observation", "truncated", "info"})
+        session = self.sessions.find(body.get("session"))
         version = self.models[session.model].arms[session.arm]
         version.finish()  # the session's requests so far
-        reward = number(said.get("reward", 0.0), "reward")
-        is_truncated = flag(said, "truncated")
-        if self._recorder is not None and said.get("observation") is not None:
-            obs = given_value(version.actor.observation_space, said["observation"], "observation")
+        reward = number(body.get("reward", 0.0), "reward")
+        is_truncated = flag(body, "truncated")
+        if self._recorder is not None and body.get("observation") is not None:
+            obs = parse_value(version.actor.observation_space, body["observation"], "observation")
             self._recorder.end(version.actor, session, obs, reward, is_truncated=is_truncated)
-        found = {"steps": session.steps, "reward": session.total + reward}
+        totals = {"steps": session.steps, "reward": session.total + reward}
         session.restart()
-        return found
+        return totals
 
-    def close(self, said: Mapping[str, Any]) -> dict[str, Any]:
+    def close(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """Close a session, and return the steps and the rewards of its open episode.
 
         Raises:
             Refusal: there is no such session.
         """
-        check_keys(said, {"session"})
-        found = self.end(said)
-        self.sessions.close(said["session"])
-        return found
+        check_keys(body, {"session"})
+        totals = self.end(body)
+        self.sessions.close(body["session"])
+        return totals
 
     # Open Inference Protocol
     # ----------------------------------------------------------------------------------------------
 
     async def _metadata(self, request: Request) -> Response:
         model, _ = self._version_of(request)
-        names = [version.name for version in model.arms]
-        inputs, outputs = (
-            [one.described() for one in known.values()] for known in (model.inputs, model.outputs)
+        return json_response(
+            {
+                "name": model.name,
+                "versions": [version.name for version in model.arms],
+                "platform": "onnxruntime_onnx",
+                "inputs": [tensor.described() for tensor in model.inputs.values()],
+                "outputs": [tensor.described() for tensor in model.outputs.values()],
+            }
         )
-        about = {"name": model.name, "versions": names, "platform": "onnxruntime_onnx"}
-        return json_response({**about, "inputs": inputs, "outputs": outputs})
 
     async def _are_ready(self, request: Request) -> Response:
         is_ready = self.models.waiting is None
@@ -235,23 +239,21 @@ class Service:
         if request.header(b"content-encoding") not in ("", "identity"):
             raise Refusal(415, "The body has a Content-Encoding; send it as it is.")
         call = Call(model, await request.body(), request.header(BINARY_HEADER))
-        given = call.parameters
-        session = self._sequence(model, given)
-        said = {"explore": given.get("explore", False)}
+        parameters = call.parameters
+        session = self._session_of_sequence(model, parameters)
+        body = {"explore": parameters.get("explore", False)}
         if session is not None:
-            said |= {
-                "reward": given.get("reward", 0.0),
-                "start": given.get("sequence_start", False),
-            }
-        job = _job(model, call.observations, said, session)
+            body["reward"] = parameters.get("reward", 0.0)
+            body["start"] = parameters.get("sequence_start", False)
+        job = _job_of(model, call.observations, body, session)
         job.finish = call.response
-        is_end = flag(given, "sequence_end")
+        is_end = flag(parameters, "sequence_end")
         response: Response = await self._submit(model, job, arm)
         if session is not None and is_end:
             self.sessions.close(session.id)
         return response
 
-    def _sequence(self, model: Model, parameters: Mapping[str, Any]) -> Session | None:
+    def _session_of_sequence(self, model: Model, parameters: Mapping[str, Any]) -> Session | None:
         """Return the session of Triton's sequence that a request belongs to."""
         sequence = parameters.get("sequence_id", 0)
         if sequence in (0, "", None):
@@ -269,7 +271,7 @@ class Service:
         version = request.names.get("version")
         if version is None:
             return model, None
-        names = [one.name for one in model.arms]
+        names = [arm.name for arm in model.arms]
         if version not in names:
             raise Refusal(
                 404,
@@ -299,26 +301,26 @@ class Service:
         )
 
 
-def _job(model: Model, given: Any, said: Mapping[str, Any], session: Session | None) -> Job:
+def _job_of(model: Model, rows: Any, body: Mapping[str, Any], session: Session | None) -> Job:
     """Return the job for observations as a client writes them, and the keys of its request."""
-    if not isinstance(given, list) or not 1 <= len(given) <= MAX_ROWS:
+    if not isinstance(rows, list) or not 1 <= len(rows) <= MAX_ROWS:
         raise Refusal(400, f"'observations' must be a list of 1 to {MAX_ROWS} observations.")
-    observations = [given_value(model.observation_space, obs, "observation") for obs in given]
-    job = Job(observations, flag(said, "explore"), session)
+    observations = [parse_value(model.observation_space, obs, "observation") for obs in rows]
+    job = Job(observations, flag(body, "explore"), session)
     if session is None:
-        if not said.keys().isdisjoint(("reward", "start", "action")):
+        if not body.keys().isdisjoint(("reward", "start", "action")):
             raise Refusal(
                 400, "'reward', 'start' and 'action' need a 'session'; POST /sessions opens one."
             )
         return job
-    if len(given) > 1:
+    if len(rows) > 1:
         raise Refusal(400, "A session takes one observation at a time.")
-    job.reward = number(said.get("reward", 0.0), "reward")
-    job.is_start = flag(said, "start")
-    if said.get("action") is not None:
+    job.reward = number(body.get("reward", 0.0), "reward")
+    job.is_start = flag(body, "start")
+    if body.get("action") is not None:
         layout = model.arms[session.arm].actor.layout
         try:
-            row = layout.to_row(given_value(model.action_space, said["action"], "action"))
+            row = layout.to_row(parse_value(model.action_space, body["action"], "action"))
         except ValueError as error:
             raise Refusal(400, f"'action' can't be used: {error}") from None
         job.action = layout.to_env(row[None])[0]

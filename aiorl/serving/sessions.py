@@ -7,7 +7,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from reprlib import repr as shown
+from reprlib import repr as short_repr
 from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
@@ -120,7 +120,13 @@ class Sessions:
                 f"{self._max_sessions:,} sessions are open, the most there may be. Try again"
                 " later.",
             )
-        session = Session(id or secrets.token_urlsafe(16), model, arm, self._clock(), train)
+        session = Session(
+            id=id or secrets.token_urlsafe(16),
+            model=model,
+            arm=arm,
+            used=self._clock(),
+            train=train,
+        )
         self._open[session.id] = session
         return session
 
@@ -131,11 +137,11 @@ class Sessions:
             Refusal: there is none of that name.
         """
         if not isinstance(id, str) or not self.is_open(id):
-            said = (
-                f"Session {shown(id)} is not open: it was closed, had no request for {self.ttl_s:g}"
-                " s, or never was."
+            raise Refusal(
+                410 if isinstance(id, str) else 400,
+                f"Session {short_repr(id)} is not open: it was closed, had no request for"
+                f" {self.ttl_s:g} s, or never was. Open a new one.",
             )
-            raise Refusal(410 if isinstance(id, str) else 400, f"{said} Open a new one.")
         session = self._open[id]
         session.used = self._clock()
         self._open.move_to_end(id)

@@ -6,7 +6,7 @@ import functools
 import math
 import operator
 from collections.abc import Mapping
-from reprlib import repr as shown
+from reprlib import repr as short_repr
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from aiorl.data.actions import leaves_of, nested
 from aiorl.serving.batching import MAX_ROWS, OUTPUTS, Answer
-from aiorl.serving.values import given_array, is_shape, unpacked_array
+from aiorl.serving.values import is_shape, parse_array, unpack_array
 from aiorl.web.app import Refusal, Response, json_response, parse_json
 
 Array = NDArray[Any]
@@ -41,19 +41,19 @@ class Tensor(NamedTuple):
 
     def described(self) -> dict[str, Any]:
         """Return the description that clients get; -1 is the number of rows."""
-        datatype = (
-            f"FP{8 * self.dtype.itemsize}" if self.dtype.kind == "f" else self.dtype.name.upper()
-        )
+        datatype = self.dtype.name.upper()
+        if self.dtype.kind == "f":
+            datatype = f"FP{8 * self.dtype.itemsize}"
         return {"name": self.name, "datatype": datatype, "shape": [-1, *self.shape]}
 
 
 def tensors_of(name: str, space: spaces.Space[Any]) -> dict[str, Tensor]:
     """Return a tensor for each array in a space, by their names."""
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for path, leaf in leaves_of(space):
-        full = ".".join(map(str, (name, *path)))
-        found[full] = Tensor(full, tuple(leaf.shape or ()), np.dtype(leaf.dtype), path)
-    return found
+        full_name = ".".join(map(str, (name, *path)))
+        tensors[full_name] = Tensor(full_name, tuple(leaf.shape or ()), np.dtype(leaf.dtype), path)
+    return tensors
 
 
 class TensorModel(Protocol):
@@ -98,26 +98,28 @@ class Call:
             raise Refusal(
                 400, f"Inference-Header-Content-Length is {digits:.40}, the body has {len(body)}."
             )
-        said = parse_json(body[:size])
-        if not isinstance(said, dict) or any(
-            type(said.get(key, kind())) is not kind for key, kind in _KINDS.items()
+        fields = parse_json(body[:size])
+        if not isinstance(fields, dict) or any(
+            type(fields.get(key, kind())) is not kind for key, kind in _KINDS.items()
         ):
             raise Refusal(
                 400,
                 "The body must be an object with lists 'inputs' and 'outputs', an object"
                 " 'parameters' and a text 'id'; all but 'inputs' can be left out.",
             )
-        self.parameters = said.get("parameters", {})
+        self.parameters = fields.get("parameters", {})
         self._model = model
-        self._id = said.get("id")
+        self._id = fields.get("id")
+        inputs = fields.get("inputs", [])
         arrays = dict[str, Array]()
         rest = memoryview(body)[size:]
-        for one in said.get("inputs", []):
-            tensor, own = _named(one, model.inputs)
-            arrays[tensor.name], rest = _read(tensor, one, own.get("binary_data_size"), rest)
+        for part in inputs:
+            tensor, parameters = _tensor_of(part, model.inputs)
+            num_bytes = parameters.get("binary_data_size")
+            arrays[tensor.name], rest = _read(tensor, part, num_bytes, rest)
         if len(rest):
             raise Refusal(400, f"The body has {len(rest)} bytes more than its inputs.")
-        if not len(said.get("inputs", [])) == len(arrays) == len(model.inputs):
+        if not len(inputs) == len(arrays) == len(model.inputs):
             raise Refusal(400, f"The inputs are {', '.join(model.inputs)}, each of them once.")
         rows = {len(array) for array in arrays.values()}
         if len(rows) != 1 or not 1 <= max(rows) <= MAX_ROWS:
@@ -130,12 +132,11 @@ class Call:
         self.observations = [
             nested(model.observation_space, iter(row)) for row in zip(*columns, strict=True)
         ]
-        wanted = said.get("outputs") or [{"name": name} for name in model.outputs]
-        is_binary = self.parameters.get("binary_data_output", False)
-        asked = (_named(one, model.outputs) for one in wanted)
-        self._is_binary = {
-            tensor.name: own.get("binary_data", is_binary) is True for tensor, own in asked
-        }
+        default = self.parameters.get("binary_data_output", False)
+        self._is_binary: dict[str, bool] = {}  # by the names of the outputs of the answer
+        for part in fields.get("outputs") or [{"name": name} for name in model.outputs]:
+            tensor, parameters = _tensor_of(part, model.outputs)
+            self._is_binary[tensor.name] = parameters.get("binary_data", default) is True
 
     def response(self, answer: Answer) -> Response:
         """Return the response with the wanted outputs."""
@@ -151,36 +152,48 @@ class Call:
                     for action in answer.actions
                 ]
             array = np.ascontiguousarray(rows, tensor.dtype)
-            one = tensor.described() | {"shape": list(array.shape)}
+            output = tensor.described() | {"shape": list(array.shape)}
             if is_binary:
                 binary.append(array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes())
-                one["parameters"] = {"binary_data_size": len(binary[-1])}
+                output["parameters"] = {"binary_data_size": len(binary[-1])}
             else:
-                one["data"] = array.ravel()
-            outputs.append(one)
-        said = {"model_name": self._model.name, "model_version": answer.version, "outputs": outputs}
-        found = json_response(said if self._id is None else {**said, "id": self._id})
+                output["data"] = array.ravel()
+            outputs.append(output)
+        fields = {
+            "model_name": self._model.name,
+            "model_version": answer.version,
+            "outputs": outputs,
+        }
+        if self._id is not None:
+            fields["id"] = self._id
+        response = json_response(fields)
         if not binary:
-            return found
-        headers = ((BINARY_HEADER, b"%d" % len(found.body)),)
-        return Response(b"".join([found.body, *binary]), 200, b"application/octet-stream", headers)
+            return response
+        return Response(
+            b"".join([response.body, *binary]),
+            content_type=b"application/octet-stream",
+            headers=((BINARY_HEADER, b"%d" % len(response.body)),),
+        )
 
 
-def _named(one: Any, known: Mapping[str, Tensor]) -> tuple[Tensor, Mapping[str, Any]]:
+def _tensor_of(part: Any, tensors: Mapping[str, Tensor]) -> tuple[Tensor, Mapping[str, Any]]:
     """Return the tensor that a part of a request is about, and the part's parameters.
 
     Raises:
         Refusal: there is no such tensor.
     """
-    name = one.get("name") if isinstance(one, dict) else None
-    if not isinstance(name, str) or name not in known:
-        raise Refusal(400, f"{shown(one)} has no name of a tensor; there are {', '.join(known)}.")
-    own = one.get("parameters")
-    return known[name], own if isinstance(own, dict) else {}
+    name = part.get("name") if isinstance(part, dict) else None
+    if not isinstance(name, str) or name not in tensors:
+        raise Refusal(
+            400,
+            f"{short_repr(part)} has no name of a tensor; there are {', '.join(tensors)}.",
+        )
+    parameters = part.get("parameters")
+    return tensors[name], parameters if isinstance(parameters, dict) else {}
 
 
 def _read(
-    tensor: Tensor, one: Mapping[str, Any], size: Any, rest: memoryview
+    tensor: Tensor, part: Mapping[str, Any], num_bytes: Any, rest: memoryview
 ) -> tuple[Array, memoryview]:
     """Return an input's array, and the binary data of the inputs after it.
 
@@ -188,28 +201,30 @@ def _read(
         Refusal: it does not fit the tensor.
     """
     expected = tensor.described()
-    given = one.get("datatype")
-    shape = one.get("shape")
+    datatype = part.get("datatype")
+    shape = part.get("shape")
     if (
-        given != expected["datatype"]
+        datatype != expected["datatype"]
         or not is_shape(shape)
         or not shape
         or tuple(shape[1:]) != tensor.shape
     ):
-        said = (
-            f"Input {tensor.name!r} has datatype {shown(given)} and shape {shown(shape)}, expected"
+        raise Refusal(
+            400,
+            f"Input {tensor.name!r} has datatype {short_repr(datatype)} and shape"
+            f" {short_repr(shape)}, expected {expected['datatype']} and {expected['shape']}.",
         )
-        raise Refusal(400, f"{said} {expected['datatype']} and {expected['shape']}.")
-    if size is not None:
-        if type(size) is not int or not 0 <= size <= len(rest):
+    if num_bytes is not None:
+        if type(num_bytes) is not int or not 0 <= num_bytes <= len(rest):
             raise Refusal(
                 400,
-                f"Input {tensor.name!r} has binary_data_size {shown(size)}, more than the body"
-                " has.",
+                f"Input {tensor.name!r} has binary_data_size {short_repr(num_bytes)}, more than the"
+                " body has.",
             )
-        return unpacked_array(rest[:size], tensor.dtype, shape, tensor.name), rest[size:]
-    array = given_array(
-        one.get("data"), tensor.dtype, f"Input {tensor.name!r} of {expected['datatype']}"
+        array = unpack_array(rest[:num_bytes], tensor.dtype, shape, tensor.name)
+        return array, rest[num_bytes:]
+    array = parse_array(
+        part.get("data"), tensor.dtype, f"Input {tensor.name!r} of {expected['datatype']}"
     )
     if array.size != math.prod(shape):
         raise Refusal(

@@ -9,7 +9,7 @@ import io
 import itertools
 import math
 from collections.abc import Mapping, Sequence, Set
-from reprlib import repr as shown
+from reprlib import repr as short_repr
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -41,7 +41,7 @@ _NAMES: dict[type[Any], str] = {
 }
 
 
-def given_value(space: spaces.Space[Any], value: Any, name: str) -> Any:
+def parse_value(space: spaces.Space[Any], value: Any, name: str) -> Any:
     """Return a value as a client writes it, with arrays in place of lists; their shapes and bounds
     are not checked.
 
@@ -56,14 +56,13 @@ def given_value(space: spaces.Space[Any], value: Any, name: str) -> Any:
     Raises:
         Refusal: a part can't be read.
     """
-    if type(value) is list and isinstance(
-        space, spaces.Box
-    ):  # first, because isinstance is slow for other spaces
-        return given_array(value, space.dtype, name)
+    # first, because isinstance is slow for other spaces
+    if type(value) is list and isinstance(space, spaces.Box):
+        return parse_array(value, space.dtype, name)
     if isinstance(space, spaces.Dict) and isinstance(value, Mapping):
         check_keys(value, space.spaces.keys())
         return {
-            key: given_value(space.spaces[key], part, f"{name}.{key}")
+            key: parse_value(space.spaces[key], part, f"{name}.{key}")
             for key, part in value.items()
         }
     if (
@@ -71,12 +70,14 @@ def given_value(space: spaces.Space[Any], value: Any, name: str) -> Any:
         and isinstance(value, list | tuple)
         and len(value) == len(space.spaces)
     ):
-        pairs = enumerate(zip(space.spaces, value, strict=True))
-        return tuple(given_value(part, one, f"{name}.{index}") for index, (part, one) in pairs)
+        return tuple(
+            parse_value(space.spaces[index], part, f"{name}.{index}")
+            for index, part in enumerate(value)
+        )
     if isinstance(value, bytes):
-        return unpacked_array(value, np.dtype(space.dtype), tuple(space.shape or ()), name)
+        return unpack_array(value, np.dtype(space.dtype), tuple(space.shape or ()), name)
     if not isinstance(value, Mapping):
-        return given_array(value, np.dtype(space.dtype), name)[()]
+        return parse_array(value, np.dtype(space.dtype), name)[()]
     if "png" in value:
         return _image(value["png"], tuple(space.shape or ()), name)
     if "data" in value:
@@ -88,10 +89,10 @@ def given_value(space: spaces.Space[Any], value: Any, name: str) -> Any:
                 f"{name} needs dtype, one of {', '.join(sorted(DTYPES))}, and shape, a list of"
                 " sizes.",
             )
-        found = unpacked_array(_bytes(value["data"], name), np.dtype(dtype), shape, name)
-        return (
-            found if found.dtype == space.dtype else given_array(found, np.dtype(space.dtype), name)
-        )
+        array = unpack_array(_bytes(value["data"], name), np.dtype(dtype), shape, name)
+        if array.dtype == space.dtype:
+            return array
+        return parse_array(array, np.dtype(space.dtype), name)
     raise Refusal(
         400,
         f"{name} is an object, expected numbers, {{'png': ...}} or {{'data': ..., 'dtype',"
@@ -99,7 +100,7 @@ def given_value(space: spaces.Space[Any], value: Any, name: str) -> Any:
     )
 
 
-def given_array(value: Any, dtype: np.dtype[Any], name: str) -> Array:
+def parse_array(value: Any, dtype: np.dtype[Any], name: str) -> Array:
     """Return an array of numbers that a client writes as lists: float64 for all floats, otherwise
     of a dtype.
 
@@ -108,33 +109,36 @@ def given_array(value: Any, dtype: np.dtype[Any], name: str) -> Array:
             Whole numbers keep all their digits.
     """
     if type(value) is list and dtype.kind == "f" and len(value) < _FEW:  # most observations
-        few = set(map(type, value))
-        if few == _FLOATS or (few <= _PLAIN and all([-_EXACT < one < _EXACT for one in value])):
+        types = set(map(type, value))
+        if types == _FLOATS or (
+            types <= _PLAIN and all([-_EXACT < item < _EXACT for item in value])
+        ):
             return np.asarray(value, np.float64)
     kinds = _kinds_of(value)
     for kind in kinds:
         if not issubclass(kind, _NUMBERS):
             verb = "is" if kind is type(value) else "has"
-            what = _NAMES.get(kind, kind.__name__)
             raise Refusal(
-                400, f"{name} must have numbers, in lists of one length: it {verb} {what}."
+                400,
+                f"{name} must have numbers, in lists of one length: it {verb}"
+                f" {_NAMES.get(kind, kind.__name__)}.",
             )
     if dtype.kind in "iu" and not any(issubclass(kind, float | np.floating) for kind in kinds):
-        found = _in_array(value, np.uint64 if dtype == np.uint64 else np.int64, name)
-        if dtype != np.uint64 and not np.array_equal(found.astype(dtype), found):
+        whole = _in_array(value, np.uint64 if dtype == np.uint64 else np.int64, name)
+        if dtype != np.uint64 and not np.array_equal(whole.astype(dtype), whole):
             raise _does_not_fit(name, dtype)
-        return found.astype(dtype, copy=False)
-    given = _in_array(value, np.float64, name)
+        return whole.astype(dtype, copy=False)
+    floats = _in_array(value, np.float64, name)
     may_lose_digits = dtype.kind != "f" or not kinds <= _FLOATS
-    if may_lose_digits and given.size and np.abs(given).max() >= _EXACT:
+    if may_lose_digits and floats.size and np.abs(floats).max() >= _EXACT:
         _check_digits(value, dtype, name)
     if dtype.kind == "f":
-        return given
+        return floats
     with np.errstate(invalid="ignore"):
-        found = given.astype(dtype)
-    if not np.array_equal(found, given):
+        array = floats.astype(dtype)
+    if not np.array_equal(array, floats):
         raise _does_not_fit(name, dtype)
-    return found
+    return array
 
 
 def _kinds_of(value: Any) -> set[type[Any]]:
@@ -143,27 +147,23 @@ def _kinds_of(value: Any) -> set[type[Any]]:
     level = [value]
     inner = kinds
     while not inner.isdisjoint(_LISTS):
-        level = [one for one in level if type(one) in _LISTS]
+        level = [item for item in level if type(item) in _LISTS]
         inner = set(map(type, itertools.chain.from_iterable(level)))
         kinds |= inner
         if not inner.isdisjoint(_CONTAINERS):
             level = [*itertools.chain.from_iterable(level)]
     if np.ndarray in inner:
-        kinds |= {one.dtype.type for one in level if isinstance(one, np.ndarray)}
+        kinds |= {item.dtype.type for item in level if isinstance(item, np.ndarray)}
     return kinds - _CONTAINERS
 
 
 def _in_array(value: Any, dtype: Any, name: str) -> Array:
     try:
-        if (
-            isinstance(value, np.ndarray)
-            and value.dtype.kind == "u"
-            and dtype is np.int64
-            and (value >> 63).any()
-        ):
-            raise OverflowError("a number is too large")
-        if dtype is np.uint64 and isinstance(value, np.ndarray) and (value < 0).any():
-            raise OverflowError("a number is below 0")
+        if isinstance(value, np.ndarray):  # which NumPy would convert without an error
+            if dtype is np.int64 and value.dtype.kind == "u" and (value >> 63).any():
+                raise OverflowError("a number is too large")
+            if dtype is np.uint64 and (value < 0).any():
+                raise OverflowError("a number is below 0")
         return np.asarray(value, dtype)
     except (ValueError, TypeError, OverflowError) as error:
         raise Refusal(
@@ -178,43 +178,45 @@ def _check_digits(value: Any, dtype: np.dtype[Any], name: str) -> None:
     Raises:
         Refusal: there are any.
     """
-    for one in np.asarray(value, object).ravel().tolist():
-        is_whole = isinstance(one, int | np.integer)
-        if (is_whole and int(float(one)) != int(one)) or (
-            not is_whole and dtype.kind != "f" and abs(one) >= _EXACT
-        ):
-            said = f"{name} has a whole number above 2^53, {one}, which would lose digits."
-            raise Refusal(400, f"{said} Send it without a fraction to a space of whole numbers.")
+    for item in np.asarray(value, object).ravel().tolist():
+        if isinstance(item, int | np.integer):
+            loses_digits = int(float(item)) != int(item)
+        else:
+            loses_digits = dtype.kind != "f" and abs(item) >= _EXACT
+        if loses_digits:
+            raise Refusal(
+                400,
+                f"{name} has a whole number above 2^53, {item}, which would lose digits. Send it"
+                " without a fraction to a space of whole numbers.",
+            )
 
 
 def _does_not_fit(name: str, dtype: np.dtype[Any]) -> Refusal:
     return Refusal(400, f"{name} has values that {dtype} can't hold.")
 
 
-def check_keys(said: Mapping[str, Any], known: Set[str]) -> None:
+def check_keys(body: Mapping[str, Any], keys: Set[str]) -> None:
     """Check the keys of a request.
 
     Raises:
         Refusal: it has others.
     """
-    if not said.keys() <= known:
-        name = str(min(said.keys() - known, key=str))
-        raise Refusal(
-            400,
-            f"There is no key {name!r:.50}.{nearest(name, known) or f' Keys: {sorted(known)}.'}",
-        )
+    if not body.keys() <= keys:
+        name = str(min(body.keys() - keys, key=str))
+        hint = nearest(name, keys) or f" Keys: {sorted(keys)}."
+        raise Refusal(400, f"There is no key {name!r:.50}.{hint}")
 
 
-def flag(said: Mapping[str, Any], name: str, default: bool = False) -> bool:
+def flag(body: Mapping[str, Any], name: str, default: bool = False) -> bool:
     """Return true or false from a request.
 
     Raises:
         Refusal: it is something else.
     """
-    found = said.get(name, default)
-    if not isinstance(found, _BOOLS):
-        raise Refusal(400, f"{name!r} must be true or false, not {shown(found)}.")
-    return bool(found)
+    value = body.get(name, default)
+    if not isinstance(value, _BOOLS):
+        raise Refusal(400, f"{name!r} must be true or false, not {short_repr(value)}.")
+    return bool(value)
 
 
 def number(value: Any, name: str) -> float:
@@ -226,8 +228,8 @@ def number(value: Any, name: str) -> float:
     is_number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(
         value, bool
     )
-    if not is_number or not abs(value) < _TOO_LARGE:  # NaN is not below either
-        raise Refusal(400, f"{name!r} must be a number below 1e38, not {shown(value)}.")
+    if not is_number or not abs(value) < _TOO_LARGE:  # so written, because NaN is not below it
+        raise Refusal(400, f"{name!r} must be a number below 1e38, not {short_repr(value)}.")
     if isinstance(value, int) and int(float(value)) != value:
         raise Refusal(
             400, f"{name!r} is a whole number above 2^53, {value}, which would lose digits."
@@ -253,7 +255,7 @@ def _bytes(value: Any, name: str) -> bytes:
         raise Refusal(400, f"{name} is not valid base64.") from None
 
 
-def unpacked_array(
+def unpack_array(
     data: bytes | memoryview, dtype: np.dtype[Any], shape: Sequence[int], name: str
 ) -> Array:
     """Return the array that bytes hold, row by row and little endian.
@@ -269,25 +271,23 @@ def unpacked_array(
     return np.frombuffer(data, dtype.newbyteorder("<")).astype(dtype, copy=False).reshape(shape)
 
 
-def _image(given: Any, shape: tuple[int, ...], name: str) -> Array:
+def _image(images: Any, shape: tuple[int, ...], name: str) -> Array:
     """Return the array of shape [H, W] or [H, W, C] that one or more PNG images hold."""
     try:
         from PIL.PngImagePlugin import PngImageFile
     except ImportError:
-        said = (
+        raise Refusal(
+            400,
             f"{name} is a PNG image, which needs Pillow here. Install it with:"
-            f" {install_command('serve')}"
-        )
-        raise Refusal(400, said) from None
+            f" {install_command('serve')}",
+        ) from None
     layers: list[Array] = []
-    for part in given if isinstance(given, list) else [given]:
+    for part in images if isinstance(images, list) else [images]:
         data = _bytes(part, name)
         is_fitting = False
         try:
-            with PngImageFile(
-                io.BytesIO(data)
-            ) as image:  # its pixels are unpacked only if they fit
-                if (
+            with PngImageFile(io.BytesIO(data)) as image:
+                if (  # its pixels are unpacked only if they fit
                     image.mode in ("L", "RGB", "RGBA")
                     and image.size[::-1] == shape[:2]
                     and len(layers) < max(shape)

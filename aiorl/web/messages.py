@@ -14,7 +14,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from reprlib import repr as shown
+from reprlib import repr as short_repr
 from typing import Any, NoReturn
 
 import msgpack
@@ -108,7 +108,7 @@ class _Conversation:
             header["id"] = id
             if not isinstance(do, str) or do not in self._handlers:
                 raise Refusal(
-                    400, f"'do' can't be {shown(do)}; there are {', '.join(self._handlers)}."
+                    400, f"'do' can't be {short_repr(do)}; there are {', '.join(self._handlers)}."
                 )
             header["do"] = do
             return self._handlers[do](body)

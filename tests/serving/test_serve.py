@@ -44,7 +44,7 @@ from aiorl.process.tasks import new_event_loop
 from aiorl.serving.models import Models
 from aiorl.serving.service import Service
 from aiorl.serving.tensors import tensors_of
-from aiorl.serving.values import given_value, number
+from aiorl.serving.values import number, parse_value
 from aiorl.web.access import WebOptions
 from aiorl.web.app import Refusal
 from aiorl.web.server import WebServer
@@ -496,7 +496,7 @@ WHOLE, UNSIGNED, REAL = (
 def test_whole_numbers_keep_all_their_digits(
     space: spaces.Space[Any], value: Any, expected: Any
 ) -> None:
-    assert given_value(space, value, "it").tolist() == expected
+    assert parse_value(space, value, "it").tolist() == expected
 
 
 @pytest.mark.parametrize(
@@ -523,7 +523,7 @@ def test_whole_numbers_keep_all_their_digits(
 )
 def test_numbers_that_would_change_are_refused(space: spaces.Space[Any], value: Any) -> None:
     with pytest.raises(Refusal) as caught:
-        given_value(space, value, "it")
+        parse_value(space, value, "it")
     assert caught.value.status == 400
     with pytest.raises(Refusal, match=str(LARGE)):
         number(LARGE, "reward")

@@ -35,7 +35,7 @@ from websockets.sync.client import connect
 from aiorl.config.command_line import Parser
 from aiorl.errors import ConfigError, SecurityError
 from aiorl.process.tasks import new_event_loop
-from aiorl.serving.values import given_value
+from aiorl.serving.values import parse_value
 from aiorl.web import peers
 from aiorl.web.access import WebOptions, add_web_options, web_options
 from aiorl.web.app import (
@@ -901,6 +901,6 @@ def test_every_array_has_a_form_in_json(value: Any, written: Any) -> None:
 @pytest.mark.parametrize("value", [None, "0.5"])
 def test_null_and_text_are_no_observations(space: spaces.Space[Any], value: Any) -> None:
     with pytest.raises(Refusal) as caught:
-        given_value(space, value, "observation")
+        parse_value(space, value, "observation")
     assert caught.value.status == 400
     assert "observation" in caught.value.sentence
