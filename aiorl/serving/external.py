@@ -72,7 +72,7 @@ _GONE = "The worker of this session is gone. Open a new session."
 _MAX_DEPTH = 50
 _OF_ACT = frozenset(("observation", "action", "reward", "info", "dones", "start"))
 _OF_END = frozenset(("observation", "reward", "info", "dones", "truncated"))
-here: Any = None
+local_worker: Any = None
 """`LocalWorker` of this process, None if there is none; an environment that begins becomes its
 ``env``."""
 
@@ -115,8 +115,8 @@ class ClientEnv(ExternalMultiAgentEnv):
         Raises:
             ConfigError: the run has no client port.
         """
-        if here is not None:
-            here.env = self
+        if local_worker is not None:
+            local_worker.env = self
             self._is_over.wait()
             return
         if not self._gate:

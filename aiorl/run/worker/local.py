@@ -38,7 +38,7 @@ class LocalWorker:
             RuntimeError: this process has a worker already.
             SecurityError: the keys can't be used.
         """
-        if external.here is not None:
+        if external.local_worker is not None:
             raise RuntimeError(
                 "This process has a client with local inference already. Close it, or share it."
             )
@@ -47,7 +47,7 @@ class LocalWorker:
         self._end = ""
         self._loop = new_event_loop()
         self._thread = threading.Thread(target=self._run, name="local-worker", daemon=True)
-        external.here = self
+        external.local_worker = self
         self._thread.start()
 
     def ask(self, do: str, said: dict[str, Any]) -> dict[str, Any]:
@@ -80,4 +80,4 @@ class LocalWorker:
             self._end = str(error)
         finally:
             self._end = self._end or "it failed"
-            external.here = None
+            external.local_worker = None
