@@ -39,7 +39,7 @@ from aiorl.serving.values import check_keys, flag, number, parse_value
 from aiorl.web.access import token_in, token_of
 from aiorl.web.app import (
     App,
-    Asked,
+    JsonHandler,
     Refusal,
     Reply,
     Request,
@@ -358,7 +358,7 @@ class _Link:
         num_bytes = len(message) + _MAIL_ITEM_BYTES
         unanswered = self._share.num_bytes + num_bytes
         # this is also what the queue of the worker holds
-        if unanswered > _MAX_MAIL_OF_WORKER or not self._share.hold(unanswered):
+        if unanswered > _MAX_MAIL_OF_WORKER or not self._share.resize(unanswered):
             raise full()
         answer = Reply()
         self.waiting[session] = answer, num_bytes
@@ -368,7 +368,7 @@ class _Link:
     def receive(self, message: bytes | str) -> None:
         fields = msgpack.unpackb(message, object_hook=_array)
         reply, num_bytes = self.waiting.pop(fields["session"])
-        self._share.hold(self._share.num_bytes - num_bytes)
+        self._share.resize(self._share.num_bytes - num_bytes)
         answer = fields["answer"]
         if "error" in answer:
             answer = Refusal(answer["status"], answer["error"])
@@ -376,7 +376,7 @@ class _Link:
 
     def lose(self) -> None:
         """Answer what waits for a worker that is gone."""
-        self._share.hold(0)
+        self._share.resize(0)
         for reply, _ in self.waiting.values():
             reply.set_result(Refusal(410, _GONE))
 
@@ -409,7 +409,9 @@ class Gate(App):
         about = "Bytes of the requests that environments have not answered."
         metrics.gauge("aiorl_client_port_unanswered_bytes", about, lambda: self._mail.num_bytes)
         self.on_answer.append(metrics.note)
-        handlers: dict[str, Asked] = {do: partial(self._ask, do) for do in ("act", "end", "close")}
+        handlers: dict[str, JsonHandler] = {
+            do: partial(self._ask, do) for do in ("act", "end", "close")
+        }
         add_message_routes(
             self, handlers | {"open": self._open, "join": self._join}, metrics.note_message
         )

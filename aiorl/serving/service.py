@@ -19,7 +19,7 @@ from aiorl.serving.tensors import BINARY_HEADER, Call
 from aiorl.serving.values import check_keys, flag, number, parse_value
 from aiorl.web.app import (
     App,
-    Asked,
+    JsonHandler,
     Refusal,
     Reply,
     Request,
@@ -85,7 +85,7 @@ class Service:
         openapi = files("aiorl.serving") / "openapi.json"
         app.add("GET", "/openapi.json", always(parse_json(openapi.read_bytes())))
         app.add("GET", "/metrics", metrics.answer)
-        handlers: dict[str, Asked] = {
+        handlers: dict[str, JsonHandler] = {
             "act": self.act,
             "open": self.open,
             "end": self.end,

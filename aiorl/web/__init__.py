@@ -9,7 +9,7 @@ an access log.
     # async def talk(socket: WebSocket) -> None
     app.add("WEBSOCKET", "/stream", talk)
     # def act(body: dict) -> dict or Reply: objects in JSON
-    app.add_asked("POST", "/act", act)
+    app.add_json_route("POST", "/act", act)
 
     # --host, --port, --token-file, --insecure, --tls-cert, ...
     add_web_options(parser, port=8000)

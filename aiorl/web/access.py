@@ -124,12 +124,12 @@ def add_web_options(parser: Parser, *, port: int) -> None:
     parser.set_defaults(port=port)
 
 
-def web_options(found: dict[str, Any], by: str) -> WebOptions:
+def web_options(arguments: dict[str, Any], by: str) -> WebOptions:
     """Return the options of a command that has those of `add_web_options`, and remove them from
-    `found`.
+    its arguments.
 
     Args:
-        found: options of the command.
+        arguments: options of the command.
         by: the command.
 
     Raises:
@@ -138,7 +138,7 @@ def web_options(found: dict[str, Any], by: str) -> WebOptions:
     """
     want_web(by)
     options = WebOptions(
-        **{name: found.pop(name) for name in WebOptions.__slots__ if name in found}
+        **{name: arguments.pop(name) for name in WebOptions.__slots__ if name in arguments}
     )
     if (options.tls_cert is None) != (options.tls_key is None):
         raise ConfigError("--tls-cert and --tls-key need each other.", key="tls_key")
@@ -168,16 +168,21 @@ def listen(options: WebOptions, *, key: str = "port") -> socket.socket:
     except (OSError, OverflowError, UnicodeError) as error:
         # without the address, which the sentence has already
         reason = str(getattr(error, "strerror", None) or error).partition(" (while")[0].rstrip(".")
-        said = f"{key} {options.port} of {options.host} can't be listened on: {reason}."
-        hint = f"Choose another one with --{key.replace('_', '-')}; 0 picks a free one."
-        raise ConfigError(said, key=key, value=options.port, hint=hint) from error
+        raise ConfigError(
+            f"{key} {options.port} of {options.host} can't be listened on: {reason}.",
+            key=key,
+            value=options.port,
+            hint=f"Choose another one with --{key.replace('_', '-')}; 0 picks a free one.",
+        ) from error
 
 
 def url_of(options: WebOptions, listener: socket.socket) -> str:
     """Return the address of a server that listens there, such as ``http://127.0.0.1:8000``."""
     host = socket.gethostname() if options.host in ("0.0.0.0", "::") else options.host
+    if ":" in host:
+        host = f"[{host}]"
     scheme = "http" if options.tls_cert is None else "https"
-    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
+    return f"{scheme}://{host}:{listener.getsockname()[1]}"
 
 
 class Guard:
@@ -250,11 +255,11 @@ class Guard:
             )
             raise Refusal(401, "Send the server's token: 'Authorization: Bearer TOKEN'.", challenge)
         elif self.asks_user:
-            said = (
+            raise Refusal(
+                403,
                 f"This server answers to processes of user {os.geteuid()} on its host. For others,"
-                " start it with"
+                " start it with --token-file FILE and send the token, or with --insecure.",
             )
-            raise Refusal(403, f"{said} --token-file FILE and send the token, or with --insecure.")
 
 
 @lru_cache(maxsize=256)
@@ -268,7 +273,9 @@ def token_of(request: Request) -> bytes:
     if scheme.lower() == "basic":  # a browser's: any name, with the token as password
         with contextlib.suppress(ValueError):
             return base64.b64decode(value, validate=True).partition(b":")[2]
-    return value.strip().encode("latin-1") if scheme.lower() == "bearer" else b""
+    if scheme.lower() == "bearer":
+        return value.strip().encode("latin-1")
+    return b""
 
 
 def token_in(path: Path) -> bytes:
@@ -281,23 +288,31 @@ def token_in(path: Path) -> bytes:
     try:
         with (
             contextlib.suppress(FileExistsError),
-            open(path, "x", opener=partial(os.open, mode=0o600)) as made,
+            open(path, "x", opener=partial(os.open, mode=0o600)) as new_file,
         ):
-            made.write(secrets.token_urlsafe(32) + "\n")
+            new_file.write(secrets.token_urlsafe(32) + "\n")
         with open_regular(path, follow=True) as file:
             fault = whose_else(os.fstat(file.fileno()))
             token = file.read(_MAX_TOKEN_FILE).strip()
     except OSError as error:
-        said = f"--token-file {path} can't be used: {error.strerror}."
-        raise ConfigError(said, key="token_file", value=str(path)) from error
+        raise ConfigError(
+            f"--token-file {path} can't be used: {error.strerror}.",
+            key="token_file",
+            value=str(path),
+        ) from error
     if fault:
-        said = f"--token-file {path} {fault}."
-        hint = f"Run: chmod 600 {path}"
-        raise SecurityError(said, key="token_file", value=str(path), hint=hint)
-    if not _TOKEN.fullmatch(token):
-        said = f"--token-file {path} must contain one word of 16 to 4096 visible ASCII characters."
         raise SecurityError(
-            said, key="token_file", value=str(path), hint="Remove it, and it is made."
+            f"--token-file {path} {fault}.",
+            key="token_file",
+            value=str(path),
+            hint=f"Run: chmod 600 {path}",
+        )
+    if not _TOKEN.fullmatch(token):
+        raise SecurityError(
+            f"--token-file {path} must contain one word of 16 to 4096 visible ASCII characters.",
+            key="token_file",
+            value=str(path),
+            hint="Remove it, and it is made.",
         )
     return token
 
@@ -317,8 +332,11 @@ class AccessLog(RotatingFileHandler):
         try:
             super().__init__(path, maxBytes=MAX_BYTES, backupCount=1, encoding="utf-8")
         except OSError as error:
-            said = f"--access-log {path} can't be written: {error.strerror}."
-            raise ConfigError(said, key="access_log", value=str(path)) from error
+            raise ConfigError(
+                f"--access-log {path} can't be written: {error.strerror}.",
+                key="access_log",
+                value=str(path),
+            ) from error
 
     def note(self, request: Request, status: int, seconds: float) -> None:
         """Add a line."""
@@ -326,7 +344,10 @@ class AccessLog(RotatingFileHandler):
         path = one_line(request.scope["raw_path"].decode("latin-1"), 200)
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
         line = f"{now} {client} {request.method} {path} {status} {seconds * 1000:.2f}"
-        self.handle(logging.LogRecord("", logging.INFO, "", 0, line, (), None))
+        record = logging.LogRecord(
+            name="", level=logging.INFO, pathname="", lineno=0, msg=line, args=(), exc_info=None
+        )
+        self.handle(record)
 
     def handleError(self, record: logging.LogRecord) -> None:
         """Drop the line: a full disk costs lines, but no answers."""

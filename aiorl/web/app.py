@@ -93,11 +93,11 @@ def _other_array(value: Any) -> Any:
     return np.ascontiguousarray(value) if value.ndim else value[()]
 
 
-def always(said: Any) -> Callable[[Request], Awaitable[Response]]:
+def always(value: Any) -> Callable[[Request], Awaitable[Response]]:
     """Return the function for a route that has the same answer to all requests."""
 
     async def answer(request: Request) -> Response:
-        return json_response(said)
+        return json_response(value)
 
     return answer
 
@@ -147,18 +147,23 @@ class Reply:
     It works like a future, but callbacks run at once, in the same turn of the event loop.
     """
 
-    __slots__ = ("_callbacks", "_found", "_is_done")
+    __slots__ = ("_answer", "_callbacks", "_is_done")
 
     def __init__(self) -> None:
         """Begin without an answer."""
         self._callbacks: list[Callable[[Reply], object]] = []
-        self._found = None
+        self._answer: Any = None
         self._is_done = False
 
     def __await__(self) -> Generator[Any, None, Any]:
         """Wait for the answer."""
         future = asyncio.get_running_loop().create_future()
-        self.add_done_callback(lambda reply: None if future.done() else future.set_result(None))
+
+        def wake(reply: Reply) -> None:
+            if not future.done():  # the task that waits can be cancelled
+                future.set_result(None)
+
+        self.add_done_callback(wake)
         yield from future
         return self.result()
 
@@ -166,17 +171,17 @@ class Reply:
         """Call a function with this reply as soon as the answer is there."""
         self._callbacks.append(callback)
         if self._is_done:
-            self.set_result(self._found)  # calls it now
+            self.set_result(self._answer)  # calls it now
 
     def result(self) -> Any:
         """Return the answer, which has to be there; if it is an error, raise it."""
-        if isinstance(self._found, BaseException):
-            raise self._found
-        return self._found
+        if isinstance(self._answer, BaseException):
+            raise self._answer
+        return self._answer
 
-    def set_result(self, found: Any) -> None:
+    def set_result(self, answer: Any) -> None:
         """Set the answer, or the error."""
-        self._found = found
+        self._answer = answer
         self._is_done = True
         while self._callbacks:
             try:
@@ -190,13 +195,13 @@ def reply_of(ask: Callable[[], Any]) -> Reply:
     an answer, too.
     """
     try:
-        found = ask()
+        answer = ask()
     except Exception as error:
-        found = error
-    if isinstance(found, Reply):
-        return found
+        answer = error
+    if isinstance(answer, Reply):
+        return answer
     reply = Reply()
-    reply.set_result(found)
+    reply.set_result(answer)
     return reply
 
 
@@ -235,8 +240,8 @@ class Request:
 
     def header(self, name: bytes) -> str:
         """Return a header by its `name` in lower case, "" if it is missing."""
-        for known, value in self.scope["headers"]:
-            if known == name:
+        for key, value in self.scope["headers"]:
+            if key == name:
                 return str(value.decode("latin-1"))
         return ""
 
@@ -260,7 +265,7 @@ class Request:
             size += len(parts[-1])
             has_more = message.get("more_body", False)
             is_large = size > self.max_bytes
-            if self.share is not None and not self.share.hold(size + _PART_BYTES * len(parts)):
+            if self.share is not None and not self.share.resize(size + _PART_BYTES * len(parts)):
                 raise full()
         if is_large:
             raise self.too_large()
@@ -315,9 +320,8 @@ class WebSocket:
         self._connection = connection
 
     async def receive(self) -> bytes | str | None:
-        """Return the next message;
-
-        None when the client is gone, or the server closes and all messages are read.
+        """Return the next message; None when the client is gone, or the server closes and all
+        messages are read.
         """
         message = await self._connection.receive()
         if message["type"] == "websocket.disconnect":
@@ -347,7 +351,7 @@ class WebSocket:
 # Routes
 # --------------------------------------------------------------------------------------------------
 
-Asked = Callable[[dict[str, Any]], dict[str, Any] | Reply]
+JsonHandler = Callable[[dict[str, Any]], dict[str, Any] | Reply]
 """Function that takes the keys of a request, and returns its answer or a `Reply`; it may raise a
 `Refusal`."""
 
@@ -359,7 +363,7 @@ class App:
         closing: done when the server closes; exists once it runs.
         max_body_bytes: size limit of bodies, in bytes; the server sets it.
         budget: what the requests of clients that are let in hold together.
-        quick: functions of `add_asked` for POST by path, each with the status of its answers;
+        quick: functions of `add_json_route` for POST by path, each with the status of its answers;
             `WebServer` calls them without ASGI.
         check: called with each request to a route that isn't open; raises a `Refusal`. The server
             sets it.
@@ -402,7 +406,9 @@ class App:
         pattern = re.compile(re.sub(r"\\{(\w+)\\}", r"(?P<\1>[^/]*)", re.escape(path)))
         self._routes.setdefault(path, (pattern, {}))[1][method] = handler, is_open
 
-    def add_asked(self, method: str, path: str, handler: Asked, status: int = 200) -> None:
+    def add_json_route(
+        self, method: str, path: str, handler: JsonHandler, status: int = 200
+    ) -> None:
         """Add a route whose requests and answers are objects in JSON. POST costs little if the path
         has no braces.
 
@@ -415,10 +421,10 @@ class App:
         """
 
         def ask(body: bytes, names: Mapping[str, str]) -> dict[str, Any] | Reply:
-            said = parse_json(body) if body.strip() else {}
-            if not isinstance(said, dict):
+            fields = parse_json(body) if body.strip() else {}
+            if not isinstance(fields, dict):
                 raise Refusal(400, "The body must be empty, or an object.")
-            return handler({**said, **names})
+            return handler({**fields, **names})
 
         async def answer(request: Request) -> Response:
             body = await request.body()
@@ -436,7 +442,7 @@ class App:
         try:
             status = await self._respond(request, receive, send)
         finally:
-            request.share.hold(0)
+            request.share.resize(0)
         if REFUSED not in scope:
             self.note(request, status, began)
 
@@ -448,7 +454,7 @@ class App:
                 await receive()
                 await send({"type": "websocket.accept"})
                 # `receive` is a method of the connection, which ASGI has no other way to
-                await self._talk(handle, WebSocket(request, receive.__self__), send)  # type: ignore[attr-defined]
+                await self._serve_websocket(handle, WebSocket(request, receive.__self__), send)  # type: ignore[attr-defined]
                 return 101
             response: Response = await handle(request)
         except Exception as error:
@@ -475,9 +481,11 @@ class App:
         raw_path = request.scope["raw_path"].decode("latin-1")
         method = request.method
         for pattern, methods in self._routes.values():
-            if (found := pattern.fullmatch(raw_path)) is None:
+            match = pattern.fullmatch(raw_path)
+            if match is None:
                 continue
-            if (route := methods.get("GET" if method == "HEAD" else method)) is None:
+            route = methods.get("GET" if method == "HEAD" else method)
+            if route is None:
                 allowed = ", ".join(sorted(methods))
                 raise Refusal(
                     405,
@@ -487,11 +495,8 @@ class App:
             handle, is_open = route
             if not is_open:
                 self.check(request)
-            return (
-                handle,
-                {name: unquote(part) for name, part in found.groupdict().items()},
-                is_open,
-            )
+            names = {name: unquote(part) for name, part in match.groupdict().items()}
+            return handle, names, is_open
         raise Refusal(404, f"There is nothing at {request.path}.")
 
     async def _answer(self, request: Request, response: Response, send: Send) -> None:
@@ -511,14 +516,15 @@ class App:
         tasks = Tasks(lambda error: None)  # which it has logged
         over = tasks.start(first_of(request.until_gone(), self.closing), "web-client")
         try:
-            if (sent := await first_of(send_all(), over)) is not None:
-                sent.result()
+            sending = await first_of(send_all(), over)
+            if sending is not None:
+                sending.result()  # raises what the handler's iterator has raised
         except Exception:
             logger.exception("the stream at %s failed", request.path)
         finally:
             await tasks.close()
 
-    async def _talk(
+    async def _serve_websocket(
         self, talk: Callable[[WebSocket], Awaitable[None]], socket: WebSocket, send: Send
     ) -> None:
         code = 1000

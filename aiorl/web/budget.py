@@ -9,15 +9,15 @@ class Budget:
     """Bytes that many holders may have together.
 
     Attributes:
-        most_bytes: the limit.
+        max_bytes: the limit.
         num_bytes: what all holders have now.
     """
 
-    __slots__ = ("most_bytes", "num_bytes")
+    __slots__ = ("max_bytes", "num_bytes")
 
-    def __init__(self, most_bytes: int) -> None:
+    def __init__(self, max_bytes: int) -> None:
         """Begin without holders."""
-        self.most_bytes = most_bytes
+        self.max_bytes = max_bytes
         self.num_bytes = 0
 
 
@@ -35,14 +35,14 @@ class Share:
         self._budget = budget
         self.num_bytes = 0
 
-    def hold(self, num_bytes: int) -> bool:
+    def resize(self, num_bytes: int) -> bool:
         """Have this many bytes from now on; return False, and change nothing, if that exceeds the
         budget.
         """
-        grown = num_bytes - self.num_bytes
-        if grown > 0 and self._budget.num_bytes + grown > self._budget.most_bytes:
+        growth = num_bytes - self.num_bytes
+        if growth > 0 and self._budget.num_bytes + growth > self._budget.max_bytes:
             return False
-        self._budget.num_bytes += grown
+        self._budget.num_bytes += growth
         self.num_bytes = num_bytes
         return True
 

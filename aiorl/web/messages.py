@@ -22,7 +22,7 @@ import numpy as np
 
 from aiorl.web.app import (
     App,
-    Asked,
+    JsonHandler,
     Refusal,
     Reply,
     WebSocket,
@@ -43,7 +43,7 @@ _EXACT = 1 << 53  # as float64
 
 
 def add_message_routes(
-    app: App, handlers: Mapping[str, Asked], note: Note = lambda do, status, seconds: None
+    app: App, handlers: Mapping[str, JsonHandler], note: Note = lambda do, status, seconds: None
 ) -> None:
     """Add the routes by which clients reach handlers, over HTTP and at the WebSocket /ws; see the
     module.
@@ -53,17 +53,17 @@ def add_message_routes(
         handlers: "act", "open", "end" and "close", and others for the WebSocket alone.
         note: called with each answer at the WebSocket, for metrics.
     """
-    app.add_asked("POST", "/act", handlers["act"])
-    app.add_asked("POST", "/sessions", handlers["open"], 201)
-    app.add_asked("POST", "/sessions/{session}/end", handlers["end"])
-    app.add_asked("DELETE", "/sessions/{session}", handlers["close"])
+    app.add_json_route("POST", "/act", handlers["act"])
+    app.add_json_route("POST", "/sessions", handlers["open"], 201)
+    app.add_json_route("POST", "/sessions/{session}/end", handlers["end"])
+    app.add_json_route("DELETE", "/sessions/{session}", handlers["close"])
     app.add("WEBSOCKET", "/ws", lambda socket: _Conversation(socket, handlers, note).run())
 
 
 class _Conversation:
     """Requests of one WebSocket, and their answers."""
 
-    def __init__(self, socket: WebSocket, handlers: Mapping[str, Asked], note: Note) -> None:
+    def __init__(self, socket: WebSocket, handlers: Mapping[str, JsonHandler], note: Note) -> None:
         self._socket = socket
         self._handlers = handlers
         self._note = note

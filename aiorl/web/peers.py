@@ -51,9 +51,8 @@ def is_own_connection(client: Address, server: Address) -> bool:
     if os.geteuid() == _uid_of_strangers():
         return False
     if sys.platform == "linux":
-        with contextlib.suppress(
-            OSError, ValueError, struct.error
-        ):  # some sandboxes have no netlink
+        # some sandboxes have no netlink
+        with contextlib.suppress(OSError, ValueError, struct.error):
             if _kernel_reports_users():
                 return _uid_of(client, server) == os.geteuid()
     with contextlib.suppress(OSError, psutil.Error):
@@ -96,11 +95,11 @@ def _uid_of(client: Address, server: Address) -> int:
         OSError: the kernel can't be asked.
         struct.error: its answer is none.
     """
-    hosts = [_plain(client[0]), _plain(server[0])]
-    family = socket.AF_INET6 if hosts[0].version == 6 else socket.AF_INET
-    ends = _PORTS.pack(client[1], server[1]) + b"".join(
-        host.packed.ljust(16, b"\0") for host in hosts
-    )
+    client_host = _plain(client[0])
+    server_host = _plain(server[0])
+    family = socket.AF_INET6 if client_host.version == 6 else socket.AF_INET
+    ends = _PORTS.pack(client[1], server[1])
+    ends += client_host.packed.ljust(16, b"\0") + server_host.packed.ljust(16, b"\0")
     question = (
         _QUESTION.pack(family, socket.IPPROTO_TCP, 0, 0, _ANY)
         + ends
@@ -109,23 +108,27 @@ def _uid_of(client: Address, server: Address) -> int:
     header = _HEADER.pack(_HEADER.size + len(question), _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST, 0, 0)
     with socket.socket(
         socket.AF_NETLINK, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC, _NETLINK_SOCK_DIAG
-    ) as asked:
-        asked.settimeout(1.0)
-        asked.send(header + question)
-        answer = asked.recv(4096)
+    ) as kernel:
+        kernel.settimeout(1.0)
+        kernel.send(header + question)
+        answer = kernel.recv(4096)
     _, kind, *_ = _HEADER.unpack_from(answer)
     if kind != _SOCK_DIAG_BY_FAMILY:
         return -1
-    _, state, _, _, found, _, _, _, uid, inode = _ANSWER.unpack_from(answer, _HEADER.size)
+    _, state, _, _, answer_ends, _, _, _, uid, inode = _ANSWER.unpack_from(answer, _HEADER.size)
     # without the connection, the kernel reports a socket that listens there; and one that its
     # process has closed has no inode, and 0 as its user
-    return int(uid) if found.startswith(ends) and state in _CONNECTED and inode != 0 else -1
+    if answer_ends.startswith(ends) and state in _CONNECTED and inode != 0:
+        return int(uid)
+    return -1
 
 
 def _plain(host: str) -> IPv4Address | IPv6Address:
-    found = ip_address(host)
-    mapped = found.ipv4_mapped if isinstance(found, IPv6Address) else None
-    return mapped or found
+    """Return an address, that of IPv4 for one that IPv6 maps."""
+    address = ip_address(host)
+    if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
+        return address.ipv4_mapped
+    return address
 
 
 def _has_own_process(client: Address, server: Address) -> bool:
@@ -138,6 +141,7 @@ def _has_own_process(client: Address, server: Address) -> bool:
                 continue
             # the name of psutil 5
             connections = getattr(process, "net_connections", None) or process.connections
-            if any((one.laddr, one.raddr) == (client, server) for one in connections("tcp")):
-                return True
+            for connection in connections("tcp"):
+                if (connection.laddr, connection.raddr) == (client, server):
+                    return True
     return False

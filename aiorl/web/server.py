@@ -122,13 +122,12 @@ class WebServer(uvicorn.Server):
         self.newcomers: dict[_Connection, None] = {}
         app.check = self.guard.check
         app.max_body_bytes = options.max_body_bytes
-        app.budget.most_bytes = max(HELD_BYTES, 4 * options.max_body_bytes)
+        app.budget.max_bytes = max(HELD_BYTES, 4 * options.max_body_bytes)
         self._log = None if options.access_log is None else AccessLog(options.access_log)
         if self._log is not None:
             app.on_answer.append(self._log.note)
-        logging.getLogger("uvicorn.error").setLevel(
-            logging.CRITICAL
-        )  # it has a line for each malformed request
+        # it has a line for each malformed request
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         config = uvicorn.Config(
             cast("Any", app),
             http=cast("Any", partial(_Connection, self)),
@@ -148,8 +147,11 @@ class WebServer(uvicorn.Server):
         try:
             config.load()
         except (OSError, ssl.SSLError) as error:
-            said = f"--tls-cert {options.tls_cert} can't be used: {error.strerror or error}."
-            raise ConfigError(said, key="tls_cert", value=str(options.tls_cert)) from error
+            raise ConfigError(
+                f"--tls-cert {options.tls_cert} can't be used: {error.strerror or error}.",
+                key="tls_cert",
+                value=str(options.tls_cert),
+            ) from error
         super().__init__(config)
 
     @asynccontextmanager
@@ -165,7 +167,8 @@ class WebServer(uvicorn.Server):
             _MAX_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _SPARE_FILES
         )
         listener = listen(self.options)
-        self.port, self.url = listener.getsockname()[1], url_of(self.options, listener)
+        self.port = listener.getsockname()[1]
+        self.url = url_of(self.options, listener)
         self.lifespan = self.config.lifespan_class(self.config)
         await self.startup([listener])
         if self.config.ssl is None and not is_loopback(self.options.host):
@@ -198,7 +201,7 @@ class WebServer(uvicorn.Server):
             for connection in self._connections():
                 if not connection.ends:  # also one that has just been accepted
                     connection.shutdown()
-            self._look(min(self.options.arrive_s, _UNREAD_AT_END_S))
+            self._check_connections(min(self.options.arrive_s, _UNREAD_AT_END_S))
             await asyncio.sleep(_LOOK_S)
         for connection in self._connections():
             connection.transport.abort()
@@ -211,13 +214,15 @@ class WebServer(uvicorn.Server):
         All of it but the length is kept for up to a second.
         """
         key = response[1:], keep_alive
-        found = self._heads.get(key)
-        if found is None:
+        head = self._heads.get(key)
+        if head is None:
             headers = [*self.server_state.default_headers, *headers_of(response)]
-            headers += [] if keep_alive else CLOSING
+            if not keep_alive:
+                headers += CLOSING
             lines = [b"%b: %b\r\n" % header for header in headers if header[0] != b"content-length"]
-            found = self._heads[key] = STATUS_LINE[response.status] + b"".join(lines)
-        return found + b"content-length: %d\r\n\r\n" % len(response.body)
+            head = STATUS_LINE[response.status] + b"".join(lines)
+            self._heads[key] = head
+        return head + b"content-length: %d\r\n\r\n" % len(response.body)
 
     async def on_tick(self, counter: int) -> bool:
         """Once a second, set the date and close late connections; more often if they have less
@@ -226,26 +231,29 @@ class WebServer(uvicorn.Server):
         if counter % 10 == 0:
             self._heads.clear()
         if counter % 10 == 0 or self.options.arrive_s < 1.0:
-            self._look(self.options.arrive_s)
+            self._check_connections(self.options.arrive_s)
         return await super().on_tick(counter)
 
-    def _look(self, unread_s: float) -> None:
+    def _check_connections(self, unread_s: float) -> None:
+        """End connections whose request is late, or whose answers nobody reads for so long."""
         now = time.monotonic()
         for connection in self._connections():
-            connection.unread.look(connection.transport, connection.is_blocked, now, unread_s)
-            connection.look(now)
+            connection.unread.check(connection.transport, connection.is_blocked, now, unread_s)
+            connection.check_deadline(now)
 
     def _connections(self) -> list[_Connection | _Socket]:
         return cast("list[_Connection | _Socket]", list(self.server_state.connections))
 
 
-async def serve(app: App, options: WebOptions, said: Callable[[str], str] | None = None) -> None:
+async def serve(
+    app: App, options: WebOptions, announce: Callable[[str], str] | None = None
+) -> None:
     """Serve until Ctrl-C or SIGTERM; with an inherited socket, until the parent is gone.
 
     Args:
         app: the app.
         options: the options.
-        said: makes a line from the server's address, which is printed once the server listens.
+        announce: makes a line from the server's address, which is printed once the server listens.
 
     Raises:
         ConfigError: as `WebServer`.
@@ -258,8 +266,8 @@ async def serve(app: App, options: WebOptions, said: Callable[[str], str] | None
             watch_parent(
                 lambda: loop.call_soon_threadsafe(stopped.set), grace_s=_GRACE_S + _LINGER_S
             )
-        if said is not None:
-            sys.stdout.write(f"{said(server.url)}\n")
+        if announce is not None:
+            sys.stdout.write(f"{announce(server.url)}\n")
             sys.stdout.flush()
         await stopped.wait()
         if options.inherited is not None and server.server_state.tasks:
@@ -277,10 +285,10 @@ class _Unread:
         self._num_bytes = -1
         self._since = 0.0
 
-    def look(
-        self, transport: asyncio.Transport, is_blocked: bool, now: float, most_s: float
+    def check(
+        self, transport: asyncio.Transport, is_blocked: bool, now: float, limit_s: float
     ) -> None:
-        """Note whether bytes have left since the last look; end the connection if it is time."""
+        """Note whether bytes have left since the last check; end the connection if it is time."""
         if not is_blocked and not transport.is_closing():
             self._num_bytes = -1
             return
@@ -288,7 +296,7 @@ class _Unread:
         if num_bytes != self._num_bytes:
             self._num_bytes = num_bytes
             self._since = now
-        elif now - self._since > most_s:
+        elif now - self._since > limit_s:
             transport.abort()
 
 
@@ -328,9 +336,8 @@ class _Connection(HttpToolsProtocol):
         self._options = server.options
         self._head_bytes = 0
         self._is_in_head = False
-        self._begun: tuple[RequestResponseCycle, Request] | None = (
-            None  # for a quick handler, without its body so far
-        )
+        # a request for a quick handler, without its body so far
+        self._without_body: tuple[RequestResponseCycle, Request] | None = None
         self._rest = b""  # received, but not parsed, because as many requests wait as may
         self._share = Share(server.strangers)
         self._is_let_in = False
@@ -362,12 +369,12 @@ class _Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        self._share.hold(0)
+        self._share.resize(0)
         self._server.newcomers.pop(self, None)
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._count()
+        self._count_bytes()
 
     # What arrives
     # ----------------------------------------------------------------------------------------------
@@ -377,7 +384,7 @@ class _Connection(HttpToolsProtocol):
             return
         if self._rest:  # reading was paused too late
             self._rest += data
-            self._count()
+            self._count_bytes()
             return
         newest = self.cycle
         is_idle = self.cycle is None or self.cycle.response_complete
@@ -388,12 +395,11 @@ class _Connection(HttpToolsProtocol):
             self._feed(data)
             if len(self.pipeline) >= _MAX_WAITING:
                 self._wait_for_answers()
-        if (
-            is_idle and self.cycle is newest and self.deadline == _NEVER
-        ):  # ends of lines without a request
+        # ends of lines without a request
+        if is_idle and self.cycle is newest and self.deadline == _NEVER:
             self.deadline = time.monotonic() + self._options.arrive_s
         if self._is_in_head or self.pipeline or self._rest or self._share.num_bytes:
-            self._count()
+            self._count_bytes()
 
     def _feed_in_slices(self, data: bytes) -> None:
         """Parse requests until as many wait as may, and keep the rest."""
@@ -408,13 +414,13 @@ class _Connection(HttpToolsProtocol):
 
     def _feed(self, data: bytes) -> None:
         super().data_received(data)
-        if self._begun is not None:  # its body takes longer
-            (cycle, request), self._begun = self._begun, None
+        if self._without_body is not None:  # its body takes longer
+            cycle, request = self._without_body
+            self._without_body = None
             self._start_task(cycle, request)
         if self._is_in_head:
-            self._head_bytes += len(data) - max(
-                0, data.rfind(b"\r\n\r\n")
-            )  # without requests before it
+            end_of_last_head = max(0, data.rfind(b"\r\n\r\n"))
+            self._head_bytes += len(data) - end_of_last_head
             if self._head_bytes > _MAX_HEAD_BYTES or len(self.headers) > _MAX_HEADERS:
                 self._refuse_head()
 
@@ -422,7 +428,7 @@ class _Connection(HttpToolsProtocol):
         self.flow.pause_reading()
         self.flow.is_full = True
 
-    def _go_on(self) -> None:
+    def _resume(self) -> None:
         """Parse what had to wait."""
         if (
             self.flow.is_full
@@ -436,7 +442,7 @@ class _Connection(HttpToolsProtocol):
                 self._feed_in_slices(rest)
             if not self.flow.is_full:
                 self.flow.resume_reading()
-            self._count()
+            self._count_bytes()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -458,15 +464,15 @@ class _Connection(HttpToolsProtocol):
             return
         self.deadline = _NEVER
         super().on_message_complete()
-        if self._begun is not None and self._begun[0] is self.cycle:
-            begun = self._begun
-            self._begun = None
-            self._answer(*begun)
+        if self._without_body is not None and self._without_body[0] is self.cycle:
+            cycle, request = self._without_body
+            self._without_body = None
+            self._answer(cycle, request)
 
     def handle_websocket_upgrade(self) -> None:
         if not self._is_over and not self.transport.is_closing():
             super().handle_websocket_upgrade()
-            self._share.hold(0)
+            self._share.resize(0)
             self._server.newcomers.pop(self, None)
 
     # Answers
@@ -487,21 +493,22 @@ class _Connection(HttpToolsProtocol):
             self._start_task(cycle, request)
         elif self._let_in(cycle, request):
             if cycle.more_body:
-                self._begun = cycle, request
+                self._without_body = cycle, request
             else:
                 self._answer(cycle, request)
 
     def _start_task(self, cycle: RequestResponseCycle, request: Request) -> None:
         """Answer by ASGI. Who is not let in is refused now, before the body is kept."""
         try:
-            found = self._app.route_of(request)
+            route = self._app.route_of(request)
         except Refusal as refusal:
             if refusal.status in (401, 403):
                 self._refuse_before_body(cycle, request, refusal)
                 return
         else:
-            cast("dict[str, Any]", cycle.scope)[ROUTE] = found
-            if not (self._is_let_in or found[2]):
+            cast("dict[str, Any]", cycle.scope)[ROUTE] = route
+            _, _, is_open = route
+            if not (self._is_let_in or is_open):
                 self._let_in_connection()
         super()._start_asgi_task(cycle, self.app)
 
@@ -567,9 +574,9 @@ class _Connection(HttpToolsProtocol):
         if len(self.cycle.body) > _UNCOUNTED_BYTES and self.cycle.response_complete:
             self.cycle.body = bytearray()
         if self.flow.is_full:
-            self.loop.call_soon(self._go_on)  # the parser could be at work now
+            self.loop.call_soon(self._resume)  # the parser could be at work now
         elif self._share.num_bytes:
-            self._count()
+            self._count_bytes()
 
     def send_400_response(self, msg: str) -> None:
         self.refuse(400, "The request is not valid HTTP.")
@@ -585,7 +592,7 @@ class _Connection(HttpToolsProtocol):
             self.transport.close()
             return
         now = time.monotonic()
-        took_s = max(0.0, now - self.deadline + self._options.arrive_s)  # none without a request
+        age_s = max(0.0, now - self.deadline + self._options.arrive_s)  # 0 without a request
         self.deadline = _NEVER
         self._is_over = True
         if self._is_in_head or self.cycle is None or not self.cycle.response_started:
@@ -596,12 +603,12 @@ class _Connection(HttpToolsProtocol):
                 "path": "",
             }
             if not self._is_in_head and self.cycle is not None:
-                known = cast("dict[str, Any]", self.cycle.scope)
-                known[REFUSED] = True
-                scope.update(method=known["method"], raw_path=known["raw_path"])
+                asgi_scope = cast("dict[str, Any]", self.cycle.scope)
+                asgi_scope[REFUSED] = True
+                scope.update(method=asgi_scope["method"], raw_path=asgi_scope["raw_path"])
             self._write(json_response({"error": sentence}, status=status), keep_alive=False)
             request = Request(scope, cast(Receive, None), 0)
-            self._app.note(request, status, time.perf_counter() - took_s)
+            self._app.note(request, status, time.perf_counter() - age_s)
         self._rest = b""
         self.pipeline.clear()
         self.transport.close()
@@ -615,29 +622,25 @@ class _Connection(HttpToolsProtocol):
     # Limits
     # ----------------------------------------------------------------------------------------------
 
-    def _count(self) -> None:
+    def _count_bytes(self) -> None:
         """Count what the connection holds; end it if that is too much next to what others hold."""
         if self.transport.is_closing():
             return
-        held = len(self._rest) + self.transport.get_write_buffer_size()
+        num_bytes = len(self._rest) + self.transport.get_write_buffer_size()
         if self._is_in_head:
-            held += 2 * self._head_bytes + _HEADER_BYTES * len(self.headers)
-        cycles = [cycle for cycle, _ in self.pipeline]
-        if self.cycle is not None and not cycles:
-            held += len(self.cycle.body)
-        for cycle in cycles:
-            held += (
-                _REQUEST_BYTES
-                + _HEADER_BYTES * len(cast("list[Any]", cycle.scope["headers"]))
-                + len(cycle.body)
-            )
-        if not self._share.hold(held if held > _UNCOUNTED_BYTES else 0):
+            num_bytes += 2 * self._head_bytes + _HEADER_BYTES * len(self.headers)
+        if self.cycle is not None and not self.pipeline:
+            num_bytes += len(self.cycle.body)
+        for cycle, _ in self.pipeline:
+            num_headers = len(cast("list[Any]", cycle.scope["headers"]))
+            num_bytes += _REQUEST_BYTES + _HEADER_BYTES * num_headers + len(cycle.body)
+        if not self._share.resize(num_bytes if num_bytes > _UNCOUNTED_BYTES else 0):
             is_blocked = self.flow.write_paused
             self.refuse(503, full().sentence)
             if is_blocked:
                 self.transport.abort()
 
-    def look(self, now: float) -> None:
+    def check_deadline(self, now: float) -> None:
         """Refuse a request that is late, unless it waits to be read."""
         if self.deadline == _NEVER:
             return
@@ -675,10 +678,10 @@ class _Socket(WebSocketsSansIOProtocol):
     def __init__(self, server: WebServer, **state: Any) -> None:
         super().__init__(**state)
         self._server = server
-        # received, but not parsed
-        self._rest = b""
-        self._is_to_parse = False
-        self.ends = self.is_exempt = False
+        self._rest = b""  # received, but not parsed
+        self._will_parse = False
+        self.ends = False
+        self.is_exempt = False
         self._queued_bytes = 0
         self._share = Share(server.strangers)
         self._partial_by = _NEVER  # time by which a message that has begun must be complete
@@ -692,15 +695,14 @@ class _Socket(WebSocketsSansIOProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        self._share.hold(0)
+        self._share.resize(0)
 
     # What arrives
     # ----------------------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
-        if (
-            self.close_sent and len(data) > _MAX_MESSAGES_SLICE
-        ):  # much more than an agreement to the end
+        # much more than an agreement to the end
+        if self.close_sent and len(data) > _MAX_MESSAGES_SLICE:
             self.transport.abort()
             return
         if (
@@ -713,18 +715,18 @@ class _Socket(WebSocketsSansIOProtocol):
             self._parse_soon()
         else:
             super().data_received(data)
-        self._count()
+        self._count_bytes()
 
     def _parse_soon(self) -> None:
-        if not self._is_to_parse:
-            self._is_to_parse = True
+        if not self._will_parse:
+            self._will_parse = True
             self.loop.call_soon(self._parse)
 
     def _parse(self) -> None:
         """Parse a part of what has arrived, unless it has to wait; other connections have their
         turns in between.
         """
-        self._is_to_parse = False
+        self._will_parse = False
         if (
             not self.handshake_complete
             or self.queue.qsize() >= _MAX_MESSAGES
@@ -734,7 +736,7 @@ class _Socket(WebSocketsSansIOProtocol):
         part = self._rest[:_MAX_MESSAGES_SLICE]
         self._rest = self._rest[_MAX_MESSAGES_SLICE:]
         super().data_received(part)
-        self._go_on()
+        self._resume()
 
     async def receive(self) -> Any:
         """Return the next event; see ASGI."""
@@ -743,7 +745,7 @@ class _Socket(WebSocketsSansIOProtocol):
         event = cast("dict[str, Any]", await self.queue.get())
         self._queued_bytes -= len(event.get("bytes") or event.get("text") or b"")
         if self.read_paused:
-            self._go_on()
+            self._resume()
         return event
 
     def _pause(self) -> None:
@@ -751,9 +753,9 @@ class _Socket(WebSocketsSansIOProtocol):
             self.read_paused = True
             self.transport.pause_reading()
 
-    def _go_on(self) -> None:
+    def _resume(self) -> None:
         if self._share.num_bytes:
-            self._count()
+            self._count_bytes()
         if self._rest:
             self._parse_soon()
         elif self.read_paused and self.queue.empty() and self.writable.is_set() and not self.ends:
@@ -763,43 +765,42 @@ class _Socket(WebSocketsSansIOProtocol):
     def pause_writing(self) -> None:
         super().pause_writing()
         self._pause()  # or answers to pings would pile up
-        self._count()
+        self._count_bytes()
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._go_on()
+        self._resume()
 
     def handle_cont(self, event: Frame) -> None:
         """Join a frame to its message now: empty frames would cost more than their bytes."""
-        joined = cast("bytes | bytearray", self.frames[0])
-        if isinstance(joined, bytes):
-            joined = bytearray(joined)
-        joined += event.data
-        self.frames = [cast("bytes", bytes(joined) if event.fin else joined)]
+        message = cast("bytes | bytearray", self.frames[0])
+        if isinstance(message, bytes):
+            message = bytearray(message)
+        message += event.data
+        self.frames = [cast("bytes", message)]
         if event.fin:
+            self.frames = [bytes(message)]
             self.send_receive_event_to_app()
 
     def send_receive_event_to_app(self) -> None:
-        self._queued_bytes += 0 if self.close_sent else len(self.frames[0])
+        if not self.close_sent:
+            self._queued_bytes += len(self.frames[0])
         self._partial_by = _NEVER
         super().send_receive_event_to_app()
 
     # Limits
     # ----------------------------------------------------------------------------------------------
 
-    def _count(self) -> None:
+    def _count_bytes(self) -> None:
         """Count what the connection holds; end it if that is too much next to what others hold."""
         if self.transport.is_closing() or self.is_exempt:
             return
         if self.handshake_complete:
             self._share.move_to(self._server.app.budget)
-        held = len(self._rest) + self._queued_bytes + _MESSAGE_BYTES * self.queue.qsize()
-        held += (
-            len(self.conn.reader.buffer)
-            + sum(map(len, self.frames))
-            + self.transport.get_write_buffer_size()
-        )
-        if not self._share.hold(held if held > _UNCOUNTED_BYTES else 0):
+        num_bytes = len(self._rest) + len(self.conn.reader.buffer) + sum(map(len, self.frames))
+        num_bytes += self._queued_bytes + _MESSAGE_BYTES * self.queue.qsize()
+        num_bytes += self.transport.get_write_buffer_size()
+        if not self._share.resize(num_bytes if num_bytes > _UNCOUNTED_BYTES else 0):
             self._fail(1013, full().sentence)
 
     def _fail(self, code: int, reason: str) -> None:
@@ -810,7 +811,7 @@ class _Socket(WebSocketsSansIOProtocol):
         else:
             self.handle_parser_exception()
 
-    def look(self, now: float) -> None:
+    def check_deadline(self, now: float) -> None:
         """End the connection if a message that has begun is late, unless it waits to be read."""
         if (
             self.transport.is_closing()
@@ -837,7 +838,7 @@ class _Socket(WebSocketsSansIOProtocol):
                 self.conn.send_binary(message)
         self.transport.write(b"".join(self.conn.data_to_send()))
         if not self.writable.is_set():
-            self._count()
+            self._count_bytes()
 
     def shutdown(self) -> None:
         """End after the messages that were parsed."""

@@ -67,7 +67,7 @@ class Site:
         self.app.add("GET", "/slow", self.slow)
         self.app.add("GET", "/events", self.events)
         self.app.add("POST", "/echo/{name}/end", self.echo)
-        self.app.add_asked("POST", "/quick", self.quick)
+        self.app.add_json_route("POST", "/quick", self.quick)
         self.app.add("WEBSOCKET", "/talk", self.talk)
         self.asked, self.go_on, self.left = threading.Event(), threading.Event(), threading.Event()
         self.server = WebServer(self.app, WebOptions(**options))
