@@ -46,19 +46,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="A run directory, or a directory of runs (./runs).",
     )
     add_web_options(parser, port=_PORT)
-    found = parser.parse(sys.argv[1:] if argv is None else argv)
-    return exit_status(lambda: _watch(found), interrupted="ended by Ctrl-C")
+    arguments = parser.parse(sys.argv[1:] if argv is None else argv)
+    return exit_status(lambda: _watch(arguments), interrupted="ended by Ctrl-C")
 
 
-def _watch(found: dict[str, Any]) -> None:
-    options = web_options(found, "aiorl watch")
-    root = found["where"].expanduser()
+def _watch(arguments: dict[str, Any]) -> None:
+    options = web_options(arguments, "aiorl watch")
+    root = arguments["where"].expanduser()
     from aiorl.watch.app import make_app
     from aiorl.web.server import serve
 
     if not root.is_dir():
-        hint = "Give a run directory, or a directory of runs."
-        raise ConfigError(f"{root} is not a directory.", key="DIRECTORY", hint=hint)
+        raise ConfigError(
+            f"{root} is not a directory.",
+            key="DIRECTORY",
+            hint="Give a run directory, or a directory of runs.",
+        )
     asyncio.run(serve(make_app(root), options, lambda url: f"{root}: {url}"))
 
 

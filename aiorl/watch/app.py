@@ -38,8 +38,8 @@ _LOG = re.compile(r"log\.txt|logs/[\w.-]+\.txt")
 _RANGE = re.compile(r"bytes=(\d{1,15})-(\d{0,15})")
 _FILM_BYTES = 64 << 20
 _FAR = 1 << 50
-_LOOK_S = 0.6
-_LOOK_AT_ALL_S = 2.0
+_POLL_RUN_S = 0.6
+_POLL_RUNS_S = 2.0
 _MAX_ROWS = 50
 _BEHIND_BYTES = 1 << 20
 _METRICS = {
@@ -65,7 +65,7 @@ def make_app(root: Path) -> App:
         lock = asyncio.Lock()
 
         async def answer(request: Request) -> Response:
-            async with lock:  # the next one finds what this one keeps
+            async with lock:  # the next request finds what this one has cached
                 return await asyncio.to_thread(handle, request)
 
         app.add("GET", path, answer, is_open=is_open)
@@ -80,11 +80,11 @@ def make_app(root: Path) -> App:
     return app
 
 
-def _file(name: str, content: bytes, status: int = 200, *headers: tuple[bytes, bytes]) -> Response:
-    kind = mimetypes.types_map[
-        Path(name).suffix
-    ]  # `guess_type` would take a type from names that begin with "data:"
-    return Response(content, status, kind.encode(), (*_SAFE, *headers))
+def _file(name: str, content: bytes, *headers: tuple[bytes, bytes], status: int = 200) -> Response:
+    """Return the answer with a file, or a part of it; its name has the type."""
+    # `guess_type` would take a type from names that begin with "data:"
+    content_type = mimetypes.types_map[Path(name).suffix].encode()
+    return Response(content, status, content_type, (*_SAFE, *headers))
 
 
 class _Pages:
@@ -107,11 +107,11 @@ class _Pages:
 
     def ready(self, request: Request) -> Response:
         """Answer 200 if the run trains; for a directory of runs, if it can be read."""
-        said: dict[str, Any] = {"ready": self._runs.root.is_dir()}
+        state: dict[str, Any] = {"ready": self._runs.root.is_dir()}
         if self._runs.is_single:
             (glance,) = self._runs.glances()
-            said = {"ready": glance["phase"] == "training", "phase": glance["phase"]}
-        return json_response(said, status=200 if said["ready"] else 503)
+            state = {"ready": glance["phase"] == "training", "phase": glance["phase"]}
+        return json_response(state, status=200 if state["ready"] else 503)
 
     def metrics(self, request: Request) -> Response:
         """Answer with the figures of all runs, for Prometheus."""
@@ -130,17 +130,26 @@ class _Pages:
             )
             for name, figure in _METRICS.items()
         }
-        for one in self._runs.glances():
-            facts.labels(one["name"], one["algo"], one["env"], one["phase"]).set(1.0)
+        for glance in self._runs.glances():
+            name = glance["name"]
+            facts.labels(name, glance["algo"], glance["env"], glance["phase"]).set(1.0)
             for figure, gauge in gauges.items():
-                if (value := one["figures"].get(figure)) is not None:
-                    gauge.labels(one["name"]).set(value)
+                value = glance["figures"].get(figure)
+                if value is not None:
+                    gauge.labels(name).set(value)
         return Response(generate_latest(registry), 200, CONTENT_TYPE_LATEST.encode())
 
     def runs(self, request: Request) -> Response:
         """Answer with the figures of all runs."""
-        where = {"root": str(self._runs.root.absolute()), "is_single": self._runs.is_single}
-        return Response(_json({**where, "runs": self._runs.glances()}))
+        return Response(
+            _json(
+                {
+                    "root": str(self._runs.root.absolute()),
+                    "is_single": self._runs.is_single,
+                    "runs": self._runs.glances(),
+                }
+            )
+        )
 
     def run(self, request: Request) -> Response:
         """Answer with all of a run but its curves, config and logs."""
@@ -151,9 +160,8 @@ class _Pages:
         where they end.
         """
         columns, end = reading.curves(self._run_of(request).path)
-        return json_response(
-            {"end": end, "columns": {one_line(name, 300): columns[name] for name in columns}}
-        )
+        printable = {one_line(name, 300): values for name, values in columns.items()}
+        return json_response({"end": end, "columns": printable})
 
     def config(self, request: Request) -> Response:
         """Answer with the settings, and the origins that are noted."""
@@ -177,26 +185,37 @@ class _Pages:
     def experiments(self, request: Request) -> Response:
         """Answer with curves of experiments, over time or over env steps."""
         metric = request.query.get("metric", "episode_reward_mean")[:300]
-        by = "seconds" if request.query.get("by") == "seconds" else "steps"
-        return json_response(reading.experiments([*self._runs.find().values()], metric, by))
+        by = request.query.get("by")
+        runs = [*self._runs.find().values()]
+        return json_response(
+            reading.experiments(runs, metric, "seconds" if by == "seconds" else "steps")
+        )
 
     def film(self, request: Request) -> Response:
         """Answer with a film, or with the part of it that a browser asks for."""
         run = self._run_of(request)
         name = request.query.get("name", "")
-        asked = _RANGE.fullmatch(request.header(b"range"))
-        start, last = (int(asked[1]), int(asked[2] or _FAR)) if asked else (0, _FAR)
-        most = max(0, min(_FILM_BYTES, last + 1 - start))
-        part, size = (
-            part_of(run.path, name, start, most) if name in reading.films(run.path) else (b"", 0)
-        )
+        start = 0
+        last = _FAR
+        status = 200
+        requested = _RANGE.fullmatch(request.header(b"range"))
+        if requested is not None:
+            start = int(requested[1])
+            last = int(requested[2] or _FAR)
+            status = 206
+        num_bytes = max(0, min(_FILM_BYTES, last + 1 - start))
+        part = b""
+        size = 0
+        if name in reading.films(run.path):
+            part, size = part_of(run.path, name, start, num_bytes)
         if not part:
-            place = (b"content-range", b"bytes */%d" % size)
             raise Refusal(
-                416 if size else 404, f"There is no such part of a film {name!r:.100}.", (place,)
+                416 if size else 404,
+                f"There is no such part of a film {name!r:.100}.",
+                ((b"content-range", b"bytes */%d" % size),),
             )
         place = (b"content-range", b"bytes %d-%d/%d" % (start, start + len(part) - 1, size))
-        return _file(name, part, 206 if asked else 200, (b"accept-ranges", b"bytes"), place)
+        return _file(name, part, (b"accept-ranges", b"bytes"), place, status=status)
 
     def events(self, request: Request) -> Response:
         """Answer with a stream of what changes: of a run from a place in its results, or of all
@@ -205,13 +224,13 @@ class _Pages:
         place = request.header(b"last-event-id") or request.query.get("from", "0")
         if not re.fullmatch(r"\d{1,15}", place):
             raise Refusal(400, "The place in the results is a number of bytes.")
-        stream = _stream(_changes("runs", lambda: self.runs(request).body), _LOOK_AT_ALL_S)
+        stream = _stream(_changes("runs", lambda: self.runs(request).body), _POLL_RUNS_S)
         if "run" in request.query:
             run = self._run_of(request)
             results = _results(run.path, int(place))
             details = _changes("run", lambda: _json(run.details()))
             stream = _stream(
-                (new + now for new, now in zip(results, details, strict=True)), _LOOK_S
+                (new + now for new, now in zip(results, details, strict=True)), _POLL_RUN_S
             )
         return Response(b"", 200, b"text/event-stream", stream=stream)
 
@@ -233,7 +252,10 @@ def _changes(name: str, look: Callable[[], bytes]) -> Iterator[bytes]:
     before = b""
     while True:
         now = look()
-        yield _event(name, now) if now != before else b""
+        if now == before:
+            yield b""
+        else:
+            yield _event(name, now)
         before = now
 
 
@@ -244,21 +266,20 @@ def _results(directory: Path, place: int) -> Iterator[bytes]:
     while True:
         _, size = part_of(directory, JSONL_FILE, 0, 0)
         if place <= size <= place + _BEHIND_BYTES:
-            found = [*reading.numbers_from(directory, place)]
-            place = found[-1][0] if found else place
-            yield (
-                _event("results", _json([row for _, row in found[-_MAX_ROWS:]]), place)
-                if found
-                else b""
-            )
+            results = [*reading.numbers_from(directory, place)]
+            if not results:
+                yield b""
+                continue
+            place, _ = results[-1]
+            yield _event("results", _json([row for _, row in results[-_MAX_ROWS:]]), place)
         else:
             place = size
             yield _event("reload", b"{}", place)
 
 
 def _event(name: str, data: bytes, place: int | None = None) -> bytes:
-    at = b"" if place is None else b"id: %d\n" % place
-    return b"%sevent: %s\ndata: %s\n\n" % (at, name.encode(), data)
+    event = b"event: %s\ndata: %s\n\n" % (name.encode(), data)
+    return event if place is None else b"id: %d\n%s" % (place, event)
 
 
 def _json(value: Any) -> bytes:

@@ -72,13 +72,13 @@ def numbers_from(
     """
     with contextlib.suppress(OSError):
         for end, result in results_in(directory / JSONL_FILE, skipped_bytes, start):
-            found = {}
+            numbers = {}
             with contextlib.suppress(OverflowError, RecursionError):
-                found = numbers_of(result)
-            if len(found) <= _MAX_NAMES and all(
-                math.isfinite(found.get(name, math.nan)) for name in (STEPS, SECONDS)
+                numbers = numbers_of(result)
+            if len(numbers) <= _MAX_NAMES and all(
+                math.isfinite(numbers.get(name, math.nan)) for name in (STEPS, SECONDS)
             ):
-                yield end, found
+                yield end, numbers
 
 
 def curves(
@@ -95,20 +95,24 @@ def curves(
         The numbers, and the bytes of result.jsonl up to the end of the last result.
     """
     _, size = part_of(directory, JSONL_FILE, 0, 0)
-    skipped_bytes = size // num_points if size > num_points * _USUAL_BYTES else 0
-    found = [*numbers_from(directory, 0, skipped_bytes)]
-    if skipped_bytes:  # the newest results are there
-        found += numbers_from(directory, max(found[-1][0] if found else 0, size - _TAIL_BYTES))
+    skipped_bytes = 0
+    if size > num_points * _USUAL_BYTES:
+        skipped_bytes = size // num_points
+    results = [*numbers_from(directory, 0, skipped_bytes)]
+    end = results[-1][0] if results else 0
+    if skipped_bytes:  # none of the newest results is left out
+        results += numbers_from(directory, max(end, size - _TAIL_BYTES))
+        end = results[-1][0] if results else 0
+    rows = [row for _, row in results]
     if names is None:
-        names = sorted({name for _, row in found for name in row})[
-            : _MAX_NUMBERS // max(1, len(found))
-        ]
-    kinds = {STEPS: np.float64, SECONDS: np.float64}  # others are for pictures
-    columns = {
-        name: np.array([row.get(name, math.nan) for _, row in found], kinds.get(name, np.float32))
-        for name in names
-    }
-    return columns, found[-1][0] if found else 0
+        max_names = _MAX_NUMBERS // max(1, len(rows))
+        names = sorted({name for row in rows for name in row})[:max_names]
+    columns = dict[str, NDArray[Any]]()
+    for name in names:
+        # float32 is enough for pictures
+        dtype = np.float64 if name in (STEPS, SECONDS) else np.float32
+        columns[name] = np.array([row.get(name, math.nan) for row in rows], dtype)
+    return columns, end
 
 
 # Config
@@ -159,26 +163,32 @@ def log_entries(
     """
     directory = inside or path.parent
     tail, size = part_of(directory, str(path.relative_to(directory)), -_LOG_BYTES, _LOG_BYTES)
-    least = LEVELS.index(level)
-    wanted = words.casefold()
+    lowest = LEVELS.index(level)
     entries: list[dict[str, str]] = []
-    more: list[str] = []
+    lines_after: list[str] = []
     for line in reversed(tail.decode("utf-8", "replace").split("\n")):
-        found = _ENTRY.fullmatch(line)
-        if found is None:
-            more.append(line)
+        match = _ENTRY.fullmatch(line)
+        if match is None:
+            lines_after.append(line)
             continue
-        at, name, text = found.group(1, 2, 3) if found[1] else found.group(4, 5, 6)
-        its = next((each for each in LEVELS if each.startswith(name)), "INFO")
-        after = "\n".join(reversed(more)).rstrip()
-        more.clear()
-        if LEVELS.index(its) < least or wanted not in f"{at} {text}\n{after}".casefold():
+        at, letters, text = match.group(1, 2, 3) if match[1] else match.group(4, 5, 6)
+        entry_level = next((name for name in LEVELS if name.startswith(letters)), "INFO")
+        after = "\n".join(reversed(lines_after)).rstrip()
+        lines_after.clear()
+        if LEVELS.index(entry_level) < lowest:
+            continue
+        if words.casefold() not in f"{at} {text}\n{after}".casefold():
             continue
         if len(entries) == _MAX_ENTRIES:
             return entries[::-1], True
-        text = one_line(text, _MAX_ENTRY)
-        after = many_lines(after, _MAX_ENTRY)
-        entries.append({"time": at, "level": its, "text": text, "more": after})
+        entries.append(
+            {
+                "time": at,
+                "level": entry_level,
+                "text": one_line(text, _MAX_ENTRY),
+                "more": many_lines(after, _MAX_ENTRY),
+            }
+        )
     return entries[::-1], size > _LOG_BYTES
 
 
@@ -224,13 +234,11 @@ class Run:
         """Return all that a page of this run shows, except curves, the config and whole logs."""
         glance = self.glance()
         result = self._account.part("result").value
-        shown = {
-            name: value for name, value in result.items() if name != "hist_stats"
-        }  # which are long lists
-        account = {**self._account.value, "result": shown}
+        # hist_stats are long lists
+        short_result = {name: value for name, value in result.items() if name != "hist_stats"}
         return {
             "glance": glance,
-            "account": account,
+            "account": {**self._account.value, "result": short_result},
             "failures": self._failures(),
             "films": films(self.path),
         }
@@ -241,29 +249,28 @@ class Run:
     def _look(self) -> dict[str, Any]:
         self._account = Part(status_of_run(self.path))
         result = self._account.part("result")
-        head = Part(
-            settings(
-                config_text(self.path),
-                lambda key: key.startswith(("algo:", "env:", "seed:", "stop_")),
-            )
+        text = config_text(self.path)
+        config = Part(
+            settings(text, lambda key: key.startswith(("algo:", "env:", "seed:", "stop_")))
         )
         phase, words = self._phase()
         figures = {name: result.number(name) for name in result.value}
         returns = result.part("hist_stats").numbers("episode_reward")
-        figures |= {"std": statistics.pstdev(returns)} if returns else {}
+        if returns:
+            figures["std"] = statistics.pstdev(returns)
         figures["policy_lag"] = result.part("policy_lag").number("mean")
         if phase in _OVER:
             figures |= {"sampled_steps_per_s": None, "trained_steps_per_s": None}
         return {
             "name": self.name,
-            "env": head.text("env", 100),
-            "algo": head.text("algo", 100),
-            "seed": head.number("seed"),
+            "env": config.text("env", 100),
+            "algo": config.text("algo", 100),
+            "seed": config.number("seed"),
             "phase": phase,
             "words": one_line(words, _MAX_WORDS),
             "changed": time.time() - self._account.value["silent_s"],
             "figures": figures,
-            "stops": {name: head.number(name) for name in _CRITERIA},
+            "stops": {name: config.number(name) for name in _CRITERIA},
         }
 
     def _phase(self) -> tuple[str, str]:
@@ -274,10 +281,8 @@ class Run:
         state = learner.text("state") or "starting"
         if end == _FAILED:
             errors = self._failures()
-            return (
-                "failed",
-                f"Failed: {errors[-1]['text'] if errors else 'its log has the reason.'}",
-            )
+            reason = errors[-1]["text"] if errors else "its log has the reason."
+            return "failed", f"Failed: {reason}"
         if end:
             return "ended", end
         if account["is_alive"] is False or account["silent_s"] >= SILENT_S:
@@ -314,13 +319,10 @@ class Runs:
         """Return the runs that exist now by name, sorted; links to other places are not
         followed.
         """
-        paths = (
-            [self.root]
-            if self.is_single
-            else [self.root / name for name in sorted(folders_inside(self.root))]
-        )
-        paths = list(filter(is_run, paths))
-        self._runs = {path: self._runs.get(path) or Run(path) for path in paths}
+        paths = [self.root]
+        if not self.is_single:
+            paths = [self.root / name for name in sorted(folders_inside(self.root))]
+        self._runs = {path: self._runs.get(path) or Run(path) for path in paths if is_run(path)}
         return {run.name: run for run in self._runs.values()}
 
     def glances(self) -> list[dict[str, Any]]:
@@ -347,35 +349,44 @@ def experiments(runs: Sequence[Run], metric: str, by: str) -> list[dict[str, Any
         interquartile mean of the runs, and its 95 % bootstrap interval.
     """
     names = {run.path: run.name for run in runs}
-    found = [_curve(path, signature(path, JSONL_FILE, CONFIG_FILE), metric) for path in names]
-    made = []
-    for one in group_runs([curve for curve in found if len(curve.steps)]):
-        band = _band(one.runs, by)
-        made.append(
+    curves_of_runs = [
+        _curve(path, signature(path, JSONL_FILE, CONFIG_FILE), metric) for path in names
+    ]
+    descriptions = []
+    for experiment in group_runs([curve for curve in curves_of_runs if len(curve.steps)]):
+        band = _band(experiment.runs, by)
+        descriptions.append(
             {
-                "name": one_line(one.name, 200),
-                "env": one_line(one.env, 100),
-                "runs": [names[curve.path] for curve in one.runs],
-                "last": float(np.mean([curve.returns[-1] for curve in one.runs])),
-                **{
-                    name: getattr(band, name).astype(np.float32)
-                    for name in ("at", "mean", "low", "high")
-                },
+                "name": one_line(experiment.name, 200),
+                "env": one_line(experiment.env, 100),
+                "runs": [names[curve.path] for curve in experiment.runs],
+                "last": float(np.mean([curve.returns[-1] for curve in experiment.runs])),
+                "at": band.at.astype(np.float32),
+                "mean": band.mean.astype(np.float32),
+                "low": band.low.astype(np.float32),
+                "high": band.high.astype(np.float32),
             }
         )
-    return made
+    return descriptions
 
 
 @functools.lru_cache(maxsize=2000)
 def _curve(path: Path, state: object, metric: str) -> RunCurve:
     """Return the curve of a run with a `signature`, which can be empty."""
     columns, _ = curves(path, num_points=_POINTS, names={STEPS, SECONDS, metric})
-    values, steps, seconds = (columns[name] for name in (metric, STEPS, SECONDS))
-    there = np.flatnonzero(np.isfinite(values))
-    there = there[np.unique(steps[there], return_index=True)[1]]
+    steps = columns[STEPS]
+    # results that have the metric, the first one of those with the same env steps
+    rows = np.flatnonzero(np.isfinite(columns[metric]))
+    rows = rows[np.unique(steps[rows], return_index=True)[1]]
     # most runs of an experiment share the other settings, and so the parsing
     config = settings(config_text(path), lambda key: not key.startswith(OF_A_RUN))
-    return RunCurve(path, config, steps[there], seconds[there], values[there])
+    return RunCurve(
+        path=path,
+        config=config,
+        steps=steps[rows],
+        seconds=columns[SECONDS][rows],
+        returns=columns[metric][rows],
+    )
 
 
 @functools.lru_cache(maxsize=1000)
