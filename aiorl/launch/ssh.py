@@ -22,7 +22,7 @@ import sys
 import tarfile
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
@@ -31,7 +31,7 @@ import psutil
 
 import aiorl
 from aiorl.config.command_line import Parser
-from aiorl.config.files import check_regular, read_regular
+from aiorl.config.files import check_regular, open_regular, read_regular
 from aiorl.errors import AiorlError, ConfigError
 from aiorl.launch import ssh_host
 from aiorl.launch.job import CORES, Job, Verb, check_printable, saved
@@ -80,6 +80,9 @@ _PIPED |= {"start_new_session": True}  # Ctrl-C in the terminal does not reach s
 _AGAIN_S = 5.0
 _LOOK_S = 0.3
 _TWICE_S = 0.5
+_LOCK = "launch.lock"
+_QUESTION_S = 0.2
+"""Seconds that a launcher waits for its lock, which questions share for an instant."""
 _GOODBYE_S = 5.0
 _END_S = 25.0
 _LEAVE_S = {True: 20.0, False: 10.0}
@@ -91,7 +94,7 @@ _OWN = (
     "keys",
     "lock",
     "launch.json",
-    "launch.lock",
+    _LOCK,
     "learner.sbatch",
     "worker.sbatch",
     "web.token",
@@ -532,20 +535,14 @@ def run(job: Job, options: dict[str, Any]) -> int:
     ):
         sys.stderr.write(f"aiorl: {about}\n")
     job.make_place()
-    if (lock := _lock(job.run_dir)) is None:
-        raise ConfigError(
-            f"{job.run_dir} is being launched:",
-            key="run_dir",
-            hint="stop that run, or name another.",
-        )
-    if launch.keys:
-        job.make_keys()
-    size = f"{len(launch.packed_code) / 1024:.1f} kB of code"
-    sys.stderr.write(f"aiorl: {job.run_dir}; {size} go to {', '.join(launch.hosts)}\n")
-    if launch.learner:
-        sys.stderr.write(job.forward(launch.learner, options.get("ssh", "ssh")))
-    _save_facts(launch)
-    with lock:
+    with launcher_lock(job.run_dir):
+        if launch.keys:
+            job.make_keys()
+        size = f"{len(launch.packed_code) / 1024:.1f} kB of code"
+        sys.stderr.write(f"aiorl: {job.run_dir}; {size} go to {', '.join(launch.hosts)}\n")
+        if launch.learner:
+            sys.stderr.write(job.forward(launch.learner, options.get("ssh", "ssh")))
+        _save_facts(launch)
         if options.get("detach"):
             if os.fork():
                 sys.stdout.write(
@@ -643,32 +640,57 @@ def _attached(launch: Launch) -> int:
     return int(has_failed) or learner.poll() or 0
 
 
-def _lock(run_dir: Path) -> IO[str] | None:
-    """Lock a run for its launcher, until the file is closed; return None if there is one.
+@contextlib.contextmanager
+def launcher_lock(run_dir: Path) -> Iterator[None]:
+    """Hold the lock of a run's only launcher.
+
+    A process that is forked meanwhile holds the lock, too, and keeps it when this one ends. So the
+    file is closed, and not unlocked.
+
+    Raises:
+        ConfigError: another launcher holds it.
+        OSError: the file is not regular, or can't be opened.
+    """
+    path = run_dir / _LOCK
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+    with open(descriptor, "r+"):
+        check_regular(descriptor, path)
+        deadline = time.monotonic() + _QUESTION_S
+        while not _can_lock(descriptor, fcntl.LOCK_EX):
+            if time.monotonic() > deadline:
+                raise ConfigError(
+                    f"{run_dir} is being launched:",
+                    key="run_dir",
+                    hint="stop that run, or name another.",
+                )
+            time.sleep(_QUESTION_S / 10)
+        yield
+
+
+def is_running(run_dir: Path) -> bool:
+    """Return whether a run has a launcher.
+
+    A launcher's lock is exclusive, and this shares the file for an instant, for which a launcher
+    that starts then waits. So a question can't be taken for a launcher, neither by one nor by
+    another question.
 
     Raises:
         OSError: the file is not regular, or can't be opened.
     """
-    path = run_dir / "launch.lock"
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
-    with contextlib.ExitStack() as closing:
-        file = closing.enter_context(open(descriptor, "r+"))
-        check_regular(descriptor, path)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return None
-        closing.pop_all()
-        return file
+    try:
+        with open_regular(run_dir / _LOCK) as file:
+            return not _can_lock(file.fileno(), fcntl.LOCK_SH)
+    except FileNotFoundError:
+        return False
 
 
-def _runs(run_dir: Path) -> bool:
-    """Return whether a run has a launcher."""
-    lock = _lock(run_dir)
-    if lock is None:
-        return True
-    lock.close()
-    return False
+def _can_lock(descriptor: int, kind: int) -> bool:
+    """Lock a file without waiting, until it is closed; return False if another lock forbids it."""
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _launcher(facts: dict[str, Any]) -> psutil.Process:
@@ -706,17 +728,18 @@ def _launcher(facts: dict[str, Any]) -> psutil.Process:
 
 def _status(run: str, count: int = 1) -> int:
     run_dir, _ = saved(run, "ssh", _FACTS)
-    sys.stdout.write(f"{one_line(str(run_dir), 4000)}: {'runs' if _runs(run_dir) else 'ended'}\n")
+    state = "runs" if is_running(run_dir) else "ended"
+    sys.stdout.write(f"{one_line(str(run_dir), 4000)}: {state}\n")
     show_ends(sorted(run_dir.glob("logs/*.txt")), count)
     return 0
 
 
 def _stop(run: str) -> int:
     run_dir, facts = saved(run, "ssh", _FACTS)
-    if _runs(run_dir):
+    if is_running(run_dir):
         process = _launcher(facts)
         process.terminate()
-        while _runs(run_dir):
+        while is_running(run_dir):
             time.sleep(_LOOK_S)
     return 0
 
@@ -727,7 +750,7 @@ def _add(run: str, word: str) -> int:
     Job(run_dir, (), {}).save(
         "ssh", {**facts, "hosts": facts["hosts"] | hosts}
     )  # the launcher looks
-    return int(not _runs(run_dir))
+    return int(not is_running(run_dir))
 
 
 VERBS = {

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tarfile
 import termios
+import threading
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,7 +31,7 @@ from aiorl.errors import ConfigError
 from aiorl.launch import ssh_host
 from aiorl.launch.job import checked
 from aiorl.launch.shipment import code_archive, shipped
-from aiorl.launch.ssh import Host, Launch, parse_hosts
+from aiorl.launch.ssh import Host, Launch, is_running, launcher_lock, parse_hosts
 
 SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
 ENV = '''
@@ -171,6 +172,42 @@ for port in {ports!r}:
     host = Host(launch, "n1", is_learner=True)
     host.run()
     assert (host.status, launch.port) == (0, 5557)
+
+
+def test_a_run_has_one_launcher_and_its_forks_keep_the_lock(tmp_path: Path) -> None:
+    with launcher_lock(tmp_path):
+        assert is_running(tmp_path)
+        with pytest.raises(ConfigError, match="is being launched"), launcher_lock(tmp_path):
+            pass
+    script = """
+import os, sys
+from pathlib import Path
+from aiorl.launch.ssh import launcher_lock
+
+with launcher_lock(Path(sys.argv[1])):
+    if not os.fork():
+        sys.stdin.read()
+"""
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as launcher:
+        assert launcher.wait(60) == 0
+        assert is_running(tmp_path)
+    wait_until(lambda: not is_running(tmp_path), 10, "the end of the fork")
+
+
+def test_asking_whether_a_run_has_a_launcher_neither_hinders_one_nor_leaves_a_file(
+    tmp_path: Path,
+) -> None:
+    assert not is_running(tmp_path)
+    assert not [*tmp_path.iterdir()]
+    with launcher_lock(tmp_path):
+        pass
+    with (tmp_path / "launch.lock").open("rb") as question:  # as a question that takes long
+        fcntl.flock(question, fcntl.LOCK_SH)
+        assert not is_running(tmp_path)
+        threading.Timer(0.05, question.close).start()
+        with launcher_lock(tmp_path):
+            assert is_running(tmp_path)
 
 
 def test_a_wheel_is_sent_unpacked(tmp_path: Path) -> None:
