@@ -63,13 +63,13 @@ def _run(name: str, engine: Engine, words: list[str]) -> int:
     prog = f"{_PROG} {name}"
     if words and words[0] in engine.VERBS:
         verb = engine.VERBS[words[0]]
-        wanted = f"RUN {verb.takes}".split()
-        if {"-h", "--help"} & set(words) or len(words) - 1 != len(wanted):
-            usage_error(prog, f"Write: {prog} {words[0]} {' '.join(wanted)}")
+        placeholders = f"RUN {verb.takes}".split()
+        if {"-h", "--help"} & set(words) or len(words) - 1 != len(placeholders):
+            usage_error(prog, f"Write: {prog} {words[0]} {' '.join(placeholders)}")
         return verb.do(*words[1:])
     at = words.index("--") if "--" in words else len(words)
-    own = words[:at]
-    learner = words[at + 1 :]
+    engine_words = words[:at]
+    learner_words = words[at + 1 :]
     verbs = "".join(
         f"  {prog} {key} RUN {verb.takes:6}# {verb.about}\n" for key, verb in engine.VERBS.items()
     )
@@ -79,13 +79,13 @@ def _run(name: str, engine: Engine, words: list[str]) -> int:
     parser.add_argument(
         "--print", action="store_true", help="Print what would be run or submitted, and end."
     )
-    engine.add_arguments(parser, own)
-    options = parser.parse(own)
-    if not learner:
+    engine.add_arguments(parser, engine_words)
+    options = parser.parse(engine_words)
+    if not learner_words:
         parser.error(
             "Put the learner's options after --, such as: -- --env CartPole-v1 --stop-return 475"
         )
-    job = checked(learner)
+    job = checked(learner_words)
     if options.pop("print", False):
         sys.stdout.write(engine.artefact(job, options))
         return 0

@@ -59,8 +59,8 @@ counts.
 Those of MPI come first, because schedulers start its daemons and set their own variables for them.
 """
 _LEARNER_CORES = 2
-_LOOK_EVERY_S = 0.2
-_SAY_AFTER_S = 10.0
+_POLL_S = 0.2
+_REPORT_AFTER_S = 10.0
 
 
 class _Copy(NamedTuple):
@@ -118,6 +118,7 @@ def run(job: Job, options: dict[str, Any]) -> int:
     ):
         job.make_place()  # the copies meet there, and trust the keys that they find
     learner, worker = _commands(job, options, copy, is_resumed=_has_run(job))
+    role = "learner" if copy.rank == 0 else "workers"
     if copy.rank == 0:
         if not job.config["insecure"]:
             job.make_keys()
@@ -125,9 +126,7 @@ def run(job: Job, options: dict[str, Any]) -> int:
     else:
         _wait_for_keys(job)
         command = worker
-    sys.stderr.write(
-        f"aiorl: {copy.variable} is {copy.rank}: {'learner' if copy.rank == 0 else 'workers'}\n"
-    )
+    sys.stderr.write(f"aiorl: {copy.variable} is {copy.rank}: {role}\n")
     os.execve(command[0], command, {**os.environ, **python_path()})
 
 
@@ -141,28 +140,32 @@ def _commands(
     if address is not None:
         host, port = split_address(address, key="--address")
         if secret and job.config["keys"] is None:
-            hint = (
-                "Make them with `aiorl keys DIR`, copy them to each host, and give --keys DIR"
-                " after --."
+            raise ConfigError(
+                "--address needs keys that are on each host.",
+                key="keys",
+                hint=(
+                    "Make them with `aiorl keys DIR`, copy them to each host, and give --keys DIR"
+                    " after --."
+                ),
             )
-            raise ConfigError("--address needs keys that are on each host.", key="keys", hint=hint)
         meeting = address
         place = ["--bind", f"tcp://0.0.0.0:{port}", "--advertise", host]
     elif job.config["run_dir"] is None:
-        hint = (
-            "Give --run-dir DIR after --, a directory on a shared file system, or --address"
-            " tcp://HOST:PORT before."
+        raise ConfigError(
+            "The copies have to know where they meet.",
+            key="run_dir",
+            hint=(
+                "Give --run-dir DIR after --, a directory on a shared file system, or --address"
+                " tcp://HOST:PORT before."
+            ),
         )
-        raise ConfigError("The copies have to know where they meet.", key="run_dir", hint=hint)
     else:
         meeting = f"run:{job.run_dir}"
         place = ["--bind", job.bind]
     cores = _cores(copy.together)
-    local = (
-        options.get("workers", max(1, cores - _LEARNER_CORES))
-        if job.num_workers is None
-        else job.num_workers
-    )
+    local_workers = job.num_workers
+    if local_workers is None:
+        local_workers = options.get("workers", max(1, cores - _LEARNER_CORES))
     python = child_python("aiorl")
     learner = [
         *python,
@@ -171,24 +174,26 @@ def _commands(
         *place,
         *secret,
         "--num-workers",
-        str(local),
+        str(local_workers),
     ]
-    workers = ["--num-workers", str(options.get("workers", cores))]
-    return learner, [*python, "worker", "--connect", meeting, *secret, *workers]
+    worker = [*python, "worker", "--connect", meeting, *secret]
+    return learner, [*worker, "--num-workers", str(options.get("workers", cores))]
 
 
 def _copy(environment: Mapping[str, str]) -> _Copy:
     for variable, together in _VARIABLES:
-        if (rank := environment.get(variable, "")).isdecimal():
+        rank = environment.get(variable, "")
+        if rank.isdecimal():
             number = environment.get(together, "1").partition("(")[0]  # Slurm writes 2(x3),1
             return _Copy(int(rank), variable, int(number) if number.isdecimal() else 1)
     names = ", ".join(name for name, _ in _VARIABLES)
-    hint = (
-        "Start the copies with srun or mpirun, or set RANK to 0 for the learner and to 1, 2, ..."
-        " for the others."
-    )
     raise ConfigError(
-        f"No variable says which copy this is: none of {names} is set.", key="RANK", hint=hint
+        f"No variable says which copy this is: none of {names} is set.",
+        key="RANK",
+        hint=(
+            "Start the copies with srun or mpirun, or set RANK to 0 for the learner and to 1, 2,"
+            " ... for the others."
+        ),
     )
 
 
@@ -197,10 +202,12 @@ def _cores(together: int) -> int:
     it fewer.
     """
     cores = usable_cores()
-    given = os.environ.get("SLURM_CPUS_PER_TASK", "")
-    if given.isdecimal():
-        return max(1, min(cores, int(given)))
-    return max(1, cores // together) if cores == os.cpu_count() else cores
+    cores_of_task = os.environ.get("SLURM_CPUS_PER_TASK", "")
+    if cores_of_task.isdecimal():
+        return max(1, min(cores, int(cores_of_task)))
+    if cores == os.cpu_count():
+        return max(1, cores // together)
+    return cores
 
 
 def _has_run(job: Job) -> bool:
@@ -209,13 +216,13 @@ def _has_run(job: Job) -> bool:
 
 def _wait_for_keys(job: Job) -> None:
     """Wait until the learner's copy has made the keys of this run."""
-    told = time.monotonic() + _SAY_AFTER_S
+    report_at = time.monotonic() + _REPORT_AFTER_S
     while not job.config["insecure"] and not all(
         (job.keys / name).exists() for name in ("worker.key_secret", "learner.key")
     ):
-        if time.monotonic() > told:
+        if time.monotonic() > report_at:
             sys.stderr.write(
                 f"aiorl: waiting for the copy with rank 0 to make keys in {job.keys}\n"
             )
-            told += 60.0
-        time.sleep(_LOOK_EVERY_S)
+            report_at += 60.0
+        time.sleep(_POLL_S)

@@ -142,8 +142,8 @@ class Job:
     @property
     def keys(self) -> Path:
         """Directory of the keys that the user gave, or of those made for this run."""
-        given = self.config["keys"]
-        return Path(os.path.abspath(os.path.expanduser(given))) if given else self.run_dir / "keys"
+        directory = self.config["keys"]
+        return _absolute(directory) if directory else self.run_dir / "keys"
 
     def make_keys(self, workers: tuple[str, ...] = ("worker",)) -> Path:
         """Make the keys that are missing, unless the user gave some, and return their directory.
@@ -191,11 +191,16 @@ class Job:
         )
 
     def _place(self, is_resumed: bool, run_dir: str) -> list[str]:
-        if not is_resumed:
-            return ["--run-dir", run_dir, *(["--resume", "null"] if self.config["resume"] else [])]
-        of_new = [name for name in ("preset", "init_from") if self.config[name] is not None]
-        unset = [word for name in of_new for word in (f"--{name.replace('_', '-')}", "null")]
-        return ["--resume", run_dir, "--run-dir", run_dir, *unset]
+        """Return the options that say where the run is, and undo those that don't fit it."""
+        words = ["--run-dir", run_dir]
+        if is_resumed:
+            words = ["--resume", run_dir, *words]
+            for name, option in (("preset", "--preset"), ("init_from", "--init-from")):
+                if self.config[name] is not None:
+                    words += [option, "null"]
+        elif self.config["resume"]:
+            words += ["--resume", "null"]
+        return words
 
     def forward(self, host: str, ssh: str = "ssh") -> str:
         """Return a line with the command that forwards the page of the run to this machine; ""
@@ -206,11 +211,12 @@ class Job:
             ssh: command of ssh with its own options.
         """
         name, port = host_and_port(self.config.get("web") or 0, key="web")
-        at = "127.0.0.1" if name in ("0.0.0.0", "::") else name
+        if not port:
+            return ""
+        target = "127.0.0.1" if name in ("0.0.0.0", "::") else name
         return (
-            f"  {ssh} -L {port}:{at}:{port} {host}  # then http://127.0.0.1:{port} is its page\n"
-            if port
-            else ""
+            f"  {ssh} -L {port}:{target}:{port} {host}  # then http://127.0.0.1:{port} is its"
+            " page\n"
         )
 
     def save(self, engine: str, facts: Mapping[str, Any]) -> None:
@@ -239,10 +245,11 @@ class Job:
                 directory.mkdir(mode=0o755, parents=True, exist_ok=True)
                 check_own_directory(directory)
             except OSError as error:
-                said = f"{directory} can't be the place of a launched run: {error.strerror}."
-                hint = "Give another directory with --run-dir DIR."
                 raise ConfigError(
-                    said, key="run_dir", value=str(self.run_dir), hint=hint
+                    f"{directory} can't be the place of a launched run: {error.strerror}.",
+                    key="run_dir",
+                    value=str(self.run_dir),
+                    hint="Give another directory with --run-dir DIR.",
                 ) from error
 
     def write(self, name: str, text: str) -> None:
@@ -278,27 +285,39 @@ def saved(
         ConfigError: this engine launched no run there; someone else can have written the file; or
             it is invalid.
     """
-    path = Path(os.path.abspath(os.path.expanduser(run)))
+    path = _absolute(run)
     file = path / _FACTS
     hint = f"Give the run directory that `aiorl launch {engine}` printed."
     try:
         facts = parse_json(read_own(file, max_bytes=_MAX_FACTS_BYTES))
     except (FileNotFoundError, NotADirectoryError) as error:
-        said = f"{path} was not launched by `aiorl launch`: it has no {_FACTS}."
-        raise ConfigError(said, key="RUN", value=run, hint=hint) from error
+        raise ConfigError(
+            f"{path} was not launched by `aiorl launch`: it has no {_FACTS}.",
+            key="RUN",
+            value=run,
+            hint=hint,
+        ) from error
     except OSError as error:
-        said = f"{error.filename or file} is not used: {error.strerror}."
-        hint = (
-            "`aiorl status RUN` shows runs of other users, too; only their owners can manage them."
-        )
-        raise ConfigError(said, key="RUN", value=run, hint=hint) from error
+        raise ConfigError(
+            f"{error.filename or file} is not used: {error.strerror}.",
+            key="RUN",
+            value=run,
+            hint=(
+                "`aiorl status RUN` shows runs of other users, too; only their owners can manage"
+                " them."
+            ),
+        ) from error
     except ValueError as error:
         raise _damaged(file, str(error), run) from error
     if not isinstance(facts, dict):
         raise _damaged(file, f"it is {facts!r:.50}", run)
     if facts.get("engine") != engine:
-        said = f"{path} was not launched by {engine}, but by {facts.get('engine')!r:.30}."
-        raise ConfigError(said, key="RUN", value=run, hint=hint)
+        raise ConfigError(
+            f"{path} was not launched by {engine}, but by {facts.get('engine')!r:.30}.",
+            key="RUN",
+            value=run,
+            hint=hint,
+        )
     for name, is_right in (checks or {}).items():
         if name not in facts or not is_right(facts[name]):
             raise _damaged(file, f"{name} is {facts.get(name)!r:.50}", run)
@@ -306,8 +325,17 @@ def saved(
 
 
 def _damaged(file: Path, reason: str, run: str) -> ConfigError:
-    hint = "Launch the run again, which writes the file again, or end its processes by hand."
-    return ConfigError(f"{file} is damaged: {reason}.", key="RUN", value=run, hint=hint)
+    return ConfigError(
+        f"{file} is damaged: {reason}.",
+        key="RUN",
+        value=run,
+        hint="Launch the run again, which writes the file again, or end its processes by hand.",
+    )
+
+
+def _absolute(path: str) -> Path:
+    """Return the path that a user typed, without ``~`` and ``..``; links in it stay."""
+    return Path(os.path.abspath(os.path.expanduser(path)))
 
 
 def check_printable(values: Mapping[str, Any]) -> None:
@@ -325,11 +353,15 @@ def check_printable(values: Mapping[str, Any]) -> None:
     for name, value in values.items():
         for text in _texts(value):
             if not text.isprintable():
-                said = f"{name} has characters that can't be printed: {text!r:.200}."
-                hint = (
-                    "Write it on one line, in UTF-8; long settings can be in a file: --config FILE."
+                raise ConfigError(
+                    f"{name} has characters that can't be printed: {text!r:.200}.",
+                    key=name,
+                    value=text,
+                    hint=(
+                        "Write it on one line, in UTF-8; long settings can be in a file: --config"
+                        " FILE."
+                    ),
                 )
-                raise ConfigError(said, key=name, value=text, hint=hint)
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -358,33 +390,42 @@ def checked(words: Sequence[str]) -> Job:
         SystemExit: with status 2 after a sentence about wrong usage; with 0 if the options asked
             for a text.
     """
-    done = subprocess.run(
+    check = subprocess.run(
         [*child_python("aiorl.launch.job"), *words],
         env={**os.environ, **python_path()},
         capture_output=True,
         text=True,
         check=False,
     )
-    sys.stderr.write(as_typed(done.stderr))
-    found: Any = None
+    sys.stderr.write(as_typed(check.stderr))
+    facts: Any = None
     with contextlib.suppress(ValueError):
-        found = json.loads(done.stdout)
-    if done.returncode or not isinstance(found, dict):
-        sys.stdout.write(done.stdout)
-        raise SystemExit(done.returncode)
-    config = found["config"]
-    given = found["given"]
-    port = split_address(given["bind"], key="bind")[1] if "bind" in given else None
-    return Job(_run_dir(config), tuple(words), config, given.get("num_workers"), port or None)
+        facts = json.loads(check.stdout)
+    if check.returncode or not isinstance(facts, dict):
+        sys.stdout.write(check.stdout)
+        raise SystemExit(check.returncode)
+    typed = facts["typed"]
+    port = 0
+    if "bind" in typed:
+        _, port = split_address(typed["bind"], key="bind")
+    return Job(
+        run_dir=_run_dir(facts["config"]),
+        words=tuple(words),
+        config=facts["config"],
+        num_workers=typed.get("num_workers"),
+        port=port or None,
+    )
 
 
 def _run_dir(config: Mapping[str, Any]) -> Path:
     """Return the run's absolute directory; for a run without one, a new name below ``runs``."""
     if config["run_dir"] is not None:
-        return Path(os.path.abspath(os.path.expanduser(config["run_dir"])))
+        return _absolute(config["run_dir"])
     algo, env = (re.sub(r"[^A-Za-z0-9._-]+", "-", str(config[name])) for name in ("algo", "env"))
     path = Path("runs").absolute() / f"{algo}_{env}_{time.strftime('%Y-%m-%d_%H-%M-%S')}"
-    return path.with_name(f"{path.name}_{secrets.token_hex(2)}") if path.exists() else path
+    if path.exists():
+        return path.with_name(f"{path.name}_{secrets.token_hex(2)}")
+    return path
 
 
 def _check(words: list[str]) -> None:
@@ -404,10 +445,10 @@ def _check(words: list[str]) -> None:
     ):
         place = ["--resume", config.run_dir, "--preset", "null", "--init-from", "null"]
         config = configure_learner([*words, *place], config_class)
-    facts = {name: getattr(config, name) for name in _KEYS}
-    given = parse_learner_args(words).overrides
-    typed = {name: given[name] for name in ("num_workers", "bind") if name in given}
-    sys.stdout.write(json.dumps({"config": facts, "given": typed}))
+    effective = {name: getattr(config, name) for name in _KEYS}
+    overrides = parse_learner_args(words).overrides
+    typed = {name: overrides[name] for name in ("num_workers", "bind") if name in overrides}
+    sys.stdout.write(json.dumps({"config": effective, "typed": typed}))
 
 
 if __name__ == "__main__":

@@ -141,10 +141,10 @@ def add_arguments(parser: Parser, words: Sequence[str]) -> None:
     )
 
 
-def _matching(pattern: str, wanted: str) -> Callable[[str], str]:
+def _matching(pattern: str, description: str) -> Callable[[str], str]:
     def read(text: str) -> str:
         if not re.fullmatch(pattern, text):
-            raise argparse.ArgumentTypeError(f"must be {wanted}, not {text!r:.80}.")
+            raise argparse.ArgumentTypeError(f"must be {description}, not {text!r:.80}.")
         return text
 
     return read
@@ -152,47 +152,54 @@ def _matching(pattern: str, wanted: str) -> Callable[[str], str]:
 
 def artefact(job: Job, options: dict[str, Any]) -> str:
     """See `Engine.artefact`. Keys that are not made yet have placeholders in the Secret."""
-    given = _complete(options)
+    settings = _complete(options)
     name = _name(job)
     port = job.port or _PORT
     labels = {f"{_LABEL}name": "aiorl", f"{_LABEL}instance": name}
-    queue = {"kueue.x-k8s.io/queue-name": given["queue"]} if given["queue"] else {}
-    facts: dict[str, object] = given | {
+    queue: dict[str, str] = {}
+    elastic: dict[str, str] = {}
+    if settings["queue"]:
+        queue = {"kueue.x-k8s.io/queue-name": settings["queue"]}
+        elastic = {"kueue.x-k8s.io/elastic-job": "true"}
+    facts: dict[str, object] = settings | {
         "name": name,
         "port": port,
         "next_port": port + 1,
-        "image": json.dumps(given["image"]),
-        "worker_image": json.dumps(given.get("worker_image", given["image"])),
+        "image": json.dumps(settings["image"]),
+        "worker_image": json.dumps(settings.get("worker_image", settings["image"])),
         "labels": labels,
         "set_labels": labels | queue,
         "keys": _secret(job.keys),
-        "elastic": {"kueue.x-k8s.io/elastic-job": "true"} if queue else {},
+        "elastic": elastic,
     }
     for role in ("learner", "worker"):
-        facts[f"{role}_labels"] = own = labels | {f"{_LABEL}component": role}
-        facts[f"{role}_job_labels"] = own | queue
-    depth, jobs = ("      ", "jobset") if given["jobset"] else ("", "jobs")
+        role_labels = labels | {f"{_LABEL}component": role}
+        facts[f"{role}_labels"] = role_labels
+        facts[f"{role}_job_labels"] = role_labels | queue
+    depth = "      " if settings["jobset"] else ""
     facts |= {
         "learner": textwrap.indent(_learner(job, facts), depth),
         "worker": textwrap.indent(_worker(facts), depth),
     }
-    text = _filled("objects", facts) + _filled(jobs, facts)
-    if given["namespace"]:
-        text = text.replace("\nmetadata: {", f"\nmetadata: {{namespace: {given['namespace']}, ")
+    text = _filled("objects", facts) + _filled("jobset" if settings["jobset"] else "jobs", facts)
+    if settings["namespace"]:
+        text = text.replace("\nmetadata: {", f"\nmetadata: {{namespace: {settings['namespace']}, ")
     return text
 
 
 def run(job: Job, options: dict[str, Any]) -> int:
     """See `Engine.run`. Makes the keys, and prints the manifests."""
-    given = _complete(options)
+    settings = _complete(options)
     job.make_place()
     job.make_keys()
     sys.stdout.write(artefact(job, options))
-    kinds = [kind for kind in _KINDS if kind != ("job" if given["jobset"] else "jobset")]
-    job.save(
-        "kubernetes",
-        {"name": _name(job), "namespace": given["namespace"], "kinds": ",".join(kinds)},
-    )
+    unused = "job" if settings["jobset"] else "jobset"
+    facts = {
+        "name": _name(job),
+        "namespace": settings["namespace"],
+        "kinds": ",".join(kind for kind in _KINDS if kind != unused),
+    }
+    job.save("kubernetes", facts)
     steps = "".join(
         f"  python -m aiorl.launch kubernetes {verb} {job.run_dir}\n"
         for verb in ("status", "logs", "stop")
@@ -223,14 +230,11 @@ def _secret(keys: Path) -> dict[str, str]:
     files = {file: keys / file for file in (*_LEARNER_KEYS, *_WORKER_KEYS)}
     if not keys.exists():
         return {_item(file): _UNMADE for file in files}
-    return {
-        _item(file): (
-            read_regular(path, max_bytes=_MAX_KEY_BYTES, follow=True).decode(
-                "ascii", errors="replace"
-            )
-        )
-        for file, path in files.items()
-    }
+    contents = dict[str, str]()
+    for file, path in files.items():
+        content = read_regular(path, max_bytes=_MAX_KEY_BYTES, follow=True)
+        contents[_item(file)] = content.decode("ascii", errors="replace")
+    return contents
 
 
 def _item(file: str) -> str:
@@ -240,13 +244,13 @@ def _item(file: str) -> str:
 def _learner(job: Job, facts: Mapping[str, object]) -> str:
     """Return the spec of the learner's Job."""
     command = job.learner_sh("python", f"/runs/{facts['name']}")
-    own = (
+    options = (
         f"--bind tcp://0.0.0.0:{facts['port']} --advertise {facts['name']}-learner "
         f'--keys "$HOME/keys" --num-workers {job.num_workers or 0}'
     )
     return _job(
         "learner",
-        f'{command}exec "$@" {own}',
+        f'{command}exec "$@" {options}',
         _LEARNER_KEYS,
         facts,
         counts="  parallelism: 1\n  completions: 1\n  backoffLimit: 10",
@@ -285,7 +289,7 @@ def _worker(facts: Mapping[str, object]) -> str:
 
 
 def _job(
-    role: str, script: str, keys: Sequence[str], facts: Mapping[str, object], **own: object
+    role: str, script: str, keys: Sequence[str], facts: Mapping[str, object], **of_role: object
 ) -> str:
     """Return the spec of a Job whose container runs `script` and has the keys that it needs."""
     return _filled(
@@ -296,7 +300,7 @@ def _job(
             "labels": facts[f"{role}_labels"],
             "script": textwrap.indent(script, " " * 10),
             "key_items": [{"key": _item(file), "path": file} for file in keys],
-            **own,
+            **of_role,
         },
     )
 
@@ -326,17 +330,18 @@ def _kubectl(run: str, *words: str) -> str:
         AiorlError: kubectl is missing or failed.
     """
     _, facts = saved(run, "kubernetes", _FACTS)
-    own = ["--namespace", facts["namespace"]] if facts["namespace"] else []
     marks = {"NAME": facts["name"], "KINDS": facts["kinds"]}
-    filled = [re.sub("NAME|KINDS", lambda found: marks[found[0]], word) for word in words]
-    command = ["kubectl", *own, *filled]
+    command = ["kubectl"]
+    if facts["namespace"]:
+        command += ["--namespace", facts["namespace"]]
+    command += [re.sub("NAME|KINDS", lambda match: marks[match[0]], word) for word in words]
     names = ""
     try:
         if "--output=name" in words:
-            done = subprocess.run(command, check=False, capture_output=True)
-            status = done.returncode
-            names = done.stdout.decode("utf-8", errors="replace")
-            for line in done.stderr.splitlines():
+            process = subprocess.run(command, check=False, capture_output=True)
+            status = process.returncode
+            names = process.stdout.decode("utf-8", errors="replace")
+            for line in process.stderr.splitlines():
                 sys.stderr.write(printable(line) + "\n")
         else:
             status = run_shown(command)
@@ -364,8 +369,8 @@ def _logs(run: str) -> int:
 def _scale(run: str, number: str) -> int:
     if not number.isdecimal():
         raise ConfigError(f"N must be a whole number of pods, not {number!r:.50}.", key="N")
-    names = _kubectl(run, "get", "jobs", f"{_OURS},{_LABEL}component=worker", "--output=name")
-    for name in names.split():
+    workers = f"{_OURS},{_LABEL}component=worker"
+    for name in _kubectl(run, "get", "jobs", workers, "--output=name").split():
         if not re.fullmatch(rf"[a-z0-9.]+/{_NAME}", name):
             raise AiorlError(f"kubectl named {name!r:.100}, which is no job.")
         _kubectl(run, "patch", name, f'--patch={{"spec": {{"parallelism": {number}}}}}')

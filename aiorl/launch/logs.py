@@ -23,7 +23,7 @@ from aiorl.text import one_line
 MAX_LINE = 1 << 14
 """Bytes of one line; the rest of a longer one becomes the next line."""
 _TAIL_BYTES = 1 << 18
-_LOOK_S = 0.5
+_POLL_S = 0.5
 
 
 def printable(line: bytes) -> str:
@@ -53,7 +53,7 @@ def show_ends(files: Sequence[Path], count: int, *, follow: bool = False) -> int
         if lines is not None:
             _show(path, lines[-count:])
     while follow and ends:
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
         for path in files:
             lines = _appended(path, ends)
             if lines:
@@ -78,20 +78,21 @@ def _appended(
     """
     try:
         with open_regular(path) as file:
-            found = os.fstat(file.fileno())
-            inode, start = ends.get(path, (found.st_ino, 0))
-            if inode != found.st_ino or start > found.st_size:  # the log began again
+            stats = os.fstat(file.fileno())
+            inode, start = ends.get(path, (stats.st_ino, 0))
+            if inode != stats.st_ino or start > stats.st_size:  # the log began again
                 start = 0
-            start = max(start, found.st_size - _TAIL_BYTES)
+            start = max(start, stats.st_size - _TAIL_BYTES)
             file.seek(start)
             content = file.read(_TAIL_BYTES)
     except OSError as error:
         if is_first:
             _show(path, [f"(can't be shown: {error.strerror})"])
         return None
-    whole = content if is_first else content[: content.rfind(b"\n") + 1]
-    ends[path] = (found.st_ino, start + len(whole))
-    return [printable(line) for line in whole.splitlines()]
+    if not is_first:  # the last line, if it has no end yet, is shown with its end
+        content = content[: content.rfind(b"\n") + 1]
+    ends[path] = (stats.st_ino, start + len(content))
+    return [printable(line) for line in content.splitlines()]
 
 
 def run_shown(command: Sequence[str]) -> int:
@@ -111,7 +112,7 @@ def run_shown(command: Sequence[str]) -> int:
     return process.returncode
 
 
-def _pass_on(stream: IO[bytes], shown: IO[str]) -> None:
+def _pass_on(stream: IO[bytes], terminal: IO[str]) -> None:
     for line in lines_of(stream):
-        shown.write(printable(line) + "\n")
-        shown.flush()
+        terminal.write(printable(line) + "\n")
+        terminal.flush()

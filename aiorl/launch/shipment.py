@@ -103,21 +103,13 @@ def look_through(directory: Path, include: Sequence[str] = ()) -> Shipment:
     Raises:
         ConfigError: a path in `include` matches no file.
     """
-    command = [
-        "git",
-        "-C",
-        str(directory),
-        "ls-files",
-        "-z",
-        "--cached",
-        "--others",
-        "--exclude-standard",
-    ]
-    places = [directory]
-    # Without Git, or outside of its directories, all files are looked at.
+    command = ["git", "-C", str(directory), "ls-files", "-z"]
+    command += ["--cached", "--others", "--exclude-standard"]
+    tops = [directory]
+    # no Git, or none of its directories
     with contextlib.suppress(OSError, subprocess.CalledProcessError):
         listing = subprocess.run(command, capture_output=True, check=True).stdout
-        places = [directory / name for name in os.fsdecode(listing).split("\0") if name]
+        tops = [directory / name for name in os.fsdecode(listing).split("\0") if name]
     root = directory.resolve()
 
     @functools.cache
@@ -126,15 +118,16 @@ def look_through(directory: Path, include: Sequence[str] = ()) -> Shipment:
 
     files: set[Path] = set()
     unsafe: set[Path] = set()
-    # Git lists a repository inside this one as a directory.
-    for path in itertools.chain.from_iterable(map(_files_below, places)):
-        at = path.relative_to(directory)
-        if not path.is_file() or any(is_left_out(directory / folder) for folder in at.parents[:-1]):
-            continue
-        if _is_safe(path, at, root):
-            files.add(at)
-        else:
-            unsafe.add(at)
+    for top in tops:
+        for path in top.rglob("*") if top.is_dir() else [top]:
+            at = path.relative_to(directory)
+            folders = [directory / folder for folder in at.parents[:-1]]
+            if not path.is_file() or any(map(is_left_out, folders)):
+                continue
+            if _is_safe(path, at, root):
+                files.add(at)
+            else:
+                unsafe.add(at)
     for pattern in include:
         matches = {*_matching(directory, pattern)}
         if not matches:
@@ -146,17 +139,6 @@ def look_through(directory: Path, include: Sequence[str] = ()) -> Shipment:
             )
         files |= matches
     return Shipment(sorted(files), sorted(unsafe - files))
-
-
-def shipped(directory: Path, include: Sequence[str] = ()) -> list[Path]:
-    """Return the files of a directory that are sent, as sorted paths relative to it; see
-    `look_through`.
-    """
-    return look_through(directory, include).files
-
-
-def _files_below(place: Path) -> Iterable[Path]:
-    return place.rglob("*") if place.is_dir() else [place]
 
 
 def _matching(directory: Path, pattern: str) -> Iterator[Path]:
@@ -230,7 +212,8 @@ def code_archive(code: Path, max_mb: int = _MAX_MB, include: Sequence[str] = ())
             key="code",
             hint="change to the directory of your code, or give --code DIR.",
         )
-    sizes = {path: (code / path).stat().st_size for path in shipped(code, include)}
+    files = look_through(code, include).files
+    sizes = {path: (code / path).stat().st_size for path in files}
     total = sum(sizes.values())
     if total > max_mb << 20:
         largest = sorted(sizes, key=sizes.__getitem__, reverse=True)[:3]

@@ -51,7 +51,7 @@ Examples:
 """
 _CPUS = 8
 _LEARNER_CPUS = 2
-_OWN = ("nodes", "cpus_per_node", "elastic", "worker_options", "python")
+_NOT_OF_SBATCH = ("nodes", "cpus_per_node", "elastic", "worker_options", "python")
 _FILES = ("learner.sbatch", "worker.sbatch")
 _MAX_SCRIPT_BYTES = 1 << 20
 _FACTS = {
@@ -109,11 +109,14 @@ def add_arguments(parser: Parser, words: Sequence[str]) -> None:
             " and go."
         ),
     )
-    help = (
-        'Other options of sbatch for the array, such as --worker-options="--partition=spot'
-        ' --qos=low".'
+    add(
+        "--worker-options",
+        metavar="OPTIONS",
+        help=(
+            'Other options of sbatch for the array, such as --worker-options="--partition=spot'
+            ' --qos=low".'
+        ),
     )
-    add("--worker-options", metavar="OPTIONS", help=help)
     add("--python", metavar="PYTHON", help="Python on the nodes. (default: the one that runs this)")
     _pass_on(parser, words)
 
@@ -136,14 +139,19 @@ def run(job: Job, options: dict[str, Any]) -> int:
         ConfigError: a job of this run is there already.
     """
     names = [job.name]
-    with contextlib.suppress(
-        ConfigError
-    ):  # launched on another login node, the same run has another name
-        names.append(saved(str(job.run_dir), "slurm", _FACTS)[1]["name"])
-    if there := _tasks(",".join(names)):
-        hint = f"End it first: aiorl launch slurm stop {job.run_dir}"
-        said = f"{job.run_dir} is trained by job {there[0][0]}, which is {there[0][1]}."
-        raise ConfigError(said, key="run_dir", value=str(job.run_dir), hint=hint)
+    # launched on another login node, the same run has another name
+    with contextlib.suppress(ConfigError):
+        _, facts = saved(str(job.run_dir), "slurm", _FACTS)
+        names.append(facts["name"])
+    tasks = _tasks(",".join(names))
+    if tasks:
+        task, state, *_ = tasks[0]
+        raise ConfigError(
+            f"{job.run_dir} is trained by job {task}, which is {state}.",
+            key="run_dir",
+            value=str(job.run_dir),
+            hint=f"End it first: aiorl launch slurm stop {job.run_dir}",
+        )
     scripts = _scripts(job, options)
     job.make_place()
     job.make_keys()
@@ -152,11 +160,12 @@ def run(job: Job, options: dict[str, Any]) -> int:
     job.save("slurm", {"name": job.name, "elastic": "elastic" in options})
     learner = _submit(job.run_dir / _FILES[0])
     sys.stdout.write(f"submitted job {learner}, which trains {job.run_dir}\n")
-    if number := options.get("elastic"):
+    elastic = options.get("elastic")
+    if elastic:
         array = _submit(job.run_dir / _FILES[1], f"--dependency=after:{learner}")
-        sys.stdout.write(f"submitted array {array} of {number} worker hosts\n")
+        sys.stdout.write(f"submitted array {array} of {elastic} worker hosts\n")
     for name, verb in VERBS.items():
-        if name != "scale" or number:
+        if name != "scale" or elastic:
             words = f"{name} {shlex.quote(str(job.run_dir))} {verb.takes}".rstrip()
             sys.stdout.write(f"  aiorl launch slurm {words}\n")
     sys.stdout.write(job.forward(f"$(squeue --me -hn {job.name} -o %B)"))
@@ -185,40 +194,35 @@ def _scripts(job: Job, options: Mapping[str, Any]) -> dict[str, str]:
             hint="Give --elastic, too.",
         )
     cpus = options.get("cpus_per_node", _CPUS)
-    local = max(1, cpus - _LEARNER_CPUS) if job.num_workers is None else job.num_workers
+    local_workers = job.num_workers
+    if local_workers is None:
+        local_workers = max(1, cpus - _LEARNER_CPUS)
     python = options.get("python") or sys.executable
     keys = str(job.keys)
-    command = [
-        python,
-        "-P",
-        "-m",
-        "aiorl",
-        "worker",
-        "--connect",
-        f"run:{job.run_dir}",
-        "--keys",
-        keys,
-    ]
-    worker = (
-        f"{shlex.join([*command, '--log-dir', f'{job.run_dir}/logs'])} --num-workers"
-        ' "$SLURM_CPUS_PER_TASK"'
-    )
+    command = [python, "-P", "-m", "aiorl", "worker", "--connect", f"run:{job.run_dir}"]
+    command += ["--keys", keys, "--log-dir", f"{job.run_dir}/logs"]
+    worker = f'{shlex.join(command)} --num-workers "$SLURM_CPUS_PER_TASK"'
     start = _START_LEARNER.format(
         lock=shlex.quote(f"{job.run_dir}/lock"),
         learner=job.learner_sh(shlex.quote(python)),
         bind=job.bind,
         keys=shlex.quote(keys),
-        local=local,
+        local=local_workers,
     )
-    step = "" if elastic else _STEP.format(worker=worker)
-    after = _END_WORKERS.format(name=f"{job.name}-worker") if elastic else ""
-    given = {name.replace("_", "-"): value for name, value in options.items() if name not in _OWN}
-    if "job-name" in given:
-        hint = "Give --run-dir DIR after --, which the job is named after."
+    sbatch_options = {
+        name.replace("_", "-"): value
+        for name, value in options.items()
+        if name not in _NOT_OF_SBATCH
+    }
+    if "job-name" in sbatch_options:
         raise ConfigError(
-            "--job-name can't be chosen, because the run is found by it.", key="job_name", hint=hint
+            "--job-name can't be chosen, because the run is found by it.",
+            key="job_name",
+            hint="Give --run-dir DIR after --, which the job is named after.",
         )
-    common = {
+    header = {
+        "job-name": job.name,
+        "output": _pattern(job.run_dir / "slurm-%j.log"),
         "nodes": options.get("nodes", 1),
         "ntasks-per-node": 1,
         "cpus-per-task": cpus,
@@ -227,36 +231,36 @@ def _scripts(job: Job, options: Mapping[str, Any]) -> dict[str, str]:
         "requeue": "",
         "no-kill": "",
         "open-mode": "append",
+        **sbatch_options,
     }
-    header = {
-        "job-name": job.name,
-        "output": _pattern(job.run_dir / "slurm-%j.log"),
-        **common,
-        **given,
+    learner_file, worker_file = _FILES
+    if not elastic:
+        step = _STEP.format(worker=worker)
+        return {learner_file: _script(header, start, step, after="")}
+    worker_header = {
+        **header,
+        "job-name": f"{job.name}-worker",
+        "output": _pattern(job.run_dir / "slurm-%A_%a.log"),
+        "array": f"0-{elastic - 1}",
+        **_sbatch_options(options.get("worker_options", "")),
     }
-    made = {_FILES[0]: _script(header, start, step, after)}
-    if elastic:
-        header |= {
-            "job-name": f"{job.name}-worker",
-            "output": _pattern(job.run_dir / "slurm-%A_%a.log"),
-        }
-        header |= {
-            "array": f"0-{elastic - 1}",
-            **_sbatch_options(options.get("worker_options", "")),
-        }
-        made[_FILES[1]] = _script(header, f"{worker} &", "", "")
-    return made
+    after = _END_WORKERS.format(name=f"{job.name}-worker")
+    return {
+        learner_file: _script(header, start, workers="", after=after),
+        worker_file: _script(worker_header, f"{worker} &", workers="", after=""),
+    }
 
 
 def _script(header: Mapping[str, object], start: str, workers: str, after: str) -> str:
     lines = ["#!/usr/bin/env bash"]
     for name, value in header.items():
-        lines.append(f"#SBATCH --{name}" + (f"={shlex.quote(str(value))}" if value != "" else ""))
+        word = "" if value == "" else f"={shlex.quote(str(value))}"
+        lines.append(f"#SBATCH --{name}{word}")
     environment = "".join(
         f"export {name}={shlex.quote(value)}\n" for name, value in python_path().items()
     )
     parts = {"environment": environment, "start": f"{start}\n", "workers": workers, "after": after}
-    body = re.sub(r"(?m)^@(\w+)\n", lambda found: parts[found[1]], _BODY.read_text("utf-8"))
+    body = re.sub(r"(?m)^@(\w+)\n", lambda match: parts[match[1]], _BODY.read_text("utf-8"))
     return "\n".join([*lines, body])
 
 
@@ -298,13 +302,16 @@ def _logs(run: str) -> int:
 def _scale(run: str, number: str) -> int:
     path, facts = saved(run, "slurm", _FACTS)
     if not facts["elastic"] or not _tasks(facts["name"]):
-        said = f"{path} has {'no learner in the queue' if facts['elastic'] else 'a fixed size'}."
-        raise ConfigError(said, key="RUN", hint="Launch it with --elastic N to scale it.")
+        reason = "no learner in the queue" if facts["elastic"] else "a fixed size"
+        raise ConfigError(
+            f"{path} has {reason}.", key="RUN", hint="Launch it with --elastic N to scale it."
+        )
     if not number.isdecimal():
         raise ConfigError(f"N must be a whole number of hosts, not {number!r:.50}.", key="N")
     tasks = [task for task in _tasks(f"{facts['name']}-worker") if task[1] != "COMPLETING"]
     tasks.sort(key=lambda task: task[1] == "RUNNING", reverse=True)
-    if surplus := [task[0] for task in tasks[int(number) :]]:
+    surplus = [task[0] for task in tasks[int(number) :]]
+    if surplus:
         _slurm("scancel", *surplus)
     elif len(tasks) < int(number):
         _submit(path / _FILES[1], f"--array=0-{int(number) - len(tasks) - 1}")
@@ -314,7 +321,8 @@ def _scale(run: str, number: str) -> int:
 
 def _stop(run: str) -> int:
     path, facts = saved(run, "slurm", _FACTS)
-    if running := [task for task, state, *_ in _tasks(facts["name"]) if state == "RUNNING"]:
+    running = [task for task, state, *_ in _tasks(facts["name"]) if state == "RUNNING"]
+    if running:
         _slurm("scancel", "--signal=INT", "--batch", *running)
         sys.stdout.write("the learner writes its checkpoint, and all workers end\n")
     else:
@@ -336,10 +344,8 @@ def _tasks(name: str) -> list[list[str]]:
     """Return id, state, and nodes or reason of each queued or running job with a name, tasks of
     arrays one by one.
     """
-    return [
-        line.split()
-        for line in _slurm("squeue", "-hr", "--me", "-n", name, "-o", "%i %T %R").splitlines()
-    ]
+    command = ["squeue", "-hr", "--me", "-n", name, "-o", "%i %T %R"]
+    return [line.split() for line in _slurm(*command).splitlines()]
 
 
 def _submit(script: Path, *options: str) -> str:
@@ -364,11 +370,12 @@ def _slurm(*words: str) -> str:
         AiorlError: it is missing or failed.
     """
     try:
-        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        process = subprocess.run(words, capture_output=True, text=True, check=False)
     except FileNotFoundError as error:
         raise AiorlError(
             f"{words[0]} is not on PATH: run this on a login node of a Slurm cluster."
         ) from error
-    if done.returncode:
-        raise AiorlError(f"{shlex.join(words)} failed: {done.stderr.strip() or done.returncode}")
-    return done.stdout
+    if process.returncode:
+        reason = process.stderr.strip() or process.returncode
+        raise AiorlError(f"{shlex.join(words)} failed: {reason}")
+    return process.stdout

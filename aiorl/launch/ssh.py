@@ -30,6 +30,7 @@ from typing import IO, Any
 import psutil
 
 import aiorl
+from aiorl.config.addresses import url
 from aiorl.config.command_line import Parser
 from aiorl.config.files import check_regular, open_regular, read_regular
 from aiorl.errors import AiorlError, ConfigError
@@ -78,19 +79,20 @@ _CHECK = (
 _PIPED: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
 _PIPED |= {"start_new_session": True}  # Ctrl-C in the terminal does not reach ssh
 _AGAIN_S = 5.0
-_LOOK_S = 0.3
+_POLL_S = 0.3
 _TWICE_S = 0.5
 _LOCK = "launch.lock"
 _QUESTION_S = 0.2
 """Seconds that a launcher waits for its lock, which questions share for an instant."""
 _GOODBYE_S = 5.0
 _END_S = 25.0
-_LEAVE_S = {True: 20.0, False: 10.0}
-"""Seconds for an orderly end, of a learner (True) and of workers."""
+_LEARNER_LEAVE_S = 20.0
+_WORKERS_LEAVE_S = 10.0
+"""Seconds for an orderly end."""
 _BY_SIGNAL = 128
 """From here on, exit statuses are those of a process that a signal ended; 255 is that of a broken
 connection."""
-_OWN = (
+_NOT_SENT = (
     "keys",
     "lock",
     "launch.json",
@@ -118,11 +120,12 @@ def _is_pid(value: Any) -> bool:
 def _are_hosts(value: Any) -> bool:
     if not isinstance(value, dict):
         return False
-    counts = value.values()
-    are_numbers = all(
-        count is None or (type(count) is int and 0 <= count <= _MAX_WORKERS) for count in counts
-    )
-    return are_numbers and all(_HOST.fullmatch(host) for host in value)
+    for host, count in value.items():
+        if not _HOST.fullmatch(host):
+            return False
+        if count is not None and not (type(count) is int and 0 <= count <= _MAX_WORKERS):
+            return False
+    return True
 
 
 _FACTS = {"pid": _is_pid, "hosts": _are_hosts}
@@ -170,9 +173,11 @@ def parse_hosts(words: Iterable[str]) -> dict[str, int | None]:
         for line in filter(None, (re.sub(r"#.*|\s", "", line) for line in lines)):
             host, equals, number = line.partition("=")
             if not _HOST.fullmatch(host) or host in hosts or (equals and not _is_count(number)):
-                hint = "write each host once, as HOST or HOST=N, or name a file with such lines."
                 raise ConfigError(
-                    f"--hosts: {line!r:.100} is no new host:", key="hosts", value=word, hint=hint
+                    f"--hosts: {line!r:.100} is no new host:",
+                    key="hosts",
+                    value=word,
+                    hint="write each host once, as HOST or HOST=N, or name a file with such lines.",
                 )
             hosts[host] = int(number) if equals else None
     if not hosts:
@@ -196,9 +201,11 @@ def _lines_in(file: str) -> list[str]:
     try:
         return Path(file).read_text("utf-8").splitlines()
     except UnicodeDecodeError as error:
-        hint = "write HOST or HOST=N on each line."
         raise ConfigError(
-            f"--hosts: {file} is no UTF-8 text:", key="hosts", value=file, hint=hint
+            f"--hosts: {file} is no UTF-8 text:",
+            key="hosts",
+            value=file,
+            hint="write HOST or HOST=N on each line.",
         ) from error
 
 
@@ -255,11 +262,11 @@ class Launch:
         if is_learner and (self.job.run_dir / "run.json").exists():
             for path in self.job.run_dir.rglob("*"):
                 at = path.relative_to(self.job.run_dir)
-                if path.is_file() and not path.is_symlink() and at.parts[0] not in _OWN:
+                if path.is_file() and not path.is_symlink() and at.parts[0] not in _NOT_SENT:
                     files[f"run/{at}"] = path
         return archive(files)
 
-    def say(self, line: str) -> None:
+    def show(self, line: str) -> None:
         """Show a line, among the learner's own if it runs here, and write it to
         ``logs/launch.txt``.
         """
@@ -278,24 +285,27 @@ class Launch:
         words = self.job.learner_words(
             resumed=(self.job.run_dir / "run.json").exists(), run_dir=run_dir
         )
-        words += ["--bind", self.job.bind, *(["--keys", keys or self.keys] if self.keys else [])]
-        return words if self.job.num_workers is not None else [*words, "--num-workers", "0"]
+        words += ["--bind", self.job.bind]
+        if self.keys:
+            words += ["--keys", keys or self.keys]
+        if self.job.num_workers is None:
+            words += ["--num-workers", "0"]
+        return words
 
     def program(self, host: str) -> list[str]:
         """Return the command that runs `aiorl.launch.ssh_host` on a host."""
-        path = re.sub("^~/", "$HOME/", self._python)
-        python = (
-            f'p="{path}"' if path else f'p={shlex.quote(sys.executable)}; [ -x "$p" ] || p=python3'
-        )
+        python = f'p={shlex.quote(sys.executable)}; [ -x "$p" ] || p=python3'
+        if self._python:
+            path = re.sub("^~/", "$HOME/", self._python)  # the home directory there, not here
+            python = f'p="{path}"'
         read = shlex.quote(f"{_CHECK}exec(sys.stdin.buffer.read({len(_SOURCE)}))")
         shell = shlex.join(["sh", "-c", f'{python}; exec "$p" -c {read}'])
         return [*shlex.split(self._ssh), *_SSH, host, f"exec {shell}"]
 
 
 def _key_in(path: Path) -> bytes:
-    return read_regular(
-        path, max_bytes=_MAX_KEY_BYTES, follow=True
-    )  # as mounted secrets and dotfiles are links
+    # mounted secrets and dotfiles are links
+    return read_regular(path, max_bytes=_MAX_KEY_BYTES, follow=True)
 
 
 @cache
@@ -323,33 +333,35 @@ class Host(threading.Thread):
         self._name = name
         self.workers = workers
         self._is_learner = is_learner
-        self.label = name + " (learner)" * is_learner
-        directory = "learner-" * is_learner + re.sub(r"[^\w.-]", "_", name)
+        directory = re.sub(r"[^\w.-]", "_", name)
+        if is_learner:
+            directory = f"learner-{directory}"
+        self.label = f"{name} (learner)" if is_learner else name
         self._place = f"{launch.place}/{directory}"
         self._log = launch.job.run_dir / "logs" / f"{directory}.txt"
-        self._hint = (
-            f"its run stays there, in {self._place}+*/run"
-            if is_learner
-            else f"its log is {self._log}"
-        )
+        self._hint = f"its log is {self._log}"
+        if is_learner:
+            self._hint = f"its run stays there, in {self._place}+*/run"
         self.status: int | None = None
-        self._last = self._told = ""
+        self._last_line = ""
+        self._failure = ""  # the last line of the failure that was shown; "" once it is over
         self._process: Any = None
-        self._is_ready = self._is_changed = False
+        self._is_ready = False
+        self._is_changed = False
 
     def run(self) -> None:
         """Keep the process running, through failures of the host, until it has ended for good, with
         `status`.
         """
         launch = self.launch
-        ending = self.launch.ending
+        ending = launch.ending
         while self.status is None:
             self._is_changed = False
             try:
                 status = self._try_once()
             except (AiorlError, OSError, LookupError, ValueError, tarfile.TarError) as error:
                 self.status = 1
-                launch.say(f"{self.label}: {error}; {self._hint}")
+                launch.show(f"{self.label}: {error}; {self._hint}")
                 return
             if self.workers == 0:
                 self.status = 0
@@ -360,11 +372,11 @@ class Host(threading.Thread):
             ):
                 self.status = status
                 if not ending.is_set() and status and (not self._is_learner or status > _BY_SIGNAL):
-                    launch.say(f"{self.label}: {self._last} (status {status}); {self._hint}")
+                    launch.show(f"{self.label}: {self._last_line} (status {status}); {self._hint}")
             elif not self._is_changed:
-                if self._last != self._told:
-                    self._told = self._last
-                    launch.say(f"{self.label}: {self._last}; trying again")
+                if self._last_line != self._failure:
+                    self._failure = self._last_line
+                    launch.show(f"{self.label}: {self._last_line}; trying again")
                 if ending.wait(_AGAIN_S):
                     self.status = status
 
@@ -375,18 +387,19 @@ class Host(threading.Thread):
             ConfigError: the host lacks packages.
         """
         launch = self.launch
-        command = self.launch.program(self._name)
+        command = launch.program(self._name)
         self._is_ready = False
         with self._log.open("ab", 0) as log, subprocess.Popen(command, **_PIPED) as self._process:
-            if (facts := self._greeted()) is None:
+            facts = self._greet()
+            if facts is None:
                 return int(self._process.wait())
             self._send(*self._request(facts))
             self._is_ready = True
             if launch.ending.is_set():
                 self.send_signal()
-            if self._told:
-                launch.say(f"{self.label}: is back")
-                self._told = ""
+            if self._failure:
+                launch.show(f"{self.label}: is back")
+                self._failure = ""
             for line in lines_of(self._process.stdout):
                 if line == ssh_host.RUN_FOLLOWS and self._is_learner:
                     self._take_run(self._process.stdout, facts["place"])
@@ -398,30 +411,30 @@ class Host(threading.Thread):
                     if not text:
                         continue
                 log.write(f"{text}\n".encode())
-                self._last = one_line(text.strip(), 300)
+                self._last_line = one_line(text.strip(), 300)
                 if self._is_learner:
                     sys.stdout.write(f"{text}\n")
             return int(self._process.wait())
 
-    def _greeted(self) -> dict[str, Any] | None:
-        """Begin with the program on the host, and return the facts that it sends;
-
-        None if it does not run.
+    def _greet(self) -> dict[str, Any] | None:
+        """Begin with the program on the host, and return the facts that it sends; None if it does
+        not run.
         """
-        modules = (*_MODULES, "tensorflow") if self._is_learner else _MODULES
-        begin = {"place": f"{self._place}+{secrets.token_hex(2)}", "modules": modules}
-        self._send(_SOURCE, json.dumps(begin).encode() + b"\n")
+        request = {
+            "place": f"{self._place}+{secrets.token_hex(2)}",
+            "modules": (*_MODULES, "tensorflow") if self._is_learner else _MODULES,
+        }
+        self._send(_SOURCE, json.dumps(request).encode() + b"\n")
         for raw in lines_of(self._process.stdout):
             line = raw.decode(errors="replace")
             if line.startswith(ssh_host.GREETING):
                 return ssh_host.checked_facts(json.loads(line.removeprefix(ssh_host.GREETING)))
-            self._last = one_line(line.strip(), 300)
+            self._last_line = one_line(line.strip(), 300)
         return None
 
     def _send(self, *parts: bytes) -> None:
-        with contextlib.suppress(
-            OSError, ValueError
-        ):  # the process ends then, and its output says why
+        # the process ends then, and its output says why
+        with contextlib.suppress(OSError, ValueError):
             self._process.stdin.write(b"".join(parts))
             self._process.stdin.flush()
 
@@ -430,26 +443,30 @@ class Host(threading.Thread):
         launch = self.launch
         place = facts["place"]
         if facts["missing"]:
-            hint = "install aiorl's packages there, or name another Python by --python"
             raise ConfigError(
-                f"{facts['python']} lacks {', '.join(facts['missing'])}:", key="hosts", hint=hint
+                f"{facts['python']} lacks {', '.join(facts['missing'])}:",
+                key="hosts",
+                hint="install aiorl's packages there, or name another Python by --python",
             )
         archives = [launch.packed_code, launch.files_for(is_learner=self._is_learner)]
-        archives += (
-            [_package_archive()] if facts["digest"] != ssh_host.package_digest(_PACKAGE) else []
-        )
+        if facts["digest"] != ssh_host.package_digest(_PACKAGE):
+            archives.append(_package_archive())
         if self._is_learner:
             launch.address = launch.address or facts["server"]
-            command = ["aiorl", "train", *launch.learner_words(f"{place}/run", f"{place}/keys")]
+            module = ["aiorl", "train", *launch.learner_words(f"{place}/run", f"{place}/keys")]
         else:
-            host = launch.address or facts["client"]
-            address = f"tcp://{f'[{host}]' if ':' in host else host}:{launch.port}"
+            address = url(launch.address or facts["client"], launch.port)
             number = ssh_host.CORES if self.workers is None else str(self.workers)
-            command = ["aiorl.worker", "--connect", address, "--num-workers", number]
-            command += ["--keys", f"{place}/keys"] if launch.keys else []
-        command = [facts["python"], "-P", "-m", *command]
-        request = {"command": command, "cores": CORES, "leave_s": _LEAVE_S[self._is_learner]}
-        request |= {"spare": int(self._name == launch.learner), "archives": [*map(len, archives)]}
+            module = ["aiorl.worker", "--connect", address, "--num-workers", number]
+            if launch.keys:
+                module += ["--keys", f"{place}/keys"]
+        request = {
+            "command": [facts["python"], "-P", "-m", *module],
+            "cores": CORES,
+            "leave_s": _LEARNER_LEAVE_S if self._is_learner else _WORKERS_LEAVE_S,
+            "spare": int(self._name == launch.learner),
+            "archives": [len(content) for content in archives],
+        }
         return [json.dumps(request).encode() + b"\n", *archives]
 
     def _take_run(self, stream: IO[bytes], place: str) -> None:
@@ -461,7 +478,12 @@ class Host(threading.Thread):
             for member in tar:
                 _, *parts = PurePosixPath(member.name).parts
                 content = tar.extractfile(member) if member.isfile() else None
-                if content is not None and parts and ".." not in parts and parts[0] not in _OWN:
+                if (
+                    content is not None
+                    and parts
+                    and ".." not in parts
+                    and parts[0] not in _NOT_SENT
+                ):
                     path = run_dir.joinpath(*parts)
                     path.parent.mkdir(parents=True, exist_ok=True)
                     with path.open("wb") as file:
@@ -471,9 +493,8 @@ class Host(threading.Thread):
 
     def _as_here(self, text: str, place: str) -> str:
         """Return a text with paths of this machine for those of the host."""
-        return text.replace(f"{place}/keys", self.launch.keys).replace(
-            f"{place}/run", str(self.launch.job.run_dir)
-        )
+        text = text.replace(f"{place}/keys", self.launch.keys)
+        return text.replace(f"{place}/run", str(self.launch.job.run_dir))
 
     def beat(self) -> None:
         """Tell the program on the host that this one is alive."""
@@ -520,9 +541,11 @@ def artefact(job: Job, options: dict[str, Any]) -> str:
     if launch.code.is_dir():
         shipment = look_through(launch.code, launch.include)
         names = shipment.files
-        lines += [f"# {shipment.about_left_out()}"] if shipment.left_out else []
+        if shipment.left_out:
+            lines.append(f"# {shipment.about_left_out()}")
     lines.append(f"# sent to {launch.place}:")
-    return "\n".join([*lines, *(f"#   {one_line(str(name), 4000)}" for name in names)]) + "\n"
+    lines += [f"#   {one_line(str(name), 4000)}" for name in names]
+    return "\n".join(lines) + "\n"
 
 
 def run(job: Job, options: dict[str, Any]) -> int:
@@ -530,10 +553,10 @@ def run(job: Job, options: dict[str, Any]) -> int:
     launch = Launch(job, options)
     logs = job.run_dir / "logs"
     launch.packed_code = code_archive(launch.code, include=launch.include)
-    if launch.code.is_dir() and (
-        about := look_through(launch.code, launch.include).about_left_out()
-    ):
-        sys.stderr.write(f"aiorl: {about}\n")
+    if launch.code.is_dir():
+        shipment = look_through(launch.code, launch.include)
+        if shipment.left_out:
+            sys.stderr.write(f"aiorl: {shipment.about_left_out()}\n")
     job.make_place()
     with launcher_lock(job.run_dir):
         if launch.keys:
@@ -545,33 +568,29 @@ def run(job: Job, options: dict[str, Any]) -> int:
         _save_facts(launch)
         if options.get("detach"):
             if os.fork():
-                sys.stdout.write(
-                    "".join(
-                        f"aiorl launch ssh {verb} {job.run_dir}\n" for verb in ("status", "stop")
-                    )
-                )
+                for verb in ("status", "stop"):
+                    sys.stdout.write(f"aiorl launch ssh {verb} {job.run_dir}\n")
                 return 0
             os.setsid()
             with open(os.devnull) as nothing, (logs / "screen.txt").open("a") as screen:
                 for number, file in enumerate((nothing, screen, screen)):
                     os.dup2(file.fileno(), number)
             _save_facts(launch)
-        return _attached(launch)
+        return _run_attached(launch)
 
 
 def _save_facts(launch: Launch) -> None:
     """Save what verbs need: this process and where it runs, and the hosts."""
-    process = psutil.Process()
     facts = {
-        "pid": process.pid,
-        "began": process.create_time(),
+        "pid": os.getpid(),
+        "began": psutil.Process().create_time(),
         "host": socket.gethostname(),
         "hosts": launch.hosts,
     }
     launch.job.save("ssh", facts)
 
 
-def _attached(launch: Launch) -> int:
+def _run_attached(launch: Launch) -> int:
     """Run learner and workers until the learner ends, and return its status."""
     learner: Host | subprocess.Popen[bytes]
     run_json = launch.job.run_dir / "run.json"
@@ -586,14 +605,14 @@ def _attached(launch: Launch) -> int:
         )
         assert learner.stdin is not None
         launch.to_learner = learner.stdin
-    signalled: list[float] = []
+    signal_times: list[float] = []
 
     def on_signal(number: int, frame: object) -> None:
-        signalled.append(time.monotonic())
+        signal_times.append(time.monotonic())
         launch.ending.set()
-        if signalled[-1] - signalled[0] > _TWICE_S:
+        if signal_times[-1] - signal_times[0] > _TWICE_S:
             os._exit(128 + number)  # processes on hosts end by themselves
-        if len(signalled) == 1:
+        if len(signal_times) == 1:
             learner.send_signal(signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -601,31 +620,20 @@ def _attached(launch: Launch) -> int:
             signal.signal(number, on_signal)
     hosts: dict[str, Host] = {}
     has_failed = False
-    wanted = launch.hosts
     while learner.poll() is None:
-        if (
-            not launch.learner and ssh_host.state_of(run_json) != former
-        ):  # it listens, on its former port or any
+        # it listens, on its former port or any
+        if not launch.learner and ssh_host.state_of(run_json) != former:
             launch.port = ssh_host.port_in(run_json)
-        is_time = launch.port and not launch.ending.is_set()
-        with contextlib.suppress(
-            ConfigError
-        ):  # removed or damaged meanwhile: the hosts stay as they are
-            wanted = saved(str(launch.job.run_dir), "ssh", _FACTS)[1]["hosts"]
-        for name, workers in wanted.items() if is_time else ():
-            if name in hosts and hosts[name].is_alive():
-                hosts[name].change(workers)
-            elif name not in hosts or workers != hosts[name].workers:
-                hosts[name] = Host(launch, name, workers)
-                hosts[name].start()
+        if launch.port and not launch.ending.is_set():
+            _update_hosts(launch, hosts)
         if not has_failed and hosts and all(host.status for host in hosts.values()):
             has_failed = True
-            launch.say("no host is left; the run ends")
+            launch.show("no host is left; the run ends")
             learner.send_signal(signal.SIGTERM)
         for host in (*hosts.values(), learner):
             if isinstance(host, Host):
                 host.beat()
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
     launch.ending.set()
     deadline = time.monotonic() + _GOODBYE_S
     for host in hosts.values():
@@ -634,10 +642,24 @@ def _attached(launch: Launch) -> int:
     for host in hosts.values():
         host.join(_END_S)
         if host.is_alive():
-            launch.say(f"{host.label}: did not end in time; its processes end by themselves")
+            launch.show(f"{host.label}: did not end in time; its processes end by themselves")
     if has_failed and launch.job.port and not launch.learner:  # perhaps before there was a display
         sys.stderr.write((launch.job.run_dir / "logs" / "launch.txt").read_text("utf-8"))
-    return int(has_failed) or learner.poll() or 0
+    return 1 if has_failed else learner.poll() or 0
+
+
+def _update_hosts(launch: Launch, hosts: dict[str, Host]) -> None:
+    """Start what the verb `add` has changed, or what has not been started yet."""
+    # if the file was removed or damaged meanwhile, the hosts stay as they are
+    with contextlib.suppress(ConfigError):
+        _, facts = saved(str(launch.job.run_dir), "ssh", _FACTS)
+        launch.hosts = facts["hosts"]
+    for name, workers in launch.hosts.items():
+        if name in hosts and hosts[name].is_alive():
+            hosts[name].change(workers)
+        elif name not in hosts or workers != hosts[name].workers:
+            hosts[name] = Host(launch, name, workers)
+            hosts[name].start()
 
 
 @contextlib.contextmanager
@@ -703,23 +725,15 @@ def _launcher(facts: dict[str, Any]) -> psutil.Process:
     host = facts.get("host", socket.gethostname())
     if host != socket.gethostname():
         raise AiorlError(f"the launcher runs on {host!r:.100}, as process {pid}: run this there.")
-    try:
+    with contextlib.suppress(psutil.Error):
         process = psutil.Process(pid)
         words = process.cmdline()
-        is_it = (
-            process.uids().real == os.getuid()
-            and "ssh" in words
-            and any("launch" in word for word in words)
-        )
-        began = facts.get("began", process.create_time())
-        if (
-            is_it
-            and isinstance(began, int | float)
-            and abs(process.create_time() - began) < _SAME_START_S
-        ):
+        is_launcher = "ssh" in words and any("launch" in word for word in words)
+        created = process.create_time()
+        began = facts.get("began", created)
+        has_begun_then = isinstance(began, int | float) and abs(created - began) < _SAME_START_S
+        if process.uids().real == os.getuid() and is_launcher and has_begun_then:
             return process
-    except psutil.Error:
-        pass
     raise AiorlError(
         f"process {pid} is not the launcher of this run, which some other process locks: end that"
         " one."
@@ -737,19 +751,16 @@ def _status(run: str, count: int = 1) -> int:
 def _stop(run: str) -> int:
     run_dir, facts = saved(run, "ssh", _FACTS)
     if is_running(run_dir):
-        process = _launcher(facts)
-        process.terminate()
+        _launcher(facts).terminate()
         while is_running(run_dir):
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
     return 0
 
 
 def _add(run: str, word: str) -> int:
     run_dir, facts = saved(run, "ssh", _FACTS)
-    hosts = parse_hosts([word])
-    Job(run_dir, (), {}).save(
-        "ssh", {**facts, "hosts": facts["hosts"] | hosts}
-    )  # the launcher looks
+    hosts = facts["hosts"] | parse_hosts([word])
+    Job(run_dir, (), {}).save("ssh", {**facts, "hosts": hosts})  # which the launcher reads
     return int(not is_running(run_dir))
 
 

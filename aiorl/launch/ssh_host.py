@@ -38,7 +38,7 @@ PORT_IS = "aiorl launch: the learner listens on port "
 CORES = "CORES"
 """Word of a command that is replaced by the number of usable cores."""
 _SILENT_S = 20.0
-_LOOK_S = 0.3
+_POLL_S = 0.3
 _END_S = 5.0
 _RUN = ("run",)
 """Directory that stays on a host unless it was sent to the launcher: a learner's run."""
@@ -51,11 +51,10 @@ def checked_facts(facts: Any) -> dict[str, Any]:
     Raises:
         ValueError: one is missing or of another kind.
     """
-    texts = ("place", "client", "server", "python", "digest")
     if not isinstance(facts, dict) or not isinstance(facts.get("missing"), list):
         raise ValueError(f"its first line makes no sense: {facts!r:.200}")
-    for name in (*texts, *facts["missing"]):
-        value = facts.get(name) if name in texts else name
+    texts = [facts.get(name) for name in ("place", "client", "server", "python", "digest")]
+    for value in (*texts, *facts["missing"]):
         if not isinstance(value, str) or not value.isprintable():
             raise ValueError(f"its first line makes no sense: {value!r:.200}")
     return facts
@@ -71,15 +70,14 @@ def package_digest(package: Path) -> str:
 
 
 def state_of(run_json: Path) -> tuple[int, int] | None:
-    """Return inode and time of the last change of a run's file with its addresses;
-
-    None if it does not exist.
+    """Return inode and time of the last change of a run's file with its addresses; None if it does
+    not exist.
     """
     try:
-        found = run_json.stat()
+        stats = run_json.stat()
     except OSError:
         return None
-    return found.st_ino, found.st_mtime_ns
+    return stats.st_ino, stats.st_mtime_ns
 
 
 def port_in(run_json: Path) -> int:
@@ -95,43 +93,41 @@ def main() -> int:
     """Run the process that the launcher asks for, and return its exit status."""
     os.umask(0o077)
     requests = sys.stdin.buffer
-    wanted = json.loads(requests.readline())
-    place = Path(wanted["place"]).expanduser()
+    greeting = json.loads(requests.readline())
+    place = Path(greeting["place"]).expanduser()
     sys.path.pop(0)  # the home directory, where a clone of aiorl may be
-    found = importlib.util.find_spec("aiorl")
-    where = (
-        found.submodule_search_locations[0]
-        if found and found.submodule_search_locations
-        else "/nowhere"
-    )
+    package = Path("/nowhere")
+    spec = importlib.util.find_spec("aiorl")
+    if spec is not None and spec.submodule_search_locations:
+        package = Path(spec.submodule_search_locations[0])
     client, _, server, _ = (os.environ.get("SSH_CONNECTION") or "127.0.0.1 0 127.0.0.1 0").split()
     facts = {
         "place": str(place),
         "client": client,
         "server": server,
         "python": sys.executable,
-        "digest": package_digest(Path(where)),
-        "missing": [name for name in wanted["modules"] if importlib.util.find_spec(name) is None],
+        "digest": package_digest(package),
+        "missing": [name for name in greeting["modules"] if importlib.util.find_spec(name) is None],
     }
     os.write(1, f"{GREETING}{json.dumps(facts)}\n".encode())
-    wanted = json.loads(requests.readline())
-    kept: tuple[str, ...] = ()
+    request = json.loads(requests.readline())
+    remaining: tuple[str, ...] = ()
     try:
         _make(place)
         _remove_remains(place)
-        for size in wanted["archives"]:
+        for size in request["archives"]:
             with tarfile.open(fileobj=io.BytesIO(requests.read(size))) as archive:
                 archive.extractall(place, **_SAFELY)
-        status, is_cut = _run(place, wanted)
-        kept = _RUN
+        status, is_cut = _run(place, request)
+        remaining = _RUN
         if (place / "run").exists() and not is_cut:
             os.write(1, RUN_FOLLOWS)
             with tarfile.open(fileobj=sys.stdout.buffer, mode="w|") as archive:
                 archive.add(place / "run", "run")
             sys.stdout.buffer.flush()
-            kept = ()
+            remaining = ()
     finally:
-        _remove(place, kept)
+        _remove(place, remaining)
     return status
 
 
@@ -155,11 +151,15 @@ def _host_name() -> bytes:
     return os.fsencode(socket.gethostname())
 
 
-def _remove(place: Path, kept: Collection[str]) -> None:
-    """Remove a directory, except for the files and directories to keep."""
+def _remove(place: Path, remaining: Collection[str]) -> None:
+    """Remove a directory, except for files and directories of some names."""
     for path in place.iterdir():
-        if path.name not in kept:
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        if path.name in remaining:
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
     for path in (place, place.parent):
         with contextlib.suppress(OSError):
             path.rmdir()
@@ -215,54 +215,56 @@ def _end(group: int, leave_s: float) -> None:
             os.killpg(group, number)
             while time.monotonic() < deadline:
                 os.killpg(group, 0)
-                time.sleep(_LOOK_S)
+                time.sleep(_POLL_S)
         except ProcessLookupError:
             return
 
 
-def _run(place: Path, wanted: dict[str, Any]) -> tuple[int, bool]:
+def _run(place: Path, request: dict[str, Any]) -> tuple[int, bool]:
     """Run the process to its end, and return its status, and True if the launcher has fallen
     silent.
     """
     path = [str(place / "package"), os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, path))
     os.chdir(place / "code")
-    command: list[str] = wanted["command"]
+    command: list[str] = request["command"]
     if CORES in command:
-        count = [sys.executable, "-P", "-c", wanted["cores"]]
-        cores = (
-            int(subprocess.run(count, stdout=subprocess.PIPE, check=True).stdout) - wanted["spare"]
-        )
-        command[command.index(CORES)] = str(max(1, cores))
-    asked: list[int] = []
+        count = [sys.executable, "-P", "-c", request["cores"]]
+        cores = int(subprocess.run(count, stdout=subprocess.PIPE, check=True).stdout)
+        command[command.index(CORES)] = str(max(1, cores - request["spare"]))
+    stop_signals: list[int] = []
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):  # the host shuts down
-        signal.signal(number, lambda number, frame: asked.append(number))
+        signal.signal(number, lambda number, frame: stop_signals.append(number))
     run_json = place / "run" / "run.json"
     former = state_of(run_json)
     child = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT, start_new_session=True
     )
-    guard = _guarded(place, child.pid, wanted["leave_s"])
-    heard = time.monotonic()
-    while child.poll() is None and not asked and time.monotonic() - heard < _SILENT_S:
-        if state_of(run_json) != former and (port := port_in(run_json)):
-            former = state_of(run_json)
-            os.write(1, f"{PORT_IS}{port}\n".encode())
-        if select.select([0], [], [], _LOOK_S)[0]:
-            heard = time.monotonic()
+    guard = _guarded(place, child.pid, request["leave_s"])
+    last_sign = time.monotonic()  # of the launcher
+    while child.poll() is None and not stop_signals and time.monotonic() - last_sign < _SILENT_S:
+        if state_of(run_json) != former:
+            port = port_in(run_json)
+            if port:
+                former = state_of(run_json)
+                os.write(1, f"{PORT_IS}{port}\n".encode())
+        if select.select([0], [], [], _POLL_S)[0]:
+            last_sign = time.monotonic()
             if not os.read(0, 4096):
                 break
-    is_cut = time.monotonic() - heard >= _SILENT_S
+    is_cut = time.monotonic() - last_sign >= _SILENT_S
     if child.poll() is None:
         child.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):
-        child.wait(wanted["leave_s"])
+        child.wait(request["leave_s"])
     with contextlib.suppress(OSError):
         os.killpg(child.pid, signal.SIGKILL)
     status = child.wait()
     with contextlib.suppress(OSError):  # the guard has been killed
         os.write(guard, b".")
-    return (128 - status if status < 0 else status), is_cut
+    if status < 0:  # a signal has ended it; these are a shell's numbers for that
+        status = 128 - status
+    return status, is_cut
 
 
 if __name__ == "__main__":

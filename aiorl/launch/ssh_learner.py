@@ -19,7 +19,7 @@ from aiorl.process.program import end_at_once_on_stop_signals
 logger = logging.getLogger("aiorl.launch.ssh")
 
 _LEAVE_S = 60.0
-_LOOK_S = 0.1
+_POLL_S = 0.1
 
 
 def main() -> None:
@@ -39,7 +39,7 @@ def _show(line: str) -> None:
     from aiorl.run.report.console import DisplayHandler
 
     while not any(isinstance(handler, DisplayHandler) for handler in logging.getLogger().handlers):
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
     logger.warning("%s", line.rstrip())
 
 

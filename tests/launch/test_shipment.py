@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from aiorl.errors import ConfigError
-from aiorl.launch.shipment import code_archive, look_through, shipped
+from aiorl.launch.shipment import code_archive, look_through
 
 KEY = b"-----BEGIN OPENSSH PRIVATE KEY-----\n"
 SECRETS = [
@@ -138,7 +138,7 @@ def test_neither_secrets_nor_files_from_elsewhere_are_sent_but_named(code: Path)
 
 
 def test_what_the_user_includes_is_sent(code: Path) -> None:
-    files = {str(path) for path in shipped(code, [".env", "tls/*.KEY", "link.py"])}
+    files = {str(path) for path in look_through(code, [".env", "tls/*.KEY", "link.py"]).files}
     assert files == {*CODE, "again.py", ".env", "tls/x.KEY", "link.py"}
     assert ".env" in names_in(code_archive(code, include=[".env"]))
     assert Path(".env") not in look_through(code, [".env"]).left_out

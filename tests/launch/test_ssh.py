@@ -30,7 +30,7 @@ from processes import SMALL, Started, wait_until
 from aiorl.errors import ConfigError
 from aiorl.launch import ssh_host
 from aiorl.launch.job import checked
-from aiorl.launch.shipment import code_archive, shipped
+from aiorl.launch.shipment import code_archive, look_through
 from aiorl.launch.ssh import Host, Launch, is_running, launcher_lock, parse_hosts
 
 SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
@@ -105,7 +105,7 @@ def test_only_code_is_sent(tmp_path: Path, has_git: bool) -> None:
     if has_git:
         subprocess.run(["git", "init", "-q", tmp_path], check=True, timeout=20)
     ignored = [] if has_git else ["data.bin", "out/a"]
-    assert [path.as_posix() for path in shipped(tmp_path)] == sorted(
+    assert [path.as_posix() for path in look_through(tmp_path).files] == sorted(
         [".gitignore", "env.py", "pack/__init__.py", *ignored]
     )
 
