@@ -17,7 +17,7 @@ _ROW_BYTES = 500  # of the objects around the arrays
 
 
 class EpisodeCounts(Protocol):
-    """What all episodes of a `Recorder` add to.
+    """Counts that all episodes of a `Recorder` add to.
 
     Attributes:
         episodes: counts ended episodes by policy and by what became of them.

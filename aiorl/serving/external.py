@@ -88,6 +88,7 @@ class ClientEnv(ExternalMultiAgentEnv):
         has_clients: marks environments that clients play.
         is_by_agent: True if requests have observations, actions, rewards and infos by agent; False
             if those of the only agent are the values themselves.
+        link: the last connection to the client port, None before there was one.
     """
 
     has_clients = True
@@ -107,7 +108,7 @@ class ClientEnv(ExternalMultiAgentEnv):
         self._gate: Mapping[str, Any] = config.get("gate") or {}
         self._sessions: dict[str, _Session] = {}
         self._is_over = threading.Event()
-        self._link: ClientConnection | None = None
+        self.link: ClientConnection | None = None
 
     def run(self) -> None:
         """Answer requests until the environment is closed; connect again after a loss.
@@ -124,17 +125,20 @@ class ClientEnv(ExternalMultiAgentEnv):
                 "An external environment needs clients.", key="client_port", hint="Set client_port."
             )
         addresses = Addresses(self._gate["addresses"])
-        headers = {"Authorization": f"Bearer {self._gate['secret']}"}
         dial = partial(
-            connect, additional_headers=headers, compression=None, max_size=None, proxy=None
+            connect,
+            additional_headers={"Authorization": f"Bearer {self._gate['secret']}"},
+            compression=None,
+            max_size=None,
+            proxy=None,
         )
         with ThreadPoolExecutor(self._max_concurrent, "client") as threads:
             while not self._is_over.is_set():
                 try:
-                    with dial(f"ws{addresses.next().removeprefix('tcp')}/workers") as self._link:
+                    with dial(f"ws{addresses.next().removeprefix('tcp')}/workers") as self.link:
                         addresses.confirm()
                         while True:
-                            threads.submit(self._reply, self._link, self._link.recv(decode=False))
+                            threads.submit(self._reply, self.link, self.link.recv(decode=False))
                 except (OSError, WebSocketException) as error:
                     if not self._is_over.is_set():
                         logger.warning("no connection to the client port: %s; trying again", error)
@@ -148,8 +152,8 @@ class ClientEnv(ExternalMultiAgentEnv):
         """See `ExternalEnv.close`."""
         super().close()
         self._is_over.set()
-        if self._link is not None:
-            self._link.close()
+        if self.link is not None:
+            self.link.close()
 
     def step(
         self, episode_id: str, obs: dict[str, Any], client_actions: dict[str, Any] | None
@@ -162,7 +166,7 @@ class ClientEnv(ExternalMultiAgentEnv):
     def _reply(self, link: ClientConnection, message: bytes) -> None:
         request = unpacked(message)
         answer = self.answer(request["do"], request["session"], request["said"])
-        with suppress(OSError, WebSocketException):  # the gate tells clients of the loss
+        with suppress(OSError, WebSocketException):  # clients get an error from the gate
             link.send(packed({"session": request["session"], "answer": answer}))
 
     def answer(self, do: str, name: str, body: Mapping[str, Any]) -> Fields:
@@ -324,7 +328,7 @@ def _spaces(setting: Any) -> Any:
 
 
 def _is_deep(value: Any, levels: int) -> bool:
-    """Return True if values are nested in more than so many levels."""
+    """Return True if values are nested in more than some number of levels."""
     if levels < 0:
         return True
     if isinstance(value, Mapping):
@@ -406,8 +410,11 @@ class Gate(App):
             "Environments that answer clients.",
             lambda: len(self._links),
         )
-        about = "Bytes of the requests that environments have not answered."
-        metrics.gauge("aiorl_client_port_unanswered_bytes", about, lambda: self._mail.num_bytes)
+        metrics.gauge(
+            "aiorl_client_port_unanswered_bytes",
+            "Bytes of the requests that environments have not answered.",
+            lambda: self._mail.num_bytes,
+        )
         self.on_answer.append(metrics.note)
         handlers: dict[str, JsonHandler] = {
             do: partial(self._ask, do) for do in ("act", "end", "close")

@@ -374,7 +374,11 @@ def _load_export(directory: Path, *, threads: int, seed: int | None) -> Version:
             clip_actions=export["clip_actions"] is True,
             carries_action=export.get(CARRIES_ACTION) is True,
         )
-        number = int(str(export["checkpoint"]).rpartition("-")[2] or 0)
-        return Version(number, actor, str(export["env"]), int(export["env_steps"]))
+        return Version(
+            number=int(str(export["checkpoint"]).rpartition("-")[2] or 0),
+            actor=actor,
+            env=str(export["env"]),
+            env_steps=int(export["env_steps"]),
+        )
     except Exception as error:  # whatever a damaged file leads to
         raise CheckpointError(directory, f"its export can't be used: {error!s:.300}") from error

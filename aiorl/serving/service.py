@@ -82,8 +82,8 @@ class Service:
         app = self.app = App()
         app.on_answer.append(metrics.note)
         app.add("GET", "/", self._index)
-        openapi = files("aiorl.serving") / "openapi.json"
-        app.add("GET", "/openapi.json", always(parse_json(openapi.read_bytes())))
+        openapi = (files("aiorl.serving") / "openapi.json").read_bytes()
+        app.add("GET", "/openapi.json", always(parse_json(openapi)))
         app.add("GET", "/metrics", metrics.answer)
         handlers: dict[str, JsonHandler] = {
             "act": self.act,
@@ -92,12 +92,12 @@ class Service:
             "close": self.close,
         }
         add_message_routes(app, handlers, metrics.note_message)
-        extensions = ["binary_tensor_data", "sequence"]
-        app.add(
-            "GET",
-            "/v2",
-            always({"name": "aiorl", "version": versions()["aiorl"], "extensions": extensions}),
-        )
+        about = {
+            "name": "aiorl",
+            "version": versions()["aiorl"],
+            "extensions": ["binary_tensor_data", "sequence"],
+        }
+        app.add("GET", "/v2", always(about))
         app.add("GET", "/v2/health/live", always({"live": True}), is_open=True)
         app.add("GET", "/v2/health/ready", self._are_ready, is_open=True)
         for path in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
@@ -132,7 +132,7 @@ class Service:
         job.with_logp = "logp" in outputs
 
         def client_answer(answer: Answer) -> dict[str, Any]:
-            fields = dict[str, Any]()
+            fields: dict[str, Any] = {}
             if is_single:
                 fields["action"] = answer.actions[0]
             else:
@@ -295,9 +295,18 @@ class Service:
             }
             for model in self.models.values()
         ]
-        links = {"api": "/openapi.json", "act": "/act", "v2": "/v2", "metrics": "/metrics"}
         return json_response(
-            {"name": "aiorl", "version": versions()["aiorl"], "policies": policies, "links": links}
+            {
+                "name": "aiorl",
+                "version": versions()["aiorl"],
+                "policies": policies,
+                "links": {
+                    "api": "/openapi.json",
+                    "act": "/act",
+                    "v2": "/v2",
+                    "metrics": "/metrics",
+                },
+            }
         )
 
 

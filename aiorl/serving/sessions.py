@@ -75,6 +75,7 @@ class Sessions:
 
     Attributes:
         ttl_s: seconds that a session is kept after its last request.
+        clock: returns the time, in seconds.
     """
 
     def __init__(
@@ -90,7 +91,7 @@ class Sessions:
         self.ttl_s = ttl_s
         self._max_sessions = max_sessions
         self._on_expiry = on_expiry
-        self._clock = time.monotonic
+        self.clock: Callable[[], float] = time.monotonic
         self._open: OrderedDict[str, Session] = OrderedDict()  # by the time of their last request
 
     def __len__(self) -> int:
@@ -124,7 +125,7 @@ class Sessions:
             id=id or secrets.token_urlsafe(16),
             model=model,
             arm=arm,
-            used=self._clock(),
+            used=self.clock(),
             train=train,
         )
         self._open[session.id] = session
@@ -143,7 +144,7 @@ class Sessions:
                 f" {self.ttl_s:g} s, or never was. Open a new one.",
             )
         session = self._open[id]
-        session.used = self._clock()
+        session.used = self.clock()
         self._open.move_to_end(id)
         return session
 
@@ -161,7 +162,7 @@ class Sessions:
         return id in self._open
 
     def _expire(self) -> None:
-        last = self._clock() - self.ttl_s
+        last = self.clock() - self.ttl_s
         while self._open:
             session = next(iter(self._open.values()))
             if session.used >= last:

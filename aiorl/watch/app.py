@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import json
 import mimetypes
+import operator
 import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -178,18 +179,18 @@ class _Pages:
         level = query.get("level", "DEBUG")
         if level not in reading.LEVELS or not _LOG.fullmatch(name):
             raise Refusal(404, f"There is no log {name!r:.100} with the level {level!r:.100}.")
-        words = query.get("words", "")[:200]
-        entries, is_cut = reading.log_entries(run.path / name, words, level, inside=run.path)
+        entries, is_cut = reading.log_entries(
+            run.path / name, query.get("words", "")[:200], level, inside=run.path
+        )
         return json_response({"entries": entries, "is_cut": is_cut})
 
     def experiments(self, request: Request) -> Response:
         """Answer with curves of experiments, over time or over env steps."""
         metric = request.query.get("metric", "episode_reward_mean")[:300]
         by = request.query.get("by")
-        runs = [*self._runs.find().values()]
-        return json_response(
-            reading.experiments(runs, metric, "seconds" if by == "seconds" else "steps")
-        )
+        if by != "seconds":
+            by = "steps"
+        return json_response(reading.experiments([*self._runs.find().values()], metric, by))
 
     def film(self, request: Request) -> Response:
         """Answer with a film, or with the part of it that a browser asks for."""
@@ -229,9 +230,7 @@ class _Pages:
             run = self._run_of(request)
             results = _results(run.path, int(place))
             details = _changes("run", lambda: _json(run.details()))
-            stream = _stream(
-                (new + now for new, now in zip(results, details, strict=True)), _POLL_RUN_S
-            )
+            stream = _stream(map(operator.add, results, details), _POLL_RUN_S)
         return Response(b"", 200, b"text/event-stream", stream=stream)
 
 
@@ -252,10 +251,7 @@ def _changes(name: str, look: Callable[[], bytes]) -> Iterator[bytes]:
     before = b""
     while True:
         now = look()
-        if now == before:
-            yield b""
-        else:
-            yield _event(name, now)
+        yield _event(name, now) if now != before else b""
         before = now
 
 

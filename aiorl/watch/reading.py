@@ -43,6 +43,8 @@ _KEYS = re.compile(r"(?m)^(?=\w)")
 """Places in a config's text where its keys begin."""
 _FILMS = (".mp4", ".webm", ".gif")
 _MAX_FILMS = 50
+_HEAD = ("algo:", "env:", "seed:", "stop_")
+"""Beginnings of the parts of a config's text that a glance at a run shows."""
 _OVER = ("ended", "failed", "gone", "unknown")
 """Phases that only a change of the files ends."""
 _ABSENT = {
@@ -233,12 +235,12 @@ class Run:
     def details(self) -> dict[str, Any]:
         """Return all that a page of this run shows, except curves, the config and whole logs."""
         glance = self.glance()
-        result = self._account.part("result").value
         # hist_stats are long lists
-        short_result = {name: value for name, value in result.items() if name != "hist_stats"}
+        result = {**self._account.part("result").value}
+        result.pop("hist_stats", None)
         return {
             "glance": glance,
-            "account": {**self._account.value, "result": short_result},
+            "account": {**self._account.value, "result": result},
             "failures": self._failures(),
             "films": films(self.path),
         }
@@ -249,10 +251,7 @@ class Run:
     def _look(self) -> dict[str, Any]:
         self._account = Part(status_of_run(self.path))
         result = self._account.part("result")
-        text = config_text(self.path)
-        config = Part(
-            settings(text, lambda key: key.startswith(("algo:", "env:", "seed:", "stop_")))
-        )
+        config = Part(settings(config_text(self.path), lambda key: key.startswith(_HEAD)))
         phase, words = self._phase()
         figures = {name: result.number(name) for name in result.value}
         returns = result.part("hist_stats").numbers("episode_reward")

@@ -249,11 +249,14 @@ class Guard:
             if self._hosts is not None and _name_in(host) not in self._hosts:
                 raise Refusal(403, f"This server answers to localhost, not to {host:.100}.")
         elif self._token is not None:
-            challenge = (
-                (b"www-authenticate", b'Basic realm="aiorl"'),
-                (b"www-authenticate", b"Bearer"),
+            raise Refusal(
+                401,
+                "Send the server's token: 'Authorization: Bearer TOKEN'.",
+                headers=(
+                    (b"www-authenticate", b'Basic realm="aiorl"'),
+                    (b"www-authenticate", b"Bearer"),
+                ),
             )
-            raise Refusal(401, "Send the server's token: 'Authorization: Bearer TOKEN'.", challenge)
         elif self.asks_user:
             raise Refusal(
                 403,
@@ -344,10 +347,11 @@ class AccessLog(RotatingFileHandler):
         path = one_line(request.scope["raw_path"].decode("latin-1"), 200)
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
         line = f"{now} {client} {request.method} {path} {status} {seconds * 1000:.2f}"
-        record = logging.LogRecord(
-            name="", level=logging.INFO, pathname="", lineno=0, msg=line, args=(), exc_info=None
+        self.handle(
+            logging.LogRecord(
+                name="", level=logging.INFO, pathname="", lineno=0, msg=line, args=(), exc_info=None
+            )
         )
-        self.handle(record)
 
     def handleError(self, record: logging.LogRecord) -> None:
         """Drop the line: a full disk costs lines, but no answers."""

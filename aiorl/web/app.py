@@ -367,6 +367,7 @@ class App:
             `WebServer` calls them without ASGI.
         check: called with each request to a route that isn't open; raises a `Refusal`. The server
             sets it.
+        routes: path -> its pattern, and method -> handler, and whether it is open.
         on_answer: called with each request, the status and the seconds until the answer was
             complete.
     """
@@ -382,7 +383,7 @@ class App:
         self.quick: dict[
             str, tuple[Callable[[bytes, Mapping[str, str]], dict[str, Any] | Reply], int]
         ] = {}
-        self._routes: dict[
+        self.routes: dict[
             str, tuple[re.Pattern[str], dict[str, tuple[Callable[[Any], Awaitable[Any]], bool]]]
         ] = {}
 
@@ -404,7 +405,7 @@ class App:
             is_open: True needs no token.
         """
         pattern = re.compile(re.sub(r"\\{(\w+)\\}", r"(?P<\1>[^/]*)", re.escape(path)))
-        self._routes.setdefault(path, (pattern, {}))[1][method] = handler, is_open
+        self.routes.setdefault(path, (pattern, {}))[1][method] = handler, is_open
 
     def add_json_route(
         self, method: str, path: str, handler: JsonHandler, status: int = 200
@@ -480,7 +481,7 @@ class App:
         """
         raw_path = request.scope["raw_path"].decode("latin-1")
         method = request.method
-        for pattern, methods in self._routes.values():
+        for pattern, methods in self.routes.values():
             match = pattern.fullmatch(raw_path)
             if match is None:
                 continue

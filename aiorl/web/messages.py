@@ -85,7 +85,7 @@ class _Conversation:
             await self._is_answered.wait()
 
     def _answer(self, message: bytes | str) -> None:
-        # what is known of the request so far; also an answer to one that can't be read needs it
+        # filled as the request is read; an answer to one that can't be read needs it, too
         header: dict[str, Any] = {"id": None, "do": "", "began": time.perf_counter()}
 
         def answer() -> dict[str, Any] | Reply:
@@ -156,8 +156,11 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, np.ndarray):
-        data = value.astype(value.dtype.newbyteorder("<"), copy=False).tobytes()
-        return {"data": data, "dtype": value.dtype.name, "shape": value.shape}
+        return {
+            "data": value.astype(value.dtype.newbyteorder("<"), copy=False).tobytes(),
+            "dtype": value.dtype.name,
+            "shape": value.shape,
+        }
     raise TypeError(f"{type(value).__name__} has no form in msgpack")
 
 

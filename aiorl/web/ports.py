@@ -40,7 +40,7 @@ _SERVERS = {
 }
 """Port -> its setting, the function that makes its app, the file of its token, and the niceness of
 its process."""
-_LOOK_S = 0.1
+_POLL_S = 0.1
 _END_S = 5.0
 
 
@@ -171,11 +171,11 @@ class Ports:
     def _supervise(self, child: Children, listener: socket.socket) -> None:
         """Look after a process until the port is closed, or the process has failed too often."""
         with listener:
-            while not (child.is_over or self._is_over.wait(_LOOK_S)):
+            while not (child.is_over or self._is_over.wait(_POLL_S)):
                 child.look()
         child.stop(signal.SIGTERM)
         while not child.is_over:
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
             child.look()
 
 

@@ -88,7 +88,7 @@ _GRACE_S = 10
 _LINGER_S = 1.5
 _CLOSE_S = 2.0
 """Seconds that a WebSocket waits for the client's agreement to its end."""
-_LOOK_S = 0.05
+_POLL_S = 0.05
 _UNREAD_AT_END_S = 1.0
 
 
@@ -202,7 +202,7 @@ class WebServer(uvicorn.Server):
                 if not connection.ends:  # also one that has just been accepted
                     connection.shutdown()
             self._check_connections(min(self.options.arrive_s, _UNREAD_AT_END_S))
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_S)
         for connection in self._connections():
             connection.transport.abort()
         for task in state.tasks:
@@ -235,7 +235,7 @@ class WebServer(uvicorn.Server):
         return await super().on_tick(counter)
 
     def _check_connections(self, unread_s: float) -> None:
-        """End connections whose request is late, or whose answers nobody reads for so long."""
+        """End connections whose request is late, or whose answers no one reads for `unread_s`."""
         now = time.monotonic()
         for connection in self._connections():
             connection.unread.check(connection.transport, connection.is_blocked, now, unread_s)

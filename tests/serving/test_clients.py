@@ -217,13 +217,13 @@ def test_a_wrong_request_is_refused_and_costs_the_episode_nothing(ports: Ports) 
 def test_the_episodes_of_a_lost_worker_are_gone_and_those_of_others_go_on(ports: Ports) -> None:
     workers = [Worker(ports), Worker(ports)]
     with client_of(ports) as client:
-        wait_until(lambda: all(one.env.env._link is not None for one in workers))
+        wait_until(lambda: all(one.env.env.link is not None for one in workers))
         time.sleep(0.2)
         games = [client.session() for _ in range(6)]
         for game in games:
             game.act([0.0, 0.0])
         workers[0].end()
-        wait_until(lambda: workers[0].env.env._link.close_code is not None)
+        wait_until(lambda: workers[0].env.env.link.close_code is not None)
         found = []
         for game in games:
             try:

@@ -613,7 +613,7 @@ def test_sessions_are_bounded_and_end_after_a_time(saved: dict[str, Path]) -> No
     found = Served(str(saved["memory"]), max_sessions=2, session_ttl_s=1000.0)
     try:
         now = [0.0]
-        found.service.sessions._clock = lambda: now[0]
+        found.service.sessions.clock = lambda: now[0]
         first, second = (found.ask("/sessions", b"", expected=201)["session"] for _ in range(2))
         found.refused({}, "2 sessions", "/sessions", 503)
         found.refused({"policy": "x"}, "default_policy", "/sessions", 404)
@@ -648,7 +648,7 @@ def test_the_openapi_page_has_every_route_with_examples_that_work(served: Served
     }
     own = {
         (path, method)
-        for path, (_, methods) in served.service.app._routes.items()
+        for path, (_, methods) in served.service.app.routes.items()
         for method in methods
     }
     assert routes == {(path, "GET" if method == "WEBSOCKET" else method) for path, method in own}

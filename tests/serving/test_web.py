@@ -72,9 +72,9 @@ class Site:
         self.asked, self.go_on, self.left = threading.Event(), threading.Event(), threading.Event()
         self.server = WebServer(self.app, WebOptions(**options))
         self._started, self._stop = threading.Event(), asyncio.Event()
-        self._loop = new_event_loop()
+        self.loop = new_event_loop()
         self._thread = threading.Thread(
-            target=lambda: self._loop.run_until_complete(self._run()), daemon=True
+            target=lambda: self.loop.run_until_complete(self._run()), daemon=True
         )
 
     async def _run(self) -> None:
@@ -88,14 +88,14 @@ class Site:
         return self
 
     def stop(self) -> None:
-        self._loop.call_soon_threadsafe(self._stop.set)
+        self.loop.call_soon_threadsafe(self._stop.set)
 
     def __exit__(self, *error: object) -> None:
         self.go_on.set()
         self.stop()
         self._thread.join(20)
         assert not self._thread.is_alive()
-        self._loop.close()
+        self.loop.close()
 
     async def live(self, request: Request) -> Response:
         return Response(b"live", content_type=b"text/plain")
@@ -775,7 +775,7 @@ def test_a_message_that_was_received_before_the_end_is_answered() -> None:
         while not connection.queue.qsize():
             pass
         site.stop()
-        site._loop.call_soon_threadsafe(site.go_on.set)
+        site.loop.call_soon_threadsafe(site.go_on.set)
         assert talk.recv(10) == "a"
         with pytest.raises(ConnectionClosed, match="1001"):
             talk.recv(10)
