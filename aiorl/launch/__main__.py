@@ -5,6 +5,7 @@ launched runs.
 from __future__ import annotations
 
 import importlib
+import itertools
 import sys
 from collections.abc import Sequence
 from typing import cast
@@ -67,9 +68,8 @@ def _run(name: str, engine: Engine, words: list[str]) -> int:
         if {"-h", "--help"} & set(words) or len(words) - 1 != len(placeholders):
             usage_error(prog, f"Write: {prog} {words[0]} {' '.join(placeholders)}")
         return verb.do(*words[1:])
-    at = words.index("--") if "--" in words else len(words)
-    engine_words = words[:at]
-    learner_words = words[at + 1 :]
+    engine_words = list(itertools.takewhile(lambda word: word != "--", words))
+    learner_words = words[len(engine_words) + 1 :]
     verbs = "".join(
         f"  {prog} {key} RUN {verb.takes:6}# {verb.about}\n" for key, verb in engine.VERBS.items()
     )

@@ -176,12 +176,12 @@ def artefact(job: Job, options: dict[str, Any]) -> str:
         role_labels = labels | {f"{_LABEL}component": role}
         facts[f"{role}_labels"] = role_labels
         facts[f"{role}_job_labels"] = role_labels | queue
-    depth = "      " if settings["jobset"] else ""
-    facts |= {
-        "learner": textwrap.indent(_learner(job, facts), depth),
-        "worker": textwrap.indent(_worker(facts), depth),
-    }
-    text = _filled("objects", facts) + _filled("jobset" if settings["jobset"] else "jobs", facts)
+    template = "jobs"
+    specs = {"learner": _learner(job, facts), "worker": _worker(facts)}
+    if settings["jobset"]:
+        template = "jobset"
+        specs = {role: textwrap.indent(spec, " " * 6) for role, spec in specs.items()}
+    text = _filled("objects", facts) + _filled(template, facts | specs)
     if settings["namespace"]:
         text = text.replace("\nmetadata: {", f"\nmetadata: {{namespace: {settings['namespace']}, ")
     return text

@@ -233,10 +233,15 @@ def archive(files: Mapping[str, Path | bytes]) -> bytes:
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz", compresslevel=1) as tar:
         for name, source in files.items():
-            content = source.read_bytes() if isinstance(source, Path) else source
-            is_executable = isinstance(source, Path) and os.access(source, os.X_OK)
+            mode = 0o600
+            if isinstance(source, bytes):
+                content = source
+            else:
+                content = source.read_bytes()
+                if os.access(source, os.X_OK):
+                    mode = 0o700
             info = tarfile.TarInfo(name)
             info.size = len(content)
-            info.mode = 0o700 if is_executable else 0o600
+            info.mode = mode
             tar.addfile(info, io.BytesIO(content))
     return packed.getvalue()

@@ -251,7 +251,7 @@ def _changes(name: str, look: Callable[[], bytes]) -> Iterator[bytes]:
     before = b""
     while True:
         now = look()
-        yield _event(name, now) if now != before else b""
+        yield b"" if now == before else _event(name, now)
         before = now
 
 
@@ -275,7 +275,9 @@ def _results(directory: Path, place: int) -> Iterator[bytes]:
 
 def _event(name: str, data: bytes, place: int | None = None) -> bytes:
     event = b"event: %s\ndata: %s\n\n" % (name.encode(), data)
-    return event if place is None else b"id: %d\n%s" % (place, event)
+    if place is None:
+        return event
+    return b"id: %d\n%s" % (place, event)
 
 
 def _json(value: Any) -> bytes:

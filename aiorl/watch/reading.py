@@ -101,10 +101,9 @@ def curves(
     if size > num_points * _USUAL_BYTES:
         skipped_bytes = size // num_points
     results = [*numbers_from(directory, 0, skipped_bytes)]
-    end = results[-1][0] if results else 0
     if skipped_bytes:  # none of the newest results is left out
-        results += numbers_from(directory, max(end, size - _TAIL_BYTES))
-        end = results[-1][0] if results else 0
+        start = max([0, size - _TAIL_BYTES, *(end for end, _ in results)])
+        results += numbers_from(directory, start)
     rows = [row for _, row in results]
     if names is None:
         max_names = _MAX_NUMBERS // max(1, len(rows))
@@ -114,7 +113,7 @@ def curves(
         # float32 is enough for pictures
         dtype = np.float64 if name in (STEPS, SECONDS) else np.float32
         columns[name] = np.array([row.get(name, math.nan) for row in rows], dtype)
-    return columns, end
+    return columns, max((end for end, _ in results), default=0)
 
 
 # Config
