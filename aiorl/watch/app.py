@@ -180,7 +180,10 @@ class _Pages:
         if level not in reading.LEVELS or not _LOG.fullmatch(name):
             raise Refusal(404, f"There is no log {name!r:.100} with the level {level!r:.100}.")
         entries, is_cut = reading.log_entries(
-            run.path / name, query.get("words", "")[:200], level, inside=run.path
+            run.path / name,
+            words=query.get("words", "")[:200],
+            level=level,
+            inside=run.path,
         )
         return json_response({"entries": entries, "is_cut": is_cut})
 
@@ -215,8 +218,14 @@ class _Pages:
                 f"There is no such part of a film {name!r:.100}.",
                 ((b"content-range", b"bytes */%d" % size),),
             )
-        place = (b"content-range", b"bytes %d-%d/%d" % (start, start + len(part) - 1, size))
-        return _file(name, part, (b"accept-ranges", b"bytes"), place, status=status)
+        last = start + len(part) - 1
+        return _file(
+            name,
+            part,
+            (b"accept-ranges", b"bytes"),
+            (b"content-range", b"bytes %d-%d/%d" % (start, last, size)),
+            status=status,
+        )
 
     def events(self, request: Request) -> Response:
         """Answer with a stream of what changes: of a run from a place in its results, or of all

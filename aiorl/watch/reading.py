@@ -375,7 +375,8 @@ def _curve(path: Path, state: object, metric: str) -> RunCurve:
     steps = columns[STEPS]
     # results that have the metric, the first one of those with the same env steps
     rows = np.flatnonzero(np.isfinite(columns[metric]))
-    rows = rows[np.unique(steps[rows], return_index=True)[1]]
+    _, first_rows = np.unique(steps[rows], return_index=True)
+    rows = rows[first_rows]
     # most runs of an experiment share the other settings, and so the parsing
     config = settings(config_text(path), lambda key: not key.startswith(OF_A_RUN))
     return RunCurve(
