@@ -32,7 +32,8 @@ from aiorl.config.layers import without_place, without_secrets
 from aiorl.config.schema import CommonConfig
 from aiorl.config.worker import WorkerPart
 from aiorl.data import columns as c
-from aiorl.data.fragment import Array, PolicyGraph
+from aiorl.data.columns import Array
+from aiorl.data.fragment import PolicyGraph
 from aiorl.data.nested_codec import pack, unpack
 from aiorl.data.spaces import space_from_dict
 from aiorl.errors import (

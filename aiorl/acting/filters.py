@@ -22,7 +22,8 @@ from gymnasium import spaces
 from numpy.typing import DTypeLike, NDArray
 
 from aiorl.data.arrays import all_finite, discounted_sums
-from aiorl.data.obs_layout import Array, LaidOutBox, ObsLayout, layout_of
+from aiorl.data.columns import Array
+from aiorl.data.obs_layout import LaidOutBox, ObsLayout, layout_of
 from aiorl.errors import BatchError, CheckpointError, ConfigError, nearest
 
 F32 = NDArray[np.float32]

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from aiorl.acting.distributions import F32, F64, I64, MASKED_LOGIT, Bools
 from aiorl.data import columns as c
 from aiorl.data.arrays import discounted_sums
-from aiorl.data.fragment import Array, check_n_steps, new_obs
+from aiorl.data.columns import Array
+from aiorl.data.fragment import check_n_steps, new_obs
 from aiorl.errors import BatchError
 
 _BLOCK_ROWS = 1 << 15  # in all environments of a block: their temporaries stay in the cache

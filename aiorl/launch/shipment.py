@@ -13,13 +13,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
-import itertools
 import os
 import re
 import subprocess
 import tarfile
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple

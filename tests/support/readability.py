@@ -42,7 +42,6 @@ VAGUE = {
     "there",
     "more",
     "others",
-    "told",
     "wanted",
     "here",
     "kept",
