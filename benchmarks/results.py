@@ -128,9 +128,8 @@ class OfflineTask(Task):
     above: tuple[str, float] | None = None
 
     def verdict(self, mean: float, folder: Path) -> tuple[str, bool | None]:
-        """Return the bar in words, and whether a mean holds it;
-
-        None without a bar, or if its reference is missing.
+        """Return the bar in words, and whether a mean holds it; None without a bar, or if its
+        reference is missing.
         """
         said, held = [], []
         if np.isfinite(self.bar):

@@ -94,9 +94,8 @@ def _trainable_parts(
 
 
 def _are_by_policy(policies: PolicyMap, gradients: Mapping[str, Any]) -> bool:
-    """Return True if the keys are policy ids, known or not;
-
-    False if they name the default policy's weights.
+    """Return True if the keys are policy ids, known or not; False if they name the default policy's
+    weights.
     """
     if not gradients or DEFAULT_POLICY_ID not in policies or policies.keys() & gradients.keys():
         return True

@@ -198,9 +198,8 @@ def _entries(config: Settings) -> Settings:
 
 
 def _without_defaults_of(entry: Any, new: Any, changes: Settings) -> Any:
-    """Return a policy's entry without the defaults that `changes` set;
-
-    `new` will be put on top of the entry.
+    """Return a policy's entry without the defaults that `changes` set; `new` will be put on top of
+    the entry.
     """
     if not (isinstance(entry, Mapping) and isinstance(entry.get("defaults"), Mapping)):
         return entry

@@ -237,9 +237,8 @@ def import_path_of(thing: object) -> str | None:
 
 
 def main_module_name() -> str | None:
-    """Return the name by which other processes import the main script;
-
-    None in a notebook or at a prompt.
+    """Return the name by which other processes import the main script; None in a notebook or at a
+    prompt.
     """
     main = sys.modules.get("__main__")
     spec = getattr(main, "__spec__", None)

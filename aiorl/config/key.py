@@ -137,7 +137,6 @@ def fact_of(field: FieldInfo, name: Literal["group", "where", "unit", "needs"]) 
 
 def decides_place(field: FieldInfo) -> bool | None:
     """Return whether a key says where a run listens, whom it admits, or what it opens and writes;
-
     None if undecided.
     """
     place: bool | None = cast(dict[str, Any], field.json_schema_extra).get("place")
@@ -445,9 +444,8 @@ def check_extras(config: Any) -> None:
 
 
 def plain_error(model: type[BaseModel], error: ValidationError, prefix: str = "") -> ConfigError:
-    """Return the first fault that pydantic found, in one sentence;
-
-    `prefix` is the path to the model, like "model.".
+    """Return the first fault that pydantic found, in one sentence; `prefix` is the path to the
+    model, like "model.".
     """
     first = error.errors(include_url=False)[0]
     names, annotation = _locate(model, first["loc"])

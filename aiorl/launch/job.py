@@ -85,9 +85,8 @@ class Engine(Protocol):
     VERBS: Mapping[str, Verb]
 
     def add_arguments(self, parser: Parser, words: Sequence[str]) -> None:
-        """Declare options in `parser`;
-
-        `words` are those of the command line, for an engine that passes some on.
+        """Declare options in `parser`; `words` are those of the command line, for an engine that
+        passes some on.
         """
 
     def artefact(self, job: Job, options: dict[str, Any]) -> str:

@@ -39,9 +39,8 @@ def prepare_environment(config: CommonConfig) -> None:
 
 
 def compilation_cache() -> CompilationCache | None:
-    """Return the on-disk cache of compiled updates;
-
-    None without one, or if the user set ``TF_XLA_FLAGS``.
+    """Return the on-disk cache of compiled updates; None without one, or if the user set
+    ``TF_XLA_FLAGS``.
     """
     return _cache
 

@@ -4,10 +4,9 @@ one, within limits.
 Our format has one JSON object for a batch, with the dtype of every column, so that it reads back
 equal:
 
-    {"aiorl": 1, "env_steps": 3, "columns": {"rewards": {"dtype": "float32", "rows": [1.0, 1.0,
-    0.5]},
-                                             "obs": {"dtype": "uint8", "shape": [3, 84, 84, 4],
-                                             "lz4": "BCJN..."}}}
+    {"aiorl": 1, "env_steps": 3,
+     "columns": {"rewards": {"dtype": "float32", "rows": [1.0, 1.0, 0.5]},
+                 "obs": {"dtype": "uint8", "shape": [3, 84, 84, 4], "lz4": "BCJN..."}}}
     {"aiorl": 1, "env_steps": 3, "policies": {"left": {"rewards": {...}}, "right": {...}}}
 
 A column has ``rows``, nested lists; or ``lz4``, base64 of an LZ4 frame of its bytes (little-endian,
@@ -24,8 +23,7 @@ Either can be the only entry of another object, ``{"value": {...}}``. The text i
 frame of a pickled array (`aiorl.offline.pickled_array`). RLlib's newer lines are single rows,
 objects without a type:
 
-    {"eps_id": 3, "obs": [0.1, -0.2], "actions": 1, "rewards": 1.0, "new_obs": [...], "terminateds":
-    false, ...}
+    {"eps_id": 3, "obs": [0.1, -0.2], "actions": 1, "rewards": 1.0, "new_obs": [...], ...}
 
 Rows of one episode that follow each other become one batch. The text id of an episode becomes a
 number; other text, such as the ids of agents and modules, and objects are left out.

@@ -212,9 +212,8 @@ class _Group:
         return pictures
 
     def _bytes_of_rows(self, dataset: Any) -> int:
-        """Return the bytes that variable-length rows claim;
-
-        HDF5 would allocate them before it reads them.
+        """Return the bytes that variable-length rows claim; HDF5 would allocate them before it
+        reads them.
         """
         import h5py
 

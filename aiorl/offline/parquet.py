@@ -427,10 +427,7 @@ def _read_column(stored: tuple[_Column, Any], room: Room) -> Array:
 
 
 def _episode_numbers(array: Any) -> Array:
-    """Return a number for each text of a dictionary-encoded Arrow array;
-
-    NaN where there is none.
-    """
+    """Return a number for each text of a dictionary-encoded Arrow array; NaN where there is none."""
     numbers = np.append(
         episode_numbers(array.dictionary.to_pylist()).astype(np.float64),
         np.nan,

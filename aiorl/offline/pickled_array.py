@@ -7,9 +7,9 @@ makes the array, if the records are the shape, dtype and bytes of one.
 
 NumPy 1 and 2 write these forms at protocols 2 to 5, C-ordered and Fortran-ordered:
 
-    numpy.core.numeric._frombuffer(bytes, dtype, shape, order)                        protocol 5,
-    contiguous numpy.core.multiarray._reconstruct(ndarray, (0,), b"b") <- (1, shape, dtype,
-    is_fortran, bytes) numpy.core.multiarray.scalar(dtype, bytes)
+    numpy.core.numeric._frombuffer(bytes, dtype, shape, order)    protocol 5, contiguous
+    numpy.core.multiarray._reconstruct(ndarray, (0,), b"b") <- (1, shape, dtype, is_fortran, bytes)
+    numpy.core.multiarray.scalar(dtype, bytes)
 
 with ``numpy._core`` for ``numpy.core`` since NumPy 2, and bytes as ``_codecs.encode(text,
 "latin1")`` at protocol 2 (``bytes()`` if they are empty).

@@ -170,9 +170,8 @@ def share_of(slot: int, num_workers: int, sampler: int = 0, num_samplers: int = 
 
 
 def _fitting(context: IOContext) -> Callable[[str, SampleBatch], None] | None:
-    """Return the function that gives a policy's rows their dtypes and shapes;
-
-    None without policies.
+    """Return the function that gives a policy's rows their dtypes and shapes; None without
+    policies.
     """
     if context.worker is None:
         return None

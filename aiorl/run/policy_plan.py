@@ -357,9 +357,8 @@ def with_settings_said(config: CommonConfig, planned: Mapping[str, PlannedPolicy
 
 
 def _entries(config: CommonConfig) -> dict[str, Any]:
-    """Return the config's entry for each policy;
-
-    None for the default policy if no policies are named.
+    """Return the config's entry for each policy; None for the default policy if no policies are
+    named.
     """
     given = config.multiagent.policies
     assert isinstance(given, dict), "a word has been replaced"
@@ -525,9 +524,8 @@ def _planned(
     agents: Sequence[Any],
     is_trained: bool,
 ) -> PlannedPolicy:
-    """Plan one policy;
-
-    `kind` is the class of its algorithm's config, or None for a Policy class of the user's own.
+    """Plan one policy; `kind` is the class of its algorithm's config, or None for a Policy class of
+    the user's own.
     """
     overrides = dict(given["config"] or {})
     own_config = (

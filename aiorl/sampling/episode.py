@@ -116,17 +116,15 @@ class MultiAgentEpisode:
         return self._binding.policy_for(agent_id, self)
 
     def last_observation_for(self, agent_id: Any = DEFAULT_AGENT_ID) -> Array | None:
-        """Return the latest filtered observation of ``agent_id``, in the policy's shape;
-
-        None before the first.
+        """Return the latest filtered observation of ``agent_id``, in the policy's shape; None
+        before the first.
         """
         seat = self.seats.get(agent_id)
         return None if seat is None else seat.latest_obs()
 
     def last_raw_obs_for(self, agent_id: Any = DEFAULT_AGENT_ID) -> Any:
-        """Return the latest observation of ``agent_id`` as the environment returned it;
-
-        None before the first.
+        """Return the latest observation of ``agent_id`` as the environment returned it; None before
+        the first.
         """
         seat = self.seats.get(agent_id)
         return None if seat is None else seat.raw_obs

@@ -19,10 +19,7 @@ from fuzz_targets import TARGETS, Target  # noqa: E402
 
 
 def _untraced(target: Target) -> list[str]:
-    """Return our modules that the target does not use;
-
-    `include` alone would trace whole packages.
-    """
+    """Return our modules that the target does not use; `include` alone would trace whole packages."""
     root = HERE.parents[1]
     paths = [
         path.relative_to(root).with_suffix("").parts for path in (root / "aiorl").rglob("*.py")

@@ -227,9 +227,8 @@ def run(*command: str | Path) -> str:
 
 
 class Hosts:
-    """Hosts n1, n2 and n3, and a directory to launch from;
-
-    `down` is an address where nothing answers.
+    """Hosts n1, n2 and n3, and a directory to launch from; `down` is an address where nothing
+    answers.
     """
 
     def __init__(self, folder: Path) -> None:

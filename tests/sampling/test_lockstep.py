@@ -58,9 +58,8 @@ def make_sampler(
 
 
 def slow_gae(rewards, values, after, gamma, lam):
-    """Sum over the rest of one piece of an episode, by the definition;
-
-    `after` follows its last row.
+    """Sum over the rest of one piece of an episode, by the definition; `after` follows its last
+    row.
     """
     following = [*values[1:], after]
     deltas = [r + gamma * v1 - v for r, v, v1 in zip(rewards, values, following, strict=True)]
@@ -88,9 +87,8 @@ def value(episode, step, index) -> float:
 @pytest.mark.parametrize("end", ["terminate", "truncate"])
 @pytest.mark.parametrize("lam", [0.0, 0.8, 1.0])
 def test_rows_values_and_final_observations_are_right_for_every_way_to_reset(mode, end, lam):
-    """R98, golden: true final observations;
-
-    GAE at terminations, truncations and the cut equals sums by hand.
+    """R98, golden: true final observations; GAE at terminations, truncations and the cut equals
+    sums by hand.
     """
     env = make_env(mode, end=end)
     sampler = make_sampler(env, length=8, lam=lam)

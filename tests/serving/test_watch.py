@@ -482,9 +482,8 @@ FLAGS = (
 
 
 class Page:
-    """A page of a browser, steered by the DevTools protocol;
-
-    `problems` are errors and requests to other hosts.
+    """A page of a browser, steered by the DevTools protocol; `problems` are errors and requests to
+    other hosts.
     """
 
     def __init__(self, link: ClientConnection, home: str) -> None:

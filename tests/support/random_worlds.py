@@ -106,9 +106,8 @@ def number_of(action: Any) -> float:
 
 
 def action_of(kind: str, number: int) -> Any:
-    """Return action ``number`` of a kind of space in the environment's form;
-
-    Boxes' can be out of bounds.
+    """Return action ``number`` of a kind of space in the environment's form; Boxes' can be out of
+    bounds.
     """
     if kind == "discrete":
         return number % 5 - 1

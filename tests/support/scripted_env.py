@@ -171,9 +171,8 @@ class RecordingPolicy(Policy):
         recurrent: bool = False,
         act: Callable[[NDArray[Any]], Any] | None = None,
     ) -> None:
-        """Make a policy;
-
-        ``act`` replaces the counting actions by a function of observations [N, ...].
+        """Make a policy; ``act`` replaces the counting actions by a function of observations [N,
+        ...].
         """
         super().__init__(
             spaces.Box(-np.inf, np.inf, (3,), np.float32), action_space or spaces.Discrete(1000), {}

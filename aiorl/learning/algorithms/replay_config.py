@@ -134,9 +134,8 @@ class ReplayConfig(CommonConfig):
         return None
 
     def sequences(self, model: ActorCritic) -> Sequences | None:
-        """Return the cutter of fragments into the sequences of `model` to store;
-
-        None if single rows are stored.
+        """Return the cutter of fragments into the sequences of `model` to store; None if single
+        rows are stored.
         """
         return None
 

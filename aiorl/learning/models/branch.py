@@ -551,9 +551,8 @@ class NestedParts(NamedTuple):
 
 
 def nested_parts(layout: ObsLayout, config: ModelConfig) -> NestedParts | None:
-    """Return the parts of a nested observation;
-
-    None if it has no images, or they are to be flattened.
+    """Return the parts of a nested observation; None if it has no images, or they are to be
+    flattened.
     """
     places = layout.slices()
     is_complete = sum(place.stop - place.start for place in places.values()) == layout.size

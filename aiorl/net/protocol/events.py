@@ -15,9 +15,8 @@ from aiorl.net.wire.messages import Plain, Samples, Snapshot, Welcome
 
 @dataclass(frozen=True, slots=True)
 class WorkerJoined:
-    """A new incarnation is registered, and its Welcome is queued;
-
-    ``local`` is True if the slot was reserved for it.
+    """A new incarnation is registered, and its Welcome is queued; ``local`` is True if the slot was
+    reserved for it.
     """
 
     slot: int
@@ -153,10 +152,7 @@ class LearnerBack:
 
 @dataclass(frozen=True, slots=True)
 class Reincarnated:
-    """The old incarnation is over: drop unfinished fragments;
-
-    Registered with a new slot follows.
-    """
+    """The old incarnation is over: drop unfinished fragments; Registered with a new slot follows."""
 
     reason: str
 

@@ -168,9 +168,8 @@ class LearnerSession:
         self._redeal()
 
     def stream(self, waiting: int, min_version: int) -> None:
-        """Lease as much as the run's budget allows (see `Pacing`);
-
-        ``waiting`` fragments are queued or in use.
+        """Lease as much as the run's budget allows (see `Pacing`); ``waiting`` fragments are queued
+        or in use.
         """
         self._send_grants(self.leases.stream(waiting, min_version, self._clock.now))
 

@@ -172,9 +172,8 @@ class LeaseBook:
         return lease.grant()
 
     def stream(self, waiting: int, min_version: int, now: float) -> list[Grant]:
-        """Raise streaming leases as far as the budget allows;
-
-        ``waiting`` fragments are queued or in use.
+        """Raise streaming leases as far as the budget allows; ``waiting`` fragments are queued or
+        in use.
         """
         if self.pacing is None:
             raise InternalError("leases are streamed without a budget")

@@ -171,10 +171,7 @@ class Peer:
 
 @dataclass(slots=True, eq=False)
 class Waiting:
-    """A Hello that waits for a slot since time ``since``;
-
-    ``source`` is its key, or else its host.
-    """
+    """A Hello that waits for a slot since time ``since``; ``source`` is its key, or else its host."""
 
     peer: bytes
     hello: Hello

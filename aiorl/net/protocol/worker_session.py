@@ -4,8 +4,9 @@ The shell calls ``connected``, ``disconnected``, ``receive``, ``broadcast`` and,
 s, ``tick``. After each call it drains ``messages_to_send()`` and ``events()``. The service calls
 ``start_fragment`` before it samples and passes the result to ``fragment_done``.
 
-    CONNECTING --Welcome--> REGISTERED --learner silent--> PAUSED --Welcome of the same learner-->
-    REGISTERED any --"incarnation ended", another learner, Bye--> CONNECTING as a new incarnation
+    CONNECTING --Welcome--> REGISTERED
+    REGISTERED --learner silent--> PAUSED --Welcome of the same learner--> REGISTERED
+    any --"incarnation ended", another learner, Bye--> CONNECTING as a new incarnation
     any --refused for good, final Bye, leaving--> ENDED
 """
 

@@ -497,9 +497,8 @@ def reason_seen_by_learner(event: int, code: int) -> str:
 
 
 def reason_seen_by_worker(event: int, code: int, keys: WorkerKeys | None, *, is_late: bool) -> str:
-    """Return the cause of a failed handshake, for the worker's user;
-
-    ``is_late`` if its time was over.
+    """Return the cause of a failed handshake, for the worker's user; ``is_late`` if its time was
+    over.
     """
     match _fault(event, code):
         case "silent" if is_late:  # keys that do not match end it at once

@@ -328,9 +328,8 @@ class SendQueues:
             self.num_bytes -= queue.num_bytes
 
     def flush(self, send: Callable[[bytes, Sequence[Buffer]], bool | None]) -> None:
-        """Send waiting messages;
-
-        ``send(peer, frames)`` returns True if sent, None if busy, False without a peer.
+        """Send waiting messages; ``send(peer, frames)`` returns True if sent, None if busy, False
+        without a peer.
         """
         for peer, queue in list(self._queues.items()):
             before = queue.num_bytes

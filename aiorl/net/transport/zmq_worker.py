@@ -252,9 +252,8 @@ class ZmqWorkerEndpoint:
         return self._search.find()
 
     def _open_channels(self, undo: contextlib.ExitStack) -> tuple[Channel, ...]:
-        """Open a socket for each address, which begins to connect;
-
-        ``undo`` closes them if one cannot be opened.
+        """Open a socket for each address, which begins to connect; ``undo`` closes them if one
+        cannot be opened.
         """
         kinds = ((zmq.DEALER, self._receive_message), (zmq.SUB, self._receive_broadcast))
         return tuple(

@@ -165,9 +165,8 @@ class Beat:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotRequest:
-    """A worker that missed a broadcast asks for the newest snapshot;
-
-    ``have_version`` is -1 for none.
+    """A worker that missed a broadcast asks for the newest snapshot; ``have_version`` is -1 for
+    none.
     """
 
     have_version: Version

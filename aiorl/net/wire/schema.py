@@ -66,9 +66,8 @@ def _check_name(field: str, value: Any, limits: Limits) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Text:
-    """Check of a field with text for people, or with plain data that contains texts;
-
-    `fit` makes them printable.
+    """Check of a field with text for people, or with plain data that contains texts; `fit` makes
+    them printable.
     """
 
     fit: Callable[[Any], Any]

@@ -232,9 +232,8 @@ def _in_episode(episode: SampleBatch) -> str:
 
 
 def has_terminated(episode: SampleBatch) -> bool:
-    """Return whether an episode terminated, not by a time limit;
-
-    ``dones`` decides if there is no better column.
+    """Return whether an episode terminated, not by a time limit; ``dones`` decides if there is no
+    better column.
     """
     for name in (c.TERMINATEDS, c.DONES):
         if name in episode:

@@ -115,9 +115,8 @@ class PolicyForm:
 
     @property
     def carried(self) -> ArraySpec | None:
-        """Last component of the state, with the previous actions before they were clipped;
-
-        None if there is none.
+        """Last component of the state, with the previous actions before they were clipped; None if
+        there is none.
         """
         previous = self.spec.prev_action
         if previous is None or all(part.bounds is None for part in self.actions):

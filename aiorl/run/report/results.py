@@ -174,7 +174,6 @@ class Results:
 
     def mean_last(self) -> float:
         """Return the mean return of the last 100 finished episodes, or of all if there are fewer;
-
         NaN if none.
         """
         return _mean(self._rewards.newest(STOP_WINDOW))

@@ -431,9 +431,8 @@ class Trainer:
 
     @classmethod
     def _made_for(cls, algo: str) -> type[Trainer] | None:
-        """Return the trainer class of an algorithm, making it if necessary;
-
-        None if this class makes none.
+        """Return the trainer class of an algorithm, making it if necessary; None if this class
+        makes none.
         """
         return None
 

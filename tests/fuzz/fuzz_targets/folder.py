@@ -16,10 +16,7 @@ from aiorl.offline.formats import Stored
 
 
 def make_folder() -> Path:
-    """Return a new directory, removed at exit;
-
-    `run.py` removes it if the fuzzer ends the process.
-    """
+    """Return a new directory, removed at exit; `run.py` removes it if the fuzzer ends the process."""
     path = Path(tempfile.mkdtemp(prefix="aiorl-fuzz-"))
     atexit.register(shutil.rmtree, path, ignore_errors=True)
     return path
