@@ -31,7 +31,8 @@ from aiorl.learning.algorithms.algorithm import (
 from aiorl.net.protocol.ledger import Ledger
 from aiorl.net.wire.messages import Samples
 from aiorl.run.build import Learning
-from aiorl.run.flow import Counters
+from aiorl.run.core import LearnerCore
+from aiorl.run.counters import Counters
 from aiorl.run.policy_group import PolicyGroup, UpdateDone
 from aiorl.run.report.results import Results
 
@@ -88,27 +89,24 @@ class Idle(Algorithm):
 
 
 class NoTraining:
-    """The attributes of a `Training` that a source and a flow need, for a run that trains on
-    nothing.
+    """The attributes of a `Training` that a source needs, for a run that trains on nothing.
 
     Attributes:
+        core: a learner's core for this run.
         said: warnings and errors for users.
     """
 
     def __init__(self, config: CommonConfig) -> None:
         """Begin a run with this configuration."""
         self.config = config
-        self.counters, self.ledger, self.results = (
-            Counters(),
-            Ledger(),
-            Results(100, time.monotonic()),
-        )
+        self.counters = Counters()
+        self.results = Results(100, time.monotonic())
+        self.core = LearnerCore.of(config, "run", self.counters, self.results, Ledger())
         self.directory = SimpleNamespace(
             run_id="run", last_port=0, worker_log=lambda slot: Path(os.devnull)
         )
         self.end = SimpleNamespace(has_come=False)
         self.said: list[str] = []
-        self.source: Any = None
 
     def tell(self, text: str, level: int) -> None:
         """Keep what the user would have to know."""
@@ -125,9 +123,8 @@ class NoTraining:
     def compiled_in(self, took_s: float) -> None:
         """Compile nothing."""
 
-    def take_update(self, done: UpdateDone) -> None:
-        """Pass an update on."""
-        self.source.flow.take_update(done)
+    def update_ended(self, done: UpdateDone) -> None:
+        """Keep nothing."""
 
 
 def idle_learning(config: CommonConfig) -> Learning:

@@ -99,7 +99,7 @@ class _Learner:
         )
         self._training = NoTraining(config)
         training: Any = self._training
-        self._source = training.source = RemoteSource(training)
+        self._source = RemoteSource(training, training.core)
         self._learning = idle_learning(config)
         self._processes: list[asyncio.subprocess.Process] = []
         self._me = psutil.Process()
@@ -225,7 +225,8 @@ class _Learner:
         each.
         """
         await self._publish(_SMALL, pause_s)
-        self._source.go_on()
+        self._source.core.go_on()
+        self._source.pump()
         await asyncio.sleep(_SETTLE_S)
         whole, loop, updates = await self._shares()
         rate = updates * self._training.config.train_batch_size

@@ -15,15 +15,13 @@ import time
 import tracemalloc
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from aiorl.config.schema import CommonConfig
 from aiorl.learning.algorithms.algorithm import AlgorithmState, UpdateResult
-from aiorl.net.protocol import events as ev
 from aiorl.net.protocol.learner_session import LearnerSession, LearnerSettings
+from aiorl.net.protocol.ledger import Ledger
 from aiorl.net.wire import messages as m
-from aiorl.run.flow import Flow
-from aiorl.run.ingest import AssembledBatch
+from aiorl.run.core import BeginUpdate, LearnerCore, Send
 from aiorl.run.policy_group import UpdateDone
 from benchmarks.scale_parts import LENGTH, NUM_ENVS, NoTraining, idle_learning, make_samples
 
@@ -60,26 +58,12 @@ class Costs:
     session_bytes: float
 
 
-class _Updates:
-    """Update thread without a thread: batches wait until the crowd takes them."""
-
-    def __init__(self) -> None:
-        self.batches: list[AssembledBatch] = []
-
-    @property
-    def has_room(self) -> bool:
-        return len(self.batches) < 2
-
-    def submit_nowait(self, batch: AssembledBatch) -> None:
-        self.batches.append(batch)
-
-
 class Crowd:
     """A learner and its workers, numbered from 0, in simulated time.
 
     Attributes:
-        session: the learner's session.
-        flow: its flow.
+        core: the learner's core.
+        session: its session.
         spent_s: time that the learner has worked.
         now: simulated seconds.
     """
@@ -87,29 +71,20 @@ class Crowd:
     def __init__(self, peers: int) -> None:
         """Begin a run that no worker has joined."""
         config = CommonConfig(env="CartPole-v1", train_batch_size=max(1, peers // 4))
-        training: Any = NoTraining(config)
-        training.source, self._updates, learning = self, _Updates(), idle_learning(config)
-        updates: Any = self._updates
-        self.session = LearnerSession(
-            "run", "life", LearnerSettings(max_workers=peers), training.ledger
-        )
-        self.flow = Flow(
-            training,
-            learning,
-            updates,
-            self.session,
-            tell=lambda *_: True,
-            max_queued_bytes=1 << 40,
-        )
+        training = NoTraining(config)
+        learning = idle_learning(config)
+        settings = LearnerSettings(max_workers=peers)
+        self.session = LearnerSession("run", "life", settings, Ledger())
+        self.core = LearnerCore(self.session, training.counters, training.results)
         self.spent_s = self.now = 0.0
         self._looked: object = None
         self._lives, self._connections, self._sent = [0] * peers, [0] * peers, [0] * peers
         self._granted: dict[int, m.Lease] = {}
         self._taken: dict[int, int] = {}
         self._weights = learning.group.get_weights()
-        self.session.begin(learning.worker_part.to_dict(), {}, self.now)
-        self.publish()
-        self.flow.go_on()
+        snapshot = self.core.begin(learning, max_queued_bytes=1 << 40)
+        self.core.admit(learning.worker_part.to_dict(), {}, snapshot, self.now)
+        self.core.go_on()
 
     @property
     def _peers(self) -> range:
@@ -160,14 +135,13 @@ class Crowd:
 
     def publish(self) -> None:
         """Publish a version."""
-        self._act(lambda: self.flow.set_weights(self._weights))
+        self._act(lambda: self.core.set_weights(self._weights, self.now))
 
     # The learner, as `RemoteSource` does it
     # ---------------------------------------------------------------------
 
     def _tick(self) -> None:
-        self.session.tick(self.now)
-        self.session.ledger.check()
+        self.core.tick(self.now)
         pacing = self.session.leases.pacing
         assert pacing is not None
         self._looked = (
@@ -180,30 +154,25 @@ class Crowd:
         """Let the learner work, and keep the leases that it grants."""
         began = time.thread_time()
         work()
-        for event in self.session.events():
-            match event:
-                case ev.SamplesAccepted():
-                    self.flow.take(event)
-                case ev.WorkerJoined(incarnation=incarnation):
-                    self.flow.publisher.join(incarnation)
-                    self.flow.stream()
-                case ev.WorkerLost(incarnation=incarnation):
-                    self.flow.publisher.forget(incarnation)
-        self.flow.feed_updates()
-        for batch in self._updates.batches:
-            self.flow.take_update(
-                UpdateDone(batch, UpdateResult({}), None, 0.0, 0.0, 0.0, lambda: AlgorithmState({}))
-            )
-        self._updates.batches.clear()
-        messages = self.session.messages_to_send()
+        messages: list[Send] = []
+        while effects := self.core.effects(self.now):
+            for effect in effects:
+                match effect:
+                    case Send():
+                        messages.append(effect)
+                    case BeginUpdate(batch):
+                        done = UpdateDone(
+                            batch, UpdateResult({}), None, 0.0, 0.0, 0.0, lambda: AlgorithmState({})
+                        )
+                        self.core.update_ended(done, self.now)
         self.spent_s += time.thread_time() - began
-        for target, message in messages:
-            if target is not None and isinstance(message, m.Lease):
-                self._granted[int(target.partition(b".")[0])] = message
+        for sent in messages:
+            if sent.target is not None and isinstance(sent.message, m.Lease):
+                self._granted[int(sent.target.partition(b".")[0])] = sent.message
 
     def _receive(self, number: int, message: m.Message) -> None:
         peer = self._peer(number)
-        self._act(lambda: self.session.receive(peer, message, self.now))
+        self._act(lambda: self.core.receive(peer, message, self.now))
 
     def _hello(self, number: int) -> None:
         life = f"{number}.{self._lives[number]}"

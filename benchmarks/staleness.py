@@ -77,7 +77,7 @@ def measured(algo: str, lag: int, seed: int, env_steps: int = ENV_STEPS) -> Stal
     from aiorl.data.columns import DEFAULT_POLICY_ID
     from aiorl.learning.algorithms.registry import config_class
     from aiorl.run.build import build_learning
-    from aiorl.run.flow import Publisher
+    from aiorl.run.core import Publisher
     from aiorl.run.worker.sampler_unit import SamplerUnit, UnitPlace
 
     settings = named_preset(PRESETS[algo]).settings

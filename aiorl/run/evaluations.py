@@ -28,8 +28,10 @@ from aiorl.process.imports import child_python, python_path
 from aiorl.process.machine import usable_cores
 from aiorl.process.replaced_file import replaced_directory
 from aiorl.process.tasks import Tasks, first_of
+from aiorl.run.end import Ended
+from aiorl.run.observers import Observer
+from aiorl.run.ports import Play, TrainingView
 from aiorl.run.threads import BrokenOff
-from aiorl.run.training import Ended, Observer, Play, Training
 from aiorl.text import one_line, return_text
 
 logger = logging.getLogger(__name__)
@@ -115,14 +117,14 @@ class Evaluations(Observer):
         """Return True if training waits for the evaluation of an iteration."""
         return not self.is_beside and self.is_due(iteration)
 
-    async def on_begin(self, training: Training) -> None:
+    async def on_begin(self, training: TrainingView) -> None:
         """Evaluate the policies that training begins with."""
         iteration = training.results.training_iteration
         if self.is_due(iteration):
-            await training.source.compiled()  # until then the policies are in use
+            await training.compiled()  # until then the policies are in use
             await self._evaluate(training, iteration)
 
-    async def after_iteration(self, training: Training, result: dict[str, Any]) -> None:
+    async def after_iteration(self, training: TrainingView, result: dict[str, Any]) -> None:
         """Evaluate if an evaluation is due or training has ended, and add the newest finished one
         to the result.
         """
@@ -156,7 +158,7 @@ class Evaluations(Observer):
         interval = self._config.evaluation_interval
         return bool(interval and iteration % interval == 0)
 
-    async def _evaluate(self, training: Training, iteration: int) -> None:
+    async def _evaluate(self, training: TrainingView, iteration: int) -> None:
         """Start an evaluation in parallel with training, unless one is still running; or evaluate
         and wait for it.
         """
@@ -173,7 +175,7 @@ class Evaluations(Observer):
         else:
             self._running = self._tasks.start(self._run(training, iteration), "evaluation")
 
-    async def _run(self, training: Training, iteration: int) -> None:
+    async def _run(self, training: TrainingView, iteration: int) -> None:
         """Evaluate and wait for the result. An error is reported and training continues."""
         self._newest = iteration
         self.is_owed = False
@@ -185,7 +187,7 @@ class Evaluations(Observer):
         try:
             shutil.rmtree(self._directory, ignore_errors=True)
             path = await training.saver.save_last(self._directory, with_experience=False)
-            play = None if self.is_beside else training.source.play
+            play = None if self.is_beside else training.play
             self._conclude(path, await self._play(play, path, iteration), iteration)
         except (AiorlError, OSError) as error:
             self._tell(
@@ -196,7 +198,7 @@ class Evaluations(Observer):
             self.holds_up = ""
 
     async def finish(
-        self, training: Training, hurry: asyncio.Event, *, last: int | None = None
+        self, training: TrainingView, hurry: asyncio.Event, *, last: int | None = None
     ) -> None:
         """Evaluate the policies that training ends with, since they may turn out to be the best;
         this takes a while.
@@ -222,7 +224,7 @@ class Evaluations(Observer):
             ending.cancel()
             self.holds_up = ""
 
-    async def _finish(self, training: Training, last: int | None) -> None:
+    async def _finish(self, training: TrainingView, last: int | None) -> None:
         if self._running is not None and not self._running.done():
             self.holds_up = (
                 "the end waits for an evaluation, which is still running (Ctrl-C ends without it)"

@@ -2,6 +2,8 @@
 
 A debugger, a profiler and ``print`` see everything. Sampling and learning run step by step in the
 thread that waits for the training. Everything else runs on the event loop, as it does with workers.
+The core and its one worker are the same as those of a run with workers: they exchange the same
+messages, only as objects.
 """
 
 from __future__ import annotations
@@ -11,25 +13,42 @@ import bdb
 import dataclasses
 import logging
 import math
-import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from aiorl.errors import AiorlError, EndOfData, EvaluationError, InternalError, described
-from aiorl.net.protocol.events import SamplesAccepted
-from aiorl.net.protocol.leases import LeaseBook
-from aiorl.net.wire.messages import Samples, Snapshot
+from aiorl.net.protocol import events as ev
+from aiorl.net.protocol.learner_session import BROADCAST
+from aiorl.net.protocol.roster import Worker
+from aiorl.net.protocol.worker_session import WorkerSession, WorkerSettings
+from aiorl.net.transport.endpoint import EndpointStats
+from aiorl.net.wire.messages import PolicyArrays, Samples, Snapshot
 from aiorl.process.machine import keep_within
 from aiorl.process.tasks import Tasks
 from aiorl.run.build import Learning
+from aiorl.run.core import (
+    BeginUpdate,
+    DeltaLeftOut,
+    Effect,
+    FragmentRefused,
+    LearnerCore,
+    News,
+    Report,
+    Send,
+    UpdateSkipped,
+)
+from aiorl.run.end import Ended, wait_for_last
 from aiorl.run.evaluation import evaluate
-from aiorl.run.flow import Flow
 from aiorl.run.ingest import AssembledBatch
-from aiorl.run.policy_group import Updater
+from aiorl.run.overview import Overview
+from aiorl.run.peer_news import skipped_text
+from aiorl.run.policy_group import UpdateDone, Updater
+from aiorl.run.ports import TrainingView, Updates
+from aiorl.run.source import Source
 from aiorl.run.threads import BrokenOff, LoopThread
-from aiorl.run.training import Ended, Source, Training, wait_for_last
 from aiorl.run.worker.sampler_unit import SamplerUnit, StopSampling, UnitPlace
 
 logger = logging.getLogger(__name__)
@@ -37,61 +56,174 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _SLOT = 0
-"""Slot of the local worker, as in `EnvContext.worker_index`."""
+"""Slot of the local worker for environments and in news, as in `EnvContext.worker_index`."""
+_PEER = b"here"
+_FRAGMENT_S = 1.0
+"""Time that a fragment takes for the core; see `LocalSource`."""
 _UPDATE_WAIT_S = 2.0
 _STEP_IN_HURRY_S = 0.5
 _CLOSE_S = 10.0
 _CLOSE_IN_HURRY_S = 1.0
+_NO_TRAFFIC = EndpointStats()
 _UPDATING = "making an update"
+
+
+class InlineUpdates:
+    """Makes updates in the thread of the caller, one at each call of `make_next`.
+
+    Attributes:
+        updater: makes the updates.
+    """
+
+    def __init__(self, updater: Updater) -> None:
+        """Prepare without compiling yet."""
+        self.updater = updater
+        self._waiting: deque[AssembledBatch] = deque()
+
+    @property
+    def is_due(self) -> bool:
+        """True if a train batch waits for its update."""
+        return bool(self._waiting)
+
+    def submit_nowait(self, batch: AssembledBatch) -> None:
+        """See `Updates`."""
+        self._waiting.append(batch)
+
+    def stop(self) -> None:
+        """See `Updates`."""
+        self._waiting.clear()
+
+    @property
+    def next_batch(self) -> AssembledBatch:
+        """Train batch of the next update."""
+        return self._waiting[0]
+
+    def make_next(self) -> UpdateDone:
+        """Make the next update.
+
+        Raises:
+            Exception: the update failed; its train batch is not used again.
+        """
+        return self.updater.update(self._waiting.popleft())
+
+
+class LocalWorker:
+    """The worker in this process: its side of the protocol, and the sampler.
+
+    Attributes:
+        session: its side of the protocol; new after `leave`.
+        unit: the sampler, which runs in the caller's thread; None until it is built.
+    """
+
+    def __init__(self) -> None:
+        """Say nothing yet."""
+        self.session = WorkerSession(WorkerSettings("here"))
+        self.unit: SamplerUnit | None = None
+        self._snapshot: Snapshot | None = None
+
+    def build(self, learning: Learning, num_workers: int, num_broken_off: int) -> SamplerUnit:
+        """Build the sampler with the newest snapshot; call this in the caller's thread.
+
+        Args:
+            learning: its parts are used as they are, not as copies from a welcome.
+            num_workers: number of workers in the run's config.
+            num_broken_off: number of samplers that ended since the last checkpoint; the next one
+                gets other seeds.
+
+        Raises:
+            ConfigError: the sampler cannot honour a setting.
+            EnvError: the environment's constructor failed.
+        """
+        assert self._snapshot is not None, "it is not registered"
+        place = UnitPlace(
+            slot=_SLOT,
+            incarnation=self.session.incarnation,
+            num_workers=num_workers,
+            num_broken_off=num_broken_off,
+        )
+        self.unit = SamplerUnit(learning.worker_part, learning.graphs, self._snapshot, place)
+        return self.unit
+
+    def send(self, lease_id: int, samples: Samples, now: float) -> None:
+        """Send a fragment, after it got its number and filter deltas."""
+        assert self.unit is not None
+        deltas = self.unit.take_deltas(self.session.next_seq)
+        fragment = dataclasses.replace(samples, lease_id=lease_id, filter_deltas=deltas)
+        self.session.fragment_done(fragment, now)
+
+    def hear(self, message: Send, now: float) -> None:
+        """Take a message of the learner."""
+        if message.target is BROADCAST:
+            self.session.broadcast(message.message, now)
+        else:
+            self.session.receive(message.message, now)
+        for event in self.session.events():
+            match event:
+                case ev.Registered(welcome):
+                    self._snapshot = welcome.snapshot
+                case ev.SnapshotReceived(snapshot):
+                    self._snapshot = snapshot
+                    if self.unit is not None:
+                        self.unit.offer(snapshot)
 
 
 class LocalSource(Source):
     """Samples train batches and makes updates from them in the caller's thread.
 
-    It also replaces the update thread and the session with workers for its `Flow`.
-
-    Attributes:
-        ledger: the account of env steps.
-        leases: not used; fragments are requested one by one.
-        has_room: True while no train batch waits.
-        unit: the current sampler, or None.
+    Nothing depends on the clock, so that two runs with one seed are equal: for the core, a fragment
+    takes a second and an update no time. An algorithm that corrects for old policies still sees
+    some: as if updates ran beside the sampler, a train batch is sampled with the policy from before
+    the newest update. All others sample with the newest policy.
     """
 
-    def __init__(self, training: Training, *, here: LoopThread) -> None:
+    def __init__(self, training: TrainingView, core: LearnerCore, *, here: LoopThread) -> None:
         """Prepare without building anything yet.
 
         Args:
             training: the training to sample for.
+            core: the learner's core.
             here: the loop's thread, which makes the caller's thread sample and learn.
         """
-        super().__init__(training)
-        self.ledger = training.ledger
-        self.leases = LeaseBook()
-        self.unit: SamplerUnit | None = None
-        self._status = "making the environments and compiling the update"
+        self.core = core
+        self.updates: Updates | None = None
+        self.overview = Overview()
+        self.news = asyncio.Event()
         self.play = self._play
+        self._training = training
+        self._config = training.config
+        self._tell = training.tell
         self._here = here
         self._tasks = Tasks(training.fail)
+        self._status = "making the environments and compiling the update"
+        self._now = 0.0
+        self._worker: LocalWorker | None = None
+        self._num_broken_off = 0
+        self._is_delayed = False  # snapshots arrive when the next train batch is complete
+        self._delayed: list[Send] = []
         self._turn: asyncio.Task[None] | None = None
         self._is_interrupted = False
-        self._snapshot: Snapshot | None = None
-        self._wanted = 0
-        self._batch: AssembledBatch | None = None
-        # the current sampler and its totals
-        self._incarnation = ""
-        self._fragments = 0
-        self._env_steps = 0
-        self._num_broken_off = (
-            0  # samplers that ended since the last checkpoint; the next one gets other seeds
-        )
-        training.directory.save_address(self._config.bind)  # with run id and seed, for a resume
+        # with run id and seed, for a resume
+        training.directory.save_address(self._config.bind)
+
+    @property
+    def status(self) -> str:
+        """See `Source`."""
+        return self._status
 
     def waiting_for(self) -> str:
         """See `Source`."""
-        in_env_s = 0.0 if self.unit is None else self.unit.in_env_s
-        return f"this process is {self._status}" + (
-            f" ({in_env_s:.0f} s in one step)" if in_env_s > 1 else ""
-        )
+        unit = None if self._worker is None else self._worker.unit
+        in_env_s = 0.0 if unit is None else unit.in_env_s
+        text = f"this process is {self._status}"
+        return f"{text} ({in_env_s:.0f} s in one step)" if in_env_s > 1 else text
+
+    def workers(self) -> Sequence[Worker]:
+        """See `Source`; there are no processes."""
+        return ()
+
+    def traffic(self) -> EndpointStats:
+        """See `Source`; it is zero, so that results keep the same columns."""
+        return _NO_TRAFFIC
 
     # Life
     # ----------------------------------------------------------------------------------------------
@@ -113,56 +245,31 @@ class LocalSource(Source):
         """
         training = self._training
         began = time.perf_counter()
-        # no fragment arrives during an update, and nothing depends on time
-        learning.lease_plan = dataclasses.replace(
-            learning.lease_plan, mode="on_policy", publish_interval_s=math.inf
-        )
         self._learning = learning
-        self._updater = Updater(
-            learning.group, learning.lease_plan, training.counters.env_steps_trained
-        )
-        self._flow = Flow(
-            training, learning, self, self, tell=self._tell_of, max_queued_bytes=1 << 62
-        )
-        self.publish(self.flow.next_snapshot(learning.group.get_weights()), 0.0)
-        await self._call(self.sampler)
-        await self._call(self._updater.warm_up)
+        plan = learning.lease_plan
+        self._is_delayed = plan.mode == "streaming" and plan.max_policy_lag is not None
+        timeless = dataclasses.replace(plan, publish_interval_s=math.inf)
+        updater = Updater(learning.group, timeless, training.counters.env_steps_trained)
+        self.updates = self._inline = InlineUpdates(updater)
+        # no fragment arrives during an update, so fragments that wait need no limit
+        snapshot = self.core.begin(learning, max_queued_bytes=1 << 62)
+        self.core.admit({}, {}, snapshot, self._now)
+        await self._sampler()
+        await self._call(updater.warm_up)
         training.begin_saving(learning)
         training.compiled_in(time.perf_counter() - began)
         self._status = "sampling the first train batch"
 
-    def _tell_of(self, kind: str, source: object, text: str, level: int, **how: Any) -> bool:
-        self._tell(text, level)
-        return True
+    async def compiled(self) -> None:
+        """See `Source`; it is compiled when `begin` returns."""
 
-    def sampler(self) -> SamplerUnit:
-        """Return the sampler, a new one if a fragment was broken off; call it in the caller's
-        thread.
-        """
-        if self.unit is None:
-            assert self._snapshot is not None
-            incarnation = secrets.token_hex(8)
-            place = UnitPlace(
-                _SLOT,
-                incarnation,
-                num_workers=self._config.num_workers,
-                num_broken_off=self._num_broken_off,
-            )
-            self.unit = SamplerUnit(
-                self._learning.worker_part, self._learning.graphs, self._snapshot, place
-            )
-            self.ledger.open(incarnation)
-            self.flow.publisher.join(incarnation)
-            self._incarnation = incarnation
-            self._fragments = 0
-            self._env_steps = 0
-        return self.unit
-
-    def ask_for_experience(self) -> None:
+    def set_weights(self, weights: PolicyArrays) -> None:
         """See `Source`."""
-        self._updater.wants_experience.set()
+        self.core.set_weights(weights, self._now)
+        self.pump()
+        self._deliver_delayed()
 
-    def begin_episodes_anew(self) -> None:
+    async def begin_episodes_anew(self) -> None:
         """See `Source`.
 
         Environments cannot be saved, so new episodes begin both here and in a restored run. If
@@ -171,22 +278,24 @@ class LocalSource(Source):
         """
         if self._config.is_truncating or self._config.input_epochs is not None:
             return
-        self._drop_sampler()
+        await self._drop_worker()
         self._num_broken_off = 0
         learning = self._learning
         if learning.lease_plan.publish_every > 1:  # a restored run begins with the newest weights
-            self._updater.publish_next()
-            self.flow.set_weights(learning.group.get_weights())
+            self._inline.updater.publish_next()
+            self.set_weights(learning.group.get_weights())
         learning.worker_part = learning.worker_part.model_copy(
             update={"life": self._training.counters.updates}
         )
 
-    def stop(self, *, hurry: bool) -> None:
+    def hold(self) -> None:
+        """See `Source`; updates are made only while the training is waited for."""
+
+    def stop(self) -> None:
         """See `Source`; sampling stops at its next step, while an update is finished."""
-        if self._flow is not None:
-            self._flow.stop()
-        if self.unit is not None:
-            self.unit.stop()
+        self.core.stop()
+        if self._worker is not None and self._worker.unit is not None:
+            self._worker.unit.stop()
 
     async def finish_update(self) -> None:
         """See `Source`."""
@@ -194,30 +303,31 @@ class LocalSource(Source):
         hurry = self._training.end.hurry
         if turn is None or turn.done():
             return
-        if self._status != _UPDATING:  # an environment may never return
-            await asyncio.wait(
-                [turn], timeout=_STEP_IN_HURRY_S if hurry.is_set() else _UPDATE_WAIT_S
-            )
-            return
-        await wait_for_last(turn, _UPDATE_WAIT_S, hurry, self._training.waits_for_update)
+        if self._status == _UPDATING:
+            await wait_for_last(turn, _UPDATE_WAIT_S, hurry, self._tell)
+        else:  # an environment may never return
+            timeout_s = _STEP_IN_HURRY_S if hurry.is_set() else _UPDATE_WAIT_S
+            await asyncio.wait([turn], timeout=timeout_s)
 
     async def close(self, reason: str, *, final: bool) -> None:
         """Close the environments, unless their thread is in a step that cannot be interrupted."""
         if self._turn is None or self._turn.done():
-            closing = self._tasks.start(
-                self._here.in_caller(self._drop_sampler, is_breakable=True), "environments"
-            )
-            await asyncio.wait(
-                [closing],
-                timeout=_CLOSE_IN_HURRY_S if self._training.end.hurry.is_set() else _CLOSE_S,
-            )
+            closing = self._tasks.start(self._drop_worker(is_breakable=True), "environments")
+            is_hurried = self._training.end.hurry.is_set()
+            await asyncio.wait([closing], timeout=_CLOSE_IN_HURRY_S if is_hurried else _CLOSE_S)
         await self._tasks.close()
+
+    def join(self, timeout_s: float) -> None:
+        """See `Source`; there is no thread."""
+
+    def lose(self, slot: int, reason: str) -> None:
+        """See `Source`; there are no processes."""
 
     # Turns
     # ----------------------------------------------------------------------------------------------
 
     def interrupt(self) -> None:
-        """Leave the turn as soon as the current step has ended."""
+        """See `Source`."""
         self._is_interrupted = True
 
     async def advance(self) -> None:
@@ -228,12 +338,12 @@ class LocalSource(Source):
             Ended: training has ended meanwhile.
             Exception: the environment, the policy or an update failed.
         """
-        self._news.clear()
+        self.news.clear()
         if self._turn is None:
             self._is_interrupted = False
             self._turn = asyncio.get_running_loop().create_task(self._take_turn(), name="turn")
-            self._turn.add_done_callback(lambda _: self._news.set())
-        await self._news.wait()
+            self._turn.add_done_callback(lambda _: self.news.set())
+        await self.news.wait()
         if self._turn.done():
             turn = self._turn
             self._turn = None
@@ -251,64 +361,161 @@ class LocalSource(Source):
                 logger.warning("the step running at the end failed and is left out", exc_info=error)
 
     async def _sample_and_update(self) -> None:
-        training = self._training
-        while self._wanted > 0:
-            self._take(await self._sample())
-            if training.end.has_come:
+        self.pump()
+        while not self._inline.is_due:
+            await self._sample_fragment()
+            if self._training.end.has_come:
+                self.pump()  # accounts for the fragment
                 return
             self._heed_interrupt()
-        self.flow.feed_updates()
-        batch = self._batch
-        self._batch = None
-        if batch is None:
-            raise InternalError("all fragments are there, but they make no train batch")
-        self._status = _UPDATING
-        try:
-            done = await self._call(lambda: self._updater.update(batch))
-        except BaseException:
-            self.flow.drop_batch(batch)
-            self.flow.stand_still()  # so that training continues with a new batch
-            raise
-        finally:
-            self._status = "sampling"
-        training.take_update(done)
+            self.pump()
+        await self._update()
         self._heed_interrupt()
 
-    def _heed_interrupt(self) -> None:
-        if self._is_interrupted:
-            raise BrokenOff("Ctrl-C was pressed between two steps") from KeyboardInterrupt()
-
-    async def _sample(self) -> Samples:
+    async def _sample_fragment(self) -> None:
+        await self._sampler()
+        worker = self._worker
+        assert worker is not None
+        assert worker.unit is not None
+        lease_id = worker.session.start_fragment(worker.session.version)
+        if lease_id is None:  # a worker would wait for a snapshot
+            self._deliver_delayed()
+            lease_id = worker.session.start_fragment(worker.session.version)
+        if lease_id is None:
+            raise InternalError("all fragments are there, but they make no train batch")
         try:
-            return await self._call(lambda: self.sampler().sample(), is_breakable=True)
+            samples = await self._call(worker.unit.sample, is_breakable=True)
         except EndOfData:  # a new sampler would read all of it again
             raise
         except Ended:
             raise
         except Exception:  # it is left in the middle of a step
-            await self._here.in_caller(self._drop_sampler)
+            await self._drop_worker()
+            raise
+        self._now += _FRAGMENT_S
+        worker.send(lease_id, samples, self._now)
+        self._pass_on()
+
+    async def _update(self) -> None:
+        self._deliver_delayed()
+        batch = self._inline.next_batch
+        self._status = _UPDATING
+        try:
+            done = await self._call(self._inline.make_next)
+        except BaseException:
+            self.core.update_failed(batch)
+            self.core.stand_still()  # so that training continues with a new batch
+            raise
+        finally:
+            self._status = "sampling"
+        self.core.update_ended(done, self._now)
+        self._training.update_ended(done)
+        self.pump()
+
+    def _heed_interrupt(self) -> None:
+        if self._is_interrupted:
+            raise BrokenOff("Ctrl-C was pressed between two steps") from KeyboardInterrupt()
+
+    # Messages between the core and the worker
+    # ----------------------------------------------------------------------------------------------
+
+    def pump(self) -> None:
+        """See `Source`; also pass messages on, until both sides have none left."""
+        self._pass_on()
+        has_more = True
+        while has_more:
+            for effect in self.core.effects(self._now):
+                self._carry_out(effect)
+            has_more = self._pass_on()
+
+    def _pass_on(self) -> bool:
+        """Pass the worker's messages to the core; return whether there were any."""
+        messages = [] if self._worker is None else self._worker.session.messages_to_send()
+        for message in messages:
+            self.core.receive(_PEER, message, self._now)
+        return bool(messages)
+
+    def _carry_out(self, effect: Effect) -> None:
+        match effect:
+            case Send(message=message):
+                if self._is_delayed and isinstance(message, Snapshot):
+                    self._delayed.append(effect)
+                elif self._worker is not None:
+                    self._worker.hear(effect, self._now)
+            case BeginUpdate(batch):
+                self._inline.submit_nowait(batch)
+            case Report(news):
+                self._report(news)
+
+    def _deliver_delayed(self) -> None:
+        """Let the worker have the snapshots of all updates so far."""
+        delayed = self._delayed
+        self._delayed = []
+        for message in delayed:
+            if self._worker is not None:
+                self._worker.hear(message, self._now)
+
+    def _report(self, news: News) -> None:
+        match news:
+            case FragmentRefused(_, reason):
+                text = f"worker {_SLOT} sent a malformed fragment: {reason}"
+                self._tell(text, logging.ERROR)
+                raise InternalError(
+                    "the sampler is unusable: it sent a malformed fragment; the next one would do"
+                    " the same"
+                )
+            case DeltaLeftOut(_, reason):
+                text = f"worker {_SLOT} sent a filter delta that was left out: {reason}"
+                self._tell(text, logging.WARNING)
+            case UpdateSkipped():
+                self._tell(skipped_text(news), logging.WARNING)
+
+    # The worker
+    # ----------------------------------------------------------------------------------------------
+
+    async def _sampler(self) -> SamplerUnit:
+        """Return the sampler, a new one if a fragment was broken off."""
+        worker = self._worker
+        if worker is None:
+            worker = self._worker = LocalWorker()
+            worker.session.connected(self._now)
+            self.pump()
+        if worker.unit is not None:
+            return worker.unit
+        num_workers = self._config.num_workers
+        try:
+            return await self._call(
+                lambda: worker.build(self._learning, num_workers, self._num_broken_off)
+            )
+        except BaseException:
+            self._leave(worker)
             raise
 
-    def _take(self, samples: Samples) -> None:
-        """Account for a fragment and queue it."""
-        assert self.unit is not None
-        self._fragments += 1
-        self._env_steps += samples.env_steps
-        self._wanted -= 1
-        self.ledger.report(self._incarnation, self._env_steps)
-        self.ledger.receive(self._incarnation, samples.env_steps)
-        deltas = self.unit.take_deltas(self._fragments)
-        samples = dataclasses.replace(samples, seq=self._fragments, filter_deltas=deltas)
-        self.flow.take(SamplesAccepted(_SLOT, self._incarnation, samples))
+    async def sampler_here(self) -> SamplerUnit:
+        """See `Source`."""
+        unit = await self._sampler()
+        self._deliver_delayed()
+        return unit
 
-    def _drop_sampler(self) -> None:
-        unit = self.unit
-        self.unit = None
+    async def _drop_worker(self, *, is_breakable: bool = False) -> None:
+        """End the worker and close its environments."""
+        worker = self._worker
+        if worker is None:
+            return
+        self._leave(worker)
+        self._num_broken_off += 1
+        unit = worker.unit
         if unit is not None:
-            self.flow.publisher.forget(self._incarnation)
-            self._num_broken_off += 1
-            self.ledger.close(self._incarnation, "broken off")
-            unit.close()
+            await self._here.in_caller(unit.close, is_breakable=is_breakable)
+
+    def _leave(self, worker: LocalWorker) -> None:
+        """Let the worker say that it leaves; the next one takes its leases."""
+        self._worker = None
+        self._delayed.clear()  # the next worker begins with the newest snapshot
+        worker.session.leaving("broken off", self._now)
+        for message in worker.session.messages_to_send():
+            self.core.receive(_PEER, message, self._now)
+        self.core.session.peer_gone(_PEER, self._now)
 
     async def _call(self, step: Callable[[], T], *, is_breakable: bool = False) -> T:
         """See `LoopThread.in_caller`.
@@ -328,48 +535,9 @@ class LocalSource(Source):
             return await self._call(lambda: evaluate(path, **request).to_dict(), is_breakable=True)
         except (AiorlError, Ended, BrokenOff):
             raise
-        except (
-            Exception
-        ) as error:  # an environment or a callback can raise anything; same error as from a process
+        except Exception as error:
+            # an environment or a callback can raise anything; same error as from a process
             raise EvaluationError(described(error)) from error
-
-    # Called by the flow
-    # ----------------------------------------------------------------------------------------------
-
-    @property
-    def has_room(self) -> bool:
-        """See `UpdateThread`."""
-        return self._batch is None
-
-    def submit_nowait(self, batch: AssembledBatch) -> None:
-        """See `UpdateThread`."""
-        self._batch = batch
-
-    def publish(self, snapshot: Snapshot, now: float) -> None:
-        """See `LearnerSession`."""
-        self._snapshot = snapshot
-        if self.unit is not None:
-            self.unit.offer(snapshot)
-
-    def deal(self, version: int, fragments: int) -> None:
-        """See `LearnerSession`."""
-        self._wanted = fragments
-
-    def deal_again(self, fragments: int) -> None:
-        """See `LearnerSession`."""
-        self._wanted += fragments
-
-    def stream(self, waiting: int, min_version: int) -> None:
-        """See `LearnerSession`; never called, since the plan is on-policy here."""
-        raise NotImplementedError
-
-    def lose(self, slot: int, reason: str, now: float) -> None:
-        """See `LearnerSession`.
-
-        Raises:
-            InternalError: always, since a new sampler would do the same.
-        """
-        raise InternalError(f"the sampler is unusable: {reason}; the next one would do the same")
 
 
 def is_of_debugger(error: BaseException | None) -> bool:

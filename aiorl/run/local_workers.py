@@ -10,7 +10,6 @@ import secrets
 import signal
 import time
 from collections.abc import Container
-from typing import TYPE_CHECKING
 
 import psutil
 
@@ -31,10 +30,8 @@ from aiorl.process.children import (
 from aiorl.process.imports import child_python, python_path
 from aiorl.process.log_once import EventRates
 from aiorl.process.tasks import Tasks
+from aiorl.run.ports import TrainingView
 from aiorl.text import without_numbers
-
-if TYPE_CHECKING:
-    from aiorl.run.training import Training
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +59,7 @@ class LocalWorkers:
             stopped process is killed immediately.
     """
 
-    def __init__(self, training: Training, session: LearnerSession, address: str) -> None:
+    def __init__(self, training: TrainingView, session: LearnerSession, address: str) -> None:
         """Prepare to start the workers.
 
         Args:

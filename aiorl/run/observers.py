@@ -13,10 +13,9 @@ from aiorl.acting.run_dir import RunDirectory
 from aiorl.config.layers import without_secrets
 from aiorl.config.schema import CommonConfig
 from aiorl.errors import ConfigError, nearest
-from aiorl.run.evaluations import Evaluations
+from aiorl.run.ports import TrainingView
 from aiorl.run.report.loggers import BackgroundLogger, Loggers, make_loggers, open_loggers
 from aiorl.run.restoring import RunState
-from aiorl.run.training import Observer, Training
 from aiorl.text import return_text
 from aiorl.web.ports import Ports
 
@@ -78,6 +77,38 @@ All but ``stop_iterations``, which only `Trainer.iterate` has, are keys of the c
 """
 
 
+class Observer:
+    """Observer of a training: stop criteria, checkpoints, evaluations, files or a display.
+
+    A subclass overrides the methods that it needs. All of them are called on the event loop.
+    """
+
+    def on_start(self, training: TrainingView) -> None:
+        """React to the start, when training listens but has no model yet."""
+
+    def env_settings(self) -> Mapping[str, Any]:
+        """Return additions to the settings of environments, once training has started."""
+        return {}
+
+    async def on_begin(self, training: TrainingView) -> None:
+        """Act before the first update of this session."""
+
+    def on_update(self, training: TrainingView) -> None:
+        """React to one or several new updates."""
+
+    def needs_standstill(self, iteration: int) -> bool:
+        """Return True to pause training at the end of an iteration until `after_iteration`
+        returns.
+        """
+        return False
+
+    async def after_iteration(self, training: TrainingView, result: dict[str, Any]) -> None:
+        """Add to the result of an iteration."""
+
+    def before_checkpoint(self) -> None:
+        """Act just before a checkpoint is written."""
+
+
 class StopCriteria(dict[str, float]):
     """Bounds by the names in `STOP_CRITERIA`; training ends as soon as one is reached."""
 
@@ -122,18 +153,18 @@ class StopCriteria(dict[str, float]):
 class StopAt(Observer):
     """Ends training as soon as a criterion is met."""
 
-    def __init__(self, criteria: StopCriteria, evaluations: Evaluations) -> None:
+    def __init__(self, criteria: StopCriteria, evaluation_return: Callable[[], float]) -> None:
         """Start the clock.
 
         Args:
             criteria: the criteria.
-            evaluations: the training's evaluations.
+            evaluation_return: returns the mean return of the newest evaluation.
         """
         self._criteria = criteria
-        self._evaluations = evaluations
+        self._evaluation_return = evaluation_return
         self._began = time.monotonic()
 
-    def on_start(self, training: Training) -> None:
+    def on_start(self, training: TrainingView) -> None:
         """Schedule the end after ``stop_time_s``, so that it comes in time even during a long
         update.
         """
@@ -144,12 +175,12 @@ class StopAt(Observer):
                 left_s, training.stop, f"Done: {stop_time_s:g} s have passed."
             )
 
-    def on_update(self, training: Training) -> None:
+    def on_update(self, training: TrainingView) -> None:
         """End training if its newest figures meet a criterion."""
         env_steps = training.counters.env_steps_trained
         time_s = time.monotonic() - self._began
         now = StopFigures(
-            training.results.newest_return, env_steps, self._evaluations.mean_return, time_s
+            training.results.newest_return, env_steps, self._evaluation_return(), time_s
         )
         reason = self._criteria.reason(now)
         if reason:  # the last result covers all updates, including those in progress
@@ -165,7 +196,7 @@ class Checkpoints(Observer):
         self._interval_s = interval_s
         self._saved = time.monotonic()
 
-    def on_update(self, training: Training) -> None:
+    def on_update(self, training: TrainingView) -> None:
         """Begin a checkpoint if it is time."""
         now = time.monotonic()
         if self._interval_s and now - self._saved >= self._interval_s:
@@ -217,9 +248,9 @@ class RunFiles(Observer):
         self._loggers.append(users)
         self.ports.open(path, self._config.web, self._config.client_port, self._config.advertise)
 
-    def on_start(self, training: Training) -> None:
+    def env_settings(self) -> Mapping[str, Any]:
         """Tell environments where clients come in."""
-        training.gate = self.ports.gate
+        return self.ports.gate
 
     def write(self, result: Mapping[str, Any]) -> None:
         """Queue a result to be written, shortly afterwards and at the latest when `flush` returns.

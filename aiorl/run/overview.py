@@ -18,16 +18,15 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aiorl.errors import ConfigError
 from aiorl.net.protocol import events as ev
 from aiorl.net.protocol.roster import Worker
 from aiorl.process.versions import versions
+from aiorl.run.core import News
+from aiorl.run.ports import TrainingView
 from aiorl.text import one_line
-
-if TYPE_CHECKING:
-    from aiorl.run.training import Training
 
 STATUS_FILE = "status.json"
 """File of a run directory with the newest account."""
@@ -79,17 +78,19 @@ class Overview:
     Attributes:
         result: the newest result.
         workers: returns the live workers.
+        addresses: addresses at which workers on other hosts reach the learner, best first.
     """
 
     def __init__(self) -> None:
         self.result: Mapping[str, Any] = {}
         self.workers: Callable[[], Sequence[Worker]] = tuple
+        self.addresses: Sequence[str] = ()
         self._began = time.time()
         self._live: dict[int, _Figures] = {}
         self._gone: deque[dict[str, Any]] = deque(maxlen=_MAX_GONE)
         self._num_gone = 0
 
-    def note(self, event: ev.LearnerEvent, version: int) -> None:
+    def note(self, event: News, version: int) -> None:
         """Take note of what happened to a worker; ``version`` is that of the newest snapshot."""
         match event:
             case ev.SamplesAccepted(slot, _, message) if slot in self._live:
@@ -116,7 +117,7 @@ class Overview:
                 )
                 self._num_gone += 1
 
-    async def keep(self, training: Training, *, end: str = "") -> None:
+    async def keep(self, training: TrainingView, *, end: str = "") -> None:
         """Write the account to the run directory every few seconds; or once, if the run has ended
         for a reason.
         """
@@ -132,7 +133,7 @@ class Overview:
             await asyncio.sleep(_WINDOW_S)
 
     def account(
-        self, training: Training, *, max_bytes: int = MAX_BYTES, end: str = ""
+        self, training: TrainingView, *, max_bytes: int = MAX_BYTES, end: str = ""
     ) -> dict[str, Any]:
         """Return the account as maps, lists, texts and finite numbers.
 
@@ -156,7 +157,7 @@ class Overview:
                 "state": state,
                 "end": end,
                 "no_update_s": training.silent_s,
-                "addresses": list(training.source.addresses),
+                "addresses": list(self.addresses),
                 "versions": versions(),
                 "env": str(training.config.env),
             },

@@ -22,7 +22,7 @@ from aiorl.errors import CheckpointError, InternalError, PolicyError
 from aiorl.learning.algorithms.algorithm import AlgorithmState
 from aiorl.net.protocol.ledger import Ledger
 from aiorl.run.build import Learning, unusable_init_from
-from aiorl.run.flow import Counters
+from aiorl.run.counters import Counters
 from aiorl.run.report.results import Progress, Results
 
 _log = logging.getLogger(__name__)

@@ -18,16 +18,20 @@ from aiorl.config.schema import CommonConfig
 from aiorl.errors import CheckpointError
 from aiorl.process.tasks import Tasks, end_in_time, report_stray_errors
 from aiorl.run.build import LearningPlan
+from aiorl.run.core import LearnerCore
+from aiorl.run.end import Ended
 from aiorl.run.evaluations import BEST, Evaluations
 from aiorl.run.local_source import LocalSource, is_of_debugger
 from aiorl.run.observers import Checkpoints, RunFiles, StopAt, StopCriteria
+from aiorl.run.ports import TrainingView
 from aiorl.run.remote_source import RemoteSource
 from aiorl.run.report.console import Display, DisplayHandler, PlainDisplay, make_display
 from aiorl.run.report.figures import Headline, Summary
 from aiorl.run.report.plot import plot_learning_curve
 from aiorl.run.restoring import checkpoint_to_resume
+from aiorl.run.source import Source
 from aiorl.run.threads import BrokenOff, LoopThread
-from aiorl.run.training import Ended, Source, Training, report
+from aiorl.run.training import Training, report
 from aiorl.text import indented, many_lines
 
 logger = logging.getLogger(__name__)
@@ -96,7 +100,7 @@ class Run:
         self._evaluations = Evaluations(
             config, directory.path, self._tell, can_play_here=config.is_alone
         )
-        self._stop = StopAt(criteria, self._evaluations)
+        self._stop = StopAt(criteria, lambda: self._evaluations.mean_return)
         self._picture = ""
         self._result: dict[str, Any] = {}
 
@@ -360,7 +364,9 @@ class Run:
         self._display.finish(summary, time.monotonic())
 
 
-def source_for(config: CommonConfig, here: LoopThread | None) -> Callable[[Training], Source]:
+def source_for(
+    config: CommonConfig, here: LoopThread | None
+) -> Callable[[TrainingView, LearnerCore], Source]:
     """Return the factory of a run's source: workers, or the caller's thread if the run has no
     workers.
     """

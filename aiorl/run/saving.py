@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from numpy.typing import NDArray
 
@@ -20,11 +20,11 @@ from aiorl.acting.checkpoint import save_checkpoint
 from aiorl.errors import CheckpointError
 from aiorl.learning.algorithms.algorithm import AlgorithmState
 from aiorl.learning.replay.ring import Snapshot
+from aiorl.process.tasks import Tasks
 from aiorl.run.build import Learning
+from aiorl.run.core import LearnerCore
+from aiorl.run.ports import TrainingView
 from aiorl.run.restoring import RunState, identity_of
-
-if TYPE_CHECKING:
-    from aiorl.run.training import Training
 
 logger = logging.getLogger(__name__)
 
@@ -48,16 +48,27 @@ class Saver:
         newest: path of the newest checkpoint of this session; empty if there is none.
     """
 
-    def __init__(self, training: Training, learning: Learning) -> None:
+    def __init__(
+        self,
+        training: TrainingView,
+        core: LearnerCore,
+        learning: Learning,
+        ask_for_experience: Callable[[], None],
+    ) -> None:
         """Prepare without writing yet.
 
         Args:
             training: the run to save.
-            learning: its policies and filters.
+            core: its filters, totals and ledger.
+            learning: its policies.
+            ask_for_experience: asks for the stored experience with the next update.
         """
         self._run = training
+        self._core = core
         self._config = config = training.config
         self._learning = learning
+        self._ask_for_experience = ask_for_experience
+        self._tasks = Tasks(training.fail)
         self._awaits_experience = False
         self._writing = asyncio.Lock()
         self._passing: asyncio.Task[None] | None = None
@@ -80,10 +91,11 @@ class Saver:
             state: returns the state; called only if it is written, in any thread.
             experience: policy id -> stored experience, if it was requested; starts a checkpoint.
         """
-        run = self._run
-        held = RunState(dataclasses.replace(run.counters), {}, run.ledger.as_dict())
+        core = self._core
+        counters = dataclasses.replace(self._run.counters)
+        run = RunState(counters, {}, core.session.ledger.as_dict())
         is_first = self._kept is None
-        self._kept = _Content(state, run.flow.publisher.filter_states(), held)
+        self._kept = _Content(state, core.publisher.filter_states(), run)
         if is_first:  # the run began with this state
             self._saved = self._kept
         if experience is not None:
@@ -102,14 +114,17 @@ class Saver:
             return
         if self._learning.group.stores_experience:
             self._awaits_experience = True
-            self._run.source.ask_for_experience()
+            self._ask_for_experience()
         else:
             self._begin(self._kept, {})
 
     def _begin(self, content: _Content, experience: dict[str, Snapshot]) -> None:
-        self._passing = self._run.tasks.start(
-            self._save_in_passing(content, experience), "checkpoint"
-        )
+        saving = self._save_in_passing(content, experience)
+        self._passing = self._tasks.start(saving, "checkpoint")
+
+    async def close(self) -> None:
+        """End a checkpoint that is being written."""
+        await self._tasks.close()
 
     @property
     def has_news(self) -> bool:
@@ -156,7 +171,7 @@ class Saver:
                 self._passing is not None and not self._passing.done()
             ):  # otherwise it could not continue to read
                 await asyncio.wait([self._passing])
-            if self._run.flow.is_idle:
+            if self._core.is_idle:
                 experience = group.hold_experience()
             else:
                 logger.warning(

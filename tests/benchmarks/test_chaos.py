@@ -19,10 +19,12 @@ from in_process import LENGTH, NUM_ENVS, FakeAlgorithm, InProcess, with_settings
 
 from aiorl.acting.checkpoint import save_checkpoint
 from aiorl.net.protocol.ledger import Ledger
-from aiorl.run.flow import Counters, Flow
+from aiorl.run.core import LearnerCore
+from aiorl.run.counters import Counters
 from aiorl.run.ingest import BatchAssembler
 from aiorl.run.report import results as reports
 from aiorl.run.restoring import checkpoint_to_resume
+from aiorl.run.training import progress_of
 from benchmarks.chaos import progress
 from benchmarks.chaos.link import Link, Slow, free_pair
 from benchmarks.chaos.progress import Span, standstill
@@ -139,12 +141,12 @@ def gaps_of(algorithm: type[FakeAlgorithm]) -> list[str]:
             Path("nowhere"), fragment_steps=LENGTH * NUM_ENVS, batch_steps=BATCH
         )
         both.start()
-        both.source.go_on()
+        both.go_on()
         for count in range(2, 60, 2):
             await both.updates_done(count)
             seen.add(
                 results.finish_iteration(
-                    time.monotonic(), both.source.progress(None), timestamp=time.time()
+                    time.monotonic(), progress_of(both.source), timestamp=time.time()
                 )
             )
         await both.close()
@@ -159,14 +161,14 @@ def test_counters_that_contain_every_fragment_have_no_gap(mode: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "method", "every"), [(Flow, "take", 9), (BatchAssembler, "add", 8)]
+    ("kind", "method", "every"), [(LearnerCore, "_take_in", 9), (BatchAssembler, "add", 8)]
 )
 def test_lost_fragments_are_noticed(
     kind: type, method: str, every: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     do, count = getattr(kind, method), iter(range(1, 10**6))
     monkeypatch.setattr(
-        kind, method, lambda self, given: do(self, given) if next(count) % every else None
+        kind, method, lambda self, *given: do(self, *given) if next(count) % every else None
     )
     assert gaps_of(with_settings(mode="streaming"))
 

@@ -28,7 +28,7 @@ HINT = "--ignore-worker-failures"
 
 
 async def stop(both: InProcess) -> None:
-    leaving = asyncio.create_task(both.source.workers.stop(5.0))
+    leaving = asyncio.create_task(both.source.workers_here.stop(5.0))
     await both.close()
     await leaving
 
@@ -40,7 +40,7 @@ async def test_a_local_worker_that_is_ended_or_stopped_from_outside_is_replaced(
     number: signal.Signals,
 ) -> None:
     both = learner_over_tcp(num_workers=1)
-    workers = both.source.workers
+    workers = both.source.workers_here
     await workers.start()
     await both.updates_done(2, 60)
     victim = workers.pids[1]
@@ -59,11 +59,11 @@ async def test_a_local_worker_that_is_ended_or_stopped_from_outside_is_replaced(
 async def test_a_worker_that_builds_its_environment_for_long_is_neither_lost_nor_killed() -> None:
     patient = {**QUICK.model_dump(), "build_timeout_s": 60.0}
     both = learner_over_tcp(transport=patient, env="in_process:SlowlyBuilt", num_workers=1)
-    both.source.workers.come_back_s = 0.2
-    await both.source.workers.start()
-    pids = {**both.source.workers.pids}
+    both.source.workers_here.come_back_s = 0.2
+    await both.source.workers_here.start()
+    pids = {**both.source.workers_here.pids}
     await both.updates_done(2, 60)
-    assert both.source.workers.pids == pids
+    assert both.source.workers_here.pids == pids
     await stop(both)
     assert both.failure is None, both.failure
     assert (

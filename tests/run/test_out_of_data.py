@@ -68,7 +68,7 @@ def read_all(
         both = InProcess(algorithm, num_workers=num_workers, input_evaluation=[], **settings)
         both.start(num_workers)
         await both.source.wait_for_workers(num_workers, 10)
-        both.source.go_on()
+        both.go_on()
         async with asyncio.timeout(20):
             while not (both.out_of_data.is_set() or both.failure):
                 await asyncio.sleep(0.01)

@@ -10,7 +10,7 @@ from aiorl.net.wire.decoding import decode
 from aiorl.net.wire.encoding import encode
 from aiorl.net.wire.format import DEFAULT_LIMITS
 from aiorl.net.wire.messages import Snapshot
-from aiorl.run.flow import Publisher
+from aiorl.run.core import Publisher
 
 
 def delta(*rows: float) -> dict[str, dict[str, np.ndarray]]:

@@ -22,13 +22,14 @@ from aiorl.keys import make_keys
 from aiorl.net.transport.zmq_learner import ZmqLearnerEndpoint
 from aiorl.process import tasks as tasks_module
 from aiorl.run import training as module
-from aiorl.run.flow import Counters
+from aiorl.run.counters import Counters
+from aiorl.run.iteration import Iteration
 from aiorl.run.observers import RunFiles
 from aiorl.run.remote_source import RemoteSource
 from aiorl.run.report.figures import summary_lines
 from aiorl.run.report.loggers import read_results
 from aiorl.run.run import Outcome, Run
-from aiorl.run.training import Iteration, Training
+from aiorl.run.training import Training
 
 ROOT = Path(__file__).parents[2]
 
@@ -140,7 +141,7 @@ def test_each_step_of_the_end_is_taken_even_if_others_fail(
         raise ZeroDivisionError("it cannot be closed")
 
     def end() -> None:
-        monkeypatch.setattr(source_of(run).workers, "stop", lambda grace_s: asyncio.sleep(60))
+        monkeypatch.setattr(source_of(run).workers_here, "stop", lambda grace_s: asyncio.sleep(60))
         for kind in kinds:
             monkeypatch.setattr(kind, "close", fail)
         run.request_stop("enough")

@@ -28,12 +28,11 @@ from aiorl.errors import CheckpointError
 from aiorl.learning.algorithms.algorithm import AlgorithmState
 from aiorl.learning.algorithms.ppo import PPOConfig
 from aiorl.net.protocol.ledger import Ledger
-from aiorl.process.tasks import Tasks
-from aiorl.run.flow import Counters
+from aiorl.run.counters import Counters
+from aiorl.run.end import wait_for_last
 from aiorl.run.report.results import Results
 from aiorl.run.restoring import Restored, RunState, take_up
 from aiorl.run.saving import Saver
-from aiorl.run.training import wait_for_last
 
 
 class Held:
@@ -71,19 +70,21 @@ def make(
     service: Any = SimpleNamespace(
         config=PPOConfig(env="E-v1"),
         directory=SimpleNamespace(checkpoints=folder, run_id="ab"),
-        tasks=Tasks(pytest.fail),
+        fail=pytest.fail,
         tell=pytest.fail,
         before_checkpoint=before,
-        source=SimpleNamespace(ask_for_experience=ask),
-        flow=SimpleNamespace(publisher=SimpleNamespace(filter_states=dict), is_idle=True),
+        core=SimpleNamespace(
+            publisher=SimpleNamespace(filter_states=dict),
+            is_idle=True,
+            session=SimpleNamespace(ledger=Ledger()),
+        ),
         counters=Counters(),
         results=Results(100, 0.0),
-        ledger=Ledger(),
     )
     learning: Any = SimpleNamespace(
         spaces={}, graphs={}, worker_part=WorkerPart(env="E-v1"), group=stored or Stored()
     )
-    saver = Saver(service, learning)
+    saver = Saver(service, service.core, learning, ask)
     service.counters.updates = 1
     return saver, service
 
@@ -107,7 +108,7 @@ def test_stored_experience_is_written_in_pieces_unless_an_update_runs(tmp_path: 
         True,
         False,
     ):  # an update runs meanwhile, or the checkpoint is for an evaluation
-        service.flow.is_idle = not changes
+        service.core.is_idle = not changes
         saver.keep(state(2.0))
         found = load_checkpoint(asyncio.run(saver.save_last(with_experience=changes)))
         assert "experience" not in found.meta
@@ -151,7 +152,7 @@ def test_the_last_checkpoint_has_the_state_and_counters_of_the_last_update_in_ti
     async def run() -> None:
         hurry, update = asyncio.Event(), asyncio.get_running_loop().create_future()
 
-        def wait() -> None:
+        def wait(text: str, level: int) -> None:
             assert hurries != "from the beginning"
             if hurries == "later":
                 hurry.set()

@@ -25,13 +25,15 @@ from aiorl.acting.filters import MeanStdFilter
 from aiorl.data import columns as c
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.errors import ConfigError
+from aiorl.net.protocol.events import SamplesAccepted
 from aiorl.net.transport.endpoint import Event, EventKind
 from aiorl.net.wire import decoding
 from aiorl.net.wire import messages as m
 from aiorl.net.wire.decoding import decode
 from aiorl.net.wire.encoding import encode
 from aiorl.process.log_once import EventRates
-from aiorl.run import remote_source
+from aiorl.run import peer_news
+from aiorl.run.core import BeginUpdate, Effect, Report
 
 PER_BATCH = 4 * LENGTH * NUM_ENVS
 STREAMING = with_settings(mode="streaming")
@@ -89,7 +91,7 @@ async def test_r7_streaming_keeps_queues_bounded_with_a_slow_learner_and_loses_n
 async def test_fragments_that_arrive_while_a_run_ends_are_not_in_its_last_result() -> None:
     async with running(algorithm=with_settings(mode="streaming", update_s=0.02)) as both:
         await both.updates_done(5)
-        both.source.stop(hurry=False)
+        both.source.stop()
         episodes, sampled = both.results.episodes_total, both.counters.env_steps_sampled
         assert episodes > 0
         await until(lambda: both.counters.env_steps_sampled > sampled, 2)
@@ -107,62 +109,57 @@ async def test_the_bound_on_policy_lag_holds_for_every_fragment_trained_on() -> 
 
 
 class Tape:
-    """Tape of the filter deltas of fragments, in the order of acceptance and of the update
-    thread.
-    """
+    """Tape of the filter deltas of fragments, in the order of acceptance and of updates."""
 
     def __init__(self, both: InProcess) -> None:
         self.both = both
         self.accepted: list[dict[str, Any]] = []
         self.used: list[dict[str, Any]] = []
         self.published: list[m.Snapshot] = []
-        take, submit, publish = (
-            both.source.flow.take,
-            both.thread.submit_nowait,
-            both.source.session.publish,
-        )
-
-        def take_noted(event: Any) -> None:
-            self.accepted.append(event.message.filter_deltas[DEFAULT_POLICY_ID])
-            take(event)
-
-        def submit_noted(batch: Any) -> None:
-            self.used += [
-                fragment.message.filter_deltas[DEFAULT_POLICY_ID] for fragment in batch.fragments
-            ]
-            submit(batch)
+        publish, effects = both.source.session.publish, both.core.effects
 
         def publish_noted(snapshot: m.Snapshot, now: float) -> None:
             self.published.append(snapshot)
             publish(snapshot, now)
 
+        def effects_noted(now: float) -> list[Effect]:
+            found = effects(now)
+            for effect in found:
+                match effect:
+                    case Report(SamplesAccepted(message=message)):
+                        self.accepted.append(message.filter_deltas[DEFAULT_POLICY_ID])
+                    case BeginUpdate(batch):
+                        self.used += [
+                            fragment.message.filter_deltas[DEFAULT_POLICY_ID]
+                            for fragment in batch.fragments
+                        ]
+            return found
+
         both.source.session.publish = publish_noted  # type: ignore[method-assign]
-        both.source.flow.take = take_noted  # type: ignore[method-assign]
-        both.thread.submit_nowait = submit_noted  # type: ignore[method-assign]
+        both.core.effects = effects_noted  # type: ignore[method-assign]
 
     @property
     def state(self) -> dict[str, Any]:
         """Statistics of the learner's filter."""
-        return self.both.source.flow.publisher.filters[DEFAULT_POLICY_ID].state()
+        return self.both.core.publisher.filters[DEFAULT_POLICY_ID].state()
 
     async def drain(self) -> None:
         """Stop leasing, use or discard all fragments, and wait until the workers have the final
         statistics.
         """
-        source, flow = self.both.source, self.both.source.flow
-        flow.is_granting = False
+        source, core = self.both.source, self.both.core
+        core.is_granting = False
         async with asyncio.timeout(30):
-            while source.session.leases.outstanding() or not flow.is_idle:
+            while source.session.leases.outstanding() or not core.is_idle:
                 await asyncio.sleep(0.01)
             for _ in range(
                 2
             ):  # first waiting fragments become stale, then merged ones are acknowledged
                 weights = {DEFAULT_POLICY_ID: self.both.algorithm.get_weights()}
-                source.session.publish(flow.next_snapshot(weights), time.monotonic())
-                flow._assembler.set_version(flow.publisher.version)
+                core._publish(weights, time.monotonic())
                 source.pump()
-            assert flow.queued_fragments == 0
-            while any(session.version < flow.publisher.version for session in self.both.sessions):
+            assert core.queued_fragments == 0
+            while any(session.version < core.publisher.version for session in self.both.sessions):
                 await asyncio.sleep(0.01)
 
     def check_workers(self) -> None:
@@ -196,7 +193,7 @@ async def taped(algorithm: Any, **options: Any) -> AsyncIterator[Tape]:
     both.start(2)
     tape = Tape(both)
     assert await both.source.wait_for_workers(2, 10)
-    both.source.go_on()
+    both.go_on()
     yield tape
     await both.close()
 
@@ -240,16 +237,16 @@ async def test_r139_a_worker_that_dies_with_fragments_in_the_queue_counts_once_a
     mode: str,
 ) -> None:
     async with taped(with_settings(mode=mode)) as tape:
-        both, take, num_deaths = tape.both, tape.both.source.flow.take, 0
+        both, take_in, num_deaths = tape.both, tape.both.core._take_in, 0
 
-        def take_and_kill(event: Any) -> None:
+        def take_in_and_kill(event: Any, now: float) -> None:
             nonlocal num_deaths
-            take(event)
+            take_in(event, now)
             if event.slot == 1 and event.message.seq == 3 and num_deaths < 3:
                 num_deaths += 1
-                both.source.session.lose(1, "died with a fragment in the queue", time.monotonic())
+                both.source.session.lose(1, "died with a fragment in the queue", now)
 
-        both.source.flow.take = take_and_kill  # type: ignore[method-assign]
+        both.core._take_in = take_in_and_kill  # type: ignore[method-assign]
         while num_deaths < 3:
             await both.updates_done(len(both.updates) + 1)
         assert await both.source.wait_for_workers(2, 10)
@@ -315,7 +312,7 @@ async def test_a_fragment_larger_than_its_lease_ends_its_workers_session_uncount
         assert (await peer.hears(m.Refused)).code
     assert both.ledger.as_dict()["discarded"]["malformed"] > 0
     assert both.counters.env_steps_sampled < 1 << 20
-    assert both.source.flow.publisher.filters[DEFAULT_POLICY_ID].state()["n"] < 1 << 20
+    assert both.core.publisher.filters[DEFAULT_POLICY_ID].state()["n"] < 1 << 20
 
 
 async def test_a_failing_update_is_reported_and_its_env_steps_are_accounted_for() -> None:
@@ -462,7 +459,7 @@ async def test_messages_of_unregistered_peers_are_not_decoded_and_their_connecti
 async def test_a_flood_of_failures_ends_its_senders_session_and_fills_only_a_few_lines(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(remote_source, "EventRates", partial(EventRates, window_s=0.3))
+    monkeypatch.setattr(peer_news, "EventRates", partial(EventRates, window_s=0.3))
     async with among("villain") as (both, villain):
         villain.say(villain.hello)
         await villain.hears(m.Welcome)
@@ -559,7 +556,7 @@ async def test_refused_connections_are_reported_in_one_line_per_host_with_the_ad
             await reader.readexactly(1)
             await asyncio.sleep(0.05)
         writer.write(b"GET / HTTP/1.0\r\n\r\n")
-        await until(lambda: both.source.progress(None).transport["refused_connections"] > number)  # noqa: B023
+        await until(lambda: both.source.traffic().refused > number)  # noqa: B023
         writer.close()  # not before: a closed connection has no address
     await both.close()
     assert sum(any(address in text for address in addresses) for text in both.events) == 1, (
@@ -597,6 +594,6 @@ async def test_only_registered_workers_can_send_large_messages(
     both = learner_over_tcp(insecure=True)
     port = int(both.source.address.rpartition(":")[2])
     await asyncio.to_thread(_say_too_much, port, message, is_whole=is_registered)
-    await until(lambda: both.source.progress(None).transport["dropped_peers"])
+    await until(lambda: both.source.traffic().dropped)
     await both.close()
     assert any("unread" in text for text in both.events) != is_registered, both.events

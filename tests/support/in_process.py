@@ -43,7 +43,9 @@ from aiorl.net.transport.zmq_learner import ZmqLearnerEndpoint
 from aiorl.net.wire.encoding import encode
 from aiorl.net.wire.messages import DownMessage
 from aiorl.run.build import Learning
-from aiorl.run.flow import Counters
+from aiorl.run.core import LearnerCore
+from aiorl.run.counters import Counters
+from aiorl.run.end import End
 from aiorl.run.policy_group import PolicyGroup
 from aiorl.run.remote_source import RemoteSource
 from aiorl.run.report.results import Results
@@ -149,7 +151,7 @@ class MemorySource(RemoteSource):
 class InProcess:
     """One learner and its workers, to use within a running loop.
 
-    It is also the training of its source, with the attributes that the source needs.
+    It is also the training of its source: a `TrainingView`, which keeps nothing.
     """
 
     def __init__(
@@ -179,27 +181,35 @@ class InProcess:
         self.sessions: list[WorkerSession] = []
         self._endpoints: list[WorkerEndpoint] = []
         self.outcomes: list[asyncio.Task[WorkerOutcome]] = []
-        self.counters, self.ledger, self.results = (
-            Counters(),
-            Ledger(),
-            Results(100, time.monotonic()),
-        )
+        self.counters = Counters()
+        self.results = Results(100, time.monotonic())
+        self.ledger = Ledger()
+        self.core = LearnerCore.of(self.config, "run", self.counters, self.results, self.ledger)
         self.directory = SimpleNamespace(
             run_id="run", last_port=0, worker_log=lambda slot: Path("/dev/null")
         )
-        self.end = SimpleNamespace(has_come=False)
+        self.end = End()
+        self.saver: Any = None
+        self.play = None
+        self.status = ""
+        self.silent_s = 0.0
 
     def start(self, num_workers: int = 2) -> None:
         training: Any = self
-        self.source = MemorySource(training)
+        self.source = MemorySource(training, self.core)
         for _ in range(num_workers):
             self.add_worker()
         self.source.admit(fake_learning(self.config, self.algorithm, self.num_envs))
 
+    def go_on(self) -> None:
+        self.core.go_on()
+        self.source.pump()
+
     @property
     def thread(self) -> UpdateThread:
-        assert self.source.updates is not None
-        return self.source.updates
+        thread = self.source.updates
+        assert isinstance(thread, UpdateThread)
+        return thread
 
     def add_worker(self) -> WorkerService:
         number = next(self._numbers)
@@ -229,10 +239,10 @@ class InProcess:
 
     async def close(self) -> list[WorkerOutcome]:
         self.network.fault = lambda direction, number: (0.0,)
-        self.source.stop(hurry=False)
+        self.source.stop()
         await self.source.close("the test is over", final=True)
         outcomes = await asyncio.wait_for(asyncio.gather(*self.outcomes), 10)
-        self.source.join_updates(5)
+        self.source.join(5)
         self.ledger.check()
         return outcomes
 
@@ -245,18 +255,24 @@ class InProcess:
 
     def fail(self, error: BaseException) -> None:
         self.failure = error
+        self.end.fail(error)
         self._updated.set()
 
-    def stop(self, reason: str) -> None:
+    def stop(self, reason: str, *, hurry: bool = False, final: bool = True) -> None:
+        self.end.set(reason, hurry=hurry, final=final)
         self.out_of_data.set()
+
+    async def compiled(self) -> None:
+        await self.source.compiled()
+
+    def before_checkpoint(self) -> None: ...
 
     def begin_saving(self, learning: Learning) -> None: ...
 
     def compiled_in(self, took_s: float) -> None: ...
 
-    def take_update(self, done: UpdateDone) -> None:
+    def update_ended(self, done: UpdateDone) -> None:
         self.updates.append(done)
-        self.source.flow.take_update(done)
         self._updated.set()
 
 
@@ -268,7 +284,7 @@ async def running(
     both = InProcess(algorithm, **options)
     both.start(num_workers)
     assert await both.source.wait_for_workers(num_workers, 20)
-    both.source.go_on()
+    both.go_on()
     yield both
     await both.close()
 
@@ -282,7 +298,7 @@ def learner_over_tcp(*, insecure: bool = False, **settings: Any) -> InProcess:
     )
     both = InProcess(network=network, **settings)
     both.start(0)
-    both.source.go_on()
+    both.go_on()
     return both
 
 

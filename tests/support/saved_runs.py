@@ -11,9 +11,9 @@ import numpy as np
 
 from aiorl.learning.algorithms.registry import config_class
 from aiorl.net.protocol.ledger import Ledger
-from aiorl.process.tasks import Tasks
 from aiorl.run.build import Learning, build_learning
-from aiorl.run.flow import Counters, Publisher
+from aiorl.run.core import Publisher
+from aiorl.run.counters import Counters
 from aiorl.run.report.results import Results
 from aiorl.run.saving import Saver
 
@@ -41,16 +41,19 @@ def save_run(directory: Path, seen: Any = None, **settings: Any) -> Learning:
     training: Any = SimpleNamespace(
         config=config,
         directory=SimpleNamespace(checkpoints=directory / "checkpoints", run_id="ab"),
-        tasks=Tasks(_raise),
+        fail=_raise,
         before_checkpoint=lambda: None,
-        flow=SimpleNamespace(publisher=Publisher(learning.filters), is_idle=True),
         counters=Counters(),
         results=Results(100, 0.0),
-        ledger=Ledger(),
+    )
+    core: Any = SimpleNamespace(
+        publisher=Publisher(learning.filters),
+        is_idle=True,
+        session=SimpleNamespace(ledger=Ledger()),
     )
 
     async def save() -> None:
-        saver = Saver(training, learning)
+        saver = Saver(training, core, learning, ask_for_experience=lambda: None)
         training.counters.updates, training.counters.env_steps_trained = 7, 1400
         saver.keep(learning.group.get_state)
         await saver.save_last()

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import secrets
 import tempfile
-import time
 from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,22 +35,20 @@ from aiorl.errors import (
 from aiorl.learning.algorithms.algorithm import AlgorithmState
 from aiorl.learning.algorithms.registry import algorithm_class, config_class
 from aiorl.learning.tf_runtime import prepare_environment
-from aiorl.net.protocol.learner_session import LearnerSession
 from aiorl.net.wire.messages import Snapshot
 from aiorl.process.replaced_file import replaced
 from aiorl.process.tasks import report_stray_errors
 from aiorl.run.build import plan_learning
+from aiorl.run.end import Ended
 from aiorl.run.evaluation import Evaluation, evaluate
 from aiorl.run.evaluations import Evaluations, manner_of
 from aiorl.run.export.writing import export_policy
-from aiorl.run.local_source import LocalSource
 from aiorl.run.observers import Checkpoints
-from aiorl.run.remote_source import RemoteSource
 from aiorl.run.report.results import Results
 from aiorl.run.run import source_for
 from aiorl.run.threads import BrokenOff, LoopThread
 from aiorl.run.trainer.trainer import Trainer
-from aiorl.run.training import Ended, Training
+from aiorl.run.training import Training
 from aiorl.run.worker.sampler_unit import SamplerUnit, UnitPlace
 from aiorl.sampling.callbacks import DefaultCallbacks
 
@@ -103,11 +100,12 @@ class WorkerSet:
             healthy: the workers to keep, as ``remote_workers`` returns them.
         """
         kept = {worker.incarnation for worker in healthy}
+        source = self._trainer._training.source
 
         def drop() -> None:
             for worker in self._registered():
-                if worker.incarnation not in kept and (session := self._session) is not None:
-                    session.lose(worker.index, "the trainer continues without it", time.monotonic())
+                if worker.incarnation not in kept:
+                    source.lose(worker.index, "the trainer continues without it")
 
         self._trainer._loop.do(drop)
 
@@ -115,15 +113,10 @@ class WorkerSet:
         """End all workers, and the trainer with them."""
         self._trainer.stop()
 
-    @property
-    def _session(self) -> LearnerSession | None:
-        source = self._trainer._training.source
-        return source.session if isinstance(source, RemoteSource) else None
-
     def _registered(self) -> list[RemoteWorker]:
-        found = [] if self._session is None else self._session.workers
         return [
-            RemoteWorker(info.slot, info.incarnation, info.state, info.in_env_s) for info in found
+            RemoteWorker(worker.slot, worker.incarnation, worker.state, worker.in_env_s)
+            for worker in self._trainer._training.source.workers()
         ]
 
 
@@ -293,7 +286,7 @@ class AlgorithmTrainer(Trainer):
             UnknownPolicyError: no policy has one of these ids (also a KeyError).
             ConfigError: the weights don't fit the policy, or are not finite (also a ValueError).
         """
-        filters = self._training.flow.publisher.filters
+        filters = self._training.core.publisher.filters
         for policy_id in filters.keys() & set(weights if isinstance(weights, Mapping) else ()):
             merged = filters[policy_id]
             if (
@@ -337,7 +330,7 @@ class AlgorithmTrainer(Trainer):
             UnknownPolicyError: no policy has that id (also a KeyError).
         """
         weights = self.get_weights([policy_id])[policy_id]
-        merged = self._training.flow.publisher.filters[policy_id]
+        merged = self._training.core.publisher.filters[policy_id]
         statistics = dict(self._loop.do(merged.state))
         return {
             "weights": weights,
@@ -376,7 +369,7 @@ class AlgorithmTrainer(Trainer):
                 f" {str(was_scaled).lower()}, and {policy_id!r} has another one",
                 key="normalize_actions",
             )
-        merged = self._training.flow.publisher.filters.get(policy_id)
+        merged = self._training.core.publisher.filters.get(policy_id)
         if merged is not None:
             try:
                 check_states({policy_id: merged}, {policy_id: state["filter"]}, "state")
@@ -450,7 +443,7 @@ class AlgorithmTrainer(Trainer):
         written = self._write_checkpoint(
             None if directory is None else Path(directory).expanduser()
         )
-        self._training.source.begin_episodes_anew()
+        self._loop.ask(self._training.source.begin_episodes_anew())
         return written
 
     def export_policy_model(
@@ -604,7 +597,7 @@ class AlgorithmTrainer(Trainer):
         except Ended:
             raise AiorlError("the trainer was stopped while it started") from None
         except BaseException:
-            training.end.come("the trainer could not start")
+            training.end.set("the trainer could not start")
             await asyncio.shield(training.close("the learner failed", final=False))
             raise
         self._built = training
@@ -625,8 +618,8 @@ class AlgorithmTrainer(Trainer):
         """
 
         def leave_turn() -> None:
-            if self._built is not None and isinstance(source := self._built.source, LocalSource):
-                self._loop.soon(source.interrupt)
+            if self._built is not None:
+                self._loop.soon(self._built.source.interrupt)
 
         try:
             found = self._loop.call(step, leave_turn if self._is_alone else None)
@@ -654,7 +647,7 @@ class AlgorithmTrainer(Trainer):
 
     def _settled(self) -> Training:
         """Return the training once nothing else uses its policies."""
-        self._loop.ask(self._training.source.settle())
+        self._loop.ask(self._training.settle())
         return self._training
 
     def _train(self) -> dict[str, Any]:
@@ -732,8 +725,7 @@ class AlgorithmTrainer(Trainer):
                 await training.close(reason, final=self._is_final)
 
         self._loop.end(close(), training.end.hurry.set)
-        if isinstance(training.source, RemoteSource):
-            training.source.join_updates(_JOIN_S)
+        training.source.join(_JOIN_S)
 
     def _end_evaluations(self) -> None:
         async def end() -> None:
@@ -768,7 +760,7 @@ class AlgorithmTrainer(Trainer):
         """Return an acting policy with the current weights and filter statistics."""
         training = self._training
         version = (
-            training.flow.publisher.version,
+            training.core.publisher.version,
             training.counters.updates,
         )  # not every update is published
         known = self._actors.get(policy_id)
@@ -779,7 +771,7 @@ class AlgorithmTrainer(Trainer):
         had, actor, own = known
         if had != version:
             actor.policy.set_weights(self.get_weights([policy_id])[policy_id])
-            merged = training.flow.publisher.filters[policy_id]
+            merged = training.core.publisher.filters[policy_id]
             if not merged.is_identity:
                 own.restore(
                     self._loop.do(merged.state)
@@ -790,10 +782,9 @@ class AlgorithmTrainer(Trainer):
 
     def _local_worker(self) -> RolloutWorker:
         training = self._settled()
-        if isinstance(training.source, LocalSource):
-            unit = training.source.sampler()
-        else:
-            publisher = training.flow.publisher
+        unit = self._ask(training.source.sampler_here())
+        if unit is None:
+            publisher = training.core.publisher
             learning = training.learning
             snapshot = Snapshot(
                 publisher.version,

@@ -20,7 +20,7 @@ from aiorl.acting.filters import (
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.data.obs_layout import LaidOutBox, ObsLayout, layout_of
 from aiorl.errors import BatchError
-from aiorl.run.flow import Publisher
+from aiorl.run.core import Publisher
 from aiorl.run.worker.sampler_unit import SnapshotSlot
 
 batches = st.lists(st.integers(1, 7), min_size=1, max_size=12)

@@ -17,7 +17,7 @@ from safetensors.numpy import save as save_tensors
 from aiorl.acting.checkpoint import FORMAT_VERSION, load_newest_valid, save_checkpoint
 from aiorl.errors import CheckpointError
 from aiorl.net.protocol.ledger import Ledger
-from aiorl.run.flow import Counters
+from aiorl.run.counters import Counters
 from aiorl.run.report.results import Results
 from aiorl.run.restoring import RunState
 from fuzz_targets.folder import Rewritten, make_folder

@@ -32,7 +32,7 @@ from aiorl.net.protocol.worker_session import WorkerSession, WorkerSettings, Wor
 from aiorl.net.wire.decoding import decode
 from aiorl.net.wire.encoding import encode
 from aiorl.net.wire.messages import Message, Samples, Snapshot
-from aiorl.run.flow import Publisher
+from aiorl.run.core import Publisher
 from aiorl.run.worker.sampler_unit import SnapshotSlot
 
 NUM_WORKERS = 3

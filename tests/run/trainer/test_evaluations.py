@@ -232,7 +232,7 @@ class Training:
 
     def __init__(self, save: Callable[..., Any]) -> None:
         self.saver = SimpleNamespace(save_last=save)
-        self.source = SimpleNamespace(play=None)
+        self.play = None
         self.end = SimpleNamespace(has_come=False, before=lambda step: step)
         self.hurry = asyncio.Event()
 

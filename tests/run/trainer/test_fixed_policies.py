@@ -14,7 +14,7 @@ import aiorl
 from aiorl.acting.checkpoint import find_checkpoint
 from aiorl.acting.filters import MeanStdFilter
 from aiorl.errors import ConfigError
-from aiorl.run.flow import Publisher
+from aiorl.run.core import Publisher
 
 SEEN = [np.array([x], np.float32) for x in np.linspace(480.0, 560.0, 41)]
 

@@ -93,7 +93,7 @@ async def test_the_learners_statistic_equals_one_that_saw_the_returns_of_all_wor
 
     both = InProcess(with_settings(mode=mode, sample_plan=classmethod(plan)))
     both.start(2)
-    publisher = both.source.flow.publisher
+    publisher = both.core.publisher
     merge = publisher.merge_deltas
 
     def noting(incarnation: str, sequence: int, deltas: Any) -> None:
@@ -102,13 +102,13 @@ async def test_the_learners_statistic_equals_one_that_saw_the_returns_of_all_wor
 
     publisher.merge_deltas = noting  # type: ignore[method-assign]
     assert await both.source.wait_for_workers(2, 10)
-    both.source.go_on()
+    both.go_on()
     await both.updates_done(4)
     await both.close()
     alone = ReturnFilter()
     for delta in merged:
         alone.merge_delta(delta)
-    state = both.source.flow.publisher.filter_states()[RETURNS]
+    state = both.core.publisher.filter_states()[RETURNS]
     np.testing.assert_array_equal(state["m2"], alone.state()["m2"])
     assert state["n"] == alone.state()["n"] >= 4 * 4 * LENGTH * NUM_ENVS
     # returns of CartPole tend to 2 and differ only at the beginning of episodes

@@ -68,7 +68,7 @@ async def test_r184_any_failure_in_a_worker_is_reported_with_its_traceback_and_e
     both = InProcess(AnyShape, **settings)
     both.num_envs = 1
     both.start(1)
-    both.source.go_on()
+    both.go_on()
     outcome = await ended(both)
     await both.close()
     assert (outcome.ok, outcome.status) == (False, FAILED)
@@ -334,7 +334,7 @@ async def test_a_waiting_worker_leaves_immediately_when_stopped(waits: dict[str,
     both.num_envs = 1
     both.start(1)
     await both.source.wait_for_workers(1, 20)
-    both.source.go_on()
+    both.go_on()
     await until(lambda: any(worker.in_env_s > 0.2 for worker in both.source.session.workers))
     both.workers[0].stop("leaving on purpose")
     async with asyncio.timeout(15):
