@@ -169,7 +169,7 @@ class LearnerCore:
     # ----------------------------------------------------------------------------------------------
 
     def begin(self, learning: Learning, max_queued_bytes: int) -> Snapshot:
-        """Set what is trained, and return the first snapshot, which `admit` publishes.
+        """Set the policies, and return the first snapshot, which `admit` publishes.
 
         Args:
             learning: the policies and the leases that they need.
@@ -224,7 +224,7 @@ class LearnerCore:
         self.session.ledger.check()
 
     def effects(self, now: float) -> list[Effect]:
-        """Process everything received, and return what is to be done now, in order.
+        """Process everything received, and return the things to do now, in order.
 
         Call it once for several messages: that combines acknowledgements.
         """
@@ -575,7 +575,7 @@ class StreamingGrants:
         queued = self._assembler.queued_fragments
         coming = self._pacing.outstanding
         is_batch_coming = queued + coming >= plan.fragments_per_batch
-        # fragments for one batch are leased in any case, or the learner would wait for ever
+        # fragments for one batch are leased in any case, or the learner would wait forever
         if is_batch_coming and self._assembler.bytes_with(coming) >= self._max_queued_bytes:
             return
         oldest = version if plan.max_policy_lag is None else version - plan.max_policy_lag

@@ -172,7 +172,7 @@ class LocalSource(Source):
 
     Nothing depends on the clock, so that two runs with one seed are equal: for the core, a fragment
     takes a second and an update no time. An algorithm that corrects for old policies still sees
-    some: as if updates ran beside the sampler, a train batch is sampled with the policy from before
+    some: as if updates ran along with the sampler, a train batch is sampled with the policy from before
     the newest update. All others sample with the newest policy.
     """
 

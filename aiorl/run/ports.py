@@ -1,4 +1,4 @@
-"""What the parts of a run need of each other, as types.
+"""Types for the parts of a run that need each other.
 
 Each of them has two implementations, and one contract test for both: updates run in a thread or in
 the thread that samples; leases are granted batch by batch or from a budget. Parts that serve a
@@ -89,7 +89,7 @@ class Saving(Protocol):
 
 
 class TrainingView(Protocol):
-    """What sources and observers need of the training that they serve; see
+    """The part of a training that its sources and observers need; see
     `aiorl.run.training.Training`.
     """
 

@@ -276,7 +276,7 @@ class RemoteSource(Source):
 
     def admit(self, learning: Learning) -> None:
         """Admit workers, publish the first snapshot and begin to compile the update; sampling
-        starts when the core goes on.
+        starts with `LearnerCore.go_on`.
 
         Raises:
             ConfigError: the data that workers need is too large for a message, including room for

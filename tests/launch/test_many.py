@@ -73,7 +73,7 @@ def of_one_worker(peers: int) -> dict[str, int]:
         assert all(crowd.bring(number) for number in range(peers - 1))
     session = crowd.session
     count_visits(
-        session._roster, session.leases, session.leases.pacing, session.ledger, crowd.flow.publisher
+        session._roster, session.leases, session.leases.pacing, session.ledger, crowd.core.publisher
     )
     found = {
         "a worker joins": operations(lambda: crowd.join(peers - 1)),

@@ -3,7 +3,7 @@ of updates in any order (Hypothesis).
 
 After each step the ledger balances, no more than two updates are begun, and each train batch has the
 versions and the size that the algorithm's plan allows. In the end, every worker is served and training
-goes on.
+continues.
 """
 
 from __future__ import annotations
@@ -252,7 +252,7 @@ class Learner:
             while self.begun:
                 self.end_update()
             self.deliver_all()
-        raise AssertionError("training does not go on")
+        raise AssertionError("training does not continue")
 
 
 class AnyOrder(RuleBasedStateMachine):

@@ -162,7 +162,7 @@ def view(
 
 
 class _Silent:
-    """Source of which a training is told nothing."""
+    """Source that does nothing."""
 
     def __init__(self) -> None:
         self.news = asyncio.Event()

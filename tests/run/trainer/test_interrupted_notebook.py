@@ -20,7 +20,7 @@ STATE = """
 """
 GO_ON = """
     trainer._training.iteration.is_due = lambda *_: True
-    trainer._training.flow.is_enough = lambda: True
+    trainer._training.core.is_enough = lambda: True
     print(trainer.train()["training_iteration"])
 """
 TRAIN = """

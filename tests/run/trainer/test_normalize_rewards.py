@@ -20,7 +20,7 @@ SETTINGS = {**SMALL, "normalize_rewards": True, "gamma": 0.9}
 
 
 def statistic(trainer: Any) -> dict[str, Any]:
-    found: dict[str, Any] = trainer._training.flow.publisher.filter_states()[RETURNS]
+    found: dict[str, Any] = trainer._training.core.publisher.filter_states()[RETURNS]
     return found
 
 

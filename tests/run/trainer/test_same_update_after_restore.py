@@ -80,7 +80,7 @@ def digest(trainer: Any) -> str:
     for name in sorted(state.tensors):
         found.update(name.encode() + np.ascontiguousarray(state.tensors[name]).tobytes())
     found.update(json.dumps(state.values, sort_keys=True).encode())
-    for name, own in sorted(training.flow.publisher.filter_states().items()):
+    for name, own in sorted(training.core.publisher.filter_states().items()):
         found.update(
             name.encode() + b"".join(np.asarray(own[key]).tobytes() for key in sorted(own))
         )

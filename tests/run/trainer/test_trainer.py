@@ -332,7 +332,7 @@ def test_the_update_after_a_failed_one_uses_a_new_batch(
     ledger = result["ledger"]
     (discarded,) = ledger["discarded"].values()
     assert ledger["sampled"] == ledger["trained"] + discarded > 2 * 64
-    assert trainer._training.flow.is_idle
+    assert trainer._training.core.is_idle
 
 
 def test_results_go_to_the_callers_logger_if_there_is_one(tmp_path: Path) -> None:

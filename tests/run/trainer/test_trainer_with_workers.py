@@ -57,7 +57,7 @@ def script(folder: Path, text: str) -> Iterator[subprocess.Popen[str]]:
 
 def ledger(trainer: Any) -> dict[str, Any]:
     training = trainer._training
-    return dict(trainer._loop.do(lambda: training.ledger.as_dict()))
+    return dict(trainer._loop.do(lambda: training.core.session.ledger.as_dict()))
 
 
 def test_a_worker_that_is_reset_is_replaced(tmp_path: Path) -> None:
