@@ -21,11 +21,10 @@ from typing import Any, TypeVar
 
 from aiorl.errors import AiorlError, EndOfData, EvaluationError, InternalError, described
 from aiorl.net.protocol import events as ev
-from aiorl.net.protocol.learner_session import BROADCAST
 from aiorl.net.protocol.roster import Worker
-from aiorl.net.protocol.worker_session import WorkerSession, WorkerSettings
+from aiorl.net.protocol.worker_session import WorkerSession, WorkerSettings, WorkerState
 from aiorl.net.transport.endpoint import EndpointStats
-from aiorl.net.wire.messages import PolicyArrays, Samples, Snapshot
+from aiorl.net.wire.messages import DownMessage, PolicyArrays, Samples, Snapshot, UpMessage
 from aiorl.process.machine import keep_within
 from aiorl.process.tasks import Tasks
 from aiorl.run.build import Learning
@@ -111,53 +110,76 @@ class LocalWorker:
     """The worker in this process: its side of the protocol, and the sampler.
 
     Attributes:
-        session: its side of the protocol; new after `leave`.
         unit: the sampler, which runs in the caller's thread; None until it is built.
+        num_broken_off: samplers that ended since the last checkpoint; the next one gets other seeds.
     """
 
-    def __init__(self) -> None:
-        """Say nothing yet."""
-        self.session = WorkerSession(WorkerSettings("here"))
-        self.unit: SamplerUnit | None = None
-        self._snapshot: Snapshot | None = None
-
-    def build(self, learning: Learning, num_workers: int, num_broken_off: int) -> SamplerUnit:
-        """Build the sampler with the newest snapshot; call this in the caller's thread.
+    def __init__(self, learning: Learning, num_workers: int) -> None:
+        """Prepare without joining yet.
 
         Args:
             learning: its parts are used as they are, not as copies from a welcome.
             num_workers: number of workers in the run's config.
-            num_broken_off: number of samplers that ended since the last checkpoint; the next one
-                gets other seeds.
-
-        Raises:
-            ConfigError: the sampler cannot honour a setting.
-            EnvError: the environment's constructor failed.
         """
-        assert self._snapshot is not None, "it is not registered"
-        place = UnitPlace(
-            slot=_SLOT,
-            incarnation=self.session.incarnation,
-            num_workers=num_workers,
-            num_broken_off=num_broken_off,
-        )
-        self.unit = SamplerUnit(learning.worker_part, learning.graphs, self._snapshot, place)
-        return self.unit
+        plan = learning.lease_plan
+        self.unit: SamplerUnit | None = None
+        self.num_broken_off = 0
+        self._learning = learning
+        self._num_workers = num_workers
+        self._session: WorkerSession | None = None
+        self._snapshot: Snapshot | None = None
+        self._is_delayed = plan.mode == "streaming" and plan.max_policy_lag is not None
+        self._delayed: list[Snapshot] = []
 
-    def send(self, lease_id: int, samples: Samples, now: float) -> None:
-        """Send a fragment, after it got its number and filter deltas."""
-        assert self.unit is not None
-        deltas = self.unit.take_deltas(self.session.next_seq)
-        fragment = dataclasses.replace(samples, lease_id=lease_id, filter_deltas=deltas)
-        self.session.fragment_done(fragment, now)
+    def join(self, now: float) -> None:
+        """Say hello, unless it has joined."""
+        if self._session is None:
+            self._session = WorkerSession(WorkerSettings("here"))
+            self._session.connected(now)
 
-    def hear(self, message: Send, now: float) -> None:
-        """Take a message of the learner."""
-        if message.target is BROADCAST:
-            self.session.broadcast(message.message, now)
+    def leave(self, now: float) -> SamplerUnit | None:
+        """Say goodbye, and return the sampler, which has to be closed."""
+        unit = self.unit
+        self.unit = None
+        if self._session is not None:
+            self._session.leaving("broken off", now)
+        if unit is not None:
+            self.num_broken_off += 1
+        return unit
+
+    def messages(self) -> list[UpMessage]:
+        """Return the messages to the learner, in order, and clear the list."""
+        if self._session is None:
+            return []
+        messages = self._session.messages_to_send()
+        if self._session.state is WorkerState.ENDED:
+            self._session = None
+            self._delayed.clear()  # the next one begins with the newest snapshot
+        return messages
+
+    def hear(self, message: DownMessage, now: float) -> None:
+        """Take a message of the learner; snapshots may be delayed."""
+        session = self._session
+        if session is None:
+            return
+        if not isinstance(message, Snapshot):
+            session.receive(message, now)
+        elif self._is_delayed:
+            self._delayed.append(message)
         else:
-            self.session.receive(message.message, now)
-        for event in self.session.events():
+            session.broadcast(message, now)
+        self._handle_events(session)
+
+    def hear_delayed(self, now: float) -> None:
+        """Take the snapshots of all updates so far."""
+        for snapshot in self._delayed:
+            if self._session is not None:
+                self._session.broadcast(snapshot, now)
+                self._handle_events(self._session)
+        self._delayed.clear()
+
+    def _handle_events(self, session: WorkerSession) -> None:
+        for event in session.events():
             match event:
                 case ev.Registered(welcome):
                     self._snapshot = welcome.snapshot
@@ -166,14 +188,57 @@ class LocalWorker:
                     if self.unit is not None:
                         self.unit.offer(snapshot)
 
+    def build(self) -> SamplerUnit:
+        """Build the sampler with the newest snapshot; call this in the caller's thread.
+
+        Raises:
+            ConfigError: the sampler cannot honour a setting.
+            EnvError: the environment's constructor failed.
+        """
+        assert self._session is not None
+        assert self._snapshot is not None
+        place = UnitPlace(
+            slot=_SLOT,
+            incarnation=self._session.incarnation,
+            num_workers=self._num_workers,
+            num_broken_off=self.num_broken_off,
+        )
+        learning = self._learning
+        self.unit = SamplerUnit(learning.worker_part, learning.graphs, self._snapshot, place)
+        return self.unit
+
+    def begin_fragment(self, now: float) -> int:
+        """Return the lease of the next fragment.
+
+        Raises:
+            InternalError: there is none, although no train batch is complete.
+        """
+        session = self._session
+        assert session is not None
+        lease_id = session.start_fragment(session.version)
+        if lease_id is None:  # a worker would wait for a snapshot
+            self.hear_delayed(now)
+            lease_id = session.start_fragment(session.version)
+        if lease_id is None:
+            raise InternalError("all fragments are there, but they make no train batch")
+        return lease_id
+
+    def send(self, lease_id: int, samples: Samples, now: float) -> None:
+        """Send a fragment, after it got its number and filter deltas."""
+        assert self._session is not None
+        assert self.unit is not None
+        deltas = self.unit.take_deltas(self._session.next_seq)
+        fragment = dataclasses.replace(samples, lease_id=lease_id, filter_deltas=deltas)
+        self._session.fragment_done(fragment, now)
+
 
 class LocalSource(Source):
     """Samples train batches and makes updates from them in the caller's thread.
 
     Nothing depends on the clock, so that two runs with one seed are equal: for the core, a fragment
     takes a second and an update no time. An algorithm that corrects for old policies still sees
-    some: as if updates ran along with the sampler, a train batch is sampled with the policy from before
-    the newest update. All others sample with the newest policy.
+    some: as if updates ran along with the sampler, a train batch is sampled with the policy from
+    before the newest update. All others sample with the newest policy.
     """
 
     def __init__(self, training: TrainingView, core: LearnerCore, *, here: LoopThread) -> None:
@@ -190,20 +255,15 @@ class LocalSource(Source):
         self.news = asyncio.Event()
         self.play = self._play
         self._training = training
-        self._config = training.config
-        self._tell = training.tell
         self._here = here
         self._tasks = Tasks(training.fail)
         self._status = "making the environments and compiling the update"
         self._now = 0.0
         self._worker: LocalWorker | None = None
-        self._num_broken_off = 0
-        self._is_delayed = False  # snapshots arrive when the next train batch is complete
-        self._delayed: list[Send] = []
         self._turn: asyncio.Task[None] | None = None
         self._is_interrupted = False
         # with run id and seed, for a resume
-        training.directory.save_address(self._config.bind)
+        training.directory.save_address(training.config.bind)
 
     @property
     def status(self) -> str:
@@ -230,7 +290,7 @@ class LocalSource(Source):
 
     async def start(self) -> None:
         """Begin to enforce the memory quota."""
-        self._tasks.start(keep_within(self._config.memory, "memory"), "memory quota")
+        self._tasks.start(keep_within(self._training.config.memory, "memory"), "memory quota")
 
     async def build(self, step: Callable[[], T]) -> T:
         """See `Source`; the step runs in the caller's thread."""
@@ -246,8 +306,8 @@ class LocalSource(Source):
         training = self._training
         began = time.perf_counter()
         self._learning = learning
+        self._worker = LocalWorker(learning, training.config.num_workers)
         plan = learning.lease_plan
-        self._is_delayed = plan.mode == "streaming" and plan.max_policy_lag is not None
         timeless = dataclasses.replace(plan, publish_interval_s=math.inf)
         updater = Updater(learning.group, timeless, training.counters.env_steps_trained)
         self.updates = self._inline = InlineUpdates(updater)
@@ -267,7 +327,7 @@ class LocalSource(Source):
         """See `Source`."""
         self.core.set_weights(weights, self._now)
         self.pump()
-        self._deliver_delayed()
+        self._hear_delayed()
 
     async def begin_episodes_anew(self) -> None:
         """See `Source`.
@@ -276,10 +336,11 @@ class LocalSource(Source):
         episodes are truncated, this is skipped, since too many would end early. The same applies if
         stored experience is read only once, since parts would be read again.
         """
-        if self._config.is_truncating or self._config.input_epochs is not None:
+        config = self._training.config
+        if config.is_truncating or config.input_epochs is not None:
             return
         await self._drop_worker()
-        self._num_broken_off = 0
+        self._joined_worker.num_broken_off = 0
         learning = self._learning
         if learning.lease_plan.publish_every > 1:  # a restored run begins with the newest weights
             self._inline.updater.publish_next()
@@ -304,7 +365,7 @@ class LocalSource(Source):
         if turn is None or turn.done():
             return
         if self._status == _UPDATING:
-            await wait_for_last(turn, _UPDATE_WAIT_S, hurry, self._tell)
+            await wait_for_last(turn, _UPDATE_WAIT_S, hurry, self._training.tell)
         else:  # an environment may never return
             timeout_s = _STEP_IN_HURRY_S if hurry.is_set() else _UPDATE_WAIT_S
             await asyncio.wait([turn], timeout=timeout_s)
@@ -373,21 +434,12 @@ class LocalSource(Source):
         self._heed_interrupt()
 
     async def _sample_fragment(self) -> None:
-        await self._sampler()
-        worker = self._worker
-        assert worker is not None
-        assert worker.unit is not None
-        lease_id = worker.session.start_fragment(worker.session.version)
-        if lease_id is None:  # a worker would wait for a snapshot
-            self._deliver_delayed()
-            lease_id = worker.session.start_fragment(worker.session.version)
-        if lease_id is None:
-            raise InternalError("all fragments are there, but they make no train batch")
+        unit = await self._sampler()
+        worker = self._joined_worker
+        lease_id = worker.begin_fragment(self._now)
         try:
-            samples = await self._call(worker.unit.sample, is_breakable=True)
-        except EndOfData:  # a new sampler would read all of it again
-            raise
-        except Ended:
+            samples = await self._call(unit.sample, is_breakable=True)
+        except (EndOfData, Ended):  # a new sampler would read all of the data again
             raise
         except Exception:  # it is left in the middle of a step
             await self._drop_worker()
@@ -397,7 +449,7 @@ class LocalSource(Source):
         self._pass_on()
 
     async def _update(self) -> None:
-        self._deliver_delayed()
+        self._hear_delayed()
         batch = self._inline.next_batch
         self._status = _UPDATING
         try:
@@ -430,7 +482,7 @@ class LocalSource(Source):
 
     def _pass_on(self) -> bool:
         """Pass the worker's messages to the core; return whether there were any."""
-        messages = [] if self._worker is None else self._worker.session.messages_to_send()
+        messages = [] if self._worker is None else self._worker.messages()
         for message in messages:
             self.core.receive(_PEER, message, self._now)
         return bool(messages)
@@ -438,84 +490,69 @@ class LocalSource(Source):
     def _carry_out(self, effect: Effect) -> None:
         match effect:
             case Send(message=message):
-                if self._is_delayed and isinstance(message, Snapshot):
-                    self._delayed.append(effect)
-                elif self._worker is not None:
-                    self._worker.hear(effect, self._now)
+                self._joined_worker.hear(message, self._now)
             case BeginUpdate(batch):
                 self._inline.submit_nowait(batch)
             case Report(news):
                 self._report(news)
 
-    def _deliver_delayed(self) -> None:
-        """Let the worker have the snapshots of all updates so far."""
-        delayed = self._delayed
-        self._delayed = []
-        for message in delayed:
-            if self._worker is not None:
-                self._worker.hear(message, self._now)
-
     def _report(self, news: News) -> None:
         match news:
             case FragmentRefused(_, reason):
                 text = f"worker {_SLOT} sent a malformed fragment: {reason}"
-                self._tell(text, logging.ERROR)
+                self._training.tell(text, logging.ERROR)
                 raise InternalError(
                     "the sampler is unusable: it sent a malformed fragment; the next one would do"
                     " the same"
                 )
             case DeltaLeftOut(_, reason):
                 text = f"worker {_SLOT} sent a filter delta that was left out: {reason}"
-                self._tell(text, logging.WARNING)
+                self._training.tell(text, logging.WARNING)
             case UpdateSkipped():
-                self._tell(skipped_text(news), logging.WARNING)
+                self._training.tell(skipped_text(news), logging.WARNING)
 
     # The worker
     # ----------------------------------------------------------------------------------------------
 
+    @property
+    def _joined_worker(self) -> LocalWorker:
+        assert self._worker is not None, "training has not begun"
+        return self._worker
+
     async def _sampler(self) -> SamplerUnit:
         """Return the sampler, a new one if a fragment was broken off."""
-        worker = self._worker
-        if worker is None:
-            worker = self._worker = LocalWorker()
-            worker.session.connected(self._now)
-            self.pump()
+        worker = self._joined_worker
         if worker.unit is not None:
             return worker.unit
-        num_workers = self._config.num_workers
+        worker.join(self._now)
+        self.pump()
         try:
-            return await self._call(
-                lambda: worker.build(self._learning, num_workers, self._num_broken_off)
-            )
+            return await self._call(worker.build)
         except BaseException:
-            self._leave(worker)
+            self._leave()
             raise
 
     async def sampler_here(self) -> SamplerUnit:
         """See `Source`."""
         unit = await self._sampler()
-        self._deliver_delayed()
+        self._hear_delayed()
         return unit
+
+    def _hear_delayed(self) -> None:
+        self._joined_worker.hear_delayed(self._now)
 
     async def _drop_worker(self, *, is_breakable: bool = False) -> None:
         """End the worker and close its environments."""
-        worker = self._worker
-        if worker is None:
-            return
-        self._leave(worker)
-        self._num_broken_off += 1
-        unit = worker.unit
+        unit = self._leave()
         if unit is not None:
             await self._here.in_caller(unit.close, is_breakable=is_breakable)
 
-    def _leave(self, worker: LocalWorker) -> None:
-        """Let the worker say that it leaves; the next one takes its leases."""
-        self._worker = None
-        self._delayed.clear()  # the next worker begins with the newest snapshot
-        worker.session.leaving("broken off", self._now)
-        for message in worker.session.messages_to_send():
-            self.core.receive(_PEER, message, self._now)
+    def _leave(self) -> SamplerUnit | None:
+        """Let the worker say that it leaves, if there is one; the next one takes its leases."""
+        unit = None if self._worker is None else self._worker.leave(self._now)
+        self._pass_on()
         self.core.session.peer_gone(_PEER, self._now)
+        return unit
 
     async def _call(self, step: Callable[[], T], *, is_breakable: bool = False) -> T:
         """See `LoopThread.in_caller`.

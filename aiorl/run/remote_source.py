@@ -100,8 +100,6 @@ class RemoteSource(Source):
         self.overview = Overview()
         self.news = asyncio.Event()
         self._training = training
-        self._config = config
-        self._tell = training.tell
         self._loop = asyncio.get_running_loop()
         self._began = time.monotonic()
         self._codec = _Codec(limits_of(config.transport), config.transport.compression != "off")
@@ -127,7 +125,7 @@ class RemoteSource(Source):
         """Listen at the config's address, on the port used before a resume if any will do and it is
         free.
         """
-        config = self._config
+        config = self._training.config
         last = self._training.directory.last_port
         raise_open_file_limit()
         binds = [config.bind]
@@ -143,7 +141,7 @@ class RemoteSource(Source):
             except ConfigError as error:
                 if bind == config.bind:
                     raise
-                self._tell(
+                self._training.tell(
                     f"workers will not find the learner at its old address: {error}",
                     logging.WARNING,
                 )
@@ -157,7 +155,7 @@ class RemoteSource(Source):
         Raises:
             ConfigError: the keys cannot be used.
         """
-        config = self._config
+        config = self._training.config
         keys = None if config.keys is None else load_learner_keys(Path(config.keys))
         return ZmqLearnerEndpoint(
             bind, keys=keys, insecure=config.insecure, limits=EndpointLimits.of(config.transport)
@@ -171,7 +169,7 @@ class RemoteSource(Source):
     @property
     def join_command(self) -> str:
         """See `Source`."""
-        config = self._config
+        config = self._training.config
         addresses = self.addresses if config.advertise else self.addresses[:1]
         command = f"aiorl worker --connect {','.join(addresses)}"
         if config.keys is not None:
@@ -186,7 +184,7 @@ class RemoteSource(Source):
         if self.core.is_granting:
             return "sampling the first train batch"
         num_present = len(self.session.slots)
-        num_wanted = max(1, self._config.num_workers)
+        num_wanted = max(1, self._training.config.num_workers)
         return (
             f"the update is compiled; waiting for workers: {num_present} of {num_wanted} are here"
         )
@@ -197,7 +195,7 @@ class RemoteSource(Source):
         if workers:
             return states_of(workers)
         text = f"no worker is connected; they join with: {self.join_command}"
-        if self._config.num_workers:
+        if self._training.config.num_workers:
             return text
         return (
             f"{text} (with num_workers: 0 and bind, this run starts none; without bind, this"
@@ -262,7 +260,7 @@ class RemoteSource(Source):
             ConfigError: the data that workers need is too large for a message.
         """
         self.admit(learning)
-        num_wanted = max(1, self._config.num_workers)
+        num_wanted = max(1, self._training.config.num_workers)
         while not await self.wait_for_workers(num_wanted, _SAY_WAITING_S):
             num_present = len(self.session.slots)
             num_down = len(self.workers_here.given_up)
@@ -270,9 +268,9 @@ class RemoteSource(Source):
             if num_present and (num_present + num_down >= num_wanted or is_late):
                 break
             text = f"waiting for workers: {num_present} of {num_wanted} are here"
-            if not num_present and self._config.num_workers == 0:
+            if not num_present and self._training.config.num_workers == 0:
                 text = self.waiting_for()
-            self._tell(text, logging.INFO)
+            self._training.tell(text, logging.INFO)
 
     def admit(self, learning: Learning) -> None:
         """Admit workers, publish the first snapshot and begin to compile the update; sampling
@@ -283,7 +281,7 @@ class RemoteSource(Source):
                 acknowledgements of all workers.
         """
         core = self.core
-        config = self._config
+        config = self._training.config
         counters = self._training.counters
         snapshot = core.begin(learning, config.object_store_memory or _QUEUED_BYTES)
         part = learning.worker_part.to_dict()
@@ -305,7 +303,7 @@ class RemoteSource(Source):
         session = self.session
         welcome = Welcome(
             slot=0,
-            num_workers=self._config.num_workers,
+            num_workers=self._training.config.num_workers,
             run_id=session.run_id,
             learner_incarnation=session.learner_incarnation,
             config=learning.worker_part.to_dict(),
@@ -364,7 +362,7 @@ class RemoteSource(Source):
         if self._thread is not None and self._compiled.is_set():
             self._thread.stop()
             hurry = self._training.end.hurry
-            await wait_for_last(self._updates_ended, _UPDATE_WAIT_S, hurry, self._tell)
+            await wait_for_last(self._updates_ended, _UPDATE_WAIT_S, hurry, self._training.tell)
 
     async def close(self, reason: str, *, final: bool) -> None:
         """Say goodbye and end the workers and the update thread; their later messages are
@@ -472,7 +470,7 @@ class RemoteSource(Source):
             return
         if self._training.end.has_come:
             text = f"the last update failed and is left out: {event.error}"
-            self._tell(text, logging.ERROR)
+            self._training.tell(text, logging.ERROR)
         self._training.fail(event.error)
 
     async def _tick(self) -> None:
@@ -491,7 +489,7 @@ class RemoteSource(Source):
             return
         if any(worker.state != OUT_OF_DATA for worker in workers) or not self.core.is_drained:
             return
-        slots_to_come = set(range(1, self._config.num_workers + 1))
+        slots_to_come = set(range(1, self._training.config.num_workers + 1))
         slots_to_come -= {*self.session.slots, *self.workers_here.given_up}
         if not slots_to_come:  # workers still to come have their share to read
             self._training.stop("Done: all stored experience was read.")
