@@ -237,7 +237,6 @@ class LearnerCore:
                         self._take_in(event, now)
                     case ev.WorkerJoined():
                         self.publisher.join(event.incarnation)
-                        self._top_up()
                     case ev.WorkerLost():
                         self.publisher.forget(event.incarnation)
                     case ev.PeerRejected(peer, reason):
@@ -290,7 +289,9 @@ class LearnerCore:
     # ----------------------------------------------------------------------------------------------
 
     def _begin_updates(self) -> None:
-        """Begin updates while there is room, and lease fragments to replace theirs."""
+        """Begin updates while there is room, account for fragments that are too old or too many, and
+        lease others.
+        """
         assembler = self._assembler
         if self._is_stopped or self._is_paused:
             return

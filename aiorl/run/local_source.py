@@ -381,9 +381,6 @@ class LocalSource(Source):
     def join(self, timeout_s: float) -> None:
         """See `Source`; there is no thread."""
 
-    def lose(self, slot: int, reason: str) -> None:
-        """See `Source`; there are no processes."""
-
     # Turns
     # ----------------------------------------------------------------------------------------------
 

@@ -211,10 +211,6 @@ class RemoteSource(Source):
         """See `Source`."""
         return self.session.workers
 
-    def lose(self, slot: int, reason: str) -> None:
-        """See `Source`."""
-        self.session.lose(slot, reason, time.monotonic())
-
     def traffic(self) -> EndpointStats:
         """See `Source`."""
         return self._endpoint.stats()

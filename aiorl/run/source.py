@@ -139,6 +139,3 @@ class Source(Protocol):
         """Make `advance` return as soon as the current step has ended, if it runs in the caller's
         thread.
         """
-
-    def lose(self, slot: int, reason: str) -> None:
-        """Continue without a worker process."""

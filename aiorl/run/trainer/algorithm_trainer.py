@@ -6,6 +6,7 @@ import asyncio
 import logging
 import secrets
 import tempfile
+import time
 from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -100,12 +101,12 @@ class WorkerSet:
             healthy: the workers to keep, as ``remote_workers`` returns them.
         """
         kept = {worker.incarnation for worker in healthy}
-        source = self._trainer._training.source
+        session = self._trainer._training.core.session
 
         def drop() -> None:
             for worker in self._registered():
                 if worker.incarnation not in kept:
-                    source.lose(worker.index, "the trainer continues without it")
+                    session.lose(worker.index, "the trainer continues without it", time.monotonic())
 
         self._trainer._loop.do(drop)
 
