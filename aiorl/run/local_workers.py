@@ -72,10 +72,8 @@ class LocalWorkers:
         self.may_be_lost = False
         self.come_back_s = 5.0
         self._training = training
-        self._config = config
         self._session = session
         self._address = address
-        self._slots = range(1, config.num_workers + 1)
         self._steps_before = training.counters.env_steps_sampled
         self._worker_ids: dict[int, str] = {}
         self._absent: dict[int, tuple[int, float]] = {}
@@ -99,6 +97,10 @@ class LocalWorkers:
             # slots where the newest process has sent a fragment
             has_worked=self._worked.__contains__,
         )
+
+    @property
+    def _slots(self) -> range:
+        return range(1, self._training.config.num_workers + 1)
 
     @property
     def pids(self) -> dict[int, int]:
@@ -186,15 +188,15 @@ class LocalWorkers:
         if slot not in self._slots:  # not a local worker
             return
         self._said[slot] = failed.message  # its process may have ended already
-        if failed.kind == "setup" and not self._config.ignore_worker_failures:
+        if failed.kind == "setup" and not self._training.config.ignore_worker_failures:
             self._end(slot, failed.message, failed.traceback)
             return
-        said = {
+        failures = {
             without_numbers(self._said[other]) if other in self._said else None
             for other in self._slots
         }
         has_sampled = self._training.counters.env_steps_sampled > self._steps_before
-        if len(said) == 1 and not has_sampled and not self._has_others(self._slots):
+        if len(failures) == 1 and not has_sampled and not self._has_others(self._slots):
             every = (
                 "the only worker"
                 if len(self._slots) == 1
@@ -220,9 +222,7 @@ class LocalWorkers:
                 self._worked.discard(slot)
                 logger.info("%s", event)
             case ChildRestarting(_, status, restarts, wait_s):
-                restart = (
-                    f"restart {restarts} of {self._config.max_worker_restarts} in {wait_s:g} s"
-                )
+                restart = f"restart {restarts} of {self._training.config.max_worker_restarts} in {wait_s:g} s"
                 text = f"local worker {slot} ended with {status_text(status)}; {restart}"
                 # a failing worker has reported its failure before, and many fail alike
                 what = without_numbers(self._said.get(slot, "")) if status == FAILED else None
@@ -237,7 +237,7 @@ class LocalWorkers:
                     " restarts and stays down"
                 )
                 text += f"; it last reported: {self._said[slot]}" if slot in self._said else ""
-                if self._config.ignore_worker_failures and self._has_others({slot}):
+                if self._training.config.ignore_worker_failures and self._has_others({slot}):
                     log = self._training.directory.worker_log(slot)
                     tell(f"{text}; training continues with the others (log: {log})", logging.ERROR)
                 else:
@@ -253,7 +253,7 @@ class LocalWorkers:
         return any(slot not in slots for slot in (*self._session.slots, *self.pids))
 
     def _end(self, slot: int, message: str, traceback: str = "") -> None:
-        hint = "" if self._config.ignore_worker_failures else f"; {HINT}"
+        hint = "" if self._training.config.ignore_worker_failures else f"; {HINT}"
         log = self._training.directory.worker_log(slot)
         self._training.fail(WorkerError(slot, f"{message} (log: {log}){hint}", traceback))
 

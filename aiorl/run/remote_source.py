@@ -100,19 +100,15 @@ class RemoteSource(Source):
         self.overview = Overview()
         self.news = asyncio.Event()
         self._training = training
-        self._loop = asyncio.get_running_loop()
         self._began = time.monotonic()
         self._codec = _Codec(limits_of(config.transport), config.transport.compression != "off")
         self._news = PeerNews(training.tell, core.session)
         self._thread: UpdateThread | None = None
-        self._updates_ended: asyncio.Future[None] = self._loop.create_future()
-        self._compiled = asyncio.Event()
-        self._joined = asyncio.Event()
+        self._happened = _Happened()
         self._is_pump_due = False
         self._is_over = False
         self._endpoint = self._listen()
-        self.addresses = dialable(self.address, config.advertise)
-        self.overview.addresses = self.addresses
+        self.overview.addresses = dialable(self.address, config.advertise)
         self.overview.workers = self.workers
         self.workers_here = LocalWorkers(training, core.session, self._endpoint.local_address)
         self._tasks = Tasks(training.fail)
@@ -170,7 +166,9 @@ class RemoteSource(Source):
     def join_command(self) -> str:
         """See `Source`."""
         config = self._training.config
-        addresses = self.addresses if config.advertise else self.addresses[:1]
+        addresses = self.overview.addresses
+        if not config.advertise:
+            addresses = addresses[:1]
         command = f"aiorl worker --connect {','.join(addresses)}"
         if config.keys is not None:
             command += f" --keys {shlex.quote(os.path.abspath(config.keys))}"
@@ -179,7 +177,7 @@ class RemoteSource(Source):
     @property
     def status(self) -> str:
         """See `Source`."""
-        if not self._compiled.is_set():
+        if not self._happened.compiled.is_set():
             return "compiling the update"
         if self.core.is_granting:
             return "sampling the first train batch"
@@ -225,7 +223,7 @@ class RemoteSource(Source):
             ConfigError: the run directory cannot be written.
             OSError: a worker could not be started.
         """
-        self._training.directory.save_address(self.address, self.addresses)
+        self._training.directory.save_address(self.address, self.overview.addresses)
         await self.workers_here.start()
 
     async def build(self, step: Callable[[], T]) -> T:
@@ -283,7 +281,7 @@ class RemoteSource(Source):
         part = learning.worker_part.to_dict()
         self._check_room(learning, snapshot)
         updater = Updater(learning.group, learning.lease_plan, counters.env_steps_trained)
-        self.updates = self._thread = UpdateThread(updater, self._on_update_thread)
+        self.updates = self._thread = UpdateThread(updater, self._post_to_loop())
         core.admit(part, learning.graphs, snapshot, time.monotonic())
         self.pump()
         self._training.begin_saving(learning)
@@ -324,15 +322,15 @@ class RemoteSource(Source):
         try:
             async with asyncio.timeout(timeout_s):
                 while len(self.session.slots) < count:
-                    self._joined.clear()
-                    await self._joined.wait()
+                    self._happened.joined.clear()
+                    await self._happened.joined.wait()
         except TimeoutError:
             return False
         return True
 
     async def compiled(self) -> None:
         """See `Source`."""
-        await self._training.end.before(self._compiled.wait())
+        await self._training.end.before(self._happened.compiled.wait())
 
     async def advance(self) -> None:
         """See `Source`."""
@@ -355,10 +353,12 @@ class RemoteSource(Source):
     async def finish_update(self) -> None:
         """See `Source`."""
         self.stop()
-        if self._thread is not None and self._compiled.is_set():
+        if self._thread is not None and self._happened.compiled.is_set():
             self._thread.stop()
             hurry = self._training.end.hurry
-            await wait_for_last(self._updates_ended, _UPDATE_WAIT_S, hurry, self._training.tell)
+            await wait_for_last(
+                self._happened.updates_ended, _UPDATE_WAIT_S, hurry, self._training.tell
+            )
 
     async def close(self, reason: str, *, final: bool) -> None:
         """Say goodbye and end the workers and the update thread; their later messages are
@@ -437,16 +437,22 @@ class RemoteSource(Source):
                 return
         self._pump_soon()
 
-    def _on_update_thread(self, event: UpdateEvent) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(self._handle_update, event)
+    def _post_to_loop(self) -> Callable[[UpdateEvent], None]:
+        """Return a function with which the update thread hands an event to this loop."""
+        loop = asyncio.get_running_loop()
+
+        def post(event: UpdateEvent) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(self._handle_update, event)
+
+        return post
 
     def _handle_update(self, event: UpdateEvent) -> None:
         if self._is_over:
             return  # too late: the run is saved, and the workers have been sent goodbyes
         match event:
             case WarmUpDone(took_s):
-                self._compiled.set()
+                self._happened.compiled.set()
                 self._training.compiled_in(took_s)
             case UpdateDone():
                 self.core.update_ended(event, time.monotonic())
@@ -459,7 +465,7 @@ class RemoteSource(Source):
     def _handle_end_of_updates(self, event: UpdatesEnded) -> None:
         self.core.stop()
         self.core.updates_left(event.num_left)
-        self._updates_ended.set_result(None)
+        self._happened.updates_ended.set_result(None)
         if event.batch is not None:
             self.core.update_failed(event.batch)
         if event.error is None:
@@ -497,7 +503,7 @@ class RemoteSource(Source):
         """Schedule one `pump` for all messages of this wake-up."""
         if not self._is_pump_due:
             self._is_pump_due = True
-            self._loop.call_soon(self.pump)
+            asyncio.get_running_loop().call_soon(self.pump)
 
     def pump(self) -> None:
         """See `Source`. Does nothing after the goodbyes."""
@@ -526,7 +532,7 @@ class RemoteSource(Source):
         self._news.report_event(news)
         match news:
             case ev.WorkerJoined():
-                self._joined.set()
+                self._happened.joined.set()
             case ev.WorkerFailed():
                 self.workers_here.on_failed(news)
             case ev.StatusRequested(peer, max_bytes):
@@ -547,6 +553,21 @@ class RemoteSource(Source):
             self._endpoint.broadcast(frames)
         else:
             self._endpoint.send(target, frames)
+
+
+class _Happened:
+    """Events in the life of a source to wait for.
+
+    Attributes:
+        joined: set when a worker joins.
+        compiled: set when the update is compiled.
+        updates_ended: done when the update thread has ended.
+    """
+
+    def __init__(self) -> None:
+        self.joined = asyncio.Event()
+        self.compiled = asyncio.Event()
+        self.updates_ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
 
 class _Codec:

@@ -31,8 +31,6 @@ class Source(Protocol):
         updates: makes the updates; None before `begin`.
         overview: the account of the run.
         play: plays a checkpoint for an evaluation; None leaves that to separate processes.
-        addresses: addresses at which workers on other hosts reach the learner, best first; none if
-            no worker can join.
         news: set when something has happened that `advance` waits for.
     """
 
@@ -41,7 +39,6 @@ class Source(Protocol):
     overview: Overview
     news: asyncio.Event
     play: Play | None = None
-    addresses: Sequence[str] = ()
 
     # Questions
     # ----------------------------------------------------------------------------------------------
