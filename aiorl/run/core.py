@@ -31,7 +31,7 @@ from aiorl.net.protocol.learner_session import LearnerSession, LearnerSettings, 
 from aiorl.net.protocol.ledger import Ledger
 from aiorl.net.protocol.pacing import Pacing
 from aiorl.net.wire.format import limits_of, max_workers_of
-from aiorl.net.wire.messages import DownMessage, Message, PolicyArrays, Snapshot
+from aiorl.net.wire.messages import Arrays, DownMessage, Message, PolicyArrays, Snapshot
 from aiorl.run.build import Learning
 from aiorl.run.counters import Counters
 from aiorl.run.ingest import STALE, AssembledBatch, BatchAssembler, check_samples
@@ -438,6 +438,7 @@ class Publisher:
         """Set the filters that deltas are merged into."""
         self.version = -1
         self.filters = dict(filters)
+        self._weights: dict[str, Arrays] = {}
         # live incarnation -> highest sequence number merged; there are at most as many as the
         # session has slots. Lower numbers not merged yet belong to accepted fragments that wait in
         # the assembler.
@@ -485,17 +486,19 @@ class Publisher:
             if not merged.is_identity
         }
 
-    def next_snapshot(self, weights: PolicyArrays, global_vars: Mapping[str, Any]) -> Snapshot:
+    def next_snapshot(self, changed: PolicyArrays, global_vars: Mapping[str, Any]) -> Snapshot:
         """Make the snapshot of the next version.
 
         Args:
-            weights: policy id -> weights by name.
+            changed: policy id -> weights by name, of policies that have changed since the version
+                before; the others keep theirs.
             global_vars: values that policies need, such as the timestep.
         """
         self.version += 1
+        self._weights |= changed
         return Snapshot(
             version=self.version,
-            weights=dict(weights),
+            weights=dict(self._weights),
             filters=self.filter_states(),
             filter_acks={
                 incarnation: sequence for incarnation, sequence in self._merged.items() if sequence

@@ -75,3 +75,16 @@ def test_each_policys_filter_gets_its_own_deltas_even_if_another_does_not_fit() 
         publisher.merge_deltas("x", 1, {"a": one, "b": one, "plain": one, "stranger": one})
     filters = publisher.next_snapshot({}, {}).filters
     assert {name: int(state["n"]) for name, state in filters.items()} == {"a": 0, "b": 2}
+
+
+def test_policies_that_an_update_does_not_change_keep_their_weights_in_snapshots() -> None:
+    publisher = Publisher({})
+    first = {"fixed": {"w": np.zeros(1)}, "learns": {"w": np.zeros(1)}}
+    publisher.next_snapshot(first, {})
+    snapshot = publisher.next_snapshot({"learns": {"w": np.ones(1)}}, {})
+    assert snapshot.version == 1
+    assert {name: arrays["w"].item() for name, arrays in snapshot.weights.items()} == {
+        "fixed": 0.0,
+        "learns": 1.0,
+    }
+    assert first["learns"]["w"] == 0.0
