@@ -6,75 +6,149 @@ Importing this does not load TensorFlow.
 from aiorl.config.key import changed, key
 from aiorl.data import columns
 from aiorl.data.fragment import SamplePlan
-from aiorl.learning.algorithms.actor_critic_config import ActorCriticConfig
-from aiorl.learning.algorithms.actor_replay import CriticReplayAlgorithm
-from aiorl.learning.algorithms.algorithm import Algorithm, LeasePlan, Observations, UpdateResult
-from aiorl.learning.algorithms.compiled_algorithm import CompiledAlgorithm, rows_forward
-from aiorl.learning.algorithms.compiled_update import Phase, TargetNetwork, UpdateSpec
-from aiorl.learning.algorithms.dqn import DQN, DQNConfig
-from aiorl.learning.algorithms.imitation import Imitation, ImitationConfig
-from aiorl.learning.algorithms.on_policy import (
-    OnPolicy,
-    OnPolicyConfig,
-    Surrogate,
-    SurrogateConfig,
-    surrogate_spec,
+from aiorl.learning.actor_critic import (
+    adam,
+    adam_of_multiplier,
+    likelihood_loss,
+    rows_forward,
+    schedules,
+    sequence_forward,
+    update_by_loss,
 )
-from aiorl.learning.algorithms.replay_algorithm import ReplayAlgorithm
+from aiorl.learning.algorithm import (
+    Adaptation,
+    Algorithm,
+    Experience,
+    Feed,
+    LeasePlan,
+    Networks,
+    Observations,
+    Round,
+    Update,
+    UpdateResult,
+)
+from aiorl.learning.algorithms.actor_critic_config import ActorCriticConfig
+from aiorl.learning.algorithms.critics import (
+    build_actor,
+    critic_step,
+    make_critics,
+    update_with_critics,
+)
+from aiorl.learning.algorithms.dqn import DQN, DQNConfig, q_update
+from aiorl.learning.algorithms.imitation import ImitationConfig
+from aiorl.learning.algorithms.on_policy import OnPolicyConfig
 from aiorl.learning.algorithms.replay_config import (
     ActorReplayConfig,
     OfflineReplayConfig,
     ReplayConfig,
 )
-from aiorl.learning.algorithms.rows import sequence_columns
 from aiorl.learning.algorithms.streaming import (
-    Streaming,
     StreamingConfig,
+    VTrace,
     VTraceConfig,
-    VTraceStreaming,
+    adam_or_rmsprop,
 )
+from aiorl.learning.algorithms.surrogate import SurrogateConfig, surrogate_update
+from aiorl.learning.experience import (
+    advantages,
+    on_policy,
+    returns,
+    stored,
+    streamed,
+    transitions,
+)
+from aiorl.learning.learner import Learner
 from aiorl.learning.losses import masked_mean
 from aiorl.learning.losses.policy_gradient import actor_critic_loss, masked_normalise
 from aiorl.learning.models.distributions import to_tf_distribution
 from aiorl.learning.replay.replay import Replay
+from aiorl.learning.replayed import replay_knobs, replayed
+from aiorl.learning.rows import sequence_columns
+from aiorl.learning.steps import (
+    Loss,
+    Step,
+    TargetNetwork,
+    chain,
+    descend,
+    drawn,
+    epochs,
+    every,
+    follow,
+    guarded,
+    minibatches,
+    of_policy,
+    per_row,
+    prepare,
+)
 
 __all__ = [
     "DQN",
     "ActorCriticConfig",
     "ActorReplayConfig",
+    "Adaptation",
     "Algorithm",
-    "CompiledAlgorithm",
-    "CriticReplayAlgorithm",
     "DQNConfig",
-    "Imitation",
+    "Experience",
+    "Feed",
     "ImitationConfig",
+    "Learner",
     "LeasePlan",
+    "Loss",
+    "Networks",
     "Observations",
     "OfflineReplayConfig",
-    "OnPolicy",
     "OnPolicyConfig",
-    "Phase",
     "Replay",
-    "ReplayAlgorithm",
     "ReplayConfig",
+    "Round",
     "SamplePlan",
-    "Streaming",
+    "Step",
     "StreamingConfig",
-    "Surrogate",
     "SurrogateConfig",
     "TargetNetwork",
+    "Update",
     "UpdateResult",
-    "UpdateSpec",
+    "VTrace",
     "VTraceConfig",
-    "VTraceStreaming",
     "actor_critic_loss",
+    "adam",
+    "adam_of_multiplier",
+    "adam_or_rmsprop",
+    "advantages",
+    "build_actor",
+    "chain",
     "changed",
     "columns",
+    "critic_step",
+    "descend",
+    "drawn",
+    "epochs",
+    "every",
+    "follow",
+    "guarded",
     "key",
+    "likelihood_loss",
+    "make_critics",
     "masked_mean",
     "masked_normalise",
+    "minibatches",
+    "of_policy",
+    "on_policy",
+    "per_row",
+    "prepare",
+    "q_update",
+    "replay_knobs",
+    "replayed",
+    "returns",
     "rows_forward",
+    "schedules",
     "sequence_columns",
-    "surrogate_spec",
+    "sequence_forward",
+    "stored",
+    "streamed",
+    "surrogate_update",
     "to_tf_distribution",
+    "transitions",
+    "update_by_loss",
+    "update_with_critics",
 ]

@@ -136,7 +136,7 @@ class ColumnSpec:
 
     @property
     def is_packed(self) -> bool:
-        """True if it is part of the packed array of `aiorl.learning.algorithms.batch_buffers`."""
+        """True if it is part of the packed array of `aiorl.learning.batch_buffers`."""
         return len(self.shape) <= 1 and self.dtype in ("float32", "int32")
 
     @property

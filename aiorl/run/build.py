@@ -38,8 +38,16 @@ from aiorl.env.kinds import EnvFacts, EnvKind, check_can_be_remote, facts_of
 from aiorl.env.registry import name_elsewhere
 from aiorl.env.wrapping import EnvPlan, Wrapping
 from aiorl.errors import CheckpointError, ConfigError
-from aiorl.learning.algorithms.algorithm import Algorithm, LeasePlan, Observations
+from aiorl.learning.algorithm import (
+    Algorithm,
+    Experience,
+    LeasePlan,
+    Observations,
+    acting_settings_of,
+    experience_of,
+)
 from aiorl.learning.algorithms.registry import algorithm_class
+from aiorl.learning.learner import Learner
 from aiorl.learning.tf_runtime import configure_tensorflow, import_tensorflow
 from aiorl.process.imports import require_packages
 from aiorl.run.policy_group import PolicyGroup
@@ -298,14 +306,13 @@ def build_learning(
     if plan.callbacks is not None:
         callbacks = named_failures(plan.callbacks, f"callbacks {config.callbacks!r}", "callbacks")()
     configure_tensorflow(config)
-    kinds: dict[str, type[Algorithm]] = {}
     parts: dict[str, PolicyPart] = {}
-    learners: dict[str, tuple[CommonConfig, Any]] = {}
+    trained: dict[str, tuple[type[Algorithm[Any]], CommonConfig, Any]] = {}
     fixed: dict[str, Mapping[str, Any]] = {}
     graphs: dict[str, PolicyGraph] = {}
     filters: dict[str, ObservationFilter] = {}
     for position, (policy_id, policy) in enumerate(planned.items()):
-        kind = kinds[policy_id] = algorithm_class(policy.config.algo)
+        kind = algorithm_class(policy.config.algo)
         own_filter = filters[policy_id] = make_filter(
             config.observation_filter,
             policy.preprocessor.shape,
@@ -320,16 +327,14 @@ def build_learning(
             kind, policy, own_filter, seed, part.config.get("exploration")
         )
         if policy.is_trained:
-            learners[policy_id] = policy.config.model_copy(update={"seed": seed}), model
+            trained[policy_id] = kind, policy.config.model_copy(update={"seed": seed}), model
         else:
             fixed[policy_id] = model.get_weights()
-    for check_room in {
-        getattr_static(kind, "check_room"): kind.check_room for kind in kinds.values()
-    }.values():
-        check_room([*learners.values()])
-    algorithms = {policy_id: kinds[policy_id](*learner) for policy_id, learner in learners.items()}
-    for policy_id, algorithm in algorithms.items():
-        algorithm.merged_filter = filters[policy_id]
+    _check_room([(experience_of(kind, own), model) for kind, own, model in trained.values()])
+    learners = {
+        policy_id: Learner(kind, own, model, merged_filter=filters[policy_id])
+        for policy_id, (kind, own, model) in trained.items()
+    }
     scaled = [
         policy_id
         for policy_id, part in parts.items()
@@ -337,8 +342,8 @@ def build_learning(
     ]
     filters |= {returns_of(policy_id): ReturnFilter() for policy_id in scaled}
     return Learning(
-        group=PolicyGroup(algorithms, fixed),
-        lease_plan=algorithm_class(config.algo).lease_plan(config),
+        group=PolicyGroup(learners, fixed),
+        lease_plan=experience_of(algorithm_class(config.algo), config).lease_plan(),
         worker_part=WorkerPart.of(
             config, policies=parts, log_dir=None if run_dir is None else str(run_dir.resolve())
         ),
@@ -348,6 +353,16 @@ def build_learning(
         callbacks=callbacks,
         begins_with=plan.begins_with,
     )
+
+
+def _check_room(policies: list[tuple[Experience, Any]]) -> None:
+    """Check that there is room for all policies; each kind of experience sees all of them.
+
+    Raises:
+        ConfigError: there is no room.
+    """
+    for check_room in {type(experience).check_room for experience, _ in policies}:
+        check_room(policies)
 
 
 def _in_order_of(
@@ -369,7 +384,7 @@ def _in_order_of(
 
 
 def _build_network(
-    kind: type[Algorithm],
+    kind: type[Algorithm[Any]],
     policy: PlannedPolicy,
     observation_filter: ObservationFilter,
     seed: int | None,
@@ -400,35 +415,28 @@ def _build_network(
     return model, {"graph": graph, "spec": description}
 
 
-def _policy_part(config: CommonConfig, policy: PlannedPolicy, kind: type[Algorithm]) -> PolicyPart:
+def _policy_part(
+    config: CommonConfig, policy: PlannedPolicy, kind: type[Algorithm[Any]]
+) -> PolicyPart:
     """Return the description of a policy that workers get."""
     own = policy.has_own_spaces
     is_network = policy.policy_class is None
-    sequences = is_network and kind.trains_on_sequences(policy.config)
-    plan = SamplePlan()
-    settings = {
-        **policy.settings,
-        **(kind.all_acting_settings(policy.config) if is_network else {}),
-    }
+    experience = experience_of(kind, policy.config)
+    sequences = is_network and bool(experience.sample_plan.of_sequences)
+    settings = dict(policy.settings)
+    if is_network:
+        settings.update(acting_settings_of(kind, policy.config))
     if is_network and not policy.is_trained:
         settings[FIXED_TIMESTEP] = _AFTER_ALL_SCHEDULES  # unless a checkpoint says where they stand
-    if policy.is_trained:
-        plan = dataclasses.replace(
-            kind.sample_plan(policy.config), return_discount=kind.return_discount(policy.config)
-        )
     return PolicyPart(
         policy_class=policy.policy_class,
         algo=policy.config.algo if policy.is_of_other_algorithm(config) else None,
         observation_space=space_to_dict(policy.observation_space) if own else None,
         action_space=space_to_dict(policy.action_space) if own else None,
         config=settings,
-        sample_plan=plan,
+        sample_plan=experience.sample_plan if policy.is_trained else SamplePlan(),
         is_trained=policy.is_trained,
         layout="sequences" if sequences else "rows",
         sequence_length=policy.config.sequence_length() if sequences else 1,
-        sends=(
-            "gradients"
-            if policy.is_trained and kind.gradients_from_workers(policy.config)
-            else "rows"
-        ),
+        sends=("gradients" if policy.is_trained and experience.sends_gradients else "rows"),
     )

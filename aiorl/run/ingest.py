@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from aiorl.data.columns import OBS, VALID, is_gradient, num_rows
 from aiorl.data.metrics import MAX_HIST, MAX_NAME, MAX_NAMES, EpisodeColumns
 from aiorl.errors import BatchError, InternalError
-from aiorl.learning.algorithms.algorithm import LeasePlan
+from aiorl.learning.algorithm import LeasePlan
 from aiorl.net.protocol.events import SamplesAccepted
 from aiorl.net.protocol.ledger import MAX_FRAGMENT_STEPS
 from aiorl.net.wire.messages import Samples

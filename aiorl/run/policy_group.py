@@ -1,6 +1,6 @@
-"""All policies of a run that have a network: trained ones, each with its algorithm, and fixed ones.
+"""All policies of a run that have a network: trained ones, each with its learner, and fixed ones.
 
-For the `Updater`, a group looks like one algorithm with train batches by policy id.
+For the `Updater`, a group looks like one learner with train batches by policy id.
 """
 
 from __future__ import annotations
@@ -17,13 +17,8 @@ from numpy.typing import NDArray
 
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.errors import BatchError, CheckpointError, TrainingDiverged
-from aiorl.learning.algorithms.algorithm import (
-    Algorithm,
-    AlgorithmState,
-    Batch,
-    LeasePlan,
-    UpdateResult,
-)
+from aiorl.learning.algorithm import AlgorithmState, Batch, LeasePlan, UpdateResult
+from aiorl.learning.learner import Learner
 from aiorl.learning.replay.ring import Snapshot
 from aiorl.run.ingest import AssembledBatch
 
@@ -36,21 +31,21 @@ class PolicyGroup:
     """Updates several policies, one after the other, in the order of their ids.
 
     Attributes:
-        algorithms: policy id -> algorithm, for trained policies.
+        learners: policy id -> learner, for trained policies.
         fixed: policy id -> weights, for fixed policies.
     """
 
     def __init__(
         self,
-        algorithms: Mapping[str, Algorithm],
+        learners: Mapping[str, Learner],
         fixed: Mapping[str, Mapping[str, Array]] | None = None,
     ) -> None:
-        """Take ownership of algorithms and weights; no other code must use them afterwards."""
-        self.algorithms = {policy_id: algorithms[policy_id] for policy_id in sorted(algorithms)}
+        """Take ownership of learners and weights; no other code must use them afterwards."""
+        self.learners = {policy_id: learners[policy_id] for policy_id in sorted(learners)}
         self.fixed = {
             policy_id: dict(weights) for policy_id, weights in sorted((fixed or {}).items())
         }
-        self._is_single = set(self.algorithms) == {DEFAULT_POLICY_ID} and not self.fixed
+        self._is_single = set(self.learners) == {DEFAULT_POLICY_ID} and not self.fixed
 
     def check_fragment(self, batches: PolicyColumns) -> None:
         """Check, before a fragment is queued, that `make_batch` can use it. Can be called in any
@@ -60,29 +55,29 @@ class PolicyGroup:
             BatchError: `make_batch` cannot use it; the error names the policy or column at fault.
         """
         for policy_id, columns in batches.items():
-            algorithm = self.algorithms.get(policy_id)
-            if algorithm is None:
+            learner = self.learners.get(policy_id)
+            if learner is None:
                 raise BatchError(
                     "batches",
-                    f"policies that learn, {', '.join(self.algorithms)}",
+                    f"policies that learn, {', '.join(self.learners)}",
                     f"{policy_id!r:.100}",
                 )
-            algorithm.check_fragment(columns)
+            learner.check_fragment(columns)
 
     def make_batch(self, fragments: Sequence[PolicyColumns]) -> dict[str, Batch]:
         """Make a train batch for each policy with rows in these fragments, in the order given.
 
         Returns:
-            Policy id -> train batch; see `Algorithm.make_batch`.
+            Policy id -> train batch; see `Learner.make_batch`.
 
         Raises:
             BatchError: a column is missing or does not fit.
         """
         batches = {}
-        for policy_id, algorithm in self.algorithms.items():
+        for policy_id, learner in self.learners.items():
             own = [fragment[policy_id] for fragment in fragments if policy_id in fragment]
             if own:
-                batches[policy_id] = algorithm.make_batch(own)
+                batches[policy_id] = learner.make_batch(own)
         return batches
 
     def update(self, batches: Mapping[str, Batch], env_steps_total: int) -> UpdateResult:
@@ -105,7 +100,7 @@ class PolicyGroup:
         for policy_id, batch in batches.items():
             prefix = "" if self._is_single else f"{policy_id}/"
             try:
-                result = self.algorithms[policy_id].update(batch, env_steps_total)
+                result = self.learners[policy_id].update(batch, env_steps_total)
             except TrainingDiverged as error:
                 if self._is_single:
                     raise
@@ -116,22 +111,20 @@ class PolicyGroup:
         return UpdateResult(metrics, skipped, bad_column)
 
     def hurry(self) -> None:
-        """See `Algorithm.hurry`."""
-        for algorithm in self.algorithms.values():
-            algorithm.hurry()
+        """See `Learner.hurry`."""
+        for learner in self.learners.values():
+            learner.hurry()
 
     def warm_up(self) -> None:
         """Compile every update."""
-        for algorithm in self.algorithms.values():
-            algorithm.warm_up()
+        for learner in self.learners.values():
+            learner.warm_up()
 
     def get_weights(self) -> dict[str, dict[str, Array]]:
         """Return policy id -> weights by the names in its acting graph; copies for trained
         policies.
         """
-        learned = {
-            policy_id: algorithm.get_weights() for policy_id, algorithm in self.algorithms.items()
-        }
+        learned = {policy_id: learner.get_weights() for policy_id, learner in self.learners.items()}
         return {**learned, **self.fixed}
 
     def get_state(self) -> AlgorithmState:
@@ -141,29 +134,26 @@ class PolicyGroup:
         return self.hold_state()()
 
     def hold_state(self) -> Callable[[], AlgorithmState]:
-        """See `Algorithm.hold_state`."""
-        held = {
-            policy_id: algorithm.hold_state() for policy_id, algorithm in self.algorithms.items()
-        }
+        """See `Learner.hold_state`."""
+        held = {policy_id: learner.hold_state() for policy_id, learner in self.learners.items()}
         return lambda: self._merged({policy_id: state() for policy_id, state in held.items()})
 
     def weights_replaced(self) -> None:
-        """See `Algorithm.weights_replaced`."""
-        for algorithm in self.algorithms.values():
-            algorithm.weights_replaced()
+        """See `Learner.weights_replaced`."""
+        for learner in self.learners.values():
+            learner.weights_replaced()
 
     @property
     def stores_experience(self) -> bool:
         """True if any policy stores experience, so that `hold_experience` returns some."""
-        return any(algorithm.stores_experience for algorithm in self.algorithms.values())
+        return any(learner.stores_experience for learner in self.learners.values())
 
     def hold_experience(self) -> dict[str, Snapshot]:
         """Return policy id -> stored experience, for policies that store any; see
-        `Algorithm.hold_experience`.
+        `Learner.hold_experience`.
         """
         held = {
-            policy_id: algorithm.hold_experience()
-            for policy_id, algorithm in self.algorithms.items()
+            policy_id: learner.hold_experience() for policy_id, learner in self.learners.items()
         }
         return {
             policy_id: experience
@@ -190,12 +180,12 @@ class PolicyGroup:
             CheckpointError: the state belongs to other policies, or does not fit one of them.
         """
         there = {name.partition("/")[0] for name in state.tensors}
-        here = {*self.algorithms, *self.fixed}
-        if there != here or state.values.keys() != self.algorithms.keys():
+        here = {*self.learners, *self.fixed}
+        if there != here or state.values.keys() != self.learners.keys():
             raise CheckpointError(
                 "tensors",
                 f"they belong to the policies {_list(there)}, of which {_list(state.values)} learn;"
-                f" this run has {_list(here)}, of which {_list(self.algorithms)} learn",
+                f" this run has {_list(here)}, of which {_list(self.learners)} learn",
             )
         tensors: dict[str, dict[str, Array]] = {policy_id: {} for policy_id in here}
         for name, tensor in state.tensors.items():
@@ -213,8 +203,8 @@ class PolicyGroup:
                     "tensors", f"the weights of policy {policy_id!r} don't fit its model"
                 )
             fixed[policy_id] = given
-        for policy_id, algorithm in self.algorithms.items():
-            algorithm.set_state(AlgorithmState(tensors[policy_id], state.values[policy_id]))
+        for policy_id, learner in self.learners.items():
+            learner.set_state(AlgorithmState(tensors[policy_id], state.values[policy_id]))
         self.fixed.update(fixed)
 
 
@@ -239,15 +229,15 @@ class UpdateDone:
 
     Attributes:
         batch: the train batch.
-        result: result returned by the algorithms.
+        result: result returned by the learners.
         weights: policy id -> copies of the weights after the update; None if they are not published
             yet.
         wait_s: seconds the thread waited for the batch.
         make_batch_s: seconds taken to lay out the batch.
         update_s: seconds taken by the update.
-        state: returns the state of all policies after the update, see `Algorithm.hold_state`.
+        state: returns the state of all policies after the update, see `Learner.hold_state`.
         experience: policy id -> stored experience after the update, if it was requested; see
-            `Algorithm.hold_experience`.
+            `Learner.hold_experience`.
     """
 
     batch: AssembledBatch

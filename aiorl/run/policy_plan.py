@@ -27,8 +27,8 @@ from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.data.spaces import differ_in_order_only, space_from_dict, space_to_dict
 from aiorl.env.kinds import EnvFacts
 from aiorl.errors import ConfigError, UnsupportedSpaceError, nearest
+from aiorl.learning.algorithm import Algorithm, experience_of
 from aiorl.learning.algorithms import ALGORITHMS
-from aiorl.learning.algorithms.algorithm import Algorithm
 from aiorl.learning.algorithms.registry import algorithm_class, config_class
 from aiorl.learning.algorithms.shared_config import BATCH, ENVS, LENGTH
 from aiorl.sampling.builder import BatchBuilder
@@ -639,14 +639,14 @@ def check_leases(config: CommonConfig, planned: Mapping[str, PlannedPolicy]) -> 
         ConfigError: the algorithm of a trained policy needs other leases than the run's algorithm,
             or it needs whole episodes while the run truncates them.
     """
-    leases = algorithm_class(config.algo).lease_plan(config)
+    leases = experience_of(algorithm_class(config.algo), config).lease_plan()
     for policy in planned.values():
         if not policy.is_trained:
             continue
         key = f"{POLICIES}.{policy.policy_id}.class"
         algo = policy.config.algo
         kind = type(policy.config)
-        wanted = algorithm_class(algo).lease_plan(policy.config)
+        wanted = experience_of(algorithm_class(algo), policy.config).lease_plan()
         left_out = (
             f"remove policy {policy.policy_id!r} from multiagent.policies_to_train, so that it only"
             " acts."

@@ -19,7 +19,7 @@ from aiorl.acting.graph_policy import FIXED_TIMESTEP
 from aiorl.acting.run_dir import RunDirectory
 from aiorl.config.schema import CommonConfig
 from aiorl.errors import CheckpointError, InternalError, PolicyError
-from aiorl.learning.algorithms.algorithm import AlgorithmState
+from aiorl.learning.algorithm import AlgorithmState
 from aiorl.net.protocol.ledger import Ledger
 from aiorl.run.build import Learning, unusable_init_from
 from aiorl.run.counters import Counters
@@ -110,7 +110,7 @@ def begin_with(checkpoint: Checkpoint, learning: Learning) -> None:
     _check_units(checkpoint, learning)
     state = learning.group.get_state()
     tensors = dict(state.tensors)
-    taken = _policies_to_take(checkpoint, {*learning.group.algorithms, *learning.group.fixed})
+    taken = _policies_to_take(checkpoint, {*learning.group.learners, *learning.group.fixed})
     for name in tensors:
         if "/weights/" in name and name.partition("/")[0] in taken:
             found = checkpoint.tensors.get(f"algorithm/{name}")
@@ -121,7 +121,7 @@ def begin_with(checkpoint: Checkpoint, learning: Learning) -> None:
                     " this run",
                 )
             tensors[name] = found
-    for policy_id in learning.group.algorithms.keys() & taken:
+    for policy_id in learning.group.learners.keys() & taken:
         tensors |= _critics_of(policy_id, checkpoint, state.tensors)
     states = {name: checkpoint.filter_state(name) for name in learning.filters}
     filters = {
@@ -260,7 +260,7 @@ def _give_experience_back(checkpoint: Checkpoint, learning: Learning) -> None:
         CheckpointError: the stored experience does not fit.
     """
     stored: dict[str, Any] = checkpoint.meta.get("experience", {})
-    for policy_id, own in learning.group.algorithms.items():
+    for policy_id, own in learning.group.learners.items():
         if own.stores_experience and policy_id not in stored:
             _log.warning(
                 "policy %r continues with an empty replay, which fills with new samples: %s"
@@ -269,13 +269,13 @@ def _give_experience_back(checkpoint: Checkpoint, learning: Learning) -> None:
                 checkpoint.path,
             )
     for policy_id, values in stored.items():
-        algorithm = learning.group.algorithms.get(policy_id)
-        if algorithm is None:
+        learner = learning.group.learners.get(policy_id)
+        if learner is None:
             raise CheckpointError(
                 checkpoint.path, f"its experience of policy {policy_id!r:.100} is useless here"
             )
         try:
-            algorithm.restore_experience(values, checkpoint.pieces_of(policy_id))
+            learner.restore_experience(values, checkpoint.pieces_of(policy_id))
         except CheckpointError as error:
             raise CheckpointError(
                 checkpoint.path, f"its experience of {policy_id!r}: {error.reason}"

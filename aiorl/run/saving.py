@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from aiorl.acting.acting_state import ActingState
 from aiorl.acting.checkpoint import save_checkpoint
 from aiorl.errors import CheckpointError
-from aiorl.learning.algorithms.algorithm import AlgorithmState
+from aiorl.learning.algorithm import AlgorithmState
 from aiorl.learning.replay.ring import Snapshot
 from aiorl.process.tasks import Tasks
 from aiorl.run.build import Learning

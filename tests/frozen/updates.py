@@ -29,7 +29,11 @@ from algorithm_cases import make_fragment  # noqa: E402
 from aiorl.acting.filters import MeanStdFilter  # noqa: E402
 from aiorl.data import columns as c  # noqa: E402
 from aiorl.data.obs_layout import ObsLayout  # noqa: E402
+from aiorl.learning.algorithm import Observations, experience_of  # noqa: E402
 from aiorl.learning.algorithms.registry import algorithm_class  # noqa: E402
+from aiorl.learning.gradients import Gradients  # noqa: E402
+from aiorl.learning.learner import Learner  # noqa: E402
+from aiorl.learning.train_batches import TrainBatches  # noqa: E402
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -152,16 +156,19 @@ class Subject:
 
     def __init__(self, name: str, space: spaces.Space[Any], settings: Mapping[str, Any]) -> None:
         """Build the network and its learner."""
-        from aiorl.learning.algorithms.algorithm import Observations
-
-        self._kind: Any = algorithm_class(name)
-        self.config: Any = self._kind.config_class.from_mapping(dict(settings))
+        kind = algorithm_class(name)
+        self.config: Any = kind.config_class.from_mapping(dict(settings))
         layout = ObsLayout((NUM_OBS,))
         seen = Observations(layout.array_shape, "float32", layout)
-        self.model: Any = self._kind.build_model(self.config, seen, space, 1)
-        self.plan = self._kind.sample_plan(self.config)
-        self.count = self._kind.lease_plan(self.config).fragments_per_batch
-        self.learner: Any = self._kind(self.config, self.model)
+        self.model: Any = kind.build_model(self.config, seen, space, 1)
+        experience = experience_of(kind, self.config)
+        self.plan = experience.sample_plan
+        self.count = experience.lease_plan().fragments_per_batch
+        self.learner = Learner(kind, self.config, self.model)
+
+    def filter_by(self, merged_filter: MeanStdFilter) -> None:
+        """Filter unfiltered observations."""
+        self.learner.feed.merged_filter = merged_filter
 
     def update(self, fragments: Sequence[Arrays], env_steps: int) -> dict[str, float]:
         """Train on fragments; return the metrics."""
@@ -171,7 +178,12 @@ class Subject:
 
     def gradient(self, fragment: Arrays, env_steps: int) -> Arrays:
         """Return the columns that a worker sends in place of a fragment."""
-        return dict(self.learner.compute_gradients(fragment, env_steps))
+        update = self.learner.plan
+        batches = TrainBatches(
+            self.config, self.plan, self.model, loop=update.loop, rng=self.learner.rng
+        )
+        gradients = Gradients(update, batches, self.model, xla=self.config.update_mode)
+        return gradients.compute(fragment, env_steps)
 
 
 def run(name: str, *, compiled: bool) -> Arrays:
@@ -183,7 +195,7 @@ def run(name: str, *, compiled: bool) -> Arrays:
     if "observation_filter" in own:
         seen = MeanStdFilter((NUM_OBS,))
         seen.learn(np.random.default_rng(0).normal(2.0, 3.0, (50, NUM_OBS)).astype(np.float32))
-        subject.learner.merged_filter = seen
+        subject.filter_by(seen)
     found: Arrays = {}
     for number in range(NUM_UPDATES):
         fragments = [_fragment(subject, 10 * number + i, i) for i in range(subject.count)]
@@ -227,7 +239,7 @@ def record(folder: Path, names: Sequence[str], *, compiled: bool) -> None:
     for name in names or VARIANTS:
         arrays = run(name, compiled=compiled)
         np.savez(folder / f"{name}.npz", **arrays)  # type: ignore[arg-type]
-        print(name, len(arrays), flush=True)  # noqa: T201
+        print(name, len(arrays), flush=True)
 
 
 def compare(folder: Path, other: Path) -> int:
@@ -235,7 +247,7 @@ def compare(folder: Path, other: Path) -> int:
     num_differing = 0
     for path in sorted(folder.glob("*.npz")):
         if not (other / path.name).exists():
-            print(f"{path.stem}: not recorded in {other}")  # noqa: T201
+            print(f"{path.stem}: not recorded in {other}")
             num_differing += 1
             continue
         before, after = (dict(np.load(where / path.name)) for where in (folder, other))
@@ -247,9 +259,9 @@ def compare(folder: Path, other: Path) -> int:
             or before[key].tobytes() != after[key].tobytes()
         ]
         num_differing += bool(names)
-        print(f"{path.stem}: {'bit-equal' if not names else ''}")  # noqa: T201
+        print(f"{path.stem}: {'bit-equal' if not names else ''}")
         for key in names[:8]:
-            print(f"    {key}: {_difference(before.get(key), after.get(key))}")  # noqa: T201
+            print(f"    {key}: {_difference(before.get(key), after.get(key))}")
     return num_differing
 
 

@@ -15,8 +15,15 @@ from aiorl.acting.distributions import make_distribution
 from aiorl.data import columns as c
 from aiorl.data.fragment import SamplePlan
 from aiorl.data.obs_layout import ObsLayout
-from aiorl.learning.algorithms.algorithm import AlgorithmState, Observations, UpdateResult
+from aiorl.learning.algorithm import (
+    AlgorithmState,
+    LeasePlan,
+    Observations,
+    UpdateResult,
+    experience_of,
+)
 from aiorl.learning.algorithms.registry import algorithm_class
+from aiorl.learning.learner import Learner
 from aiorl.learning.models.actor_critic import ActorCritic
 from aiorl.learning.models.catalog import build_model
 
@@ -67,7 +74,7 @@ class Case:
     """An algorithm and its network of 8 tanh units, eager unless settings say otherwise.
 
     Attributes:
-        algorithm: the algorithm.
+        learner: learner of the algorithm.
         config: its settings.
         model: its network.
         plan: the data that workers send to it.
@@ -102,8 +109,8 @@ class Case:
         self.model: Any = kind.build_model(
             self.config, seen, space or (BOX if name == "td3" else CHOICES), net_seed
         )
-        self.plan = kind.sample_plan(self.config)
-        self.algorithm: Any = kind(self.config, self.model)
+        self.plan = experience_of(kind, self.config).sample_plan
+        self.learner: Any = Learner(kind, self.config, self.model)
 
     def fragment(
         self,
@@ -120,14 +127,12 @@ class Case:
 
     def fragments(self, seed: int = 0, **options: Any) -> list[Fragment]:
         """Return the fragments of one train batch."""
-        count = type(self.algorithm).lease_plan(self.config).fragments_per_batch
+        count = lease_plan_of(self.config).fragments_per_batch
         return [self.fragment(10 * seed + index, **options) for index in range(count)]
 
     def update(self, fragments: Sequence[Fragment], env_steps: int = 0) -> UpdateResult:
         """Train on fragments."""
-        result: UpdateResult = self.algorithm.update(
-            self.algorithm.make_batch(fragments), env_steps
-        )
+        result: UpdateResult = self.learner.update(self.learner.make_batch(fragments), env_steps)
         return result
 
     def train(self, *seeds: int, **options: Any) -> list[UpdateResult]:
@@ -137,14 +142,14 @@ class Case:
     @property
     def tensors(self) -> dict[str, NDArray[Any]]:
         """Return the tensors of the state."""
-        found: dict[str, NDArray[Any]] = self.algorithm.get_state().tensors
+        found: dict[str, NDArray[Any]] = self.learner.get_state().tensors
         return found
 
     def saved(self) -> tuple[AlgorithmState, dict[str, Any], list[Any]]:
         """Return the state, and the stored values and pieces, in the form that a checkpoint
         returns.
         """
-        state, held = self.algorithm.get_state(), self.algorithm.hold_experience()
+        state, held = self.learner.get_state(), self.learner.hold_experience()
         pieces = (
             []
             if held is None
@@ -155,9 +160,19 @@ class Case:
 
     def restore(self, state: AlgorithmState, values: dict[str, Any], pieces: list[Any]) -> None:
         """Restore a state of `saved`."""
-        self.algorithm.set_state(state)
+        self.learner.set_state(state)
         if values:
-            self.algorithm.restore_experience(values, pieces)
+            self.learner.restore_experience(values, pieces)
+
+
+def lease_plan_of(config: Any) -> LeasePlan:
+    """Return the leases that the algorithm of a config wants."""
+    return experience_of(algorithm_class(config.algo), config).lease_plan()
+
+
+def plan_of(config: Any) -> SamplePlan:
+    """Return the data that workers send with a config."""
+    return experience_of(algorithm_class(config.algo), config).sample_plan
 
 
 def slow_for(names: Iterable[str], *slow: str) -> list[Any]:

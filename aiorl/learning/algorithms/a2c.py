@@ -4,15 +4,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from aiorl.config.key import changed
 from aiorl.data import columns as c
-from aiorl.learning.algorithms.compiled_algorithm import CompiledAlgorithm
-from aiorl.learning.algorithms.compiled_update import UpdateSpec
-from aiorl.learning.algorithms.on_policy import OnPolicy, OnPolicyConfig
+from aiorl.learning.actor_critic import adam, likelihood_loss, update_by_loss
+from aiorl.learning.algorithm import Algorithm, Experience, Networks, Update
+from aiorl.learning.algorithms.actor_critic_config import ActorCriticConfig
+from aiorl.learning.algorithms.on_policy import OnPolicyConfig
+from aiorl.learning.experience import advantages, on_policy
 from aiorl.learning.lazy import Tensors, tf
 from aiorl.learning.losses.policy_gradient import masked_normalise
+from aiorl.learning.steps import Loss
 
 A2C_COLUMNS = (c.OBS, c.ACTIONS, c.ADVANTAGES, c.VALUE_TARGETS)
 """Columns that the loss needs."""
@@ -32,30 +33,31 @@ class A2CConfig(OnPolicyConfig):
     lambda_: float = changed(OnPolicyConfig, "lambda_", 1.0)
 
 
-class A2C(OnPolicy[A2CConfig]):
+class A2C(Algorithm[A2CConfig]):
     """Synchronous advantage actor-critic (Mnih et al. 2016)."""
 
     config_class = A2CConfig
 
-    @classmethod
-    def columns(cls, config: A2CConfig) -> tuple[str, ...]:
-        """Return the columns that the loss needs."""
-        return A2C_COLUMNS
+    @staticmethod
+    def experience(config: A2CConfig) -> Experience:
+        """Return samples of the newest policy with advantages."""
+        return on_policy(config, advantages(config, config.lambda_, A2C_COLUMNS))
 
-    def update_spec(self) -> UpdateSpec:
+    @staticmethod
+    def update(config: A2CConfig, networks: Networks) -> Update:
         """Return the loss over rows, or over sequences for recurrent models."""
-        return a2c_spec(self)
+        loss = a2c_loss(config, networks)
+        optimizer = adam(config, config.adam_epsilon)
+        return update_by_loss(config, networks.model, loss, optimizer)
 
 
-def a2c_spec(algorithm: CompiledAlgorithm[Any]) -> UpdateSpec:
-    """Return the update of A2C and A3C, in which actions are weighted by their advantages."""
+def a2c_loss(config: ActorCriticConfig, networks: Networks) -> Loss:
+    """Return the loss of A2C and A3C, in which actions are weighted by their advantages."""
 
-    def advantages(
-        columns: Tensors, values: tf.Tensor, coefficients: Tensors
-    ) -> tuple[tf.Tensor, Tensors]:
-        found = columns[c.ADVANTAGES]
-        return masked_normalise(
-            found, columns[c.VALID]
-        ) if algorithm.config.normalize_advantages else found, {}
+    def weigh(columns: Tensors, values: tf.Tensor, knobs: Tensors) -> tuple[tf.Tensor, Tensors]:
+        weights = columns[c.ADVANTAGES]
+        if config.normalize_advantages:
+            weights = masked_normalise(weights, columns[c.VALID])
+        return weights, {}
 
-    return algorithm.likelihood_spec(advantages, targets=c.VALUE_TARGETS)
+    return likelihood_loss(config, networks.model, weigh, targets=c.VALUE_TARGETS)

@@ -7,12 +7,12 @@ from __future__ import annotations
 from typing import Literal
 
 from aiorl.config.key import changed
-from aiorl.config.schema import CommonConfig
-from aiorl.data.fragment import SamplePlan
-from aiorl.learning.algorithms.a2c import A2C_COLUMNS, a2c_spec
-from aiorl.learning.algorithms.compiled_update import UpdateSpec
-from aiorl.learning.algorithms.on_policy import OnPolicyConfig, advantage_plan
-from aiorl.learning.algorithms.streaming import Streaming, StreamingConfig
+from aiorl.learning.actor_critic import update_by_loss
+from aiorl.learning.algorithm import Algorithm, Experience, Networks, Update
+from aiorl.learning.algorithms.a2c import A2C_COLUMNS, a2c_loss
+from aiorl.learning.algorithms.on_policy import OnPolicyConfig
+from aiorl.learning.algorithms.streaming import StreamingConfig, adam_or_rmsprop
+from aiorl.learning.experience import advantages, streamed
 
 
 class A3CConfig(StreamingConfig):
@@ -35,17 +35,20 @@ class A3CConfig(StreamingConfig):
     )
 
 
-class A3C(Streaming[A3CConfig]):
+class A3C(Algorithm[A3CConfig]):
     """Asynchronous advantage actor-critic (Mnih et al. 2016)."""
 
     config_class = A3CConfig
 
-    @classmethod
-    def sample_plan(cls, config: CommonConfig) -> SamplePlan:
-        """Return a plan with the columns of A2C's loss; they never leave the workers."""
-        own = cls.own_config(config)
-        return advantage_plan(own, own.lambda_, A2C_COLUMNS)
+    @staticmethod
+    def experience(config: A3CConfig) -> Experience:
+        """Return samples of slightly older policies with the columns of A2C's loss; these never
+        leave the workers if the workers compute gradients.
+        """
+        return streamed(config, advantages(config, config.lambda_, A2C_COLUMNS))
 
-    def update_spec(self) -> UpdateSpec:
+    @staticmethod
+    def update(config: A3CConfig, networks: Networks) -> Update:
         """Return A2C's update."""
-        return a2c_spec(self)
+        loss = a2c_loss(config, networks)
+        return update_by_loss(config, networks.model, loss, adam_or_rmsprop(config))

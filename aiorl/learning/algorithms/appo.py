@@ -4,27 +4,23 @@
 
 from __future__ import annotations
 
-import dataclasses
+from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Any
 
 from aiorl.config.key import changed, key
-from aiorl.config.schema import CommonConfig
 from aiorl.data import columns as c
-from aiorl.data.columns import ColumnSpec
+from aiorl.learning.actor_critic import rows_forward
+from aiorl.learning.algorithm import Algorithm, Experience, Networks, Update
 from aiorl.learning.algorithms.actor_critic_config import divisors
-from aiorl.learning.algorithms.batch_buffers import PACKED, BatchBuffers, unpacked
-from aiorl.learning.algorithms.compiled_algorithm import rows_forward
-from aiorl.learning.algorithms.compiled_update import TargetNetwork, UpdateSpec
-from aiorl.learning.algorithms.on_policy import Surrogate, SurrogateConfig, surrogate_spec
-from aiorl.learning.algorithms.rows import by_time
-from aiorl.learning.algorithms.streaming import VTraceConfig, VTraceStreaming
+from aiorl.learning.algorithms.streaming import DriftWarning, VTrace, VTraceConfig, adam_or_rmsprop
+from aiorl.learning.algorithms.surrogate import SurrogateConfig, surrogate_update
+from aiorl.learning.experience import streamed, transitions
 from aiorl.learning.lazy import Tensors, tf
 from aiorl.learning.losses.policy_gradient import ppo_loss
 from aiorl.learning.losses.vtrace import impact_log_ratio, pg_advantages
-
-if TYPE_CHECKING:
-    from aiorl.learning.models.actor_critic import ActorCritic
+from aiorl.learning.rows import by_time, flattened
+from aiorl.learning.steps import TargetNetwork, descend, minibatches
 
 _TARGET_LOGP = "target_logp"
 _LOG_RHOS = "log_rhos"
@@ -48,77 +44,38 @@ class APPOConfig(SurrogateConfig, VTraceConfig):
     larger ratios are clipped."""
 
 
-class APPO(Surrogate[APPOConfig], VTraceStreaming[APPOConfig]):
+class APPO(Algorithm[APPOConfig]):
     """Asynchronous proximal policy optimisation with a target network (IMPACT; Luo et al. 2020).
 
-    The target network doesn't change during an update, so it evaluates each batch once, before
+    The target network doesn't change during an update, so it judges each batch once, before
     minibatches are taken.
     """
 
     config_class = APPOConfig
 
-    def __init__(self, config: CommonConfig, model: ActorCritic) -> None:
-        """Lay out the train batch and copy the network; nothing is compiled yet."""
-        self._target = TargetNetwork(model)
-        self.targets = {"target": self._target}
-        super().__init__(config, model)
+    @staticmethod
+    def experience(config: APPOConfig) -> Experience:
+        """Return raw transitions of slightly older policies."""
+        return streamed(config, transitions(config))
 
-    @property
-    def visits_rows(self) -> bool:
-        """True if a minibatch consists of rows: the target network evaluates whole sequences before
-        they are split.
+    @staticmethod
+    def update(config: APPOConfig, networks: Networks) -> Update:
+        """Return epochs of the clipped surrogate over rows, or over sequences for recurrent
+        models.
+
+        Minibatches are of rows if the model isn't recurrent: the target network judges whole
+        sequences before they are split.
         """
-        return not self.config.model.is_recurrent
+        model = networks.model
+        target = TargetNetwork(model)
+        vtrace = VTrace(config, model)
+        distribution = vtrace.distribution
 
-    def after_update(self, metrics: dict[str, float]) -> None:
-        """See `CompiledAlgorithm.after_update`; also updates the target network."""
-        super().after_update(metrics)
-        if self.updates % self.config.target_update_freq == 0:
-            self._target.take_over()
+        def begin(batch: Tensors, knobs: Tensors) -> Tensors:
+            return _with_judgement(config, vtrace, target, batch)
 
-    def update_spec(self) -> UpdateSpec:
-        """Return the clipped surrogate over rows, or over sequences for recurrent models."""
-        config = self.config
-        model = self.model
-        buffers = self.buffers
-        distribution = self.distribution
-        judged = (
-            *(
-                ColumnSpec(name)
-                for name in (_TARGET_LOGP, _LOG_RHOS, _WEIGHTS, c.ADVANTAGES, c.VALUE_TARGETS)
-            ),
-            ColumnSpec(c.ACTION_DIST_INPUTS, (model.distribution.num_inputs,)),
-        )
-        layout = BatchBuffers(
-            (*buffers.columns, *judged, *(buffers.of_sequences if model.is_recurrent else ()))
-        )
-
-        def begin(batch: Tensors, coefficients: Tensors) -> Tensors:
-            num_sequences, length = batch[PACKED].shape[:2]
-            weights = self._target.tensors()
-            # no more rows at a time than in a minibatch, so that it needs no more memory than a
-            # step
-            most = max(1, config.minibatch_steps() // length)
-            size = max(divisor for divisor in divisors(num_sequences) if divisor <= most)
-            parts = {name: tf.reshape(x, [-1, size, *x.shape[1:]]) for name, x in batch.items()}
-            of_part = tf.autograph.experimental.do_not_convert(
-                lambda part: self._judged(part, weights)
-            )
-            more = tf.map_fn(of_part, parts, fn_output_signature=tf.float32, parallel_iterations=1)
-            packed = tf.concat(
-                [batch[PACKED], tf.reshape(more, [num_sequences, length, -1])], axis=-1
-            )
-            judged_batch = {**batch, PACKED: packed}
-            if model.is_recurrent:
-                return judged_batch
-            names = [PACKED, *(spec.name for spec in layout.columns if not spec.is_packed)]
-            return {
-                name: tf.reshape(judged_batch[name], [-1, *judged_batch[name].shape[2:]])
-                for name in names
-            }
-
-        def loss(minibatch: Tensors, coefficients: Tensors) -> tuple[tf.Tensor, Tensors]:
-            dist_inputs, values, columns = rows_forward(model, minibatch, layout)
+        def loss(minibatch: Tensors, knobs: Tensors) -> tuple[tf.Tensor, Tensors]:
+            dist_inputs, values, columns = rows_forward(model, minibatch)
             valid = columns[c.VALID]
             log_ratio = impact_log_ratio(
                 distribution.logp(dist_inputs, columns[c.ACTIONS]),
@@ -131,30 +88,97 @@ class APPO(Surrogate[APPOConfig], VTraceStreaming[APPOConfig]):
                 pg_advantages(
                     columns[c.ADVANTAGES], columns[_WEIGHTS], normalize=config.normalize_advantages
                 ),
-                distribution.kl(columns[c.ACTION_DIST_INPUTS], dist_inputs),
-                values,
-                columns[c.VALUE_TARGETS],
-                distribution.entropy(dist_inputs),
-                valid,
-                clip_param=coefficients["clip_param"],
+                kls=distribution.kl(columns[c.ACTION_DIST_INPUTS], dist_inputs),
+                values=values,
+                targets=columns[c.VALUE_TARGETS],
+                entropies=distribution.entropy(dist_inputs),
+                valid=valid,
+                clip_param=knobs["clip_param"],
                 vf_loss_coeff=config.vf_loss_coeff,
-                entropy_coeff=coefficients["entropy_coeff"],
-                kl_coeff=coefficients["kl_coeff"] if config.kl_coeff > 0 else None,
+                entropy_coeff=knobs["entropy_coeff"],
+                kl_coeff=knobs["kl_coeff"] if config.kl_coeff > 0 else None,
             )
-            return total, {**parts, **self.ratio_metrics(columns[_LOG_RHOS], valid)}
+            return total, {**parts, **vtrace.ratio_metrics(columns[_LOG_RHOS], valid)}
 
-        spec = surrogate_spec(config, loss, metrics=self.metric_names)
-        return dataclasses.replace(spec, begin=begin)
-
-    def _judged(self, minibatch: Tensors, weights: Tensors) -> tf.Tensor:
-        """Return the columns [M, T, ...] that the target network adds to sequences, in the order of
-        the layout.
-        """
-        columns = unpacked(minibatch, self.buffers, time_major=True)
-        old = self.judge(columns, weights)
-        returns, log_rhos = self.vtrace_returns(columns, old)
-        scalars = tf.stack(
-            [old.logp, log_rhos, returns.weights, returns.advantages, returns.vs], axis=-1
+        optimizer = adam_or_rmsprop(config)
+        step = descend(model.trainable_variables, loss, optimizer, clip=config.grad_clip)
+        of_rows = not model.is_recurrent
+        return surrogate_update(
+            config,
+            minibatches(config.minibatch_steps(), step, of_rows=of_rows),
+            begin=begin,
+            adaptations=(
+                DriftWarning(config, "a kl_stop"),
+                _TargetCopies(target, config.target_update_freq),
+            ),
+            targets={"target": target},
         )
-        inputs = tf.reshape(old.dist_inputs, [*old.logp.shape, -1])
-        return by_time(tf.concat([scalars, inputs], axis=-1))
+
+
+class _TargetCopies:
+    """Makes the target network a copy of the online network after some updates; see `Adaptation`.
+
+    It changes no knobs.
+    """
+
+    def __init__(self, target: TargetNetwork, period: int) -> None:
+        self._target = target
+        self._period = period
+
+    def knobs(self) -> dict[str, float]:
+        return {}
+
+    def after_update(self, metrics: dict[str, float], updates: int) -> None:
+        if updates % self._period == 0:
+            self._target.take_over()
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def set_state(self, values: Mapping[str, Any]) -> None:
+        return
+
+
+def _with_judgement(
+    config: APPOConfig, vtrace: VTrace, target: TargetNetwork, batch: Tensors
+) -> Tensors:
+    """Return a batch of sequences [M, T, ...] with the target network's judgement of each row; the
+    rows themselves [M * T, ...] unless the model is recurrent.
+    """
+    num_sequences, length = batch[c.VALID].shape
+    weights = target.tensors()
+    # no more rows at a time than in a minibatch, so that it needs no more memory than a step
+    most = max(1, config.minibatch_steps() // length)
+    size = max(divisor for divisor in divisors(num_sequences) if divisor <= most)
+    parts = {name: tf.reshape(x, [-1, size, *x.shape[1:]]) for name, x in batch.items()}
+
+    def judge(part: Tensors) -> Tensors:
+        columns = {
+            name: column if c.is_of_sequences(name) else by_time(column)
+            for name, column in part.items()
+        }
+        old = vtrace.judge(columns, weights)
+        returns, log_rhos = vtrace.returns(columns, old)
+        judged = {
+            _TARGET_LOGP: old.logp,
+            _LOG_RHOS: log_rhos,
+            _WEIGHTS: returns.weights,
+            c.ADVANTAGES: returns.advantages,
+            c.VALUE_TARGETS: returns.vs,
+            c.ACTION_DIST_INPUTS: tf.reshape(old.dist_inputs, [length, size, -1]),
+        }
+        return {name: by_time(column) for name, column in judged.items()}
+
+    names = (_TARGET_LOGP, _LOG_RHOS, _WEIGHTS, c.ADVANTAGES, c.VALUE_TARGETS)
+    signature = dict.fromkeys((*names, c.ACTION_DIST_INPUTS), tf.float32)
+    judge = tf.autograph.experimental.do_not_convert(judge)
+    judged = tf.map_fn(judge, parts, fn_output_signature=signature, parallel_iterations=1)
+    columns = {
+        **batch,
+        **{name: tf.reshape(x, [num_sequences, *x.shape[2:]]) for name, x in judged.items()},
+    }
+    if config.model.is_recurrent:
+        return columns
+    return {
+        name: flattened(column) for name, column in columns.items() if not c.is_of_sequences(name)
+    }

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from aiorl.config.key import changed
-from aiorl.config.schema import CommonConfig
 from aiorl.data import columns as c
 from aiorl.data.fragment import SamplePlan
-from aiorl.learning.algorithms.compiled_update import UpdateSpec
-from aiorl.learning.algorithms.imitation import Imitation, ImitationConfig
-from aiorl.learning.algorithms.rows import sequence_columns
-from aiorl.learning.lazy import tf
+from aiorl.learning.actor_critic import adam, likelihood_loss, update_by_loss
+from aiorl.learning.algorithm import Algorithm, Experience, Networks, Update
+from aiorl.learning.algorithms.imitation import ImitationConfig
+from aiorl.learning.experience import stored
+from aiorl.learning.lazy import Tensors, tf
+from aiorl.learning.rows import sequence_columns
 
 
 class BCConfig(ImitationConfig):
@@ -29,19 +30,26 @@ class BCConfig(ImitationConfig):
         self.refuse_unless(False, names, "algorithms that learn a value", hint=hint)
 
 
-class BC(Imitation[BCConfig]):
+class BC(Algorithm[BCConfig]):
     """Behaviour cloning: maximum likelihood of the stored actions (Pomerleau 1989)."""
 
     config_class = BCConfig
 
-    @classmethod
-    def sample_plan(cls, config: CommonConfig) -> SamplePlan:
-        """Return a plan of observations and actions; recurrent models also get flags and states."""
-        columns = (c.OBS, c.ACTIONS, *sequence_columns(cls.own_config(config)))
-        return SamplePlan("none", {}, columns, raw_obs=config.is_filtered)
+    @staticmethod
+    def experience(config: BCConfig) -> Experience:
+        """Return stored observations and actions."""
+        columns = (c.OBS, c.ACTIONS, *sequence_columns(config))
+        return stored(config, SamplePlan("none", {}, columns, raw_obs=config.is_filtered))
 
-    def update_spec(self) -> UpdateSpec:
+    @staticmethod
+    def update(config: BCConfig, networks: Networks) -> Update:
         """Return the loss over rows, or over sequences for recurrent models: all actions have the
         same weight.
         """
-        return self.likelihood_spec(lambda columns, *_: (tf.ones_like(columns[c.VALID]), {}))
+
+        def weigh(columns: Tensors, values: tf.Tensor, knobs: Tensors) -> tuple[tf.Tensor, Tensors]:
+            return tf.ones_like(columns[c.VALID]), {}
+
+        loss = likelihood_loss(config, networks.model, weigh)
+        optimizer = adam(config, config.adam_epsilon)
+        return update_by_loss(config, networks.model, loss, optimizer)

@@ -4,20 +4,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from aiorl.acting.distributions import Categorical
+from gymnasium import spaces
+
 from aiorl.config.key import changed, key
-from aiorl.config.schema import CommonConfig
 from aiorl.data import columns as c
-from aiorl.learning.algorithms.actor_replay import OF_STORED, SEEDS
-from aiorl.learning.algorithms.compiled_update import Phase, UpdateSpec
-from aiorl.learning.algorithms.replay_algorithm import WEIGHTS
+from aiorl.learning.actor_critic import adam_of_multiplier
+from aiorl.learning.algorithm import Algorithm, Experience, Networks, Observations, Update
+from aiorl.learning.algorithms.critics import OF_STORED, build_actor, descend_with_adam, rate_of
 from aiorl.learning.algorithms.replay_config import OfflineReplayConfig
-from aiorl.learning.algorithms.sac import OF_CHOICES, SAC, SACConfig
+from aiorl.learning.algorithms.sac import OF_CHOICES, SACConfig, SoftParts
 from aiorl.learning.lazy import Tensors, tf
 from aiorl.learning.losses.critics import (
     conservative_losses,
@@ -26,7 +25,9 @@ from aiorl.learning.losses.critics import (
     soft_maximum,
 )
 from aiorl.learning.losses.q_learning import weighted_mean
-from aiorl.learning.models.distributions import SquashedGaussian
+from aiorl.learning.models.distributions import to_tf_distribution
+from aiorl.learning.replayed import SEEDS, replayed
+from aiorl.learning.steps import WEIGHTS, descend
 
 if TYPE_CHECKING:
     from aiorl.learning.models.actor_critic import ActorCritic
@@ -70,102 +71,102 @@ class CQLConfig(OfflineReplayConfig, SACConfig):
         self.refuse_unless(self.target_gap is not None, ("cql_weight_lr",), "target_gap", hint=hint)
 
 
-class CQL(SAC[CQLConfig]):
+class CQL(Algorithm[CQLConfig]):
     """Conservative Q-learning (Kumar et al. 2020) for bounded Boxes and discrete actions."""
 
     config_class = CQLConfig
 
-    def __init__(self, config: CommonConfig, model: ActorCritic) -> None:
-        """Allocate the replay, the critics, the temperature and the weight; nothing is compiled
-        yet.
+    @staticmethod
+    def experience(config: CQLConfig) -> Experience:
+        """Return rows of a replay, which stored experience fills."""
+        return replayed(config)
+
+    @staticmethod
+    def acting_settings(config: CQLConfig) -> dict[str, Any]:
+        """Return settings for sampled actions, and uniform ones at the start, if the run samples at
+        all.
         """
-        self._log_weight = tf.Variable(
-            math.log(self.own_config(config).cql_weight), dtype=tf.float32
-        )
-        super().__init__(config, model)
+        return {"exploration": config.sampling(random_timesteps=config.random_timesteps)}
 
-    def coefficients(self, env_steps_total: int) -> dict[str, float]:
-        """See `ReplayAlgorithm.coefficients`; adds the learning rate of the penalty's weight."""
-        given = super().coefficients(env_steps_total)
-        if self.config.target_gap is None:
-            return given
-        return {
-            **given,
-            _WEIGHT_LR: given["lr"]
-            if self.config.cql_weight_lr is None
-            else self.config.cql_weight_lr,
-        }
+    @staticmethod
+    def build_model(
+        config: CQLConfig,
+        observations: Observations,
+        action_space: spaces.Space[Any],
+        seed: int | None,
+    ) -> ActorCritic:
+        """Build the actor; see `Algorithm.build_model`."""
+        return build_actor(config, observations, action_space, seed)
 
-    def other_variables(self) -> dict[str, Any]:
-        """See `CompiledBase.other_variables`; includes the weight of the penalty."""
-        return super().other_variables() | {"log_cql_weight": self._log_weight}
-
-    def update_spec(self) -> UpdateSpec:
-        """Return SAC's update with a penalty in the critics' loss and, with target_gap, a phase for
+    @staticmethod
+    def update(config: CQLConfig, networks: Networks) -> Update:
+        """Return SAC's update with a penalty in the critics' loss and, with target_gap, a step of
         its weight.
         """
-        sac = super().update_spec()
-        target_gap = self.config.target_gap
-        is_discrete = isinstance(self.actor.distribution, Categorical)
-        soft_maximum_of = self._over_choices if is_discrete else self._over_box
+        soft = SoftParts(config, networks.model)
+        sac_critic_loss, actor_loss = soft.losses()
+        target_gap = config.target_gap
+        log_weight = tf.Variable(math.log(config.cql_weight), dtype=tf.float32)
 
-        def critic_loss(minibatch: Tensors, coefficients: Tensors) -> tuple[tf.Tensor, Tensors]:
-            td_loss, given = sac.loss(minibatch, coefficients)
-            gaps = soft_maximum_of(minibatch | given) - given[OF_STORED]
-            weight = tf.exp(tf.minimum(tf.convert_to_tensor(self._log_weight), _LOG_MAX_WEIGHT))
+        def critic_loss(columns: Tensors, knobs: Tensors) -> tuple[tf.Tensor, Tensors]:
+            td_loss, tensors = sac_critic_loss(columns, knobs)
+            if soft.is_discrete:
+                _, mask = soft.actor.outputs(columns[c.OBS])
+                most = soft_maximum(tensors[OF_CHOICES], mask)
+            else:
+                most = _soft_maximum_over_box(config, soft, columns)
+            gaps = most - tensors[OF_STORED]
+            weight = tf.exp(tf.minimum(tf.convert_to_tensor(log_weight), _LOG_MAX_WEIGHT))
             losses = conservative_losses(gaps, weight, target_gap or 0.0)
-            penalty = weighted_mean(losses, minibatch[WEIGHTS])
-            return td_loss + penalty, {
-                **given,
-                "cql_loss": penalty,
-                "cql_gap": tf.reduce_mean(gaps),
-                _GAPS: gaps,
-            }
+            penalty = weighted_mean(losses, columns[WEIGHTS])
+            metrics = {"cql_loss": penalty, "cql_gap": tf.reduce_mean(gaps)}
+            return td_loss + penalty, {**tensors, **metrics, _GAPS: gaps}
 
-        more = dataclasses.replace(
-            sac, loss=critic_loss, metric_names=(*sac.metric_names, "cql_loss", "cql_gap")
-        )
-        if target_gap is None:
-            return more
-
-        def weight_loss(minibatch: Tensors, coefficients: Tensors) -> tuple[tf.Tensor, Tensors]:
-            free = tf.convert_to_tensor(self._log_weight)
+        def weight_loss(columns: Tensors, knobs: Tensors) -> tuple[tf.Tensor, Tensors]:
+            free = tf.convert_to_tensor(log_weight)
             # keeps a gradient at its upper bound, or it could never come down again
             log_weight_now = free + tf.stop_gradient(tf.minimum(free, _LOG_MAX_WEIGHT) - free)
-            losses = multiplier_losses(log_weight_now, minibatch[_GAPS], target_gap)
+            losses = multiplier_losses(log_weight_now, columns[_GAPS], target_gap or 0.0)
             return tf.reduce_mean(losses), {"cql_weight": tf.exp(log_weight_now)}
 
-        adam = self.adam_of_multiplier(self.config.adam_epsilon)
-        phase = Phase(
-            "cql_weight", weight_loss, ("cql_weight",), [self._log_weight], adam, _WEIGHT_LR
-        )
-        names = (*sac.coefficient_names, _WEIGHT_LR)
-        return dataclasses.replace(more, coefficient_names=names, phases=(*sac.phases, phase))
-
-    def _over_choices(self, minibatch: Tensors) -> tf.Tensor:
-        _, mask = self.actor.outputs(minibatch[c.OBS])
-        return soft_maximum(minibatch[OF_CHOICES], mask)
-
-    def _over_box(self, minibatch: Tensors) -> tf.Tensor:
-        actor = self.actor
-        critics = self.critics
-        num = self.config.cql_actions
-        distribution = self.distribution
-        obs = minibatch[c.OBS]
-        assert isinstance(distribution, SquashedGaussian)
-        size = distribution.num_features
-        seeds = [
-            tf.random.experimental.stateless_fold_in(minibatch[SEEDS][0], way) for way in range(3)
+        steps = [
+            descend_with_adam(config, soft.critics.trainable_variables, critic_loss),
+            *soft.policy_steps(actor_loss),
         ]
-        drawn = [tf.random.stateless_uniform([obs.shape[0], num, size], seeds[0], -1.0, 1.0)]
-        log_densities = [tf.fill([obs.shape[0], num], -size * math.log(2.0))]
-        for seen, seed in ((obs, seeds[1]), (minibatch[c.NEW_OBS], seeds[2])):
-            inputs = tf.repeat(actor.outputs(seen)[0], num, axis=0)
-            actions, logp = distribution.sample_with_logp(inputs, seed)
-            drawn.append(tf.reshape(critics.unit(actions), [-1, num, size]))
-            log_densities.append(tf.reshape(logp + critics.log_unit, [-1, num]))
-        actions = tf.stop_gradient(tf.reshape(tf.concat(drawn, axis=1), [-1, size]))
-        q = critics.q(tf.repeat(obs, 3 * num, axis=0), actions)
-        return sampled_soft_maximum(
-            tf.reshape(q, [q.shape[0], -1, 3 * num]), tf.concat(log_densities, axis=1)
-        )
+        knobs = {}
+        if target_gap is not None:
+            knobs[_WEIGHT_LR] = rate_of(config, config.cql_weight_lr)
+            optimizer = adam_of_multiplier(config, config.adam_epsilon)
+            steps.append(
+                descend(
+                    [log_weight],
+                    weight_loss,
+                    optimizer,
+                    clip=config.grad_clip,
+                    lr=_WEIGHT_LR,
+                    name="cql_weight",
+                )
+            )
+        return soft.update(*steps, knobs=knobs, saved={"log_cql_weight": log_weight})
+
+
+def _soft_maximum_over_box(config: CQLConfig, soft: SoftParts, columns: Tensors) -> tf.Tensor:
+    """Return the soft maximum [C, B] of Q values over a Box, from actions drawn in three ways."""
+    num = config.cql_actions
+    critics = soft.critics
+    distribution: Any = to_tf_distribution(soft.actor.distribution)  # a SquashedGaussian
+    obs = columns[c.OBS]
+    size = distribution.num_features
+    seeds = [tf.random.experimental.stateless_fold_in(columns[SEEDS][0], way) for way in range(3)]
+    drawn = [tf.random.stateless_uniform([obs.shape[0], num, size], seeds[0], -1.0, 1.0)]
+    log_densities = [tf.fill([obs.shape[0], num], -size * math.log(2.0))]
+    for seen, seed in ((obs, seeds[1]), (columns[c.NEW_OBS], seeds[2])):
+        inputs = tf.repeat(soft.actor.outputs(seen)[0], num, axis=0)
+        actions, logp = distribution.sample_with_logp(inputs, seed)
+        drawn.append(tf.reshape(critics.unit(actions), [-1, num, size]))
+        log_densities.append(tf.reshape(logp + critics.log_unit, [-1, num]))
+    actions = tf.stop_gradient(tf.reshape(tf.concat(drawn, axis=1), [-1, size]))
+    q = critics.q(tf.repeat(obs, 3 * num, axis=0), actions)
+    return sampled_soft_maximum(
+        tf.reshape(q, [q.shape[0], -1, 3 * num]), tf.concat(log_densities, axis=1)
+    )

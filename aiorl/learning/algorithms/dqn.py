@@ -4,43 +4,51 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Set
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from gymnasium import spaces
-from numpy.typing import NDArray
 
 from aiorl.acting.distributions import Greedy
 from aiorl.acting.exploration import Schedule
 from aiorl.config.key import changed, key, refuse
-from aiorl.config.schema import Activation, CommonConfig, ModelConfig
+from aiorl.config.schema import Activation, ModelConfig
 from aiorl.data import columns as c
 from aiorl.data.fragment import SamplePlan
-from aiorl.learning.algorithms.algorithm import Observations
-from aiorl.learning.algorithms.compiled_update import ROWS, STEPS_BEFORE, TargetNetwork, UpdateSpec
-from aiorl.learning.algorithms.replay_algorithm import WEIGHTS, ReplayAlgorithm
+from aiorl.learning.actor_critic import adam
+from aiorl.learning.algorithm import Algorithm, Experience, Networks, Observations, Update
 from aiorl.learning.algorithms.replay_config import ReplayConfig
-from aiorl.learning.algorithms.rows import (
+from aiorl.learning.algorithms.shared_config import BATCH, LENGTH
+from aiorl.learning.lazy import Tensors, tf
+from aiorl.learning.losses import masked_mean, q_learning
+from aiorl.learning.replay.sequences import FOLLOWING, TRAINED, Sequences, SequenceShape
+from aiorl.learning.replayed import SEEDS, Replayed, replay_knobs, replayed
+from aiorl.learning.rows import (
     by_time,
     flattened,
     model_columns,
     previous_columns,
     state_columns,
 )
-from aiorl.learning.algorithms.shared_config import BATCH, LENGTH
-from aiorl.learning.lazy import Tensors, tf
-from aiorl.learning.losses import masked_mean, q_learning
-from aiorl.learning.replay.sequences import FOLLOWING, TRAINED, Sequences, SequenceShape
+from aiorl.learning.steps import (
+    WEIGHTS,
+    Loss,
+    TargetNetwork,
+    chain,
+    descend,
+    drawn,
+    every,
+    follow,
+    per_row,
+)
 
 if TYPE_CHECKING:
     from aiorl.learning.models.actor_critic import ActorCritic
     from aiorl.learning.models.q_network import QNetwork
 
 _dqn = partial(key, group="DQN")
-_SEEDS = "seeds"
 _LEAST_SEQUENCE = 8
 _USUAL_SEQUENCE = 40
 # in a minibatch
@@ -336,17 +344,42 @@ class DQNConfig(ReplayConfig):
         )
 
 
-class DQN(ReplayAlgorithm[DQNConfig]):
+class DQN(Algorithm[DQNConfig]):
     """Deep Q-learning (Mnih et al. 2015), optionally double, dueling, n-step, prioritised and
     distributional.
     """
 
     config_class = DQNConfig
 
-    @classmethod
+    @staticmethod
+    def experience(config: DQNConfig) -> Experience:
+        """Return rows of a replay; with `worker_priorities`, each with its absolute TD error.
+
+        For a recurrent network, return raw transitions with the initial states of sequences.
+        """
+        shape = config.sequence_shape
+        if shape is not None:
+            columns = (*sequence_rows(config), *state_columns(config, cells=1))
+            raw_obs = config.is_filtered
+            plan = SamplePlan("none", {}, columns, state_every=shape.stride, raw_obs=raw_obs)
+            return Replayed(config, plan)
+        if not config.worker_priorities:
+            return replayed(config)
+        return replayed(config, columns=(c.PRIORITIES,), postprocess="n_step_priorities")
+
+    @staticmethod
+    def acting_settings(config: DQNConfig) -> dict[str, Any]:
+        """Return the settings of epsilon-greedy actions; a noisy network needs none."""
+        if config.noisy:
+            return {}
+        if config.per_worker_epsilon:
+            return {"exploration": {"type": "PerWorkerEpsilonGreedy"}}
+        schedule = [list(point) for point in config.epsilon_schedule]
+        return {"exploration": {"type": "EpsilonGreedy", "epsilon": schedule}}
+
+    @staticmethod
     def build_model(
-        cls,
-        config: CommonConfig,
+        config: DQNConfig,
         observations: Observations,
         action_space: spaces.Space[Any],
         seed: int | None,
@@ -354,176 +387,133 @@ class DQN(ReplayAlgorithm[DQNConfig]):
         """Build the network of action values; see `Algorithm.build_model`."""
         from aiorl.learning.models.q_network import QNetwork
 
-        own = cls.own_config(config)
+        atoms = (config.v_min, config.v_max, config.num_atoms) if config.num_atoms > 1 else None
         return QNetwork(
             observations.layout,
             observations.dtype,
             Greedy(action_space),
-            own.model,
-            np.random.default_rng(seed),
-            is_dueling=own.dueling,
-            dueling_hiddens=own.dueling_hiddens,
-            atoms=(own.v_min, own.v_max, own.num_atoms) if own.num_atoms > 1 else None,
-            sigma0=own.sigma0 if own.noisy else None,
+            config.model,
+            rng=np.random.default_rng(seed),
+            is_dueling=config.dueling,
+            dueling_hiddens=config.dueling_hiddens,
+            atoms=atoms,
+            sigma0=config.sigma0 if config.noisy else None,
         )
 
-    @classmethod
-    def sample_plan(cls, config: CommonConfig) -> SamplePlan:
-        """Return the plan of `ReplayAlgorithm`; with `worker_priorities`, it includes each row's
-        absolute TD error.
+    @staticmethod
+    def update(config: DQNConfig, networks: Networks) -> Update:
+        """Return a step against TD errors over rows, or over sequences for recurrent models."""
+        model = networks.model
+        target = TargetNetwork(model)
+        errors = QErrors(config, model, target)
+        loss = errors.loss_of_sequences if model.is_recurrent else errors.loss_of_rows()
+        return q_update(config, model, loss, target)
 
-        For a recurrent network, it returns a plan of raw transitions with the initial states of
-        sequences.
 
-        Args:
-            config: config of the run.
-        """
-        own = cls.own_config(config)
-        if own.sequence_shape is not None:
-            of_rows = (
-                c.OBS,
-                c.ACTIONS,
-                c.NEW_OBS,
-                c.REWARDS,
-                c.TERMINATEDS,
-                c.TRUNCATEDS,
-                *previous_columns(own),
+def q_update(config: DQNConfig, model: QNetwork, loss: Loss, target: TargetNetwork) -> Update:
+    """Return the update of a network of action values and its target.
+
+    Args:
+        config: config of the algorithm.
+        model: network of action values.
+        loss: loss of a minibatch, which also gives PRIORITIES.
+        target: target network, which follows.
+    """
+    optimizer = adam(config, config.adam_epsilon)
+    step = descend(model.trainable_variables, loss, optimizer, clip=config.grad_clip)
+    moves = every(config.target_update_freq, follow([target], tau=config.tau))
+    return Update(
+        loop=drawn(chain(step, moves), seeds=(3, 2) if config.noisy else None),
+        knobs=replay_knobs(config),
+        targets={"target": target},
+    )
+
+
+class QErrors:
+    """Losses of a network of action values: TD errors of expected returns, or of atoms."""
+
+    def __init__(self, config: DQNConfig, model: QNetwork, target: TargetNetwork) -> None:
+        """Compare the network with the values of its target network."""
+        self._config = config
+        self._model = model
+        self._target = target
+        assert isinstance(model.distribution, Greedy)
+        self._start = model.distribution.start
+
+    def loss_of_rows(self) -> Loss:
+        """Return the loss of rows [B, ...]."""
+
+        def judge(columns: Tensors, knobs: Tensors) -> tuple[tf.Tensor, tf.Tensor, Tensors]:
+            model = self._model
+            following = columns[c.NEW_OBS]
+            values, _ = model.q(columns[c.OBS], noise=self._noise(columns, 0))
+            next_values, mask = model.q(
+                following, weights=self._target.tensors(), noise=self._noise(columns, 1)
             )
-            columns, stride = (*of_rows, *state_columns(own, cells=1)), own.sequence_shape.stride
-            return SamplePlan("none", {}, columns, state_every=stride, raw_obs=own.is_filtered)
-        plan = super().sample_plan(config)
-        if not own.worker_priorities:
-            return plan
-        return dataclasses.replace(
-            plan, postprocess="n_step_priorities", columns=(*plan.columns, c.PRIORITIES)
-        )
+            next_online = None
+            if self._config.double_q:
+                next_online, _ = model.q(following, noise=self._noise(columns, 2))
+            losses, errors, taken = self._judged(
+                columns, values, next_values, next_online=next_online, mask=mask
+            )
+            return losses, errors, {"mean_q": tf.reduce_mean(taken)}
 
-    @classmethod
-    def acting_settings(cls, config: CommonConfig) -> dict[str, Any]:
-        """Return the settings of epsilon-greedy actions with this `config`; a noisy network needs
-        none.
-        """
-        own = cls.own_config(config)
-        if own.noisy:
-            return {}
-        if own.per_worker_epsilon:
-            return {"exploration": {"type": "PerWorkerEpsilonGreedy"}}
-        return {
-            "exploration": {
-                "type": "EpsilonGreedy",
-                "epsilon": [list(point) for point in own.epsilon_schedule],
-            }
-        }
+        return per_row(judge)
 
-    def __init__(self, config: CommonConfig, model: ActorCritic) -> None:
-        """Allocate the replay and a target network; nothing is compiled yet.
-
-        Args:
-            config: config of the run, or of the policy if it has its own settings.
-            model: network to train.
-        """
-        self._network = cast("QNetwork", model)
-        self._start = cast(Greedy, model.distribution).start
-        self._target = TargetNetwork(model)
-        self.targets = {"target": self._target}
-        super().__init__(config, model)
-
-    def update_spec(self) -> UpdateSpec:
-        """Return the loss of TD errors over rows, or over sequences for recurrent models."""
-        return UpdateSpec(
-            self._loss_of_sequences if self.model.is_recurrent else self._loss_of_rows,
-            ("mean_q", "mean_td_error"),
-            ("lr", STEPS_BEFORE),
-            is_stacked=True,
-            gives_rows=True,
-            targets=(self._target,),
-            tau=self.config.tau,
-            target_every=self.config.target_update_freq,
-        )
-
-    def drawn_columns(self, num: int) -> dict[str, NDArray[Any]]:
-        """See `ReplayAlgorithm.drawn_columns`; returns the seeds of the noise for each
-        minibatch.
-        """
-        if not self.config.noisy:
-            return {}
-        return {_SEEDS: self.rng.integers(np.iinfo(np.int32).max, size=(num, 3, 2), dtype=np.int32)}
-
-    def _noise(self, minibatch: Tensors, use: int) -> tf.Tensor | None:
-        """Return noise [1, K] of a minibatch for one use: 0 online, 1 target, 2 choice of the next
-        action.
-        """
-        if not self.config.noisy:
-            return None
-        return tf.random.stateless_normal([1, self._network.noise_size], minibatch[_SEEDS][use])
-
-    def _loss_of_rows(self, minibatch: Tensors, coefficients: Tensors) -> tuple[tf.Tensor, Tensors]:
-        model = self._network
-        following = minibatch[c.NEW_OBS]
-        values, _ = model.q(minibatch[c.OBS], noise=self._noise(minibatch, 0))
-        next_values, mask = model.q(
-            following, weights=self._target.tensors(), noise=self._noise(minibatch, 1)
-        )
-        next_online = (
-            model.q(following, noise=self._noise(minibatch, 2))[0] if self.config.double_q else None
-        )
-        losses, priorities, taken = self._judged(minibatch, values, next_values, next_online, mask)
-        return q_learning.weighted_mean(losses, minibatch[WEIGHTS]), {
-            "mean_q": tf.reduce_mean(taken),
-            "mean_td_error": tf.reduce_mean(priorities),
-            ROWS: tf.stop_gradient(priorities),
-        }
-
-    def _loss_of_sequences(
-        self, minibatch: Tensors, coefficients: Tensors
-    ) -> tuple[tf.Tensor, Tensors]:
+    def loss_of_sequences(self, columns: Tensors, knobs: Tensors) -> tuple[tf.Tensor, Tensors]:
         """Return the loss of B sequences of L steps and one further observation, as rows [L * B].
 
         Both networks run through each sequence from its stored state. With noisy layers, the online
         pass that learns also chooses the target's actions.
         """
-        config = self.config
-        model = self._network
-        trained = by_time(minibatch[TRAINED])
-        obs = by_time(minibatch[c.OBS])
+        config = self._config
+        model = self._model
+        trained = by_time(columns[TRAINED])
+        obs = by_time(columns[c.OBS])
         steps = obs.shape[0] - 1
         rows = obs.shape[1]
-        state = [minibatch[c.state_in(index)] for index in range(len(model.state_shapes))]
+        state = [columns[c.state_in(index)] for index in range(len(model.state_shapes))]
         previous = [
-            by_time(minibatch[name])
-            for name in (c.PREV_ACTIONS, c.PREV_REWARDS)
-            if model.looks_back
+            by_time(columns[name]) for name in (c.PREV_ACTIONS, c.PREV_REWARDS) if model.looks_back
         ]
         online, mask = model.q_sequence(
-            obs, state, previous, burn_in=config.burn_in, noise=self._noise(minibatch, 0)
+            obs, state, previous, burn_in=config.burn_in, noise=self._noise(columns, 0)
         )
         others, _ = model.q_sequence(
-            obs, state, previous, weights=self._target.tensors(), noise=self._noise(minibatch, 1)
+            obs, state, previous, weights=self._target.tensors(), noise=self._noise(columns, 1)
         )
-        behind = flattened(by_time(minibatch[FOLLOWING]) * rows + tf.range(rows))
-        losses, priorities, taken = self._judged(
-            {
-                name: flattened(by_time(minibatch[name]))
-                for name in (c.ACTIONS, c.N_STEP_RETURNS, c.DISCOUNTS)
-            },
+        behind = flattened(by_time(columns[FOLLOWING]) * rows + tf.range(rows))
+        names = (c.ACTIONS, c.N_STEP_RETURNS, c.DISCOUNTS)
+        losses, errors, taken = self._judged(
+            {name: flattened(by_time(columns[name])) for name in names},
             online[: steps * rows],
             tf.gather(others, behind),
-            tf.gather(tf.stop_gradient(online), behind) if config.double_q else None,
-            None if mask is None else tf.gather(mask, behind),
+            next_online=tf.gather(tf.stop_gradient(online), behind) if config.double_q else None,
+            mask=None if mask is None else tf.gather(mask, behind),
         )
-        errors = tf.reshape(tf.stop_gradient(priorities), trained.shape)
-        weighted = tf.reshape(losses, trained.shape) * tf.stop_gradient(minibatch[WEIGHTS])
+        errors = tf.reshape(tf.stop_gradient(errors), trained.shape)
+        weighted = tf.reshape(losses, trained.shape) * tf.stop_gradient(columns[WEIGHTS])
+        eta = config.sequence_priority_eta
         return masked_mean(weighted, trained), {
             "mean_q": masked_mean(taken, flattened(trained)),
             "mean_td_error": masked_mean(errors, trained),
-            ROWS: q_learning.sequence_priorities(errors, trained, config.sequence_priority_eta),
+            c.PRIORITIES: q_learning.sequence_priorities(errors, trained, eta),
         }
+
+    def _noise(self, columns: Tensors, use: int) -> tf.Tensor | None:
+        """Return noise [1, K] of a minibatch for one use: 0 online, 1 target, 2 choice of the next
+        action.
+        """
+        if not self._config.noisy:
+            return None
+        return tf.random.stateless_normal([1, self._model.noise_size], columns[SEEDS][use])
 
     def _judged(
         self,
         rows: Tensors,
         values: tf.Tensor,
         next_values: tf.Tensor,
+        *,
         next_online: tf.Tensor | None,
         mask: tf.Tensor | None,
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
@@ -536,8 +526,8 @@ class DQN(ReplayAlgorithm[DQNConfig]):
             next_online: likewise of the online network, for double Q-learning; None without.
             mask: [R, A], legal actions in that observation.
         """
-        config = self.config
-        atoms = self._network.atoms
+        config = self._config
+        atoms = self._model.atoms
         actions = rows[c.ACTIONS] - self._start
         returns = rows[c.N_STEP_RETURNS]
         discounts = rows[c.DISCOUNTS]
@@ -551,11 +541,8 @@ class DQN(ReplayAlgorithm[DQNConfig]):
                 is_rescaled=config.value_rescaling,
             )
             errors = wanted - q_learning.chosen(values, actions)
-            return (
-                q_learning.huber(errors, delta=config.huber_delta),
-                tf.abs(errors),
-                wanted - errors,
-            )
+            losses = q_learning.huber(errors, delta=config.huber_delta)
+            return losses, tf.abs(errors), wanted - errors
         probabilities = q_learning.categorical_targets(
             returns, discounts, next_values, atoms, next_logits_online=next_online, mask=mask
         )
@@ -565,3 +552,9 @@ class DQN(ReplayAlgorithm[DQNConfig]):
             q_learning.relative_entropy(logits, probabilities),
             q_learning.expected_q(logits, atoms),
         )
+
+
+def sequence_rows(config: DQNConfig) -> tuple[str, ...]:
+    """Return the columns of rows that sequences are cut from."""
+    flags = (c.TERMINATEDS, c.TRUNCATEDS)
+    return (c.OBS, c.ACTIONS, c.NEW_OBS, c.REWARDS, *flags, *previous_columns(config))

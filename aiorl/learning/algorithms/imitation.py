@@ -1,18 +1,12 @@
-"""Base class of algorithms that imitate stored experience from any policy."""
+"""Keys of algorithms that imitate stored experience from any policy."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import ClassVar, Literal
 
-from aiorl.acting.filters import MeanStdFilter, Normalisation
 from aiorl.config.key import changed, key, refuse
-from aiorl.config.schema import CommonConfig
-from aiorl.data import columns as c
 from aiorl.learning.algorithms.actor_critic_config import ActorCriticConfig
-from aiorl.learning.algorithms.algorithm import Array, Batch, LeasePlan, want_stored_experience
-from aiorl.learning.algorithms.compiled_algorithm import CompiledAlgorithm
 
 _learning = partial(key, group="Learning")
 
@@ -68,40 +62,3 @@ class ImitationConfig(ActorCriticConfig):
                 ),
             ),
         )
-
-
-ImitationT = TypeVar("ImitationT", bound=ImitationConfig)
-
-
-class Imitation(CompiledAlgorithm[ImitationT]):
-    """Algorithm that trains on stored experience as it arrives."""
-
-    @classmethod
-    def lease_plan(cls, config: CommonConfig) -> LeasePlan:
-        """Return a plan with leases that are kept topped up; experience of any age is used.
-
-        Args:
-            config: config of the run.
-
-        Raises:
-            ConfigError: there is no stored experience.
-        """
-        own = cls.own_config(config)
-        want_stored_experience(own)
-        return LeasePlan(
-            "streaming", own.fragments_per_batch(), own.outstanding_fragments_per_worker
-        )
-
-    def lay_out(self, fragments: Sequence[Mapping[str, Array]]) -> Batch:
-        """See `CompiledAlgorithm.lay_out`; stored observations are filtered here if there is a
-        filter.
-        """
-        own = self.merged_filter
-        if isinstance(own, MeanStdFilter):
-            now = Normalisation.of(own)
-            fragments = [{**fragment, c.OBS: now(fragment[c.OBS])} for fragment in fragments]
-        return super().lay_out(fragments)
-
-    def make_optimizer(self) -> Any:  # Any: a Keras optimiser
-        """Return Adam."""
-        return self.adam(self.config.adam_epsilon)

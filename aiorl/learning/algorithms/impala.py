@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from aiorl.config.key import changed, key
 from aiorl.data import columns as c
-from aiorl.learning.algorithms.batch_buffers import unpacked
-from aiorl.learning.algorithms.compiled_update import UpdateSpec
-from aiorl.learning.algorithms.streaming import VTraceConfig, VTraceStreaming
+from aiorl.learning.actor_critic import update_by_loss
+from aiorl.learning.algorithm import Algorithm, Experience, Networks, Update
+from aiorl.learning.algorithms.streaming import DriftWarning, VTrace, VTraceConfig, adam_or_rmsprop
+from aiorl.learning.experience import streamed, transitions
 from aiorl.learning.lazy import Tensors, tf
 from aiorl.learning.losses import masked_mean
 from aiorl.learning.losses.policy_gradient import actor_critic_loss, approximate_kl
@@ -35,46 +36,48 @@ class IMPALAConfig(VTraceConfig):
         return True
 
 
-class IMPALA(VTraceStreaming[IMPALAConfig]):
+class IMPALA(Algorithm[IMPALAConfig]):
     """Importance-weighted actor-learner architecture (Espeholt et al. 2018)."""
 
     config_class = IMPALAConfig
-    remedies = "a kl_stop; or use algo: appo, which limits how far an update moves the policy"
 
-    def update_spec(self) -> UpdateSpec:
+    @staticmethod
+    def experience(config: IMPALAConfig) -> Experience:
+        """Return raw transitions of slightly older policies."""
+        return streamed(config, transitions(config))
+
+    @staticmethod
+    def update(config: IMPALAConfig, networks: Networks) -> Update:
         """Return the loss over sequences."""
-        config = self.config
-        buffers = self.buffers
-        distribution = self.distribution
+        model = networks.model
+        vtrace = VTrace(config, model)
 
-        def loss(minibatch: Tensors, coefficients: Tensors) -> tuple[tf.Tensor, Tensors]:
-            columns = unpacked(minibatch, buffers, time_major=True)
+        def loss(columns: Tensors, knobs: Tensors) -> tuple[tf.Tensor, Tensors]:
             valid = columns[c.VALID]
-            now = self.judge(columns)
-            returns, log_rhos = self.vtrace_returns(columns, now)
+            now = vtrace.judge(columns)
+            returns, log_rhos = vtrace.returns(columns, now)
             advantages = pg_advantages(
                 returns.advantages, returns.weights, normalize=config.normalize_advantages
             )
-            entropies = tf.reshape(distribution.entropy(now.dist_inputs), valid.shape)
+            entropies = vtrace.distribution.entropy(now.dist_inputs)
             total, parts = actor_critic_loss(
                 -masked_mean(now.logp * advantages, valid),
                 now.values,
                 returns.vs,
-                entropies,
-                valid,
+                entropies=tf.reshape(entropies, valid.shape),
+                valid=valid,
                 vf_loss_coeff=config.vf_loss_coeff,
-                entropy_coeff=coefficients["entropy_coeff"],
+                entropy_coeff=knobs["entropy_coeff"],
             )
             kl = masked_mean(approximate_kl(tf.minimum(log_rhos, _MAX_LOG_RHO)), valid)
-            return total, {**parts, "kl": kl, **self.ratio_metrics(log_rhos, valid)}
+            return total, {**parts, "kl": kl, **vtrace.ratio_metrics(log_rhos, valid)}
 
-        metrics = (
-            "policy_loss",
-            "vf_loss",
-            "entropy",
-            "kl",
-            *self.metric_names,
-            "vf_explained_var",
+        remedies = "a kl_stop; or use algo: appo, which limits how far an update moves the policy"
+        return update_by_loss(
+            config,
+            model,
+            loss,
+            adam_or_rmsprop(config),
+            stop_when=None if config.kl_stop is None else ("kl", config.kl_stop),
+            adaptations=(DriftWarning(config, remedies),),
         )
-        stop_when = None if config.kl_stop is None else ("kl", config.kl_stop)
-        return UpdateSpec(loss, metrics, ("lr", "entropy_coeff"), stop_when)

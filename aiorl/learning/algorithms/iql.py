@@ -11,16 +11,23 @@ from gymnasium import spaces
 
 from aiorl.acting.distributions import Categorical, make_distribution
 from aiorl.config.key import changed, key
-from aiorl.config.schema import CommonConfig
 from aiorl.data import columns as c
-from aiorl.learning.algorithms.actor_replay import ACTOR_LR, CriticReplayAlgorithm, critic_loss_of
-from aiorl.learning.algorithms.algorithm import Observations
-from aiorl.learning.algorithms.compiled_update import Phase, UpdateSpec
-from aiorl.learning.algorithms.replay_algorithm import WEIGHTS
+from aiorl.learning.algorithm import Algorithm, Experience, Networks, Observations, Update
+from aiorl.learning.algorithms.critics import (
+    ACTOR_LR,
+    critic_step,
+    descend_with_adam,
+    make_critics,
+    q_of_stored_choices,
+    update_with_critics,
+)
 from aiorl.learning.algorithms.replay_config import OfflineReplayConfig
 from aiorl.learning.lazy import Tensors, tf
 from aiorl.learning.losses.critics import expectile_losses, imitation_weights
 from aiorl.learning.losses.q_learning import weighted_mean
+from aiorl.learning.models.distributions import to_tf_distribution
+from aiorl.learning.replayed import replayed
+from aiorl.learning.steps import WEIGHTS, TargetNetwork
 
 if TYPE_CHECKING:
     from aiorl.learning.models.actor_critic import ActorCritic
@@ -47,7 +54,7 @@ class IQLConfig(OfflineReplayConfig):
     """Maximum weight of an action."""
 
 
-class IQL(CriticReplayAlgorithm[IQLConfig]):
+class IQL(Algorithm[IQLConfig]):
     """Implicit Q-learning (Kostrikov et al. 2021) for bounded Boxes and discrete actions.
 
     The model is a policy with values, as in BC and PPO.
@@ -55,10 +62,22 @@ class IQL(CriticReplayAlgorithm[IQLConfig]):
 
     config_class = IQLConfig
 
-    @classmethod
+    @staticmethod
+    def experience(config: IQLConfig) -> Experience:
+        """Return rows of a replay, which stored experience fills."""
+        return replayed(config)
+
+    @staticmethod
+    def acting_settings(config: IQLConfig) -> dict[str, Any]:
+        """Return settings for sampled actions, and uniform ones at the start, if the run samples at
+        all.
+        """
+        random_timesteps = config.random_timesteps
+        return {"exploration": {"type": "StochasticSampling", "random_timesteps": random_timesteps}}
+
+    @staticmethod
     def build_model(
-        cls,
-        config: CommonConfig,
+        config: IQLConfig,
         observations: Observations,
         action_space: spaces.Space[Any],
         seed: int | None,
@@ -68,75 +87,64 @@ class IQL(CriticReplayAlgorithm[IQLConfig]):
         """
         from aiorl.learning.models.catalog import build_model
 
-        shape = observations.shape
-        dtype = observations.dtype
-        layout = observations.layout
-        settings = config.model.model_dump()
-        distribution = make_distribution(action_space, scale=config.normalize_actions)
         return build_model(
-            shape, dtype, distribution, settings, seed=seed, layout=layout, custom_features=True
+            observations.shape,
+            observations.dtype,
+            make_distribution(action_space, scale=config.normalize_actions),
+            config.model.model_dump(),
+            seed=seed,
+            layout=observations.layout,
+            custom_features=True,
         )
 
-    @classmethod
-    def acting_settings(cls, config: CommonConfig) -> dict[str, Any]:
-        """Return settings for sampled actions, and uniform ones at the start, if the run samples at
-        all.
-        """
-        own = cls.own_config(config)
-        return {
-            "exploration": {"type": "StochasticSampling", "random_timesteps": own.random_timesteps}
-        }
-
-    def update_spec(self) -> UpdateSpec:
-        """Return the critics' loss, followed by phases for the values and the policy."""
-        config = self.config
-        model = self.model
-        critics = self.critics
-        distribution = self.distribution
+    @staticmethod
+    def update(config: IQLConfig, networks: Networks) -> Update:
+        """Return steps of the critics, the values and the policy."""
+        model = networks.model
+        critics = make_critics(config, model)
+        target = TargetNetwork(critics)
+        distribution = to_tf_distribution(model.distribution)
         is_discrete = isinstance(model.distribution, Categorical)
 
-        def q_of_stored(minibatch: Tensors, weights: Tensors | None = None) -> tf.Tensor:
+        def q_of_stored(columns: Tensors, weights: Tensors | None = None) -> tf.Tensor:
             if is_discrete:
-                return self.q_of_stored_choices(minibatch, weights)[0]
-            return critics.q(minibatch[c.OBS], critics.unit(minibatch[c.ACTIONS]), weights=weights)
+                return q_of_stored_choices(critics, model, columns, weights)[0]
+            return critics.q(columns[c.OBS], critics.unit(columns[c.ACTIONS]), weights=weights)
 
-        def critic_loss(minibatch: Tensors, coefficients: Tensors) -> tuple[tf.Tensor, Tensors]:
-            _, next_values = model.forward(minibatch[c.NEW_OBS])
-            return critic_loss_of(minibatch, q_of_stored(minibatch), next_values)
+        def judge(columns: Tensors) -> tuple[tf.Tensor, tf.Tensor, Tensors]:
+            _, next_values = model.forward(columns[c.NEW_OBS])
+            return q_of_stored(columns), next_values, {}
 
-        def value_loss(minibatch: Tensors, coefficients: Tensors) -> tuple[tf.Tensor, Tensors]:
-            q = q_of_stored(minibatch, self.target_critics.tensors())
+        def value_loss(columns: Tensors, knobs: Tensors) -> tuple[tf.Tensor, Tensors]:
+            q = q_of_stored(columns, target.tensors())
             least_q = tf.stop_gradient(tf.reduce_min(q, axis=0))
-            _, values = model.forward(minibatch[c.OBS])
-            loss = weighted_mean(
-                expectile_losses(least_q - values, config.expectile), minibatch[WEIGHTS]
-            )
+            _, values = model.forward(columns[c.OBS])
+            losses = expectile_losses(least_q - values, config.expectile)
+            loss = weighted_mean(losses, columns[WEIGHTS])
             return loss, {"mean_value": tf.reduce_mean(values), _LEAST_Q: least_q}
 
-        def policy_loss(minibatch: Tensors, coefficients: Tensors) -> tuple[tf.Tensor, Tensors]:
-            inputs, values = model.forward(minibatch[c.OBS])
+        def policy_loss(columns: Tensors, knobs: Tensors) -> tuple[tf.Tensor, Tensors]:
+            inputs, values = model.forward(columns[c.OBS])
             weights = imitation_weights(
-                minibatch[_LEAST_Q] - values,
+                columns[_LEAST_Q] - values,
                 scale=1.0,
                 beta=config.beta,
                 max_weight=config.max_weight,
             )
-            loss = -weighted_mean(
-                weights * distribution.logp(inputs, minibatch[c.ACTIONS]), minibatch[WEIGHTS]
-            )
+            logp = distribution.logp(inputs, columns[c.ACTIONS])
+            loss = -weighted_mean(weights * logp, columns[WEIGHTS])
             entropy = tf.reduce_mean(distribution.entropy(inputs))
             return loss, {"entropy": entropy, "mean_weight": tf.reduce_mean(weights)}
 
-        value, policy = (
-            [variable for name, variable in model.trainable.items() if name.startswith(branch)]
+        branches = {
+            branch: [item for name, item in model.trainable.items() if name.startswith(branch)]
             for branch in ("value/", "policy/")
-        )
-        adam_of_value = self.adam(config.adam_epsilon)
-        adam_of_policy = self.adam(config.adam_epsilon)
-        return self.critics_spec(
-            critic_loss,
-            Phase("value", value_loss, ("mean_value",), value, adam_of_value),
-            Phase(
-                "policy", policy_loss, ("entropy", "mean_weight"), policy, adam_of_policy, ACTOR_LR
-            ),
+        }
+        return update_with_critics(
+            config,
+            critics,
+            critic_step(config, critics, judge),
+            descend_with_adam(config, branches["value/"], value_loss, name="value"),
+            descend_with_adam(config, branches["policy/"], policy_loss, lr=ACTOR_LR, name="policy"),
+            targets={"target/critics": target},
         )

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aiorl.config.key import changed, key
-from aiorl.config.schema import CommonConfig
 from aiorl.data import columns as c
 from aiorl.data.fragment import SamplePlan
-from aiorl.learning.algorithms.compiled_update import UpdateSpec
-from aiorl.learning.algorithms.imitation import Imitation, ImitationConfig
-from aiorl.learning.algorithms.rows import sequence_columns
+from aiorl.learning.actor_critic import adam, likelihood_loss, update_by_loss
+from aiorl.learning.algorithm import Algorithm, Experience, Networks, Update
+from aiorl.learning.algorithms.imitation import ImitationConfig
+from aiorl.learning.experience import stored
 from aiorl.learning.lazy import Tensors, tf
 from aiorl.learning.losses import masked_mean
 from aiorl.learning.losses.critics import imitation_weights
-
-if TYPE_CHECKING:
-    from aiorl.learning.models.actor_critic import ActorCritic
+from aiorl.learning.rows import sequence_columns
 
 _marwil = partial(key, group="MARWIL")
 _MEAN_SQUARE = "advantages_mean_square"
@@ -54,60 +52,62 @@ class MARWILConfig(ImitationConfig):
         self.refuse_unless(False, ("normalize_advantages",), "algorithms that sample", hint=hint)
 
 
-class MARWIL(Imitation[MARWILConfig]):
+class MARWIL(Algorithm[MARWILConfig]):
     """Monotonic advantage re-weighted imitation learning (Wang et al. 2018)."""
 
     config_class = MARWILConfig
 
-    @classmethod
-    def sample_plan(cls, config: CommonConfig) -> SamplePlan:
-        """Return a plan of observations, actions and discounted returns; recurrent models also get
-        flags and states.
-        """
-        own = cls.own_config(config)
-        columns = (c.OBS, c.ACTIONS, c.VALUE_TARGETS, *sequence_columns(own))
-        return SamplePlan("gae", {"gamma": own.gamma, "lam": 1.0}, columns, raw_obs=own.is_filtered)
+    @staticmethod
+    def experience(config: MARWILConfig) -> Experience:
+        """Return stored observations, actions and discounted returns."""
+        columns = (c.OBS, c.ACTIONS, c.VALUE_TARGETS, *sequence_columns(config))
+        parameters = {"gamma": config.gamma, "lam": 1.0}
+        return stored(config, SamplePlan("gae", parameters, columns, raw_obs=config.is_filtered))
 
-    def __init__(self, config: CommonConfig, model: ActorCritic) -> None:
-        """Lay out the train batch; nothing is compiled yet."""
-        super().__init__(config, model)
-        self._mean_square = self.config.moving_average_sqd_adv_norm_start
-
-    def update_spec(self) -> UpdateSpec:
+    @staticmethod
+    def update(config: MARWILConfig, networks: Networks) -> Update:
         """Return the loss over rows, or over sequences for recurrent models: better actions have
         larger weights.
         """
-        config = self.config
 
-        def weights(
-            columns: Tensors, values: tf.Tensor, coefficients: Tensors
-        ) -> tuple[tf.Tensor, Tensors]:
-            found = imitation_weights(
+        def weigh(columns: Tensors, values: tf.Tensor, knobs: Tensors) -> tuple[tf.Tensor, Tensors]:
+            weights = imitation_weights(
                 columns[c.VALUE_TARGETS] - tf.stop_gradient(values),
-                scale=coefficients["advantage_scale"],
+                scale=knobs["advantage_scale"],
                 beta=config.beta,
                 max_weight=config.max_weight,
             )
-            return found, {"mean_weight": masked_mean(found, columns[c.VALID])}
+            return weights, {"mean_weight": masked_mean(weights, columns[c.VALID])}
 
-        return self.likelihood_spec(
-            weights, ("mean_weight",), ("advantage_scale",), targets=c.VALUE_TARGETS
-        )
+        model = networks.model
+        loss = likelihood_loss(config, model, weigh, targets=c.VALUE_TARGETS)
+        optimizer = adam(config, config.adam_epsilon)
+        return update_by_loss(config, model, loss, optimizer, adaptations=(AdvantageScale(config),))
 
-    def coefficients(self, env_steps_total: int) -> dict[str, float]:
-        """Return the coefficients of an update after `env_steps_total` env steps."""
-        return {**super().coefficients(env_steps_total), "advantage_scale": self._mean_square**0.5}
 
-    def after_update(self, metrics: dict[str, float]) -> None:
+class AdvantageScale:
+    """Root of the moving mean square of the advantages, by which they are divided; see
+    `Adaptation`.
+    """
+
+    def __init__(self, config: MARWILConfig) -> None:
+        """Begin with the mean square of the config."""
+        self._rate = config.moving_average_sqd_adv_norm_update_rate
+        self._mean_square = config.moving_average_sqd_adv_norm_start
+
+    def knobs(self) -> dict[str, float]:
+        """See `Adaptation`."""
+        return {"advantage_scale": self._mean_square**0.5}
+
+    def after_update(self, metrics: dict[str, float], updates: int) -> None:
         """Update the mean square of the advantages."""
-        rate = self.config.moving_average_sqd_adv_norm_update_rate
-        self._mean_square += rate * (metrics["vf_loss"] - self._mean_square)
+        self._mean_square += self._rate * (metrics["vf_loss"] - self._mean_square)
         metrics[_MEAN_SQUARE] = self._mean_square
 
-    def extra_state(self) -> dict[str, Any]:
-        """Return the mean square of the advantages."""
+    def state(self) -> dict[str, Any]:
+        """See `Adaptation`."""
         return {_MEAN_SQUARE: self._mean_square}
 
-    def set_extra_state(self, values: Mapping[str, Any]) -> None:
-        """Restore the mean square of the advantages."""
+    def set_state(self, values: Mapping[str, Any]) -> None:
+        """See `Adaptation`."""
         self._mean_square = float(values[_MEAN_SQUARE])

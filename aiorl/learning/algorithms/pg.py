@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Literal
 
 from aiorl.config.key import changed, key
-from aiorl.config.schema import CommonConfig
 from aiorl.data import columns as c
-from aiorl.data.fragment import SamplePlan
-from aiorl.learning.algorithms.compiled_update import UpdateSpec
-from aiorl.learning.algorithms.on_policy import OnPolicy, OnPolicyConfig
-from aiorl.learning.algorithms.rows import sequence_columns
+from aiorl.learning.actor_critic import adam, likelihood_loss, update_by_loss
+from aiorl.learning.algorithm import Algorithm, Experience, Networks, Update
+from aiorl.learning.algorithms.on_policy import OnPolicyConfig
+from aiorl.learning.experience import on_policy, returns
 from aiorl.learning.lazy import Tensors, tf
 from aiorl.learning.losses import masked_mean
 from aiorl.learning.losses.policy_gradient import masked_normalise
@@ -37,39 +36,30 @@ class PGConfig(OnPolicyConfig):
     """Always 0, because there are no values to learn."""
 
 
-class PG(OnPolicy[PGConfig]):
+class PG(Algorithm[PGConfig]):
     """Policy gradient with rewards to go and without a baseline (Williams 1992)."""
 
     config_class = PGConfig
 
-    @classmethod
-    def sample_plan(cls, config: CommonConfig) -> SamplePlan:
-        """Return a plan of rows with discounted returns; recurrent models also get flags and
-        states.
-        """
-        own = cls.own_config(config)
-        return SamplePlan(
-            "returns", {"gamma": own.gamma}, (*cls.columns(own), *sequence_columns(own))
-        )
+    @staticmethod
+    def experience(config: PGConfig) -> Experience:
+        """Return samples of the newest policy with discounted returns."""
+        return on_policy(config, returns(config, (c.OBS, c.ACTIONS, c.ADVANTAGES)))
 
-    @classmethod
-    def columns(cls, config: PGConfig) -> tuple[str, ...]:
-        """Return the columns that the loss needs."""
-        return c.OBS, c.ACTIONS, c.ADVANTAGES
-
-    def update_spec(self) -> UpdateSpec:
+    @staticmethod
+    def update(config: PGConfig, networks: Networks) -> Update:
         """Return the loss over rows, or over sequences for recurrent models: actions are weighted
         by their returns.
         """
 
-        def returns(
-            columns: Tensors, values: tf.Tensor, coefficients: Tensors
-        ) -> tuple[tf.Tensor, Tensors]:
-            found = columns[c.ADVANTAGES]
+        def weigh(columns: Tensors, values: tf.Tensor, knobs: Tensors) -> tuple[tf.Tensor, Tensors]:
+            weights = columns[c.ADVANTAGES]
             valid = columns[c.VALID]
-            metrics = {"mean_return": masked_mean(found, valid)}
-            return masked_normalise(
-                found, valid
-            ) if self.config.normalize_advantages else found, metrics
+            metrics = {"mean_return": masked_mean(weights, valid)}
+            if config.normalize_advantages:
+                weights = masked_normalise(weights, valid)
+            return weights, metrics
 
-        return self.likelihood_spec(returns, ("mean_return",))
+        loss = likelihood_loss(config, networks.model, weigh)
+        optimizer = adam(config, config.adam_epsilon)
+        return update_by_loss(config, networks.model, loss, optimizer)

@@ -25,12 +25,21 @@ from aiorl.data.columns import CULPRIT, METRICS, NUM_ROWS, gradients_in
 from aiorl.data.layout import laid_out
 from aiorl.data.obs_layout import layout_of
 from aiorl.errors import BatchError, PolicyError
-from aiorl.learning.algorithms.algorithm import Observations
-from aiorl.learning.algorithms.compiled_algorithm import CompiledAlgorithm
+from aiorl.learning.algorithm import (
+    Algorithm,
+    Networks,
+    Observations,
+    acting_settings_of,
+    experience_of,
+    own_config,
+)
 from aiorl.learning.algorithms.registry import algorithm_class
+from aiorl.learning.experience import Fragments
+from aiorl.learning.gradients import Gradients
 from aiorl.learning.models.actor_critic import ActorCritic
 from aiorl.learning.models.export import make_acting_spec
 from aiorl.learning.models.tf_policy import TFPolicy
+from aiorl.learning.train_batches import TrainBatches
 
 Array = NDArray[Any]
 
@@ -42,23 +51,38 @@ class PolicyLearning:
 
     def __init__(
         self,
-        algorithm: CompiledAlgorithm[Any],
+        kind: type[Algorithm[Any]],
         config: CommonConfig,
         model: ActorCritic,
         policy: GraphPolicy,
     ) -> None:
-        """Take over an algorithm, its config and its model, which can be the acting one."""
-        self._algorithm = algorithm
+        """Take over a model, which can be the acting one.
+
+        Args:
+            kind: algorithm.
+            config: its config.
+            model: network to train.
+            policy: acting policy.
+
+        Raises:
+            NotImplementedError: the algorithm's update doesn't consist of gradients of batches.
+        """
         self._model = model
         self._policy = policy
         self._is_shared = getattr(policy.graph, "model", None) is model
-        kind = type(algorithm)
-        self._plan = dataclasses.replace(
-            kind.sample_plan(config), return_discount=kind.return_discount(config)
+        experience = _fragments_of(kind, config)
+        self._plan = experience.sample_plan
+        self._sequence_length = config.sequence_length() if self._plan.of_sequences else None
+        update = kind.update(own_config(kind, config), Networks.of(model))
+        batches = TrainBatches(
+            experience.config, self._plan, model, loop=update.loop, rng=np.random.default_rng(0)
         )
-        self._sequence_length = (
-            config.sequence_length() if kind.trains_on_sequences(config) else None
-        )
+        self._gradients = Gradients(update, batches, model, xla=config.update_mode)
+
+    @property
+    def optimizer(self) -> Any:  # Any: a Keras optimiser
+        """The optimiser of the policy."""
+        return self._gradients.optimizer
 
     @classmethod
     def of(cls, policy: GraphPolicy, said: Mapping[str, Any]) -> PolicyLearning:
@@ -74,10 +98,11 @@ class PolicyLearning:
             PolicyError: the network built here differs from the acting one.
             NotImplementedError: the algorithm's update doesn't consist of gradients of batches.
         """
-        kind = _kind_with_gradients(said["algo"])
+        kind = algorithm_class(said["algo"])
         config = _config_for_fragments(
             kind.config_class, {**with_former_defaults(policy.config), **said}
         )
+        _fragments_of(kind, config)
         spec = policy.spec
         observations = Observations(
             spec.obs_shape, spec.obs_dtype, layout_of(policy.observation_space)
@@ -87,17 +112,17 @@ class PolicyLearning:
             raise PolicyError(
                 "the network differs from the learner's; install the same versions on both hosts"
             )
-        return cls(kind(config, model), config, model, policy)
+        return cls(kind, config, model, policy)
 
     def warm_up(self) -> None:
         """See `Learning`."""
-        self._algorithm.warm_up_gradients()
+        self._gradients.warm_up()
 
     def gradient_columns(self, columns: Mapping[str, Array]) -> dict[str, Array]:
         """See `Learning`; schedules use the env steps of the newest snapshot."""
         if not self._is_shared:
             self._model.set_weights(self._policy.get_weights())
-        return self._algorithm.compute_gradients(columns, self._policy.global_timestep)
+        return self._gradients.compute(columns, self._policy.global_timestep)
 
     def compute_gradients(self, batch: Any) -> tuple[dict[str, Array], dict[str, Any]]:
         """Return the gradients by weight name, and the loss with its metrics.
@@ -119,7 +144,8 @@ class PolicyLearning:
                 "there is no gradient: a number in"
                 f" {named if culprit else 'the loss or its gradient'} is not finite"
             )
-        metrics = dict(zip(self._algorithm.gradient_metrics, found[METRICS].tolist(), strict=True))
+        names = self._gradients.metric_names
+        metrics = dict(zip(names, found[METRICS].tolist(), strict=True))
         return gradients_in(found), {**metrics, NUM_ROWS: int(found[NUM_ROWS][0])}
 
     def apply_gradients(self, gradients: Mapping[str, Array]) -> dict[str, Any]:
@@ -131,9 +157,9 @@ class PolicyLearning:
         """
         if not self._is_shared:
             self._model.set_weights(self._policy.get_weights())
-        figures = self._algorithm.apply_gradients(gradients, self._policy.global_timestep)
+        figures = self._gradients.apply(gradients, self._policy.global_timestep)
         if not self._is_shared:
-            self._policy.set_weights(self._algorithm.get_weights())
+            self._policy.set_weights(self._model.get_weights())
         return figures
 
 
@@ -161,11 +187,16 @@ def _config_for_fragments(kind: type[CommonConfig], settings: Mapping[str, Any])
     )
 
 
-def _kind_with_gradients(name: str) -> type[CompiledAlgorithm[Any]]:
-    kind = algorithm_class(name)
-    if not issubclass(kind, CompiledAlgorithm):
+def _fragments_of(kind: type[Algorithm[Any]], config: CommonConfig) -> Fragments:
+    """Return the experience of an algorithm that updates by gradients of batches.
+
+    Raises:
+        NotImplementedError: it doesn't.
+    """
+    experience = experience_of(kind, config)
+    if not isinstance(experience, Fragments):
         raise NotImplementedError(f"{kind.__name__} does not update by one gradient of a batch")
-    return kind
+    return experience
 
 
 def algorithm_policy(config: CommonConfig) -> type[TFPolicy]:
@@ -183,11 +214,9 @@ def algorithm_policy(config: CommonConfig) -> type[TFPolicy]:
         NotImplementedError: the algorithm's update doesn't consist of gradients of batches, as with
             a replay.
     """
-    kind = _kind_with_gradients(config.algo)
-    plan = dataclasses.replace(
-        kind.sample_plan(config), raw_obs=False, return_discount=kind.return_discount(config)
-    )
-    told = kind.all_acting_settings(config) | plan.policy_settings()
+    kind = algorithm_class(config.algo)
+    plan = dataclasses.replace(_fragments_of(kind, config).sample_plan, raw_obs=False)
+    acting = acting_settings_of(kind, config) | plan.policy_settings()
 
     class AlgorithmPolicy(TFPolicy):
         """Policy that acts and learns as the config says."""
@@ -198,10 +227,9 @@ def algorithm_policy(config: CommonConfig) -> type[TFPolicy]:
             action_space: spaces.Space[Any],
             settings: Mapping[str, Any],
         ) -> None:
-            super().__init__(observation_space, action_space, {**told, **settings})
-            self._algorithm = kind(config, self.model)
-            self.learning = PolicyLearning(self._algorithm, config, self.model, self)
-            self._optimizer = self._algorithm.compiled.optimizer
+            super().__init__(observation_space, action_space, {**acting, **settings})
+            self.learning = PolicyLearning(kind, config, self.model, self)
+            self._optimizer = self.learning.optimizer
 
         def _make_model(
             self,
@@ -219,7 +247,7 @@ def algorithm_policy(config: CommonConfig) -> type[TFPolicy]:
         apply_gradients = GraphPolicy.apply_gradients
 
         def _adam(self) -> Any:
-            self._optimizer = self._algorithm.compiled.optimizer
+            self._optimizer = self.learning.optimizer
             return self._optimizer
 
     return AlgorithmPolicy

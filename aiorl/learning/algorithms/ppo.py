@@ -9,15 +9,11 @@ from functools import partial
 from aiorl.config.key import changed, key
 from aiorl.config.worker import MAX_ROWS
 from aiorl.data import columns as c
-from aiorl.learning.algorithms.compiled_algorithm import rows_forward
-from aiorl.learning.algorithms.compiled_update import UpdateSpec
-from aiorl.learning.algorithms.on_policy import (
-    OnPolicy,
-    OnPolicyConfig,
-    Surrogate,
-    SurrogateConfig,
-    surrogate_spec,
-)
+from aiorl.learning.actor_critic import adam, rows_forward
+from aiorl.learning.algorithm import Algorithm, Experience, Networks, Update
+from aiorl.learning.algorithms.on_policy import OnPolicyConfig
+from aiorl.learning.algorithms.surrogate import SurrogateConfig, surrogate_update
+from aiorl.learning.experience import advantages, on_policy
 from aiorl.learning.lazy import Tensors, tf
 from aiorl.learning.losses.policy_gradient import (
     approximate_kl,
@@ -25,6 +21,8 @@ from aiorl.learning.losses.policy_gradient import (
     masked_normalise,
     ppo_loss,
 )
+from aiorl.learning.models.distributions import to_tf_distribution
+from aiorl.learning.steps import descend, minibatches
 
 _ppo = partial(key, group="PPO")
 _LEAST_STEPS = 64  # in a minibatch
@@ -79,38 +77,34 @@ class PPOConfig(SurrogateConfig, OnPolicyConfig):
         }
 
 
-class PPO(Surrogate[PPOConfig], OnPolicy[PPOConfig]):
+class PPO(Algorithm[PPOConfig]):
     """Proximal policy optimisation with clipping (Schulman et al. 2017)."""
 
     config_class = PPOConfig
 
-    @classmethod
-    def columns(cls, config: PPOConfig) -> tuple[str, ...]:
-        """Return the columns that the loss needs; old values only for clipping, old logits only for
-        the KL penalty.
+    @staticmethod
+    def experience(config: PPOConfig) -> Experience:
+        """Return samples of the newest policy with advantages; old values only for clipping, old
+        logits only for the KL penalty.
         """
-        names = [c.OBS, c.ACTIONS, c.ACTION_LOGP, c.ADVANTAGES, c.VALUE_TARGETS]
+        columns = [c.OBS, c.ACTIONS, c.ACTION_LOGP, c.ADVANTAGES, c.VALUE_TARGETS]
         if config.clips_values:
-            names.append(c.VF_PREDS)
+            columns.append(c.VF_PREDS)
         if config.kl_coeff > 0:
-            names.append(c.ACTION_DIST_INPUTS)
-        return tuple(names)
+            columns.append(c.ACTION_DIST_INPUTS)
+        return on_policy(config, advantages(config, config.lambda_, columns))
 
-    @property
-    def shuffles(self) -> bool:
-        """True if rows are visited in random order."""
-        return self.config.shuffle_sequences
-
-    def update_spec(self) -> UpdateSpec:
-        """Return the clipped surrogate over rows, or over sequences for recurrent models."""
-        config = self.config
-        model = self.model
-        buffers = self.buffers
-        distribution = self.distribution
+    @staticmethod
+    def update(config: PPOConfig, networks: Networks) -> Update:
+        """Return epochs of the clipped surrogate over rows, or over sequences for recurrent
+        models.
+        """
+        model = networks.model
+        distribution = to_tf_distribution(model.distribution)
         has_penalty = config.kl_coeff > 0
 
-        def loss(minibatch: Tensors, coefficients: Tensors) -> tuple[tf.Tensor, Tensors]:
-            dist_inputs, values, columns = rows_forward(model, minibatch, buffers)
+        def loss(minibatch: Tensors, knobs: Tensors) -> tuple[tf.Tensor, Tensors]:
+            dist_inputs, values, columns = rows_forward(model, minibatch)
             valid = columns[c.VALID]
             logp = distribution.logp(dist_inputs, columns[c.ACTIONS])
             log_ratio = tf.where(valid > 0, logp - columns[c.ACTION_LOGP], 0.0)
@@ -120,26 +114,30 @@ class PPO(Surrogate[PPOConfig], OnPolicy[PPOConfig]):
                 advantages = masked_normalise(advantages, valid)
             errors = None
             if config.clips_values:
-                limit = coefficients["vf_clip_param"]
+                limit = knobs["vf_clip_param"]
                 errors = clipped_value_loss(values, targets, columns[c.VF_PREDS], clip_param=limit)
-            kls = (
-                distribution.kl(columns[c.ACTION_DIST_INPUTS], dist_inputs)
-                if has_penalty
-                else approximate_kl(log_ratio)
-            )
+            if has_penalty:
+                kls = distribution.kl(columns[c.ACTION_DIST_INPUTS], dist_inputs)
+            else:
+                kls = approximate_kl(log_ratio)
             return ppo_loss(
                 log_ratio,
                 advantages,
-                kls,
-                values,
-                targets,
-                distribution.entropy(dist_inputs),
-                valid,
-                clip_param=coefficients["clip_param"],
+                kls=kls,
+                values=values,
+                targets=targets,
+                entropies=distribution.entropy(dist_inputs),
+                valid=valid,
+                clip_param=knobs["clip_param"],
                 vf_loss_coeff=config.vf_loss_coeff,
-                entropy_coeff=coefficients["entropy_coeff"],
-                kl_coeff=coefficients["kl_coeff"] if has_penalty else None,
+                entropy_coeff=knobs["entropy_coeff"],
+                kl_coeff=knobs["kl_coeff"] if has_penalty else None,
                 errors=errors,
             )
 
-        return surrogate_spec(config, loss)
+        optimizer = adam(config, config.adam_epsilon)
+        step = descend(model.trainable_variables, loss, optimizer, clip=config.grad_clip)
+        shuffles = config.shuffle_sequences
+        return surrogate_update(
+            config, minibatches(config.minibatch_steps(), step, shuffles=shuffles)
+        )

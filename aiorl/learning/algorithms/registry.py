@@ -12,8 +12,8 @@ from aiorl.config.code import import_object, is_import_path
 from aiorl.config.rllib_file import other_names
 from aiorl.config.schema import CommonConfig
 from aiorl.errors import ConfigError, UnknownAlgorithmError, nearest
+from aiorl.learning.algorithm import Algorithm
 from aiorl.learning.algorithms import ALGORITHMS
-from aiorl.learning.algorithms.algorithm import Algorithm
 
 
 def config_class(name: str) -> type[CommonConfig]:
@@ -30,7 +30,7 @@ def config_class(name: str) -> type[CommonConfig]:
     return algorithm_class(name).config_class
 
 
-def algorithm_class(name: str) -> type[Algorithm]:
+def algorithm_class(name: str) -> type[Algorithm[Any]]:
     """Return the class of an algorithm. Loads no TensorFlow unless the module of a custom algorithm
     does.
 
@@ -50,11 +50,11 @@ def algorithm_class(name: str) -> type[Algorithm]:
             hint=f"Here it is {ours}." if ours else others,
         )
     module = importlib.import_module(f"aiorl.learning.algorithms.{known}")
-    found: type[Algorithm] = getattr(module, ALGORITHMS[known])
-    return found
+    kind: type[Algorithm[Any]] = getattr(module, ALGORITHMS[known])
+    return kind
 
 
-def _checked(found: Any, path: str) -> type[Algorithm]:
+def _checked(found: Any, path: str) -> type[Algorithm[Any]]:
     """Return `found` if it is an algorithm class that a run can find again through its config."""
     kind: Any = getattr(found, "config_class", None)
     if not (isinstance(found, type) and issubclass(found, Algorithm)):

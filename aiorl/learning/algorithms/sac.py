@@ -6,19 +6,26 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from gymnasium import spaces
 
 from aiorl.acting.distributions import Categorical
 from aiorl.config.key import changed, key
-from aiorl.config.schema import CommonConfig
 from aiorl.data import columns as c
-from aiorl.learning.algorithms.actor_replay import (
+from aiorl.learning.actor_critic import adam_of_multiplier
+from aiorl.learning.algorithm import Algorithm, Experience, Networks, Observations, Update
+from aiorl.learning.algorithms.critics import (
     ACTOR_LR,
-    SEEDS,
-    ActorReplayAlgorithm,
-    critic_loss_of,
+    SEEDS_SHAPE,
+    build_actor,
+    descend_with_adam,
+    make_critics,
+    q_of_stored_choices,
+    rate_of,
+    td_loss,
+    update_with_critics,
 )
-from aiorl.learning.algorithms.compiled_update import LossFunction, Phase, UpdateSpec
 from aiorl.learning.algorithms.replay_config import ActorReplayConfig
 from aiorl.learning.algorithms.shared_config import SDEConfig
 from aiorl.learning.lazy import Tensors, tf
@@ -28,14 +35,17 @@ from aiorl.learning.losses.critics import (
     soft_values,
     temperature_losses,
 )
-from aiorl.learning.models.distributions import SquashedGaussian
+from aiorl.learning.models.distributions import to_tf_distribution
+from aiorl.learning.replayed import SEEDS, replayed
+from aiorl.learning.steps import Loss, Step, TargetNetwork, descend
 
 if TYPE_CHECKING:
     from aiorl.learning.models.actor_critic import ActorCritic
+    from aiorl.learning.models.critics import Critics
 
 OF_CHOICES = "q_of_choices"
-"""Name of an extra tensor that the critics' loss returns for discrete actions: the Q values [C, B,
-A] of all actions."""
+"""Tensor that the critics' loss hands on for discrete actions: the Q values [C, B, A] of all
+actions."""
 _ALPHA_LR = "alpha_lr"
 _ENTROPIES = "entropies"
 _TARGETS = "target_entropies"
@@ -87,138 +97,186 @@ class SACConfig(ActorReplayConfig, SDEConfig):
         self.refuse_unless(self.alpha_lr != 0, names, "a temperature that is learned", hint=hint)
 
 
-SACConfigT = TypeVar("SACConfigT", bound=SACConfig)
-
-
-class SAC(ActorReplayAlgorithm[SACConfigT]):
+class SAC(Algorithm[SACConfig]):
     """Soft actor-critic (Haarnoja et al. 2018) for bounded Boxes and discrete actions."""
 
     config_class = SACConfig
 
-    @classmethod
-    def acting_settings(cls, config: CommonConfig) -> dict[str, Any]:
+    @staticmethod
+    def experience(config: SACConfig) -> Experience:
+        """Return rows of a replay."""
+        return replayed(config)
+
+    @staticmethod
+    def acting_settings(config: SACConfig) -> dict[str, Any]:
         """Return settings for sampled actions, with state-dependent noise if set, and uniform ones
         at the start.
         """
-        own = cls.own_config(config)
-        return {"exploration": own.sampling(random_timesteps=own.random_timesteps)}
+        return {"exploration": config.sampling(random_timesteps=config.random_timesteps)}
 
-    def __init__(self, config: CommonConfig, model: ActorCritic) -> None:
-        """Allocate the replay, the critics and the temperature; nothing is compiled yet."""
-        self._log_alpha = tf.Variable(
-            math.log(self.own_config(config).initial_alpha), dtype=tf.float32
-        )
-        super().__init__(config, model)
+    @staticmethod
+    def build_model(
+        config: SACConfig,
+        observations: Observations,
+        action_space: spaces.Space[Any],
+        seed: int | None,
+    ) -> ActorCritic:
+        """Build the actor; see `Algorithm.build_model`."""
+        return build_actor(config, observations, action_space, seed)
 
-    def coefficients(self, env_steps_total: int) -> dict[str, float]:
-        """See `ReplayAlgorithm.coefficients`; adds the learning rate of the temperature."""
-        given = super().coefficients(env_steps_total)
-        return {
-            **given,
-            _ALPHA_LR: given["lr"] if self.config.alpha_lr is None else self.config.alpha_lr,
-        }
-
-    def other_variables(self) -> dict[str, Any]:
-        """See `CompiledBase.other_variables`; includes the temperature."""
-        return super().other_variables() | {"log_alpha": self._log_alpha}
-
-    def update_spec(self) -> UpdateSpec:
-        """Return the critics' loss, followed by phases for the actor and the temperature."""
-        own = self.config
-        is_discrete = isinstance(self.actor.distribution, Categorical)
-        critic_loss, actor_loss = (
-            self._discrete_losses() if is_discrete else self._continuous_losses()
+    @staticmethod
+    def update(config: SACConfig, networks: Networks) -> Update:
+        """Return steps of the critics, the actor and the temperature."""
+        parts = SoftParts(config, networks.model)
+        critic_loss, actor_loss = parts.losses()
+        return parts.update(
+            descend_with_adam(config, parts.critics.trainable_variables, critic_loss),
+            *parts.policy_steps(actor_loss),
         )
 
-        def alpha_loss(minibatch: Tensors, coefficients: Tensors) -> tuple[tf.Tensor, Tensors]:
-            log_alpha = tf.convert_to_tensor(self._log_alpha)
-            losses = temperature_losses(log_alpha, minibatch[_ENTROPIES], minibatch[_TARGETS])
+
+class SoftParts:
+    """Networks, losses and steps of soft actor-critic, which CQL shares.
+
+    Attributes:
+        actor: policy.
+        critics: networks of Q values.
+        target: target network of the critics.
+        log_alpha: variable, logarithm of the temperature.
+    """
+
+    def __init__(self, config: SACConfig, actor: Any) -> None:
+        """Create the networks that stay on the learner.
+
+        Args:
+            config: config of the algorithm.
+            actor: policy, from `build_actor`.
+        """
+        self._config = config
+        self.actor = actor
+        self.critics: Critics = make_critics(config, actor)
+        self.target = TargetNetwork(self.critics)
+        self.log_alpha = tf.Variable(math.log(config.initial_alpha), dtype=tf.float32)
+
+    @property
+    def is_discrete(self) -> bool:
+        """True for discrete actions, False for a Box."""
+        return isinstance(self.actor.distribution, Categorical)
+
+    def losses(self) -> tuple[Loss, Loss]:
+        """Return the losses of the critics and of the actor.
+
+        That of the actor hands on entropies and their targets, [B] each.
+        """
+        return self._discrete_losses() if self.is_discrete else self._continuous_losses()
+
+    def policy_steps(self, actor_loss: Loss) -> tuple[Step, Step]:
+        """Return steps of the actor and of the temperature."""
+        config = self._config
+
+        def alpha_loss(columns: Tensors, knobs: Tensors) -> tuple[tf.Tensor, Tensors]:
+            log_alpha = tf.convert_to_tensor(self.log_alpha)
+            losses = temperature_losses(log_alpha, columns[_ENTROPIES], columns[_TARGETS])
             return tf.reduce_mean(losses), {"alpha": tf.exp(log_alpha)}
 
-        adam = self.adam(own.adam_epsilon)
-        adam_of_alpha = self.adam_of_multiplier(own.adam_epsilon)
-        return self.critics_spec(
-            critic_loss,
-            Phase(
-                "actor", actor_loss, ("entropy",), self.actor.trainable_variables, adam, ACTOR_LR
-            ),
-            Phase("alpha", alpha_loss, ("alpha",), [self._log_alpha], adam_of_alpha, _ALPHA_LR),
-            coefficients=(_ALPHA_LR,),
+        variables = self.actor.trainable_variables
+        actor_step = descend_with_adam(config, variables, actor_loss, lr=ACTOR_LR, name="actor")
+        optimizer = adam_of_multiplier(config, config.adam_epsilon)
+        alpha_step = descend(
+            [self.log_alpha],
+            alpha_loss,
+            optimizer,
+            clip=config.grad_clip,
+            lr=_ALPHA_LR,
+            name="alpha",
+        )
+        return actor_step, alpha_step
+
+    def update(
+        self,
+        *steps: Step,
+        knobs: dict[str, Any] | None = None,
+        saved: dict[str, Any] | None = None,
+    ) -> Update:
+        """Return an update of these steps; see `update_with_critics`."""
+        return update_with_critics(
+            self._config,
+            self.critics,
+            *steps,
+            targets={"target/critics": self.target},
+            knobs={_ALPHA_LR: rate_of(self._config, self._config.alpha_lr), **(knobs or {})},
+            saved={"log_alpha": self.log_alpha, **(saved or {})},
+            seeds=SEEDS_SHAPE,
         )
 
-    def _continuous_losses(self) -> tuple[LossFunction, LossFunction]:
-        config = self.config
+    def _continuous_losses(self) -> tuple[Loss, Loss]:
+        config = self._config
         actor = self.actor
         critics = self.critics
-        log_alpha = self._log_alpha
-        distribution = self.distribution
-        assert isinstance(distribution, SquashedGaussian)
+        distribution: Any = to_tf_distribution(actor.distribution)  # a SquashedGaussian
         target_entropy = config.target_entropy
         if target_entropy == "auto":
             target_entropy = -float(distribution.num_features)
 
-        def drawn(obs: tf.Tensor, seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        def sampled(obs: tf.Tensor, seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             inputs, _ = actor.outputs(obs)
             actions, logp = distribution.sample_with_logp(inputs, seed)
             return critics.unit(actions), logp + critics.log_unit
 
-        def critic_loss(minibatch: Tensors, coefficients: Tensors) -> tuple[tf.Tensor, Tensors]:
-            next_actions, next_logp = drawn(minibatch[c.NEW_OBS], minibatch[SEEDS][0])
-            next_q = critics.q(
-                minibatch[c.NEW_OBS], next_actions, weights=self.target_critics.tensors()
-            )
-            next_values = soft_values(
-                next_q, next_logp, tf.exp(log_alpha) if config.entropy_backup else 0.0
-            )
-            q = critics.q(minibatch[c.OBS], critics.unit(minibatch[c.ACTIONS]))
-            return critic_loss_of(minibatch, q, next_values)
+        def judge(columns: Tensors) -> tuple[tf.Tensor, tf.Tensor, Tensors]:
+            following = columns[c.NEW_OBS]
+            next_actions, next_logp = sampled(following, columns[SEEDS][0])
+            next_q = critics.q(following, next_actions, weights=self.target.tensors())
+            alpha = tf.exp(self.log_alpha) if config.entropy_backup else 0.0
+            q = critics.q(columns[c.OBS], critics.unit(columns[c.ACTIONS]))
+            return q, soft_values(next_q, next_logp, alpha), {}
 
-        def actor_loss(minibatch: Tensors, coefficients: Tensors) -> tuple[tf.Tensor, Tensors]:
-            actions, logp = drawn(minibatch[c.OBS], minibatch[SEEDS][1])
-            alpha = tf.stop_gradient(tf.exp(log_alpha))
-            losses = -soft_values(critics.q(minibatch[c.OBS], actions), logp, alpha)
-            given = {
+        def actor_loss(columns: Tensors, knobs: Tensors) -> tuple[tf.Tensor, Tensors]:
+            actions, logp = sampled(columns[c.OBS], columns[SEEDS][1])
+            alpha = tf.stop_gradient(tf.exp(self.log_alpha))
+            losses = -soft_values(critics.q(columns[c.OBS], actions), logp, alpha)
+            return tf.reduce_mean(losses), {
                 "entropy": -tf.reduce_mean(logp),
                 _ENTROPIES: -logp,
-                _TARGETS: tf.convert_to_tensor(target_entropy),
+                _TARGETS: tf.fill(logp.shape, target_entropy),
             }
-            return tf.reduce_mean(losses), given
 
-        return critic_loss, actor_loss
+        return td_loss(judge), actor_loss
 
-    def _discrete_losses(self) -> tuple[LossFunction, LossFunction]:
-        config = self.config
+    def _discrete_losses(self) -> tuple[Loss, Loss]:
+        config = self._config
         actor = self.actor
         critics = self.critics
-        log_alpha = self._log_alpha
-        num_actions = actor.distribution.num_inputs
 
-        def critic_loss(minibatch: Tensors, coefficients: Tensors) -> tuple[tf.Tensor, Tensors]:
-            next_logits, mask = actor.outputs(minibatch[c.NEW_OBS])
-            next_q = critics.q(minibatch[c.NEW_OBS], weights=self.target_critics.tensors())
-            alpha = tf.exp(log_alpha) if config.entropy_backup else 0.0
+        def judge(columns: Tensors) -> tuple[tf.Tensor, tf.Tensor, Tensors]:
+            following = columns[c.NEW_OBS]
+            next_logits, mask = actor.outputs(following)
+            next_q = critics.q(following, weights=self.target.tensors())
+            alpha = tf.exp(self.log_alpha) if config.entropy_backup else 0.0
             next_values = discrete_soft_values(next_q, next_logits, alpha, mask)
-            q, values = self.q_of_stored_choices(minibatch)
-            loss, given = critic_loss_of(minibatch, q, next_values)
-            return loss, {**given, OF_CHOICES: values}
+            q, values = q_of_stored_choices(critics, actor, columns)
+            return q, next_values, {OF_CHOICES: values}
 
-        def actor_loss(minibatch: Tensors, coefficients: Tensors) -> tuple[tf.Tensor, Tensors]:
-            logits, mask = actor.outputs(minibatch[c.OBS])
-            q = tf.stop_gradient(critics.q(minibatch[c.OBS]))
-            alpha = tf.stop_gradient(tf.exp(log_alpha))
+        def actor_loss(columns: Tensors, knobs: Tensors) -> tuple[tf.Tensor, Tensors]:
+            logits, mask = actor.outputs(columns[c.OBS])
+            q = tf.stop_gradient(critics.q(columns[c.OBS]))
+            alpha = tf.stop_gradient(tf.exp(self.log_alpha))
             losses = -discrete_soft_values(q, logits, alpha, mask)
             entropies = discrete_entropy(logits, mask)
-            target_entropy: Any = config.target_entropy
-            if target_entropy == "auto":
-                legal = tf.fill(tf.shape(logits)[:1], float(num_actions))
-                if mask is not None:
-                    legal = tf.maximum(tf.reduce_sum(tf.cast(mask > 0, tf.float32), axis=-1), 1.0)
-                target_entropy = config.target_entropy_scale * tf.math.log(legal)
-            given = {
+            return tf.reduce_mean(losses), {
                 "entropy": tf.reduce_mean(entropies),
                 _ENTROPIES: entropies,
-                _TARGETS: tf.convert_to_tensor(target_entropy),
+                _TARGETS: self._target_entropies(logits, mask),
             }
-            return tf.reduce_mean(losses), given
 
-        return critic_loss, actor_loss
+        return td_loss(judge), actor_loss
+
+    def _target_entropies(self, logits: tf.Tensor, mask: tf.Tensor | None) -> tf.Tensor:
+        """Return the target entropy [B] of each row for discrete actions."""
+        config = self._config
+        if config.target_entropy != "auto":
+            return tf.fill(logits.shape[:1], config.target_entropy)
+        legal = tf.fill(tf.shape(logits)[:1], float(self.actor.distribution.num_inputs))
+        if mask is not None:
+            legal = tf.maximum(tf.reduce_sum(tf.cast(mask > 0, tf.float32), axis=-1), 1.0)
+        return config.target_entropy_scale * tf.math.log(legal)

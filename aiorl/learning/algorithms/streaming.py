@@ -1,5 +1,5 @@
-"""Base classes of algorithms whose workers don't wait for the learner, with V-trace to correct for
-older policies.
+"""Parts of algorithms whose workers don't wait for the learner: their keys, and V-trace to correct
+for older policies.
 """
 
 from __future__ import annotations
@@ -7,24 +7,22 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from aiorl.config.key import key
-from aiorl.config.schema import CommonConfig
 from aiorl.data import columns as c
-from aiorl.data.fragment import SamplePlan
+from aiorl.learning.actor_critic import adam, sequence_forward_with_last
 from aiorl.learning.algorithms.actor_critic_config import ActorCriticConfig
-from aiorl.learning.algorithms.algorithm import LeasePlan
-from aiorl.learning.algorithms.compiled_algorithm import (
-    CompiledAlgorithm,
-    sequence_forward_with_last,
-)
-from aiorl.learning.algorithms.compiled_update import keras_optimizer
-from aiorl.learning.algorithms.rows import flattened, previous_columns, state_columns
 from aiorl.learning.algorithms.shared_config import BROADCAST_INTERVAL
+from aiorl.learning.compiled import keras_optimizer
 from aiorl.learning.lazy import Tensors, tf
 from aiorl.learning.losses import masked_mean
 from aiorl.learning.losses.vtrace import VTraceReturns, vtrace
+from aiorl.learning.models.distributions import to_tf_distribution
+from aiorl.learning.rows import flattened
+
+if TYPE_CHECKING:
+    from aiorl.learning.models.actor_critic import ActorCritic
 
 _log = logging.getLogger(__name__)
 
@@ -67,37 +65,18 @@ class StreamingConfig(ActorCriticConfig):
         self.refuse_unless(self.opt_type == "rmsprop", ("decay", "momentum"), "rmsprop", hint=hint)
 
 
-StreamingT = TypeVar("StreamingT", bound=StreamingConfig)
-
-
-class Streaming(CompiledAlgorithm[StreamingT]):
-    """Algorithm that trains on fragments as they arrive, sampled with slightly older policies."""
-
-    @classmethod
-    def lease_plan(cls, config: CommonConfig) -> LeasePlan:
-        """Return a streaming plan for this `config`, in which leases are kept topped up."""
-        own = cls.own_config(config)
-        return LeasePlan(
-            "streaming",
-            own.fragments_per_batch(),
-            own.outstanding_fragments_per_worker,
-            own.max_policy_lag,
-            publish_every=own.broadcast_updates,
-            publish_interval_s=own.broadcast_interval_ms / 1000,
-        )
-
-    def make_optimizer(self) -> Any:  # Any: a Keras optimiser
-        """Return Adam or RMSprop."""
-        own = self.config
-        if own.opt_type == "adam":
-            return self.adam(own.epsilon)
-        options = {
-            "learning_rate": own.lr,
-            "epsilon": own.epsilon,
-            "rho": own.decay,
-            "momentum": own.momentum,
-        }
-        return keras_optimizer("RMSprop", own.optimizer, **options)
+def adam_or_rmsprop(config: StreamingConfig) -> Any:  # Any: a Keras optimiser
+    """Return the optimiser of the config."""
+    if config.opt_type == "adam":
+        return adam(config, config.epsilon)
+    return keras_optimizer(
+        "RMSprop",
+        config.optimizer,
+        learning_rate=config.lr,
+        epsilon=config.epsilon,
+        rho=config.decay,
+        momentum=config.momentum,
+    )
 
 
 _vtrace = partial(key, group="V-trace")
@@ -136,73 +115,18 @@ class Judgement(NamedTuple):
     last_values: tf.Tensor
 
 
-VTraceT = TypeVar("VTraceT", bound=VTraceConfig)
+class VTrace:
+    """Judgement of whole sequences of raw transitions that older policies sampled.
 
-_LEAST_RHO = 0.3
-"""Mean of the clipped ratios below which almost nothing is learned from the samples."""
-
-
-class VTraceStreaming(Streaming[VTraceT]):
-    """Algorithm that trains on whole sequences of raw transitions; see
-    `aiorl.learning.algorithms.streaming`.
+    Attributes:
+        distribution: action distribution.
     """
 
-    @classmethod
-    def sample_plan(cls, config: CommonConfig) -> SamplePlan:
-        """Return a plan of raw transitions, with values only where an episode was truncated.
-
-        A network that sees previous rewards sees them unscaled, including the last one of a
-        sequence, so they are sent in addition to the scaled rewards to learn from.
-
-        Args:
-            config: config of the run.
-        """
-        own = cls.own_config(config)
-        previous = previous_columns(own)
-        scaled = (c.SCALED_REWARDS,) if previous and own.normalize_rewards else ()
-        columns = (
-            c.OBS,
-            c.ACTIONS,
-            c.ACTION_LOGP,
-            c.REWARDS,
-            c.TERMINATEDS,
-            c.TRUNCATEDS,
-            c.BOOTSTRAP_VALUES,
-            *previous,
-            *scaled,
-            c.LAST_OBS,
-            *state_columns(own),
-        )
-        return SamplePlan("none", {}, columns)
-
-    remedies = "a kl_stop"
-    """Advice for a policy that moves too far from its samples, besides fewer passes and a smaller
-    lag."""
-    _has_warned = False
-
-    def after_update(self, metrics: dict[str, float]) -> None:
-        """Warn, once, if the `metrics` show that the policy has moved far from the policies that
-        sampled.
-        """
-        super().after_update(metrics)
-        if (
-            metrics["mean_rho"] >= _LEAST_RHO * min(1.0, self.config.vtrace_clip_rho_threshold)
-            or self._has_warned
-        ):
-            return
-        self._has_warned = True
-        _log.warning(
-            "mean_rho was %.2f in an update (1: same policy): the policy is far from those that"
-            " sampled and learns little from their samples. Set a smaller num_sgd_iter (now %d) or"
-            " max_policy_lag (now %s), or %s",
-            metrics["mean_rho"],
-            self.config.num_sgd_iter,
-            self.config.max_policy_lag,
-            self.remedies,
-        )
-
-    metric_names = ("mean_rho", "clipped_rhos")
-    """Names of the metrics of `ratio_metrics`."""
+    def __init__(self, config: VTraceConfig, model: ActorCritic) -> None:
+        """Judge by a network."""
+        self._config = config
+        self._model = model
+        self.distribution = to_tf_distribution(model.distribution)
 
     def judge(self, columns: Tensors, weights: Mapping[str, Any] | None = None) -> Judgement:
         """Run the network over time-major columns.
@@ -214,14 +138,12 @@ class VTraceStreaming(Streaming[VTraceT]):
         Returns:
             The outputs of the network.
         """
-        dist_inputs, values, last_values = sequence_forward_with_last(self.model, columns, weights)
+        dist_inputs, values, last_values = sequence_forward_with_last(self._model, columns, weights)
         flat_inputs = flattened(dist_inputs)
         logp = self.distribution.logp(flat_inputs, flattened(columns[c.ACTIONS]))
         return Judgement(flat_inputs, tf.reshape(logp, columns[c.VALID].shape), values, last_values)
 
-    def vtrace_returns(
-        self, columns: Tensors, judged: Judgement
-    ) -> tuple[VTraceReturns, tf.Tensor]:
+    def returns(self, columns: Tensors, judged: Judgement) -> tuple[VTraceReturns, tf.Tensor]:
         """Return V-trace targets, without a gradient, and log importance ratios, 0 for padding; all
         [T, M].
 
@@ -229,24 +151,24 @@ class VTraceStreaming(Streaming[VTraceT]):
             columns: time-major columns [T, M, ...] that another policy sampled.
             judged: outputs of the policy and the values that are learning.
         """
-        own = self.config
+        config = self._config
         valid = columns[c.VALID]
         log_rhos = tf.where(valid > 0, judged.logp - columns[c.ACTION_LOGP], 0.0)
-        returns = vtrace(
+        targets = vtrace(
             tf.stop_gradient(judged.values),
             tf.stop_gradient(judged.last_values),
-            columns.get(c.SCALED_REWARDS, columns[c.REWARDS]),
-            columns[c.TERMINATEDS],
-            columns[c.TRUNCATEDS],
-            columns[c.BOOTSTRAP_VALUES],
-            tf.stop_gradient(log_rhos) if own.vtrace else tf.zeros_like(log_rhos),
-            gamma=own.gamma,
-            lam=own.lambda_,
-            rho_bar=own.vtrace_clip_rho_threshold,
-            rho_bar_pg=own.vtrace_clip_pg_rho_threshold,
+            rewards=columns.get(c.SCALED_REWARDS, columns[c.REWARDS]),
+            terminateds=columns[c.TERMINATEDS],
+            truncateds=columns[c.TRUNCATEDS],
+            bootstrap_values=columns[c.BOOTSTRAP_VALUES],
+            log_rhos=tf.stop_gradient(log_rhos) if config.vtrace else tf.zeros_like(log_rhos),
+            gamma=config.gamma,
+            lam=config.lambda_,
+            rho_bar=config.vtrace_clip_rho_threshold,
+            rho_bar_pg=config.vtrace_clip_pg_rho_threshold,
             valid=valid,
         )
-        return returns, log_rhos
+        return targets, log_rhos
 
     def ratio_metrics(self, log_rhos: tf.Tensor, valid: tf.Tensor) -> Tensors:
         """Return metrics of log importance ratios, all scalars.
@@ -256,8 +178,58 @@ class VTraceStreaming(Streaming[VTraceT]):
             valid: float32 of the same shape, 1 where a row is a transition, else 0.
         """
         rhos = tf.exp(log_rhos)
-        rho_bar = self.config.vtrace_clip_rho_threshold
+        rho_bar = self._config.vtrace_clip_rho_threshold
         return {
             "mean_rho": masked_mean(tf.minimum(rhos, rho_bar), valid),
             "clipped_rhos": masked_mean(tf.cast(rhos > rho_bar, tf.float32), valid),
         }
+
+
+_LEAST_RHO = 0.3
+"""Mean of the clipped ratios below which almost nothing is learned from the samples."""
+
+
+class DriftWarning:
+    """Warns, once, that the policy has moved far from the policies that sampled; see `Adaptation`.
+
+    It changes no knobs.
+    """
+
+    def __init__(self, config: VTraceConfig, remedies: str) -> None:
+        """Warn with advice.
+
+        Args:
+            config: config of the algorithm.
+            remedies: advice besides fewer passes and a smaller lag.
+        """
+        self._config = config
+        self._remedies = remedies
+        self._has_warned = False
+
+    def knobs(self) -> dict[str, float]:
+        """See `Adaptation`."""
+        return {}
+
+    def after_update(self, metrics: dict[str, float], updates: int) -> None:
+        """See `Adaptation`."""
+        config = self._config
+        least = _LEAST_RHO * min(1.0, config.vtrace_clip_rho_threshold)
+        if metrics["mean_rho"] >= least or self._has_warned:
+            return
+        self._has_warned = True
+        _log.warning(
+            "mean_rho was %.2f in an update (1: same policy): the policy is far from those that"
+            " sampled and learns little from their samples. Set a smaller num_sgd_iter (now %d) or"
+            " max_policy_lag (now %s), or %s",
+            metrics["mean_rho"],
+            config.num_sgd_iter,
+            config.max_policy_lag,
+            self._remedies,
+        )
+
+    def state(self) -> dict[str, Any]:
+        """See `Adaptation`."""
+        return {}
+
+    def set_state(self, values: Mapping[str, Any]) -> None:
+        """See `Adaptation`."""

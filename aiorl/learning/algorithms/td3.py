@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from gymnasium import spaces
 
 from aiorl.config.key import changed, key
-from aiorl.config.schema import CommonConfig
 from aiorl.data import columns as c
-from aiorl.learning.algorithms.actor_replay import (
+from aiorl.learning.algorithm import Algorithm, Experience, Networks, Observations, Update
+from aiorl.learning.algorithms.critics import (
     ACTOR_LR,
-    SEEDS,
-    ActorReplayAlgorithm,
-    critic_loss_of,
+    SEEDS_SHAPE,
+    build_actor,
+    critic_step,
+    descend_with_adam,
+    make_critics,
+    update_with_critics,
 )
-from aiorl.learning.algorithms.compiled_update import Phase, UpdateSpec
 from aiorl.learning.algorithms.replay_config import ActorReplayConfig
 from aiorl.learning.lazy import Tensors, tf
 from aiorl.learning.losses.critics import smoothed_actions
+from aiorl.learning.replayed import SEEDS, replayed
+from aiorl.learning.steps import TargetNetwork, every
+
+if TYPE_CHECKING:
+    from aiorl.learning.models.actor_critic import ActorCritic
 
 _td3 = partial(key, group="TD3")
 
@@ -51,61 +60,79 @@ class TD3Config(ActorReplayConfig):
         return math.lcm(self.target_update_freq, self.policy_delay)
 
 
-class TD3(ActorReplayAlgorithm[TD3Config]):
+class TD3(Algorithm[TD3Config]):
     """Twin delayed deep deterministic policy gradient (Fujimoto et al. 2018); with other settings,
     DDPG.
     """
 
     config_class = TD3Config
-    is_deterministic = True
 
-    @classmethod
-    def acting_settings(cls, config: CommonConfig) -> dict[str, Any]:
+    @staticmethod
+    def experience(config: TD3Config) -> Experience:
+        """Return rows of a replay."""
+        return replayed(config)
+
+    @staticmethod
+    def acting_settings(config: TD3Config) -> dict[str, Any]:
         """Return settings for noise on the actions, and uniform ones at the start."""
-        own = cls.own_config(config)
         kind = "GaussianNoise"
         size = "stddev"
-        if own.noise_type == "ornstein_uhlenbeck":
+        if config.noise_type == "ornstein_uhlenbeck":
             kind = "OrnsteinUhlenbeckNoise"
             size = "sigma"
         return {
             "exploration": {
                 "type": kind,
-                size: own.exploration_noise,
-                "random_timesteps": own.random_timesteps,
+                size: config.exploration_noise,
+                "random_timesteps": config.random_timesteps,
             }
         }
 
-    def update_spec(self) -> UpdateSpec:
-        """Return the critics' loss, followed by a phase for the actor."""
-        config = self.config
-        actor = self.actor
-        critics = self.critics
-        target_actor = self.targets["target/actor"]
+    @staticmethod
+    def build_model(
+        config: TD3Config,
+        observations: Observations,
+        action_space: spaces.Space[Any],
+        seed: int | None,
+    ) -> ActorCritic:
+        """Build the actor; see `Algorithm.build_model`."""
+        return build_actor(config, observations, action_space, seed, is_deterministic=True)
 
-        def critic_loss(minibatch: Tensors, coefficients: Tensors) -> tuple[tf.Tensor, Tensors]:
-            means, _ = actor.outputs(minibatch[c.NEW_OBS], weights=target_actor.tensors())
+    @staticmethod
+    def update(config: TD3Config, networks: Networks) -> Update:
+        """Return a step of the critics, followed by one of the actor when it is due."""
+        actor = networks.model
+        critics = make_critics(config, actor)
+        targets = {"target/critics": TargetNetwork(critics), "target/actor": TargetNetwork(actor)}
+
+        def judge(columns: Tensors) -> tuple[tf.Tensor, tf.Tensor, Tensors]:
+            following = columns[c.NEW_OBS]
+            means, _ = actor.outputs(following, weights=targets["target/actor"].tensors())
             next_actions = tf.tanh(means)
             if config.smooth_target_policy:
-                noise = config.target_noise * tf.random.stateless_normal(
-                    tf.shape(means), minibatch[SEEDS][0]
-                )
+                noise = tf.random.stateless_normal(tf.shape(means), columns[SEEDS][0])
                 next_actions = smoothed_actions(
-                    next_actions, noise, noise_clip=config.target_noise_clip
+                    next_actions,
+                    config.target_noise * noise,
+                    noise_clip=config.target_noise_clip,
                 )
-            next_q = critics.q(
-                minibatch[c.NEW_OBS], next_actions, weights=self.target_critics.tensors()
-            )
-            q = critics.q(minibatch[c.OBS], critics.unit(minibatch[c.ACTIONS]))
-            return critic_loss_of(minibatch, q, tf.reduce_min(next_q, axis=0))
+            weights = targets["target/critics"].tensors()
+            next_q = critics.q(following, next_actions, weights=weights)
+            q = critics.q(columns[c.OBS], critics.unit(columns[c.ACTIONS]))
+            return q, tf.reduce_min(next_q, axis=0), {}
 
-        def actor_loss(minibatch: Tensors, coefficients: Tensors) -> tuple[tf.Tensor, Tensors]:
-            means, _ = actor.outputs(minibatch[c.OBS])
-            return -tf.reduce_mean(critics.q(minibatch[c.OBS], tf.tanh(means))[0]), {}
+        def actor_loss(columns: Tensors, knobs: Tensors) -> tuple[tf.Tensor, Tensors]:
+            means, _ = actor.outputs(columns[c.OBS])
+            return -tf.reduce_mean(critics.q(columns[c.OBS], tf.tanh(means))[0]), {}
 
-        adam = self.adam(config.adam_epsilon)
-        every = config.policy_delay
-        phase = Phase(
-            "actor", actor_loss, (), actor.trainable_variables, adam, ACTOR_LR, every=every
+        actor_step = descend_with_adam(
+            config, actor.trainable_variables, actor_loss, lr=ACTOR_LR, name="actor"
         )
-        return self.critics_spec(critic_loss, phase)
+        return update_with_critics(
+            config,
+            critics,
+            critic_step(config, critics, judge),
+            every(config.policy_delay, actor_step),
+            targets=targets,
+            seeds=SEEDS_SHAPE,
+        )

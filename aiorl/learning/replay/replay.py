@@ -235,6 +235,25 @@ class Replay:
             found = found[is_here]
         self._priorities.update(numbers % self.spec.capacity, found)
 
+    def write_back(self, ids: Array, columns: Mapping[str, Array]) -> None:
+        """Replace columns of rows that were drawn.
+
+        Args:
+            ids: ids from a `Sample`, any shape. Rows that were evicted are ignored; for a repeated
+                row, the last one counts.
+            columns: arrays ``[*ids.shape, ...]`` by name. PRIORITIES are finite TD errors, see
+                `update_priorities`; all others are columns of the rows themselves, without
+                observations that are stored as frames.
+        """
+        for name, column in columns.items():
+            if name == c.PRIORITIES:
+                self.update_priorities(ids, column)
+                continue
+            numbers = ids.reshape(-1)
+            rows = column.reshape(len(numbers), *column.shape[ids.ndim :])
+            is_here = numbers >= self._oldest
+            self._ring.slots[name][numbers[is_here] % self.spec.capacity] = rows[is_here]
+
     def snapshot(self) -> Snapshot:
         """Return a snapshot of the replay, to be written piece by piece while rows are inserted and
         sampled.

@@ -33,7 +33,7 @@ from aiorl.errors import (
     PolicyError,
     UnknownPolicyError,
 )
-from aiorl.learning.algorithms.algorithm import AlgorithmState
+from aiorl.learning.algorithm import AlgorithmState
 from aiorl.learning.algorithms.registry import algorithm_class, config_class
 from aiorl.learning.tf_runtime import prepare_environment
 from aiorl.net.wire.messages import Snapshot
@@ -397,7 +397,7 @@ class AlgorithmTrainer(Trainer):
             )
         training = self._settled()
         group = training.learning.group
-        state, known = group.get_state(), {*group.algorithms, *group.fixed}
+        state, known = group.get_state(), {*group.learners, *group.fixed}
         if unknown := weights.keys() - known:
             raise UnknownPolicyError(sorted(unknown)[0], known)
         tensors = dict(state.tensors)

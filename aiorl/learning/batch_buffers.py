@@ -4,10 +4,6 @@ All columns with four bytes per element and at most one dimension per row lie si
 float32 array, "packed": fetching a minibatch is then one gather of whole rows, and no column costs
 an allocation. Integers are stored bit by bit, flags as 1 and 0. Images have their own arrays. Two
 sets of buffers alternate, so that one batch can be assembled while the previous one is trained on.
-
-`GradientBuffers` does the same for gradients from workers: one row for each gradient, weight after
-weight. The step uses their mean, in which each gradient is weighted by its number of transitions,
-so the mean is the gradient over all transitions together.
 """
 
 from __future__ import annotations
@@ -22,12 +18,12 @@ from numpy.typing import NDArray
 
 from aiorl.data import columns as c
 from aiorl.data.arrays import first_not_finite
-from aiorl.data.columns import CULPRIT, GRADIENT_OF, METRICS, NUM_ROWS, ColumnSpec, num_rows
+from aiorl.data.columns import ColumnSpec
 from aiorl.data.fragment import check_fragment, new_obs, refuse_others
 from aiorl.errors import BatchError
-from aiorl.learning.algorithms.compiled_update import shareable_zeros
-from aiorl.learning.algorithms.rows import by_time
+from aiorl.learning.compiled import shareable_zeros
 from aiorl.learning.lazy import Tensors, tf
+from aiorl.learning.rows import by_time
 
 PACKED = "packed"
 """Name of the array that holds all small columns."""
@@ -35,11 +31,14 @@ PACKED = "packed"
 Array = NDArray[Any]
 
 
-class BatchBuffers:
-    """Buffers in which train batches are assembled.
+class Layout:
+    """Arrays in which the columns of a batch are.
 
-    Batches of rows are ``[R, ...]``; batches of sequences are ``[S, T, ...]``, sequence by
-    sequence. Rows that no fragment fills are zero and have VALID 0.
+    Attributes:
+        columns: columns of rows; VALID is among them.
+        of_sequences: columns with one entry for each sequence.
+        slices: name -> its place in the packed array, for columns that are part of it.
+        packed_width: numbers of a row in the packed array.
     """
 
     def __init__(self, columns: Iterable[ColumnSpec]) -> None:
@@ -49,10 +48,10 @@ class BatchBuffers:
             columns: columns of a fragment: [T, N, *shape]; or [N, *shape], for batches of sequences
                 only.
         """
-        given = list(columns)
-        of_rows = {spec.name: spec for spec in given if not c.is_of_sequences(spec.name)}
+        specs = list(columns)
+        of_rows = {spec.name: spec for spec in specs if not c.is_of_sequences(spec.name)}
         self.columns = tuple({**of_rows, c.VALID: ColumnSpec(c.VALID)}.values())
-        self.of_sequences = tuple(spec for spec in given if c.is_of_sequences(spec.name))
+        self.of_sequences = tuple(spec for spec in specs if c.is_of_sequences(spec.name))
         self.slices: dict[str, slice] = {}
         start = 0
         for column in self.columns:
@@ -60,6 +59,59 @@ class BatchBuffers:
                 self.slices[column.name] = slice(start, start + column.width)
                 start += column.width
         self.packed_width = start
+
+    @classmethod
+    def of_tensors(cls, columns: Tensors, *, num_leading: int) -> Layout:
+        """Return the layout of columns with `num_leading` dimensions before those of a row."""
+        specs = []
+        for name, column in columns.items():
+            leading = 1 if c.is_of_sequences(name) else num_leading
+            specs.append(ColumnSpec(name, tuple(column.shape[leading:]), column.dtype.name))
+        return cls(specs)
+
+    def pack(self, columns: Tensors) -> Tensors:
+        """Return the arrays of a batch with these columns."""
+        parts = []
+        for spec in self.columns:
+            if spec.is_packed:
+                column = columns[spec.name] if spec.shape else columns[spec.name][..., None]
+                is_whole = spec.dtype == "int32"
+                parts.append(tf.bitcast(column, tf.float32) if is_whole else column)
+        apart = [spec.name for spec in self.columns if not spec.is_packed]
+        names = [*apart, *(spec.name for spec in self.of_sequences)]
+        return {PACKED: tf.concat(parts, axis=-1), **{name: columns[name] for name in names}}
+
+    def unpack(self, batch: Tensors, *, time_major: bool = False) -> Tensors:
+        """Return the columns by name, each with its own shape and dtype.
+
+        Args:
+            batch: arrays of a batch or of a minibatch.
+            time_major: True to turn columns of steps from [M, T, ...] into [T, M, ...]; columns of
+                sequences stay [M, ...].
+        """
+        packed = by_time(batch[PACKED]) if time_major else batch[PACKED]
+        columns: Tensors = {spec.name: batch[spec.name] for spec in self.of_sequences}
+        for spec in self.columns:
+            if not spec.is_packed:
+                array = batch[spec.name]
+                columns[spec.name] = by_time(array) if time_major else array
+                continue
+            place = self.slices[spec.name]
+            column = packed[..., place] if spec.shape else packed[..., place.start]
+            columns[spec.name] = tf.bitcast(column, tf.int32) if spec.dtype == "int32" else column
+        return columns
+
+
+class BatchBuffers(Layout):
+    """Buffers in which train batches are assembled.
+
+    Batches of rows are ``[R, ...]``; batches of sequences are ``[S, T, ...]``, sequence by
+    sequence. Rows that no fragment fills are zero and have VALID 0.
+    """
+
+    def __init__(self, columns: Iterable[ColumnSpec]) -> None:
+        """See `Layout`; two sets of buffers alternate."""
+        super().__init__(columns)
         self._sets: Iterator[dict[str, Array]] = itertools.cycle([{}, {}])
 
     def rows(self, fragments: Sequence[Mapping[str, Array]], num_rows: int) -> dict[str, Array]:
@@ -229,129 +281,3 @@ def _valid_lengths(valid: Array | None, steps: int, num_sequences: int) -> NDArr
         return np.full(num_sequences, steps, np.intp)
     lengths: NDArray[np.intp] = steps - np.argmax(valid[::-1], axis=0)
     return np.where(valid.any(axis=0), lengths, 0)
-
-
-_GRADIENTS = "gradients"
-
-
-class GradientBuffers:
-    """Buffers in which the gradients of one train batch are collected; two of them alternate."""
-
-    def __init__(
-        self,
-        shapes: Mapping[str, tuple[int, ...]],
-        metric_names: Sequence[str],
-        columns: Sequence[str],
-        num_fragments: int,
-    ) -> None:
-        """Lay the gradients out.
-
-        Args:
-            shapes: weight name -> shape, in the order of the trainable variables.
-            metric_names: metrics of the loss, without the loss itself.
-            columns: columns of the sample plan; a worker refers to them by number.
-            num_fragments: F, maximum number of gradients in a train batch.
-        """
-        self._metric_names = tuple(metric_names)
-        self._columns = tuple(columns)
-        self._num_fragments = num_fragments
-        self._shapes = {GRADIENT_OF + name: shape for name, shape in shapes.items()}
-        self._shapes[METRICS] = (len(metric_names) + 1,)
-        ends = np.cumsum([math.prod(shape) for shape in self._shapes.values()]).tolist()
-        self._places = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
-        self._sets = itertools.cycle([self.zeros() for _ in range(2)])
-
-    def zeros(self) -> dict[str, Array]:
-        """Return a batch without gradients, in new arrays."""
-        return {
-            _GRADIENTS: np.zeros((self._num_fragments, self._places[-1].stop), np.float32),
-            NUM_ROWS: np.zeros(self._num_fragments, np.float32),
-            CULPRIT: np.zeros(self._num_fragments, np.int32),
-        }
-
-    def batch(self, fragments: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
-        """Return a batch of up to F checked gradients; a gradient that was not finite is NaN.
-
-        Returns:
-            Arrays [F, ...], valid until the second call after this one.
-        """
-        batch = _cleared(next(self._sets), 0)
-        for row, fragment in enumerate(fragments):
-            batch[NUM_ROWS][row] = fragment[NUM_ROWS][0]
-            if CULPRIT in fragment:
-                batch[CULPRIT][row] = fragment[CULPRIT][0]
-                batch[_GRADIENTS][row] = np.nan
-                continue
-            for name, place in zip(self._shapes, self._places, strict=True):
-                batch[_GRADIENTS][row, place] = fragment[name].reshape(-1)
-        return batch
-
-    def check(self, fragment: Mapping[str, Array]) -> None:
-        """Check that a fragment is a gradient of these weights. Safe in any thread.
-
-        Raises:
-            BatchError: a column is wrong; the error names it.
-        """
-        num_rows(fragment)
-        is_finite = CULPRIT not in fragment
-        dtype = "float32" if CULPRIT not in fragment else "int32"
-        wanted = self._shapes if is_finite else {CULPRIT: (1,)}
-        if unknown := sorted(fragment.keys() - wanted.keys() - {NUM_ROWS}):
-            raise BatchError(
-                "batches",
-                f"no other columns than {', '.join(sorted(wanted))}",
-                f"{unknown[0]!r:.100}",
-            )
-        for name, shape in wanted.items():
-            column = fragment.get(name)
-            if column is None or column.shape != shape or column.dtype != dtype:
-                found = "none" if column is None else f"{column.dtype} {column.shape}"
-                raise BatchError(name, f"{dtype} {shape}", found)
-        if not is_finite and not 0 <= fragment[CULPRIT][0] <= len(self._columns):
-            raise BatchError(CULPRIT, f"from 0 to {len(self._columns)}", f"{fragment[CULPRIT][0]}")
-        if name := first_not_finite(fragment):
-            raise BatchError(name, "finite numbers", "a number that is not finite")
-
-    def num_filled(self, batch: Mapping[str, Array]) -> int:
-        """Return the number of gradients in a batch."""
-        return int(np.count_nonzero(batch[NUM_ROWS]))
-
-    def first_not_finite(self, batch: Mapping[str, Array]) -> str:
-        """Return the first column that a worker reported as not finite; "" if there is none."""
-        found = batch[CULPRIT][batch[CULPRIT] > 0]
-        return self._columns[found[0] - 1] if len(found) else ""
-
-    def mean(
-        self, minibatch: Tensors, coefficients: Tensors
-    ) -> tuple[list[tf.Tensor], tf.Tensor, Tensors]:
-        """Return the mean gradient of a batch, the loss and the metrics, as `CompiledUpdate`
-        expects them.
-        """
-        weights = minibatch[NUM_ROWS] / tf.maximum(tf.reduce_sum(minibatch[NUM_ROWS]), 1.0)
-        flat = tf.linalg.matvec(minibatch[_GRADIENTS], weights, transpose_a=True)
-        parts = zip(self._places, self._shapes.values(), strict=True)
-        *gradients, figures = [tf.reshape(flat[place], shape) for place, shape in parts]
-        *metrics, loss = tf.unstack(figures)
-        return gradients, loss, dict(zip(self._metric_names, metrics, strict=True))
-
-
-def unpacked(minibatch: Tensors, buffers: BatchBuffers, *, time_major: bool = False) -> Tensors:
-    """Return the columns of a minibatch by name, each with its own shape and dtype.
-
-    Args:
-        minibatch: arrays gathered from a batch of `buffers`.
-        buffers: layout of the batch.
-        time_major: True to turn columns of steps from [M, T, ...] into [T, M, ...]; columns of
-            sequences stay [M, ...].
-    """
-    packed = by_time(minibatch[PACKED]) if time_major else minibatch[PACKED]
-    columns: Tensors = {spec.name: minibatch[spec.name] for spec in buffers.of_sequences}
-    for spec in buffers.columns:
-        if not spec.is_packed:
-            own = minibatch[spec.name]
-            columns[spec.name] = by_time(own) if time_major else own
-            continue
-        place = buffers.slices[spec.name]
-        column = packed[..., place] if spec.shape else packed[..., place.start]
-        columns[spec.name] = tf.bitcast(column, tf.int32) if spec.dtype == "int32" else column
-    return columns

@@ -1,0 +1,481 @@
+"""What an algorithm is: the experience it learns from, an update of steps, and how it acts.
+
+Everything outside `aiorl.learning` uses these types and knows no algorithm by name. An
+`Algorithm` says what it needs from the config alone, so that leases and sampling can be planned
+before TensorFlow is loaded; `aiorl.learning.learner.Learner` learns by what it says.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypeVar
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from aiorl.acting.distributions import make_distribution
+from aiorl.acting.exploration import Schedule
+from aiorl.acting.filters import NoFilter, ObservationFilter
+from aiorl.config.schema import CommonConfig
+from aiorl.data.columns import DEFAULT_POLICY_ID, Piece
+from aiorl.data.fragment import SamplePlan
+from aiorl.data.obs_layout import ObsLayout
+from aiorl.errors import CheckpointError, InternalError
+from aiorl.learning.steps import Loop, TargetNetwork
+
+if TYPE_CHECKING:
+    from aiorl.learning.models.actor_critic import ActorCritic
+    from aiorl.learning.replay.ring import Snapshot
+
+Array = NDArray[Any]
+Batch = dict[str, Array]
+"""Data that `Feed.make_batch` prepares for an update: a train batch, arrays by name; or counts of
+the rows stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeasePlan:
+    """Limits on how much is sampled and with which policy versions.
+
+    Attributes:
+        mode: "on_policy" hands out exactly one train batch for each version; "streaming" leases as
+            much as can be trained on within ``max_policy_lag`` (see `aiorl.net.protocol.pacing`).
+        fragments_per_batch: fragments in one train batch.
+        env_steps_per_batch: on_policy: env steps after which a train batch is full. Used for
+            fragments of whole episodes, which can be longer than requested. None if all fragments
+            have the same length.
+        outstanding_per_worker: streaming: maximum number of fragments that a worker owes at a time,
+            within the budget of the whole run.
+        max_policy_lag: maximum age of a fragment in policy versions; older ones are discarded. None
+            = no limit.
+        max_under_way: streaming: maximum number of fragments that are leased, queued or held by the
+            learner, all together. None = limited by `max_policy_lag` only.
+        publish_every: updates after which the weights are published as a new version.
+        publish_interval_s: seconds after which an update publishes the weights even if
+            `publish_every` is not reached. Ignored when one process samples and trains in turn.
+    """
+
+    mode: Literal["on_policy", "streaming"]
+    fragments_per_batch: int
+    outstanding_per_worker: int = 1
+    max_policy_lag: int | None = None
+    max_under_way: int | None = None
+    publish_every: int = 1
+    publish_interval_s: float = math.inf
+    env_steps_per_batch: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateResult:
+    """Result of one update.
+
+    Attributes:
+        metrics: numbers to report, by name.
+        skipped: True if the loss or a gradient was not finite; the weights and the optimiser are
+            then unchanged.
+        bad_column: first column of a skipped batch with a non-finite number; "" if the batch is
+            finite and the computation was not.
+    """
+
+    metrics: dict[str, float]
+    skipped: bool = False
+    bad_column: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AlgorithmState:
+    """State that a learner needs to continue as if it had never stopped.
+
+    Attributes:
+        tensors: weights and optimiser variables, name -> array.
+        values: counters, random states and adaptive coefficients, JSON-serialisable.
+    """
+
+    tensors: dict[str, Array]
+    values: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Observations:
+    """Observations that a network receives.
+
+    Attributes:
+        shape: shape of one observation's array.
+        dtype: "float32" or "uint8".
+        layout: layout of an observation in the array.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    layout: ObsLayout
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Minibatches of one call of the compiled update.
+
+    Attributes:
+        columns: arrays by name.
+        order: int32 [K, M], rows of each minibatch; None if the arrays are stacks of minibatches
+            [K, M, ...].
+        num_steps: minibatches to make, at most K.
+        knobs: knobs of this call, in addition to those of the update.
+        ids: numbers of the rows that were drawn, [K, M]; empty if none were drawn.
+    """
+
+    columns: Mapping[str, Array]
+    order: NDArray[np.int32] | None
+    num_steps: int
+    knobs: Mapping[str, float] = field(default_factory=dict)
+    ids: Array = field(default_factory=lambda: np.empty((0, 0), np.int64))
+
+
+class Feed(ABC):
+    """Takes the fragments of one policy and makes minibatches of them, in the learner's process.
+
+    One thread calls all methods, `check_fragment` and `hurry` excepted.
+
+    Attributes:
+        merged_filter: merged filter of the policy's observations, for observations that arrive
+            unfiltered. Another thread merges into it.
+        shares_memory: True if the arrays of a round are `shareable_zeros` that stay as they are
+            during its call.
+    """
+
+    merged_filter: ObservationFilter = NoFilter()
+    shares_memory: ClassVar[bool] = False
+
+    @abstractmethod
+    def fit(self, loop: Loop) -> Loop:
+        """Return the loop of an update as it must be to read the arrays of `rounds`."""
+
+    @abstractmethod
+    def check_fragment(self, fragment: Mapping[str, Array]) -> None:
+        """Check that `make_batch` can use a `fragment`, before it is queued. Can be called in any
+        thread.
+
+        Args:
+            fragment: columns ``[T, N, ...]`` by name.
+
+        Raises:
+            BatchError: a column is wrong; the error names it.
+        """
+
+    @abstractmethod
+    def make_batch(self, fragments: Sequence[Mapping[str, Array]]) -> Batch:
+        """Take fragments in the given order: lay them out as one train batch, or add them to the
+        replay.
+
+        Args:
+            fragments: each has the columns of the sample plan, ``[T, N, ...]``.
+
+        Returns:
+            Batch for `rounds`, with arrays of fixed shapes. The second call after this one
+            overwrites its buffers.
+
+        Raises:
+            BatchError: a column is missing or has a wrong shape or dtype.
+        """
+
+    @abstractmethod
+    def rounds(self, batch: Batch, env_steps_total: int) -> Iterator[Round]:
+        """Yield the minibatches that are due after `make_batch`.
+
+        Args:
+            batch: result of `make_batch`.
+            env_steps_total: env steps trained on before this batch; schedules depend on it.
+        """
+
+    @abstractmethod
+    def nominal(self) -> Round:
+        """Return a round of the usual shape, without minibatches to make; changes nothing."""
+
+    @abstractmethod
+    def first_not_finite(self, made: Round) -> str:
+        """Return the first column of a round with a non-finite number; "" if all are finite."""
+
+    def take_back(self, made: Round, written: Mapping[str, Array]) -> None:
+        """Take the columns that a round's call wrote for its rows; not called if it was skipped.
+
+        Args:
+            made: the round.
+            written: [K, M, ...] by name.
+        """
+        return
+
+    def report(self, made: Sequence[tuple[Round, dict[str, float]]]) -> dict[str, float]:
+        """Return the metrics of an update.
+
+        Args:
+            made: rounds that were not skipped, with their metrics.
+        """
+        return {name: value for _, metrics in made for name, value in metrics.items()}
+
+    def hurry(self) -> None:
+        """End `rounds` early, in a state from which training can continue. Can be called in any
+        thread.
+        """
+        return
+
+    def state(self) -> dict[str, Any]:
+        """Return the feed's part of `AlgorithmState.values`, without stored experience."""
+        return {}
+
+    def set_state(self, values: Mapping[str, Any]) -> None:
+        """Continue from values that `state` returned, which can be among others.
+
+        Raises:
+            (KeyError, TypeError, ValueError): a value is missing or wrong.
+        """
+        return
+
+    @property
+    def stores_experience(self) -> bool:
+        """True if `hold_experience` returns stored experience."""
+        return False
+
+    def hold_experience(self) -> Snapshot | None:
+        """Return the stored experience as it is now; None if there is none.
+
+        Called between two updates when a checkpoint will be written. It is too large to be held
+        after each update.
+        """
+        return None
+
+    def restore_experience(self, values: Mapping[str, Any], pieces: Iterable[Piece]) -> None:
+        """Continue with the stored experience that `hold_experience` returned.
+
+        Args:
+            values: values of the snapshot, possibly read back from JSON.
+            pieces: pieces of the snapshot, in any order.
+
+        Raises:
+            CheckpointError: it doesn't fit.
+        """
+        raise CheckpointError("experience", "the algorithm stores no experience")
+
+
+class Experience(Protocol):
+    """What an algorithm learns from: which data workers send, how much may be sampled with which
+    weights, and what the learner makes of it.
+
+    `aiorl.learning.experience` and `aiorl.learning.replay.feed` have the usual ones.
+    """
+
+    @property
+    def sample_plan(self) -> SamplePlan:
+        """Columns that workers compute and send."""
+
+    @property
+    def sends_gradients(self) -> bool:
+        """True if workers send the gradient of a fragment instead of its rows."""
+
+    def lease_plan(self) -> LeasePlan:
+        """Return the leases that the algorithm wants.
+
+        Raises:
+            ConfigError: whole fragments can't make up a train batch, or there is no stored
+                experience for an algorithm that learns from nothing else.
+        """
+
+    def feed(self, model: ActorCritic, update: Update, rng: np.random.Generator) -> Feed:
+        """Return what takes the fragments of a policy, with its buffers allocated.
+
+        Args:
+            model: network of the policy.
+            update: update that will use them.
+            rng: generator of the learner's random numbers.
+
+        Raises:
+            ConfigError: there is not enough room.
+        """
+
+    @staticmethod
+    def check_room(policies: Sequence[tuple[Any, ActorCritic]]) -> None:
+        """Check that this machine has room for all policies before allocating anything, and log how
+        much they take.
+
+        Args:
+            policies: experience and model of every policy that learns in the run, of any kind.
+
+        Raises:
+            ConfigError: there is no room for all of them together.
+        """
+
+
+class Adaptation(Protocol):
+    """Knobs that an algorithm changes by the metrics of its updates."""
+
+    def knobs(self) -> Mapping[str, float]:
+        """Return the current values by name."""
+
+    def after_update(self, metrics: dict[str, float], updates: int) -> None:
+        """Adapt to an update that was not skipped.
+
+        Args:
+            metrics: metrics of the update; others can be added.
+            updates: number of updates so far that were not skipped.
+        """
+
+    def state(self) -> dict[str, Any]:
+        """Return the values to save, JSON-serialisable."""
+
+    def set_state(self, values: Mapping[str, Any]) -> None:
+        """Continue from values that `state` returned, which can be among others.
+
+        Raises:
+            (KeyError, TypeError, ValueError): a value is missing or wrong.
+        """
+
+
+@dataclass(frozen=True, kw_only=True)
+class Update:
+    """Update of an algorithm's networks.
+
+    Attributes:
+        loop: steps and minibatches, compiled as one function.
+        knobs: schedules over env steps of the numbers that the steps read, by name. "lr" is among
+            them.
+        reported: knobs to report among the metrics.
+        adaptations: knobs that depend on earlier updates.
+        targets: target networks, by the prefix of the names under which they are saved.
+        saved: further variables to save, by names that never change.
+    """
+
+    loop: Loop
+    knobs: Mapping[str, Schedule]
+    reported: Sequence[str] = ()
+    adaptations: Sequence[Adaptation] = ()
+    targets: Mapping[str, TargetNetwork] = field(default_factory=dict)
+    saved: Mapping[str, Any] = field(default_factory=dict)
+
+    def knobs_at(self, env_steps_total: int) -> dict[str, float]:
+        """Return all knobs after `env_steps_total` env steps."""
+        values = {name: knob.value(env_steps_total) for name, knob in self.knobs.items()}
+        for adaptation in self.adaptations:
+            values.update(adaptation.knobs())
+        return values
+
+
+@dataclass(frozen=True, slots=True)
+class Networks:
+    """Networks that an update trains.
+
+    Attributes:
+        by_policy: policy id -> network with which the policy acts. The usual update has one policy.
+    """
+
+    by_policy: Mapping[str, ActorCritic]
+
+    @classmethod
+    def of(cls, model: ActorCritic) -> Networks:
+        """Return the network of a single policy."""
+        return cls({DEFAULT_POLICY_ID: model})
+
+    @property
+    def model(self) -> Any:  # Any: algorithms build networks of their own classes
+        """The network of the only policy."""
+        (model,) = self.by_policy.values()
+        return model
+
+
+ConfigT = TypeVar("ConfigT", bound=CommonConfig)
+
+
+class Algorithm(ABC, Generic[ConfigT]):
+    """An algorithm: experience x update x acting.
+
+    It is never instantiated. All of it is static methods of the config, so that one algorithm can
+    take parts of another: ``experience = DQN.experience``.
+
+    Attributes:
+        config_class: class of the algorithm's config.
+    """
+
+    config_class: ClassVar[type[CommonConfig]]
+
+    @staticmethod
+    @abstractmethod
+    def experience(config: ConfigT) -> Experience:
+        """Return what the algorithm learns from. Loads no TensorFlow."""
+
+    @staticmethod
+    @abstractmethod
+    def update(config: ConfigT, networks: Networks) -> Update:
+        """Return how it learns; creates the optimisers and all networks that stay on the learner.
+
+        Args:
+            config: config of the run, or of the policy if it has its own settings.
+            networks: networks with which policies act.
+        """
+
+    @staticmethod
+    def acting_settings(config: ConfigT) -> dict[str, Any]:
+        """Return settings of the acting policy in addition to those in `config`, such as
+        "exploration".
+        """
+        return {}
+
+    @staticmethod
+    def build_model(
+        config: ConfigT,
+        observations: Observations,
+        action_space: spaces.Space[Any],
+        seed: int | None,
+    ) -> ActorCritic:
+        """Build the network that is trained; its `forward_step` acts. Loads TensorFlow.
+
+        Args:
+            config: config of the policy.
+            observations: observations that the network receives.
+            action_space: space of the actions.
+            seed: seed of the initial weights; None = random.
+
+        Raises:
+            ConfigError: the settings can't make a network for these observations.
+        """
+        from aiorl.learning.models.catalog import build_model
+
+        return build_model(
+            observations.shape,
+            observations.dtype,
+            make_distribution(action_space, scale=config.normalize_actions),
+            config.model.model_dump(),
+            seed=seed,
+            layout=observations.layout,
+            noise=config.state_dependent_noise,
+        )
+
+
+def own_config(kind: type[Algorithm[Any]], config: CommonConfig) -> Any:
+    """Return a `config` of an algorithm, untyped, for its static methods.
+
+    Raises:
+        InternalError: it belongs to another algorithm.
+    """
+    if not isinstance(config, kind.config_class):
+        raise InternalError(f"{kind.__name__} was given a {type(config).__name__}")
+    return config
+
+
+def experience_of(kind: type[Algorithm[Any]], config: CommonConfig) -> Experience:
+    """Return what an algorithm learns from with this `config`.
+
+    Raises:
+        InternalError: the config belongs to another algorithm.
+    """
+    return kind.experience(own_config(kind, config))
+
+
+def acting_settings_of(kind: type[Algorithm[Any]], config: CommonConfig) -> dict[str, Any]:
+    """Return an algorithm's settings of acting, in which the exploration in `config`, if any,
+    replaces the algorithm's own.
+    """
+    settings = kind.acting_settings(own_config(kind, config))
+    if config.exploration is None:
+        return settings
+    return {**settings, "exploration": config.exploration}

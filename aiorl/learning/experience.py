@@ -1,0 +1,214 @@
+"""Experience that is trained on as it arrives: of the newest policy, of slightly older ones, or
+stored before.
+
+`aiorl.learning.replayed` has experience that is kept and drawn many times.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from aiorl.config.schema import CommonConfig
+from aiorl.data import columns as c
+from aiorl.data.fragment import SamplePlan
+from aiorl.errors import ConfigError
+from aiorl.learning.algorithm import Feed, LeasePlan, Update
+from aiorl.learning.algorithms.actor_critic_config import ActorCriticConfig
+from aiorl.learning.algorithms.imitation import ImitationConfig
+from aiorl.learning.algorithms.streaming import StreamingConfig
+from aiorl.learning.gradients import Gradients
+from aiorl.learning.rows import previous_columns, sequence_columns, state_columns
+from aiorl.learning.train_batches import GradientBatches, TrainBatches
+from aiorl.process.machine import available_bytes
+
+if TYPE_CHECKING:
+    from aiorl.learning.models.actor_critic import ActorCritic
+
+_COPIES = 2
+"""A train batch is in memory as fragments, and laid out."""
+
+_NUMBERS_OF_A_ROW = 5
+"""Numbers that each row has at least besides observation and action: its likelihood, value, return
+and so on."""
+
+
+def want_stored_experience(config: CommonConfig) -> None:
+    """Raise ConfigError if the config names no stored experience."""
+    if config.input == "sampler":
+        raise ConfigError(
+            f"{config.algo} learns from stored experience, but input names none.",
+            key="input",
+            value=config.input,
+            hint='Name files, such as --input "data/*.json". A run with --output DIR writes them.',
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Fragments:
+    """Fragments that make up train batches; see `aiorl.learning.algorithm.Experience`.
+
+    Attributes:
+        config: sizes, and the place where gradients are computed.
+        sample_plan: columns of a fragment.
+        leases: leases that the algorithm wants.
+        is_stored: True if the fragments come from stored experience alone.
+    """
+
+    config: ActorCriticConfig
+    sample_plan: SamplePlan
+    leases: LeasePlan
+    is_stored: bool = False
+
+    @property
+    def sends_gradients(self) -> bool:
+        """See `Experience`."""
+        return self.config.gradients == "workers"
+
+    def lease_plan(self) -> LeasePlan:
+        """See `Experience`."""
+        if self.is_stored:
+            want_stored_experience(self.config)
+        return self.leases
+
+    def feed(self, model: ActorCritic, update: Update, rng: np.random.Generator) -> Feed:
+        """See `Experience`."""
+        batches = TrainBatches(self.config, self.sample_plan, model, loop=update.loop, rng=rng)
+        if not self.sends_gradients:
+            return batches
+        gradients = Gradients(update, batches, model, xla="eager")
+        gradients.trace()
+        return GradientBatches(
+            {name: tuple(variable.shape) for name, variable in model.trainable.items()},
+            metric_names=gradients.metric_names[:-1],
+            columns=self.sample_plan.columns,
+            num_fragments=self.config.fragments_per_batch(),
+        )
+
+    @staticmethod
+    def check_room(policies: Sequence[tuple[Any, ActorCritic]]) -> None:
+        """Check that there is room for the train batch of each policy; see `Experience`."""
+        for experience, model in policies:
+            if not isinstance(experience, Fragments) or experience.sends_gradients:
+                continue
+            size = experience.config.train_batch_size
+            needed = _COPIES * size * _least_row_bytes(model)
+            available = available_bytes()
+            if needed > available:
+                raise ConfigError(
+                    f"train batches of {size:,} env steps need at least {needed / 1e9:.3g} GB of "
+                    f"memory, and {available / 1e9:.3g} GB are free.",
+                    key="train_batch_size",
+                    value=size,
+                    hint="Set a smaller train_batch_size.",
+                )
+
+
+def _least_row_bytes(model: ActorCritic) -> int:
+    """Return the bytes of a row in a train batch that every algorithm needs: observation, action,
+    some numbers.
+    """
+    obs_bytes = math.prod(model.obs_shape) * np.dtype(model.obs_dtype).itemsize
+    action_size = math.prod(model.distribution.action_shape)
+    return obs_bytes + 4 * (action_size + _NUMBERS_OF_A_ROW)
+
+
+def on_policy(config: ActorCriticConfig, plan: SamplePlan) -> Fragments:
+    """Return experience of the newest policy: exactly one train batch of each policy version.
+
+    Args:
+        config: config of the algorithm.
+        plan: columns that workers send, for example those of `advantages`.
+    """
+    env_steps = None if config.is_truncating else config.train_batch_size
+    leases = LeasePlan(
+        "on_policy",
+        config.fragments_per_batch(),
+        max_policy_lag=0,
+        env_steps_per_batch=env_steps,
+    )
+    return Fragments(config, _scaled(config, plan), leases)
+
+
+def streamed(config: StreamingConfig, plan: SamplePlan) -> Fragments:
+    """Return experience of slightly older policies, which is trained on as it arrives; leases are
+    kept topped up.
+
+    Args:
+        config: config of the algorithm.
+        plan: columns that workers send, for example those of `transitions`.
+    """
+    leases = LeasePlan(
+        "streaming",
+        config.fragments_per_batch(),
+        outstanding_per_worker=config.outstanding_fragments_per_worker,
+        max_policy_lag=config.max_policy_lag,
+        publish_every=config.broadcast_updates,
+        publish_interval_s=config.broadcast_interval_ms / 1000,
+    )
+    return Fragments(config, _scaled(config, plan), leases)
+
+
+def stored(config: ImitationConfig, plan: SamplePlan) -> Fragments:
+    """Return experience that was stored before, by policies of any age.
+
+    Args:
+        config: config of the algorithm.
+        plan: columns that workers read and send.
+    """
+    leases = LeasePlan(
+        "streaming",
+        config.fragments_per_batch(),
+        outstanding_per_worker=config.outstanding_fragments_per_worker,
+    )
+    return Fragments(config, _scaled(config, plan), leases, is_stored=True)
+
+
+def _scaled(config: ActorCriticConfig, plan: SamplePlan) -> SamplePlan:
+    """Return a plan in which rewards are scaled if the config says so."""
+    discount = config.gamma if config.normalize_rewards else None
+    return dataclasses.replace(plan, return_discount=discount)
+
+
+def advantages(config: CommonConfig, lambda_: float, columns: Sequence[str]) -> SamplePlan:
+    """Return a plan of these columns with GAE advantages; recurrent models also get flags and
+    states.
+    """
+    parameters = {"gamma": config.gamma, "lam": lambda_}
+    return SamplePlan("gae", parameters, (*columns, *sequence_columns(config)))
+
+
+def returns(config: CommonConfig, columns: Sequence[str]) -> SamplePlan:
+    """Return a plan of these columns with discounted returns as advantages; recurrent models also
+    get flags and states.
+    """
+    return SamplePlan("returns", {"gamma": config.gamma}, (*columns, *sequence_columns(config)))
+
+
+def transitions(config: StreamingConfig) -> SamplePlan:
+    """Return a plan of raw transitions for V-trace, with values only where an episode was
+    truncated.
+
+    A network that sees previous rewards sees them unscaled, including the last one of a sequence,
+    so they are sent in addition to the scaled rewards to learn from.
+    """
+    previous = previous_columns(config)
+    scaled = (c.SCALED_REWARDS,) if previous and config.normalize_rewards else ()
+    columns = (
+        c.OBS,
+        c.ACTIONS,
+        c.ACTION_LOGP,
+        c.REWARDS,
+        c.TERMINATEDS,
+        c.TRUNCATEDS,
+        c.BOOTSTRAP_VALUES,
+        *previous,
+        *scaled,
+        c.LAST_OBS,
+        *state_columns(config),
+    )
+    return SamplePlan("none", {}, columns)

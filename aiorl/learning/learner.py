@@ -1,0 +1,331 @@
+"""Learner of one policy: its network, its experience and its compiled update."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aiorl.acting.filters import NoFilter, ObservationFilter
+from aiorl.config.schema import CommonConfig
+from aiorl.data.columns import Piece
+from aiorl.errors import CheckpointError, TrainingDiverged
+from aiorl.learning.algorithm import (
+    Algorithm,
+    AlgorithmState,
+    Batch,
+    Networks,
+    UpdateResult,
+    own_config,
+)
+from aiorl.learning.compiled import CompiledUpdate
+from aiorl.learning.lazy import tf
+from aiorl.learning.steps import STEPS_BEFORE
+
+if TYPE_CHECKING:
+    from aiorl.learning.models.actor_critic import ActorCritic
+    from aiorl.learning.replay.ring import Snapshot
+
+_log = logging.getLogger(__name__)
+
+Array = NDArray[Any]
+
+MAX_SKIPS_IN_A_ROW = 10
+"""Maximum number of consecutive updates that may be skipped for non-finite numbers; then training
+ends."""
+
+# separates the learner's random numbers from those of workers with the same seed
+_SEED_KEY = 0x616C676F
+
+
+class Learner:
+    """Learns one policy by what its algorithm says.
+
+    One thread, which runs the updates, calls `warm_up` and then all other methods.
+
+    Attributes:
+        config: config of the run, or of the policy if it has its own settings.
+        model: network to train.
+        rng: generator of the learner's random numbers.
+        feed: takes the fragments.
+        plan: networks, targets and knobs of the update.
+        compiled: compiled update.
+        updates: number of updates so far that were not skipped.
+    """
+
+    def __init__(
+        self,
+        kind: type[Algorithm[Any]],
+        config: CommonConfig,
+        model: ActorCritic,
+        *,
+        merged_filter: ObservationFilter | None = None,
+    ) -> None:
+        """Take over the model without changing it, and allocate buffers; nothing is compiled yet.
+
+        Args:
+            kind: algorithm.
+            config: its config.
+            model: network to train, from the algorithm's `build_model`.
+            merged_filter: merged filter of the policy's observations, for observations that arrive
+                unfiltered; another thread may merge into it.
+
+        Raises:
+            ConfigError: a setting can't be honoured, or there is not enough room.
+        """
+        self.config = own_config(kind, config)
+        self.model = model
+        self.rng = np.random.default_rng(
+            np.random.SeedSequence(config.seed, spawn_key=(_SEED_KEY,))
+        )
+        self.plan = kind.update(self.config, Networks.of(model))
+        self.feed = kind.experience(self.config).feed(model, self.plan, self.rng)
+        self.feed.merged_filter = merged_filter or NoFilter()
+        self.compiled = CompiledUpdate(
+            self.feed.fit(self.plan.loop),
+            [*self.plan.knobs_at(0), STEPS_BEFORE],
+            xla=config.update_mode,
+            shares_memory=self.feed.shares_memory,
+        )
+        self.updates = 0
+        self._skipped = 0
+        self._skipped_in_a_row = 0
+        self._lr_is_over = False
+        self._handles: list[tuple[str, Any, Any]] = []  # name, handle and dtype of each variable
+
+    def check_fragment(self, fragment: Mapping[str, Array]) -> None:
+        """See `Feed.check_fragment`."""
+        self.feed.check_fragment(fragment)
+
+    def make_batch(self, fragments: Sequence[Mapping[str, Array]]) -> Batch:
+        """See `Feed.make_batch`."""
+        return self.feed.make_batch(fragments)
+
+    def update(self, batch: Batch, env_steps_total: int) -> UpdateResult:
+        """Learn from one train batch, or make all the optimiser steps that are due for the rows
+        stored.
+
+        Args:
+            batch: batch of any shape from `make_batch`.
+            env_steps_total: env steps trained on before this batch; schedules depend on it.
+
+        Returns:
+            Metrics of the update, and whether it was skipped.
+
+        Raises:
+            TrainingDiverged: `MAX_SKIPS_IN_A_ROW` updates in a row were skipped.
+        """
+        knobs = self.plan.knobs_at(env_steps_total)
+        self._warn_of_last_lr(env_steps_total)
+        made = []
+        bad_column = None
+        for due in self.feed.rounds(batch, env_steps_total):
+            result = self.compiled(
+                due.columns,
+                due.order,
+                {STEPS_BEFORE: 0.0, **knobs, **due.knobs},
+                max_steps=due.num_steps,
+            )
+            if not result.is_held:
+                bad_column = self.feed.first_not_finite(due)
+                self._note_skipped(bad_column)
+                continue
+            self.updates += 1
+            self._skipped_in_a_row = 0
+            self.feed.take_back(due, result.written)
+            if due.num_steps:
+                for adaptation in self.plan.adaptations:
+                    adaptation.after_update(result.metrics, self.updates)
+            made.append((due, result.metrics))
+        metrics = {
+            "num_sgd_steps": 0.0,
+            **self.feed.report(made),
+            "cur_lr": knobs["lr"],
+            **{name: knobs[name] for name in self.plan.reported},
+            "updates_skipped": float(self._skipped),
+        }
+        return UpdateResult(metrics, bad_column is not None, bad_column or "")
+
+    def warm_up(self) -> None:
+        """Compile the update so that the first batch doesn't wait.
+
+        Changes neither weights nor random states.
+        """
+        usual = self.feed.nominal()
+        self.compiled.warm_up(usual.columns, usual.order)
+
+    def hurry(self) -> None:
+        """Ask a running update to end early, in a state from which training can continue.
+
+        Can be called in any thread. No update follows.
+        """
+        self.feed.hurry()
+
+    def get_weights(self) -> dict[str, Array]:
+        """Return copies of the weights, of any shape, by the names that the acting graph uses;
+        always finite.
+        """
+        return self.model.get_weights()
+
+    def get_state(self) -> AlgorithmState:
+        """Return copies of everything that `set_state` needs."""
+        return self.hold_state()()
+
+    def hold_state(self) -> Callable[[], AlgorithmState]:
+        """Return a function that returns the current state, even after later updates. It can be
+        called in any thread.
+
+        Called after every update, so that the state before an update stays available while that
+        update runs. A tensor read from a variable is immutable; TensorFlow copies it only when the
+        variable changes.
+        """
+        if not self._handles:
+            variables = {
+                f"weights/{name}": variable for name, variable in self.model.variables.items()
+            }
+            variables |= self.other_variables()
+            self._handles = [
+                (name, item.handle, tf.as_dtype(item.dtype)) for name, item in variables.items()
+            ]
+        read = tf.raw_ops.ReadVariableOp  # takes a fraction of the time of a variable's own method
+        tensors = {
+            name: read(resource=handle, dtype=dtype) for name, handle, dtype in self._handles
+        }
+        values = {
+            "rng": self.rng.bit_generator.state,
+            "updates": self.updates,
+            "updates_skipped": self._skipped,
+            "skipped_in_a_row": self._skipped_in_a_row,
+            **self.feed.state(),
+        }
+        for adaptation in self.plan.adaptations:
+            values.update(adaptation.state())
+        return lambda: AlgorithmState(
+            {name: np.array(tensor.numpy()) for name, tensor in tensors.items()}, values
+        )
+
+    def set_state(self, state: AlgorithmState) -> None:
+        """Continue from `state`. All of it is checked before any of it is used.
+
+        Raises:
+            CheckpointError: a tensor is missing, superfluous or has another shape, or a value is
+                missing.
+        """
+        variables = self.other_variables()
+        wanted = {f"weights/{name}": _form(weight) for name, weight in self.get_weights().items()}
+        wanted |= {name: _form(variable.numpy()) for name, variable in variables.items()}
+        _check_tensors(wanted, state.tensors)
+        try:
+            self.feed.set_state(state.values)
+            for adaptation in self.plan.adaptations:
+                adaptation.set_state(state.values)
+            self.rng.bit_generator.state = state.values["rng"]
+            self.updates = int(state.values["updates"])
+            self._skipped = int(state.values["updates_skipped"])
+            self._skipped_in_a_row = int(state.values["skipped_in_a_row"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(
+                "values", f"a counter or random state is missing or wrong: {error!r}"
+            ) from error
+        self.model.set_weights(
+            {name: state.tensors[f"weights/{name}"] for name in self.model.variables}
+        )
+        for name, variable in variables.items():
+            variable.assign(state.tensors[name])
+
+    def weights_replaced(self) -> None:
+        """Adapt to weights that `set_state` took from elsewhere: copy them to the model's target
+        network.
+
+        Targets of other networks catch up during training.
+        """
+        for target in self.plan.targets.values():
+            if target.network is self.model:
+                target.take_over()
+
+    def other_variables(self) -> dict[str, Any]:
+        """Return the variables to save along with the weights, by names that never change."""
+        optimizers = self.compiled.optimizer_variables
+        variables = {
+            f"optimizer/{index:03d}": variable for index, variable in enumerate(optimizers)
+        }
+        for prefix, target in self.plan.targets.items():
+            variables |= {f"{prefix}/{name}": item for name, item in target.variables.items()}
+        return {**variables, **self.plan.saved}
+
+    @property
+    def stores_experience(self) -> bool:
+        """See `Feed.stores_experience`."""
+        return self.feed.stores_experience
+
+    def hold_experience(self) -> Snapshot | None:
+        """See `Feed.hold_experience`."""
+        return self.feed.hold_experience()
+
+    def restore_experience(self, values: Mapping[str, Any], pieces: Iterable[Piece]) -> None:
+        """See `Feed.restore_experience`."""
+        self.feed.restore_experience(values, pieces)
+
+    def _warn_of_last_lr(self, env_steps: int) -> None:
+        """Warn, once, that the learning rate has reached 0 for good."""
+        lr = self.plan.knobs["lr"]
+        if self._lr_is_over or env_steps < lr.end or lr.value(env_steps) > 0:
+            return
+        self._lr_is_over = True
+        _log.warning(
+            "the learning rate is now 0 and the policy won't change any more: lr_schedule ended at"
+            " %s env steps. To keep learning, let lr_schedule end later or at a value above 0. To"
+            " end the run there, set stop_timesteps: %d",
+            f"{lr.end:,.0f}",
+            lr.end,
+        )
+
+    def _note_skipped(self, bad_column: str) -> None:
+        """Count a skipped update: a number in `bad_column`, or if that is "" in the computation,
+        was not finite.
+
+        Raises:
+            TrainingDiverged: `MAX_SKIPS_IN_A_ROW` updates in a row were skipped.
+        """
+        self._skipped += 1
+        self._skipped_in_a_row += 1
+        where = "the loss or its gradient; the batch itself is finite"
+        if bad_column:
+            where = f"column {bad_column!r} of the batch"
+        _log.warning(
+            "update skipped: a number in %s is not finite; the weights are unchanged", where
+        )
+        if self._skipped_in_a_row >= MAX_SKIPS_IN_A_ROW:
+            raise TrainingDiverged(
+                f"{self._skipped_in_a_row} updates in a row were skipped because numbers were not"
+                f" finite, the last time in {where}. The weights are those of the last good update."
+                " Check the environment's rewards and observations, or set a lower lr or a smaller"
+                " grad_clip."
+            )
+
+
+def _check_tensors(wanted: Mapping[str, str], tensors: Mapping[str, Array]) -> None:
+    """Check the names, dtypes and shapes of saved tensors.
+
+    Raises:
+        CheckpointError: they differ from those of the model.
+    """
+    saved = {name: _form(tensor) for name, tensor in tensors.items()}
+    if wanted == saved:
+        return
+    differing = sorted(
+        name for name in wanted.keys() | saved.keys() if wanted.get(name) != saved.get(name)
+    )
+    first = differing[0]
+    raise CheckpointError(
+        "tensors",
+        f"they don't fit this model: {first} is {saved.get(first, 'missing')} in the checkpoint"
+        f" and {wanted.get(first, 'unknown')} in the model ({len(differing)} tensors differ)",
+    )
+
+
+def _form(array: Array) -> str:
+    return f"{array.dtype} {list(array.shape)}"

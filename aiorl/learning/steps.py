@@ -1,0 +1,635 @@
+"""Steps of an update, which are composed and then traced into one compiled call.
+
+A loss is a function of a minibatch and of knobs, which are numbers that can change from update to
+update. `descend` makes a step of it. Combinators make larger steps of steps, and `epochs` or
+`drawn` run a step over all minibatches of a call::
+
+    critic = descend(critics.trainable_variables, critic_loss, adam())
+    actor = descend(actor.trainable_variables, actor_loss, adam(), name="actor", lr="actor_lr")
+    loop = drawn(chain(critic, every(2, actor), follow([target], tau=0.005)))
+
+Everything here runs while TensorFlow traces, once for each shape of a batch; the compiled call runs
+none of it again. `aiorl.learning.compiled.CompiledUpdate` compiles a loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from aiorl.data.columns import PRIORITIES
+from aiorl.learning.lazy import Tensors, tf
+from aiorl.learning.losses.q_learning import weighted_mean
+
+if TYPE_CHECKING:
+    from aiorl.learning.models.networks import Network
+
+__all__ = [
+    "STEPS_BEFORE",
+    "WEIGHTS",
+    "Descent",
+    "FigureTable",
+    "Loop",
+    "LoopResult",
+    "Loss",
+    "Outcome",
+    "Step",
+    "TargetNetwork",
+    "chain",
+    "descend",
+    "drawn",
+    "epochs",
+    "every",
+    "follow",
+    "guarded",
+    "minibatches",
+    "of_policy",
+    "per_row",
+    "prepare",
+]
+
+Loss = Callable[[Tensors, Tensors], tuple["tf.Tensor", Tensors]]
+"""(columns of a minibatch, knobs by name) -> (loss to minimise, a scalar; further tensors by name).
+
+Of the further tensors, scalars are metrics; all others are for the steps that follow in a `chain`
+and for `drawn` to write back.
+"""
+
+Gradients = Callable[[Tensors, Tensors], tuple[list["tf.Tensor"], "tf.Tensor", Tensors]]
+"""(columns, knobs) -> (gradients in the order of the variables, loss, further tensors)."""
+
+Reduce = Callable[[list["tf.Tensor"]], list["tf.Tensor"]]
+
+STEPS_BEFORE = "steps_before"
+"""Knob: minibatches made before this call, from which `every` counts; 0 if it is missing."""
+WEIGHTS = "weights"
+"""Column of a drawn minibatch: importance weight of each row."""
+
+MAX_METRICS = 64
+"""Metrics that an update can have."""
+
+
+class Outcome(NamedTuple):
+    """Result of a step.
+
+    Attributes:
+        metrics: [2] float32 by name, the sum of a metric's values and their number.
+        tensors: further tensors by name.
+    """
+
+    metrics: Tensors
+    tensors: Tensors
+
+
+class Step(Protocol):
+    """Part of an update that is made for each minibatch."""
+
+    @property
+    def variables(self) -> Sequence[Any]:
+        """Variables that the step changes, without those of its optimisers."""
+
+    @property
+    def optimizers(self) -> Sequence[Any]:
+        """Keras optimisers of the step, always in the same order."""
+
+    def run(self, columns: Tensors, knobs: Tensors, count: tf.Tensor) -> Outcome:
+        """Make the step.
+
+        Args:
+            columns: columns of the minibatch by name; in a `chain`, also the tensors of earlier
+                steps.
+            knobs: scalars by name.
+            count: scalar int32, number of this minibatch, from 1.
+        """
+
+
+@dataclass(frozen=True)
+class _Composed:
+    """Step made of others; see `Step`."""
+
+    run: Callable[[Tensors, Tensors, tf.Tensor], Outcome]
+    variables: tuple[Any, ...] = ()
+    optimizers: tuple[Any, ...] = ()
+
+
+def _around(steps: Sequence[Step], run: Callable[[Tensors, Tensors, tf.Tensor], Outcome]) -> Step:
+    """Return a step that changes what `steps` change."""
+    return _Composed(
+        run,
+        variables=tuple(variable for step in steps for variable in step.variables),
+        optimizers=tuple(optimizer for step in steps for optimizer in step.optimizers),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Descent:
+    """Step of an optimiser against the gradient of a loss; `descend` makes it.
+
+    Attributes:
+        loss: loss of a minibatch.
+        variables: variables that it trains.
+        optimizer: optimiser, built for these variables.
+        clip: largest global norm of a gradient; None = not clipped.
+        reduce: changes the gradients before they are clipped.
+        lr: knob with the learning rate.
+        name: prefix of the metrics "NAME_loss" and "NAME_grad_gnorm".
+        gradients: computes the gradients, by default those of the loss.
+    """
+
+    loss: Loss
+    variables: Sequence[Any]
+    optimizer: Any  # a Keras optimiser; Keras ships no types
+    clip: float | None
+    reduce: Reduce
+    lr: str
+    name: str
+    gradients: Gradients
+
+    @property
+    def optimizers(self) -> Sequence[Any]:
+        """See `Step`."""
+        return (self.optimizer,)
+
+    def run(self, columns: Tensors, knobs: Tensors, count: tf.Tensor) -> Outcome:
+        """See `Step`."""
+        gradients, loss, tensors = self.gradients(columns, knobs)
+        norm = self.apply(gradients, knobs)
+        prefix = f"{self.name}_" if self.name else ""
+        metrics = {
+            **metrics_in(tensors),
+            f"{prefix}loss": loss,
+            f"{prefix}grad_gnorm": norm,
+        }
+        counted = {name: tf.stack([value, 1.0]) for name, value in metrics.items()}
+        passed_on = {name: tensor for name, tensor in tensors.items() if len(tensor.shape)}
+        return Outcome(counted, passed_on)
+
+    def apply(self, gradients: list[tf.Tensor], knobs: Tensors) -> tf.Tensor:
+        """Reduce and clip gradients, and take a step with them; return their norm before they were
+        clipped.
+        """
+        gradients = self.reduce(gradients)
+        norm = tf.linalg.global_norm(gradients)
+        if self.clip is not None:
+            gradients, _ = tf.clip_by_global_norm(gradients, self.clip, use_norm=norm)
+        self.optimizer.learning_rate.assign(knobs[self.lr])
+        self.optimizer.apply(gradients, self.variables)
+        return norm
+
+
+def metrics_in(tensors: Tensors) -> Tensors:
+    """Return the tensors of a loss that are metrics: its scalars."""
+    return {name: tensor for name, tensor in tensors.items() if not len(tensor.shape)}
+
+
+def descend(
+    variables: Sequence[Any],
+    loss: Loss,
+    optimizer: Any,  # a Keras optimiser; Keras ships no types
+    *,
+    clip: float | None = None,
+    reduce: Reduce = list,
+    lr: str = "lr",
+    name: str = "",
+) -> Descent:
+    """Return a step of an optimiser against the gradient of a loss.
+
+    Args:
+        variables: variables to train. Their gradients are 0 where the loss doesn't use them.
+        loss: loss of a minibatch.
+        optimizer: optimiser of these variables alone; it is built for them here.
+        clip: largest global norm of a gradient; None = not clipped.
+        reduce: function of the gradients, called before they are clipped. It stands where several
+            learners would take the mean of theirs.
+        lr: knob with the learning rate.
+        name: prefix of the metrics "NAME_loss" and "NAME_grad_gnorm" (norm of the gradient before
+            it is clipped); without a name they are "loss" and "grad_gnorm".
+    """
+    optimizer.build(variables)
+    return Descent(
+        loss=loss,
+        variables=variables,
+        optimizer=optimizer,
+        clip=clip,
+        reduce=reduce,
+        lr=lr,
+        name=name,
+        gradients=gradients_of(loss, variables),
+    )
+
+
+def gradients_of(loss: Loss, variables: Sequence[Any]) -> Gradients:
+    """Return a function that computes the gradients of a loss; they are 0 for variables that it
+    doesn't use.
+    """
+
+    def gradients(columns: Tensors, knobs: Tensors) -> tuple[list[tf.Tensor], tf.Tensor, Tensors]:
+        with tf.GradientTape() as tape:
+            value, tensors = loss(columns, knobs)
+        unconnected = tf.UnconnectedGradients.ZERO
+        return tape.gradient(value, variables, unconnected_gradients=unconnected), value, tensors
+
+    return gradients
+
+
+def chain(*steps: Step) -> Step:
+    """Return a step that makes all `steps` in order; each also sees the tensors of earlier ones as
+    columns.
+    """
+
+    def run(columns: Tensors, knobs: Tensors, count: tf.Tensor) -> Outcome:
+        metrics: Tensors = {}
+        tensors: Tensors = {}
+        for step in steps:
+            outcome = step.run({**columns, **tensors}, knobs, count)
+            metrics |= outcome.metrics
+            tensors |= outcome.tensors
+        return Outcome(metrics, tensors)
+
+    return _around(steps, run)
+
+
+def every(period: int, step: Step) -> Step:
+    """Return a step that is made once every `period` minibatches; in between, its variables and its
+    optimisers don't change.
+
+    Its metrics are means over the times that it was made. If `period` is above 1, later steps don't
+    see its tensors.
+    """
+    if period == 1:
+        return step
+    table = FigureTable()
+
+    def run(columns: Tensors, knobs: Tensors, count: tf.Tensor) -> Outcome:
+        def make() -> tf.Tensor:
+            return table.stacked(step.run(columns, knobs, count).metrics)
+
+        totals = tf.cond(tf.equal(count % period, 0), make, table.zeros)
+        return Outcome(table.by_name(totals), {})
+
+    return _around([step], run)
+
+
+def follow(targets: Sequence[TargetNetwork], *, tau: float = 1.0) -> Step:
+    """Return a step that moves target networks by the share `tau` towards the networks they follow;
+    1 makes copies.
+    """
+
+    def run(columns: Tensors, knobs: Tensors, count: tf.Tensor) -> Outcome:
+        for target in targets:
+            target.take_over(tau)
+        return Outcome({}, {})
+
+    followers = [variable for target in targets for variable in target.variables.values()]
+    return _Composed(run, variables=tuple(followers))
+
+
+def prepare(change: Callable[[Tensors], Tensors], step: Step) -> Step:
+    """Return a step that sees the columns that `change` makes of those of the minibatch."""
+
+    def run(columns: Tensors, knobs: Tensors, count: tf.Tensor) -> Outcome:
+        return step.run(change(columns), knobs, count)
+
+    return _around([step], run)
+
+
+def of_policy(policy_id: str, step: Step) -> Step:
+    """Return a step that sees the columns of one policy, for a minibatch of several policies.
+
+    Such a minibatch is a mapping from the policies' ids to their columns, in which rows of the same
+    number belong together. Metrics get the prefix "ID/"; so do tensors for later steps, which see
+    them next to the policies.
+    """
+
+    def run(columns: Tensors, knobs: Tensors, count: tf.Tensor) -> Outcome:
+        outcome = step.run(columns[policy_id], knobs, count)
+        metrics = {f"{policy_id}/{name}": metric for name, metric in outcome.metrics.items()}
+        tensors = {f"{policy_id}/{name}": tensor for name, tensor in outcome.tensors.items()}
+        return Outcome(metrics, tensors)
+
+    return _around([step], run)
+
+
+def per_row(
+    judge: Callable[[Tensors, Tensors], tuple[tf.Tensor, tf.Tensor, Tensors]],
+) -> Loss:
+    """Return the loss of a drawn minibatch whose rows have importance weights and priorities.
+
+    Args:
+        judge: (columns, knobs) -> (losses [B], absolute TD errors [B], further tensors).
+
+    Returns:
+        Loss that is the weighted mean of the losses. It gives the metric "mean_td_error", and the
+        errors as PRIORITIES, which `drawn` can write back.
+    """
+
+    def loss(columns: Tensors, knobs: Tensors) -> tuple[tf.Tensor, Tensors]:
+        losses, errors, tensors = judge(columns, knobs)
+        errors = tf.stop_gradient(errors)
+        metrics = {**tensors, "mean_td_error": tf.reduce_mean(errors)}
+        return weighted_mean(losses, columns[WEIGHTS]), {**metrics, PRIORITIES: errors}
+
+    return loss
+
+
+class TargetNetwork:
+    """Weights that follow those of a network.
+
+    Attributes:
+        network: network that learns; it can run with `tensors` instead of its own weights.
+        variables: variables by the names of the network's.
+    """
+
+    def __init__(self, network: Network) -> None:
+        """Begin with the current weights of `network`."""
+        self.network = network
+        self.variables: dict[str, Any] = {
+            name: tf.Variable(variable, trainable=False)
+            for name, variable in network.variables.items()
+        }
+
+    def tensors(self) -> Tensors:
+        """Return the current weights by name, each of the shape in the network."""
+        return {name: tf.convert_to_tensor(variable) for name, variable in self.variables.items()}
+
+    def take_over(self, share: float = 1.0) -> None:
+        """Copy the network's weights.
+
+        Args:
+            share: share of the way to move towards them; 1 makes a copy.
+        """
+        for name, variable in self.variables.items():
+            online = tf.convert_to_tensor(self.network.variables[name])
+            # counters of custom layers can't be interpolated
+            is_whole = share == 1 or not online.dtype.is_floating
+            variable.assign(online if is_whole else variable + share * (online - variable))
+
+
+class FigureTable:
+    """Places of metrics in an array of fixed size, in the order in which they are first traced.
+
+    The size is fixed because a loop needs it before its first step has been traced.
+
+    Attributes:
+        names: names of the metrics.
+    """
+
+    def __init__(self) -> None:
+        """Begin without metrics."""
+        self.names: list[str] = []
+
+    def zeros(self) -> tf.Tensor:
+        """Return [MAX_METRICS, 2] zeros."""
+        return tf.zeros([MAX_METRICS, 2])
+
+    def stacked(self, metrics: Tensors) -> tf.Tensor:
+        """Return metrics as [MAX_METRICS, 2], 0 for those that are missing.
+
+        Raises:
+            ValueError: there are more than MAX_METRICS.
+        """
+        self.names += [name for name in metrics if name not in self.names]
+        if len(self.names) > MAX_METRICS:
+            raise ValueError(f"an update can have {MAX_METRICS} metrics, not {len(self.names)}")
+        if not self.names:
+            return self.zeros()
+        missing = tf.zeros([2])
+        rows = tf.stack([metrics.get(name, missing) for name in self.names])
+        return tf.pad(rows, [[0, MAX_METRICS - len(self.names)], [0, 0]])
+
+    def by_name(self, table: tf.Tensor) -> Tensors:
+        """Return the metrics of an array that `stacked` or `zeros` returned."""
+        return {name: table[index] for index, name in enumerate(self.names)}
+
+
+class LoopResult(NamedTuple):
+    """Result of all minibatches of a call.
+
+    Attributes:
+        is_finite: scalar bool, False if a loss, a metric or a gradient was not finite.
+        num_steps: scalar int32, minibatches made.
+        totals: [MAX_METRICS, 2], sums of the metrics and of their numbers.
+        last_epoch: scalar, sum of a metric over the last epoch that began.
+        written: [K, M, ...] by name, columns to write back; 0 for minibatches that were not made.
+    """
+
+    is_finite: tf.Tensor
+    num_steps: tf.Tensor
+    totals: tf.Tensor
+    last_epoch: tf.Tensor
+    written: Tensors
+
+
+Begin = Callable[[Tensors, Tensors], Tensors]
+"""(columns of a whole batch, knobs) -> columns from which minibatches are taken."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loop:
+    """Step that is made for each minibatch of a call; `epochs` and `drawn` make it.
+
+    Attributes:
+        step: step of a minibatch.
+        begin: changes the columns of the whole batch, once, before the first minibatch; None =
+            unchanged.
+        stop_when: (metric, limit): the loop ends after a minibatch whose metric exceeds the limit.
+        last_epoch_of: metric whose mean over the last epoch that began is also reported, as
+            "METRIC_last_epoch"; "" = none.
+        num_epochs: passes over a train batch.
+        minibatch_steps: env steps in a minibatch of a train batch.
+        shuffles: visit the rows of a train batch in a new random order in each epoch.
+        of_rows: minibatches are of rows even if the train batch is of sequences: `begin` makes rows
+            of them.
+        write_back: tensors of the step, a row for each row of a minibatch, that go back to where
+            the minibatch was drawn.
+        seeds: shape of the int32 seeds that each drawn minibatch gets as the column "seeds"; None =
+            no seeds.
+        table: places of the metrics.
+    """
+
+    step: Step
+    begin: Begin | None = None
+    stop_when: tuple[str, float] | None = None
+    last_epoch_of: str = ""
+    num_epochs: int = 1
+    minibatch_steps: int = 1
+    shuffles: bool = True
+    of_rows: bool = False
+    write_back: tuple[str, ...] = ()
+    seeds: tuple[int, ...] | None = None
+    table: FigureTable = field(default_factory=FigureTable)
+
+    @property
+    def variables(self) -> list[Any]:
+        """Variables that the step changes, those of its optimisers last."""
+        of_optimizers = [item for each in self.step.optimizers for item in each.variables]
+        return [*self.step.variables, *of_optimizers]
+
+    def run(
+        self, columns: Tensors, knobs: Tensors, order: tf.Tensor | None, limit: tf.Tensor
+    ) -> LoopResult:
+        """Make the step for each minibatch until `limit`, `stop_when`, or a number is not finite.
+
+        Args:
+            columns: columns of the batch by name, or by policy id and name: [R, ...] of rows from
+                which `order` picks; without an order [K, M, ...] of K minibatches.
+            knobs: scalars by name.
+            order: int32 [K, M], rows of each minibatch; None if the columns are minibatches.
+            limit: scalar int32, maximum number of minibatches.
+        """
+        if self.begin is not None:
+            columns = self.begin(columns, knobs)
+        before = tf.cast(knobs.get(STEPS_BEFORE, 0), tf.int32)
+        written = {name: tf.zeros(columns[WEIGHTS].shape) for name in self.write_back}
+
+        def body(index: tf.Tensor, *state: Any) -> tuple[Any, ...]:
+            _, _, totals, last_epoch, written = state
+            rows = index if order is None else order[index]
+            minibatch = tf.nest.map_structure(lambda column: tf.gather(column, rows), columns)
+            metrics, tensors = self.step.run(minibatch, knobs, before + index + 1)
+            table = self.table.stacked(metrics)
+            written = {
+                name: tf.tensor_scatter_nd_update(column, [[index]], [tensors[name]])
+                for name, column in written.items()
+            }
+            return (
+                index + 1,
+                tf.reduce_all(tf.math.is_finite(table)),
+                self._goes_on(metrics),
+                totals + table,
+                self._of_last_epoch(last_epoch, metrics, index, limit),
+                written,
+            )
+
+        def goes_on(index: tf.Tensor, is_finite: tf.Tensor, is_wanted: tf.Tensor, *_: Any) -> Any:
+            return (index < limit) & is_finite & is_wanted
+
+        start = (tf.constant(0), tf.constant(True), tf.constant(True), self.table.zeros())
+        num_steps, is_finite, _, totals, last_epoch, written = tf.while_loop(
+            goes_on, body, (*start, tf.constant(0.0), written), parallel_iterations=1
+        )
+        return LoopResult(is_finite, num_steps, totals, last_epoch, written)
+
+    def _goes_on(self, metrics: Tensors) -> tf.Tensor:
+        """Return whether the minibatch with these metrics may be followed by another."""
+        if self.stop_when is None:
+            return tf.constant(True)
+        metric, limit = self.stop_when
+        return ~(metrics[metric][0] > limit)
+
+    def _of_last_epoch(
+        self, total: tf.Tensor, metrics: Tensors, index: tf.Tensor, limit: tf.Tensor
+    ) -> tf.Tensor:
+        """Return the sum of `last_epoch_of` over the current epoch, after the minibatch `index`."""
+        if not self.last_epoch_of:
+            return total
+        is_first = tf.equal(index % tf.maximum(limit // self.num_epochs, 1), 0)
+        return metrics[self.last_epoch_of][0] + tf.where(is_first, 0.0, total)
+
+    def means(self, totals: Any, num_steps: int, last_epoch: float, limit: int) -> dict[str, float]:
+        """Return metrics by name from the fetched numbers of a `LoopResult`: means over the times
+        that they were measured; those that were not are missing.
+        """
+        pairs = zip(self.table.names, totals, strict=False)
+        metrics = {name: total / count for name, (total, count) in pairs if count}
+        metrics["num_sgd_steps"] = float(num_steps)
+        if self.last_epoch_of and num_steps:
+            per_epoch = max(limit // self.num_epochs, 1)
+            in_last = (num_steps - 1) % per_epoch + 1
+            metrics[f"{self.last_epoch_of}_last_epoch"] = last_epoch / in_last
+        return metrics
+
+
+class Minibatches(NamedTuple):
+    """Step for the minibatches of an epoch; see `minibatches`."""
+
+    env_steps: int
+    step: Step
+    shuffles: bool
+    of_rows: bool
+
+
+def minibatches(
+    env_steps: int, step: Step, *, shuffles: bool = True, of_rows: bool = False
+) -> Minibatches:
+    """Divide a train batch into minibatches, for `epochs`.
+
+    Args:
+        env_steps: env steps in a minibatch; if it consists of whole sequences, rounded down to
+            them.
+        step: step of a minibatch.
+        shuffles: visit rows or sequences in a new random order in each epoch.
+        of_rows: True if minibatches are of rows although the train batch is of sequences: `begin`
+            of `epochs` makes rows of them.
+    """
+    return Minibatches(env_steps, step, shuffles, of_rows)
+
+
+def epochs(
+    number: int,
+    parts: Minibatches,
+    *,
+    begin: Begin | None = None,
+    stop_when: tuple[str, float] | None = None,
+    last_epoch_of: str = "",
+) -> Loop:
+    """Return a loop that passes over each train batch several times.
+
+    Args:
+        number: passes over a train batch.
+        parts: division into minibatches, and the step of each.
+        begin: changes the columns of the whole batch, once, before the first minibatch.
+        stop_when: (metric, limit): the update ends after a minibatch whose metric exceeds the
+            limit.
+        last_epoch_of: metric whose mean over the last epoch that began is also reported, as
+            "METRIC_last_epoch".
+    """
+    return Loop(
+        step=parts.step,
+        begin=begin,
+        stop_when=stop_when,
+        last_epoch_of=last_epoch_of,
+        num_epochs=number,
+        minibatch_steps=parts.env_steps,
+        shuffles=parts.shuffles,
+        of_rows=parts.of_rows,
+    )
+
+
+def drawn(
+    step: Step,
+    *,
+    write_back: Sequence[str] = (PRIORITIES,),
+    seeds: tuple[int, ...] | None = None,
+) -> Loop:
+    """Return a loop over minibatches that are drawn from a replay.
+
+    Args:
+        step: step of a minibatch.
+        write_back: tensors of the step, one number for each row of the minibatch, that are written
+            into the replay. PRIORITIES are what prioritised replay draws by.
+        seeds: shape of the seeds that each minibatch gets as the column "seeds", int32, for random
+            numbers; None = no seeds.
+    """
+    return Loop(step=step, write_back=tuple(write_back), seeds=seeds)
+
+
+def guarded(
+    loop: Loop,
+) -> Callable[[Tensors, Tensors, tf.Tensor | None, tf.Tensor], LoopResult]:
+    """Return the run of a loop after which all variables are as before if any loss, metric or
+    gradient was not finite.
+    """
+
+    def run(
+        columns: Tensors, knobs: Tensors, order: tf.Tensor | None, limit: tf.Tensor
+    ) -> LoopResult:
+        variables = loop.variables
+        before = [tf.identity(tf.convert_to_tensor(variable)) for variable in variables]
+        result = loop.run(columns, knobs, order, limit)
+        for variable, old in zip(variables, before, strict=True):
+            variable.assign(tf.where(result.is_finite, tf.convert_to_tensor(variable), old))
+        return result
+
+    return run
