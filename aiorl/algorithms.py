@@ -48,7 +48,7 @@ from aiorl.learning.algorithms.streaming import (
     VTraceConfig,
     adam_or_rmsprop,
 )
-from aiorl.learning.algorithms.surrogate import SurrogateConfig, surrogate_update
+from aiorl.learning.algorithms.surrogate import SurrogateKeys, surrogate_update
 from aiorl.learning.experience import (
     advantages,
     on_policy,
@@ -104,7 +104,7 @@ __all__ = [
     "SamplePlan",
     "Step",
     "StreamingConfig",
-    "SurrogateConfig",
+    "SurrogateKeys",
     "TargetNetwork",
     "Update",
     "UpdateResult",

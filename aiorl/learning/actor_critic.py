@@ -11,7 +11,7 @@ from aiorl.acting.exploration import Schedule
 from aiorl.config.schema import CommonConfig
 from aiorl.data import columns as c
 from aiorl.learning.algorithm import Adaptation, Update
-from aiorl.learning.algorithms.actor_critic_config import ActorCriticConfig
+from aiorl.learning.algorithms.actor_critic_config import ActorCriticKeys
 from aiorl.learning.compiled import keras_optimizer
 from aiorl.learning.lazy import Tensors, tf
 from aiorl.learning.losses import masked_mean
@@ -42,7 +42,7 @@ def adam_of_multiplier(config: CommonConfig, epsilon: float) -> Any:  # Any: a K
     return keras_optimizer("Adam", {}, learning_rate=config.lr, epsilon=epsilon)
 
 
-def schedules(config: ActorCriticConfig) -> dict[str, Schedule]:
+def schedules(config: ActorCriticKeys) -> dict[str, Schedule]:
     """Return the knobs "lr", "entropy_coeff" and "vf_loss_coeff"."""
     entropy = config.entropy_coeff_schedule
     return {
@@ -54,7 +54,7 @@ def schedules(config: ActorCriticConfig) -> dict[str, Schedule]:
 
 
 def update_by_loss(
-    config: ActorCriticConfig,
+    config: ActorCriticKeys,
     model: ActorCritic,
     loss: Loss,
     optimizer: Any,  # a Keras optimiser; Keras ships no types
@@ -84,7 +84,7 @@ def update_by_loss(
 
 
 def likelihood_loss(
-    config: ActorCriticConfig, model: ActorCritic, weigh: Weigh, *, targets: str = ""
+    config: ActorCriticKeys, model: ActorCritic, weigh: Weigh, *, targets: str = ""
 ) -> Loss:
     """Return a loss that raises the weighted likelihood of the actions and, with `targets`, fits
     the values.

@@ -25,6 +25,7 @@ from aiorl.data.columns import DEFAULT_POLICY_ID, Piece
 from aiorl.data.fragment import SamplePlan
 from aiorl.data.obs_layout import ObsLayout
 from aiorl.errors import CheckpointError, InternalError
+from aiorl.learning.algorithms.shared_config import SDEKeys
 from aiorl.learning.steps import Loop, TargetNetwork
 
 if TYPE_CHECKING:
@@ -418,6 +419,8 @@ class Algorithm(ABC, Generic[ConfigT]):
         """Return settings of the acting policy in addition to those in `config`, such as
         "exploration".
         """
+        if isinstance(config, SDEKeys) and config.use_sde:
+            return {"exploration": config.sampling()}
         return {}
 
     @staticmethod

@@ -18,9 +18,9 @@ from aiorl.data import columns as c
 from aiorl.data.fragment import SamplePlan
 from aiorl.errors import ConfigError
 from aiorl.learning.algorithm import Feed, LeasePlan, Update
-from aiorl.learning.algorithms.actor_critic_config import ActorCriticConfig
+from aiorl.learning.algorithms.actor_critic_config import ActorCriticKeys
 from aiorl.learning.algorithms.imitation import ImitationConfig
-from aiorl.learning.algorithms.streaming import StreamingConfig
+from aiorl.learning.algorithms.streaming import StreamingKeys
 from aiorl.learning.gradients import Gradients
 from aiorl.learning.rows import previous_columns, sequence_columns, state_columns
 from aiorl.learning.train_batches import GradientBatches, TrainBatches
@@ -59,7 +59,7 @@ class Fragments:
         is_stored: True if the fragments come from stored experience alone.
     """
 
-    config: ActorCriticConfig
+    config: ActorCriticKeys
     sample_plan: SamplePlan
     leases: LeasePlan
     is_stored: bool = False
@@ -117,7 +117,7 @@ def _least_row_bytes(model: ActorCritic) -> int:
     return obs_bytes + 4 * (action_size + _NUMBERS_OF_A_ROW)
 
 
-def on_policy(config: ActorCriticConfig, plan: SamplePlan) -> Fragments:
+def on_policy(config: ActorCriticKeys, plan: SamplePlan) -> Fragments:
     """Return experience of the newest policy: exactly one train batch of each policy version.
 
     Args:
@@ -134,7 +134,7 @@ def on_policy(config: ActorCriticConfig, plan: SamplePlan) -> Fragments:
     return Fragments(config, _scaled(config, plan), leases)
 
 
-def streamed(config: StreamingConfig, plan: SamplePlan) -> Fragments:
+def streamed(config: StreamingKeys, plan: SamplePlan) -> Fragments:
     """Return experience of slightly older policies, which is trained on as it arrives; leases are
     kept topped up.
 
@@ -168,7 +168,7 @@ def stored(config: ImitationConfig, plan: SamplePlan) -> Fragments:
     return Fragments(config, _scaled(config, plan), leases, is_stored=True)
 
 
-def _scaled(config: ActorCriticConfig, plan: SamplePlan) -> SamplePlan:
+def _scaled(config: ActorCriticKeys, plan: SamplePlan) -> SamplePlan:
     """Return a plan in which rewards are scaled if the config says so."""
     discount = config.gamma if config.normalize_rewards else None
     return dataclasses.replace(plan, return_discount=discount)
@@ -189,7 +189,7 @@ def returns(config: CommonConfig, columns: Sequence[str]) -> SamplePlan:
     return SamplePlan("returns", {"gamma": config.gamma}, (*columns, *sequence_columns(config)))
 
 
-def transitions(config: StreamingConfig) -> SamplePlan:
+def transitions(config: StreamingKeys) -> SamplePlan:
     """Return a plan of raw transitions for V-trace, with values only where an episode was
     truncated.
 

@@ -17,7 +17,7 @@ from aiorl.data.arrays import first_not_finite
 from aiorl.data.columns import Piece
 from aiorl.data.fragment import SamplePlan, refuse_others
 from aiorl.learning.algorithm import Array, Batch, Feed, LeasePlan, Round, Update
-from aiorl.learning.algorithms.replay_config import ReplayConfig
+from aiorl.learning.algorithms.replay_config import ReplayKeys
 from aiorl.learning.experience import want_stored_experience
 from aiorl.learning.lazy import Tensors, tf
 from aiorl.learning.replay.pieces import Pieces
@@ -68,7 +68,7 @@ class Replayed:
         make_replay: creates the replay.
     """
 
-    config: ReplayConfig
+    config: ReplayKeys
     sample_plan: SamplePlan
     make_replay: MakeReplay = Replay
     sends_gradients: bool = False
@@ -122,7 +122,7 @@ class Replayed:
 
 
 def replayed(
-    config: ReplayConfig,
+    config: ReplayKeys,
     *,
     columns: Sequence[str] = (),
     postprocess: str = "n_step",
@@ -152,12 +152,12 @@ def replayed(
     return Replayed(config, plan, make_replay)
 
 
-def replay_knobs(config: ReplayConfig) -> dict[str, Schedule]:
+def replay_knobs(config: ReplayKeys) -> dict[str, Schedule]:
     """Return the knob "lr"."""
     return {"lr": Schedule.of(config.lr, config.lr_schedule, key="lr_schedule")}
 
 
-def replay_spec(config: ReplayConfig, model: ActorCritic) -> ReplaySpec:
+def replay_spec(config: ReplayKeys, model: ActorCritic) -> ReplaySpec:
     """Return the layout of a policy's replay; a whole image is kept once for the rows before and
     after it.
 
@@ -472,7 +472,7 @@ def _num_rows(fragment: Mapping[str, Array]) -> int:
     return int(np.count_nonzero(valid))
 
 
-def _log_size(config: ReplayConfig, spec: ReplaySpec) -> None:
+def _log_size(config: ReplayKeys, spec: ReplaySpec) -> None:
     saved = 0
     if config.checkpoint_replay:
         saved = spec.saved_bytes * (config.checkpoint_keep + 1)
@@ -486,7 +486,7 @@ def _log_size(config: ReplayConfig, spec: ReplaySpec) -> None:
     )
 
 
-def _warn_of_short_fragments(config: ReplayConfig, model: ActorCritic) -> None:
+def _warn_of_short_fragments(config: ReplayKeys, model: ActorCritic) -> None:
     full = 1 - (config.n_step - 1) / config.cut_length
     if full < _MANY and config.sequences(model) is None:
         _log.warning(
@@ -499,7 +499,7 @@ def _warn_of_short_fragments(config: ReplayConfig, model: ActorCritic) -> None:
         )
 
 
-def _warn_of_waiting_workers(config: ReplayConfig) -> None:
+def _warn_of_waiting_workers(config: ReplayKeys) -> None:
     most_at_once = config.max_fragments_under_way()
     if config.num_workers > most_at_once:
         _log.warning(

@@ -31,7 +31,7 @@ from aiorl.learning.rows import model_columns
 from aiorl.learning.steps import Begin, Descent, Loop, prepare
 
 if TYPE_CHECKING:
-    from aiorl.learning.algorithms.actor_critic_config import ActorCriticConfig
+    from aiorl.learning.algorithms.actor_critic_config import ActorCriticKeys
     from aiorl.learning.models.actor_critic import ActorCritic
 
 _log = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class TrainBatches(Feed):
 
     def __init__(
         self,
-        config: ActorCriticConfig,
+        config: ActorCriticKeys,
         plan: SamplePlan,
         model: ActorCritic,
         loop: Loop,

@@ -4,11 +4,13 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from aiorl.config.key import changed
 from aiorl.data import columns as c
 from aiorl.learning.actor_critic import adam, likelihood_loss, update_by_loss
 from aiorl.learning.algorithm import Algorithm, Experience, Networks, Update
-from aiorl.learning.algorithms.actor_critic_config import ActorCriticConfig
+from aiorl.learning.algorithms.actor_critic_config import ActorCriticKeys
 from aiorl.learning.algorithms.on_policy import OnPolicyConfig
 from aiorl.learning.experience import advantages, on_policy
 from aiorl.learning.lazy import Tensors, tf
@@ -22,7 +24,7 @@ A2C_COLUMNS = (c.OBS, c.ACTIONS, c.ADVANTAGES, c.VALUE_TARGETS)
 class A2CConfig(OnPolicyConfig):
     """A2C's own keys, and its defaults of common keys."""
 
-    is_one_minibatch = True
+    is_one_minibatch: ClassVar[bool] = True
 
     algo: str = changed(OnPolicyConfig, "algo", "a2c")
     lr: float = changed(OnPolicyConfig, "lr", 7e-4)
@@ -51,7 +53,7 @@ class A2C(Algorithm[A2CConfig]):
         return update_by_loss(config, networks.model, loss, optimizer)
 
 
-def a2c_loss(config: ActorCriticConfig, networks: Networks) -> Loss:
+def a2c_loss(config: ActorCriticKeys, networks: Networks) -> Loss:
     """Return the loss of A2C and A3C, in which actions are weighted by their advantages."""
 
     def weigh(columns: Tensors, values: tf.Tensor, knobs: Tensors) -> tuple[tf.Tensor, Tensors]:

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from aiorl.config.key import changed
 from aiorl.learning.actor_critic import update_by_loss
@@ -18,7 +18,7 @@ from aiorl.learning.experience import advantages, streamed
 class A3CConfig(StreamingConfig):
     """A3C's defaults of common keys."""
 
-    is_one_minibatch = True
+    is_one_minibatch: ClassVar[bool] = True
 
     algo: str = changed(StreamingConfig, "algo", "a3c")
     gradients: Literal["learner", "workers"] = changed(StreamingConfig, "gradients", "workers")

@@ -10,13 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Set
 from functools import partial
-from typing import ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 from aiorl.acting.exploration import Schedule
 from aiorl.config.key import changed, key, refuse
 from aiorl.config.schema import CommonConfig
 from aiorl.config.worker import MAX_ROWS
-from aiorl.learning.algorithms.shared_config import BATCH, ENVS, LENGTH, SDEConfig
+from aiorl.learning.algorithms.shared_config import BATCH, ENVS, LENGTH, SDEKeys, Table
 
 MINIBATCH = "sgd_minibatch_size"
 
@@ -108,10 +108,16 @@ def divisors(number: int) -> list[int]:
 _learning = partial(key, group="Learning")
 
 
-class ActorCriticConfig(SDEConfig):
-    """Settings of algorithms that train an actor and a critic on whole fragments.
+if TYPE_CHECKING:
+    _WithNoise = SDEKeys
+else:
+    _WithNoise = Table
 
-    Its own keys are about passes over a train batch and its minibatches, the coefficients of the
+
+class ActorCriticKeys(_WithNoise):
+    """Keys of algorithms that train an actor and a critic on whole fragments.
+
+    They are about passes over a train batch and its minibatches, the coefficients of the
     loss, the scaling of rewards and advantages, and the place where gradients are computed.
     """
 
@@ -274,3 +280,7 @@ class ActorCriticConfig(SDEConfig):
                 f"Set it to {size} or less.",
             ),
         )
+
+
+class ActorCriticConfig(ActorCriticKeys, SDEKeys, CommonConfig):
+    """Settings of algorithms that train an actor and a critic on whole fragments."""

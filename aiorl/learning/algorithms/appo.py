@@ -14,7 +14,7 @@ from aiorl.learning.actor_critic import rows_forward
 from aiorl.learning.algorithm import Algorithm, Experience, Networks, Update
 from aiorl.learning.algorithms.actor_critic_config import divisors
 from aiorl.learning.algorithms.streaming import DriftWarning, VTrace, VTraceConfig, adam_or_rmsprop
-from aiorl.learning.algorithms.surrogate import SurrogateConfig, surrogate_update
+from aiorl.learning.algorithms.surrogate import SurrogateKeys, surrogate_update
 from aiorl.learning.experience import streamed, transitions
 from aiorl.learning.lazy import Tensors, tf
 from aiorl.learning.losses.policy_gradient import ppo_loss
@@ -30,7 +30,7 @@ _WEIGHTS = "weights"
 _appo = partial(key, group="APPO")
 
 
-class APPOConfig(SurrogateConfig, VTraceConfig):
+class APPOConfig(SurrogateKeys, VTraceConfig):
     """APPO's own keys, and its defaults of common keys."""
 
     algo: str = changed(VTraceConfig, "algo", "appo")

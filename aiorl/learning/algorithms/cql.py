@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from gymnasium import spaces
 
@@ -15,7 +15,7 @@ from aiorl.data import columns as c
 from aiorl.learning.actor_critic import adam_of_multiplier
 from aiorl.learning.algorithm import Algorithm, Experience, Networks, Observations, Update
 from aiorl.learning.algorithms.critics import OF_STORED, build_actor, descend_with_adam, rate_of
-from aiorl.learning.algorithms.replay_config import OfflineReplayConfig
+from aiorl.learning.algorithms.replay_config import OfflineReplayKeys
 from aiorl.learning.algorithms.sac import OF_CHOICES, SACConfig, SoftParts
 from aiorl.learning.lazy import Tensors, tf
 from aiorl.learning.losses.critics import (
@@ -39,10 +39,10 @@ _LOG_MAX_WEIGHT = math.log(1e6)
 _cql = partial(key, group="CQL")
 
 
-class CQLConfig(OfflineReplayConfig, SACConfig):
+class CQLConfig(OfflineReplayKeys, SACConfig):
     """CQL's own keys, and its defaults of common keys; SAC's keys are in the group SAC."""
 
-    why_no_exploration = "it learns from stored experience"
+    why_no_exploration: ClassVar[str] = "it learns from stored experience"
 
     algo: str = changed(SACConfig, "algo", "cql")
     entropy_backup: bool = changed(SACConfig, "entropy_backup", False)

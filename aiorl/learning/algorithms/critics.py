@@ -18,7 +18,7 @@ from aiorl.acting.exploration import Schedule
 from aiorl.data import columns as c
 from aiorl.learning.actor_critic import adam
 from aiorl.learning.algorithm import Observations, Update
-from aiorl.learning.algorithms.replay_config import ActorReplayConfig
+from aiorl.learning.algorithms.replay_config import ActorReplayKeys
 from aiorl.learning.lazy import Tensors, tf
 from aiorl.learning.losses.q_learning import chosen
 from aiorl.learning.replayed import replay_knobs
@@ -51,7 +51,7 @@ _CRITICS_KEY = 0x63726974
 
 
 def build_actor(
-    config: ActorReplayConfig,
+    config: ActorReplayKeys,
     observations: Observations,
     action_space: spaces.Space[Any],
     seed: int | None,
@@ -77,7 +77,7 @@ def build_actor(
     )
 
 
-def make_critics(config: ActorReplayConfig, model: ActorCritic) -> Critics:
+def make_critics(config: ActorReplayKeys, model: ActorCritic) -> Critics:
     """Return networks of Q values with seeded initial weights, for a model's observations and
     actions.
     """
@@ -94,13 +94,13 @@ def make_critics(config: ActorReplayConfig, model: ActorCritic) -> Critics:
     )
 
 
-def rate_of(config: ActorReplayConfig, rate: float | None) -> Schedule:
+def rate_of(config: ActorReplayKeys, rate: float | None) -> Schedule:
     """Return the schedule of a learning rate: a constant; None = that of the critics, "lr"."""
     return replay_knobs(config)["lr"] if rate is None else Schedule(rate)
 
 
 def critic_step(
-    config: ActorReplayConfig,
+    config: ActorReplayKeys,
     critics: Critics,
     judge: Callable[[Tensors], tuple[tf.Tensor, tf.Tensor, Tensors]],
 ) -> Descent:
@@ -115,7 +115,7 @@ def critic_step(
 
 
 def descend_with_adam(
-    config: ActorReplayConfig, variables: Any, loss: Loss, *, lr: str = "lr", name: str = ""
+    config: ActorReplayKeys, variables: Any, loss: Loss, *, lr: str = "lr", name: str = ""
 ) -> Descent:
     """Return a step of an Adam of its own, with the epsilon and the clipping of the config."""
     optimizer = adam(config, config.adam_epsilon)
@@ -162,7 +162,7 @@ def q_of_stored_choices(
 
 
 def update_with_critics(
-    config: ActorReplayConfig,
+    config: ActorReplayKeys,
     critics: Critics,
     *steps: Step,
     targets: Mapping[str, TargetNetwork],

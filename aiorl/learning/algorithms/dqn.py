@@ -14,12 +14,12 @@ from gymnasium import spaces
 from aiorl.acting.distributions import Greedy
 from aiorl.acting.exploration import Schedule
 from aiorl.config.key import changed, key, refuse
-from aiorl.config.schema import Activation, ModelConfig
+from aiorl.config.schema import Activation, CommonConfig, ModelConfig
 from aiorl.data import columns as c
 from aiorl.data.fragment import SamplePlan
 from aiorl.learning.actor_critic import adam
 from aiorl.learning.algorithm import Algorithm, Experience, Networks, Observations, Update
-from aiorl.learning.algorithms.replay_config import ReplayConfig
+from aiorl.learning.algorithms.replay_config import ReplayConfig, ReplayKeys
 from aiorl.learning.algorithms.shared_config import BATCH, LENGTH
 from aiorl.learning.lazy import Tensors, tf
 from aiorl.learning.losses import masked_mean, q_learning
@@ -62,7 +62,7 @@ class QModelConfig(ModelConfig):
     fcnet_activation: Activation = changed(ModelConfig, "fcnet_activation", "relu")
 
 
-class DQNConfig(ReplayConfig):
+class DQNConfig(ReplayKeys, CommonConfig):
     """DQN's own keys, and its defaults of common keys."""
 
     trains_recurrent_models: ClassVar[bool] = True

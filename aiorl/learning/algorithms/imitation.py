@@ -6,19 +6,21 @@ from functools import partial
 from typing import ClassVar, Literal
 
 from aiorl.config.key import changed, key, refuse
-from aiorl.learning.algorithms.actor_critic_config import ActorCriticConfig
+from aiorl.config.schema import CommonConfig
+from aiorl.learning.algorithms.actor_critic_config import ActorCriticConfig, ActorCriticKeys
+from aiorl.learning.algorithms.shared_config import SDEKeys
 
 _learning = partial(key, group="Learning")
 
 
-class ImitationConfig(ActorCriticConfig):
+class ImitationConfig(ActorCriticKeys, SDEKeys, CommonConfig):
     """Settings of algorithms that imitate stored experience as it arrives.
 
     Its own keys are Adam's epsilon and the number of fragments under way.
     """
 
     is_offline: ClassVar[bool] = True
-    why_no_exploration = "it learns from stored experience"
+    why_no_exploration: ClassVar[str] = "it learns from stored experience"
 
     lr: float = changed(ActorCriticConfig, "lr", 1e-3)
     num_envs_per_worker: int = changed(ActorCriticConfig, "num_envs_per_worker", 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from aiorl.config.key import changed, key
 from aiorl.data import columns as c
@@ -25,7 +25,9 @@ _MEAN_SQUARE = "advantages_mean_square"
 class MARWILConfig(ImitationConfig):
     """MARWIL's own keys, and its defaults of common keys."""
 
-    why_on_learner = "each update changes the scale of the advantages in the next update's loss"
+    why_on_learner: ClassVar[str] = (
+        "each update changes the scale of the advantages in the next update's loss"
+    )
 
     algo: str = changed(ImitationConfig, "algo", "marwil")
     vf_loss_coeff: float = changed(ImitationConfig, "vf_loss_coeff", 1.0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from aiorl.config.key import changed, key
 from aiorl.data import columns as c
@@ -18,8 +18,8 @@ from aiorl.learning.losses.policy_gradient import masked_normalise
 class PGConfig(OnPolicyConfig):
     """PG's defaults of common keys."""
 
-    is_one_minibatch = True
-    needs_whole_episodes = True
+    is_one_minibatch: ClassVar[bool] = True
+    needs_whole_episodes: ClassVar[bool] = True
 
     algo: str = changed(OnPolicyConfig, "algo", "pg")
     lr: float = changed(OnPolicyConfig, "lr", 1e-3)

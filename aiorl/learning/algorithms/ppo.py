@@ -12,7 +12,7 @@ from aiorl.data import columns as c
 from aiorl.learning.actor_critic import adam, rows_forward
 from aiorl.learning.algorithm import Algorithm, Experience, Networks, Update
 from aiorl.learning.algorithms.on_policy import OnPolicyConfig
-from aiorl.learning.algorithms.surrogate import SurrogateConfig, surrogate_update
+from aiorl.learning.algorithms.surrogate import SurrogateKeys, surrogate_update
 from aiorl.learning.experience import advantages, on_policy
 from aiorl.learning.lazy import Tensors, tf
 from aiorl.learning.losses.policy_gradient import (
@@ -29,7 +29,7 @@ _LEAST_STEPS = 64  # in a minibatch
 _LEAST_SEQUENCES = 4  # in a minibatch of a recurrent network
 
 
-class PPOConfig(SurrogateConfig, OnPolicyConfig):
+class PPOConfig(SurrogateKeys, OnPolicyConfig):
     """PPO's own keys, and its defaults of common keys."""
 
     algo: str = changed(OnPolicyConfig, "algo", "ppo")
@@ -69,7 +69,7 @@ class PPOConfig(SurrogateConfig, OnPolicyConfig):
         return min(max(least, self.train_batch_size // 32), self.train_batch_size)
 
     def clips(self) -> dict[str, tuple[float, list[tuple[float, float]] | None]]:
-        """See `SurrogateConfig.clips`; includes the limit of the values if these are clipped."""
+        """See `SurrogateKeys.clips`; includes the limit of the values if these are clipped."""
         if not self.clips_values:
             return super().clips()
         return super().clips() | {

@@ -12,7 +12,7 @@ from aiorl.config.code import is_import_path
 from aiorl.config.key import changed, key, refuse
 from aiorl.config.schema import Activation, CommonConfig, ModelConfig
 from aiorl.config.worker import MAX_ROWS
-from aiorl.learning.algorithms.shared_config import BROADCAST_INTERVAL, ENVS, LENGTH
+from aiorl.learning.algorithms.shared_config import BROADCAST_INTERVAL, ENVS, LENGTH, Table
 
 if TYPE_CHECKING:
     from aiorl.learning.models.actor_critic import ActorCritic
@@ -22,10 +22,10 @@ _learning = partial(key, group="Learning")
 _replay = partial(key, group="Replay")
 
 
-class ReplayConfig(CommonConfig):
-    """Settings of algorithms that store experience and train on minibatches drawn from it.
+class ReplayKeys(Table):
+    """Keys of algorithms that store experience and train on minibatches drawn from it.
 
-    Its own keys are about the replay and its priorities, the minibatches that are due for new rows,
+    They are about the replay and its priorities, the minibatches that are due for new rows,
     n-step returns, and target networks.
 
     Attributes:
@@ -271,6 +271,10 @@ class ReplayConfig(CommonConfig):
         )
 
 
+class ReplayConfig(ReplayKeys, CommonConfig):
+    """Settings of algorithms that store experience and train on minibatches drawn from it."""
+
+
 class CriticsModelConfig(ModelConfig):
     """Shape of the networks; the defaults are those of the SAC and IQL papers and of the TD3
     authors' code.
@@ -280,10 +284,16 @@ class CriticsModelConfig(ModelConfig):
     fcnet_activation: Activation = changed(ModelConfig, "fcnet_activation", "relu")
 
 
-class ActorReplayConfig(ReplayConfig):
-    """Settings of replay algorithms with an actor and critics.
+if TYPE_CHECKING:
+    _OfReplay = ReplayKeys
+else:
+    _OfReplay = Table
 
-    Its own keys are the actor's learning rate, the number of critics and the length of the uniform
+
+class ActorReplayKeys(_OfReplay):
+    """Keys of replay algorithms with an actor and critics.
+
+    They are the actor's learning rate, the number of critics and the length of the uniform
     start.
     """
 
@@ -309,10 +319,20 @@ class ActorReplayConfig(ReplayConfig):
     """Env steps, of all workers together, with uniformly random actions at the start."""
 
 
-class OfflineReplayConfig(ActorReplayConfig):
-    """Settings of algorithms with a replay, an actor and critics that learn from stored experience.
+class ActorReplayConfig(ActorReplayKeys, ReplayKeys, CommonConfig):
+    """Settings of replay algorithms with an actor and critics."""
 
-    It has no keys of its own, but other defaults: training begins once all rows are stored, and
+
+if TYPE_CHECKING:
+    _OfActorReplay = ActorReplayKeys
+else:
+    _OfActorReplay = Table
+
+
+class OfflineReplayKeys(_OfActorReplay):
+    """Keys of algorithms with a replay, an actor and critics that learn from stored experience.
+
+    None is new, but defaults differ: training begins once all rows are stored, and
     actions are not random at the start.
     """
 
@@ -362,3 +382,7 @@ class OfflineReplayConfig(ActorReplayConfig):
                 "Leave it out.",
             ),
         )
+
+
+class OfflineReplayConfig(OfflineReplayKeys, ActorReplayKeys, ReplayKeys, CommonConfig):
+    """Settings of algorithms with a replay, an actor and critics that learn from stored experience."""

@@ -12,6 +12,7 @@ from gymnasium import spaces
 
 from aiorl.acting.distributions import Categorical
 from aiorl.config.key import changed, key
+from aiorl.config.schema import CommonConfig
 from aiorl.data import columns as c
 from aiorl.learning.actor_critic import adam_of_multiplier
 from aiorl.learning.algorithm import Algorithm, Experience, Networks, Observations, Update
@@ -26,8 +27,8 @@ from aiorl.learning.algorithms.critics import (
     td_loss,
     update_with_critics,
 )
-from aiorl.learning.algorithms.replay_config import ActorReplayConfig
-from aiorl.learning.algorithms.shared_config import SDEConfig
+from aiorl.learning.algorithms.replay_config import ActorReplayConfig, ActorReplayKeys, ReplayKeys
+from aiorl.learning.algorithms.shared_config import SDEKeys
 from aiorl.learning.lazy import Tensors, tf
 from aiorl.learning.losses.critics import (
     discrete_entropy,
@@ -53,14 +54,14 @@ _TARGETS = "target_entropies"
 _sac = partial(key, group="SAC")
 
 
-class SACConfig(ActorReplayConfig, SDEConfig):
+class SACConfig(ActorReplayKeys, ReplayKeys, SDEKeys, CommonConfig):
     """SAC's own keys, and its defaults of common keys."""
 
     action_spaces: ClassVar[tuple[str, ...] | None] = ("bounded Box", "Discrete")
 
     algo: str = changed(ActorReplayConfig, "algo", "sac")
-    sde_initial_log_std: float = changed(SDEConfig, "sde_initial_log_std", -3.0)
-    sde_learn_features: bool = changed(SDEConfig, "sde_learn_features", True)
+    sde_initial_log_std: float = changed(SDEKeys, "sde_initial_log_std", -3.0)
+    sde_learn_features: bool = changed(SDEKeys, "sde_learn_features", True)
 
     initial_alpha: float = _sac(1.0, gt=0, allow_inf_nan=False)
     """Initial temperature: the value of one nat of entropy, in units of reward."""

@@ -1,12 +1,24 @@
-"""Settings that several kinds of algorithms share: names of keys, and state-dependent noise."""
+"""Settings that several kinds of algorithms share: names of keys, and state-dependent noise.
+
+Tables of keys, named ``...Keys``, are mixed into the configs of algorithms, next to `CommonConfig`.
+A type checker sees them as configs; at run time they are nothing but their own keys and rules, so
+that a config has few ancestors and each table can be read by itself.
+"""
 
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import BaseModel
 
 from aiorl.config.key import key, refuse
 from aiorl.config.schema import CommonConfig, SDESettings
+
+if TYPE_CHECKING:
+    Table = CommonConfig
+else:
+    Table = BaseModel
 
 LENGTH = "rollout_fragment_length"
 ENVS = "num_envs_per_worker"
@@ -19,8 +31,8 @@ BROADCAST_INTERVAL = (
 _exploration = partial(key, group="Exploration")
 
 
-class SDEConfig(CommonConfig):
-    """Settings of state-dependent noise.
+class SDEKeys(Table):
+    """Keys of state-dependent noise.
 
     Source: Raffin et al. 2021, https://arxiv.org/abs/2005.05719.
     """

@@ -10,10 +10,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from aiorl.config.key import key
+from aiorl.config.schema import CommonConfig
 from aiorl.data import columns as c
 from aiorl.learning.actor_critic import adam, sequence_forward_with_last
-from aiorl.learning.algorithms.actor_critic_config import ActorCriticConfig
-from aiorl.learning.algorithms.shared_config import BROADCAST_INTERVAL
+from aiorl.learning.algorithms.actor_critic_config import ActorCriticKeys
+from aiorl.learning.algorithms.shared_config import BROADCAST_INTERVAL, SDEKeys, Table
 from aiorl.learning.compiled import keras_optimizer
 from aiorl.learning.lazy import Tensors, tf
 from aiorl.learning.losses import masked_mean
@@ -29,10 +30,16 @@ _log = logging.getLogger(__name__)
 _learning = partial(key, group="Learning")
 
 
-class StreamingConfig(ActorCriticConfig):
-    """Settings of algorithms that train on fragments as they arrive, from slightly older policies.
+if TYPE_CHECKING:
+    _OfActorCritic = ActorCriticKeys
+else:
+    _OfActorCritic = Table
 
-    Its own keys are about the optimiser, the largest policy lag, the fragments under way and the
+
+class StreamingKeys(_OfActorCritic):
+    """Keys of algorithms that train on fragments as they arrive, from slightly older policies.
+
+    They are about the optimiser, the largest policy lag, the fragments under way and the
     publication of weights.
     """
 
@@ -65,7 +72,11 @@ class StreamingConfig(ActorCriticConfig):
         self.refuse_unless(self.opt_type == "rmsprop", ("decay", "momentum"), "rmsprop", hint=hint)
 
 
-def adam_or_rmsprop(config: StreamingConfig) -> Any:  # Any: a Keras optimiser
+class StreamingConfig(StreamingKeys, ActorCriticKeys, SDEKeys, CommonConfig):
+    """Settings of algorithms that train on fragments as they arrive, from slightly older policies."""
+
+
+def adam_or_rmsprop(config: StreamingKeys) -> Any:  # Any: a Keras optimiser
     """Return the optimiser of the config."""
     if config.opt_type == "adam":
         return adam(config, config.epsilon)
@@ -82,7 +93,7 @@ def adam_or_rmsprop(config: StreamingConfig) -> Any:  # Any: a Keras optimiser
 _vtrace = partial(key, group="V-trace")
 
 
-class VTraceConfig(StreamingConfig):
+class VTraceConfig(StreamingKeys, ActorCriticKeys, SDEKeys, CommonConfig):
     """Settings of streaming algorithms that correct for older policies with V-trace.
 
     Its own keys are the limits of the importance ratios and the decay of the trace.

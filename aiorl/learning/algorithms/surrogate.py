@@ -6,27 +6,34 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from aiorl.acting.exploration import Schedule
 from aiorl.config.key import key
 from aiorl.errors import ConfigError
 from aiorl.learning.actor_critic import schedules
 from aiorl.learning.algorithm import Adaptation, Update
-from aiorl.learning.algorithms.actor_critic_config import ActorCriticConfig
+from aiorl.learning.algorithms.shared_config import Table
 from aiorl.learning.steps import Begin, Minibatches, TargetNetwork, epochs
+
+if TYPE_CHECKING:
+    from aiorl.learning.algorithms.actor_critic_config import ActorCriticKeys as _OfActorCritic
+else:
+    _OfActorCritic = Table
 
 _ppo = partial(key, group="PPO")
 
 
-class SurrogateConfig(ActorCriticConfig):
-    """Settings of algorithms with PPO's clipped surrogate.
+class SurrogateKeys(_OfActorCritic):
+    """Keys of algorithms with PPO's clipped surrogate.
 
-    Its own keys are the clipping range, and the penalty and limit of the divergence from the old
+    They are the clipping range, and the penalty and limit of the divergence from the old
     policy.
     """
 
-    why_on_learner = "it takes several steps on each batch; with a single one it would be A2C"
+    why_on_learner: ClassVar[str] = (
+        "it takes several steps on each batch; with a single one it would be A2C"
+    )
 
     clip_param: float = _ppo(0.2, gt=0)
     """Clipping range: ratios of new to old action probability count from 1 - this to 1 + this."""
@@ -83,7 +90,7 @@ class KLPenalty:
     Source: Schulman et al. 2017, section 4.
     """
 
-    def __init__(self, config: SurrogateConfig) -> None:
+    def __init__(self, config: SurrogateKeys) -> None:
         """Begin with the weight of the config."""
         self._target = config.kl_target
         self._kl_coeff = config.kl_coeff
@@ -113,7 +120,7 @@ class KLPenalty:
 
 
 def surrogate_update(
-    config: SurrogateConfig,
+    config: SurrogateKeys,
     parts: Minibatches,
     *,
     begin: Begin | None = None,
