@@ -35,7 +35,7 @@ from aiorl.learning.algorithms.critics import (
     update_with_critics,
 )
 from aiorl.learning.algorithms.dqn import DQN, DQNConfig, q_update
-from aiorl.learning.algorithms.imitation import ImitationConfig
+from aiorl.learning.algorithms.imitation import ImitationConfig, stored
 from aiorl.learning.algorithms.on_policy import OnPolicyConfig
 from aiorl.learning.algorithms.replay_config import (
     ActorReplayConfig,
@@ -47,16 +47,11 @@ from aiorl.learning.algorithms.streaming import (
     VTrace,
     VTraceConfig,
     adam_or_rmsprop,
-)
-from aiorl.learning.algorithms.surrogate import SurrogateKeys, surrogate_update
-from aiorl.learning.experience import (
-    advantages,
-    on_policy,
-    returns,
-    stored,
     streamed,
     transitions,
 )
+from aiorl.learning.algorithms.surrogate import SurrogateKeys, surrogate_update
+from aiorl.learning.experience import advantages, on_policy, returns
 from aiorl.learning.learner import Learner
 from aiorl.learning.losses import masked_mean
 from aiorl.learning.losses.policy_gradient import actor_critic_loss, masked_normalise

@@ -17,7 +17,7 @@ from functools import partial
 import numpy as np
 
 from aiorl.config.worker import TransportConfig
-from aiorl.learning.algorithms.algorithm import LeasePlan
+from aiorl.learning.algorithm import LeasePlan
 from aiorl.net.protocol import events as ev
 from aiorl.net.protocol.learner_session import LearnerSession, LearnerSettings
 from aiorl.net.protocol.pacing import Pacing

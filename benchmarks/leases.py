@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aiorl.learning.algorithms.algorithm import LeasePlan
+from aiorl.learning.algorithm import LeasePlan
 from aiorl.learning.algorithms.impala import IMPALAConfig
 from benchmarks.lease_simulation import Simulation
 from benchmarks.lease_turns import SETTINGS, Turn, number_of, turns_of

@@ -107,8 +107,9 @@ def _subject(
     algo: str, batch: int, obs_size: int, action_space: spaces.Space[Any]
 ) -> Callable[[], None]:
     from aiorl.data.obs_layout import ObsLayout
-    from aiorl.learning.algorithms.algorithm import Observations
+    from aiorl.learning.algorithm import Observations
     from aiorl.learning.algorithms.registry import algorithm_class, config_class
+    from aiorl.learning.learner import Learner
 
     new = MINIBATCHES * batch // 256
     config = config_class(algo).from_mapping(
@@ -128,17 +129,18 @@ def _subject(
             "model": {"fcnet_hiddens": [HIDDEN, HIDDEN], "fcnet_activation": "relu"},
         }
     )
-    cls = algorithm_class(algo)
+    kind = algorithm_class(algo)
     observations = Observations((obs_size,), "float32", ObsLayout((obs_size,)))
-    algorithm = cls(config, cls.build_model(config, observations, action_space, 0))
+    model = kind.build_model(config, observations, action_space, 0)
+    learner = Learner(kind, config, model)
     whole = {
         name: column[:, None] for name, column in _rows(STORED, obs_size, action_space).items()
     }
-    algorithm.make_batch([whole])
+    learner.make_batch([whole])
     fragment = {name: column[:new] for name, column in whole.items()}
 
     def run() -> None:
-        made = algorithm.update(algorithm.make_batch([fragment]), 0).metrics["num_sgd_steps"]
+        made = learner.update(learner.make_batch([fragment]), 0).metrics["num_sgd_steps"]
         assert made == MINIBATCHES, f"{made} minibatches, not {MINIBATCHES}"
 
     return run

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +21,7 @@ from aiorl.data import columns as c
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.data.fragment import SamplePlan
 from aiorl.data.metrics import EpisodeColumns
-from aiorl.learning.algorithms.algorithm import (
-    Algorithm,
+from aiorl.learning.algorithm import (
     AlgorithmState,
     Batch,
     LeasePlan,
@@ -43,10 +42,10 @@ _PER_WORKER = 3
 """Fragments that a worker may owe, as with IMPALA."""
 
 
-class Idle(Algorithm):
-    """Algorithm with updates that do nothing and publish nothing."""
+class Idle:
+    """Learner with updates that do nothing and publish nothing."""
 
-    config_class: ClassVar[type[CommonConfig]] = CommonConfig
+    stores_experience = False
 
     def __init__(self, config: CommonConfig, model: Any = None) -> None:
         """Begin with a single weight."""
@@ -86,6 +85,15 @@ class Idle(Algorithm):
 
     def set_state(self, state: AlgorithmState) -> None:
         """Do nothing."""
+
+    def hurry(self) -> None:
+        """Do nothing."""
+
+    def weights_replaced(self) -> None:
+        """Do nothing."""
+
+    def hold_experience(self) -> None:
+        """Hold none."""
 
 
 class NoTraining:
@@ -129,7 +137,8 @@ class NoTraining:
 
 def idle_learning(config: CommonConfig) -> Learning:
     """Return what a run without a model would have built."""
-    group = PolicyGroup({DEFAULT_POLICY_ID: Idle(config)})
+    learner: Any = Idle(config)
+    group = PolicyGroup({DEFAULT_POLICY_ID: learner})
     return Learning(group, Idle.lease_plan(config), WorkerPart.of(config), {}, {}, {})
 
 

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 from aiorl.config.schema import CommonConfig
-from aiorl.learning.algorithms.algorithm import AlgorithmState, UpdateResult
+from aiorl.learning.algorithm import AlgorithmState, UpdateResult
 from aiorl.net.protocol.learner_session import LearnerSession, LearnerSettings
 from aiorl.net.protocol.ledger import Ledger
 from aiorl.net.wire import messages as m

@@ -85,7 +85,7 @@ def measured(algo: str, lag: int, seed: int, env_steps: int = ENV_STEPS) -> Stal
         {**settings, "env": ENV, "seed": seed, "num_workers": 0}
     )
     learning = build_learning(config)
-    algorithm = learning.group.algorithms[DEFAULT_POLICY_ID]
+    algorithm = learning.group.learners[DEFAULT_POLICY_ID]
     algorithm.warm_up()
     publisher = Publisher(learning.filters)
     place = UnitPlace(slot=1, incarnation="1")

@@ -89,7 +89,7 @@ def _measured(role: str, *directory: str) -> float:
 
 def _learn_pong(directory: Path) -> float:
     config, learning, graph, spec = _built(*_PONG)
-    algorithm = learning.group.algorithms[DEFAULT_POLICY_ID]
+    algorithm = learning.group.learners[DEFAULT_POLICY_ID]
     save_policy(directory, graph, spec, learning.group.get_weights()[DEFAULT_POLICY_ID])
     rng, shape = (
         np.random.default_rng(0),
@@ -138,7 +138,7 @@ def _built(preset: str, env_id: str) -> tuple[Any, Any, bytes, ActingSpec]:
 
     config = _config(preset, env_id)
     learning = build_learning(config)
-    learning.group.algorithms[DEFAULT_POLICY_ID].warm_up()
+    learning.group.learners[DEFAULT_POLICY_ID].warm_up()
     made = learning.graphs[DEFAULT_POLICY_ID]
     return config, learning, made["graph"], ActingSpec.from_dict(made["spec"])
 
@@ -147,7 +147,7 @@ def _bare_cheetah() -> float:
     import gymnasium
 
     config, learning, acting, spec = _built(*_CHEETAH)
-    algorithm = learning.group.algorithms[DEFAULT_POLICY_ID]
+    algorithm = learning.group.learners[DEFAULT_POLICY_ID]
     policy = OnnxPolicy(acting, spec)
     graph: Any = policy.graph
     num_envs, length = (

@@ -73,6 +73,7 @@ def _rate(run: Callable[[], None], env_steps: int) -> float:
 def _subject(algo: str, batch: int, epochs: int, minibatch: int) -> Callable[[], None]:
     """Return the update thread's work: lay out the batch, learn, copy the weights."""
     from aiorl.learning.algorithms.registry import algorithm_class, config_class
+    from aiorl.learning.learner import Learner
 
     config = config_class(algo).from_mapping(
         {
@@ -85,14 +86,14 @@ def _subject(algo: str, batch: int, epochs: int, minibatch: int) -> Callable[[],
             "num_envs_per_worker": batch // 256,
         }
     )
-    cls = algorithm_class(algo)
-    algorithm = cls(config, _model())
-    count = cls.lease_plan(config).fragments_per_batch
+    kind = algorithm_class(algo)
+    learner = Learner(kind, config, _model())
+    count = kind.experience(config).lease_plan().fragments_per_batch
     fragments = [_fragment(64, batch // 256, seed) for seed in range(count)]
 
     def run() -> None:
-        algorithm.update(algorithm.make_batch(fragments), 0)
-        algorithm.get_weights()
+        learner.update(learner.make_batch(fragments), 0)
+        learner.get_weights()
 
     return run
 

@@ -26,8 +26,8 @@ from aiorl.compat.rollout_worker import RolloutWorker
 from aiorl.config.built_trainer import BuiltTrainer
 from aiorl.data.columns import ColumnSpec
 from aiorl.errors import AiorlError
-from aiorl.learning.algorithms.batch_buffers import BatchBuffers
 from aiorl.run.trainer import AlgorithmTrainer
+from aiorl.learning.batch_buffers import BatchBuffers
 from aiorl.sampling.callbacks import DefaultCallbacks
 from aiorl.testing.envs import CountingEnv
 

@@ -1,7 +1,8 @@
-"""Experience that is trained on as it arrives: of the newest policy, of slightly older ones, or
-stored before.
+"""Experience that is trained on as it arrives, such as samples of the newest policy.
 
-`aiorl.learning.replayed` has experience that is kept and drawn many times.
+Experience of older policies is in `aiorl.learning.algorithms.streaming`, stored experience in
+`aiorl.learning.algorithms.imitation`, and what is kept and drawn many times in
+`aiorl.learning.replayed`.
 """
 
 from __future__ import annotations
@@ -14,15 +15,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from aiorl.config.schema import CommonConfig
-from aiorl.data import columns as c
 from aiorl.data.fragment import SamplePlan
 from aiorl.errors import ConfigError
 from aiorl.learning.algorithm import Feed, LeasePlan, Update
 from aiorl.learning.algorithms.actor_critic_config import ActorCriticKeys
-from aiorl.learning.algorithms.imitation import ImitationConfig
-from aiorl.learning.algorithms.streaming import StreamingKeys
+from aiorl.learning.compiled import Mode
 from aiorl.learning.gradients import Gradients
-from aiorl.learning.rows import previous_columns, sequence_columns, state_columns
+from aiorl.learning.rows import sequence_columns
 from aiorl.learning.train_batches import GradientBatches, TrainBatches
 from aiorl.process.machine import available_bytes
 
@@ -77,10 +76,9 @@ class Fragments:
 
     def feed(self, model: ActorCritic, update: Update, rng: np.random.Generator) -> Feed:
         """See `Experience`."""
-        batches = TrainBatches(self.config, self.sample_plan, model, loop=update.loop, rng=rng)
         if not self.sends_gradients:
-            return batches
-        gradients = Gradients(update, batches, model, xla="eager")
+            return TrainBatches(self.config, self.sample_plan, model, loop=update.loop, rng=rng)
+        gradients = self.gradients(model, update, xla="eager")
         gradients.trace()
         return GradientBatches(
             {name: tuple(variable.shape) for name, variable in model.trainable.items()},
@@ -88,6 +86,21 @@ class Fragments:
             columns=self.sample_plan.columns,
             num_fragments=self.config.fragments_per_batch(),
         )
+
+    def gradients(self, model: ActorCritic, update: Update, *, xla: Mode) -> Gradients:
+        """Return what computes the gradients of an update's loss over fragments.
+
+        Args:
+            model: network of the policy.
+            update: update with one loss.
+            xla: mode of compilation.
+
+        Raises:
+            NotImplementedError: the update does more than a step against the gradient of one loss.
+        """
+        rng = np.random.default_rng(0)  # not used: a gradient has one minibatch
+        batches = TrainBatches(self.config, self.sample_plan, model, loop=update.loop, rng=rng)
+        return Gradients(update, batches, model, xla=xla)
 
     @staticmethod
     def check_room(policies: Sequence[tuple[Any, ActorCritic]]) -> None:
@@ -131,44 +144,10 @@ def on_policy(config: ActorCriticKeys, plan: SamplePlan) -> Fragments:
         max_policy_lag=0,
         env_steps_per_batch=env_steps,
     )
-    return Fragments(config, _scaled(config, plan), leases)
+    return Fragments(config, with_scaled_rewards(config, plan), leases)
 
 
-def streamed(config: StreamingKeys, plan: SamplePlan) -> Fragments:
-    """Return experience of slightly older policies, which is trained on as it arrives; leases are
-    kept topped up.
-
-    Args:
-        config: config of the algorithm.
-        plan: columns that workers send, for example those of `transitions`.
-    """
-    leases = LeasePlan(
-        "streaming",
-        config.fragments_per_batch(),
-        outstanding_per_worker=config.outstanding_fragments_per_worker,
-        max_policy_lag=config.max_policy_lag,
-        publish_every=config.broadcast_updates,
-        publish_interval_s=config.broadcast_interval_ms / 1000,
-    )
-    return Fragments(config, _scaled(config, plan), leases)
-
-
-def stored(config: ImitationConfig, plan: SamplePlan) -> Fragments:
-    """Return experience that was stored before, by policies of any age.
-
-    Args:
-        config: config of the algorithm.
-        plan: columns that workers read and send.
-    """
-    leases = LeasePlan(
-        "streaming",
-        config.fragments_per_batch(),
-        outstanding_per_worker=config.outstanding_fragments_per_worker,
-    )
-    return Fragments(config, _scaled(config, plan), leases, is_stored=True)
-
-
-def _scaled(config: ActorCriticKeys, plan: SamplePlan) -> SamplePlan:
+def with_scaled_rewards(config: ActorCriticKeys, plan: SamplePlan) -> SamplePlan:
     """Return a plan in which rewards are scaled if the config says so."""
     discount = config.gamma if config.normalize_rewards else None
     return dataclasses.replace(plan, return_discount=discount)
@@ -187,28 +166,3 @@ def returns(config: CommonConfig, columns: Sequence[str]) -> SamplePlan:
     get flags and states.
     """
     return SamplePlan("returns", {"gamma": config.gamma}, (*columns, *sequence_columns(config)))
-
-
-def transitions(config: StreamingKeys) -> SamplePlan:
-    """Return a plan of raw transitions for V-trace, with values only where an episode was
-    truncated.
-
-    A network that sees previous rewards sees them unscaled, including the last one of a sequence,
-    so they are sent in addition to the scaled rewards to learn from.
-    """
-    previous = previous_columns(config)
-    scaled = (c.SCALED_REWARDS,) if previous and config.normalize_rewards else ()
-    columns = (
-        c.OBS,
-        c.ACTIONS,
-        c.ACTION_LOGP,
-        c.REWARDS,
-        c.TERMINATEDS,
-        c.TRUNCATEDS,
-        c.BOOTSTRAP_VALUES,
-        *previous,
-        *scaled,
-        c.LAST_OBS,
-        *state_columns(config),
-    )
-    return SamplePlan("none", {}, columns)

@@ -24,22 +24,6 @@ if TYPE_CHECKING:
     from aiorl.learning.models.actor_critic import ActorCritic
 
 
-def descent_of(update: Update, name: str) -> Descent:
-    """Return the only step of an update.
-
-    Args:
-        update: update of an algorithm.
-        name: name of the algorithm.
-
-    Raises:
-        NotImplementedError: the update does more than a step against the gradient of one loss.
-    """
-    step = update.loop.step
-    if not isinstance(step, Descent):
-        raise NotImplementedError(f"{name} does not update by one gradient of a batch")
-    return step
-
-
 class Gradients:
     """Gradient of an algorithm's loss over a fragment, and single steps with gradients.
 
@@ -60,8 +44,14 @@ class Gradients:
             batches: lays out fragments.
             model: network that is trained.
             xla: mode of compilation.
+
+        Raises:
+            NotImplementedError: the update does more than a step against the gradient of one loss.
         """
-        self._descent = descent_of(update, "the algorithm")
+        step = update.loop.step
+        if not isinstance(step, Descent):
+            raise NotImplementedError("the algorithm does not update by one gradient of a batch")
+        self._descent = step
         self._update = update
         self._batches = batches
         self._model = model

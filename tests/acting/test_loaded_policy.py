@@ -88,7 +88,7 @@ def test_a_loaded_policy_acts_like_the_trained_network(
     learning = save_run(
         tmp_path, {DEFAULT: inputs} if is_filtered else None, env="shown", **settings
     )
-    model = learning.group.algorithms[DEFAULT].model
+    model = learning.group.learners[DEFAULT].model
 
     policy = aiorl.load_policy(tmp_path)
     assert (policy.observation_space, policy.action_space) == (observation_space, action_space)

@@ -8,7 +8,7 @@ import itertools
 
 import pytest
 
-from aiorl.learning.algorithms.algorithm import LeasePlan
+from aiorl.learning.algorithm import LeasePlan
 from benchmarks.lease_simulation import Host, Simulated, Simulation
 from benchmarks.leases import spread
 

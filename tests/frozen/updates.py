@@ -24,16 +24,14 @@ from numpy.typing import NDArray
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
 
-from algorithm_cases import make_fragment  # noqa: E402
+from algorithm_cases import gradients_of, make_fragment  # noqa: E402
 
 from aiorl.acting.filters import MeanStdFilter  # noqa: E402
 from aiorl.data import columns as c  # noqa: E402
 from aiorl.data.obs_layout import ObsLayout  # noqa: E402
 from aiorl.learning.algorithm import Observations, experience_of  # noqa: E402
 from aiorl.learning.algorithms.registry import algorithm_class  # noqa: E402
-from aiorl.learning.gradients import Gradients  # noqa: E402
 from aiorl.learning.learner import Learner  # noqa: E402
-from aiorl.learning.train_batches import TrainBatches  # noqa: E402
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -178,12 +176,8 @@ class Subject:
 
     def gradient(self, fragment: Arrays, env_steps: int) -> Arrays:
         """Return the columns that a worker sends in place of a fragment."""
-        update = self.learner.plan
-        batches = TrainBatches(
-            self.config, self.plan, self.model, loop=update.loop, rng=self.learner.rng
-        )
-        gradients = Gradients(update, batches, self.model, xla=self.config.update_mode)
-        return gradients.compute(fragment, env_steps)
+        gradients = gradients_of(self.learner, xla=self.config.update_mode)
+        return dict(gradients.compute(fragment, env_steps))
 
 
 def run(name: str, *, compiled: bool) -> Arrays:

@@ -64,7 +64,7 @@ def test_policies_have_different_initial_critics() -> None:
         multiagent=several,
     )
     group = build_learning(config).group
-    even, odd = (group.algorithms[name].get_state().tensors for name in ("even", "odd"))
+    even, odd = (group.learners[name].get_state().tensors for name in ("even", "odd"))
     kernels = [name for name in even if name.startswith("critics/") and name.endswith("kernel")]
     assert kernels
     assert all((even[name] != odd[name]).any() for name in kernels)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiorl.errors import BatchError
-from aiorl.learning.algorithms.algorithm import LeasePlan
+from aiorl.learning.algorithm import LeasePlan
 from aiorl.net.protocol.events import SamplesAccepted
 from aiorl.net.wire.messages import Samples
 from aiorl.run.ingest import BatchAssembler, check_samples

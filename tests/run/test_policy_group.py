@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from aiorl.errors import BatchError, CheckpointError, TrainingDiverged
-from aiorl.learning.algorithms.algorithm import AlgorithmState, UpdateResult
+from aiorl.learning.algorithm import AlgorithmState, UpdateResult
 from aiorl.run.policy_group import PolicyGroup
 
 

@@ -25,7 +25,7 @@ from aiorl.acting.filters import MeanStdFilter, make_filter
 from aiorl.config.worker import WorkerPart
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.errors import CheckpointError
-from aiorl.learning.algorithms.algorithm import AlgorithmState
+from aiorl.learning.algorithm import AlgorithmState
 from aiorl.learning.algorithms.ppo import PPOConfig
 from aiorl.net.protocol.ledger import Ledger
 from aiorl.run.counters import Counters

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from aiorl.errors import TrainingDiverged
-from aiorl.learning.algorithms.algorithm import AlgorithmState, LeasePlan, UpdateResult
+from aiorl.learning.algorithm import AlgorithmState, LeasePlan, UpdateResult
 from aiorl.net.protocol.events import SamplesAccepted
 from aiorl.net.wire.messages import Samples
 from aiorl.run.ingest import AssembledBatch

@@ -175,6 +175,12 @@ def plan_of(config: Any) -> SamplePlan:
     return experience_of(algorithm_class(config.algo), config).sample_plan
 
 
+def gradients_of(learner: Any, *, xla: Any = "eager") -> Any:
+    """Return what computes gradients at the weights of a learner, as its workers do."""
+    experience: Any = experience_of(algorithm_class(learner.config.algo), learner.config)
+    return experience.gradients(learner.model, learner.plan, xla=xla)
+
+
 def slow_for(names: Iterable[str], *slow: str) -> list[Any]:
     """Return names of algorithms; slow tests have those that make an update which is another's, or
     nearly.

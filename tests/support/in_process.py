@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import gymnasium
 import numpy as np
@@ -29,13 +29,7 @@ from aiorl.data import columns as c
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.data.fragment import SamplePlan
 from aiorl.errors import BatchError
-from aiorl.learning.algorithms.algorithm import (
-    Algorithm,
-    AlgorithmState,
-    Batch,
-    LeasePlan,
-    UpdateResult,
-)
+from aiorl.learning.algorithm import AlgorithmState, Batch, LeasePlan, UpdateResult
 from aiorl.net.protocol.ledger import Ledger
 from aiorl.net.protocol.worker_session import WorkerSession, WorkerSettings
 from aiorl.net.transport.endpoint import LearnerEndpoint, WorkerEndpoint
@@ -57,10 +51,12 @@ LENGTH, NUM_ENVS = 8, 2
 QUICK = TransportConfig(heartbeat_interval_s=0.1, heartbeat_timeout_s=1.0, build_timeout_s=1.0)
 
 
-class FakeAlgorithm(Algorithm):
-    """Algorithm that records its inputs; its weights change with each update."""
+class FakeAlgorithm:
+    """Learner, with its leases and its plan, that records its inputs; its weights change with each
+    update.
+    """
 
-    config_class: ClassVar[type[CommonConfig]] = CommonConfig
+    stores_experience = False
     mode: Literal["on_policy", "streaming"] = "on_policy"
     fragments_per_batch = 4
     max_policy_lag: int | None = None
@@ -108,6 +104,15 @@ class FakeAlgorithm(Algorithm):
     def set_state(self, state: AlgorithmState) -> None:
         pass
 
+    def hurry(self) -> None:
+        pass
+
+    def weights_replaced(self) -> None:
+        pass
+
+    def hold_experience(self) -> None:
+        return None
+
 
 def fake_learning(
     config: CommonConfig, algorithm: FakeAlgorithm, num_envs: int = NUM_ENVS
@@ -129,8 +134,9 @@ def fake_learning(
     filters = {DEFAULT_POLICY_ID: make_filter(config.observation_filter, (4,))}
     if algorithm.sample_plan(config).return_discount is not None:
         filters[returns_of(DEFAULT_POLICY_ID)] = ReturnFilter()
+    learner: Any = algorithm
     return Learning(
-        PolicyGroup({DEFAULT_POLICY_ID: algorithm}),
+        PolicyGroup({DEFAULT_POLICY_ID: learner}),
         algorithm.lease_plan(config),
         part,
         {DEFAULT_POLICY_ID: {"graph": graph, "spec": spec.to_dict()}},

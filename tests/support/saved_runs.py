@@ -31,7 +31,7 @@ def save_run(directory: Path, seen: Any = None, **settings: Any) -> Learning:
     )
     learning = build_learning(config)
     rng = np.random.default_rng(0)
-    for algorithm in learning.group.algorithms.values():
+    for algorithm in learning.group.learners.values():
         for (
             variable
         ) in algorithm.model.variables.values():  # otherwise the actions are almost equal

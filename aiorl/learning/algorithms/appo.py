@@ -13,9 +13,15 @@ from aiorl.data import columns as c
 from aiorl.learning.actor_critic import rows_forward
 from aiorl.learning.algorithm import Algorithm, Experience, Networks, Update
 from aiorl.learning.algorithms.actor_critic_config import divisors
-from aiorl.learning.algorithms.streaming import DriftWarning, VTrace, VTraceConfig, adam_or_rmsprop
+from aiorl.learning.algorithms.streaming import (
+    DriftWarning,
+    VTrace,
+    VTraceConfig,
+    adam_or_rmsprop,
+    streamed,
+    transitions,
+)
 from aiorl.learning.algorithms.surrogate import SurrogateKeys, surrogate_update
-from aiorl.learning.experience import streamed, transitions
 from aiorl.learning.lazy import Tensors, tf
 from aiorl.learning.losses.policy_gradient import ppo_loss
 from aiorl.learning.losses.vtrace import impact_log_ratio, pg_advantages

@@ -1,4 +1,4 @@
-"""Keys of algorithms that imitate stored experience from any policy."""
+"""Parts of algorithms that imitate stored experience from any policy."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from typing import ClassVar, Literal
 
 from aiorl.config.key import changed, key, refuse
 from aiorl.config.schema import CommonConfig
+from aiorl.data.fragment import SamplePlan
+from aiorl.learning.algorithm import LeasePlan
 from aiorl.learning.algorithms.actor_critic_config import ActorCriticConfig, ActorCriticKeys
 from aiorl.learning.algorithms.shared_config import SDEKeys
+from aiorl.learning.experience import Fragments, with_scaled_rewards
 
 _learning = partial(key, group="Learning")
 
@@ -64,3 +67,18 @@ class ImitationConfig(ActorCriticKeys, SDEKeys, CommonConfig):
                 ),
             ),
         )
+
+
+def stored(config: ImitationConfig, plan: SamplePlan) -> Fragments:
+    """Return experience that was stored before, by policies of any age.
+
+    Args:
+        config: config of the algorithm.
+        plan: columns that workers read and send.
+    """
+    leases = LeasePlan(
+        "streaming",
+        config.fragments_per_batch(),
+        outstanding_per_worker=config.outstanding_fragments_per_worker,
+    )
+    return Fragments(config, with_scaled_rewards(config, plan), leases, is_stored=True)

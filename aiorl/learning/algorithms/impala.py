@@ -9,8 +9,14 @@ from aiorl.config.key import changed, key
 from aiorl.data import columns as c
 from aiorl.learning.actor_critic import update_by_loss
 from aiorl.learning.algorithm import Algorithm, Experience, Networks, Update
-from aiorl.learning.algorithms.streaming import DriftWarning, VTrace, VTraceConfig, adam_or_rmsprop
-from aiorl.learning.experience import streamed, transitions
+from aiorl.learning.algorithms.streaming import (
+    DriftWarning,
+    VTrace,
+    VTraceConfig,
+    adam_or_rmsprop,
+    streamed,
+    transitions,
+)
 from aiorl.learning.lazy import Tensors, tf
 from aiorl.learning.losses import masked_mean
 from aiorl.learning.losses.policy_gradient import actor_critic_loss, approximate_kl

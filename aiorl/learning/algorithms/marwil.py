@@ -11,8 +11,7 @@ from aiorl.data import columns as c
 from aiorl.data.fragment import SamplePlan
 from aiorl.learning.actor_critic import adam, likelihood_loss, update_by_loss
 from aiorl.learning.algorithm import Algorithm, Experience, Networks, Update
-from aiorl.learning.algorithms.imitation import ImitationConfig
-from aiorl.learning.experience import stored
+from aiorl.learning.algorithms.imitation import ImitationConfig, stored
 from aiorl.learning.lazy import Tensors, tf
 from aiorl.learning.losses import masked_mean
 from aiorl.learning.losses.critics import imitation_weights

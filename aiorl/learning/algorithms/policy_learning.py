@@ -35,11 +35,9 @@ from aiorl.learning.algorithm import (
 )
 from aiorl.learning.algorithms.registry import algorithm_class
 from aiorl.learning.experience import Fragments
-from aiorl.learning.gradients import Gradients
 from aiorl.learning.models.actor_critic import ActorCritic
 from aiorl.learning.models.export import make_acting_spec
 from aiorl.learning.models.tf_policy import TFPolicy
-from aiorl.learning.train_batches import TrainBatches
 
 Array = NDArray[Any]
 
@@ -74,10 +72,7 @@ class PolicyLearning:
         self._plan = experience.sample_plan
         self._sequence_length = config.sequence_length() if self._plan.of_sequences else None
         update = kind.update(own_config(kind, config), Networks.of(model))
-        batches = TrainBatches(
-            experience.config, self._plan, model, loop=update.loop, rng=np.random.default_rng(0)
-        )
-        self._gradients = Gradients(update, batches, model, xla=config.update_mode)
+        self._gradients = experience.gradients(model, update, xla=config.update_mode)
 
     @property
     def optimizer(self) -> Any:  # Any: a Keras optimiser

@@ -12,15 +12,18 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from aiorl.config.key import key
 from aiorl.config.schema import CommonConfig
 from aiorl.data import columns as c
+from aiorl.data.fragment import SamplePlan
 from aiorl.learning.actor_critic import adam, sequence_forward_with_last
+from aiorl.learning.algorithm import LeasePlan
 from aiorl.learning.algorithms.actor_critic_config import ActorCriticKeys
 from aiorl.learning.algorithms.shared_config import BROADCAST_INTERVAL, SDEKeys, Table
 from aiorl.learning.compiled import keras_optimizer
+from aiorl.learning.experience import Fragments, with_scaled_rewards
 from aiorl.learning.lazy import Tensors, tf
 from aiorl.learning.losses import masked_mean
 from aiorl.learning.losses.vtrace import VTraceReturns, vtrace
 from aiorl.learning.models.distributions import to_tf_distribution
-from aiorl.learning.rows import flattened
+from aiorl.learning.rows import flattened, previous_columns, state_columns
 
 if TYPE_CHECKING:
     from aiorl.learning.models.actor_critic import ActorCritic
@@ -74,6 +77,50 @@ class StreamingKeys(_OfActorCritic):
 
 class StreamingConfig(StreamingKeys, ActorCriticKeys, SDEKeys, CommonConfig):
     """Settings of algorithms that train on fragments as they arrive, from slightly older policies."""
+
+
+def streamed(config: StreamingKeys, plan: SamplePlan) -> Fragments:
+    """Return experience of slightly older policies, which is trained on as it arrives; leases are
+    kept topped up.
+
+    Args:
+        config: config of the algorithm.
+        plan: columns that workers send, for example those of `transitions`.
+    """
+    leases = LeasePlan(
+        "streaming",
+        config.fragments_per_batch(),
+        outstanding_per_worker=config.outstanding_fragments_per_worker,
+        max_policy_lag=config.max_policy_lag,
+        publish_every=config.broadcast_updates,
+        publish_interval_s=config.broadcast_interval_ms / 1000,
+    )
+    return Fragments(config, with_scaled_rewards(config, plan), leases)
+
+
+def transitions(config: StreamingKeys) -> SamplePlan:
+    """Return a plan of raw transitions for V-trace, with values only where an episode was
+    truncated.
+
+    A network that sees previous rewards sees them unscaled, including the last one of a sequence,
+    so they are sent in addition to the scaled rewards to learn from.
+    """
+    previous = previous_columns(config)
+    scaled = (c.SCALED_REWARDS,) if previous and config.normalize_rewards else ()
+    columns = (
+        c.OBS,
+        c.ACTIONS,
+        c.ACTION_LOGP,
+        c.REWARDS,
+        c.TERMINATEDS,
+        c.TRUNCATEDS,
+        c.BOOTSTRAP_VALUES,
+        *previous,
+        *scaled,
+        c.LAST_OBS,
+        *state_columns(config),
+    )
+    return SamplePlan("none", {}, columns)
 
 
 def adam_or_rmsprop(config: StreamingKeys) -> Any:  # Any: a Keras optimiser

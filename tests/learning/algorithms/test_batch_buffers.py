@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from aiorl.data import columns as c
 from aiorl.data.columns import ColumnSpec
 from aiorl.errors import BatchError
-from aiorl.learning.algorithms.batch_buffers import PACKED, BatchBuffers, rounded_up
+from aiorl.learning.batch_buffers import PACKED, BatchBuffers, rounded_up
 
 COLUMNS = (
     ColumnSpec(c.OBS, (3,)),

@@ -14,8 +14,8 @@ from gymnasium import spaces
 from aiorl.acting.acting_graph import ActingGraph
 from aiorl.data import columns as c
 from aiorl.errors import BatchError, CheckpointError, InternalError, TrainingDiverged
+from aiorl.learning.algorithm import AlgorithmState
 from aiorl.learning.algorithms import ALGORITHMS, algorithm
-from aiorl.learning.algorithms.algorithm import AlgorithmState
 from aiorl.learning.algorithms.registry import algorithm_class, config_class
 from aiorl.learning.models.export import export_acting_graph
 

@@ -13,10 +13,10 @@ from algorithm_cases import BOX, CHOICES, Case, make_model
 
 from aiorl.data import columns as c
 from aiorl.data.layout import laid_out
-from aiorl.learning.algorithms.batch_buffers import BatchBuffers
 from aiorl.learning.algorithms.impala import IMPALA, IMPALAConfig
-from aiorl.learning.algorithms.rows import model_columns
+from aiorl.learning.batch_buffers import BatchBuffers
 from aiorl.learning.losses.vtrace import pg_advantages, vtrace
+from aiorl.learning.rows import model_columns
 
 LENGTH, NUM = 5, 4
 COEFFICIENTS = {

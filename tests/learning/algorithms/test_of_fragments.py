@@ -16,9 +16,9 @@ from aiorl.acting.postprocess import gae
 from aiorl.data import columns as c
 from aiorl.errors import BatchError, CheckpointError, ConfigError
 from aiorl.learning.algorithms import compiled_algorithm
-from aiorl.learning.algorithms.batch_buffers import PACKED
 from aiorl.learning.algorithms.registry import algorithm_class, config_class
-from aiorl.learning.algorithms.rows import state_columns
+from aiorl.learning.batch_buffers import PACKED
+from aiorl.learning.rows import state_columns
 
 THREE = pytest.mark.parametrize("name", ["ppo", "impala", "appo"])
 RECURRENT = {"use_gru": True, "vf_share_layers": True}

@@ -15,8 +15,8 @@ from aiorl.config import deep_update
 from aiorl.config.files import parse_value
 from aiorl.config.rllib_file import other_names
 from aiorl.errors import ConfigError, UnknownAlgorithmError
+from aiorl.learning.algorithm import Algorithm
 from aiorl.learning.algorithms import ALGORITHMS
-from aiorl.learning.algorithms.algorithm import Algorithm
 from aiorl.learning.algorithms.registry import algorithm_class, config_class
 
 

@@ -17,7 +17,7 @@ from aiorl.acting.filters import MeanStdFilter
 from aiorl.data import columns as c
 from aiorl.data.obs_layout import ObsLayout
 from aiorl.errors import BatchError, CheckpointError, ConfigError
-from aiorl.learning.algorithms.algorithm import Observations
+from aiorl.learning.algorithm import Observations
 from aiorl.learning.algorithms.apex import Apex, ApexConfig
 from aiorl.learning.algorithms.dqn import DQN, DQNConfig
 from aiorl.learning.algorithms.registry import algorithm_class

@@ -13,7 +13,7 @@ from algorithm_cases import BOX, CHOICES, Case, equal
 from aiorl.data import columns as c
 from aiorl.data.columns import CULPRIT, GRADIENT_OF, METRICS, NUM_ROWS, gradients_in
 from aiorl.errors import BatchError, PolicyError, TrainingDiverged
-from aiorl.learning.algorithms.algorithm import MAX_SKIPS_IN_A_ROW
+from aiorl.learning.algorithm import MAX_SKIPS_IN_A_ROW
 
 STEPS = 24
 GRU = {"use_gru": True}

@@ -18,8 +18,8 @@ from aiorl.acting.graph_policy import OnnxPolicy
 from aiorl.data import columns as c
 from aiorl.data.obs_layout import LaidOutBox, MaskLayout, ObsLayout
 from aiorl.errors import PolicyError
-from aiorl.learning.algorithms.batch_buffers import PACKED
 from aiorl.learning.algorithms.registry import algorithm_class
+from aiorl.learning.batch_buffers import PACKED
 from aiorl.learning.models.catalog import build_model
 from aiorl.learning.models.distributions import to_tf_distribution
 from aiorl.learning.models.export import export_acting_graph

@@ -141,7 +141,7 @@ def test_the_filter_in_the_file_is_precise_far_from_zero(tmp_path: Path) -> None
     )
     doubles = seen.astype(np.float64)
     filtered = ((obs - doubles.mean(0)) / (doubles.std(0, ddof=1) + 1e-8)).astype(np.float32)
-    dist_inputs, values = learning.group.algorithms[DEFAULT].model.forward(filtered)
+    dist_inputs, values = learning.group.learners[DEFAULT].model.forward(filtered)
     found = run_onnx(written["onnx"], {"obs": obs})
     np.testing.assert_allclose(found["dist_inputs"], dist_inputs, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(found["vf"], values, rtol=1e-5, atol=1e-5)

@@ -62,9 +62,9 @@ def trained(config: CommonConfig, num_iterations: int = 3) -> tuple[dict[str, An
     with config.build() as trainer:
         for _ in range(num_iterations):
             result = trainer.train()
-        (algorithm,) = trainer._training.learning.group.algorithms.values()
+        (learner,) = trainer._training.learning.group.learners.values()
         return result, {
-            name: column.copy() for name, column in algorithm.replay.sample(4000).columns.items()
+            name: column.copy() for name, column in learner.feed.replay.sample(4000).columns.items()
         }
 
 

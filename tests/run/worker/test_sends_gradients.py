@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from algorithm_cases import gradients_of
 from general_parts import NoTensorFlow
 from units import sent
 
@@ -88,9 +89,8 @@ def test_a_gradient_equals_that_of_the_rows_it_replaces(
     assert (
         sent.batches.keys() == rows.batches.keys() == {policy_id}
     )  # the other policy does not learn
-    expected = units.learning.group.algorithms[policy_id].compute_gradients(
-        rows.batches[policy_id], 500
-    )
+    gradients = gradients_of(units.learning.group.learners[policy_id])
+    expected = gradients.compute(rows.batches[policy_id], 500)
     found = sent.batches[policy_id]
     assert found.keys() == expected.keys()
     assert any(
@@ -98,7 +98,7 @@ def test_a_gradient_equals_that_of_the_rows_it_replaces(
     )
     for name, array in expected.items():
         np.testing.assert_allclose(found[name], array, rtol=1e-4, atol=1e-6, err_msg=name)
-    later = units.learning.group.algorithms[policy_id].compute_gradients(rows.batches[policy_id], 0)
+    later = gradients.compute(rows.batches[policy_id], 0)
     assert not np.allclose(
         later[GRADIENT_OF + "policy/head/kernel"], found[GRADIENT_OF + "policy/head/kernel"]
     )

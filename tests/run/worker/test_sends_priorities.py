@@ -58,19 +58,20 @@ def test_a_rows_priority_is_the_acting_networks_error_and_the_replay_uses_it(
     sampled: tuple[Learning, dict[str, Any]],
 ) -> None:
     learning, fragment = sampled
-    algorithm: Any = learning.group.algorithms[DEFAULT_POLICY_ID]
+    learner: Any = learning.group.learners[DEFAULT_POLICY_ID]
+    model = learner.model
 
     def values(obs: Any) -> Any:
         """Q values of all actions, without illegal ones."""
-        found, mask = algorithm.model.q(tf.constant(obs.reshape(-1, *obs.shape[2:])))
-        found = found if algorithm.model.atoms is None else expected_q(found, algorithm.model.atoms)
+        found, mask = model.q(tf.constant(obs.reshape(-1, *obs.shape[2:])))
+        found = found if model.atoms is None else expected_q(found, model.atoms)
         found = (
             found.numpy() if mask is None else np.where(mask.numpy() > 0, found.numpy(), -np.inf)
         )
         return found.reshape(*obs.shape[:2], -1)
 
     discounts, following = fragment[c.DISCOUNTS], values(n_step_new_obs(fragment)).max(axis=2)
-    actions = fragment[c.ACTIONS].astype(int) - algorithm.model.distribution.start
+    actions = fragment[c.ACTIONS].astype(int) - model.distribution.start
     taken = np.take_along_axis(values(fragment[c.OBS]), actions[..., None], axis=2)[..., 0]
     behind = np.multiply(discounts, following, out=np.zeros_like(following), where=discounts > 0)
     expected = np.abs(fragment[c.N_STEP_RETURNS] + behind - taken)
@@ -81,7 +82,7 @@ def test_a_rows_priority_is_the_acting_networks_error_and_the_replay_uses_it(
     assert len(np.unique(found[valid].round(3))) > 10
     assert (discounts == 0).any()
 
-    replay = algorithm.replay
+    replay = learner.feed.replay
     learning.group.make_batch([{DEFAULT_POLICY_ID: fragment}])
     num_rows = len(replay)
     replay.update_priorities(
