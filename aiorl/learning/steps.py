@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = [
     "STEPS_BEFORE",
     "WEIGHTS",
+    "Composed",
     "Descent",
     "FigureTable",
     "Loop",
@@ -105,21 +106,26 @@ class Step(Protocol):
 
 
 @dataclass(frozen=True)
-class _Composed:
-    """Step made of others; see `Step`."""
+class Composed:
+    """Step made of others; combinators return it.
+
+    Attributes:
+        run: makes the step, see `Step.run`.
+        steps: the steps that it is made of.
+    """
 
     run: Callable[[Tensors, Tensors, tf.Tensor], Outcome]
-    variables: tuple[Any, ...] = ()
-    optimizers: tuple[Any, ...] = ()
+    steps: tuple[Step, ...]
 
+    @property
+    def variables(self) -> Sequence[Any]:
+        """See `Step`."""
+        return [variable for step in self.steps for variable in step.variables]
 
-def _around(steps: Sequence[Step], run: Callable[[Tensors, Tensors, tf.Tensor], Outcome]) -> Step:
-    """Return a step that changes what `steps` change."""
-    return _Composed(
-        run,
-        variables=tuple(variable for step in steps for variable in step.variables),
-        optimizers=tuple(optimizer for step in steps for optimizer in step.optimizers),
-    )
+    @property
+    def optimizers(self) -> Sequence[Any]:
+        """See `Step`."""
+        return [optimizer for step in self.steps for optimizer in step.optimizers]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,7 +253,7 @@ def chain(*steps: Step) -> Step:
             tensors |= outcome.tensors
         return Outcome(metrics, tensors)
 
-    return _around(steps, run)
+    return Composed(run, steps)
 
 
 def every(period: int, step: Step) -> Step:
@@ -268,21 +274,32 @@ def every(period: int, step: Step) -> Step:
         totals = tf.cond(tf.equal(count % period, 0), make, table.zeros)
         return Outcome(table.by_name(totals), {})
 
-    return _around([step], run)
+    return Composed(run, (step,))
 
 
 def follow(targets: Sequence[TargetNetwork], *, tau: float = 1.0) -> Step:
     """Return a step that moves target networks by the share `tau` towards the networks they follow;
     1 makes copies.
     """
+    return _Follow(targets, tau)
 
-    def run(columns: Tensors, knobs: Tensors, count: tf.Tensor) -> Outcome:
-        for target in targets:
-            target.take_over(tau)
+
+@dataclass(frozen=True)
+class _Follow:
+    """Step that moves target networks; see `follow`."""
+
+    targets: Sequence[TargetNetwork]
+    tau: float
+    optimizers: Sequence[Any] = ()
+
+    @property
+    def variables(self) -> Sequence[Any]:
+        return [variable for target in self.targets for variable in target.variables.values()]
+
+    def run(self, columns: Tensors, knobs: Tensors, count: tf.Tensor) -> Outcome:
+        for target in self.targets:
+            target.take_over(self.tau)
         return Outcome({}, {})
-
-    followers = [variable for target in targets for variable in target.variables.values()]
-    return _Composed(run, variables=tuple(followers))
 
 
 def prepare(change: Callable[[Tensors], Tensors], step: Step) -> Step:
@@ -291,7 +308,7 @@ def prepare(change: Callable[[Tensors], Tensors], step: Step) -> Step:
     def run(columns: Tensors, knobs: Tensors, count: tf.Tensor) -> Outcome:
         return step.run(change(columns), knobs, count)
 
-    return _around([step], run)
+    return Composed(run, (step,))
 
 
 def of_policy(policy_id: str, step: Step) -> Step:
@@ -308,7 +325,7 @@ def of_policy(policy_id: str, step: Step) -> Step:
         tensors = {f"{policy_id}/{name}": tensor for name, tensor in outcome.tensors.items()}
         return Outcome(metrics, tensors)
 
-    return _around([step], run)
+    return Composed(run, (step,))
 
 
 def per_row(

@@ -26,6 +26,7 @@ from aiorl.learning.algorithms.registry import algorithm_class
 from aiorl.learning.learner import Learner
 from aiorl.learning.models.actor_critic import ActorCritic
 from aiorl.learning.models.catalog import build_model
+from aiorl.learning.steps import Descent
 
 Fragment = dict[str, NDArray[Any]]
 
@@ -173,6 +174,22 @@ def lease_plan_of(config: Any) -> LeasePlan:
 def plan_of(config: Any) -> SamplePlan:
     """Return the data that workers send with a config."""
     return experience_of(algorithm_class(config.algo), config).sample_plan
+
+
+def descents_of(step: Any) -> list[Descent]:
+    """Return the steps against gradients that a step is made of, in order."""
+    if isinstance(step, Descent):
+        return [step]
+    return [each for part in getattr(step, "steps", ()) for each in descents_of(part)]
+
+
+def loss_of_batch(learner: Any, batch: Any, knobs: Any) -> Any:
+    """Return the loss of a laid-out train batch as one minibatch, and its further tensors."""
+    begin, unpack = learner.feed.reading(learner.plan.loop)
+    if begin is not None:
+        batch = begin(batch, knobs)
+    (descent,) = descents_of(learner.plan.loop.step)
+    return descent.loss(unpack(batch), knobs)
 
 
 def gradients_of(learner: Any, *, xla: Any = "eager") -> Any:

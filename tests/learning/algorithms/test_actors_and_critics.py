@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from algorithm_cases import BOX, CHOICES, START, Case
+from algorithm_cases import BOX, CHOICES, START, Case, descents_of
 from gymnasium import spaces
 
 from aiorl.acting.acting_graph import ActingGraph
 from aiorl.acting.exploration import make_exploration
 from aiorl.data import columns as c
 from aiorl.errors import UnsupportedSpaceError
-from aiorl.learning.algorithms.actor_replay import SEEDS
 from aiorl.learning.algorithms.registry import algorithm_class, config_class
-from aiorl.learning.algorithms.replay_algorithm import WEIGHTS
 from aiorl.learning.models.export import export_acting_graph
+from aiorl.learning.replayed import SEEDS
+from aiorl.learning.steps import WEIGHTS
 
 ROWS = 6
 MASKS = np.array([[1, 1, 1], [0, 1, 1], [1, 0, 1], [0, 1, 0], [1, 1, 1], [1, 1, 0]], np.float32)
@@ -43,7 +43,7 @@ class Losses:
 
     def __init__(self, name: str, space: Any, num_mask: int = 0, **settings: Any) -> None:
         self.case = case = Case(name, space, num_mask=num_mask, **settings)
-        for target in case.algorithm.targets.values():
+        for target in case.learner.plan.targets.values():
             for index, variable in enumerate(target.variables.values()):
                 variable.assign(variable + 0.1 * (index + 1))
         rng, self.num_mask = np.random.default_rng(3), num_mask
@@ -72,13 +72,10 @@ class Losses:
             c.DISCOUNTS: rng.choice([0.0, 0.9], ROWS).astype(np.float32),
         }
         self.legal = MASKS if num_mask else np.ones((ROWS, 3))
-        spec, given = (
-            case.algorithm.update_spec(),
-            {key: tf.constant(x) for key, x in self.batch.items()},
-        )
+        given = {key: tf.constant(x) for key, x in self.batch.items()}
         self.losses: list[float] = []
-        for loss in (spec.loss, *(phase.loss for phase in spec.phases)):
-            found, more = loss(given, {})
+        for descent in descents_of(case.learner.plan.loop.step):
+            found, more = descent.loss(given, {})
             given |= more
             self.losses.append(float(found))
         self.given = {key: np.asarray(x) for key, x in given.items()}
@@ -115,7 +112,7 @@ class Losses:
 
     def drawn(self, obs: Any, seed: Any) -> tuple[Any, Any]:
         """Return the actor's actions in [-1, 1] and their log-densities."""
-        inputs = self.case.algorithm.actor.outputs(tf.constant(obs))[0].numpy().astype(np.float64)
+        inputs = self.case.model.outputs(tf.constant(obs))[0].numpy().astype(np.float64)
         mean, log_std = inputs[:, :2], inputs[:, 2:]
         noise = tf.random.stateless_normal([len(obs), 2], seed).numpy()
         unit = np.tanh(mean + np.exp(log_std) * noise)
@@ -124,7 +121,7 @@ class Losses:
 
     def policy(self, obs: Any) -> tuple[Any, Any]:
         """Return probabilities [B, A] of choices and their logarithms, 0 for illegal actions."""
-        logits = self.case.algorithm.actor.outputs(tf.constant(obs))[0].numpy().astype(np.float64)
+        logits = self.case.model.outputs(tf.constant(obs))[0].numpy().astype(np.float64)
         p = np.exp(logits - logits.max(axis=1, keepdims=True))
         p /= p.sum(axis=1, keepdims=True)
         return p, np.log(np.where(p > 0, p, 1.0))
@@ -144,7 +141,7 @@ class Losses:
         errors = self.q_of_stored() - targets
         losses = (0.5 * errors**2 + penalty).sum(axis=0)
         assert self.losses[0] == pytest.approx((losses * self.batch[WEIGHTS]).mean(), rel=1e-4)
-        np.testing.assert_allclose(self.given["rows"], np.abs(errors).mean(axis=0), rtol=1e-3)
+        np.testing.assert_allclose(self.given[c.PRIORITIES], np.abs(errors).mean(axis=0), rtol=1e-3)
 
 
 @SPACES
@@ -231,11 +228,8 @@ def test_losses_of_iql_equal_the_formulas(space: Any, max_weight: float) -> None
 @pytest.mark.parametrize("name", ["sac", "td3", "cql", "iql"])
 def test_each_loss_trains_its_own_networks_and_targets_follow(name: str) -> None:
     case = Case(name, BOX, **({"target_gap": 1.0} if name == "cql" else {}))
-    parts = [
-        {id(variable) for variable in phase.variables}
-        for phase in case.algorithm.update_spec().phases
-    ]
-    parts.append({id(variable) for variable in case.algorithm.trained_variables()})
+    descents = descents_of(case.learner.plan.loop.step)
+    parts = [{id(variable) for variable in descent.variables} for descent in descents]
     assert len(set().union(*parts)) == sum(map(len, parts))
     assert {id(variable) for variable in case.model.trainable_variables} <= set().union(*parts)
     before = case.tensors
@@ -244,7 +238,8 @@ def test_each_loss_trains_its_own_networks_and_targets_follow(name: str) -> None
     assert {
         "mean_q",
         "mean_td_error",
-        *(f"{phase.name}_loss" for phase in case.algorithm.update_spec().phases),
+        "loss",
+        *(f"{descent.name}_loss" for descent in descents[1:]),
     } <= (metrics.keys())
     names = [f"{network}/critic_0/head/kernel" for network in ("critics", "target/critics")]
     moved, followed = (np.abs(now[name] - before[name]).mean() for name in names)
@@ -275,12 +270,7 @@ def test_a_temperature_without_a_learning_rate_is_constant_and_one_critic_is_eno
     case = Case("sac", alpha_lr=0, actor_lr=0.1, twin_q=False, initial_alpha=0.5)
     assert case.train(0, 1)[-1].metrics["alpha"] == pytest.approx(0.5)
     assert not any("critic_1" in name for name in case.tensors)
-    assert case.algorithm.coefficients(0) == {
-        "lr": 0.01,
-        "actor_lr": 0.1,
-        "alpha_lr": 0,
-        "steps_before": 0,
-    }
+    assert case.learner.plan.knobs_at(0) == {"lr": 0.01, "actor_lr": 0.1, "alpha_lr": 0}
 
 
 def test_td3_updates_its_actor_and_targets_only_when_they_are_due() -> None:
@@ -306,13 +296,13 @@ def test_workers_of_td3_add_noise_within_the_bounds(settings: dict[str, Any]) ->
     case = Case("td3", random_timesteps=5, **settings)
     graph, spec = export_acting_graph(case.model)
     acting = ActingGraph(graph, spec)
-    acting.set_weights(case.algorithm.get_weights())
+    acting.set_weights(case.learner.get_weights())
     inputs, _, _ = acting.run(np.random.default_rng(0).normal(size=(500, 4)).astype(np.float32))
     kind = case.model.distribution
     best = kind.deterministic(inputs)
     np.testing.assert_allclose(kind.sample(inputs, np.random.default_rng(1)), best, atol=1e-5)
     exploration = make_exploration(
-        type(case.algorithm).acting_settings(case.config)["exploration"], kind
+        algorithm_class("td3").acting_settings(case.config)["exploration"], kind
     )
     assert exploration is not None
     actions, logp = np.empty((500, 2), np.float32), np.empty(500, np.float32)
@@ -355,8 +345,6 @@ def test_a_box_without_bounds_is_refused(name: str, bound: float) -> None:
 
 def test_images_go_through_convolutions_of_each_network() -> None:
     case = Case("sac", BOX, obs_shape=(10, 10, 1))
-    assert case.algorithm.critics.q(tf.zeros([2, 10, 10, 1], tf.uint8), tf.zeros([2, 2])).shape == (
-        2,
-        2,
-    )
-    assert "critic_1/conv_0/kernel" in case.algorithm.critics.variables
+    critics = case.learner.plan.targets["target/critics"].network
+    assert critics.q(tf.zeros([2, 10, 10, 1], tf.uint8), tf.zeros([2, 2])).shape == (2, 2)
+    assert "critic_1/conv_0/kernel" in critics.variables

@@ -14,8 +14,9 @@ from gymnasium import spaces
 from aiorl.acting.acting_graph import ActingGraph
 from aiorl.data import columns as c
 from aiorl.errors import BatchError, CheckpointError, InternalError, TrainingDiverged
-from aiorl.learning.algorithm import AlgorithmState
-from aiorl.learning.algorithms import ALGORITHMS, algorithm
+from aiorl.learning import learner
+from aiorl.learning.algorithm import AlgorithmState, experience_of
+from aiorl.learning.algorithms import ALGORITHMS
 from aiorl.learning.algorithms.registry import algorithm_class, config_class
 from aiorl.learning.models.export import export_acting_graph
 
@@ -30,8 +31,8 @@ def case(request: pytest.FixtureRequest, cases: dict[str, Case]) -> Case:
     name = request.getfixturevalue("name")
     if name not in cases:
         cases[name] = Case(name)
-        cases[name].beginning = cases[name].algorithm.get_state()  # type: ignore[attr-defined]
-    cases[name].algorithm.set_state(cases[name].beginning)  # type: ignore[attr-defined]
+        cases[name].beginning = cases[name].learner.get_state()  # type: ignore[attr-defined]
+    cases[name].learner.set_state(cases[name].beginning)  # type: ignore[attr-defined]
     return cases[name]
 
 
@@ -44,9 +45,9 @@ def cases() -> dict[str, Case]:
 @pytest.mark.parametrize("name", slow_for(ALGORITHMS, "a3c", "apex", "cql", "marwil", "pg"))
 def test_warming_up_changes_nothing_and_all_batches_share_one_compilation(name: str) -> None:
     case = Case(name, eager=False, xla="off", lr_schedule=[[0, 1e-2], [100, 1e-3]])
-    before = case.algorithm.get_state()
-    case.algorithm.warm_up()
-    after = case.algorithm.get_state()
+    before = case.learner.get_state()
+    case.learner.warm_up()
+    after = case.learner.get_state()
     assert equal(before.tensors, after.tensors)
     assert before.values == after.values
     for seed in range(2):
@@ -59,7 +60,7 @@ def test_warming_up_changes_nothing_and_all_batches_share_one_compilation(name: 
         for name in before.tensors
         if "weights/" in name
     )
-    assert case.algorithm.compiled.traces == 1
+    assert case.learner.compiled.traces == 1
 
 
 @pytest.mark.parametrize("name", slow_for(ALGORITHMS, "a3c", "apex", "cql", "td3"))
@@ -76,32 +77,32 @@ def test_a_resumed_run_continues_like_an_uninterrupted_one(name: str) -> None:
     wanted, found = through.train(1, 2), resumed.train(1, 2)
     assert [result.metrics for result in found] == [result.metrics for result in wanted]
     assert equal(through.tensors, resumed.tensors)
-    assert through.algorithm.get_state().values == resumed.algorithm.get_state().values
+    assert through.learner.get_state().values == resumed.learner.get_state().values
 
 
 @KINDS
 def test_a_state_that_does_not_fit_is_refused_before_any_change(name: str, case: Case) -> None:
-    before = case.algorithm.get_state()
+    before = case.learner.get_state()
     kernel = next(tensor for tensor in before.tensors if tensor.startswith("weights/"))
     others = {key: tensor for key, tensor in before.tensors.items() if key != kernel}
     wide = {**others, kernel: before.tensors[kernel].astype(np.float64)}
     without_rng = {key: value for key, value in before.values.items() if key != "rng"}
     damaged = [
-        Case(name, model={"fcnet_hiddens": [5]}).algorithm.get_state(),
+        Case(name, model={"fcnet_hiddens": [5]}).learner.get_state(),
         AlgorithmState(before.tensors, without_rng),
         AlgorithmState(wide, before.values),
         AlgorithmState(others, before.values),
     ]
     for state in damaged:
         with pytest.raises(CheckpointError):
-            case.algorithm.set_state(state)
+            case.learner.set_state(state)
     assert equal(before.tensors, case.tensors)
 
 
 @KINDS
 def test_a_held_state_is_not_changed_by_later_updates(name: str, case: Case) -> None:
     case.train(1)
-    held, copied = case.algorithm.hold_state(), case.algorithm.get_state()
+    held, copied = case.learner.hold_state(), case.learner.get_state()
     case.train(2)
     assert equal(held().tensors, copied.tensors)
     assert held().values == copied.values
@@ -110,25 +111,25 @@ def test_a_held_state_is_not_changed_by_later_updates(name: str, case: Case) -> 
 
 @pytest.mark.parametrize("name", ["appo", "dqn", "td3"])
 def test_targets_of_the_model_take_over_weights_set_from_elsewhere(name: str, case: Case) -> None:
-    state = case.algorithm.get_state()
+    state = case.learner.get_state()
     moved = {
         name: tensor + 1 if name.startswith("weights/") else tensor
         for name, tensor in state.tensors.items()
     }
-    case.algorithm.set_state(AlgorithmState(moved, state.values))
-    case.algorithm.weights_replaced()
+    case.learner.set_state(AlgorithmState(moved, state.values))
+    case.learner.weights_replaced()
     (target,) = (
-        target for target in case.algorithm.targets.values() if target.network is case.model
+        target for target in case.learner.plan.targets.values() if target.network is case.model
     )
     assert equal(
-        {name: x.numpy() for name, x in target.variables.items()}, case.algorithm.get_weights()
+        {name: x.numpy() for name, x in target.variables.items()}, case.learner.get_weights()
     )
 
 
 @ALL
 def test_columns_that_do_not_fit_are_refused_by_name(name: str, case: Case) -> None:
     fragment = case.fragments()[0]
-    case.algorithm.check_fragment(fragment)
+    case.learner.check_fragment(fragment)
     obs = fragment[c.OBS]
     for column, array in (
         (c.OBS, obs[..., :-1]),
@@ -139,7 +140,7 @@ def test_columns_that_do_not_fit_are_refused_by_name(name: str, case: Case) -> N
     ):
         damaged = {key: x for key, x in {**fragment, column: array}.items() if x is not None}
         with pytest.raises(BatchError, match=column):
-            case.algorithm.check_fragment(damaged)
+            case.learner.check_fragment(damaged)
 
 
 @pytest.mark.parametrize("name", WITH_REPLAY)
@@ -148,7 +149,7 @@ def test_non_finite_numbers_are_never_stored(name: str, case: Case) -> None:
         fragment = case.fragment()
         fragment[column][1, 0] = np.nan
         with pytest.raises(BatchError, match=column):
-            case.algorithm.check_fragment(fragment)
+            case.learner.check_fragment(fragment)
 
 
 @pytest.mark.parametrize(
@@ -164,7 +165,7 @@ def test_non_finite_numbers_are_never_stored(name: str, case: Case) -> None:
 def test_non_finite_numbers_skip_updates_until_there_are_too_many(
     name: str, column: str, case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(algorithm, "MAX_SKIPS_IN_A_ROW", 3)
+    monkeypatch.setattr(learner, "MAX_SKIPS_IN_A_ROW", 3)
     case.train(0)
     before = case.tensors
     fragments = case.fragments(1)
@@ -182,7 +183,7 @@ def test_non_finite_numbers_skip_updates_until_there_are_too_many(
         case.update(fragments)
     with pytest.raises(TrainingDiverged, match=column):
         case.update(fragments)
-    assert all(np.isfinite(weight).all() for weight in case.algorithm.get_weights().values())
+    assert all(np.isfinite(weight).all() for weight in case.learner.get_weights().values())
 
 
 @pytest.mark.parametrize("name", slow_for(WITH_REPLAY, "apex", "cql"))
@@ -203,7 +204,7 @@ def test_rows_that_are_not_transitions_teach_nothing_whatever_they_contain(
 ) -> None:
     weights = []
     for noise in (0.0, 5.0):
-        case.algorithm.set_state(case.beginning)  # type: ignore[attr-defined]
+        case.learner.set_state(case.beginning)  # type: ignore[attr-defined]
         fragments = case.fragments(invalid=True)
         for fragment in fragments:
             invalid = ~fragment[c.VALID]
@@ -223,7 +224,7 @@ def test_rows_that_are_not_transitions_teach_nothing_whatever_they_contain(
             } & fragment.keys():
                 fragment[column][invalid] += noise
         case.update(fragments)
-        weights.append(case.algorithm.get_weights())
+        weights.append(case.learner.get_weights())
     for key, weight in weights[0].items():
         np.testing.assert_allclose(weight, weights[1][key], rtol=1e-5, atol=1e-7)
 
@@ -234,7 +235,7 @@ def test_a_worker_gets_a_graph_of_only_the_model_with_the_same_numbers(
 ) -> None:
     case.train(0)
     graph, spec = export_acting_graph(case.model)
-    weights = case.algorithm.get_weights()
+    weights = case.learner.get_weights()
     assert weights.keys() == {weight.name for weight in spec.weights}
     parts = {"ppo": {"policy", "value"}, "dqn": {"q", "advantage", "value"}}
     assert {weight.partition("/")[0] for weight in weights} == parts.get(name, {"policy"})
@@ -264,4 +265,4 @@ def test_learns_with_every_kind_of_action(name: str, space: Any) -> None:
 def test_a_config_of_another_algorithm_is_refused(name: str) -> None:
     other = config_class("bc" if name == "ppo" else "ppo")(env="x")
     with pytest.raises(InternalError, match=type(other).__name__):
-        algorithm_class(name).lease_plan(other)
+        experience_of(algorithm_class(name), other)

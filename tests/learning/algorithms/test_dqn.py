@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from algorithm_cases import NUM_OBS, START, Case
+from algorithm_cases import NUM_OBS, START, Case, descents_of
 
 from aiorl.acting.acting_graph import ActingGraph
 from aiorl.acting.distributions import MASKED_LOGIT
 from aiorl.data import columns as c
 from aiorl.errors import BatchError
 from aiorl.learning.algorithms.dqn import DQN
-from aiorl.learning.algorithms.replay_algorithm import WEIGHTS
 from aiorl.learning.models.export import export_acting_graph
 from aiorl.learning.replay.sequences import FOLLOWING, TRAINED
+from aiorl.learning.steps import WEIGHTS
 
 NUM_ACTIONS = 3
 VARIANTS: list[dict[str, Any]] = [
@@ -45,11 +45,10 @@ SEQUENCES: dict[str, Any] = {
 
 def loss_of(case: Case, other: Any, batch: dict[str, Any]) -> Any:
     """Return the loss and its metrics, with the weights of another network in the target."""
-    for name, variable in case.algorithm.targets["target"].variables.items():
+    for name, variable in case.learner.plan.targets["target"].variables.items():
         variable.assign(other.variables[name])
-    return case.algorithm.update_spec().loss(
-        {name: tf.constant(array) for name, array in batch.items()}, {}
-    )
+    (descent,) = descents_of(case.learner.plan.loop.step)
+    return descent.loss({name: tf.constant(array) for name, array in batch.items()}, {})
 
 
 def softmax(x: Any) -> Any:
@@ -101,7 +100,7 @@ def test_loss_of_rows_equals_the_formula_in_numpy(settings: dict[str, Any]) -> N
         losses = -(wanted * np.log(softmax(now[rows, actions]))).sum(axis=-1)
         priorities = losses + (wanted * np.log(np.maximum(wanted, 1e-30))).sum(axis=-1)
     assert total.numpy() == pytest.approx((losses * batch[WEIGHTS]).mean(), rel=1e-4)
-    np.testing.assert_allclose(given["rows"].numpy(), priorities, rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(given[c.PRIORITIES].numpy(), priorities, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("settings", VARIANTS)
@@ -246,7 +245,7 @@ def test_loss_of_sequences_equals_that_of_single_steps(settings: dict[str, Any])
         eta = config.sequence_priority_eta
         priorities.append(eta * max(sizes) + (1 - eta) * np.mean(sizes))
     assert total.numpy() == pytest.approx(weighted / count, rel=1e-4)
-    np.testing.assert_allclose(metrics["rows"].numpy(), priorities, rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(metrics[c.PRIORITIES].numpy(), priorities, rtol=1e-3, atol=1e-5)
 
 
 def loss_and_gradients(case: Case, batch: dict[str, Any]) -> tuple[float, list[Any]]:
@@ -364,15 +363,15 @@ def test_due_minibatches_of_whole_sequences_share_one_compilation_also_after_a_r
         "xla": "off",
     }
     case, second = (Case("dqn", **settings, net_seed=seed) for seed in (1, 5))
-    case.algorithm.warm_up()
+    case.learner.warm_up()
     results = case.train(*range(8))
     assert [result.metrics["num_sgd_steps"] for result in results] == [10] * 8
     assert results[-1].metrics["rows_trained"] == 8 * 10 * 8
     assert results[-1].metrics["training_intensity"] == pytest.approx(4.0)
     assert results[-1].metrics["replay_rows"] == 64
-    assert case.algorithm.compiled.traces == 1
-    assert case.algorithm.compiled.rows.shape == (10, 2)
-    assert len(np.unique(case.algorithm.replay.sample(2, num_batches=50, beta=1.0).weights)) > 10
+    assert case.learner.compiled.traces == 1
+    assert case.learner.compiled.rows.shape == (10, 2)
+    assert len(np.unique(case.learner.feed.replay.sample(2, num_batches=50, beta=1.0).weights)) > 10
     second.restore(*case.saved())
     for one in (case, second):
         one.train(50, 51)
@@ -383,9 +382,9 @@ def test_due_minibatches_of_whole_sequences_share_one_compilation_also_after_a_r
 def test_bad_fragments_are_refused_and_rows_that_only_reset_are_not_stored() -> None:
     case = Case("dqn", **SEQUENCES)
     fragment = case.fragment()
-    case.algorithm.check_fragment(fragment)
+    case.learner.check_fragment(fragment)
     result = case.update([{**fragment, c.VALID: np.zeros((10, 2), np.bool_)}])
     assert (result.metrics["rows_stored"], result.metrics["num_sgd_steps"]) == (0, 0)
     fragment[c.state_in(1)][0, 0] = np.nan
     with pytest.raises(BatchError, match="state_in_1"):
-        case.algorithm.check_fragment(fragment)
+        case.learner.check_fragment(fragment)

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import entropies
 import numpy as np
 import pytest
 import tensorflow as tf
-from algorithm_cases import BOX, CHOICES, Case, make_model
+from algorithm_cases import BOX, CHOICES, Case, loss_of_batch, make_model
 
 from aiorl.data import columns as c
 from aiorl.data.layout import laid_out
 from aiorl.learning.algorithms.impala import IMPALA, IMPALAConfig
 from aiorl.learning.batch_buffers import BatchBuffers
+from aiorl.learning.learner import Learner
 from aiorl.learning.losses.vtrace import pg_advantages, vtrace
 from aiorl.learning.rows import model_columns
 
@@ -90,8 +90,8 @@ def test_losses_of_rows_equal_the_formulas(name: str, settings: dict[str, Any], 
     config, kind = case.config, case.model.distribution
     shake(case.model, 7)
     x = case.fragment(3, LENGTH, NUM, invalid=True)
-    batch = case.algorithm.buffers.rows([x], LENGTH * NUM)
-    found = case.algorithm.update_spec().loss(tensors(batch), tensors(COEFFICIENTS))
+    batch = case.learner.feed.buffers.rows([x], LENGTH * NUM)
+    found = loss_of_batch(case.learner, tensors(batch), tensors(COEFFICIENTS))
 
     keep = x[c.VALID].reshape(-1)
     row = {key: column.reshape(len(keep), *column.shape[2:])[keep] for key, column in x.items()}
@@ -153,18 +153,12 @@ def test_losses_with_vtrace_equal_the_formulas(
     if name == "appo":
         old = Case(name, space).model
         shake(old, 5, 0.2)
-        for key, variable in case.algorithm.targets["target"].variables.items():
+        for key, variable in case.learner.plan.targets["target"].variables.items():
             variable.assign(old.variables[key])
     shake(model, 7)
     x = case.fragment(3, LENGTH, NUM, invalid=True)
-    batch, coefficients = (
-        tensors(case.algorithm.buffers.sequences([x], NUM, LENGTH)),
-        tensors(COEFFICIENTS),
-    )
-    spec = case.algorithm.update_spec()
-    found = spec.loss(
-        batch if spec.begin is None else spec.begin(batch, coefficients), coefficients
-    )
+    batch = tensors(case.learner.feed.buffers.sequences([x], NUM, LENGTH))
+    found = loss_of_batch(case.learner, batch, tensors(COEFFICIENTS))
 
     def flat(column: Any) -> Any:
         return column.reshape(LENGTH * NUM, *column.shape[2:])
@@ -235,14 +229,13 @@ def test_sequences_give_the_same_loss_in_any_order_each_with_its_own_state(
 ) -> None:
     more = {"postprocess_inputs": True} if name == "bc" else {}
     case = Case(name, model={cell: True}, **more)
-    batch = case.algorithm.buffers.sequences(
+    batch = case.learner.feed.buffers.sequences(
         [case.fragment(3, LENGTH, NUM, invalid=True)], NUM, LENGTH
     )
-    loss = case.algorithm.update_spec().loss
 
     def of(order: list[int], **others: list[int]) -> float:
         ordered = {key: tf.gather(array, others.get(key, order)) for key, array in batch.items()}
-        return float(loss(ordered, tensors(COEFFICIENTS))[0])
+        return float(loss_of_batch(case.learner, ordered, tensors(COEFFICIENTS))[0])
 
     in_order = of([0, 1, 2, 3])
     assert in_order == pytest.approx(of([2, 0, 3, 1]), rel=1e-5)
@@ -281,10 +274,12 @@ def test_a_cell_sees_the_environments_rewards_even_if_scaled_ones_are_learned_fr
         **flags,
         **states,
     }
-    plan = dataclasses.replace(IMPALA.sample_plan(config), return_discount=0.9)
+    plan = IMPALA.experience(config).sample_plan
+    assert plan.return_discount == 0.9
     buffers = BatchBuffers(model_columns(model, plan.columns))
     batch = buffers.sequences([laid_out(rows, plan, 2)], 1, 2)
-    _, metrics = IMPALA(config, model).update_spec().loss(tensors(batch), tensors(COEFFICIENTS))
+    learner = Learner(IMPALA, config, model)
+    _, metrics = loss_of_batch(learner, tensors(batch), tensors(COEFFICIENTS))
 
     state, values = [component[:1] for component in states.values()], []
     for t in range(3):

@@ -4,21 +4,26 @@ coefficients.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from algorithm_cases import BOX, NUM_OBS, OF_FRAGMENTS, Case, equal
+from algorithm_cases import BOX, NUM_OBS, OF_FRAGMENTS, Case, equal, lease_plan_of, plan_of
 
 from aiorl.acting.filters import MeanStdFilter
 from aiorl.acting.postprocess import gae
 from aiorl.data import columns as c
 from aiorl.errors import BatchError, CheckpointError, ConfigError
-from aiorl.learning.algorithms import compiled_algorithm
+from aiorl.learning import experience, train_batches
+from aiorl.learning.algorithm import experience_of
 from aiorl.learning.algorithms.registry import algorithm_class, config_class
+from aiorl.learning.algorithms.streaming import VTrace
 from aiorl.learning.batch_buffers import PACKED
+from aiorl.learning.compiled import CompiledUpdate
 from aiorl.learning.rows import state_columns
+from aiorl.learning.steps import STEPS_BEFORE
 
 THREE = pytest.mark.parametrize("name", ["ppo", "impala", "appo"])
 RECURRENT = {"use_gru": True, "vf_share_layers": True}
@@ -48,16 +53,13 @@ PPO = [*OF_ROWS, c.ACTION_LOGP, c.ADVANTAGES, c.VALUE_TARGETS]
 def test_workers_send_only_columns_that_are_used(
     name: str, settings: dict[str, Any], columns: list[str], made: tuple[str, dict[str, float]]
 ) -> None:
-    kind, own = (
-        algorithm_class(name),
-        {"env": "x", "input": "data" if name in ("bc", "marwil") else "sampler"},
-    )
-    plan = kind.sample_plan(config_class(name)(**own, gamma=0.9, **settings))
+    own = {"env": "x", "input": "data" if name in ("bc", "marwil") else "sampler"}
+    plan = plan_of(config_class(name)(**own, gamma=0.9, **settings))
     assert list(plan.columns) == columns
     assert (plan.postprocess, plan.postprocess_params) == made
     recurrent = {"postprocess_inputs": True} if name in ("bc", "marwil") else {}
     model = {"use_lstm": True, "lstm_use_prev_action_reward": True}
-    plan = kind.sample_plan(config_class(name)(**own, **settings, **recurrent, model=model))
+    plan = plan_of(config_class(name)(**own, **settings, **recurrent, model=model))
     assert {c.TERMINATEDS, c.TRUNCATEDS, c.PREV_ACTIONS, c.PREV_REWARDS} <= set(plan.of_rows)
     assert len(plan.of_sequences) == 4
 
@@ -79,7 +81,7 @@ def test_workers_send_raw_transitions_for_vtrace(name: str) -> None:
 @pytest.mark.parametrize("name", OF_FRAGMENTS)
 def test_leases_are_for_exactly_one_batch_or_kept_topped_up_within_a_limit(name: str) -> None:
     config = Case(name).config
-    plan = algorithm_class(name).lease_plan(config)
+    plan = lease_plan_of(config)
     if name in ("ppo", "a2c", "pg"):
         assert (plan.mode, plan.fragments_per_batch, plan.max_policy_lag) == ("on_policy", 2, 0)
         return
@@ -88,7 +90,7 @@ def test_leases_are_for_exactly_one_batch_or_kept_topped_up_within_a_limit(name:
     changed: dict[str, Any] = {"outstanding_fragments_per_worker": 5}
     if name not in ("bc", "marwil"):
         changed |= {"max_policy_lag": 7, "broadcast_updates": 4, "broadcast_interval_ms": 20}
-    plan = algorithm_class(name).lease_plan(config.updated(changed))
+    plan = lease_plan_of(config.updated(changed))
     assert plan.outstanding_per_worker == 5
     if name not in ("bc", "marwil"):
         assert (plan.max_policy_lag, plan.publish_every, plan.publish_interval_s) == (7, 4, 0.02)
@@ -103,7 +105,7 @@ def test_eager_updates_can_be_stepped_through_and_learn_the_same(name: str) -> N
     ]
     for it in runs:
         it.train()
-    graph, eager, traced = (it.algorithm for it in runs)
+    graph, eager, traced = (it.learner for it in runs)
     assert [run.compiled.mode for run in (graph, eager, traced)] == ["graph", "eager", "graph"]
     for weights in (eager.get_weights(), traced.get_weights()):
         for key, values in graph.get_weights().items():
@@ -113,13 +115,21 @@ def test_eager_updates_can_be_stepped_through_and_learn_the_same(name: str) -> N
         assert tf.executing_eagerly()
         raise ZeroDivisionError("a debugger would stop here")
 
-    eager.compiled._gradients = loss
+    plan = eager.plan
+    descent = dataclasses.replace(plan.loop.step, gradients=loss)
+    loop = eager.feed.fit(dataclasses.replace(plan.loop, step=descent))
+    eager.compiled = CompiledUpdate(loop, [*plan.knobs_at(0), STEPS_BEFORE], xla="eager")
     with pytest.raises(ZeroDivisionError):
         runs[1].train()
 
 
+def optimizer_of(case: Case) -> Any:
+    (optimizer,) = case.learner.compiled.optimizers
+    return optimizer
+
+
 def test_options_of_the_optimizer_are_those_of_keras() -> None:
-    optimizer = Case("ppo", optimizer={"beta_1": 0.5, "amsgrad": True}).algorithm.compiled.optimizer
+    optimizer = optimizer_of(Case("ppo", optimizer={"beta_1": 0.5, "amsgrad": True}))
     assert (optimizer.beta_1, optimizer.amsgrad) == (0.5, True)
     with pytest.raises(ConfigError, match=r"Adam.*beta_one") as caught:
         Case("ppo", optimizer={"beta_one": 0.5})
@@ -127,7 +137,7 @@ def test_options_of_the_optimizer_are_those_of_keras() -> None:
     with pytest.raises(ConfigError, match=r"optimizer\.learning_rate"):
         Case("ppo", optimizer={"learning_rate": 0.5})
     case = Case("impala", opt_type="rmsprop", momentum=0.5)
-    assert type(case.algorithm.compiled.optimizer).__name__ == "RMSprop"
+    assert type(optimizer_of(case)).__name__ == "RMSprop"
     assert not case.train()[0].skipped
 
 
@@ -144,11 +154,9 @@ def test_options_of_the_optimizer_are_those_of_keras() -> None:
 def test_learns_with_recurrent_models(name: str, cell: str, shared: bool, xla: str) -> None:
     case = Case(name, model={cell: True, "vf_share_layers": shared}, eager=False, xla=xla)
     assert len(state_columns(case.config)) == len(case.model.state_shapes)
-    before = case.algorithm.get_weights()
+    before = case.learner.get_weights()
     assert not case.train(invalid=True)[0].skipped
-    assert all(
-        (weight != before[key]).any() for key, weight in case.algorithm.get_weights().items()
-    )
+    assert all((weight != before[key]).any() for key, weight in case.learner.get_weights().items())
 
 
 @pytest.mark.parametrize(
@@ -163,12 +171,12 @@ def test_fragments_of_whole_episodes_are_padded_to_few_shapes(
     case = Case(name, batch_mode="complete_episodes", model=model)
     shapes = set()
     for length in (24, 30, 33):
-        batch = case.algorithm.make_batch([case.fragment(index, length, 1) for index in range(2)])
-        valid = case.algorithm.buffers.column(batch, c.VALID)
+        batch = case.learner.make_batch([case.fragment(index, length, 1) for index in range(2)])
+        valid = case.learner.feed.buffers.column(batch, c.VALID)
         assert valid.sum() == 2 * length
         assert valid.size <= 4 * length
         shapes.add(valid.shape)
-        assert not case.algorithm.update(batch, 0).skipped
+        assert not case.learner.update(batch, 0).skipped
     assert len(shapes) <= 2
 
 
@@ -178,23 +186,23 @@ def test_whole_episodes_come_as_one_sequence_or_as_many_of_the_length_that_was_a
     """
     case = Case("ppo", batch_mode="complete_episodes", model=RECURRENT)
     for steps, num_sequences in ((24, 1), (40, 1), (24, 5)):
-        case.algorithm.check_fragment(case.fragment(0, steps, num_sequences))
+        case.learner.check_fragment(case.fragment(0, steps, num_sequences))
     for steps, num_sequences in ((1, 50), (25, 2), (23, 1)):
         with pytest.raises(BatchError, match="24"):
-            case.algorithm.check_fragment(case.fragment(0, steps, num_sequences))
+            case.learner.check_fragment(case.fragment(0, steps, num_sequences))
 
 
 def test_a_batch_of_next_to_nothing_but_padding_is_made_without_the_longest_sequence(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(compiled_algorithm, "_MAX_PADDED", 5000)
+    monkeypatch.setattr(train_batches, "_MAX_PADDED", 5000)
     case = Case("ppo", batch_mode="complete_episodes", model=RECURRENT)
     short, one, long = (case.fragment(0, *shape) for shape in ((24, 30), (40, 1), (600, 1)))
-    batch = case.algorithm.make_batch([long, short, one])
-    assert case.algorithm.buffers.column(batch, c.VALID).sum() == 24 * 30 + 40
+    batch = case.learner.make_batch([long, short, one])
+    assert case.learner.feed.buffers.column(batch, c.VALID).sum() == 24 * 30 + 40
     assert " 600 " in caplog.text
-    batch = case.algorithm.make_batch([long, one])
-    assert case.algorithm.buffers.column(batch, c.VALID).sum() == 640
+    batch = case.learner.make_batch([long, one])
+    assert case.learner.feed.buffers.column(batch, c.VALID).sum() == 640
 
 
 @pytest.mark.parametrize(
@@ -211,7 +219,7 @@ def test_fragments_without_rows_or_of_sequences_of_another_length_are_refused(
 ) -> None:
     case = Case(name, model=model)
     with pytest.raises(BatchError):
-        case.algorithm.check_fragment(case.fragment(0, *shape))
+        case.learner.check_fragment(case.fragment(0, *shape))
 
 
 def test_schedules_go_by_the_env_steps_trained_on() -> None:
@@ -228,9 +236,9 @@ def test_schedules_go_by_the_env_steps_trained_on() -> None:
     metrics = case.update(case.fragments(), 50).metrics
     wanted = {"cur_lr": 5e-3, "entropy_coeff": 0.2, "clip_param": 0.2, "vf_clip_param": 3.0}
     assert {name: metrics[name] for name in wanted} == pytest.approx(wanted)
-    before = case.algorithm.get_weights()
+    before = case.learner.get_weights()
     case.update(case.fragments(), 1000)
-    assert equal(before, case.algorithm.get_weights())
+    assert equal(before, case.learner.get_weights())
 
 
 def test_a_learning_rate_that_ended_at_0_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -265,19 +273,19 @@ def test_fragments_can_have_any_number_of_rows_or_sequences(name: str) -> None:
             case.fragment(seed, *rows_or_sequences(name, size)) for seed, size in enumerate(sizes)
         ]
         for fragment in fragments:
-            case.algorithm.check_fragment(fragment)
-        batch = case.algorithm.make_batch(fragments)
-        valid = case.algorithm.buffers.column(batch, c.VALID)
+            case.learner.check_fragment(fragment)
+        batch = case.learner.make_batch(fragments)
+        valid = case.learner.feed.buffers.column(batch, c.VALID)
         assert valid.sum() == sum(sizes) * (1 if name == "ppo" else 6)
         assert len(valid) % whole == 0
         assert len(valid) <= max(2 * whole, 2 * sum(sizes))
-        result = case.algorithm.update(batch, 0)
+        result = case.learner.update(batch, 0)
         assert not result.skipped
         assert result.metrics["num_sgd_steps"] == -(-sum(sizes) // whole)
 
 
 def test_one_huge_batch_does_not_enlarge_later_ones() -> None:
-    fitted = Case("ppo").algorithm.fitted
+    fitted = Case("ppo").learner.feed.fitted
     sizes = [fitted(count) for count in (10, 100_000, 10, 60)]
     assert sizes[1] >= 100_000
     assert sizes[0] == sizes[2] < 100
@@ -289,28 +297,29 @@ def test_smaller_batches_need_no_further_compilation(name: str) -> None:
     case = Case(name, eager=False, xla="off")
     for seed, size in enumerate((41, 15, 24)):
         assert not case.update([case.fragment(seed, *rows_or_sequences(name, size))]).skipped
-    assert case.algorithm.compiled.traces == 1
+    assert case.learner.compiled.traces == 1
 
 
 def order_of(case: Case, batch: Any) -> Any:
     """Return the minibatches [K, M] of an update."""
-    order, num_minibatches = case.algorithm._order(batch)
+    order, num_minibatches = case.learner.feed.order(batch)
     return order[:num_minibatches]
 
 
 def test_ppo_visits_each_row_once_per_epoch_in_a_new_order_unless_shuffling_is_off() -> None:
     for shuffles in (False, True):
         case = Case("ppo", shuffle_sequences=shuffles, num_sgd_iter=2)
-        first, second = order_of(case, case.algorithm.make_batch(case.fragments())).reshape(2, 48)
+        first, second = order_of(case, case.learner.make_batch(case.fragments())).reshape(2, 48)
         np.testing.assert_array_equal(np.sort([first, second]), [np.arange(48)] * 2)
         assert (first == second).all() == (not shuffles)
         assert (first == np.arange(48)).all() == (not shuffles)
 
 
 def test_an_update_reads_the_train_batch_where_it_is() -> None:
-    algorithm = Case("ppo").algorithm
-    batch = algorithm.nominal_batch()
-    tensors, _ = algorithm.compiled.tensors(batch, algorithm.coefficients(0))
+    learner = Case("ppo").learner
+    batch = learner.feed.nominal_batch()
+    knobs = {**learner.plan.knobs_at(0), STEPS_BEFORE: 0.0}
+    tensors, _ = learner.compiled.arguments.tensors(batch, knobs)
     batch[PACKED][-1, -1] = 7.0
     assert [float(tensor[-1, -1]) for tensor in tensors.values()] == [7.0]
 
@@ -320,15 +329,15 @@ def test_appo_mixes_rows_of_all_sequences_and_visits_every_transition_once_per_e
     size: int,
 ) -> None:
     case = Case("appo", sgd_minibatch_size=size, num_sgd_iter=2)
-    batch = case.algorithm.make_batch(case.fragments(invalid=True))
+    batch = case.learner.make_batch(case.fragments(invalid=True))
     order = order_of(case, batch)
-    (transitions,) = np.nonzero(case.algorithm.buffers.column(batch, c.VALID).ravel())
+    (transitions,) = np.nonzero(case.learner.feed.buffers.column(batch, c.VALID).ravel())
     assert len(order) == 2 * -(-len(transitions) // size)
     for epoch in order.reshape(2, -1):
         np.testing.assert_array_equal(np.sort(epoch[: len(transitions)]), transitions)
         assert set(epoch) <= set(transitions)
     assert len({row // 6 for row in order[0]}) > 2, "from several sequences"
-    assert case.algorithm.update(batch, 0).metrics["num_sgd_steps"] == len(order)
+    assert case.learner.update(batch, 0).metrics["num_sgd_steps"] == len(order)
 
 
 @pytest.mark.parametrize(
@@ -338,7 +347,7 @@ def test_minibatches_are_whole_sequences_if_these_are_trained_on(
     name: str, model: dict[str, Any]
 ) -> None:
     case = Case(name, model=model, sgd_minibatch_size=12)
-    order = order_of(case, case.algorithm.make_batch(case.fragments()))
+    order = order_of(case, case.learner.make_batch(case.fragments()))
     assert order.shape == (4, 2)
     assert set(order.ravel()) == set(range(8))
 
@@ -350,16 +359,16 @@ def test_padding_does_not_change_the_update(name: str) -> None:
     """
     case = Case(name, sgd_minibatch_size=48)
     state, half = (
-        case.algorithm.get_state(),
+        case.learner.get_state(),
         case.fragment(1, *rows_or_sequences(name, 24 if name == "ppo" else 4)),
     )
     blank = {key: np.zeros_like(value) for key, value in half.items()}
     blank[c.VALID] = np.zeros(half[c.ACTIONS].shape[:2], bool)
     losses, weights = [], []
     for fragments in ([half, blank], [half]):
-        case.algorithm.set_state(state)
+        case.learner.set_state(state)
         losses.append(case.update(fragments).metrics["policy_loss"])
-        weights.append(case.algorithm.get_weights())
+        weights.append(case.learner.get_weights())
     assert losses[0] == pytest.approx(losses[1], abs=1e-6)
     for weight, other in zip(weights[0].values(), weights[1].values(), strict=True):
         np.testing.assert_allclose(weight, other, atol=1e-6)
@@ -379,13 +388,13 @@ def test_the_penalty_adapts_towards_its_target_and_is_restored(
     metrics = case.train(1)[0].metrics
     assert metrics["kl"] > 1e-5
     assert metrics["cur_kl_coeff"] == pytest.approx(0.2)
-    assert case.algorithm.coefficients(0)["kl_coeff"] == pytest.approx(0.2 * factor)
-    state = case.algorithm.get_state()
-    other.algorithm.set_state(state)
-    assert other.algorithm.coefficients(0)["kl_coeff"] == pytest.approx(0.2 * factor)
+    assert case.learner.plan.knobs_at(0)["kl_coeff"] == pytest.approx(0.2 * factor)
+    state = case.learner.get_state()
+    other.learner.set_state(state)
+    assert other.learner.plan.knobs_at(0)["kl_coeff"] == pytest.approx(0.2 * factor)
     del state.values["kl_coeff"]
     with pytest.raises(CheckpointError, match="kl_coeff"):
-        other.algorithm.set_state(state)
+        other.learner.set_state(state)
 
 
 def test_the_penalty_depends_on_the_divergence_of_the_last_epoch() -> None:
@@ -405,7 +414,7 @@ def test_the_penalty_depends_on_the_divergence_of_the_last_epoch() -> None:
     assert last > 1.05 * three
     case, metrics = run(3, kl_target=(last + three) / 4)
     assert metrics["kl"] == pytest.approx(three)
-    assert case.algorithm.coefficients(0)["kl_coeff"] == pytest.approx(0.2 * 1.5)
+    assert case.learner.plan.knobs_at(0)["kl_coeff"] == pytest.approx(0.2 * 1.5)
     assert metrics["kl_last_epoch"] == pytest.approx(last, rel=1e-4)
 
 
@@ -442,13 +451,13 @@ def test_the_target_network_evaluates_at_most_a_minibatch_at_a_time(
     case = Case(
         "appo", batch_mode="complete_episodes", rollout_fragment_length=4, num_envs_per_worker=1
     )
-    judge, sizes = type(case.algorithm).judge, []
+    judge, sizes = VTrace.judge, []
 
     def noting(self: Any, columns: Any, weights: Any) -> Any:
         sizes.append(tuple(columns[c.VALID].shape))
         return judge(self, columns, weights)
 
-    monkeypatch.setattr(type(case.algorithm), "judge", noting)
+    monkeypatch.setattr(VTrace, "judge", noting)
     assert not case.update([case.fragment(3, 8, 1) for _ in range(6)]).skipped
     assert {length * count for length, count in sizes} == {24}
 
@@ -494,7 +503,7 @@ def test_an_on_policy_update_of_appo_is_that_of_ppo(model: dict[str, Any]) -> No
         columns |= {
             name: tf.cast(columns[name], tf.float32) for name in (c.TERMINATEDS, c.TRUNCATEDS)
         }
-        seen = appo.algorithm.judge(columns)
+        seen = VTrace(appo.config, appo.model).judge(columns)
         x[c.ACTION_LOGP] = seen.logp.numpy()
         advantages, targets = gae(
             x[c.REWARDS],
@@ -517,10 +526,10 @@ def test_an_on_policy_update_of_appo_is_that_of_ppo(model: dict[str, Any]) -> No
 def test_raw_rows_are_filtered_when_they_become_a_train_batch() -> None:
     case = Case("bc", BOX, observation_filter="MeanStdFilter")
     assert case.plan.raw_obs
-    case.algorithm.merged_filter = own = MeanStdFilter((4,))
+    case.learner.feed.merged_filter = own = MeanStdFilter((4,))
     obs = (fragment := case.fragment())[c.OBS].reshape(-1, 4)
     own.learn(5.0 + obs)
-    found = case.algorithm.buffers.column(case.algorithm.make_batch([fragment]), c.OBS)[:24]
+    found = case.learner.feed.buffers.column(case.learner.make_batch([fragment]), c.OBS)[:24]
     np.testing.assert_allclose(found, own(obs, update=False), atol=1e-5)
 
 
@@ -532,23 +541,23 @@ def test_marwil_divides_advantages_by_the_root_of_their_moving_mean_square_and_r
         "moving_average_sqd_adv_norm_update_rate": 0.5,
     }
     case, other = Case("marwil", **settings), Case("marwil", **settings)
-    assert case.algorithm.coefficients(0)["advantage_scale"] == pytest.approx(3.0)
+    assert case.learner.plan.knobs_at(0)["advantage_scale"] == pytest.approx(3.0)
     metrics = case.train()[0].metrics
     expected = (9.0 + metrics["vf_loss"]) / 2
     assert metrics["advantages_mean_square"] == pytest.approx(expected)
-    other.algorithm.set_state(case.algorithm.get_state())
-    assert other.algorithm.coefficients(0)["advantage_scale"] == pytest.approx(expected**0.5)
+    other.learner.set_state(case.learner.get_state())
+    assert other.learner.plan.knobs_at(0)["advantage_scale"] == pytest.approx(expected**0.5)
 
 
 def test_a_train_batch_without_room_is_refused_with_its_key(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     case = Case("ppo")
-    policies = [(case.config, case.model)]
+    policies = [(experience_of(algorithm_class("ppo"), case.config), case.model)]
     bytes_of_a_row = 4 * (NUM_OBS + 1 + 5)
-    monkeypatch.setattr(compiled_algorithm, "available_bytes", lambda: 2 * 48 * bytes_of_a_row)
-    type(case.algorithm).check_room(policies)
-    monkeypatch.setattr(compiled_algorithm, "available_bytes", lambda: 2 * 48 * bytes_of_a_row - 1)
+    monkeypatch.setattr(experience, "available_bytes", lambda: 2 * 48 * bytes_of_a_row)
+    experience.Fragments.check_room(policies)
+    monkeypatch.setattr(experience, "available_bytes", lambda: 2 * 48 * bytes_of_a_row - 1)
     with pytest.raises(ConfigError, match="48") as refused:
-        type(case.algorithm).check_room(policies)
+        experience.Fragments.check_room(policies)
     assert refused.value.key == "train_batch_size"

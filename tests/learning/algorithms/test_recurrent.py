@@ -10,7 +10,7 @@ import tensorflow as tf
 from algorithm_cases import make_model
 
 from aiorl.data import columns as c
-from aiorl.learning.algorithms.compiled_algorithm import (
+from aiorl.learning.actor_critic import (
     sequence_forward,
     sequence_forward_with_last,
 )

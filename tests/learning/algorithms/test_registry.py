@@ -15,7 +15,7 @@ from aiorl.config import deep_update
 from aiorl.config.files import parse_value
 from aiorl.config.rllib_file import other_names
 from aiorl.errors import ConfigError, UnknownAlgorithmError
-from aiorl.learning.algorithm import Algorithm
+from aiorl.learning.algorithm import Algorithm, experience_of
 from aiorl.learning.algorithms import ALGORITHMS
 from aiorl.learning.algorithms.registry import algorithm_class, config_class
 
@@ -64,7 +64,7 @@ def test_only_offline_algorithms_require_stored_experience(name: str) -> None:
     refused = pytest.raises(ConfigError, check=lambda error: error.key == "input")
     assert config.is_offline == (name in {"bc", "cql", "iql", "marwil"})
     with refused if config.is_offline else nullcontext():
-        algorithm_class(name).lease_plan(config)
+        experience_of(algorithm_class(name), config).lease_plan()
 
 
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))

@@ -11,7 +11,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from algorithm_cases import BOX, CHOICES, NUM_OBS, Case, Fragment, slow_for
+from algorithm_cases import BOX, CHOICES, NUM_OBS, Case, Fragment, lease_plan_of, plan_of, slow_for
 
 from aiorl.acting.filters import MeanStdFilter
 from aiorl.data import columns as c
@@ -20,13 +20,17 @@ from aiorl.errors import BatchError, CheckpointError, ConfigError
 from aiorl.learning.algorithm import Observations
 from aiorl.learning.algorithms.apex import Apex, ApexConfig
 from aiorl.learning.algorithms.dqn import DQN, DQNConfig
-from aiorl.learning.algorithms.registry import algorithm_class
-from aiorl.learning.algorithms.replay_algorithm import replay_spec
 from aiorl.learning.models.export import export_acting_graph
 from aiorl.learning.replay import spec as memory
+from aiorl.learning.replayed import Replayed, replay_spec
 
 DUE: dict[str, Any] = {"learning_starts": 16, "training_intensity": 3}
 """Eight rows of a fragment make six minibatches of four due; the first fragment is only stored."""
+
+
+def of(case: Case) -> tuple[Any, Any]:
+    """Return the experience and the model of a policy."""
+    return DQN.experience(case.config), case.model
 
 
 def steps(results: Any) -> list[float]:
@@ -44,7 +48,7 @@ def pieces(case: Case, numbers: list[int]) -> list[Any]:
 def test_leases_are_kept_topped_up_within_a_limit_and_weights_are_sent_at_intervals() -> None:
     settings = {"fragments_per_update": 3, "max_env_steps_ahead": 100, "n_step": 3}
     case = Case("dqn", **settings, broadcast_updates=7, broadcast_interval_ms=20)
-    plan = DQN.lease_plan(case.config)
+    plan = lease_plan_of(case.config)
     assert (plan.mode, plan.fragments_per_batch, plan.max_policy_lag, plan.max_under_way) == (
         "streaming",
         3,
@@ -64,15 +68,15 @@ def test_leases_are_kept_topped_up_within_a_limit_and_weights_are_sent_at_interv
 def test_apex_is_dqn_with_other_defaults_that_can_each_be_switched_off() -> None:
     config = ApexConfig(env="E")
     same = DQNConfig(**{**config.to_dict(), "algo": "dqn"})
-    assert Apex.lease_plan(config) == DQN.lease_plan(same)
-    assert Apex.sample_plan(config) == DQN.sample_plan(same)
+    assert lease_plan_of(config) == lease_plan_of(same)
+    assert plan_of(config) == plan_of(same)
     assert Apex.acting_settings(config) == {"exploration": {"type": "PerWorkerEpsilonGreedy"}}
-    assert Apex.sample_plan(config).postprocess_params == {"gamma": 0.99, "n": 3}
+    assert plan_of(config).postprocess_params == {"gamma": 0.99, "n": 3}
     parts = ("double_q", "dueling", "prioritized_replay", "worker_priorities", "per_worker_epsilon")
     assert all(getattr(config, name) for name in parts)
     off: dict[str, Any] = dict.fromkeys(parts, False)
-    assert c.PRIORITIES in Apex.sample_plan(config).columns
-    assert c.PRIORITIES not in Apex.sample_plan(ApexConfig(env="E", **off, n_step=1)).columns
+    assert c.PRIORITIES in plan_of(config).columns
+    assert c.PRIORITIES not in plan_of(ApexConfig(env="E", **off, n_step=1)).columns
 
 
 @pytest.mark.parametrize(("num_frames", "frame"), [(1, (8, 8, 4)), (4, (8, 8))])
@@ -92,7 +96,7 @@ def test_the_log_has_the_size_of_the_replay_and_its_checkpoints(
 ) -> None:
     case, other = Case("dqn", checkpoint_keep=2), Case("dqn", checkpoint_replay=False)
     with caplog.at_level(logging.INFO):
-        DQN.check_room([(one.config, one.model) for one in (case, other)])
+        Replayed.check_room([of(case), of(other)])
     size = 64 * replay_spec(case.config, case.model).row.itemsize + 64 * 8
     assert f" {3 * size / 1e6:.3g} MB" in caplog.messages[0]
     assert " 0 MB" in caplog.messages[1]
@@ -104,7 +108,7 @@ def test_the_log_warns_of_waiting_workers_and_of_rows_without_all_n_steps(
     def said(**settings: Any) -> list[str]:
         case = Case("dqn", **settings)
         caplog.clear()
-        DQN.check_room(2 * [(case.config, case.model)])  # two policies, one lease plan
+        Replayed.check_room(2 * [of(case)])  # two policies, one lease plan
         return [
             record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING
         ]
@@ -125,9 +129,9 @@ def test_a_replay_without_room_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
     case = Case("dqn")
     needed = replay_spec(case.config, case.model).bytes_needed
     monkeypatch.setattr(memory, "available_bytes", lambda: needed)
-    DQN.check_room([(case.config, case.model)])
+    Replayed.check_room([of(case)])
     with pytest.raises(ConfigError, match=f" {2 * needed:,} "):
-        DQN.check_room(2 * [(case.config, case.model)])
+        Replayed.check_room(2 * [of(case)])
 
 
 def test_minibatches_are_made_as_they_become_due_and_the_rest_is_carried_over() -> None:
@@ -143,7 +147,7 @@ def test_remaining_minibatches_of_a_hurried_update_are_made_after_a_restore() ->
     """So the last checkpoint contains the replay, however many minibatches an update has."""
     first, second = Case("dqn", **DUE), Case("dqn", **DUE)
     first.train(0, 1)
-    first.algorithm.hurry()
+    first.learner.hurry()
     (result,) = first.train(2)
     assert (result.metrics["num_sgd_steps"], result.metrics["rows_stored"]) == (0, 24)
     second.restore(*first.saved())
@@ -152,15 +156,15 @@ def test_remaining_minibatches_of_a_hurried_update_are_made_after_a_restore() ->
 
 def test_nothing_is_traced_after_warm_up_and_rows_are_drawn_by_their_errors() -> None:
     case = Case("dqn", **DUE, eager=False, xla="on")
-    case.algorithm.warm_up()
+    case.learner.warm_up()
     results = case.train(0, 1, 2)
     assert steps(results) == [0, 6, 6]
     case.update([case.fragment(98, 1), case.fragment(99, 7)])
     case.update([case.fragment(97, 32, 1)])
-    assert case.algorithm.compiled.traces == 1
+    assert case.learner.compiled.traces == 1
     assert results[-1].metrics["prioritized_replay_beta"] == pytest.approx(0.4, abs=0.01)
-    assert case.algorithm.compiled.rows.shape == (6, 4)
-    assert len(np.unique(case.algorithm.replay.sample(4, num_batches=50, beta=1.0).weights)) > 10
+    assert case.learner.feed.steps_per_call == 6
+    assert len(np.unique(case.learner.feed.replay.sample(4, num_batches=50, beta=1.0).weights)) > 10
 
 
 def test_the_interval_of_target_updates_spans_calls() -> None:
@@ -206,16 +210,16 @@ def with_priorities(case: Case, number: int) -> Fragment:
 def test_rows_are_drawn_by_workers_priorities_until_they_are_trained_on() -> None:
     case = Case("dqn", **PRIORITISED, **DUE)
     fragment = with_priorities(case, 3)
-    case.algorithm.make_batch([fragment])
-    drawn = case.algorithm.replay.sample(4, num_batches=8)
+    case.learner.make_batch([fragment])
+    drawn = case.learner.feed.replay.sample(4, num_batches=8)
     np.testing.assert_array_equal(
         drawn.columns[c.OBS], np.broadcast_to(fragment[c.OBS][1, 0], (8, 4, NUM_OBS))
     )
     case.update([with_priorities(case, 4)])
-    assert len(np.unique(case.algorithm.replay.sample(4, num_batches=50).ids)) < 12
+    assert len(np.unique(case.learner.feed.replay.sample(4, num_batches=50).ids)) < 12
     for number in range(3):
         case.update([case.fragment(number) | {c.PRIORITIES: np.ones((4, 2), np.float32)}])
-    assert len(np.unique(case.algorithm.replay.sample(4, num_batches=50).ids)) > 20
+    assert len(np.unique(case.learner.feed.replay.sample(4, num_batches=50).ids)) > 20
 
 
 @pytest.mark.parametrize(
@@ -231,7 +235,7 @@ def test_invalid_priorities_are_refused(priorities: Any) -> None:
     case = Case("dqn", **PRIORITISED)
     fragment = {**case.fragment(), c.PRIORITIES: priorities}
     with pytest.raises(BatchError, match="priorities"):
-        case.algorithm.check_fragment(fragment)
+        case.learner.check_fragment(fragment)
 
 
 def test_rows_stored_with_other_settings_are_refused_unless_the_checkpoint_lacks_these() -> None:
@@ -247,10 +251,10 @@ def test_rows_stored_with_other_settings_are_refused_unless_the_checkpoint_lacks
         ({"replay_capacity": 32}, "checkpoint_replay: false"),
     ):
         with pytest.raises(CheckpointError, match=facts):
-            Case("dqn", **changed).algorithm.restore_experience(values, stored)
+            Case("dqn", **changed).learner.restore_experience(values, stored)
     without = Case("dqn", replay_capacity=32, checkpoint_replay=False)
-    without.algorithm.restore_experience(values, stored)
-    assert len(without.algorithm.replay) == 0
+    without.learner.restore_experience(values, stored)
+    assert len(without.learner.feed.replay) == 0
     for name in (
         "gamma",
         "n_step",
@@ -260,8 +264,8 @@ def test_rows_stored_with_other_settings_are_refused_unless_the_checkpoint_lacks
     ):
         del values["spec"][name]
     older = Case("dqn")
-    older.algorithm.restore_experience(values, stored)
-    assert len(older.algorithm.replay) == 16
+    older.learner.restore_experience(values, stored)
+    assert len(older.learner.feed.replay) == 16
 
 
 STORED: dict[str, Any] = {
@@ -323,15 +327,15 @@ def test_rows_without_a_piece_are_always_stored_and_count_for_learning_starts() 
 def test_after_a_checkpoint_without_the_replay_everything_is_read_again() -> None:
     first, second = (Case("cql", **STORED, checkpoint_replay=False) for _ in range(2))
     pieces(first, [1, 2, 1])
-    second.algorithm.set_state(first.algorithm.get_state())
+    second.learner.set_state(first.learner.get_state())
     assert steps(pieces(second, [1, 2, 1])) == [0, 0, 1]
-    assert len(second.algorithm.replay) == 16
+    assert len(second.learner.feed.replay) == 16
 
 
 @pytest.mark.parametrize("name", ["cql", "iql"])
 def test_missing_stored_experience_is_an_error_with_a_hint(name: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        algorithm_class(name).lease_plan(Case(name, input="sampler").config)
+        lease_plan_of(Case(name, input="sampler").config)
     assert caught.value.key == "input"
     assert "--input" in str(caught.value.hint)
 
@@ -340,27 +344,27 @@ def test_a_fragment_whose_pieces_do_not_fit_is_refused_and_where_nobody_asked_fo
     for name, column in (("cql", np.zeros((4, 2), np.float32)), ("dqn", np.ones((4, 2), np.int64))):
         case = Case(name)
         with pytest.raises(BatchError, match="piece"):
-            case.algorithm.check_fragment({**case.fragment(), c.PIECE: column})
+            case.learner.check_fragment({**case.fragment(), c.PIECE: column})
 
 
 @pytest.mark.parametrize("name", ["dqn", "iql"])
 def test_raw_rows_are_filtered_by_the_current_merged_filter_when_drawn(name: str) -> None:
     own = MeanStdFilter((NUM_OBS,))
     filtered, plain = Case(name, observation_filter="MeanStdFilter"), Case(name)
-    filtered.algorithm.merged_filter = own
+    filtered.learner.feed.merged_filter = own
     assert filtered.plan.raw_obs
     assert not plain.plan.raw_obs
     raw = filtered.fragment()
     for column in (c.OBS, c.NEW_OBS):
         raw[column] = 100.0 + 5.0 * raw[column]
-    stored = filtered.algorithm.make_batch([raw])
+    stored = filtered.learner.make_batch([raw])
     own.learn(raw[c.OBS].reshape(-1, NUM_OBS))  # after the rows were stored
     shape = raw[c.OBS].shape
     changed = {
         key: own(raw[key].reshape(-1, NUM_OBS), update=False).reshape(shape)
         for key in (c.OBS, c.NEW_OBS)
     }
-    filtered.algorithm.update(stored, 0)
+    filtered.learner.update(stored, 0)
     plain.update([{**raw, **changed}])
     for key, tensor in plain.tensors.items():
         np.testing.assert_allclose(filtered.tensors[key], tensor, atol=1e-4, err_msg=key)

@@ -8,12 +8,12 @@ import entropies
 import numpy as np
 import pytest
 import tensorflow as tf
-from algorithm_cases import BOX, CHOICES, Case, equal
+from algorithm_cases import BOX, CHOICES, Case, equal, gradients_of
 
 from aiorl.data import columns as c
 from aiorl.data.columns import CULPRIT, GRADIENT_OF, METRICS, NUM_ROWS, gradients_in
 from aiorl.errors import BatchError, PolicyError, TrainingDiverged
-from aiorl.learning.algorithm import MAX_SKIPS_IN_A_ROW
+from aiorl.learning.learner import MAX_SKIPS_IN_A_ROW
 
 STEPS = 24
 GRU = {"use_gru": True}
@@ -41,11 +41,12 @@ class Both:
         self.fragments = [self.worker.fragment(seed, invalid=True) for seed in range(num_fragments)]
 
     def gradients(self) -> list[dict[str, Any]]:
-        return [self.worker.algorithm.compute_gradients(fragment, 0) for fragment in self.fragments]
+        gradients = gradients_of(self.worker.learner)
+        return [gradients.compute(fragment, 0) for fragment in self.fragments]
 
     def step(self, gradients: list[dict[str, Any]]) -> Any:
         for columns in gradients:
-            self.learner.algorithm.check_fragment(columns)
+            self.learner.learner.check_fragment(columns)
         return self.learner.update(gradients)
 
 
@@ -67,8 +68,8 @@ def test_a_step_with_gradients_from_workers_equals_the_step_with_their_rows(
     it = Both(name, num_fragments, grad_clip=0.1, model=model)
     for _ in range(2):
         expected, result = it.of_rows.update(it.fragments), it.step(it.gradients())
-        weights = it.learner.algorithm.get_weights()
-        for key, weight in it.of_rows.algorithm.get_weights().items():
+        weights = it.learner.learner.get_weights()
+        for key, weight in it.of_rows.learner.get_weights().items():
             np.testing.assert_allclose(weights[key], weight, rtol=1e-4, atol=1e-6, err_msg=key)
         assert result.metrics.keys() == expected.metrics.keys()
         if not model:  # with sequences, each fragment has its own mean
@@ -123,12 +124,13 @@ def test_a_gradient_equals_the_finite_difference_of_the_loss(space: Any) -> None
 
 def test_gradients_are_compiled_once_and_change_nothing() -> None:
     case = Case("a2c", eager=False, xla="off", train_batch_size=STEPS, sgd_minibatch_size=STEPS)
-    before = case.algorithm.get_state()
-    case.algorithm.warm_up_gradients()
-    first, again = (case.algorithm.compute_gradients(case.fragment(), 0) for _ in range(2))
-    assert case.algorithm.gradient.traces == 1
+    before = case.learner.get_state()
+    gradients = gradients_of(case.learner, xla="off")
+    gradients.warm_up()
+    first, again = (gradients.compute(case.fragment(), 0) for _ in range(2))
+    assert gradients.compiled.traces == 1
     assert equal(first, again)
-    after = case.algorithm.get_state()
+    after = case.learner.get_state()
     assert equal(before.tensors, after.tensors)
     assert before.values == after.values
 
@@ -179,9 +181,9 @@ def test_gradients_that_do_not_match_the_weights_are_refused_by_name(how: str, c
     it = Both()
     (columns,) = it.gradients()
     with pytest.raises(BatchError, match=column):
-        it.learner.algorithm.check_fragment(bad(columns, how))
+        it.learner.learner.check_fragment(bad(columns, how))
     with pytest.raises(BatchError):
-        it.learner.algorithm.check_fragment(
+        it.learner.learner.check_fragment(
             it.fragments[0]
         )  # rows, as from a worker that doesn't send gradients
 
@@ -212,9 +214,10 @@ def test_single_gradients_make_steps_of_the_optimizer_and_invalid_ones_are_refus
     updates.
     """
     it = Both(grad_clip=None, optimizer={"beta_1": 0.0, "beta_2": 0.0}, lr=0.5)
-    gradients, worker = gradients_in(it.gradients()[0]), it.worker.algorithm
+    gradients, worker = gradients_in(it.gradients()[0]), it.worker.learner
     before = worker.get_weights()
-    figures = worker.apply_gradients(gradients, 0)
+    steps = gradients_of(worker)
+    figures = steps.apply(gradients, 0)
     norm = np.sqrt(
         sum(float((gradient.astype(np.float64) ** 2).sum()) for gradient in gradients.values())
     )
@@ -226,5 +229,5 @@ def test_single_gradients_make_steps_of_the_optimizer_and_invalid_ones_are_refus
     before = worker.get_weights()
     for refused in ({}, {**gradients, "policy/head/bias": np.full(3, np.nan, np.float32)}):
         with pytest.raises(PolicyError):
-            worker.apply_gradients(refused, 0)
+            steps.apply(refused, 0)
     assert equal(before, worker.get_weights())
