@@ -192,6 +192,19 @@ def loss_of_batch(learner: Any, batch: Any, knobs: Any) -> Any:
     return descent.loss(unpack(batch), knobs)
 
 
+def shapes_written(learner: Any) -> list[tuple[int, ...]]:
+    """Return a list that grows by the shape of the priorities of each call of a learner's update."""
+    shapes: list[tuple[int, ...]] = []
+    take_back = learner.feed.take_back
+
+    def noting(made: Any, written: Any) -> None:
+        shapes.append(written[c.PRIORITIES].shape)
+        take_back(made, written)
+
+    learner.feed.take_back = noting
+    return shapes
+
+
 def gradients_of(learner: Any, *, xla: Any = "eager") -> Any:
     """Return what computes gradients at the weights of a learner, as its workers do."""
     experience: Any = experience_of(algorithm_class(learner.config.algo), learner.config)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from aiorl.config.key import changed
 from aiorl.config.schema import CommonConfig
 from aiorl.errors import ConfigError
+from aiorl.learning.algorithm import experience_of
 from aiorl.learning.algorithms import ALGORITHMS
 from aiorl.learning.algorithms.actor_critic_config import ActorCriticConfig
 from aiorl.learning.algorithms.dqn import DQNConfig
@@ -245,8 +246,9 @@ def test_similar_settings_that_go_together_are_accepted() -> None:
     make("dqn", n_step=5, rollout_fragment_length=4, batch_mode="complete_episodes")
     make("dqn", huber_delta=float("inf"))
     for algo, more in (("a2c", {}), ("pg", {}), ("bc", {"sgd_minibatch_size": 2048})):
-        assert algorithm_class(algo).gradients_from_workers(make(algo, gradients="workers", **more))
-    assert algorithm_class("a3c").gradients_from_workers(make("a3c"))
+        config = make(algo, gradients="workers", **more)
+        assert experience_of(algorithm_class(algo), config).sends_gradients
+    assert experience_of(algorithm_class("a3c"), make("a3c")).sends_gradients
 
 
 @pytest.mark.parametrize(

@@ -16,11 +16,16 @@ from full_disk import disk_full_after
 from quick_adam import keras_step, quick_step
 
 from aiorl.errors import ConfigError
-from aiorl.learning.algorithms.compiled_update import (
+from aiorl.learning.compiled import CompiledUpdate
+from aiorl.learning.steps import (
     STEPS_BEFORE,
-    CompiledUpdate,
-    Phase,
-    UpdateSpec,
+    Loss,
+    chain,
+    descend,
+    drawn,
+    epochs,
+    every,
+    minibatches,
 )
 
 RNG = np.random.default_rng(1)
@@ -32,27 +37,45 @@ ORDER = (
 )
 
 
-def squared_error(w: tf.Variable, b: tf.Variable) -> UpdateSpec:
-    def loss(minibatch: dict[str, Any], coefficients: dict[str, Any]) -> Any:
+def squared_error(w: tf.Variable, b: tf.Variable) -> Loss:
+    def loss(minibatch: dict[str, Any], knobs: dict[str, Any]) -> Any:
         errors = tf.linalg.matvec(minibatch["x"], w) + b - minibatch["y"]
         mse = tf.reduce_mean(tf.square(errors))
-        return coefficients["scale"] * mse, {"mse": mse}
+        return knobs["scale"] * mse, {"mse": mse}
 
-    return UpdateSpec(loss, ("mse",), ("lr", "scale"))
+    return loss
 
 
-def make(
-    xla: Any = "on", *, grad_clip: float | None = None, **options: Any
-) -> tuple[CompiledUpdate, Any, Any]:
+def update_of(
+    loss: Any,
+    variables: Any,
+    optimizer: Any,
+    *,
+    knobs: Any = ("lr",),
+    grad_clip: float | None = None,
+    xla: Any = "auto",
+    num_epochs: int = 1,
+    **options: Any,
+) -> CompiledUpdate:
+    step = descend(variables, loss, optimizer, clip=grad_clip)
+    return CompiledUpdate(epochs(num_epochs, minibatches(4, step), **options), knobs, xla=xla)
+
+
+def make(xla: Any = "on", **options: Any) -> tuple[CompiledUpdate, Any, Any]:
     w, b = tf.Variable([0.5, 0.0, 0.0]), tf.Variable(0.0)
-    spec = squared_error(w, b)
-    if options:
-        spec = UpdateSpec(spec.loss, spec.metric_names, spec.coefficient_names, **options)
+    optimizer = keras.optimizers.SGD(0.1)
+    loss = squared_error(w, b)
     return (
-        CompiledUpdate(spec, [w, b], keras.optimizers.SGD(0.1), grad_clip=grad_clip, xla=xla),
+        update_of(loss, [w, b], optimizer, knobs=("lr", "scale"), xla=xla, **options),
         w,
         b,
     )
+
+
+def call(update: CompiledUpdate, batch: Any, knobs: Any, max_steps: int = 6) -> Any:
+    """Return the metrics, and whether the update was held."""
+    result = update(batch, ORDER, knobs, max_steps=max_steps)
+    return result.metrics, result.is_held
 
 
 def plain_loop(
@@ -73,7 +96,7 @@ def plain_loop(
 @pytest.mark.parametrize("clip", [None, 0.5])
 def test_runs_all_minibatches_in_the_given_order(xla: str, clip: float | None) -> None:
     update, w, b = make(xla, grad_clip=clip)
-    metrics, held = update(BATCH, ORDER, {"lr": 0.05, "scale": 2.0})
+    metrics, held = call(update, BATCH, {"lr": 0.05, "scale": 2.0})
     expected_w, expected_b, expected_error = plain_loop(0.05, 2.0, clip)
     np.testing.assert_allclose(w.numpy(), expected_w, rtol=1e-5)
     assert b.numpy() == pytest.approx(expected_b, rel=1e-4)
@@ -88,25 +111,25 @@ def test_runs_all_minibatches_in_the_given_order(xla: str, clip: float | None) -
 def test_a_non_finite_number_leaves_weights_and_optimiser_unchanged(xla: str, row: int) -> None:
     """Even if some minibatches before it were finite."""
     w, b = tf.Variable([0.5, 0.0, 0.0]), tf.Variable(0.0)
-    update = CompiledUpdate(
-        squared_error(w, b), [w, b], keras.optimizers.Adam(0.1), grad_clip=1.0, xla=xla
-    )
-    coefficients = {"lr": 0.1, "scale": 1.0}
-    update(BATCH, ORDER, coefficients)
-    before = [variable.numpy() for variable in (w, b, *update.optimizer.variables)]
+    optimizer = keras.optimizers.Adam(0.1)
+    loss = squared_error(w, b)
+    update = update_of(loss, [w, b], optimizer, knobs=("lr", "scale"), grad_clip=1.0, xla=xla)
+    knobs = {"lr": 0.1, "scale": 1.0}
+    call(update, BATCH, knobs)
+    before = [variable.numpy() for variable in (w, b, *update.optimizer_variables)]
     y = Y.copy()
     y[ORDER[2, 0] if row else ORDER[0, 0]] = np.nan
-    _, held = update({"x": X, "y": y}, ORDER, coefficients)
-    after = [variable.numpy() for variable in (w, b, *update.optimizer.variables)]
+    _, held = call(update, {"x": X, "y": y}, knobs)
+    after = [variable.numpy() for variable in (w, b, *update.optimizer_variables)]
     assert not held
     assert all(np.array_equal(x, z) for x, z in zip(before, after, strict=True))
-    _, held = update(BATCH, ORDER, coefficients)
+    _, held = call(update, BATCH, knobs)
     assert held
 
 
 def test_a_finite_loss_with_an_overflowing_gradient_is_skipped() -> None:
     update, w, _ = make()
-    _, held = update({"x": X * 1e15, "y": Y}, ORDER, {"lr": 0.1, "scale": 1e6})
+    _, held = call(update, {"x": X * 1e15, "y": Y}, {"lr": 0.1, "scale": 1e6})
     assert not held
     np.testing.assert_array_equal(w.numpy(), [0.5, 0.0, 0.0])
 
@@ -114,7 +137,7 @@ def test_a_finite_loss_with_an_overflowing_gradient_is_skipped() -> None:
 def test_ends_after_the_first_minibatch_above_the_limit() -> None:
     for limit, steps in ((0.0, 1), (1e9, 6)):
         update, w, _ = make(stop_when=("mse", limit))
-        metrics, held = update(BATCH, ORDER, {"lr": 0.05, "scale": 1.0})
+        metrics, held = call(update, BATCH, {"lr": 0.05, "scale": 1.0})
         assert held
         assert metrics["num_sgd_steps"] == steps
         np.testing.assert_allclose(
@@ -136,11 +159,13 @@ def test_a_metric_of_the_last_epoch_is_the_mean_over_its_minibatches_only(xla: s
         "errors rise, so that the fourth can be the first above a limit"
     )
     limit = (max(errors[:3]) + errors[3]) / 2
-    metrics, _ = make(xla, last_epoch=("mse", 2))[0](BATCH, ORDER, {"lr": -0.1, "scale": 1.0})
+    last: Any = {"num_epochs": 2, "last_epoch_of": "mse"}
+    update, *_ = make(xla, **last)
+    metrics, _ = call(update, BATCH, {"lr": -0.1, "scale": 1.0})
     assert metrics["mse"] == pytest.approx(means[5], rel=1e-4)
     assert metrics["mse_last_epoch"] == pytest.approx(np.mean(errors[3:]), rel=1e-4)
-    update, *_ = make(xla, last_epoch=("mse", 2), stop_when=("mse", limit))
-    metrics, _ = update(BATCH, ORDER, {"lr": -0.1, "scale": 1.0})
+    update, *_ = make(xla, **last, stop_when=("mse", limit))
+    metrics, _ = call(update, BATCH, {"lr": -0.1, "scale": 1.0})
     assert metrics["num_sgd_steps"] == 4
     assert metrics["mse_last_epoch"] == pytest.approx(errors[3], rel=1e-4)
 
@@ -149,8 +174,11 @@ def test_auto_takes_xla_for_dense_layers_and_a_plain_graph_for_convolutions(capl
     dense, _, _ = make("auto")
     assert dense.mode == "xla"
     kernel = tf.Variable(tf.zeros([3, 3, 1, 2]))
-    spec = UpdateSpec(lambda m, c: (tf.reduce_sum(kernel) * c["lr"], {}), (), ("lr",))
-    convolutional = CompiledUpdate(spec, [kernel], keras.optimizers.SGD(0.1), grad_clip=None)
+    convolutional = update_of(
+        lambda columns, knobs: (tf.reduce_sum(kernel) * knobs["lr"], {}),
+        [kernel],
+        keras.optimizers.SGD(0.1),
+    )
     assert convolutional.mode == "graph"
     with caplog.at_level(logging.INFO):
         convolutional.warm_up(BATCH, ORDER)
@@ -165,9 +193,7 @@ def uncompilable(xla: Any) -> CompiledUpdate:
         length = tf.strings.length(tf.strings.as_string(minibatch["y"][0]))
         return tf.reduce_sum(w) * coefficients["lr"] * tf.cast(length, tf.float32), {}
 
-    return CompiledUpdate(
-        UpdateSpec(loss, (), ("lr",)), [w], keras.optimizers.SGD(0.1), grad_clip=None, xla=xla
-    )
+    return update_of(loss, [w], keras.optimizers.SGD(0.1), xla=xla)
 
 
 def test_auto_falls_back_to_a_plain_graph_with_a_warning_if_xla_fails(caplog: Any) -> None:
@@ -175,22 +201,23 @@ def test_auto_falls_back_to_a_plain_graph_with_a_warning_if_xla_fails(caplog: An
     update.warm_up(BATCH, ORDER)
     assert update.mode == "graph"
     assert "WARNING  aiorl.learning" in caplog.text
-    assert update(BATCH, ORDER, {"lr": 0.1})[1]
+    assert call(update, BATCH, {"lr": 0.1})[1]
 
 
 def test_a_full_disk_for_compiled_updates_does_not_end_training(caplog: Any) -> None:
     """TensorFlow reports it as an error of the update."""
     assert "persistent_cache_directory" in os.environ["TF_XLA_FLAGS"], "tests/conftest.py sets it"
     w = tf.Variable([1.0])
-    spec = UpdateSpec(
-        lambda batch, c: (tf.reduce_sum(w * batch["y"][:1] * c["lr"] + 0.17), {}), (), ("lr",)
+    update = update_of(
+        lambda columns, knobs: (tf.reduce_sum(w * columns["y"][:1] * knobs["lr"] + 0.17), {}),
+        [w],
+        keras.optimizers.SGD(0.1),
     )
-    update = CompiledUpdate(spec, [w], keras.optimizers.SGD(0.1), grad_clip=None, xla="auto")
     with disk_full_after(1 << 13):
         update.warm_up(BATCH, ORDER)
     assert update.mode == "graph"
     assert "WARNING  aiorl.learning" in caplog.text
-    assert update(BATCH, ORDER, {"lr": 0.1})[1]
+    assert call(update, BATCH, {"lr": 0.1})[1]
 
 
 def test_requested_xla_that_fails_is_an_error_with_a_hint() -> None:
@@ -200,46 +227,51 @@ def test_requested_xla_that_fails_is_an_error_with_a_hint() -> None:
 
 
 @pytest.mark.parametrize("xla", ["on", "off"])
-def test_phases_learn_after_the_loss_from_its_results_each_at_its_own_rate_and_interval(
+def test_steps_of_a_chain_learn_from_earlier_ones_each_at_its_own_rate_and_interval(
     xla: Any,
 ) -> None:
-    """One phase follows the variable that has just moved; one is due at every third step, counting
-    earlier ones.
+    """One step follows the variable that has just moved; one is due at every third minibatch,
+    counting earlier ones.
     """
     w, follower, rare = tf.Variable(1.0), tf.Variable(0.0), tf.Variable(0.0)
 
-    def loss(minibatch: Any, coefficients: Any) -> Any:
-        return w * minibatch["x"], {"seen": w + 0.0}
+    def loss(minibatch: Any, knobs: Any) -> Any:
+        return w * minibatch["x"], {"seen": tf.stack([w + 0.0])}
 
-    def follow(minibatch: Any, coefficients: Any) -> Any:
-        return -follower * (tf.convert_to_tensor(w) + minibatch["seen"]), {
-            "w": tf.convert_to_tensor(w)
-        }
+    def follow(minibatch: Any, knobs: Any) -> Any:
+        now = tf.convert_to_tensor(w)
+        moved = -follower * (now + minibatch["seen"][0])
+        return moved, {"w": now, "w_now": tf.stack([now])}
 
-    def seldom(minibatch: Any, coefficients: Any) -> Any:
-        return rare * minibatch["w"] - rare * minibatch["w"] - rare, {}
+    def seldom(minibatch: Any, knobs: Any) -> Any:
+        now = minibatch["w_now"][0]
+        return rare * now - rare * now - rare, {}
 
-    phases = (
-        Phase("follower", follow, ("w",), [follower], keras.optimizers.SGD(1.0), "other_lr"),
-        Phase("rare", seldom, (), [rare], keras.optimizers.SGD(1.0), every=3),
+    def sgd() -> Any:
+        return keras.optimizers.SGD(1.0)
+
+    steps = chain(
+        descend([w], loss, sgd()),
+        descend([follower], follow, sgd(), name="follower", lr="other_lr"),
+        every(3, descend([rare], seldom, sgd(), name="rare")),
     )
-    spec = UpdateSpec(loss, (), ("lr", "other_lr", STEPS_BEFORE), is_stacked=True, phases=phases)
-    update = CompiledUpdate(spec, [w], keras.optimizers.SGD(1.0), grad_clip=None, xla=xla)
+    update = CompiledUpdate(drawn(steps, write_back=()), ("lr", "other_lr", STEPS_BEFORE), xla=xla)
     batch = {"x": np.ones(4, np.float32)}
-    coefficients = {"lr": 0.5, "other_lr": 2.0, STEPS_BEFORE: 1.0}
-    metrics, held = update(batch, None, coefficients, max_steps=1)
-    assert held
+    knobs = {"lr": 0.5, "other_lr": 2.0, STEPS_BEFORE: 1.0}
+    result = update(batch, None, knobs, max_steps=1)
+    assert result.is_held
     assert (w.numpy(), follower.numpy(), rare.numpy()) == (0.5, 2.0 * (0.5 + 1.0), 0.0)
-    assert metrics["follower_grad_gnorm"] == 1.5
-    assert "rare_loss" not in metrics
-    metrics, _ = update(batch, None, {**coefficients, STEPS_BEFORE: 2.0})
+    assert result.metrics["follower_grad_gnorm"] == 1.5
+    assert result.metrics["w"] == 0.5
+    assert "rare_loss" not in result.metrics
+    metrics = update(batch, None, {**knobs, STEPS_BEFORE: 2.0}, max_steps=4).metrics
     assert rare.numpy() == 1.0  # at the third and the sixth step, the latter by lr 0.5
     assert metrics["rare_grad_gnorm"] == 1.0
     before = [
         float(variable.numpy()) for variable in (w, follower, rare, *update.optimizer_variables)
     ]
-    _, held = update({"x": np.array([1, 1, 1, np.nan], np.float32)}, None, coefficients)
-    assert not held
+    bad = {"x": np.array([1, 1, 1, np.nan], np.float32)}
+    assert not update(bad, None, knobs, max_steps=4).is_held
     assert [
         float(variable.numpy()) for variable in (w, follower, rare, *update.optimizer_variables)
     ] == before
