@@ -51,6 +51,7 @@ from aiorl.learning.algorithms.streaming import (
     transitions,
 )
 from aiorl.learning.algorithms.surrogate import SurrogateKeys, surrogate_update
+from aiorl.learning.compiled import CompiledUpdate
 from aiorl.learning.experience import advantages, on_policy, returns
 from aiorl.learning.learner import Learner
 from aiorl.learning.losses import masked_mean
@@ -82,6 +83,7 @@ __all__ = [
     "ActorReplayConfig",
     "Adaptation",
     "Algorithm",
+    "CompiledUpdate",
     "DQNConfig",
     "Experience",
     "Feed",

@@ -14,7 +14,7 @@ none of it again. `aiorl.learning.compiled.CompiledUpdate` compiles a loop.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -202,7 +202,8 @@ def descend(
     """Return a step of an optimiser against the gradient of a loss.
 
     Args:
-        variables: variables to train. Their gradients are 0 where the loss doesn't use them.
+        variables: variables to train, TensorFlow's or Keras's. Their gradients are 0 where the loss
+            doesn't use them.
         loss: loss of a minibatch.
         optimizer: optimiser of these variables alone; it is built for them here.
         clip: largest global norm of a gradient; None = not clipped.
@@ -212,6 +213,8 @@ def descend(
         name: prefix of the metrics "NAME_loss" and "NAME_grad_gnorm" (norm of the gradient before
             it is clipped); without a name they are "loss" and "grad_gnorm".
     """
+    # a variable of Keras holds one of TensorFlow
+    variables = [item if isinstance(item, tf.Variable) else item.value for item in variables]
     optimizer.build(variables)
     return Descent(
         loss=loss,
@@ -315,12 +318,13 @@ def of_policy(policy_id: str, step: Step) -> Step:
     """Return a step that sees the columns of one policy, for a minibatch of several policies.
 
     Such a minibatch is a mapping from the policies' ids to their columns, in which rows of the same
-    number belong together. Metrics get the prefix "ID/"; so do tensors for later steps, which see
-    them next to the policies.
+    number belong together. The step also sees tensors of earlier steps that saw all policies. Its
+    own metrics and tensors get the prefix "ID/".
     """
 
     def run(columns: Tensors, knobs: Tensors, count: tf.Tensor) -> Outcome:
-        outcome = step.run(columns[policy_id], knobs, count)
+        shared = {name: part for name, part in columns.items() if not isinstance(part, Mapping)}
+        outcome = step.run({**shared, **columns[policy_id]}, knobs, count)
         metrics = {f"{policy_id}/{name}": metric for name, metric in outcome.metrics.items()}
         tensors = {f"{policy_id}/{name}": tensor for name, tensor in outcome.tensors.items()}
         return Outcome(metrics, tensors)
