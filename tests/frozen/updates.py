@@ -3,25 +3,32 @@ algorithm, after a few updates with made-up fragments.
 
     python tests/frozen/updates.py record FOLDER [--compiled] [NAME ...]
     python tests/frozen/updates.py compare FOLDER OTHER
+    python tests/frozen/updates.py digest
 
 `record` writes one file per variant; `compare` lists the arrays that differ between two folders.
 Run it on two revisions to see whether a change leaves the updates as they were, bit for bit.
+`digest` writes updates.json, which test_updates.py compares with: a hash of each variant, and some
+of its numbers for machines whose arithmetic rounds otherwise.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
+import tensorflow as tf
 from gymnasium import spaces
 from numpy.typing import NDArray
 
 ROOT = Path(__file__).parents[2]
+DIGESTS = Path(__file__).with_name("updates.json")
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
 
 from algorithm_cases import gradients_of, make_fragment  # noqa: E402
@@ -227,6 +234,47 @@ def _fragment(subject: Subject, seed: int, index: int) -> Arrays:
     return fragment
 
 
+def machine() -> str:
+    """Return what the last bits of a result depend on: TensorFlow and the processor."""
+    flags = [
+        line.partition(":")[2].split()
+        for line in Path("/proc/cpuinfo").read_text().splitlines()
+        if line.startswith(("flags", "model name"))
+    ]
+    known = sorted({flag for line in flags for flag in line})
+    text = json.dumps([tf.__version__, keras.__version__, np.__version__, known])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def digest_of(arrays: Arrays) -> dict[str, Any]:
+    """Return a hash of all arrays; and, after the last update, the metrics and the norm of each
+    kind of tensor.
+    """
+    text = hashlib.sha256()
+    last = f"{NUM_UPDATES - 1}/"
+    figures: dict[str, float] = {}
+    squares: dict[str, float] = {}
+    for name in sorted(arrays):
+        text.update(name.encode())
+        text.update(np.ascontiguousarray(arrays[name]).tobytes())
+        _, _, rest = name.partition(last)
+        if rest.startswith("metrics/"):
+            figures[rest] = float(arrays[name])
+        elif rest:
+            kind = rest.partition("/")[0]
+            square = float(np.square(arrays[name], dtype=np.float64).sum())
+            squares[kind] = squares.get(kind, 0.0) + square
+    norms = {f"norm of {kind}": square**0.5 for kind, square in squares.items()}
+    return {"sha256": text.hexdigest(), "figures": {**figures, **norms}}
+
+
+def digest() -> None:
+    """Write `DIGESTS`."""
+    variants = {name: digest_of(run(name, compiled=False)) for name in VARIANTS}
+    found = {"machine": machine(), "variants": variants}
+    DIGESTS.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
 def record(folder: Path, names: Sequence[str], *, compiled: bool) -> None:
     """Write one file for each variant into `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -271,7 +319,11 @@ def _difference(one: NDArray[Any] | None, other: NDArray[Any] | None) -> str:
 
 def main(arguments: Sequence[str]) -> int:
     """Run a command of the module's docstring."""
-    command, folder, *more = arguments
+    command, *words = arguments
+    if command == "digest":
+        digest()
+        return 0
+    folder, *more = words
     if command == "record":
         names = [name for name in more if not name.startswith("--")]
         record(Path(folder), names, compiled="--compiled" in more)

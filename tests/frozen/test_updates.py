@@ -1,0 +1,50 @@
+"""Updates do what they did when they were recorded, bit for bit on the machine that recorded them.
+
+On another processor, or with another TensorFlow, arithmetic rounds otherwise; numbers are then
+compared within a tolerance. After a change that is meant to change updates, run
+`python tests/frozen/updates.py digest`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+PATH = Path(__file__).with_name("updates.py")
+RECORDED: dict[str, Any] = json.loads(PATH.with_suffix(".json").read_text(encoding="utf-8"))
+QUICK = {"a3c-gradients", "appo", "cql-box", "dqn-rainbow", "impala-lstm", "marwil", "ppo-penalty"}
+
+
+@pytest.fixture(scope="module")
+def updates() -> ModuleType:
+    """Return the module that records updates."""
+    spec = importlib.util.spec_from_file_location("frozen_updates", PATH)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in QUICK else pytest.mark.slow)
+        for name in RECORDED["variants"]
+    ],
+)
+def test_updates_are_those_recorded(updates: ModuleType, name: str) -> None:
+    expected = RECORDED["variants"][name]
+    found = updates.digest_of(updates.run(name, compiled=False))
+    assert found["figures"] == pytest.approx(expected["figures"], rel=1e-3, abs=1e-5)
+    if updates.machine() == RECORDED["machine"]:
+        assert found["sha256"] == expected["sha256"]
+
+
+def test_every_variant_is_recorded(updates: ModuleType) -> None:
+    assert set(RECORDED["variants"]) == set(updates.VARIANTS)
