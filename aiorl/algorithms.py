@@ -7,8 +7,6 @@ from aiorl.config.key import changed, key
 from aiorl.data import columns
 from aiorl.data.fragment import SamplePlan
 from aiorl.learning.actor_critic import (
-    adam,
-    adam_of_multiplier,
     likelihood_loss,
     rows_forward,
     schedules,
@@ -51,14 +49,14 @@ from aiorl.learning.algorithms.streaming import (
     transitions,
 )
 from aiorl.learning.algorithms.surrogate import SurrogateKeys, surrogate_update
-from aiorl.learning.compiled import CompiledUpdate
+from aiorl.learning.compiled import CompiledUpdate, adam, adam_of_multiplier
 from aiorl.learning.experience import advantages, on_policy, returns
 from aiorl.learning.learner import Learner
 from aiorl.learning.losses import masked_mean
 from aiorl.learning.losses.policy_gradient import actor_critic_loss, masked_normalise
 from aiorl.learning.models.distributions import to_tf_distribution
 from aiorl.learning.replay.replay import Replay
-from aiorl.learning.replayed import replay_knobs, replayed
+from aiorl.learning.replayed import per_row, replay_knobs, replayed
 from aiorl.learning.rows import sequence_columns
 from aiorl.learning.steps import (
     Loss,
@@ -73,7 +71,6 @@ from aiorl.learning.steps import (
     guarded,
     minibatches,
     of_policy,
-    per_row,
     prepare,
 )
 

@@ -52,8 +52,8 @@ from aiorl.errors import (
     described,
     nearest,
 )
+from aiorl.learning.algorithm import want_stored_experience
 from aiorl.learning.algorithms.registry import config_class
-from aiorl.learning.experience import want_stored_experience
 from aiorl.process.imports import prepare_import
 from aiorl.process.machine import is_debugged, on_debugger
 from aiorl.process.program import CTRL_C, keep_output_from_failing

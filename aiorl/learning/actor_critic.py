@@ -1,5 +1,5 @@
 """Parts of algorithms with a policy and values: forward passes over minibatches, a loss of weighted
-likelihoods, optimisers and schedules.
+likelihoods, and schedules.
 """
 
 from __future__ import annotations
@@ -8,11 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from aiorl.acting.exploration import Schedule
-from aiorl.config.schema import CommonConfig
 from aiorl.data import columns as c
 from aiorl.learning.algorithm import Adaptation, Update
 from aiorl.learning.algorithms.actor_critic_config import ActorCriticKeys
-from aiorl.learning.compiled import keras_optimizer
 from aiorl.learning.lazy import Tensors, tf
 from aiorl.learning.losses import masked_mean
 from aiorl.learning.losses.policy_gradient import actor_critic_loss
@@ -25,21 +23,6 @@ if TYPE_CHECKING:
 
 Weigh = Callable[[Tensors, "tf.Tensor", Tensors], tuple["tf.Tensor", Tensors]]
 """(columns, values, knobs) of a minibatch -> (weight of each row, metrics)."""
-
-
-def adam(config: CommonConfig, epsilon: float) -> Any:  # Any: a Keras optimiser
-    """Return Adam with this `epsilon`, and the learning rate and the optimiser options of the
-    config.
-    """
-    return keras_optimizer("Adam", config.optimizer, learning_rate=config.lr, epsilon=epsilon)
-
-
-def adam_of_multiplier(config: CommonConfig, epsilon: float) -> Any:  # Any: a Keras optimiser
-    """Return Adam with this `epsilon` for a single number that weighs losses.
-
-    It ignores the user's options, which are for networks.
-    """
-    return keras_optimizer("Adam", {}, learning_rate=config.lr, epsilon=epsilon)
 
 
 def schedules(config: ActorCriticKeys) -> dict[str, Schedule]:

@@ -24,7 +24,7 @@ from aiorl.config.schema import CommonConfig
 from aiorl.data.columns import DEFAULT_POLICY_ID, Piece
 from aiorl.data.fragment import SamplePlan
 from aiorl.data.obs_layout import ObsLayout
-from aiorl.errors import CheckpointError, InternalError
+from aiorl.errors import CheckpointError, ConfigError, InternalError
 from aiorl.learning.algorithms.shared_config import SDEKeys
 from aiorl.learning.steps import Loop, TargetNetwork
 
@@ -482,3 +482,14 @@ def acting_settings_of(kind: type[Algorithm[Any]], config: CommonConfig) -> dict
     if config.exploration is None:
         return settings
     return {**settings, "exploration": config.exploration}
+
+
+def want_stored_experience(config: CommonConfig) -> None:
+    """Raise ConfigError if the config names no stored experience."""
+    if config.input == "sampler":
+        raise ConfigError(
+            f"{config.algo} learns from stored experience, but input names none.",
+            key="input",
+            value=config.input,
+            hint='Name files, such as --input "data/*.json". A run with --output DIR writes them.',
+        )

@@ -18,6 +18,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from aiorl.config.schema import CommonConfig
 from aiorl.errors import ConfigError
 from aiorl.learning.lazy import Tensors, tf
 from aiorl.learning.steps import MAX_METRICS, Loop, guarded
@@ -350,3 +351,18 @@ def keras_optimizer(
             value=dict(options),
             hint=f"See https://keras.io/api/optimizers/{name.lower()}.",
         ) from error
+
+
+def adam(config: CommonConfig, epsilon: float) -> Any:  # Any: a Keras optimiser
+    """Return Adam with this `epsilon`, and the learning rate and the optimiser options of the
+    config.
+    """
+    return keras_optimizer("Adam", config.optimizer, learning_rate=config.lr, epsilon=epsilon)
+
+
+def adam_of_multiplier(config: CommonConfig, epsilon: float) -> Any:  # Any: a Keras optimiser
+    """Return Adam with this `epsilon` for a single number that weighs losses.
+
+    It ignores the user's options, which are for networks.
+    """
+    return keras_optimizer("Adam", {}, learning_rate=config.lr, epsilon=epsilon)

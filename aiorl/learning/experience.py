@@ -17,7 +17,7 @@ import numpy as np
 from aiorl.config.schema import CommonConfig
 from aiorl.data.fragment import SamplePlan
 from aiorl.errors import ConfigError
-from aiorl.learning.algorithm import Feed, LeasePlan, Update
+from aiorl.learning.algorithm import Feed, LeasePlan, Update, want_stored_experience
 from aiorl.learning.algorithms.actor_critic_config import ActorCriticKeys
 from aiorl.learning.compiled import Mode
 from aiorl.learning.gradients import Gradients
@@ -34,17 +34,6 @@ _COPIES = 2
 _NUMBERS_OF_A_ROW = 5
 """Numbers that each row has at least besides observation and action: its likelihood, value, return
 and so on."""
-
-
-def want_stored_experience(config: CommonConfig) -> None:
-    """Raise ConfigError if the config names no stored experience."""
-    if config.input == "sampler":
-        raise ConfigError(
-            f"{config.algo} learns from stored experience, but input names none.",
-            key="input",
-            value=config.input,
-            hint='Name files, such as --input "data/*.json". A run with --output DIR writes them.',
-        )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
@@ -16,17 +16,25 @@ from aiorl.data import columns as c
 from aiorl.data.arrays import first_not_finite
 from aiorl.data.columns import Piece
 from aiorl.data.fragment import SamplePlan, refuse_others
-from aiorl.learning.algorithm import Array, Batch, Feed, LeasePlan, Round, Update
+from aiorl.learning.algorithm import (
+    Array,
+    Batch,
+    Feed,
+    LeasePlan,
+    Round,
+    Update,
+    want_stored_experience,
+)
 from aiorl.learning.algorithms.replay_config import ReplayKeys
-from aiorl.learning.experience import want_stored_experience
 from aiorl.learning.lazy import Tensors, tf
+from aiorl.learning.losses.q_learning import weighted_mean
 from aiorl.learning.replay.pieces import Pieces
 from aiorl.learning.replay.priorities import Prioritised
 from aiorl.learning.replay.replay import Replay, Sample
 from aiorl.learning.replay.ring import Snapshot
 from aiorl.learning.replay.spec import ReplaySpec, check_fits
 from aiorl.learning.rows import model_columns
-from aiorl.learning.steps import STEPS_BEFORE, WEIGHTS, Loop, prepare
+from aiorl.learning.steps import STEPS_BEFORE, WEIGHTS, Loop, Loss, prepare
 
 if TYPE_CHECKING:
     from aiorl.learning.models.actor_critic import ActorCritic
@@ -155,6 +163,28 @@ def replayed(
 def replay_knobs(config: ReplayKeys) -> dict[str, Schedule]:
     """Return the knob "lr"."""
     return {"lr": Schedule.of(config.lr, config.lr_schedule, key="lr_schedule")}
+
+
+def per_row(
+    judge: Callable[[Tensors, Tensors], tuple[tf.Tensor, tf.Tensor, Tensors]],
+) -> Loss:
+    """Return the loss of a drawn minibatch whose rows have importance weights and priorities.
+
+    Args:
+        judge: (columns, knobs) -> (losses [B], absolute TD errors [B], further tensors).
+
+    Returns:
+        Loss that is the weighted mean of the losses. It gives the metric "mean_td_error", and the
+        errors as `aiorl.data.columns.PRIORITIES`, which `drawn` can write back.
+    """
+
+    def loss(columns: Tensors, knobs: Tensors) -> tuple[tf.Tensor, Tensors]:
+        losses, errors, tensors = judge(columns, knobs)
+        errors = tf.stop_gradient(errors)
+        metrics = {**tensors, "mean_td_error": tf.reduce_mean(errors)}
+        return weighted_mean(losses, columns[WEIGHTS]), {**metrics, c.PRIORITIES: errors}
+
+    return loss
 
 
 def replay_spec(config: ReplayKeys, model: ActorCritic) -> ReplaySpec:

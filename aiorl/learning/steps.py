@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from aiorl.data.columns import PRIORITIES
 from aiorl.learning.lazy import Tensors, tf
-from aiorl.learning.losses.q_learning import weighted_mean
 
 if TYPE_CHECKING:
     from aiorl.learning.models.networks import Network
@@ -46,7 +45,6 @@ __all__ = [
     "guarded",
     "minibatches",
     "of_policy",
-    "per_row",
     "prepare",
 ]
 
@@ -330,28 +328,6 @@ def of_policy(policy_id: str, step: Step) -> Step:
         return Outcome(metrics, tensors)
 
     return Composed(run, (step,))
-
-
-def per_row(
-    judge: Callable[[Tensors, Tensors], tuple[tf.Tensor, tf.Tensor, Tensors]],
-) -> Loss:
-    """Return the loss of a drawn minibatch whose rows have importance weights and priorities.
-
-    Args:
-        judge: (columns, knobs) -> (losses [B], absolute TD errors [B], further tensors).
-
-    Returns:
-        Loss that is the weighted mean of the losses. It gives the metric "mean_td_error", and the
-        errors as PRIORITIES, which `drawn` can write back.
-    """
-
-    def loss(columns: Tensors, knobs: Tensors) -> tuple[tf.Tensor, Tensors]:
-        losses, errors, tensors = judge(columns, knobs)
-        errors = tf.stop_gradient(errors)
-        metrics = {**tensors, "mean_td_error": tf.reduce_mean(errors)}
-        return weighted_mean(losses, columns[WEIGHTS]), {**metrics, PRIORITIES: errors}
-
-    return loss
 
 
 class TargetNetwork:

@@ -8,10 +8,11 @@ from typing import ClassVar
 
 from aiorl.config.key import changed
 from aiorl.data import columns as c
-from aiorl.learning.actor_critic import adam, likelihood_loss, update_by_loss
+from aiorl.learning.actor_critic import likelihood_loss, update_by_loss
 from aiorl.learning.algorithm import Algorithm, Experience, Networks, Update
 from aiorl.learning.algorithms.actor_critic_config import ActorCriticKeys
 from aiorl.learning.algorithms.on_policy import OnPolicyConfig
+from aiorl.learning.compiled import adam
 from aiorl.learning.experience import advantages, on_policy
 from aiorl.learning.lazy import Tensors, tf
 from aiorl.learning.losses.policy_gradient import masked_normalise

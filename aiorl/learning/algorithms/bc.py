@@ -5,9 +5,10 @@ from __future__ import annotations
 from aiorl.config.key import changed
 from aiorl.data import columns as c
 from aiorl.data.fragment import SamplePlan
-from aiorl.learning.actor_critic import adam, likelihood_loss, update_by_loss
+from aiorl.learning.actor_critic import likelihood_loss, update_by_loss
 from aiorl.learning.algorithm import Algorithm, Experience, Networks, Update
 from aiorl.learning.algorithms.imitation import ImitationConfig, stored
+from aiorl.learning.compiled import adam
 from aiorl.learning.lazy import Tensors, tf
 from aiorl.learning.rows import sequence_columns
 

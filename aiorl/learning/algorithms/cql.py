@@ -12,11 +12,11 @@ from gymnasium import spaces
 
 from aiorl.config.key import changed, key
 from aiorl.data import columns as c
-from aiorl.learning.actor_critic import adam_of_multiplier
 from aiorl.learning.algorithm import Algorithm, Experience, Networks, Observations, Update
 from aiorl.learning.algorithms.critics import OF_STORED, build_actor, descend_with_adam, rate_of
 from aiorl.learning.algorithms.replay_config import OfflineReplayKeys
 from aiorl.learning.algorithms.sac import OF_CHOICES, SACConfig, SoftParts
+from aiorl.learning.compiled import adam_of_multiplier
 from aiorl.learning.lazy import Tensors, tf
 from aiorl.learning.losses.critics import (
     conservative_losses,

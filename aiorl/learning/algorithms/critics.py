@@ -16,12 +16,12 @@ from gymnasium import spaces
 from aiorl.acting.distributions import Categorical, make_distribution
 from aiorl.acting.exploration import Schedule
 from aiorl.data import columns as c
-from aiorl.learning.actor_critic import adam
 from aiorl.learning.algorithm import Observations, Update
 from aiorl.learning.algorithms.replay_config import ActorReplayKeys
+from aiorl.learning.compiled import adam
 from aiorl.learning.lazy import Tensors, tf
 from aiorl.learning.losses.q_learning import chosen
-from aiorl.learning.replayed import replay_knobs
+from aiorl.learning.replayed import per_row, replay_knobs
 from aiorl.learning.steps import (
     Descent,
     Loss,
@@ -32,7 +32,6 @@ from aiorl.learning.steps import (
     drawn,
     every,
     follow,
-    per_row,
 )
 
 if TYPE_CHECKING:

@@ -17,14 +17,14 @@ from aiorl.config.key import changed, key, refuse
 from aiorl.config.schema import Activation, CommonConfig, ModelConfig
 from aiorl.data import columns as c
 from aiorl.data.fragment import SamplePlan
-from aiorl.learning.actor_critic import adam
 from aiorl.learning.algorithm import Algorithm, Experience, Networks, Observations, Update
 from aiorl.learning.algorithms.replay_config import ReplayConfig, ReplayKeys
 from aiorl.learning.algorithms.shared_config import BATCH, LENGTH
+from aiorl.learning.compiled import adam
 from aiorl.learning.lazy import Tensors, tf
 from aiorl.learning.losses import masked_mean, q_learning
 from aiorl.learning.replay.sequences import FOLLOWING, TRAINED, Sequences, SequenceShape
-from aiorl.learning.replayed import SEEDS, Replayed, replay_knobs, replayed
+from aiorl.learning.replayed import SEEDS, Replayed, per_row, replay_knobs, replayed
 from aiorl.learning.rows import (
     by_time,
     flattened,
@@ -41,7 +41,6 @@ from aiorl.learning.steps import (
     drawn,
     every,
     follow,
-    per_row,
 )
 
 if TYPE_CHECKING:

@@ -9,9 +9,10 @@ from typing import Any, ClassVar
 from aiorl.config.key import changed, key
 from aiorl.data import columns as c
 from aiorl.data.fragment import SamplePlan
-from aiorl.learning.actor_critic import adam, likelihood_loss, update_by_loss
+from aiorl.learning.actor_critic import likelihood_loss, update_by_loss
 from aiorl.learning.algorithm import Algorithm, Experience, Networks, Update
 from aiorl.learning.algorithms.imitation import ImitationConfig, stored
+from aiorl.learning.compiled import adam
 from aiorl.learning.lazy import Tensors, tf
 from aiorl.learning.losses import masked_mean
 from aiorl.learning.losses.critics import imitation_weights

@@ -14,7 +14,6 @@ from aiorl.acting.distributions import Categorical
 from aiorl.config.key import changed, key
 from aiorl.config.schema import CommonConfig
 from aiorl.data import columns as c
-from aiorl.learning.actor_critic import adam_of_multiplier
 from aiorl.learning.algorithm import Algorithm, Experience, Networks, Observations, Update
 from aiorl.learning.algorithms.critics import (
     ACTOR_LR,
@@ -29,6 +28,7 @@ from aiorl.learning.algorithms.critics import (
 )
 from aiorl.learning.algorithms.replay_config import ActorReplayConfig, ActorReplayKeys, ReplayKeys
 from aiorl.learning.algorithms.shared_config import SDEKeys
+from aiorl.learning.compiled import adam_of_multiplier
 from aiorl.learning.lazy import Tensors, tf
 from aiorl.learning.losses.critics import (
     discrete_entropy,

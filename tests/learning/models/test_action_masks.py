@@ -20,6 +20,7 @@ from aiorl.data.obs_layout import LaidOutBox, MaskLayout, ObsLayout
 from aiorl.errors import PolicyError
 from aiorl.learning.algorithms.registry import algorithm_class
 from aiorl.learning.batch_buffers import PACKED
+from aiorl.learning.learner import Learner
 from aiorl.learning.models.catalog import build_model
 from aiorl.learning.models.distributions import to_tf_distribution
 from aiorl.learning.models.export import export_acting_graph
@@ -213,12 +214,12 @@ def test_an_update_does_not_change_weights_of_illegal_actions(algo, settings):
     config = kind.config_class.from_mapping(
         {**SHAPE, **own, "entropy_coeff": 0.1, "lr": 1e-2, "model": settings}
     )
-    algorithm, plan = kind(config, model), kind.sample_plan(config)
+    learner, plan = Learner(kind, config, model), kind.experience(config).sample_plan
     fragments = [legal_fragment(model, plan, seed, never) for seed in range(2)]
     before = model.get_weights()
-    batch = algorithm.make_batch(fragments)
+    batch = learner.make_batch(fragments)
     assert np.isfinite(batch[PACKED]).all()
-    result = algorithm.update(batch, 0)
+    result = learner.update(batch, 0)
     assert not result.skipped
     assert all(np.isfinite(value) for value in result.metrics.values())
     after = model.get_weights()
