@@ -308,11 +308,15 @@ class Experience(Protocol):
         """
 
 
-class Adaptation(Protocol):
-    """Knobs that an algorithm changes by the metrics of its updates."""
+class Adaptation:
+    """What an algorithm does after an update, for example to knobs, by the metrics of the update.
+
+    This class does nothing; algorithms override some of its methods.
+    """
 
     def knobs(self) -> Mapping[str, float]:
-        """Return the current values by name."""
+        """Return the current values of the knobs, by name."""
+        return {}
 
     def after_update(self, metrics: dict[str, float], updates: int) -> None:
         """Adapt to an update that was not skipped.
@@ -324,6 +328,7 @@ class Adaptation(Protocol):
 
     def state(self) -> dict[str, Any]:
         """Return the values to save, JSON-serialisable."""
+        return {}
 
     def set_state(self, values: Mapping[str, Any]) -> None:
         """Continue from values that `state` returned, which can be among others.

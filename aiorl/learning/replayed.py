@@ -104,7 +104,7 @@ class Replayed:
         """See `Experience`."""
         spec = replay_spec(self.config, model)
         replay = self.make_replay(spec, seed=int(rng.integers(1 << 62)))
-        return ReplayFeed(self, model, replay, update.loop, rng)
+        return ReplayFeed(self, model, replay, loop=update.loop, rng=rng)
 
     @staticmethod
     def check_room(policies: Sequence[tuple[Any, ActorCritic]]) -> None:

@@ -506,7 +506,7 @@ class Loop:
         num_steps, is_finite, _, totals, last_epoch, written = tf.while_loop(
             goes_on, body, (*start, tf.constant(0.0), written), parallel_iterations=1
         )
-        return LoopResult(is_finite, num_steps, totals, last_epoch, written)
+        return LoopResult(is_finite, num_steps, totals, last_epoch=last_epoch, written=written)
 
     def _goes_on(self, metrics: Tensors) -> tf.Tensor:
         """Return whether the minibatch with these metrics may be followed by another."""

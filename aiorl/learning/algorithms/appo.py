@@ -4,14 +4,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 from aiorl.config.key import changed, key
 from aiorl.data import columns as c
 from aiorl.learning.actor_critic import rows_forward
-from aiorl.learning.algorithm import Algorithm, Experience, Networks, Update
+from aiorl.learning.algorithm import Adaptation, Algorithm, Experience, Networks, Update
 from aiorl.learning.algorithms.actor_critic_config import divisors
 from aiorl.learning.algorithms.streaming import (
     DriftWarning,
@@ -121,28 +119,16 @@ class APPO(Algorithm[APPOConfig]):
         )
 
 
-class _TargetCopies:
-    """Makes the target network a copy of the online network after some updates; see `Adaptation`.
-
-    It changes no knobs.
-    """
+class _TargetCopies(Adaptation):
+    """Makes the target network a copy of the online network after some updates."""
 
     def __init__(self, target: TargetNetwork, period: int) -> None:
         self._target = target
         self._period = period
 
-    def knobs(self) -> dict[str, float]:
-        return {}
-
     def after_update(self, metrics: dict[str, float], updates: int) -> None:
         if updates % self._period == 0:
             self._target.take_over()
-
-    def state(self) -> dict[str, Any]:
-        return {}
-
-    def set_state(self, values: Mapping[str, Any]) -> None:
-        return
 
 
 def _with_judgement(

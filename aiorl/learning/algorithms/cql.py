@@ -8,14 +8,12 @@ import math
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from gymnasium import spaces
-
 from aiorl.config.key import changed, key
 from aiorl.data import columns as c
-from aiorl.learning.algorithm import Algorithm, Experience, Networks, Observations, Update
-from aiorl.learning.algorithms.critics import OF_STORED, build_actor, descend_with_adam, rate_of
+from aiorl.learning.algorithm import Algorithm, Networks, Update
+from aiorl.learning.algorithms.critics import OF_STORED, descend_with_adam, rate_of
 from aiorl.learning.algorithms.replay_config import OfflineReplayKeys
-from aiorl.learning.algorithms.sac import OF_CHOICES, SACConfig, SoftParts
+from aiorl.learning.algorithms.sac import OF_CHOICES, SAC, SACConfig, SoftParts
 from aiorl.learning.compiled import adam_of_multiplier
 from aiorl.learning.lazy import Tensors, tf
 from aiorl.learning.losses.critics import (
@@ -26,11 +24,11 @@ from aiorl.learning.losses.critics import (
 )
 from aiorl.learning.losses.q_learning import weighted_mean
 from aiorl.learning.models.distributions import to_tf_distribution
-from aiorl.learning.replayed import SEEDS, replayed
+from aiorl.learning.replayed import SEEDS
 from aiorl.learning.steps import WEIGHTS, descend
 
 if TYPE_CHECKING:
-    from aiorl.learning.models.actor_critic import ActorCritic
+    pass
 
 _WEIGHT_LR = "cql_weight_lr"
 _GAPS = "gaps"
@@ -76,27 +74,9 @@ class CQL(Algorithm[CQLConfig]):
 
     config_class = CQLConfig
 
-    @staticmethod
-    def experience(config: CQLConfig) -> Experience:
-        """Return rows of a replay, which stored experience fills."""
-        return replayed(config)
-
-    @staticmethod
-    def acting_settings(config: CQLConfig) -> dict[str, Any]:
-        """Return settings for sampled actions, and uniform ones at the start, if the run samples at
-        all.
-        """
-        return {"exploration": config.sampling(random_timesteps=config.random_timesteps)}
-
-    @staticmethod
-    def build_model(
-        config: CQLConfig,
-        observations: Observations,
-        action_space: spaces.Space[Any],
-        seed: int | None,
-    ) -> ActorCritic:
-        """Build the actor; see `Algorithm.build_model`."""
-        return build_actor(config, observations, action_space, seed)
+    experience = staticmethod(SAC.experience)
+    acting_settings = staticmethod(SAC.acting_settings)
+    build_model = staticmethod(SAC.build_model)
 
     @staticmethod
     def update(config: CQLConfig, networks: Networks) -> Update:

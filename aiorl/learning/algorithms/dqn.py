@@ -149,7 +149,11 @@ class DQNConfig(ReplayKeys, CommonConfig):
         )
         states = model_columns(model, state_columns(self, cells=1))
         return Sequences(
-            shape, tuple(model_columns(model, names)), tuple(states), self.gamma, self.n_step
+            shape,
+            tuple(model_columns(model, names)),
+            tuple(states),
+            gamma=self.gamma,
+            n=self.n_step,
         )
 
     def derived_sizes(self, fixed: Set[str]) -> dict[str, int]:

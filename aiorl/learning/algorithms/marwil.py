@@ -10,7 +10,7 @@ from aiorl.config.key import changed, key
 from aiorl.data import columns as c
 from aiorl.data.fragment import SamplePlan
 from aiorl.learning.actor_critic import likelihood_loss, update_by_loss
-from aiorl.learning.algorithm import Algorithm, Experience, Networks, Update
+from aiorl.learning.algorithm import Adaptation, Algorithm, Experience, Networks, Update
 from aiorl.learning.algorithms.imitation import ImitationConfig, stored
 from aiorl.learning.compiled import adam
 from aiorl.learning.lazy import Tensors, tf
@@ -87,10 +87,8 @@ class MARWIL(Algorithm[MARWILConfig]):
         return update_by_loss(config, model, loss, optimizer, adaptations=(AdvantageScale(config),))
 
 
-class AdvantageScale:
-    """Root of the moving mean square of the advantages, by which they are divided; see
-    `Adaptation`.
-    """
+class AdvantageScale(Adaptation):
+    """Root of the moving mean square of the advantages, by which they are divided."""
 
     def __init__(self, config: MARWILConfig) -> None:
         """Begin with the mean square of the config."""

@@ -14,7 +14,7 @@ from aiorl.config.schema import CommonConfig
 from aiorl.data import columns as c
 from aiorl.data.fragment import SamplePlan
 from aiorl.learning.actor_critic import sequence_forward_with_last
-from aiorl.learning.algorithm import LeasePlan
+from aiorl.learning.algorithm import Adaptation, LeasePlan
 from aiorl.learning.algorithms.actor_critic_config import ActorCriticKeys
 from aiorl.learning.algorithms.shared_config import BROADCAST_INTERVAL, SDEKeys, Table
 from aiorl.learning.compiled import adam, keras_optimizer
@@ -247,11 +247,8 @@ _LEAST_RHO = 0.3
 """Mean of the clipped ratios below which almost nothing is learned from the samples."""
 
 
-class DriftWarning:
-    """Warns, once, that the policy has moved far from the policies that sampled; see `Adaptation`.
-
-    It changes no knobs.
-    """
+class DriftWarning(Adaptation):
+    """Warns, once, that the policy has moved far from the policies that sampled."""
 
     def __init__(self, config: VTraceConfig, remedies: str) -> None:
         """Warn with advice.
@@ -263,10 +260,6 @@ class DriftWarning:
         self._config = config
         self._remedies = remedies
         self._has_warned = False
-
-    def knobs(self) -> dict[str, float]:
-        """See `Adaptation`."""
-        return {}
 
     def after_update(self, metrics: dict[str, float], updates: int) -> None:
         """See `Adaptation`."""
@@ -284,10 +277,3 @@ class DriftWarning:
             config.max_policy_lag,
             self._remedies,
         )
-
-    def state(self) -> dict[str, Any]:
-        """See `Adaptation`."""
-        return {}
-
-    def set_state(self, values: Mapping[str, Any]) -> None:
-        """See `Adaptation`."""

@@ -80,9 +80,8 @@ class SurrogateKeys(_OfActorCritic):
         self.clip_schedules()
 
 
-class KLPenalty:
-    """Weight of the penalty on the divergence from the old policy, which adapts to the divergence;
-    see `Adaptation`.
+class KLPenalty(Adaptation):
+    """Weight of the penalty on the divergence from the old policy, which adapts to the divergence.
 
     The divergence is the mean over the last epoch. Bounds and factors are RLlib's; the paper has
     1.5 and 1 / 1.5 times the target, and factors 2 and 1/2.

@@ -89,7 +89,9 @@ def vtrace(
     advantages of rlax (`vtrace_td_error_and_advantage`).
     """
     rhos = tf.exp(log_rhos)
-    following = _following(values, last_values, terminateds, truncateds, bootstrap_values)
+    following = _following(
+        values, last_values, terminateds, truncateds=truncateds, bootstrap=bootstrap_values
+    )
     deltas = tf.minimum(rho_bar, rhos) * (rewards + gamma * following - values)
     goes_on = (1.0 - terminateds) * (1.0 - truncateds)
     decays = gamma * lam * tf.minimum(c_bar, rhos) * goes_on
@@ -100,7 +102,10 @@ def vtrace(
     mixed = lam * vs + (1.0 - lam) * values
     advantages = (
         rewards
-        + gamma * _following(mixed, last_values, terminateds, truncateds, bootstrap_values)
+        + gamma
+        * _following(
+            mixed, last_values, terminateds, truncateds=truncateds, bootstrap=bootstrap_values
+        )
         - values
     )
     weights = tf.minimum(rho_bar_pg, rhos)

@@ -145,7 +145,14 @@ class ActorCritic(Network):
 
     def _make_branch(self, name: str, rng: np.random.Generator) -> Branch:
         num_previous = 0 if self._looks_at is None else self._looks_at.num_features + 1
-        return make_branch(name, self.layout, self.obs_dtype, self.config, rng, num_previous)
+        return make_branch(
+            name,
+            self.layout,
+            self.obs_dtype,
+            config=self.config,
+            rng=rng,
+            num_previous=num_previous,
+        )
 
     def _make_policy_head(
         self, rng: np.random.Generator, noise: SDESettings | None, *, gives_means: bool
@@ -275,7 +282,9 @@ class ActorCritic(Network):
         previous = self._previous(prev_actions, prev_rewards)
         parts = self._split(state)
         with self._using(weights):
-            dist_inputs, values, state_out, features = self._step(obs, mask, previous, parts, noise)
+            dist_inputs, values, state_out, features = self._step(
+                obs, mask, previous, parts=parts, noise=noise
+            )
             if for_acting and self._sde is not None:
                 own_shares = shares(features, tf.convert_to_tensor(self._log_std))
                 dist_inputs = tf.concat([dist_inputs, own_shares], axis=-1)
@@ -336,8 +345,8 @@ class ActorCritic(Network):
                         own_obs,
                         previous,
                         [tf.convert_to_tensor(item) for item in part],
-                        resets,
-                        steps,
+                        resets=resets,
+                        steps=steps,
                     )
                     for branch, part in self._split(state)
                 ]

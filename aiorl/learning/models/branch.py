@@ -511,8 +511,8 @@ def make_trunk(
         rng,
         channels_last(layout.shape, obs_dtype),
         filters,
-        hiddens if has_hiddens else (),
-        activation,
+        hiddens=hiddens if has_hiddens else (),
+        activation=activation,
         scale=scale,
         has_channels_first=has_channels_first,
     )
@@ -572,7 +572,9 @@ def nested_parts(layout: ObsLayout, config: ModelConfig) -> NestedParts | None:
             scale = _BYTE_SCALE if dtype == "uint8" and not layout.is_filtered else 1.0
             # filters of the user's own are followed by fcnet_hiddens only
             own_hiddens = () if config.conv_filters is not None else hiddens
-            images.append(ImagePart(place, shape, dtype, scale, filters, own_hiddens))
+            images.append(
+                ImagePart(place, shape, dtype, scale=scale, filters=filters, hiddens=own_hiddens)
+            )
         else:
             rest.append(place)
     return NestedParts(tuple(images), tuple(rest)) if images else None
@@ -621,8 +623,8 @@ def _make_parts_stack(
             rng,
             channels_last(image.shape, image.dtype),
             image.filters,
-            image.hiddens,
-            "relu",
+            hiddens=image.hiddens,
+            activation="relu",
             scale=image.scale,
             has_channels_first=channels_first(image.shape, image.dtype),
         )
@@ -630,7 +632,9 @@ def _make_parts_stack(
     ]
     num_features = sum(stack.num_outputs for stack in stacks)
     num_features += sum(place.stop - place.start for place in parts.rest)
-    return PartsStack(parts, stacks, make_stack(rng, (num_features,), (), hiddens, activation))
+    return PartsStack(
+        parts, stacks, make_stack(rng, (num_features,), (), hiddens=hiddens, activation=activation)
+    )
 
 
 def channels_first(obs_shape: tuple[int, ...], obs_dtype: str) -> bool:

@@ -62,7 +62,7 @@ class CustomActorCritic(ActorCritic):
         named = network.named_variables()
         if not self._gives_values:
             built_in = config.model_copy(update={"custom_model": None})
-            self._value_branch = make_branch("value", layout, obs_dtype, built_in, rng)
+            self._value_branch = make_branch("value", layout, obs_dtype, config=built_in, rng=rng)
             self._value_head = dense(rng, self._value_branch.num_outputs, 1, gain=1.0)
             named |= self._value_branch.named_variables() | layer_variables(
                 "value/head", self._value_head
@@ -125,7 +125,12 @@ def make_custom_model(
         )
     network = make_custom_network(layout, distribution.num_inputs, config, settings, seed=seed)
     return CustomActorCritic(
-        network, layout, obs_dtype, distribution, config, np.random.default_rng(seed)
+        network,
+        layout,
+        obs_dtype,
+        distribution=distribution,
+        config=config,
+        rng=np.random.default_rng(seed),
     )
 
 
@@ -179,7 +184,14 @@ def build_model(
                 value=True,
                 hint="Leave out use_sde or model.custom_model.",
             )
-        return make_custom_model(layout, str(obs_dtype), distribution, config, settings, seed=seed)
+        return make_custom_model(
+            layout, str(obs_dtype), distribution, config=config, settings=settings, seed=seed
+        )
     return ActorCritic(
-        layout, str(obs_dtype), distribution, config, np.random.default_rng(seed), noise
+        layout,
+        str(obs_dtype),
+        distribution,
+        config=config,
+        rng=np.random.default_rng(seed),
+        noise=noise,
     )

@@ -134,7 +134,9 @@ class Critics(Network):
         named: dict[str, Any] = {}
         for index in range(num_critics):
             sight = make_trunk(layout, obs_dtype, config, rng, has_hiddens=False)
-            hidden = make_stack(rng, (sight.num_outputs + num_actions,), (), hiddens, activation)
+            hidden = make_stack(
+                rng, (sight.num_outputs + num_actions,), (), hiddens=hiddens, activation=activation
+            )
             head = dense(rng, hidden.num_outputs, num_outputs, gain=_CRITIC_GAIN)
             self._networks.append((sight, hidden, head))
             own = sight.named_variables() | hidden.named_variables() | layer_variables("head", head)

@@ -83,8 +83,8 @@ class FunctionalNetwork:
                 self.layout,
                 self.obs_dtype,
                 self.distribution,
-                self._config,
-                self.model_config,
+                config=self._config,
+                settings=self.model_config,
                 seed=0,
             )
             self._custom.set_weights(self.weights)
@@ -225,7 +225,11 @@ class FunctionalNetwork:
                     pixels = ops.transpose(pixels, [0, 2, 3, 1])
                 images.append(
                     self._layers(
-                        f"{name}/image_{index}", pixels, image.filters, image.hiddens, "relu"
+                        f"{name}/image_{index}",
+                        pixels,
+                        image.filters,
+                        hiddens=image.hiddens,
+                        activation="relu",
                     )
                 )
             others = [features[:, place] for place in parts.rest]

@@ -186,7 +186,7 @@ class QNetwork(ActorCritic):
         looked_at = self._previous(*(previous or (None, None)))
         with self._using(weights):
             features = self._branches[0].sequence(
-                own_obs, looked_at, state, resets, steps, burn_in=burn_in
+                own_obs, looked_at, state, resets=resets, steps=steps, burn_in=burn_in
             )
             return self._q(features, mask, noise), mask
 
