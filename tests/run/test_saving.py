@@ -191,7 +191,7 @@ class Group:
 
     def __init__(self) -> None:
         self.states: list[Any] = []
-        self.algorithms: dict[str, Any] = {}
+        self.learners: dict[str, Any] = {}
 
     def set_state(self, state: Any) -> None:
         self.states.append(state)
