@@ -26,7 +26,7 @@ Weigh = Callable[[Tensors, "tf.Tensor", Tensors], tuple["tf.Tensor", Tensors]]
 
 
 def schedules(config: ActorCriticKeys) -> dict[str, Schedule]:
-    """Return the knobs "lr", "entropy_coeff" and "vf_loss_coeff"."""
+    """Return the knobs "lr", "entropy_coeff" and "vf_loss_coeff" of a `config`."""
     entropy = config.entropy_coeff_schedule
     return {
         "lr": Schedule.of(config.lr, config.lr_schedule, key="lr_schedule"),
@@ -146,7 +146,7 @@ def sequence_forward(
 
     Args:
         model: network to run.
-        columns: columns by name.
+        columns: columns [T, M, ...] by name.
         weights: tensors by name to use instead of the network's own weights.
     """
     resets = state_resets(columns[c.TERMINATEDS], columns[c.TRUNCATEDS], columns[c.VALID])

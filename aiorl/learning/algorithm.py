@@ -1,4 +1,4 @@
-"""What an algorithm is: the experience it learns from, an update of steps, and how it acts.
+"""An algorithm: the experience it learns from, an update of steps, and how it acts.
 
 Everything outside `aiorl.learning` uses these types and knows no algorithm by name. An
 `Algorithm` says what it needs from the config alone, so that leases and sampling can be planned
@@ -187,7 +187,7 @@ class Feed(ABC):
         """Yield the minibatches that are due after `make_batch`.
 
         Args:
-            batch: result of `make_batch`.
+            batch: result of `make_batch`, arrays of any shape.
             env_steps_total: env steps trained on before this batch; schedules depend on it.
         """
 
@@ -197,7 +197,9 @@ class Feed(ABC):
 
     @abstractmethod
     def first_not_finite(self, made: Round) -> str:
-        """Return the first column of a round with a non-finite number; "" if all are finite."""
+        """Return the first column of a round, `made`, with a non-finite number; "" if all are
+        finite.
+        """
 
     def take_back(self, made: Round, written: Mapping[str, Array]) -> None:
         """Take the columns that a round's call wrote for its rows; not called if it was skipped.
@@ -261,7 +263,7 @@ class Feed(ABC):
 
 
 class Experience(Protocol):
-    """What an algorithm learns from: which data workers send, how much may be sampled with which
+    """Experience of an algorithm: which data workers send, how much may be sampled with which
     weights, and what the learner makes of it.
 
     `aiorl.learning.experience` and `aiorl.learning.replay.feed` have the usual ones.
@@ -309,7 +311,7 @@ class Experience(Protocol):
 
 
 class Adaptation:
-    """What an algorithm does after an update, for example to knobs, by the metrics of the update.
+    """Change after an update, for example of knobs, by the metrics of the update.
 
     This class does nothing; algorithms override some of its methods.
     """
@@ -379,7 +381,7 @@ class Networks:
 
     @classmethod
     def of(cls, model: ActorCritic) -> Networks:
-        """Return the network of a single policy."""
+        """Return the networks of a single policy, which has this `model`."""
         return cls({DEFAULT_POLICY_ID: model})
 
     @property
@@ -407,7 +409,7 @@ class Algorithm(ABC, Generic[ConfigT]):
     @staticmethod
     @abstractmethod
     def experience(config: ConfigT) -> Experience:
-        """Return what the algorithm learns from. Loads no TensorFlow."""
+        """Return what the algorithm learns from with this `config`. Loads no TensorFlow."""
 
     @staticmethod
     @abstractmethod

@@ -265,7 +265,7 @@ class CompiledUpdate:
         return self._function.traces
 
     def warm_up(self, columns: Mapping[str, Any], order: NDArray[np.int32] | None) -> None:
-        """Compile for batches of this shape; changes nothing.
+        """Compile for `columns` and an `order` of these shapes; changes nothing.
 
         Raises:
             ConfigError: XLA was requested and can't compile the update.
@@ -354,8 +354,8 @@ def keras_optimizer(
 
 
 def adam(config: CommonConfig, epsilon: float) -> Any:  # Any: a Keras optimiser
-    """Return Adam with this `epsilon`, and the learning rate and the optimiser options of the
-    config.
+    """Return Adam with this `epsilon`, and the learning rate and the optimiser options of a
+    `config`.
     """
     return keras_optimizer("Adam", config.optimizer, learning_rate=config.lr, epsilon=epsilon)
 
@@ -363,6 +363,6 @@ def adam(config: CommonConfig, epsilon: float) -> Any:  # Any: a Keras optimiser
 def adam_of_multiplier(config: CommonConfig, epsilon: float) -> Any:  # Any: a Keras optimiser
     """Return Adam with this `epsilon` for a single number that weighs losses.
 
-    It ignores the user's options, which are for networks.
+    It takes the learning rate of a `config` and ignores the user's options, which are for networks.
     """
     return keras_optimizer("Adam", {}, learning_rate=config.lr, epsilon=epsilon)

@@ -1,7 +1,7 @@
 """Experience that is trained on as it arrives, such as samples of the newest policy.
 
 Experience of older policies is in `aiorl.learning.algorithms.streaming`, stored experience in
-`aiorl.learning.algorithms.imitation`, and what is kept and drawn many times in
+`aiorl.learning.algorithms.imitation`, and experience that is kept and drawn many times in
 `aiorl.learning.replayed`.
 """
 
@@ -143,15 +143,15 @@ def with_scaled_rewards(config: ActorCriticKeys, plan: SamplePlan) -> SamplePlan
 
 
 def advantages(config: CommonConfig, lambda_: float, columns: Sequence[str]) -> SamplePlan:
-    """Return a plan of these columns with GAE advantages; recurrent models also get flags and
-    states.
+    """Return a plan of these `columns` with GAE advantages, by gamma of the `config` and this
+    `lambda_`; recurrent models also get flags and states.
     """
     parameters = {"gamma": config.gamma, "lam": lambda_}
     return SamplePlan("gae", parameters, (*columns, *sequence_columns(config)))
 
 
 def returns(config: CommonConfig, columns: Sequence[str]) -> SamplePlan:
-    """Return a plan of these columns with discounted returns as advantages; recurrent models also
-    get flags and states.
+    """Return a plan of these `columns` with returns, discounted by gamma of the `config`, as
+    advantages; recurrent models also get flags and states.
     """
     return SamplePlan("returns", {"gamma": config.gamma}, (*columns, *sequence_columns(config)))

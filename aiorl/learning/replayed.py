@@ -161,7 +161,7 @@ def replayed(
 
 
 def replay_knobs(config: ReplayKeys) -> dict[str, Schedule]:
-    """Return the knob "lr"."""
+    """Return the knob "lr" of a `config`."""
     return {"lr": Schedule.of(config.lr, config.lr_schedule, key="lr_schedule")}
 
 

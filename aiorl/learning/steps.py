@@ -96,7 +96,7 @@ class Step(Protocol):
         """Make the step.
 
         Args:
-            columns: columns of the minibatch by name; in a `chain`, also the tensors of earlier
+            columns: columns [M, ...] of the minibatch by name; in a `chain`, also the tensors of earlier
                 steps.
             knobs: scalars by name.
             count: scalar int32, number of this minibatch, from 1.
@@ -156,7 +156,7 @@ class Descent:
         return (self.optimizer,)
 
     def run(self, columns: Tensors, knobs: Tensors, count: tf.Tensor) -> Outcome:
-        """See `Step`."""
+        """See `Step.run`."""
         gradients, loss, tensors = self.gradients(columns, knobs)
         norm = self.apply(gradients, knobs)
         prefix = f"{self.name}_" if self.name else ""
@@ -170,8 +170,8 @@ class Descent:
         return Outcome(counted, passed_on)
 
     def apply(self, gradients: list[tf.Tensor], knobs: Tensors) -> tf.Tensor:
-        """Reduce and clip gradients, and take a step with them; return their norm before they were
-        clipped.
+        """Reduce and clip `gradients`, and take a step with them and the learning rate in `knobs`;
+        return their norm, a scalar, before they were clipped.
         """
         gradients = self.reduce(gradients)
         norm = tf.linalg.global_norm(gradients)
@@ -258,7 +258,7 @@ def chain(*steps: Step) -> Step:
 
 
 def every(period: int, step: Step) -> Step:
-    """Return a step that is made once every `period` minibatches; in between, its variables and its
+    """Return a step that makes a `step` once every `period` minibatches; in between, its variables and its
     optimisers don't change.
 
     Its metrics are means over the times that it was made. If `period` is above 1, later steps don't
@@ -279,7 +279,7 @@ def every(period: int, step: Step) -> Step:
 
 
 def follow(targets: Sequence[TargetNetwork], *, tau: float = 1.0) -> Step:
-    """Return a step that moves target networks by the share `tau` towards the networks they follow;
+    """Return a step that moves target networks, `targets`, by the share `tau` towards the networks they follow;
     1 makes copies.
     """
     return _Follow(targets, tau)
@@ -304,7 +304,9 @@ class _Follow:
 
 
 def prepare(change: Callable[[Tensors], Tensors], step: Step) -> Step:
-    """Return a step that sees the columns that `change` makes of those of the minibatch."""
+    """Return a step that makes a `step` with the columns that `change` makes of those of the
+    minibatch, [M, ...].
+    """
 
     def run(columns: Tensors, knobs: Tensors, count: tf.Tensor) -> Outcome:
         return step.run(change(columns), knobs, count)
@@ -313,9 +315,9 @@ def prepare(change: Callable[[Tensors], Tensors], step: Step) -> Step:
 
 
 def of_policy(policy_id: str, step: Step) -> Step:
-    """Return a step that sees the columns of one policy, for a minibatch of several policies.
+    """Return a step that makes a `step` with the columns of one policy, `policy_id`.
 
-    Such a minibatch is a mapping from the policies' ids to their columns, in which rows of the same
+    A minibatch of several policies is a mapping from the policies' ids to their columns, in which rows of the same
     number belong together. The step also sees tensors of earlier steps that saw all policies. Its
     own metrics and tensors get the prefix "ID/".
     """
@@ -396,7 +398,9 @@ class FigureTable:
         return tf.pad(rows, [[0, MAX_METRICS - len(self.names)], [0, 0]])
 
     def by_name(self, table: tf.Tensor) -> Tensors:
-        """Return the metrics of an array that `stacked` or `zeros` returned."""
+        """Return the metrics, [2] each, of a `table` [MAX_METRICS, 2] that `stacked` or `zeros`
+        returned.
+        """
         return {name: table[index] for index, name in enumerate(self.names)}
 
 
@@ -527,6 +531,12 @@ class Loop:
     def means(self, totals: Any, num_steps: int, last_epoch: float, limit: int) -> dict[str, float]:
         """Return metrics by name from the fetched numbers of a `LoopResult`: means over the times
         that they were measured; those that were not are missing.
+
+        Args:
+            totals: pairs of a metric's sum and number.
+            num_steps: minibatches made.
+            last_epoch: sum of a metric over the last epoch.
+            limit: maximum number of minibatches of the call.
         """
         pairs = zip(self.table.names, totals, strict=False)
         metrics = {name: total / count for name, (total, count) in pairs if count}
@@ -550,7 +560,7 @@ class Minibatches(NamedTuple):
 def minibatches(
     env_steps: int, step: Step, *, shuffles: bool = True, of_rows: bool = False
 ) -> Minibatches:
-    """Divide a train batch into minibatches, for `epochs`.
+    """Return the division of a train batch into minibatches, for `epochs`.
 
     Args:
         env_steps: env steps in a minibatch; if it consists of whole sequences, rounded down to
@@ -615,8 +625,8 @@ def drawn(
 def guarded(
     loop: Loop,
 ) -> Callable[[Tensors, Tensors, tf.Tensor | None, tf.Tensor], LoopResult]:
-    """Return the run of a loop after which all variables are as before if any loss, metric or
-    gradient was not finite.
+    """Return the run of a loop, of columns of any shape, after which all variables are as before if
+    any loss, metric or gradient was not finite.
     """
 
     def run(

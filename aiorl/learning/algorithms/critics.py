@@ -77,8 +77,8 @@ def build_actor(
 
 
 def make_critics(config: ActorReplayKeys, model: ActorCritic) -> Critics:
-    """Return networks of Q values with seeded initial weights, for a model's observations and
-    actions.
+    """Return networks of Q values with the seed and the shape of a `config`, for the observations
+    and actions of a `model`.
     """
     from aiorl.learning.models.critics import Critics
 
@@ -108,7 +108,7 @@ def critic_step(
     Args:
         config: config of the algorithm.
         critics: networks of Q values.
-        judge: see `td_loss`.
+        judge: columns [B, ...] -> what `td_loss` describes.
     """
     return descend_with_adam(config, critics.trainable_variables, td_loss(judge))
 

@@ -356,7 +356,7 @@ class DQN(Algorithm[DQNConfig]):
 
     @staticmethod
     def experience(config: DQNConfig) -> Experience:
-        """Return rows of a replay; with `worker_priorities`, each with its absolute TD error.
+        """Return rows of a replay by a `config`; with `worker_priorities`, with absolute TD errors.
 
         For a recurrent network, return raw transitions with the initial states of sequences.
         """
@@ -372,7 +372,9 @@ class DQN(Algorithm[DQNConfig]):
 
     @staticmethod
     def acting_settings(config: DQNConfig) -> dict[str, Any]:
-        """Return the settings of epsilon-greedy actions; a noisy network needs none."""
+        """Return the settings of epsilon-greedy actions with this `config`; a noisy network needs
+        none.
+        """
         if config.noisy:
             return {}
         if config.per_worker_epsilon:
@@ -405,7 +407,9 @@ class DQN(Algorithm[DQNConfig]):
 
     @staticmethod
     def update(config: DQNConfig, networks: Networks) -> Update:
-        """Return a step against TD errors over rows, or over sequences for recurrent models."""
+        """Return a step of `networks` against TD errors, by a `config`, over rows, or over sequences
+        for recurrent models.
+        """
         model = networks.model
         target = TargetNetwork(model)
         errors = QErrors(config, model, target)

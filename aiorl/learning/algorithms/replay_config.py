@@ -32,6 +32,7 @@ class ReplayKeys(Table):
         trains_recurrent_models: True if the networks can be recurrent; they are then trained on
             sequences.
         other_model_keys: boolean keys of the model that the algorithm's networks don't support.
+        trains_on_what_comes: False, as rows are stored first.
     """
 
     trains_recurrent_models: ClassVar[bool] = False
@@ -332,8 +333,12 @@ else:
 class OfflineReplayKeys(_OfActorReplay):
     """Keys of algorithms with a replay, an actor and critics that learn from stored experience.
 
-    None is new, but defaults differ: training begins once all rows are stored, and
-    actions are not random at the start.
+    None is new, but defaults differ: training begins once all rows are stored, and actions are not
+    random at the start.
+
+    Attributes:
+        action_spaces: kinds of actions that these algorithms support.
+        is_offline: True, as they learn from stored experience.
     """
 
     action_spaces: ClassVar[tuple[str, ...] | None] = ("bounded Box", "Discrete")

@@ -99,7 +99,7 @@ def streamed(config: StreamingKeys, plan: SamplePlan) -> Fragments:
 
 
 def transitions(config: StreamingKeys) -> SamplePlan:
-    """Return a plan of raw transitions for V-trace, with values only where an episode was
+    """Return a plan of raw transitions for V-trace with this `config`, with values only where an episode was
     truncated.
 
     A network that sees previous rewards sees them unscaled, including the last one of a sequence,
@@ -181,7 +181,7 @@ class VTrace:
     """
 
     def __init__(self, config: VTraceConfig, model: ActorCritic) -> None:
-        """Judge by a network."""
+        """Judge by a network, `model`, with the limits of a `config`."""
         self._config = config
         self._model = model
         self.distribution = to_tf_distribution(model.distribution)
