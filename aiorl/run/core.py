@@ -25,7 +25,7 @@ from aiorl.acting.filters import ObservationFilter
 from aiorl.config.schema import CommonConfig
 from aiorl.data.fragment import PolicyGraph
 from aiorl.errors import BatchError
-from aiorl.learning.algorithms.algorithm import LeasePlan
+from aiorl.learning.algorithm import LeasePlan
 from aiorl.net.protocol import events as ev
 from aiorl.net.protocol.learner_session import LearnerSession, LearnerSettings, Target
 from aiorl.net.protocol.ledger import Ledger

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from size import ROOT, is_docstring, python_size
 
-MAX_STATEMENTS = 41_000
+MAX_STATEMENTS = 41_400
 """A feature may raise this limit by what it needs."""
 MAX_NODES = 8.9
 MAX_NODES_IN_A_ROOM = 10.7
