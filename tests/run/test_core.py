@@ -29,7 +29,7 @@ from hypothesis.stateful import (
 from aiorl.acting.filters import MeanStdFilter
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.errors import BatchError
-from aiorl.learning.algorithms.algorithm import AlgorithmState, LeasePlan, UpdateResult
+from aiorl.learning.algorithm import AlgorithmState, LeasePlan, UpdateResult
 from aiorl.net.protocol import events as ev
 from aiorl.net.protocol.learner_session import BROADCAST, LearnerSession, LearnerSettings
 from aiorl.net.protocol.ledger import Ledger

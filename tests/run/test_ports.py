@@ -16,7 +16,7 @@ from in_process import FakeAlgorithm, InProcess
 from aiorl.acting.run_dir import RunDirectory
 from aiorl.config.schema import CommonConfig
 from aiorl.errors import InternalError
-from aiorl.learning.algorithms.algorithm import LeasePlan
+from aiorl.learning.algorithm import LeasePlan
 from aiorl.net.protocol.events import SamplesAccepted
 from aiorl.net.wire.messages import Samples
 from aiorl.run import training as module
