@@ -264,7 +264,6 @@ def test_two_files_name_each_hook(hook: str) -> None:
     """
     files = knowing(hook) - {
         "acting/exploration.py",
-        "compat/dict_callbacks.py",
         "run/evaluation.py",
     }
     assert len(files) == 2

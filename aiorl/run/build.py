@@ -23,7 +23,6 @@ from aiorl.acting.exploration import make_exploration
 from aiorl.acting.filters import ObservationFilter, ReturnFilter, make_filter, returns_of
 from aiorl.acting.graph_policy import FIXED_TIMESTEP
 from aiorl.acting.policy_map import policy_seed
-from aiorl.compat.dict_callbacks import callbacks_class
 from aiorl.config import FORMER_DEFAULTS
 from aiorl.config.code import named_failures
 from aiorl.config.layers import DEFAULT
@@ -59,7 +58,7 @@ from aiorl.run.policy_plan import (
     with_settings_said,
 )
 from aiorl.run.report.loggers import check_loggers
-from aiorl.sampling.callbacks import DefaultCallbacks
+from aiorl.sampling.callbacks import DefaultCallbacks, callbacks_class
 from aiorl.web.ports import check_ports
 
 logger = logging.getLogger(__name__)

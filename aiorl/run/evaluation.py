@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from aiorl.acting.acting_state import SavedRun
-from aiorl.compat.dict_callbacks import named_callbacks
 from aiorl.compat.rollout_worker import RolloutWorker
 from aiorl.config.worker import OF_EVALUATIONS
 from aiorl.data.metrics import EpisodeColumns, RolloutMetrics
@@ -30,7 +29,7 @@ from aiorl.process.children import watch_parent
 from aiorl.process.imports import find_modules_here, needed_by
 from aiorl.process.replaced_file import replaced
 from aiorl.run.worker.sampler_unit import settings_of_run
-from aiorl.sampling.callbacks import DefaultCallbacks
+from aiorl.sampling.callbacks import DefaultCallbacks, named_callbacks
 from aiorl.sampling.policies import learned_policies
 
 if TYPE_CHECKING:

@@ -26,7 +26,6 @@ import numpy as np
 from aiorl.acting.filters import ObservationFilter
 from aiorl.acting.graph_policy import GraphPolicy
 from aiorl.acting.policy import Policy
-from aiorl.compat.dict_callbacks import named_callbacks
 from aiorl.compat.rollout_worker import RolloutWorker
 from aiorl.config.worker import PolicyPart, WorkerPart
 from aiorl.data import columns as c
@@ -38,7 +37,7 @@ from aiorl.errors import EnvError, SamplerDied
 from aiorl.net.wire.messages import Arrays, Samples, Snapshot
 from aiorl.offline.estimators import OffPolicyEstimate
 from aiorl.process.log_once import log_once
-from aiorl.sampling.callbacks import DefaultCallbacks
+from aiorl.sampling.callbacks import DefaultCallbacks, named_callbacks
 from aiorl.sampling.policies import learned_policies, named_function
 from aiorl.sampling.settings import WorkerSettings
 

@@ -6,10 +6,14 @@ import types
 
 import pytest
 
-from aiorl.compat.dict_callbacks import callbacks_class, callbacks_from_dict, named_callbacks
 from aiorl.errors import ConfigError
 from aiorl.learning.algorithms.ppo import PPOConfig
-from aiorl.sampling.callbacks import DefaultCallbacks
+from aiorl.sampling.callbacks import (
+    DefaultCallbacks,
+    callbacks_class,
+    callbacks_from_dict,
+    named_callbacks,
+)
 
 
 def test_functions_in_a_dict_get_one_dict_and_cause_a_warning():
