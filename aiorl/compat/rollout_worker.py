@@ -24,7 +24,7 @@ from aiorl.acting.policy import Policy
 from aiorl.acting.policy_map import PolicyMappingFn
 from aiorl.compat import learning
 from aiorl.compat.arguments import worker_settings
-from aiorl.compat.resources import LauncherSpec
+from aiorl.compat.launcher_spec import LauncherSpec
 from aiorl.compat.saved_state import SavedState, dump_state, load_state
 from aiorl.config.worker import WorkerConfig
 from aiorl.data.arrays import Batch, compressed

@@ -17,8 +17,7 @@ from aiorl.acting.distributions import make_distribution
 from aiorl.acting.policy import Policy
 from aiorl.acting.policy_map import PolicyMap, mapping_by_table, mapping_parameters
 from aiorl.acting.preprocessors import Preprocessor, make_preprocessor
-from aiorl.compat.old_keys import translate_old_keys
-from aiorl.config import deep_update
+from aiorl.config import deep_update, registry
 from aiorl.config.code import check_takes, import_object, is_import_path
 from aiorl.config.key import fact_of
 from aiorl.config.layers import Layer
@@ -116,7 +115,7 @@ def config_of(
     Raises:
         ConfigError: a setting can only be set for the run, or the settings make no valid config.
     """
-    own = translate_old_keys(overrides)
+    own = registry.translate_old_keys(overrides)
     key = f"{POLICIES}.{policy_id}.config"
     for place, values in ((key, own), (f"{POLICIES}.{policy_id}.defaults", defaults or {})):
         for name in values:

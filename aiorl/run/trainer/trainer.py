@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TextIO
 from aiorl.acting.acting_state import ActingState
 from aiorl.acting.checkpoint import Checkpoint, check_compatible
 from aiorl.acting.run_dir import RunDirectory
-from aiorl.compat.resources import ResourceRequest, default_resource_request, resource_help
 from aiorl.config import with_base_config
 from aiorl.config.code import is_import_path, refuse_in_import
 from aiorl.config.layers import (
@@ -45,6 +44,7 @@ from aiorl.run.report.log_files import RunLog
 from aiorl.run.report.loggers import Logger
 from aiorl.run.report.results import Results
 from aiorl.run.restoring import Restored, checkpoint_to_resume
+from aiorl.run.trainer.resources import ResourceRequest, default_resource_request, resource_help
 from aiorl.run.training import report
 from aiorl.sampling.callbacks import DefaultCallbacks
 

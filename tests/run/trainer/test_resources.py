@@ -1,16 +1,11 @@
 from __future__ import annotations
 
-import pytest
-
-from aiorl.compat.resources import (
-    LauncherSpec,
+from aiorl.learning.algorithms.ppo import PPOConfig
+from aiorl.run.trainer.resources import (
     ResourceRequest,
     default_resource_request,
     resource_help,
 )
-from aiorl.compat.rollout_worker import RolloutWorker
-from aiorl.errors import ConfigError
-from aiorl.learning.algorithms.ppo import PPOConfig
 
 MIB = 2**20
 
@@ -46,13 +41,3 @@ def test_resource_help_names_the_keys_to_adjust_and_shows_the_config() -> None:
     assert "\nnum_workers: 7\n" in text
     assert "8 CPU" in text
     assert "x1x" not in text
-
-
-def test_a_launcher_gets_possible_limits_only() -> None:
-    assert RolloutWorker.as_remote(2, memory=1000) == LauncherSpec(
-        RolloutWorker, 2, None, 1000, None, None
-    )
-    for limits in ({"num_cpus": -1}, {"memory": -5}, {"resources": {"tpu": 1}}):
-        with pytest.raises(ConfigError) as caught:
-            RolloutWorker.as_remote(**limits)
-        assert [caught.value.key] == [*limits]
