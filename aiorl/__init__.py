@@ -81,6 +81,7 @@ if TYPE_CHECKING:
     from aiorl.sampling.callbacks import DefaultCallbacks as DefaultCallbacks
     from aiorl.sampling.episode import MultiAgentEpisode as MultiAgentEpisode
     from aiorl.sampling.sampler import SyncSampler as SyncSampler
+    from aiorl.sampling.worker import Worker
     from aiorl.sampling.worker import get_global_worker as get_global_worker
 
 __version__ = "0.1.0"
@@ -145,7 +146,17 @@ def _translate_old_keys(values: Mapping[str, Any]) -> dict[str, Any]:
     return translate_old_keys(values)
 
 
-registry.register(build_trainer=_build_trainer, translate_old_keys=_translate_old_keys)
+def _wrap_worker(worker: Worker) -> RolloutWorker:
+    from aiorl.compat.rollout_worker import WrappedWorker
+
+    return WrappedWorker(worker)
+
+
+registry.register(
+    build_trainer=_build_trainer,
+    translate_old_keys=_translate_old_keys,
+    wrap_worker=_wrap_worker,
+)
 
 
 # Any, because type checkers know the algorithms' trainers only from this function

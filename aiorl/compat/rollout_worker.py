@@ -11,6 +11,7 @@ import asyncio
 import functools
 import socket
 import threading
+import weakref
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
@@ -27,13 +28,15 @@ from aiorl.compat.arguments import worker_settings
 from aiorl.compat.launcher_spec import LauncherSpec
 from aiorl.compat.saved_state import SavedState, dump_state, load_state
 from aiorl.config.worker import WorkerConfig
-from aiorl.data.arrays import Batch, compressed
+from aiorl.data.arrays import Batch
 from aiorl.data.columns import DEFAULT_POLICY_ID
+from aiorl.data.metrics import RolloutMetrics
 from aiorl.env.registry import EnvSource
 from aiorl.errors import ConfigError
+from aiorl.offline.estimators import OffPolicyEstimate
 from aiorl.offline.io import InputCreator, OutputCreator, noop_output, sampler_input
 from aiorl.sampling.callbacks import DefaultCallbacks
-from aiorl.sampling.settings import ObservationFn, WorkerSettings
+from aiorl.sampling.settings import ObservationFn
 from aiorl.sampling.worker import Worker, change_all
 
 DEFAULTS = WorkerConfig()
@@ -216,9 +219,16 @@ def _naming_successors(
     return checked
 
 
-class RolloutWorker(Worker, EvaluatorInterface):
-    """Worker that samples experience with its policies and lets them learn. See Worker for more
-    attributes and methods.
+if TYPE_CHECKING:  # `RolloutWorker.__getattr__` passes on the attributes of its Worker
+    _Worker = Worker
+else:
+    _Worker = object
+
+
+class RolloutWorker(EvaluatorInterface, _Worker):
+    """Worker that samples experience with its policies and lets them learn.
+
+    It wraps a `sampling.Worker` and has all its attributes; setting them sets the Worker's.
 
     Attributes:
         tf_sess: always None; TensorFlow 2 has no sessions.
@@ -326,44 +336,59 @@ class RolloutWorker(Worker, EvaluatorInterface):
             ImportError: a policy needs TensorFlow, which is not installed.
             RuntimeError: the settings grant GPUs that TensorFlow does not see.
         """
-        self._given = {
+        self._arguments = {
             name: value for name, value in locals().items() if name not in ("self", "__class__")
         }
         self._ahead: deque[Future[Batch]] = deque()
-        super().__init__(worker_settings(self._given))
+        Worker(worker_settings(self._arguments), wrap=self._wrap)
+
+    def _wrap(self, worker: Worker) -> weakref.ref[Self]:
+        """Take the worker, whose parts are made next; it refers to this object only weakly, so that
+        both end as soon as this one is dropped.
+        """
+        self._worker = worker
+        return weakref.ref(self)
 
     if not TYPE_CHECKING:  # type checkers should know the real attributes only
 
         def __getattr__(self, name: str) -> Any:
-            """Refuse an unknown attribute, with a hint if RLlib's earlier workers have it."""
-            said = f"{type(self).__name__!r} object has no attribute {name!r}"
+            """Return an attribute of the worker; unknown ones are refused, with a hint if RLlib's
+            earlier workers have it.
+            """
+            worker = vars(self).get("_worker")
+            if hasattr(worker, name):
+                return getattr(worker, name)
+            message = f"'RolloutWorker' object has no attribute {name!r}"
             hint = _OLD_METHODS.get(name)
-            raise AttributeError(f"{said}. {hint}" if hint else said, name=name, obj=self)
+            raise AttributeError(f"{message}. {hint}" if hint else message, name=name, obj=self)
 
-    @classmethod
-    def of(cls, settings: WorkerSettings, *, on_turn: Callable[[Self], None] | None = None) -> Self:
-        """Make a worker from `settings` instead of arguments, as runs do.
+        def __setattr__(self, name: str, value: Any) -> None:
+            """Set the worker's attribute if it has one of this name."""
+            worker = vars(self).get("_worker", self)
+            object.__setattr__(worker if name in vars(worker) else self, name, value)
 
-        Args:
-            settings: settings of the worker; see `Worker` for the errors that they can cause.
-            on_turn: called with the worker in each turn of its sampler; None for none.
-        """
-        worker = cls.__new__(cls)
-        worker._given = {}
-        worker._ahead = deque()
-        Worker.__init__(worker, settings, on_turn=on_turn)
-        return worker
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *dir(vars(self).get("_worker"))]
 
     def creation_args(self) -> dict[str, Any]:
         """Return the arguments that the worker was made with."""
-        return dict(self._given)
+        return dict(self._arguments)
 
     # --- sampling ---
 
-    def _sample(self) -> Batch:
-        batch = super()._sample()
-        how = self.settings.config.compress_observations
-        return compressed(batch, is_bulk=how == "bulk") if how else batch
+    def sample(self) -> Batch:
+        """Return rows ``[B, ...]`` of ``rollout_fragment_length`` env steps, or of whole episodes
+        with at least that.
+
+        While one thread samples, others wait.
+
+        Raises:
+            SamplerDied: the worker was stopped.
+            ConfigError: the reader returned an object that is not a batch.
+            Exception: the environment, a policy, a callback or the reader raised it. Batches read
+                before are kept for the next call.
+        """
+        return self._worker.sample()
 
     @property
     def samples(self) -> SampleStream:
@@ -374,6 +399,74 @@ class RolloutWorker(Worker, EvaluatorInterface):
         """Sample, and return the batch ``[B, ...]`` and its count of env steps."""
         batch = self.sample()
         return batch, batch.count
+
+    def get_metrics(self) -> list[RolloutMetrics | OffPolicyEstimate]:
+        """Return the episodes that ended since the last call, then the new estimates."""
+        return self._worker.get_metrics()
+
+    # --- policies and environments ---
+
+    def get_weights(self, policies: Collection[str] | None = None) -> dict[str, Any]:
+        """Return weights by policy id.
+
+        Args:
+            policies: ids of the policies, or one id; None takes all. Unknown ids are skipped.
+        """
+        names = [policies] if isinstance(policies, str) else policies
+        with self.paused():
+            return {
+                policy_id: policy.get_weights()
+                for policy_id, policy in self.policy_map.items()
+                if names is None or policy_id in names
+            }
+
+    def set_weights(
+        self, weights: Mapping[str, Any], global_vars: Mapping[str, Any] | None = None
+    ) -> None:
+        """Set weights of policies, then global variables if there are any; between two turns.
+
+        Args:
+            weights: policy id -> weights in the form that ``get_weights`` returns.
+            global_vars: global variables for all policies, such as ``timestep``; None for no
+                change.
+
+        Raises:
+            UnknownPolicyError: no policy has one of the ids; nothing is changed (a KeyError).
+            PolicyError: the weights do not fit their policy; all policies keep theirs (a
+                ValueError).
+        """
+        self._worker.set_weights(weights, global_vars)
+
+    def get_global_vars(self) -> dict[str, Any] | None:
+        """Return the global variables set last; None before the first."""
+        return self.global_vars
+
+    def set_global_vars(self, global_vars: Mapping[str, Any]) -> None:
+        """Pass new ``global_vars`` to every policy, and store them."""
+        self._worker.set_global_vars(global_vars)
+
+    def get_policy(self, policy_id: str = DEFAULT_POLICY_ID) -> Policy | None:
+        """Return the policy with the id ``policy_id``, or None."""
+        return self.policy_map.get(policy_id)
+
+    def for_policy(self, function: Callable[[Policy], R], policy_id: str = DEFAULT_POLICY_ID) -> R:
+        """Call ``function`` with the policy ``policy_id``, and return its result.
+
+        Raises:
+            UnknownPolicyError: no policy has this id (a KeyError).
+        """
+        return function(self.policy_map[policy_id])
+
+    def foreach_policy(self, function: Callable[[Policy, str], R]) -> list[R]:
+        """Call a function with each policy and its id; return the results."""
+        return [function(policy, policy_id) for policy_id, policy in self.policy_map.items()]
+
+    def foreach_env(self, function: Callable[[Any], R]) -> list[R]:
+        """Call a function with each environment, or with the BaseEnv if it shows none; return the
+        results.
+        """
+        envs = list(self.async_env.get_unwrapped())
+        return [function(env) for env in envs or [self.async_env]]
 
     # --- learning ---
 
@@ -392,7 +485,7 @@ class RolloutWorker(Worker, EvaluatorInterface):
             UnknownPolicyError: the batch is a plain one and there is no default policy (also a
                 KeyError).
         """
-        with self._paused():
+        with self.paused():
             return learning.compute_gradients(self.policy_map, samples)
 
     def apply_gradients(self, gradients: Any) -> dict[str, Any]:
@@ -407,7 +500,7 @@ class RolloutWorker(Worker, EvaluatorInterface):
         Raises:
             UnknownPolicyError: no policy has that id; no weights change then (also a KeyError).
         """
-        with self._paused():
+        with self.paused():
             return learning.apply_gradients(self.policy_map, gradients)
 
     def learn_on_batch(self, samples: Batch) -> dict[str, Any]:
@@ -424,7 +517,7 @@ class RolloutWorker(Worker, EvaluatorInterface):
             UnknownPolicyError: the batch is a plain one and there is no default policy (also a
                 KeyError).
         """
-        with self._paused():
+        with self.paused():
             return learning.learn_on_batch(self.policy_map, samples)
 
     def sample_and_learn(
@@ -491,7 +584,7 @@ class RolloutWorker(Worker, EvaluatorInterface):
         Returns:
             Filters by policy id.
         """
-        with self._paused():
+        with self.paused():
             copies = {
                 policy_id: found.as_serializable() for policy_id, found in self.filters.items()
             }
@@ -511,7 +604,7 @@ class RolloutWorker(Worker, EvaluatorInterface):
             ValueError: a filter has another kind or shape; no filter changes then.
         """
         self._check_filters(new_filters)
-        with self._paused():
+        with self.paused():
             for policy_id, found in self.filters.items():
                 found.copy().sync(new_filters[policy_id])
             for policy_id, found in self.filters.items():
@@ -523,7 +616,7 @@ class RolloutWorker(Worker, EvaluatorInterface):
         Raises:
             CheckpointError: a policy's state cannot be saved.
         """
-        with self._paused():
+        with self.paused():
             return dump_state(
                 SavedState(
                     {policy_id: found.state() for policy_id, found in self.filters.items()},
@@ -550,7 +643,7 @@ class RolloutWorker(Worker, EvaluatorInterface):
         saved = load_state(data)
         self._check_filters(saved.filters)
         policies = {policy_id: self.policy_map[policy_id] for policy_id in saved.policies}
-        with self._paused():
+        with self.paused():
             check_states(self.filters, saved.filters, "of a rollout worker")
             change_all(
                 policies,
@@ -610,6 +703,32 @@ class RolloutWorker(Worker, EvaluatorInterface):
             UnknownPolicyError: no policy has that id (also a KeyError).
         """
         self.policy_map[policy_id].export_checkpoint(export_dir, filename_prefix)
+
+    # --- the worker itself ---
+
+    def interrupt(self) -> None:
+        """Make a waiting ``sample``, and each later one, raise; this method never waits.
+
+        Any thread can call it. A blocking environment is not interrupted.
+        """
+        self._worker.interrupt()
+
+    def stop(self) -> None:
+        """Stop the sampler; close environments, reader and writer; can be called more than once.
+
+        A ``sample`` in another thread ends at its next turn, and later ones raise.
+
+        Raises:
+            Exception: closing one of them raised it; the others are closed nevertheless.
+        """
+        if "_worker" in vars(self):  # otherwise an argument was refused
+            self._worker.stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
 
     # --- launching ---
 
@@ -677,3 +796,13 @@ class RolloutWorker(Worker, EvaluatorInterface):
         for policy in policies.values():
             policy.join_data_parallel(url, world_rank, world_size, backend)
             policy.distributed_world_size = world_size
+
+
+class WrappedWorker(RolloutWorker):
+    """RolloutWorker of a worker that a run has made, for callbacks and other code of users."""
+
+    def __init__(self, worker: Worker) -> None:
+        """Take the `worker`, which may not have its parts yet."""
+        self._arguments = {}
+        self._ahead = deque()
+        self._worker = worker

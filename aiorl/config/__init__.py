@@ -18,7 +18,7 @@ Settings = Mapping[str, Any]
 
 
 class Registry:
-    """Functions that configs call, and that packages above this one have.
+    """Functions that configs and workers call, and that packages above them have.
 
     `aiorl/__init__.py` registers them; it runs first, whatever part of aiorl a program imports.
 
@@ -26,20 +26,24 @@ class Registry:
         build_trainer: returns a trainer for a config.
         translate_old_keys: renames or drops old keys, or raises ConfigError; see
             `aiorl.compat.old_keys`.
+        wrap_worker: returns a RolloutWorker of a `sampling.Worker`, for code of users.
     """
 
     build_trainer: Callable[[CommonConfig], BuiltTrainer]
     translate_old_keys: Callable[[Settings], dict[str, Any]]
+    wrap_worker: Callable[[Any], Any]
 
     def register(
         self,
         *,
         build_trainer: Callable[[CommonConfig], BuiltTrainer],
         translate_old_keys: Callable[[Settings], dict[str, Any]],
+        wrap_worker: Callable[[Any], Any],
     ) -> None:
         """Provide the functions; see the attributes."""
         self.build_trainer = build_trainer
         self.translate_old_keys = translate_old_keys
+        self.wrap_worker = wrap_worker
 
 
 registry = Registry()

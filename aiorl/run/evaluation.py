@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from aiorl.acting.acting_state import SavedRun
-from aiorl.compat.rollout_worker import RolloutWorker
 from aiorl.config.worker import OF_EVALUATIONS
 from aiorl.data.metrics import EpisodeColumns, RolloutMetrics
 from aiorl.env.gym_like import picture_of
@@ -31,6 +30,7 @@ from aiorl.process.replaced_file import replaced
 from aiorl.run.worker.sampler_unit import settings_of_run
 from aiorl.sampling.callbacks import DefaultCallbacks, named_callbacks
 from aiorl.sampling.policies import learned_policies
+from aiorl.sampling.worker import Worker
 
 if TYPE_CHECKING:
     from aiorl.config.worker import WorkerPart
@@ -182,7 +182,7 @@ def evaluate(
 
 def _worker(
     run: SavedRun, part: WorkerPart, explore: bool, film: Callable[[Any], None] | None
-) -> RolloutWorker:
+) -> Worker:
     """Make a worker that samples whole episodes with a run's policies."""
     own: dict[str, Any] = {}
     if film is not None:
@@ -192,7 +192,7 @@ def _worker(
 
         own["output_creator"] = configured_output(part)
     policies = learned_policies(part, run.acting.graphs, explore=explore)
-    worker = RolloutWorker.of(settings_of_run(part, policies, **own))
+    worker = Worker(settings_of_run(part, policies, **own))
     try:
         worker.set_weights({policy_id: run.weights(policy_id) for policy_id in run.acting.graphs})
         for policy_id, found in worker.filters.items():
@@ -206,7 +206,7 @@ def _worker(
 
 
 def _play(
-    worker: RolloutWorker, episodes: int, on_episode: Callable[[RolloutMetrics], None]
+    worker: Worker, episodes: int, on_episode: Callable[[RolloutMetrics], None]
 ) -> list[RolloutMetrics]:
     played: list[RolloutMetrics] = []
     while len(played) < episodes:

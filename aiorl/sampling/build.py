@@ -121,7 +121,12 @@ def why_polled(settings: WorkerSettings) -> str:
 
 
 def make_sampler(
-    worker: Worker, settings: WorkerSettings, polled: str, on_turn: Callable[[], None]
+    worker: Worker,
+    settings: WorkerSettings,
+    polled: str,
+    *,
+    worker_of_hooks: Any,
+    on_turn: Callable[[], None],
 ) -> SyncSampler | AsyncSampler:
     """Make the sampler without starting it.
 
@@ -129,6 +134,7 @@ def make_sampler(
         worker: the worker.
         settings: the worker's settings.
         polled: result of `why_polled`.
+        worker_of_hooks: what callbacks and other code of users get as the worker.
         on_turn: called between two turns.
 
     Raises:
@@ -136,9 +142,8 @@ def make_sampler(
         ConfigError: the environments cannot have the horizon.
     """
     setup = SamplerSetup(
-        worker=weakref.ref(
-            worker
-        ),  # otherwise the thread of an asynchronous sampler keeps it alive forever
+        # otherwise the thread of an asynchronous sampler keeps it alive forever
+        worker=weakref.ref(worker_of_hooks),
         base_env=worker.async_env,
         policy_map=worker.policy_map,
         preprocessors=worker.preprocessors,

@@ -481,7 +481,7 @@ class Iteration:
                     policy=policy,
                     environment=self.base_env,
                     episode=episode,
-                    tf_sess=getattr(self._worker, "tf_sess", None),
+                    tf_sess=None,
                 )
 
     def _tell_postprocessed(

@@ -18,7 +18,7 @@ from aiorl.env.registry import EnvSource
 from aiorl.env.wrapping import Wrapping
 from aiorl.errors import ConfigError, SamplerDied
 from aiorl.offline.io import InputCreator, OutputCreator, noop_output, sampler_input
-from aiorl.sampling.callbacks import DefaultCallbacks
+from aiorl.sampling.callbacks import DefaultCallbacks, worker_hooks
 
 SIMULATION = "simulation"
 """Input evaluation by sampling the environment."""
@@ -81,6 +81,18 @@ class WorkerSettings:
     def wants_simulation(self) -> bool:
         """True if the environment is sampled for metrics only."""
         return SIMULATION in self.input_evaluation
+
+    @property
+    def shows_worker(self) -> bool:
+        """True if code of users can get the worker."""
+        return bool(
+            worker_hooks(self.callbacks)
+            or self.policy_mapping_fn
+            or self.observation_fn
+            or self.input_evaluation
+            or self.input_creator is not sampler_input
+            or self.output_creator is not noop_output
+        )
 
     @property
     def wrapping(self) -> Wrapping:

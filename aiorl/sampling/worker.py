@@ -1,8 +1,8 @@
 """Worker: environments, policies, filters and a sampler as one object, in one process and without
 sockets.
 
-A worker process and an evaluation have one each; `aiorl.RolloutWorker` has more methods and keyword
-arguments.
+A worker process and an evaluation have one each. Code of users never gets it: `aiorl.RolloutWorker`
+wraps it, with the interface of RLlib's workers.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import math
 import os
 import threading
 import weakref
-from collections.abc import Callable, Collection, Mapping
-from typing import Any, Self, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, Self
 
 from aiorl.acting.filters import ObservationFilter, make_filter
 from aiorl.acting.graph_policy import install_filter
 from aiorl.acting.policy import Policy
 from aiorl.acting.policy_map import PolicyMap
-from aiorl.data.arrays import Batch, columns_of, concat_batches
-from aiorl.data.columns import DEFAULT_POLICY_ID
+from aiorl.config import registry
+from aiorl.data.arrays import Batch, columns_of, compressed, concat_batches
 from aiorl.data.fragment import Fragment
 from aiorl.data.metrics import EpisodeColumns, RolloutMetrics
 from aiorl.data.sample_batch import MultiAgentBatch, SampleBatch
@@ -53,14 +53,15 @@ from aiorl.sampling.settings import WorkerSettings
 
 logger = logging.getLogger(__name__)
 
-R = TypeVar("R")
-
 _current: weakref.ref[Worker] | None = None
 
 
-def get_global_worker() -> Worker | None:
-    """Return the worker made last in this process, if it still exists."""
-    return None if _current is None else _current()
+def get_global_worker() -> Any:
+    """Return the RolloutWorker of the worker made last in this process; None if there is none any
+    more.
+    """
+    worker = None if _current is None else _current()
+    return None if worker is None else worker.rollout_worker()
 
 
 class Worker:
@@ -99,13 +100,15 @@ class Worker:
         global_vars: the last global variables set, or None.
         on_turn: called between two turns of the sampler, in the sampling thread; it can set
             weights. ``sample()`` raises its errors; afterwards a synchronous sampler continues, but
-            an asynchronous one ends.
+            an asynchronous one ends. None for none.
     """
 
-    on_turn: Callable[[], None] | None = None
-
     def __init__(
-        self, settings: WorkerSettings, *, on_turn: Callable[[Self], None] | None = None
+        self,
+        settings: WorkerSettings,
+        *,
+        on_turn: Callable[[Self], None] | None = None,
+        wrap: Callable[[Self], Callable[[], Any]] | None = None,
     ) -> None:
         """Make all parts, in the documented order; an asynchronous sampler starts immediately.
 
@@ -115,6 +118,9 @@ class Worker:
             settings: the settings.
             on_turn: like the attribute, but with the worker as argument; an asynchronous sampler
                 can call it before this returns.
+            wrap: called with the worker before it has any parts, because their constructors can ask
+                for ``rollout_worker()``, which calls the function that `wrap` returned. None makes
+                a RolloutWorker when one is needed.
 
         Raises:
             ValueError: a setting cannot be used.
@@ -126,9 +132,9 @@ class Worker:
         """
         global _current
         before = _current
-        _current = weakref.ref(self)
-        if on_turn is not None:
-            self.on_turn = functools.partial(on_turn, self)
+        _current = current = weakref.ref[Worker](self)
+        self.on_turn = None if on_turn is None else functools.partial(on_turn, self)
+        self._wrapped = None if wrap is None else wrap(self)
         self.settings = settings
         self._config = settings.config
         self.num_envs = settings.config.num_envs_per_worker
@@ -144,7 +150,7 @@ class Worker:
         try:
             self._build()
         except BaseException:
-            if get_global_worker() is self:
+            if _current is current:
                 _current = before
             self._stop_what_there_is()
             raise
@@ -204,13 +210,15 @@ class Worker:
             )
         self.async_env: BaseEnv = maker.to_base_env(self.env)
         self.io_context = IOContext(
-            settings.log_dir, self.policy_config, settings.worker_index, self
+            settings.log_dir, self.policy_config, settings.worker_index, self._for_hooks()
         )
         evaluations = [name for name in sorted(settings.input_evaluation) if name in ESTIMATORS]
         self.reward_estimators: list[OffPolicyEstimator] = [
             ESTIMATORS[name].create(self.io_context) for name in evaluations
         ]
-        self.sampler = build.make_sampler(self, settings, polled, _between_turns(self))
+        self.sampler = build.make_sampler(
+            self, settings, polled, worker_of_hooks=self._for_hooks(), on_turn=_between_turns(self)
+        )
         if isinstance(self.sampler, AsyncSampler):
             self.sampler.start()
         self.input_reader: InputReader = build.make_stream(
@@ -273,11 +281,12 @@ class Worker:
         if self.reward_estimators:
             # Two threads must not evaluate a policy at the same time, and estimators evaluate
             # policies.
-            with self._paused():
+            with self.paused():
                 for part in episode_parts(batch):
                     for estimator in self.reward_estimators:
                         estimator.process(part)
-        return batch
+        how = self._config.compress_observations
+        return compressed(batch, is_bulk=how == "bulk") if how else batch
 
     def _read_enough(self) -> Batch:
         """Read a batch and pass it to the callback; keep the parts for the next call if that
@@ -307,7 +316,7 @@ class Worker:
         try:
             mixes_sources = self.input_reader.mixes_sources and len(batches) > 1
             batch = concat_batches(with_common_columns(batches) if mixes_sources else batches)
-            self.callbacks.on_sample_end(worker=self, samples=batch)
+            self.callbacks.on_sample_end(worker=self._for_hooks(), samples=batch)
         except BaseException:
             self._read = batches + self._read
             raise
@@ -321,20 +330,6 @@ class Worker:
         return metrics
 
     # --- policies ---
-
-    def get_weights(self, policies: Collection[str] | None = None) -> dict[str, Any]:
-        """Return weights by policy id.
-
-        Args:
-            policies: ids of the policies, or one id; None takes all. Unknown ids are skipped.
-        """
-        names = [policies] if isinstance(policies, str) else policies
-        with self._paused():
-            return {
-                policy_id: policy.get_weights()
-                for policy_id, policy in self.policy_map.items()
-                if names is None or policy_id in names
-            }
 
     def set_weights(
         self, weights: Mapping[str, Any], global_vars: Mapping[str, Any] | None = None
@@ -352,7 +347,7 @@ class Worker:
                 ValueError).
         """
         policies = {policy_id: self.policy_map[policy_id] for policy_id in weights}
-        with self._paused():
+        with self.paused():
             change_all(
                 policies,
                 weights,
@@ -364,39 +359,19 @@ class Worker:
 
     def set_global_vars(self, global_vars: Mapping[str, Any]) -> None:
         """Pass new ``global_vars`` to every policy, and store them."""
-        with self._paused():
+        with self.paused():
             for policy in self.policy_map.values():
                 policy.on_global_var_update(global_vars)
             self.global_vars = dict(global_vars)
 
-    def get_global_vars(self) -> dict[str, Any] | None:
-        """Return the global variables set last; None before the first."""
-        return self.global_vars
-
-    def get_policy(self, policy_id: str = DEFAULT_POLICY_ID) -> Policy | None:
-        """Return the policy with the id ``policy_id``, or None."""
-        return self.policy_map.get(policy_id)
-
-    def for_policy(self, function: Callable[[Policy], R], policy_id: str = DEFAULT_POLICY_ID) -> R:
-        """Call ``function`` with the policy ``policy_id``, and return its result.
-
-        Raises:
-            UnknownPolicyError: no policy has this id (a KeyError).
-        """
-        return function(self.policy_map[policy_id])
-
-    def foreach_policy(self, function: Callable[[Policy, str], R]) -> list[R]:
-        """Call a function with each policy and its id; return the results."""
-        return [function(policy, policy_id) for policy_id, policy in self.policy_map.items()]
-
     # --- the worker itself ---
 
-    def foreach_env(self, function: Callable[[Any], R]) -> list[R]:
-        """Call a function with each environment, or with the BaseEnv if it shows none; return the
-        results.
-        """
-        envs = list(self.async_env.get_unwrapped())
-        return [function(env) for env in envs or [self.async_env]]
+    def rollout_worker(self) -> Any:
+        """Return the RolloutWorker that code of users gets as "the worker", always the same."""
+        if self._wrapped is None:
+            wrapped = registry.wrap_worker(self)
+            self._wrapped = lambda: wrapped
+        return self._wrapped()
 
     def interrupt(self) -> None:
         """Make a waiting ``sample``, and each later one, raise; this method never waits.
@@ -460,9 +435,15 @@ class Worker:
         if env is not None:
             env.interrupt()  # ends waits of the sampling thread and of clients
 
-    def _paused(self) -> contextlib.AbstractContextManager[Any]:
+    def paused(self) -> contextlib.AbstractContextManager[Any]:
         """Keep other threads from processing observations and evaluating policies."""
         return self.sampler.paused()
+
+    def _for_hooks(self) -> Any:
+        """Return what hooks get as the worker; a RolloutWorker is not made for aiorl's own hooks."""
+        if self._wrapped is None and not self.settings.shows_worker:
+            return self
+        return self.rollout_worker()
 
 
 def _between_turns(worker: Worker) -> Callable[[], None]:

@@ -309,6 +309,17 @@ def test_functions_can_be_applied_to_the_worker(make_worker):
     assert worker.get_host()
 
 
+def test_attributes_of_the_worker_inside_can_be_read_set_and_listed(make_worker):
+    worker = make_worker(rollout_fragment_length=4)
+    assert {"env", "policy_map", "rollout_fragment_length", "sample"} <= set(dir(worker))
+    turns = []
+    worker.on_turn = lambda: turns.append(len(turns))
+    assert worker.sample().count == 4
+    assert len(turns) > 3
+    worker.notes = ["of the user"]
+    assert worker.notes == ["of the user"]
+
+
 @pytest.mark.parametrize(
     ("old", "new"),
     [

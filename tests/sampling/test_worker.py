@@ -22,6 +22,7 @@ from aiorl.errors import EnvError, PolicyError, SamplerDied
 from aiorl.offline.io import InputReader, OutputWriter
 from aiorl.sampling.async_sampler import MAX_BATCHES_AHEAD
 from aiorl.sampling.callbacks import DefaultCallbacks
+from aiorl.sampling.worker import Worker
 from aiorl.testing.envs import CountingEnv
 
 ACTIONS = spaces.Discrete(2)
@@ -251,9 +252,10 @@ def test_an_interrupt_ends_a_wait_for_clients_without_waiting(make_worker, sampl
     timer.join()
 
 
-def test_a_half_built_worker_is_disposed_of_silently():
+@pytest.mark.parametrize("kind", [RolloutWorker, Worker])
+def test_a_half_built_worker_is_disposed_of_silently(kind):
     """R56: none of its parts exists; under pytest, an error in __del__ is a failure."""
-    worker = RolloutWorker.__new__(RolloutWorker)
+    worker = kind.__new__(kind)
     worker.stop()
     found = weakref.ref(worker)
     del worker

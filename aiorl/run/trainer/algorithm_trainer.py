@@ -21,7 +21,6 @@ from aiorl.acting.actor import Actor
 from aiorl.acting.checkpoint import Checkpoint
 from aiorl.acting.filters import ObservationFilter, check_states
 from aiorl.acting.policy import Policy
-from aiorl.compat.rollout_worker import RolloutWorker
 from aiorl.config.schema import CommonConfig
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.env.registry import EnvCreator
@@ -52,6 +51,7 @@ from aiorl.run.trainer.trainer import Trainer
 from aiorl.run.training import Training
 from aiorl.run.worker.sampler_unit import SamplerUnit, UnitPlace
 from aiorl.sampling.callbacks import DefaultCallbacks
+from aiorl.sampling.worker import Worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +80,14 @@ class WorkerSet:
         """Take the `trainer` that the workers belong to."""
         self._trainer = trainer
 
-    def local_worker(self) -> RolloutWorker:
-        """Return the worker of this process, index 0, with the newest weights and filter
+    def local_worker(self) -> Any:
+        """Return the RolloutWorker of this process, index 0, with the newest weights and filter
         statistics.
 
         In a run without worker processes, this is the worker that samples. Otherwise the first call
         makes it.
         """
-        return self._trainer._local_worker()
+        return self._trainer._local_worker().rollout_worker()
 
     def remote_workers(self) -> list[RemoteWorker]:
         """Return the registered worker processes, ordered by index."""
@@ -781,7 +781,7 @@ class AlgorithmTrainer(Trainer):
             self._actors[policy_id] = (version, actor, own)
         return actor
 
-    def _local_worker(self) -> RolloutWorker:
+    def _local_worker(self) -> Worker:
         training = self._settled()
         unit = self._ask(training.source.sampler_here())
         if unit is None:

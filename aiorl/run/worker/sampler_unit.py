@@ -1,5 +1,4 @@
-"""SamplerUnit: environments, policies and filters of one sampler, a RolloutWorker in its own
-thread.
+"""SamplerUnit: environments, policies and filters of one sampler, a Worker in its own thread.
 
 Environment code can block, so it never runs on the event loop. Only ``offer``, ``stop`` and
 ``in_env_s`` of a unit can be used from any thread. All other methods belong to the unit's thread,
@@ -26,7 +25,6 @@ import numpy as np
 from aiorl.acting.filters import ObservationFilter
 from aiorl.acting.graph_policy import GraphPolicy
 from aiorl.acting.policy import Policy
-from aiorl.compat.rollout_worker import RolloutWorker
 from aiorl.config.worker import PolicyPart, WorkerPart
 from aiorl.data import columns as c
 from aiorl.data.fragment import PolicyGraph
@@ -40,6 +38,7 @@ from aiorl.process.log_once import log_once
 from aiorl.sampling.callbacks import DefaultCallbacks, named_callbacks
 from aiorl.sampling.policies import learned_policies, named_function
 from aiorl.sampling.settings import WorkerSettings
+from aiorl.sampling.worker import Worker
 
 logger = logging.getLogger(__name__)
 
@@ -153,7 +152,7 @@ class SamplerUnit:
     the newest version that has arrived when they are taken; users of that setting accept the lag.
 
     Attributes:
-        worker: the RolloutWorker that samples.
+        worker: the Worker that samples.
     """
 
     def __init__(
@@ -213,7 +212,7 @@ class SamplerUnit:
             **_stored_experience(own, place),
             sample_plan=None if default is None else default.sample_plan,
         )
-        self.worker = RolloutWorker.of(settings, on_turn=self._between_turns)
+        self.worker = Worker(settings, on_turn=self._between_turns)
         log_once.set_up(
             place.slot, part.log_level
         )  # the level itself belongs to this process, maybe a user's program
@@ -373,7 +372,7 @@ class SamplerUnit:
     def _version_now(self) -> int:
         return self._slot.newest_version if self._part.sample_async else self._slot.version
 
-    def _between_turns(self, worker: RolloutWorker) -> None:
+    def _between_turns(self, worker: Worker) -> None:
         """Apply the snapshot offered, in the sampling thread, which can start before the
         constructor ends.
         """

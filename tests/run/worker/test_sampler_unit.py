@@ -19,6 +19,8 @@ from gymnasium import spaces
 from plain_policies import PlainPolicy
 from units import LOCKSTEP, POLLED, entry, make_unit, network
 
+from aiorl.compat.rollout_worker import RolloutWorker
+from aiorl.config import registry
 from aiorl.config.worker import WorkerPart
 from aiorl.data import columns as c
 from aiorl.data.columns import DEFAULT_POLICY_ID
@@ -41,6 +43,7 @@ from aiorl.run.worker.sampler_unit import (
     unit_seed,
 )
 from aiorl.sampling.callbacks import DefaultCallbacks
+from aiorl.sampling.worker import get_global_worker
 from benchmarks.acting_mlp import make_acting_graph, mlp_weights
 
 PPO_PLAN = SamplePlan(
@@ -239,7 +242,7 @@ def test_estimates_of_a_worker_come_out_in_the_runs_results(make: Make) -> None:
     """SPEC 11: off_policy_estimator; each estimate passes the wire once."""
     unit = make()
     assert unit.worker.sampler.lockstep is None, "its fragments are not of whole rows"
-    estimator = ImportanceSamplingEstimator(unit.worker.get_policy(), 0.9)
+    estimator = ImportanceSamplingEstimator(unit.worker.policy_map[DEFAULT_POLICY_ID], 0.9)
     unit.worker.reward_estimators = [estimator]
     produced = unit.sample()
     sent = produced.episodes
@@ -508,6 +511,40 @@ def test_hooks_that_only_the_learner_calls_leave_lockstep_on(
     kind = type("Hooked", (DefaultCallbacks,), {"on_train_result": lambda self, **kwargs: None})
     monkeypatch.setattr("general_parts.Hooked", kind, raising=False)
     assert make(callbacks="general_parts:Hooked").worker.sample_in_lockstep() is not None
+
+
+def test_hooks_get_the_same_rollout_worker_each_time(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments: list[Any] = []
+
+    def note(self: DefaultCallbacks, *, worker: Any, **kwargs: Any) -> None:
+        arguments.append(worker)
+
+    hooks = {"on_episode_start": note, "on_episode_step": note, "on_sample_end": note}
+    kind = type("Noticing", (DefaultCallbacks,), hooks)
+    monkeypatch.setattr("general_parts.Noticing", kind, raising=False)
+    unit = make(callbacks="general_parts:Noticing", rollout_fragment_length=4)
+    unit.sample()
+    worker = arguments[0]
+    assert isinstance(worker, RolloutWorker)
+    assert len(arguments) > 4
+    assert all(argument is worker for argument in arguments)
+    assert worker is unit.worker.rollout_worker() is get_global_worker()
+    assert worker.creation_args() == {}
+    assert worker.policy_map is unit.worker.policy_map
+    worker.global_vars = {"timestep": 3}
+    assert unit.worker.global_vars == {"timestep": 3} == worker.get_global_vars()
+    worker.notes = ["of the user"]
+    assert not hasattr(unit.worker, "notes")
+
+
+def test_a_run_without_code_of_users_makes_no_rollout_worker(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(registry, "wrap_worker")
+    for settings in (LOCKSTEP, {"callbacks": None, "no_done_at_end": True}):
+        assert make(**settings).sample().env_steps > 0
 
 
 @pytest.mark.parametrize("vectorize", ["native", "remote"])
