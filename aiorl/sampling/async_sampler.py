@@ -137,8 +137,10 @@ class AsyncSampler:
         """Return the batches of rows ``[B, ...]`` that episodes added themselves since the last
         call.
         """
-        extra = self._sampler.get_extra_batches()
-        return [] if self._blackhole else extra
+        batches = self._sampler.get_extra_batches()
+        if self._blackhole:
+            batches.clear()
+        return batches
 
     def paused(self) -> contextlib.AbstractContextManager[None]:
         """Return a context that keeps the thread from processing observations and evaluating
@@ -164,9 +166,8 @@ class AsyncSampler:
     def end_soon(self) -> None:
         """Stop without waiting; safe in a finalizer, in any thread."""
         self.shutdown = True
-        if self._changed.acquire(
-            timeout=1.0
-        ):  # at interpreter exit, a thread that holds it may never run again
+        # at interpreter exit, a thread that holds it may never run again
+        if self._changed.acquire(timeout=1.0):
             self._changed.notify_all()
             self._changed.release()
 
@@ -180,13 +181,12 @@ class AsyncSampler:
         except BaseException as error:  # SystemExit would also end this thread unnoticed
             self.shutdown = self.shutdown or self._setup.is_abandoned
             self._cause = error
-            told: Any = error
-            if not isinstance(
-                error, Exception
-            ):  # it would end the whole process of the thread that waits for data
-                told = SamplerDied(f"the sampling thread was ended by {described(error)}")
-                told.__cause__ = error
-            self._hand_out([told])
+            reported: Any = error
+            # another error would end the whole process of the thread that waits for data
+            if not isinstance(error, Exception):
+                reported = SamplerDied(f"the sampling thread was ended by {described(error)}")
+                reported.__cause__ = error
+            self._hand_out([reported])
             if not self.shutdown:  # errors from stopping an environment are expected
                 raise
         finally:

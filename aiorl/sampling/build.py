@@ -46,8 +46,13 @@ def env_maker(settings: WorkerSettings, polled: str) -> EnvMaker:
         UnknownEnvError: the creator is an unknown name or cannot be called.
     """
     config = settings.config
-    vectorize = "remote" if config.remote_worker_envs else config.vectorize
-    if vectorize == "auto" and polled:
+    vectorize = config.vectorize
+    # environments that are not polled separately step together
+    remote_wait_ms = math.inf
+    if config.remote_worker_envs:
+        vectorize = "remote"
+        remote_wait_ms = config.remote_env_batch_wait_ms
+    elif vectorize == "auto" and polled:
         vectorize = "serial"
     plan = EnvPlan(
         env=settings.env_creator,
@@ -58,8 +63,7 @@ def env_maker(settings: WorkerSettings, polled: str) -> EnvMaker:
         # At a soft horizon, an environment must not cut its episodes.
         horizon=None if config.soft_horizon else config.horizon,
         wrapping=settings.wrapping,
-        # Environments that are not polled separately step together.
-        remote_wait_ms=config.remote_env_batch_wait_ms if config.remote_worker_envs else math.inf,
+        remote_wait_ms=remote_wait_ms,
         max_restarts_per_hour=config.max_env_restarts_per_hour,
         seed=config.seed,
     )
@@ -73,8 +77,8 @@ def make_return_filters(policies: Mapping[str, Policy]) -> dict[str, Observation
     filters: dict[str, ObservationFilter] = {}
     for policy_id, policy in policies.items():
         if isinstance(policy, GraphPolicy) and policy.return_discount is not None:
-            own = filters[returns_of(policy_id)] = ReturnFilter()
-            policy.reward_scaler = RewardScaler(own, policy.return_discount)
+            statistics = filters[returns_of(policy_id)] = ReturnFilter()
+            policy.reward_scaler = RewardScaler(statistics, policy.return_discount)
     return filters
 
 
@@ -108,16 +112,18 @@ def why_polled(settings: WorkerSettings) -> str:
         return "rows are read or written"
     if not isinstance(policies, Mapping) or set(policies) != {DEFAULT_POLICY_ID}:
         return "there are several policies"
-    kind, *own_spaces, own_config = policies[DEFAULT_POLICY_ID]
+    kind, *policy_spaces, policy_config = policies[DEFAULT_POLICY_ID]
     spec = getattr(kind, "acting_spec", None)
-    if spec is None or exploration_has_memory(own_config.get("exploration")):
+    if spec is None or exploration_has_memory(policy_config.get("exploration")):
         return "the policy acts in its own way"
-    if any(space is not ENV_SPACE for space in own_spaces):
+    if any(space is not ENV_SPACE for space in policy_spaces):
         return "the policy has its own spaces"
     if spec.prev_action is not None:
         return "the policy looks back at actions and rewards"
-    odd = [name for name in plan.of_rows if name not in FRAGMENT_COLUMNS]
-    return f"the plan has the column {odd[0]!r}" if odd else ""
+    for name in plan.of_rows:
+        if name not in FRAGMENT_COLUMNS:
+            return f"the plan has the column {name!r}"
+    return ""
 
 
 def make_sampler(
@@ -182,8 +188,8 @@ def _lockstep(worker: Worker, settings: WorkerSettings, polled: str) -> Lockstep
         policy,
         plan,
         config.model_copy(update={"clip_rewards": worker.reward_limit}),
-        worker.preprocessors[DEFAULT_POLICY_ID],
-        worker.sampling_filters[DEFAULT_POLICY_ID],
+        preprocessor=worker.preprocessors[DEFAULT_POLICY_ID],
+        filter=worker.sampling_filters[DEFAULT_POLICY_ID],
     )
 
 
@@ -207,10 +213,10 @@ def make_stream(settings: WorkerSettings, name: str, kind: Any, context: IOConte
         AssertionError: the object made is of another class.
         ConfigError: the input is the sampler's batches, which input evaluation drops.
     """
-    made = getattr(settings, name)(context)
-    if not isinstance(made, kind):
-        raise AssertionError(f"{name} made a {type(made).__name__}, expected an {kind.__name__}")
-    if settings.wants_simulation and isinstance(made, SamplerInput):
+    stream = getattr(settings, name)(context)
+    if not isinstance(stream, kind):
+        raise AssertionError(f"{name} made a {type(stream).__name__}, expected an {kind.__name__}")
+    if settings.wants_simulation and isinstance(stream, SamplerInput):
         raise ConfigError(
             f"input_evaluation {SIMULATION!r} drops the sampler's batches, which are the input"
             " here.",
@@ -218,4 +224,4 @@ def make_stream(settings: WorkerSettings, name: str, kind: Any, context: IOConte
             value=SIMULATION,
             hint="Use it with stored input only.",
         )
-    return made
+    return stream

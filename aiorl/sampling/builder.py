@@ -47,10 +47,10 @@ class BatchBuilder:
         """Return a seat for an agent of its environment, preferably one that an earlier episode has
         left.
         """
-        left = self._vacated.get(lane)
-        if not left:
+        numbers = self._vacated.get(lane)
+        if not numbers:
             return lane.table.take_seat()
-        number = left.pop()
+        number = numbers.pop()
         lane.table.restart(number)
         return number
 
@@ -94,24 +94,20 @@ class BatchBuilder:
             for seat in pending:
                 self._parts.setdefault(seat.lane.policy_id, []).append(seat.cut())
             return
-        cuts = [(seat, seat.cut()) for seat in pending]
-        rows = [seat.lane.rows([segment]) for seat, segment in cuts]
+        segments = [seat.cut() for seat in pending]
+        rows = [segment.lane.rows([segment]) for segment in segments]
         originals: dict[Any, tuple[Policy, SampleBatch]] = {}
-        if len(cuts) > 1 or self._on_postprocessed is not None:
-            # Copies, so that changes to one agent's batch do not show in another's.
-            originals = {
-                seat.agent_id: (
-                    seat.lane.policy,
-                    SampleBatch({name: col.copy() for name, col in own.columns.items()}),
-                )
-                for (seat, _), own in zip(cuts, rows, strict=True)
-            }
-        for (seat, segment), own in zip(cuts, rows, strict=True):
+        if len(pending) > 1 or self._on_postprocessed is not None:
+            for seat, of_seat in zip(pending, rows, strict=True):
+                # copies, so that changes to one agent's batch do not show in another's
+                columns = {name: column.copy() for name, column in of_seat.columns.items()}
+                originals[seat.agent_id] = (seat.lane.policy, SampleBatch(columns))
+        for seat, segment, of_seat in zip(pending, segments, rows, strict=True):
             parts = self._parts.setdefault(seat.lane.policy_id, [])
             if seat.lane.in_bulk:
                 parts.append(segment)
             else:
-                parts += self._postprocessed(episode, seat, own, originals)
+                parts += self._postprocessed(episode, seat, of_seat, originals)
 
     def _postprocessed(
         self,
@@ -123,11 +119,15 @@ class BatchBuilder:
         policy = seat.lane.policy
         whole = SampleBatch(rows.columns)
         first = 0
-        others = {agent_id: its for agent_id, its in originals.items() if agent_id != seat.agent_id}
+        of_other_agents = {
+            agent_id: original
+            for agent_id, original in originals.items()
+            if agent_id != seat.agent_id
+        }
         for end in rows.trajectory_ends.tolist():
-            own = whole if end - first == whole.count else whole.slice(first, end)
-            self.held -= own.count
-            batch = policy.postprocess_trajectory(own, others, episode)
+            trajectory = whole if end - first == whole.count else whole.slice(first, end)
+            self.held -= trajectory.count
+            batch = policy.postprocess_trajectory(trajectory, of_other_agents, episode)
             if not isinstance(batch, SampleBatch):
                 raise PolicyError(
                     f"postprocess_trajectory of policy {seat.lane.policy_id!r}"
@@ -194,7 +194,7 @@ def build_batches(
     """
     for policy_id, lane in lanes.items():
         if lane.in_bulk:
-            _take_out(lane, [parts for cut in cuts if (parts := cut.parts.get(policy_id))])
+            _take_out(lane, [cut.parts[policy_id] for cut in cuts if cut.parts.get(policy_id)])
     batches: list[SampleBatch | MultiAgentBatch] = []
     for cut in cuts:
         joined = {
@@ -208,9 +208,9 @@ def build_batches(
     return batches
 
 
-def _take_out(lane: Lane, parts: Sequence[list[Part]]) -> None:
+def _take_out(lane: Lane, cuts: Sequence[list[Part]]) -> None:
     """Replace the segments of each list with one batch."""
-    segments = [part for one in parts for part in one if isinstance(part, Segment)]
+    segments = [part for parts in cuts for part in parts if isinstance(part, Segment)]
     if not segments:
         return
     rows = lane.rows(segments)
@@ -219,10 +219,10 @@ def _take_out(lane: Lane, parts: Sequence[list[Part]]) -> None:
         lane.policy.postprocess_trajectories(whole, rows.trajectory_ends)
     lane.table.taken(np.unique(np.array([segment.seat for segment in segments], np.int64)))
     first = number = 0
-    for one in parts:
-        number += len(one)
+    for parts in cuts:
+        number += len(parts)
         end = int(rows.segment_ends[number - 1])
-        one[:] = [whole.slice(first, end)]
+        parts[:] = [whole.slice(first, end)]
         first = end
 
 

@@ -183,12 +183,13 @@ def with_named_failures(kind: type[DefaultCallbacks], setting: Any) -> type[Defa
 
 def overridden_hooks(callbacks: DefaultCallbacks | type[DefaultCallbacks]) -> frozenset[str]:
     """Return the names of the hooks that an object or a class overrides."""
-    own = {
+    hooks = {
         name: getattr(callbacks, name) for name in vars(DefaultCallbacks) if name.startswith("on_")
     }
     return frozenset(
         name
-        for name, hook in own.items()
+        for name, hook in hooks.items()
+        # the class has functions, an object has methods of them
         if getattr(hook, "__func__", hook) is not getattr(DefaultCallbacks, name)
     )
 
@@ -203,6 +204,7 @@ def worker_hooks(kind: type[DefaultCallbacks]) -> frozenset[str]:
 # --- RLlib's older form: a function of one dict for each hook ---
 
 _POSTPROCESS = "on_postprocess_traj"
+_NEW_NAMES = {_POSTPROCESS: "on_postprocess_trajectory"}
 _EPISODE = {"env": "base_env", "episode": "episode"}
 _HOOKS = {
     "on_episode_start": _EPISODE,
@@ -251,9 +253,7 @@ def callbacks_from_dict(functions: Mapping[str, InfoFunction | None]) -> type[De
                 f"{key} is {function!r}, expected a function.", key=key, value=function
             )
         check_takes(function, key, key, {})
-        members["on_postprocess_trajectory" if name == _POSTPROCESS else name] = _as_method(
-            name, function
-        )
+        members[_NEW_NAMES.get(name, name)] = _as_method(name, function)
     warnings.warn(
         "callbacks given as a dict are deprecated; subclass aiorl.DefaultCallbacks instead",
         DeprecationWarning,

@@ -118,7 +118,7 @@ class EpisodeCollector:
     def __init__(self, num_envs: int) -> None:
         """Begin empty."""
         self.ready_rows = 0
-        self._kept: list[dict[str, Array]] = []
+        self._parts: list[dict[str, Array]] = []
         self._finals: list[Array] = []
         self._unfinished = np.zeros(num_envs, np.int64)
 
@@ -134,7 +134,7 @@ class EpisodeCollector:
             self._finals.append(finals)
         dones = columns[c.DONES] = columns[c.TERMINATEDS] | columns[c.TRUNCATEDS]
         valid = columns.setdefault(c.VALID, np.ones(dones.shape, np.bool_))
-        self._kept.append(columns)
+        self._parts.append(columns)
         complete = _complete(dones)
         # True if an episode ends within these steps
         ends = complete[0]
@@ -149,24 +149,27 @@ class EpisodeCollector:
         """Return the rows [B, 1, ...] of all complete episodes, environment by environment, and
         their finals.
         """
-        kept = {name: np.concatenate([part[name] for part in self._kept]) for name in self._kept[0]}
-        complete = _complete(kept[c.DONES])
-        taken = (kept[c.VALID] & complete).T
+        columns = {
+            name: np.concatenate([part[name] for part in self._parts]) for name in self._parts[0]
+        }
+        complete = _complete(columns[c.DONES])
+        is_ready = (columns[c.VALID] & complete).T
         rows = {
-            name: column.swapaxes(0, 1)[taken][:, None]
-            for name, column in kept.items()
+            name: column.swapaxes(0, 1)[is_ready][:, None]
+            for name, column in columns.items()
             if name != c.VALID
         }
         finals = None
-        ends = np.argwhere(kept[c.DONES])
         if self._finals:
+            ends = np.argwhere(columns[c.DONES])
+            # they were added step by step, and rows go environment by environment
             finals = np.concatenate(self._finals)[np.lexsort((ends[:, 0], ends[:, 1]))]
             self._finals = []
-        kept[c.VALID] &= ~complete  # rows already taken no longer count as transitions
-        kept[c.DONES] &= ~complete
-        needed: Flags = np.logical_or.reduce(kept[c.VALID], axis=1)
+        columns[c.VALID] &= ~complete  # rows already taken no longer count as transitions
+        columns[c.DONES] &= ~complete
+        needed: Flags = np.logical_or.reduce(columns[c.VALID], axis=1)
         first = int(needed.argmax()) if needed.any() else len(needed)
-        self._kept = [{name: column[first:].copy() for name, column in kept.items()}]
+        self._parts = [{name: column[first:].copy() for name, column in columns.items()}]
         self.ready_rows = 0
         return rows, finals
 

@@ -195,9 +195,8 @@ class Worker:
             for policy_id, preprocessor in self.preprocessors.items()
         }
         for policy_id in self.filters.keys() - self.policies_to_train:
-            self.filters[
-                policy_id
-            ].is_frozen = True  # nothing of a policy that doesn't learn changes
+            # nothing of a policy that doesn't learn changes
+            self.filters[policy_id].is_frozen = True
         self.filters |= build.make_return_filters(policies)
         self.sampling_filters = self.filters | {
             policy_id: install_filter(policy, self.filters[policy_id])
@@ -268,10 +267,10 @@ class Worker:
             return None
         sampler.on_turn = self.on_turn  # set directly, because it is called on every step
         report("sample_start", self.rollout_fragment_length)
-        found = sampler.get_fragment()
-        if found is not None:
-            report("sample_end", found[0].columns)
-        return found
+        sampled = sampler.get_fragment()
+        if sampled is not None:
+            report("sample_end", sampled[0].columns)
+        return sampled
 
     def _sample(self) -> Batch:
         report("sample_start", self.rollout_fragment_length)
@@ -298,29 +297,29 @@ class Worker:
             and sum(batch.env_steps for batch in self._read) < self.rollout_fragment_length
         ):
             try:
-                read: object = self.input_reader.next()
+                batch: object = self.input_reader.next()
             except EndOfData:  # the batches read so far are the end of the stored experience
                 if not self._read:
                     raise
                 break
-            if not isinstance(read, SampleBatch | MultiAgentBatch):
+            if not isinstance(batch, SampleBatch | MultiAgentBatch):
                 raise ConfigError(
                     f"the input reader {type(self.input_reader).__name__} returned a"
-                    f" {type(read).__name__}, expected a SampleBatch or a MultiAgentBatch.",
+                    f" {type(batch).__name__}, expected a SampleBatch or a MultiAgentBatch.",
                     key="input",
-                    value=read,
+                    value=batch,
                 )
-            self._read.append(read)
+            self._read.append(batch)
         batches = self._read
         self._read = []
         try:
             mixes_sources = self.input_reader.mixes_sources and len(batches) > 1
-            batch = concat_batches(with_common_columns(batches) if mixes_sources else batches)
-            self.callbacks.on_sample_end(worker=self._for_hooks(), samples=batch)
+            whole = concat_batches(with_common_columns(batches) if mixes_sources else batches)
+            self.callbacks.on_sample_end(worker=self._for_hooks(), samples=whole)
         except BaseException:
             self._read = batches + self._read
             raise
-        return batch
+        return whole
 
     def get_metrics(self) -> list[RolloutMetrics | OffPolicyEstimate]:
         """Return the episodes that ended since the last call, then the new estimates."""
@@ -378,11 +377,9 @@ class Worker:
 
         Any thread can call it. A blocking environment is not interrupted.
         """
-        sampler = getattr(self, "sampler", None)
-        env = getattr(self, "async_env", None)
-        if sampler is not None:
+        for sampler in self._parts("sampler"):
             sampler.stop(timeout_s=0.0)
-        if env is not None:
+        for env in self._parts("async_env"):
             env.interrupt()
 
     def stop(self) -> None:
@@ -394,22 +391,22 @@ class Worker:
             Exception: closing one of them raised it; the others are closed nevertheless.
         """
         self._is_stopped = True
-        sampler = getattr(self, "sampler", None)
-        env = getattr(self, "async_env", None)
         with contextlib.ExitStack() as last_first:
-            for stream in (
-                getattr(self, "output_writer", None),
-                getattr(self, "input_reader", None),
-            ):
-                if stream is not None:
-                    last_first.callback(stream.close)
-            if env is not None:
-                last_first.callback(env.stop)
-            elif callable(close := getattr(getattr(self, "env", None), "close", None)):
+            for stream in self._parts("output_writer", "input_reader"):
+                last_first.callback(stream.close)
+            # the first environment belongs to the others as soon as these exist
+            closing = [env.stop for env in self._parts("async_env")] or [
+                env.close for env in self._parts("env") if hasattr(env, "close")
+            ]
+            for close in closing:
                 last_first.callback(close)
-            if sampler is not None:
+            for sampler in self._parts("sampler"):
                 last_first.callback(sampler.stop)
             last_first.callback(self.interrupt)  # wakes a sampler that waits
+
+    def _parts(self, *names: str) -> list[Any]:
+        """Return the parts that exist; there may be none in a worker whose constructor failed."""
+        return [getattr(self, name) for name in names if hasattr(self, name)]
 
     def _stop_what_there_is(self) -> None:
         """Stop after an error without raising another one."""
@@ -428,11 +425,10 @@ class Worker:
 
     def __del__(self) -> None:
         # at the end of the interpreter there are no names of modules any more
-        end_sampling = getattr(getattr(self, "sampler", None), "end_soon", None)
-        env = getattr(self, "async_env", None)
-        if end_sampling is not None:
-            end_sampling()
-        if env is not None:
+        for sampler in self._parts("sampler"):
+            if hasattr(sampler, "end_soon"):
+                sampler.end_soon()
+        for env in self._parts("async_env"):
             env.interrupt()  # ends waits of the sampling thread and of clients
 
     def paused(self) -> contextlib.AbstractContextManager[Any]:
@@ -448,10 +444,10 @@ class Worker:
 
 def _between_turns(worker: Worker) -> Callable[[], None]:
     """Return a function that calls the worker's ``on_turn`` without keeping the worker alive."""
-    found = weakref.ref(worker)
+    reference = weakref.ref(worker)
 
     def call() -> None:
-        worker = found()
+        worker = reference()
         if worker is not None and worker.on_turn is not None:
             worker.on_turn()
 
@@ -480,9 +476,8 @@ def change_all(
     policy_id = ""
     try:
         for policy_id, policy in policies.items():
-            with contextlib.suppress(
-                PolicyError, NotImplementedError
-            ):  # it may not have a value yet
+            # it may not have a value yet
+            with contextlib.suppress(PolicyError, NotImplementedError):
                 before.append((policy_id, read(policy)))
             change(policy, values[policy_id])
     except BaseException:

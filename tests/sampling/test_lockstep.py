@@ -213,8 +213,8 @@ def test_complete_episodes_mode_returns_only_whole_episodes_and_loses_none(mode)
             np.testing.assert_allclose(part["advantages"], expected, rtol=1e-5, atol=1e-5)
     assert counts[0] > 10
     assert counts[1] > 2
-    kept = sum(len(part[c.DONES]) for part in sampler._collector._kept)
-    assert kept <= 11 + 4, "rows are forgotten once taken"
+    num_waiting = sum(len(part[c.DONES]) for part in sampler._collector._parts)
+    assert num_waiting <= 11 + 4, "rows are forgotten once taken"
 
 
 def test_the_last_observation_of_whole_episodes_is_sent_if_only_that_is_needed():
