@@ -32,11 +32,11 @@ _LOG_LEVELS = ("DEBUG", "INFO", "WARN", "WARNING", "ERROR", "CRITICAL")
 _EVALUATIONS = (*ESTIMATORS, SIMULATION)
 
 
-def worker_settings(given: Mapping[str, Any]) -> WorkerSettings:
+def worker_settings(arguments: Mapping[str, Any]) -> WorkerSettings:
     """Convert the arguments of RolloutWorker's constructor to a worker's settings.
 
     Args:
-        given: all arguments by name.
+        arguments: all arguments by name.
 
     Returns:
         The settings.
@@ -45,18 +45,15 @@ def worker_settings(given: Mapping[str, Any]) -> WorkerSettings:
         ConfigError: an argument is wrong or cannot be applied (also a ValueError).
     """
     names = WorkerSettings.__dataclass_fields__.keys() | {"tf_session_creator"}
-    own = {name: value for name, value in given.items() if name in names}
-    config = _config({name: value for name, value in given.items() if name not in names})
+    settings = {name: value for name, value in arguments.items() if name in names}
+    config = _config({name: value for name, value in arguments.items() if name not in names})
     for name, (is_right, expected) in _CHECKS.items():
-        if name in own and not is_right(own[name]):
-            hint = nearest(own[name], _LOG_LEVELS).strip() if name == "log_level" else ""
-            raise ConfigError(
-                f"{name} is {own[name]!r}, expected {expected}.",
-                key=name,
-                value=own[name],
-                hint=hint,
-            )
-    for name in own["input_evaluation"]:
+        value = settings[name]
+        if not is_right(value):
+            hint = nearest(value, _LOG_LEVELS).strip() if name == "log_level" else ""
+            message = f"{name} is {value!r}, expected {expected}."
+            raise ConfigError(message, key=name, value=value, hint=hint)
+    for name in settings["input_evaluation"]:
         if name not in _EVALUATIONS:
             raise ConfigError(
                 f"input_evaluation is {name!r}, expected one of {', '.join(_EVALUATIONS)}.",
@@ -64,26 +61,27 @@ def worker_settings(given: Mapping[str, Any]) -> WorkerSettings:
                 value=name,
                 hint=nearest(str(name), _EVALUATIONS).strip(),
             )
-    own["policy_config"] = dict(own["policy_config"] or {})
-    own["callbacks"] = own["callbacks"] or DefaultCallbacks
-    del own["tf_session_creator"]
-    counts = {name: int(own[name]) for name in ("worker_index", "num_workers")}
-    return WorkerSettings(config=config, **own | counts)
+    settings["policy_config"] = dict(settings["policy_config"] or {})
+    settings["callbacks"] = settings["callbacks"] or DefaultCallbacks
+    del settings["tf_session_creator"]
+    counts = {name: int(settings[name]) for name in ("worker_index", "num_workers")}
+    return WorkerSettings(config=config, **settings | counts)
 
 
-def _config(given: Mapping[str, Any]) -> WorkerConfig:
+def _config(arguments: Mapping[str, Any]) -> WorkerConfig:
     """Return the arguments that are config keys, checked by the keys' declarations.
 
     Raises:
         ConfigError: a value is wrong; the error names the argument.
     """
-    values = {_OTHER_NAMES.get(name, name): _plain(value) for name, value in given.items()}
+    values = {_OTHER_NAMES.get(name, name): _plain(value) for name, value in arguments.items()}
     if values["horizon"] in (0, math.inf):
         values["horizon"] = None
     if values["compress_observations"] != "bulk":
         values["compress_observations"] = bool(values["compress_observations"])
     for name in ("env_config", "model", _ENVIRONS):
-        values[name] = {} if values[name] is None else values[name]
+        if values[name] is None:
+            values[name] = {}
     if isinstance(values[_ENVIRONS], dict):
         values[_ENVIRONS] = {name: str(value) for name, value in values[_ENVIRONS].items()}
     try:
@@ -91,7 +89,7 @@ def _config(given: Mapping[str, Any]) -> WorkerConfig:
     except ValidationError as error:
         fault = plain_error(WorkerConfig, error)
         name, dot, rest = fault.key.partition(".")
-        argument = {of: ours for ours, of in _OTHER_NAMES.items()}.get(name, name)
+        argument = {key: argument for argument, key in _OTHER_NAMES.items()}.get(name, name)
         fault.key = f"{argument}{dot}{rest}"
         fault.message = argument + fault.message.removeprefix(name)
         raise fault from None

@@ -78,8 +78,8 @@ def learn_on_batch(policies: PolicyMap, samples: Batch) -> dict[str, Any]:
     info: dict[str, Any]
     if isinstance(samples, MultiAgentBatch):
         info = {
-            name: policies[name].learn_on_batch(batch)
-            for name, batch in _trainable_parts(policies, samples)
+            policy_id: policies[policy_id].learn_on_batch(batch)
+            for policy_id, batch in _trainable_parts(policies, samples)
         }
     else:
         info = policies[DEFAULT_POLICY_ID].learn_on_batch(samples)
@@ -217,11 +217,13 @@ def standardized(column: NDArray[Any]) -> NDArray[np.float32]:
 def _means(figures: Collection[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the mean of each figure that is a number, including those in nested dicts."""
     means: dict[str, Any] = {}
-    for name in dict.fromkeys(name for one in figures for name in one):
-        values = [one[name] for one in figures if name in one]
-        if nested := [value for value in values if isinstance(value, Mapping)]:
+    for name in dict.fromkeys(name for of_batch in figures for name in of_batch):
+        values = [of_batch[name] for of_batch in figures if name in of_batch]
+        nested = [value for value in values if isinstance(value, Mapping)]
+        numbers = [float(value) for value in values if _is_number(value)]
+        if nested:
             means[name] = _means(nested)
-        elif numbers := [float(value) for value in values if _is_number(value)]:
+        elif numbers:
             means[name] = float(np.mean(numbers))
     return means
 

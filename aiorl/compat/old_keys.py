@@ -103,10 +103,10 @@ def translate_old_keys(values: Mapping[str, Any]) -> dict[str, Any]:
         ConfigError: a key is gone, has a value that is not accepted, or contradicts the value of
             its new name.
     """
-    made = dict(values)
+    translated = dict(values)
     for dotted, old in OLD_KEYS.items():
         group, _, name = dotted.rpartition(".")
-        inner = made.get(group) if group else made
+        inner = translated.get(group) if group else translated
         if not isinstance(inner, Mapping) or name not in inner:
             continue
         if group == "model" and inner.get("custom_model") is not None:
@@ -128,5 +128,5 @@ def translate_old_keys(values: Mapping[str, Any]) -> dict[str, Any]:
                 )
         if old.warning and value != old.quiet:
             _log.warning(old.warning)
-        made = {**made, group: rest} if group else rest
-    return made
+        translated = {**translated, group: rest} if group else rest
+    return translated

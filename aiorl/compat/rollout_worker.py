@@ -586,11 +586,12 @@ class RolloutWorker(EvaluatorInterface, _Worker):
         """
         with self.paused():
             copies = {
-                policy_id: found.as_serializable() for policy_id, found in self.filters.items()
+                policy_id: statistics.as_serializable()
+                for policy_id, statistics in self.filters.items()
             }
             if flush_after:
-                for found in self.filters.values():
-                    found.clear_buffer()
+                for statistics in self.filters.values():
+                    statistics.clear_buffer()
             return copies
 
     def sync_filters(self, new_filters: Mapping[str, ObservationFilter]) -> None:
@@ -605,10 +606,11 @@ class RolloutWorker(EvaluatorInterface, _Worker):
         """
         self._check_filters(new_filters)
         with self.paused():
-            for policy_id, found in self.filters.items():
-                found.copy().sync(new_filters[policy_id])
-            for policy_id, found in self.filters.items():
-                found.sync(new_filters[policy_id])
+            # on copies first: a filter that does not fit raises before any has changed
+            for policy_id, statistics in self.filters.items():
+                statistics.copy().sync(new_filters[policy_id])
+            for policy_id, statistics in self.filters.items():
+                statistics.sync(new_filters[policy_id])
 
     def save(self) -> bytes:
         """Return filters and policy states as bytes; unsent deltas stay pending.
@@ -617,15 +619,13 @@ class RolloutWorker(EvaluatorInterface, _Worker):
             CheckpointError: a policy's state cannot be saved.
         """
         with self.paused():
-            return dump_state(
-                SavedState(
-                    {policy_id: found.state() for policy_id, found in self.filters.items()},
-                    {
-                        policy_id: policy.get_state()
-                        for policy_id, policy in self.policy_map.items()
-                    },
-                )
-            )
+            filters = {
+                policy_id: statistics.state() for policy_id, statistics in self.filters.items()
+            }
+            policies = {
+                policy_id: policy.get_state() for policy_id, policy in self.policy_map.items()
+            }
+            return dump_state(SavedState(filters, policies))
 
     def restore(self, data: bytes) -> None:
         """Restore a saved state; deltas pending or in flight are dropped. If it raises, the worker
@@ -651,14 +651,14 @@ class RolloutWorker(EvaluatorInterface, _Worker):
                 lambda policy: policy.get_state(),
                 lambda policy, new: policy.set_state(new),
             )
-            for policy_id, found in self.filters.items():
-                found.restore(saved.filters[policy_id])
+            for policy_id, statistics in self.filters.items():
+                statistics.restore(saved.filters[policy_id])
 
-    def _check_filters(self, given: Mapping[str, Any]) -> None:
-        missing = sorted(self.filters.keys() - given.keys())
+    def _check_filters(self, filters: Mapping[str, Any]) -> None:
+        missing = sorted(self.filters.keys() - filters.keys())
         if missing:
             raise AssertionError(
-                f"no filters are given for {', '.join(missing)}, only for {sorted(given)}"
+                f"no filters are given for {', '.join(missing)}, only for {sorted(filters)}"
             )
 
     def export_policy_model(self, export_dir: str, policy_id: str = DEFAULT_POLICY_ID) -> None:
@@ -733,17 +733,17 @@ class RolloutWorker(EvaluatorInterface, _Worker):
     # --- launching ---
 
     @classmethod
-    def as_remote(cls, *limits: Any, **named: Any) -> LauncherSpec:
+    def as_remote(cls, *limits: Any, **limits_by_name: Any) -> LauncherSpec:
         """Return the limits of a worker of this class, for a launcher.
 
         Args:
             *limits: arguments of `LauncherSpec`.
-            **named: the same, by name.
+            **limits_by_name: the same, by name.
 
         Raises:
             ConfigError: a limit is impossible (also a ValueError).
         """
-        return LauncherSpec(cls, *limits, **named)
+        return LauncherSpec(cls, *limits, **limits_by_name)
 
     def get_node_ip(self) -> str:
         """Return the address at which other hosts reach this one, according to its routes, or else

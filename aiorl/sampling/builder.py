@@ -145,7 +145,7 @@ class BatchBuilder:
         """Return all rows held, for one batch; the builder is then empty."""
         self.postprocess(episode)
         for seat in episode.seats.values():
-            if seat.done and seat.left_at < 0:  # even if its episode continues
+            if seat.is_done and seat.left_at < 0:  # even if its episode continues
                 self.vacate(seat)
                 episode.has_left(seat)
         if not is_over:  # hooks of the episode's end can read all entries

@@ -214,7 +214,13 @@ class MultiAgentEpisode:
             if agent_id in self._gone:
                 raise self.observed_again(agent_id)
             lane = self._lane_for(agent_id)
-            seat = Seat(agent_id, self._num_agents, lane, self.batch_builder.seat_for(lane), self)
+            seat = Seat(
+                agent_id=agent_id,
+                index=self._num_agents,
+                lane=lane,
+                number=self.batch_builder.seat_for(lane),
+                episode=self,
+            )
             self._num_agents += 1
             self.seats[agent_id] = seat
             if agent_id in self._rewards_before:
@@ -332,10 +338,9 @@ class MultiAgentEpisode:
 
     def _entry(self, agent_id: Any, name: str) -> Array:
         seat = self.seats.get(agent_id)
-        entry: Array = (
-            self._lane_for(agent_id).actor.layout.zeros() if seat is None else seat.entry(name)
-        )
-        return entry
+        if seat is not None:
+            return seat.entry(name)
+        return self._lane_for(agent_id).actor.layout.zeros()
 
     def __repr__(self) -> str:
         return (

@@ -69,19 +69,17 @@ class Iteration:
         self._settings = settings = setup.settings
         self._is_packing = settings.is_truncating
         self._cut_length = settings.cut_length
-        self._no_done_at_end = settings.no_done_at_end
-        self._soft_horizon = settings.soft_horizon
         self._policies = setup.policy_map
-        for known in (setup.preprocessors, setup.filters):
+        for parts in (setup.preprocessors, setup.filters):
             for policy_id in self._policies:
-                if policy_id not in known:
-                    raise UnknownPolicyError(policy_id, known)
+                if policy_id not in parts:
+                    raise UnknownPolicyError(policy_id, parts)
         hooks = {name: getattr(setup.callbacks, name) for name in overridden_hooks(setup.callbacks)}
         self._on_start = hooks.get("on_episode_start")
         self._on_step = hooks.get("on_episode_step")
         self._on_end = hooks.get("on_episode_end")
         shows_trajectories = "on_postprocess_trajectory" in hooks
-        self._on_postprocessed = self._tell_postprocessed if shows_trajectories else None
+        self._on_postprocessed = self._call_postprocess_hook if shows_trajectories else None
         actors = [
             Actor(
                 policy_id,
@@ -183,11 +181,12 @@ class Iteration:
         policies.
         """
         assert self._horizon is not None, "the horizon is known once a turn has begun"
+        # local names, because most of the sampler's own time is spent in this loop
         horizon = self._horizon
         turn = self._turn
         ready = []
-        no_done_at_end = self._no_done_at_end
-        soft_horizon = self._soft_horizon
+        no_done_at_end = self._settings.no_done_at_end
+        soft_horizon = self._settings.soft_horizon
         get_episode = self._episodes.get
         is_rewritten = self._setup.observation_fn is not None
         all_obs, all_rewards, all_terminateds, all_truncateds, all_infos, _ = poll[:6]
@@ -214,27 +213,28 @@ class Iteration:
             length = episode.length
             hit_horizon = length >= horizon and not has_ended
             over = has_ended or hit_horizon
-            shown = self._rewritten(episode, agent_obs) if is_rewritten else agent_obs
+            if is_rewritten:
+                agent_obs = self._rewritten(episode, agent_obs)
             infos = all_infos.get(env_id)
-            known = episode.seats
+            seats = episode.seats
             t = length - 1
             waiting: list[Seat] = []
-            for agent_id, obs in shown.items():
-                seat = known.get(agent_id)
+            for agent_id, obs in agent_obs.items():
+                seat = seats.get(agent_id)
                 if seat is None:
                     seat = episode.seat_for(agent_id)
-                elif seat.done:
+                elif seat.is_done:
                     raise episode.observed_again(agent_id)
                 lane = seat.lane
                 info = infos.get(agent_id) if infos else None
                 if info:
-                    info = _own(seat, info)
+                    info = _copied_info(seat, info)
                 elif info is None:
                     info = {}
                 terminated = terminateds.get(agent_id, False)
                 truncated = truncateds.get(agent_id, False)
                 if terminated or truncated:
-                    seat.done = True
+                    seat.is_done = True
                 elif over:
                     terminated = all_terminated
                     truncated = all_truncated or hit_horizon
@@ -280,7 +280,7 @@ class Iteration:
 
     def _rewritten(
         self, episode: MultiAgentEpisode, agent_obs: Mapping[Any, Any]
-    ) -> Mapping[Any, Any]:
+    ) -> dict[Any, Any]:
         assert self._setup.observation_fn is not None, "there is no observation_fn"
         rewritten = self._setup.observation_fn(
             agent_obs=agent_obs,
@@ -321,7 +321,7 @@ class Iteration:
                     seat.lane.queue.append(seat)
             if on_step is not None and episode.length:
                 on_step(worker=worker, base_env=base_env, episode=episode)
-            if has_ended and not self._no_done_at_end:
+            if has_ended and not self._settings.no_done_at_end:
                 self._check_final_observations(episode)
             is_long_enough = builder.count >= cut_length
             if (over or is_long_enough) and builder.has_pending_agent_data():
@@ -331,7 +331,7 @@ class Iteration:
                 else:
                     builder.postprocess(episode)
             if over:
-                self._end_episode(episode, keep_env=hit_horizon and self._soft_horizon)
+                self._end_episode(episode, keep_env=hit_horizon and self._settings.soft_horizon)
 
     def _build_batches(self, outputs: Outputs) -> None:
         """Put the batches into their reserved places."""
@@ -345,7 +345,7 @@ class Iteration:
 
     def _check_final_observations(self, episode: MultiAgentEpisode) -> None:
         for seat in episode.seats.values():
-            if seat.has_rows and not seat.done and seat.seen_at != self._turn:
+            if seat.has_rows and not seat.is_done and seat.seen_at != self._turn:
                 raise episode.fault(
                     EnvContractError,
                     f"the episode has ended for all agents, but agent {seat.agent_id!r} (policy"
@@ -377,21 +377,17 @@ class Iteration:
     # --- episodes ---
 
     def _open_episode(self, env_id: Any) -> MultiAgentEpisode:
-        builder = (
-            self._free_builders.pop()
-            if self._free_builders
-            else BatchBuilder(self._on_postprocessed)
-        )
+        builders = self._free_builders or [BatchBuilder(self._on_postprocessed)]
         episode = self._episodes[env_id] = MultiAgentEpisode(
-            env_id,
-            self._ids.getrandbits(62),
-            self._lanes,
-            self._policies.binding(self._setup.get_worker),
-            builder,
-            self.extra_batches.append,
+            env_id=env_id,
+            episode_id=self._ids.getrandbits(62),
+            lanes=self._lanes,
+            binding=self._policies.binding(self._setup.get_worker),
+            batch_builder=builders.pop(),
+            add_extra_batch=self.extra_batches.append,
         )
         episode.place = self.base_env.place_of(env_id)
-        self._tell_exploration("on_episode_start", episode)
+        self._call_exploration("on_episode_start", episode)
         if self._on_start is not None:
             self._on_start(
                 worker=self._worker,
@@ -402,7 +398,7 @@ class Iteration:
         return episode
 
     def _end_episode(self, episode: MultiAgentEpisode, *, keep_env: bool) -> None:
-        self._tell_exploration("on_episode_end", episode)
+        self._call_exploration("on_episode_end", episode)
         if self._on_end is not None:
             self._on_end(
                 worker=self._worker,
@@ -423,7 +419,7 @@ class Iteration:
         episode.soft_reset(self._ids.getrandbits(62))
         self._actions[episode.env_id] = {}
         for seat in episode.seats.values():
-            if seat.seen_at == self._turn and not seat.done:
+            if seat.seen_at == self._turn and not seat.is_done:
                 seat.lane.queue.append(seat)
 
     def _reset(self, env_id: Any) -> None:
@@ -442,8 +438,9 @@ class Iteration:
             return
         episode = self._open_episode(env_id)
         self._actions[env_id] = {}
-        shown = obs if self._setup.observation_fn is None else self._rewritten(episode, obs)
-        for agent_id, raw_obs in shown.items():
+        if self._setup.observation_fn is not None:
+            obs = self._rewritten(episode, obs)
+        for agent_id, raw_obs in obs.items():
             seat = episode.seat_for(agent_id)
             seat.is_observed = True
             seat.seen_at = self._turn
@@ -451,9 +448,8 @@ class Iteration:
             seat.lane.arriving.append((seat, raw_obs, 0.0, -1))
             seat.lane.queue.append(seat)
         for lane in self._lanes.values():
-            if (
-                lane.actor.is_filtered
-            ):  # each reset enters the filter separately, regardless of other resets
+            # each reset enters the filter separately, regardless of other resets
+            if lane.actor.is_filtered:
                 lane.take_in()
 
     def _abandon(self, env_id: Any) -> None:
@@ -466,13 +462,13 @@ class Iteration:
         builder = episode.batch_builder
         if self._is_packing:
             builder.postprocess(episode)
-        self._tell_exploration("on_episode_end", episode)
+        self._call_exploration("on_episode_end", episode)
         episode.close()
         if not self._is_packing:
             builder.discard()
         self._free_builders.append(builder)
 
-    def _tell_exploration(self, hook: str, episode: MultiAgentEpisode) -> None:
+    def _call_exploration(self, hook: str, episode: MultiAgentEpisode) -> None:
         for lane in self._lanes.values():
             policy = lane.actor.policy
             exploration = getattr(policy, "exploration", None)
@@ -484,7 +480,7 @@ class Iteration:
                     tf_sess=None,
                 )
 
-    def _tell_postprocessed(
+    def _call_postprocess_hook(
         self,
         episode: MultiAgentEpisode,
         seat: Seat,
@@ -502,7 +498,7 @@ class Iteration:
         )
 
 
-def _own(seat: Seat, info: Any) -> Any:
+def _copied_info(seat: Seat, info: Any) -> Any:
     """Return a copy of an info, since the environment may reuse the original."""
     if isinstance(info, Mapping):
         return copied(info)
@@ -519,11 +515,10 @@ def _effective_horizon(base_env: BaseEnv, horizon: int | float | None) -> float:
     Raises:
         ConfigError: the horizon is above the environment's limit (also a ValueError).
     """
+    limit = getattr(base_env, "max_episode_steps", None) or None
     envs = base_env.get_unwrapped()
-    limit = getattr(base_env, "max_episode_steps", None) or (
-        episode_limit(envs[0]) if envs else None
-    )
-    if horizon is not None and math.isinf(horizon):
-        horizon = None
-    known = checked_horizon(None if horizon is None else int(horizon), limit)
-    return math.inf if known is None else known
+    if not limit and envs:
+        limit = episode_limit(envs[0])
+    steps = None if horizon is None or math.isinf(horizon) else int(horizon)
+    length = checked_horizon(steps, limit)
+    return math.inf if length is None else length

@@ -88,12 +88,10 @@ class Lockstep:
         self._postprocess = plan.postprocess
         self._params = dict(plan.postprocess_params)
         columns = {name for name in plan.columns if name in FRAGMENT_COLUMNS}
-        scaled = (
-            {c.SCALED_REWARDS}
-            if policy.reward_scaler is not None and c.REWARDS in columns
-            else set()
-        )
-        self._wanted = tuple(sorted(columns | scaled))
+        sent = set(columns)
+        if policy.reward_scaler is not None and c.REWARDS in columns:
+            sent.add(c.SCALED_REWARDS)
+        self._sent = tuple(sorted(sent))
         self._wants_finals = c.NEW_OBS in columns
         self._wants_last = self._wants_finals or c.LAST_OBS in columns
         self._needs_final_values = plan.postprocess in NEED_VALUES or c.BOOTSTRAP_VALUES in columns
@@ -172,8 +170,8 @@ class Lockstep:
         """
         if self._collector is None:
             return self._cut_anywhere(self._fill_table(on_step))
-        wanted = self._steps * self.env.num_envs
-        while self._collector.ready_rows < wanted:
+        least_rows = self._steps * self.env.num_envs
+        while self._collector.ready_rows < least_rows:
             table = self._fill_table(on_step)
             columns, _ = self._columns(table)
             self._collector.add(columns, table.followers()[1] if self._wants_last else None)
@@ -185,11 +183,9 @@ class Lockstep:
         """
         episodes = self._tracker.take_finished()
         games = self.env.take_finished_games()
-        return (
-            episodes
-            if games is None
-            else EpisodeColumns.of([RolloutMetrics(g.length, g.reward) for g in games])
-        )
+        if games is None:
+            return episodes
+        return EpisodeColumns.of([RolloutMetrics(game.length, game.reward) for game in games])
 
     def prepare(self) -> LevelTable:
         """Return the empty table of the next fragment, with the randomness of its actions.
@@ -221,15 +217,15 @@ class Lockstep:
         return table
 
     def _first_obs(self) -> NDArray[Any]:
-        raw_obs = self.env.reset(
-            None if self._seed is None else env_seeds(self._seed, self.env.num_envs)
-        )
+        seeds = None if self._seed is None else env_seeds(self._seed, self.env.num_envs)
+        raw_obs = self.env.reset(seeds)
         obs = self._observed(raw_obs)
         self._report_observed(raw_obs, obs)
         return obs
 
     def _run_steps(self, table: LevelTable, on_step: Callable[[], None] | None) -> None:
         """Fill the rest of the table; can be called again after an exception from ``on_step``."""
+        # local names, because this loop is most of what the sampler itself costs
         clock = time.perf_counter
         act_into = self._act_by_halves if self._begins else self.policy.act_into
         env_step = self.env.step
@@ -239,17 +235,17 @@ class Lockstep:
         truncateds = table.truncateds
         clip = self._clip
         copy = self._actions_need_copy
-        plain = self._obs_is_plain
+        obs_is_plain = self._obs_is_plain
         state = self._state
         notes_states = bool(state and self._state_every)
         inference_s = env_s = processing_s = 0.0
-        reports = True
+        must_report = True  # one step of each table is enough for a debug log
         first = t = table.filled
         report("compute_actions_input", c.DEFAULT_POLICY_ID, [obs[first], *state])
         places = table.policy_rows(with_logp=not self.policy.logp_is_apart)
         turns = zip(obs[first:-1], table.noise[first:], places, strict=True)
         try:
-            for t, (seen, noise, rows) in enumerate(turns, first):
+            for t, (obs_t, noise, rows) in enumerate(turns, first):
                 if self.is_stopped:
                     raise SamplerDied("the sampler was stopped")
                 if on_step is not None:
@@ -259,17 +255,17 @@ class Lockstep:
                 if notes_states:
                     table.note_state(t, state)
                 began = clock()
-                state = act_into(seen, state, noise, rows)
+                state = act_into(obs_t, state, noise, rows)
                 acted = clock()
                 inference_s += acted - began
-                if reports:
+                if must_report:
                     report("compute_actions_result", c.DEFAULT_POLICY_ID, [rows._asdict(), state])
-                chosen = rows.actions
+                actions = rows.actions
                 if clip is not None:
-                    chosen = clip(chosen)
-                elif copy:
-                    chosen = chosen.copy()
-                step = env_step(chosen)
+                    actions = clip(actions)
+                elif copy:  # the environment may change the array, which is sent
+                    actions = actions.copy()
+                step = env_step(actions)
                 stepped = clock()
                 env_s += stepped - acted
                 rewards[t] = step.rewards
@@ -281,15 +277,15 @@ class Lockstep:
                     raise TrainingDisabled(self.env.env_id)
                 if step.final_index is not None:
                     self._take_finals(table, t, step, state)
-                elif plain:
+                elif obs_is_plain:
                     obs[t + 1] = step.obs
                 else:
                     obs[t + 1] = self._observed(step.obs)
                 if state:
                     _restart(state, step)
-                if reports:
+                if must_report:
                     self._report_observed(step.obs, obs[t + 1], step.infos)
-                    reports = False
+                    must_report = False
                 processing_s += clock() - stepped
             table.filled = self._steps
             self._state = state
@@ -318,14 +314,13 @@ class Lockstep:
                 )
                 after.append(
                     self.policy.act_into(
-                        obs[part], [each[part] for each in state], noise[part], of_part
+                        obs[part], [component[part] for component in state], noise[part], of_part
                     )
                 )
                 self.env.begin(part, of_part.actions)
         except BaseException:
-            self.is_stopped = (
-                True  # some environments step with actions that a later call would not know
-            )
+            # some environments step with actions that a later call would not know
+            self.is_stopped = True
             raise
         return [np.concatenate(parts) for parts in zip(*after, strict=True)]
 
@@ -371,11 +366,13 @@ class Lockstep:
         """Return the fragment of one table, cut at the table's end."""
         columns, bootstrap = self._columns(table)
         columns |= postprocessed(self._postprocess, columns, self._params, bootstrap)
-        for name, place in table.derived.items():
-            made = columns.get(name)
-            if made is not None and made.shape == place.shape and made.dtype == place.dtype:
-                place[...] = made
-                columns[name] = place
+        # into the memory that is sent as one piece, if they fit
+        for name, target in table.derived.items():
+            column = columns.get(name)
+            if column is None or (column.shape, column.dtype) != (target.shape, target.dtype):
+                continue
+            target[...] = column
+            columns[name] = target
         extras: dict[str, Array] = {}
         if self._wants_last:
             extras[c.LAST_OBS] = table.obs[-1]
@@ -458,8 +455,7 @@ class Lockstep:
                     obs.append(final.obs[keep])
                     for parts, component in zip(states, final.state, strict=True):
                         parts.append(component[keep])
-        joined = [np.concatenate(parts) if len(parts) > 1 else parts[0] for parts in states]
-        values = self.policy.values(np.concatenate(obs) if len(obs) > 1 else obs[0], joined)
+        values = self.policy.values(_joined(obs), [_joined(parts) for parts in states])
         bootstrap = values[:num_envs]
         if any_truncated:
             np.copyto(at_truncation[:-1], table.values[1:], where=truncated[:-1])
@@ -474,11 +470,16 @@ class Lockstep:
         self, columns: Mapping[str, Array], first: Collection[str] = ()
     ) -> dict[str, Array]:
         """Return the columns to send: those named by ``first`` in its order, then the others."""
-        order = (*(name for name in first if name in self._wanted), *self._wanted)
+        order = (*(name for name in first if name in self._sent), *self._sent)
         selected = {name: columns[name] for name in order if name in columns}
         if c.VALID in columns:
             selected[c.VALID] = columns[c.VALID]
         return selected
+
+
+def _joined(parts: Sequence[Array]) -> Array:
+    """Return the parts as one array, without a copy if there is only one."""
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def _restart(state: list[F32], step: VectorStep) -> None:

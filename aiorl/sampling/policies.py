@@ -70,8 +70,8 @@ class PolicySpec(NamedTuple):
 def policy_classes(policy: Any) -> list[type[Policy]]:
     """Return the classes in the setting ``policy`` without raising; empty if it is malformed."""
     values = policy.values() if isinstance(policy, Mapping) else [(policy,)]
-    firsts = [value[0] for value in values if isinstance(value, tuple | list) and value]
-    return [found for found in firsts if _is_policy_class(found)]
+    candidates = [value[0] for value in values if isinstance(value, tuple | list) and value]
+    return [candidate for candidate in candidates if _is_policy_class(candidate)]
 
 
 def policy_specs(policy: Any, observation_space: Any, action_space: Any) -> dict[str, PolicySpec]:
@@ -94,51 +94,43 @@ def policy_specs(policy: Any, observation_space: Any, action_space: Any) -> dict
             policy,
             "a subclass of aiorl.Policy, or a non-empty dict: policy id -> " + _FORM,
         )
-    if odd := [policy_id for policy_id in policy if not isinstance(policy_id, str)]:
-        raise _refused("policy", odd[0], "ids that are strings")
+    for policy_id in policy:
+        if not isinstance(policy_id, str):
+            raise _refused("policy", policy_id, "ids that are strings")
     specs = {}
     for policy_id in sorted(policy):
         key = f"policy[{policy_id!r}]"
         value = policy[policy_id]
         if not isinstance(value, tuple | list) or len(value) != len(PolicySpec._fields):
             raise _refused(key, value, _FORM)
-        policy_class, own_observation_space, own_action_space, config = value
         spec = PolicySpec(
-            policy_class,
-            _policy_space(
-                f"{key}[1]", "observation_space", own_observation_space, observation_space
+            policy_class=value[0],
+            observation_space=_policy_space(
+                f"{key}[1]", "observation_space", value[1], observation_space
             ),
-            _policy_space(f"{key}[2]", "action_space", own_action_space, action_space),
-            config,
+            action_space=_policy_space(f"{key}[2]", "action_space", value[2], action_space),
+            config=value[3],
         )
-        for position, (is_right, expected) in enumerate(
-            (
-                (_is_policy_class(spec.policy_class), "a subclass of aiorl.Policy"),
-                (
-                    isinstance(spec.observation_space, spaces.Space),
-                    "a gymnasium space, or one of the environment",
-                ),
-                (
-                    isinstance(spec.action_space, spaces.Space),
-                    "a gymnasium space, or one of the environment",
-                ),
-                (isinstance(spec.config, dict), "a dict of settings"),
-            )
-        ):
-            if not is_right:
+        if not _is_policy_class(spec.policy_class):
+            raise _refused(f"{key}[0]", spec.policy_class, "a subclass of aiorl.Policy")
+        for position in (1, 2):
+            if not isinstance(spec[position], spaces.Space):
+                expected = "a gymnasium space, or one of the environment"
                 raise _refused(f"{key}[{position}]", spec[position], expected)
+        if not isinstance(spec.config, dict):
+            raise _refused(f"{key}[3]", spec.config, "a dict of settings")
         specs[policy_id] = spec
     return specs
 
 
-def _policy_space(key: str, name: str, own: Any, of_env: Any) -> Any:
+def _policy_space(key: str, name: str, space: Any, of_env: Any) -> Any:
     """Return a policy's own space in Gymnasium's form, or the environment's if it has none.
 
     Raises:
         ConfigError: neither of them declares a space.
     """
-    if own is not ENV_SPACE:
-        return gymnasium_space(own)
+    if space is not ENV_SPACE:
+        return gymnasium_space(space)
     if of_env is None:
         raise ConfigError(
             f"{key} is left to the environment, which declares no {name} that holds for all its"
@@ -207,11 +199,9 @@ def named_function(path: str | Mapping[str, str] | None, key: str) -> Any:
     """
     if isinstance(path, Mapping):
         return mapping_by_table(path)
-    return (
-        None
-        if path is None
-        else named_failures(import_object(path, key=key), f"{key} {path!r}", key)
-    )
+    if path is None:
+        return None
+    return named_failures(import_object(path, key=key), f"{key} {path!r}", key)
 
 
 def _space(data: dict[str, Any] | None) -> Any:
@@ -387,7 +377,8 @@ def seed_generators(seed: int, policy_classes: Collection[type[Policy]]) -> None
     """
     random.seed(seed)
     np.random.seed(seed)
-    if (torch := sys.modules.get("torch")) is not None:
+    torch = sys.modules.get("torch")
+    if torch is not None:
         torch.manual_seed(seed)
     if "tensorflow" in sys.modules or any(
         is_tf_policy(policy_class) for policy_class in policy_classes

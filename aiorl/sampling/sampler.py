@@ -108,7 +108,7 @@ class SyncSampler:
         self._must_act = False
         self._is_stopped = False
         self._died: BaseException | None = None
-        self._untold: Exception | None = None
+        self._delayed_error: Exception | None = None
 
     def get_fragment(self) -> tuple[Fragment, EpisodeColumns] | None:
         """Return the next fragment and the episodes that ended since the last one; None unless in
@@ -143,8 +143,9 @@ class SyncSampler:
                 are returned first. After an error of ``poll``, the next call polls again.
         """
         with self._sampling:
-            if (found := self.get_fragment()) is not None:
-                fragment, episodes = found
+            sampled = self.get_fragment()
+            if sampled is not None:
+                fragment, episodes = sampled
                 pairs = zip(episodes.lengths.tolist(), episodes.rewards.tolist(), strict=True)
                 self._metrics.extend(RolloutMetrics(length, reward) for length, reward in pairs)
                 return fragment.to_sample_batch()
@@ -159,13 +160,13 @@ class SyncSampler:
     def get_metrics(self) -> list[RolloutMetrics]:
         """Return the episodes that ended since the last call, with the current perf stats."""
         stats = self.perf.get()
-        return [item._replace(perf_stats=dict(stats)) for item in _taken(self._metrics)]
+        return [item._replace(perf_stats=dict(stats)) for item in _drained(self._metrics)]
 
     def get_extra_batches(self) -> list[Batch]:
         """Return the batches of rows ``[B, ...]`` that episodes added themselves since the last
         call.
         """
-        return [] if self._iteration is None else _taken(self._iteration.extra_batches)
+        return [] if self._iteration is None else _drained(self._iteration.extra_batches)
 
     def paused(self) -> contextlib.AbstractContextManager[Any]:
         """Return a context that keeps other threads from processing observations and evaluating
@@ -214,7 +215,7 @@ class SyncSampler:
         without the metrics.
         """
         batches: list[Batch] = []
-        for output in _taken(self._outputs):
+        for output in _drained(self._outputs):
             if isinstance(output, RolloutMetrics):
                 self._metrics.append(output)
             else:
@@ -222,10 +223,10 @@ class SyncSampler:
         return batches
 
     def _raise_why_it_ended(self) -> NoReturn:
-        untold = self._untold
-        self._untold = None
-        if untold is not None:
-            raise untold
+        error = self._delayed_error
+        self._delayed_error = None
+        if error is not None:
+            raise error
         if self._died is not None:
             raise SamplerDied(
                 "the sampler failed in the middle of a turn and cannot continue"
@@ -247,7 +248,8 @@ class SyncSampler:
         except BaseException as error:  # Ctrl-C also leaves a turn unfinished
             self._died = error
             if self._outputs and isinstance(error, Exception):
-                self._untold = error  # raised as soon as the turn's finished outputs are handed out
+                # raised as soon as the turn's finished outputs are handed out
+                self._delayed_error = error
                 return
             raise
         self._must_act = True
@@ -270,6 +272,6 @@ class SyncSampler:
             raise
 
 
-def _taken(items: deque[T]) -> list[T]:
+def _drained(items: deque[T]) -> list[T]:
     """Remove and return all items present; another thread may keep adding some."""
     return [items.popleft() for _ in range(len(items))]

@@ -58,7 +58,7 @@ class Seat:
         is_rewarded: True if it got a reward.
         raw_obs: latest observation as the environment returned it.
         info: latest info.
-        done: True if its own flag was true.
+        is_done: True if its own flag was true.
         seen_at: number of the latest turn in which it was observed.
         has_rows: True if a row was recorded in this episode.
     """
@@ -80,7 +80,7 @@ class Seat:
     is_rewarded: bool = False
     raw_obs: Any = None
     info: Any = field(default_factory=dict)
-    done: bool = False
+    is_done: bool = False
     seen_at: int = 0
     has_rows: bool = False
     _table: Table = field(init=False)
@@ -97,7 +97,14 @@ class Seat:
         first = self.waits_from
         self.waits_from = -1
         end = self._table.row_of(self.number)
-        return Segment(self.lane, self.number, first, end, self.episode.episode_id, self.index)
+        return Segment(
+            lane=self.lane,
+            seat=self.number,
+            first=first,
+            end=end,
+            episode_id=self.episode.episode_id,
+            agent_index=self.index,
+        )
 
     def restart(self) -> None:
         """Continue as a new episode; the latest observation is its first one if it is of this
@@ -107,7 +114,7 @@ class Seat:
         self.is_rewarded = self.has_rows = False
         self.is_observed = self.is_observed and self.seen_at == self.lane.turn
         row = self._row()
-        if self.done:
+        if self.is_done:
             self.opening = row
             return
         if not self.is_observed and self.opening > row:
@@ -123,9 +130,8 @@ class Seat:
         self.episode = None  # breaks a reference cycle, which would live until garbage collection
         if self.lane.is_shown:
             if self.acted == self.left_at - 1:
-                self.lane.left.append(
-                    weakref.ref(self)
-                )  # few are still there when the next turn begins
+                # few of them are still referred to when the next turn begins
+                self.lane.just_left.append(weakref.ref(self))
             else:  # the seat's next agent writes to the latest row
                 self.freeze()
 
@@ -138,7 +144,7 @@ class Seat:
 
     # --- for callbacks ---
 
-    def entry(self, name: str) -> Any:
+    def entry(self, name: str) -> Array:
         """Return a copy of the latest evaluation's entry in a column; zeros before the first
         action.
         """
@@ -160,9 +166,9 @@ class Seat:
 
     def pi_info(self) -> dict[str, Any]:
         """Return the extra columns of the latest evaluation, empty before the first."""
-        return (
-            {name: self.entry(name) for name in self.lane.extra_columns} if self.acted >= 0 else {}
-        )
+        if self.acted < 0:
+            return {}
+        return {name: self.entry(name) for name in self.lane.extra_columns}
 
     def rnn_state(self) -> list[Array]:
         """Return the recurrent state for the next evaluation."""
@@ -223,8 +229,8 @@ class Lane:
         infos: those with a non-empty info: index in ``arriving``, info.
         skipped: those whose row must not be trained on: index in ``arriving``.
         queue: agents that wait for an action for their latest observation.
-        left: agents that have left their seats in this turn and whose entries are still only in the
-            table.
+        just_left: agents that have left their seats in this turn and whose entries are still only
+            in the table.
         turn: number of the turn.
         is_shown: True if user code can read the agents' latest observations and actions.
         in_bulk: True if its rows are postprocessed together, because neither the policy nor a hook
@@ -262,11 +268,11 @@ class Lane:
         self.infos: list[tuple[int, Any]] = []
         self.skipped: list[int] = []
         self.queue: list[Seat] = []
-        self.left: list[weakref.ref[Seat]] = []
+        self.just_left: list[weakref.ref[Seat]] = []
         self.turn = 0
         self.is_shown = is_shown
-        own = getattr(actor.policy.postprocess_trajectory, "__func__", None)
-        self.in_bulk = own in _OURS and not shows_trajectories
+        postprocess = getattr(actor.policy.postprocess_trajectory, "__func__", None)
+        self.in_bulk = postprocess in _OURS and not shows_trajectories
         self.late_logp: ActionDistribution | None = None
         if (
             self.in_bulk
@@ -274,8 +280,9 @@ class Lane:
             and not is_shown
             and actor.is_plain
             and isinstance(self.policy, GraphPolicy)
+            and self.policy.logp_is_apart
         ):
-            self.late_logp = self.policy.distribution if self.policy.logp_is_apart else None
+            self.late_logp = self.policy.distribution
         table.define(c.OBS, actor.obs_shape, actor.obs_dtype)
         table.define(c.ACTIONS, actor.layout.shape, actor.layout.dtype, actor.layout.zeros())
         table.define(c.REWARDS, (), np.float64, 0.0)
@@ -302,16 +309,18 @@ class Lane:
         previous one.
         """
         self.turn = turn
-        for seat in [found for ref in self.left if (found := ref()) is not None]:
-            seat.freeze()
-        self.left.clear()
+        for reference in self.just_left:
+            seat = reference()
+            if seat is not None:
+                seat.freeze()
+        self.just_left.clear()
         self.queue.clear()
         if self.arriving:
             self._forget_arrivals()
 
     def _forget_arrivals(self) -> None:
-        for noted in (self.arriving, self.ends, self.infos, self.skipped):
-            noted.clear()
+        for arrivals in (self.arriving, self.ends, self.infos, self.skipped):
+            arrivals.clear()
 
     # --- observations ---
 
@@ -391,7 +400,8 @@ class Lane:
         numbers = np.array([seat.number for seat in seats], np.int64)
         index = table.at(numbers)
         obs = table.read(c.OBS, index)
-        if len(stuck := self.actor.rows_without_action(obs)):
+        stuck = self.actor.rows_without_action(obs)
+        if len(stuck):
             seat = seats[stuck[0]]
             message = f"agent {seat.agent_id!r}: its action mask forbids every action"
             fault: BadObservationError = seat.episode.fault(BadObservationError, message)
@@ -424,11 +434,11 @@ class Lane:
         before = self.table.before(index)
         rewards = self.clipped(self.table.read(c.REWARDS, before))
         return FurtherInputs(
-            self.table.read(c.ACTIONS, before),
-            rewards,
-            [seat.info for seat in seats],
-            [seat.episode for seat in seats],
-            [seat.agent_id for seat in seats],
+            prev_actions=self.table.read(c.ACTIONS, before),
+            prev_rewards=rewards,
+            infos=[seat.info for seat in seats],
+            episodes=[seat.episode for seat in seats],
+            agent_ids=[seat.agent_id for seat in seats],
         )
 
     def clipped(self, rewards: Array) -> NDArray[np.float32]:
@@ -439,16 +449,18 @@ class Lane:
         return column
 
     def _record_off_policy(
-        self, seats: Sequence[Seat], index: NDArray[np.int64], taken: OffPolicyActions
+        self, seats: Sequence[Seat], index: NDArray[np.int64], off_policy_actions: OffPolicyActions
     ) -> None:
         for seat, place in zip(seats, index, strict=True):
-            by_agent = taken.get(seat.env_id)
-            if by_agent and (action := by_agent.get(seat.agent_id)) is not None:
-                try:
-                    self.table.put(c.ACTIONS, place, self.actor.layout.to_row(action))
-                except BatchError as error:
-                    message = f"the action taken for agent {seat.agent_id!r} does not fit: {error}"
-                    raise seat.episode.fault(EnvContractError, message) from error
+            by_agent = off_policy_actions.get(seat.env_id) or {}
+            action = by_agent.get(seat.agent_id)
+            if action is None:
+                continue
+            try:
+                self.table.put(c.ACTIONS, place, self.actor.layout.to_row(action))
+            except BatchError as error:
+                message = f"the action taken for agent {seat.agent_id!r} does not fit: {error}"
+                raise seat.episode.fault(EnvContractError, message) from error
 
     # --- rows ---
 
@@ -485,15 +497,16 @@ class Lane:
             columns[c.ACTION_LOGP] = self.late_logp.logp(
                 columns[c.ACTION_DIST_INPUTS], columns[c.ACTIONS]
             )
-        counts = np.cumsum(lengths)
+        segment_ends = np.cumsum(lengths)
         gaps = table.gaps(places)
-        return Rows(columns, counts, np.union1d(counts, gaps) if len(gaps) else counts)
+        trajectory_ends = np.union1d(segment_ends, gaps) if len(gaps) else segment_ends
+        return Rows(columns, segment_ends, trajectory_ends)
 
     def _infos(self, places: NDArray[np.int64]) -> Array:
         if c.INFOS not in self.table:
             return np.fromiter([{} for _ in range(len(places))], np.object_, len(places))
-        noted = self.table.gather({c.INFOS: (c.INFOS, 0)}, places)[c.INFOS]
-        return np.fromiter([info or {} for info in noted], np.object_, len(places))
+        infos = self.table.gather({c.INFOS: (c.INFOS, 0)}, places)[c.INFOS]
+        return np.fromiter([info or {} for info in infos], np.object_, len(places))
 
 
 def _source(name: str) -> tuple[str, int]:

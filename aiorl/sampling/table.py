@@ -12,7 +12,7 @@ an episode: no action, no reward, the initial state.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
 from typing import Any, NamedTuple
 
@@ -44,13 +44,11 @@ class Table:
     number of agents.
 
     Attributes:
-        num_seats: number of seats in use.
         length: T.
     """
 
     def __init__(self) -> None:
         """Make a table without seats or columns."""
-        self.num_seats = 0
         self.length = _LEAST_LENGTH
         self._width = 1
         self._shift = 0
@@ -59,9 +57,8 @@ class Table:
         self._columns: dict[str, Array] = {}
         self._start: dict[str, Array] = {}
         self._cursor = np.zeros(1, np.int64)  # place of each seat's latest row, not wrapped
-        self._waiting = np.full(
-            1, _NOTHING_WAITS, np.int64
-        )  # first row of each seat that waits to be taken out
+        # first row of each seat that waits to be taken out
+        self._waiting = np.full(1, _NOTHING_WAITS, np.int64)
         self._room = 0  # number of rows that every seat can add before `_make_room` is needed
 
     # --- columns ---
@@ -98,11 +95,9 @@ class Table:
             column = self._columns[name]
         if values.shape[1:] != column.shape[1:]:
             raise BatchError(name, f"entries of shape {column.shape[1:]}", values.shape[1:])
-        if (
-            values.dtype != column.dtype
-            and (dtype := _widened(name, column.dtype, values.dtype)) != column.dtype
-        ):
-            column = self._columns[name] = column.astype(dtype)
+        if values.dtype != column.dtype:
+            dtype = _widened(name, column.dtype, values.dtype)
+            column = self._columns[name] = column.astype(dtype, copy=False)
         column[index] = values
 
     def put(self, name: str, index: I64, values: Any) -> None:
@@ -115,22 +110,27 @@ class Table:
 
     def entry(self, name: str, row: int, seat: int) -> Array:
         """Return a copy of one entry."""
-        return _kept(self._columns[name][(row * self._width + seat) & self._mask])
+        value = self._columns[name][(row * self._width + seat) & self._mask]
+        return value.copy() if isinstance(value, np.ndarray) else value
 
     def excerpt(self, seat: int, row: int) -> Table:
         """Return a table with copies of a seat's row and of the few rows before it, to be read by
         the same numbers.
         """
-        made = Table()
-        made._mask = _LOOK_BACK - 1
-        rows = row - (
-            (row + seat - np.arange(_LOOK_BACK)) & made._mask
-        )  # row r lies at (r + seat) & mask
+        excerpt = Table()
+        excerpt._mask = _LOOK_BACK - 1
+        # in the excerpt, row r lies at (r + seat) & mask
+        rows = row - ((row + seat - np.arange(_LOOK_BACK)) & excerpt._mask)
         index = (rows * self._width + seat) & self._mask
-        made._columns = {name: column[index] for name, column in self._columns.items()}
-        return made
+        excerpt._columns = {name: column[index] for name, column in self._columns.items()}
+        return excerpt
 
     # --- seats ---
+
+    @property
+    def num_seats(self) -> int:
+        """Number of seats in use."""
+        return self._width - len(self._free)
 
     def take_seat(self) -> int:
         """Take a seat for an agent before its first observation; its next row opens an episode."""
@@ -138,7 +138,6 @@ class Table:
             self._free = list(range(2 * self._width - 1, self._width - 1, -1))
             self._relocate(self.length, 2 * self._width)
         seat = self._free.pop()
-        self.num_seats += 1
         self.restart(seat)
         return seat
 
@@ -146,7 +145,6 @@ class Table:
         """Give back a seat without waiting rows."""
         self._waiting[seat] = _NOTHING_WAITS
         self._free.append(seat)
-        self.num_seats -= 1
 
     def row_of(self, seat: int) -> int:
         """Return the number of a seat's latest row."""
@@ -191,8 +189,8 @@ class Table:
 
     def before(self, index: I64) -> I64:
         """Return the index of the previous rows."""
-        found: I64 = (index - self._width) & self._mask
-        return found
+        previous: I64 = (index - self._width) & self._mask
+        return previous
 
     def add(self, seats: I64) -> tuple[I64, I64]:
         """Add a row to each of some seats, which must be distinct.
@@ -230,24 +228,24 @@ class Table:
         """Return the indices in a list of places at which a place is not the next row of its
         predecessor.
         """
-        found: I64 = np.flatnonzero(places[1:] - places[:-1] != self._width) + 1
-        return found
+        gaps: I64 = np.flatnonzero(places[1:] - places[:-1] != self._width) + 1
+        return gaps
 
-    def gather(self, wanted: Mapping[str, tuple[str, int]], places: I64) -> dict[str, Array]:
+    def gather(self, sources: Mapping[str, tuple[str, int]], places: I64) -> dict[str, Array]:
         """Return entries of several columns at places, or in rows before or after them.
 
         Args:
-            wanted: name of the result -> column, and offset in rows: 1 for the next row, -1 for the
+            sources: name of the result -> column, and offset in rows: 1 for the next row, -1 for the
                 previous one.
             places: result of `places`.
         """
         index = {
             offset: (places + offset * self._width) & self._mask
-            for offset in {o for _, o in wanted.values()}
+            for offset in {offset for _, offset in sources.values()}
         }
         return {
             name: self._columns[column].take(index[offset], 0)
-            for name, (column, offset) in wanted.items()
+            for name, (column, offset) in sources.items()
         }
 
     # --- room ---
@@ -292,34 +290,28 @@ class Table:
         self._shift = width.bit_length() - 1
 
 
-def _kept(entry: Array) -> Array:
-    """Return a copy of an entry unless it is a number."""
-    return entry.copy() if isinstance(entry, np.ndarray) else entry
-
-
 def _runs(first: I64, lengths: I64, stride: int) -> I64:
     """Return ``first[i], first[i] + stride, ...``, ``lengths[i]`` values each, run after run."""
     ends = np.cumsum(lengths)
     count = int(ends[-1]) if len(ends) else 0
-    found: I64 = np.arange(count) * stride
-    found += np.repeat(first - (ends - lengths) * stride, lengths)
-    return found
+    runs: I64 = np.arange(count) * stride
+    runs += np.repeat(first - (ends - lengths) * stride, lengths)
+    return runs
 
 
-def _widened(name: str, kept: np.dtype[Any], given: np.dtype[Any]) -> np.dtype[Any]:
+def _widened(name: str, dtype: np.dtype[Any], new: np.dtype[Any]) -> np.dtype[Any]:
     """Return the dtype for a column with entries of one dtype that must also hold those of another.
 
     Real numbers are rounded to the column's dtype if that is float32 or a wider float; no other
     value changes.
     """
-    is_number = given.kind in _NUMBERS and kept.kind in _NUMBERS
-    if kept.kind == "O" or (
-        kept.kind == "f" and kept.itemsize >= 4 and is_number and given.kind != "c"
-    ):
-        return kept
-    if not is_number and given.kind != kept.kind:
-        raise BatchError(name, f"entries of dtype {kept}, as before", given)
-    return np.result_type(kept, given)
+    are_numbers = new.kind in _NUMBERS and dtype.kind in _NUMBERS
+    is_wide_float = dtype.kind == "f" and dtype.itemsize >= 4
+    if dtype.kind == "O" or (is_wide_float and are_numbers and new.kind != "c"):
+        return dtype
+    if not are_numbers and new.kind != dtype.kind:
+        raise BatchError(name, f"entries of dtype {dtype}, as before", new)
+    return np.result_type(dtype, new)
 
 
 # --- level seats ---
@@ -422,16 +414,18 @@ class LevelTable:
         Args:
             with_logp: False leaves out log-probabilities, which are filled in later.
         """
-        left = slice(self.filled, None)
-        steps = len(self.rewards)
+        rest = slice(self.filled, None)
+
+        def rows_of(column: F32) -> Iterable[F32]:
+            is_kept = len(column) == len(self.rewards)
+            return column[rest] if is_kept else repeat(column[0])
+
         return map(
             ActRows,
-            self.actions[left],
-            self.dist_inputs[left]
-            if len(self.dist_inputs) == steps
-            else repeat(self.dist_inputs[0]),
-            self.values[left] if len(self.values) == steps else repeat(self.values[0]),
-            self.logp[left] if with_logp else repeat(None),
+            self.actions[rest],
+            rows_of(self.dist_inputs),
+            rows_of(self.values),
+            self.logp[rest] if with_logp else repeat(None),
         )
 
     def mark_valid(self, t: int, valid: NDArray[np.bool_]) -> None:
