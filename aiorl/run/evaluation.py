@@ -87,14 +87,13 @@ class Evaluation:
         """Return JSON data with the mean, standard deviation, minimum and maximum of the
         returns.
         """
-        own = {name: getattr(self, name) for name in self.__dataclass_fields__}
         return {
             "mean": self.mean,
             "std": self.std,
             "min": min(self.returns),
             "max": max(self.returns),
             "episodes": len(self.returns),
-            **own,
+            **{name: getattr(self, name) for name in self.__dataclass_fields__},
         }
 
 
@@ -145,8 +144,8 @@ def evaluate(
     """
     for key, value, least in (("episodes", episodes, 1), ("seed", 0 if seed is None else seed, 0)):
         if not isinstance(value, int | np.integer) or value < least:
-            said = f"{key} is {value!r:.50}, expected a whole number of at least {least}."
-            raise ConfigError(said, key=key, value=value)
+            message = f"{key} is {value!r:.50}, expected a whole number of at least {least}."
+            raise ConfigError(message, key=key, value=value)
     if video is not None and render is not None:
         raise ConfigError(
             "an evaluation is filmed or shown in a window, not both.", key="video", value=str(video)
@@ -159,7 +158,9 @@ def evaluate(
     if seed is None and part.seed is not None:  # otherwise the environment takes no seed
         seed = secrets.randbits(31)
     mode = render if video is None else "rgb_array"
-    env_config = {**part.env_config, **({} if mode is None else {"render_mode": mode})}
+    env_config = dict(part.env_config)
+    if mode is not None:
+        env_config["render_mode"] = mode
     part = part.model_copy(update={**OF_EVALUATIONS, "seed": seed, "env_config": env_config})
     film_or_none = contextlib.nullcontext() if video is None else _filmed(Path(video))
     with film_or_none as film, _worker(run, part, explore, film) as worker:
@@ -184,20 +185,20 @@ def _worker(
     run: SavedRun, part: WorkerPart, explore: bool, film: Callable[[Any], None] | None
 ) -> Worker:
     """Make a worker that samples whole episodes with a run's policies."""
-    own: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     if film is not None:
-        own["callbacks"] = _filming(named_callbacks(part.callbacks) or DefaultCallbacks, film)
+        settings["callbacks"] = _filming(named_callbacks(part.callbacks) or DefaultCallbacks, film)
     if part.output is not None:
         from aiorl.offline.sources import configured_output  # loaded only if episodes are stored
 
-        own["output_creator"] = configured_output(part)
+        settings["output_creator"] = configured_output(part)
     policies = learned_policies(part, run.acting.graphs, explore=explore)
-    worker = Worker(settings_of_run(part, policies, **own))
+    worker = Worker(settings_of_run(part, policies, **settings))
     try:
         worker.set_weights({policy_id: run.weights(policy_id) for policy_id in run.acting.graphs})
-        for policy_id, found in worker.filters.items():
-            run.restore_filter(policy_id, found)
-            found.is_frozen = True
+        for policy_id, statistics in worker.filters.items():
+            run.restore_filter(policy_id, statistics)
+            statistics.is_frozen = True
         worker.set_global_vars({"timestep": run.env_steps})  # exploration schedules depend on it
     except BaseException:
         worker.stop()
@@ -211,10 +212,10 @@ def _play(
     played: list[RolloutMetrics] = []
     while len(played) < episodes:
         worker.sample()
-        for found in worker.get_metrics():
-            if isinstance(found, RolloutMetrics) and len(played) < episodes:
-                played.append(found)
-                on_episode(found)
+        for episode in worker.get_metrics():
+            if isinstance(episode, RolloutMetrics) and len(played) < episodes:
+                played.append(episode)
+                on_episode(episode)
     return played
 
 
@@ -256,8 +257,8 @@ def _filmed(path: Path) -> Iterator[Callable[[Any], None]]:
             environment cannot render images.
     """
     if path.suffix.lower() not in _VIDEOS:
-        said = f"video is {str(path)!r}, expected a file name that ends in {', '.join(_VIDEOS)}."
-        raise ConfigError(said, key="video", value=str(path))
+        message = f"video is {str(path)!r}, expected a file name that ends in {', '.join(_VIDEOS)}."
+        raise ConfigError(message, key="video", value=str(path))
     if not path.absolute().parent.is_dir():
         raise ConfigError(
             f"video is {str(path)!r}, but this directory does not exist.",
@@ -322,7 +323,7 @@ def main() -> int:
     os.dup2(2, 1)  # environments that print must not write among the answers
     lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
     watch_parent(lambda: lines.put(None), on_line=lines.put)
-    while (line := lines.get()) is not None:
+    for line in iter(lines.get, None):
         request = json.loads(line)
         try:
             answer = evaluate(request.pop("checkpoint"), **request).to_dict()

@@ -145,8 +145,7 @@ def callbacks_class(setting: str | Mapping[str, Any] | None) -> type[DefaultCall
         )
     for name in overridden_hooks(kind):
         hook = getattr(kind, name)
-        is_static = isinstance(inspect.getattr_static(kind, name), staticmethod | classmethod)
-        positional = () if is_static else (None,)
+        positional = () if _is_static(kind, name) else (None,)
         parameters = inspect.signature(getattr(DefaultCallbacks, name)).parameters.values()
         keywords = {
             parameter.name: None
@@ -175,10 +174,14 @@ def with_named_failures(kind: type[DefaultCallbacks], setting: Any) -> type[Defa
         hook = named_failures(
             getattr(kind, name), f"callbacks {setting!r:.200}: {name}", "callbacks"
         )
-        is_method = not isinstance(inspect.getattr_static(kind, name), staticmethod | classmethod)
-        return hook if is_method else staticmethod(hook)
+        return staticmethod(hook) if _is_static(kind, name) else hook
 
     return type(kind.__name__, (kind,), {name: guarded(name) for name in overridden_hooks(kind)})
+
+
+def _is_static(kind: type[DefaultCallbacks], name: str) -> bool:
+    """Return True if a hook is called without an object of its class."""
+    return isinstance(inspect.getattr_static(kind, name), staticmethod | classmethod)
 
 
 def overridden_hooks(callbacks: DefaultCallbacks | type[DefaultCallbacks]) -> frozenset[str]:

@@ -14,7 +14,6 @@ from aiorl.data.metrics import EpisodeColumns
 from aiorl.process.log_once import warn_of_long_episode
 
 Array = NDArray[Any]
-F32 = NDArray[np.float32]
 Flags = NDArray[np.bool_]
 
 _MANY_ROWS = 5000

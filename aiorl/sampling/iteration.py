@@ -67,8 +67,6 @@ class Iteration:
         self._setup = setup
         self.base_env: BaseEnv = setup.base_env
         self._settings = settings = setup.settings
-        self._is_packing = settings.is_truncating
-        self._cut_length = settings.cut_length
         self._policies = setup.policy_map
         for parts in (setup.preprocessors, setup.filters):
             for policy_id in self._policies:
@@ -119,8 +117,9 @@ class Iteration:
         self._turn = 0
         self._actions: dict[Any, dict[Any, Any]] = {}
         self._off_policy_actions: Mapping[Any, Mapping[Any, Any]] = {}
-        length = settings.rollout_fragment_length
-        self._many_rows = max(1000, 10 * length) if self._is_packing else _LARGE_BATCH_ROWS
+        self._many_rows = _LARGE_BATCH_ROWS
+        if settings.is_truncating:
+            self._many_rows = max(1000, 10 * settings.rollout_fragment_length)
 
     def observe(self, poll: Poll, outputs: Outputs | None = None) -> Outputs:
         """Take in the result of a poll.
@@ -303,11 +302,9 @@ class Iteration:
         the tables.
         """
         on_step = self._on_step
-        worker = self._worker
-        base_env = self.base_env
         actions = self._actions
         many_rows = self._many_rows
-        cut_length = self._cut_length
+        cut_length = self._settings.cut_length
         for episode, waiting, has_ended, hit_horizon in ready:
             builder = episode.batch_builder
             if builder.held > many_rows:
@@ -320,12 +317,12 @@ class Iteration:
                 for seat in waiting:
                     seat.lane.queue.append(seat)
             if on_step is not None and episode.length:
-                on_step(worker=worker, base_env=base_env, episode=episode)
+                on_step(worker=self._worker, base_env=self.base_env, episode=episode)
             if has_ended and not self._settings.no_done_at_end:
                 self._check_final_observations(episode)
             is_long_enough = builder.count >= cut_length
             if (over or is_long_enough) and builder.has_pending_agent_data():
-                if is_long_enough or not self._is_packing:
+                if is_long_enough or not self._settings.is_truncating:
                     self._cuts.append((len(outputs), builder.cut(episode, is_over=over)))
                     outputs.append(_TO_COME)
                 else:
@@ -460,11 +457,11 @@ class Iteration:
         if episode is None:
             return
         builder = episode.batch_builder
-        if self._is_packing:
+        if self._settings.is_truncating:
             builder.postprocess(episode)
         self._call_exploration("on_episode_end", episode)
         episode.close()
-        if not self._is_packing:
+        if not self._settings.is_truncating:
             builder.discard()
         self._free_builders.append(builder)
 

@@ -81,12 +81,10 @@ class Lockstep:
         self.perf = PerfStats()
         self.is_stopped = False
         self._preprocessor = preprocessor or preprocessor_for(env.observation_space)
-        self._seed = settings.seed
+        self._settings = settings
+        self._plan = plan
         self._rng = np.random.default_rng(settings.seed)
         self._tracker = EpisodeTracker(env.num_envs)
-        self._reward_limit = settings.reward_limit
-        self._postprocess = plan.postprocess
-        self._params = dict(plan.postprocess_params)
         columns = {name for name in plan.columns if name in FRAGMENT_COLUMNS}
         sent = set(columns)
         if policy.reward_scaler is not None and c.REWARDS in columns:
@@ -100,7 +98,6 @@ class Lockstep:
         needs_dist_inputs = self._needs_action_values or c.ACTION_DIST_INPUTS in columns
         self._collector = None if settings.is_truncating else EpisodeCollector(env.num_envs)
         self._steps = settings.rollout_fragment_length
-        self._state_every = plan.state_every
         self._layout = self._layout_with(
             columns if settings.is_truncating else (),
             keeps_dist_inputs=needs_dist_inputs or policy.logp_is_apart,
@@ -196,7 +193,7 @@ class Lockstep:
         if self._table is None:
             first_obs = self._first_obs() if self._next_obs is None else self._next_obs
             noise = self.policy.draw_noise(self._rng, self._steps, self.env.num_envs)
-            self._table = LevelTable(self._layout, noise, self._state, self._state_every)
+            self._table = LevelTable(self._layout, noise, self._state, self._plan.state_every)
             self._table.obs[0] = first_obs
         return self._table
 
@@ -217,7 +214,8 @@ class Lockstep:
         return table
 
     def _first_obs(self) -> NDArray[Any]:
-        seeds = None if self._seed is None else env_seeds(self._seed, self.env.num_envs)
+        seed = self._settings.seed
+        seeds = None if seed is None else env_seeds(seed, self.env.num_envs)
         raw_obs = self.env.reset(seeds)
         obs = self._observed(raw_obs)
         self._report_observed(raw_obs, obs)
@@ -237,7 +235,7 @@ class Lockstep:
         copy = self._actions_need_copy
         obs_is_plain = self._obs_is_plain
         state = self._state
-        notes_states = bool(state and self._state_every)
+        notes_states = bool(state and self._plan.state_every)
         inference_s = env_s = processing_s = 0.0
         must_report = True  # one step of each table is enough for a debug log
         first = t = table.filled
@@ -365,7 +363,9 @@ class Lockstep:
     def _cut_anywhere(self, table: LevelTable) -> Fragment:
         """Return the fragment of one table, cut at the table's end."""
         columns, bootstrap = self._columns(table)
-        columns |= postprocessed(self._postprocess, columns, self._params, bootstrap)
+        columns |= postprocessed(
+            self._plan.postprocess, columns, self._plan.postprocess_params, bootstrap
+        )
         # into the memory that is sent as one piece, if they fit
         for name, target in table.derived.items():
             column = columns.get(name)
@@ -381,11 +381,11 @@ class Lockstep:
             extras[c.FINAL_INDEX] = index.astype(np.int32)
             extras[c.FINAL_OBS] = finals
         extras |= table.state_columns()
-        return Fragment(self._selected(columns, table.layout), extras)
+        return Fragment(self._selected(columns, self._layout), extras)
 
     def _whole_episodes(self, columns: dict[str, Array], finals: Array | None) -> Fragment:
         """Return a fragment of whole episodes, as if from one environment."""
-        columns |= postprocessed(self._postprocess, columns, self._params)
+        columns |= postprocessed(self._plan.postprocess, columns, self._plan.postprocess_params)
         extras: dict[str, Array] = {}
         if finals is not None:
             if self._wants_finals:
@@ -402,8 +402,9 @@ class Lockstep:
         """
         dones = table.terminateds | table.truncateds
         self._tracker.advance(table.rewards, dones, table.valid)
-        if self._reward_limit:
-            np.clip(table.rewards, -self._reward_limit, self._reward_limit, out=table.rewards)
+        limit = self._settings.reward_limit
+        if limit:
+            np.clip(table.rewards, -limit, limit, out=table.rewards)
         columns: dict[str, Array] = {
             c.OBS: table.obs[:-1],
             c.ACTIONS: table.actions,
@@ -442,7 +443,7 @@ class Lockstep:
         truncated = table.truncateds & ~table.terminateds
         at_truncation = np.zeros(table.rewards.shape, np.float32)
         any_truncated = bool(truncated.any())
-        if self._postprocess not in NEED_VALUES and not any_truncated:
+        if self._plan.postprocess not in NEED_VALUES and not any_truncated:
             return np.zeros(num_envs, np.float32), at_truncation
         places: list[tuple[int, NDArray[np.int64]]] = []
         obs: list[Array] = [table.obs[-1]]

@@ -362,8 +362,7 @@ def policy_class_for(policy_class: type[Policy], policy_config: Mapping[str, Any
     eager: type[Policy] = make_eager()
     make_traced = getattr(eager, "with_tracing", None)
     if policy_config.get("eager_tracing") and make_traced is not None:
-        traced: type[Policy] = make_traced()
-        return traced
+        eager = make_traced()
     return eager
 
 

@@ -341,7 +341,6 @@ class LevelTable:
     all seats stay level.
 
     Attributes:
-        layout: shape and dtype of each array by column name.
         noise: [T, N, K] randomness of the actions.
         obs: [T + 1, N, ...]; the last one follows the last step.
         actions: [T, N, ...] unclipped.
@@ -371,7 +370,6 @@ class LevelTable:
             state_every: number of steps between recorded states; 0 = only the first state.
         """
         arrays = dict(zip(layout, allocate_together(list(layout.values())), strict=True))
-        self.layout = layout
         self.noise = noise
         self.obs: Array = arrays[c.OBS]
         self.actions: Array = arrays[c.ACTIONS]

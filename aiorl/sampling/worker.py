@@ -136,7 +136,6 @@ class Worker:
         self.on_turn = None if on_turn is None else functools.partial(on_turn, self)
         self._wrapped = None if wrap is None else wrap(self)
         self.settings = settings
-        self._config = settings.config
         self.num_envs = settings.config.num_envs_per_worker
         self.rollout_fragment_length = settings.config.rollout_fragment_length * self.num_envs
         self.policy_config = dict(settings.policy_config)
@@ -157,7 +156,7 @@ class Worker:
 
     def _build(self) -> None:
         settings = self.settings
-        config = self._config
+        config = settings.config
         os.environ.update(config.extra_python_environs_for_worker)
         classes = policy_classes(settings.policy)
         enable_eager(self.policy_config, classes)
@@ -211,9 +210,10 @@ class Worker:
         self.io_context = IOContext(
             settings.log_dir, self.policy_config, settings.worker_index, self._for_hooks()
         )
-        evaluations = [name for name in sorted(settings.input_evaluation) if name in ESTIMATORS]
         self.reward_estimators: list[OffPolicyEstimator] = [
-            ESTIMATORS[name].create(self.io_context) for name in evaluations
+            ESTIMATORS[name].create(self.io_context)
+            for name in sorted(settings.input_evaluation)
+            if name in ESTIMATORS
         ]
         self.sampler = build.make_sampler(
             self, settings, polled, worker_of_hooks=self._for_hooks(), on_turn=_between_turns(self)
@@ -248,10 +248,10 @@ class Worker:
         with self._sampling:
             if self._is_stopped:
                 raise SamplerDied("the worker was stopped; make another one to continue sampling")
-            if self._config.fake_sampler and self.last_batch is not None:
+            if self.settings.config.fake_sampler and self.last_batch is not None:
                 return self.last_batch
             batch = self._sample()
-            if self._config.fake_sampler:
+            if self.settings.config.fake_sampler:
                 self.last_batch = batch
             return batch
 
@@ -284,14 +284,14 @@ class Worker:
                 for part in episode_parts(batch):
                     for estimator in self.reward_estimators:
                         estimator.process(part)
-        how = self._config.compress_observations
+        how = self.settings.config.compress_observations
         return compressed(batch, is_bulk=how == "bulk") if how else batch
 
     def _read_enough(self) -> Batch:
         """Read a batch and pass it to the callback; keep the parts for the next call if that
         raises.
         """
-        limit = self.num_envs if self._config.is_truncating else math.inf
+        limit = self.num_envs if self.settings.config.is_truncating else math.inf
         while not self._read or (
             len(self._read) < limit
             and sum(batch.env_steps for batch in self._read) < self.rollout_fragment_length

@@ -29,7 +29,7 @@ from aiorl.config.worker import PolicyPart, WorkerPart
 from aiorl.data import columns as c
 from aiorl.data.fragment import PolicyGraph
 from aiorl.data.layout import laid_out, with_scaled_rewards
-from aiorl.data.metrics import EpisodeColumns, PerfStats, RolloutMetrics
+from aiorl.data.metrics import EpisodeColumns, RolloutMetrics
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import EnvError, SamplerDied
 from aiorl.net.wire.messages import Arrays, Samples, Snapshot
@@ -193,13 +193,12 @@ class SamplerUnit:
         self._perf = dict.fromkeys(_PERF, 0.0)
         # without a seed, environments need not support one
         seed = None if part.seed is None else unit_seed(part.seed, place, part.life)
-        own = part.model_copy(
-            update={"seed": seed, "compress_observations": False}
-        )  # messages are compressed instead
+        # messages are compressed instead of observations
+        unit_part = part.model_copy(update={"seed": seed, "compress_observations": False})
         default = part.policies.get(c.DEFAULT_POLICY_ID)
         # networks get their weights before the first turn, with the first snapshot
         settings = settings_of_run(
-            own,
+            unit_part,
             learned_policies(part, graphs),
             policy_config=part.model_dump(include=_FOR_POLICIES) if part.eager else {},
             policies_to_train=[
@@ -209,13 +208,12 @@ class SamplerUnit:
             num_workers=place.num_workers,
             monitor_path=monitor_directory(part, place),
             log_dir=part.log_dir,
-            **_stored_experience(own, place),
+            **_stored_experience(unit_part, place),
             sample_plan=None if default is None else default.sample_plan,
         )
         self.worker = Worker(settings, on_turn=self._between_turns)
-        log_once.set_up(
-            place.slot, part.log_level
-        )  # the level itself belongs to this process, maybe a user's program
+        # the level itself belongs to this process, which may be a user's program
+        log_once.set_up(place.slot, part.log_level)
         self._learning = {
             policy_id: policy.learning
             for policy_id, policy in self.worker.policy_map.items()
@@ -303,9 +301,9 @@ class SamplerUnit:
         Policies with an identity filter have none.
         """
         return {
-            policy_id: dict(found.take_delta(sequence))
-            for policy_id, found in self.worker.filters.items()
-            if not found.is_identity
+            policy_id: dict(statistics.take_delta(sequence))
+            for policy_id, statistics in self.worker.filters.items()
+            if not statistics.is_identity
         }
 
     def close(self) -> None:
@@ -346,8 +344,8 @@ class SamplerUnit:
             num_envs = part.num_envs_per_worker
             metrics = worker.get_metrics()
             episodes = EpisodeColumns.of(
-                [found for found in metrics if isinstance(found, RolloutMetrics)],
-                [found for found in metrics if isinstance(found, OffPolicyEstimate)],
+                [item for item in metrics if isinstance(item, RolloutMetrics)],
+                [item for item in metrics if isinstance(item, OffPolicyEstimate)],
             )
         for policy_id, learning in self._learning.items():
             if batches.get(policy_id):
@@ -380,9 +378,8 @@ class SamplerUnit:
         if not self._policies:
             self._policies.update(worker.policy_map)
             self._filters.update(worker.filters)
-        if (
-            self._is_stopped and not self._part.sample_async
-        ):  # with sample_async, its own thread checks after each turn
+        # with sample_async, its own thread checks after each turn
+        if self._is_stopped and not self._part.sample_async:
             raise StopSampling
         version = self._slot.version
         self._slot.between_steps()
@@ -391,28 +388,27 @@ class SamplerUnit:
 
     def _take_perf(self) -> dict[str, float]:
         """Return the increments since the last call; the sampler can be running."""
-        perf: PerfStats = self.worker.sampler.perf
-        now = {name: float(getattr(perf, name)) for name in _PERF}
+        perf = self.worker.sampler.perf
+        totals = {name: float(getattr(perf, name)) for name in _PERF}
         before = self._perf
-        self._perf = now
-        return {
-            name: max(0.0, now[name] - before[name]) for name in _PERF
-        }  # a new sampler counts from 0
+        self._perf = totals
+        # a new sampler counts from 0
+        return {name: max(0.0, totals[name] - before[name]) for name in _PERF}
 
 
-def settings_of_run(part: WorkerPart, policy: Any, **own: Any) -> WorkerSettings:
+def settings_of_run(part: WorkerPart, policy: Any, **settings: Any) -> WorkerSettings:
     """Return the settings of a worker that acts with a run's policies.
 
     Args:
         part: the worker's part of the configuration.
         policy: see `learned_policies`.
-        **own: further settings, which take precedence.
+        **settings: further settings, which take precedence.
 
     Raises:
         ConfigError: a function or class of the user's cannot be imported.
     """
     multiagent = part.multiagent
-    own.setdefault("callbacks", named_callbacks(part.callbacks) or DefaultCallbacks)
+    settings.setdefault("callbacks", named_callbacks(part.callbacks) or DefaultCallbacks)
     return WorkerSettings(
         config=part,
         env_creator=part.env,
@@ -421,7 +417,7 @@ def settings_of_run(part: WorkerPart, policy: Any, **own: Any) -> WorkerSettings
             multiagent.policy_mapping_fn, "multiagent.policy_mapping_fn"
         ),
         observation_fn=named_function(multiagent.observation_fn, "multiagent.observation_fn"),
-        **own,
+        **settings,
     )
 
 
@@ -450,10 +446,12 @@ def unit_seed(seed: int, place: UnitPlace, life: int = 0) -> int:
     """
     if place.unit_index == life == place.num_broken_off == 0:
         return seed + place.slot
-    more = (life, place.num_broken_off) if place.num_broken_off else (life,) if life else ()
-    return int(
-        np.random.SeedSequence((seed, place.slot, place.unit_index, *more)).generate_state(1)[0]
-    )
+    entropy = [seed, place.slot, place.unit_index]
+    if life or place.num_broken_off:
+        entropy.append(life)
+    if place.num_broken_off:
+        entropy.append(place.num_broken_off)
+    return int(np.random.SeedSequence(entropy).generate_state(1)[0])
 
 
 def monitor_directory(part: WorkerPart, place: UnitPlace) -> str | None:
@@ -464,12 +462,13 @@ def monitor_directory(part: WorkerPart, place: UnitPlace) -> str | None:
     """
     if not part.monitor:
         return None
-    run_dir = Path(part.log_dir) if part.log_dir else None
-    if run_dir is not None and run_dir.is_dir():
-        directory = run_dir / "monitor"
+    if part.log_dir and Path(part.log_dir).is_dir():
+        directory = Path(part.log_dir) / "monitor"
     else:
-        directory = Path.cwd() / "monitor" / (run_dir.name if run_dir is not None else "run")
-    return str(directory / f"sampler-{place.unit_index}" if place.unit_index else directory)
+        directory = Path.cwd() / "monitor" / (Path(part.log_dir or "run").name)
+    if place.unit_index:
+        directory /= f"sampler-{place.unit_index}"
+    return str(directory)
 
 
 def _laid_out(rows: SampleBatch, policy: PolicyPart) -> dict[str, Any]:

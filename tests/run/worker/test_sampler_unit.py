@@ -447,7 +447,7 @@ def test_r88_atari_games_get_wrappers_and_clipped_rewards_if_set(
         num_envs_per_worker=1,
     )
     assert unit.worker.sampler.lockstep.env.observation_space.shape == shape  # type: ignore[union-attr]
-    assert unit.worker.sampler.lockstep._reward_limit == limit  # type: ignore[union-attr]
+    assert unit.worker.sampler.lockstep._settings.reward_limit == limit  # type: ignore[union-attr]
 
 
 def test_whole_games_are_reported_if_wrappers_cut_them_into_episodes(
