@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 import time
 
@@ -12,7 +13,7 @@ from scripted_env import RecordingPolicy, ScriptedEnv, scenes
 from aiorl.acting.filters import ConcurrentMeanStdFilter, MeanStdFilter
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import ConfigError, SamplerDied, SampleTimeout
-from aiorl.sampling.async_sampler import MAX_BATCHES_AHEAD
+from aiorl.sampling.async_sampler import MAX_BATCHES_AHEAD, AsyncSampler
 from aiorl.sampling.callbacks import DefaultCallbacks
 
 re_raised = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -83,7 +84,7 @@ def test_waiting_for_data_ends_with_a_timeout_or_a_stop(make_async):
     plain = env.poll
     env.poll = lambda: blocked.set() or (release.wait(10) and plain())
     sampler = make_async(env, timeout_s=0.05)
-    assert make_async(single())._timeout_s == 600.0
+    assert inspect.signature(AsyncSampler).parameters["timeout_s"].default == 600.0
     sampler.start()
     with pytest.raises(TimeoutError) as caught:
         sampler.get_data()

@@ -15,6 +15,7 @@ from aiorl.data.actions import ActionLayout
 from aiorl.env.base_env import BaseEnv
 from aiorl.errors import EnvError, SamplerDied
 from aiorl.sampling.callbacks import DefaultCallbacks
+from aiorl.sampling.iteration import Iteration
 from aiorl.sampling.sampler import TurnGate
 from aiorl.sampling.settings import SamplerSetup
 from aiorl.testing.envs import CountingEnv
@@ -128,14 +129,12 @@ def test_time_is_counted_for_the_right_activity(make_sampler, monkeypatch):
 
     env.poll, env.send_actions = slow(env.poll, 1.0), slow(env.send_actions, 10.0)
     policy.compute_actions = slow(policy.compute_actions, 100.0)
-    turns = make_sampler(env, policy)
-    turns._iteration.observe = slow(turns._iteration.observe, 1000.0)
-    to_env = turns._iteration._lanes["default_policy"].actor.layout.to_env
-    monkeypatch.setattr(
-        ActionLayout, "to_env", lambda layout, column: slow(to_env, 10_000.0)(column)
-    )
-    turns._gate.__class__ = SlowGate  # waits for other threads, which counts as no activity
+    monkeypatch.setattr(Iteration, "observe", slow(Iteration.observe, 1000.0))
+    monkeypatch.setattr(ActionLayout, "to_env", slow(ActionLayout.to_env, 10_000.0))
+    # waits for other threads, which counts as no activity
     SlowGate.wait = lambda: now.__setitem__(0, now[0] + 1e5)
+    monkeypatch.setattr("aiorl.sampling.sampler.TurnGate", SlowGate)
+    turns = make_sampler(env, policy)
     for _ in range(3):
         turns.advance()
         now[0] += 1e6
