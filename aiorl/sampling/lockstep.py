@@ -191,10 +191,11 @@ class Lockstep:
         sent.
         """
         if self._table is None:
-            first_obs = self._first_obs() if self._next_obs is None else self._next_obs
+            if self._next_obs is None:
+                self._next_obs = self._first_obs()
             noise = self.policy.draw_noise(self._rng, self._steps, self.env.num_envs)
             self._table = LevelTable(self._layout, noise, self._state, self._plan.state_every)
-            self._table.obs[0] = first_obs
+            self._table.obs[0] = self._next_obs
         return self._table
 
     def _fill_table(self, on_step: Callable[[], None] | None) -> LevelTable:
