@@ -48,11 +48,13 @@ def worker_settings(arguments: Mapping[str, Any]) -> WorkerSettings:
     settings = {name: value for name, value in arguments.items() if name in names}
     config = _config({name: value for name, value in arguments.items() if name not in names})
     for name, (is_right, expected) in _CHECKS.items():
-        value = settings[name]
-        if not is_right(value):
-            hint = nearest(value, _LOG_LEVELS).strip() if name == "log_level" else ""
-            message = f"{name} is {value!r}, expected {expected}."
-            raise ConfigError(message, key=name, value=value, hint=hint)
+        if not is_right(settings[name]):
+            raise ConfigError(
+                f"{name} is {settings[name]!r}, expected {expected}.",
+                key=name,
+                value=settings[name],
+                hint=nearest(settings[name], _LOG_LEVELS).strip() if name == "log_level" else "",
+            )
     for name in settings["input_evaluation"]:
         if name not in _EVALUATIONS:
             raise ConfigError(

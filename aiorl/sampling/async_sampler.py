@@ -138,9 +138,7 @@ class AsyncSampler:
         call.
         """
         batches = self._sampler.get_extra_batches()
-        if self._blackhole:
-            batches.clear()
-        return batches
+        return [] if self._blackhole else batches
 
     def paused(self) -> contextlib.AbstractContextManager[None]:
         """Return a context that keeps the thread from processing observations and evaluating

@@ -120,10 +120,8 @@ def why_polled(settings: WorkerSettings) -> str:
         return "the policy has its own spaces"
     if spec.prev_action is not None:
         return "the policy looks back at actions and rewards"
-    for name in plan.of_rows:
-        if name not in FRAGMENT_COLUMNS:
-            return f"the plan has the column {name!r}"
-    return ""
+    unknown = [name for name in plan.of_rows if name not in FRAGMENT_COLUMNS]
+    return f"the plan has the column {unknown[0]!r}" if unknown else ""
 
 
 def make_sampler(

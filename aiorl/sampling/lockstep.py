@@ -443,29 +443,26 @@ class Lockstep:
         num_envs = table.rewards.shape[1]
         truncated = table.truncateds & ~table.terminateds
         at_truncation = np.zeros(table.rewards.shape, np.float32)
-        any_truncated = bool(truncated.any())
-        if self._plan.postprocess not in NEED_VALUES and not any_truncated:
+        if self._plan.postprocess not in NEED_VALUES and not truncated.any():
             return np.zeros(num_envs, np.float32), at_truncation
         places: list[tuple[int, NDArray[np.int64]]] = []
         obs: list[Array] = [table.obs[-1]]
         states: list[list[F32]] = [[component] for component in self._state]
-        if any_truncated:
-            for final in table.finals:
-                keep = truncated[final.t, final.envs]
-                if keep.any():
-                    places.append((final.t, final.envs[keep]))
-                    obs.append(final.obs[keep])
-                    for parts, component in zip(states, final.state, strict=True):
-                        parts.append(component[keep])
+        for final in table.finals:
+            keep = truncated[final.t, final.envs]
+            if keep.any():
+                places.append((final.t, final.envs[keep]))
+                obs.append(final.obs[keep])
+                for parts, component in zip(states, final.state, strict=True):
+                    parts.append(component[keep])
         values = self.policy.values(_joined(obs), [_joined(parts) for parts in states])
         bootstrap = values[:num_envs]
-        if any_truncated:
-            np.copyto(at_truncation[:-1], table.values[1:], where=truncated[:-1])
-            np.copyto(at_truncation[-1], bootstrap, where=truncated[-1])
-            start = num_envs
-            for t, index in places:
-                at_truncation[t, index] = values[start : start + len(index)]
-                start += len(index)
+        np.copyto(at_truncation[:-1], table.values[1:], where=truncated[:-1])
+        np.copyto(at_truncation[-1], bootstrap, where=truncated[-1])
+        start = num_envs
+        for t, index in places:
+            at_truncation[t, index] = values[start : start + len(index)]
+            start += len(index)
         return bootstrap, at_truncation
 
     def _selected(
