@@ -1,4 +1,4 @@
-"""Older interfaces of RLlib on top of aiorl's parts;
+"""Older interfaces of RLlib on top of aiorl's parts.
 
-``sampling`` and lower packages import nothing from here.
+Only ``aiorl/__init__.py`` imports from here: for users, and to wrap workers for their callbacks.
 """

@@ -394,7 +394,7 @@ class Worker:
         with contextlib.ExitStack() as last_first:
             for stream in self._parts("output_writer", "input_reader"):
                 last_first.callback(stream.close)
-            # the first environment belongs to the others as soon as these exist
+            # the BaseEnv stops the first environment, too; without one, that is all there is
             closing = [env.stop for env in self._parts("async_env")] or [
                 env.close for env in self._parts("env") if hasattr(env, "close")
             ]
@@ -436,7 +436,7 @@ class Worker:
         return self.sampler.paused()
 
     def _for_hooks(self) -> Any:
-        """Return what hooks get as the worker; a RolloutWorker is not made for aiorl's own hooks."""
+        """Return what hooks get as the worker: a RolloutWorker, unless none belongs to users."""
         if self._wrapped is None and not self.settings.shows_worker:
             return self
         return self.rollout_worker()
