@@ -64,7 +64,7 @@ def config_class_of(
     Args:
         config: the run's config.
         policy_id: id of the policy.
-        name: the given ``class``: name of an algorithm, import path, or None for the run's
+        name: the entry's ``class``: name of an algorithm, import path, or None for the run's
             algorithm.
 
     Raises:
@@ -74,14 +74,15 @@ def config_class_of(
         return type(config)
     key = f"{POLICIES}.{policy_id}.class"
     if is_import_path(name):
-        found = import_object(name, key=key)
-        if inspect.isclass(found) and issubclass(found, Policy):
+        imported = import_object(name, key=key)
+        if inspect.isclass(imported) and issubclass(imported, Policy):
             return None
-        if not (inspect.isclass(found) and issubclass(found, Algorithm)):
-            said = (
-                f"{key} is {name!r}, which is neither a subclass of aiorl.Policy nor an algorithm."
+        if not (inspect.isclass(imported) and issubclass(imported, Algorithm)):
+            raise ConfigError(
+                f"{key} is {name!r}, which is neither a subclass of aiorl.Policy nor an algorithm.",
+                key=key,
+                value=name,
             )
-            raise ConfigError(said, key=key, value=name)
     try:
         return config_class(name)
     except ConfigError as error:
@@ -115,23 +116,22 @@ def config_of(
     Raises:
         ConfigError: a setting can only be set for the run, or the settings make no valid config.
     """
-    own = registry.translate_old_keys(overrides)
+    overrides = registry.translate_old_keys(overrides)
     key = f"{POLICIES}.{policy_id}.config"
-    for place, values in ((key, own), (f"{POLICIES}.{policy_id}.defaults", defaults or {})):
+    for place, values in ((key, overrides), (f"{POLICIES}.{policy_id}.defaults", defaults or {})):
         for name in values:
             if name in kind.model_fields and _is_of_run(kind, name):
                 raise ConfigError(
                     f"{place}.{name} can't differ from the run's {name}.", key=f"{place}.{name}"
                 )
-    layers = [values for values in (defaults, own) if values]
+    layers = [values for values in (defaults, overrides) if values]
     if kind is type(config) and not layers:
         return config
     try:
         if kind is type(config):
             return _with_sizes_of(config, config.updated(*layers))
-        return _with_sizes_of(
-            config, kind.from_layers([Layer(_common_settings(config, kind)), *map(Layer, layers)])
-        )
+        inherited = Layer(_common_settings(config, kind))
+        return _with_sizes_of(config, kind.from_layers([inherited, *map(Layer, layers)]))
     except ConfigError as error:
         raise ConfigError(
             f"{key}: {error.message}", key=f"{key}.{error.key}", hint=error.hint
@@ -146,14 +146,15 @@ def _with_sizes_of(run: CommonConfig, config: CommonConfig) -> CommonConfig:
     """
     for name in (LENGTH, ENVS, BATCH):
         size = getattr(run, name)
-        wanted = getattr(config, name)
-        if wanted != size and _is_of_run(type(config), name):
-            said = (
-                f"the settings of this policy would need a {name} of {wanted}, but the run has"
-                f" {size}."
+        needed_size = getattr(config, name)
+        if needed_size != size and _is_of_run(type(config), name):
+            raise ConfigError(
+                f"the settings of this policy would need a {name} of {needed_size}, but the run has"
+                f" {size}.",
+                key=name,
+                value=needed_size,
+                hint=f"Set {name} for the run, or change the policy's settings.",
             )
-            hint = f"Set {name} for the run, or change the policy's settings."
-            raise ConfigError(said, key=name, value=wanted, hint=hint)
     return config
 
 
@@ -165,12 +166,14 @@ def learning_settings(config: CommonConfig) -> dict[str, Any]:
 
 def _common_settings(config: CommonConfig, kind: type[CommonConfig]) -> dict[str, Any]:
     """Return the settings of a run's config that a policy of another algorithm inherits."""
-    of_run = {name: value for name, value in config.to_dict().items() if name in kind.model_fields}
-    of_run = {name: value for name, value in of_run.items() if _is_of_run(kind, name)}
-    given = {
-        name: value for name, value in config.users_values().items() if name in kind.model_fields
+    keys = kind.model_fields
+    of_user = {name: value for name, value in config.users_values().items() if name in keys}
+    of_run = {
+        name: value
+        for name, value in config.to_dict().items()
+        if name in keys and _is_of_run(kind, name)
     }
-    return {**given, **of_run, "algo": kind.model_fields["algo"].default, "preset": None}
+    return {**of_user, **of_run, "algo": keys["algo"].default, "preset": None}
 
 
 def _is_of_run(kind: type[CommonConfig], name: str) -> bool:
@@ -187,7 +190,6 @@ _FIELDS = {
     "config": Mapping,
     "defaults": Mapping,
 }
-_OF_A_RUN = "defaults"
 _MAX_ID = 100
 _MAPPING = "multiagent.policy_mapping_fn"
 _EPISODES = 16
@@ -250,13 +252,14 @@ class PlannedPolicy:
             observation_space = space_from_dict(stored["observation"])
         if "action" in names:
             action_space = space_from_dict(stored["action"])
-        custom = (self.settings.get("model") or {}).get("custom_preprocessor")
         return dataclasses.replace(
             self,
             observation_space=observation_space,
             action_space=action_space,
             preprocessor=make_preprocessor(
-                observation_space, action_space=action_space, custom_preprocessor=custom
+                observation_space,
+                action_space=action_space,
+                custom_preprocessor=_custom_preprocessor(self.settings),
             ),
             has_own_spaces=True,
         )
@@ -269,31 +272,30 @@ def plan_policies(config: CommonConfig, facts: EnvFacts) -> dict[str, PlannedPol
         ConfigError: a policy is invalid, or the policies do not match the environment.
         UnsupportedSpaceError: no preprocessor supports a policy's observations.
     """
-    entries = _entries(config)
-    given = {policy_id: _entry(policy_id, entry) for policy_id, entry in entries.items()}
-    facts.check_policies(given, POLICIES)
+    entries = {policy_id: _entry(policy_id, raw) for policy_id, raw in _entries(config).items()}
+    facts.check_policies(entries, POLICIES)
     if config.multiagent.observation_fn is not None:
         names = ("agent_obs", "worker", "base_env", "policies", "episode")
         _function(
             config.multiagent.observation_fn, "multiagent.observation_fn", **dict.fromkeys(names)
         )
-    agents = _agents_by_policy(config, given, facts)
+    agents = _agents_by_policy(config, entries, facts)
     kinds = {
-        policy_id: config_class_of(config, policy_id, own["class"])
-        for policy_id, own in given.items()
+        policy_id: config_class_of(config, policy_id, entry["class"])
+        for policy_id, entry in entries.items()
     }
-    trained = _trained(config, given, kinds)
+    trained = _trained(config, entries, kinds)
     return {
         policy_id: _planned(
             config,
-            kinds[policy_id],
             policy_id,
-            given[policy_id],
-            facts,
-            agents[policy_id],
-            policy_id in trained,
+            entries[policy_id],
+            kind=kinds[policy_id],
+            facts=facts,
+            agents=agents[policy_id],
+            is_trained=policy_id in trained,
         )
-        for policy_id in sorted(given)
+        for policy_id in sorted(entries)
     }
 
 
@@ -308,30 +310,36 @@ def with_policies_named(config: CommonConfig, facts: EnvFacts) -> CommonConfig:
     if not isinstance(word, str):
         return config
     if mapping is not None:
-        said = (
-            f"{POLICIES} is {word}, which already decides the mapping: {_MAPPING} cannot be set,"
-            " too."
-        )
         raise ConfigError(
-            said, key=_MAPPING, value=mapping, hint="Leave it out, or name the policies."
+            f"{POLICIES} is {word}, which already decides the mapping: {_MAPPING} cannot be set,"
+            " too.",
+            key=_MAPPING,
+            value=mapping,
+            hint="Leave it out, or name the policies.",
         )
-    found = facts.observation_spaces or {}
+    observations = facts.observation_spaces or {}
     actions = facts.action_spaces or {}
-    agents = list(dict.fromkeys([*found, *actions]))
+    agents = _named_agents(facts)
     if not agents:
-        said = (
+        raise ConfigError(
             f"{POLICIES} is {word}, but the environment, {facts.kind.name}, does not name its"
-            " agents in advance."
+            " agents in advance.",
+            key=POLICIES,
+            value=word,
+            hint="Give it observation_spaces, a dict of spaces by agent id, or name the policies.",
         )
-        hint = "Give it observation_spaces, a dict of spaces by agent id, or name the policies."
-        raise ConfigError(said, key=POLICIES, value=word, hint=hint)
-    chosen: dict[str, str] = {}
+    policy_ids: dict[str, str] = {}
     for agent in agents:
-        own = (found.get(agent), actions.get(agent))
-        alike = [other for other in agents if (found.get(other), actions.get(other)) == own]
-        chosen[agent_text(agent)] = agent_text(agent if word == "per_agent" else alike[0])
-    named = {"policies": dict.fromkeys(chosen.values()), "policy_mapping_fn": chosen}
-    return config.updated({"multiagent": named})
+        namesake = agent
+        if word == "per_space":
+            pair = (observations.get(agent), actions.get(agent))
+            # the first agent with these spaces; spaces need not be hashable
+            namesake = next(
+                peer for peer in agents if (observations.get(peer), actions.get(peer)) == pair
+            )
+        policy_ids[agent_text(agent)] = agent_text(namesake)
+    policies = dict.fromkeys(policy_ids.values())
+    return config.updated({"multiagent": {"policies": policies, "policy_mapping_fn": policy_ids}})
 
 
 def with_settings_said(config: CommonConfig, planned: Mapping[str, PlannedPolicy]) -> CommonConfig:
@@ -341,27 +349,29 @@ def with_settings_said(config: CommonConfig, planned: Mapping[str, PlannedPolicy
     The stored config must leave nothing to defaults, so that a resumed run has the same settings
     unless the user overrides them.
     """
-    said = {
-        policy_id: {"class": policy.config.algo, "defaults": learning_settings(policy.config)}
-        for policy_id, policy in planned.items()
-        if policy.is_of_other_algorithm(config)
-    }
-    if not said:
-        return config
-    entries = {
-        policy_id: _entry(policy_id, _entries(config)[policy_id]) | own
-        for policy_id, own in said.items()
-    }
-    return config.updated({"multiagent": {"policies": entries}})
+    entries: dict[str, dict[str, Any]] = {}
+    for policy_id, policy in planned.items():
+        if policy.is_of_other_algorithm(config):
+            entries[policy_id] = {
+                **_entry(policy_id, _entries(config)[policy_id]),
+                "class": policy.config.algo,
+                "defaults": learning_settings(policy.config),
+            }
+    return config.updated({"multiagent": {"policies": entries}}) if entries else config
 
 
 def _entries(config: CommonConfig) -> dict[str, Any]:
     """Return the config's entry for each policy; None for the default policy if no policies are
     named.
     """
-    given = config.multiagent.policies
-    assert isinstance(given, dict), "a word has been replaced"
-    return given or {DEFAULT_POLICY_ID: None}
+    policies = config.multiagent.policies
+    assert isinstance(policies, dict), "a word has been replaced"
+    return policies or {DEFAULT_POLICY_ID: None}
+
+
+def _named_agents(facts: EnvFacts) -> list[Any]:
+    """Return the ids of the agents that the environment names in advance, in its order."""
+    return list({**(facts.observation_spaces or {}), **(facts.action_spaces or {})})
 
 
 def _agents_by_policy(
@@ -376,71 +386,75 @@ def _agents_by_policy(
     """
     key = _MAPPING
     path = config.multiagent.policy_mapping_fn
-    known = ", ".join(sorted(policy_ids))
+    ids = ", ".join(sorted(policy_ids))
     function: Callable[..., Any] = lambda agent_id: DEFAULT_POLICY_ID  # noqa: E731
-    wanted: dict[str, str] = {}
+    parameters: dict[str, str] = {}
     if isinstance(path, Mapping):
         function = mapping_by_table(path)
     elif path is not None:
-        wanted = mapping_parameters(import_object(path, key=key))
-        function = _function(path, key, "an agent", **wanted)
+        parameters = mapping_parameters(import_object(path, key=key))
+        function = _function(path, key, "an agent", **parameters)
     elif DEFAULT_POLICY_ID not in policy_ids:
-        said = (
+        raise ConfigError(
             f"{key} is not set, so all agents would act with {DEFAULT_POLICY_ID!r}; the policies"
-            f" are {known}."
+            f" are {ids}.",
+            key=key,
+            hint="Set it to a function: agent id -> policy id.",
         )
-        raise ConfigError(said, key=key, hint="Set it to a function: agent id -> policy id.")
     agents: dict[str, list[Any]] = {policy_id: [] for policy_id in policy_ids}
-    for agent_id in {**(facts.observation_spaces or {}), **(facts.action_spaces or {})}:
+    for agent_id in _named_agents(facts):
         try:
-            policy_id = function(agent_id, **dict.fromkeys(wanted))
+            policy_id = function(agent_id, **dict.fromkeys(parameters))
         except ConfigError:  # raised by a table
             raise
-        except Exception as error:
-            if wanted:
-                for policy_id in agents.keys() & _at_first(function, agent_id, wanted):
+        except Exception as error:  # the user's function can raise anything
+            if parameters:
+                # there is no episode and no worker yet, which may be all that it lacks
+                for policy_id in agents.keys() & _policies_at_start(function, agent_id, parameters):
                     agents[policy_id].append(agent_id)
                 continue
-            # the user's function can raise anything
             raise ConfigError(
                 f"{key} {path!r} failed for agent {agent_id!r}: {error!r:.300}", key=key
             ) from error
         if policy_id not in agents:
-            said = (
-                f"{key} {path!r} gives agent {agent_id!r} the policy {policy_id!r}; the policies"
-                f" are {known}."
-            )
             raise ConfigError(
-                said, key=key, value=path, hint=nearest(str(policy_id), policy_ids).strip()
+                f"{key} {path!r} gives agent {agent_id!r} the policy {policy_id!r}; the policies"
+                f" are {ids}.",
+                key=key,
+                value=path,
+                hint=nearest(str(policy_id), policy_ids).strip(),
             )
         agents[policy_id].append(agent_id)
     return agents
 
 
-def _at_first(function: Callable[..., Any], agent_id: Any, wanted: Mapping[str, str]) -> set[Any]:
+def _policies_at_start(
+    function: Callable[..., Any], agent_id: Any, parameters: Mapping[str, str]
+) -> set[Any]:
     """Return the policies that a mapping function gives an agent at the start of episodes; empty if
     it needs more.
 
     Args:
         function: the user's mapping function.
         agent_id: id of the agent.
-        wanted: see `mapping_parameters`.
+        parameters: see `mapping_parameters`.
     """
-    found: set[Any] = set()
+    policy_ids: set[Any] = set()
     for number in range(_EPISODES):
         episode = MultiAgentEpisode(
-            0, number, {}, PolicyMap({}).binding(), BatchBuilder(None), lambda batch: None
+            0,
+            number,
+            lanes={},
+            binding=PolicyMap({}).binding(),
+            batch_builder=BatchBuilder(None),
+            add_extra_batch=lambda batch: None,
         )
-        with contextlib.suppress(
-            Exception
-        ):  # it may need the worker, or data that callbacks store in episodes
-            found.add(
-                function(
-                    agent_id,
-                    **{name: {"episode": episode}.get(what) for name, what in wanted.items()},
-                )
-            )
-    return found
+        context = {"episode": episode}  # there is no worker
+        arguments = {name: context.get(meaning) for name, meaning in parameters.items()}
+        # it may need the worker, or data that callbacks store in episodes
+        with contextlib.suppress(Exception):
+            policy_ids.add(function(agent_id, **arguments))
+    return policy_ids
 
 
 def _function(path: str, key: str, *args: Any, **kwargs: Any) -> Callable[..., Any]:
@@ -456,108 +470,131 @@ def _function(path: str, key: str, *args: Any, **kwargs: Any) -> Callable[..., A
     return function
 
 
-def _entry(policy_id: str, entry: Any) -> dict[str, Any]:
+def _entry(policy_id: str, raw: Any) -> dict[str, Any]:
     """Return a policy's entry by the names of its fields; fields left out are None."""
     key = f"{POLICIES}.{policy_id}"
     # ids are parts of names in results, checkpoints and on the wire
     if not policy_id or "/" in policy_id or not policy_id.isprintable() or len(policy_id) > _MAX_ID:
-        said = (
+        raise ConfigError(
             f"{policy_id!r:.120} is not a policy id: it must have 1 to {_MAX_ID} printable"
-            " characters and no slash."
+            " characters and no slash.",
+            key=POLICIES,
+            value=policy_id,
         )
-        raise ConfigError(said, key=POLICIES, value=policy_id)
-    if isinstance(entry, str):
-        entry = {"class": entry}
-    if isinstance(entry, list | tuple) and len(entry) == len(_FIELDS) - 1:  # the short form
-        entry = dict(zip(_FIELDS, entry, strict=False))
-    if not isinstance(entry, Mapping | None):
+    if isinstance(raw, str):
+        raw = {"class": raw}
+    if isinstance(raw, list | tuple) and len(raw) == len(_FIELDS) - 1:  # the short form
+        raw = dict(zip(_FIELDS, raw, strict=False))
+    if not isinstance(raw, Mapping | None):
         expected = f"null, a mapping of {', '.join(_FIELDS)}, or a list of the first four"
-        raise ConfigError(f"{key} is {entry!r:.200}, expected {expected}.", key=key, value=entry)
-    given = {**dict.fromkeys(_FIELDS), **(entry or {})}
-    for name, value in given.items():
+        raise ConfigError(f"{key} is {raw!r:.200}, expected {expected}.", key=key, value=raw)
+    entry = {**dict.fromkeys(_FIELDS), **(raw or {})}
+    for name, value in entry.items():
         key = f"{POLICIES}.{policy_id}.{name}"
         if name not in _FIELDS:
             raise ConfigError(
                 f"There is no key {key}.", key=key, hint=nearest(name, _FIELDS).strip()
             )
         if value is not None and not isinstance(value, _FIELDS[name]):
-            wanted = "an import path" if name == "class" else "a mapping"
+            expected = "an import path" if name == "class" else "a mapping"
             raise ConfigError(
-                f"{key} is {value!r:.200}, expected {wanted}, or null.", key=key, value=value
+                f"{key} is {value!r:.200}, expected {expected}, or null.", key=key, value=value
             )
-    return given
+    return entry
 
 
 def _trained(
     config: CommonConfig,
-    given: Mapping[str, Mapping[str, Any]],
+    entries: Mapping[str, Mapping[str, Any]],
     kinds: Mapping[str, type[CommonConfig] | None],
 ) -> set[str]:
+    """Return the ids of the policies that learn."""
     key = "multiagent.policies_to_train"
-    named = config.multiagent.policies_to_train
-    for policy_id in named or []:
-        if policy_id not in given:
-            said = f"{key} names {policy_id!r}; the policies are {', '.join(sorted(given))}."
+    trained = config.multiagent.policies_to_train or list(entries)
+    for policy_id in trained:
+        if policy_id not in entries:
             raise ConfigError(
-                said, key=key, value=policy_id, hint=nearest(policy_id, given).strip()
+                f"{key} names {policy_id!r}; the policies are {', '.join(sorted(entries))}.",
+                key=key,
+                value=policy_id,
+                hint=nearest(policy_id, entries).strip(),
             )
-    trained = set(named or given)
     for policy_id in sorted(trained):
         if kinds[policy_id] is None:
-            path = given[policy_id]["class"]
-            said = (
+            path = entries[policy_id]["class"]
+            raise ConfigError(
                 f"policy {policy_id!r} is to be trained, but its class is your own {path!r}, which"
-                " only acts."
+                " only acts.",
+                key=key,
+                value=policy_id,
+                hint=f"List the policies that learn in {key}, without this one.",
             )
-            hint = f"List the policies that learn in {key}, without this one."
-            raise ConfigError(said, key=key, value=policy_id, hint=hint)
-    return trained
+    return set(trained)
 
 
 def _planned(
     config: CommonConfig,
-    kind: type[CommonConfig] | None,
     policy_id: str,
-    given: Mapping[str, Any],
+    entry: Mapping[str, Any],
+    *,
+    kind: type[CommonConfig] | None,
     facts: EnvFacts,
     agents: Sequence[Any],
     is_trained: bool,
 ) -> PlannedPolicy:
-    """Plan one policy; `kind` is the class of its algorithm's config, or None for a Policy class of
-    the user's own.
+    """Return the plan of one policy.
+
+    Args:
+        config: the run's config.
+        policy_id: id of the policy.
+        entry: its entry, by the names of the fields.
+        kind: class of its algorithm's config; None for a Policy class of the user's own.
+        facts: properties of the environment.
+        agents: the agents that act with it, as far as the environment names them.
+        is_trained: True if it learns.
     """
-    overrides = dict(given["config"] or {})
-    own_config = (
-        config if kind is None else config_of(config, kind, policy_id, overrides, given[_OF_A_RUN])
-    )
-    if own_config.worker_overrides() != config.worker_overrides():
+    overrides = dict(entry["config"] or {})
+    policy_config = config
+    if kind is not None:
+        policy_config = config_of(config, kind, policy_id, overrides, entry["defaults"])
+    if policy_config.worker_overrides() != config.worker_overrides():
         raise ConfigError(
-            f"{POLICIES}.{policy_id}.config: {own_config.algo} prepares stored rows in another way"
-            f" than {config.algo}, so the two can't read the same input.",
+            f"{POLICIES}.{policy_id}.config: {policy_config.algo} prepares stored rows in another"
+            f" way than {config.algo}, so the two can't read the same input.",
             key=f"{POLICIES}.{policy_id}.config",
             value=config.input,
             hint="Leave out input, or use one algorithm for all policies.",
         )
-    observation_space = _space(policy_id, "observation_space", given, facts, agents)
-    action_space = _space(policy_id, "action_space", given, facts, agents)
-    settings = learning_settings(own_config)
-    custom = own_config.model.custom_preprocessor
-    if kind is None:
-        settings = deep_update(deep_update(settings, given[_OF_A_RUN] or {}), overrides)
-        custom = (settings.get("model") or {}).get("custom_preprocessor")
-    else:
-        _check_can_act(own_config, action_space)
-    return PlannedPolicy(
-        policy_id,
-        given["class"] if kind is None else None,
-        observation_space,
-        action_space,
-        make_preprocessor(observation_space, action_space=action_space, custom_preprocessor=custom),
-        own_config,
-        settings,
-        is_trained,
-        observation_space is not facts.observation_space or action_space is not facts.action_space,
+    observation_space = _space(
+        policy_id, "observation_space", entry=entry, facts=facts, agents=agents
     )
+    action_space = _space(policy_id, "action_space", entry=entry, facts=facts, agents=agents)
+    settings = learning_settings(policy_config)
+    if kind is None:
+        settings = deep_update(deep_update(settings, entry["defaults"] or {}), overrides)
+    else:
+        _check_can_act(policy_config, action_space)
+    return PlannedPolicy(
+        policy_id=policy_id,
+        policy_class=entry["class"] if kind is None else None,
+        observation_space=observation_space,
+        action_space=action_space,
+        preprocessor=make_preprocessor(
+            observation_space,
+            action_space=action_space,
+            custom_preprocessor=_custom_preprocessor(settings),
+        ),
+        config=policy_config,
+        settings=settings,
+        is_trained=is_trained,
+        has_own_spaces=observation_space is not facts.observation_space
+        or action_space is not facts.action_space,
+    )
+
+
+def _custom_preprocessor(settings: Mapping[str, Any]) -> Any:
+    """Return the name or class of a policy's preprocessor of the user's own, or None."""
+    return (settings.get("model") or {}).get("custom_preprocessor")
 
 
 def _check_can_act(config: CommonConfig, action_space: spaces.Space[Any]) -> None:
@@ -566,14 +603,16 @@ def _check_can_act(config: CommonConfig, action_space: spaces.Space[Any]) -> Non
     Raises:
         UnsupportedSpaceError: it cannot; the error names the alternatives.
     """
-    known = config.action_spaces
-    if known is not None and not config.learns_actions_of(action_space):
-        kinds = [(name, config_class(name)) for name in sorted(ALGORITHMS)]
-        alike = [(name, kind) for name, kind in kinds if kind.is_offline == config.is_offline]
-        able = ", ".join(name for name, kind in alike if kind.learns_actions_of(action_space))
-        hint = f"These algorithms support these actions: {able}."
+    supported = config.action_spaces
+    if supported is not None and not config.learns_actions_of(action_space):
+        alternatives: list[str] = []
+        for name in sorted(ALGORITHMS):
+            kind = config_class(name)
+            if kind.is_offline == config.is_offline and kind.learns_actions_of(action_space):
+                alternatives.append(name)
+        hint = f"These algorithms support these actions: {', '.join(alternatives)}."
         raise UnsupportedSpaceError(
-            f"{config.algo} over the action space", action_space, known, hint
+            f"{config.algo} over the action space", action_space, supported, hint
         )
     try:
         make_distribution(action_space)
@@ -586,28 +625,39 @@ def _check_can_act(config: CommonConfig, action_space: spaces.Space[Any]) -> Non
 
 
 def _space(
-    policy_id: str, name: str, given: Mapping[str, Any], facts: EnvFacts, agents: Sequence[Any]
+    policy_id: str,
+    name: str,
+    *,
+    entry: Mapping[str, Any],
+    facts: EnvFacts,
+    agents: Sequence[Any],
 ) -> spaces.Space[Any]:
+    """Return the ``observation_space`` or ``action_space`` of a policy: that of its entry, of the
+    environment, or of its agents.
+
+    Raises:
+        ConfigError: there is none, or its agents have different ones.
+    """
     key = f"{POLICIES}.{policy_id}.{name}"
-    if given[name] is not None:
+    if entry[name] is not None:
         try:
-            return space_from_dict(given[name])
+            return space_from_dict(entry[name])
         except ConfigError as error:
-            raise ConfigError(f"{key}: {error.message}", key=key, value=given[name]) from error
+            raise ConfigError(f"{key}: {error.message}", key=key, value=entry[name]) from error
     common: spaces.Space[Any] | None = getattr(facts, name)
     if common is not None:
         return common
     by_agent: Mapping[Any, spaces.Space[Any]] = getattr(facts, f"{name}s") or {}
-    own = [by_agent[agent_id] for agent_id in agents if agent_id in by_agent]
-    other = next((space for space in own if space != own[0]), None)
-    if own and other is None:
-        return own[0]
+    candidates = [by_agent[agent_id] for agent_id in agents if agent_id in by_agent]
+    differing = [space for space in candidates if space != candidates[0]]
+    if candidates and not differing:
+        return candidates[0]
     hint = (
         f"Give the environment an {name}, or set {key}, in the form that"
         " aiorl.data.spaces.space_to_dict returns."
     )
-    if other is not None:
-        reason = f"its agents have different ones: {own[0]} and {other}"
+    if differing:
+        reason = f"its agents have different ones: {candidates[0]} and {differing[0]}"
         hint = f"Give each kind of agent its own policy, or set {key}."
     elif by_agent:
         names = ", ".join(map(str, by_agent))
@@ -645,29 +695,31 @@ def check_leases(config: CommonConfig, planned: Mapping[str, PlannedPolicy]) -> 
         key = f"{POLICIES}.{policy.policy_id}.class"
         algo = policy.config.algo
         kind = type(policy.config)
-        wanted = experience_of(algorithm_class(algo), policy.config).lease_plan()
-        left_out = (
+        policy_leases = experience_of(algorithm_class(algo), policy.config).lease_plan()
+        do_not_train = (
             f"remove policy {policy.policy_id!r} from multiagent.policies_to_train, so that it only"
             " acts."
         )
-        if wanted != leases:
-            names = [field.name for field in dataclasses.fields(leases)]
-            pairs = [(name, getattr(leases, name), getattr(wanted, name)) for name in names]
-            differences = ", ".join(
-                f"{name} ({run} and {own})" for name, run, own in pairs if run != own
-            )
-            said = (
+        if policy_leases != leases:
+            differences: list[str] = []
+            for field in dataclasses.fields(leases):
+                for_run = getattr(leases, field.name)
+                for_policy = getattr(policy_leases, field.name)
+                if for_run != for_policy:
+                    differences.append(f"{field.name} ({for_run} and {for_policy})")
+            raise ConfigError(
                 f"{key} is {algo!r}, which workers cannot sample for along with {config.algo!r}:"
-                f" {differences} differ."
+                f" {', '.join(differences)} differ.",
+                key=key,
+                value=algo,
+                hint=f"Use an algorithm with the same sampling, or {do_not_train}",
             )
-            hint = f"Use an algorithm with the same sampling, or {left_out}"
-            raise ConfigError(said, key=key, value=algo, hint=hint)
         if kind.needs_whole_episodes and kind is not type(config) and config.is_truncating:
-            said = (
+            raise ConfigError(
                 f"{key} is {algo!r}, which needs whole episodes, but batch_mode:"
-                f" {config.batch_mode} cuts them."
+                f" {config.batch_mode} cuts them.",
+                key=key,
+                value=algo,
+                hint="Set batch_mode: complete_episodes, which applies to all policies, or"
+                f" {do_not_train}",
             )
-            hint = (
-                f"Set batch_mode: complete_episodes, which applies to all policies, or {left_out}"
-            )
-            raise ConfigError(said, key=key, value=algo, hint=hint)

@@ -192,10 +192,10 @@ def test_the_stored_config_contains_all_settings_of_other_algorithms() -> None:
     policies = {"a": {"class": "a2c", "config": {"grad_clip": 2.0}}, "b": None}
     config = PPOConfig(env="E", gamma=0.9, multiagent={**AB, "policies": policies})
     first = plan_policies(config, MANY)
-    said = with_settings_said(config, first)
-    assert said.multiagent.policies["a"]["config"] == {"grad_clip": 2.0}
-    assert said.multiagent.policies["a"]["defaults"]["lr"] == 7e-4
-    again = PPOConfig.from_mapping(said.to_dict())  # every key in it counts as set
+    complete = with_settings_said(config, first)
+    assert complete.multiagent.policies["a"]["config"] == {"grad_clip": 2.0}
+    assert complete.multiagent.policies["a"]["defaults"]["lr"] == 7e-4
+    again = PPOConfig.from_mapping(complete.to_dict())  # every key in it counts as set
     second = plan_policies(again, MANY)
     assert second["a"].config.to_dict() | {"multiagent": None} == first["a"].config.to_dict() | {
         "multiagent": None
@@ -224,10 +224,10 @@ def set_by_user(
     if way == "command line":
         return plan_policies(load_config(config_class, overrides=begun | settings), MANY)["a"]
     config = load_config(config_class, overrides=begun)
-    said = with_settings_said(config, plan_policies(config, MANY))
-    saved = save_config(said, folder)
+    complete = with_settings_said(config, plan_policies(config, MANY))
+    saved = save_config(complete, folder)
     if way == "updated":
-        return plan_policies(said.updated(settings), MANY)["a"]
+        return plan_policies(complete.updated(settings), MANY)["a"]
     return plan_policies(
         load_config(config_class, overrides={"resume": str(saved.parent), **settings}), MANY
     )["a"]
