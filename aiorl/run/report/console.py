@@ -71,7 +71,7 @@ class PlainDisplay:
         self._stream = stream
         self._result: Mapping[str, Any] | None = None
         self._shown_at = -math.inf
-        self._gone = False
+        self._has_no_reader = False
         self._started = math.nan
 
     def start(self, now: float) -> None:
@@ -87,12 +87,12 @@ class PlainDisplay:
         """Write the command by which more workers join, or the address of the run's page or of its
         clients.
         """
-        said = {
+        labels = {
             "join": "more workers join with",
             "page": "page of this run",
             "clients": "clients play at",
         }
-        self._line(f"{said[name]}: {text}", now)
+        self._line(f"{labels[name]}: {text}", now)
 
     def update(self, result: Mapping[str, Any], now: float) -> None:
         """Write a result's figures if the last ones are a second old; otherwise keep them for
@@ -125,37 +125,38 @@ class PlainDisplay:
         result = self._result or {}
         self._result = None
         self._shown_at = now
-        shown = figures(result, Headline(self._headline.config, {}))
-        by_policy = policy_returns_text(result)
-        self._line(
-            f"iteration {shown['iteration']:<5} steps {shown['env steps']:<11} return"
-            f" {shown['mean return']:<14} sampled/s {shown['sampled/s']:<8} trained/s"
-            f" {shown['trained/s']:<8} lag {shown['policy lag']}"
-            + (
-                ""
-                if self._headline.config.is_alone
-                else f"  workers {shown['workers']}  in {shown['received']}"
-            )
-            + (f"  policies {by_policy}" if by_policy else ""),
-            now,
+        config = self._headline.config
+        texts = figures(result, Headline(config, goals={}))
+        line = (
+            f"iteration {texts['iteration']:<5} steps {texts['env steps']:<11}"
+            f" return {texts['mean return']:<14} sampled/s {texts['sampled/s']:<8}"
+            f" trained/s {texts['trained/s']:<8} lag {texts['policy lag']}"
         )
+        if not config.is_alone:
+            line += f"  workers {texts['workers']}  in {texts['received']}"
+        by_policy = policy_returns_text(result)
+        if by_policy:
+            line += f"  policies {by_policy}"
+        self._line(line, now)
 
     def _line(self, text: str, now: float) -> None:
         self._write(f"{clock_text(now - self._started)}  {text}")
 
     def _write(self, text: str) -> None:
-        if self._gone:
+        if self._has_no_reader:
             return
         encoding = self._stream.encoding or "utf-8"
         try:
             self._stream.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
             self._stream.flush()
-            self._gone = self._stream is sys.stdout and not has_reader()
+            self._has_no_reader = self._stream is sys.stdout and not has_reader()
         except BrokenPipeError:
-            self._gone = True
+            self._has_no_reader = True
         except OSError:
             pass  # a full disk loses this line, but perhaps not later ones
-        if self._gone:  # the reader has left (`| head`): that ends the output, not the training
+        if (
+            self._has_no_reader
+        ):  # the reader has left (`| head`): that ends the output, not the training
             sys.stderr.write(
                 "aiorl: standard output has no reader any more; the run continues, and Ctrl-C ends"
                 " it\n"
@@ -176,7 +177,7 @@ class LiveDisplay:
         self._events: deque[tuple[float, str, int]] = deque(maxlen=_NUM_EVENTS)
         self._status = "starting"
         self._ways: dict[str, str] = {}
-        self._shown: Panel | None = None
+        self._last_panel: Panel | None = None
         self._size = console.size
         self._started = self._now = self._drawn = math.nan
 
@@ -244,7 +245,8 @@ class LiveDisplay:
             terminal = self._console.file.fileno()
             if os.tcgetpgrp(terminal) == os.getpgrp():
                 modes = termios.tcgetattr(terminal)
-                modes[3] = modes[3] | termios.ECHOCTL if is_on else modes[3] & ~termios.ECHOCTL
+                local_modes = modes[3] & ~termios.ECHOCTL
+                modes[3] = local_modes | termios.ECHOCTL if is_on else local_modes
                 termios.tcsetattr(terminal, termios.TCSANOW, modes)
 
     def _draw(self, now: float, *, force: bool = False) -> None:
@@ -252,11 +254,11 @@ class LiveDisplay:
         if not self._live.is_started or (not force and now - self._drawn < _REFRESH_S):
             return
         self._drawn = now
-        self._take_back_what_was_wrapped()
-        self._shown = self._panel()
-        self._live.update(self._shown, refresh=True)
+        self._erase_wrapped_lines()
+        self._last_panel = self._panel()
+        self._live.update(self._last_panel, refresh=True)
 
-    def _take_back_what_was_wrapped(self) -> None:
+    def _erase_wrapped_lines(self) -> None:
         """Erase the extra lines of the last frame after the terminal became narrower, which wraps
         each line.
 
@@ -264,33 +266,29 @@ class LiveDisplay:
         """
         former = self._size
         self._size = self._console.size
-        if self._shown is None or self._size.width >= former.width:
+        if self._last_panel is None or self._size.width >= former.width:
             return
-        options = self._console.options.update_dimensions(former.width, former.height).update(
-            height=None
+        options = self._console.options.update_dimensions(former.width, former.height)
+        lines = self._console.render_lines(self._last_panel, options.update(height=None), pad=False)
+        num_rows_per_line = math.ceil(former.width / self._size.width)
+        num_extra = min(len(lines), former.height) * (num_rows_per_line - 1)
+        erase_row_and_go_up = [(ControlType.ERASE_IN_LINE, 2), (ControlType.CURSOR_UP, 1)]
+        self._console.control(
+            Control(ControlType.CARRIAGE_RETURN, *erase_row_and_go_up * num_extra)
         )
-        num_lines = min(
-            len(self._console.render_lines(self._shown, options, pad=False)), former.height
-        )
-        num_more = num_lines * (math.ceil(former.width / self._size.width) - 1)
-        erase = (ControlType.ERASE_IN_LINE, 2)
-        up = (ControlType.CURSOR_UP, 1)
-        self._console.control(Control(ControlType.CARRIAGE_RETURN, *(erase, up) * num_more))
 
     def _panel(self) -> Panel:
-        head = self._headline.config
-        result = self._result
-        title = Text.assemble(
-            ("aiorl ", "bold"), (head.algo, "bold cyan"), " on ", (str(head.env), "bold cyan")
-        )
-        parts: list[Any] = [self._figures() if result else Text(self._status, style="italic")]
-        by_policy = policy_returns_text(result)
+        config = self._headline.config
+        parts: list[Any] = []
+        if self._result:
+            parts.append(self._figures())
+        else:
+            parts.append(Text(self._status, style="italic"))
+        by_policy = policy_returns_text(self._result)
         if by_policy:
-            line = Text.assemble(("policies  ", "dim"), by_policy)
-            line.truncate(self._console.width - 4, overflow="ellipsis")
-            parts.append(line)
-        width = max(10, self._console.width - 30)
+            parts.append(self._truncated_line("policies  ", by_policy))
         if len(self._returns) > 1:
+            width = max(10, self._console.width - 30)
             curve = sparkline(self._returns, width=min(width, 90))
             ends = f" {min(self._returns):.4g} to {max(self._returns):.4g}"
             parts.append(Text.assemble(("return  ", "dim"), (curve, "cyan"), (ends, "dim")))
@@ -298,29 +296,37 @@ class LiveDisplay:
             parts.append(Text.assemble((f"{name:8}", "dim"), text, overflow="fold"))
         if self._events:
             parts.append(Text(""))
-            for at, text, level in self._events:
-                line = Text.assemble((f"{clock_text(at)}  ", "dim"), (text, _STYLES.get(level, "")))
-                line.truncate(self._console.width - 4, overflow="ellipsis")
-                parts.append(line)
-        subtitle = Text(
-            f"{clock_text(self._now - self._started)}   Ctrl-C ends the run and keeps it",
-            style="dim",
-        )
+        for at, text, level in self._events:
+            style = _STYLES.get(level, "")
+            parts.append(self._truncated_line(f"{clock_text(at)}  ", text, style))
+        clock = clock_text(self._now - self._started)
         return Panel(
             Group(*parts),
-            title=title,
+            title=Text.assemble(
+                ("aiorl ", "bold"),
+                (config.algo, "bold cyan"),
+                " on ",
+                (str(config.env), "bold cyan"),
+            ),
             title_align="left",
-            subtitle=subtitle,
+            subtitle=Text(f"{clock}   Ctrl-C ends the run and keeps it", style="dim"),
             subtitle_align="right",
             border_style="cyan",
             padding=(0, 1),
         )
 
+    def _truncated_line(self, label: str, text: str, style: str = "") -> Text:
+        """Return a line that fits into the panel: a label and a text."""
+        line = Text.assemble((label, "dim"), (text, style))
+        line.truncate(self._console.width - 4, overflow="ellipsis")
+        return line
+
     def _figures(self) -> Table:
         config = self._headline.config
         alive = int(self._result.get("num_healthy_workers", 0))
-        enough = config.is_alone or alive >= max(1, config.num_workers)
-        colour = "green" if enough else "yellow" if alive else "bold red"
+        colour = "yellow" if alive else "bold red"
+        if config.is_alone or alive >= max(1, config.num_workers):
+            colour = "green"
         styles = {"mean return": "bold green", "workers": colour}
         cells: list[str | Text] = []
         for name, text in figures(self._result, self._headline).items():
@@ -350,13 +356,14 @@ def shown_on_a_line(
     """
     stream = stream or sys.stdout
     began = time.monotonic()
-    width = 0
+    width = 0  # of the last line, which the next one covers
     try:
         for result in results:
-            shown = figures(result, headline)
+            texts = figures(result, headline)
+            clock = clock_text(time.monotonic() - began)
             line = (
-                f"{clock_text(time.monotonic() - began)}  iteration {shown['iteration']}  steps"
-                f" {shown['env steps']}  return {shown['mean return']}"
+                f"{clock}  iteration {texts['iteration']}  steps {texts['env steps']}"
+                f"  return {texts['mean return']}"
             )
             with contextlib.suppress(OSError):  # the reader has left
                 stream.write(f"\r{line:{width}}")

@@ -71,9 +71,9 @@ def sparkline(values: Sequence[float], width: int) -> str:
     """
     if not values:
         return ""
-    shares = min(width, len(values))
-    bounds = [round(i * len(values) / shares) for i in range(shares + 1)]
-    means = [sum(values[a:b]) / (b - a) for a, b in itertools.pairwise(bounds)]
+    num_shares = min(width, len(values))
+    bounds = [round(i * len(values) / num_shares) for i in range(num_shares + 1)]
+    means = [sum(values[start:stop]) / (stop - start) for start, stop in itertools.pairwise(bounds)]
     low = min(means)
     high = max(means)
     scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
@@ -88,22 +88,37 @@ def figures(result: Mapping[str, Any], headline: Headline) -> dict[str, str]:
     mean = number_at(result, "episode_reward_mean_last_100")
     config, goals = headline
     goal = f", goal {goals['stop_return']:g}" if "stop_return" in goals else ""
-    alive = int(result.get("num_healthy_workers", 0))
-    expected = config.num_workers
-    workers = f"{alive} of {expected}" if alive <= expected else f"{alive}"
-    lag = [number_at(result.get("policy_lag", {}), name) for name in ("min", "mean", "max")]
-    most = goals.get("stop_timesteps")
+    steps_text = f"{steps:,}"
+    if "stop_timesteps" in goals:
+        steps_text = f"{rate_text(steps)} of {rate_text(goals['stop_timesteps'])}"
+    bytes_in_per_s = number_at(result.get("transport", {}), "bytes_in_per_s")
     return {
         "mean return": f"{return_text(mean)}{goal}" if math.isfinite(mean) else "no episode yet",
         "sampled/s": rate_text(number_at(result, "sampled_steps_per_s")),
-        "workers": "this process" if config.is_alone else workers,
-        "env steps": f"{steps:,}" if most is None else f"{rate_text(steps)} of {rate_text(most)}",
+        "workers": _workers_text(result, config),
+        "env steps": steps_text,
         "trained/s": rate_text(number_at(result, "trained_steps_per_s")),
-        "policy lag": "{:.0f}/{:.1f}/{:.0f}".format(*lag) if math.isfinite(lag[1]) else "-",
+        "policy lag": _lag_text(result.get("policy_lag", {})),
         "episodes": f"{int(result.get('episodes_total', 0)):,}",
         "iteration": f"{int(result.get('training_iteration', 0)):,}",
-        "received": f"{bytes_text(number_at(result.get('transport', {}), 'bytes_in_per_s'))}/s",
+        "received": f"{bytes_text(bytes_in_per_s)}/s",
     }
+
+
+def _workers_text(result: Mapping[str, Any], config: CommonConfig) -> str:
+    alive = int(result.get("num_healthy_workers", 0))
+    if config.is_alone:
+        return "this process"
+    # more can join than the run was started with
+    return f"{alive} of {config.num_workers}" if alive <= config.num_workers else f"{alive}"
+
+
+def _lag_text(lag: Mapping[str, Any]) -> str:
+    """Return minimum, mean and maximum of the policy lag, or "-" if nothing was trained on."""
+    mean = number_at(lag, "mean")
+    if not math.isfinite(mean):
+        return "-"
+    return f"{number_at(lag, 'min'):.0f}/{mean:.1f}/{number_at(lag, 'max'):.0f}"
 
 
 def policy_returns_text(result: Mapping[str, Any]) -> str:
@@ -113,10 +128,11 @@ def policy_returns_text(result: Mapping[str, Any]) -> str:
     means = result.get("policy_reward_mean") or {}
     if len(means) < 2:
         return ""
-    shown = [f"{name:.24} {value:.1f}" for name, value in list(means.items())[:_NUM_POLICIES]]
-    return ", ".join(shown) + (
-        f" and {len(means) - len(shown)} more" if len(means) > len(shown) else ""
-    )
+    first_ones = itertools.islice(means.items(), _NUM_POLICIES)
+    text = ", ".join(f"{name:.24} {value:.1f}" for name, value in first_ones)
+    if len(means) > _NUM_POLICIES:
+        text += f" and {len(means) - _NUM_POLICIES} more"
+    return text
 
 
 def rate_text(value: float) -> str:
@@ -142,8 +158,10 @@ def bytes_text(value: float) -> str:
 def clock_text(seconds: float) -> str:
     """Return a duration as minutes:seconds, or hours:minutes:seconds."""
     whole = max(0, int(seconds)) if math.isfinite(seconds) else 0
-    hours, rest = divmod(whole, 3600)
-    return f"{hours}:{rest // 60:02}:{rest % 60:02}" if hours else f"{rest // 60:02}:{rest % 60:02}"
+    minutes, seconds = divmod(whole, 60)
+    hours, minutes = divmod(minutes, 60)
+    text = f"{minutes:02}:{seconds:02}"
+    return f"{hours}:{text}" if hours else text
 
 
 def number_at(values: Mapping[str, Any], name: str) -> float:

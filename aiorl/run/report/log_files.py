@@ -7,8 +7,6 @@ import logging
 import sys
 import threading
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from aiorl.acting.run_dir import RunDirectory
 from aiorl.config.schema import CommonConfig
@@ -49,9 +47,8 @@ class LogFile(logging.FileHandler):
             if former is not None:
                 former.close()
         if not self._has_failed:
-            self._has_failed = (
-                True  # this file loses the next line, too, but other handlers show it
-            )
+            # set first: this message can't be written here, either; other handlers show it
+            self._has_failed = True
             logger.error(
                 "%s can't be written (%s); the run continues",
                 self.baseFilename,
@@ -59,9 +56,7 @@ class LogFile(logging.FileHandler):
             )
 
 
-_logger = logging.getLogger("aiorl")
-
-
+_package_logger = logging.getLogger("aiorl")
 _lock = threading.Lock()
 _levels: list[int] = []
 """Levels of the open logs."""
@@ -76,14 +71,17 @@ def _use(level: int, *, is_open: bool) -> None:
     global _own_level
     with _lock:
         if not _levels:
-            _own_level = _logger.level
-        (_levels.append if is_open else _levels.remove)(level)
-        _logger.setLevel(_own_level)
-        if _levels and not _logger.isEnabledFor(min(_levels)):
-            _logger.setLevel(min(_levels))
+            _own_level = _package_logger.level
+        if is_open:
+            _levels.append(level)
+        else:
+            _levels.remove(level)
+        _package_logger.setLevel(_own_level)
+        if _levels and not _package_logger.isEnabledFor(min(_levels)):
+            _package_logger.setLevel(min(_levels))
 
 
-class RunLog:
+class RunLog(contextlib.ExitStack):
     """Log file of a run while it is open; the size of this log and of the workers' logs is limited
     meanwhile.
 
@@ -98,27 +96,14 @@ class RunLog:
             directory: the run directory.
             config: the effective configuration.
         """
-        self._file = LogFile(directory.log)
-        self._file.setLevel(config.log_level.replace("WARN", "WARNING"))
-        _use(self._file.level, is_open=True)
-        _logger.addHandler(self._file)
-        self._kept = LogRotation(directory.logs(config.num_workers), config.log_max_bytes)
-
-    def close(self) -> None:
-        """Close the files."""
-        with contextlib.ExitStack() as stack:
-            stack.callback(self._file.close)
-            stack.callback(_logger.removeHandler, self._file)
-            stack.callback(_use, self._file.level, is_open=False)
-            stack.callback(self._kept.close)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
-        self.close()
+        super().__init__()
+        file = LogFile(directory.log)
+        file.setLevel(config.log_level.replace("WARN", "WARNING"))
+        _use(file.level, is_open=True)
+        _package_logger.addHandler(file)
+        rotation = LogRotation(directory.logs(config.num_workers), config.log_max_bytes)
+        # in the reverse order of these lines, and each even if another one fails
+        self.callback(file.close)
+        self.callback(_package_logger.removeHandler, file)
+        self.callback(_use, file.level, is_open=False)
+        self.callback(rotation.close)

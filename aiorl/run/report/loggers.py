@@ -41,7 +41,7 @@ MAX_LINE_BYTES = 16 << 20
 """Longest line of result.jsonl that aiorl writes; a longer one means that the file is damaged or of
 another kind."""
 
-_NAMED = {"mlflow": "aiorl.tracking:MLflow", "wandb": "aiorl.tracking:WandB"}
+_SHORT_NAMES = {"mlflow": "aiorl.tracking:MLflow", "wandb": "aiorl.tracking:WandB"}
 """Short names of loggers, which are also the names of the packages that they need."""
 _MAX_COLUMNS = 2000
 _READ_WHOLE_BYTES = 32 << 20
@@ -90,9 +90,10 @@ class _AppendedFile:
         """
         end = os.fstat(self._file.fileno()).st_size
         try:
-            left = memoryview(record)
-            while left:  # a partial write raises nothing; the next one raises the reason
-                left = left[self._file.write(left) :]
+            unwritten = memoryview(record)
+            while unwritten:  # a partial write raises nothing; the next one raises the reason
+                num_written = self._file.write(unwritten)
+                unwritten = unwritten[num_written:]
         except OSError:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._file.fileno(), end)
@@ -117,19 +118,22 @@ class JsonlLogger(_AppendedFile):
 
     def __init__(self, path: Path, *, resume_after: int | None = None) -> None:
         super().__init__(path)
-        kept_to = 0
+        last_end = 0
         for end, result in results_in(path):
-            found = result.get("training_iteration")
-            if isinstance(found, int) and (resume_after is None or found <= resume_after):
-                kept_to = end
-        os.truncate(path, kept_to)
+            iteration = result.get("training_iteration")
+            if isinstance(iteration, int) and (resume_after is None or iteration <= resume_after):
+                last_end = end
+        os.truncate(path, last_end)
 
     def write(self, result: Mapping[str, Any]) -> None:
         """Record a result."""
-        line = json.dumps(to_json(result), allow_nan=False, separators=(",", ":")).encode() + b"\n"
+        text = json.dumps(to_json(result), allow_nan=False, separators=(",", ":"))
+        line = text.encode() + b"\n"
         if len(line) > MAX_LINE_BYTES:
-            text = f"a result takes {len(line):,} bytes, more than the limit of {MAX_LINE_BYTES:,}"
-            raise OSError(errno.EFBIG, text)
+            raise OSError(
+                errno.EFBIG,
+                f"a result takes {len(line):,} bytes, more than the limit of {MAX_LINE_BYTES:,}",
+            )
         self.append(line)
 
 
@@ -151,8 +155,8 @@ class CsvLogger(_AppendedFile):
     def __init__(self, path: Path) -> None:
         self._path = path
         self._columns: dict[str, None] = {}
-        self._has_more = False
-        self._write_anew()
+        self._has_new_columns = False
+        self._rewrite()
         super().__init__(path)
 
     def write(self, result: Mapping[str, Any]) -> None:
@@ -162,7 +166,8 @@ class CsvLogger(_AppendedFile):
         if not self._columns:
             self._columns = dict.fromkeys(itertools.islice(row, _MAX_COLUMNS))
             header = _csv_line(self._columns)
-        self._has_more = self._has_more or not row.keys() <= self._columns.keys()
+        if not row.keys() <= self._columns.keys():
+            self._has_new_columns = True
         try:
             self.append(header + _csv_line(row.get(name) for name in self._columns))
         except OSError:
@@ -173,18 +178,18 @@ class CsvLogger(_AppendedFile):
     def close(self) -> None:
         """Close the file."""
         super().close()
-        if self._has_more:
-            self._has_more = False
-            self._write_anew()
+        if self._has_new_columns:
+            self._has_new_columns = False
+            self._rewrite()
 
-    def _write_anew(self) -> None:
+    def _rewrite(self) -> None:
         """Rewrite the file with all results; new columns come last."""
         source = self._path.with_name(JSONL_FILE)
         columns = self._columns
         for _, result in results_in(source):
-            columns.update(
-                (name, None) for name, _ in flatten(result) if len(columns) < _MAX_COLUMNS
-            )
+            for name, _ in flatten(result):
+                if len(columns) < _MAX_COLUMNS:
+                    columns[name] = None
         with replaced(self._path) as temporary, temporary.open("wb") as file:
             if columns:
                 file.write(_csv_line(columns))
@@ -194,12 +199,10 @@ class CsvLogger(_AppendedFile):
 
 
 def _csv_line(cells: Iterable[object]) -> bytes:
+    """Return a line of a CSV file; numbers that are not finite become empty cells, as None does."""
     text = io.StringIO()
-    finite = (
-        "" if cell is None or (isinstance(cell, float) and not math.isfinite(cell)) else cell
-        for cell in cells
-    )
-    csv.writer(text, lineterminator="\n").writerow(finite)
+    row = [None if isinstance(cell, float) and not math.isfinite(cell) else cell for cell in cells]
+    csv.writer(text, lineterminator="\n").writerow(row)
     return text.getvalue().encode("utf-8", "backslashreplace")
 
 
@@ -229,14 +232,16 @@ class TensorBoardLogger:
         """
         import tensorflow as tf  # already loaded when there are results
 
-        values = {name: value for name, value in numbers_of(result).items() if name != "timestamp"}
         v1 = tf.compat.v1
+        values = [
+            v1.Summary.Value(tag=name, simple_value=number)
+            for name, number in numbers_of(result).items()
+            if name != "timestamp"
+        ]
         event = v1.Event(
             wall_time=float(result.get("timestamp") or time.time()),
             step=int(result.get("timesteps_total", 0)),
-            summary=v1.Summary(
-                value=[v1.Summary.Value(tag=name, simple_value=one) for name, one in values.items()]
-            ),
+            summary=v1.Summary(value=values),
         )
         try:
             if self._writer is None:
@@ -253,15 +258,15 @@ class TensorBoardLogger:
             self._writer = None
 
     def _open(self, tf: Any) -> None:
-        event = tf.compat.v1.Event
+        v1 = tf.compat.v1
         now = time.time()
-        self._writer = tf.io.TFRecordWriter(
-            str(self._directory / f"events.out.tfevents.{now:.6f}.v2")
-        )
-        self._append(event(wall_time=now, file_version="brain.Event:2"))
+        path = self._directory / f"events.out.tfevents.{now:.6f}.v2"
+        self._writer = tf.io.TFRecordWriter(str(path))
+        self._append(v1.Event(wall_time=now, file_version="brain.Event:2"))
         if self._resume_after_step is not None:
-            start = tf.compat.v1.SessionLog(status=tf.compat.v1.SessionLog.START)
-            self._append(event(wall_time=now, step=self._resume_after_step + 1, session_log=start))
+            start = v1.SessionLog(status=v1.SessionLog.START)
+            step = self._resume_after_step + 1
+            self._append(v1.Event(wall_time=now, step=step, session_log=start))
             self._resume_after_step = None
 
     def _append(self, event: Any) -> None:
@@ -274,22 +279,22 @@ class Loggers:
     are tried again.
 
     Args:
-        named: loggers by their name in messages.
+        loggers: loggers by their name in messages.
         faults: class of the exceptions that count as a logger's failure.
     """
 
-    def __init__(self, named: Mapping[str, Logger], faults: type[Exception] = OSError) -> None:
-        self._named = dict(named)
+    def __init__(self, loggers: Mapping[str, Logger], faults: type[Exception] = OSError) -> None:
+        self._loggers = dict(loggers)
         self._faults = faults
         self._failing: set[str] = set()
 
     def write(self, result: Mapping[str, Any]) -> None:
         """Record a result with each logger."""
-        for name, logger in self._named.items():
+        for name, logger in self._loggers.items():
             try:
                 logger.write(result)
             except self._faults as error:
-                self._say_once(name, error, "; training continues without it")
+                self._report_once(name, error, "; training continues without it")
             else:
                 if name in self._failing:
                     self._failing.discard(name)
@@ -297,21 +302,17 @@ class Loggers:
 
     def close(self) -> None:
         """Close each logger."""
-        for name, logger in self._named.items():
+        for name, logger in self._loggers.items():
             try:
                 logger.close()
             except self._faults as error:
-                self._say_once(name, error, "")
+                self._report_once(name, error, "")
 
-    def _say_once(self, name: str, error: Exception, follows: str) -> None:
+    def _report_once(self, name: str, error: Exception, consequence: str) -> None:
         if name not in self._failing:
             self._failing.add(name)
-            _log.error(
-                "%s can't be written (%s)%s",
-                name,
-                getattr(error, "strerror", None) or error,
-                follows,
-            )
+            reason = getattr(error, "strerror", None) or error
+            _log.error("%s can't be written (%s)%s", name, reason, consequence)
 
 
 class BackgroundLogger:
@@ -354,7 +355,9 @@ def _copied(value: Any) -> Any:
     """Return a copy of plain data, which does not change with the original."""
     if isinstance(value, Mapping):
         return {name: _copied(inner) for name, inner in value.items()}
-    return [_copied(inner) for inner in value] if isinstance(value, list) else value
+    if isinstance(value, list):
+        return [_copied(inner) for inner in value]
+    return value
 
 
 def check_loggers(paths: Sequence[str]) -> list[Callable[[Path, dict[str, Any]], Logger]]:
@@ -367,25 +370,27 @@ def check_loggers(paths: Sequence[str]) -> list[Callable[[Path, dict[str, Any]],
         ConfigError: a logger can't be imported or called with these arguments, or its package is
             not installed.
     """
-    made = []
+    factories = []
     for number, path in enumerate(paths):
         key = f"loggers[{number}]"
-        if path in _NAMED:
+        if path in _SHORT_NAMES:
             require_packages(f"the logger {path}", [path], "tracking", key=key, value=path)
         elif ":" not in path:
             raise ConfigError(
-                f"{key} is {path!r}, expected {', '.join(_NAMED)} or the import path of a logger, "
-                f"'package.module:Name'.{nearest(path, _NAMED)}",
+                f"{key} is {path!r}, expected {', '.join(_SHORT_NAMES)} or the import path of a"
+                f" logger, 'package.module:Name'.{nearest(path, _SHORT_NAMES)}",
                 key=key,
                 value=path,
             )
-        found = import_object(_NAMED.get(path, path), key=key)
-        if callable(found):
-            check_takes(found, path, key, Path(), {})
-        elif not (hasattr(found, "write") and hasattr(found, "close")):
+        imported = import_object(_SHORT_NAMES.get(path, path), key=key)
+        if callable(imported):
+            check_takes(imported, path, key, Path(), {})
+            factories.append(imported)
+        elif hasattr(imported, "write") and hasattr(imported, "close"):
+            factories.append(lambda run_dir, config, logger=imported: logger)
+        else:
             raise ConfigError(f"{key} is {path!r}, which can't be called.", key=key, value=path)
-        made.append(found if callable(found) else lambda run_dir, config, logger=found: logger)
-    return made
+    return factories
 
 
 def make_loggers(paths: Sequence[str], run_dir: Path, config: Mapping[str, Any]) -> Loggers:
@@ -399,12 +404,11 @@ def make_loggers(paths: Sequence[str], run_dir: Path, config: Mapping[str, Any])
     Raises:
         ConfigError: a logger can't be imported or made.
     """
-    named: dict[str, Logger] = {}
-    for path, make in zip(paths, check_loggers(paths), strict=True):
-        named[f"the logger {path}"] = named_failures(make, f"the logger {path!r}", "loggers")(
-            run_dir, dict(config)
-        )
-    return Loggers(named, faults=Exception)
+    loggers: dict[str, Logger] = {}
+    for path, factory in zip(paths, check_loggers(paths), strict=True):
+        make = named_failures(factory, f"the logger {path!r}", "loggers")
+        loggers[f"the logger {path}"] = make(run_dir, dict(config))
+    return Loggers(loggers, faults=Exception)
 
 
 def open_loggers(
@@ -426,17 +430,16 @@ def open_loggers(
     Raises:
         ConfigError: a file can't be written.
     """
+    jsonl_path = run_dir / JSONL_FILE
+    csv_path = run_dir / CSV_FILE
     try:
-        named: dict[str, Logger] = {
-            str(run_dir / JSONL_FILE): JsonlLogger(
-                run_dir / JSONL_FILE, resume_after=resume_iteration
-            ),
-            str(run_dir / CSV_FILE): CsvLogger(run_dir / CSV_FILE),
+        loggers: dict[str, Logger] = {
+            str(jsonl_path): JsonlLogger(jsonl_path, resume_after=resume_iteration),
+            str(csv_path): CsvLogger(csv_path),  # reads the other file, which is cut by now
         }
         if tensorboard and not missing(["tensorflow"]):
-            named["the TensorBoard event file"] = TensorBoardLogger(
-                run_dir, resume_after_step=resume_step
-            )
+            tensorboard_logger = TensorBoardLogger(run_dir, resume_after_step=resume_step)
+            loggers["the TensorBoard event file"] = tensorboard_logger
     except OSError as error:
         raise ConfigError(
             f"The run directory {run_dir} can't be written: {error.strerror or error}.",
@@ -444,7 +447,7 @@ def open_loggers(
             value=str(run_dir),
             hint="Choose another one with --run-dir DIR.",
         ) from error
-    return Loggers(named)
+    return Loggers(loggers)
 
 
 def each_result(run_dir: Path) -> Iterator[dict[str, Any]]:
@@ -458,10 +461,8 @@ def each_result(run_dir: Path) -> Iterator[dict[str, Any]]:
     """
     path = run_dir / JSONL_FILE
     size = path.stat().st_size
-    return (
-        result
-        for _, result in results_in(path, size // _SAMPLES if size > _READ_WHOLE_BYTES else 0)
-    )
+    skipped_bytes = size // _SAMPLES if size > _READ_WHOLE_BYTES else 0
+    return (result for _, result in results_in(path, skipped_bytes))
 
 
 def read_results(run_dir: Path) -> list[dict[str, Any]]:
@@ -478,8 +479,10 @@ def flatten(result: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
     out.
     """
     for name, value in result.items():
-        if value is None or isinstance(value, str | int | float | np.number):
-            yield f"{prefix}{name}", value.item() if isinstance(value, np.number) else value
+        if isinstance(value, np.number):
+            yield f"{prefix}{name}", value.item()
+        elif value is None or isinstance(value, str | int | float):
+            yield f"{prefix}{name}", value
         elif isinstance(value, Mapping):
             yield from flatten(value, f"{prefix}{name}/")
 
@@ -490,9 +493,8 @@ def numbers_of(result: Mapping[str, Any]) -> dict[str, float]:
 
 
 def to_json(value: Any) -> Any:
-    """Convert `value` for strict JSON:
-
-    NaN and infinities become None, arrays lists, NumPy scalars numbers.
+    """Convert `value` for strict JSON: NaN and infinities become None, arrays lists, NumPy scalars
+    numbers.
     """
     if isinstance(value, float):
         return value if math.isfinite(value) else None
@@ -502,7 +504,9 @@ def to_json(value: Any) -> Any:
         return to_json(value.tolist())
     if isinstance(value, Mapping):
         return {str(name): to_json(inner) for name, inner in value.items()}
-    return [to_json(inner) for inner in value] if isinstance(value, list | tuple) else str(value)
+    if isinstance(value, list | tuple):
+        return [to_json(inner) for inner in value]
+    return str(value)
 
 
 def results_in(
@@ -529,7 +533,8 @@ def results_in(
                     )
                 return
             end += len(line)
-            if (result := result_of(line)) is not None:
+            result = result_of(line)
+            if result is not None:
                 yield end, result
             if skipped_bytes:
                 file.seek(end + skipped_bytes)
@@ -539,10 +544,10 @@ def results_in(
 
 def result_of(line: bytes) -> dict[str, Any] | None:
     """Return the result in a line of result.jsonl, or None if the line is damaged."""
-    found = None
+    value = None
     try:
-        found = orjson.loads(line)
+        value = orjson.loads(line)
     except ValueError:
         with contextlib.suppress(ValueError, RecursionError):
-            found = json.loads(line)  # it accepts a lone surrogate, unlike orjson
-    return found if isinstance(found, dict) else None
+            value = json.loads(line)  # it accepts a lone surrogate, unlike orjson
+    return value if isinstance(value, dict) else None

@@ -7,6 +7,7 @@ as in Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge of the Stati
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -107,11 +108,14 @@ def _curve(run_dir: Path) -> F64:
     """Return the columns `_CURVE` of the results with a mean return [P, 5], ordered by env
     steps.
     """
-    rows = [[number_at(result, name) for name in _CURVE] for result in each_result(run_dir)]
-    table = np.asarray([row for row in rows if math.isfinite(row[2])], np.float64).reshape(
-        -1, len(_CURVE)
-    )
-    return table[np.unique(table[:, 0], return_index=True)[1]]
+    rows: list[list[float]] = []
+    for result in each_result(run_dir):
+        row = [number_at(result, name) for name in _CURVE]
+        if math.isfinite(row[_CURVE.index("episode_reward_mean")]):
+            rows.append(row)
+    table = np.asarray(rows, np.float64).reshape(-1, len(_CURVE))
+    _, first_places = np.unique(table[:, 0], return_index=True)
+    return table[first_places]
 
 
 def finish_axes(axes: Axes, what: str) -> None:
@@ -133,14 +137,14 @@ def _add_wall_time(axes: Axes, steps: F64, seconds: F64) -> None:
         return
     factor, unit = time_unit(float(seconds[-1]))
     ticks = axes.get_xticks()
-    axes.set_xticks(
-        ticks[ticks <= axes.get_xlim()[1]]
-    )  # fixed, so that the layout does not change them
+    _, right = axes.get_xlim()
+    axes.set_xticks(ticks[ticks <= right])  # fixed, so that the layout does not change them
     ticks = ticks[(ticks >= steps[0]) & (ticks <= steps[-1])]
     times = np.interp(ticks, steps, seconds) / factor
     above = axes.twiny()
     above.set_xlim(axes.get_xlim())
-    above.set_xticks(ticks, [f"{time:.1f}" if times[-1] < 100 else f"{time:.0f}" for time in times])
+    decimals = 1 if times[-1] < 100 else 0
+    above.set_xticks(ticks, [f"{time:.{decimals}f}" for time in times])
     above.set_xlabel(f"wall time in {unit}", color="#777777", fontsize=9)
     above.tick_params(colors="#777777", labelsize=8, length=3)
     for side in ("top", "right", "left", "bottom"):
@@ -153,7 +157,9 @@ def time_unit(seconds: float) -> tuple[float, str]:
     """
     if seconds < 180:
         return 1.0, "s"
-    return (60.0, "minutes") if seconds < 3 * 3600 else (3600.0, "hours")
+    if seconds < 3 * 3600:
+        return 60.0, "minutes"
+    return 3600.0, "hours"
 
 
 _CURVE = (
@@ -167,7 +173,7 @@ _POINTS = 300
 _RESAMPLES = 2000
 _RESAMPLED_NUMBERS = 1 << 21
 """Numbers of resamples that are held at a time."""
-_MAX_TOLD = 3  # settings in a curve's name
+_MAX_SETTINGS = 3  # settings in a curve's name
 _MAX_VALUE = 30  # characters of each
 OF_A_RUN = (
     "bind",
@@ -225,9 +231,9 @@ class RunCurve:
                 value=str(path),
             )
         file = path / CONFIG_FILE
-        config, _ = (
-            parse_yaml(file, read_regular(file, max_bytes=MAX_BYTES)) if file.exists() else ({}, {})
-        )
+        config: Mapping[str, Any] = {}
+        if file.exists():
+            config, _ = parse_yaml(file, read_regular(file, max_bytes=MAX_BYTES))
         return cls(path, config, *table.T[:3])
 
 
@@ -267,27 +273,25 @@ class Band:
 
 
 def find_runs(paths: Sequence[Path]) -> list[Path]:
-    """Return run directories: each given path that is one, and the ones directly inside any other
-    given path.
+    """Return run directories: each path that is one, and the ones directly inside any other
+    path.
 
     Raises:
         ConfigError: a path neither is nor contains a run directory.
     """
-    found: list[Path] = []
+    run_dirs: dict[Path, None] = {}
     for path in paths:
-        inside = (
-            [path]
-            if (path / JSONL_FILE).exists()
-            else sorted(file.parent for file in path.glob(f"*/{JSONL_FILE}"))
-        )
+        inside = [path]
+        if not (path / JSONL_FILE).exists():
+            inside = sorted(file.parent for file in path.glob(f"*/{JSONL_FILE}"))
         if not inside:
             raise ConfigError(
                 f"{path} is no run directory: neither it nor a directory in it has a {JSONL_FILE}.",
                 key="run",
                 value=str(path),
             )
-        found += [one for one in inside if one not in found]
-    return found
+        run_dirs.update(dict.fromkeys(inside))
+    return list(run_dirs)
 
 
 def group_runs(runs: Sequence[RunCurve]) -> list[Experiment]:
@@ -295,63 +299,64 @@ def group_runs(runs: Sequence[RunCurve]) -> list[Experiment]:
     given.
     """
     groups: dict[str, list[RunCurve]] = {}
-    by_task: dict[
-        tuple[str, str], dict[str, dict[str, Any]]
-    ] = {}  # (algorithm, environment) -> experiments
+    # (algorithm, environment) -> key of a group -> settings
+    tasks: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
     for run in runs:
-        own = {name: value for name, value in _flat(run.config) if not name.startswith(OF_A_RUN)}
-        of = str(own.pop("algo", "unknown")), str(own.pop("env", "unknown"))
-        key = repr((of, sorted(own.items())))
+        settings = dict(pair for pair in _flat(run.config) if not pair[0].startswith(OF_A_RUN))
+        task = str(settings.pop("algo", "unknown")), str(settings.pop("env", "unknown"))
+        key = repr((task, sorted(settings.items())))
         groups.setdefault(key, []).append(run)
-        by_task.setdefault(of, {})[key] = own
-    made = {}
-    for (algo, env), settings in by_task.items():
-        for key, differences in zip(settings, _differences(list(settings.values())), strict=True):
-            made[key] = Experiment(", ".join([algo, *differences]), env, tuple(groups[key]))
-    return _with_names_of_their_own([made[key] for key in groups])
+        tasks.setdefault(task, {})[key] = settings
+    experiments: dict[str, Experiment] = {}
+    for (algo, env), by_key in tasks.items():
+        for key, differences in zip(by_key, _differences(list(by_key.values())), strict=True):
+            name = ", ".join([algo, *differences])
+            experiments[key] = Experiment(name, env, tuple(groups[key]))
+    return _with_distinct_names([experiments[key] for key in groups])
 
 
 def _differences(settings: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     """Return, for each experiment, "name=value" of the few keys that best distinguish the
     experiments.
     """
-    order = dict.fromkeys(["preset", *(name for own in settings for name in own)])
-    columns = {name: [repr(own[name]) if name in own else "" for own in settings] for name in order}
+    columns: dict[str, list[str]] = {"preset": []}
+    for name in itertools.chain(columns, *settings):
+        columns[name] = [repr(values[name]) if name in values else "" for values in settings]
     chosen: list[str] = []
-    parts = [""] * len(settings)
-    while len(chosen) < _MAX_TOLD and len({*parts}) < len(settings):
-        best = max(
-            columns, key=lambda name: len({*zip(parts, columns[name], strict=True)})
-        )  # the first of equals
+    rows: list[tuple[str, ...]] = [()] * len(settings)  # texts of the chosen columns
+
+    def num_distinct(name: str) -> int:
+        return len({*zip(rows, columns[name], strict=True)})
+
+    while len(chosen) < _MAX_SETTINGS and len({*rows}) < len(settings):
+        best = max(columns, key=num_distinct)  # the first of equals
         chosen.append(best)
-        parts = [f"{part}\n{text}" for part, text in zip(parts, columns[best], strict=True)]
-    short = {name: name.rpartition(".")[2] for name in chosen}
-    called = {
-        name: short[name] if list(short.values()).count(short[name]) == 1 else name
-        for name in chosen
-    }
+        rows = [(*row, text) for row, text in zip(rows, columns[best], strict=True)]
+    last_parts = [name.rpartition(".")[2] for name in chosen]
+    labels: dict[str, str] = {}
+    for name, last_part in zip(chosen, last_parts, strict=True):
+        labels[name] = last_part if last_parts.count(last_part) == 1 else name
     return [
-        [f"{called[name]}={_value_text(own[name])}" for name in chosen if name in own]
-        for own in settings
+        [f"{labels[name]}={_value_text(values[name])}" for name in chosen if name in values]
+        for values in settings
     ]
 
 
 def _value_text(value: Any) -> str:
-    text = "null" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
-    return one_line(text, _MAX_VALUE)
+    if value is None:
+        return "null"
+    return one_line(f"{value:g}" if isinstance(value, float) else str(value), _MAX_VALUE)
 
 
-def _with_names_of_their_own(experiments: list[Experiment]) -> list[Experiment]:
+def _with_distinct_names(experiments: list[Experiment]) -> list[Experiment]:
     """Add the name of the first run's directory to names that would otherwise be equal."""
-    names = [(one.env, one.name) for one in experiments]
-    return [
-        (
-            replace(one, name=f"{one.name} ({one.runs[0].path.name})")
-            if names.count((one.env, one.name)) > 1
-            else one
-        )
-        for one in experiments
-    ]
+    names = [(experiment.env, experiment.name) for experiment in experiments]
+    distinct = list(experiments)
+    for place, experiment in enumerate(experiments):
+        if names.count((experiment.env, experiment.name)) > 1:
+            directory = experiment.runs[0].path.name
+            distinct[place] = replace(experiment, name=f"{experiment.name} ({directory})")
+    return distinct
 
 
 def interquartile_mean(values: F64) -> F64:
@@ -371,40 +376,44 @@ def band_of(runs: Sequence[RunCurve], *, by: str, rng: np.random.Generator) -> B
     it has none.
     """
     axes = [getattr(run, by) for run in runs]
-    at = np.linspace(min(axis[0] for axis in axes), max(axis[-1] for axis in axes), _POINTS)
+    start = min(axis[0] for axis in axes)
+    stop = max(axis[-1] for axis in axes)
+    at = np.linspace(start, stop, _POINTS)
     table = np.stack(
         [
             np.interp(at, axis, run.returns, left=np.nan, right=np.nan)
             for axis, run in zip(axes, runs, strict=True)
         ]
     )
-    there = np.isfinite(table)
+    is_covered = np.isfinite(table)
     mean, low, high = (np.full(_POINTS, np.nan) for _ in range(3))
-    for which in np.unique(there, axis=1).T:  # runs begin and end at few points
-        columns = (there == which[:, None]).all(axis=0)
+    # points that the same runs cover have one sample of seeds: runs begin and end at few points
+    for which in np.unique(is_covered, axis=1).T:
+        columns = (is_covered == which[:, None]).all(axis=0)
         values = table[which][:, columns]
         if not len(values):
             continue
         mean[columns] = low[columns] = high[columns] = interquartile_mean(values)
         if len(values) > 1:
-            drawn = rng.integers(len(values), size=(len(values), _RESAMPLES))
-            low[columns], high[columns] = _interval(values, drawn)
-    return Band(at, mean, low, high, there.sum(axis=0))
+            resamples = rng.integers(len(values), size=(len(values), _RESAMPLES))
+            low[columns], high[columns] = _interval(values, resamples)
+    return Band(at=at, mean=mean, low=low, high=high, num_runs=is_covered.sum(axis=0))
 
 
-def _interval(values: F64, drawn: NDArray[np.int64]) -> F64:
+def _interval(values: F64, resamples: NDArray[np.int64]) -> F64:
     """Return the 95 % interval [2, P] of the interquartile mean, for values [N, P] and the indices
     [N, R] of resamples.
 
     Some points are taken at a time: all resamples of 300 runs at 300 points would take gigabytes.
     """
-    num_points = max(1, _RESAMPLED_NUMBERS // drawn.size)
+    num_points = max(1, _RESAMPLED_NUMBERS // resamples.size)
     parts = []
     for start in range(0, values.shape[1], num_points):
-        means = interquartile_mean(values[:, start : start + num_points][drawn])
+        columns = values[:, start : start + num_points]
+        means = interquartile_mean(columns[resamples])
         parts.append(np.quantile(means, (0.025, 0.975), axis=0))
-    found: F64 = np.concatenate(parts, axis=1)
-    return found
+    interval: F64 = np.concatenate(parts, axis=1)
+    return interval
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:

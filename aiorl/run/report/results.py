@@ -111,15 +111,15 @@ class Results:
             return _Window(smoothing_episodes, smoothing_episodes)
 
         silent = max(_FORGET_EPISODES, 10 * smoothing_episodes)
-        self._policy_rewards = _Named("the reward of policy", smoothed, _MAX_POLICIES, silent)
-        self._custom = _Named("custom metric", smoothed, _MAX_CUSTOM, silent)
-        self._hist = _Named("history", lambda: _Window(1, MAX_HIST), _MAX_HISTORIES, silent)
-        self._estimates = _Named("estimate", smoothed, _MAX_ESTIMATES, silent)
+        # by names of episodes' columns, which checkpoints use, too
+        self._windows = {
+            "policy_rewards": _Windows("the reward of policy", smoothed, _MAX_POLICIES, silent),
+            "custom": _Windows("custom metric", smoothed, _MAX_CUSTOM, silent),
+            "hist": _Windows("history", lambda: _Window(1, MAX_HIST), _MAX_HISTORIES, silent),
+            "estimates": _Windows("estimate", smoothed, _MAX_ESTIMATES, silent),
+        }
         self._perf = PerfStats()
-        self._lag_min = math.inf
-        self._lag_max = -math.inf
-        self._lag_sum = 0.0
-        self._lag_steps = 0
+        self._lag = _Totals()
         self.training_iteration = 0
         self.episodes_total = 0
         self.time_total_s = 0.0
@@ -152,10 +152,8 @@ class Results:
             self._lengths.add(episodes.lengths)
             self._rewards.add(episodes.rewards)
             self.episodes_total += len(episodes.lengths)
-        self._policy_rewards.add(episodes.policy_rewards)
-        self._custom.add(episodes.custom)
-        self._hist.add(episodes.hist)
-        self._estimates.add(episodes.estimates)
+        for name, windows in self._windows.items():
+            windows.add(getattr(episodes, name))
 
     def add_perf(self, perf: Mapping[str, float]) -> None:
         """Add a sampler's performance figures for one fragment, as in `PerfStats`: iterations and
@@ -167,23 +165,19 @@ class Results:
         """Add the policy lag of `env_steps` trained on: the number of versions between acting and
         training.
         """
-        self._lag_min = min(self._lag_min, lag)
-        self._lag_max = max(self._lag_max, lag)
-        self._lag_sum += lag * env_steps
-        self._lag_steps += env_steps
+        self._lag.add(env_steps, total=lag * env_steps, least=lag, most=lag)
 
     def mean_last(self) -> float:
         """Return the mean return of the last 100 finished episodes, or of all if there are fewer;
-        NaN if none.
+        NaN if there are none.
         """
         return _mean(self._rewards.newest(STOP_WINDOW))
 
     @property
     def newest_return(self) -> float:
         """Mean return of the last 100 episodes; NaN before 100 episodes have finished."""
-        return (
-            self.mean_last() if self._rewards.newest(STOP_WINDOW).size >= STOP_WINDOW else math.nan
-        )
+        returns = self._rewards.newest(STOP_WINDOW)
+        return _mean(returns) if returns.size >= STOP_WINDOW else math.nan
 
     def finish_iteration(
         self, now: float, progress: Progress, *, timestamp: float = 0.0
@@ -200,8 +194,9 @@ class Results:
         """
         last = self._last
         rate = self._rates(now, progress)
+        time_this_iter_s = now - self._last_now
         self.training_iteration += 1
-        self.time_total_s += now - self._last_now
+        self.time_total_s += time_this_iter_s
         result: dict[str, Any] = {
             "training_iteration": self.training_iteration,
             "timesteps_total": progress.env_steps_sampled,
@@ -210,7 +205,7 @@ class Results:
             "agent_steps_total": progress.agent_steps_sampled,
             "episodes_total": self.episodes_total,
             "time_total_s": self.time_total_s,
-            "time_this_iter_s": now - self._last_now,
+            "time_this_iter_s": time_this_iter_s,
             "timestamp": timestamp,
             **self._take_episodes(now),
             "episode_reward_mean_last_100": self.mean_last(),
@@ -223,7 +218,7 @@ class Results:
             "policy_lag": self._take_lag(),
             "ledger": dict(progress.ledger),
             "sampler_perf": self._perf.get(),
-            "metrics_left_out": sum(named.num_left_out for named in self._named()),
+            "metrics_left_out": sum(windows.num_left_out for windows in self._windows.values()),
             "transport": {
                 "bytes_in_per_s": rate("bytes_in"),
                 "bytes_out_per_s": rate("bytes_out"),
@@ -248,9 +243,9 @@ class Results:
         """
         while len(self._before) > 1 and now - self._before[1][0] >= _RATE_S:
             self._before.popleft()
-        since, then = self._before[0]
-        seconds = max(now - since, 1e-9)
-        return lambda name: float((getattr(progress, name) - getattr(then, name)) / seconds)
+        began, earlier = self._before[0]
+        seconds = max(now - began, 1e-9)
+        return lambda name: float((getattr(progress, name) - getattr(earlier, name)) / seconds)
 
     def to_state(self) -> dict[str, Any]:
         """Return the state that a resumed run needs, as plain data for JSON."""
@@ -260,10 +255,10 @@ class Results:
             "time_total_s": self.time_total_s,
             "lengths": self._lengths.newest(self._keep).astype(np.int64).tolist(),
             "rewards": self._rewards.newest(self._keep).tolist(),
-            "policy_rewards": self._policy_rewards.to_state(self._smoothing),
-            "custom": self._custom.to_state(self._smoothing),
-            "hist": self._hist.to_state(self._hist_share()),
-            "estimates": self._estimates.to_state(self._smoothing),
+            "policy_rewards": self._windows["policy_rewards"].to_state(self._smoothing),
+            "custom": self._windows["custom"].to_state(self._smoothing),
+            "hist": self._windows["hist"].to_state(self._hist_share()),
+            "estimates": self._windows["estimates"].to_state(self._smoothing),
         }
 
     def from_state(self, state: Mapping[str, Any], now: float, progress: Progress) -> None:
@@ -279,20 +274,15 @@ class Results:
         self.time_total_s = float(state["time_total_s"])
         self._lengths.restore(np.asarray(state["lengths"], np.float64))
         self._rewards.restore(np.asarray(state["rewards"], np.float64))
-        for name, named in zip(
-            ("policy_rewards", "custom", "hist", "estimates"), self._named(), strict=True
-        ):
-            named.from_state(state.get(name, {}), now, self.episodes_total)
+        for name, windows in self._windows.items():
+            windows.from_state(state.get(name, {}), now, self.episodes_total)
         self._last = progress
         self._last_now = now
         self.begin_rates(now)
 
-    def _named(self) -> tuple[_Named, ...]:
-        return self._policy_rewards, self._custom, self._hist, self._estimates
-
     def _hist_share(self) -> int:
         """Return the number of values per history in a result and in a checkpoint."""
-        return min(MAX_HIST, _MAX_HIST_VALUES // max(1, len(self._hist.items())))
+        return min(MAX_HIST, _MAX_HIST_VALUES // max(1, len(self._windows["hist"].items())))
 
     def _take_episodes(self, now: float) -> dict[str, Any]:
         """Return the averages over episodes, and count the new episodes as earlier ones from now
@@ -300,56 +290,49 @@ class Results:
         """
         num_new = self._rewards.take()
         self._lengths.take()
-        for named in self._named():
-            named.take(now, self.episodes_total)
-        share = self._hist_share()
+        for windows in self._windows.values():
+            windows.take(now, self.episodes_total)
         mean, least, most = self._rewards.summary
-        policy_rewards = [(name, window.summary) for name, window in self._policy_rewards.items()]
-        custom = [(name, window.summary) for name, window in self._custom.items()]
+        lengths = self._lengths.newest(self._smoothing)
+        policy_rewards: dict[str, dict[str, float]] = {}
+        for place, kind in enumerate(_KINDS):
+            policy_rewards[f"policy_reward_{kind}"] = {
+                policy_id: window.summary[place]
+                for policy_id, window in self._windows["policy_rewards"].items()
+            }
         return {
             "episodes_this_iter": num_new,
             "episode_reward_mean": mean,
             "episode_reward_min": least,
             "episode_reward_max": most,
             "episode_len_mean": self._lengths.summary[0],
-            **{
-                f"policy_reward_{kind}": {name: summary[place] for name, summary in policy_rewards}
-                for place, kind in enumerate(_KINDS)
-            },
+            **policy_rewards,
             "custom_metrics": {
                 f"{name}_{kind}": value
-                for name, summary in custom
-                for kind, value in zip(_KINDS, summary, strict=True)
+                for name, window in self._windows["custom"].items()
+                for kind, value in zip(_KINDS, window.summary, strict=True)
             },
             "off_policy_estimator": self._mean_estimates(),
             "hist_stats": {
-                **{name: window.newest(share).tolist() for name, window in self._hist.items()},
+                **self._windows["hist"].to_state(self._hist_share()),
                 "episode_reward": self._rewards.newest(self._smoothing).tolist(),
-                "episode_lengths": self._lengths.newest(self._smoothing).astype(np.int64).tolist(),
+                "episode_lengths": lengths.astype(np.int64).tolist(),
             },
         }
 
     def _mean_estimates(self) -> dict[str, dict[str, float]]:
         """Return means over episodes: estimator -> metric -> mean."""
         means: dict[str, dict[str, float]] = {}
-        for name, window in self._estimates.items():
+        for name, window in self._windows["estimates"].items():
             estimator, _, metric = name.partition("/")
             means.setdefault(estimator, {})[metric] = window.summary[0]
         return means
 
     def _take_lag(self) -> dict[str, float]:
-        if not self._lag_steps:
-            return {"min": math.nan, "mean": math.nan, "max": math.nan}
-        lag = {
-            "min": float(self._lag_min),
-            "mean": self._lag_sum / self._lag_steps,
-            "max": float(self._lag_max),
-        }
-        self._lag_min = math.inf
-        self._lag_max = -math.inf
-        self._lag_sum = 0.0
-        self._lag_steps = 0
-        return lag
+        """Return the policy lag of the iteration, and begin a new one."""
+        mean, least, most = self._lag.summary()
+        self._lag = _Totals()
+        return {"min": float(least), "mean": mean, "max": float(most)}
 
 
 def _sum(values: NDArray[Any]) -> float:
@@ -359,6 +342,29 @@ def _sum(values: NDArray[Any]) -> float:
 
 def _mean(values: NDArray[np.float64]) -> float:
     return _sum(values) / values.size if values.size else math.nan
+
+
+class _Totals:
+    """Number, sum, minimum and maximum of values, which are not stored themselves."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._total = 0.0
+        self._least = math.inf
+        self._most = -math.inf
+
+    def add(self, count: int, *, total: float, least: float, most: float) -> None:
+        """Add several values by their number, sum, minimum and maximum."""
+        self.count += count
+        self._total += total
+        self._least = min(self._least, least)
+        self._most = max(self._most, most)
+
+    def summary(self) -> tuple[float, float, float]:
+        """Return mean, minimum and maximum; NaN without values."""
+        if not self.count:
+            return math.nan, math.nan, math.nan
+        return self._total / self.count, self._least, self._most
 
 
 class _Window:
@@ -383,11 +389,8 @@ class _Window:
         self._least = least
         self._keep = keep
         self._values = array("d")
-        self._num_new = 0
-        self._sum = 0.0
-        self._min = math.inf
-        self._max = -math.inf
-        self.summary: tuple[float, float, float] = (math.nan, math.nan, math.nan)
+        self._new = _Totals()
+        self.summary = self._new.summary()
         self._is_wide = False  # True if the summary took more than the least values
 
     def add(self, values: NDArray[Any]) -> None:
@@ -401,10 +404,7 @@ class _Window:
             total = sum(few)
             least = min(few)
             most = max(few)
-        self._num_new += values.size
-        self._sum = self._sum + total
-        self._min = min(self._min, least)
-        self._max = max(self._max, most)
+        self._new.add(values.size, total=total, least=least, most=most)
         self._values.extend(values[-self._keep :].tolist())
         del self._values[: -self._keep]
 
@@ -420,16 +420,13 @@ class _Window:
 
     def take(self) -> int:
         """End the iteration, and return the number of its values."""
-        count = self._num_new
+        count = self._new.count
         if count > self._least:
-            self.summary = (self._sum / count, self._min, self._max)
+            self.summary = self._new.summary()
         elif count or self._is_wide:  # otherwise the last summary is still valid
             self._summarise(self.newest(self._least))
         self._is_wide = count > self._least
-        self._num_new = 0
-        self._sum = 0.0
-        self._min = math.inf
-        self._max = -math.inf
+        self._new = _Totals()
         return count
 
     def _summarise(self, values: NDArray[np.float64]) -> None:
@@ -437,7 +434,7 @@ class _Window:
             self.summary = _mean(values), float(values.min()), float(values.max())
 
 
-class _Named:
+class _Windows:
     """Windows by name, limited in number; a name that is not reported for a long time is
     forgotten.
     """
@@ -454,11 +451,11 @@ class _Named:
             min_silent_episodes: number of episodes without a name after which it can be forgotten.
         """
         self._what = what
-        self._make = window
+        self._make_window = window
         self._max_names = max_names
         self._min_silent_episodes = min_silent_episodes
         self._windows: dict[str, _Window] = {}
-        self._heard: dict[str, tuple[float, int]] = {}
+        self._last_reports: dict[str, tuple[float, int]] = {}  # name -> time, episodes in total
         self.num_left_out = 0
 
     def items(self) -> list[tuple[str, _Window]]:
@@ -467,10 +464,10 @@ class _Named:
 
     def add(self, values: Mapping[str, NDArray[Any]]) -> None:
         """Add values by name."""
-        for name, own in values.items():
-            window = self._windows.get(name)
-            if not own.size:
+        for name, new_values in values.items():
+            if not new_values.size:
                 continue
+            window = self._windows.get(name)
             if window is None:
                 if len(self._windows) >= self._max_names:
                     if not self.num_left_out:
@@ -481,10 +478,10 @@ class _Named:
                             name,
                             self._max_names,
                         )
-                    self.num_left_out += own.size
+                    self.num_left_out += new_values.size
                     continue
-                window = self._windows[name] = self._make()
-            window.add(own)
+                window = self._windows[name] = self._make_window()
+            window.add(new_values)
 
     def take(self, now: float, episodes_total: int) -> None:
         """End the iteration: update summaries, and forget names that have not been reported for a
@@ -492,15 +489,15 @@ class _Named:
         """
         for name, window in list(self._windows.items()):
             if window.take():
-                self._heard[name] = now, episodes_total
+                self._last_reports[name] = now, episodes_total
                 continue
-            heard_at, heard_episodes = self._heard.setdefault(name, (now, episodes_total))
-            silent_s = now - heard_at
-            silent_episodes = episodes_total - heard_episodes
+            last_now, last_episodes = self._last_reports.setdefault(name, (now, episodes_total))
+            silent_s = now - last_now
+            silent_episodes = episodes_total - last_episodes
             if silent_s >= _FORGET_S or (
                 silent_s >= _FORGET_EARLY_S and silent_episodes >= self._min_silent_episodes
             ):
-                del self._windows[name], self._heard[name]
+                del self._windows[name], self._last_reports[name]
 
     def to_state(self, share: int) -> dict[str, list[float]]:
         """Return the newest ``share`` values of each name."""
@@ -511,11 +508,12 @@ class _Named:
         limited.
         """
         self._windows = {}
-        self._heard = {}
-        for name, values in itertools.islice(state.items(), self._max_names):
-            window = self._windows[name[:MAX_NAME]] = self._make()
+        self._last_reports = {}
+        for raw_name, values in itertools.islice(state.items(), self._max_names):
+            name = raw_name[:MAX_NAME]
+            window = self._windows[name] = self._make_window()
             window.restore(np.asarray(values, np.float64).reshape(-1))
-            self._heard[name[:MAX_NAME]] = now, episodes_total
+            self._last_reports[name] = now, episodes_total
 
 
 _SETTLED_S = 0.1
@@ -535,8 +533,8 @@ class SystemUsage:
         self._process: psutil.Process | None = None
         self._has_failed = False
         self._measure()  # the first one only starts the interval
-        self._found: dict[str, float] = {}
-        self._found_at = float("-inf")
+        self._figures: dict[str, float] = {}
+        self._measured_at = -math.inf
 
     def look(self) -> dict[str, float]:
         """Return the current figures; within `_SETTLED_S` of the last look, that look's: shorter
@@ -548,14 +546,16 @@ class SystemUsage:
             learner_rss_bytes; empty if they can't be measured.
         """
         now = self._clock()
-        if now - self._found_at >= _SETTLED_S:
-            self._found = self._measure()
-            self._found_at = now
-        return dict(self._found)
+        if now - self._measured_at >= _SETTLED_S:
+            self._figures = self._measure()
+            self._measured_at = now
+        return dict(self._figures)
 
     def _measure(self) -> dict[str, float]:
         try:
-            process = self._process = self._process or psutil.Process()
+            if self._process is None:
+                self._process = psutil.Process()
+            process = self._process
             return {
                 "cpu_util_percent": psutil.cpu_percent(None),
                 "ram_util_percent": psutil.virtual_memory().percent,

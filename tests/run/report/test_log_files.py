@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import logging
 import signal
 import sys
@@ -14,7 +15,8 @@ from aiorl.acting.run_dir import RunDirectory
 from aiorl.learning.algorithms.ppo import PPOConfig
 from aiorl.process.children import Children
 from aiorl.process.kept_logs import rotate
-from aiorl.run.report.console import DisplayHandler
+from aiorl.run.report.console import DisplayHandler, PlainDisplay
+from aiorl.run.report.figures import Headline
 from aiorl.run.report.log_files import LogFile, RunLog
 
 
@@ -99,7 +101,9 @@ def test_a_full_disk_is_reported_once_and_has_no_other_effect_on_the_run(
     lines = path.read_text().splitlines()
     assert lines[0].endswith("WARNING aiorl.test: first")
     assert lines[-1].endswith("last")
-    assert sum(str(path) in text for text, _ in shown._pending) == 1
+    stream = io.StringIO()
+    shown.drain(PlainDisplay(Headline(PPOConfig(env="CartPole-v1"), {}), stream), 0.0)
+    assert sum(str(path) in line for line in stream.getvalue().splitlines()) == 1
     assert all("\0" not in line for line in lines)
     assert "Error" not in capfd.readouterr().err
 
