@@ -100,15 +100,15 @@ class WorkerSet:
         Args:
             healthy: the workers to keep, as ``remote_workers`` returns them.
         """
-        kept = {worker.incarnation for worker in healthy}
+        incarnations = {worker.incarnation for worker in healthy}
         session = self._trainer._training.core.session
 
-        def drop() -> None:
+        def lose_others() -> None:
             for worker in self._registered():
-                if worker.incarnation not in kept:
+                if worker.incarnation not in incarnations:
                     session.lose(worker.index, "the trainer continues without it", time.monotonic())
 
-        self._trainer._loop.do(drop)
+        self._trainer._loop.do(lose_others)
 
     def stop(self) -> None:
         """End all workers, and the trainer with them."""
@@ -128,6 +128,17 @@ T = TypeVar("T")
 Weights = Mapping[str, Mapping[str, NDArray[Any]]]
 
 
+def _refuse_unknown(policy_ids: Iterable[str], existing: Collection[str]) -> None:
+    """Raise an error if an id is none of the existing ones.
+
+    Raises:
+        UnknownPolicyError: no policy has that id.
+    """
+    unknown = set(policy_ids).difference(existing)
+    if unknown:
+        raise UnknownPolicyError(min(unknown), existing)
+
+
 class AlgorithmTrainer(Trainer):
     """Trainer for any of aiorl's algorithms.
 
@@ -138,24 +149,23 @@ class AlgorithmTrainer(Trainer):
     algorithm.
     """
 
-    _has_told_of_filters = False
+    _has_warned_of_filters = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        own = vars(cls).get("_default_config")
-        if own is not None and "_name" not in vars(cls):
-            cls._name = own.model_fields["algo"].default
+        default_config = vars(cls).get("_default_config")
+        if default_config is not None and "_name" not in vars(cls):
+            cls._name = default_config.model_fields["algo"].default
 
     @classmethod
     def _made_for(cls, algo: str) -> type[AlgorithmTrainer]:
         for kind in AlgorithmTrainer.__subclasses__():
             if kind._name == algo:
                 return kind
-        own = config_class(algo)
         return type(
             f"{algorithm_class(algo).__name__}Trainer",
             (AlgorithmTrainer,),
-            {"_default_config": own},
+            {"_default_config": config_class(algo)},
         )
 
     @property
@@ -210,8 +220,7 @@ class AlgorithmTrainer(Trainer):
 
         Returns:
             The action. With a state or ``full_fetch``: the action, the state after the step, and a
-                dict of the
-            policy's other outputs.
+                dict of the policy's other outputs.
 
         Raises:
             BatchError: the observation does not fit the space (also a ValueError).
@@ -224,11 +233,11 @@ class AlgorithmTrainer(Trainer):
                 f"policy {policy_id!r} has a class of your own: get actions from"
                 f" get_policy({policy_id!r}), which takes preprocessed observations"
             )
-        given = [] if state is None else list(state)
-        found = self._actor(policy_id).compute_single_action(
-            observation, given, prev_action, prev_reward, explore=explore
+        state = [] if state is None else list(state)
+        action, state_out, outputs = self._actor(policy_id).compute_single_action(
+            observation, state, prev_action, prev_reward, explore=explore
         )
-        return found if given or full_fetch else found[0]
+        return (action, state_out, outputs) if state or full_fetch else action
 
     def get_policy(self, policy_id: str = DEFAULT_POLICY_ID) -> Policy:
         """Return a policy as workers have it, with the current weights.
@@ -263,12 +272,12 @@ class AlgorithmTrainer(Trainer):
             UnknownPolicyError: no policy has one of these ids (also a KeyError).
         """
         weights = self._settled().learning.group.get_weights()
-        policies = [policies] if isinstance(policies, str) else policies
-        if unknown := set(policies or ()) - weights.keys():
-            raise UnknownPolicyError(sorted(unknown)[0], weights)
+        if isinstance(policies, str):
+            policies = [policies]
+        _refuse_unknown(policies or (), weights)
         return {
-            policy_id: own
-            for policy_id, own in weights.items()
+            policy_id: arrays
+            for policy_id, arrays in weights.items()
             if policies is None or policy_id in policies
         }
 
@@ -290,11 +299,8 @@ class AlgorithmTrainer(Trainer):
         filters = self._training.core.publisher.filters
         for policy_id in filters.keys() & set(weights if isinstance(weights, Mapping) else ()):
             merged = filters[policy_id]
-            if (
-                merged.is_frozen
-                and not merged.is_identity
-                and not self._loop.do(merged.state).get("n")
-            ):
+            learns_nothing = merged.is_frozen and not merged.is_identity
+            if learns_nothing and not self._loop.do(merged.state).get("n"):
                 raise ConfigError(
                     f"weights of {policy_id!r} can't be set without its observation filter, which"
                     " has seen nothing and does not learn here: set_policy_state sets both, from"
@@ -303,9 +309,9 @@ class AlgorithmTrainer(Trainer):
         training = self._replace_weights(weights)
         if (
             any(not filters[policy_id].is_identity for policy_id in weights)
-            and not self._has_told_of_filters
+            and not self._has_warned_of_filters
         ):
-            self._has_told_of_filters = True
+            self._has_warned_of_filters = True
             self._tell(
                 "set_weights leaves the statistics of the observation filters as they are: use"
                 " get_policy_state and set_policy_state for weights of another run",
@@ -332,10 +338,9 @@ class AlgorithmTrainer(Trainer):
         """
         weights = self.get_weights([policy_id])[policy_id]
         merged = self._training.core.publisher.filters[policy_id]
-        statistics = dict(self._loop.do(merged.state))
         return {
             "weights": weights,
-            "filter": statistics,
+            "filter": dict(self._loop.do(merged.state)),
             "units": {"scaled": np.array(self._is_scaled(policy_id))},
         }
 
@@ -389,7 +394,7 @@ class AlgorithmTrainer(Trainer):
             ConfigError: the weights don't fit the policy, or are not finite (also a ValueError).
         """
         if not isinstance(weights, Mapping) or not all(
-            isinstance(own, Mapping) for own in weights.values()
+            isinstance(arrays, Mapping) for arrays in weights.values()
         ):
             raise ConfigError(
                 f"weights are {weights!r:.200}, expected a dict of arrays by name for each policy"
@@ -397,22 +402,21 @@ class AlgorithmTrainer(Trainer):
             )
         training = self._settled()
         group = training.learning.group
-        state, known = group.get_state(), {*group.learners, *group.fixed}
-        if unknown := weights.keys() - known:
-            raise UnknownPolicyError(sorted(unknown)[0], known)
+        _refuse_unknown(weights, {*group.learners, *group.fixed})
+        state = group.get_state()
         tensors = dict(state.tensors)
-        for policy_id, own in weights.items():
-            given = {f"{policy_id}/weights/{name}": np.array(value) for name, value in own.items()}
-            for name in (*state.tensors, *given):
-                if not name.startswith(f"{policy_id}/weights/"):
-                    continue
-                if name not in given:
+        for policy_id, arrays in weights.items():
+            prefix = f"{policy_id}/weights/"
+            new_tensors = {f"{prefix}{name}": np.array(value) for name, value in arrays.items()}
+            for name in state.tensors:
+                if name.startswith(prefix) and name not in new_tensors:
                     raise ConfigError(f"these weights can't be set: {name!r} is missing")
-                if given[name].dtype.kind == "f" and not np.isfinite(given[name]).all():
+            for name, tensor in new_tensors.items():
+                if tensor.dtype.kind == "f" and not np.isfinite(tensor).all():
                     raise ConfigError(
                         f"these weights can't be set: {name!r} contains numbers that are not finite"
                     )
-            tensors |= given
+            tensors |= new_tensors
         try:
             group.set_state(AlgorithmState(tensors, state.values))
         except CheckpointError as error:
@@ -441,11 +445,9 @@ class AlgorithmTrainer(Trainer):
         Raises:
             CheckpointError: the checkpoint can't be written.
         """
-        written = self._write_checkpoint(
-            None if directory is None else Path(directory).expanduser()
-        )
+        path = self._write_checkpoint(None if directory is None else Path(directory).expanduser())
         self._loop.ask(self._training.source.begin_episodes_anew())
-        return written
+        return path
 
     def export_policy_model(
         self,
@@ -540,10 +542,9 @@ class AlgorithmTrainer(Trainer):
         count = self.config.evaluation_num_episodes if episodes is None else episodes
         with tempfile.TemporaryDirectory(prefix="aiorl-") as folder:
             checkpoint = self._write_checkpoint(Path(folder), with_experience=False)
-            found = evaluate(
-                checkpoint, episodes=count, seed=seed, **{**manner_of(self.config), **how}
-            )
-        return replace(found, checkpoint="")
+            arguments = {**manner_of(self.config), **how}
+            evaluation = evaluate(checkpoint, episodes=count, seed=seed, **arguments)
+        return replace(evaluation, checkpoint="")
 
     # Trainer
     # ----------------------------------------------------------------------------------------------
@@ -559,10 +560,9 @@ class AlgorithmTrainer(Trainer):
         self._ending.callback(self._loop.close)
         self._built: Training | None = None
         self._worker: SamplerUnit | None = None
-        evaluations = Evaluations(
+        self._evaluations = Evaluations(
             config, self._directory.path, self._tell, can_play_here=config.is_alone
         )
-        self._evaluations = evaluations
         self._result: dict[str, Any] = {}
         self._actors: dict[str, tuple[tuple[int, int], Actor, ObservationFilter]] = {}
         self._ask(self._begin())
@@ -623,12 +623,12 @@ class AlgorithmTrainer(Trainer):
                 self._loop.soon(self._built.source.interrupt)
 
         try:
-            found = self._loop.call(step, leave_turn if self._is_alone else None)
+            result = self._loop.call(step, leave_turn if self._is_alone else None)
         except BrokenOff as error:
             raise (error.__cause__ or error) from None
         if and_raise:
             self._raise_interrupt()
-        return found
+        return result
 
     def _raise_interrupt(self) -> None:
         """Raise KeyboardInterrupt if Ctrl-C came too late to interrupt the coroutine of `_ask`.
@@ -681,21 +681,20 @@ class AlgorithmTrainer(Trainer):
 
     def _check_fits(self, checkpoint: Checkpoint) -> None:
         super()._check_fits(checkpoint)
-        for name, own in self._settled().learning.group.get_state().tensors.items():
-            found = checkpoint.tensors.get(f"algorithm/{name}")
-            if "/weights/" in name and (found is None or found.shape != own.shape):
-                said = "none" if found is None else f"one of shape {list(found.shape)}"
+        for name, tensor in self._settled().learning.group.get_state().tensors.items():
+            stored = checkpoint.tensors.get(f"algorithm/{name}")
+            if "/weights/" in name and (stored is None or stored.shape != tensor.shape):
+                other = "none" if stored is None else f"one of shape {list(stored.shape)}"
                 raise CheckpointError(
                     checkpoint.path,
-                    f"belongs to another network: {name} has shape {list(own.shape)} here, the"
-                    f" checkpoint has {said}",
+                    f"belongs to another network: {name} has shape {list(tensor.shape)} here, the"
+                    f" checkpoint has {other}",
                 )
 
     def _recover(self) -> None:
-        left = len(self.workers.remote_workers())
-        raise RuntimeError(
-            "training has ended with an error" if left else "no healthy worker is left"
-        )
+        if self.workers.remote_workers():
+            raise RuntimeError("training has ended with an error")
+        raise RuntimeError("no healthy worker is left")
 
     def _callbacks(self) -> DefaultCallbacks | None:
         return self._training.callbacks
@@ -733,24 +732,18 @@ class AlgorithmTrainer(Trainer):
             evaluations = self._evaluations
             training = self._built
             if training is not None and not self._is_hurried:
-                owed = (
-                    training.results.training_iteration
-                    if evaluations.is_owed and self._is_final
-                    else None
-                )
-                await evaluations.finish(training, evaluations.hurry, last=owed)
+                last = None
+                if evaluations.is_owed and self._is_final:
+                    last = training.results.training_iteration
+                await evaluations.finish(training, evaluations.hurry, last=last)
             await evaluations.close()
 
         self._loop.end(end(), self._evaluations.hurry.set)
 
     def _write_checkpoint(self, directory: Path | None, *, with_experience: bool = True) -> str:
         """Write a checkpoint without any effect on training; see ``save``."""
-        self._check_running()
-        return str(
-            self._loop.ask(
-                self._training.saver.save_last(directory, with_experience=with_experience)
-            )
-        )
+        saver = self._training.saver
+        return str(self._loop.ask(saver.save_last(directory, with_experience=with_experience)))
 
     def _is_users(self, policy_id: str) -> bool:
         """Return True if a policy has a user's class rather than one of the learner's networks."""
@@ -760,25 +753,21 @@ class AlgorithmTrainer(Trainer):
     def _actor(self, policy_id: str) -> Actor:
         """Return an acting policy with the current weights and filter statistics."""
         training = self._training
-        version = (
-            training.core.publisher.version,
-            training.counters.updates,
-        )  # not every update is published
-        known = self._actors.get(policy_id)
-        if known is None:
+        # both, since not every update is published
+        version = (training.core.publisher.version, training.counters.updates)
+        if policy_id in self._actors:
+            actor_version, actor, actor_filter = self._actors[policy_id]
+        else:
             policy_id = self._acting.with_network(policy_id, "this trainer")
             parts = self._acting.parts_of(policy_id, seed=self.config.seed)
-            known = ((-1, -1), self._acting.actor(parts), parts.filter)
-        had, actor, own = known
-        if had != version:
+            actor_version, actor, actor_filter = (-1, -1), self._acting.actor(parts), parts.filter
+        if actor_version != version:
             actor.policy.set_weights(self.get_weights([policy_id])[policy_id])
             merged = training.core.publisher.filters[policy_id]
-            if not merged.is_identity:
-                own.restore(
-                    self._loop.do(merged.state)
-                )  # workers may be adding statistics right now
+            if not merged.is_identity:  # on the loop, where workers' statistics are added to it
+                actor_filter.restore(self._loop.do(merged.state))
             actor.policy.on_global_var_update({"timestep": training.counters.env_steps_sampled})
-            self._actors[policy_id] = (version, actor, own)
+            self._actors[policy_id] = (version, actor, actor_filter)
         return actor
 
     def _local_worker(self) -> Worker:
@@ -788,11 +777,11 @@ class AlgorithmTrainer(Trainer):
             publisher = training.core.publisher
             learning = training.learning
             snapshot = Snapshot(
-                publisher.version,
-                learning.group.get_weights(),
-                self._loop.do(publisher.filter_states),
-                {},
-                dict(self.global_vars),
+                version=publisher.version,
+                weights=learning.group.get_weights(),
+                filters=self._loop.do(publisher.filter_states),
+                filter_acks={},
+                global_vars=dict(self.global_vars),
             )
             if self._worker is None:
                 place = UnitPlace(0, secrets.token_hex(8), num_workers=self.config.num_workers)

@@ -62,11 +62,9 @@ class Restore:
 
     def __get__(self, trainer: Trainer | None, kind: type[Trainer]) -> Callable[..., Any]:
         """See ``Trainer.restore``."""
-        return (
-            functools.partial(_restored, kind)
-            if trainer is None
-            else functools.partial(_restore_into, trainer)
-        )
+        if trainer is None:
+            return functools.partial(_restored, kind)
+        return functools.partial(_restore_into, trainer)
 
 
 def _restored(kind: type[Trainer], path: str | Path, **changes: Any) -> Trainer:
@@ -76,17 +74,16 @@ def _restored(kind: type[Trainer], path: str | Path, **changes: Any) -> Trainer:
     restore_withheld(config)
     if not kind._name:
         algo = config.get("algo")
-        found = next((own for own in _subclasses(kind) if own._name == algo), None)
-        if found is None and is_import_path(str(algo)):  # a user's own algorithm
-            found = next(
-                filter(None, (own._made_for(str(algo)) for own in _subclasses(Trainer))), None
-            )
-        if found is None:
+        match = next((trainer for trainer in _subclasses(kind) if trainer._name == algo), None)
+        if match is None and is_import_path(str(algo)):  # a user's own algorithm
+            candidates = (trainer._made_for(str(algo)) for trainer in _subclasses(Trainer))
+            match = next(filter(None, candidates), None)
+        if match is None:
             raise CheckpointError(
                 restored.checkpoint.path,
                 f"it belongs to the algorithm {algo!r:.50}, which has no trainer here",
             )
-        kind = found
+        kind = match
     path_read = str(restored.checkpoint.path)
     refuse_keys_of_new_runs(changes, path_read, "begin a new run")
     layers = [Layer({**config, "init_from": None}, path_read, is_record=True), Layer(changes)]
@@ -109,9 +106,9 @@ def _restore_into(trainer: Trainer, path: str | Path) -> None:
 
 
 def _subclasses(kind: type[Trainer]) -> Iterator[type[Trainer]]:
-    for own in kind.__subclasses__():
-        yield own
-        yield from _subclasses(own)
+    for subclass in kind.__subclasses__():
+        yield subclass
+        yield from _subclasses(subclass)
 
 
 class Trainer:
@@ -280,9 +277,8 @@ class Trainer:
             return self._train_and_report()
         except BaseException as error:
             self._files.flush()
-            if isinstance(
-                error, KeyboardInterrupt
-            ):  # in a notebook the trainer survives, but for how long?
+            # in a notebook the trainer survives Ctrl-C, but for how long?
+            if isinstance(error, KeyboardInterrupt):
                 self._save_unsaved()
             raise
         finally:
@@ -336,14 +332,15 @@ class Trainer:
             if self._is_stopped:
                 return
             results = self._results()
-            now = StopFigures(
-                math.nan if results is None else results.newest_return,
-                result.get("env_steps_trained_total", 0),
-                float(result.get("evaluation", {}).get("episode_reward_mean", math.nan)),
-                time.monotonic() - began,
-                count,
+            evaluation = result.get("evaluation", {})
+            progress_so_far = StopFigures(
+                mean_return=math.nan if results is None else results.newest_return,
+                env_steps=result.get("env_steps_trained_total", 0),
+                evaluation_return=float(evaluation.get("episode_reward_mean", math.nan)),
+                took_s=time.monotonic() - began,
+                iterations=count,
             )
-            if criteria.reason(now):
+            if criteria.reason(progress_so_far):
                 return
 
     def stop(self) -> None:
@@ -448,15 +445,22 @@ class Trainer:
     def _effective(
         self, config: Mapping[str, Any] | CommonConfig | None, env: Any
     ) -> tuple[dict[str, Any], CommonConfig]:
-        own = {} if env is None else {"env": env}
+        """Return the keys that the user set, and the effective configuration.
+
+        Raises:
+            ConfigError: a setting is wrong or cannot be applied, or there is no environment.
+        """
+        overrides = {} if env is None else {"env": env}
         if isinstance(config, CommonConfig):
-            found = self._as_config(config)
-            found = found.updated(own) if own else found
+            effective = self._as_config(config)
+            if overrides:
+                effective = effective.updated(overrides)
         else:
-            found = self._as_config({**settings_of(config), **own})
-        if found.env is None:
+            effective = self._as_config({**settings_of(config), **overrides})
+        if effective.env is None:
             raise ConfigError("There is no environment to train in.", key="env", hint=ENV_HINT)
-        return {name: getattr(found, name) for name in found.model_fields_set}, found
+        user_config = {name: getattr(effective, name) for name in effective.model_fields_set}
+        return user_config, effective
 
     @classmethod
     def _as_config(cls, config: Mapping[str, Any] | CommonConfig) -> CommonConfig:
@@ -471,9 +475,8 @@ class Trainer:
             return config
         if isinstance(config, CommonConfig):
             raise cls._wrong_algo(config.algo)
-        if (
-            config.get("resume") is not None and not kind.model_fields.keys() <= config.keys()
-        ):  # the run's own beneath
+        is_complete = kind.model_fields.keys() <= config.keys()
+        if config.get("resume") is not None and not is_complete:  # the rest is the run's own
             values = {"algo": cls._name, **config}
             if values["algo"] != cls._name:
                 raise cls._wrong_algo(values["algo"])
@@ -519,14 +522,13 @@ class Trainer:
             ending.callback(step)
         ending.callback(_running.discard, self)
         try:
-            restored = self._restored = self._restored or checkpoint_to_resume(
-                self.config, self._directory, self._tell
-            )
+            if self._restored is None:
+                self._restored = checkpoint_to_resume(self.config, self._directory, self._tell)
             if self._logger_creator is not None:
                 self._logger = self._logger_creator(self.config.to_dict())
                 ending.callback(self._logger.close)
             else:
-                self._files.open(None if restored is None else restored.run)
+                self._files.open(None if self._restored is None else self._restored.run)
             ending.callback(self._write_result)
             ending.callback(self._stop)
             self._init(self.config, creator)
@@ -552,13 +554,11 @@ class Trainer:
 
     def _check_running(self) -> None:
         if self._is_stopped:
-            why = (
-                "was stopped"
-                if self._process == os.getpid()
-                else "belongs to the process that forked this one"
-            )
+            reason = "was stopped"
+            if self._process != os.getpid():
+                reason = "belongs to the process that forked this one"
             raise RuntimeError(
-                f"this trainer {why}; continue with a new one: Trainer.restore(checkpoint)"
+                f"this trainer {reason}; continue with a new one: Trainer.restore(checkpoint)"
             )
 
     def _write_result(self) -> None:
@@ -569,7 +569,8 @@ class Trainer:
         result = self._unwritten
         self._unwritten = None
         if result is not None:
-            (self._files if self._logger is None else self._logger).write(result)
+            writer = self._files if self._logger is None else self._logger
+            writer.write(result)
 
     def _tell(self, text: str, level: int) -> None:
         logger.log(level, "%s", text)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,8 @@ from aiorl.config.schema import CommonConfig
 from aiorl.errors import AiorlError
 from aiorl.learning.algorithms.registry import config_class
 from aiorl.run.build import plan_learning
-from aiorl.run.report.console import PlainDisplay, make_display
+from aiorl.run.report.console import Display, PlainDisplay, make_display
+from aiorl.run.report.figures import Headline
 from aiorl.run.report.log_files import RunLog
 from aiorl.run.run import Run
 from aiorl.run.threads import LoopThread
@@ -57,20 +58,19 @@ def train(
     for name, value in (("algo", algo), ("env", env)):
         if value is not None:
             settings[name] = value
-    found = load_config(
+    effective = load_config(
         config_class, settings=settings_of(config), overrides=settings, env_hint=ENV_HINT
     )
-    os.environ.update(found.extra_python_environs_for_driver)
-    creator_of(found)
-    plan = plan_learning(found)
+    os.environ.update(effective.extra_python_environs_for_driver)
+    creator_of(effective)  # refuses an environment that does not exist before anything is made
+    plan = plan_learning(effective)
     loop = LoopThread("aiorl-run")
     try:
         with RunDirectory.open(plan.config) as directory, RunLog(directory, plan.config):
-            # a live panel would be drawn over a debugger's prompt
-            display = (
-                partial(PlainDisplay, stream=sys.stdout) if plan.config.is_alone else make_display
-            )
-            run = Run(plan.config, directory, display, plan, loop)
+            display: Callable[[Headline], Display] = make_display
+            if plan.config.is_alone:  # a live panel would be drawn over a debugger's prompt
+                display = partial(PlainDisplay, stream=sys.stdout)
+            run = Run(plan.config, directory, display, plan=plan, here=loop)
 
             def stop() -> None:
                 run.request_stop("Ended by Ctrl-C.")
