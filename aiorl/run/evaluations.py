@@ -144,12 +144,10 @@ class Evaluations(Observer):
         """Return True if the newest evaluation, which no result has yet, met
         `stop_evaluation_return`.
         """
-        wanted = self._config.stop_evaluation_return
-        return (
-            wanted is not None
-            and self._finished is not None
-            and self._finished["episode_reward_mean"] >= wanted
-        )
+        goal = self._config.stop_evaluation_return
+        if goal is None or self._finished is None:
+            return False
+        return bool(self._finished["episode_reward_mean"] >= goal)
 
     def is_due(self, iteration: int) -> bool:
         """Return True if the iteration with this number has an evaluation; 0 is the beginning of a
@@ -243,20 +241,21 @@ class Evaluations(Observer):
         with contextlib.suppress(Ended, BrokenOff):  # Ctrl-C in this process
             await self._run(training, last)
 
-    def _conclude(self, path: Path, found: Mapping[str, Any], iteration: int) -> None:
+    def _conclude(self, path: Path, result: Mapping[str, Any], iteration: int) -> None:
         """Record an evaluation for the next result of training, and keep its checkpoint if it is
         the best.
         """
-        self.mean_return = float(found["episode_reward_mean"])
-        self._finished = {**found, "training_iteration": iteration}
-        steps = int(found["env_steps_trained"])
-        is_best = self._keep_if_best(path, self._finished)
-        self._tell(
+        self.mean_return = float(result["episode_reward_mean"])
+        self._finished = {**result, "training_iteration": iteration}
+        steps = int(result["env_steps_trained"])
+        message = (
             f"evaluation after {steps:,} env steps: return {return_text(self.mean_return)}"
-            f" (deviation {found['episode_reward_std']:,.1f}) over {found['episodes_this_iter']}"
-            " episodes" + (", the best so far" if is_best else ""),
-            logging.INFO,
+            f" (deviation {result['episode_reward_std']:,.1f}) over {result['episodes_this_iter']}"
+            " episodes"
         )
+        if self._keep_if_best(path, self._finished):
+            message += ", the best so far"
+        self._tell(message, logging.INFO)
 
     async def close(self) -> None:
         """End the processes and abandon a running evaluation."""
@@ -270,49 +269,43 @@ class Evaluations(Observer):
         config = self._config
         seed = None
         if config.seed is not None:
-            seed = int(
-                np.random.SeedSequence((config.seed, _SEED, iteration)).generate_state(1)[0] >> 1
-            )
+            seeds = np.random.SeedSequence((config.seed, _SEED, iteration))
+            seed = int(seeds.generate_state(1)[0] >> 1)  # of 31 bits, which every environment takes
         request = {"episodes": config.evaluation_num_episodes, "seed": seed, **manner_of(config)}
         if play is not None:
             return as_result([await play(path, request)])
         request["checkpoint"] = str(path)
         shares = np.array_split(np.arange(config.evaluation_num_episodes), len(self._children))
-        asked = [
-            child.ask(
-                {**request, "episodes": len(own), "seed": None if seed is None else seed + position}
-            )
-            for position, (child, own) in enumerate(zip(self._children, shares, strict=True))
-            if len(own)
-        ]
-        found = await asyncio.gather(*asked, return_exceptions=True)
-        for each in found:
-            if isinstance(each, BaseException):
-                raise each
-        return as_result([each for each in found if isinstance(each, dict)])
+        answers = []
+        for position, (child, share) in enumerate(zip(self._children, shares, strict=True)):
+            child_seed = None if seed is None else seed + position
+            if len(share):
+                answers.append(child.ask({**request, "episodes": len(share), "seed": child_seed}))
+        # an error is raised only when every child has answered, and can be asked again
+        results = await asyncio.gather(*answers, return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+        return as_result([result for result in results if isinstance(result, dict)])
 
-    def _keep_if_best(self, path: Path, found: Mapping[str, Any]) -> bool:
+    def _keep_if_best(self, path: Path, result: Mapping[str, Any]) -> bool:
         """Keep the checkpoint in `BEST` if it beats all before it that were measured in the same
         way.
         """
         measure = self._measure()
         best = self._best_so_far()
-        is_comparable = (
-            best.get(_MEASURED_WITH, measure) == measure
-        )  # earlier versions did not record it
-        if not self.mean_return > (
-            _score(best) if is_comparable else -math.inf
-        ):  # also False for NaN
+        # earlier versions did not record how they had measured
+        is_comparable = best.get(_MEASURED_WITH, measure) == measure
+        score_to_beat = _score(best) if is_comparable else -math.inf
+        if not self.mean_return > score_to_beat:  # also for NaN
             return False
-        summary = {**found, _MEASURED_WITH: measure}
+        summary = json.dumps({**result, _MEASURED_WITH: measure}, indent=1)
         try:
             if not is_comparable:
                 self._put_aside(best)
             with replaced_directory(self._best) as temporary:
                 os.replace(path, temporary / path.name)
-                (temporary / _SUMMARY).write_text(
-                    json.dumps(summary, indent=1) + "\n", encoding="utf-8"
-                )
+                (temporary / _SUMMARY).write_text(f"{summary}\n", encoding="utf-8")
         except OSError as error:
             raise CheckpointError(
                 self._best, f"it cannot be written: {error.strerror or error}."
@@ -342,10 +335,8 @@ class Evaluations(Observer):
     def _measure(self) -> dict[str, Any]:
         """Return the settings that decide what a score measures, as they come back from a file."""
         config = self._config.to_dict()
-        measure: dict[str, Any] = json.loads(
-            json.dumps({name: config[name] for name in _MEASURE}, default=repr)
-        )
-        return measure
+        text = json.dumps({name: config[name] for name in _MEASURE}, default=repr)
+        return dict(json.loads(text))
 
 
 def _score(evaluation: Mapping[str, Any]) -> float:
@@ -360,36 +351,42 @@ def manner_of(config: CommonConfig) -> dict[str, Any]:
     return {"explore": bool(changes.pop("explore", False)), "config": changes}
 
 
-def as_result(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def as_result(evaluations: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the ``evaluation`` entry of results, by the names used there.
 
     Args:
-        found: results of `Evaluation.to_dict`, from one or several processes.
+        evaluations: results of `Evaluation.to_dict`, from one or several processes.
     """
-    returns = [value for each in found for value in each["returns"]]
+    first = evaluations[0]
+    returns = [value for evaluation in evaluations for value in evaluation["returns"]]
+    lengths = [value for evaluation in evaluations for value in evaluation["lengths"]]
     policies: dict[str, list[float]] = {}
     custom: dict[str, list[float]] = {}
-    for all_of, name in ((policies, "policy_returns"), (custom, "custom_metrics")):
-        for each in found:
-            for key, values in each[name].items():
-                all_of.setdefault(key, []).extend(values)
+    for evaluation in evaluations:
+        for series, name in ((policies, "policy_returns"), (custom, "custom_metrics")):
+            for key, values in evaluation[name].items():
+                series.setdefault(key, []).extend(values)
     return {
         "episodes_this_iter": len(returns),
-        **{f"episode_reward_{kind}": of(returns) for kind, of in _KINDS.items()},
+        **{f"episode_reward_{kind}": summary(returns) for kind, summary in _KINDS.items()},
         "episode_reward_std": float(np.std(returns)),
-        "episode_len_mean": float(np.mean([value for each in found for value in each["lengths"]])),
+        "episode_len_mean": float(np.mean(lengths)),
         **{
-            f"policy_reward_{kind}": {name: of(own) for name, own in policies.items()}
-            for kind, of in _KINDS.items()
+            f"policy_reward_{kind}": {
+                policy_id: summary(values) for policy_id, values in policies.items()
+            }
+            for kind, summary in _KINDS.items()
         },
         "custom_metrics": {
-            f"{name}_{kind}": of(own) for name, own in custom.items() for kind, of in _KINDS.items()
+            f"{name}_{kind}": summary(values)
+            for name, values in custom.items()
+            for kind, summary in _KINDS.items()
         },
-        "env_steps_trained": int(found[0]["env_steps"]),
-        "explore": bool(found[0]["explore"]),
-        "seed": found[0]["seed"],
-        "seeds": [each["seed"] for each in found],
-        "episodes_of_seeds": [len(each["returns"]) for each in found],
+        "env_steps_trained": int(first["env_steps"]),
+        "explore": bool(first["explore"]),
+        "seed": first["seed"],
+        "seeds": [evaluation["seed"] for evaluation in evaluations],
+        "episodes_of_seeds": [len(evaluation["returns"]) for evaluation in evaluations],
     }
 
 
@@ -405,10 +402,10 @@ class _Child:
         Raises:
             EvaluationError: the evaluation failed.
         """
-        was_there = self._process is not None
-        line = await self._asked(request)
-        if not line and was_there:  # it may have ended since the last request
-            line = await self._asked(request)
+        is_used = self._process is not None
+        line = await self._answer(request)
+        if not line and is_used:  # it may have ended since the last request
+            line = await self._answer(request)
         if not line:
             raise EvaluationError("the evaluation process ended without an answer")
         answer: dict[str, Any] = json.loads(line)
@@ -416,7 +413,7 @@ class _Child:
             raise EvaluationError(str(answer["error"]))
         return answer
 
-    async def _asked(self, request: Mapping[str, Any]) -> bytes:
+    async def _answer(self, request: Mapping[str, Any]) -> bytes:
         """Return the line answered, empty if the process has ended."""
         if self._process is None:
             self._process = await asyncio.create_subprocess_exec(
@@ -438,9 +435,8 @@ class _Child:
                 await requests.drain()
                 line = await answers.readline()
         finally:
-            if not line.endswith(
-                b"\n"
-            ):  # a late answer would be taken for the answer to another request
+            # a late answer would be taken for the answer to another request
+            if not line.endswith(b"\n"):
                 await self.close()
         return line
 

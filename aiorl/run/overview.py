@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import math
 import os
@@ -67,7 +68,8 @@ class _Figures:
     def rate(self, now: float) -> float:
         """Return env steps per second."""
         if now - self.between[0] >= _WINDOW_S:
-            self.before, self.between = self.between, (now, self.env_steps)
+            self.before = self.between
+            self.between = (now, self.env_steps)
         at, steps = self.before
         return (self.env_steps - steps) / max(now - at, 1e-3)
 
@@ -106,14 +108,15 @@ class Overview:
                 self._live[slot].words = one_line(message, _MAX_WORDS)
             case ev.WorkerLost(slot, _, reason) if slot in self._live:
                 figures = self._live.pop(slot)
-                facts = {
-                    "slot": slot,
-                    "host": figures.host,
-                    "pid": figures.pid,
-                    "env_steps": figures.env_steps,
-                }
                 self._gone.append(
-                    {**facts, "time": time.time(), "words": one_line(reason, _MAX_WORDS)}
+                    {
+                        "slot": slot,
+                        "host": figures.host,
+                        "pid": figures.pid,
+                        "env_steps": figures.env_steps,
+                        "time": time.time(),
+                        "words": one_line(reason, _MAX_WORDS),
+                    }
                 )
                 self._num_gone += 1
 
@@ -122,12 +125,10 @@ class Overview:
         for a reason.
         """
         while True:
-            with contextlib.suppress(
-                ConfigError
-            ):  # the disk is full or the directory gone, which others report
-                await asyncio.to_thread(
-                    training.directory.save_json, STATUS_FILE, self.account(training, end=end)
-                )
+            # the disk may be full or the directory gone, which others report
+            with contextlib.suppress(ConfigError):
+                account = self.account(training, end=end)
+                await asyncio.to_thread(training.directory.save_json, STATUS_FILE, account)
             if end:
                 return
             await asyncio.sleep(_WINDOW_S)
@@ -145,7 +146,7 @@ class Overview:
         """
         now = time.monotonic()
         workers = self.workers()
-        state = "ended" if end else "training" if self.result else training.status
+        state = "training" if self.result else training.status
         account: dict[str, Any] = {
             "run_id": training.directory.run_id,
             "run_dir": str(training.directory.path),
@@ -154,34 +155,26 @@ class Overview:
                 "host": socket.gethostname(),
                 "pid": os.getpid(),
                 "began": self._began,
-                "state": state,
+                "state": "ended" if end else state,
                 "end": end,
                 "no_update_s": training.silent_s,
                 "addresses": list(self.addresses),
                 "versions": versions(),
                 "env": str(training.config.env),
             },
-            "result": {
-                name: number for name in _RESULT if _is_finite(number := self.result.get(name))
-            },
-            "policy_lag": {
-                name: lag
-                for name, lag in self.result.get("policy_lag", {}).items()
-                if _is_finite(lag)
-            },
+            "result": _finite_numbers({name: self.result.get(name) for name in _RESULT}),
+            "policy_lag": _finite_numbers(self.result.get("policy_lag", {})),
             "num_workers": len(workers),
             "num_gone": self._num_gone,
             "workers": [],
             "gone": [],
         }
-        left = max_bytes - len(json.dumps(account))
-        rows = {
-            "gone": reversed(self._gone),
-            "workers": (self._row(worker, now) for worker in workers),
-        }
-        for name, row in ((name, row) for name, each in rows.items() for row in each):
-            left -= len(json.dumps(row)) + 2
-            if left < 0:
+        num_bytes = len(json.dumps(account))
+        gone = (("gone", row) for row in reversed(self._gone))
+        live = (("workers", self._row(worker, now)) for worker in workers)
+        for name, row in itertools.chain(gone, live):
+            num_bytes += len(json.dumps(row)) + 2  # ", " between two rows
+            if num_bytes > max_bytes:
                 break
             account[name].append(row)
         return account
@@ -204,5 +197,9 @@ class Overview:
         }
 
 
-def _is_finite(value: object) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
+def _finite_numbers(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: value
+        for name, value in values.items()
+        if isinstance(value, int | float) and math.isfinite(value)
+    }

@@ -18,6 +18,7 @@ from aiorl.acting.filters import ReturnFilter, check_states, returns_of
 from aiorl.acting.graph_policy import FIXED_TIMESTEP
 from aiorl.acting.run_dir import RunDirectory
 from aiorl.config.schema import CommonConfig
+from aiorl.config.worker import PolicyPart
 from aiorl.errors import CheckpointError, InternalError, PolicyError
 from aiorl.learning.algorithm import AlgorithmState
 from aiorl.net.protocol.ledger import Ledger
@@ -90,9 +91,9 @@ def take_up(checkpoint: Checkpoint, config: CommonConfig, learning: Learning) ->
         raise CheckpointError(
             checkpoint.path, f"its algorithm's state is invalid: {error!r:.300}"
         ) from error
-    for name, own in learning.filters.items():
-        own.restore(states[name])
-    _give_experience_back(checkpoint, learning)
+    for name, statistic in learning.filters.items():
+        statistic.restore(states[name])
+    _restore_experience(checkpoint, learning)
     learning.worker_part = learning.worker_part.model_copy(update={"life": checkpoint.number})
     _fix_timesteps(checkpoint, learning, learning.group.fixed.keys())
 
@@ -110,24 +111,23 @@ def begin_with(checkpoint: Checkpoint, learning: Learning) -> None:
     _check_units(checkpoint, learning)
     state = learning.group.get_state()
     tensors = dict(state.tensors)
-    taken = _policies_to_take(checkpoint, {*learning.group.learners, *learning.group.fixed})
+    shared = _shared_policies(checkpoint, {*learning.group.learners, *learning.group.fixed})
     for name in tensors:
-        if "/weights/" in name and name.partition("/")[0] in taken:
-            found = checkpoint.tensors.get(f"algorithm/{name}")
-            if found is None:
+        if "/weights/" in name and name.partition("/")[0] in shared:
+            if f"algorithm/{name}" not in checkpoint.tensors:
                 raise CheckpointError(
                     checkpoint.path,
                     f"it contains no {name!r}; init_from needs the policies and networks of"
                     " this run",
                 )
-            tensors[name] = found
-    for policy_id in learning.group.learners.keys() & taken:
+            tensors[name] = checkpoint.tensors[f"algorithm/{name}"]
+    for policy_id in learning.group.learners.keys() & shared:
         tensors |= _critics_of(policy_id, checkpoint, state.tensors)
     states = {name: checkpoint.filter_state(name) for name in learning.filters}
     filters = {
-        name: own
-        for name, own in learning.filters.items()
-        if states[name] or (name in taken and not isinstance(own, ReturnFilter))
+        name: statistic
+        for name, statistic in learning.filters.items()
+        if states[name] or (name in shared and not isinstance(statistic, ReturnFilter))
     }
     check_states(filters, states, checkpoint.path)
     try:
@@ -135,57 +135,68 @@ def begin_with(checkpoint: Checkpoint, learning: Learning) -> None:
     except CheckpointError as error:
         raise CheckpointError(checkpoint.path, error.reason) from error
     learning.group.weights_replaced()
-    for name, own in filters.items():
-        own.restore(states[name])
-    _fix_timesteps(checkpoint, learning, learning.group.fixed.keys() & taken)
-    _warn_of_other_networks(checkpoint, learning, taken)
+    for name, statistic in filters.items():
+        statistic.restore(states[name])
+    _fix_timesteps(checkpoint, learning, learning.group.fixed.keys() & shared)
+    _warn_of_other_networks(checkpoint, learning, shared)
 
 
 def _fix_timesteps(checkpoint: Checkpoint, learning: Learning, policy_ids: Set[str]) -> None:
     """Let the schedules of policies that don't learn stand where they did in a checkpoint."""
-    try:
-        before = ActingState.from_checkpoint(checkpoint).part.policies
-    except CheckpointError:  # early versions stored no settings
-        before = {}
-    sampled = checkpoint.meta.get("counters", {}).get("env_steps_sampled", 0)
+    saved = _saved_policies(checkpoint)
+    timestep = checkpoint.meta.get("counters", {}).get("env_steps_sampled", 0)
     policies = dict(learning.worker_part.policies)
     for policy_id in policy_ids:
         part = policies[policy_id]
-        timestep = sampled
-        if policy_id in before:  # it may not have learnt there either
-            timestep = before[policy_id].config.get(FIXED_TIMESTEP, sampled)
         config = {**part.config, FIXED_TIMESTEP: timestep}
+        if policy_id in saved and FIXED_TIMESTEP in saved[policy_id].config:
+            config[FIXED_TIMESTEP] = saved[policy_id].config[FIXED_TIMESTEP]  # it stood still there
         policies[policy_id] = part.model_copy(update={"config": config})
     learning.worker_part = learning.worker_part.model_copy(update={"policies": policies})
 
 
-def _policies_to_take(checkpoint: Checkpoint, wanted: Set[str]) -> set[str]:
+def _shared_policies(checkpoint: Checkpoint, policy_ids: Set[str]) -> set[str]:
     """Return the policies of this run whose weights a checkpoint has; a warning names all others.
+
+    Args:
+        checkpoint: the checkpoint.
+        policy_ids: ids of this run's policies.
 
     Raises:
         CheckpointError: it has none of them.
     """
-    known = {
+    stored = {
         name.split("/")[1]
         for name in checkpoint.tensors
         if name.startswith("algorithm/") and "/weights/" in name
     }
-    taken = known & wanted
-    if not taken:
+    if not stored & policy_ids:
         raise CheckpointError(
             checkpoint.path,
-            f"it has the policies {_listed(known)}, and this run {_listed(wanted)}; init_from needs"
-            " one of the latter",
+            f"it has the policies {_listed(stored)}, and this run {_listed(policy_ids)}; init_from"
+            " needs one of the latter",
         )
-    if new := wanted - known:
+    new = policy_ids - stored
+    unused = stored - policy_ids
+    if new:
         _log.warning("new policies: %s, of which %s has no weights", _listed(new), checkpoint.path)
-    if left := known - wanted:
+    if unused:
         _log.warning(
             "policies of %s that this run does not have are left out: %s",
             checkpoint.path,
-            _listed(left),
+            _listed(unused),
         )
-    return taken
+    return stored & policy_ids
+
+
+def _saved_policies(checkpoint: Checkpoint) -> Mapping[str, PolicyPart]:
+    """Return the settings of a checkpoint's policies; empty in early versions, which stored
+    none.
+    """
+    try:
+        return ActingState.from_checkpoint(checkpoint).part.policies
+    except CheckpointError:
+        return {}
 
 
 def _listed(policy_ids: Set[str]) -> str:
@@ -198,10 +209,7 @@ def _warn_of_other_networks(
     """Warn of settings by which a network means something else with the same weights, such as its
     activation.
     """
-    try:
-        saved = ActingState.from_checkpoint(checkpoint).part.policies
-    except CheckpointError:  # earlier versions wrote no such settings
-        return
+    saved = _saved_policies(checkpoint)
     for policy_id in sorted(policy_ids & saved.keys() & learning.worker_part.policies.keys()):
         theirs = _settings_of_network(saved[policy_id].config)
         ours = _settings_of_network(learning.worker_part.policies[policy_id].config)
@@ -219,40 +227,38 @@ def _warn_of_other_networks(
 
 def _settings_of_network(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a policy that decide what its weights mean, by dotted key."""
+    settings = {name: config[name] for name in _OF_OUTPUTS if name in config}
     model = config.get("model")
-    settings = (
-        {f"model.{name}": value for name, value in model.items()}
-        if isinstance(model, Mapping)
-        else {}
-    )
+    if isinstance(model, Mapping):
+        settings |= {f"model.{name}": value for name, value in model.items()}
     settings.pop("model.initial_log_std", None)  # the weights have taken its place
-    return {**settings, **{name: config[name] for name in _OF_OUTPUTS if name in config}}
+    return settings
 
 
 def _critics_of(
-    policy_id: str, checkpoint: Checkpoint, own: Mapping[str, NDArray[Any]]
+    policy_id: str, checkpoint: Checkpoint, tensors: Mapping[str, NDArray[Any]]
 ) -> dict[str, NDArray[Any]]:
-    """Return a policy's critics and their targets from a checkpoint; empty unless all of them
-    fit.
+    """Return a policy's critics and their targets from a checkpoint; empty unless all of them fit
+    the run's ``tensors``.
     """
     prefixes = f"{policy_id}/critics/", f"{policy_id}/target/critics/"
-    found: dict[str, NDArray[Any]] = {}
-    for name, tensor in own.items():
+    critics: dict[str, NDArray[Any]] = {}
+    for name, tensor in tensors.items():
         if not name.startswith(prefixes):
             continue
-        other = checkpoint.tensors.get(f"algorithm/{name}")
-        if other is None or (other.shape, other.dtype) != (tensor.shape, tensor.dtype):
+        stored = checkpoint.tensors.get(f"algorithm/{name}")
+        if stored is None or (stored.shape, stored.dtype) != (tensor.shape, tensor.dtype):
             _log.warning(
                 "policy %r begins with new critics: %s contains none that fit",
                 policy_id,
                 checkpoint.path,
             )
             return {}
-        found[name] = other
-    return found
+        critics[name] = stored
+    return critics
 
 
-def _give_experience_back(checkpoint: Checkpoint, learning: Learning) -> None:
+def _restore_experience(checkpoint: Checkpoint, learning: Learning) -> None:
     """Restore the experience stored by policies; a policy without any in the checkpoint begins with
     an empty replay.
 
@@ -260,8 +266,8 @@ def _give_experience_back(checkpoint: Checkpoint, learning: Learning) -> None:
         CheckpointError: the stored experience does not fit.
     """
     stored: dict[str, Any] = checkpoint.meta.get("experience", {})
-    for policy_id, own in learning.group.learners.items():
-        if own.stores_experience and policy_id not in stored:
+    for policy_id, learner in learning.group.learners.items():
+        if learner.stores_experience and policy_id not in stored:
             _log.warning(
                 "policy %r continues with an empty replay, which fills with new samples: %s"
                 " contains no stored experience",
@@ -269,11 +275,11 @@ def _give_experience_back(checkpoint: Checkpoint, learning: Learning) -> None:
                 checkpoint.path,
             )
     for policy_id, values in stored.items():
-        learner = learning.group.learners.get(policy_id)
-        if learner is None:
+        if policy_id not in learning.group.learners:
             raise CheckpointError(
                 checkpoint.path, f"its experience of policy {policy_id!r:.100} is useless here"
             )
+        learner = learning.group.learners[policy_id]
         try:
             learner.restore_experience(values, checkpoint.pieces_of(policy_id))
         except CheckpointError as error:
@@ -284,15 +290,12 @@ def _give_experience_back(checkpoint: Checkpoint, learning: Learning) -> None:
 
 def identity_of(config: CommonConfig, learning: Learning) -> dict[str, Any]:
     """Return the facts in which a checkpoint must agree with the run that resumes from it."""
-    others = {
-        policy_id: part.algo
-        for policy_id, part in learning.worker_part.policies.items()
-        if part.algo
-    }
+    policies = learning.worker_part.policies
+    other_algos = {policy_id: part.algo for policy_id, part in policies.items() if part.algo}
     return {
         "env": config.env,
         "algo": config.algo,
-        "other_algos": others or None,
+        "other_algos": other_algos or None,
         "spaces": learning.spaces,
     }
 
@@ -348,7 +351,7 @@ class Restored:
 
     @classmethod
     def find(
-        cls, path: str | Path, also: Callable[[Checkpoint], object] = lambda found: None
+        cls, path: str | Path, also: Callable[[Checkpoint], object] = lambda checkpoint: None
     ) -> Restored:
         """Find a checkpoint: the one at ``path``, or the newest intact one of a run.
 
@@ -360,10 +363,10 @@ class Restored:
             CheckpointError: no checkpoint can be used.
         """
 
-        def check(found: Checkpoint) -> None:
-            also(found)
-            RunState.from_meta(found)
-            found.check_pieces()
+        def check(candidate: Checkpoint) -> None:
+            also(candidate)
+            RunState.from_meta(candidate)
+            candidate.check_pieces()
 
         checkpoint = find_checkpoint(path, check)
         return cls(checkpoint, RunState.from_meta(checkpoint))
@@ -375,17 +378,12 @@ def _check_returns(checkpoint: Checkpoint, learning: Learning) -> None:
     Raises:
         CheckpointError: ``normalize_rewards`` differs.
     """
-    for policy_id in [
-        name for name, own in learning.filters.items() if not isinstance(own, ReturnFilter)
-    ]:
-        name = returns_of(policy_id)
-        was = bool(checkpoint.filter_state(name))
-        now = name in learning.filters
-        if was != now:
-            raise CheckpointError(
-                checkpoint.path,
-                f"policy {policy_id!r} was trained with normalize_rewards {str(was).lower()}, but"
-                f" it is {str(now).lower()} here; set it as in training, or start a new run",
+    for policy_id, statistic in learning.filters.items():
+        if not isinstance(statistic, ReturnFilter):
+            name = returns_of(policy_id)
+            was = bool(checkpoint.filter_state(name))
+            _check_unchanged(
+                checkpoint, policy_id, "normalize_rewards", was=was, now=name in learning.filters
             )
 
 
@@ -396,19 +394,33 @@ def _check_units(checkpoint: Checkpoint, learning: Learning) -> None:
         CheckpointError: ``normalize_actions`` differs.
     """
     try:
-        before = ActingState.from_checkpoint(checkpoint).graphs
+        saved = ActingState.from_checkpoint(checkpoint).graphs
     except CheckpointError:  # early versions stored no graphs, and had no units
-        before = {}
+        saved = {}
     for policy_id, graph in learning.graphs.items():
-        was = _is_scaled(before.get(policy_id, {}))
-        now = _is_scaled(graph)
-        if was != now and (policy_id in before or not before):
-            raise CheckpointError(
-                checkpoint.path,
-                f"policy {policy_id!r} was trained with normalize_actions: {str(was).lower()}, but"
-                f" it is {str(now).lower()} here; set it as in training, or start a new run",
+        if policy_id in saved or not saved:
+            was = is_scaled(saved.get(policy_id, {}))
+            _check_unchanged(
+                checkpoint, policy_id, "normalize_actions:", was=was, now=is_scaled(graph)
             )
 
 
-def _is_scaled(graph: Mapping[str, Any]) -> bool:
+def _check_unchanged(
+    checkpoint: Checkpoint, policy_id: str, setting: str, *, was: bool, now: bool
+) -> None:
+    """Check that a setting is as in the training of a checkpoint's policy.
+
+    Raises:
+        CheckpointError: it is not.
+    """
+    if was != now:
+        raise CheckpointError(
+            checkpoint.path,
+            f"policy {policy_id!r} was trained with {setting} {str(was).lower()}, but"
+            f" it is {str(now).lower()} here; set it as in training, or start a new run",
+        )
+
+
+def is_scaled(graph: Mapping[str, Any]) -> bool:
+    """Return True if the actions of an acting graph are in units of `normalize_actions`."""
     return str(graph.get("spec", {}).get("distribution", "")).startswith("scaled")

@@ -45,6 +45,7 @@ from aiorl.run.evaluations import Evaluations, manner_of
 from aiorl.run.export.writing import export_policy
 from aiorl.run.observers import Checkpoints
 from aiorl.run.report.results import Results
+from aiorl.run.restoring import is_scaled
 from aiorl.run.run import source_for
 from aiorl.run.threads import BrokenOff, LoopThread
 from aiorl.run.trainer.trainer import Trainer
@@ -345,8 +346,7 @@ class AlgorithmTrainer(Trainer):
         }
 
     def _is_scaled(self, policy_id: str) -> bool:
-        graph = self._training.learning.graphs.get(policy_id)
-        return graph is not None and str(graph["spec"].get("distribution", "")).startswith("scaled")
+        return is_scaled(self._training.learning.graphs.get(policy_id, {}))
 
     def set_policy_state(
         self, state: Mapping[str, Any], policy_id: str = DEFAULT_POLICY_ID
