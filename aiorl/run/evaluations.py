@@ -276,11 +276,17 @@ class Evaluations(Observer):
             return as_result([await play(path, request)])
         request["checkpoint"] = str(path)
         shares = np.array_split(np.arange(config.evaluation_num_episodes), len(self._children))
-        answers = []
-        for position, (child, share) in enumerate(zip(self._children, shares, strict=True)):
-            child_seed = None if seed is None else seed + position
-            if len(share):
-                answers.append(child.ask({**request, "episodes": len(share), "seed": child_seed}))
+        answers = [
+            child.ask(
+                {
+                    **request,
+                    "episodes": len(share),
+                    "seed": None if seed is None else seed + position,
+                }
+            )
+            for position, (child, share) in enumerate(zip(self._children, shares, strict=True))
+            if len(share)
+        ]
         # an error is raised only when every child has answered, and can be asked again
         results = await asyncio.gather(*answers, return_exceptions=True)
         for result in results:

@@ -5,10 +5,9 @@ is loaded.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from gymnasium import spaces
@@ -252,7 +251,7 @@ class PlannedPolicy:
             observation_space = space_from_dict(stored["observation"])
         if "action" in names:
             action_space = space_from_dict(stored["action"])
-        return dataclasses.replace(
+        return replace(
             self,
             observation_space=observation_space,
             action_space=action_space,
@@ -349,14 +348,15 @@ def with_settings_said(config: CommonConfig, planned: Mapping[str, PlannedPolicy
     The stored config must leave nothing to defaults, so that a resumed run has the same settings
     unless the user overrides them.
     """
-    entries: dict[str, dict[str, Any]] = {}
-    for policy_id, policy in planned.items():
-        if policy.is_of_other_algorithm(config):
-            entries[policy_id] = {
-                **_entry(policy_id, _entries(config)[policy_id]),
-                "class": policy.config.algo,
-                "defaults": learning_settings(policy.config),
-            }
+    entries = {
+        policy_id: {
+            **_entry(policy_id, _entries(config)[policy_id]),
+            "class": policy.config.algo,
+            "defaults": learning_settings(policy.config),
+        }
+        for policy_id, policy in planned.items()
+        if policy.is_of_other_algorithm(config)
+    }
     return config.updated({"multiagent": {"policies": entries}}) if entries else config
 
 
@@ -605,11 +605,12 @@ def _check_can_act(config: CommonConfig, action_space: spaces.Space[Any]) -> Non
     """
     supported = config.action_spaces
     if supported is not None and not config.learns_actions_of(action_space):
-        alternatives: list[str] = []
-        for name in sorted(ALGORITHMS):
-            kind = config_class(name)
-            if kind.is_offline == config.is_offline and kind.learns_actions_of(action_space):
-                alternatives.append(name)
+        kinds = {name: config_class(name) for name in sorted(ALGORITHMS)}
+        alternatives = [
+            name
+            for name, kind in kinds.items()
+            if kind.is_offline == config.is_offline and kind.learns_actions_of(action_space)
+        ]
         hint = f"These algorithms support these actions: {', '.join(alternatives)}."
         raise UnsupportedSpaceError(
             f"{config.algo} over the action space", action_space, supported, hint
@@ -701,12 +702,13 @@ def check_leases(config: CommonConfig, planned: Mapping[str, PlannedPolicy]) -> 
             " acts."
         )
         if policy_leases != leases:
-            differences: list[str] = []
-            for field in dataclasses.fields(leases):
-                for_run = getattr(leases, field.name)
-                for_policy = getattr(policy_leases, field.name)
-                if for_run != for_policy:
-                    differences.append(f"{field.name} ({for_run} and {for_policy})")
+            names = [field.name for field in fields(leases)]
+            pairs = [(name, getattr(leases, name), getattr(policy_leases, name)) for name in names]
+            differences = [
+                f"{name} ({for_run} and {for_policy})"
+                for name, for_run, for_policy in pairs
+                if for_run != for_policy
+            ]
             raise ConfigError(
                 f"{key} is {algo!r}, which workers cannot sample for along with {config.algo!r}:"
                 f" {', '.join(differences)} differ.",

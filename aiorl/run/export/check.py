@@ -78,9 +78,9 @@ def check_against_policy(form: PolicyForm, run: Runner) -> Compared:
             if prev is not None:
                 inputs |= {PREV_ACTIONS_INPUT: prev[0], PREV_REWARDS_INPUT: prev[1]}
             if prev is not None and form.carried is not None:
-                chosen, given = _random_carried(form, rng, prev[0])
-                inputs |= {form.carried.name: chosen, PREV_ACTIONS_INPUT: given}
-                prev = np.where(_is_first_half(chosen), chosen, given), prev[1]
+                chosen, clipped = _random_carried(form, rng, prev[0])
+                inputs |= {form.carried.name: chosen, PREV_ACTIONS_INPUT: clipped}
+                prev = np.where(_is_first_half(chosen), chosen, clipped), prev[1]
             try:
                 outputs = dict(run(inputs))
             except Exception as error:
@@ -88,69 +88,60 @@ def check_against_policy(form: PolicyForm, run: Runner) -> Compared:
                 raise ExportError(f"the exported file doesn't run: {error!s:.500}") from error
             _check_form(form, outputs, rows)
             filtered = form.parts.filter(obs, update=False)
-            wanted, others = (
-                _by_name(form, one.act(filtered, states, prev=prev, explore=False))
-                for one in (policy, nudged)
-            )
-            states = [wanted[name] for name in form.spec.output_names[2:]]
-            for name, want in wanted.items():
-                own_rounding = _difference(others[name], want)
-                found = _difference(outputs[name], want)
-                _check_difference(name, found, max(TOLERANCE, _ROUNDING * own_rounding))
-                difference = max(difference, found)
-                rounding = max(rounding, own_rounding)
-            for name, want in _actions_for(form, outputs[DIST_INPUTS_OUTPUT]):
-                found = _difference(outputs[name], want)
-                _check_difference(name, found, TOLERANCE if want.dtype.kind == "f" else 0.0)
-                difference = max(difference, found)
+            expected = _by_name(form, policy.act(filtered, states, prev=prev, explore=False))
+            rounded = _by_name(form, nudged.act(filtered, states, prev=prev, explore=False))
+            states = [expected[name] for name in form.spec.output_names[2:]]
+            for name, array in expected.items():
+                output_rounding = _difference(rounded[name], array)
+                limit = max(TOLERANCE, _ROUNDING * output_rounding)
+                difference = max(difference, _checked_difference(name, outputs, array, limit))
+                rounding = max(rounding, output_rounding)
+            for name, array in _actions_for(form, outputs[DIST_INPUTS_OUTPUT]):
+                limit = TOLERANCE if array.dtype.kind == "f" else 0.0
+                difference = max(difference, _checked_difference(name, outputs, array, limit))
     return Compared(difference, rounding)
 
 
 def _nudged(form: PolicyForm, rng: np.random.Generator) -> GraphPolicy:
     """Return the policy with the last digit of each weight changed, randomly up or down."""
     policy = form.run.parts(form.parts.policy_id).policy
-    policy.set_weights(
-        {
-            name: (
-                np.nextafter(
-                    weight, rng.choice(np.array([-np.inf, np.inf], weight.dtype), weight.shape)
-                )
-                if weight.dtype.kind == "f"
-                else weight
-            )
-            for name, weight in form.parts.policy.get_weights().items()
-        }
-    )
+    weights = dict(form.parts.policy.get_weights())
+    for name, weight in weights.items():
+        if weight.dtype.kind == "f":
+            directions = rng.choice(np.array([-np.inf, np.inf], weight.dtype), weight.shape)
+            weights[name] = np.nextafter(weight, directions)
+    policy.set_weights(weights)
     return policy
 
 
 def _by_name(form: PolicyForm, result: ActResult) -> dict[str, Array]:
     """Return the outputs of a network by name."""
-    given = (result.columns[c.ACTION_DIST_INPUTS], result.columns[c.VF_PREDS], *result.state_out)
-    return dict(zip(form.spec.output_names, given, strict=True))
+    arrays = (result.columns[c.ACTION_DIST_INPUTS], result.columns[c.VF_PREDS], *result.state_out)
+    return dict(zip(form.spec.output_names, arrays, strict=True))
 
 
 def _random_obs(form: PolicyForm, rng: np.random.Generator, rows: int) -> Array:
     """Return random preprocessed observations [N, ...], of a size that the network has seen."""
     preprocessor = form.parts.preprocessor
-    own = form.normalisation
+    normalisation = form.normalisation
     space = preprocessor.observation_space
     assert isinstance(space, spaces.Box), "preprocessors return arrays"
     is_whole = preprocessor.dtype.kind != "f"
     centre: Array = np.zeros(space.shape)
     spread: Array = np.full(space.shape, 256.0 if is_whole else 1.0)
-    if own is not None:
-        centre = own.centre.astype(np.float64)
-        spread = 1.0 / own.scale.astype(np.float64)
-    low, high = (
-        np.clip(centre + side * spread, space.low, space.high) for side in (-_SPREAD, _SPREAD)
-    )
+    if normalisation is not None:
+        centre = normalisation.centre.astype(np.float64)
+        spread = 1.0 / normalisation.scale.astype(np.float64)
+    low = np.clip(centre - _SPREAD * spread, space.low, space.high)
+    high = np.clip(centre + _SPREAD * spread, space.low, space.high)
     obs = rng.uniform(low, high, (rows, *space.shape))
     num_mask = preprocessor.layout.num_mask
     if num_mask:
         obs[:, :num_mask] = rng.integers(0, 2, (rows, num_mask))
         obs[form.parts.policy.rows_without_action(obs), :num_mask] = 1.0
-    return (np.rint(obs) if is_whole else obs).astype(preprocessor.dtype)
+    if is_whole:
+        obs = np.rint(obs)
+    return obs.astype(preprocessor.dtype)
 
 
 def _random_previous(form: PolicyForm, rng: np.random.Generator, rows: int) -> Previous | None:
@@ -184,10 +175,10 @@ def _is_first_half(rows: Array) -> Array:
 
 
 def _check_form(form: PolicyForm, outputs: Mapping[str, Array], rows: int) -> None:
-    found = {name: (value.shape, value.dtype.name) for name, value in outputs.items()}
-    wanted = {spec.name: ((rows, *spec.shape), spec.dtype) for spec in form.outputs}
-    if found != wanted:
-        raise ExportError(f"the exported file returns {found}, expected {wanted}")
+    actual = {name: (value.shape, value.dtype.name) for name, value in outputs.items()}
+    expected = {spec.name: ((rows, *spec.shape), spec.dtype) for spec in form.outputs}
+    if actual != expected:
+        raise ExportError(f"the exported file returns {actual}, expected {expected}")
 
 
 def _actions_for(form: PolicyForm, dist_inputs: Array) -> Iterator[tuple[str, Array]]:
@@ -202,10 +193,8 @@ def _actions_for(form: PolicyForm, dist_inputs: Array) -> Iterator[tuple[str, Ar
         yield form.carried_output.name, actions.astype(np.float32)
     if form.run.acting.part.clip_actions:
         actions = layout.clip(actions)
-    yield from (
-        (part.output.name, own)
-        for part, own in zip(form.actions, layout.split(actions), strict=True)
-    )
+    names = [part.output.name for part in form.actions]
+    yield from zip(names, layout.split(actions), strict=True)
 
 
 def _difference(got: Array, want: Array) -> float:
@@ -218,9 +207,18 @@ def _difference(got: Array, want: Array) -> float:
     return float(differences.max(initial=0.0))
 
 
-def _check_difference(name: str, found: float, limit: float) -> None:
-    if not found <= limit:
+def _checked_difference(
+    name: str, outputs: Mapping[str, Array], expected: Array, limit: float
+) -> float:
+    """Return the difference of a file's output from the expected one, which must be within a limit.
+
+    Raises:
+        ExportError: it is larger, or NaN.
+    """
+    difference = _difference(outputs[name], expected)
+    if not difference <= limit:
         raise ExportError(
-            f"the exported file is not the policy: {name} differs by {found:.3g}, more than the"
-            f" limit of {limit:.3g}"
+            f"the exported file is not the policy: {name} differs by {difference:.3g}, more than"
+            f" the limit of {limit:.3g}"
         )
+    return difference

@@ -12,10 +12,9 @@ and on accelerators. Each format has its own class that writes operations (`_Nod
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
@@ -102,11 +101,11 @@ class PolicyForm:
             AiorlError: the policy cannot be loaded; see `SavedRun.parts`.
         """
         parts = run.parts(policy_id)
-        own = parts.filter
-        normalisation = Normalisation.of(own) if isinstance(own, MeanStdFilter) else None
-        return cls(
-            run, parts, normalisation, tuple(_action_parts(parts, run.acting.part.clip_actions))
-        )
+        normalisation = None
+        if isinstance(parts.filter, MeanStdFilter):
+            normalisation = Normalisation.of(parts.filter)
+        actions = tuple(_action_parts(parts, run.acting.part.clip_actions))
+        return cls(run, parts, normalisation, actions)
 
     @property
     def spec(self) -> ActingSpec:
@@ -139,9 +138,8 @@ class PolicyForm:
         low: list[F32] = []
         high: list[F32] = []
         for part in self.actions:
-            size = math.prod(part.output.shape)
-            infinite = np.full(size, np.inf, np.float32)
-            bounds = (-infinite, infinite) if part.bounds is None else part.bounds
+            infinite = np.full(math.prod(part.output.shape), np.inf, np.float32)
+            bounds = part.bounds or (-infinite, infinite)
             low.append(bounds[0])
             high.append(bounds[1])
         shape = () if self.spec.prev_action is None else self.spec.prev_action.shape
@@ -154,28 +152,26 @@ class PolicyForm:
         """
         spec = self.spec
         preprocessor = self.parts.preprocessor
-        previous = (
-            ()
-            if spec.prev_action is None
-            else (spec.prev_action, ArraySpec(PREV_REWARDS_INPUT, (), "float32"))
-        )
-        return (
-            ArraySpec(OBS_INPUT, tuple(preprocessor.shape), np.dtype(preprocessor.dtype).name),
-            *previous,
-            *_states(spec.state_inputs, spec),
-            *(() if self.carried is None else (self.carried,)),
-        )
+        dtype = np.dtype(preprocessor.dtype).name
+        specs = [ArraySpec(OBS_INPUT, tuple(preprocessor.shape), dtype)]
+        if spec.prev_action is not None:
+            specs += [spec.prev_action, ArraySpec(PREV_REWARDS_INPUT, (), "float32")]
+        specs += _states(spec.state_inputs, spec)
+        if self.carried is not None:
+            specs.append(self.carried)
+        return tuple(specs)
 
     @property
     def outputs(self) -> tuple[ArraySpec, ...]:
         """Outputs without the row axis: actions, then the network's outputs."""
         spec = self.spec
+        carried = self.carried_output
         return (
             *(part.output for part in self.actions),
             ArraySpec(DIST_INPUTS_OUTPUT, (spec.num_dist_inputs,), "float32"),
             ArraySpec(VF_OUTPUT, (), "float32"),
             *_states(spec.output_names[2:], spec),
-            *(() if self.carried_output is None else (self.carried_output,)),
+            *(() if carried is None else (carried,)),
         )
 
 
@@ -187,18 +183,22 @@ def _states(names: tuple[str, ...], spec: ActingSpec) -> Iterator[ArraySpec]:
 
 
 def _action_parts(parts: PolicyParts, clip_actions: bool) -> Iterator[ActionPart]:
-    distribution = parts.policy.distribution
-    if isinstance(distribution, Composite):
-        found = [(part.distribution, part.inputs) for part in distribution.parts]
-    else:
-        found = [(distribution, slice(0, distribution.num_inputs))]
-    for index, ((kind, inputs), (path, space)) in enumerate(
-        zip(found, leaves_of(parts.policy.action_space), strict=True)
-    ):
-        name = f"{_ACTION}_{index}" if isinstance(distribution, Composite) else _ACTION
-        output = ArraySpec(name, tuple(space.shape or ()), np.dtype(space.dtype).name)
+    whole = parts.policy.distribution
+    pieces = [(_ACTION, whole, slice(0, whole.num_inputs))]
+    if isinstance(whole, Composite):
+        pieces = [
+            (f"{_ACTION}_{index}", part.distribution, part.inputs)
+            for index, part in enumerate(whole.parts)
+        ]
+    leaves = leaves_of(parts.policy.action_space)
+    for (name, distribution, inputs), (path, space) in zip(pieces, leaves, strict=True):
         yield ActionPart(
-            output, path, space, kind, inputs, _bounds(space) if clip_actions else None
+            output=ArraySpec(name, tuple(space.shape or ()), np.dtype(space.dtype).name),
+            path=path,
+            space=space,
+            distribution=distribution,
+            inputs=inputs,
+            bounds=_bounds(space) if clip_actions else None,
         )
 
 
@@ -222,10 +222,10 @@ def _rounded(bound: NDArray[Any], toward: float) -> F32:
     return moved
 
 
-def normalise(ops: Any, obs: Any, own: Normalisation) -> Any:
+def normalise(ops: Any, obs: Any, normalisation: Normalisation) -> Any:
     """Return filtered observations, float32."""
-    centred = ops.subtract(ops.cast(obs, "float32"), own.centre)
-    return ops.subtract(ops.multiply(centred, own.scale), own.shift)
+    centred = ops.subtract(ops.cast(obs, "float32"), normalisation.centre)
+    return ops.subtract(ops.multiply(centred, normalisation.scale), normalisation.shift)
 
 
 def actions_before_clipping(ops: Any, previous: Any, carried: Any, form: PolicyForm) -> Any:
@@ -254,7 +254,7 @@ def carry_actions(ops: Any, dist_inputs: Any, form: PolicyForm) -> Any:
     """
     flat = []
     for part in form.actions:
-        chosen = choose_action(ops, dist_inputs, dataclasses.replace(part, bounds=None))
+        chosen = choose_action(ops, dist_inputs, replace(part, bounds=None))
         flat.append(ops.cast(ops.reshape(chosen, (math.prod(part.output.shape),)), "float32"))
     assert form.carried is not None, "only such policies carry actions"
     return ops.reshape(ops.joined(flat), form.carried.shape)
@@ -288,9 +288,8 @@ def _mode(ops: Any, inputs: Any, part: ActionPart) -> Any:
             columns = np.full(len(kind.sizes) * widest, kind.num_inputs)
             columns[kind.positions] = np.arange(kind.num_inputs)
             padded = ops.take(inputs, columns, MASKED_LOGIT)
-            return _shifted(
-                ops, ops.argmax(ops.reshape(padded, [len(kind.sizes), widest])), kind.start
-            )
+            table = ops.reshape(padded, [len(kind.sizes), widest])
+            return _shifted(ops, ops.argmax(table), kind.start)
         case Bernoulli():
             return ops.is_positive(inputs)
         case DiagGaussian():
@@ -299,11 +298,9 @@ def _mode(ops: Any, inputs: Any, part: ActionPart) -> Any:
                 share = ops.multiply(ops.add(ops.tanh(values), _ONE), _ONE / 2)
                 values = ops.minimum(ops.add(ops.multiply(share, kind.span), kind.low), kind.high)
             if isinstance(kind, ScaledGaussian):
-                half_range = kind.scale.half_range
-                centre = kind.scale.centre
-                values = ops.add(
-                    ops.multiply(values, half_range.astype(np.float32)), centre.astype(np.float32)
-                )
+                half_range = kind.scale.half_range.astype(np.float32)
+                centre = kind.scale.centre.astype(np.float32)
+                values = ops.add(ops.multiply(values, half_range), centre)
             if part.bounds is not None:
                 low, high = part.bounds
                 values = ops.minimum(ops.maximum(values, low), high)

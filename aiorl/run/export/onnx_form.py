@@ -5,6 +5,7 @@ around it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -75,8 +76,10 @@ def _to_onnx(form: PolicyForm) -> bytes:
         )
     model = ModelProto.FromString(without_files(acting_graph))
     network = model.graph
-    given = form.parts.policy.get_weights()
-    weights = {without_files(name.encode()).decode(): weight for name, weight in given.items()}
+    weights = {
+        without_files(name.encode()).decode(): weight
+        for name, weight in form.parts.policy.get_weights().items()
+    }
     initializers = [
         numpy_helper.from_array(weights[item.name], item.name) if item.name in weights else item
         for item in network.initializer
@@ -88,9 +91,8 @@ def _to_onnx(form: PolicyForm) -> bytes:
         previous = actions_before_clipping(before, PREV_ACTIONS_INPUT, form.carried.name, form)
         _rename(network.node, {PREV_ACTIONS_INPUT: previous})
     after = _Nodes("after")
-    if (
-        spec.num_features
-    ):  # columns that only exploration reads follow the inputs of the distribution
+    # columns that only exploration reads follow the inputs of the distribution
+    if spec.num_features:
         _rename(network.node, {DIST_INPUTS_OUTPUT: _WIDE}, of_outputs=True)
         after.name_output(after.columns(_WIDE, 0, spec.num_dist_inputs), DIST_INPUTS_OUTPUT)
     for part in form.actions:
@@ -98,16 +100,16 @@ def _to_onnx(form: PolicyForm) -> bytes:
     if form.carried_output is not None:
         after.name_output(carry_actions(after, DIST_INPUTS_OUTPUT, form), form.carried_output.name)
     graph = helper.make_graph(
-        [*before.nodes, *network.node, *after.nodes],
-        "policy",
-        _value_infos(form.inputs),
-        _value_infos(form.outputs),
-        [*initializers, *before.constants, *after.constants],
+        nodes=[*before.nodes, *network.node, *after.nodes],
+        name="policy",
+        inputs=_value_infos(form.inputs),
+        outputs=_value_infos(form.outputs),
+        initializer=[*initializers, *before.constants, *after.constants],
     )
-    made = helper.make_model(
+    whole = helper.make_model(
         graph, producer_name="aiorl", ir_version=model.ir_version, opset_imports=model.opset_import
     )
-    serialised: bytes = made.SerializeToString(deterministic=True)
+    serialised: bytes = whole.SerializeToString(deterministic=True)
     return serialised
 
 
@@ -125,20 +127,14 @@ class _Nodes:
         """Give a tensor the name of a graph output."""
         self.nodes.append(helper.make_node("Identity", [tensor], [name]))
 
-    def add(self, tensor: str, constant: Array) -> str:
-        return self._node("Add", tensor, self._constant(constant))
+    def _with_constant(self, operator: str, tensor: str, constant: Array) -> str:
+        return self._node(operator, tensor, self._constant(constant))
 
-    def subtract(self, tensor: str, constant: Array) -> str:
-        return self._node("Sub", tensor, self._constant(constant))
-
-    def multiply(self, tensor: str, constant: Array) -> str:
-        return self._node("Mul", tensor, self._constant(constant))
-
-    def minimum(self, tensor: str, constant: Array) -> str:
-        return self._node("Min", tensor, self._constant(constant))
-
-    def maximum(self, tensor: str, constant: Array) -> str:
-        return self._node("Max", tensor, self._constant(constant))
+    add = partialmethod(_with_constant, "Add")
+    subtract = partialmethod(_with_constant, "Sub")
+    multiply = partialmethod(_with_constant, "Mul")
+    minimum = partialmethod(_with_constant, "Min")
+    maximum = partialmethod(_with_constant, "Max")
 
     def tanh(self, tensor: str) -> str:
         return self._node("Tanh", tensor)
@@ -155,10 +151,8 @@ class _Nodes:
 
     def take(self, tensor: str, columns: NDArray[np.int64], fill: float) -> str:
         widths = self._constant(np.array([0, 0, 0, 1], np.int64))
-        value = self._constant(np.array(fill, np.float32))
-        return self._node(
-            "Gather", self._node("Pad", tensor, widths, value), self._constant(columns), axis=1
-        )
+        padded = self._node("Pad", tensor, widths, self._constant(np.array(fill, np.float32)))
+        return self._node("Gather", padded, self._constant(columns), axis=1)
 
     def reshape(self, tensor: str, shape: Sequence[int]) -> str:
         return self._node("Reshape", tensor, self._constant(np.array([-1, *shape], np.int64)))
@@ -184,9 +178,8 @@ class _Nodes:
 
     def _constant(self, array: Array) -> str:
         name = f"{self._prefix}constant_{len(self.constants)}"
-        self.constants.append(
-            numpy_helper.from_array(np.ascontiguousarray(array).reshape(array.shape), name)
-        )
+        contiguous = np.ascontiguousarray(array).reshape(array.shape)  # it makes scalars 1-D
+        self.constants.append(numpy_helper.from_array(contiguous, name))
         return name
 
 
@@ -206,7 +199,8 @@ def _rename(
     graphs.
     """
     for node in nodes:
-        for names in (node.input, node.output) if of_outputs else (node.input,):
-            names[:] = [renamed.get(name, name) for name in names]
+        node.input[:] = [renamed.get(name, name) for name in node.input]
+        if of_outputs:
+            node.output[:] = [renamed.get(name, name) for name in node.output]
         for attribute in node.attribute:
             _rename(attribute.g.node, renamed, of_outputs=of_outputs)

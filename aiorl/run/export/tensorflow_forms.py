@@ -16,7 +16,6 @@ from keras import ops
 from numpy.typing import NDArray
 
 from aiorl.acting.acting_graph import (
-    DIST_INPUTS_OUTPUT,
     OBS_INPUT,
     PREV_ACTIONS_INPUT,
     PREV_REWARDS_INPUT,
@@ -69,14 +68,13 @@ def to_keras(form: PolicyForm) -> Any:
     except ValueError as error:
         # a ConfigError, or Keras's error about weights that don't fit the settings
         raise ExportError(f"its network can't be built: {error!s:.500}") from error
-    given = dict(zip(spec.output_names, (dist_inputs, values, *state_out), strict=True))
-    actions = {
-        part.output.name: choose_action(operations, given[DIST_INPUTS_OUTPUT], part)
-        for part in form.actions
+    outputs = {
+        part.output.name: choose_action(operations, dist_inputs, part) for part in form.actions
     }
+    outputs |= zip(spec.output_names, (dist_inputs, values, *state_out), strict=True)
     if form.carried_output is not None:
-        given[form.carried_output.name] = carry_actions(operations, given[DIST_INPUTS_OUTPUT], form)
-    return keras.Model(inputs, actions | given, name="policy")
+        outputs[form.carried_output.name] = carry_actions(operations, dist_inputs, form)
+    return keras.Model(inputs, outputs, name="policy")
 
 
 def _network(form: PolicyForm) -> FunctionalNetwork:
@@ -89,12 +87,15 @@ def _network(form: PolicyForm) -> FunctionalNetwork:
     settings = form.run.acting.part.policies[form.parts.policy_id].config
     layout = parts.filter.output_layout(parts.preprocessor.layout)
     distribution = parts.policy.distribution
-    model = settings.get("model") or {}
     least = settings.get("v_min")
     largest = settings.get("v_max")
-    returns = None if least is None or largest is None else (least, largest)
     return FunctionalNetwork(
-        layout, form.spec.obs_dtype, distribution, model, form.parts.policy.get_weights(), returns
+        layout,
+        form.spec.obs_dtype,
+        distribution,
+        model_config=settings.get("model") or {},
+        weights=form.parts.policy.get_weights(),
+        returns=None if least is None or largest is None else (least, largest),
     )
 
 
@@ -111,7 +112,8 @@ def write_keras(form: PolicyForm, path: Path) -> Runner:
     except Exception as error:
         # layers of the user's own raise exceptions of any kind
         reason = f"{error!s:.500}"
-        if unknown := _UNKNOWN_CLASS.search(str(error)):
+        unknown = _UNKNOWN_CLASS.search(str(error))
+        if unknown is not None:
             reason = (
                 f"{unknown[1]} is a class of your own; decorate it with"
                 " @keras.saving.register_keras_serializable(), and import it before the file is"
@@ -156,9 +158,8 @@ def write_tflite(form: PolicyForm, path: Path) -> Runner:
             ) from error
     path.write_bytes(content)
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore"
-        )  # the interpreter warns that it will move to its own package
+        # the interpreter warns that it will move to its own package
+        warnings.simplefilter("ignore")
         interpreter = tf.lite.Interpreter(str(path))
     runner = interpreter.get_signature_runner(_SIGNATURE)
     return lambda inputs: dict(runner(**inputs))
@@ -196,9 +197,8 @@ class _KerasOperations:
         return ops.add(constant, tensor)
 
     def where_close(self, first: Any, second: Any, tolerance: Array, tensor: Any) -> Any:
-        return ops.where(
-            ops.less_equal(ops.abs(ops.subtract(first, second)), tolerance), tensor, first
-        )
+        difference = ops.abs(ops.subtract(first, second))
+        return ops.where(ops.less_equal(difference, tolerance), tensor, first)
 
     def joined(self, tensors: Sequence[Any]) -> Any:
         return ops.concatenate(tensors, axis=1)

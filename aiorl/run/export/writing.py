@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -82,9 +82,8 @@ class _Format:
         """Write a policy, and return a function that runs the file."""
         if "tensorflow" in self.packages and "tensorflow" not in sys.modules:
             import_tensorflow(CommonConfig(compilation_cache="off"))
-        runner: Runner = import_object(f"aiorl.run.export.{self.writer}", key="formats")(
-            form, directory / self.file
-        )
+        writer = import_object(f"aiorl.run.export.{self.writer}", key="formats")
+        runner: Runner = writer(form, directory / self.file)
         return runner
 
 
@@ -132,14 +131,14 @@ def export_policy(
             can't be written or has other content (also a ValueError).
         ImportError: the network runs only in TensorFlow, which is not installed.
     """
-    wanted = _checked(formats)
+    names = _checked(formats)
     directory = Path(directory).expanduser().absolute()
-    for name in wanted:
+    for name in names:
         _check_place(directory / name)
     form = PolicyForm.of(run if isinstance(run, SavedRun) else SavedRun.open(run), policy_id)
     try:
         with ExitStack() as stack:
-            for name in wanted:
+            for name in names:
                 _write(form, name, stack.enter_context(replaced_directory(directory / name)))
     except OSError as error:
         raise ConfigError(
@@ -147,7 +146,7 @@ def export_policy(
             key="directory",
             value=str(directory),
         ) from error
-    return {name: directory / name / FORMATS[name].file for name in wanted}
+    return {name: directory / name / FORMATS[name].file for name in names}
 
 
 def _write(form: PolicyForm, name: str, directory: Path) -> None:
@@ -158,18 +157,18 @@ def _write(form: PolicyForm, name: str, directory: Path) -> None:
         raise ExportError(
             f"policy {form.parts.policy_id!r} can't be exported as {name}: {error}"
         ) from error
-    described = _describe(form, name, kind.file or ".", compared)
-    (directory / _DESCRIPTION).write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
+    description = json.dumps(_describe(form, name, kind.file or ".", compared), indent=1)
+    (directory / _DESCRIPTION).write_text(f"{description}\n", encoding="utf-8")
 
 
 def _checked(formats: Iterable[str]) -> list[str]:
     """Return the formats in order, without duplicates, after a check that they can be written
     here.
     """
-    wanted = list(dict.fromkeys([formats] if isinstance(formats, str) else formats))
-    if not wanted:
+    names = [formats] if isinstance(formats, str) else list(dict.fromkeys(formats))
+    if not names:
         raise ConfigError(f"formats is empty; there are {', '.join(FORMATS)}.", key="formats")
-    for name in wanted:
+    for name in names:
         if name not in FORMATS:
             raise ConfigError(
                 f"there is no format {name!r:.100}; there are {', '.join(FORMATS)}.",
@@ -180,7 +179,7 @@ def _checked(formats: Iterable[str]) -> list[str]:
         require_packages(
             f"the format {name}", FORMATS[name].packages, "learner", key="formats", value=name
         )
-    return wanted
+    return names
 
 
 def _check_place(path: Path) -> None:
@@ -210,7 +209,6 @@ def _describe(
     part = run.acting.part
     preprocessor = form.parts.preprocessor
     space = run.acting.spaces[parts.policy_id]
-    own = parts.filter
     return {
         "format_version": _FORMAT_VERSION,
         "format": format_name,
@@ -228,8 +226,12 @@ def _describe(
         "inputs": [_described(spec) for spec in form.inputs],
         "outputs": [
             *(
-                _described(one.output) | {"path": one.path, "space": space_to_dict(one.space)}
-                for one in form.actions
+                {
+                    **_described(action.output),
+                    "path": action.path,
+                    "space": space_to_dict(action.space),
+                }
+                for action in form.actions
             ),
             *map(_described, form.outputs[len(form.actions) :]),
         ],
@@ -240,12 +242,12 @@ def _describe(
         },
         "observation_filter": {
             "name": part.observation_filter,
-            "count": own.count if isinstance(own, MeanStdFilter) else 0,
+            "count": parts.filter.count if isinstance(parts.filter, MeanStdFilter) else 0,
         },
         "distribution": form.spec.distribution,
         "clip_actions": part.clip_actions,
         "checked": {"rows": list(ROWS), "tolerance": TOLERANCE, **compared._asdict()},
-        "versions": {name: version for name in _PACKAGES if (version := _version(name))},
+        "versions": _versions(),
     }
 
 
@@ -259,8 +261,10 @@ def _described(spec: ArraySpec) -> dict[str, Any]:
     }
 
 
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
+def _versions() -> dict[str, str]:
+    """Return the versions of those packages that are installed."""
+    versions: dict[str, str] = {}
+    for package in _PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            versions[package] = metadata.version(package)
+    return versions

@@ -245,8 +245,7 @@ class LiveDisplay:
             terminal = self._console.file.fileno()
             if os.tcgetpgrp(terminal) == os.getpgrp():
                 modes = termios.tcgetattr(terminal)
-                local_modes = modes[3] & ~termios.ECHOCTL
-                modes[3] = local_modes | termios.ECHOCTL if is_on else local_modes
+                modes[3] = modes[3] | termios.ECHOCTL if is_on else modes[3] & ~termios.ECHOCTL
                 termios.tcsetattr(terminal, termios.TCSANOW, modes)
 
     def _draw(self, now: float, *, force: bool = False) -> None:

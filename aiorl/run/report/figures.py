@@ -91,6 +91,7 @@ def figures(result: Mapping[str, Any], headline: Headline) -> dict[str, str]:
     steps_text = f"{steps:,}"
     if "stop_timesteps" in goals:
         steps_text = f"{rate_text(steps)} of {rate_text(goals['stop_timesteps'])}"
+    lag = [number_at(result.get("policy_lag", {}), name) for name in ("min", "mean", "max")]
     bytes_in_per_s = number_at(result.get("transport", {}), "bytes_in_per_s")
     return {
         "mean return": f"{return_text(mean)}{goal}" if math.isfinite(mean) else "no episode yet",
@@ -98,7 +99,7 @@ def figures(result: Mapping[str, Any], headline: Headline) -> dict[str, str]:
         "workers": _workers_text(result, config),
         "env steps": steps_text,
         "trained/s": rate_text(number_at(result, "trained_steps_per_s")),
-        "policy lag": _lag_text(result.get("policy_lag", {})),
+        "policy lag": "{:.0f}/{:.1f}/{:.0f}".format(*lag) if math.isfinite(lag[1]) else "-",
         "episodes": f"{int(result.get('episodes_total', 0)):,}",
         "iteration": f"{int(result.get('training_iteration', 0)):,}",
         "received": f"{bytes_text(bytes_in_per_s)}/s",
@@ -111,14 +112,6 @@ def _workers_text(result: Mapping[str, Any], config: CommonConfig) -> str:
         return "this process"
     # more can join than the run was started with
     return f"{alive} of {config.num_workers}" if alive <= config.num_workers else f"{alive}"
-
-
-def _lag_text(lag: Mapping[str, Any]) -> str:
-    """Return minimum, mean and maximum of the policy lag, or "-" if nothing was trained on."""
-    mean = number_at(lag, "mean")
-    if not math.isfinite(mean):
-        return "-"
-    return f"{number_at(lag, 'min'):.0f}/{mean:.1f}/{number_at(lag, 'max'):.0f}"
 
 
 def policy_returns_text(result: Mapping[str, Any]) -> str:

@@ -92,8 +92,7 @@ class _AppendedFile:
         try:
             unwritten = memoryview(record)
             while unwritten:  # a partial write raises nothing; the next one raises the reason
-                num_written = self._file.write(unwritten)
-                unwritten = unwritten[num_written:]
+                unwritten = unwritten[self._file.write(unwritten) :]
         except OSError:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._file.fileno(), end)
@@ -127,8 +126,7 @@ class JsonlLogger(_AppendedFile):
 
     def write(self, result: Mapping[str, Any]) -> None:
         """Record a result."""
-        text = json.dumps(to_json(result), allow_nan=False, separators=(",", ":"))
-        line = text.encode() + b"\n"
+        line = json.dumps(to_json(result), allow_nan=False, separators=(",", ":")).encode() + b"\n"
         if len(line) > MAX_LINE_BYTES:
             raise OSError(
                 errno.EFBIG,
@@ -233,15 +231,16 @@ class TensorBoardLogger:
         import tensorflow as tf  # already loaded when there are results
 
         v1 = tf.compat.v1
-        values = [
-            v1.Summary.Value(tag=name, simple_value=number)
-            for name, number in numbers_of(result).items()
-            if name != "timestamp"
-        ]
         event = v1.Event(
             wall_time=float(result.get("timestamp") or time.time()),
             step=int(result.get("timesteps_total", 0)),
-            summary=v1.Summary(value=values),
+            summary=v1.Summary(
+                value=[
+                    v1.Summary.Value(tag=name, simple_value=number)
+                    for name, number in numbers_of(result).items()
+                    if name != "timestamp"
+                ]
+            ),
         )
         try:
             if self._writer is None:
@@ -260,13 +259,12 @@ class TensorBoardLogger:
     def _open(self, tf: Any) -> None:
         v1 = tf.compat.v1
         now = time.time()
-        path = self._directory / f"events.out.tfevents.{now:.6f}.v2"
-        self._writer = tf.io.TFRecordWriter(str(path))
+        self._writer = tf.io.TFRecordWriter(f"{self._directory}/events.out.tfevents.{now:.6f}.v2")
         self._append(v1.Event(wall_time=now, file_version="brain.Event:2"))
         if self._resume_after_step is not None:
             start = v1.SessionLog(status=v1.SessionLog.START)
-            step = self._resume_after_step + 1
-            self._append(v1.Event(wall_time=now, step=step, session_log=start))
+            event = v1.Event(wall_time=now, step=self._resume_after_step + 1, session_log=start)
+            self._append(event)
             self._resume_after_step = None
 
     def _append(self, event: Any) -> None:
@@ -311,8 +309,12 @@ class Loggers:
     def _report_once(self, name: str, error: Exception, consequence: str) -> None:
         if name not in self._failing:
             self._failing.add(name)
-            reason = getattr(error, "strerror", None) or error
-            _log.error("%s can't be written (%s)%s", name, reason, consequence)
+            _log.error(
+                "%s can't be written (%s)%s",
+                name,
+                getattr(error, "strerror", None) or error,
+                consequence,
+            )
 
 
 class BackgroundLogger:
@@ -438,8 +440,9 @@ def open_loggers(
             str(csv_path): CsvLogger(csv_path),  # reads the other file, which is cut by now
         }
         if tensorboard and not missing(["tensorflow"]):
-            tensorboard_logger = TensorBoardLogger(run_dir, resume_after_step=resume_step)
-            loggers["the TensorBoard event file"] = tensorboard_logger
+            loggers["the TensorBoard event file"] = TensorBoardLogger(
+                run_dir, resume_after_step=resume_step
+            )
     except OSError as error:
         raise ConfigError(
             f"The run directory {run_dir} can't be written: {error.strerror or error}.",

@@ -8,7 +8,6 @@ as in Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge of the Stati
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -108,12 +107,9 @@ def _curve(run_dir: Path) -> F64:
     """Return the columns `_CURVE` of the results with a mean return [P, 5], ordered by env
     steps.
     """
-    rows: list[list[float]] = []
-    for result in each_result(run_dir):
-        row = [number_at(result, name) for name in _CURVE]
-        if math.isfinite(row[_CURVE.index("episode_reward_mean")]):
-            rows.append(row)
+    rows = [[number_at(result, name) for name in _CURVE] for result in each_result(run_dir)]
     table = np.asarray(rows, np.float64).reshape(-1, len(_CURVE))
+    table = table[np.isfinite(table[:, _CURVE.index("episode_reward_mean")])]
     _, first_places = np.unique(table[:, 0], return_index=True)
     return table[first_places]
 
@@ -126,8 +122,7 @@ def finish_axes(axes: Axes, what: str) -> None:
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.grid(color="#dddddd", linewidth=0.6)
     axes.set_axisbelow(True)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+    axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(colors=INK)
 
 
@@ -147,8 +142,7 @@ def _add_wall_time(axes: Axes, steps: F64, seconds: F64) -> None:
     above.set_xticks(ticks, [f"{time:.{decimals}f}" for time in times])
     above.set_xlabel(f"wall time in {unit}", color="#777777", fontsize=9)
     above.tick_params(colors="#777777", labelsize=8, length=3)
-    for side in ("top", "right", "left", "bottom"):
-        above.spines[side].set_visible(False)
+    above.spines[:].set_visible(False)
 
 
 def time_unit(seconds: float) -> tuple[float, str]:
@@ -324,18 +318,16 @@ def _differences(settings: Sequence[Mapping[str, Any]]) -> list[list[str]]:
         columns[name] = [repr(values[name]) if name in values else "" for values in settings]
     chosen: list[str] = []
     rows: list[tuple[str, ...]] = [()] * len(settings)  # texts of the chosen columns
-
-    def num_distinct(name: str) -> int:
-        return len({*zip(rows, columns[name], strict=True)})
-
     while len(chosen) < _MAX_SETTINGS and len({*rows}) < len(settings):
-        best = max(columns, key=num_distinct)  # the first of equals
+        # the column by which most experiments differ; the first of equals
+        best = max(columns, key=lambda name: len({*zip(rows, columns[name], strict=True)}))
         chosen.append(best)
         rows = [(*row, text) for row, text in zip(rows, columns[best], strict=True)]
-    last_parts = [name.rpartition(".")[2] for name in chosen]
-    labels: dict[str, str] = {}
-    for name, last_part in zip(chosen, last_parts, strict=True):
-        labels[name] = last_part if last_parts.count(last_part) == 1 else name
+    short = [name.rpartition(".")[2] for name in chosen]
+    labels = {
+        name: last_part if short.count(last_part) == 1 else name
+        for name, last_part in zip(chosen, short, strict=True)
+    }
     return [
         [f"{labels[name]}={_value_text(values[name])}" for name in chosen if name in values]
         for values in settings
@@ -351,12 +343,12 @@ def _value_text(value: Any) -> str:
 def _with_distinct_names(experiments: list[Experiment]) -> list[Experiment]:
     """Add the name of the first run's directory to names that would otherwise be equal."""
     names = [(experiment.env, experiment.name) for experiment in experiments]
-    distinct = list(experiments)
-    for place, experiment in enumerate(experiments):
-        if names.count((experiment.env, experiment.name)) > 1:
-            directory = experiment.runs[0].path.name
-            distinct[place] = replace(experiment, name=f"{experiment.name} ({directory})")
-    return distinct
+    return [
+        replace(experiment, name=f"{experiment.name} ({experiment.runs[0].path.name})")
+        if names.count((experiment.env, experiment.name)) > 1
+        else experiment
+        for experiment in experiments
+    ]
 
 
 def interquartile_mean(values: F64) -> F64:
@@ -376,9 +368,7 @@ def band_of(runs: Sequence[RunCurve], *, by: str, rng: np.random.Generator) -> B
     it has none.
     """
     axes = [getattr(run, by) for run in runs]
-    start = min(axis[0] for axis in axes)
-    stop = max(axis[-1] for axis in axes)
-    at = np.linspace(start, stop, _POINTS)
+    at = np.linspace(min(axis[0] for axis in axes), max(axis[-1] for axis in axes), _POINTS)
     table = np.stack(
         [
             np.interp(at, axis, run.returns, left=np.nan, right=np.nan)

@@ -194,9 +194,8 @@ class Results:
         """
         last = self._last
         rate = self._rates(now, progress)
-        time_this_iter_s = now - self._last_now
         self.training_iteration += 1
-        self.time_total_s += time_this_iter_s
+        self.time_total_s += now - self._last_now
         result: dict[str, Any] = {
             "training_iteration": self.training_iteration,
             "timesteps_total": progress.env_steps_sampled,
@@ -205,7 +204,7 @@ class Results:
             "agent_steps_total": progress.agent_steps_sampled,
             "episodes_total": self.episodes_total,
             "time_total_s": self.time_total_s,
-            "time_this_iter_s": time_this_iter_s,
+            "time_this_iter_s": now - self._last_now,
             "timestamp": timestamp,
             **self._take_episodes(now),
             "episode_reward_mean_last_100": self.mean_last(),
@@ -294,19 +293,19 @@ class Results:
             windows.take(now, self.episodes_total)
         mean, least, most = self._rewards.summary
         lengths = self._lengths.newest(self._smoothing)
-        policy_rewards: dict[str, dict[str, float]] = {}
-        for place, kind in enumerate(_KINDS):
-            policy_rewards[f"policy_reward_{kind}"] = {
-                policy_id: window.summary[place]
-                for policy_id, window in self._windows["policy_rewards"].items()
-            }
+        by_policy = self._windows["policy_rewards"].items()
         return {
             "episodes_this_iter": num_new,
             "episode_reward_mean": mean,
             "episode_reward_min": least,
             "episode_reward_max": most,
             "episode_len_mean": self._lengths.summary[0],
-            **policy_rewards,
+            **{
+                f"policy_reward_{kind}": {
+                    policy_id: window.summary[place] for policy_id, window in by_policy
+                }
+                for place, kind in enumerate(_KINDS)
+            },
             "custom_metrics": {
                 f"{name}_{kind}": value
                 for name, window in self._windows["custom"].items()
@@ -344,27 +343,27 @@ def _mean(values: NDArray[np.float64]) -> float:
     return _sum(values) / values.size if values.size else math.nan
 
 
+@dataclass(slots=True)
 class _Totals:
     """Number, sum, minimum and maximum of values, which are not stored themselves."""
 
-    def __init__(self) -> None:
-        self.count = 0
-        self._total = 0.0
-        self._least = math.inf
-        self._most = -math.inf
+    count: int = 0
+    total: float = 0.0
+    least: float = math.inf
+    most: float = -math.inf
 
     def add(self, count: int, *, total: float, least: float, most: float) -> None:
         """Add several values by their number, sum, minimum and maximum."""
         self.count += count
-        self._total += total
-        self._least = min(self._least, least)
-        self._most = max(self._most, most)
+        self.total += total
+        self.least = min(self.least, least)
+        self.most = max(self.most, most)
 
     def summary(self) -> tuple[float, float, float]:
         """Return mean, minimum and maximum; NaN without values."""
         if not self.count:
             return math.nan, math.nan, math.nan
-        return self._total / self.count, self._least, self._most
+        return self.total / self.count, self.least, self.most
 
 
 class _Window:
@@ -553,9 +552,7 @@ class SystemUsage:
 
     def _measure(self) -> dict[str, float]:
         try:
-            if self._process is None:
-                self._process = psutil.Process()
-            process = self._process
+            process = self._process = self._process or psutil.Process()
             return {
                 "cpu_util_percent": psutil.cpu_percent(None),
                 "ram_util_percent": psutil.virtual_memory().percent,

@@ -339,14 +339,12 @@ class AlgorithmTrainer(Trainer):
         """
         weights = self.get_weights([policy_id])[policy_id]
         merged = self._training.core.publisher.filters[policy_id]
+        graphs = self._training.learning.graphs
         return {
             "weights": weights,
             "filter": dict(self._loop.do(merged.state)),
-            "units": {"scaled": np.array(self._is_scaled(policy_id))},
+            "units": {"scaled": np.array(is_scaled(graphs.get(policy_id, {})))},
         }
-
-    def _is_scaled(self, policy_id: str) -> bool:
-        return is_scaled(self._training.learning.graphs.get(policy_id, {}))
 
     def set_policy_state(
         self, state: Mapping[str, Any], policy_id: str = DEFAULT_POLICY_ID
@@ -369,7 +367,8 @@ class AlgorithmTrainer(Trainer):
         if not isinstance(state, Mapping) or state.keys() != {"weights", "filter", "units"}:
             raise ConfigError(f"state is {state!r:.200}, expected the result of get_policy_state")
         was_scaled = bool(state["units"]["scaled"])
-        if policy_id in self._training.learning.graphs and was_scaled != self._is_scaled(policy_id):
+        graphs = self._training.learning.graphs
+        if policy_id in graphs and was_scaled != is_scaled(graphs[policy_id]):
             raise ConfigError(
                 "this state can't be set: it is of a policy with normalize_actions:"
                 f" {str(was_scaled).lower()}, and {policy_id!r} has another one",

@@ -50,7 +50,7 @@ class LocalWorker:
         external.local_worker = self
         self._thread.start()
 
-    def ask(self, do: str, said: dict[str, Any]) -> dict[str, Any]:
+    def ask(self, do: str, request: dict[str, Any]) -> dict[str, Any]:
         """Return the answer to a request, with ``status`` and ``error`` if it is refused.
 
         Raises:
@@ -63,8 +63,8 @@ class LocalWorker:
                 "status": 503,
                 "error": "This process's worker is not ready yet. Try again in a second.",
             }
-        name = secrets.token_urlsafe(16) if do == "open" else str(said.pop("session", ""))
-        return self.env.answer(do, name, said)
+        name = secrets.token_urlsafe(16) if do == "open" else str(request.pop("session", ""))
+        return self.env.answer(do, name, request)
 
     def close(self) -> None:
         """Leave the run."""

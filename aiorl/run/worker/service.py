@@ -116,7 +116,8 @@ class _Running:
         self.executor = ThreadPoolExecutor(1, thread_name_prefix=f"sampler-{index}")
         self.unit: SamplerUnit | None = None
         self.task: asyncio.Task[None] | None = None
-        self.is_out_of_data = self._is_closed = False
+        self.is_out_of_data = False
+        self._is_closed = False
 
     def call(self, function: Callable[..., T], *arguments: object) -> asyncio.Future[T]:
         """Call a function in the unit's thread."""
@@ -150,11 +151,10 @@ def make_service(
         SecurityError: the keys can't be used.
     """
     raise_open_file_limit()  # libzmq may abort if it gets no file descriptor
-    found = None if keys is None else load_worker_keys(keys)
-    settings = WorkerSettings(
-        worker_id or secrets.token_hex(8), socket.gethostname(), os.getpid(), slot
-    )
-    return WorkerService(worker_endpoint(connect, found), WorkerSession(settings))
+    worker_keys = None if keys is None else load_worker_keys(keys)
+    worker_id = worker_id or secrets.token_hex(8)
+    settings = WorkerSettings(worker_id, socket.gethostname(), os.getpid(), slot)
+    return WorkerService(worker_endpoint(connect, worker_keys), WorkerSession(settings))
 
 
 class WorkerService:
@@ -253,9 +253,8 @@ class WorkerService:
     async def _tick(self) -> None:
         while True:
             now = time.monotonic()
-            in_env_s = max(
-                (r.unit.in_env_s for r in self._running if r.unit is not None), default=0.0
-            )
+            units = [running.unit for running in self._running if running.unit is not None]
+            in_env_s = max((unit.in_env_s for unit in units), default=0.0)
             self._session.note_progress(self._status_text(now), in_env_s)
             self._session.tick(now)
             self._pump()
@@ -263,7 +262,7 @@ class WorkerService:
                 check_heap(self._max_heap, "memory_per_worker")
             except MemoryQuotaError as error:
                 self._fail("memory", str(error), "")
-            self._tell_status(now)
+            self._log_status(now)
             await asyncio.sleep(_TICK_S)
 
     # Sending
@@ -276,10 +275,10 @@ class WorkerService:
         for event in self._session.events():
             self._handle(event)
         for message in self._session.messages_to_send():
-            self._say(message)
+            self._send(message)
         self._wake.set()
 
-    def _say(self, message: Message) -> None:
+    def _send(self, message: Message) -> None:
         try:
             frames = encode(
                 message,
@@ -311,9 +310,9 @@ class WorkerService:
             case ev.Registered(welcome):
                 logger.info("registered as worker %d of run %s", welcome.slot, welcome.run_id)
                 if self.former_end:
-                    said = f"its former process ended with {self.former_end}"
+                    message = f"its former process ended with {self.former_end}"
                     self.former_end = ""
-                    self._say(Failure("process", said, "", fatal=False))
+                    self._send(Failure("process", message, "", fatal=False))
                 self._restart_units(welcome)
             case ev.SnapshotReceived(snapshot):
                 self._newest = snapshot
@@ -332,19 +331,16 @@ class WorkerService:
                 logger.warning("the learner refused this worker: %s", reason)
                 if not retry:  # a protocol violation, for instance by damaged bytes, need not recur
                     is_final = code != RefusalCode.VIOLATION
-                    self._finish(
-                        WorkerOutcome(
-                            False, f"the learner refused this worker: {reason}", final=is_final
-                        )
-                    )
+                    text = f"the learner refused this worker: {reason}"
+                    self._finish(WorkerOutcome(False, text, final=is_final))
             case ev.Shutdown(reason, final):
                 logger.info("the learner said goodbye: %s", reason)
                 if final:
                     self._finish(WorkerOutcome(True, reason, final=True))
             case ev.CallRequested(call_id, method):
-                knows = method == "stacks"
-                answer = _stacks() if knows else f"a worker has no method {method!r}"
-                self._session.reply(call_id, knows, answer, time.monotonic())
+                is_known = method == "stacks"
+                answer = _stacks() if is_known else f"a worker has no method {method!r}"
+                self._session.reply(call_id, is_known, answer, time.monotonic())
 
     def _fail(self, kind: str, message: str, traceback_text: str) -> None:
         if self._session.state is WorkerState.ENDED:
@@ -360,14 +356,12 @@ class WorkerService:
     def _status_text(self, now: float) -> str:
         if self._is_building:
             return BUILDING
-        is_out_of_data = bool(self._running) and all(
-            running.is_out_of_data for running in self._running
-        )
-        if is_out_of_data and not self._session.num_unacked:
+        is_out_of_data = all(running.is_out_of_data for running in self._running)
+        if self._running and is_out_of_data and not self._session.num_unacked:
             return OUT_OF_DATA
         return self._session.status_text(now)
 
-    def _tell_status(self, now: float) -> None:
+    def _log_status(self, now: float) -> None:
         """Log one INFO line when the status has changed and stayed the same for a while, and again
         once a minute.
         """
@@ -376,12 +370,11 @@ class WorkerService:
         if kind != self._status:
             self._status = kind
             self._status_since = now
-        said, said_at = self._status_logged
-        if now - self._status_since >= _STATUS_AFTER_S and (
-            kind != said or now - said_at >= _STATUS_EVERY_S
-        ):
+        logged_kind, logged_at = self._status_logged
+        is_due = kind != logged_kind or now - logged_at >= _STATUS_EVERY_S
+        if is_due and now - self._status_since >= _STATUS_AFTER_S:
             self._status_logged = (kind, now)
-            level = logging.DEBUG if kind == said and kind == "sampling" else logging.INFO
+            level = logging.DEBUG if kind == logged_kind == "sampling" else logging.INFO
             logger.log(level, "%s", text)
 
     # Sampling
@@ -391,10 +384,9 @@ class WorkerService:
         """Return True if that registration life is current; anything of another life must not start
         or send.
         """
-        is_over = (
-            self._session.state is WorkerState.ENDED or self._done is None or self._done.done()
-        )
-        return incarnation == self._session.incarnation and not is_over
+        if self._session.state is WorkerState.ENDED or self._done is None or self._done.done():
+            return False
+        return incarnation == self._session.incarnation
 
     def _restart_units(self, welcome: Welcome | None) -> None:
         """End the samplers of the previous registration, then start those of the new one.
@@ -429,10 +421,9 @@ class WorkerService:
             logging.getLogger("aiorl").setLevel(part.log_level.replace("WARN", "WARNING"))
             self._is_building = True
             self._session.note_progress(BUILDING)
-            if (
-                self._session.state is WorkerState.REGISTERED
-            ):  # the learner waits longer if building blocks the rest
-                self._say(self._session.beat())
+            # the learner waits longer if building blocks the rest
+            if self._session.state is WorkerState.REGISTERED:
+                self._send(self._session.beat())
             for index in range(part.samplers_per_worker):
                 running = _Running(index, incarnation)
                 self._running.append(running)
@@ -472,9 +463,8 @@ class WorkerService:
     async def _build(self, running: _Running, part: WorkerPart, welcome: Welcome) -> None:
         await running.call(running.make, part, welcome)
         unit = running.unit
-        if unit is None or not self._is_current(
-            running.incarnation
-        ):  # the worker or its registration has ended
+        # the worker or its registration may have ended meanwhile
+        if unit is None or not self._is_current(running.incarnation):
             return
         if self._newest is not None:
             unit.offer(self._newest)
@@ -486,9 +476,9 @@ class WorkerService:
         """
         try:
             while self._is_current(running.incarnation):
-                lease_id = (
-                    None if self._outbox else self._session.start_fragment(self._session.version)
-                )
+                lease_id = None
+                if not self._outbox:
+                    lease_id = self._session.start_fragment(self._session.version)
                 if lease_id is None:
                     self._wake.clear()
                     await self._wake.wait()
@@ -496,9 +486,8 @@ class WorkerService:
                 try:
                     samples = await running.call(unit.sample)
                 except BaseException:
-                    if (
-                        running.incarnation == self._session.incarnation
-                    ):  # earlier leases are forgotten
+                    # leases of an earlier registration are forgotten
+                    if running.incarnation == self._session.incarnation:
                         self._session.abandon_fragment(lease_id)
                     raise
                 if self._is_current(running.incarnation):
@@ -541,17 +530,17 @@ class WorkerService:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks, timeout=_STOP_WAIT_S)
-        is_built = [
-            running.unit is not None for running in units
-        ]  # a unit not built yet is closed as soon as it is
-        closing = [running.call(running.close) for running in units]
-        waited_for = [
-            future for future, is_there in zip(closing, is_built, strict=True) if is_there
-        ]
-        if waited_for:
-            closed, _ = await asyncio.wait(waited_for, timeout=_STOP_WAIT_S)
-            for error in filter(None, (future.exception() for future in closed)):
-                logger.warning("a sampler could not be closed: %r", error)
+        closing = []
+        for running in units:
+            is_built = running.unit is not None
+            future = running.call(running.close)
+            if is_built:  # one that is still being built is closed later, without waiting
+                closing.append(future)
+        if closing:
+            closed, _ = await asyncio.wait(closing, timeout=_STOP_WAIT_S)
+            for future in closed:
+                if future.exception() is not None:
+                    logger.warning("a sampler could not be closed: %r", future.exception())
         for running in units:
             running.executor.shutdown(wait=False)
             self._running.remove(running)
