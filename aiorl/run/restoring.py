@@ -383,7 +383,11 @@ def _check_returns(checkpoint: Checkpoint, learning: Learning) -> None:
             name = returns_of(policy_id)
             was = bool(checkpoint.filter_state(name))
             _check_unchanged(
-                checkpoint, policy_id, "normalize_rewards", was=was, now=name in learning.filters
+                checkpoint,
+                policy_id,
+                "normalize_rewards",
+                was=was,
+                now=name in learning.filters,
             )
 
 
@@ -401,12 +405,21 @@ def _check_units(checkpoint: Checkpoint, learning: Learning) -> None:
         if policy_id in saved or not saved:
             was = is_scaled(saved.get(policy_id, {}))
             _check_unchanged(
-                checkpoint, policy_id, "normalize_actions:", was=was, now=is_scaled(graph)
+                checkpoint,
+                policy_id,
+                "normalize_actions:",
+                was=was,
+                now=is_scaled(graph),
             )
 
 
 def _check_unchanged(
-    checkpoint: Checkpoint, policy_id: str, setting: str, *, was: bool, now: bool
+    checkpoint: Checkpoint,
+    policy_id: str,
+    setting: str,
+    *,
+    was: bool,
+    now: bool,
 ) -> None:
     """Check that a setting is as in the training of a checkpoint's policy.
 

@@ -208,7 +208,10 @@ def _difference(got: Array, want: Array) -> float:
 
 
 def _checked_difference(
-    name: str, outputs: Mapping[str, Array], expected: Array, limit: float
+    name: str,
+    outputs: Mapping[str, Array],
+    expected: Array,
+    limit: float,
 ) -> float:
     """Return the difference of a file's output from the expected one, which must be within a limit.
 

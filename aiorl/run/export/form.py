@@ -105,7 +105,12 @@ class PolicyForm:
         if isinstance(parts.filter, MeanStdFilter):
             normalisation = Normalisation.of(parts.filter)
         actions = tuple(_action_parts(parts, run.acting.part.clip_actions))
-        return cls(run, parts, normalisation, actions)
+        return cls(
+            run=run,
+            parts=parts,
+            normalisation=normalisation,
+            actions=actions,
+        )
 
     @property
     def spec(self) -> ActingSpec:
@@ -117,18 +122,18 @@ class PolicyForm:
         """Last component of the state, with the previous actions before they were clipped; None if
         there is none.
         """
-        previous = self.spec.prev_action
-        if previous is None or all(part.bounds is None for part in self.actions):
-            return None
-        return ArraySpec(f"{_STATE_IN}{len(self.spec.state_shapes)}", previous.shape, "float32")
+        return self._carried_as(_STATE_IN)
 
     @property
     def carried_output(self) -> ArraySpec | None:
         """The same for the next step."""
-        carried = self.carried
-        if carried is None:
+        return self._carried_as(_STATE_OUT)
+
+    def _carried_as(self, prefix: str) -> ArraySpec | None:
+        previous = self.spec.prev_action
+        if previous is None or all(part.bounds is None for part in self.actions):
             return None
-        return ArraySpec(f"{_STATE_OUT}{len(self.spec.state_shapes)}", carried.shape, carried.dtype)
+        return ArraySpec(f"{prefix}{len(self.spec.state_shapes)}", previous.shape, "float32")
 
     @property
     def previous_bounds(self) -> tuple[F32, F32]:

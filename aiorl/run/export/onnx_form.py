@@ -88,7 +88,12 @@ def _to_onnx(form: PolicyForm) -> bytes:
     if form.normalisation is not None:
         _rename(network.node, {OBS_INPUT: normalise(before, OBS_INPUT, form.normalisation)})
     if form.carried is not None:
-        previous = actions_before_clipping(before, PREV_ACTIONS_INPUT, form.carried.name, form)
+        previous = actions_before_clipping(
+            before,
+            PREV_ACTIONS_INPUT,
+            form.carried.name,
+            form,
+        )
         _rename(network.node, {PREV_ACTIONS_INPUT: previous})
     after = _Nodes("after")
     # columns that only exploration reads follow the inputs of the distribution
@@ -107,7 +112,10 @@ def _to_onnx(form: PolicyForm) -> bytes:
         initializer=[*initializers, *before.constants, *after.constants],
     )
     whole = helper.make_model(
-        graph, producer_name="aiorl", ir_version=model.ir_version, opset_imports=model.opset_import
+        graph,
+        producer_name="aiorl",
+        ir_version=model.ir_version,
+        opset_imports=model.opset_import,
     )
     serialised: bytes = whole.SerializeToString(deterministic=True)
     return serialised
@@ -173,7 +181,15 @@ class _Nodes:
 
     def _node(self, operator: str, *inputs: str, **attributes: int) -> str:
         name = f"{self._prefix}{operator}_{len(self.nodes)}"
-        self.nodes.append(helper.make_node(operator, inputs, [name], name=name, **attributes))
+        self.nodes.append(
+            helper.make_node(
+                operator,
+                inputs,
+                outputs=[name],
+                name=name,
+                **attributes,
+            )
+        )
         return name
 
     def _constant(self, array: Array) -> str:

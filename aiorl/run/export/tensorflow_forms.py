@@ -57,7 +57,12 @@ def to_keras(form: PolicyForm) -> Any:
         obs = normalise(operations, obs, form.normalisation)
     previous = inputs.get(PREV_ACTIONS_INPUT)
     if form.carried is not None:
-        previous = actions_before_clipping(operations, previous, inputs[form.carried.name], form)
+        previous = actions_before_clipping(
+            operations,
+            previous,
+            inputs[form.carried.name],
+            form,
+        )
     try:
         dist_inputs, values, state_out = _network(form)(
             obs,

@@ -177,7 +177,11 @@ def _checked(formats: Iterable[str]) -> list[str]:
                 hint=nearest(str(name), FORMATS).strip(),
             )
         require_packages(
-            f"the format {name}", FORMATS[name].packages, "learner", key="formats", value=name
+            f"the format {name}",
+            FORMATS[name].packages,
+            "learner",
+            key="formats",
+            value=name,
         )
     return names
 

@@ -477,17 +477,33 @@ def read_results(run_dir: Path) -> list[dict[str, Any]]:
     return list(each_result(run_dir))
 
 
-def flatten(result: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flatten(result: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield the scalars of a result with their paths, joined by /; lists and empty dicts are left
     out.
     """
-    for name, value in result.items():
+    for name, value in flat_items(result, separator="/"):
         if isinstance(value, np.number):
-            yield f"{prefix}{name}", value.item()
+            yield name, value.item()
         elif value is None or isinstance(value, str | int | float):
-            yield f"{prefix}{name}", value
-        elif isinstance(value, Mapping):
-            yield from flatten(value, f"{prefix}{name}/")
+            yield name, value
+
+
+def flat_items(
+    values: Mapping[str, Any], *, separator: str, prefix: str = ""
+) -> Iterator[tuple[str, Any]]:
+    """Yield everything in nested dicts that is no dict itself, with its path.
+
+    Args:
+        values: the outermost dict.
+        separator: text between the names in a path.
+        prefix: text in front of each path.
+    """
+    for name, value in values.items():
+        path = f"{prefix}{name}"
+        if isinstance(value, Mapping):
+            yield from flat_items(value, separator=separator, prefix=f"{path}{separator}")
+        else:
+            yield path, value
 
 
 def numbers_of(result: Mapping[str, Any]) -> dict[str, float]:

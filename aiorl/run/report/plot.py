@@ -21,7 +21,7 @@ from aiorl.config.layers import CONFIG_FILE
 from aiorl.errors import ConfigError
 from aiorl.process.replaced_file import replaced
 from aiorl.run.report.figures import number_at
-from aiorl.run.report.loggers import JSONL_FILE, each_result
+from aiorl.run.report.loggers import JSONL_FILE, each_result, flat_items
 from aiorl.text import one_line
 
 if TYPE_CHECKING:
@@ -39,7 +39,11 @@ INK = "#333333"
 
 
 def plot_learning_curve(
-    run_dir: Path, *, title: str = "", stop_return: float | None = None, path: Path | None = None
+    run_dir: Path,
+    *,
+    title: str = "",
+    stop_return: float | None = None,
+    path: Path | None = None,
 ) -> Path | None:
     """Draw mean return over env steps, with the range of returns around it and wall time on top.
 
@@ -69,12 +73,31 @@ def plot_learning_curve(
     # imported here: it takes 0.2 s, which only runs with a picture need
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained", facecolor="white")
+    figure = Figure(
+        figsize=(8, 4.5),
+        dpi=120,
+        layout="constrained",
+        facecolor="white",
+    )
     axes = figure.add_subplot()
-    axes.fill_between(steps, low, high, color=_LINE, alpha=0.15, linewidth=0, label="min to max")
+    axes.fill_between(
+        steps,
+        low,
+        high,
+        color=_LINE,
+        alpha=0.15,
+        linewidth=0,
+        label="min to max",
+    )
     marker = "o" if steps.size <= _FEW_POINTS else None
     axes.plot(
-        steps, mean, color=_LINE, linewidth=2, marker=marker, markersize=4, label="mean return"
+        steps,
+        mean,
+        color=_LINE,
+        linewidth=2,
+        marker=marker,
+        markersize=4,
+        label="mean return",
     )
     if stop_return is not None:
         axes.axhline(
@@ -141,7 +164,11 @@ def _add_wall_time(axes: Axes, steps: F64, seconds: F64) -> None:
     decimals = 1 if times[-1] < 100 else 0
     above.set_xticks(ticks, [f"{time:.{decimals}f}" for time in times])
     above.set_xlabel(f"wall time in {unit}", color="#777777", fontsize=9)
-    above.tick_params(colors="#777777", labelsize=8, length=3)
+    above.tick_params(
+        colors="#777777",
+        labelsize=8,
+        length=3,
+    )
     above.spines[:].set_visible(False)
 
 
@@ -296,7 +323,11 @@ def group_runs(runs: Sequence[RunCurve]) -> list[Experiment]:
     # (algorithm, environment) -> key of a group -> settings
     tasks: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
     for run in runs:
-        settings = dict(pair for pair in _flat(run.config) if not pair[0].startswith(OF_A_RUN))
+        settings = dict(
+            pair
+            for pair in flat_items(run.config, separator=".")
+            if not pair[0].startswith(OF_A_RUN)
+        )
         task = str(settings.pop("algo", "unknown")), str(settings.pop("env", "unknown"))
         key = repr((task, sorted(settings.items())))
         groups.setdefault(key, []).append(run)
@@ -371,7 +402,13 @@ def band_of(runs: Sequence[RunCurve], *, by: str, rng: np.random.Generator) -> B
     at = np.linspace(min(axis[0] for axis in axes), max(axis[-1] for axis in axes), _POINTS)
     table = np.stack(
         [
-            np.interp(at, axis, run.returns, left=np.nan, right=np.nan)
+            np.interp(
+                at,
+                axis,
+                run.returns,
+                left=np.nan,
+                right=np.nan,
+            )
             for axis, run in zip(axes, runs, strict=True)
         ]
     )
@@ -387,7 +424,13 @@ def band_of(runs: Sequence[RunCurve], *, by: str, rng: np.random.Generator) -> B
         if len(values) > 1:
             resamples = rng.integers(len(values), size=(len(values), _RESAMPLES))
             low[columns], high[columns] = _interval(values, resamples)
-    return Band(at=at, mean=mean, low=low, high=high, num_runs=is_covered.sum(axis=0))
+    return Band(
+        at=at,
+        mean=mean,
+        low=low,
+        high=high,
+        num_runs=is_covered.sum(axis=0),
+    )
 
 
 def _interval(values: F64, resamples: NDArray[np.int64]) -> F64:
@@ -404,13 +447,3 @@ def _interval(values: F64, resamples: NDArray[np.int64]) -> F64:
         parts.append(np.quantile(means, (0.025, 0.975), axis=0))
     interval: F64 = np.concatenate(parts, axis=1)
     return interval
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    pairs: list[tuple[str, Any]] = []
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            pairs += _flat(value, f"{prefix}{name}.")
-        else:
-            pairs.append((f"{prefix}{name}", value))
-    return pairs

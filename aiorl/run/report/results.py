@@ -113,10 +113,30 @@ class Results:
         silent = max(_FORGET_EPISODES, 10 * smoothing_episodes)
         # by names of episodes' columns, which checkpoints use, too
         self._windows = {
-            "policy_rewards": _Windows("the reward of policy", smoothed, _MAX_POLICIES, silent),
-            "custom": _Windows("custom metric", smoothed, _MAX_CUSTOM, silent),
-            "hist": _Windows("history", lambda: _Window(1, MAX_HIST), _MAX_HISTORIES, silent),
-            "estimates": _Windows("estimate", smoothed, _MAX_ESTIMATES, silent),
+            "policy_rewards": _Windows(
+                "the reward of policy",
+                smoothed,
+                max_names=_MAX_POLICIES,
+                min_silent_episodes=silent,
+            ),
+            "custom": _Windows(
+                "custom metric",
+                smoothed,
+                max_names=_MAX_CUSTOM,
+                min_silent_episodes=silent,
+            ),
+            "hist": _Windows(
+                "history",
+                lambda: _Window(1, MAX_HIST),
+                max_names=_MAX_HISTORIES,
+                min_silent_episodes=silent,
+            ),
+            "estimates": _Windows(
+                "estimate",
+                smoothed,
+                max_names=_MAX_ESTIMATES,
+                min_silent_episodes=silent,
+            ),
         }
         self._perf = PerfStats()
         self._lag = _Totals()
@@ -403,7 +423,12 @@ class _Window:
             total = sum(few)
             least = min(few)
             most = max(few)
-        self._new.add(values.size, total=total, least=least, most=most)
+        self._new.add(
+            values.size,
+            total=total,
+            least=least,
+            most=most,
+        )
         self._values.extend(values[-self._keep :].tolist())
         del self._values[: -self._keep]
 
@@ -439,7 +464,12 @@ class _Windows:
     """
 
     def __init__(
-        self, what: str, window: Callable[[], _Window], max_names: int, min_silent_episodes: int
+        self,
+        what: str,
+        window: Callable[[], _Window],
+        *,
+        max_names: int,
+        min_silent_episodes: int,
     ) -> None:
         """Start without names.
 

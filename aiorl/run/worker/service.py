@@ -9,7 +9,6 @@ neither heartbeats nor subscriptions. Several samplers of one process overlap th
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 import os
 import re
@@ -22,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -53,7 +52,7 @@ from aiorl.net.transport.security import load_worker_keys
 from aiorl.net.transport.system import give_back_regularly
 from aiorl.net.wire.decoding import decode
 from aiorl.net.wire.encoding import encode
-from aiorl.net.wire.format import DEFAULT_LIMITS, limits_of
+from aiorl.net.wire.format import DEFAULT_LIMITS, Limits, limits_of
 from aiorl.net.wire.messages import (
     BUILDING,
     OUT_OF_DATA,
@@ -136,6 +135,46 @@ class _Running:
             self.unit.close()
 
 
+@dataclass(frozen=True, slots=True)
+class _LearnersSettings:
+    """Settings that the handshake brings; before it, the defaults hold.
+
+    Attributes:
+        limits: limits of messages.
+        compress: True if fragments may be compressed.
+        max_heap: largest heap of this process, bytes; 0 for no limit.
+    """
+
+    limits: Limits = DEFAULT_LIMITS
+    compress: bool = True
+    max_heap: int = 0
+
+
+@dataclass(slots=True)
+class _StatusLog:
+    """Log of what the worker does or waits for."""
+
+    kind: str = ""
+    since: float = 0.0
+    logged_kind: str = ""
+    logged_at: float = 0.0
+
+    def note(self, text: str, now: float) -> None:
+        """Log one INFO line when the status has changed and stayed the same for a while, and again
+        once a minute.
+        """
+        kind = re.sub(r"\d+(\.\d+)?", "#", text)  # numbers change all the time
+        if kind != self.kind:
+            self.kind = kind
+            self.since = now
+        is_due = kind != self.logged_kind or now - self.logged_at >= _STATUS_EVERY_S
+        if is_due and now - self.since >= _STATUS_AFTER_S:
+            level = logging.DEBUG if kind == self.logged_kind == "sampling" else logging.INFO
+            self.logged_kind = kind
+            self.logged_at = now
+            logger.log(level, "%s", text)
+
+
 def make_service(
     connect: Sequence[str], keys: Path | str | None, worker_id: str = "", slot: int = 0
 ) -> WorkerService:
@@ -171,9 +210,7 @@ class WorkerService:
         self.former_end = ""
         self._endpoint = endpoint
         self._session = session
-        self._limits = DEFAULT_LIMITS
-        self._compress = True
-        self._max_heap = 0
+        self._settings = _LearnersSettings()
         self._outbox: deque[Sequence[Buffer]] = deque()
         self._tasks = Tasks(self.fail)
         self._sender: asyncio.Task[None] | None = None
@@ -184,9 +221,7 @@ class WorkerService:
         self._has_sent = False
         self._wake = asyncio.Event()
         self._done: asyncio.Future[WorkerOutcome] | None = None
-        self._status = ""
-        self._status_since = 0.0
-        self._status_logged = ("", 0.0)
+        self._status_log = _StatusLog()
 
     async def run(self) -> WorkerOutcome:
         """Sample until the run ends, the learner refuses this worker for good, a sampler or task
@@ -229,7 +264,7 @@ class WorkerService:
     def _take(self, hear: Callable[[Message, float], None], frames: list[memoryview]) -> None:
         now = time.monotonic()
         try:
-            hear(decode(frames, self._limits), now)
+            hear(decode(frames, self._settings.limits), now)
         except RemoteProtocolError as error:
             logger.warning(
                 "a message from the learner was not understood and is ignored: %s", error
@@ -259,10 +294,10 @@ class WorkerService:
             self._session.tick(now)
             self._pump()
             try:
-                check_heap(self._max_heap, "memory_per_worker")
+                check_heap(self._settings.max_heap, "memory_per_worker")
             except MemoryQuotaError as error:
                 self._fail("memory", str(error), "")
-            self._log_status(now)
+            self._status_log.note(self._status_text(now), now)
             await asyncio.sleep(_TICK_S)
 
     # Sending
@@ -282,8 +317,8 @@ class WorkerService:
         try:
             frames = encode(
                 message,
-                compress=self._compress and not self._endpoint.is_local,
-                limits=self._limits,
+                compress=self._settings.compress and not self._endpoint.is_local,
+                limits=self._settings.limits,
             )
         except LocalProtocolError as error:
             self._fail("protocol", f"a message cannot be sent: {error}", "")
@@ -361,22 +396,6 @@ class WorkerService:
             return OUT_OF_DATA
         return self._session.status_text(now)
 
-    def _log_status(self, now: float) -> None:
-        """Log one INFO line when the status has changed and stayed the same for a while, and again
-        once a minute.
-        """
-        text = self._status_text(now)
-        kind = re.sub(r"\d+(\.\d+)?", "#", text)
-        if kind != self._status:
-            self._status = kind
-            self._status_since = now
-        logged_kind, logged_at = self._status_logged
-        is_due = kind != logged_kind or now - logged_at >= _STATUS_EVERY_S
-        if is_due and now - self._status_since >= _STATUS_AFTER_S:
-            self._status_logged = (kind, now)
-            level = logging.DEBUG if kind == logged_kind == "sampling" else logging.INFO
-            logger.log(level, "%s", text)
-
     # Sampling
     # ----------------------------------------------------------------------------------------------
 
@@ -384,9 +403,9 @@ class WorkerService:
         """Return True if that registration life is current; anything of another life must not start
         or send.
         """
-        if self._session.state is WorkerState.ENDED or self._done is None or self._done.done():
-            return False
-        return incarnation == self._session.incarnation
+        is_running = self._done is not None and not self._done.done()
+        is_in_run = self._session.state is not WorkerState.ENDED
+        return is_running and is_in_run and incarnation == self._session.incarnation
 
     def _restart_units(self, welcome: Welcome | None) -> None:
         """End the samplers of the previous registration, then start those of the new one.
@@ -409,14 +428,16 @@ class WorkerService:
         incarnation = welcome.incarnation
         try:
             part = WorkerPart.from_dict(welcome.config)
-            self._compress = part.transport.compression != "off" or bool(part.compress_observations)
-            self._max_heap = part.memory_per_worker
             # after the handshake, times and limits come from the learner's configuration
+            self._settings = _LearnersSettings(
+                limits=limits_of(part.transport),
+                compress=part.transport.compression != "off" or bool(part.compress_observations),
+                max_heap=part.memory_per_worker,
+            )
             self._session.settings.transport = part.transport
             self._session.settings.max_unacked_bytes = (
                 part.object_store_memory_per_worker or MAX_UNACKED_BYTES
             )
-            self._limits = limits_of(part.transport)
             os.environ.update(part.extra_python_environs_for_worker)
             logging.getLogger("aiorl").setLevel(part.log_level.replace("WARN", "WARNING"))
             self._is_building = True
@@ -505,7 +526,7 @@ class WorkerService:
 
     def _send_fragment(self, unit: SamplerUnit, lease_id: int, samples: Samples) -> None:
         deltas = unit.take_deltas(self._session.next_seq)
-        samples = dataclasses.replace(samples, lease_id=lease_id, filter_deltas=deltas)
+        samples = replace(samples, lease_id=lease_id, filter_deltas=deltas)
         self._session.fragment_done(samples, time.monotonic())
         self._pump()
         if not self._has_sent:
@@ -530,17 +551,13 @@ class WorkerService:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks, timeout=_STOP_WAIT_S)
-        closing = []
-        for running in units:
-            is_built = running.unit is not None
-            future = running.call(running.close)
-            if is_built:  # one that is still being built is closed later, without waiting
-                closing.append(future)
-        if closing:
-            closed, _ = await asyncio.wait(closing, timeout=_STOP_WAIT_S)
-            for future in closed:
-                if future.exception() is not None:
-                    logger.warning("a sampler could not be closed: %r", future.exception())
+        closing = [(running.unit is not None, running.call(running.close)) for running in units]
+        # a unit that is still being built is closed after that, without waiting for it
+        waited_for = [future for is_built, future in closing if is_built]
+        if waited_for:
+            closed, _ = await asyncio.wait(waited_for, timeout=_STOP_WAIT_S)
+            for error in filter(None, (future.exception() for future in closed)):
+                logger.warning("a sampler could not be closed: %r", error)
         for running in units:
             running.executor.shutdown(wait=False)
             self._running.remove(running)
