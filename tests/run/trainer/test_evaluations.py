@@ -209,7 +209,9 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def evaluations(tmp_path: Path, saved: Path) -> Callable[..., Any]:
-    """Return a function that makes evaluations of a saved policy; `said` collects its messages."""
+    """Return a function that makes evaluations of a saved policy; `said` collects its messages, and
+    `config` can be changed.
+    """
 
     async def save(directory: Path, *, with_experience: bool) -> Path:
         assert not with_experience
@@ -221,6 +223,7 @@ def evaluations(tmp_path: Path, saved: Path) -> Callable[..., Any]:
         )
         made: Any = Evaluations(config, tmp_path / "run", lambda text, level: said.append(text))
         made.said = said
+        made.config = config
         return made, Training(save)
 
     said: list[str] = []
@@ -290,7 +293,7 @@ def test_a_failed_evaluation_is_reported_and_the_next_one_works(
         assert "fails on purpose" in made.said[-1]
         (child,) = children()
         os.kill(child.pid, signal.SIGKILL)
-        made._config.evaluation_config["env_config"]["fails"] = False
+        made.config.evaluation_config["env_config"]["fails"] = False
         assert (await training.after(made, 2))["episode_reward_mean"] == 4
         await made.close()
 
@@ -305,7 +308,7 @@ def test_the_best_checkpoint_is_kept_even_after_a_resume(
     async def run() -> None:
         made, training = evaluations(evaluation_num_workers=0, evaluation_num_episodes=1)
         made._measure = dict  # the rewards stand for better and worse policies
-        rewards = made._config.evaluation_config.setdefault("env_config", {})
+        rewards = made.config.evaluation_config.setdefault("env_config", {})
         for iteration, reward, kept in [
             (1, float("nan"), None),
             (2, 5.0, 2),
@@ -323,7 +326,7 @@ def test_the_best_checkpoint_is_kept_even_after_a_resume(
         again, training = evaluations(evaluation_num_workers=0, evaluation_num_episodes=1)
         assert np.isnan(again.mean_return)
         again._measure = dict
-        again._config.evaluation_config["env_config"] = {"reward": 5.5}
+        again.config.evaluation_config["env_config"] = {"reward": 5.5}
         await training.after(again, 5)
         assert json.loads((best / "evaluation.json").read_text())["training_iteration"] == 4
         await again.close()
@@ -431,10 +434,12 @@ def test_the_end_of_a_trainer_makes_up_for_an_evaluation_that_was_due_while_anot
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = asyncio.Event()
+    loops: list[asyncio.AbstractEventLoop] = []
     requests: list[Any] = []
 
     async def ask(child: Any, request: dict[str, Any]) -> dict[str, Any]:
         requests.append(request)
+        loops.append(asyncio.get_running_loop())
         await gate.wait()
         return answer(float(len(requests)))
 
@@ -450,7 +455,7 @@ def test_the_end_of_a_trainer_makes_up_for_an_evaluation_that_was_due_while_anot
         trainer.train()
         trainer.train()
         assert len(requests) == 1
-        trainer._loop.do(gate.set)
+        loops[0].call_soon_threadsafe(gate.set)
     assert (
         json.loads((tmp_path / "run" / BEST / "evaluation.json").read_text())["training_iteration"]
         == 2

@@ -14,14 +14,15 @@ import aiorl
 from aiorl.acting.filters import returns_of
 from aiorl.data import columns as c
 from aiorl.errors import CheckpointError
+from aiorl.run.policy_group import PolicyGroup
 
 RETURNS = returns_of(c.DEFAULT_POLICY_ID)
 SETTINGS = {**SMALL, "normalize_rewards": True, "gamma": 0.9}
 
 
 def statistic(trainer: Any) -> dict[str, Any]:
-    found: dict[str, Any] = trainer._training.core.publisher.filter_states()[RETURNS]
-    return found
+    state: dict[str, Any] = trainer._training.core.publisher.filter_states()[RETURNS]
+    return state
 
 
 @pytest.mark.slow
@@ -32,14 +33,13 @@ def test_episodes_are_reported_unscaled_and_the_statistic_is_kept_in_checkpoints
     monkeypatch.chdir(tmp_path)
     with kind({**SETTINGS, "sgd_minibatch_size": 64}, env="CartPole-v1") as trainer:
         batches: list[Any] = []
-        group = trainer._training.learning.group
-        make_batch = group.make_batch
+        make_batch = PolicyGroup.make_batch
 
-        def noting(fragments: Any) -> Any:
+        def noting(group: PolicyGroup, fragments: Any) -> Any:
             batches.extend(fragments)
-            return make_batch(fragments)
+            return make_batch(group, fragments)
 
-        monkeypatch.setattr(group, "make_batch", noting)
+        monkeypatch.setattr(PolicyGroup, "make_batch", noting)
         for _ in range(3):
             result = trainer.train()
         assert result["episode_reward_mean"] == result["episode_len_mean"] > 8

@@ -289,7 +289,7 @@ def test_ctrl_c_while_a_trainer_starts_or_stops_loses_no_progress_and_leaves_no_
     assert not children() - before
     trainer = make(num_workers=1, evaluation_interval=1)
     steps = trainer.train()["env_steps_trained_total"]
-    interrupt_when(lambda: trainer._is_stopped)
+    interrupt_when(lambda: "stopped" in repr(trainer))
     with pytest.raises(KeyboardInterrupt):
         trainer.stop()
     assert aiorl.load_policy(trainer.logdir).env_steps == steps

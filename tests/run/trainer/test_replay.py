@@ -13,6 +13,7 @@ import pytest
 from gymnasium import spaces
 
 from aiorl import DQNConfig, SACConfig, TD3Config, Trainer, load_policy
+from aiorl.acting.checkpoint import find_checkpoint
 from aiorl.data import columns as c
 from aiorl.errors import ConfigError, UnsupportedSpaceError
 from aiorl.learning.replay import spec as memory
@@ -193,7 +194,7 @@ def test_it_stores_and_trains_at_the_configured_rates(tmp_path: Path) -> None:
             }
         }
     )
-    tensors = trainer._training.learning.group.get_state().tensors
+    tensors = find_checkpoint(trainer.save()).under("algorithm/")
     for name in trainer.get_policy().get_weights():
         target, own = (
             tensors[f"{c.DEFAULT_POLICY_ID}/{part}/{name}"] for part in ("target", "weights")

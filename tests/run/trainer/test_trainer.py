@@ -30,6 +30,7 @@ from aiorl.errors import (
     WorkerError,
 )
 from aiorl.learning.algorithms.ppo import PPOConfig
+from aiorl.run.policy_group import PolicyGroup
 from aiorl.run.report.loggers import read_results
 
 TRACED = {"eager": False, "xla": "off", "sgd_minibatch_size": 32, "num_sgd_iter": 2}
@@ -325,7 +326,7 @@ def test_the_update_after_a_failed_one_uses_a_new_batch(
     trainer = make()
     trainer.train()
     with monkeypatch.context() as patch:
-        patch.setattr(trainer._training.learning.group, "update", lambda *batch: 1 / 0)
+        patch.setattr(PolicyGroup, "update", lambda *batch: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             trainer.train()
     result = trainer.train()
