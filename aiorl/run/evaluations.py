@@ -145,9 +145,11 @@ class Evaluations(Observer):
         `stop_evaluation_return`.
         """
         goal = self._config.stop_evaluation_return
-        if goal is None or self._finished is None:
-            return False
-        return bool(self._finished["episode_reward_mean"] >= goal)
+        return (
+            goal is not None
+            and self._finished is not None
+            and self._finished["episode_reward_mean"] >= goal
+        )
 
     def is_due(self, iteration: int) -> bool:
         """Return True if the iteration with this number has an evaluation; 0 is the beginning of a
@@ -363,7 +365,6 @@ def as_result(evaluations: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     Args:
         evaluations: results of `Evaluation.to_dict`, from one or several processes.
     """
-    first = evaluations[0]
     returns = [value for evaluation in evaluations for value in evaluation["returns"]]
     lengths = [value for evaluation in evaluations for value in evaluation["lengths"]]
     policies: dict[str, list[float]] = {}
@@ -388,9 +389,9 @@ def as_result(evaluations: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             for name, values in custom.items()
             for kind, summary in _KINDS.items()
         },
-        "env_steps_trained": int(first["env_steps"]),
-        "explore": bool(first["explore"]),
-        "seed": first["seed"],
+        "env_steps_trained": int(evaluations[0]["env_steps"]),
+        "explore": bool(evaluations[0]["explore"]),
+        "seed": evaluations[0]["seed"],
         "seeds": [evaluation["seed"] for evaluation in evaluations],
         "episodes_of_seeds": [len(evaluation["returns"]) for evaluation in evaluations],
     }

@@ -245,19 +245,15 @@ class PlannedPolicy:
         names = [name for name in described if differ_in_order_only(described[name], stored[name])]
         if not names:
             return self
-        observation_space = self.observation_space
-        action_space = self.action_space
-        if "observation" in names:
-            observation_space = space_from_dict(stored["observation"])
-        if "action" in names:
-            action_space = space_from_dict(stored["action"])
+        reordered = {"observation": self.observation_space, "action": self.action_space}
+        reordered |= {name: space_from_dict(stored[name]) for name in names}
         return replace(
             self,
-            observation_space=observation_space,
-            action_space=action_space,
+            observation_space=reordered["observation"],
+            action_space=reordered["action"],
             preprocessor=make_preprocessor(
-                observation_space,
-                action_space=action_space,
+                reordered["observation"],
+                action_space=reordered["action"],
                 custom_preprocessor=_custom_preprocessor(self.settings),
             ),
             has_own_spaces=True,

@@ -49,8 +49,6 @@ Array = NDArray[Any]
 F32 = NDArray[np.float32]
 
 _ACTION = "action"
-_STATE_IN = "state_in_"
-_STATE_OUT = "state_out_"
 _ONE = np.ones(1, np.float32)
 
 
@@ -122,12 +120,12 @@ class PolicyForm:
         """Last component of the state, with the previous actions before they were clipped; None if
         there is none.
         """
-        return self._carried_as(_STATE_IN)
+        return self._carried_as("state_in_")
 
     @property
     def carried_output(self) -> ArraySpec | None:
         """The same for the next step."""
-        return self._carried_as(_STATE_OUT)
+        return self._carried_as("state_out_")
 
     def _carried_as(self, prefix: str) -> ArraySpec | None:
         previous = self.spec.prev_action

@@ -256,12 +256,11 @@ def _describe(
 
 
 def _described(spec: ArraySpec) -> dict[str, Any]:
-    meaning = _MEANINGS[spec.name.rstrip("_0123456789")]
     return {
         "name": spec.name,
         "dtype": spec.dtype,
         "shape": [None, *spec.shape],
-        "meaning": meaning,
+        "meaning": _MEANINGS[spec.name.rstrip("_0123456789")],
     }
 
 

@@ -153,8 +153,7 @@ def clock_text(seconds: float) -> str:
     whole = max(0, int(seconds)) if math.isfinite(seconds) else 0
     minutes, seconds = divmod(whole, 60)
     hours, minutes = divmod(minutes, 60)
-    text = f"{minutes:02}:{seconds:02}"
-    return f"{hours}:{text}" if hours else text
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes:02}:{seconds:02}"
 
 
 def number_at(values: Mapping[str, Any], name: str) -> float:

@@ -44,7 +44,6 @@ from aiorl.run.evaluation import Evaluation, evaluate
 from aiorl.run.evaluations import Evaluations, manner_of
 from aiorl.run.export.writing import export_policy
 from aiorl.run.observers import Checkpoints
-from aiorl.run.report.results import Results
 from aiorl.run.restoring import is_scaled
 from aiorl.run.run import source_for
 from aiorl.run.threads import BrokenOff, LoopThread
@@ -555,7 +554,6 @@ class AlgorithmTrainer(Trainer):
 
     def _init(self, config: CommonConfig, env_creator: EnvCreator) -> None:
         self._loop = LoopThread("aiorl-trainer")
-        self._is_alone = config.is_alone
         self._ending.callback(self._loop.close)
         self._built: Training | None = None
         self._worker: SamplerUnit | None = None
@@ -622,7 +620,7 @@ class AlgorithmTrainer(Trainer):
                 self._loop.soon(self._built.source.interrupt)
 
         try:
-            result = self._loop.call(step, leave_turn if self._is_alone else None)
+            result = self._loop.call(step, leave_turn if self.config.is_alone else None)
         except BrokenOff as error:
             raise (error.__cause__ or error) from None
         if and_raise:
@@ -698,8 +696,8 @@ class AlgorithmTrainer(Trainer):
     def _callbacks(self) -> DefaultCallbacks | None:
         return self._training.callbacks
 
-    def _results(self) -> Results:
-        return self._training.results
+    def _newest_return(self) -> float:
+        return self._training.results.newest_return
 
     # Inside
     # ----------------------------------------------------------------------------------------------

@@ -42,7 +42,6 @@ from aiorl.run.report.console import shown_on_a_line
 from aiorl.run.report.figures import Headline
 from aiorl.run.report.log_files import RunLog
 from aiorl.run.report.loggers import Logger
-from aiorl.run.report.results import Results
 from aiorl.run.restoring import Restored, checkpoint_to_resume
 from aiorl.run.trainer.resources import ResourceRequest, default_resource_request, resource_help
 from aiorl.run.training import report
@@ -331,10 +330,9 @@ class Trainer:
             yield result
             if self._is_stopped:
                 return
-            results = self._results()
             evaluation = result.get("evaluation", {})
             progress_so_far = StopFigures(
-                mean_return=math.nan if results is None else results.newest_return,
+                mean_return=self._newest_return(),
                 env_steps=result.get("env_steps_trained_total", 0),
                 evaluation_return=float(evaluation.get("episode_reward_mean", math.nan)),
                 took_s=time.monotonic() - began,
@@ -419,9 +417,11 @@ class Trainer:
         """Return the user's hooks on the trainer, if any."""
         return None
 
-    def _results(self) -> Results | None:
-        """Return the results of the episodes trained on, if this trainer keeps them."""
-        return None
+    def _newest_return(self) -> float:
+        """Return the mean return of the last 100 episodes trained on; NaN before 100 have ended, or
+        if this trainer doesn't keep them.
+        """
+        return math.nan
 
     # Inside
     # ----------------------------------------------------------------------------------------------
@@ -514,7 +514,7 @@ class Trainer:
         self.logdir = str(self._directory.path)
         log = RunLog(self._directory, self.config)
         self._files = RunFiles(self.config, self._directory)
-        self._logger: Logger | None = None
+        self._writer: RunFiles | Logger = self._files
         self._is_stopped = False
         _running.add(self)
         ending = self._ending = contextlib.ExitStack()  # every step runs, even if another one fails
@@ -525,8 +525,8 @@ class Trainer:
             if self._restored is None:
                 self._restored = checkpoint_to_resume(self.config, self._directory, self._tell)
             if self._logger_creator is not None:
-                self._logger = self._logger_creator(self.config.to_dict())
-                ending.callback(self._logger.close)
+                self._writer = self._logger_creator(self.config.to_dict())
+                ending.callback(self._writer.close)
             else:
                 self._files.open(None if self._restored is None else self._restored.run)
             ending.callback(self._write_result)
@@ -569,8 +569,7 @@ class Trainer:
         result = self._unwritten
         self._unwritten = None
         if result is not None:
-            writer = self._files if self._logger is None else self._logger
-            writer.write(result)
+            self._writer.write(result)
 
     def _tell(self, text: str, level: int) -> None:
         logger.log(level, "%s", text)

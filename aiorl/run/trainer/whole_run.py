@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -15,8 +15,7 @@ from aiorl.config.schema import CommonConfig
 from aiorl.errors import AiorlError
 from aiorl.learning.algorithms.registry import config_class
 from aiorl.run.build import plan_learning
-from aiorl.run.report.console import Display, PlainDisplay, make_display
-from aiorl.run.report.figures import Headline
+from aiorl.run.report.console import PlainDisplay, make_display
 from aiorl.run.report.log_files import RunLog
 from aiorl.run.run import Run
 from aiorl.run.threads import LoopThread
@@ -67,9 +66,9 @@ def train(
     loop = LoopThread("aiorl-run")
     try:
         with RunDirectory.open(plan.config) as directory, RunLog(directory, plan.config):
-            display: Callable[[Headline], Display] = make_display
-            if plan.config.is_alone:  # a live panel would be drawn over a debugger's prompt
-                display = partial(PlainDisplay, stream=sys.stdout)
+            # a live panel would be drawn over a debugger's prompt
+            plain = partial(PlainDisplay, stream=sys.stdout)
+            display = plain if plan.config.is_alone else make_display
             run = Run(plan.config, directory, display, plan=plan, here=loop)
 
             def stop() -> None:
