@@ -381,12 +381,11 @@ def _check_returns(checkpoint: Checkpoint, learning: Learning) -> None:
     for policy_id, statistic in learning.filters.items():
         if not isinstance(statistic, ReturnFilter):
             name = returns_of(policy_id)
-            was = bool(checkpoint.filter_state(name))
             _check_unchanged(
                 checkpoint,
                 policy_id,
                 "normalize_rewards",
-                was=was,
+                was=bool(checkpoint.filter_state(name)),
                 now=name in learning.filters,
             )
 
@@ -403,12 +402,11 @@ def _check_units(checkpoint: Checkpoint, learning: Learning) -> None:
         saved = {}
     for policy_id, graph in learning.graphs.items():
         if policy_id in saved or not saved:
-            was = is_scaled(saved.get(policy_id, {}))
             _check_unchanged(
                 checkpoint,
                 policy_id,
                 "normalize_actions:",
-                was=was,
+                was=is_scaled(saved.get(policy_id, {})),
                 now=is_scaled(graph),
             )
 

@@ -344,9 +344,11 @@ def _differences(settings: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     """Return, for each experiment, "name=value" of the few keys that best distinguish the
     experiments.
     """
-    columns: dict[str, list[str]] = {"preset": []}
-    for name in itertools.chain(columns, *settings):
-        columns[name] = [repr(values[name]) if name in values else "" for values in settings]
+    names = dict.fromkeys(itertools.chain(["preset"], *settings))
+    columns = {
+        name: [repr(values[name]) if name in values else "" for values in settings]
+        for name in names
+    }
     chosen: list[str] = []
     rows: list[tuple[str, ...]] = [()] * len(settings)  # texts of the chosen columns
     while len(chosen) < _MAX_SETTINGS and len({*rows}) < len(settings):

@@ -85,7 +85,7 @@ class Blocks(aiorl.DefaultCallbacks):
     """Callbacks that put a file in place of the directory of checkpoints."""
 
     def on_train_result(self, *, trainer: Any, result: dict[str, Any], **kwargs: Any) -> None:
-        checkpoints = Path(trainer._directory.checkpoints)
+        checkpoints = Path(trainer.training.directory.checkpoints)
         checkpoints.rmdir()
         checkpoints.touch()
 
