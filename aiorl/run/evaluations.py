@@ -249,9 +249,9 @@ class Evaluations(Observer):
         """
         self.mean_return = float(result["episode_reward_mean"])
         self._finished = {**result, "training_iteration": iteration}
-        steps = int(result["env_steps_trained"])
         message = (
-            f"evaluation after {steps:,} env steps: return {return_text(self.mean_return)}"
+            f"evaluation after {int(result['env_steps_trained']):,} env steps: return"
+            f" {return_text(self.mean_return)}"
             f" (deviation {result['episode_reward_std']:,.1f}) over {result['episodes_this_iter']}"
             " episodes"
         )

@@ -159,8 +159,11 @@ def _with_sizes_of(run: CommonConfig, config: CommonConfig) -> CommonConfig:
 
 def learning_settings(config: CommonConfig) -> dict[str, Any]:
     """Return the settings that concern learning, which can differ between policies."""
-    kind = type(config)
-    return {name: value for name, value in config.to_dict().items() if not _is_of_run(kind, name)}
+    return {
+        name: value
+        for name, value in config.to_dict().items()
+        if not _is_of_run(type(config), name)
+    }
 
 
 def _common_settings(config: CommonConfig, kind: type[CommonConfig]) -> dict[str, Any]:
@@ -333,8 +336,14 @@ def with_policies_named(config: CommonConfig, facts: EnvFacts) -> CommonConfig:
                 peer for peer in agents if (observations.get(peer), actions.get(peer)) == pair
             )
         policy_ids[agent_text(agent)] = agent_text(namesake)
-    policies = dict.fromkeys(policy_ids.values())
-    return config.updated({"multiagent": {"policies": policies, "policy_mapping_fn": policy_ids}})
+    return config.updated(
+        {
+            "multiagent": {
+                "policies": dict.fromkeys(policy_ids.values()),
+                "policy_mapping_fn": policy_ids,
+            }
+        }
+    )
 
 
 def with_settings_said(config: CommonConfig, planned: Mapping[str, PlannedPolicy]) -> CommonConfig:
@@ -517,10 +526,9 @@ def _trained(
             )
     for policy_id in sorted(trained):
         if kinds[policy_id] is None:
-            path = entries[policy_id]["class"]
             raise ConfigError(
-                f"policy {policy_id!r} is to be trained, but its class is your own {path!r}, which"
-                " only acts.",
+                f"policy {policy_id!r} is to be trained, but its class is your own"
+                f" {entries[policy_id]['class']!r}, which only acts.",
                 key=key,
                 value=policy_id,
                 hint=f"List the policies that learn in {key}, without this one.",
@@ -607,9 +615,11 @@ def _check_can_act(config: CommonConfig, action_space: spaces.Space[Any]) -> Non
             for name, kind in kinds.items()
             if kind.is_offline == config.is_offline and kind.learns_actions_of(action_space)
         ]
-        hint = f"These algorithms support these actions: {', '.join(alternatives)}."
         raise UnsupportedSpaceError(
-            f"{config.algo} over the action space", action_space, supported, hint
+            f"{config.algo} over the action space",
+            action_space,
+            supported,
+            hint=f"These algorithms support these actions: {', '.join(alternatives)}.",
         )
     try:
         make_distribution(action_space)

@@ -291,11 +291,10 @@ def _restore_experience(checkpoint: Checkpoint, learning: Learning) -> None:
 def identity_of(config: CommonConfig, learning: Learning) -> dict[str, Any]:
     """Return the facts in which a checkpoint must agree with the run that resumes from it."""
     policies = learning.worker_part.policies
-    other_algos = {policy_id: part.algo for policy_id, part in policies.items() if part.algo}
     return {
         "env": config.env,
         "algo": config.algo,
-        "other_algos": other_algos or None,
+        "other_algos": {name: part.algo for name, part in policies.items() if part.algo} or None,
         "spaces": learning.spaces,
     }
 

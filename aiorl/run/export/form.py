@@ -102,12 +102,11 @@ class PolicyForm:
         normalisation = None
         if isinstance(parts.filter, MeanStdFilter):
             normalisation = Normalisation.of(parts.filter)
-        actions = tuple(_action_parts(parts, run.acting.part.clip_actions))
         return cls(
             run=run,
             parts=parts,
             normalisation=normalisation,
-            actions=actions,
+            actions=tuple(_action_parts(parts, run.acting.part.clip_actions)),
         )
 
     @property
@@ -155,8 +154,7 @@ class PolicyForm:
         """
         spec = self.spec
         preprocessor = self.parts.preprocessor
-        dtype = np.dtype(preprocessor.dtype).name
-        specs = [ArraySpec(OBS_INPUT, tuple(preprocessor.shape), dtype)]
+        specs = [ArraySpec(OBS_INPUT, tuple(preprocessor.shape), np.dtype(preprocessor.dtype).name)]
         if spec.prev_action is not None:
             specs += [spec.prev_action, ArraySpec(PREV_REWARDS_INPUT, (), "float32")]
         specs += _states(spec.state_inputs, spec)

@@ -117,8 +117,7 @@ def _to_onnx(form: PolicyForm) -> bytes:
         ir_version=model.ir_version,
         opset_imports=model.opset_import,
     )
-    serialised: bytes = whole.SerializeToString(deterministic=True)
-    return serialised
+    return bytes(whole.SerializeToString(deterministic=True))
 
 
 class _Nodes:

@@ -55,10 +55,8 @@ def make_display(headline: Headline, stream: TextIO | None = None) -> Display:
         stream: stream to write to; None is stdout.
     """
     console = Console(file=stream or sys.stdout, highlight=False)
-    can_draw = (
-        console.is_terminal and not console.is_dumb_terminal and console.encoding.startswith("utf")
-    )
-    if can_draw:
+    is_capable = console.is_terminal and not console.is_dumb_terminal
+    if is_capable and console.encoding.startswith("utf"):
         return LiveDisplay(headline, console)
     return PlainDisplay(headline, stream or sys.stdout)
 
@@ -296,9 +294,9 @@ class LiveDisplay:
         if self._events:
             parts.append(Text(""))
         for at, text, level in self._events:
-            style = _STYLES.get(level, "")
-            parts.append(self._truncated_line(f"{clock_text(at)}  ", text, style))
-        clock = clock_text(self._now - self._started)
+            parts.append(
+                self._truncated_line(f"{clock_text(at)}  ", text, style=_STYLES.get(level, ""))
+            )
         return Panel(
             Group(*parts),
             title=Text.assemble(
@@ -308,7 +306,10 @@ class LiveDisplay:
                 (str(config.env), "bold cyan"),
             ),
             title_align="left",
-            subtitle=Text(f"{clock}   Ctrl-C ends the run and keeps it", style="dim"),
+            subtitle=Text(
+                f"{clock_text(self._now - self._started)}   Ctrl-C ends the run and keeps it",
+                style="dim",
+            ),
             subtitle_align="right",
             border_style="cyan",
             padding=(0, 1),

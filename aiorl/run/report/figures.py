@@ -121,8 +121,9 @@ def policy_returns_text(result: Mapping[str, Any]) -> str:
     means = result.get("policy_reward_mean") or {}
     if len(means) < 2:
         return ""
-    first_ones = itertools.islice(means.items(), _NUM_POLICIES)
-    text = ", ".join(f"{name:.24} {value:.1f}" for name, value in first_ones)
+    text = ", ".join(
+        f"{name:.24} {value:.1f}" for name, value in list(means.items())[:_NUM_POLICIES]
+    )
     if len(means) > _NUM_POLICIES:
         text += f" and {len(means) - _NUM_POLICIES} more"
     return text

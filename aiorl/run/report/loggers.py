@@ -263,8 +263,9 @@ class TensorBoardLogger:
         self._append(v1.Event(wall_time=now, file_version="brain.Event:2"))
         if self._resume_after_step is not None:
             start = v1.SessionLog(status=v1.SessionLog.START)
-            event = v1.Event(wall_time=now, step=self._resume_after_step + 1, session_log=start)
-            self._append(event)
+            self._append(
+                v1.Event(wall_time=now, step=self._resume_after_step + 1, session_log=start)
+            )
             self._resume_after_step = None
 
     def _append(self, event: Any) -> None:

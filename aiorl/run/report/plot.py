@@ -335,8 +335,11 @@ def group_runs(runs: Sequence[RunCurve]) -> list[Experiment]:
     experiments: dict[str, Experiment] = {}
     for (algo, env), by_key in tasks.items():
         for key, differences in zip(by_key, _differences(list(by_key.values())), strict=True):
-            name = ", ".join([algo, *differences])
-            experiments[key] = Experiment(name, env, tuple(groups[key]))
+            experiments[key] = Experiment(
+                name=", ".join([algo, *differences]),
+                env=env,
+                runs=tuple(groups[key]),
+            )
     return _with_distinct_names([experiments[key] for key in groups])
 
 
@@ -444,8 +447,7 @@ def _interval(values: F64, resamples: NDArray[np.int64]) -> F64:
     num_points = max(1, _RESAMPLED_NUMBERS // resamples.size)
     parts = []
     for start in range(0, values.shape[1], num_points):
-        columns = values[:, start : start + num_points]
-        means = interquartile_mean(columns[resamples])
+        means = interquartile_mean(values[:, start : start + num_points][resamples])
         parts.append(np.quantile(means, (0.025, 0.975), axis=0))
     interval: F64 = np.concatenate(parts, axis=1)
     return interval

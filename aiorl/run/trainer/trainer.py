@@ -73,9 +73,9 @@ def _restored(kind: type[Trainer], path: str | Path, **changes: Any) -> Trainer:
     restore_withheld(config)
     if not kind._name:
         algo = config.get("algo")
-        match = next((trainer for trainer in _subclasses(kind) if trainer._name == algo), None)
+        match = next((other for other in _subclasses(kind) if other._name == algo), None)
         if match is None and is_import_path(str(algo)):  # a user's own algorithm
-            candidates = (trainer._made_for(str(algo)) for trainer in _subclasses(Trainer))
+            candidates = (other._made_for(str(algo)) for other in _subclasses(Trainer))
             match = next(filter(None, candidates), None)
         if match is None:
             raise CheckpointError(
@@ -459,8 +459,7 @@ class Trainer:
             effective = self._as_config({**settings_of(config), **overrides})
         if effective.env is None:
             raise ConfigError("There is no environment to train in.", key="env", hint=ENV_HINT)
-        user_config = {name: getattr(effective, name) for name in effective.model_fields_set}
-        return user_config, effective
+        return {name: getattr(effective, name) for name in effective.model_fields_set}, effective
 
     @classmethod
     def _as_config(cls, config: Mapping[str, Any] | CommonConfig) -> CommonConfig:

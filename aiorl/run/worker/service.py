@@ -191,8 +191,9 @@ def make_service(
     """
     raise_open_file_limit()  # libzmq may abort if it gets no file descriptor
     worker_keys = None if keys is None else load_worker_keys(keys)
-    worker_id = worker_id or secrets.token_hex(8)
-    settings = WorkerSettings(worker_id, socket.gethostname(), os.getpid(), slot)
+    settings = WorkerSettings(
+        worker_id or secrets.token_hex(8), socket.gethostname(), os.getpid(), slot
+    )
     return WorkerService(worker_endpoint(connect, worker_keys), WorkerSession(settings))
 
 
@@ -288,8 +289,10 @@ class WorkerService:
     async def _tick(self) -> None:
         while True:
             now = time.monotonic()
-            units = [running.unit for running in self._running if running.unit is not None]
-            in_env_s = max((unit.in_env_s for unit in units), default=0.0)
+            in_env_s = max(
+                (running.unit.in_env_s for running in self._running if running.unit is not None),
+                default=0.0,
+            )
             self._session.note_progress(self._status_text(now), in_env_s)
             self._session.tick(now)
             self._pump()
@@ -403,9 +406,10 @@ class WorkerService:
         """Return True if that registration life is current; anything of another life must not start
         or send.
         """
-        is_running = self._done is not None and not self._done.done()
-        is_in_run = self._session.state is not WorkerState.ENDED
-        return is_running and is_in_run and incarnation == self._session.incarnation
+        is_running = self._session.state is not WorkerState.ENDED and (
+            self._done is not None and not self._done.done()
+        )
+        return is_running and incarnation == self._session.incarnation
 
     def _restart_units(self, welcome: Welcome | None) -> None:
         """End the samplers of the previous registration, then start those of the new one.
