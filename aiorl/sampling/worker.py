@@ -151,7 +151,12 @@ class Worker:
         except BaseException:
             if _current is current:
                 _current = before
-            self._stop_what_there_is()
+            try:
+                self.stop()
+            except Exception:  # the first error is the one to raise
+                logger.exception(
+                    "after its construction had failed, the worker could not be closed completely"
+                )
             raise
 
     def _build(self) -> None:
@@ -407,15 +412,6 @@ class Worker:
     def _parts(self, *names: str) -> list[Any]:
         """Return the parts that exist; there may be none in a worker whose constructor failed."""
         return [getattr(self, name) for name in names if hasattr(self, name)]
-
-    def _stop_what_there_is(self) -> None:
-        """Stop after an error without raising another one."""
-        try:
-            self.stop()
-        except Exception:
-            logger.exception(
-                "after its construction had failed, the worker could not be closed completely"
-            )
 
     def __enter__(self) -> Self:
         return self
