@@ -163,9 +163,8 @@ def silence(attacker: Attacker) -> int:
     with contextlib.ExitStack() as stack:
         for number in range(100):
             stack.enter_context(attacker.connect())
-            stack.enter_context(
-                attacker.dial(number % 2, timeout_s=10.0)
-            )  # a full queue needs a second try, 1 s later
+            # a full queue needs a second try, 1 s later
+            stack.enter_context(attacker.dial(number % 2, timeout_s=10.0))
         time.sleep(max(attacker.until - time.monotonic(), 0.0))
     return 200
 

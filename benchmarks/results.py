@@ -296,10 +296,11 @@ TASKS = (
         100_000,
         400,
         "",
+        # each policy has the rows of two agents
         options={
             **_TWO_POLICIES,
             "replay-capacity": 200_000,
-        },  # each policy has the rows of two agents
+        },
     ),
     Task(
         "c51-cartpole",

@@ -26,10 +26,11 @@ GAMES = "MinAtar==1.0.15"
 """Installed without the requirements of its pictures, in a separate folder that aiorl's Python also
 finds."""
 BREAKOUT = "benchmarks.stable_baselines:breakout"
+# a bare XLA loop of TD3's updates is at most twice as fast as theirs
 TARGET_RATIOS = {
     "sac": 2.0,
     "td3": 1.5,
-}  # a bare XLA loop of TD3's updates is at most twice as fast as theirs
+}
 ROUNDS = 3
 SECONDS = 15.0
 FIRST_STEPS = 1000  # steps stored before training begins

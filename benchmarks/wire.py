@@ -203,9 +203,8 @@ class _ColumnReceiver(_Receiver):
     role = "columns"
 
     async def open(self) -> str:
-        self._endpoint = ZmqLearnerEndpoint(
-            "tcp://127.0.0.1:0", insecure=True
-        )  # no keys, like the bare pair
+        # no keys, like the bare pair
+        self._endpoint = ZmqLearnerEndpoint("tcp://127.0.0.1:0", insecure=True)
         self._endpoint.on_message = self._on_message
         self._endpoint.start()
         return self._endpoint.address
@@ -216,9 +215,8 @@ class _ColumnReceiver(_Receiver):
 
     def _on_message(self, peer: bytes, frames: list[memoryview], user_id: str) -> None:
         if isinstance(decode(frames), m.Hello):
-            self._endpoint.send(
-                peer, encode(m.Ack(0))
-            )  # a connection without replies may leave little unread
+            # a connection without replies may leave little unread
+            self._endpoint.send(peer, encode(m.Ack(0)))
         else:
             self.note()
 

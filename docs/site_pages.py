@@ -72,9 +72,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 def _site_paths() -> dict[Path, str]:
     """Files outside of docs/ that are shown on the site -> their path there."""
     shown = EXAMPLES.glob("*.*")
-    paths = {
-        EXAMPLES / "README.md": "examples.md"
-    }  # an index.md would be the page of its section in the navigation
+    # an index.md would be the page of its section in the navigation
+    paths = {EXAMPLES / "README.md": "examples.md"}
     for source in sorted(shown):
         name = source.relative_to(EXAMPLES).as_posix()
         if source.suffix == ".ipynb":

@@ -26,9 +26,8 @@ class Remember(gymnasium.Env):
 
     def __init__(self, delay: int = 5) -> None:
         """Set `delay`, the steps between the symbol and the question."""
-        self.observation_space = spaces.Box(
-            -1.0, 1.0, (2,), np.float32
-        )  # the symbol; 1 when it is asked for
+        # the symbol; 1 when it is asked for
+        self.observation_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
         self.action_space = spaces.Discrete(2)
         self.delay = delay
 

@@ -53,9 +53,8 @@ def pytest_configure(config: pytest.Config) -> None:
         and os.path.isdir(MEMORY)
         and shutil.disk_usage(MEMORY).free > 4 << 30
     ):
-        os.environ.setdefault(
-            "PYTEST_DEBUG_TEMPROOT", MEMORY
-        )  # hundreds of checkpoints wait for the disk elsewhere
+        # hundreds of checkpoints wait for the disk elsewhere
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", MEMORY)
     if "PYTEST_XDIST_WORKER" in os.environ or "TF_XLA_FLAGS" in os.environ:
         return
     folder = tempfile.mkdtemp(prefix="compiled-")

@@ -173,9 +173,8 @@ def test_every_key_named_in_the_documentation_exists() -> None:
             annotation = fields[group].annotation
             keys |= {f"{group}.{key}" for key in annotation.model_fields}
     for name in NAMES:
-        if (
-            "migration" in name or name == "CHANGELOG.md"
-        ):  # they name keys of other libraries, or former keys
+        # they name keys of other libraries, or former keys
+        if "migration" in name or name == "CHANGELOG.md":
             continue
         for code in _INLINE.findall(_FENCE.sub("", text_of(name))):
             if re.fullmatch(r"(?:model|transport|multiagent)\.[a-z_]+", code):

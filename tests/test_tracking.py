@@ -96,9 +96,8 @@ def test_wandb_itself_takes_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with closing(make_loggers(["wandb"], tmp_path, CONFIG)) as loggers:
         loggers.write(RESULT)
     (tracked,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
-    until = (
-        time.monotonic() + 30
-    )  # a separate process writes the file, and ends after the run has finished
+    # a separate process writes the file, and ends after the run has finished
+    until = time.monotonic() + 30
     while tracked.stat().st_size <= 1000 and time.monotonic() < until:
         time.sleep(0.05)
     assert tracked.stat().st_size > 1000

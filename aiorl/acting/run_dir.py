@@ -93,9 +93,8 @@ class RunDirectory:
     @property
     def shown(self) -> Path:
         """Path for people, relative if it is below the working directory."""
-        with contextlib.suppress(
-            OSError, ValueError
-        ):  # the working directory is gone, or the path is elsewhere
+        # the working directory is gone, or the path is elsewhere
+        with contextlib.suppress(OSError, ValueError):
             return self.path.relative_to(Path.cwd())
         return self.path
 

@@ -22,11 +22,12 @@ from aiorl.errors import ConfigError
 
 _PROG = "python -m aiorl.config.rllib_file"
 _GROUPS = ("model", "multiagent", "replay_buffer_config", "stop")
+# with RLlib's defaults
 _EPSILONS = {
     "initial_epsilon": 1.0,
     "final_epsilon": 0.02,
     "epsilon_timesteps": 10_000,
-}  # with RLlib's defaults
+}
 
 
 class Converted(NamedTuple):

@@ -127,9 +127,8 @@ class WorkerMultiAgentConfig(BaseModel):
 class TransportConfig(BaseModel):
     """Sockets, queues and time limits between learner and workers."""
 
-    model_config = ConfigDict(
-        frozen=True, extra="ignore"
-    )  # merging the settings refuses unknown keys
+    # merging the settings refuses unknown keys
+    model_config = ConfigDict(frozen=True, extra="ignore")
 
     heartbeat_interval_s: float = _transport(1.0, unit="s", gt=0)
     """Time between two heartbeats of each side."""

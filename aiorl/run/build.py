@@ -404,9 +404,8 @@ def _build_network(
         observation_filter.output_layout(policy.preprocessor.layout),
     )
     model = kind.build_model(policy.config, observations, policy.action_space, seed)
-    make_exploration(
-        exploration, model.distribution
-    )  # an error is raised here once, instead of in each worker
+    # an error is raised here once, instead of in each worker
+    make_exploration(exploration, model.distribution)
     is_of_catalog = getattr_static(kind, "build_model") is getattr_static(Algorithm, "build_model")
     graph, description = describe_policy(
         model, policy.config.model.model_dump() if is_of_catalog else None

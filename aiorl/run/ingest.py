@@ -191,9 +191,8 @@ class BatchAssembler:
         """Return the number of fragments to sample first for a new batch, on-policy."""
         self._wanted = self._plan.fragments_per_batch
         if self._plan.env_steps_per_batch is not None and not self._queue:
-            self._wanted = (
-                math.isqrt(self._wanted - 1) + 1
-            )  # its root, so that two more rounds are mostly enough
+            # its root, so that two more rounds are mostly enough
+            self._wanted = math.isqrt(self._wanted - 1) + 1
         return self._wanted
 
     def more_wanted(self) -> int:

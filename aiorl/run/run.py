@@ -220,9 +220,8 @@ class Run:
             report(result, training.callbacks, self, self._files.write)
             self._result = result
             self._display.update(result, time.monotonic())
-        await self._evaluations.finish(
-            training, training.end.hurry
-        )  # one may still run, of the last iteration
+        # one may still run, of the last iteration
+        await self._evaluations.finish(training, training.end.hurry)
 
     async def _finish(self, training: Training, reason: str) -> Outcome:
         """Save a last checkpoint and return the outcome."""
@@ -274,9 +273,8 @@ class Run:
             self._display.start(time.monotonic())
 
     def _tell(self, text: str, level: int) -> None:
-        text = indented(
-            many_lines(text, _MAX_EVENT)
-        )  # parts of the text may come from a peer or a file
+        # parts of the text may come from a peer or a file
+        text = indented(many_lines(text, _MAX_EVENT))
         logger.log(level, "%s", text, extra={"shown": True})
         self._display.event(text, time.monotonic(), level)
 
@@ -381,9 +379,8 @@ async def _is_users_end(training: Training, error: Exception) -> bool:
     that case.
     """
     if isinstance(error, BrokenOff) and isinstance(error.__cause__, KeyboardInterrupt):
-        await asyncio.sleep(
-            _TOLD_S
-        )  # the signal may be handled later than the step that it interrupted
+        # the signal may be handled later than the step that it interrupted
+        await asyncio.sleep(_TOLD_S)
         training.stop("Ended by Ctrl-C.", hurry=True)
         return True
     if is_of_debugger(error):

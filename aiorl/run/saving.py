@@ -167,9 +167,8 @@ class Saver:
         group = self._learning.group
         experience: dict[str, Snapshot] = {}
         if with_experience and group.stores_experience:
-            if (
-                self._passing is not None and not self._passing.done()
-            ):  # otherwise it could not continue to read
+            # otherwise it could not continue to read
+            if self._passing is not None and not self._passing.done():
                 await asyncio.wait([self._passing])
             if self._core.is_idle:
                 experience = group.hold_experience()

@@ -87,9 +87,8 @@ class EpisodeTracker:
         closed = ~is_last
         closed[is_last] = dones[-1]
         if closed.any():
-            order = np.argsort(
-                (row + length)[closed], kind="stable"
-            )  # segments lie environment by environment
+            # segments lie environment by environment
+            order = np.argsort((row + length)[closed], kind="stable")
             self._finished.append(
                 EpisodeColumns(lengths[closed][order].astype(np.int32), totals[closed][order])
             )

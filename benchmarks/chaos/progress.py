@@ -117,9 +117,8 @@ class Progress:
         try:
             with self._path.open("rb") as file:
                 found = os.fstat(file.fileno())
-                if (
-                    found.st_ino != self._inode or found.st_size < self._offset
-                ):  # a resumed learner has rewritten it
+                # a resumed learner has rewritten it
+                if found.st_ino != self._inode or found.st_size < self._offset:
                     self._inode, self._offset = found.st_ino, 0
                 file.seek(self._offset)
                 data = file.read()

@@ -151,9 +151,8 @@ class _Run:
             async with asyncio.TaskGroup() as tasks:
                 for each in planned:
                     await asyncio.sleep(each.pause_s)
-                    if (
-                        KINDS[each.kind].effect is Effect.ENDS_LEARNER
-                    ):  # a learner could not start on a full disk
+                    # a learner could not start on a full disk
+                    if KINDS[each.kind].effect is Effect.ENDS_LEARNER:
                         with contextlib.suppress(Missed):
                             await cluster.until(
                                 lambda: cluster.is_training and not self._disk.is_full,

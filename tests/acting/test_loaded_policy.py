@@ -126,9 +126,8 @@ def test_a_loaded_policy_acts_like_the_trained_network(
 
     actions, _, _ = policy.compute_actions(observations)
     single_actions = [policy.compute_single_action(obs) for obs in observations]
-    np.testing.assert_allclose(
-        actions, single_actions, rtol=1e-5
-    )  # a matrix of rows rounds differently from one row
+    # a matrix of rows rounds differently from one row
+    np.testing.assert_allclose(actions, single_actions, rtol=1e-5)
 
 
 class Noted(Shown):
@@ -383,10 +382,11 @@ def forged(
     content = unpack(checkpoint.tensors["acting"].tobytes())
     packed = change(content) or pack(content)
     tensors = {**checkpoint.tensors, "acting": np.frombuffer(packed, np.uint8)}
+    # as in its ledger
     meta = {
         **checkpoint.meta,
         "counters": {**checkpoint.meta["counters"], "env_steps_trained": 0},
-    }  # as in its ledger
+    }
     return save_checkpoint(directory, number, tensors, meta)
 
 
@@ -522,7 +522,6 @@ def test_a_checkpoint_nested_too_deeply_is_skipped(saved: Path, tmp_path: Path, 
     forged(saved, directory, lambda content: None, number=7)
     forged(saved, directory, lambda content: packed)
     assert aiorl.load_policy(tmp_path).path.name == "checkpoint-000007"
-    with pytest.raises(
-        ConfigError, match="no_such"
-    ):  # the code is looked up once a checkpoint has been found
+    # the code is looked up once a checkpoint has been found
+    with pytest.raises(ConfigError, match="no_such"):
         aiorl.Trainer.restore(tmp_path, env="no_such:Env", run_dir=str(tmp_path / "run"))

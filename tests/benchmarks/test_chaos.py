@@ -186,16 +186,18 @@ def test_a_result_whose_ledger_does_not_balance_is_a_gap() -> None:
 @pytest.mark.parametrize(
     ("rises", "fault", "seconds"),
     [
+        # the standstill begins soon after the fault
         (
             [9.5, 10.2, 10.4, 12.0],
             Span(10.0, 10.0),
             1.6,
-        ),  # the standstill begins soon after the fault
+        ),
+        # this one begins later, so the fault did not cause it
         (
             [9.5, 10.2, 11.1, 17.0],
             Span(10.0, 10.0),
             0.9,
-        ),  # this one begins later, so the fault did not cause it
+        ),
         ([9.5, 18.0], Span(10.0, 12.0), 8.0),  # no counter rises during it
         ([10.5, 11.0, 11.5, 14.0, 14.5, 15.5], Span(10.0, 14.0), 2.5),  # during the standstill
         ([9.5, 10.5, 11.0], Span(10.0, 10.0), None),  # the last standstill has not ended yet
@@ -299,10 +301,11 @@ def test_a_link_carries_holds_corrupts_slows_and_resets() -> None:
 
         assert await returned(b"x" * 200_000) == b"x" * 200_000
         link.corrupt_share = 1.0
+        # there and back
         assert sum(byte.bit_count() for byte in await returned(bytes(100))) in (
             0,
             2,
-        )  # there and back
+        )
         link.corrupt_share, link.slow = 0.0, Slow(delay_s=0.1, bytes_per_s=1e6)
         began = time.monotonic()
         assert await returned(b"x") == b"x"

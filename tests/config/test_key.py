@@ -93,11 +93,12 @@ def test_types_are_described_in_plain_words(annotation: object, words: str) -> N
 def test_no_key_is_declared_in_two_places_of_the_config() -> None:
     for config in (CommonConfig, ModelConfig, MultiAgentConfig, TransportConfig):
         for name in config.model_fields:
+            # groups are narrower for workers; env is always set there
             if name not in (
                 "model",
                 "multiagent",
                 "env",
-            ):  # groups are narrower for workers; env is always set there
+            ):
                 defining = [
                     kind for kind in config.__mro__ if name in vars(kind).get("__annotations__", {})
                 ]

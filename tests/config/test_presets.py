@@ -53,10 +53,11 @@ def test_there_is_a_preset_for_each_of_the_usual_environments() -> None:
         for env in ("ALE/Pong-v5", "ALE/Breakout-v5")
         if (preset := find_preset("ppo", env))
     }
+    # an exact name before a pattern
     assert names == {
         "ALE/Pong-v5": "ppo-pong",
         "ALE/Breakout-v5": "ppo-atari",
-    }  # an exact name before a pattern
+    }
     assert find_preset("ppo", "Pong") is None
 
 
@@ -65,9 +66,8 @@ def test_a_preset_loads_and_each_of_its_settings_takes_effect(name: str) -> None
     preset = named_preset(name)
     kind = config_class(preset.algo)
     env = preset.envs[0].replace("*", "Breakout")  # which has no preset of its own
-    is_second = (
-        name == "rainbow-cartpole"
-    )  # auto chooses dqn-cartpole for its algorithm and environment
+    # auto chooses dqn-cartpole for its algorithm and environment
+    is_second = name == "rainbow-cartpole"
     config = kind(env=env, preset=name if is_second else "auto")
     assert config.preset == name
     effective = leaves(config.to_dict())

@@ -76,9 +76,8 @@ def has_choice(leaf):
     return isinstance(leaf, spaces.Discrete | spaces.MultiDiscrete)
 
 
-@pytest.mark.filterwarnings(
-    "ignore:.*Casting input x"
-)  # of Gymnasium, about its own samples of whole Boxes
+# of Gymnasium, about its own samples of whole Boxes
+@pytest.mark.filterwarnings("ignore:.*Casting input x")
 @settings(deadline=None)
 @given(space=any_spaces, rows=st.integers(1, 4), seed=st.integers(0, 2**31))
 def test_r117_every_action_can_be_restored_from_its_column(space, rows, seed):

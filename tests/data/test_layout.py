@@ -102,9 +102,10 @@ def test_without_a_state_any_trajectory_can_follow_one_that_ended(
 ) -> None:
     arrays = to_sequences(batch, SamplePlan(columns=(*PLAN.of_rows, c.LAST_OBS)), length)
     check_sequences(batch, arrays, length)
+    # each can leave its sequence unfilled, and so can the last row
     cut = sum(
         not (part[c.TERMINATEDS][-1] or part[c.TRUNCATEDS][-1]) for part in batch.split_by_episode()
-    )  # each can leave its sequence unfilled, and so can the last row
+    )
     assert arrays[c.VALID].shape[1] <= -(-batch.count // length) + cut
 
 

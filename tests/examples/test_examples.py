@@ -159,9 +159,8 @@ def test_custom_env(folder: Folder) -> None:
     assert re.search(r"\b3\b.*\b0\.8", folder.run(check))
     folder.run(learn, *SMALL)
     mean = folder.results()[-1]["episode_reward_mean_last_100"]
-    assert (
-        0.25 - 1e-6 <= mean < 0.301
-    )  # a run ends at its return, except for the rounding of float32 rewards
+    # a run ends at its return, except for the rounding of float32 rewards
+    assert 0.25 - 1e-6 <= mean < 0.301
 
 
 @pytest.mark.slow

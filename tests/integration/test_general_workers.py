@@ -82,9 +82,8 @@ def test_crashed_environments_are_replaced_and_none_outlives_a_killed_worker(run
         "--max-worker-restarts=0",
         "--stop-time-s=120",
     )
-    learner.wait_for_result(
-        lambda result: result["updates_total"] >= 2
-    )  # each environment has crashed twice
+    # each environment has crashed twice
+    learner.wait_for_result(lambda result: result["updates_total"] >= 2)
     (worker,) = [psutil.Process(pid) for pid in learner.worker_pids()]
     # an environment that has just crashed is missing for a moment; a stopped worker starts none
     # meanwhile

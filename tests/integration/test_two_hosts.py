@@ -88,9 +88,8 @@ def test_workers_with_keys_train_from_another_host_and_strangers_cost_nothing(
         " pass\nprint('closed')"
     )
     training.wait_for_updates(3)
-    babbler = training.net.start(
-        training.net.worker, sys.executable, "-c", junk
-    )  # a handshake can take 10 s
+    # a handshake can take 10 s
+    babbler = training.net.start(training.net.worker, sys.executable, "-c", junk)
     make_keys(tmp_path / "stranger")
     (tmp_path / "stranger" / "learner.key").write_bytes(
         (training.keys / "learner.key").read_bytes()

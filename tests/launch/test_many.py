@@ -145,9 +145,8 @@ async def test_real_workers_are_measured(
 ) -> None:
     for name, value in {"_MEASURE_S": 0.5, "_SETTLE_S": 0.2, "_TIMES": 1}.items():
         monkeypatch.setattr(scale_processes, name, value)
-    monkeypatch.setattr(
-        os, "sched_getaffinity", lambda process: {0}
-    )  # so that this process keeps its cores
+    # so that this process keeps its cores
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0})
     if has_keys:
         make_keys(tmp_path)
     found, problem = await scale_processes._Learner(

@@ -311,9 +311,10 @@ def test_training_continues_while_relay_and_learner_are_killed(
     wait_until(lambda: len(connections()) == 1)
     (relay,) = relays()
     relay.send_signal(signal.SIGSTOP)
+    # on-policy
     first = learner.wait_for_result(
         lambda result: result["updates_total"] > first["updates_total"] + 3
-    )  # on-policy
+    )
     relay.kill()
     line = host.wait_for("relay ended with status -9")
     host.wait_for("weights come through the relay", after=line)

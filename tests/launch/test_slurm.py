@@ -313,9 +313,8 @@ def test_a_job_continues_after_time_limit_preemption_and_lost_nodes(
     cluster.call("scontrol", "requeue", run.job)
     until(lambda: run.facts()["JobState"] == "PENDING")
     cluster.call("scontrol", "update", f"JobId={run.job}", "TimeLimit=2")
-    until(
-        lambda: run.facts()["Restarts"] == "2"
-    )  # the limit is announced within 30 s of the second start
+    # the limit is announced within 30 s of the second start
+    until(lambda: run.facts()["Restarts"] == "2")
     cluster.call("scontrol", "update", f"JobId={run.job}", "TimeLimit=60")
     until(lambda: run.has_restarted(2))
     run.until_it_trains(3)

@@ -132,9 +132,8 @@ def test_a_recurrent_dqn_balances_a_pole_without_seeing_its_velocity(tmp_path: P
     run_dir = tmp_path / "run"
     env = "--env=aiorl.testing.envs:CartPoleWithoutVelocities"
     result = train_for(run_dir, 100_000, env, "--algo=dqn", "--preset=auto", "--seed=1")
-    assert (
-        result["episode_reward_mean_last_100"] >= 150
-    )  # midway, one checkpoint can be much worse than the next
+    # midway, one checkpoint can be much worse than the next
+    assert result["episode_reward_mean_last_100"] >= 150
 
 
 @pytest.mark.parametrize("seed", seeds(3))

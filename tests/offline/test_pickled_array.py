@@ -35,9 +35,8 @@ def as_numpy_1(data: bytes) -> bytes:
         old, new = b"numpy.core." + module, b"numpy._core." + module
         data = data.replace(b"\x8c" + bytes([len(new)]) + new, b"\x8c" + bytes([len(old)]) + old)
         data = data.replace(b"c" + new, b"c" + old)
-    return (
-        data[:2] + data[11:] if data[2] == 0x95 else data
-    )  # without the optional frame, which contains the length
+    # without the optional frame, which contains the length
+    return data[:2] + data[11:] if data[2] == 0x95 else data
 
 
 @pytest.mark.parametrize("of_numpy_1", [False, True])

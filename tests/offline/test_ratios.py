@@ -137,9 +137,8 @@ def test_a_bootstrap_equals_a_plain_loop_and_repeats_for_a_seed(monkeypatch):
         of(rng.normal(1, 1, episode_lengths.sum()), episode_lengths, 0.9),
         rng.normal(0, 0.3, episode_lengths.sum()),
     )
-    monkeypatch.setattr(
-        "aiorl.offline.estimators._BLOCK", 120
-    )  # so that tables have several blocks
+    # so that tables have several blocks
+    monkeypatch.setattr("aiorl.offline.estimators._BLOCK", 120)
     estimates = sampled.bootstrap_weighted(300, 7)
     np.testing.assert_array_equal(estimates, sampled.bootstrap_weighted(300, 7))
     assert not np.array_equal(estimates, sampled.bootstrap_weighted(300, 8))

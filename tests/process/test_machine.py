@@ -68,11 +68,12 @@ def write(root: Path, files: dict[str, str]) -> None:
             },
             15,
         ),
+        # as seen inside its namespace
         (
             "0::/\n",
             {"memory.max": "600\n", "memory.current": "900\n"},
             0,
-        ),  # as seen inside its namespace
+        ),
         ("nonsense\n0::/x\n", {"x/memory.max": "many\n", "x/memory.current": "-1\n"}, 1000),
     ],
 )

@@ -104,10 +104,11 @@ def test_stored_experience_is_written_in_pieces_unless_an_update_runs(tmp_path: 
     assert held.is_closed
 
     service.counters.updates = 2
+    # an update runs meanwhile, or the checkpoint is for an evaluation
     for changes in (
         True,
         False,
-    ):  # an update runs meanwhile, or the checkpoint is for an evaluation
+    ):
         service.core.is_idle = not changes
         saver.keep(state(2.0))
         found = load_checkpoint(asyncio.run(saver.save_last(with_experience=changes)))

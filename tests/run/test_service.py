@@ -152,9 +152,8 @@ class Tape:
         async with asyncio.timeout(30):
             while source.session.leases.outstanding() or not core.is_idle:
                 await asyncio.sleep(0.01)
-            for _ in range(
-                2
-            ):  # first waiting fragments become stale, then merged ones are acknowledged
+            # first waiting fragments become stale, then merged ones are acknowledged
+            for _ in range(2):
                 weights = {DEFAULT_POLICY_ID: self.both.algorithm.get_weights()}
                 core._publish(weights, time.monotonic())
                 source.pump()
@@ -550,9 +549,8 @@ async def test_refused_connections_are_reported_in_one_line_per_host_with_the_ad
     for number in range(5):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         addresses.append("{}:{}".format(*writer.get_extra_info("sockname")))
-        if (
-            number == 2
-        ):  # ZeroMQ has greeted it, so the learner notices it before the connection is gone
+        # ZeroMQ has greeted it, so the learner notices it before the connection is gone
+        if number == 2:
             await reader.readexactly(1)
             await asyncio.sleep(0.05)
         writer.write(b"GET / HTTP/1.0\r\n\r\n")

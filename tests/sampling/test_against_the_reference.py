@@ -265,9 +265,8 @@ def compare(
         for policy_id, policy in reference.policies.items():
             policy.set_weights(weights[policy_id])
             policy.on_global_var_update({"timestep": 10 * number})
-    compare_tapes(
-        same, *tapes, goes_on=case.kind.startswith("external")
-    )  # clients play in their own threads
+    # clients play in their own threads
+    compare_tapes(same, *tapes, goes_on=case.kind.startswith("external"))
     for policy_id, found in product.filters.items():
         same.check(
             dict(found.state()), reference.filters[policy_id].state(), f"filter of {policy_id}"
@@ -334,9 +333,8 @@ def test_a_mask_without_any_action_ends_sampling_where_the_reference_does(kind: 
     play(cases(kind, stuck=True), run, settings(FAST, max_examples=6))
 
 
-@pytest.mark.filterwarnings(
-    "ignore::pytest.PytestUnhandledThreadExceptionWarning"
-)  # of worlds that end by an error
+# of worlds that end by an error
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("kind", ["gym", "multi", "base_multi"])
 def test_an_asynchronous_sampler_samples_like_the_reference(kind: str) -> None:
     play(cases(kind), run_ahead, settings(FAST, max_examples=3))

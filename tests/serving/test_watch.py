@@ -120,10 +120,11 @@ def make_run(
 def test_curves_of_a_large_file_are_thinned_and_end_with_the_newest_result(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", 1000)
     add(run, result(1001, evaluation={"episode_reward_mean": 5.0}), result(1002))
+    # the file is read as a whole, and in parts
     for num_points, least, most in (
         (400, 1002, 1002),
         (20, 20, 140),
-    ):  # the file is read as a whole, and in parts
+    ):
         columns, end = curves(run, num_points=num_points)
         steps = columns["timesteps_total"]
         assert least <= len(steps) <= most

@@ -160,9 +160,8 @@ class Site:
     @contextmanager
     def raw(self) -> Iterator[socket.socket]:
         with socket.socket() as found:
-            found.setsockopt(
-                socket.SOL_SOCKET, socket.SO_RCVBUF, 4096
-            )  # a client that doesn't read is soon noticed
+            # a client that doesn't read is soon noticed
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             found.settimeout(10)
             found.connect(("127.0.0.1", self.server.port))
             yield found
@@ -418,10 +417,11 @@ def test_messages_of_a_socket_that_are_not_complete_cost_little_and_end_it() -> 
 
 def test_a_socket_whose_answers_are_not_read_is_cut_off() -> None:
     with Site(arrive_s=0.1) as site:
+        # pings, and messages
         for sent in (
             b"\x89\xfd" + bytes(4 + 125),
             b"\x82\xfe\xff\x00" + bytes(4 + 65_280),
-        ):  # pings, and messages
+        ):
             with site.raw() as connection:
                 connection.sendall(UPGRADE)
                 assert connection.recv(1000).startswith(b"HTTP/1.1 101")

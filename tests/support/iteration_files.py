@@ -92,9 +92,8 @@ def _iteration(seen: Seen, folder: Path | None = None, **settings: Any) -> set[s
                     seen.clear()
                     trainer.train()
                     iterations.append(seen.files)
-                found = set.intersection(
-                    *iterations
-                )  # what a timer does once a second belongs to none
+                # what a timer does once a second belongs to none
+                found = set.intersection(*iterations)
                 _flag(folder, "end")
         finally:
             if worker is not None:

@@ -241,9 +241,8 @@ def _become_learner(request: dict[str, Any], output: int) -> None:
     import numpy as np
 
     os.setsid()
-    ctypes.CDLL(None).prctl(
-        _PR_SET_PDEATHSIG, signal.SIGTERM
-    )  # tests that are killed leave no learner behind
+    # tests that are killed leave no learner behind
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.dup2(output, 1)

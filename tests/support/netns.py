@@ -85,9 +85,8 @@ class _Relay:
 
 def _open_tun(name: str) -> int:
     file = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
-    fcntl.ioctl(
-        file, 0x400454CA, struct.pack("16sH22x", name.encode(), 0x0001 | 0x1000)
-    )  # TUNSETIFF, TUN | NO_PI
+    # TUNSETIFF, TUN | NO_PI
+    fcntl.ioctl(file, 0x400454CA, struct.pack("16sH22x", name.encode(), 0x0001 | 0x1000))
     return file
 
 

@@ -193,9 +193,8 @@ def _of_object(item: griffe.Object) -> Iterator[Finding]:
             continue
         if name == "__init__":
             yield from _of_function(member, _doc(item))
-            tuples = re.findall(
-                r"^ +(self\.\w+, .*?) = ", member.source, re.MULTILINE
-            )  # griffe leaves these out
+            # griffe leaves these out
+            tuples = re.findall(r"^ +(self\.\w+, .*?) = ", member.source, re.MULTILINE)
             for inner in set(re.findall(r"self\.([a-z]\w*)", " ".join(tuples))) - described:
                 yield member.lineno, f"{inner}: an attribute without a description"
         elif item.is_class and (member.is_function or "property" in member.labels):
@@ -217,9 +216,8 @@ def _described(item: griffe.Object) -> set[str]:
         positional = [
             argument for argument in arguments if not isinstance(argument, griffe.ExprKeyword)
         ]
-        is_key = (
-            "class-attribute" in member.labels and len(positional) > 1
-        )  # the second one describes the key
+        # the second one describes the key
+        is_key = "class-attribute" in member.labels and len(positional) > 1
         if is_key or member.is_function or member.has_docstring:
             names.add(member.name)
     return names

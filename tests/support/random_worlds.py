@@ -182,9 +182,8 @@ class Stage:
                 return {"number": whole, "rest": rest}
             case "masked":
                 mask = np.array([1, *(noise >> bit & 1 for bit in range(4))], np.int8)
-                is_legal = (
-                    not self.scene["end"] and agent not in self.scene["stuck"]
-                )  # nothing is chosen at the end
+                # nothing is chosen at the end
+                is_legal = not self.scene["end"] and agent not in self.scene["stuck"]
                 return {"action_mask": mask * is_legal, "observation": rest}
         return rest
 
@@ -384,9 +383,8 @@ class World:
                     fresh = stages_of(self.config)[env_id]
                     self.stages[env_id] = fresh
                 continue
-            if self.config.get(
-                "none_is_zero"
-            ):  # also an entry in the totals: see O9 of the reference sampler
+            # also an entry in the totals: see O9 of the reference sampler
+            if self.config.get("none_is_zero"):
                 rewards = {agent: reward or 0.0 for agent, reward in rewards.items()}
             report = self.due[env_id] = Report(env_id, obs, rewards, terminateds, truncateds, infos)
             report.off_policy = taken_in(stage.scene, self.config["action"])

@@ -128,11 +128,12 @@ def _states_of(path: Path) -> dict[str, str]:
             else "passed"
         )
         ended.setdefault(test_id, set()).add(state)
+    # a parameter skipped on this machine does not hide the others
     worst_first = (
         "failed",
         "passed",
         "skipped",
-    )  # a parameter skipped on this machine does not hide the others
+    )
     return {
         test_id: next(state for state in worst_first if state in found)
         for test_id, found in ended.items()

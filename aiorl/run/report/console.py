@@ -152,9 +152,8 @@ class PlainDisplay:
             self._has_no_reader = True
         except OSError:
             pass  # a full disk loses this line, but perhaps not later ones
-        if (
-            self._has_no_reader
-        ):  # the reader has left (`| head`): that ends the output, not the training
+        # the reader has left (`| head`): that ends the output, not the training
+        if self._has_no_reader:
             sys.stderr.write(
                 "aiorl: standard output has no reader any more; the run continues, and Ctrl-C ends"
                 " it\n"

@@ -178,10 +178,11 @@ def test_r23_a_custom_preprocessor_comes_first(monkeypatch):
     assert isinstance(make_preprocessor(spaces.Discrete(2)), OneHotPreprocessor)
 
 
+# a MiniGrid mission is of no class that Gymnasium has
 _TEXTS = [
     spaces.Text(3),
     spaces.Space(dtype=str),
-]  # a MiniGrid mission is of no class that Gymnasium has
+]
 
 
 @pytest.mark.parametrize(

@@ -59,9 +59,8 @@ class HostileWorld:
         self.version = 0
         self.queued: list[int] = []
         self.calls: set[int] = set()
-        self.is_read = (
-            source.below(16) == 1
-        )  # decode its messages, which takes as long as everything else
+        # decode its messages, which takes as long as everything else
+        self.is_read = source.below(16) == 1
         max_lag = 2 if source.below(2) else None
         self.session = LearnerSession("run", "L", SETTINGS)
         self.session.leases.begin_streaming(Pacing(3, max_lag, 2))

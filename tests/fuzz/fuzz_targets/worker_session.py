@@ -50,9 +50,8 @@ class HostileWorld:
         self.now = 100.0
         self.begun: list[int] = []
         self.calls: list[int] = []
-        self.is_read = (
-            source.below(16) == 1
-        )  # decode its messages, which takes as long as everything else
+        # decode its messages, which takes as long as everything else
+        self.is_read = source.below(16) == 1
         self.newest = -1
         ids = counter(1)
         self.session = WorkerSession(SETTINGS, make_incarnation=lambda: f"i{next(ids)}")

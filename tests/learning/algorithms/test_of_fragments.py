@@ -422,9 +422,8 @@ def test_the_penalty_depends_on_the_divergence_of_the_last_epoch() -> None:
 def test_an_update_ends_once_the_policy_is_too_far_from_those_that_sampled(name: str) -> None:
     for kl_stop, steps in ((None, 6), (1e-9, 1)):
         metrics = Case(name, num_sgd_iter=3, kl_stop=kl_stop).train()[0].metrics
-        if (
-            name != "appo"
-        ):  # its update has one step, before which the policy equals the target network
+        # its update has one step, before which the policy equals the target network
+        if name != "appo":
             assert metrics["num_sgd_steps"] == steps
             assert metrics["kl"] > 1e-9
 

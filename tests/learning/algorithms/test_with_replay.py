@@ -192,9 +192,8 @@ def test_the_interval_of_target_updates_spans_calls() -> None:
 
 
 def test_with_a_small_tau_the_target_moves_a_little_in_each_minibatch() -> None:
-    case = Case(
-        "dqn", target_update_freq=1, tau=0.5, training_intensity=0.5
-    )  # one minibatch a fragment
+    # one minibatch a fragment
+    case = Case("dqn", target_update_freq=1, tau=0.5, training_intensity=0.5)
     name = "value/head/kernel"
     expected = case.tensors[f"target/{name}"]
     for number in range(3):

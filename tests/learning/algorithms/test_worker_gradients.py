@@ -183,9 +183,8 @@ def test_gradients_that_do_not_match_the_weights_are_refused_by_name(how: str, c
     with pytest.raises(BatchError, match=column):
         it.learner.learner.check_fragment(bad(columns, how))
     with pytest.raises(BatchError):
-        it.learner.learner.check_fragment(
-            it.fragments[0]
-        )  # rows, as from a worker that doesn't send gradients
+        # rows, as from a worker that doesn't send gradients
+        it.learner.learner.check_fragment(it.fragments[0])
 
 
 def test_a_non_finite_number_skips_the_step_and_names_the_workers_column() -> None:

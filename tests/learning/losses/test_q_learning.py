@@ -197,10 +197,11 @@ def test_projections_equal_the_papers_algorithm_and_lose_no_probability(
     rewards = rng.normal(scale=width / 2, size=4)
     rewards[:2] = 0.0, np.mean(bounds) / 2
     discounts = rng.random(4) * (rng.random(4) < 0.7)
+    # the first row's atoms stay in place, the second's move towards the middle
     discounts[:2] = (
         1.0,
         0.5,
-    )  # the first row's atoms stay in place, the second's move towards the middle
+    )
     probabilities = rng.dirichlet(np.ones(count), 4)
     found = project(
         tf.constant(rewards),
@@ -214,9 +215,8 @@ def test_projections_equal_the_papers_algorithm_and_lose_no_probability(
     np.testing.assert_allclose(np.sum(found, axis=1), 1.0, rtol=1e-9)
     atoms = np.linspace(*bounds, count)
     moved = rewards[:, None] + discounts[:, None] * atoms
-    is_kept = ((moved >= bounds[0]) & (moved <= bounds[1])).all(
-        axis=1
-    )  # nothing is clipped, so the mean is kept too
+    # nothing is clipped, so the mean is kept too
+    is_kept = ((moved >= bounds[0]) & (moved <= bounds[1])).all(axis=1)
     means = (moved * probabilities).sum(axis=1)
     np.testing.assert_allclose(
         (np.asarray(found) @ atoms)[is_kept], means[is_kept], atol=1e-9 * width

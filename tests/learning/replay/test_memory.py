@@ -86,9 +86,8 @@ def test_rows_in_files_are_drawn_like_rows_in_memory_and_no_file_is_left_behind(
     spilled = spec(200, stack=stack, spill_dir=tmp_path)
     assert spilled.bytes_needed - spilled.bytes_of_rows == 8 * 512
     replays = [Replay(spec(200, stack=stack), seed=3), Replay(spilled, seed=3)]
-    assert (
-        list(tmp_path.iterdir()) == []
-    )  # the files are unnamed: a killed process leaves none behind
+    # the files are unnamed: a killed process leaves none behind
+    assert list(tmp_path.iterdir()) == []
     rng = np.random.default_rng(0)
     for _ in range(5):
         rows: dict[str, Any] = {

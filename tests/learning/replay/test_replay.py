@@ -136,9 +136,8 @@ def test_new_rows_get_the_largest_priority_so_far() -> None:
     assert priorities.tree.priorities[:2].tolist() == [1, 1]
     replay.update_priorities(np.array([0, 1]), np.array([0.25, 3.0]))
     insert(replay, rows(2, 1))
-    replay.update_priorities(
-        np.array([1]), np.array([0.5])
-    )  # the largest ever, not the current largest
+    # the largest ever, not the current largest
+    replay.update_priorities(np.array([1]), np.array([0.5]))
     insert(replay, rows(3, 1))
     assert priorities.tree.priorities[:4].tolist() == [0.25, 0.5, 3, 3]
 

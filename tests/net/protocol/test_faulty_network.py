@@ -262,9 +262,8 @@ class FaultyNetwork(RuleBasedStateMachine):
     def late_message_comes_in(self, number: int) -> None:
         if self.zombies:
             peer, _ = self.zombies[number % len(self.zombies)]
-            first = next(
-                zombie for zombie in self.zombies if zombie[0] == peer
-            )  # a connection keeps the order
+            # a connection keeps the order
+            first = next(zombie for zombie in self.zombies if zombie[0] == peer)
             self.zombies.remove(first)
             self.to_learner(*first)
 
@@ -417,9 +416,8 @@ class FaultyNetwork(RuleBasedStateMachine):
         self.learner.deal(self.learner.version, 7)
         self.learner_shell()
         for node in self.nodes:
-            self.disconnect(
-                node, told=False, late=False
-            )  # every lease of the deal is lost in flight, a worker dies
+            # every lease of the deal is lost in flight, a worker dies
+            self.disconnect(node, told=False, late=False)
             self.connect(node)
         self.tick(0.25)
         self.worker_is_killed(index=0, told=True)
@@ -465,9 +463,8 @@ class Unit:
     filters: dict[str, MeanStdFilter]
     slot: SnapshotSlot
     unsent: dict[str, list] = field(default_factory=lambda: {name: [] for name in POLICIES})
-    sent: list[tuple[int, dict[str, list]]] = field(
-        default_factory=list
-    )  # number, samples of each policy
+    # number, samples of each policy
+    sent: list[tuple[int, dict[str, list]]] = field(default_factory=list)
 
     def observe(self, rng: np.random.Generator) -> None:
         self.slot.between_steps()

@@ -137,9 +137,8 @@ class Stage:
         self.sides: list[Side] = []
 
     def learner(self, bind: str = "tcp://127.0.0.1:0", **keywords: Any) -> Side:
-        keywords.setdefault(
-            "insecure", "keys" not in keywords
-        )  # tests speak plain ZeroMQ to the endpoint
+        # tests speak plain ZeroMQ to the endpoint
+        keywords.setdefault("insecure", "keys" not in keywords)
         return self.started(ZmqLearnerEndpoint(bind, **keywords))
 
     def worker(self, address: str, **keywords: Any) -> Side:

@@ -246,9 +246,8 @@ def test_unread_data_of_short_connections_is_bounded_too(start):
         for _ in range(20):  # on a busy machine, all data of the first ones may have been read
             with contextlib.suppress(OSError), learner.peer() as short:
                 short.socket.sendall(frame(b"x" * 1000) * 200)
-                short.socket.shutdown(
-                    socket.SHUT_WR
-                )  # a close may reset the connection and discard unread data
+                # a close may reset the connection and discard unread data
+                short.socket.shutdown(socket.SHUT_WR)
                 while short.socket.recv(4096):
                     pass
             if learner.has_cut_newcomers():
@@ -432,9 +431,8 @@ def test_out_of_descriptors_admitted_peers_are_served_and_files_can_be_opened(st
     with learner.peer() as peer, contextlib.ExitStack() as stack:
         for index in range(600):
             other = stack.enter_context(socket.socket())
-            with contextlib.suppress(
-                OSError
-            ):  # the bound may be reached before the connection is set up
+            # the bound may be reached before the connection is set up
+            with contextlib.suppress(OSError):
                 other.connect(("127.0.0.1", learner.port + index % 2))
         learner.told(rf'"dropped".*\b{learner.max_peers}\b')
         assert _is_served(peer)

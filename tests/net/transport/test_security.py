@@ -452,12 +452,13 @@ async def test_a_first_message_is_judged_by_the_keys_admitted_when_it_comes(
 @pytest.mark.parametrize(
     ("learner_has", "worker_has", "theirs", "ours"),
     [
+        # either side may hang up first: the other side guesses the cause
         (
             True,
             "none",
             "--keys",
             "--keys",
-        ),  # either side may hang up first: the other side guesses the cause
+        ),
         (False, "own", "--keys", "--keys"),
         (True, "another learner's", "learner.key", "learner.key"),
     ],

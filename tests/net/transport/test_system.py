@@ -91,9 +91,8 @@ print(len(heaps))
 @needs_glibc
 def test_threads_share_one_heap_if_requested():
     heaps = {mode: run(_HEAPS, mode) for mode in ("one", "as it comes")}
-    assert heaps["one"] <= 2 < heaps["as it comes"], (
-        heaps
-    )  # the first heap may consist of two mappings
+    # the first heap may consist of two mappings
+    assert heaps["one"] <= 2 < heaps["as it comes"], heaps
 
 
 async def test_memory_is_given_back_later_where_no_thread_can_be_started_for_now(monkeypatch):

@@ -170,9 +170,8 @@ async def test_where_bytes_cannot_be_counted_a_worker_is_held_back_and_loses_not
     worker = await stage.joined(learner.endpoint.address, limits=limits)
     learner.pump(zmq.ROUTER).pause()
     taken = refused = 0
-    while (
-        taken < 1000 and refused < 20
-    ):  # ZeroMQ's own thread may still be filling the kernel's buffers
+    # ZeroMQ's own thread may still be filling the kernel's buffers
+    while taken < 1000 and refused < 20:
         if worker.endpoint.send([taken.to_bytes(4, "little"), bytes(1_000_000)]):
             taken += 1
             refused = 0

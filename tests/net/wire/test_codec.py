@@ -498,9 +498,8 @@ def test_an_empty_array_can_follow_a_full_packed_frame() -> None:
 def test_broken_frames_are_named(
     frames: list[bytes], kind: type[RemoteProtocolError], field: str
 ) -> None:
-    for _ in range(
-        2
-    ):  # the second time after a valid message with the same layout, which is cached
+    # the second time after a valid message with the same layout, which is cached
+    for _ in range(2):
         with pytest.raises(kind) as caught:
             decode(frames)
         assert caught.value.field == field

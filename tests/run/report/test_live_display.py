@@ -196,9 +196,8 @@ def test_ctrl_c_is_not_echoed_into_the_panel_and_is_again_after_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     master, slave = pty.openpty()
-    monkeypatch.setattr(
-        os, "tcgetpgrp", lambda terminal: os.getpgrp()
-    )  # as a shell sets it for its commands
+    # as a shell sets it for its commands
+    monkeypatch.setattr(os, "tcgetpgrp", lambda terminal: os.getpgrp())
     with os.fdopen(slave, "w") as terminal:
         display = LiveDisplay(HEADLINE, Console(file=terminal, force_terminal=True))
 

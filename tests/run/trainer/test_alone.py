@@ -227,9 +227,8 @@ def test_a_debugger_in_the_environment_has_the_terminal(tmp_path: Path) -> None:
 @pytest.fixture
 def train(tmp_path: Path, played: type[Played]) -> Iterator[Callable[..., dict[str, Any]]]:
     """Train with an environment that only this process knows."""
-    before = signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # ignored in a shell's background
+    # ignored in a shell's background
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
 
     class Own(Played):
         pass

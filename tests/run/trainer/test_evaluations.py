@@ -375,9 +375,8 @@ def test_scores_are_only_compared_with_scores_by_the_same_settings(
     assert aiorl.load_policy(best.with_name("best-0")).env == ENV
     summary = json.loads((best / "evaluation.json").read_text())
     del summary["measured_with"]
-    (best / "evaluation.json").write_text(
-        json.dumps({**summary, "episode_reward_mean": 99.0})
-    )  # an earlier version's
+    # an earlier version's
+    (best / "evaluation.json").write_text(json.dumps({**summary, "episode_reward_mean": 99.0}))
     asyncio.run(evaluate(9, {}))
     assert json.loads((best / "evaluation.json").read_text())["training_iteration"] == 4
 

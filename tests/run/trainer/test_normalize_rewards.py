@@ -50,9 +50,8 @@ def test_episodes_are_reported_unscaled_and_the_statistic_is_kept_in_checkpoints
             rewards = last[c.REWARDS][last.get(c.VALID, np.ones(last[c.REWARDS].shape, np.bool_))]
             np.testing.assert_allclose(rewards, 1 / np.sqrt(state["m2"][0] / state["n"]), rtol=0.1)
         else:
-            assert (
-                np.abs(last[c.VALUE_TARGETS]).max() < 6
-            )  # 10 before scaling: they converge to 1 / (1 - gamma)
+            # 10 before scaling: they converge to 1 / (1 - gamma)
+            assert np.abs(last[c.VALUE_TARGETS]).max() < 6
         path = trainer.save(tmp_path / "saved")
         assert min(trainer.evaluate(episodes=1, seed=1).returns) >= 8
     with aiorl.Trainer.restore(path, num_workers=0) as other:

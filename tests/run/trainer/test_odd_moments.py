@@ -83,9 +83,8 @@ def test_a_directory_restores_its_newest_checkpoint_even_if_another_run_wrote_it
 def test_a_checkpoint_is_written_every_interval(make: Make) -> None:
     trainer = make(checkpoint_interval_s=1e-3)
     trainer.train()
-    while not list(
-        Path(trainer.logdir, "checkpoints").glob("checkpoint-*")
-    ):  # written during the iteration
+    # written during the iteration
+    while not list(Path(trainer.logdir, "checkpoints").glob("checkpoint-*")):
         time.sleep(0.01)
     assert aiorl.load_policy(trainer.logdir).env_steps == 64
 

@@ -191,9 +191,8 @@ if __name__ == "__main__":
 """
     with script(tmp_path, text) as process:
         results = tmp_path / "run" / "result.jsonl"
-        wait_until(
-            lambda: results.exists() and results.read_text(), 60
-        )  # an evaluation comes first
+        # an evaluation comes first
+        wait_until(lambda: results.exists() and results.read_text(), 60)
         process.send_signal(signal.SIGINT)
         printed, said = process.communicate(timeout=60)
     assert process.returncode == 0, said

@@ -34,10 +34,11 @@ def of(run_dir: Path) -> dict[str, Any]:
 
 def test_the_algorithm_is_the_arguments_the_configs_or_the_presets(tmp_path: Path) -> None:
     ways: dict[str, dict[str, Any]] = {
+        # the preset has an environment, too
         "preset": {
             "config": IMPALA,
             "preset": "impala-cartpole",
-        },  # the preset has an environment, too
+        },
         "argument": {"env": "CartPole-v1", "algo": "impala", "config": IMPALA},
         "object": {"config": PPOConfig(env="CartPole-v1", **SMALL)},
     }

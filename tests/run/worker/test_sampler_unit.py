@@ -183,9 +183,8 @@ def test_filter_deltas_contain_observations_since_the_last_delta(
     unit = make(observation_filter="MeanStdFilter", **way)
     for sequence in (1, 2):
         unit.sample()
-        assert (
-            unit.take_deltas(sequence)[DEFAULT_POLICY_ID]["n"] >= 16
-        )  # every observation, including final ones
+        # every observation, including final ones
+        assert unit.take_deltas(sequence)[DEFAULT_POLICY_ID]["n"] >= 16
     assert unit.take_deltas(3)[DEFAULT_POLICY_ID]["n"] == 0
     assert make(**way).take_deltas(1) == {}
 

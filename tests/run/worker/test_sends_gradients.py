@@ -86,9 +86,8 @@ def test_a_gradient_equals_that_of_the_rows_it_replaces(
     """With the weights and the timestep of the snapshot; the rest of the fragment is the same."""
     units = request.getfixturevalue(kind)
     sent, rows = (units.unit(timestep=500, sends=sends).sample() for sends in ("gradients", "rows"))
-    assert (
-        sent.batches.keys() == rows.batches.keys() == {policy_id}
-    )  # the other policy does not learn
+    # the other policy does not learn
+    assert sent.batches.keys() == rows.batches.keys() == {policy_id}
     gradients = gradients_of(units.learning.group.learners[policy_id])
     expected = gradients.compute(rows.batches[policy_id], 500)
     found = sent.batches[policy_id]
@@ -123,10 +122,11 @@ def test_gradients_pass_the_wire_and_the_learners_checks(units: Units) -> None:
         assert message.filter_deltas[DEFAULT_POLICY_ID]["n"] > 0
         batch = units.learning.group.make_batch([message.batches])
         assert not units.learning.group.update(batch, 0).skipped
+    # it would count more rows than were sampled
     boastful = {
         **columns,
         NUM_ROWS: columns[NUM_ROWS] + 1,
-    }  # it would count more rows than were sampled
+    }
     with pytest.raises(BatchError, match="agent_steps"):
         check_samples(dataclasses.replace(message, batches={DEFAULT_POLICY_ID: boastful}))
 

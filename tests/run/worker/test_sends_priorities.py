@@ -85,9 +85,8 @@ def test_a_rows_priority_is_the_acting_networks_error_and_the_replay_uses_it(
     replay = learner.feed.replay
     learning.group.make_batch([{DEFAULT_POLICY_ID: fragment}])
     num_rows = len(replay)
-    replay.update_priorities(
-        np.array([0]), np.array([100.0])
-    )  # the learner has computed larger errors than these
+    # the learner has computed larger errors than these
+    replay.update_priorities(np.array([0]), np.array([100.0]))
     learning.group.make_batch([{DEFAULT_POLICY_ID: fragment}])
     stored = replay._priorities.tree.priorities[num_rows : 2 * num_rows]
     np.testing.assert_allclose(stored, found[valid] + 1e-6, rtol=1e-6)

@@ -307,9 +307,8 @@ async def test_r9_a_blocked_environment_does_not_stop_heartbeats() -> None:
     async with running(
         1, env="in_process:BlockingEnv", env_config={"step_s": 0.4}, seed=None
     ) as both:
-        end = (
-            time.monotonic() + 1.6
-        )  # more than 1.5 times the heartbeat timeout, within the first fragment
+        # more than 1.5 times the heartbeat timeout, within the first fragment
+        end = time.monotonic() + 1.6
         while time.monotonic() < end:
             await asyncio.sleep(0.05)
             assert both.source.session.slots == [1]

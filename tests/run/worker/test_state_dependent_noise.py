@@ -96,9 +96,8 @@ def tracks_of(
         found.append([columns[name] for name in COLUMNS])
     obs, actions, inputs, logp = (np.concatenate(parts) for parts in zip(*found, strict=True))
     outputs = NumpyActor(WEIGHTS)(obs)[0]
-    np.testing.assert_allclose(
-        inputs, outputs[..., :2], rtol=1e-3, atol=1e-4
-    )  # shares are not sent
+    # shares are not sent
+    np.testing.assert_allclose(inputs, outputs[..., :2], rtol=1e-3, atol=1e-4)
     deviations = np.exp(inputs[..., 1])
     noise = (actions[..., 0] - inputs[..., 0]) / deviations
     np.testing.assert_allclose(
