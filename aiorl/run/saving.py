@@ -210,9 +210,8 @@ class Saver:
             else:
                 try:
                     written = await asyncio.shield(writing)
-                except (
-                    asyncio.CancelledError
-                ):  # the thread continues to write, and no one else may write meanwhile
+                except asyncio.CancelledError:
+                    # the thread continues to write, and no one else may write meanwhile
                     await asyncio.wait([writing])
                     raise
         if directory is None:
