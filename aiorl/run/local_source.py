@@ -131,6 +131,11 @@ class LocalWorker:
         self._is_delayed = plan.mode == "streaming" and plan.max_policy_lag is not None
         self._delayed: list[Snapshot] = []
 
+    @property
+    def is_registered(self) -> bool:
+        """True from its welcome on until it leaves."""
+        return self._session is not None and self._session.state is WorkerState.REGISTERED
+
     def join(self, now: float) -> None:
         """Say hello, unless it has joined."""
         if self._session is None:
@@ -524,6 +529,8 @@ class LocalSource(Source):
         worker.join(self._now)
         self.pump()
         try:
+            if not worker.is_registered:
+                raise InternalError("the sampler of this process was not registered")
             return await self._call(worker.build)
         except BaseException:
             self._leave()
@@ -549,6 +556,8 @@ class LocalSource(Source):
         unit = None if self._worker is None else self._worker.leave(self._now)
         self._pass_on()
         self.core.session.peer_gone(_PEER, self._now)
+        # the session limits the registrations in a time, and an environment may fail at each attempt
+        self._now += _FRAGMENT_S
         return unit
 
     async def _call(self, step: Callable[[], T], *, is_breakable: bool = False) -> T:

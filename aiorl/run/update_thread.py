@@ -98,13 +98,20 @@ class UpdateThread:
                 self._on_event(self.updater.update(batch, time.perf_counter() - waiting_since))
                 batch = None
                 waiting_since = time.perf_counter()
-            left = [item]
-            while not self._inbox.empty():
-                left.append(self._inbox.get())
-            self._on_event(UpdatesEnded(sum(one is not None for one in left)))
-        except (
-            BaseException
-        ) as error:  # the owner handles it, so no error must get lost in this thread
+            num_left = self._num_waiting()
+            if item is not None:
+                num_left += 1
+            self._on_event(UpdatesEnded(num_left))
+        # the owner handles it, so no error must get lost in this thread
+        except BaseException as error:
             _log.debug("the update thread ends with an error", exc_info=True)
             self._stopping.set()
-            self._on_event(UpdatesEnded(error=error, batch=batch))
+            self._on_event(UpdatesEnded(self._num_waiting(), error=error, batch=batch))
+
+    def _num_waiting(self) -> int:
+        """Take the batches that wait out of the inbox, and return their number."""
+        number = 0
+        while not self._inbox.empty():
+            if self._inbox.get() is not None:
+                number += 1
+        return number

@@ -174,6 +174,23 @@ def test_a_fragment_that_was_broken_off_leaves_its_lease_to_the_next_sampler(
     assert len({f.incarnation for done in alone.updates for f in done.batch.fragments}) == 2
 
 
+def test_an_environment_may_fail_any_number_of_times_before_training_continues(
+    run: Callable[..., Alone], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(alone: Alone) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                SamplerUnit, "sample", lambda unit: (_ for _ in ()).throw(EnvError("E", "boom"))
+            )
+            for _ in range(1100):
+                with pytest.raises(EnvError, match="boom"):
+                    await alone.train(1)
+        await alone.train(2)
+
+    alone = run(FakeAlgorithm, 1, fail)
+    assert alone.ledger.trained == 3 * 4 * STEPS
+
+
 def test_an_interrupt_between_two_steps_ends_the_turn_and_loses_nothing(
     run: Callable[..., Alone],
 ) -> None:

@@ -154,6 +154,8 @@ def test_an_error_ends_the_thread_and_is_delivered_with_its_batch(
 ) -> None:
     group.fail_in = where
     thread.submit_nowait(batch(7))
+    if where != "warm_up":
+        thread.submit_nowait(batch(8))
     thread.start()
     found = [events.get(timeout=TIMEOUT_S) for _ in range(1 if where == "warm_up" else 2)]
     failed = found[-1]
@@ -161,6 +163,7 @@ def test_an_error_ends_the_thread_and_is_delivered_with_its_batch(
     assert isinstance(failed.error, TrainingDiverged)
     assert (failed.batch is None) == (where == "warm_up")
     assert failed.batch is None or failed.batch.env_steps == 7
+    assert failed.num_left == 1
     assert thread.join(TIMEOUT_S)
     assert not thread.has_room
 
