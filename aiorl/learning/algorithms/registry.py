@@ -60,6 +60,9 @@ def _checked(found: Any, path: str) -> type[Algorithm[Any]]:
     if not (isinstance(found, type) and issubclass(found, Algorithm)):
         wrong = f"{found!r:.200}, not a class of aiorl.algorithms.Algorithm"
         hint = "See docs/new_algorithm.md."
+    elif missing := sorted(found.__abstractmethods__):
+        wrong = f"a class without {' and '.join(missing)}"
+        hint = "Define each as a static method of the config: see docs/new_algorithm.md."
     elif not (isinstance(kind, type) and issubclass(kind, CommonConfig)):
         wrong = f"a class with the config_class {kind!r:.200}, not a config class"
         hint = (

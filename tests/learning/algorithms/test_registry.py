@@ -91,6 +91,7 @@ def test_plans_are_made_without_tensorflow() -> None:
 
 
 MINE = """
+from aiorl.learning.algorithm import Algorithm
 from aiorl.learning.algorithms.pg import PG
 from aiorl.learning.algorithms.pg import PGConfig
 from aiorl.config.key import changed
@@ -106,6 +107,13 @@ class Renamed(PG):
 
 class Bare(PG):
     config_class = dict
+
+class Unfinished(Algorithm):
+    config_class = MineConfig
+
+class Learnless(Algorithm):
+    config_class = MineConfig
+    experience = PG.experience
 """
 
 
@@ -135,6 +143,8 @@ def test_a_custom_algorithm_is_named_by_its_import_path(my_algorithms: None) -> 
         ("my_algorithms:MineConfig", "aiorl.algorithms.Algorithm"),
         ("my_algorithms:Renamed", "PGConfig.algo .*'pg'.*\"my_algorithms:Renamed\""),
         ("my_algorithms:Bare", "config_class"),
+        ("my_algorithms:Unfinished", r"without experience and update.*docs/new_algorithm\.md"),
+        ("my_algorithms:Learnless", r"without update.*docs/new_algorithm\.md"),
     ],
 )
 def test_a_path_that_names_no_algorithm_is_refused(
