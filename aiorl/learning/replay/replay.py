@@ -252,7 +252,7 @@ class Replay:
             numbers = ids.reshape(-1)
             rows = column.reshape(len(numbers), *column.shape[ids.ndim :])
             is_here = numbers >= self._oldest
-            self._ring.slots[name][numbers[is_here] % self.spec.capacity] = rows[is_here]
+            self._ring.replace(numbers[is_here], name, rows[is_here])
 
     def snapshot(self) -> Snapshot:
         """Return a snapshot of the replay, to be written piece by piece while rows are inserted and

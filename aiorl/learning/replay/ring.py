@@ -61,6 +61,20 @@ class Ring:
             self.written += count
         return runs
 
+    def replace(self, numbers: NDArray[np.int64], field: str, values: Array) -> None:
+        """Replace a field of rows that are records.
+
+        Args:
+            numbers: [B], numbers of rows that are not overwritten; for a repeated one, the last
+                value counts.
+            field: name of the field.
+            values: [B, ...].
+        """
+        with self._lock:
+            if self._snapshot is not None:
+                self._snapshot.before_replacing(numbers)
+            self.slots[field][numbers % self.capacity] = values
+
     def runs(self, first: int, end: int) -> list[tuple[slice, slice]]:
         """Return pairs of slices: slots of the rows from `first` to `end`, and the range of rows in
         them.
@@ -119,7 +133,8 @@ class RingSnapshot:
     """Rows of a ring at one moment, read piece by piece in any thread.
 
     Rows that will be overwritten before they are read are copied aside. There are few of them,
-    because reading and overwriting both start from the oldest row; their number is limited.
+    because reading and overwriting both start from the oldest row; their number is limited. Rows
+    of which a field will be replaced can be anywhere; they are kept one by one.
 
     Attributes:
         first: number of the oldest row.
@@ -137,6 +152,7 @@ class RingSnapshot:
         self._next = self.first
         self._aside: deque[Array] = deque()
         self._num_aside = 0
+        self._kept: dict[int, Any] = {}  # number -> record
         self._failure = ""
 
     def before_overwriting(self, end: int) -> None:
@@ -145,18 +161,26 @@ class RingSnapshot:
         end = min(end, self.end)
         if first >= end or self._failure:
             return
-        for slots, _ in self._ring.runs(first, end):
-            self._aside.append(self._ring.slots[slots].copy())
+        for slots, rows in self._ring.runs(first, end):
+            self._aside.append(self._copied(first + rows.start, slots))
         self._num_aside += end - first
-        if self._num_aside * self.row_bytes > _MAX_ASIDE_BYTES:
-            self.fail(
-                f"more than {_MAX_ASIDE_BYTES:,} bytes were overwritten before they were saved"
-            )
+        self._limit()
+
+    def before_replacing(self, numbers: NDArray[np.int64]) -> None:
+        """Keep unread rows of these `numbers` as they are; the caller holds the lock."""
+        if self._failure:
+            return
+        is_unread = (numbers >= self._next + self._num_aside) & (numbers < self.end)
+        for number in np.unique(numbers[is_unread]).tolist():
+            if number not in self._kept:
+                self._kept[number] = self._ring.slots[number % self._ring.capacity].copy()
+        self._limit()
 
     def fail(self, why: str) -> None:
         """Make reading raise CheckpointError; the caller holds the lock."""
         self._failure = why
         self._aside.clear()
+        self._kept.clear()
 
     def pieces(self, max_bytes: int) -> Iterator[tuple[int, Array]]:
         """Yield the rows from the oldest on: the number of each piece's first row, and a copy of
@@ -197,9 +221,23 @@ class RingSnapshot:
                 self._num_aside -= len(part)
             if most and self._next < self.end:
                 slots, _ = self._ring.runs(self._next, min(self.end, self._next + most))[0]
-                parts.append(self._ring.slots[slots].copy())
+                parts.append(self._copied(self._next, slots))
                 self._next += len(parts[-1])
         return first, parts[0] if len(parts) == 1 else _joined(parts)
+
+    def _copied(self, first: int, slots: slice) -> Array:
+        """Return a copy of unread rows, the first of them with number `first`, as they were."""
+        rows = self._ring.slots[slots].copy()
+        for number in self._kept.keys() & range(first, first + len(rows)):
+            rows[number - first] = self._kept.pop(number)
+        return rows
+
+    def _limit(self) -> None:
+        """Give up if too much is kept; the caller holds the lock."""
+        if (self._num_aside + len(self._kept)) * self.row_bytes > _MAX_ASIDE_BYTES:
+            self.fail(
+                f"more than {_MAX_ASIDE_BYTES:,} bytes were overwritten before they were saved"
+            )
 
 
 def _joined(parts: list[Array]) -> Array:

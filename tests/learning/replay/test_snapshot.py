@@ -113,6 +113,31 @@ def test_a_snapshot_read_during_training_is_that_of_its_moment(
     assert all((found[name] == expected[1][name]).all() for name in found)
 
 
+@pytest.mark.parametrize("max_bytes", [16, 100, 10_000])
+def test_columns_written_back_while_a_snapshot_is_read_do_not_change_it(max_bytes: int) -> None:
+    columns = (ColumnSpec(c.OBS, (2,)), ColumnSpec("novelty"))
+    replay = Replay(ReplaySpec(columns, 40, None, 0), seed=0)
+
+    def insert(count: int) -> None:
+        numbers = np.arange(replay.stored, replay.stored + count, dtype=np.float32)[:, None]
+        replay.insert_fragment({c.OBS: np.stack([numbers, numbers], -1), "novelty": numbers})
+
+    insert(40)
+    insert(13)
+    expected = joined(replay.snapshot().pieces())
+    reading: Iterator[Piece] = replay.snapshot().pieces(max_bytes)
+    pieces = [next(reading)]
+    for _ in range(5):
+        sample = replay.sample(6, num_batches=2)
+        replay.write_back(sample.ids, {"novelty": np.full(sample.ids.shape, -1.0, np.float32)})
+        insert(3)
+        pieces += [piece for piece in [next(reading, None)] if piece is not None]
+    pieces += reading
+    found = joined(pieces)
+    assert all((found[name] == expected[name]).all() for name in expected)
+    assert (replay.sample(200).columns["novelty"] == -1.0).any()
+
+
 def joined(pieces: Any) -> dict[str, Any]:
     parts: dict[str, list[Any]] = {}
     for name, _, array in pieces:
