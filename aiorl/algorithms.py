@@ -3,6 +3,7 @@
 Importing this does not load TensorFlow.
 """
 
+from aiorl.acting.exploration import Schedule
 from aiorl.config.key import changed, key
 from aiorl.data import columns
 from aiorl.data.fragment import SamplePlan
@@ -96,6 +97,7 @@ __all__ = [
     "ReplayConfig",
     "Round",
     "SamplePlan",
+    "Schedule",
     "Step",
     "StreamingConfig",
     "SurrogateKeys",

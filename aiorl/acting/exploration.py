@@ -235,7 +235,13 @@ class Schedule:
 
     @classmethod
     def of(cls, constant: float, points: Sequence[Sequence[float]] | None, *, key: str) -> Schedule:
-        """Return the schedule of a setting: its points if there are any, else its constant."""
+        """Return the schedule of a setting: its points if there are any, else its constant.
+
+        Args:
+            constant: value if there are no points.
+            points: [[env step, value], ...], or None.
+            key: name of the setting of the points, for errors.
+        """
         return cls(constant if points is None else points, key=key)
 
 

@@ -266,7 +266,7 @@ class Experience(Protocol):
     """Experience of an algorithm: which data workers send, how much may be sampled with which
     weights, and what the learner makes of it.
 
-    `aiorl.learning.experience` and `aiorl.learning.replay.feed` have the usual ones.
+    `aiorl.learning.experience` and `aiorl.learning.replayed` have the usual ones.
     """
 
     @property
@@ -360,6 +360,32 @@ class Update:
     adaptations: Sequence[Adaptation] = ()
     targets: Mapping[str, TargetNetwork] = field(default_factory=dict)
     saved: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Check the loop and the knobs.
+
+        Raises:
+            ConfigError: `loop` is no loop, a knob no schedule, or there is no knob "lr".
+        """
+        if not isinstance(self.loop, Loop):
+            raise ConfigError(
+                f"loop of an Update is a {type(self.loop).__name__}, expected a loop.",
+                key="algo",
+                hint="Pass epochs(number, minibatches(env_steps, step)) or drawn(step).",
+            )
+        for name, knob in self.knobs.items():
+            if not isinstance(knob, Schedule):
+                raise ConfigError(
+                    f"the knob {name!r} of an Update is {knob!r:.200}, expected a schedule.",
+                    key="algo",
+                    hint="Pass Schedule(value) for a constant.",
+                )
+        if "lr" not in self.knobs:
+            raise ConfigError(
+                f"the knobs of an Update are {sorted(self.knobs)}, without 'lr'.",
+                key="algo",
+                hint="Begin with schedules(config), or replay_knobs(config) for a replay.",
+            )
 
     def knobs_at(self, env_steps_total: int) -> dict[str, float]:
         """Return all knobs after `env_steps_total` env steps."""

@@ -22,6 +22,7 @@ from aiorl.learning.algorithms.actor_critic_config import ActorCriticKeys
 from aiorl.learning.compiled import Mode
 from aiorl.learning.gradients import Gradients
 from aiorl.learning.rows import sequence_columns
+from aiorl.learning.steps import Descent
 from aiorl.learning.train_batches import GradientBatches, TrainBatches
 from aiorl.process.machine import available_bytes
 
@@ -67,6 +68,14 @@ class Fragments:
         """See `Experience`."""
         if not self.sends_gradients:
             return TrainBatches(self.config, self.sample_plan, model, loop=update.loop, rng=rng)
+        if not isinstance(update.loop.step, Descent):
+            raise ConfigError(
+                f"workers can't compute the gradients of {self.config.algo}: its update is more than"
+                " a step against the gradient of one loss.",
+                key="gradients",
+                value=self.config.gradients,
+                hint="Set gradients: learner, or let the loop have one bare descend.",
+            )
         gradients = self.gradients(model, update, xla="eager")
         gradients.trace()
         return GradientBatches(

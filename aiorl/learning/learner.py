@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 from aiorl.acting.filters import NoFilter, ObservationFilter
 from aiorl.config.schema import CommonConfig
 from aiorl.data.columns import Piece
-from aiorl.errors import CheckpointError, TrainingDiverged
+from aiorl.errors import CheckpointError, ConfigError, TrainingDiverged
 from aiorl.learning.algorithm import (
     Algorithm,
     AlgorithmState,
     Batch,
     Networks,
+    Update,
     UpdateResult,
     own_config,
 )
@@ -74,7 +75,8 @@ class Learner:
                 unfiltered; another thread may merge into it.
 
         Raises:
-            ConfigError: a setting can't be honoured, or there is not enough room.
+            ConfigError: a setting can't be honoured, there is not enough room, or the algorithm's
+                update doesn't fit its experience.
         """
         self.config = own_config(kind, config)
         self.model = model
@@ -82,6 +84,12 @@ class Learner:
             np.random.SeedSequence(config.seed, spawn_key=(_SEED_KEY,))
         )
         self.plan = kind.update(self.config, Networks.of(model))
+        if not isinstance(self.plan, Update):
+            raise ConfigError(
+                f"{kind.__name__}.update returned a {type(self.plan).__name__}, expected an Update.",
+                key="algo",
+                hint="Return Update(loop=..., knobs=...).",
+            )
         self.feed = kind.experience(self.config).feed(model, self.plan, self.rng)
         self.feed.merged_filter = merged_filter or NoFilter()
         self.compiled = CompiledUpdate(

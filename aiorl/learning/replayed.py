@@ -16,6 +16,7 @@ from aiorl.data import columns as c
 from aiorl.data.arrays import first_not_finite
 from aiorl.data.columns import Piece
 from aiorl.data.fragment import SamplePlan, refuse_others
+from aiorl.errors import ConfigError
 from aiorl.learning.algorithm import (
     Array,
     Batch,
@@ -251,7 +252,20 @@ class ReplayFeed(Feed):
             replay: stores the rows.
             loop: steps of a minibatch.
             rng: generator of the seeds of minibatches.
+
+        Raises:
+            ConfigError: the loop is over train batches, or writes what the replay doesn't store.
         """
+        if not loop.is_drawn:
+            raise ConfigError(
+                "the experience is kept in a replay, but the update passes over train batches.",
+                key="algo",
+                hint=(
+                    "Set loop=drawn(step) in the Update, or return experience of fragments, such as"
+                    " on_policy."
+                ),
+            )
+        _check_written(loop.write_back, replay.spec)
         config = experience.config
         self.replay = replay
         self._config = config
@@ -467,6 +481,27 @@ class ReplayFeed(Feed):
                 self._padded[name] = np.zeros((self.steps_per_call, *array.shape[1:]), array.dtype)
             self._padded[name][:num] = array
         return self._padded
+
+
+def _check_written(names: Sequence[str], spec: ReplaySpec) -> None:
+    """Raise ConfigError unless all columns to write back can be written, a number for each row."""
+    numbers = [
+        column.name
+        for column in spec.plain_columns
+        if column.dtype == "float32" and not column.shape
+    ]
+    allowed = sorted({c.PRIORITIES, *numbers})
+    for name in names:
+        if name not in allowed:
+            raise ConfigError(
+                f"the loop writes {name!r} back, which the replay doesn't store as a number of each"
+                " row.",
+                key="algo",
+                hint=(
+                    f"write_back of drawn can name {', '.join(allowed)}. A replay of your own, see"
+                    " make_replay of replayed, can store more."
+                ),
+            )
 
 
 class _Normaliser:

@@ -14,11 +14,12 @@ none of it again. `aiorl.learning.compiled.CompiledUpdate` compiles a loop.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from aiorl.data.columns import PRIORITIES
+from aiorl.errors import ConfigError
 from aiorl.learning.lazy import Tensors, tf
 
 if TYPE_CHECKING:
@@ -172,14 +173,28 @@ class Descent:
     def apply(self, gradients: list[tf.Tensor], knobs: Tensors) -> tf.Tensor:
         """Reduce and clip `gradients`, and take a step with them and the learning rate in `knobs`;
         return their norm, a scalar, before they were clipped.
+
+        Raises:
+            ConfigError: the learning rate is not among the knobs.
         """
         gradients = self.reduce(gradients)
         norm = tf.linalg.global_norm(gradients)
         if self.clip is not None:
             gradients, _ = tf.clip_by_global_norm(gradients, self.clip, use_norm=norm)
+        if self.lr not in knobs:
+            raise ConfigError(
+                f"the learning rate of a step is the knob {self.lr!r}, but the knobs are"
+                f" {_listed(knobs)}.",
+                key="algo",
+                hint="Add it to knobs of the Update, or set lr= of descend to one of them.",
+            )
         self.optimizer.learning_rate.assign(knobs[self.lr])
         self.optimizer.apply(gradients, self.variables)
         return norm
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, sorted(names))) or "none"
 
 
 def metrics_in(tensors: Tensors) -> Tensors:
@@ -233,11 +248,43 @@ def gradients_of(loss: Loss, variables: Sequence[Any]) -> Gradients:
 
     def gradients(columns: Tensors, knobs: Tensors) -> tuple[list[tf.Tensor], tf.Tensor, Tensors]:
         with tf.GradientTape() as tape:
-            value, tensors = loss(columns, knobs)
+            value, tensors = _checked_pair(loss(columns, knobs), loss)
         unconnected = tf.UnconnectedGradients.ZERO
-        return tape.gradient(value, variables, unconnected_gradients=unconnected), value, tensors
+        found = tape.gradient(value, variables, unconnected_gradients=unconnected)
+        return found, value, {name: _with_float(tensor) for name, tensor in tensors.items()}
 
     return gradients
+
+
+def _checked_pair(returned: Any, loss: Loss) -> tuple[tf.Tensor, Mapping[str, Any]]:
+    """Return what a loss returned.
+
+    Raises:
+        ConfigError: it is not a scalar tensor and further tensors by name.
+    """
+    name = getattr(loss, "__qualname__", "loss")
+    is_pair = isinstance(returned, tuple) and len(returned) == 2
+    if not (is_pair and tf.is_tensor(returned[0]) and isinstance(returned[1], Mapping)):
+        raise ConfigError(
+            f"{name} returned {returned!r:.200}, expected a pair: the loss, a scalar tensor, and"
+            " further tensors by name.",
+            key="algo",
+            hint="Return (loss, {}) if there are none.",
+        )
+    value, tensors = returned
+    if len(value.shape):
+        raise ConfigError(
+            f"{name} returned a loss of shape {list(value.shape)}, expected a scalar.",
+            key="algo",
+            hint="Take its mean: tf.reduce_mean, masked_mean, or per_row for a replay.",
+        )
+    return value, tensors
+
+
+def _with_float(value: Any) -> tf.Tensor:
+    """Return a tensor; float32 if it is a scalar, which is a metric."""
+    tensor = tf.convert_to_tensor(value)
+    return tensor if len(tensor.shape) else tf.cast(tensor, tf.float32)
 
 
 def chain(*steps: Step) -> Step:
@@ -263,7 +310,11 @@ def every(period: int, step: Step) -> Step:
 
     Its metrics are means over the times that it was made. If `period` is above 1, later steps don't
     see its tensors.
+
+    Raises:
+        ConfigError: `period` is not a positive integer.
     """
+    _check_positive(period, "every(period, step)", "period")
     if period == 1:
         return step
     table = FigureTable()
@@ -276,6 +327,13 @@ def every(period: int, step: Step) -> Step:
         return Outcome(table.by_name(totals), {})
 
     return Composed(run, (step,))
+
+
+def _check_positive(number: object, call: str, what: str) -> None:
+    if not isinstance(number, int) or number < 1:
+        raise ConfigError(
+            f"{what} of {call} is {number!r:.200}, expected a positive integer.", key="algo"
+        )
 
 
 def follow(targets: Sequence[TargetNetwork], *, tau: float = 1.0) -> Step:
@@ -442,6 +500,8 @@ class Loop:
         shuffles: visit the rows of a train batch in a new random order in each epoch.
         of_rows: minibatches are of rows even if the train batch is of sequences: `begin` makes rows
             of them.
+        is_drawn: True if minibatches are drawn from a replay, False if they are parts of a train
+            batch.
         write_back: tensors of the step, a row for each row of a minibatch, that go back to where
             the minibatch was drawn.
         seeds: shape of the int32 seeds that each drawn minibatch gets as the column "seeds"; None =
@@ -457,6 +517,7 @@ class Loop:
     minibatch_steps: int = 1
     shuffles: bool = True
     of_rows: bool = False
+    is_drawn: bool = False
     write_back: tuple[str, ...] = ()
     seeds: tuple[int, ...] | None = None
     table: FigureTable = field(default_factory=FigureTable)
@@ -490,6 +551,7 @@ class Loop:
             minibatch = tf.nest.map_structure(lambda column: tf.gather(column, rows), columns)
             metrics, tensors = self.step.run(minibatch, knobs, before + index + 1)
             table = self.table.stacked(metrics)
+            self._check_written(tensors)
             written = {
                 name: tf.tensor_scatter_nd_update(column, [[index]], [tensors[name]])
                 for name, column in written.items()
@@ -512,12 +574,26 @@ class Loop:
         )
         return LoopResult(is_finite, num_steps, totals, last_epoch=last_epoch, written=written)
 
+    def _check_written(self, tensors: Tensors) -> None:
+        """Raise ConfigError if the step doesn't give a tensor to write back."""
+        for name in self.write_back:
+            if name not in tensors:
+                raise ConfigError(
+                    f"the loop writes {name!r} back into the replay, but the tensors of its step"
+                    f" are {_listed(tensors)}.",
+                    key="algo",
+                    hint=(
+                        "Let a loss return it, as one of per_row returns priorities, or set"
+                        " drawn(step, write_back=())."
+                    ),
+                )
+
     def _goes_on(self, metrics: Tensors) -> tf.Tensor:
         """Return whether the minibatch with these metrics may be followed by another."""
         if self.stop_when is None:
             return tf.constant(True)
         metric, limit = self.stop_when
-        return ~(metrics[metric][0] > limit)
+        return ~(_found(metrics, metric, "stop_when")[0] > limit)
 
     def _of_last_epoch(
         self, total: tf.Tensor, metrics: Tensors, index: tf.Tensor, limit: tf.Tensor
@@ -526,7 +602,8 @@ class Loop:
         if not self.last_epoch_of:
             return total
         is_first = tf.equal(index % tf.maximum(limit // self.num_epochs, 1), 0)
-        return metrics[self.last_epoch_of][0] + tf.where(is_first, 0.0, total)
+        value = _found(metrics, self.last_epoch_of, "last_epoch_of")[0]
+        return value + tf.where(is_first, 0.0, total)
 
     def means(self, totals: Any, num_steps: int, last_epoch: float, limit: int) -> dict[str, float]:
         """Return metrics by name from the fetched numbers of a `LoopResult`: means over the times
@@ -546,6 +623,21 @@ class Loop:
             in_last = (num_steps - 1) % per_epoch + 1
             metrics[f"{self.last_epoch_of}_last_epoch"] = last_epoch / in_last
         return metrics
+
+
+def _found(metrics: Tensors, name: str, argument: str) -> tf.Tensor:
+    """Return the metric of this name, which an `argument` of `epochs` names.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if name not in metrics:
+        raise ConfigError(
+            f"{argument} names the metric {name!r}, but the metrics are {_listed(metrics)}.",
+            key="algo",
+            hint="Name one of them, or let the loss return it.",
+        )
+    return metrics[name]
 
 
 class Minibatches(NamedTuple):
@@ -591,7 +683,18 @@ def epochs(
             limit.
         last_epoch_of: metric whose mean over the last epoch that began is also reported, as
             "METRIC_last_epoch".
+
+    Raises:
+        ConfigError: `number` is not a positive integer, or `parts` no result of `minibatches`.
     """
+    _check_positive(number, "epochs(number, parts)", "number")
+    if not isinstance(parts, Minibatches):
+        raise ConfigError(
+            f"parts of epochs(number, parts) is a {type(parts).__name__}, expected the division of"
+            " a train batch into minibatches.",
+            key="algo",
+            hint="Pass minibatches(config.minibatch_steps(), step).",
+        )
     return Loop(
         step=parts.step,
         begin=begin,
@@ -619,7 +722,7 @@ def drawn(
         seeds: shape of the seeds that each minibatch gets as the column "seeds", int32, for random
             numbers; None = no seeds.
     """
-    return Loop(step=step, write_back=tuple(write_back), seeds=seeds)
+    return Loop(step=step, is_drawn=True, write_back=tuple(write_back), seeds=seeds)
 
 
 def guarded(

@@ -23,7 +23,7 @@ from aiorl.data import columns as c
 from aiorl.data.arrays import first_not_finite
 from aiorl.data.columns import CULPRIT, GRADIENT_OF, METRICS, NUM_ROWS, num_rows
 from aiorl.data.fragment import SamplePlan
-from aiorl.errors import BatchError
+from aiorl.errors import BatchError, ConfigError
 from aiorl.learning.algorithm import Array, Batch, Feed, Round
 from aiorl.learning.batch_buffers import PACKED, BatchBuffers, Layout, rounded_up
 from aiorl.learning.lazy import Tensors, tf
@@ -76,7 +76,19 @@ class TrainBatches(Feed):
             model: network, which determines shapes of columns.
             loop: epochs and minibatches.
             rng: generator of the random orders.
+
+        Raises:
+            ConfigError: the loop is over minibatches from a replay.
         """
+        if loop.is_drawn:
+            raise ConfigError(
+                "the update draws its minibatches, but the experience is not kept in a replay.",
+                key="algo",
+                hint=(
+                    "Set loop=epochs(number, minibatches(env_steps, step)) in the Update, or return"
+                    " replayed(config) from experience."
+                ),
+            )
         self.columns = plan.columns
         self.buffers = BatchBuffers(model_columns(model, plan.columns))
         self.has_sequences = bool(plan.of_sequences)
