@@ -272,6 +272,7 @@ class ReplayFeed(Feed):
         self._columns = experience.sample_plan.columns
         self._sequences = config.sequences(model)
         self._seeds = loop.seeds
+        self._period = loop.step.period
         self._rng = rng
         self._pieces = Pieces()
         self._is_hurried = False
@@ -371,8 +372,8 @@ class ReplayFeed(Feed):
             sample = self.replay.sample(
                 config.minibatch_entries, num_batches=num, beta=self._last_beta
             )
-            # modulo the cycle, so that a knob, which is a float32, never loses count
-            before = self._steps % config.minibatch_cycle()
+            # modulo the period, so that a knob, which is a float32, never loses count
+            before = self._steps % self._period
             yield Round(
                 self._stacked(sample),
                 order=None,

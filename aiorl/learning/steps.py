@@ -14,6 +14,7 @@ none of it again. `aiorl.learning.compiled.CompiledUpdate` compiles a loop.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -93,6 +94,10 @@ class Step(Protocol):
     def optimizers(self) -> Sequence[Any]:
         """Keras optimisers of the step, always in the same order."""
 
+    @property
+    def period(self) -> int:
+        """Number of minibatches after which what the step does repeats; 1 = each does the same."""
+
     def run(self, columns: Tensors, knobs: Tensors, count: tf.Tensor) -> Outcome:
         """Make the step.
 
@@ -111,10 +116,12 @@ class Composed:
     Attributes:
         run: makes the step, see `Step.run`.
         steps: the steps that it is made of.
+        interval: minibatches from one time that they are made to the next.
     """
 
     run: Callable[[Tensors, Tensors, tf.Tensor], Outcome]
     steps: tuple[Step, ...]
+    interval: int = 1
 
     @property
     def variables(self) -> Sequence[Any]:
@@ -125,6 +132,11 @@ class Composed:
     def optimizers(self) -> Sequence[Any]:
         """See `Step`."""
         return [optimizer for step in self.steps for optimizer in step.optimizers]
+
+    @property
+    def period(self) -> int:
+        """See `Step`."""
+        return math.lcm(self.interval, *(step.period for step in self.steps))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,6 +167,11 @@ class Descent:
     def optimizers(self) -> Sequence[Any]:
         """See `Step`."""
         return (self.optimizer,)
+
+    @property
+    def period(self) -> int:
+        """See `Step`."""
+        return 1
 
     def run(self, columns: Tensors, knobs: Tensors, count: tf.Tensor) -> Outcome:
         """See `Step.run`."""
@@ -308,8 +325,9 @@ def every(period: int, step: Step) -> Step:
     """Return a step that makes a `step` once every `period` minibatches; in between, its variables and its
     optimisers don't change.
 
-    Its metrics are means over the times that it was made. If `period` is above 1, later steps don't
-    see its tensors.
+    In a loop of `drawn`, minibatches of earlier calls count, too; in a loop of `epochs`, those of
+    the same update alone. Its metrics are means over the times that it was made. If `period` is
+    above 1, later steps don't see its tensors.
 
     Raises:
         ConfigError: `period` is not a positive integer.
@@ -326,7 +344,7 @@ def every(period: int, step: Step) -> Step:
         totals = tf.cond(tf.equal(count % period, 0), make, table.zeros)
         return Outcome(table.by_name(totals), {})
 
-    return Composed(run, (step,))
+    return Composed(run, (step,), interval=period)
 
 
 def _check_positive(number: object, call: str, what: str) -> None:
@@ -350,6 +368,7 @@ class _Follow:
     targets: Sequence[TargetNetwork]
     tau: float
     optimizers: Sequence[Any] = ()
+    period: int = 1
 
     @property
     def variables(self) -> Sequence[Any]:

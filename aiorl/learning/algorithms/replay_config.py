@@ -169,10 +169,6 @@ class ReplayKeys(Table):
         rows = self.fragments_per_update * self.fragment_steps * self.training_intensity
         return max(1, math.ceil(rows / self.minibatch_rows))
 
-    def minibatch_cycle(self) -> int:
-        """Return the number of minibatches after which the pattern of periodic steps repeats."""
-        return self.target_update_freq
-
     def derived_sizes(self, fixed: Set[str]) -> dict[str, int]:
         """See `CommonConfig.derived_sizes`; fragments are long enough for n_step, and the replay is
         large enough.

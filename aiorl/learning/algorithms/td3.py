@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -54,10 +53,6 @@ class TD3Config(ActorReplayConfig):
     an action; for correlated noise, that of the part added in each step."""
     noise_type: Literal["gaussian", "ornstein_uhlenbeck"] = _td3("gaussian")
     """Kind of noise that workers add: independent at each step, or correlated in time."""
-
-    def minibatch_cycle(self) -> int:
-        """See `ReplayConfig.minibatch_cycle`."""
-        return math.lcm(self.target_update_freq, self.policy_delay)
 
 
 class TD3(Algorithm[TD3Config]):

@@ -288,7 +288,8 @@ def test_td3_updates_its_actor_and_targets_only_when_they_are_due() -> None:
         before = after
     assert [kinds >= {"weights", "target"} for kinds in moved] == [False, True, False, True]
     assert moved[0] == moved[2] == {"critics", "optimizer"}
-    assert Case("td3", policy_delay=4, target_update_freq=6).config.minibatch_cycle() == 12
+    case = Case("td3", policy_delay=4, target_update_freq=6)
+    assert case.learner.plan.loop.step.period == 12
 
 
 @pytest.mark.parametrize("settings", [{}, DDPG])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import sys
 import types
@@ -11,6 +12,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from algorithm_cases import (
     BOX,
     CHOICES,
@@ -30,9 +32,11 @@ from aiorl.errors import BatchError, CheckpointError, ConfigError
 from aiorl.learning.algorithm import Observations
 from aiorl.learning.algorithms.apex import Apex, ApexConfig
 from aiorl.learning.algorithms.dqn import DQN, DQNConfig
+from aiorl.learning.learner import Learner
 from aiorl.learning.models.export import export_acting_graph
 from aiorl.learning.replay import spec as memory
 from aiorl.learning.replayed import Replayed, replay_spec
+from aiorl.learning.steps import chain, descend, every
 
 DUE: dict[str, Any] = {"learning_starts": 16, "training_intensity": 3}
 """Eight rows of a fragment make six minibatches of four due; the first fragment is only stored."""
@@ -87,6 +91,28 @@ def test_apex_is_dqn_with_other_defaults_that_can_each_be_switched_off() -> None
     off: dict[str, Any] = dict.fromkeys(parts, False)
     assert c.PRIORITIES in plan_of(config).columns
     assert c.PRIORITIES not in plan_of(ApexConfig(env="E", **off, n_step=1)).columns
+
+
+def test_a_periodic_step_counts_the_minibatches_of_all_calls() -> None:
+    """Whatever the other periods are: the target network moves after each minibatch."""
+    rare = tf.Variable(0.0)
+
+    class Mine(DQN):
+        @staticmethod
+        def update(config: Any, networks: Any) -> Any:
+            update = DQN.update(config, networks)
+            adds = descend([rare], lambda columns, knobs: (-rare, {}), keras.optimizers.SGD())
+            step = chain(update.loop.step, every(3, adds))
+            return dataclasses.replace(update, loop=dataclasses.replace(update.loop, step=step))
+
+    # one minibatch per fragment
+    case = Case("dqn", target_update_freq=1, training_intensity=0.5, learning_starts=8, lr=1.0)
+    learner = Learner(Mine, case.config, case.model)
+    moves = []
+    for number in range(6):
+        learner.update(learner.make_batch(case.fragments(number)), 0)
+        moves.append(float(rare.numpy()))
+    assert moves == [0, 0, 1, 1, 1, 2]
 
 
 @pytest.mark.parametrize(("num_frames", "frame"), [(1, (8, 8, 4)), (4, (8, 8))])
