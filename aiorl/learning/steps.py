@@ -307,6 +307,8 @@ def _with_float(value: Any) -> tf.Tensor:
 def chain(*steps: Step) -> Step:
     """Return a step that makes all `steps` in order; each also sees the tensors of earlier ones as
     columns.
+
+    Tracing it raises ConfigError if two steps give a metric of the same name.
     """
 
     def run(columns: Tensors, knobs: Tensors, count: tf.Tensor) -> Outcome:
@@ -314,6 +316,16 @@ def chain(*steps: Step) -> Step:
         tensors: Tensors = {}
         for step in steps:
             outcome = step.run({**columns, **tensors}, knobs, count)
+            repeated = metrics.keys() & outcome.metrics.keys()
+            if repeated:
+                raise ConfigError(
+                    f"two steps of a chain give the metrics {_listed(repeated)}.",
+                    key="algo",
+                    hint=(
+                        "Give one of them a name, descend(..., name=), which begins the names of its"
+                        " loss and gradient; rename other metrics in the loss."
+                    ),
+                )
             metrics |= outcome.metrics
             tensors |= outcome.tensors
         return Outcome(metrics, tensors)

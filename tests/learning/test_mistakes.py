@@ -88,6 +88,13 @@ def test_names_of_knobs_metrics_and_tensors_that_do_not_exist_are_refused() -> N
         call(drawn(step_of(zero)), DRAWN, None)
 
 
+def test_two_steps_that_give_the_same_metric_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"the metrics 'grad_gnorm', 'loss'.*name="):
+        call(passes(chain(step_of(zero), step_of(zero))))
+    metrics = call(passes(chain(step_of(zero), chain(step_of(zero, name="other")))))
+    assert {"loss", "other_loss"} <= metrics.keys()
+
+
 def test_numbers_and_parts_of_loops_are_checked() -> None:
     for period in (0, -1, 2.0):
         with pytest.raises(ConfigError, match="expected a positive integer"):
