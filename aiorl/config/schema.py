@@ -237,8 +237,26 @@ class MultiAgentConfig(WorkerMultiAgentConfig):
 class CommonConfig(WorkerConfig):
     """Keys of every algorithm, with their defaults: those that workers read, and the learner's own.
 
-    The config of an algorithm sets `algo`, changes defaults, and adds keys.
+    The config of an algorithm sets `algo`, changes defaults, and adds keys. Tables of keys that it
+    is also derived from stand before it, so that their `check` calls this one's.
     """
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        """Refuse an order of bases in which the rules of a table of keys would be skipped.
+
+        Raises:
+            TypeError: a table of keys stands after a config.
+        """
+        super().__pydantic_init_subclass__(**kwargs)
+        behind = cls.__mro__[cls.__mro__.index(CommonConfig) + 1 :]
+        for base in behind:
+            if "check" in vars(base):
+                raise TypeError(
+                    f"bases of {cls.__name__}: {base.__name__} stands after a config, whose check"
+                    f" would skip its rules. Name tables of keys first:"
+                    f" class {cls.__name__}({base.__name__}, ...)."
+                )
 
     # Run
     preset: str | None = _run(None, place=False)

@@ -18,8 +18,10 @@ from aiorl.learning.algorithm import experience_of
 from aiorl.learning.algorithms import ALGORITHMS
 from aiorl.learning.algorithms.actor_critic_config import ActorCriticConfig
 from aiorl.learning.algorithms.dqn import DQNConfig
+from aiorl.learning.algorithms.on_policy import OnPolicyConfig
 from aiorl.learning.algorithms.ppo import PPOConfig
 from aiorl.learning.algorithms.registry import algorithm_class, config_class
+from aiorl.learning.algorithms.surrogate import SurrogateKeys
 from aiorl.run.policy_plan import config_of
 
 
@@ -416,3 +418,17 @@ def test_a_large_size_can_be_set_along_with_the_one_that_it_needs() -> None:
     assert (refused.value.key, refused.value.value) == ("sgd_minibatch_size", 2_000_000)
     config = PPOConfig(sgd_minibatch_size=2_000_000, train_batch_size=4_000_000)
     assert (config.train_batch_size, config.sgd_minibatch_size) == (4_000_000, 2_000_000)
+
+
+def test_rules_of_a_table_of_keys_are_never_skipped() -> None:
+    """`check` of a config calls none behind it."""
+
+    class First(SurrogateKeys, OnPolicyConfig):
+        pass
+
+    with pytest.raises(ConfigError, match="clip_param_schedule"):
+        First.from_mapping({"clip_param_schedule": [[0, -1.0]]})
+    with pytest.raises(TypeError, match=r"class Last\(SurrogateKeys, \.\.\.\)"):
+
+        class Last(OnPolicyConfig, SurrogateKeys):
+            pass
