@@ -308,7 +308,8 @@ def chain(*steps: Step) -> Step:
     """Return a step that makes all `steps` in order; each also sees the tensors of earlier ones as
     columns.
 
-    Tracing it raises ConfigError if two steps give a metric of the same name.
+    Raises:
+        ConfigError: when it is traced, two steps give a metric of the same name.
     """
 
     def run(columns: Tensors, knobs: Tensors, count: tf.Tensor) -> Outcome:
@@ -407,13 +408,14 @@ def of_policy(policy_id: str, step: Step) -> Step:
     """Return a step that makes a `step` with the columns of one policy, `policy_id`.
 
     A minibatch of several policies is a mapping from the policies' ids to their columns, in which rows of the same
-    number belong together. The step also sees tensors of earlier steps that saw all policies. Its
-    own metrics and tensors get the prefix "ID/".
+    number belong together. The step also sees tensors of earlier steps that saw all policies; as in
+    a `chain`, they stand in place of columns of the same name. Its own metrics and tensors get the
+    prefix "ID/".
     """
 
     def run(columns: Tensors, knobs: Tensors, count: tf.Tensor) -> Outcome:
         shared = {name: part for name, part in columns.items() if not isinstance(part, Mapping)}
-        outcome = step.run({**shared, **columns[policy_id]}, knobs, count)
+        outcome = step.run({**columns[policy_id], **shared}, knobs, count)
         metrics = {f"{policy_id}/{name}": metric for name, metric in outcome.metrics.items()}
         tensors = {f"{policy_id}/{name}": tensor for name, tensor in outcome.tensors.items()}
         return Outcome(metrics, tensors)

@@ -26,6 +26,7 @@ from aiorl.learning.steps import (
     epochs,
     every,
     minibatches,
+    of_policy,
 )
 
 RNG = np.random.default_rng(1)
@@ -275,6 +276,26 @@ def test_steps_of_a_chain_learn_from_earlier_ones_each_at_its_own_rate_and_inter
     assert [
         float(variable.numpy()) for variable in (w, follower, rare, *update.optimizer_variables)
     ] == before
+
+
+def test_tensors_of_earlier_steps_replace_a_policys_own_columns() -> None:
+    w, v = tf.Variable(1.0), tf.Variable(1.0)
+
+    def shared(minibatch: Any, knobs: Any) -> Any:
+        return w - w, {"returns": minibatch["left"]["returns"] + minibatch["right"]["returns"]}
+
+    def own(minibatch: Any, knobs: Any) -> Any:
+        return v * tf.reduce_mean(minibatch["returns"]), {}
+
+    of_left = of_policy("left", descend([v], own, keras.optimizers.SGD()))
+    step = chain(descend([w], shared, keras.optimizers.SGD()), of_left)
+    update = CompiledUpdate(epochs(1, minibatches(4, step)), ["lr"], xla="off")
+    batch = {
+        name: {"returns": np.full(4, value, np.float32)}
+        for name, value in (("left", 2.0), ("right", 3.0))
+    }
+    order = np.arange(4, dtype=np.int32)[None]
+    assert update(batch, order, {"lr": 0.0}, max_steps=1).metrics["left/loss"] == 5.0
 
 
 @pytest.mark.parametrize("options", [{}, {"beta_1": 0.5, "epsilon": 1e-3}, {"amsgrad": True}])
