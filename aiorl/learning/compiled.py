@@ -209,13 +209,13 @@ class CallResult:
     Attributes:
         metrics: means of the metrics over the minibatches in which they were measured, with
             "num_sgd_steps"; metrics that were never measured are missing.
-        is_held: False if the update was skipped because a number was not finite; all variables are
+        is_kept: False if the update was skipped because a number was not finite; all variables are
             then unchanged.
         written: [K, M, ...] by name, columns to write back to where the minibatches were drawn.
     """
 
     metrics: dict[str, float]
-    is_held: bool
+    is_kept: bool
     written: dict[str, Array]
 
 
@@ -305,11 +305,11 @@ class CompiledUpdate:
         rows = None if order is None else tf.convert_to_tensor(order)
         limit = tf.convert_to_tensor(np.int32(max_steps))
         figures, *written = self._function(size, tensors, values, rows, limit)
-        is_held, num_steps, last_epoch, *totals = figures.tolist()
+        is_kept, num_steps, last_epoch, *totals = figures.tolist()
         pairs = zip(totals[::2], totals[1::2], strict=True)
         metrics = self._loop.means(pairs, int(num_steps), last_epoch, max_steps)
         names = self._loop.write_back
-        return CallResult(metrics, bool(is_held), dict(zip(names, written, strict=True)))
+        return CallResult(metrics, bool(is_kept), dict(zip(names, written, strict=True)))
 
     def _run(
         self, columns: Tensors, values: tf.Tensor, order: tf.Tensor | None, limit: tf.Tensor

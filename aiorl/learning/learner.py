@@ -45,14 +45,16 @@ _SEED_KEY = 0x616C676F
 class Learner:
     """Learns one policy by what its algorithm says.
 
-    One thread, which runs the updates, calls `warm_up` and then all other methods.
+    One thread, which runs the updates, calls `warm_up` and then the other methods. Only
+    `check_fragment` and `hurry` are called in any thread.
 
     Attributes:
         config: config of the run, or of the policy if it has its own settings.
         model: network to train.
         rng: generator of the learner's random numbers.
         feed: takes the fragments.
-        plan: networks, targets and knobs of the update.
+        update_plan: what the algorithm's `update` returned: loop, knobs, adaptations and further
+            variables.
         compiled: compiled update.
         updates: number of updates so far that were not skipped.
     """
@@ -83,18 +85,18 @@ class Learner:
         self.rng = np.random.default_rng(
             np.random.SeedSequence(config.seed, spawn_key=(_SEED_KEY,))
         )
-        self.plan = kind.update(self.config, Networks.of(model))
-        if not isinstance(self.plan, Update):
+        self.update_plan = kind.update(self.config, Networks.of(model))
+        if not isinstance(self.update_plan, Update):
             raise ConfigError(
-                f"{kind.__name__}.update returned a {type(self.plan).__name__}, expected an Update.",
+                f"{kind.__name__}.update returned a {type(self.update_plan).__name__}, expected an Update.",
                 key="algo",
                 hint="Return Update(loop=..., knobs=...).",
             )
-        self.feed = kind.experience(self.config).feed(model, self.plan, self.rng)
+        self.feed = kind.experience(self.config).feed(model, self.update_plan, self.rng)
         self.feed.merged_filter = merged_filter or NoFilter()
         self.compiled = CompiledUpdate(
-            self.feed.fit(self.plan.loop),
-            [*self.plan.knobs_at(0), STEPS_BEFORE],
+            self.feed.fit(self.update_plan.loop),
+            [*self.update_plan.knobs_at(0), STEPS_BEFORE],
             xla=config.update_mode,
             shares_memory=self.feed.shares_memory,
         )
@@ -105,7 +107,7 @@ class Learner:
         self._handles: list[tuple[str, Any, Any]] = []  # name, handle and dtype of each variable
 
     def check_fragment(self, fragment: Mapping[str, Array]) -> None:
-        """See `Feed.check_fragment`."""
+        """See `Feed.check_fragment`. Can be called in any thread."""
         self.feed.check_fragment(fragment)
 
     def make_batch(self, fragments: Sequence[Mapping[str, Array]]) -> Batch:
@@ -126,7 +128,7 @@ class Learner:
         Raises:
             TrainingDiverged: `MAX_SKIPS_IN_A_ROW` updates in a row were skipped.
         """
-        knobs = self.plan.knobs_at(env_steps_total)
+        knobs = self.update_plan.knobs_at(env_steps_total)
         self._warn_of_last_lr(env_steps_total)
         made = []
         bad_column = None
@@ -137,7 +139,7 @@ class Learner:
                 {STEPS_BEFORE: 0.0, **knobs, **due.knobs},
                 max_steps=due.num_steps,
             )
-            if not result.is_held:
+            if not result.is_kept:
                 bad_column = self.feed.first_not_finite(due)
                 self._note_skipped(bad_column)
                 continue
@@ -145,14 +147,14 @@ class Learner:
             self._skipped_in_a_row = 0
             self.feed.take_back(due, result.written)
             if due.num_steps:
-                for adaptation in self.plan.adaptations:
+                for adaptation in self.update_plan.adaptations:
                     adaptation.after_update(result.metrics, self.updates)
             made.append((due, result.metrics))
         metrics = {
             "num_sgd_steps": 0.0,
             **self.feed.report(made),
             "cur_lr": knobs["lr"],
-            **{name: knobs[name] for name in self.plan.reported},
+            **{name: knobs[name] for name in self.update_plan.reported},
             "updates_skipped": float(self._skipped),
         }
         return UpdateResult(metrics, bad_column is not None, bad_column or "")
@@ -189,6 +191,9 @@ class Learner:
         Called after every update, so that the state before an update stays available while that
         update runs. A tensor read from a variable is immutable; TensorFlow copies it only when the
         variable changes.
+
+        Raises:
+            ConfigError: two adaptations, or one and the feed, save a value of the same name.
         """
         if not self._handles:
             variables = {
@@ -202,15 +207,21 @@ class Learner:
         tensors = {
             name: read(resource=handle, dtype=dtype) for name, handle, dtype in self._handles
         }
-        values = {
+        values: dict[str, Any] = {
             "rng": self.rng.bit_generator.state,
             "updates": self.updates,
             "updates_skipped": self._skipped,
             "skipped_in_a_row": self._skipped_in_a_row,
-            **self.feed.state(),
         }
-        for adaptation in self.plan.adaptations:
-            values.update(adaptation.state())
+        adaptations = self.update_plan.adaptations
+        for part in (self.feed.state(), *(adaptation.state() for adaptation in adaptations)):
+            for name in values.keys() & part.keys():
+                raise ConfigError(
+                    f"two parts of {self.config.algo} save a value named {name!r}.",
+                    key="algo",
+                    hint="Give each value of an adaptation or a feed of your own another name.",
+                )
+            values |= part
         return lambda: AlgorithmState(
             {name: np.array(tensor.numpy()) for name, tensor in tensors.items()}, values
         )
@@ -228,7 +239,7 @@ class Learner:
         _check_tensors(wanted, state.tensors)
         try:
             self.feed.set_state(state.values)
-            for adaptation in self.plan.adaptations:
+            for adaptation in self.update_plan.adaptations:
                 adaptation.set_state(state.values)
             self.rng.bit_generator.state = state.values["rng"]
             self.updates = int(state.values["updates"])
@@ -250,7 +261,7 @@ class Learner:
 
         Targets of other networks catch up during training.
         """
-        for target in self.plan.targets.values():
+        for target in self.update_plan.targets.values():
             if target.network is self.model:
                 target.take_over()
 
@@ -260,9 +271,9 @@ class Learner:
         variables = {
             f"optimizer/{index:03d}": variable for index, variable in enumerate(optimizers)
         }
-        for prefix, target in self.plan.targets.items():
+        for prefix, target in self.update_plan.targets.items():
             variables |= {f"{prefix}/{name}": item for name, item in target.variables.items()}
-        return {**variables, **self.plan.saved}
+        return {**variables, **self.update_plan.saved}
 
     @property
     def stores_experience(self) -> bool:
@@ -279,7 +290,7 @@ class Learner:
 
     def _warn_of_last_lr(self, env_steps: int) -> None:
         """Warn, once, that the learning rate has reached 0 for good."""
-        lr = self.plan.knobs["lr"]
+        lr = self.update_plan.knobs["lr"]
         if self._lr_is_over or env_steps < lr.end or lr.value(env_steps) > 0:
             return
         self._lr_is_over = True

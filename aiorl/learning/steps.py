@@ -57,7 +57,7 @@ Of the further tensors, scalars are metrics; all others are for the steps that f
 and for `drawn` to write back.
 """
 
-Gradients = Callable[[Tensors, Tensors], tuple[list["tf.Tensor"], "tf.Tensor", Tensors]]
+ComputeGradients = Callable[[Tensors, Tensors], tuple[list["tf.Tensor"], "tf.Tensor", Tensors]]
 """(columns, knobs) -> (gradients in the order of the variables, loss, further tensors)."""
 
 Reduce = Callable[[list["tf.Tensor"]], list["tf.Tensor"]]
@@ -161,7 +161,7 @@ class Descent:
     reduce: Reduce
     lr: str
     name: str
-    gradients: Gradients
+    gradients: ComputeGradients
 
     @property
     def optimizers(self) -> Sequence[Any]:
@@ -258,7 +258,7 @@ def descend(
     )
 
 
-def gradients_of(loss: Loss, variables: Sequence[Any]) -> Gradients:
+def gradients_of(loss: Loss, variables: Sequence[Any]) -> ComputeGradients:
     """Return a function that computes the gradients of a loss; they are 0 for variables that it
     doesn't use.
     """

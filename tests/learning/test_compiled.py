@@ -76,7 +76,7 @@ def make(xla: Any = "on", **options: Any) -> tuple[CompiledUpdate, Any, Any]:
 def call(update: CompiledUpdate, batch: Any, knobs: Any, max_steps: int = 6) -> Any:
     """Return the metrics, and whether the update was held."""
     result = update(batch, ORDER, knobs, max_steps=max_steps)
-    return result.metrics, result.is_held
+    return result.metrics, result.is_kept
 
 
 def plain_loop(
@@ -260,7 +260,7 @@ def test_steps_of_a_chain_learn_from_earlier_ones_each_at_its_own_rate_and_inter
     batch = {"x": np.ones(4, np.float32)}
     knobs = {"lr": 0.5, "other_lr": 2.0, STEPS_BEFORE: 1.0}
     result = update(batch, None, knobs, max_steps=1)
-    assert result.is_held
+    assert result.is_kept
     assert (w.numpy(), follower.numpy(), rare.numpy()) == (0.5, 2.0 * (0.5 + 1.0), 0.0)
     assert result.metrics["follower_grad_gnorm"] == 1.5
     assert result.metrics["w"] == 0.5
@@ -272,7 +272,7 @@ def test_steps_of_a_chain_learn_from_earlier_ones_each_at_its_own_rate_and_inter
         float(variable.numpy()) for variable in (w, follower, rare, *update.optimizer_variables)
     ]
     bad = {"x": np.array([1, 1, 1, np.nan], np.float32)}
-    assert not update(bad, None, knobs, max_steps=4).is_held
+    assert not update(bad, None, knobs, max_steps=4).is_kept
     assert [
         float(variable.numpy()) for variable in (w, follower, rare, *update.optimizer_variables)
     ] == before

@@ -13,6 +13,7 @@ from algorithm_cases import Case
 
 from aiorl.algorithms import (
     DQN,
+    Adaptation,
     Learner,
     Schedule,
     Update,
@@ -153,6 +154,21 @@ def test_only_numbers_of_stored_rows_can_be_written_back(column: str) -> None:
     with pytest.raises(ConfigError, match=f"writes '{column}' back.*n_step_returns, priorities"):
         learner_of(DQN, lambda loop: drawn(loop.step, write_back=(column,)))
     learner_of(DQN, lambda loop: drawn(loop.step, write_back=(c.N_STEP_RETURNS,)))
+
+
+def test_two_parts_that_save_a_value_of_the_same_name_are_refused() -> None:
+    class Counts(Adaptation):
+        def state(self) -> dict[str, Any]:
+            return {"updates": 3}
+
+    class Mine(PG):
+        @staticmethod
+        def update(config: Any, networks: Any) -> Update:
+            return dataclasses.replace(PG.update(config, networks), adaptations=(Counts(),))
+
+    case = Case("pg")
+    with pytest.raises(ConfigError, match="save a value named 'updates'"):
+        Learner(Mine, case.config, case.model).get_state()
 
 
 def test_workers_compute_gradients_of_a_single_descent_only() -> None:

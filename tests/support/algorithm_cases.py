@@ -185,10 +185,10 @@ def descents_of(step: Any) -> list[Descent]:
 
 def loss_of_batch(learner: Any, batch: Any, knobs: Any) -> Any:
     """Return the loss of a laid-out train batch as one minibatch, and its further tensors."""
-    begin, unpack = learner.feed.reading(learner.plan.loop)
+    begin, unpack = learner.feed.reading(learner.update_plan.loop)
     if begin is not None:
         batch = begin(batch, knobs)
-    (descent,) = descents_of(learner.plan.loop.step)
+    (descent,) = descents_of(learner.update_plan.loop.step)
     return descent.loss(unpack(batch), knobs)
 
 
@@ -208,7 +208,7 @@ def shapes_written(learner: Any) -> list[tuple[int, ...]]:
 def gradients_of(learner: Any, *, xla: Any = "eager") -> Any:
     """Return what computes gradients at the weights of a learner, as its workers do."""
     experience: Any = experience_of(algorithm_class(learner.config.algo), learner.config)
-    return experience.gradients(learner.model, learner.plan, xla=xla)
+    return experience.gradients(learner.model, learner.update_plan, xla=xla)
 
 
 def slow_for(names: Iterable[str], *slow: str) -> list[Any]:

@@ -28,7 +28,7 @@ from aiorl.learning.steps import TargetNetwork, descend, minibatches
 
 _TARGET_LOGP = "target_logp"
 _LOG_RHOS = "log_rhos"
-_WEIGHTS = "weights"
+_CLIPPED_RHOS = "clipped_rhos"
 """Columns that the target network adds to a batch."""
 
 _appo = partial(key, group="APPO")
@@ -90,7 +90,9 @@ class APPO(Algorithm[APPOConfig]):
             total, parts = ppo_loss(
                 tf.where(valid > 0, log_ratio, 0.0),
                 pg_advantages(
-                    columns[c.ADVANTAGES], columns[_WEIGHTS], normalize=config.normalize_advantages
+                    columns[c.ADVANTAGES],
+                    columns[_CLIPPED_RHOS],
+                    normalize=config.normalize_advantages,
                 ),
                 kls=distribution.kl(columns[c.ACTION_DIST_INPUTS], dist_inputs),
                 values=values,
@@ -154,14 +156,14 @@ def _with_judgement(
         judged = {
             _TARGET_LOGP: old.logp,
             _LOG_RHOS: log_rhos,
-            _WEIGHTS: returns.weights,
+            _CLIPPED_RHOS: returns.weights,
             c.ADVANTAGES: returns.advantages,
             c.VALUE_TARGETS: returns.vs,
             c.ACTION_DIST_INPUTS: tf.reshape(old.dist_inputs, [length, size, -1]),
         }
         return {name: by_time(column) for name, column in judged.items()}
 
-    names = (_TARGET_LOGP, _LOG_RHOS, _WEIGHTS, c.ADVANTAGES, c.VALUE_TARGETS)
+    names = (_TARGET_LOGP, _LOG_RHOS, _CLIPPED_RHOS, c.ADVANTAGES, c.VALUE_TARGETS)
     signature = dict.fromkeys((*names, c.ACTION_DIST_INPUTS), tf.float32)
     judge = tf.autograph.experimental.do_not_convert(judge)
     judged = tf.map_fn(judge, parts, fn_output_signature=signature, parallel_iterations=1)

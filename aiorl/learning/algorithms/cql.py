@@ -25,7 +25,7 @@ from aiorl.learning.losses.critics import (
 from aiorl.learning.losses.q_learning import weighted_mean
 from aiorl.learning.models.distributions import to_tf_distribution
 from aiorl.learning.replayed import SEEDS
-from aiorl.learning.steps import WEIGHTS, descend
+from aiorl.learning.steps import WEIGHTS, Loss, descend
 
 if TYPE_CHECKING:
     pass
@@ -102,13 +102,6 @@ class CQL(Algorithm[CQLConfig]):
             metrics = {"cql_loss": penalty, "cql_gap": tf.reduce_mean(gaps)}
             return td_loss + penalty, {**tensors, **metrics, _GAPS: gaps}
 
-        def weight_loss(columns: Tensors, knobs: Tensors) -> tuple[tf.Tensor, Tensors]:
-            free = tf.convert_to_tensor(log_weight)
-            # keeps a gradient at its upper bound, or it could never come down again
-            log_weight_now = free + tf.stop_gradient(tf.minimum(free, _LOG_MAX_WEIGHT) - free)
-            losses = multiplier_losses(log_weight_now, columns[_GAPS], target_gap or 0.0)
-            return tf.reduce_mean(losses), {"cql_weight": tf.exp(log_weight_now)}
-
         steps = [
             descend_with_adam(config, soft.critics.trainable_variables, critic_loss),
             *soft.policy_steps(actor_loss),
@@ -120,7 +113,7 @@ class CQL(Algorithm[CQLConfig]):
             steps.append(
                 descend(
                     [log_weight],
-                    weight_loss,
+                    _weight_loss(log_weight, target_gap),
                     optimizer,
                     clip=config.grad_clip,
                     lr=_WEIGHT_LR,
@@ -128,6 +121,21 @@ class CQL(Algorithm[CQLConfig]):
                 )
             )
         return soft.update(*steps, knobs=knobs, saved={"log_cql_weight": log_weight})
+
+
+def _weight_loss(log_weight: tf.Variable, target_gap: float) -> Loss:
+    """Return the loss of the logarithm of the penalty's weight, which raises it where gaps are
+    above their target.
+    """
+
+    def loss(columns: Tensors, knobs: Tensors) -> tuple[tf.Tensor, Tensors]:
+        free = tf.convert_to_tensor(log_weight)
+        # keeps a gradient at its upper bound, or it could never come down again
+        log_weight_now = free + tf.stop_gradient(tf.minimum(free, _LOG_MAX_WEIGHT) - free)
+        losses = multiplier_losses(log_weight_now, columns[_GAPS], target_gap)
+        return tf.reduce_mean(losses), {"cql_weight": tf.exp(log_weight_now)}
+
+    return loss
 
 
 def _soft_maximum_over_box(config: CQLConfig, soft: SoftParts, columns: Tensors) -> tf.Tensor:

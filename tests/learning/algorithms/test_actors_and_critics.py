@@ -43,7 +43,7 @@ class Losses:
 
     def __init__(self, name: str, space: Any, num_mask: int = 0, **settings: Any) -> None:
         self.case = case = Case(name, space, num_mask=num_mask, **settings)
-        for target in case.learner.plan.targets.values():
+        for target in case.learner.update_plan.targets.values():
             for index, variable in enumerate(target.variables.values()):
                 variable.assign(variable + 0.1 * (index + 1))
         rng, self.num_mask = np.random.default_rng(3), num_mask
@@ -74,7 +74,7 @@ class Losses:
         self.legal = MASKS if num_mask else np.ones((ROWS, 3))
         given = {key: tf.constant(x) for key, x in self.batch.items()}
         self.losses: list[float] = []
-        for descent in descents_of(case.learner.plan.loop.step):
+        for descent in descents_of(case.learner.update_plan.loop.step):
             found, more = descent.loss(given, {})
             given |= more
             self.losses.append(float(found))
@@ -228,7 +228,7 @@ def test_losses_of_iql_equal_the_formulas(space: Any, max_weight: float) -> None
 @pytest.mark.parametrize("name", ["sac", "td3", "cql", "iql"])
 def test_each_loss_trains_its_own_networks_and_targets_follow(name: str) -> None:
     case = Case(name, BOX, **({"target_gap": 1.0} if name == "cql" else {}))
-    descents = descents_of(case.learner.plan.loop.step)
+    descents = descents_of(case.learner.update_plan.loop.step)
     parts = [{id(variable) for variable in descent.variables} for descent in descents]
     assert len(set().union(*parts)) == sum(map(len, parts))
     assert {id(variable) for variable in case.model.trainable_variables} <= set().union(*parts)
@@ -270,7 +270,7 @@ def test_a_temperature_without_a_learning_rate_is_constant_and_one_critic_is_eno
     case = Case("sac", alpha_lr=0, actor_lr=0.1, twin_q=False, initial_alpha=0.5)
     assert case.train(0, 1)[-1].metrics["alpha"] == pytest.approx(0.5)
     assert not any("critic_1" in name for name in case.tensors)
-    assert case.learner.plan.knobs_at(0) == {"lr": 0.01, "actor_lr": 0.1, "alpha_lr": 0}
+    assert case.learner.update_plan.knobs_at(0) == {"lr": 0.01, "actor_lr": 0.1, "alpha_lr": 0}
 
 
 def test_td3_updates_its_actor_and_targets_only_when_they_are_due() -> None:
@@ -289,7 +289,7 @@ def test_td3_updates_its_actor_and_targets_only_when_they_are_due() -> None:
     assert [kinds >= {"weights", "target"} for kinds in moved] == [False, True, False, True]
     assert moved[0] == moved[2] == {"critics", "optimizer"}
     case = Case("td3", policy_delay=4, target_update_freq=6)
-    assert case.learner.plan.loop.step.period == 12
+    assert case.learner.update_plan.loop.step.period == 12
 
 
 @pytest.mark.parametrize("settings", [{}, DDPG])
@@ -346,6 +346,6 @@ def test_a_box_without_bounds_is_refused(name: str, bound: float) -> None:
 
 def test_images_go_through_convolutions_of_each_network() -> None:
     case = Case("sac", BOX, obs_shape=(10, 10, 1))
-    critics = case.learner.plan.targets["target/critics"].network
+    critics = case.learner.update_plan.targets["target/critics"].network
     assert critics.q(tf.zeros([2, 10, 10, 1], tf.uint8), tf.zeros([2, 2])).shape == (2, 2)
     assert "critic_1/conv_0/kernel" in critics.variables

@@ -119,7 +119,9 @@ def test_targets_of_the_model_take_over_weights_set_from_elsewhere(name: str, ca
     case.learner.set_state(AlgorithmState(moved, state.values))
     case.learner.weights_replaced()
     (target,) = (
-        target for target in case.learner.plan.targets.values() if target.network is case.model
+        target
+        for target in case.learner.update_plan.targets.values()
+        if target.network is case.model
     )
     assert equal(
         {name: x.numpy() for name, x in target.variables.items()}, case.learner.get_weights()

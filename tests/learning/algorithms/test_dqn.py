@@ -45,9 +45,9 @@ SEQUENCES: dict[str, Any] = {
 
 def loss_of(case: Case, other: Any, batch: dict[str, Any]) -> Any:
     """Return the loss and its metrics, with the weights of another network in the target."""
-    for name, variable in case.learner.plan.targets["target"].variables.items():
+    for name, variable in case.learner.update_plan.targets["target"].variables.items():
         variable.assign(other.variables[name])
-    (descent,) = descents_of(case.learner.plan.loop.step)
+    (descent,) = descents_of(case.learner.update_plan.loop.step)
     return descent.loss({name: tf.constant(array) for name, array in batch.items()}, {})
 
 

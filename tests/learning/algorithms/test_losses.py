@@ -153,7 +153,7 @@ def test_losses_with_vtrace_equal_the_formulas(
     if name == "appo":
         old = Case(name, space).model
         shake(old, 5, 0.2)
-        for key, variable in case.learner.plan.targets["target"].variables.items():
+        for key, variable in case.learner.update_plan.targets["target"].variables.items():
             variable.assign(old.variables[key])
     shake(model, 7)
     x = case.fragment(3, LENGTH, NUM, invalid=True)

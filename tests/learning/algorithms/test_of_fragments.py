@@ -318,7 +318,7 @@ def test_ppo_visits_each_row_once_per_epoch_in_a_new_order_unless_shuffling_is_o
 def test_an_update_reads_the_train_batch_where_it_is() -> None:
     learner = Case("ppo").learner
     batch = learner.feed.nominal_batch()
-    knobs = {**learner.plan.knobs_at(0), STEPS_BEFORE: 0.0}
+    knobs = {**learner.update_plan.knobs_at(0), STEPS_BEFORE: 0.0}
     tensors, _ = learner.compiled.arguments.tensors(batch, knobs)
     batch[PACKED][-1, -1] = 7.0
     assert [float(tensor[-1, -1]) for tensor in tensors.values()] == [7.0]
@@ -388,10 +388,10 @@ def test_the_penalty_adapts_towards_its_target_and_is_restored(
     metrics = case.train(1)[0].metrics
     assert metrics["kl"] > 1e-5
     assert metrics["cur_kl_coeff"] == pytest.approx(0.2)
-    assert case.learner.plan.knobs_at(0)["kl_coeff"] == pytest.approx(0.2 * factor)
+    assert case.learner.update_plan.knobs_at(0)["kl_coeff"] == pytest.approx(0.2 * factor)
     state = case.learner.get_state()
     other.learner.set_state(state)
-    assert other.learner.plan.knobs_at(0)["kl_coeff"] == pytest.approx(0.2 * factor)
+    assert other.learner.update_plan.knobs_at(0)["kl_coeff"] == pytest.approx(0.2 * factor)
     del state.values["kl_coeff"]
     with pytest.raises(CheckpointError, match="kl_coeff"):
         other.learner.set_state(state)
@@ -414,7 +414,7 @@ def test_the_penalty_depends_on_the_divergence_of_the_last_epoch() -> None:
     assert last > 1.05 * three
     case, metrics = run(3, kl_target=(last + three) / 4)
     assert metrics["kl"] == pytest.approx(three)
-    assert case.learner.plan.knobs_at(0)["kl_coeff"] == pytest.approx(0.2 * 1.5)
+    assert case.learner.update_plan.knobs_at(0)["kl_coeff"] == pytest.approx(0.2 * 1.5)
     assert metrics["kl_last_epoch"] == pytest.approx(last, rel=1e-4)
 
 
@@ -540,12 +540,12 @@ def test_marwil_divides_advantages_by_the_root_of_their_moving_mean_square_and_r
         "moving_average_sqd_adv_norm_update_rate": 0.5,
     }
     case, other = Case("marwil", **settings), Case("marwil", **settings)
-    assert case.learner.plan.knobs_at(0)["advantage_scale"] == pytest.approx(3.0)
+    assert case.learner.update_plan.knobs_at(0)["advantage_scale"] == pytest.approx(3.0)
     metrics = case.train()[0].metrics
     expected = (9.0 + metrics["vf_loss"]) / 2
     assert metrics["advantages_mean_square"] == pytest.approx(expected)
     other.learner.set_state(case.learner.get_state())
-    assert other.learner.plan.knobs_at(0)["advantage_scale"] == pytest.approx(expected**0.5)
+    assert other.learner.update_plan.knobs_at(0)["advantage_scale"] == pytest.approx(expected**0.5)
 
 
 def test_a_train_batch_without_room_is_refused_with_its_key(
