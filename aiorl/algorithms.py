@@ -3,6 +3,8 @@
 Importing this does not load TensorFlow.
 """
 
+from typing import NoReturn
+
 from aiorl.acting.exploration import Schedule
 from aiorl.config.key import changed, key
 from aiorl.data import columns
@@ -148,3 +150,34 @@ __all__ = [
     "update_by_loss",
     "update_with_critics",
 ]
+
+_FORMER = {
+    "CompiledAlgorithm": "Algorithm, whose update returns an Update",
+    "CriticReplayAlgorithm": "update_with_critics, with replayed",
+    "Imitation": "stored and likelihood_loss",
+    "OnPolicy": "on_policy",
+    "Phase": "descend, every and follow",
+    "ReplayAlgorithm": "replayed and drawn",
+    "Streaming": "streamed",
+    "Surrogate": "surrogate_update",
+    "SurrogateConfig": "SurrogateKeys, before another config",
+    "UpdateSpec": "Update",
+    "VTraceStreaming": "streamed and VTrace",
+    "surrogate_spec": "surrogate_update",
+}
+"""Names of former versions, and what takes their place."""
+
+
+def __getattr__(name: str) -> NoReturn:
+    """Refuse names of former versions with those of today.
+
+    Raises:
+        ImportError: the name was in a former version.
+        AttributeError: it never was.
+    """
+    if name in _FORMER:
+        raise ImportError(
+            f"aiorl.algorithms has no {name} any more: use {_FORMER[name]}. See docs/upgrades.md.",
+            name=__name__,
+        )
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

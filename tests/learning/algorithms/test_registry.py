@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import aiorl
+from aiorl import algorithms as parts
 from aiorl.config import deep_update
 from aiorl.config.files import parse_value
 from aiorl.config.rllib_file import other_names
@@ -153,3 +154,17 @@ def test_a_path_that_names_no_algorithm_is_refused(
     with pytest.raises(ConfigError, match=fact) as caught:
         config_class(path)
     assert caught.value.key == "algo"
+
+
+def test_former_names_of_parts_are_refused_with_those_of_today() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "upgrades.md").read_text(encoding="utf-8")
+    for name, now in parts._FORMER.items():
+        with pytest.raises(ImportError, match=rf"no {name} any more: .*docs/upgrades\.md"):
+            getattr(parts, name)
+        assert f"`{name}`" in page
+        assert any(new in now for new in parts.__all__)
+    with pytest.raises(ImportError, match="use on_policy"):
+        exec("from aiorl.algorithms import OnPolicy", {})
+    with pytest.raises(AttributeError, match="'Onpolicy'"):
+        _ = parts.Onpolicy
+    assert not hasattr(parts, "__wrapped__")
