@@ -208,7 +208,7 @@ class CallResult:
 
     Attributes:
         metrics: means of the metrics over the minibatches in which they were measured, with
-            "num_sgd_steps"; metrics that were never measured are missing.
+            "num_sgd_steps"; metrics that were never measured are missing, see `Loop.means`.
         is_kept: False if the update was skipped because a number was not finite; all variables are
             then unchanged.
         written: [K, M, ...] by name, columns to write back to where the minibatches were drawn.

@@ -132,6 +132,7 @@ class Learner:
         self._warn_of_last_lr(env_steps_total)
         made = []
         bad_column = None
+        num_steps_of_skipped = 0.0
         for due in self.feed.rounds(batch, env_steps_total):
             result = self.compiled(
                 due.columns,
@@ -141,6 +142,7 @@ class Learner:
             )
             if not result.is_kept:
                 bad_column = self.feed.first_not_finite(due)
+                num_steps_of_skipped = result.metrics["num_sgd_steps"]
                 self._note_skipped(bad_column)
                 continue
             self.updates += 1
@@ -151,7 +153,7 @@ class Learner:
                     adaptation.after_update(result.metrics, self.updates)
             made.append((due, result.metrics))
         metrics = {
-            "num_sgd_steps": 0.0,
+            "num_sgd_steps": num_steps_of_skipped,  # if no call was kept
             **self.feed.report(made),
             "cur_lr": knobs["lr"],
             **{name: knobs[name] for name in self.update_plan.reported},

@@ -640,7 +640,8 @@ class Loop:
 
     def means(self, totals: Any, num_steps: int, last_epoch: float, limit: int) -> dict[str, float]:
         """Return metrics by name from the fetched numbers of a `LoopResult`: means over the times
-        that they were measured; those that were not are missing.
+        that they were measured; those that were not are missing. Without any minibatch, all known
+        ones are 0.
 
         Args:
             totals: pairs of a metric's sum and number.
@@ -649,7 +650,9 @@ class Loop:
             limit: maximum number of minibatches of the call.
         """
         pairs = zip(self.table.names, totals, strict=False)
-        metrics = {name: total / count for name, (total, count) in pairs if count}
+        metrics = {
+            name: total / max(count, 1) for name, (total, count) in pairs if count or not num_steps
+        }
         metrics["num_sgd_steps"] = float(num_steps)
         if self.last_epoch_of and num_steps:
             per_epoch = max(limit // self.num_epochs, 1)

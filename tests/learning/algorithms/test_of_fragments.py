@@ -560,3 +560,20 @@ def test_a_train_batch_without_room_is_refused_with_its_key(
     with pytest.raises(ConfigError, match="48") as refused:
         experience.Fragments.check_room(policies)
     assert refused.value.key == "train_batch_size"
+
+
+def test_a_batch_without_transitions_reports_zeros_and_a_skipped_one_its_minibatches() -> None:
+    case = Case("ppo")
+    (usual,) = case.train(0)
+    before = case.tensors
+    fragments = case.fragments(1)
+    empty = [{**part, c.VALID: np.zeros(part[c.OBS].shape[:2], bool)} for part in fragments]
+    result = case.update(empty)
+    assert result.metrics.keys() >= usual.metrics.keys() - {"cur_kl_coeff"}
+    names = ("policy_loss", "vf_loss", "entropy", "num_sgd_steps")
+    assert [result.metrics[name] for name in names] == [0.0] * 4
+    assert equal(before, case.tensors)
+    fragments[0][c.ADVANTAGES][0, 0] = np.nan
+    result = case.update(fragments)
+    assert result.skipped
+    assert result.metrics["num_sgd_steps"] >= 1.0
