@@ -1,9 +1,9 @@
 r"""Demonstrations in a replay: SAC on Pendulum, with and without stored steps of a controller.
 
-    python -m examples.demonstrations --env-steps 4000
+    python -m examples.demonstrations --env-steps 1500
 
 It stores 20,000 steps (mean return -144), trains with 60 % of stored steps in the replay and for
-4,000 steps of the environment, then for as many without stored ones, and prints the mean return of
+1,500 steps of the environment, then for as many without stored ones, and prints the mean return of
 10 episodes of each.
 """
 
@@ -63,7 +63,7 @@ def train(share: float, env_steps: int, seed: int) -> float:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--env-steps", type=int, default=4_000)
+    parser.add_argument("--env-steps", type=int, default=1_500)
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
     record(num_episodes=100)

@@ -105,6 +105,7 @@ def test_no_key_is_declared_in_two_places_of_the_config() -> None:
                 assert len(defining) == 1, name
 
 
+@pytest.mark.slow
 def test_a_new_sampler_setting_touches_one_file(tmp_path: Path) -> None:
     """In a copy of the package, a new declaration is an option, is checked, reaches workers and is
     documented.

@@ -53,6 +53,7 @@ def version(results):
     return tuple(map(int, results["version"].split(".")[:2]))
 
 
+@pytest.mark.slow
 def test_spaces_keep_bounds_dtypes_and_the_order_of_their_parts(results):
     observation, action = results["spaces"]["parts"]
     assert [name for name, _ in observation["spaces"]] == ["where", "kind", "flags"]

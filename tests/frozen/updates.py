@@ -16,6 +16,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -235,14 +236,15 @@ def _fragment(subject: Subject, seed: int, index: int) -> Arrays:
 
 
 def machine() -> str:
-    """Return what the last bits of a result depend on: TensorFlow and the processor."""
+    """Return what the last bits of a result depend on: TensorFlow, the processor and its cores."""
     flags = [
         line.partition(":")[2].split()
         for line in Path("/proc/cpuinfo").read_text().splitlines()
         if line.startswith(("flags", "model name"))
     ]
     known = sorted({flag for line in flags for flag in line})
-    text = json.dumps([tf.__version__, keras.__version__, np.__version__, known])
+    versions = [tf.__version__, keras.__version__, np.__version__]
+    text = json.dumps([*versions, known, os.cpu_count()])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

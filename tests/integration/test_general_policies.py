@@ -8,6 +8,7 @@ import types
 
 import gymnasium
 import numpy as np
+import pytest
 from gymnasium import spaces
 from plain_graph import load_policy
 from sampler_settings import sampler_settings
@@ -109,6 +110,7 @@ RECURRENT = {
 }
 
 
+@pytest.mark.slow
 def test_r114_r117_the_learner_reproduces_the_policys_outputs_from_the_rows():
     """R98, R100, R111, R114, R117: nested spaces, recurrent state, previous actions and rewards."""
     sampler, model, _, _ = sampler_of(Nested, RECURRENT)

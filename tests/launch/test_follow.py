@@ -41,6 +41,7 @@ def processes(tmp_path: Path) -> Iterator[Processes]:
     started.end()
 
 
+@pytest.mark.slow
 def test_after_sigterm_workers_elsewhere_follow_the_resumed_learner_and_end_with_its_goodbye(
     processes: Processes,
 ) -> None:

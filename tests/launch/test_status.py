@@ -54,6 +54,7 @@ def workers_in(account: dict[str, Any]) -> set[tuple[str, bool, bool]]:
     return {(row["host"], row["local"], row["env_steps"] > 0) for row in account["workers"]}
 
 
+@pytest.mark.slow
 def test_a_learner_tells_who_runs_where_to_those_who_have_a_key(
     run: tuple[StartedLearner, Started], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -146,6 +146,7 @@ def test_ends_after_the_first_minibatch_above_the_limit() -> None:
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("xla", ["on", "off"])
 def test_a_metric_of_the_last_epoch_is_the_mean_over_its_minibatches_only(xla: str) -> None:
     """Two epochs of three minibatches: errors 4 to 6, or only the fourth if the update ends after

@@ -351,6 +351,7 @@ def test_workers_send_rewards_and_the_states_at_the_start_of_sequences() -> None
     assert Case("dqn", **SEQUENCES).plan.of_sequences
 
 
+@pytest.mark.slow
 def test_due_minibatches_of_whole_sequences_share_one_compilation_also_after_a_restore() -> None:
     """Two sequences of four trained steps make a minibatch of eight: 20 new rows make 10 due at an
     intensity of 4.

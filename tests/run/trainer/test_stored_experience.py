@@ -202,6 +202,7 @@ REPLAY: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 def test_a_replay_stores_each_row_once_and_reports_an_input_that_is_due(tmp_path: Path) -> None:
     """G5: also, a restored trainer continues with its replay and stores no row again."""
     rows = record(tmp_path / "data", 24, expert=False)
@@ -226,6 +227,7 @@ def test_a_replay_stores_each_row_once_and_reports_an_input_that_is_due(tmp_path
             assert result["learner"]["rows_stored"] == rows
 
 
+@pytest.mark.slow
 def test_with_a_replay_training_ends_with_the_last_pass(tmp_path: Path) -> None:
     rows = record(tmp_path / "data", 10, expert=False)
     config = IQLConfig(
