@@ -15,12 +15,20 @@ none of it again. `aiorl.learning.compiled.CompiledUpdate` compiles a loop.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from aiorl.config.own_steps import (
+    check_not_repeated,
+    check_parts,
+    check_positive,
+    check_rate,
+    check_written,
+    checked_pair,
+    found_metric,
+)
 from aiorl.data.columns import PRIORITIES
-from aiorl.errors import ConfigError
 from aiorl.learning.lazy import Tensors, tf
 
 if TYPE_CHECKING:
@@ -198,20 +206,10 @@ class Descent:
         norm = tf.linalg.global_norm(gradients)
         if self.clip is not None:
             gradients, _ = tf.clip_by_global_norm(gradients, self.clip, use_norm=norm)
-        if self.lr not in knobs:
-            raise ConfigError(
-                f"the learning rate of a step is the knob {self.lr!r}, but the knobs are"
-                f" {_listed(knobs)}.",
-                key="algo",
-                hint="Add it to knobs of the Update, or set lr= of descend to one of them.",
-            )
+        check_rate(self.lr, knobs)
         self.optimizer.learning_rate.assign(knobs[self.lr])
         self.optimizer.apply(gradients, self.variables)
         return norm
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(map(repr, sorted(names))) or "none"
 
 
 def metrics_in(tensors: Tensors) -> Tensors:
@@ -265,37 +263,12 @@ def gradients_of(loss: Loss, variables: Sequence[Any]) -> ComputeGradients:
 
     def gradients(columns: Tensors, knobs: Tensors) -> tuple[list[tf.Tensor], tf.Tensor, Tensors]:
         with tf.GradientTape() as tape:
-            value, tensors = _checked_pair(loss(columns, knobs), loss)
+            value, tensors = checked_pair(loss(columns, knobs), loss)
         unconnected = tf.UnconnectedGradients.ZERO
         found = tape.gradient(value, variables, unconnected_gradients=unconnected)
         return found, value, {name: _with_float(tensor) for name, tensor in tensors.items()}
 
     return gradients
-
-
-def _checked_pair(returned: Any, loss: Loss) -> tuple[tf.Tensor, Mapping[str, Any]]:
-    """Return what a loss returned.
-
-    Raises:
-        ConfigError: it is not a scalar tensor and further tensors by name.
-    """
-    name = getattr(loss, "__qualname__", "loss")
-    is_pair = isinstance(returned, tuple) and len(returned) == 2
-    if not (is_pair and tf.is_tensor(returned[0]) and isinstance(returned[1], Mapping)):
-        raise ConfigError(
-            f"{name} returned {returned!r:.200}, expected a pair: the loss, a scalar tensor, and"
-            " further tensors by name.",
-            key="algo",
-            hint="Return (loss, {}) if there are none.",
-        )
-    value, tensors = returned
-    if len(value.shape):
-        raise ConfigError(
-            f"{name} returned a loss of shape {list(value.shape)}, expected a scalar.",
-            key="algo",
-            hint="Take its mean: tf.reduce_mean, masked_mean, or per_row for a replay.",
-        )
-    return value, tensors
 
 
 def _with_float(value: Any) -> tf.Tensor:
@@ -317,16 +290,7 @@ def chain(*steps: Step) -> Step:
         tensors: Tensors = {}
         for step in steps:
             outcome = step.run({**columns, **tensors}, knobs, count)
-            repeated = metrics.keys() & outcome.metrics.keys()
-            if repeated:
-                raise ConfigError(
-                    f"two steps of a chain give the metrics {_listed(repeated)}.",
-                    key="algo",
-                    hint=(
-                        "Give one of them a name, descend(..., name=), which begins the names of its"
-                        " loss and gradient; rename other metrics in the loss."
-                    ),
-                )
+            check_not_repeated(metrics, outcome.metrics)
             metrics |= outcome.metrics
             tensors |= outcome.tensors
         return Outcome(metrics, tensors)
@@ -345,7 +309,7 @@ def every(period: int, step: Step) -> Step:
     Raises:
         ConfigError: `period` is not a positive integer.
     """
-    _check_positive(period, "every(period, step)", "period")
+    check_positive(period, "every(period, step)", "period")
     if period == 1:
         return step
     table = FigureTable()
@@ -358,13 +322,6 @@ def every(period: int, step: Step) -> Step:
         return Outcome(table.by_name(totals), {})
 
     return Composed(run, (step,), interval=period)
-
-
-def _check_positive(number: object, call: str, what: str) -> None:
-    if not isinstance(number, int) or number < 1:
-        raise ConfigError(
-            f"{what} of {call} is {number!r:.200}, expected a positive integer.", key="algo"
-        )
 
 
 def follow(targets: Sequence[TargetNetwork], *, tau: float = 1.0) -> Step:
@@ -584,7 +541,7 @@ class Loop:
             minibatch = tf.nest.map_structure(lambda column: tf.gather(column, rows), columns)
             metrics, tensors = self.step.run(minibatch, knobs, before + index + 1)
             table = self.table.stacked(metrics)
-            self._check_written(tensors)
+            check_written(self.write_back, tensors)
             written = {
                 name: tf.tensor_scatter_nd_update(column, [[index]], [tensors[name]])
                 for name, column in written.items()
@@ -607,26 +564,12 @@ class Loop:
         )
         return LoopResult(is_finite, num_steps, totals, last_epoch=last_epoch, written=written)
 
-    def _check_written(self, tensors: Tensors) -> None:
-        """Raise ConfigError if the step doesn't give a tensor to write back."""
-        for name in self.write_back:
-            if name not in tensors:
-                raise ConfigError(
-                    f"the loop writes {name!r} back into the replay, but the tensors of its step"
-                    f" are {_listed(tensors)}.",
-                    key="algo",
-                    hint=(
-                        "Let a loss return it, as one of per_row returns priorities, or set"
-                        " drawn(step, write_back=())."
-                    ),
-                )
-
     def _goes_on(self, metrics: Tensors) -> tf.Tensor:
         """Return whether the minibatch with these metrics may be followed by another."""
         if self.stop_when is None:
             return tf.constant(True)
         metric, limit = self.stop_when
-        return ~(_found(metrics, metric, "stop_when")[0] > limit)
+        return ~(found_metric(metrics, metric, "stop_when")[0] > limit)
 
     def _of_last_epoch(
         self, total: tf.Tensor, metrics: Tensors, index: tf.Tensor, limit: tf.Tensor
@@ -635,7 +578,7 @@ class Loop:
         if not self.last_epoch_of:
             return total
         is_first = tf.equal(index % tf.maximum(limit // self.num_epochs, 1), 0)
-        value = _found(metrics, self.last_epoch_of, "last_epoch_of")[0]
+        value = found_metric(metrics, self.last_epoch_of, "last_epoch_of")[0]
         return value + tf.where(is_first, 0.0, total)
 
     def means(self, totals: Any, num_steps: int, last_epoch: float, limit: int) -> dict[str, float]:
@@ -659,21 +602,6 @@ class Loop:
             in_last = (num_steps - 1) % per_epoch + 1
             metrics[f"{self.last_epoch_of}_last_epoch"] = last_epoch / in_last
         return metrics
-
-
-def _found(metrics: Tensors, name: str, argument: str) -> tf.Tensor:
-    """Return the metric of this name, which an `argument` of `epochs` names.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    if name not in metrics:
-        raise ConfigError(
-            f"{argument} names the metric {name!r}, but the metrics are {_listed(metrics)}.",
-            key="algo",
-            hint="Name one of them, or let the loss return it.",
-        )
-    return metrics[name]
 
 
 class Minibatches(NamedTuple):
@@ -723,14 +651,8 @@ def epochs(
     Raises:
         ConfigError: `number` is not a positive integer, or `parts` no result of `minibatches`.
     """
-    _check_positive(number, "epochs(number, parts)", "number")
-    if not isinstance(parts, Minibatches):
-        raise ConfigError(
-            f"parts of epochs(number, parts) is a {type(parts).__name__}, expected the division of"
-            " a train batch into minibatches.",
-            key="algo",
-            hint="Pass minibatches(config.minibatch_steps(), step).",
-        )
+    check_positive(number, "epochs(number, parts)", "number")
+    check_parts(parts, Minibatches)
     return Loop(
         step=parts.step,
         begin=begin,
