@@ -115,7 +115,7 @@ def test_eager_updates_can_be_stepped_through_and_learn_the_same(name: str) -> N
         assert tf.executing_eagerly()
         raise ZeroDivisionError("a debugger would stop here")
 
-    plan = eager.plan
+    plan = eager.update_plan
     descent = dataclasses.replace(plan.loop.step, gradients=loss)
     loop = eager.feed.fit(dataclasses.replace(plan.loop, step=descent))
     eager.compiled = CompiledUpdate(loop, [*plan.knobs_at(0), STEPS_BEFORE], xla="eager")
