@@ -17,10 +17,9 @@ from aiorl.config.layers import load_config, save_config
 from aiorl.data.spaces import space_to_dict
 from aiorl.env.kinds import KINDS, EnvFacts
 from aiorl.errors import ConfigError, UnsupportedSpaceError
-from aiorl.learning.algorithm import Algorithm
 from aiorl.learning.algorithms.a2c import A2CConfig
 from aiorl.learning.algorithms.dqn import DQNConfig
-from aiorl.learning.algorithms.ppo import PPOConfig
+from aiorl.learning.algorithms.ppo import PPO, PPOConfig
 from aiorl.learning.algorithms.registry import config_class
 from aiorl.run.policy_plan import (
     PlannedPolicy,
@@ -51,7 +50,7 @@ class MineConfig(PPOConfig):
     lr: float = changed(PPOConfig, "lr", 0.25)
 
 
-class Mine(Algorithm[MineConfig]):
+class Mine(PPO):
     """User's own algorithm, of which only the config is needed."""
 
     config_class = MineConfig

@@ -101,7 +101,8 @@ def test_a_periodic_step_counts_the_minibatches_of_all_calls() -> None:
         @staticmethod
         def update(config: Any, networks: Any) -> Any:
             update = DQN.update(config, networks)
-            adds = descend([rare], lambda columns, knobs: (-rare, {}), keras.optimizers.SGD())
+            sgd = keras.optimizers.SGD()
+            adds = descend([rare], lambda columns, knobs: (-rare, {}), sgd, name="rare")
             step = chain(update.loop.step, every(3, adds))
             return dataclasses.replace(update, loop=dataclasses.replace(update.loop, step=step))
 
