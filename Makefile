@@ -38,7 +38,7 @@ $(STAMP): pyproject.toml $(CONSTRAINTS) | $(BIN)/python
 setup: $(STAMP)  ## make .venv and install everything for development (3.6 GB), pinned
 
 train: $(LEARNER)  ## solve CartPole-v1 with PPO and two workers; installs the packages for training (1.9 GB)
-	@$(BIN)/aiorl train --env CartPole-v1 --algo ppo --num-workers 2 --stop-return 475
+	@$(BIN)/aiorl train --preset ppo-cartpole-quick --stop-return 475
 
 test: $(STAMP)  ## run the tests (without the long learning runs)
 	@$(PYTEST) -m 'not slow' --junitxml=$(RESULTS)
