@@ -22,33 +22,40 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from types import FrameType
 
-    from aiorl.acting.acting_state import LoadedPolicy as LoadedPolicy
-    from aiorl.acting.acting_state import load_policy as load_policy
+    from aiorl.acting.acting_state import LoadedPolicy as LoadedPolicy, load_policy as load_policy
     from aiorl.acting.exploration import Exploration as Exploration
     from aiorl.acting.policy import Policy as Policy
     from aiorl.acting.policy_map import PolicyMap as PolicyMap
     from aiorl.acting.preprocessors import Preprocessor as Preprocessor
     from aiorl.client import PolicyClient as PolicyClient
-    from aiorl.compat.rollout_worker import EvaluatorInterface as EvaluatorInterface
-    from aiorl.compat.rollout_worker import RolloutWorker as RolloutWorker
+    from aiorl.compat.rollout_worker import (
+        EvaluatorInterface as EvaluatorInterface,
+        RolloutWorker as RolloutWorker,
+    )
     from aiorl.config import with_base_config as with_base_config
     from aiorl.config.built_trainer import BuiltTrainer
-    from aiorl.config.schema import CommonConfig
-    from aiorl.config.schema import with_common_config as with_common_config
-    from aiorl.data.columns import DEFAULT_AGENT_ID as DEFAULT_AGENT_ID
-    from aiorl.data.columns import DEFAULT_POLICY_ID as DEFAULT_POLICY_ID
+    from aiorl.config.schema import CommonConfig, with_common_config as with_common_config
+    from aiorl.data.columns import (
+        DEFAULT_AGENT_ID as DEFAULT_AGENT_ID,
+        DEFAULT_POLICY_ID as DEFAULT_POLICY_ID,
+    )
     from aiorl.data.fragment import Fragment as Fragment
-    from aiorl.data.sample_batch import MultiAgentBatch as MultiAgentBatch
-    from aiorl.data.sample_batch import SampleBatch as SampleBatch
-    from aiorl.env.base_env import ASYNC_RESET_RETURN as ASYNC_RESET_RETURN
-    from aiorl.env.base_env import BaseEnv as BaseEnv
-    from aiorl.env.base_env import Poll as Poll
+    from aiorl.data.sample_batch import (
+        MultiAgentBatch as MultiAgentBatch,
+        SampleBatch as SampleBatch,
+    )
+    from aiorl.env.base_env import (
+        ASYNC_RESET_RETURN as ASYNC_RESET_RETURN,
+        BaseEnv as BaseEnv,
+        Poll as Poll,
+    )
     from aiorl.env.env_maker import to_base_env as to_base_env
-    from aiorl.env.external_env import ExternalEnv as ExternalEnv
-    from aiorl.env.external_env import ExternalMultiAgentEnv as ExternalMultiAgentEnv
+    from aiorl.env.external_env import (
+        ExternalEnv as ExternalEnv,
+        ExternalMultiAgentEnv as ExternalMultiAgentEnv,
+    )
     from aiorl.env.multi_agent_env import MultiAgentEnv as MultiAgentEnv
-    from aiorl.env.registry import EnvContext as EnvContext
-    from aiorl.env.registry import register_env as register_env
+    from aiorl.env.registry import EnvContext as EnvContext, register_env as register_env
     from aiorl.env.vector_env import VectorEnv as VectorEnv
     from aiorl.learning.algorithms.a2c import A2CConfig as A2CConfig
     from aiorl.learning.algorithms.a3c import A3CConfig as A3CConfig
@@ -65,24 +72,25 @@ if TYPE_CHECKING:
     from aiorl.learning.algorithms.sac import SACConfig as SACConfig
     from aiorl.learning.algorithms.td3 import TD3Config as TD3Config
     from aiorl.learning.models.tf_policy import TFPolicy as TFPolicy
-    from aiorl.offline.estimators import OffPolicyEstimate as OffPolicyEstimate
-    from aiorl.offline.estimators import OffPolicyEstimator as OffPolicyEstimator
-    from aiorl.offline.io import InputReader as InputReader
-    from aiorl.offline.io import IOContext as IOContext
-    from aiorl.offline.io import OutputWriter as OutputWriter
-    from aiorl.offline.io import SamplerInput as SamplerInput
-    from aiorl.run.evaluation import Evaluation as Evaluation
-    from aiorl.run.evaluation import evaluate as evaluate
+    from aiorl.offline.estimators import (
+        OffPolicyEstimate as OffPolicyEstimate,
+        OffPolicyEstimator as OffPolicyEstimator,
+    )
+    from aiorl.offline.io import (
+        InputReader as InputReader,
+        IOContext as IOContext,
+        OutputWriter as OutputWriter,
+        SamplerInput as SamplerInput,
+    )
+    from aiorl.run.evaluation import Evaluation as Evaluation, evaluate as evaluate
     from aiorl.run.export.writing import export_policy as export_policy
-    from aiorl.run.trainer import AlgorithmTrainer as AlgorithmTrainer
-    from aiorl.run.trainer import Trainer as Trainer
+    from aiorl.run.trainer import AlgorithmTrainer as AlgorithmTrainer, Trainer as Trainer
     from aiorl.run.trainer.whole_run import train as train
     from aiorl.sampling.async_sampler import AsyncSampler as AsyncSampler
     from aiorl.sampling.callbacks import DefaultCallbacks as DefaultCallbacks
     from aiorl.sampling.episode import MultiAgentEpisode as MultiAgentEpisode
     from aiorl.sampling.sampler import SyncSampler as SyncSampler
-    from aiorl.sampling.worker import Worker
-    from aiorl.sampling.worker import get_global_worker as get_global_worker
+    from aiorl.sampling.worker import Worker, get_global_worker as get_global_worker
 
 __version__ = "0.1.0"
 

@@ -28,8 +28,7 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 from pydantic import BaseModel, Field, StrictInt, StrictStr, ValidationError
 from safetensors import SafetensorError
-from safetensors.numpy import load as load_tensors
-from safetensors.numpy import save as save_tensors
+from safetensors.numpy import load as load_tensors, save as save_tensors
 
 from aiorl.config.code import is_local
 from aiorl.config.files import parse_json, read_with_owners

@@ -32,8 +32,7 @@ from typing import Any, Self
 
 from aiorl.acting.checkpoint import clear_partial
 from aiorl.acting.run_lock import RunLock
-from aiorl.config.addresses import RUN_FILE as _RUN
-from aiorl.config.addresses import run_facts_and_owners, split_address
+from aiorl.config.addresses import RUN_FILE as _RUN, run_facts_and_owners, split_address
 from aiorl.config.files import strangers
 from aiorl.config.layers import CONFIG_FILE, save_config
 from aiorl.config.schema import CommonConfig

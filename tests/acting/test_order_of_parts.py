@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 from export_worlds import Shown
 from gymnasium import spaces
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from saved_runs import save_run
 
 import aiorl

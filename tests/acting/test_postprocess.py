@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from aiorl.acting.distributions import MASKED_LOGIT
 from aiorl.acting.postprocess import (

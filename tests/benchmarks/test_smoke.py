@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from aiorl.net.transport.zmq_learner import ZmqLearnerEndpoint
-from benchmarks import __main__ as program
-from benchmarks import atari, general, off_policy, replay, sampler, wire
+from benchmarks import __main__ as program, atari, general, off_policy, replay, sampler, wire
 from benchmarks.attacker import ATTACKS, Attacker
 from benchmarks.result import Figure
 

@@ -5,8 +5,7 @@ import contextlib
 import msgpack
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from aiorl.compat.saved_state import SavedState, dump_state, load_state
 from aiorl.errors import CheckpointError

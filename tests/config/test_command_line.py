@@ -9,8 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from aiorl.config.addresses import MAX_PORT, is_loopback, is_open_bind, split_address
 from aiorl.config.command_line import exit_status

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from aiorl.config import deep_update, put_on_top, to_plain, without_defaults_of
 from aiorl.config.files import parse_value

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from gymnasium import spaces
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from aiorl.data.actions import ActionLayout, leaf_spaces
 from aiorl.errors import BatchError, UnsupportedSpaceError

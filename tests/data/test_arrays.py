@@ -6,8 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from numpy.typing import DTypeLike
 
 from aiorl.data.arrays import ALIGN_BYTES, all_finite, allocate_together

@@ -5,8 +5,7 @@ import enum
 import msgpack
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from hypothesis.extra import numpy as hnp
 
 from aiorl.data.nested_codec import pack, pack_infos, unpack

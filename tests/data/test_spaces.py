@@ -8,8 +8,7 @@ import msgpack
 import numpy as np
 import pytest
 from gymnasium import spaces
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from hypothesis.extra import numpy as hnp
 
 from aiorl.data.spaces import (

@@ -6,8 +6,7 @@ import threading
 import numpy as np
 import pytest
 from gymnasium import spaces
-from hypothesis import settings
-from hypothesis import strategies as st
+from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from aiorl.acting.policy import Policy

@@ -8,8 +8,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from aiorl.data.columns import DEFAULT_AGENT_ID as AGENT
 from aiorl.env import native_vector_env

@@ -17,8 +17,7 @@ import psutil
 import pytest
 
 from aiorl.errors import ConfigError
-from aiorl.launch import here, kubernetes, slurm
-from aiorl.launch import ssh as ssh_engine
+from aiorl.launch import here, kubernetes, slurm, ssh as ssh_engine
 from aiorl.launch.__main__ import main
 from aiorl.launch.job import Job, saved
 from aiorl.launch.logs import run_shown, show_ends

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from aiorl.launch import __main__ as program
-from aiorl.launch import here
+from aiorl.launch import __main__ as program, here
 
 SHARED = ("--", "--env", "CartPole-v1", "--run-dir", "mine")
 

@@ -13,8 +13,7 @@ import lz4.frame
 import numpy as np
 import orjson
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from hypothesis.extra import numpy as hnp
 from stored_rows import assert_equal_batches, cartpole_rows, read, write
 

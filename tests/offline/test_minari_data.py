@@ -7,8 +7,7 @@ import warnings
 import gymnasium as gym
 import numpy as np
 import pytest
-from stored_rows import assert_equal_batches, cartpole_rows, write
-from stored_rows import read as read_all
+from stored_rows import assert_equal_batches, cartpole_rows, read as read_all, write
 
 from aiorl.config.files import open_regular
 from aiorl.data.sample_batch import SampleBatch

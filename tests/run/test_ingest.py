@@ -9,8 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from aiorl.errors import BatchError
 from aiorl.learning.algorithm import LeasePlan

@@ -27,8 +27,7 @@ from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.errors import ConfigError
 from aiorl.net.protocol.events import SamplesAccepted
 from aiorl.net.transport.endpoint import Event, EventKind
-from aiorl.net.wire import decoding
-from aiorl.net.wire import messages as m
+from aiorl.net.wire import decoding, messages as m
 from aiorl.net.wire.decoding import decode
 from aiorl.net.wire.encoding import encode
 from aiorl.process.log_once import EventRates

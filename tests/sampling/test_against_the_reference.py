@@ -19,8 +19,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, Phase, given, settings, strategies as st
 from random_cases import KINDS, OBSERVATION_FNS, POLICIES, Case, Comparison, cases
 from random_worlds import ACTION_SPACES, OBS_SPACES, TAPES, BaseStages, ExternalWorld, Tape, World
 from reference_sampler import (

@@ -7,8 +7,7 @@ from __future__ import annotations
 import logging
 
 import numpy as np
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from aiorl.data import columns as c
 from aiorl.sampling.fragments import EpisodeCollector, EpisodeTracker

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from fake_policy import FakePolicy
 from gymnasium import spaces
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from sampler_settings import sampler_settings, sampler_setup
 
 from aiorl.acting.filters import MeanStdFilter, NoFilter

@@ -7,8 +7,7 @@ import threading
 import numpy as np
 import pytest
 from gymnasium import spaces
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from aiorl.acting.filters import (
     ConcurrentMeanStdFilter,

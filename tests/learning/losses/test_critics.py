@@ -7,8 +7,7 @@ import pytest
 import tensorflow as tf
 from finite_differences import check_gradients
 
-from aiorl.learning.losses import critics as cql
-from aiorl.learning.losses import critics as sac
+from aiorl.learning.losses import critics as cql, critics as sac
 from aiorl.learning.losses.critics import expectile_losses
 
 

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from finite_differences import check_gradients
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from numpy.typing import NDArray
 
 from aiorl.learning.losses.q_learning import (

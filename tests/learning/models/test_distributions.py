@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from gymnasium import spaces
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from aiorl.acting import distributions as acting
 from aiorl.learning.models.distributions import to_tf_distribution

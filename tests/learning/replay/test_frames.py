@@ -6,16 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from replay_worlds import StackWorld
 
 from aiorl.data import columns as c
 from aiorl.data.columns import ColumnSpec, Dtype
 from aiorl.errors import BatchError
-from aiorl.learning.replay import frames as frames_module
-from aiorl.learning.replay import replay as replay_module
-from aiorl.learning.replay import spec
+from aiorl.learning.replay import frames as frames_module, replay as replay_module, spec
 from aiorl.learning.replay.priorities import Prioritised
 from aiorl.learning.replay.replay import Replay
 from aiorl.learning.replay.spec import ReplaySpec

@@ -3,8 +3,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from aiorl.errors import InternalError, RemoteProtocolError
 from aiorl.net.protocol.ledger import LEARNER_RESTARTED, Ledger

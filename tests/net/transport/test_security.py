@@ -20,8 +20,7 @@ from pathlib import Path
 import pytest
 import zmq
 import zmq.auth
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from aiorl.config.addresses import dialable, reachable_from_here, split_address
 from aiorl.errors import SecurityError

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 from fuzz_targets.decode import check
 from fuzz_targets.examples import example_messages, make_snapshot, same, stacked_frames
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from hypothesis.extra import numpy as hnp
 
 from aiorl.config.worker import TransportConfig
@@ -26,8 +25,7 @@ from aiorl.errors import (
     RemoteProtocolError,
     VersionMismatch,
 )
-from aiorl.net.wire import decoding, encoding
-from aiorl.net.wire import messages as m
+from aiorl.net.wire import decoding, encoding, messages as m
 from aiorl.net.wire.decoding import decode, decode_hello
 from aiorl.net.wire.encoding import encode
 from aiorl.net.wire.format import (

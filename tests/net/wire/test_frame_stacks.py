@@ -8,8 +8,7 @@ import tracemalloc
 import lz4.block
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from aiorl.errors import BadFrame
 from aiorl.net.wire.compression import (

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from full_disk import disk_full_after
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from aiorl.errors import ConfigError
 from aiorl.run.report.loggers import (

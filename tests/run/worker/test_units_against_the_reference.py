@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, Phase, given, settings, strategies as st
 from plain_graph import load_policy, make_graph
 from random_cases import Case, Comparison, cases
 from random_worlds import ACTION_SPACES, NATIVE_ID, OBS_SPACES, World
