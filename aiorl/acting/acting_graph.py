@@ -33,18 +33,15 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 import onnxruntime as ort
 from gymnasium import spaces
-from numpy.typing import NDArray
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from aiorl.acting.graph_limits import has_loops
+from aiorl.data.columns import F32, Array, Columns
 from aiorl.data.spaces import MAX_SPACE_ELEMENTS, space_from_dict
 from aiorl.errors import PolicyError
 from aiorl.process.machine import let_children_end
 
-F32 = NDArray[np.float32]
-Array = NDArray[Any]
-Arrays = Mapping[str, Array]
 Outputs = tuple[F32, F32, list[F32]]
 """Inputs of the distribution [N, P] or wider, values [N], and the recurrent state after the step."""
 
@@ -85,7 +82,7 @@ class ActingSession:
         weights: dict[str, Array],
         *,
         values: object = None,
-        weight_inputs: Arrays | None = None,
+        weight_inputs: Columns | None = None,
     ) -> None:
         """Wrap a session; no memory is bound yet.
 
@@ -105,7 +102,7 @@ class ActingSession:
         self._bindings: dict[int, _Binding] = {}  # by number of rows; those that no thread is using
         self._bytes_left = _MAX_BOUND_BYTES  # that inputs of further bindings can have
 
-    def run(self, feed: Arrays, out: tuple[F32, F32] | None) -> Outputs:
+    def run(self, feed: Columns, out: tuple[F32, F32] | None) -> Outputs:
         """Return outputs for inputs of the right shapes and dtypes; see `ActingGraph.run`."""
         obs = feed[OBS_INPUT]
         rows = len(obs)
@@ -126,7 +123,7 @@ class ActingSession:
         self._bindings[rows] = binding
         return out[0], out[1], states
 
-    def _run_unbound(self, rows: int, feed: Arrays, out: tuple[F32, F32] | None) -> Outputs:
+    def _run_unbound(self, rows: int, feed: Columns, out: tuple[F32, F32] | None) -> Outputs:
         outputs = self._session.run(self._output_names, {**self._weight_inputs, **feed}, None)
         dist_inputs, values, *states = outputs
         self._runs[rows] += 1
@@ -154,7 +151,7 @@ class ActingSession:
                 self._bytes_left -= binding.num_input_bytes
                 self._bindings[rows] = binding
 
-    def _bind(self, inputs: Arrays, outputs: Sequence[Array]) -> _Binding:
+    def _bind(self, inputs: Columns, outputs: Sequence[Array]) -> _Binding:
         """Bind memory for the number of rows in these inputs and outputs."""
         handle = self._session.io_binding()
         # in C order, whatever the order of the arrays: ONNX Runtime gets only their addresses
@@ -181,7 +178,7 @@ class ActingSession:
         )
 
 
-def _bind_inputs(handle: Any, arrays: Arrays) -> None:
+def _bind_inputs(handle: Any, arrays: Columns) -> None:
     for name, array in arrays.items():
         handle.bind_input(
             name,
@@ -457,7 +454,7 @@ class ActingGraph:
         self._state_inputs = spec.state_inputs
         self._session: ActingSession | None = None
 
-    def set_weights(self, weights: Arrays) -> None:
+    def set_weights(self, weights: Columns) -> None:
         """Replace all weights together by copies of new ones.
 
         Raises:
@@ -555,7 +552,7 @@ class ActingGraph:
             raise PolicyError("the policy has no weights yet; call set_weights first")
         return self._session
 
-    def _checked_copies(self, weights: Arrays) -> dict[str, Array]:
+    def _checked_copies(self, weights: Columns) -> dict[str, Array]:
         # ONNX Runtime uses this memory, and a copy can't change under it
         copies = {name: np.array(array, order="C") for name, array in weights.items()}
         check_weights({spec.name: spec.shape for spec in self.spec.weights}, copies)
@@ -590,7 +587,7 @@ class ActingGraph:
         self._first_values = values
         return ActingSession(loaded, self._output_names, weights, weight_inputs=by_name)
 
-    def _try_loops(self, session: Any, weight_inputs: Arrays) -> None:
+    def _try_loops(self, session: Any, weight_inputs: Columns) -> None:
         """Run a graph with loops once, because one without an end could never be interrupted later.
 
         Raises:
@@ -645,7 +642,7 @@ class ActingGraph:
             raise PolicyError(f"the acting graph cannot be loaded: {error!s:.500}") from error
 
 
-def check_weights(shapes: Mapping[str, tuple[int, ...]], weights: Arrays) -> None:
+def check_weights(shapes: Mapping[str, tuple[int, ...]], weights: Columns) -> None:
     """Check that weights are finite and have these names and shapes.
 
     Raises:

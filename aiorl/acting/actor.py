@@ -14,15 +14,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium import spaces
-from numpy.typing import NDArray
 
 from aiorl.acting.filters import ObservationFilter
 from aiorl.acting.graph_policy import GraphPolicy
 from aiorl.acting.policy import Policy, check_policy_input
 from aiorl.acting.preprocessors import Preprocessor
 from aiorl.data import columns as c
-from aiorl.data.actions import ActionLayout, Array
+from aiorl.data.actions import ActionLayout
 from aiorl.data.arrays import all_finite
+from aiorl.data.columns import I64, Array
 from aiorl.errors import BatchError, PolicyError
 from aiorl.process.log_once import report, summarize
 
@@ -215,7 +215,7 @@ class Actor:
             return ""
         return f"observation holds NaN or infinity: {summarize(observation)}"
 
-    def rows_without_action(self, obs: Array) -> NDArray[np.int64]:
+    def rows_without_action(self, obs: Array) -> I64:
         """Return the rows with an action mask that forbids every action, so that no action is
         possible.
         """

@@ -30,16 +30,12 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 from gymnasium import spaces
-from numpy.typing import NDArray
 
-from aiorl.data.actions import ActionLayout, Array, leaf_spaces
+from aiorl.data.actions import ActionLayout, leaf_spaces
+from aiorl.data.columns import F32, F64, I64, Array, Bools
 from aiorl.data.spaces import KINDS
 from aiorl.errors import ConfigError, PolicyError, UnsupportedSpaceError
 
-F32 = NDArray[np.float32]
-F64 = NDArray[np.float64]
-I64 = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 Space = spaces.Space[Any]
 
 MASKED_LOGIT = -1e30

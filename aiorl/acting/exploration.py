@@ -25,16 +25,14 @@ import numpy as np
 from gymnasium import spaces
 
 from aiorl.acting.distributions import (
-    F32,
-    F64,
     MASKED_LOGIT,
     ActionDistribution,
-    Bools,
     DiagGaussian,
     Space,
 )
 from aiorl.config.code import import_object, is_import_path, named_failures
-from aiorl.data.actions import ActionLayout, Array, leaf_spaces
+from aiorl.data.actions import ActionLayout, leaf_spaces
+from aiorl.data.columns import F32, F64, Array, Bools
 from aiorl.data.spaces import SIMPLE_KINDS
 from aiorl.errors import ConfigError, UnsupportedSpaceError, nearest
 

@@ -15,13 +15,14 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import numpy as np
 
 from aiorl.acting.acting_graph import ActingGraph, ActingSpec, Outputs, Previous
-from aiorl.acting.distributions import F32, I64, Space, make_named_distribution
+from aiorl.acting.distributions import Space, make_named_distribution
 from aiorl.acting.exploration import make_exploration
 from aiorl.acting.filters import LearningFilter, ObservationFilter, RewardScaler
 from aiorl.acting.policy import Policy
 from aiorl.acting.postprocess import NEED_ACTION_VALUES, NEED_VALUES, postprocessed
 from aiorl.data import columns as c
-from aiorl.data.actions import ActionLayout, Array
+from aiorl.data.actions import ActionLayout
+from aiorl.data.columns import F32, I64, Array
 from aiorl.data.spaces import space_from_dict
 from aiorl.errors import BatchError, PolicyError
 from aiorl.process.imports import install_command, load_tensorflow, needed_by

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from gymnasium import spaces
-from numpy.typing import NDArray
 
-from aiorl.data.actions import ActionLayout, Array
+from aiorl.data.actions import ActionLayout
+from aiorl.data.columns import F32, I64, Array
 from aiorl.data.gym_spaces import gymnasium_space
 from aiorl.data.obs_layout import MaskLayout, layout_of
 from aiorl.data.spaces import SIMPLE_KINDS
@@ -157,7 +157,7 @@ class Policy(ABC):
         """True if observations begin with an action mask (`aiorl.data.obs_layout`)."""
         return layout_of(self.observation_space).num_mask > 0
 
-    def rows_without_action(self, obs: Array) -> NDArray[np.int64]:
+    def rows_without_action(self, obs: Array) -> I64:
         """Find the observations with an action mask that forbids every action.
 
         Callers check this before they act. They leave out final observations, which have
@@ -178,7 +178,7 @@ class Policy(ABC):
     def _mask_layout(self) -> MaskLayout:
         return MaskLayout(self.action_space)
 
-    def get_initial_state(self) -> list[NDArray[np.float32]]:
+    def get_initial_state(self) -> list[F32]:
         """Return the recurrent state of one row at an episode's start: float32 [H] per component;
         may be empty.
         """

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from aiorl.acting.distributions import F32, F64, I64, MASKED_LOGIT, Bools
+from aiorl.acting.distributions import MASKED_LOGIT
 from aiorl.data import columns as c
 from aiorl.data.arrays import discounted_sums
-from aiorl.data.columns import Array
+from aiorl.data.columns import F32, F64, I64, Array, Bools
 from aiorl.data.fragment import check_n_steps, new_obs
 from aiorl.errors import BatchError
 

@@ -10,12 +10,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aiorl.acting.policy_map import PolicyMap
 from aiorl.data import columns as c
 from aiorl.data.arrays import Batch, columns_of
-from aiorl.data.columns import DEFAULT_POLICY_ID
+from aiorl.data.columns import DEFAULT_POLICY_ID, F32, F64, Array
 from aiorl.data.sample_batch import MultiAgentBatch, SampleBatch
 from aiorl.errors import ConfigError
 from aiorl.process.log_once import log_once, report
@@ -203,14 +202,12 @@ def minibatches(batch: SampleBatch, size: int, rng: np.random.Generator) -> Iter
         yield batch.slice(start, min(start + size, batch.count))
 
 
-def standardized(column: NDArray[Any]) -> NDArray[np.float32]:
+def standardized(column: Array) -> F32:
     """Scale a column to mean 0 and standard deviation 1; a column of equal numbers becomes
     zeros.
     """
     numbers = np.asarray(column, np.float64)
-    scaled: NDArray[np.float64] = (numbers - numbers.mean()) / max(
-        _SMALLEST_STD, float(numbers.std())
-    )
+    scaled: F64 = (numbers - numbers.mean()) / max(_SMALLEST_STD, float(numbers.std()))
     return scaled.astype(np.float32)
 
 

@@ -12,9 +12,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self, TextIO
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from aiorl.config.schema import CommonConfig
+    from aiorl.data.columns import Array
 
 
 class BuiltTrainer(Protocol):
@@ -66,7 +65,7 @@ class BuiltTrainer(Protocol):
     def compute_action(
         self,
         observation: Any,
-        state: Sequence[NDArray[Any]] | None = None,
+        state: Sequence[Array] | None = None,
         prev_action: Any = None,
         prev_reward: float | None = None,
         info: Mapping[str, Any] | None = None,
@@ -80,15 +79,13 @@ class BuiltTrainer(Protocol):
     def get_policy(self, policy_id: str = ...) -> Any:
         """Return a policy as workers have it, an `aiorl.Policy`."""
 
-    def get_weights(
-        self, policies: Collection[str] | None = None
-    ) -> dict[str, dict[str, NDArray[Any]]]:
+    def get_weights(self, policies: Collection[str] | None = None) -> dict[str, dict[str, Array]]:
         """Return copies of the weights: policy id -> name -> array, of any shape."""
 
-    def set_weights(self, weights: Mapping[str, Mapping[str, NDArray[Any]]]) -> None:
+    def set_weights(self, weights: Mapping[str, Mapping[str, Array]]) -> None:
         """Set the weights of policies, and send them to the workers."""
 
-    def get_policy_state(self, policy_id: str = ...) -> dict[str, dict[str, NDArray[Any]]]:
+    def get_policy_state(self, policy_id: str = ...) -> dict[str, dict[str, Array]]:
         """Return copies of everything that a policy has learned to act with."""
 
     def set_policy_state(self, state: Mapping[str, Any], policy_id: str = ...) -> None:

@@ -17,12 +17,11 @@ from typing import Any
 
 import numpy as np
 from gymnasium import spaces
-from numpy.typing import NDArray
 
+from aiorl.data.columns import Array
 from aiorl.data.spaces import KINDS
 from aiorl.errors import BatchError, UnsupportedSpaceError
 
-Array = NDArray[Any]
 Space = spaces.Space[Any]
 Dtype = np.dtype[Any]
 Path = tuple[str | int, ...]

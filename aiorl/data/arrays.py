@@ -9,14 +9,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import DTypeLike
 
-from aiorl.data.columns import DEFAULT_POLICY_ID, Array, Columns
+from aiorl.data.columns import DEFAULT_POLICY_ID, F64, Array, Columns
 from aiorl.data.sample_batch import MultiAgentBatch, SampleBatch
 from aiorl.text import shortened
 
 Batch = SampleBatch | MultiAgentBatch
-Floats = NDArray[np.float64]
 
 NUMBER_KINDS = frozenset("biuf")
 """Kinds of NumPy's dtypes that are numbers: truth values, integers and floats."""
@@ -89,7 +88,7 @@ def compressed(batch: Batch, *, is_bulk: bool) -> Batch:
     return packed
 
 
-def discounted_sums(deltas: Floats, decay: Floats) -> Floats:
+def discounted_sums(deltas: F64, decay: F64) -> F64:
     """Return A_t = deltas_t + decay_t A_{t+1} for the columns of [T, N].
 
     `deltas` may be overwritten.

@@ -114,6 +114,9 @@ Columns = Mapping[str, Array]
 """Columns, or other arrays of a fragment or batch, by name."""
 Bools = NDArray[np.bool_]
 """Flags of any shape."""
+F32 = NDArray[np.float32]
+F64 = NDArray[np.float64]
+I64 = NDArray[np.int64]
 Dtype = Literal["float32", "int32", "uint8"]
 """Dtype of a column in an update."""
 Piece = tuple[str, int, Array]
@@ -204,7 +207,7 @@ def num_rows(columns: Columns) -> int:
     return int(rows[0])
 
 
-def gradients_in(columns: Columns) -> dict[str, NDArray[np.float32]]:
+def gradients_in(columns: Columns) -> dict[str, F32]:
     """Return weight name -> its gradient."""
     return {
         name.removeprefix(GRADIENT_OF): array

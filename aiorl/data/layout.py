@@ -20,14 +20,11 @@ from collections.abc import Collection
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aiorl.data import columns as c
-from aiorl.data.columns import Array, Bools, Columns
+from aiorl.data.columns import I64, Array, Bools, Columns
 from aiorl.data.fragment import SamplePlan
 from aiorl.errors import BatchError
-
-Indices = NDArray[np.int64]
 
 _STATE = "state_in_"
 
@@ -132,7 +129,7 @@ def to_sequences(
 
 def _states_before(
     states: Array,
-    rows: Indices,
+    rows: I64,
     state_every: int,
 ) -> Array:
     """Return the states before the sequences' first rows, or before every ``state_every``-th."""
@@ -149,7 +146,7 @@ def _sequence_rows(
     batch: Columns,
     states: Columns,
     length: int,
-) -> Indices:
+) -> I64:
     """Return the row at each place of the sequences, [L, S]; -1 where there is none."""
     names = (c.EPS_ID, c.AGENT_INDEX, c.TERMINATEDS, c.TRUNCATEDS)
     eps_id, agent_index, terminateds, truncateds = _numbers(batch, names).values()
@@ -194,7 +191,7 @@ def _sequence_rows(
     return rows
 
 
-def _behind_gaps(batch: Columns, begins: Bools) -> Indices:
+def _behind_gaps(batch: Columns, begins: Bools) -> I64:
     """Return rows within a run that do not start where the previous row ended.
 
     Time alone is not enough: an agent that is not observed at every step has rows that span several

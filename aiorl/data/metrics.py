@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from aiorl.data.columns import DEFAULT_POLICY_ID, Array, Columns
+from aiorl.data.columns import DEFAULT_POLICY_ID, F64, Array, Columns
 from aiorl.process.log_once import log_once
 from aiorl.text import one_line
 
@@ -26,8 +26,7 @@ MAX_HIST = 1000
 
 _KINDS = ("policy_reward", "custom", "hist", "estimate")
 
-Floats = NDArray[np.float64]
-FloatsByName = Mapping[str, Floats]
+FloatsByName = Mapping[str, F64]
 
 
 class RolloutMetrics(NamedTuple):
@@ -57,7 +56,7 @@ class EpisodeColumns:
     """
 
     lengths: NDArray[np.int32]
-    rewards: Floats
+    rewards: F64
     policy_rewards: FloatsByName = field(default_factory=dict)
     custom: FloatsByName = field(default_factory=dict)
     hist: FloatsByName = field(default_factory=dict)
@@ -154,7 +153,7 @@ class _Series:
         if newest:
             del numbers[:-newest]
 
-    def to_arrays(self) -> dict[str, Floats]:
+    def to_arrays(self) -> dict[str, F64]:
         return {
             name: np.array(values, np.float64) for name, values in self._values.items() if values
         }

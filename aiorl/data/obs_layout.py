@@ -17,7 +17,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from aiorl.data.actions import Space, leaf_spaces
-from aiorl.data.columns import Array
+from aiorl.data.columns import I64, Array
 from aiorl.errors import BatchError, UnsupportedSpaceError
 
 Masks = NDArray[np.uint8]
@@ -192,7 +192,7 @@ class MaskLayout:
             parts.append(part.reshape(len(part), -1))
         return self._checked(np.concatenate(parts, axis=1))
 
-    def rows_without_action(self, masks: Array) -> NDArray[np.int64]:
+    def rows_without_action(self, masks: Array) -> I64:
         """Return the indices of the masks [N, M] that leave no legal action.
 
         In these masks a choice has no legal alternative; the entry of a bit can always be 0.

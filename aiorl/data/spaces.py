@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 from gymnasium import spaces
-from numpy.typing import NDArray
 
+from aiorl.data.columns import Array
 from aiorl.data.gym_spaces import gymnasium_space
 from aiorl.errors import ConfigError, UnsupportedSpaceError
 
@@ -122,7 +122,7 @@ def differ_in_order_only(
     return first != second and with_sorted_keys(first) == with_sorted_keys(second)
 
 
-def _bound_to_data(bound: NDArray[Any]) -> Any:
+def _bound_to_data(bound: Array) -> Any:
     first = bound.flat[0] if bound.size else 0
     if (bound == first).all():
         return _number_to_data(first)
@@ -228,7 +228,7 @@ def _bound_from_data(
     data: object,
     shape: tuple[int, ...],
     dtype: np.dtype[Any],
-) -> NDArray[Any]:
+) -> Array:
     with np.errstate(over="ignore"):  # numbers too large for float32 become infinite
         numbers = np.asarray(_numbers_from_data(data), dtype)
     return np.full(shape, numbers) if numbers.ndim == 0 else numbers.reshape(shape)

@@ -23,11 +23,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-import numpy as np
 from gymnasium.spaces import Space
-from numpy.typing import NDArray
 
-from aiorl.data.columns import DEFAULT_AGENT_ID
+from aiorl.data.columns import DEFAULT_AGENT_ID, I64, Array, Bools
 from aiorl.errors import ConfigError, EnvContractError, EnvError
 
 ByAgent = Mapping[Any, Any]
@@ -396,13 +394,13 @@ class VectorStep:
             are none.
     """
 
-    obs: NDArray[Any]
-    rewards: NDArray[Any]
-    terminateds: NDArray[np.bool_]
-    truncateds: NDArray[np.bool_]
-    final_index: NDArray[np.int64] | None = None
-    final_obs: NDArray[Any] | None = None
-    valid: NDArray[np.bool_] | None = None
+    obs: Array
+    rewards: Array
+    terminateds: Bools
+    truncateds: Bools
+    final_index: I64 | None = None
+    final_obs: Array | None = None
+    valid: Bools | None = None
     infos: Mapping[str, Any] | None = None
 
 
@@ -431,7 +429,7 @@ class LockstepEnv(ABC):
     can_begin: bool = False
 
     @abstractmethod
-    def reset(self, seeds: Sequence[int] | None = None) -> NDArray[Any]:
+    def reset(self, seeds: Sequence[int] | None = None) -> Array:
         """Begin new episodes in all copies and return their first observations [N, ...].
 
         Args:
@@ -442,7 +440,7 @@ class LockstepEnv(ABC):
         """
 
     @abstractmethod
-    def step(self, actions: NDArray[Any]) -> VectorStep:
+    def step(self, actions: Array) -> VectorStep:
         """Step every copy once.
 
         Args:
@@ -453,7 +451,7 @@ class LockstepEnv(ABC):
                 (BadObservationError, BadRewardError).
         """
 
-    def begin(self, copies: slice, actions: NDArray[Any]) -> None:
+    def begin(self, copies: slice, actions: Array) -> None:
         """Begin the step of some copies; the ``step`` that follows gets all actions and waits for
         the results.
 

@@ -12,10 +12,11 @@ from typing import Any, NoReturn
 
 import numpy as np
 from gymnasium import spaces
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from aiorl.data.actions import ActionLayout
 from aiorl.data.arrays import NUMBER_KINDS, all_finite, described_value
+from aiorl.data.columns import Array, Bools
 from aiorl.data.spaces import SIMPLE_KINDS
 from aiorl.errors import (
     BadObservationError,
@@ -54,8 +55,8 @@ class ObservationCheck:
         """
         self.env_id = env_id
         self.shape: tuple[int, ...] = tuple(space.shape or ())
-        self._low: NDArray[Any] | int | None = None
-        self._high: NDArray[Any] | int | None = None
+        self._low: Array | int | None = None
+        self._high: Array | int | None = None
         if isinstance(space, spaces.Box):
             self.dtype = np.dtype(space.dtype)
         elif isinstance(space, spaces.Discrete):
@@ -76,7 +77,7 @@ class ObservationCheck:
         self._bounds = _bounds_of(space)
         self._num_checked = 0
 
-    def coerce(self, obs: Any, index: int, step: int) -> NDArray[Any]:
+    def coerce(self, obs: Any, index: int, step: int) -> Array:
         """Return one observation as an array of the right shape and dtype.
 
         Raises:
@@ -84,7 +85,7 @@ class ObservationCheck:
         """
         return self._array(obs, self.shape, index, step)
 
-    def check_batch_shape(self, obs: Any, num_envs: int) -> NDArray[Any]:
+    def check_batch_shape(self, obs: Any, num_envs: int) -> Array:
         """Return a whole batch [N, ...] from a vectorised environment as an array.
 
         Raises:
@@ -92,7 +93,7 @@ class ObservationCheck:
         """
         return self._array(obs, (num_envs, *self.shape), 0, 0)
 
-    def _array(self, obs: Any, shape: tuple[int, ...], index: int, step: int) -> NDArray[Any]:
+    def _array(self, obs: Any, shape: tuple[int, ...], index: int, step: int) -> Array:
         try:
             array = np.asarray(obs)
         except (ValueError, TypeError) as error:
@@ -115,7 +116,7 @@ class ObservationCheck:
 
     def check_values(
         self,
-        obs: NDArray[Any],
+        obs: Array,
         step_of: StepOf,
         index_of: Callable[[int], int] = lambda row: row,
     ) -> None:
@@ -148,9 +149,9 @@ class ObservationCheck:
 
     def _look_at_bounds(
         self,
-        low: NDArray[Any],
-        high: NDArray[Any],
-        obs: NDArray[Any],
+        low: Array,
+        high: Array,
+        obs: Array,
         step_of: StepOf,
         index_of: Callable[[int], int],
     ) -> None:
@@ -302,7 +303,7 @@ def action_fault(layout: ActionLayout, action: Any) -> str:
     return f"action {shortened(repr(action), 200)} does not fit {layout.space}{why}"
 
 
-def _fits(leaf: spaces.Space[Any], action: NDArray[Any]) -> bool:
+def _fits(leaf: spaces.Space[Any], action: Array) -> bool:
     """Return True if an action of the right shape and dtype is finite and, in a discrete space, in
     range.
     """
@@ -385,7 +386,7 @@ def as_rewards(
     }
 
 
-def check_rewards(env_id: str, rewards: NDArray[Any], step_of: StepOf) -> None:
+def check_rewards(env_id: str, rewards: Array, step_of: StepOf) -> None:
     """Raise an error if a reward is not a finite number.
 
     Raises:
@@ -443,7 +444,7 @@ def raise_env_fault(
     ) from error
 
 
-def _converts(array: NDArray[Any], dtype: np.dtype[Any]) -> bool:
+def _converts(array: Array, dtype: np.dtype[Any]) -> bool:
     """Return True if an array can have another dtype without losing more than precision."""
     if np.can_cast(array.dtype, dtype, "same_kind"):
         return True
@@ -454,7 +455,7 @@ def _converts(array: NDArray[Any], dtype: np.dtype[Any]) -> bool:
     return dtype.kind in "iub" and bool(np.array_equal(array.astype(dtype), array))
 
 
-def _bounds_of(space: spaces.Space[Any]) -> tuple[NDArray[Any], NDArray[Any]] | None:
+def _bounds_of(space: spaces.Space[Any]) -> tuple[Array, Array] | None:
     """Return the bounds of a Box with a tolerance for rounding, or None if no value can lie outside
     of them.
     """
@@ -472,7 +473,7 @@ def _bounds_of(space: spaces.Space[Any]) -> tuple[NDArray[Any], NDArray[Any]] | 
     return low - tolerance_below, high + tolerance_above
 
 
-def _first_row(flags: NDArray[np.bool_]) -> int:
+def _first_row(flags: Bools) -> int:
     """Return the index of the first row [M, ...] with a true flag."""
     return int(flags.reshape(len(flags), -1).any(axis=1).argmax())
 

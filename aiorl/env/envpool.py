@@ -18,9 +18,8 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
-from numpy.typing import NDArray
 
-from aiorl.data.columns import DEFAULT_AGENT_ID
+from aiorl.data.columns import DEFAULT_AGENT_ID, Array
 from aiorl.env.base_env import (
     ASYNC_RESET_RETURN,
     BaseEnv,
@@ -163,7 +162,7 @@ class _Pool:
         """Return observations in the layout of the space."""
         return np.moveaxis(obs, 1, -1) if self.is_picture else obs
 
-    def step(self, actions: NDArray[Any]) -> tuple[Any, ...]:
+    def step(self, actions: Array) -> tuple[Any, ...]:
         """Step every copy."""
         obs, *rest = self.made.step(actions)
         return self.laid_out(obs), *rest

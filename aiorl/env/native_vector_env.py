@@ -18,9 +18,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 from gymnasium.vector import AutoresetMode
-from numpy.typing import NDArray
 
-from aiorl.data.columns import DEFAULT_AGENT_ID
+from aiorl.data.columns import DEFAULT_AGENT_ID, I64, Array, Bools
 from aiorl.data.gym_spaces import gymnasium_space
 from aiorl.env.base_env import (
     ASYNC_RESET_RETURN,
@@ -84,7 +83,7 @@ class NativeVectorEnv(LockstepEnv):
         self._ended = np.zeros(self.num_envs, np.bool_)
         self._any_ended = False
 
-    def reset(self, seeds: Sequence[int] | None = None) -> NDArray[Any]:
+    def reset(self, seeds: Sequence[int] | None = None) -> Array:
         """Begin new episodes; the first seed seeds the whole vector (see LockstepEnv)."""
         try:
             obs = self._reset_all(self.first_seeds if seeds is None else seeds)
@@ -102,7 +101,7 @@ class NativeVectorEnv(LockstepEnv):
         obs, _ = self._env.reset(seed=int(seeds[0])) if seeds else self._env.reset()
         return obs
 
-    def step(self, actions: NDArray[Any]) -> VectorStep:
+    def step(self, actions: Array) -> VectorStep:
         """Step all copies; see LockstepEnv."""
         if actions.dtype != self._action_dtype:
             actions = actions.astype(self._action_dtype)
@@ -114,7 +113,7 @@ class NativeVectorEnv(LockstepEnv):
             self._raise_fault("step", error, index=0, step=longest)
         obs = self._check.check_batch_shape(obs, self.num_envs)
         rewards, terminateds, truncateds = self._checked_flags(rewards, terminateds, truncateds)
-        valid: NDArray[np.bool_] | None = None
+        valid: Bools | None = None
         if self._mode is AutoresetMode.NEXT_STEP and self._any_ended:
             # For copies that ended in the last step, this one was only the reset.
             valid = ~self._ended
@@ -141,7 +140,7 @@ class NativeVectorEnv(LockstepEnv):
             self._started_at[ended] = self._step_count
         return result
 
-    def _add_finals(self, result: VectorStep, ended: NDArray[np.int64]) -> None:
+    def _add_finals(self, result: VectorStep, ended: I64) -> None:
         """Add the last observations of the copies that ended, and see that these are reset."""
         result.final_index = ended
         if self._mode is AutoresetMode.SAME_STEP:
@@ -159,7 +158,7 @@ class NativeVectorEnv(LockstepEnv):
         self._check.check_values(obs, self._step_of)
         result.obs = obs
 
-    def _final_obs(self, infos: Mapping[str, Any], ended: list[int]) -> NDArray[Any]:
+    def _final_obs(self, infos: Mapping[str, Any], ended: list[int]) -> Array:
         """Return the last observations [K, ...] of copies that the step itself has reset."""
         finals = infos.get("final_obs")
         if finals is None:
@@ -183,7 +182,7 @@ class NativeVectorEnv(LockstepEnv):
         rewards: Any,
         terminateds: Any,
         truncateds: Any,
-    ) -> tuple[NDArray[Any], NDArray[np.bool_], NDArray[np.bool_]]:
+    ) -> tuple[Array, Bools, Bools]:
         shape = (self.num_envs,)
         if (
             type(rewards) is type(terminateds) is type(truncateds) is np.ndarray
@@ -346,7 +345,7 @@ class LockstepBaseEnv(SteppedBaseEnv):
             env.seed(seed)
         space = self.action_space
         # A copy that is being reset ignores its action and keeps the previous one.
-        self._actions: NDArray[Any] = np.zeros((env.num_envs, *(space.shape or ())), space.dtype)
+        self._actions: Array = np.zeros((env.num_envs, *(space.shape or ())), space.dtype)
         self._first_obs: dict[int, Any] = {}
         self._resetting: set[int] = set()
 
@@ -363,7 +362,7 @@ class LockstepBaseEnv(SteppedBaseEnv):
                 self._actions[index] = by_agent[DEFAULT_AGENT_ID]
         step = self.lockstep_env.step(self._actions)
         ended = step.terminateds | step.truncateds
-        finals: dict[int, NDArray[Any]] = {}
+        finals: dict[int, Array] = {}
         if step.final_index is not None and step.final_obs is not None:
             finals = dict(zip(step.final_index.tolist(), step.final_obs, strict=True))
         obs = np.array(step.obs)

@@ -23,10 +23,8 @@ from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any
 
-from numpy.typing import NDArray
-
 from aiorl.config.code import refuse_objects, without_objects
-from aiorl.data.columns import DEFAULT_AGENT_ID
+from aiorl.data.columns import DEFAULT_AGENT_ID, Array
 from aiorl.data.nested_codec import pack, unpack
 from aiorl.data.spaces import space_from_dict
 from aiorl.env import remote_child as wire
@@ -271,7 +269,7 @@ class _RemoteCopies(Copies):
         self.senders = [_RemoteEnvironment(remote, copy) for copy in copies]
         super().__init__(self.senders, env_id=remote.env_id)
 
-    def begin_episodes(self, rows: NDArray[Any], indices: Sequence[int]) -> None:
+    def begin_episodes(self, rows: Array, indices: Sequence[int]) -> None:
         for index in indices:
             self.senders[index].begin_episode(self.seeds[index])
         super().begin_episodes(rows, indices)

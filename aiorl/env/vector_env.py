@@ -18,10 +18,9 @@ from typing import Any
 
 import numpy as np
 from gymnasium import spaces
-from numpy.typing import NDArray
 
 from aiorl.data.actions import rows_of
-from aiorl.data.columns import DEFAULT_AGENT_ID
+from aiorl.data.columns import DEFAULT_AGENT_ID, Array, Bools
 from aiorl.data.gym_spaces import gymnasium_space
 from aiorl.env.base_env import (
     ALL_AGENTS,
@@ -272,7 +271,7 @@ class StepResults:
             self.infos = [{}] * len(self.infos)
             self.is_dirty = False
 
-    def truncate(self, cut: NDArray[np.bool_]) -> None:
+    def truncate(self, cut: Bools) -> None:
         """Truncate the episodes of some copies.
 
         Args:
@@ -369,7 +368,7 @@ class Copies(VectorEnv):
         self.seeds[index] = None
         return obs
 
-    def begin_episodes(self, rows: NDArray[Any], indices: Sequence[int]) -> None:
+    def begin_episodes(self, rows: Array, indices: Sequence[int]) -> None:
         """Begin a new episode in some copies and write their first observations to ``rows``.
 
         See ``first_obs``.
@@ -384,7 +383,7 @@ class Copies(VectorEnv):
         for sender, action in zip(self.senders[copies], actions, strict=True):
             sender.send(action)
 
-    def step_into(self, rows: MutableSequence[Any] | NDArray[Any], actions: Iterable[Any]) -> bool:
+    def step_into(self, rows: MutableSequence[Any] | Array, actions: Iterable[Any]) -> bool:
         """Step every copy; write the observations to ``rows`` and the rest to ``results``.
 
         Returns:
@@ -524,7 +523,7 @@ class SerialEnv(LockstepEnv):
         # The rows of other spaces have the form that `sample` returns: NumPy integers or arrays.
         space = self.action_space
         self._has_scalar_actions = isinstance(space, spaces.Box) and space.shape == ()
-        self._obs: NDArray[Any] = copies.new_rows()
+        self._obs: Array = copies.new_rows()
         self._result = VectorStep(
             obs=self._obs,
             rewards=copies.results.rewards,
@@ -532,7 +531,7 @@ class SerialEnv(LockstepEnv):
             truncateds=copies.results.truncateds,
         )
 
-    def reset(self, seeds: Sequence[int] | None = None) -> NDArray[Any]:
+    def reset(self, seeds: Sequence[int] | None = None) -> Array:
         """Begin new episodes and return their first observations; see LockstepEnv."""
         copies = self._copies
         if self.max_episode_steps:
@@ -542,11 +541,11 @@ class SerialEnv(LockstepEnv):
         copies.begin_episodes(self._obs, range(self.num_envs))
         return self._obs
 
-    def begin(self, copies: slice, actions: NDArray[Any]) -> None:
+    def begin(self, copies: slice, actions: Array) -> None:
         """See `LockstepEnv.begin`."""
         self._copies.begin(copies, actions)
 
-    def step(self, actions: NDArray[Any]) -> VectorStep:
+    def step(self, actions: Array) -> VectorStep:
         """Step every copy in turn; see LockstepEnv."""
         result = self._result
         copies = self._copies

@@ -14,11 +14,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aiorl.data import columns as c
 from aiorl.data.arrays import Batch, rows_by_policy
-from aiorl.data.columns import Bools
+from aiorl.data.columns import I64, Bools
 from aiorl.data.sample_batch import MultiAgentBatch, SampleBatch
 from aiorl.errors import DataError
 from aiorl.offline.formats import Stored
@@ -26,7 +25,6 @@ from aiorl.offline.stored_columns import FLAGS, form_of
 
 logger = logging.getLogger(__name__)
 
-Positions = NDArray[np.int64]
 _Key = tuple[str, int, int]
 """Policy id, episode number and agent index; both numbers are 0 if the rows don't have them."""
 
@@ -60,7 +58,7 @@ def ended(rows: SampleBatch) -> Bools:
     return ends
 
 
-def episode_order(rows: SampleBatch) -> Positions | None:
+def episode_order(rows: SampleBatch) -> I64 | None:
     """Return the positions of rows [B] in the order of their episodes, agents and steps.
 
     Episodes come in the order in which they begin in the batch.
@@ -78,7 +76,7 @@ def episode_order(rows: SampleBatch) -> Positions | None:
         _refuse_equal_steps(rows)
         return None
     numbers = _episode_numbers(rows)
-    order: Positions = np.argsort(numbers, kind="stable")
+    order: I64 = np.argsort(numbers, kind="stable")
     if c.T in rows:
         sorted_numbers = numbers[order]
         t = rows[c.T][order]
@@ -117,12 +115,12 @@ def _refuse_equal_steps(rows: SampleBatch) -> None:
         )
 
 
-def _episode_numbers(rows: SampleBatch) -> Positions:
+def _episode_numbers(rows: SampleBatch) -> I64:
     """Return for each row the number of its episode and agent, in order of their first rows in the
     batch.
     """
     changes = _changes(rows)
-    runs: Positions = np.append(0, np.cumsum(changes)).astype(np.int64)
+    runs: I64 = np.append(0, np.cumsum(changes)).astype(np.int64)
     starts = np.append(0, np.flatnonzero(changes) + 1)
     keys = np.zeros(len(starts), np.int64)
     for name in (c.EPS_ID, c.AGENT_INDEX):
@@ -137,7 +135,7 @@ def _episode_numbers(rows: SampleBatch) -> Positions:
     return rank[codes][runs]
 
 
-def _by_step(rows: SampleBatch, positions: Positions) -> Positions:
+def _by_step(rows: SampleBatch, positions: I64) -> I64:
     """Return the positions [K] of an episode's rows in the order of ``t``.
 
     If ``t`` starts again, the rows are of several episodes with the same name, one after the other:
@@ -494,8 +492,8 @@ def _instances(run: SampleBatch) -> Iterator[SampleBatch]:
 
 def _whole_runs(
     rows: SampleBatch,
-    starts: Positions,
-    lasts: Positions,
+    starts: I64,
+    lasts: I64,
 ) -> Bools:
     """Return for each run of rows of the same name whether it consists of whole episodes."""
     ends = ended(rows)

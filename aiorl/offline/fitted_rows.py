@@ -8,14 +8,12 @@ from typing import Any
 
 import numpy as np
 from gymnasium import spaces
-from numpy.typing import NDArray
 
 from aiorl.data import columns as c
 from aiorl.data.actions import ActionLayout
+from aiorl.data.columns import Array
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import DataError, UnsupportedSpaceError
-
-Array = NDArray[Any]
 
 _NUMBERS = (c.REWARDS, c.PREV_REWARDS, c.ACTION_LOGP, c.ACTION_DIST_INPUTS, c.VF_PREDS)
 """Columns that are float32 in every batch."""

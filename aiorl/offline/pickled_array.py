@@ -21,11 +21,10 @@ import io
 import pickle
 import re
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from aiorl.data.columns import Array
 from aiorl.errors import DataError
 from aiorl.offline.stored_columns import from_bytes
 from aiorl.text import one_line
@@ -41,7 +40,7 @@ BINGET LONG_BINGET BINPUT LONG_BINPUT MEMOIZE REDUCE BUILD STOP
 _OPCODES = frozenset(_ARRAYS.split())
 
 
-def read_pickled_array(data: bytes) -> NDArray[Any]:
+def read_pickled_array(data: bytes) -> Array:
     """Return the array in a pickle; it is read-only if it shares the memory of the pickle.
 
     Raises:
@@ -164,7 +163,7 @@ class _Unpickler(pickle.Unpickler):
         return lambda *arguments: _built(name, arguments)
 
 
-def _array(built: object) -> NDArray[Any]:
+def _array(built: object) -> Array:
     match built:
         case _Array(parts=(data, _Dtype() as dtype, tuple() as shape, "C" | "F" as order)):
             code = dtype.code

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from aiorl.data import columns as c
 from aiorl.data.arrays import Batch, rows_by_policy
+from aiorl.data.columns import F64
 from aiorl.data.sample_batch import MultiAgentBatch, SampleBatch
 from aiorl.errors import AiorlError, BatchError, ConfigError, DataError, EndOfData
 from aiorl.offline.episodes import ended, trajectories
@@ -155,7 +156,7 @@ class HoldOut:
         return batch.take(np.flatnonzero(is_in_part)) if is_in_part.any() else None
 
 
-def _uniform(numbers: NDArray[np.uint64]) -> NDArray[np.float64]:
+def _uniform(numbers: NDArray[np.uint64]) -> F64:
     """Return numbers in [0, 1) that look random (the finaliser of SplitMix64)."""
     x = numbers + np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

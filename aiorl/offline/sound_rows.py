@@ -6,17 +6,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aiorl.data import columns as c
 from aiorl.data.arrays import Batch, rows_by_policy
-from aiorl.data.columns import Bools
+from aiorl.data.columns import I64, Bools
 from aiorl.data.sample_batch import MultiAgentBatch, SampleBatch
 from aiorl.errors import DataError
 from aiorl.offline.formats import Stored
 from aiorl.offline.stored_columns import FLAGS, WHOLE_NUMBERS, complete
-
-Positions = NDArray[np.int64]
 
 FINITE = (c.OBS, c.NEW_OBS, c.ACTIONS, c.REWARDS)
 """Columns whose numbers must be finite, because algorithms learn from them."""
@@ -36,7 +33,7 @@ def with_origins(batch: Batch, number: int) -> None:
         rows[ORIGIN] = number * _ROWS_OF_BATCH + row_numbers
 
 
-def origins(column: Positions) -> tuple[Positions, Positions]:
+def origins(column: I64) -> tuple[I64, I64]:
     """Return the batch and the row, both from 0, of each value [B] of ORIGIN."""
     return column // _ROWS_OF_BATCH, column % _ROWS_OF_BATCH
 
@@ -131,7 +128,7 @@ def _without_successor(rows: SampleBatch, is_bad: Bools) -> Bools:
     return is_bad & ~has_no_effect
 
 
-def _cut_before_gaps(rows: SampleBatch, positions: Positions) -> None:
+def _cut_before_gaps(rows: SampleBatch, positions: I64) -> None:
     """Without ``t``, mark the rows before those left out as truncated, so that no row joins what it
     does not follow.
     """

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from typing import Any
 
 import numpy as np
 from gymnasium import spaces
-from numpy.typing import NDArray
 
 from aiorl.data import columns as c
 from aiorl.data.actions import Space
+from aiorl.data.columns import Array
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.env.registry import EnvContext, resolve_env
 from aiorl.errors import ConfigError
@@ -92,7 +91,7 @@ class UnitGuess:
         """Inspect more rows, unless there were enough."""
         if self._is_wider or c.ACTIONS not in rows or (self._warns and self._rows >= _ENOUGH):
             return
-        actions: NDArray[Any] = np.asarray(rows[c.ACTIONS])
+        actions: Array = np.asarray(rows[c.ACTIONS])
         if not actions.size or actions.dtype.kind != "f":
             return
         self._rows += len(actions)

@@ -11,15 +11,13 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aiorl.acting.actor import Actor
 from aiorl.data import columns as c
+from aiorl.data.columns import Array
 from aiorl.errors import AiorlError
 from aiorl.serving.sessions import Memory, Session
 from aiorl.web.app import Refusal, Reply
-
-Array = NDArray[Any]
 
 MAX_ROWS = 1024
 """Rows of one request, and of one evaluation."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aiorl.data import columns as c
+from aiorl.data.columns import Array
 from aiorl.data.sample_batch import SampleBatch
 
 if TYPE_CHECKING:
@@ -41,9 +41,9 @@ class Episode:
         self.policy = policy
         self.num_bytes = 0
         self._counts = counts
-        self._rows: list[tuple[NDArray[Any], NDArray[Any], float, float]] = []
+        self._rows: list[tuple[Array, Array, float, float]] = []
 
-    def add(self, obs: NDArray[Any], action: NDArray[Any], reward: float, logp: float) -> None:
+    def add(self, obs: Array, action: Array, reward: float, logp: float) -> None:
         """Add a row: the policy's input [...], the action [...], the reward before it, and the
         log-probability.
         """
@@ -57,9 +57,7 @@ class Episode:
         self._counts.episodes.labels(self.policy, fate).inc()
         self._counts.num_bytes -= self.num_bytes
 
-    def batch(
-        self, number: int, last: NDArray[Any], reward: float, is_truncated: bool
-    ) -> SampleBatch:
+    def batch(self, number: int, last: Array, reward: float, is_truncated: bool) -> SampleBatch:
         """Return its rows [B, ...].
 
         Args:

@@ -17,11 +17,11 @@ from typing import Any
 from urllib.parse import quote
 
 import numpy as np
-from numpy.typing import NDArray
 from prometheus_client import Counter
 
 from aiorl.acting.actor import Actor
 from aiorl.data import columns as c
+from aiorl.data.columns import Array
 from aiorl.errors import ConfigError
 from aiorl.offline.writers import FileWriter
 from aiorl.serving.batching import FAULTS, Answer, Job
@@ -128,9 +128,7 @@ class Recorder:
         for writer in self._writers.values():
             writer.close()
 
-    def _write(
-        self, episode: Episode, last: NDArray[Any], reward: float, is_truncated: bool
-    ) -> str:
+    def _write(self, episode: Episode, last: Array, reward: float, is_truncated: bool) -> str:
         if time.monotonic() < self._paused_until:
             return "failed"
         try:

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from reprlib import repr as short_repr
 from typing import Any, NamedTuple
 
-from numpy.typing import NDArray
-
+from aiorl.data.columns import Array
 from aiorl.serving.episode import Episode
 from aiorl.web.app import Refusal
 
@@ -25,7 +24,7 @@ class Memory(NamedTuple):
         reward: its reward.
     """
 
-    state: Sequence[NDArray[Any]]
+    state: Sequence[Array]
     action: Any
     reward: float = 0.0
 

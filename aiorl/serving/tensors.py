@@ -11,14 +11,12 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from gymnasium import spaces
-from numpy.typing import NDArray
 
 from aiorl.data.actions import leaves_of, nested
+from aiorl.data.columns import Array
 from aiorl.serving.batching import MAX_ROWS, OUTPUTS, Answer
 from aiorl.serving.values import is_shape, parse_array, unpack_array
 from aiorl.web.app import Refusal, Response, json_response, parse_json
-
-Array = NDArray[Any]
 
 _KINDS: dict[str, type[Any]] = {"inputs": list, "outputs": list, "parameters": dict, "id": str}
 BINARY_HEADER = b"inference-header-content-length"

@@ -14,14 +14,12 @@ from typing import Any, TypeGuard
 
 import numpy as np
 from gymnasium import spaces
-from numpy.typing import NDArray
 
+from aiorl.data.columns import Array
 from aiorl.data.spaces import DTYPES
 from aiorl.errors import nearest
 from aiorl.process.imports import install_command
 from aiorl.web.app import Refusal
-
-Array = NDArray[Any]
 
 _BOOLS = (bool, np.bool_)
 _TOO_LARGE = 1e38  # for a float32 that others are added to

@@ -13,11 +13,11 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from numpy.typing import NDArray
+
+from aiorl.data.columns import F32
 
 __all__ = ["CountingEnv", "CountingVectorEnv", "FaultyEnv", "RecallEnv", "counting_obs"]
 
-F32 = NDArray[np.float32]
 Info = dict[str, Any]
 Reset = tuple[F32, Info]
 Step = tuple[Any, float, bool, bool, Info]

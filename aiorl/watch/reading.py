@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aiorl.config.files import MAX_BYTES, folders_inside, names_inside, parse_yaml
 from aiorl.config.layers import CONFIG_FILE
+from aiorl.data.columns import Array
 from aiorl.errors import ConfigError
 from aiorl.run.report.loggers import JSONL_FILE, numbers_of, results_in
 from aiorl.run.report.plot import OF_A_RUN, Band, RunCurve, band_of, group_runs
@@ -85,7 +85,7 @@ def numbers_from(
 
 def curves(
     directory: Path, *, names: Collection[str] | None = None, num_points: int = 1000
-) -> tuple[dict[str, NDArray[Any]], int]:
+) -> tuple[dict[str, Array], int]:
     """Return the numbers of a run's results by name [P], NaN where a result has none.
 
     Args:
@@ -108,7 +108,7 @@ def curves(
     if names is None:
         max_names = _MAX_NUMBERS // max(1, len(rows))
         names = sorted({name for row in rows for name in row})[:max_names]
-    columns = dict[str, NDArray[Any]]()
+    columns = dict[str, Array]()
     for name in names:
         # float32 is enough for pictures
         dtype = np.float64 if name in (STEPS, SECONDS) else np.float32

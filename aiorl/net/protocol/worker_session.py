@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from aiorl.config.worker import TransportConfig
+from aiorl.data.columns import Array
 from aiorl.errors import RemoteProtocolError
 from aiorl.net.protocol import events as ev
 from aiorl.net.protocol.leases import WorkerLeases
@@ -680,7 +681,7 @@ class _SentFragments:
 
 
 def _array_bytes(samples: m.Samples) -> int:
-    groups: list[Mapping[str, m.AnyArray]] = [
+    groups: list[Mapping[str, Array]] = [
         *samples.batches.values(),
         *samples.filter_deltas.values(),
     ]

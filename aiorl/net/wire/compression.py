@@ -29,9 +29,9 @@ import lz4.block
 import numpy as np
 from numpy.typing import NDArray
 
+from aiorl.data.columns import Array
 from aiorl.data.fragment import goes_on
 from aiorl.errors import BadFrame
-from aiorl.net.wire.messages import AnyArray
 
 BLOCK_BYTES = 1 << 18
 MIN_COLUMN_BYTES = 1 << 10
@@ -46,7 +46,7 @@ _MAX_FRAMES = 16
 _UINT8 = np.dtype(np.uint8)
 
 
-def compress_array(array: AnyArray) -> bytes | None:
+def compress_array(array: Array) -> bytes | None:
     """Compress an array; return None if sending it raw is better.
 
     Args:
@@ -136,7 +136,7 @@ def is_shape_of_stacks(dtype: np.dtype[Any], shape: Sequence[int]) -> bool:
     )
 
 
-def compress_stacks(array: AnyArray) -> bytes | None:
+def compress_stacks(array: Array) -> bytes | None:
     """Compress a column with each frame sent once; return None if that does not help.
 
     Args:

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import msgpack
 import numpy as np
 
+from aiorl.data.columns import Array
 from aiorl.errors import LocalProtocolError
 from aiorl.net.wire import messages as m
 from aiorl.net.wire.compression import MIN_COLUMN_BYTES, compress_array, compress_stacks
@@ -89,19 +90,19 @@ class _Shared:
 
     __slots__ = ("_address", "_end", "_max_bytes", "_start", "base")
 
-    def __init__(self, base: m.AnyArray, max_bytes: int) -> None:
+    def __init__(self, base: Array, max_bytes: int) -> None:
         self.base = base
         self._address = _address(base)
         self._start = self._end = 0
         self._max_bytes = max_bytes
 
-    def begin(self, array: m.AnyArray) -> bool:
+    def begin(self, array: Array) -> bool:
         """Add the first array; return False if it lies outside of the allocation."""
         self._start = start = _address(array) - self._address
         self._end = end = start + array.nbytes
         return start >= 0 and end <= self.base.nbytes
 
-    def go_on(self, array: m.AnyArray) -> bool:
+    def go_on(self, array: Array) -> bool:
         """Add an array and return True if it is the next one."""
         start = self._end + (self._start - self._end) % ALIGN
         end = start + array.nbytes
@@ -215,7 +216,7 @@ class _Writer:
         self.frames.append(compressed)
         return True
 
-    def share(self, array: m.AnyArray, size: int) -> bool:
+    def share(self, array: Array, size: int) -> bool:
         """Add an array without a copy, in the frame of the arrays before it if it is adjacent;
         return False if not.
         """
@@ -353,11 +354,11 @@ def _pack_layout(
 _cached_layout = functools.lru_cache(maxsize=_CACHED_LAYOUTS)(_pack_layout)
 
 
-def _contiguous(array: m.AnyArray) -> m.AnyArray:
+def _contiguous(array: Array) -> Array:
     return array if array.flags.c_contiguous else np.ascontiguousarray(array)
 
 
-def _address(array: m.AnyArray) -> int:
+def _address(array: Array) -> int:
     """Return the address of an array's first byte; the array must not be empty."""
     if array.flags.writeable:
         # several times faster than the array interface

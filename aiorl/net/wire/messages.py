@@ -14,8 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
-from numpy.typing import NDArray
-
+from aiorl.data.columns import Array
 from aiorl.data.fragment import PolicyGraph
 
 PROTOCOL_VERSION = 3
@@ -46,15 +45,14 @@ Lines: TypeAlias = str
 """At most ``schema.MAX_TEXT`` characters; of a longer text, the end is kept."""
 
 # Any dtype that can be sent: the readers know what a column contains, the wire does not.
-AnyArray: TypeAlias = NDArray[Any]
-Arrays: TypeAlias = Mapping[str, AnyArray]
+Arrays: TypeAlias = Mapping[str, Array]
 """Column or weight name -> array."""
 PolicyArrays: TypeAlias = Mapping[str, Arrays]
 """Policy id -> name -> array."""
 Account: TypeAlias = Mapping[str, Any]
 """Plain data without arrays, with all texts printable."""
 Plain: TypeAlias = (
-    "bool | int | float | str | bytes | AnyArray | Sequence[Plain] | Mapping[str, Plain] | None"
+    "bool | int | float | str | bytes | Array | Sequence[Plain] | Mapping[str, Plain] | None"
 )
 """Data of a call: plain data, including arrays. Tuples arrive as lists."""
 

@@ -30,20 +30,17 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from gymnasium import spaces
-from numpy.typing import NDArray
 
 from aiorl.acting.graph_policy import GraphPolicy
 from aiorl.acting.policy import Policy
 from aiorl.data import columns as c
 from aiorl.data.actions import ActionLayout, Space, leaf_spaces
 from aiorl.data.arrays import Batch
-from aiorl.data.columns import Array, Bools
+from aiorl.data.columns import F64, I64, Array, Bools
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import BatchError, ConfigError, PolicyError
 from aiorl.offline.io import IOContext
 
-F64 = NDArray[np.float64]
-Indices = NDArray[np.int64]
 ACTION_PROB = "action_prob"
 """The old policy's probability of the action taken; ``action_logp`` can replace it."""
 _MAX_ROWS_NAMED = 5
@@ -255,16 +252,16 @@ class Trajectories:
     def __init__(
         self,
         rewards: F64,
-        lengths: Indices,
+        lengths: I64,
         gamma: float,
     ) -> None:
         """Compute starts, steps and discounts."""
         self.rewards = rewards
         self.lengths = lengths
         self.gamma = gamma
-        self.starts: Indices = np.cumsum(lengths) - lengths
+        self.starts: I64 = np.cumsum(lengths) - lengths
         start_of_row = np.repeat(self.starts, lengths)
-        self.steps: Indices = np.arange(len(rewards)) - start_of_row
+        self.steps: I64 = np.arange(len(rewards)) - start_of_row
         self.discounts: F64 = np.power(gamma, self.steps, dtype=np.float64)
 
     def __len__(self) -> int:

@@ -29,19 +29,16 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aiorl.acting.distributions import Categorical
 from aiorl.acting.graph_policy import GraphPolicy
 from aiorl.acting.policy import Policy
 from aiorl.data import columns as c
-from aiorl.data.columns import Array, Bools
+from aiorl.data.columns import F32, F64, I64, Array, Bools
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import BatchError, ConfigError, PolicyError
 from aiorl.offline.estimators import (
-    F64,
     ActionLikelihoods,
-    Indices,
     Trajectories,
     action_log_likelihoods,
     check_actions,
@@ -49,7 +46,6 @@ from aiorl.offline.estimators import (
 
 logger = logging.getLogger(__name__)
 
-F32 = NDArray[np.float32]
 _LOOKED_AT_ONCE = 4096
 _MAX_WAVES = 256
 _ROWS_PER_WAVE = 16
@@ -88,7 +84,7 @@ class Look(NamedTuple):
     """
 
     policy: GraphPolicy
-    steps: Indices
+    steps: I64
     logp: F64
     actions: Array
     inputs: F32
@@ -241,7 +237,7 @@ def has_terminated(episode: SampleBatch) -> bool:
     return False
 
 
-def steps_of(lengths: Indices) -> Indices:
+def steps_of(lengths: I64) -> I64:
     """Return the rows of [R + E] that are steps of episodes with the given lengths [E]."""
     return np.arange(lengths.sum()) + np.repeat(np.arange(len(lengths)), lengths)
 
@@ -259,7 +255,7 @@ def _behind_zeros(by_episode: Sequence[Array]) -> Array:
 def _evaluated(
     policy: GraphPolicy,
     obs: Array,
-    lengths: Indices,
+    lengths: I64,
     prev: tuple[Array, Array] | None,
 ) -> tuple[F32, list[F32]]:
     """Return the network's outputs for each row, and the states before each row."""
@@ -352,12 +348,12 @@ class QRows:
 
     of: Trajectories
     action_features: F64
-    choices: Indices
+    choices: I64
     expected: F64
     probabilities: F64
     has_next_value: Bools
 
-    def of_episodes(self, index: Indices) -> QRows:
+    def of_episodes(self, index: I64) -> QRows:
         """Return the rows of some episodes, given in increasing order."""
         is_in = np.zeros(len(self.of), bool)
         is_in[index] = True
@@ -377,7 +373,7 @@ class QRows:
         )
 
     @property
-    def steps(self) -> Indices:
+    def steps(self) -> I64:
         """Rows [R] that are steps."""
         return steps_of(self.of.lengths)
 
@@ -441,7 +437,7 @@ class FeatureBank:
             has_next_value=has_next_value,
         )
 
-    def _features(self, numbers: F32, steps: Indices) -> F64:
+    def _features(self, numbers: F32, steps: I64) -> F64:
         self._waves = self._waves or _Waves(numbers[steps], self._rng)
         starts = range(0, len(numbers), _ROWS_AT_ONCE)
         return np.concatenate(
@@ -535,7 +531,7 @@ class FittedQ:
     def _fixed_point(
         self,
         rows: QRows,
-        of_action: Sequence[Indices],
+        of_action: Sequence[I64],
         inverses: Sequence[F64],
     ) -> F64:
         """Return weights [d, A] that a regression of unbounded targets keeps; zeros if they can't
@@ -582,7 +578,7 @@ class FittedQ:
         return np.clip(values, self._low, self._high)
 
 
-def _inverse(features: F64, rows: Indices) -> F64:
+def _inverse(features: F64, rows: I64) -> F64:
     """Return the inverse [d, d] of the features' second moments over some rows, with a ridge."""
     size = features.shape[1]
     moments = np.zeros((size, size))

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aiorl.acting.policy import Policy
 from aiorl.data import columns as c
 from aiorl.data.arrays import Batch
+from aiorl.data.columns import F64, I64, Array
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import BatchError, ConfigError
 from aiorl.offline.estimators import (
@@ -35,8 +35,6 @@ from aiorl.offline.estimators.fitted_q import (
     log_likelihoods,
     look_at,
 )
-
-F64 = NDArray[np.float64]
 
 METHODS = {
     "is": "ordinary importance sampling: each return times the whole episode's ratio",
@@ -146,7 +144,7 @@ def judge(
     num_resamples: int = 1000,
     seed: int = 0,
     cut_is_end: bool = False,
-    observe: Callable[[Sequence[Any]], NDArray[Any]] | None = None,
+    observe: Callable[[Sequence[Any]], Array] | None = None,
 ) -> Judgement:
     """Estimate the return of a policy from episodes that another policy played.
 
@@ -209,7 +207,7 @@ def judge(
     ratios: Ratios | None = None
     rows: QRows | None = None
     fitted: FittedQ | None = None
-    folds: list[NDArray[np.int64]] = []
+    folds: list[I64] = []
     if wants_ratios:
         ratios = Ratios(of, np.concatenate(log_ratios), clip=clip)
     if wants_q:
@@ -266,7 +264,7 @@ def _values(
     of: Trajectories,
     ratios: Ratios | None,
     rows: QRows | None,
-    folds: Sequence[NDArray[np.int64]],
+    folds: Sequence[I64],
     fitted: FittedQ | None,
 ) -> dict[str, F64]:
     """Return the values [E] of all estimators for which there are ratios and a Q, requested or
@@ -282,7 +280,7 @@ def _values(
     return values
 
 
-def _folds(num_episodes: int, seed: int) -> list[NDArray[np.int64]]:
+def _folds(num_episodes: int, seed: int) -> list[I64]:
     """Return two random halves of the episodes, or none if there are too few episodes."""
     if num_episodes < 4:
         return []
@@ -293,7 +291,7 @@ def _folds(num_episodes: int, seed: int) -> list[NDArray[np.int64]]:
 
 def _cross_fitted(
     rows: QRows,
-    folds: Sequence[NDArray[np.int64]],
+    folds: Sequence[I64],
     fitted: FittedQ | None,
 ) -> tuple[F64, F64, F64]:
     """Return Q, V and V after each step, [R] each, for each half of the episodes with the Q of the
