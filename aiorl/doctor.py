@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
-import importlib.metadata
 import importlib.util
 import json
 import logging
@@ -36,8 +35,8 @@ from aiorl.net.wire.messages import PROTOCOL_VERSION
 from aiorl.process.imports import child_python, find_modules_here, python_path
 from aiorl.process.machine import usable_cores
 from aiorl.process.program import keep_output_from_failing
-from aiorl.process.versions import NEEDED, versions
-from aiorl.status import status_of_learner
+from aiorl.process.versions import NEEDED, installed_version, versions
+from aiorl.status import Part, status_of_learner
 from aiorl.text import one_line
 
 __all__ = ["Finding", "main"]
@@ -179,7 +178,7 @@ def _name() -> Finding:
         infos = socket.getaddrinfo(name, None, socket.AF_INET)
     except OSError as error:
         text = f"{name} has no address ({error.strerror}); {from_elsewhere}"
-        address = interfaces[0] if interfaces else "ADDRESS"
+        address = next(iter(interfaces), "ADDRESS")
         return Finding(WARN, "name", text, f"for a learner here: --advertise {address}")
     return Finding(OK, "name", f"{name} is {_hosts_in(infos)} here; {from_elsewhere}")
 
@@ -258,26 +257,18 @@ def check_gpus() -> Iterator[Finding]:
         )
     elif result.returncode != 0:
         lines = [line for line in result.stderr.splitlines() if line.strip()]
-        last = lines[-1] if lines else f"status {result.returncode}"
         errors = [line for line in lines if "Error" in line and "errors_impl" in line]
-        error = errors[0] if errors else last
+        error = next(iter(errors or lines[-1:]), f"status {result.returncode}")
+        cudnn = installed_version("nvidia-cudnn-cu12") or "of the system"
         yield Finding(
             FAIL,
             "gpu",
-            f"{text}: with cuDNN {_cudnn_version()}, a convolution does not compile with XLA:"
+            f"{text}: with cuDNN {cudnn}, a convolution does not compile with XLA:"
             f" {one_line(error, 300)}",
             f"pip install '{_GOOD_CUDNN}', or set xla: off",
         )
     else:
         yield Finding(OK, "gpu", f"{text}; a convolution compiles with XLA")
-
-
-def _cudnn_version() -> str:
-    """Return the version of the installed cuDNN package, "of the system" if there is none."""
-    try:
-        return importlib.metadata.version("nvidia-cudnn-cu12")
-    except importlib.metadata.PackageNotFoundError:
-        return "of the system"
 
 
 # Keys, and the way to a learner
@@ -375,9 +366,7 @@ def _learner(address: str, keys: Path | None) -> Iterator[Finding]:
         f"it answers{accepts}, speaks protocol {PROTOCOL_VERSION}, run {_text(account, 'run_id')}"
     )
     yield Finding(OK, "learner", text)
-    learner = account.get("learner")
-    if not isinstance(learner, dict):
-        learner = {}
+    learner = Part(account).part("learner").value
     learner_versions = learner.get("versions")
     if isinstance(learner_versions, dict):
         yield _same_versions(learner_versions)

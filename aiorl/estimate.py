@@ -122,9 +122,11 @@ def _table(judgement: Judgement) -> str:
     rows = [("estimator", "estimate", "95 % interval", "V_prev", "gain", "effective sample size")]
     for name, estimate in judgement.estimates.items():
         interval = "-"
+        sample_size = "-"
         if estimate.interval is not None:
             interval = "{:,.4g} to {:,.4g}".format(*estimate.interval)
-        has_ratios = name in WITH_RATIOS and size is not None
+        if name in WITH_RATIOS and size is not None:
+            sample_size = f"{size:,.1f}"
         rows.append(
             (
                 name,
@@ -132,7 +134,7 @@ def _table(judgement: Judgement) -> str:
                 interval,
                 f"{judgement.v_prev:,.4g}",
                 f"{estimate.gain:,.4g}",
-                f"{size:,.1f}" if has_ratios else "-",
+                sample_size,
             )
         )
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

@@ -67,8 +67,9 @@ def _evaluate(options: dict[str, Any]) -> None:
     file: Path | None = options.pop("json", None)
     if file is not None:
         check_directory_of(file, "--json")
-    config = {"horizon": options.pop("horizon")} if "horizon" in options else None
-    result = evaluate(options.pop("path"), **options, config=config, on_episode=show)
+    if "horizon" in options:
+        options["config"] = {"horizon": options.pop("horizon")}
+    result = evaluate(options.pop("path"), **options, on_episode=show)
     sys.stdout.write(_summary(result))
     if file is not None:
         write_json(file, result.to_dict())

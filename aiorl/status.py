@@ -132,7 +132,7 @@ def _object_in(content: bytes) -> dict[str, Any]:
         value = parse_json(content, is_strict=False)
     except ValueError:
         return {}
-    return value if isinstance(value, dict) else {}
+    return Part(value).value
 
 
 def signature(directory: Path, *names: str) -> tuple[tuple[int, int, int], ...]:
@@ -279,7 +279,9 @@ class Part:
 
     def number(self, name: str) -> float | None:
         value = self.value.get(name)
-        return value if _is_number(value) else None
+        if _is_number(value):
+            return value
+        return None
 
     def numbers(self, name: str) -> list[float]:
         return [*filter(_is_number, self._list(name))]
@@ -292,8 +294,9 @@ class Part:
         number = self.number(name)
         if number is None:
             return ""
-        is_whole = abs(number) >= 10 or number == int(number)
-        return f"{number:,.0f}" if is_whole else f"{number:.2g}"
+        if abs(number) >= 10 or number == int(number):
+            return f"{number:,.0f}"
+        return f"{number:.2g}"
 
 
 def shown(account: dict[str, Any]) -> str:

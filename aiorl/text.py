@@ -62,7 +62,9 @@ def one_line(text: str, max_chars: int) -> str:
 def _printable(char: str) -> str:
     if char.isprintable():
         return char
-    return " " if char.isspace() else "?"
+    if char.isspace():
+        return " "
+    return "?"
 
 
 def many_lines(text: str, max_chars: int, *, keep_end: bool = False) -> str:

@@ -77,8 +77,10 @@ class MLflow:
         self._client = client = mlflow.MlflowClient(uri)
         name = f"{config['algo']} on {config['env']}"
         experiment = client.get_experiment_by_name(name)
-        number = client.create_experiment(name) if experiment is None else experiment.experiment_id
-        self._run_id = client.create_run(number, run_name=run_dir.name).info.run_id
+        if experiment is None:
+            experiment = client.get_experiment(client.create_experiment(name))
+        run = client.create_run(experiment.experiment_id, run_name=run_dir.name)
+        self._run_id = run.info.run_id
         params = [
             mlflow.entities.Param(key, str(value)[:_MAX_PARAMETER])
             for key, value in flatten(config)

@@ -197,22 +197,14 @@ def _keep_workers(words: list[str]) -> int:
     os.environ.update({**python_path(), WORKERS_TOGETHER: str(args.num_workers), RELAY: relay_name})
     worker = [*child_python("aiorl.worker"), *words, _PARENTED]
     relay = [*child_python("aiorl.net.transport.relay"), str(args.keys or ""), args.log_level or ""]
-    logs: list[Path] = []
-
-    def log_of(slot: int) -> Path | None:
-        if not logs or slot == _RELAY_SLOT:
-            return None
-        return logs[slot - 1]
-
+    commands = {slot: worker for slot in slots} | {_RELAY_SLOT: relay}
+    logs: dict[int, Path] = {}
     try:
         if args.log_dir is not None:
-            logs += own_logs(args.log_dir, args.num_workers)
-            LogRotation(logs, MAX_BYTES)
+            logs.update(enumerate(own_logs(args.log_dir, args.num_workers), start=1))
+            LogRotation([*logs.values()], MAX_BYTES)
         return Keeper(
-            lambda slot: relay if slot == _RELAY_SLOT else worker,
-            slots,
-            args.max_worker_restarts,
-            log_path=log_of,
+            commands.__getitem__, slots, args.max_worker_restarts, log_path=logs.get
         ).run()
     except OSError as error:
         logger.error("a worker process could not be started: %s", error)
@@ -234,9 +226,12 @@ def _run_worker(words: list[str]) -> int:
     try:
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
             return runner.run(_work(args))
+    except ConfigError as error:
+        logger.error("%s", error)
+        return HOPELESS
     except AiorlError as error:
         logger.error("%s", error)
-        return HOPELESS if isinstance(error, ConfigError) else FAILED
+        return FAILED
 
 
 async def _work(args: WorkerArgs) -> int:

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib.metadata
 import json
 import os
 import platform
@@ -30,6 +29,7 @@ from typing import Self
 from aiorl.config.files import read_regular, whose_else
 from aiorl.process.machine import usable_cores
 from aiorl.process.replaced_file import write_json
+from aiorl.process.versions import installed_version
 
 _MAX_FILES = 200
 _MAX_BYTES = 128 << 20
@@ -94,11 +94,9 @@ def _kind_of_code(threads: int) -> str:
     Raises:
         OSError: TensorFlow's version is unknown.
     """
-    for name in ("tensorflow-cpu", "tensorflow", "tf-nightly-cpu", "tf-nightly"):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            version = importlib.metadata.version(name)
-            break
-    else:
+    packages = ("tensorflow-cpu", "tensorflow", "tf-nightly-cpu", "tf-nightly")
+    version = next(filter(None, map(installed_version, packages)), "")
+    if not version:
         raise OSError("TensorFlow's version is unknown")
     processor = platform.processor()
     with contextlib.suppress(OSError):

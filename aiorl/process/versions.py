@@ -4,7 +4,6 @@ of a run.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib.metadata
 import platform
@@ -28,8 +27,13 @@ def versions() -> dict[str, str]:
     """Return the versions by name, "" for a package that is not installed; aiorl may run from its
     sources.
     """
-    installed = {"python": platform.python_version(), **dict.fromkeys(("aiorl", *NEEDED), "")}
-    for name in ("aiorl", *NEEDED):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            installed[name] = importlib.metadata.version(name)
-    return installed
+    installed = {name: installed_version(name) for name in ("aiorl", *NEEDED)}
+    return {"python": platform.python_version(), **installed}
+
+
+def installed_version(package: str) -> str:
+    """Return the version of an installed package, "" if it is not installed."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""

@@ -5,6 +5,7 @@ Use them by import path, for example ``aiorl.testing.envs:RecallEnv``.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -37,6 +38,11 @@ def counting_obs(episode: int, step: int, index: int = 0) -> F32:
     return np.array([episode, step, index], np.float32)
 
 
+def counting_space() -> gymnasium.Space[F32]:
+    """Return a space of the observations of `counting_obs`."""
+    return spaces.Box(-np.inf, np.inf, (3,), np.float32)
+
+
 class CountingEnv(gymnasium.Env[F32, np.int64]):
     """Environment that shows episode number, step number and its index; rewards are the step
     numbers (1, 2, ...).
@@ -65,7 +71,7 @@ class CountingEnv(gymnasium.Env[F32, np.int64]):
             index: number shown as the last entry of each observation.
             actions: size of the Discrete action space.
         """
-        self.observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+        self.observation_space = counting_space()
         self.action_space = spaces.Discrete(actions)
         self.last_actions: list[int] = []
         self.seeds: list[int | None] = []
@@ -135,20 +141,17 @@ class FaultyEnv(CountingEnv):
     def step(self, action: np.int64 | int) -> Step:
         """Return the results of an action, or fail; see `CountingEnv.step`."""
         obs, reward, terminated, truncated, info = super().step(action)
-        if self._step != self._at_step or self._episode != 0:
-            return obs, reward, terminated, truncated, info
-        faulty_obs: Any = obs
-        faulty_reward: Any = reward
-        match self._fault:
-            case "step":
-                raise RuntimeError("step failed on purpose")
-            case "exit":
-                raise SystemExit(3)
-            case "nan_obs":
-                faulty_obs = obs * np.nan
-            case "nan_reward":
-                faulty_reward = float("nan")
-        return faulty_obs, faulty_reward, terminated, truncated, info
+        if self._step == self._at_step and self._episode == 0:
+            match self._fault:
+                case "step":
+                    raise RuntimeError("step failed on purpose")
+                case "exit":
+                    raise SystemExit(3)
+                case "nan_obs":
+                    obs = obs * np.nan
+                case "nan_reward":
+                    reward = math.nan
+        return obs, reward, terminated, truncated, info
 
 
 class RecallEnv(gymnasium.Env[F32, np.int64]):

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 from gymnasium import spaces
 
 from aiorl.env.base_env import ALL_AGENTS
-from aiorl.env.multi_agent_env import MultiAgentEnv
-from aiorl.testing.envs import counting_obs
+from aiorl.env.multi_agent_env import AgentDict, MultiAgentEnv
+from aiorl.testing.envs import counting_obs, counting_space
 
 __all__ = ["CountingMultiAgentEnv"]
-
-AgentDict = dict[Any, Any]
 
 
 class CountingMultiAgentEnv(MultiAgentEnv):
@@ -37,7 +34,7 @@ class CountingMultiAgentEnv(MultiAgentEnv):
             form: ``"new"`` for two values from ``reset`` and five from ``step``, ``"old"`` for one
                 and four.
         """
-        self.observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+        self.observation_space = counting_space()
         self.action_space = spaces.Discrete(2)
         self.last_actions: list[AgentDict] = []
         self.seeds: list[int | None] = []
@@ -55,7 +52,9 @@ class CountingMultiAgentEnv(MultiAgentEnv):
         self._episode += 1
         self._step = 0
         obs = self._obs(list(self._lengths))
-        return (obs, {}) if self._form == "new" else obs
+        if self._form == "old":
+            return obs
+        return obs, {}
 
     def step(self, action_dict: AgentDict) -> tuple[AgentDict, ...]:
         """Record the actions and count the step; see `MultiAgentEnv.step`."""

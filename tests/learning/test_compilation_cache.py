@@ -86,7 +86,7 @@ def test_each_tensorflow_processor_and_number_of_threads_has_its_own_directory(
     root: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folders = {CompilationCache.open(root, 1).folder, kept.parent}
-    monkeypatch.setattr(module.importlib.metadata, "version", lambda name: "9.9.9")
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "9.9.9")
     folders.add(CompilationCache.open(root, 2).folder)
     real = Path.read_text
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from aiorl.errors import ConfigError, ExportError, nearest
 from aiorl.learning.tf_runtime import import_tensorflow
 from aiorl.process.imports import require_packages
 from aiorl.process.replaced_file import replaced_directory
+from aiorl.process.versions import installed_version
 from aiorl.run.export.check import ROWS, TOLERANCE, Compared, Runner, check_against_policy
 from aiorl.run.export.form import PolicyForm
 
@@ -266,8 +266,5 @@ def _described(spec: ArraySpec) -> dict[str, Any]:
 
 def _versions() -> dict[str, str]:
     """Return the versions of those packages that are installed."""
-    versions: dict[str, str] = {}
-    for package in _PACKAGES:
-        with suppress(metadata.PackageNotFoundError):
-            versions[package] = metadata.version(package)
-    return versions
+    versions = {package: installed_version(package) for package in _PACKAGES}
+    return {package: version for package, version in versions.items() if version}
